@@ -80,7 +80,7 @@ def measure_memory(report: Report, num_pages: int) -> None:
     """Random pages of many workers, told in messages as at the start of a session; then looked up one by one."""
     caches = random_hashes(num_pages).reshape(WORKERS[-1], -1)
     index, before = PrefixIndex(), rss()
-    took_s = min(timed(partial(tell, index, worker, hashes)) for worker, hashes in enumerate(caches))
+    took_s = min(timed(partial(store_pages, index, worker, hashes)) for worker, hashes in enumerate(caches))
     ours, before = (rss() - before) / num_pages, rss()
     sets = [set(hashes.tolist()) for hashes in caches]
     peers = {"sets": (rss() - before) / num_pages}
@@ -128,7 +128,7 @@ def measure_prompts(report: Report, num_workers: int) -> None:
     index, sets = PrefixIndex(), []
     for worker in range(num_workers):
         pages = np.concatenate((chain[: RNG.integers(0, len(chain))], random_hashes(16_384)))
-        tell(index, worker, pages)
+        store_pages(index, worker, pages)
         sets.append(set(pages.tolist()))
     listed = chain.tolist()
     took_s = best(lambda: index.holders({PAGE_SIZE: chain}))
@@ -158,7 +158,7 @@ def measure_guesses(report: Report) -> None:
     report.row("prefix_index", "guess: look up at 8 workers", best(lambda: index.holders(chain)) * 1e6, "us")
 
 
-def tell(index: PrefixIndex, worker: int, hashes: U64) -> None:
+def store_pages(index: PrefixIndex, worker: int, hashes: U64) -> None:
     for sequence, start in enumerate(range(0, len(hashes), MAX_HASHES), 1):
         assert index.apply(worker, KvNews(sequence, sequence == 1, stored=hashes[start : start + MAX_HASHES]))
 

@@ -115,10 +115,10 @@ def main() -> None:
         for name, lengths in LENGTHS.items():
             for budget in budgets:
                 for load in loads:
-                    tell(report, name, lengths, budget, load)
+                    add_to_report(report, name, lengths, budget, load)
 
 
-def tell(report: Report, name: str, lengths: tuple[int, ...], budget: int, load: float) -> None:
+def add_to_report(report: Report, name: str, lengths: tuple[int, ...], budget: int, load: float) -> None:
     coming = arrivals(lengths, load, NUM_PROMPTS)
     found = {rule: run(coming, budget, context) for rule, context in rules().items()}
     limit = 1e3 * statistics.mean(alone_s(each.prompt_len) for each in coming)

@@ -46,7 +46,7 @@ def measure(running: Platform, load: float, seconds: float, headers: Mapping[str
     return fates
 
 
-def tell(out: report.Report, load: float, fates: Fates, seconds: float, words: str) -> float:
+def add_to_report(out: report.Report, load: float, fates: Fates, seconds: float, words: str) -> float:
     goodput = fates.num_within(SLO_S) / seconds
     limit = min(fates.num_offered / seconds, CAPACITY)
     out.row(BENCH, f"goodput at {load:g} x, {words}", goodput, "requests/s", limit, "what can be done", goodput / limit)
@@ -62,14 +62,14 @@ def main() -> None:
     cast = Cast(num_pairs=NUM_PAIRS, prefill_s_per_token=SERVICE_S / PROMPT_LEN)
     with report.Report(as_json=options.json) as out, platform(cast) as running:
         goodputs = {
-            load: tell(out, load, measure(running, load, seconds, SLO_HEADER), seconds, "with a limit")
+            load: add_to_report(out, load, measure(running, load, seconds, SLO_HEADER), seconds, "with a limit")
             for load in loads
         }
         past = [goodput for load, goodput in goodputs.items() if load >= 1.5]
         best = max(goodputs.values())
         out.row(BENCH, "least goodput past saturation", min(past), "requests/s", best, "the best", min(past) / best)
         worst = measure(running, loads[-1], seconds, {})
-        tell(out, loads[-1], worst, seconds, "without")
+        add_to_report(out, loads[-1], worst, seconds, "without")
 
 
 if __name__ == "__main__":

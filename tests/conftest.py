@@ -286,6 +286,9 @@ INDEX = {
     "index_topk": 12,
     "pad_token_id": None,  # its embedding is 0, and so are all scores of a query of it: any tokens would be the best
 }
+LARGE4: dict[str, Any] = {key: value for key, value in (DEEPSEEK | INDEX).items() if key != "q_lora_rank"}
+LARGE4 |= {"rope_parameters": YARN | {"attention_factor": 1.0, "original_max_position_embeddings": 32}}
+LARGE4 |= {"index_topk": 24}  # of fewer, bfloat16 leaves little of what transformers itself computes
 GROWING = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 32}
 GROWING |= {"llama_4_scaling_beta": 0.5, "max_position_embeddings": 256}
 GEMMA4 = {
@@ -432,6 +435,9 @@ CASES: Final = {
     "glm moe dsa, layers that share a choice": Case(
         "GlmMoeDsa", DEEPSEEK | INDEX | {"indexer_types": ["full", "shared", "shared", "full"]}
     ),
+    "kimi k2.5 with images": Case(
+        "Kimi_K25", DEEPSEEK | {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1}, images=True
+    ),
     "glm4 moe": Case("Glm4Moe", GLM | {"attention_bias": True}),
     "glm4 moe, groups, normed heads": Case(
         "Glm4Moe",
@@ -451,6 +457,15 @@ CASES: Final = {
         DEEPSEEK
         | {"q_lora_rank": None, "rope_interleave": False, "norm_topk_prob": False, "routed_scaling_factor": 1.8}
         | {"rope_parameters": GROWING | {"llama_4_scaling_beta": 0.1}},
+    ),
+    "mistral large 4 with images": Case("MistralLarge4", LARGE4, images=True),
+    "mistral large 4 with images, layers that share a choice, or latents, or both; groups": Case(
+        "MistralLarge4",
+        LARGE4
+        | {"indexer_types": ["full", "shared", "full", "shared"], "kv_source_layers": [0, 1, 0, 1]}
+        | {"no_rope_layers": [1, 0, 1, 0], "mlp_layer_types": ["sparse", "dense", "sparse", "dense"]}
+        | {"n_group": 4, "topk_group": 2, "n_shared_experts": 2, "routed_scaling_factor": 1.8},
+        images=True,
     ),
     "ministral3": Case("Ministral3", {"head_dim": 32, "rope_parameters": GROWING}),
     "ministral3 with images, tied, a window": Case(
@@ -522,6 +537,10 @@ CASES: Final = {
         | {"mlp_layer_types": ["sparse", "dense", "sparse", "dense"]}
         | {"layer_types": [*["linear_attention"] * 3, "full_attention"]},
     ),
+    "nemotron": Case("Nemotron", {"head_dim": 24}),
+    "nemotron, all of each head rotated": Case(
+        "Nemotron", {"head_dim": 32, "rope_parameters": PLAIN | {"partial_rotary_factor": 1.0}}
+    ),
     "nemotron h": Case("NemotronH", NEMOTRON),
     "nemotron h, latent experts in groups, long steps, a convolution without bias": Case(
         "NemotronH",
@@ -590,6 +609,7 @@ def _random_model(case: Case) -> Any:
     import transformers
 
     texts = {"Gemma3": "Gemma3Text", "Gemma4": "Gemma4Text", "Llama4": "Llama4Text", "Mistral3": "Ministral3"}
+    texts |= {"Kimi_K25": "DeepseekV3", "MistralLarge4": "MistralLarge4Text"}
     texts |= {"Qwen3_5": "Qwen3_5Text", "Qwen3_5Moe": "Qwen3_5MoeText"}
     config_name = texts.get(case.name, case.name)
     config = getattr(transformers, f"{config_name}Config")(**copy.deepcopy(SHAPE | case.settings))  # it adds to them
@@ -613,7 +633,9 @@ def _with_images(case: Case, text_config: Any) -> Any:
     of_family: dict[str, dict[str, Any]] = {
         "Gemma3": {"mm_tokens_per_image": 4},
         "Gemma4": {"audio_config": None},
+        "Kimi_K25": {"tie_word_embeddings": False},
         "Llama4": {},
+        "MistralLarge4": {},
         "Mistral3": {"tie_word_embeddings": text_config.tie_word_embeddings},
         "Qwen3_5": {"tie_word_embeddings": text_config.tie_word_embeddings},
         "Qwen3_5Moe": {},

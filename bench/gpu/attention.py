@@ -27,8 +27,8 @@ from report import Report, arguments
 from roofline import Roofline, roofline
 from warm_cache import in_processes
 
-from diptych.kernels.gpu.decode_attention import decode_attention, decode_workspace, launch_for, num_splits
-from diptych.kernels.gpu.extend_attention import extend_attention
+from diptych.kernels.gpu.attention.decode_attention import decode_attention, decode_workspace, launch_for, num_splits
+from diptych.kernels.gpu.attention.extend_attention import extend_attention
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 NAMES: Final = {BF16: "bf16", FP8: "fp8"}

@@ -48,7 +48,7 @@ def measure_runner(report: Report, limits: Roofline, model: LoadedModel, kv_dtyp
         if case in WANTED_MS and kv_dtype == "bfloat16":
             peers["wanted"] = WANTED_MS[case]
         limit_s = decode_limit_s(limits, model.config, *case, kv_nbytes=1 if kv_dtype == "fp8_e4m3" else 2)
-        tell(report, f"step, KV {kv_dtype}", case, pace, limit_s, peers)
+        add_to_report(report, f"step, KV {kv_dtype}", case, pace, limit_s, peers)
 
 
 def measure_engine(report: Report, limits: Roofline, model: LoadedModel, kv_dtype: str, cases: Cases) -> None:
@@ -56,10 +56,12 @@ def measure_engine(report: Report, limits: Roofline, model: LoadedModel, kv_dtyp
     for case in cases:
         pace = engine_pace(runner, NUM_PAGES, *case, NUM_STEPS)
         limit_s = decode_limit_s(limits, model.config, *case)
-        tell(report, f"step under the scheduler, KV {kv_dtype}", case, pace, limit_s, {})
+        add_to_report(report, f"step under the scheduler, KV {kv_dtype}", case, pace, limit_s, {})
 
 
-def tell(report: Report, what: str, case: tuple[int, int], pace: Pace, limit_s: float, peers: dict[str, float]) -> None:
+def add_to_report(
+    report: Report, what: str, case: tuple[int, int], pace: Pace, limit_s: float, peers: dict[str, float]
+) -> None:
     name = f"{what}, {name_of(case)}"
     ms, limit_ms = 1e3 * pace.step_s, 1e3 * limit_s
     report.row("gpu/decode", name, ms, "ms", limit_ms, "bytes at copy speed", limit_ms / ms, peers)

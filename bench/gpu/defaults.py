@@ -132,7 +132,7 @@ async def measure(setting: str, options: EngineOptions, count: int) -> tuple[str
     return (f"{FOUND}: {sizes}" if setting == FOUND else sizes), found
 
 
-def tell(report: Report, bursts: Mapping[str, Mapping[str, Burst]]) -> None:
+def add_to_report(report: Report, bursts: Mapping[str, Mapping[str, Burst]]) -> None:
     """`bursts` are those of the sizes that were found, and then of the given ones."""
     given = list(bursts.values())[1:]
     for mix in MIXES:
@@ -160,7 +160,7 @@ def main() -> None:
     config = {**CONFIG, **(TINY if args.device == "sim" else {})}
     with model_folder(config) as folder, Report(as_json=args.json) as report:
         options = options_of(args, str(folder))
-        tell(report, dict(asyncio.run(measure(setting, options, count)) for setting in settings))
+        add_to_report(report, dict(asyncio.run(measure(setting, options, count)) for setting in settings))
 
 
 if __name__ == "__main__":

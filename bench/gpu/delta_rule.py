@@ -4,6 +4,8 @@ Layers take turns, each with states of its own, so that they are read from memor
 limit is one read and one write of the states, at the speed of a copy. Prompts: the products of the chunked form, at the
 speed of large ones in bf16; beside it the time of the layer's matrix of inputs, at best.
 
+Of the first prompts each part by itself, too.
+
     python bench/gpu/delta_rule.py [--quick] [--json]
 """
 
@@ -18,8 +20,9 @@ from report import Report, arguments
 from roofline import Roofline, roofline
 from torch import Tensor
 
-from diptych.kernels.gpu.delta_chunks import CHUNK, mix_prompts
-from diptych.kernels.gpu.delta_rule import DeltaLayer, mix_single_tokens
+from diptych.kernels.gpu.recurrent.chunk_scan import CHUNK, Prompts, scan_chunks
+from diptych.kernels.gpu.recurrent.delta_chunks import LAUNCH, DeltaLaunch, convolve, mix_prompts, prepare
+from diptych.kernels.gpu.recurrent.delta_rule import DeltaLayer, mix_single_tokens
 
 KEY_HEADS: Final = 16
 VALUE_HEADS: Final = 32
@@ -28,7 +31,7 @@ CONV_WIDTH: Final = 4
 HIDDEN: Final = 2048
 NUM_LAYERS: Final = 4
 SINGLE: Final = (64, 1, 8, 256)  # requests
-PROMPTS: Final = ((1, 4096), (8, 1024), (1, 16_384), (64, 64))  # requests, tokens each
+PROMPTS: Final = ((1, 8192), (1, 4096), (8, 1024), (1, 16_384), (64, 64))  # requests, tokens each
 Run = Callable[[], object]
 
 
@@ -65,12 +68,31 @@ class Layers:
 
         return [run(*state) for state in self.states]
 
-    def prompt_runs(self, length: int) -> list[Run]:
+    @property
+    def prompts(self) -> Prompts:
+        return Prompts(self.slots, self.starts, max_len=len(self.projected) // len(self.slots))
+
+    def prompt_runs(self, launch: DeltaLaunch = LAUNCH) -> list[Run]:
         def run(newest: Tensor, kept: Tensor) -> Run:
-            places = self.slots, self.starts, self.out
-            return lambda: mix_prompts(self.layer, self.projected, newest, kept, *places, max_len=length)
+            given = self.layer, self.projected, newest, kept, self.prompts, self.out
+            return lambda: mix_prompts(*given, launch)
 
         return [run(*state) for state in self.states]
+
+    def part_runs(self) -> dict[str, list[Run]]:
+        """The kernels but the last one, each on what the one before it left."""
+        given, prompts = (self.layer, self.projected), self.prompts
+        channels = convolve(*given, self.states[0][0], prompts, LAUNCH)
+        chunks, found = prepare(*given, channels, prompts, LAUNCH), self.out.view(-1, VALUE_HEADS, DIM)
+
+        def scan(kept: Tensor) -> Run:
+            return lambda: scan_chunks(chunks, kept, (DIM, 1), prompts, found, LAUNCH.scan)
+
+        return {
+            "convolution": [lambda: convolve(*given, self.states[0][0], prompts, LAUNCH)] * NUM_LAYERS,
+            "chunks": [lambda: prepare(*given, channels, prompts, LAUNCH)] * NUM_LAYERS,
+            "chunks in turn": [scan(kept) for _, kept in self.states],
+        }
 
 
 def num_flops(num_tokens: int) -> float:
@@ -89,10 +111,17 @@ def measure_single(report: Report, limits: Roofline, batch_size: int) -> None:
 
 def measure_prompts(report: Report, limits: Roofline, batch_size: int, length: int) -> None:
     layers, num_tokens = Layers(batch_size, length), batch_size * length
-    seconds, least = seconds_each(layers.prompt_runs(length)), limits.seconds(0, num_flops(num_tokens))
+    seconds, least = seconds_each(layers.prompt_runs()), limits.seconds(0, num_flops(num_tokens))
     matrix_s = limits.seconds(0, 2.0 * num_tokens * HIDDEN * layers.layer.token_size)
-    case, peers = f"prompts, {batch_size} x {length}", {"matrix of inputs, at best": 1e6 * matrix_s}
+    bytes_s = limits.seconds(layers.projected.nbytes + layers.out.nbytes + 2 * layers.state_nbytes)
+    peers = {"bytes, at best": 1e6 * bytes_s, "matrix of inputs, at best": 1e6 * matrix_s}
+    case = f"prompts, {batch_size} x {length}"
     report.row("gpu/delta_rule", case, 1e6 * seconds, "us", 1e6 * least, "bf16 product", least / seconds, peers)
+
+
+def measure_parts(report: Report, batch_size: int, length: int) -> None:
+    for part, runs in Layers(batch_size, length).part_runs().items():
+        report.row("gpu/delta_rule", f"{batch_size} x {length}, {part}", 1e6 * seconds_each(runs), "us")
 
 
 def main() -> None:
@@ -103,6 +132,7 @@ def main() -> None:
             measure_single(report, limits, batch_size)
         for prompts in PROMPTS[:1] if options.quick else PROMPTS:
             measure_prompts(report, limits, *prompts)
+        measure_parts(report, *PROMPTS[0])
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def states(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 
 def norms() -> Iterator[Case]:
-    from diptych.kernels.gpu.norms import add_rms_norm, rms_norm
+    from diptych.kernels.gpu.layers.norms import add_rms_norm, rms_norm
 
     weight = states(HIDDEN)
     for num_tokens in TOKENS:
@@ -70,7 +70,7 @@ def norms() -> Iterator[Case]:
 
 
 def activations() -> Iterator[Case]:
-    from diptych.kernels.gpu.activations import silu_and_mul
+    from diptych.kernels.gpu.layers.activations import silu_and_mul
 
     for num_tokens in TOKENS:
 
@@ -92,7 +92,7 @@ def rope_store() -> Iterator[Case]:
 
 def _rope_run(pool: Tensor, num_tokens: int) -> Run:
     """Into some layer of the pool."""
-    from diptych.kernels.gpu.rope_store import rope_store
+    from diptych.kernels.gpu.attention.rope_store import rope_store
 
     slots = torch.randperm(len(pool) * PAGE_SIZE, device="cuda")[:num_tokens]
     positions = torch.arange(num_tokens, device="cuda")
@@ -104,7 +104,7 @@ def _rope_run(pool: Tensor, num_tokens: int) -> Run:
 
 def skinny_gemm() -> Iterator[Case]:
     """Yield the matrices that are not left to cuBLAS."""
-    from diptych.kernels.gpu.skinny_gemm import pays_up_to, skinny_gemm
+    from diptych.kernels.gpu.layers.skinny_gemm import pays_up_to, skinny_gemm
 
     for name, (rows, columns) in MATRICES.items():
         for num_tokens in SKINNY if pays_up_to(rows, columns) else ():
@@ -123,8 +123,8 @@ def skinny_gemm() -> Iterator[Case]:
 
 
 def skinny_gated_gemm() -> Iterator[Case]:
-    from diptych.kernels.gpu.activations import silu_and_mul
-    from diptych.kernels.gpu.skinny_gated_gemm import skinny_gated_gemm
+    from diptych.kernels.gpu.layers.activations import silu_and_mul
+    from diptych.kernels.gpu.layers.skinny_gated_gemm import skinny_gated_gemm
 
     for num_tokens in SKINNY:
 
@@ -157,7 +157,7 @@ def moe() -> Iterator[Case]:
 
 
 def _moe_run(num_tokens: int) -> Run:
-    from diptych.kernels.gpu.moe import ExpertWeights, align_experts, choose_block, grouped_gemm
+    from diptych.kernels.gpu.layers.moe import ExpertWeights, align_experts, choose_block, grouped_gemm
 
     x, weights = states(num_tokens, HIDDEN), ExpertWeights.of(states(NUM_EXPERTS, 2 * FFN, HIDDEN).unbind())
     chosen = torch.rand(num_tokens, NUM_EXPERTS, device="cuda").topk(2).indices
@@ -183,8 +183,8 @@ def _argmax_run(batch_size: int) -> Run:
 
 
 def _greedy_run(batch_size: int) -> Run:
-    from diptych.kernels.gpu.sampling import greedy
-    from diptych.kernels.gpu.sampling_blocks import sampling_workspace
+    from diptych.kernels.gpu.sampling.sampling import greedy
+    from diptych.kernels.gpu.sampling.sampling_blocks import sampling_workspace
 
     logits, out = states(batch_size, VOCABULARY), torch.empty(batch_size, dtype=torch.int64, device="cuda")
     workspace = sampling_workspace(batch_size, VOCABULARY, logits.device)
@@ -192,8 +192,8 @@ def _greedy_run(batch_size: int) -> Run:
 
 
 def _sample_run(batch_size: int) -> Run:
-    from diptych.kernels.gpu.sampling import sample
-    from diptych.kernels.gpu.sampling_blocks import sampling_workspace
+    from diptych.kernels.gpu.sampling.sampling import sample
+    from diptych.kernels.gpu.sampling.sampling_blocks import sampling_workspace
 
     logits, out = states(batch_size, VOCABULARY), torch.empty(batch_size, dtype=torch.int64, device="cuda")
     temperature, top_p, min_p = (torch.full((batch_size,), value, device="cuda") for value in (0.8, 0.9, 0.0))

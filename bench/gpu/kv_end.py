@@ -1,4 +1,4 @@
-"""One of two processes that hand KV of a Llama-3-8B to each other, in GPU or host memory; `Target` starts the other.
+"""One of two processes that hand KV to each other, in GPU or host memory; `Target` starts the other.
 
 The target obeys lines of JSON on stdin and answers each with one on stdout.
 """
@@ -16,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from diptych.kvtransfer.device import Device
-from diptych.kvtransfer.layout import PoolLayout
+from diptych.kvtransfer.layout import PoolLayout, Region, layout_from_wire, layout_to_wire
 from diptych.kvtransfer.pool import DevicePool
 from diptych.kvtransfer.transport import LinkUp, TransportEvent
 from diptych.kvtransfer.ucx import UcxOptions, open_transport
+from diptych.v1.bootstrap_pb2 import KvLayout
 
 WAIT_S: Final = 20.0
 
@@ -30,13 +31,19 @@ def layout_8b(pool_nbytes: int, page_size: int) -> PoolLayout:
     return PoolLayout.kv(pool_nbytes // one.page_nbytes, 32, page_size, 8, 128, "bfloat16")
 
 
+def layout_latents(pool_nbytes: int, page_size: int) -> PoolLayout:
+    """61 layers, one latent of 576, bfloat16: 69 KiB a token, as DeepSeek V3 has."""
+    region = Region(tuple(range(61)), 1, 1, 576, "bfloat16", 1)
+    return PoolLayout(pool_nbytes // region.nbytes(page_size), page_size, (region,))
+
+
 class End:
     """A transport with a pool: on GPU `number - 1`, or in host memory."""
 
     def __init__(self, number: int, memory: str, transports: str, layout: PoolLayout) -> None:
         self.transport = open_transport(number, options=UcxOptions(transports=transports, connect_s=15.0))  # type: ignore[arg-type]
         if memory == "cuda":
-            from diptych.kernels.transfer_images import transfer_kernels
+            from diptych.kernels.gpu.pages.transfer_images import transfer_kernels
 
             kernels = transfer_kernels(number - 1, layout.layer_nbytes)
             self.pool: Any = self.transport.allocate_device_pool(layout, Device("cuda", number - 1, kernels))
@@ -75,8 +82,8 @@ class Target:
     """The other process."""
 
     def __init__(self, memory: str, transports: str, layout: PoolLayout) -> None:
-        shape = [layout.nbytes, layout.page_size]
-        command = [sys.executable, __file__, json.dumps([memory, transports, *shape])]
+        said = layout_to_wire(layout).SerializeToString().hex()
+        command = [sys.executable, __file__, json.dumps([memory, transports, said])]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.metadata = bytes.fromhex(self._answer())
 
@@ -112,9 +119,10 @@ def linked_pair(memory: str, transports: str, layout: PoolLayout) -> tuple[End, 
     return end, target
 
 
-def serve(memory: str, transports: str, pool_nbytes: int, page_size: int) -> None:
+def serve(memory: str, transports: str, layout: str) -> None:
     """Be the target until stdin ends."""
-    end = End(2, memory, transports, layout_8b(pool_nbytes, page_size))
+    wire = KvLayout.FromString(bytes.fromhex(layout))
+    end = End(2, memory, transports, layout_from_wire(wire))
     print(json.dumps(end.transport.metadata().hex()), flush=True)
     for line in sys.stdin:
         match json.loads(line):

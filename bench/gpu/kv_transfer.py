@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from kv_end import End, Target, layout_8b, linked_pair
+from kv_end import End, Target, layout_8b, layout_latents, linked_pair
 from report import Report, arguments
 
+from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.transport import Flow, OpDone, PageWrite
 
 MB: Final = 1 << 20
@@ -39,8 +40,8 @@ def emit(case: str, nbytes: float, seconds: list[float]) -> None:
 class Pair:
     """Two linked ends, and requests between them."""
 
-    def __init__(self, memory: str, transports: str, pool_mb: int, page_size: int) -> None:
-        self.layout = layout_8b(pool_mb * MB, page_size)
+    def __init__(self, memory: str, transports: str, layout: PoolLayout) -> None:
+        self.layout = layout
         self.end: End
         self.target: Target
         self.end, self.target = linked_pair(memory, transports, self.layout)
@@ -104,15 +105,22 @@ def measure_limit() -> None:
 
 def measure_device() -> None:
     for page_size in (16, 64):
-        pair = Pair("cuda", "auto", 5120, page_size)
+        pair = Pair("cuda", "auto", layout_8b(5120 * MB, page_size))
         for path in ("mover", "put"):
             pair.measure(path, path, REQUESTS_MB)
         pair.close()
 
 
+def measure_latents() -> None:
+    pair = Pair("cuda", "auto", layout_latents(5120 * MB, 16))
+    for path in ("mover", "put"):
+        pair.measure(f"{path}, latents", path, REQUESTS_MB)
+    pair.close()
+
+
 def measure_layers() -> None:
     """A quarter of the layers at a time, as behind a forward pass; and one hand-off after another without a pause."""
-    pair = Pair("cuda", "auto", 5120, 16)
+    pair = Pair("cuda", "auto", layout_8b(5120 * MB, 16))
     for path in ("mover", "put"):
         pair.end.transport.use_path(2, path)
         pair.warm_up()
@@ -134,14 +142,14 @@ def measure_layers() -> None:
 
 def measure_staged() -> None:
     for page_size in (16, 64):
-        pair = Pair("cuda", "tcp", 1024, page_size)
+        pair = Pair("cuda", "tcp", layout_8b(1024 * MB, page_size))
         pair.measure("staged", "staged", STAGED_MB)
         pair.close()
 
 
 def measure_host() -> None:
     for page_size in (16, 64):
-        pair = Pair("host", "tcp", 1024, page_size)
+        pair = Pair("host", "tcp", layout_8b(1024 * MB, page_size))
         pair.measure("host memory", "message", STAGED_MB)
         pair.close()
 
@@ -157,6 +165,7 @@ def measure_nixl() -> None:
 CASES: Final = {
     "limit": measure_limit,
     "device": measure_device,
+    "latents": measure_latents,
     "layers": measure_layers,
     "staged": measure_staged,
     "host": measure_host,
@@ -185,7 +194,7 @@ def write_table(report: Report, speeds: dict[str, list[float]]) -> None:
             report.row(
                 "gpu/kv", case, speed, "GB/s", host[0], "host memory, same link", speed / host[0], {"best": best}
             )
-        elif path in ("mover", "put"):
+        elif path.startswith(("mover", "put")):
             peers = {"best": best} | ({"nixl": nixl[0]} if nixl else {})
             report.row("gpu/kv", case, speed, "GB/s", copy, "device-to-device copy", speed / copy, peers)
         else:
@@ -195,6 +204,7 @@ def write_table(report: Report, speeds: dict[str, list[float]]) -> None:
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--case", choices=CASES, help="measure one case in this process, as lines of JSON")
+    parser.add_argument("--only", choices=CASES, action="append", help="measure these cases alone, and the limit")
     options = parser.parse_args()
     if options.case:
         CASES[options.case]()
@@ -202,7 +212,8 @@ def main() -> None:
         os._exit(0)  # NIXL ends in a segmentation fault otherwise
     speeds: dict[str, list[float]] = {}
     for name in CASES:
-        speeds |= run_case(name)
+        if not options.only or name in ("limit", *options.only):
+            speeds |= run_case(name)
     with Report(as_json=options.json) as report:
         write_table(report, speeds)
 

@@ -18,7 +18,7 @@ from report import Report, arguments
 from roofline import Roofline, roofline
 from torch import Tensor
 
-from diptych.kernels.gpu.latent_attention import (
+from diptych.kernels.gpu.attention.latent_attention import (
     LatentShape,
     LatentWorkspace,
     latent_decode,

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from llama_8b import CONFIG, model_folder
-from pd_figures import Limits, figures, limits_of, tell, tell_hand_off
+from pd_figures import Limits, add_hand_off, add_to_report, figures, limits_of
 from pd_load import Served, Workload
 from pd_site import PREFILL_AND_DECODE, REPLICAS, Gpus, Site, begin, wait
 from report import Report, arguments
@@ -107,14 +107,14 @@ def _ask(
     workload: Workload,
     limits: Limits | None,
 ) -> dict[str, float]:
-    """Ask one platform; tell, and return, what was found: nothing where nothing was served."""
+    """Ask one platform; report, and return, what was found: nothing where nothing was served."""
     served, rate = load(workload)
     if not served:
         return {}
     mine = figures(served, workload.seconds)
-    tell(report, case, mine, known, rate, limits)
+    add_to_report(report, case, mine, known, rate, limits)
     if PLATFORMS[name].fronts is PREFILL_AND_DECODE:
-        tell_hand_off(report, case, served)
+        add_hand_off(report, case, served)
     return mine
 
 

@@ -64,7 +64,7 @@ def figures(served: Sequence[Served], seconds: float) -> dict[str, float]:
     return found
 
 
-def tell(
+def add_to_report(
     report: Report,
     case: str,
     mine: Mapping[str, float],
@@ -86,7 +86,7 @@ def tell(
             report.row("gpu/pd", f"{case} {name}", value, unit, peers=peers)
 
 
-def tell_hand_off(report: Report, case: str, served: Sequence[Served]) -> None:
+def add_hand_off(report: Report, case: str, served: Sequence[Served]) -> None:
     """Where the time of a hand-off goes, what it moved, and how evenly decode makes its own tokens."""
     gaps = [gap for each in served for gap in each.gaps_s[1:]]
     spread = percentile(gaps, 0.99) / percentile(gaps, 0.5)

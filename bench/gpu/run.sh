@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Every GPU benchmark in one go, in less than 10 minutes: on one GPU all but what needs two, which is told.
 #
-#   bench/gpu/run.sh [PART ...]      parts: check roofline attention latents sparse sinks deltas kernels decode defaults prefill parity peers kv pd sanitizer
+#   bench/gpu/run.sh [PART ...]      parts: check roofline attention latents sparse sinks experts deltas recurrent launches kernels decode defaults prefill parity peers kv pd sanitizer
 #   QUICK=1 bench/gpu/run.sh         fewer cases
 #   OUT=FOLDER bench/gpu/run.sh      keeps the JSON lines (results.jsonl) and pictures there, too
 #
-# Without parts: all but `latents`, `sparse`, `sinks`, `deltas`, `defaults`, `kv` (bench/gpu/run_kv.sh) and `sanitizer`, which take minutes of their
+# Without parts: all but `latents`, `sparse`, `sinks`, `experts`, `deltas`, `recurrent`, `launches`, `defaults`, `kv` (bench/gpu/run_kv.sh) and `sanitizer`, which take minutes of their
 # own; where there are two GPUs, what needs one runs on both at once. Each part has its own time limit, all together
 # BUDGET_S; rows that were measured before one are kept. Ends with 1 when a part failed.
 set -uo pipefail
@@ -77,7 +77,10 @@ run_part() {
     latents) table latents 120 bench/gpu/latent_attention.py ;;
     sparse) table sparse 180 bench/gpu/sparse_attention.py ;;
     sinks) table sinks 60 bench/gpu/sink_attention.py ;;
+    experts) table experts 300 bench/gpu/mxfp4_experts.py ;;
     deltas) table deltas 60 bench/gpu/delta_rule.py ;;
+    recurrent) table recurrent 90 bench/gpu/recurrent_prompts.py ;;
+    launches) table launches 240 bench/gpu/tune_recurrent_prompts.py ;;
     kernels) table kernels 80 bench/gpu/other_kernels.py ;;
     defaults) table defaults 400 bench/gpu/defaults.py ;;
     decode) table decode 160 bench/gpu/decode_step.py ;;

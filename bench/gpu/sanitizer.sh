@@ -53,7 +53,7 @@ export -f run check
 
 cores=$(env -u OMP_NUM_THREADS nproc) # nproc prints that variable where it is set
 # the longest files first
-grep -lE 'device: torch.device|mark\.gpu' tests/kernels/gpu/test_*.py | xargs ls -S |
+grep -lE 'device: torch.device|mark\.gpu' tests/kernels/gpu/{,*/}test_*.py | xargs ls -S |
   xargs -P "${JOBS:-$((cores > 7 ? 6 : (cores + 1) / 2))}" -I{} bash -c 'check "$@"' _ {} "$@"
 code=$?
 echo "$([ $code = 0 ] && echo all clean || echo not clean) under $TOOL, in $SECONDS s"

@@ -17,7 +17,7 @@ from report import Report, arguments
 from roofline import Roofline, roofline
 from torch import Tensor
 
-from diptych.kernels.gpu.decode_attention import decode_attention, decode_workspace, launch_for, num_splits
+from diptych.kernels.gpu.attention.decode_attention import decode_attention, decode_workspace, launch_for, num_splits
 
 NUM_HEADS: Final = 64
 NUM_KV_HEADS: Final = 8

@@ -9,9 +9,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from diptych.kernels.gpu.activations import silu_and_mul
-from diptych.kernels.gpu.norms import add_rms_norm
-from diptych.kernels.gpu.skinny_gemm import pays_up_to, skinny_gemm
+from diptych.kernels.gpu.layers.activations import silu_and_mul
+from diptych.kernels.gpu.layers.norms import add_rms_norm
+from diptych.kernels.gpu.layers.skinny_gemm import pays_up_to, skinny_gemm
 
 EPS: Final = 1e-5
 

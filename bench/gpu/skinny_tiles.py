@@ -11,8 +11,8 @@ from typing import Final
 import torch
 from triton.runtime.errors import OutOfResources
 
-from diptych.kernels.gpu.dot_rows import Tile
-from diptych.kernels.gpu.skinny_gemm import skinny_gemm
+from diptych.kernels.gpu.layers.dot_rows import Tile
+from diptych.kernels.gpu.layers.skinny_gemm import skinny_gemm
 
 WAITING_NBYTES: Final = (72 << 10, 108 << 10, 216 << 10)  # of shared memory: 3, 2 and 1 programs fit
 MAX_COMPILERS: Final = 16

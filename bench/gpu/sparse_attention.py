@@ -20,10 +20,10 @@ from report import Report, arguments
 from roofline import Roofline, roofline
 from torch import Tensor
 
-from diptych.kernels.gpu.choose_tokens import choose_tokens
-from diptych.kernels.gpu.index_scores import IndexRows, IndexShape, index_programs, index_scores
-from diptych.kernels.gpu.latent_attention import LatentShape, LatentWorkspace, latent_decode, latent_splits
-from diptych.kernels.gpu.sparse_latent_attention import (
+from diptych.kernels.gpu.attention.choose_tokens import choose_tokens
+from diptych.kernels.gpu.attention.index_scores import IndexRows, IndexShape, index_programs, index_scores
+from diptych.kernels.gpu.attention.latent_attention import LatentShape, LatentWorkspace, latent_decode, latent_splits
+from diptych.kernels.gpu.attention.sparse_latent_attention import (
     SparseWorkspace,
     most_parts,
     parts_of_rows,

@@ -23,7 +23,14 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 from warm_cache import in_processes
 
-from diptych.kernels.gpu.decode_attention import FP8, Launch, decode_attention, decode_workspace, launch_for, num_splits
+from diptych.kernels.gpu.attention.decode_attention import (
+    FP8,
+    Launch,
+    decode_attention,
+    decode_workspace,
+    launch_for,
+    num_splits,
+)
 
 CONTEXT_LEN: Final = 131_072  # as a worker would say: shares must not depend on what is measured
 SHOWN: Final = 3

@@ -21,7 +21,7 @@ from roofline import roofline
 from triton.runtime.errors import OutOfResources
 from warm_cache import in_processes
 
-from diptych.kernels.gpu.extend_attention import Tile, choose_tile, extend_attention
+from diptych.kernels.gpu.attention.extend_attention import Tile, choose_tile, extend_attention
 
 GROUP: Final = NUM_HEADS // NUM_KV_HEADS
 SHOWN: Final = 3

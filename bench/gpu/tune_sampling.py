@@ -22,8 +22,8 @@ from report import Report, arguments
 from roofline import roofline
 from torch import Tensor
 
-from diptych.kernels.gpu.logprobs import logprobs
-from diptych.kernels.gpu.sampling import Launch, greedy, sample, sampling_workspace
+from diptych.kernels.gpu.sampling.logprobs import logprobs
+from diptych.kernels.gpu.sampling.sampling import Launch, greedy, sample, sampling_workspace
 
 VOCABULARY: Final = 128_256
 BATCHES: Final = (1, 16, 64, 256)

@@ -23,8 +23,8 @@ from skinny_tiles import compile_all, tiles
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from diptych.kernels.gpu.dot_rows import Tile
-from diptych.kernels.gpu.skinny_gemm import choose_tile, pays_up_to, skinny_gemm
+from diptych.kernels.gpu.layers.dot_rows import Tile
+from diptych.kernels.gpu.layers.skinny_gemm import choose_tile, pays_up_to, skinny_gemm
 
 NUM_LAYERS: Final = 32
 SHAPES: Final = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28_672, 4096), "down": (4096, 14_336)}

@@ -56,7 +56,7 @@ class _Stream:
     running: dict[int, tuple[int, int]] = field(default_factory=dict)  # room: (next token, all tokens)
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def say(self, output: LegOutput) -> None:
+    def send(self, output: LegOutput) -> None:
         self.due.append(output)
         self.news.set()
 
@@ -108,7 +108,7 @@ class TimedWorker(worker_pb2_grpc.WorkerServicer):
             for room in batch.abort:
                 if stream.running.pop(room, None):
                     error = worker_pb2.LegError(code=worker_pb2.ERROR_CODE_ABORTED, message="aborted")
-                    stream.say(LegOutput(room=room, error=error))
+                    stream.send(LegOutput(room=room, error=error))
 
     def _start(self, leg: StartLeg, stream: _Stream) -> None:
         kind, num_tokens = leg_kind(leg.kind, self._role), leg.sampling.max_tokens
@@ -126,18 +126,18 @@ class TimedWorker(worker_pb2_grpc.WorkerServicer):
             self._has_work.set()
         else:
             for index in range(1, max(2, num_tokens)):
-                stream.say(self._token(leg.room, index, num_tokens))
+                stream.send(self._token(leg.room, index, num_tokens))
 
     def _after_prefill(self, prompt_len: int, stream: _Stream, output: LegOutput) -> None:
         if not self._plan.prefill_s_per_token:
-            stream.say(output)
+            stream.send(output)
             return
         loop = asyncio.get_running_loop()
         now_s = loop.time()
         begin_s, duration_s = max(now_s, self._prefill_free_s), prompt_len * self._plan.prefill_s_per_token
         self._prefill_free_s = begin_s + duration_s
         output.stats.queue_us, output.stats.compute_us = (round(1e6 * s) for s in (begin_s - now_s, duration_s))
-        loop.call_at(self._prefill_free_s, stream.say, output)
+        loop.call_at(self._prefill_free_s, stream.send, output)
 
     def _token(self, room: int, index: int, num_tokens: int) -> LegOutput:
         """Output token `index`, with the end behind the last one: a lone token has come from prefill."""
@@ -161,7 +161,7 @@ class TimedWorker(worker_pb2_grpc.WorkerServicer):
 
     def _step(self, stream: _Stream) -> None:
         for room, (index, num_tokens) in list(stream.running.items()):
-            stream.say(self._token(room, index, num_tokens))
+            stream.send(self._token(room, index, num_tokens))
             if index + 1 < num_tokens:
                 stream.running[room] = index + 1, num_tokens
             else:

@@ -42,7 +42,7 @@ LLAMA: dict[str, Any] = {
 }
 
 
-WITH_IMAGES = {"gemma3", "gemma4", "llama4", "mistral3", "qwen3_5", "qwen3_5_moe"}
+WITH_IMAGES = {"gemma3", "gemma4", "kimi_k25", "llama4", "mistral3", "mistral_large4", "qwen3_5", "qwen3_5_moe"}
 
 
 def test_a_plain_llama_config_is_read_with_the_defaults_of_its_format() -> None:
@@ -205,6 +205,9 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     | {"moe_router_activation_func": "sigmoid", "use_grouped_topk": True, "moe_layer_freq": 1, "rope_theta": 1e4}
     | {KIMIS_NAMES.get(key, key): value for key, value in SIGMOIDS.items()}
     | {"model_max_length": 256, "rope_scaling": None},
+    "nemotron": {key: value for key, value in COMMON.items() if key not in ("rms_norm_eps", "hidden_act")}
+    | {"architectures": ["NemotronForCausalLM"], "norm_eps": 1e-5, "hidden_act": "relu2", "rope_theta": 1e4}
+    | {"attention_bias": False, "mlp_bias": False, "head_dim": 32},
     "nemotron_h": {key: value for key, value in COMMON.items() if key not in ("rms_norm_eps", "num_hidden_layers")}
     | {"architectures": ["NemotronHForCausalLM"], "head_dim": 32, "layer_norm_epsilon": 1e-5, "chunk_size": 128}
     | {"hybrid_override_pattern": "ME*-EM", "num_hidden_layers": 6, "mlp_hidden_act": "relu2", "expand": 2}
@@ -359,6 +362,13 @@ DIFFERENT: dict[str, dict[str, Any]] = {
         "latent": Latent(0, 32, 24, 16, 20, interleaved=False, norm_eps=1e-6),
         "moe": SIGMOID_MOE,
         "recurrent": Recurrent((0,), KimiDelta(8, 24, 4), gate="sigmoid"),
+    },
+    "nemotron": {
+        "head_dim": 32,
+        "rope": Rope(1e4, 16),
+        "activation": "relu_squared",
+        "centred_norms": True,
+        "norm_offset": 1.0,
     },
     "nemotron_h": {
         "num_layers": 4,  # a state and experts, attention and a network, experts, a state
@@ -749,6 +759,9 @@ def test_kimi_k2_is_read_as_what_it_says_it_is() -> None:
         ("gemma4_text", {"enable_moe_block": True}, "configuration has no num_experts"),
         ("gemma4_text", {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope_type='yarn' of full"),
         ("llama", {"architectures": ["LlavaForConditionalGeneration"]}, "LlavaForConditionalGeneration"),
+        ("llama", {"architectures": ["DeepseekV4ForCausalLM"]}, "no layer computes pages of compressed entries"),
+        ("nemotron", {"hidden_act": "silu"}, "hidden_act='silu'"),
+        ("nemotron", {"mlp_bias": True}, "mlp_bias=True"),
         ("phi3", {"attention_bias": True}, "attention_bias=True"),
         ("mixtral", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ("gpt_oss", {"hidden_act": "gelu"}, "hidden_act='gelu'"),

@@ -9,7 +9,7 @@ import pytest
 from diptych.bootstrap.caller import ANYBODY, Caller, Claim
 from diptych.common.errors import Forbidden
 from diptych.common.trust.instance_secret import InstanceSecret, proven, shown
-from diptych.common.trust.permissions import Party
+from diptych.common.verdicts.permissions import Party
 from diptych.v1.bootstrap_pb2 import ROLE_DECODE, ROLE_PREFILL, ROLE_ROUTER, ROLE_UNIFIED, Instance
 
 SECRET = InstanceSecret.new()

@@ -99,8 +99,8 @@ def _former_selves_stay(patch: pytest.MonkeyPatch) -> None:
 
 
 def _departures_are_not_told(patch: pytest.MonkeyPatch) -> None:
-    put = Outbox.put
-    patch.setattr(Outbox, "put", lambda self, upserts, removed, ended: put(self, upserts, (), ()))
+    add = Outbox.add
+    patch.setattr(Outbox, "add", lambda self, upserts, removed, ended: add(self, upserts, (), ()))
 
 
 MUTANTS: list[Mutant] = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from diptych.bootstrap.main import STALL_S, BootstrapHealth
-from diptych.common.health.probes import Verdict
+from diptych.common.verdicts.probes import Verdict
 
 
 def test_a_replica_is_ready_at_once_and_says_for_how_long_it_has_been_up() -> None:

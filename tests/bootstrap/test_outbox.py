@@ -36,18 +36,18 @@ def test_a_snapshot_of_everything_is_due_first() -> None:
 
 
 def test_a_slow_watcher_is_told_the_sum_of_what_it_missed(outbox: Outbox) -> None:
-    outbox.put(upserts(1, 2), (), ())
-    outbox.put_loads(loads(1, 2))
-    outbox.put({}, removed=(1,), ended=(1,))
-    outbox.put({}, removed=(2,), ended=())
-    outbox.put(upserts(2), (), ())
+    outbox.add(upserts(1, 2), (), ())
+    outbox.add_loads(loads(1, 2))
+    outbox.add({}, removed=(1,), ended=(1,))
+    outbox.add({}, removed=(2,), ended=())
+    outbox.add(upserts(2), (), ())
     assert pop_update(outbox) == WatchUpdate(revision=2, upserts=[Instance(instance_id=2)], removed=[1], ended=[1])
     assert outbox.is_empty
 
 
 def test_a_watcher_that_missed_too_much_gets_a_snapshot(outbox: Outbox) -> None:
     for left in range(MAX_LEFT + 1):
-        outbox.put({}, removed=(left,), ended=())
-    outbox.put(upserts(1), (), ())
+        outbox.add({}, removed=(left,), ended=())
+    outbox.add(upserts(1), (), ())
     assert pop_update(outbox) == snapshot(2, 8, 9)
     assert outbox.is_empty

@@ -110,7 +110,7 @@ def test_loads_alone_are_told_in_turns_to_those_who_want_them(replica: Replica) 
     for outbox in (with_loads, without):
         replica.pop(outbox)
     replica.receive(beat(ready(1, address="here:1", load=WorkerLoad(num_running=7)), sequence=2), 1.0)
-    told = [outbox for _ in range(10) for outbox in replica.tell_loads()]
+    told = [outbox for _ in range(10) for outbox in replica.announce_loads()]
     assert (told, without.is_empty) == ([with_loads], True)
     news = WatchUpdate.FromString(replica.pop(with_loads)).loads
     assert [(each.instance_id, each.sequence, each.load.num_running) for each in news] == [(1, 2, 7)]
@@ -175,7 +175,7 @@ def test_no_bytes_harm_the_replica_or_a_bystander(messages: list[bytes]) -> None
             record = read_heartbeat(data)
             if record.instance_id != 1 and record.address != "here:1":
                 replica.receive(data, number / 100)
-        replica.tell_loads()
+        replica.announce_loads()
         WatchUpdate.FromString(replica.pop(outbox))
     bystander = listed(replica)[1]
     bystander.ClearField("sequence")

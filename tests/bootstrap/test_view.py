@@ -11,7 +11,7 @@ from diptych.bootstrap.caller import ANYBODY, WATCHERS_EACH, Caller, Limits
 from diptych.bootstrap.replica import Replica
 from diptych.common.errors import Forbidden, Overloaded
 from diptych.common.trust.instance_secret import InstanceSecret
-from diptych.common.trust.permissions import Parties, Party
+from diptych.common.verdicts.permissions import Parties, Party
 from diptych.v1.bootstrap_pb2 import (
     INSTANCE_STATE_GONE,
     INSTANCE_STATE_READY,
@@ -42,11 +42,11 @@ def replica() -> Replica:
     """The fleet is listed."""
     replica = Replica(lease_s=3.0, limits=Limits())
     for instance_id, role in FLEET.items():
-        say(replica, member(instance_id, role))
+        register(replica, member(instance_id, role))
     return replica
 
 
-def say(replica: Replica, instance: Instance, caller: Caller = ANYBODY, sequence: int = 1) -> None:
+def register(replica: Replica, instance: Instance, caller: Caller = ANYBODY, sequence: int = 1) -> None:
     replica.receive(Heartbeat(sequence=sequence, instance=instance).SerializeToString(), 0.0, caller)
 
 
@@ -55,8 +55,8 @@ def say(replica: Replica, instance: Instance, caller: Caller = ANYBODY, sequence
 def test_who_is_no_worker_sees_everybody_and_no_link_key(replica: Replica, parties: Parties, with_loads: bool) -> None:
     outbox = replica.open(with_loads=with_loads, caller=Caller(parties, proven=frozenset()))
     told = [replica.pop(outbox)]
-    say(replica, member(5, ROLE_PREFILL))
-    say(replica, member(1, ROLE_PREFILL, paused=True), sequence=2)
+    register(replica, member(5, ROLE_PREFILL))
+    register(replica, member(1, ROLE_PREFILL, paused=True), sequence=2)
     told.append(replica.pop(outbox))
     updates = [WatchUpdate.FromString(each) for each in told]
     assert [[each.instance_id for each in update.upserts] for update in updates] == [[*FLEET], [5, 1]]
@@ -77,11 +77,11 @@ def test_a_worker_sees_the_keys_of_those_that_it_may_pair_with(replica: Replica,
     secret = InstanceSecret.new()
     party = Party.ROUTER if role == ROLE_ROUTER else Party.WORKER
     caller = Caller(frozenset({party}), proven=frozenset({secret.instance_id}))
-    say(replica, member(secret.instance_id, role), caller)
+    register(replica, member(secret.instance_id, role), caller)
     outbox = replica.open(with_loads=False, caller=caller)
     assert keys_in(replica.pop(outbox)) - {secret.instance_id} == seen
     for instance_id in (5, 6, 7):
-        say(replica, member(instance_id, FLEET[instance_id - 4]))
+        register(replica, member(instance_id, FLEET[instance_id - 4]))
     assert keys_in(replica.pop(outbox)) == {instance_id + 4 for instance_id in seen}
 
 
@@ -93,9 +93,9 @@ def test_nothing_is_told_to_a_worker_before_it_has_registered(replica: Replica) 
     secret = InstanceSecret.new()
     caller = Caller(WORKER, proven=frozenset({secret.instance_id}))
     outbox = replica.open(with_loads=False, caller=caller)
-    say(replica, member(5, ROLE_PREFILL))
+    register(replica, member(5, ROLE_PREFILL))
     assert not replica.may_pop(outbox)
-    say(replica, member(secret.instance_id, ROLE_DECODE), caller)
+    register(replica, member(secret.instance_id, ROLE_DECODE), caller)
     assert replica.may_pop(outbox)
     assert keys_in(replica.pop(outbox)) == {1, 3, 5}
 
@@ -103,15 +103,15 @@ def test_nothing_is_told_to_a_worker_before_it_has_registered(replica: Replica) 
 def test_what_a_worker_sees_follows_its_role(replica: Replica) -> None:
     secret = InstanceSecret.new()
     ours, caller = secret.instance_id, Caller(WORKER, proven=frozenset({secret.instance_id}))
-    say(replica, member(ours, ROLE_DECODE), caller)
+    register(replica, member(ours, ROLE_DECODE), caller)
     outbox = replica.open(with_loads=False, caller=caller)
     assert keys_in(replica.pop(outbox)) == {1, 3}
-    say(replica, member(ours, ROLE_PREFILL), caller, sequence=2)
+    register(replica, member(ours, ROLE_PREFILL), caller, sequence=2)
     assert keys_in(replica.pop(outbox)) == {2, 3}
-    say(replica, member(ours, ROLE_PREFILL, paused=True), caller, sequence=3)
+    register(replica, member(ours, ROLE_PREFILL, paused=True), caller, sequence=3)
     (only,) = WatchUpdate.FromString(replica.pop(outbox)).upserts
     assert only.instance_id == ours, "the same role: nobody is told again"
-    say(replica, member(1, ROLE_DECODE), sequence=2)
+    register(replica, member(1, ROLE_DECODE), sequence=2)
     assert keys_in(replica.pop(outbox)) == {1}, "a peer's role counts, too"
 
 
@@ -119,11 +119,11 @@ def test_the_groups_of_a_worker_see_what_each_of_them_needs(replica: Replica) ->
     secrets = [InstanceSecret.new() for _ in range(2)]
     caller = Caller(WORKER, proven=frozenset(each.instance_id for each in secrets))
     for secret, role in zip(secrets, (ROLE_DECODE, ROLE_PREFILL), strict=True):
-        say(replica, member(secret.instance_id, role), caller)
+        register(replica, member(secret.instance_id, role), caller)
     outbox = replica.open(with_loads=False, caller=caller)
     assert keys_in(replica.pop(outbox)) == {1, 2, 3, *caller.proven}
     replica.close(outbox)
-    say(replica, member(secrets[0].instance_id, ROLE_UNIFIED), caller, sequence=2)  # nobody watches any more
+    register(replica, member(secrets[0].instance_id, ROLE_UNIFIED), caller, sequence=2)  # nobody watches any more
 
 
 def test_a_worker_neither_registers_a_router_nor_ends_another_worker(replica: Replica) -> None:
@@ -138,7 +138,7 @@ def test_a_worker_neither_registers_a_router_nor_ends_another_worker(replica: Re
         (Caller(frozenset({Party.OPERATOR})), member(7, ROLE_PREFILL)),
     ):
         with pytest.raises(Forbidden):
-            say(replica, instance, caller, sequence=99)
+            register(replica, instance, caller, sequence=99)
     listed = WatchUpdate.FromString(replica.pop(replica.open(with_loads=False))).upserts
     assert [each.instance_id for each in listed] == [*FLEET]
     assert replica.snapshot().counts.refused == 5
@@ -156,7 +156,7 @@ def test_a_fleet_that_comes_back_to_a_replica_costs_a_few_encodings_a_worker(mon
     callers = [Caller(WORKER, proven=frozenset({each.instance_id})) for each in secrets]
     outboxes = [replica.open(with_loads=False, caller=caller) for caller in callers]
     for number, (secret, caller) in enumerate(zip(secrets, callers, strict=True)):
-        say(replica, member(secret.instance_id, (ROLE_PREFILL, ROLE_DECODE)[number % 2]), caller)
+        register(replica, member(secret.instance_id, (ROLE_PREFILL, ROLE_DECODE)[number % 2]), caller)
     assert len(encoded) <= 3 * len(secrets), "once for those that see the same"
     assert [len(keys_in(replica.pop(outbox))) for outbox in outboxes] == [50] * 100
 

@@ -82,6 +82,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
             ]
         },
     ),
+    "Nemotron-4-15B": ("Nemotron", {"num_key_value_heads": 8}),
     "Nemotron-3-Nano-30B-A3B": (
         "NemotronH",
         {"hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", "hidden_size": 2688}
@@ -120,6 +121,7 @@ KNOWN = {
     "Seed-OSS-36B": (36.15, 256),
     "Qwen3-Next-80B-A3B": (3.9, 24),
     "Kimi-Linear-48B-A3B": (3.5, 7.875),
+    "Nemotron-4-15B": (15.6, 128),
     "Nemotron-3-Nano-30B-A3B": (3.6, 6),
     "Qwen3.5-9B": (9.0, 32),
     "Qwen3.5-35B-A3B": (3.45, 20),
@@ -162,6 +164,31 @@ def test_published_shapes_are_read_and_counted(name: str, tmp_path: Path, capsys
     assert 0 <= found["gpu"]["weights_bytes"] * 4 / 2 / found["parameters"] - 1 < on_all
 
 
+@pytest.mark.parametrize(
+    ("family", "text", "num_learned", "active", "kv_kib"),
+    [("MistralLarge4", "MistralLarge4Text", 32, 53.1, 99), ("Kimi_K25", "DeepseekV3", 0, 37.6, 68.625)],
+)
+def test_of_a_model_that_knows_images_the_text_is_counted(
+    family: str,
+    text: str,
+    num_learned: int,  # numbers that are a part of the configuration
+    active: float,
+    kv_kib: float,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config = getattr(transformers, f"{family}Config")(architectures=[f"{family}ForConditionalGeneration"])
+    config.tie_word_embeddings = False
+    config.save_pretrained(tmp_path)
+    with torch.device("meta"):
+        model = getattr(transformers, f"{text}Model")(config.text_config)
+    head = config.text_config.vocab_size * config.text_config.hidden_size
+    found = described(tmp_path, capsys, tp=4, page_size=64)
+    assert found["parameters"] == sum(tensor.numel() for tensor in model.state_dict().values()) + head - num_learned
+    assert found["active_parameters"] / 1e9 == pytest.approx(active, abs=0.05)
+    assert found["kv_token_bytes"] == kv_kib * 1024
+
+
 def test_people_are_told_what_fits_and_what_does_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = transformers.Qwen3Config(**PUBLISHED["Qwen3-32B"][1], architectures=["Qwen3ForCausalLM"])
     config.save_pretrained(tmp_path)
@@ -173,6 +200,20 @@ def test_people_are_told_what_fits_and_what_does_not(tmp_path: Path, capsys: pyt
     assert "1,024 tokens: 256 MiB, 32,768 tokens: 8 GiB" in told
     assert main(DescribeConfig(model=str(tmp_path), gpu_gib=48)) == 0
     assert "do not fit beside a KV pool: give a larger --tp or --gpu-gib" in capsys.readouterr().out
+
+
+def test_experts_in_mxfp4_take_four_bits_a_weight_and_their_scales(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = transformers.GptOssConfig(architectures=["GptOssForCausalLM"])
+    config.save_pretrained(tmp_path)
+    plain = described(tmp_path, capsys)["gpu"]["weights_bytes"]
+    values = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(values | {"quantization_config": {"quant_method": "mxfp4"}}))
+    strips, rows = math.ceil(2880 / 128), 36 * 128 * (2 * 2880 + 2880)
+    assert described(tmp_path, capsys)["gpu"]["weights_bytes"] == plain - rows * 2880 * 2 + rows * strips * (64 + 4)
+    assert main(DescribeConfig(model=str(tmp_path))) == 0
+    assert "GiB in bfloat16, experts in MXFP4, at most" in capsys.readouterr().out
 
 
 def test_people_are_told_of_every_region_of_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

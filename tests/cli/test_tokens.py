@@ -8,8 +8,8 @@ import pytest
 
 from diptych.cli.tokens import TokensConfig, main
 from diptych.common.errors import ConfigError
-from diptych.common.trust.permissions import Party
 from diptych.common.trust.tokens import Tokens
+from diptych.common.verdicts.permissions import Party
 
 
 def test_each_file_makes_its_holder_one_party_to_all_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

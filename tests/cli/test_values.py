@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from diptych.cli.chart_values import GIB, Answers, ModelFacts, chart_values, kv_tokens, split, yaml_text
+from diptych.cli.plans.chart_values import GIB, Answers, ModelFacts, chart_values, kv_tokens, split, yaml_text
 from diptych.cli.values import ValuesConfig, answers_of
 from diptych.common.errors import ConfigError
 

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from diptych.bootstrap.caller import Limits
 from diptych.bootstrap.main import BootstrapMetrics
 from diptych.bootstrap.replica import Replica, ReplicaSnapshot
-from diptych.common.build_info import tell_certificate
+from diptych.common.build_info import register_certificate_expiry
 from diptych.common.refusals import Refusals
 from diptych.common.trust.tls import Tls
 from diptych.engine.frontend.metrics import WorkerMetrics
@@ -26,7 +26,7 @@ Authorities = Callable[[str], Any]
 
 def test_the_end_of_a_certificate_is_told_as_it_is_at_each_scrape(new_authority: Authorities, tmp_path: Path) -> None:
     registry, authority = CollectorRegistry(), new_authority("ours")
-    tell_certificate(registry, Tls(authority.sign(tmp_path / "member", days=30)))
+    register_certificate_expiry(registry, Tls(authority.sign(tmp_path / "member", days=30)))
     assert registry.get_sample_value(NAME) == pytest.approx(time.time() + 30 * DAY_S, abs=600)
     authority.sign(tmp_path / "member", days=60)
     assert registry.get_sample_value(NAME) == pytest.approx(time.time() + 60 * DAY_S, abs=600)
@@ -34,7 +34,7 @@ def test_the_end_of_a_certificate_is_told_as_it_is_at_each_scrape(new_authority:
 
 def test_without_a_certificate_nothing_is_told_of_it() -> None:
     registry = CollectorRegistry()
-    tell_certificate(registry, None)
+    register_certificate_expiry(registry, None)
     assert registry.get_sample_value(NAME) is None
 
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from diptych.common.health.probes import ProcessSample
 from diptych.common.members.heartbeat import new_heartbeat
 from diptych.common.process_watch import look_at, own_memory
+from diptych.common.verdicts.probes import ProcessSample
 
 MIB = 2**20
 MEMORY = "held = bytearray(b'x' * (64 << 20)); print(flush=True); input()"

@@ -27,9 +27,9 @@ def test_parts_joined_are_the_whole() -> None:
 
 def test_a_prompts_are_collected_chunk_by_chunk_also_twice() -> None:
     collected = PromptLogprobs(prompt_len=4, num_top=1)
-    collected.put(1, BATCH, slice(0, 2))
-    collected.put(0, BATCH, slice(2, 3))
-    collected.put(1, BATCH, slice(0, 2))
+    collected.store(1, BATCH, slice(0, 2))
+    collected.store(0, BATCH, slice(2, 3))
+    collected.store(1, BATCH, slice(0, 2))
     assert collected.all() == TokenLogprobs((-3.0, -1.0, -2.0), 1, (30, 10, 20), values(-0.5, -0.1, -0.3))
 
 

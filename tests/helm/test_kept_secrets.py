@@ -11,8 +11,8 @@ import pytest
 from http_serving import serving
 from objects_server import ObjectsServer
 
-from diptych.common.trust.permissions import EVERY, Party
 from diptych.common.trust.tokens import Tokens
+from diptych.common.verdicts.permissions import EVERY, Party
 
 Data = dict[str, str]
 

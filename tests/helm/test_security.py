@@ -11,8 +11,8 @@ import chart
 import pytest
 from chart import Objects, objects
 
-from diptych.common.trust.permissions import Party
 from diptych.common.trust.tokens import Tokens
+from diptych.common.verdicts.permissions import Party
 
 OURS = [scenario for scenario in chart.SCENARIOS if scenario != "everything"]  # that has containers of others
 

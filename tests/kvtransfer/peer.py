@@ -45,7 +45,7 @@ def open_device(kind: str, number: int, layout: PoolLayout) -> Device:
         return Device("emulated", stream=lambda: 0)
     import torch
 
-    from diptych.kernels.transfer_images import transfer_kernels
+    from diptych.kernels.gpu.pages.transfer_images import transfer_kernels
 
     ordinal = number % torch.cuda.device_count()
     return Device("cuda", ordinal, transfer_kernels(ordinal, layout.layer_nbytes))

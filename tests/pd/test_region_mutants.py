@@ -2,7 +2,8 @@
 
 A latent is key and value of all heads, so a page of them has no second copy of anything that could hide a mistake.
 Index keys lie behind the latents and are read by nobody but the indexer: where they are wrong, attention is as good as
-ever, to the wrong tokens. Layers with a window and those without have a region each, and some of both lend their keys.
+ever, to the wrong tokens. Latents may be lent to later layers, some of which have index keys. Layers with a window and
+those without have a region each, and some of both lend their keys.
 What a new region needs is a model and rows in `MUTANTS`.
 """
 
@@ -65,9 +66,21 @@ KINDS: Final = {
     "max_position_embeddings": 256,
     "initializer_range": 0.3,
 }
+BORROWERS: Final = {key: value for key, value in LATENTS.items() if key != "q_lora_rank"} | {
+    "num_hidden_layers": 4,
+    "first_k_dense_replace": 4,
+    "kv_source_layers": [0, 1, 0, 1],
+    "no_rope_layers": [1, 0, 1, 0],
+    "index_n_heads": 8,
+    "index_head_dim": INDEX_DIM,
+    "index_topk": 4,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+}
 MODELS: Final[dict[str, tuple[str, dict[str, Any], int]]] = {  # by the region that is damaged: which one of a page
     "latents": ("DeepseekV3", LATENTS, 0),
     "index keys": ("DeepseekV32", LATENTS | {"index_n_heads": 8, "index_head_dim": INDEX_DIM, "index_topk": 4}, 1),
+    "lent latents": ("MistralLarge4", BORROWERS, 0),
+    "index keys of those that borrow": ("MistralLarge4", BORROWERS, 1),
     "windows": ("Gemma4", KINDS, 0),
     "wide heads": ("Gemma4", KINDS, 1),
 }
@@ -139,15 +152,25 @@ OF_KINDS: Final = (
     with_values_in_place_of_keys,
     with_keys_as_values,
 )
+OF_LATENTS: Final = (
+    first_page_dropped,
+    first_page_zeroed,
+    shifted,
+    in_another_order_of_layers,
+    with_the_rotated_part_in_front,
+)
+OF_INDEX_KEYS: Final = (
+    three_pages_dropped,
+    zeroed,
+    shifted,
+    in_another_order_of_layers,
+    in_another_order_of_pages,
+)
 MUTANTS: Final[dict[str, tuple[Mutant, ...]]] = {
-    "latents": (
-        first_page_dropped,
-        first_page_zeroed,
-        shifted,
-        in_another_order_of_layers,
-        with_the_rotated_part_in_front,
-    ),
-    "index keys": (three_pages_dropped, zeroed, shifted, in_another_order_of_layers, in_another_order_of_pages),
+    "latents": OF_LATENTS,
+    "index keys": OF_INDEX_KEYS,
+    "lent latents": OF_LATENTS,
+    "index keys of those that borrow": OF_INDEX_KEYS,
     "windows": OF_KINDS,
     "wide heads": (first_page_dropped, first_page_zeroed, *OF_KINDS),
 }
@@ -172,15 +195,23 @@ def damaged(layout: PoolLayout, index: int, mutant: Mutant, before: Any, arrived
     return np.concatenate(parts, axis=1).reshape(arrived.shape)
 
 
+def new_model_of(family: str, settings: dict[str, Any]) -> Any:
+    config_name = {"Gemma4": "Gemma4Text", "MistralLarge4": "MistralLarge4Text"}.get(family, family)
+    config = getattr(transformers, f"{config_name}Config")(**settings)
+    if family != "MistralLarge4":
+        return getattr(transformers, f"{family}ForCausalLM")(config)
+    vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    whole = transformers.MistralLarge4Config(text_config=config, vision_config=vision)
+    return transformers.MistralLarge4ForConditionalGeneration(whole)
+
+
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelSource]:
     found = {}
     for region, (family, settings, _) in MODELS.items():
         torch.manual_seed(0)
         folder = tmp_path_factory.mktemp("region")
-        config_name = {"Gemma4": "Gemma4Text"}.get(family, family)
-        config = getattr(transformers, f"{config_name}Config")(**settings)
-        model = getattr(transformers, f"{family}ForCausalLM")(config)
+        model = new_model_of(family, settings)
         for name, parameter in model.named_parameters():
             if name.endswith("self_attn.q_norm.weight"):
                 parameter.data *= 0.3  # so that a query sees more than a token or two

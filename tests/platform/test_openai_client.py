@@ -52,14 +52,14 @@ def test_a_stop_string_ends_the_text_before_it(openai_client: openai.OpenAI, ope
 def test_the_same_seed_gives_the_same_text_and_another_seed_another(
     openai_client: openai.OpenAI, openai_model: str
 ) -> None:
-    def tell(seed: int) -> str:
+    def sampled_text(seed: int) -> str:
         answer = openai_client.completions.create(
             model=openai_model, prompt="Once upon a time", temperature=1.0, max_tokens=24, seed=seed
         )
         return answer.choices[0].text
 
-    assert tell(1) == tell(1)
-    assert len({tell(seed) for seed in range(1, 5)}) > 1
+    assert sampled_text(1) == sampled_text(1)
+    assert len({sampled_text(seed) for seed in range(1, 5)}) > 1
 
 
 def test_cached_tokens_are_in_usage(openai_client: openai.OpenAI, openai_model: str) -> None:

@@ -30,8 +30,8 @@ from diptych.common.members.roles import WORKER_ROLES
 from diptych.common.trust.trust import INSECURE
 from diptych.router.config import RouterConfig
 from diptych.router.main import formats_of, run
-from diptych.router.request import ServedModel
 from diptych.router.tracing.tracer import OpenExport
+from diptych.router.values.request import ServedModel
 from diptych.router.wiring import build
 from diptych.tokens.chat_template import ChatTemplate
 from diptych.tokens.tokenizer import Tokenizer
@@ -43,10 +43,11 @@ MODEL_ID = "tiny"
 EOS = 256
 CONTEXT_LEN = 2048
 TIMEOUT_S = 200.0  # only for what hangs: machines may be busy
+DRAIN_S = 0.2  # at the end of tests that ask for no other
 DEFAULTS: Mapping[str, Any] = {  # of the router's options
     "http_port": 0,
     "grpc_port": 0,
-    "drain_s": 0.2,
+    "drain_s": 180.0,  # a third of it is the life of a connection: no call of a test meets its end
     "pair_wait_s": 0.2,  # where there is none, the answer comes soon
     "lost_pair_wait_s": TIMEOUT_S,  # where a worker comes back, it has the time
     "policy": "least_load",
@@ -84,6 +85,7 @@ class Cluster:
         self.ended: set[int] = set()  # of those that are no members any more, who said so
         self._listeners: list[Callable[[], None]] = []
         self._changed = threading.Condition()
+        self._drain_s = options.get("drain_s", DRAIN_S)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
@@ -178,11 +180,11 @@ class Cluster:
 
     def report_load(self, worker: SimulatedWorker, load: bootstrap_pb2.WorkerLoad) -> None:
         """Have a worker say this over its sessions."""
-        self._loop.call_soon_threadsafe(worker.say, worker_pb2.WorkerBatch(load=load))
+        self._loop.call_soon_threadsafe(worker.send, worker_pb2.WorkerBatch(load=load))
 
     def report_kv(self, worker: SimulatedWorker, events: worker_pb2.KvEvents) -> None:
         """Have a worker tell of its cached pages over its sessions."""
-        self._loop.call_soon_threadsafe(worker.say, worker_pb2.WorkerBatch(kv_events=events))
+        self._loop.call_soon_threadsafe(worker.send, worker_pb2.WorkerBatch(kv_events=events))
 
     def release(self, worker: SimulatedWorker) -> None:
         self._loop.call_soon_threadsafe(worker.released.set)
@@ -276,12 +278,12 @@ class Cluster:
 
     def _republish(self) -> None:
         """A worker has changed its record, and so who links to whom: each worker tells that itself, too."""
-        self._republishing = asyncio.ensure_future(self._tell_links())
+        self._republishing = asyncio.ensure_future(self._report_links())
 
-    async def _tell_links(self) -> None:
+    async def _report_links(self) -> None:
         await self._publish(self.workers)
         for worker in self.workers:
-            worker.say(worker_pb2.WorkerBatch(load=worker.instance.load))
+            worker.send(worker_pb2.WorkerBatch(load=worker.instance.load))
 
     async def _start_router(self, config: RouterConfig, open_export: OpenExport | None) -> None:
         names = config.served_model_name
@@ -292,7 +294,7 @@ class Cluster:
         self.router.dispatcher.selector.number = 0  # the first in order has the first turn
         self.url = f"http://127.0.0.1:{self.router.http.port}"
         self.grpc_target = f"127.0.0.1:{self.router.grpc.port}"
-        self._running = asyncio.ensure_future(run(self.router, self._stop, drain_s=config.drain_s))
+        self._running = asyncio.ensure_future(run(self.router, self._stop, drain_s=self._drain_s))
         roles = [WORKER_ROLES[worker.instance.role] for worker in self.workers]
         num_pairs = sum(one.sends_to(other) for one in roles for other in roles)  # with itself: alone
         async with asyncio.timeout(TIMEOUT_S):

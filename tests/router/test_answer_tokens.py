@@ -11,9 +11,9 @@ import pytest
 from diptych.generation.finish import Finish
 from diptych.router.http.openai.chat_layout import ChatLayout
 from diptych.router.http.openai.completion_layout import CompletionLayout, Style
-from diptych.router.output import End, Output, Piece, Usage
-from diptych.router.request import ServedModel
 from diptych.router.text.parsing.tool_use import NO_TOOLS
+from diptych.router.values.output import End, Output, Piece, Usage
+from diptych.router.values.request import ServedModel
 from diptych.tokens.tokenizer import Tokenizer
 
 Cluster = Any

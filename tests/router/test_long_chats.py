@@ -13,9 +13,9 @@ import pytest
 from diptych.generation.sampling_params import SamplingParams
 from diptych.router.http.anthropic.messages_request import MessagesRequest
 from diptych.router.http.openai.responses_request import ResponsesRequest
-from diptych.router.request import ChatPrompt, ClientRequest, ServedModel
 from diptych.router.text.chat_text import told_in_words
 from diptych.router.text.tokenization import Tokenization
+from diptych.router.values.request import ChatPrompt, ClientRequest, ServedModel
 from diptych.tokens.chat_template import ChatTemplate
 from diptych.tokens.tokenizer import Tokenizer
 

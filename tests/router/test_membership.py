@@ -160,7 +160,7 @@ def test_a_record_that_makes_no_sense_is_ignored(cluster: Cluster, nonsense: dic
     for name, value in nonsense.items():
         setattr(record, name, value)
     load = bootstrap_pb2.WorkerLoad(num_waiting=7, linked_instances=worker.instance.load.linked_instances)
-    cluster.call(say(worker, worker_pb2.WorkerBatch(instance=record, load=load)))
+    cluster.call(send(worker, worker_pb2.WorkerBatch(instance=record, load=load)))
     session = cluster.router.fleet.session(worker.instance.instance_id)
     cluster.wait_until(lambda: session.load().num_requests == 7)
     cluster.publish(*cluster.workers)
@@ -171,12 +171,12 @@ def test_an_older_load_of_bootstrap_does_not_undo_what_a_worker_said_itself(clus
     worker = cluster.decode()
     session = cluster.router.fleet.session(worker.instance.instance_id)
     load = bootstrap_pb2.WorkerLoad(num_waiting=7, linked_instances=worker.instance.load.linked_instances)
-    cluster.call(say(worker, worker_pb2.WorkerBatch(instance=worker.instance, load=load)))
+    cluster.call(send(worker, worker_pb2.WorkerBatch(instance=worker.instance, load=load)))
     cluster.wait_until(lambda: session.load().num_requests == 7)
     cluster.publish(*cluster.workers, linked=False)
     assert session.load().num_requests == 7
     assert session.view().linked == set(load.linked_instances)
 
 
-async def say(worker: Any, batch: worker_pb2.WorkerBatch) -> None:
-    worker.say(batch)
+async def send(worker: Any, batch: worker_pb2.WorkerBatch) -> None:
+    worker.send(batch)

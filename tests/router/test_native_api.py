@@ -12,7 +12,7 @@ import pytest
 
 from diptych.generation.finish import Finish
 from diptych.router.http.native.generate_layout import TOLD_AGAIN, GenerateLayout, GenerateStyle
-from diptych.router.output import End, Piece, Usage
+from diptych.router.values.output import End, Piece, Usage
 
 Cluster = Any
 EOS = 256

@@ -29,12 +29,12 @@ class IndexAndModel(RuleBasedStateMachine):
         self.pending: set[int] = set()  # workers whose news goes on
 
     @rule(worker=workers, cleared=st.booleans(), stored=texts, removed=texts, more=st.booleans())
-    def tell(self, worker: int, cleared: bool, stored: list[int], removed: list[int], more: bool) -> None:
+    def report(self, worker: int, cleared: bool, stored: list[int], removed: list[int], more: bool) -> None:
         self.sequences[worker] += 1
         self._receive(worker, self.sequences[worker], cleared, stored, removed, more)
 
     @rule(worker=workers, age=st.integers(0, 3), cleared=st.booleans(), stored=texts, more=st.booleans())
-    def tell_late(self, worker: int, age: int, cleared: bool, stored: list[int], more: bool) -> None:
+    def report_late(self, worker: int, age: int, cleared: bool, stored: list[int], more: bool) -> None:
         """A message that others overtook, or that comes once more."""
         self._receive(worker, max(0, self.sequences[worker] - age), cleared, stored, [], more)
 

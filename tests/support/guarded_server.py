@@ -14,9 +14,9 @@ from prometheus_client import CollectorRegistry
 from diptych.bootstrap.server import BootstrapService
 from diptych.common.net.rpc import listen, new_server, open_channel
 from diptych.common.refusals import Refusals
-from diptych.common.trust.permissions import Party
 from diptych.common.trust.tokens import Tokens, digest_line
 from diptych.common.trust.trust import Trust
+from diptych.common.verdicts.permissions import Party
 from diptych.engine.frontend.admin import RoleChanges, WorkerAdminService, WorkerDrain
 from diptych.engine.frontend.service import WorkerService
 from diptych.v1 import admin_pb2, admin_pb2_grpc, bootstrap_pb2, bootstrap_pb2_grpc, worker_pb2, worker_pb2_grpc

@@ -26,7 +26,7 @@ class Worker:
     sequence: int = 0
     alive: bool = True
 
-    def say(self) -> bytes:
+    def heartbeat(self) -> bytes:
         self.sequence += 1
         return Heartbeat(sequence=self.sequence, instance=self.record).SerializeToString()
 

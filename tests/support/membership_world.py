@@ -89,7 +89,7 @@ class World:
         if address in self.workers:
             self.workers.pop(address).alive = False
 
-    def say_goodbye(self, address: str) -> None:
+    def deregister(self, address: str) -> None:
         if address in self.workers:
             worker = self.workers[address]
             worker.record.state = bootstrap_pb2.INSTANCE_STATE_GONE
@@ -147,7 +147,7 @@ class World:
 
     def _beat(self, worker: Worker) -> None:
         for number in range(len(self.replicas)):
-            data = worker.say()
+            data = worker.heartbeat()
             copies = 1 if self.is_calm else self.rng.choice((0, 1, 1, 1, 1, 2))
             if (worker.record.instance_id, number) not in self._cut:
                 for _ in range(copies):
@@ -172,7 +172,7 @@ class World:
     def _serve(self, number: int, replica: Replica) -> None:
         if replica.next_deadline_s is not None and replica.next_deadline_s <= self.now_s:
             replica.tick(self.now_s)
-        replica.tell_loads()
+        replica.announce_loads()
         for watcher in self.watchers:
             if number not in watcher.streams and self.rng.random() < 0.3:
                 watcher.streams[number] = Stream(replica, replica.open(with_loads=True), WatchStream(number))
@@ -229,7 +229,7 @@ def disturb(world: World) -> None:
     actions: list[tuple[float, Callable[[], None]]] = [
         (0.04, lambda: world.start(address)),
         (0.01, lambda: world.kill(address)),
-        (0.02, lambda: world.say_goodbye(address)),
+        (0.02, lambda: world.deregister(address)),
         (0.10, lambda: world.change(address)),
         (0.02, lambda: world.restart_replica(number)),
         (0.02, lambda: world.break_stream(watcher, number)),

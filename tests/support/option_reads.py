@@ -82,12 +82,12 @@ def _family(name: str, configs: Mapping[str, Config]) -> set[str]:
 def _holders(tree: ast.Module, names: Iterable[str]) -> Iterator[str]:
     """Yield the names that are annotated as a configuration."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.arg | ast.AnnAssign) and _says(node.annotation, names):
+        if isinstance(node, ast.arg | ast.AnnAssign) and _mentions(node.annotation, names):
             name = node.arg if isinstance(node, ast.arg) else _name(node.target)
             yield from (name, f"_{name}")
 
 
-def _says(annotation: ast.expr | None, names: Iterable[str]) -> bool:
+def _mentions(annotation: ast.expr | None, names: Iterable[str]) -> bool:
     """Whether an annotation names one of the classes."""
     return annotation is not None and any(_name(part) in names for part in ast.walk(annotation))
 
@@ -99,7 +99,9 @@ def _attributes(tree: ast.AST, holders: set[str], configs: Iterable[str]) -> Ite
         node, known = left.pop()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-            known = known - {each.arg for each in arguments if each.annotation and not _says(each.annotation, configs)}
+            known = known - {
+                each.arg for each in arguments if each.annotation and not _mentions(each.annotation, configs)
+            }
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and _name(node.value) in known:
             yield node.attr
         left += [(child, known) for child in ast.iter_child_nodes(node)]

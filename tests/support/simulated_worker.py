@@ -63,7 +63,7 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
     ) -> None:
         """`pages_came` is waited for before a decode leg says its first word."""
         self.instance = instance
-        self.admin = SimulatedAdmin(instance, self._tell_record)
+        self.admin = SimulatedAdmin(instance, self._send_record)
         self.stats = STATS  # of every leg
         self.step_s = 0.0  # pause between outputs
         self.faults: list[Fault] = []  # each is used by one leg
@@ -103,7 +103,7 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
     def drain(self) -> None:
         """Take nothing new from now on, and tell every router so."""
         self.instance.state = bootstrap_pb2.INSTANCE_STATE_DRAINING
-        self.say(WorkerBatch(instance=self.instance))
+        self.send(WorkerBatch(instance=self.instance))
 
     def hand_back(self) -> None:
         """End every open leg, for routers to have it done elsewhere."""
@@ -112,7 +112,7 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
             self._sessions_by_room[room].put_nowait(_batch(_HANDED_BACK.output(room)))
         self.running.clear()
 
-    def say(self, batch: WorkerBatch) -> None:
+    def send(self, batch: WorkerBatch) -> None:
         """Send something to every router."""
         for session in self._sessions:
             session.put_nowait(batch)
@@ -173,8 +173,8 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
     def _kind(self, leg: StartLeg) -> LegKind:
         return leg_kind(leg.kind, WORKER_ROLES[self.instance.role])
 
-    def _tell_record(self) -> None:
-        self.say(WorkerBatch(instance=self.instance))
+    def _send_record(self) -> None:
+        self.send(WorkerBatch(instance=self.instance))
         self._on_record()
 
     @property

@@ -254,6 +254,25 @@ def test_tools_render_as_in_transformers(source: str, tools: list[Any], paramete
     assert template.render(WITH_TOOLS, add_generation_prompt=True, tools=tools, parameters=known) == rendered[0][0]
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for m in messages %}{% set x = 1 %}{% generation %}{% set x = 2 %}{{ loop.index }}{{ m.content }}"
+        "{% endgeneration %}{{ x }}{% endfor %}",
+        "{%- for m in messages -%} {%- generation -%} {{ m.role }} {%- endgeneration -%} {%- endfor %}",
+        "{{ documents is defined }}{{ documents }}{{ tools is defined }}",
+    ],
+)
+def test_what_hugging_face_adds_to_jinja_is_there(source: str) -> None:
+    wanted: Any = render_jinja_template([WITH_TOOLS], chat_template=source, add_generation_prompt=True)
+    assert ChatTemplate(source, {}).render(WITH_TOOLS, add_generation_prompt=True) == wanted[0][0]
+
+
+def test_a_generation_without_end_does_not_compile() -> None:
+    with pytest.raises(ConfigError, match="does not compile"):
+        ChatTemplate("{% generation %}", {})
+
+
 PLAIN = [
     "{{ m | map(attribute='role') | join(', ') }}",
     "{{ m | join('-', attribute='content') }}",

@@ -32,6 +32,9 @@ CODE_DTYPES: Final[dict[Code, type]] = {
 FOUR_BITS: Final = ("int4", "fp4")
 NIBBLES: Final = 8  # four-bit codes are packed by so many columns
 
+MXFP4_GROUP: Final = 32  # columns of a scale
+MXFP4_STRIP: Final = 128  # columns that lie together on GPUs
+
 # e2m1: one bit of mantissa, a bias of 1; the fourth bit is the sign. No infinity, no NaN.
 FP4_VALUES: Final = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 # e4m3: the value of each byte (Micikevicius et al., 2022). No infinity; 0x7F and 0xFF are NaN.
@@ -110,6 +113,12 @@ class QuantizedArray:
     def _spread(self, factors: Array) -> Array:
         width = self.codes.shape[1]
         return np.repeat(factors.astype(np.float32), self.group or width, axis=1)[:, :width]
+
+
+def mxfp4_nbytes(num_rows: int, num_columns: int) -> int:
+    """Return what GPUs keep of an MXFP4 weight: in strips of `MXFP4_STRIP` columns, a byte a scale."""
+    num_strips = -(-num_columns // MXFP4_STRIP)
+    return num_rows * num_strips * (MXFP4_STRIP // 2 + MXFP4_STRIP // MXFP4_GROUP)
 
 
 def stack(arrays: Sequence[QuantizedArray]) -> QuantizedArray:

@@ -86,6 +86,7 @@ class Moe:
     scale: float = 1.0  # of all shares
     shared_ffn_size: int = 0  # of one more network that every token passes; 0: there is none
     latent_size: int = 0  # of what chosen experts see of a token, by a matrix, and return, by another; 0: all of it
+    wide_router: bool = False  # it multiplies in float32, whatever else is so
     shared_gate: bool = False  # a sigmoid weighs what that network returns
     router_bias: bool = False  # added to what the router returns
     expert_bias: bool = False  # each expert has biases of gates, ups and results
@@ -98,7 +99,7 @@ class Moe:
 
         So it does where a bias corrects the choice, as models that have one were trained.
         """
-        return self.scoring == "sigmoid" or self.choice_bias
+        return self.wide_router or self.scoring == "sigmoid" or self.choice_bias
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +154,7 @@ class Indexer:
     num_kept: int  # tokens that a query attends to, at most
     interleaved: bool  # neighbours rotate against each other where weights are not laid out in halves
     layers: tuple[int, ...]  # that choose, ascending; others attend to what the last of these before them has chosen
+    own_queries: bool = False  # made of hidden states, normed for it, not of what attention's queries are made of
 
     @property
     def size(self) -> int:
@@ -182,7 +184,9 @@ class ModelConfig:
     windows: tuple[int, ...] = ()  # [num_layers]: tokens that a layer sees, the newest; 0: all. Empty: all everywhere
     chunked: bool = False  # windows don't slide: they cut a text into chunks, and a token sees its own up to itself
     local_rope: Rope | None = None  # of the layers with a window; None: as the others
+    still_layers: frozenset[int] = frozenset()  # that do not rotate where others do; see `latent_of`
     query_growth: QueryGrowth | None = None
+    learned_growth: bool = False  # queries, an indexer's too, grow by what their head has learned of their position
     query_scale: float | None = None  # of scores; None: 1 / sqrt(head_dim)
     attention_softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: they do not
     logits_softcap: float = 0.0
@@ -196,11 +200,13 @@ class ModelConfig:
     pre_norms: bool = True  # what goes into attention and feed-forward network is normed
     post_norms: bool = False  # what attention and feed-forward network add is normed, too
     norm_offset: float = 0.0  # added to every norm's weights
+    centred_norms: bool = False  # norms of the residual stream subtract the mean, and have biases
     embedding_scale: float = 1.0
     residual_scale: float = 1.0  # of what attention and feed-forward network add
     moe: Moe | None = None
     latent: Latent | None = None  # with it `num_kv_heads` is 1, and `head_dim` that of what a token keeps
-    indexer: Indexer | None = None  # with it there are latents, and queries are made of a latent of their own
+    indexer: Indexer | None = None  # with it there are latents
+    sources: tuple[int, ...] = ()  # [num_layers]: whose latents a layer attends to, maybe its own. Empty: all their own
     recurrent: Recurrent | None = None  # its layers have no attention
     wide: WideHeads | None = None  # of the layers without a window; None: they are as the others
     num_borrowing: int = 0  # the last layers have no keys and values: they attend to those of the last layer before
@@ -277,15 +283,22 @@ class ModelConfig:
 
     def keeps(self, layer: int) -> bool:
         """Return whether `layer` has keys and values of its own."""
-        return layer < self.num_layers - self.num_borrowing
+        return self.source(layer) == layer
+
+    def source(self, layer: int) -> int:
+        """Return the layer whose keys and values `layer` attends to, in a kind."""
+        return self.sources[layer] if self.sources else min(layer, self.num_layers - self.num_borrowing - 1)
 
     def place(self, layer: int) -> int:
         """Return where, among the layers that keep something, that lies which `layer` attends to, in a kind."""
-        return min(layer, self.num_layers - self.num_borrowing - 1)
+        return sum(map(self.keeps, range(self.source(layer))))
 
     def qkv_size_of(self, layer: int) -> int:
-        """Return the numbers of a token that attention of `layer` is given."""
-        if not self.keeps(layer):
+        """Return the numbers of a token that attention of `layer` is given.
+
+        With latents a layer that borrows leaves the place of its own unused: an indexer's numbers are behind it.
+        """
+        if not self.keeps(layer) and self.latent is None:
             return self.num_heads * self.head_dim_of(layer)
         if self.wide_at(layer) is None:
             return self.qkv_size
@@ -316,6 +329,7 @@ class ModelConfig:
             num_layers=len(kept),
             windows=tuple(self.windows[layer] for layer in kept) if self.windows else (),
             kv_scales=tuple(self.kv_scales[layer] for layer in kept) if self.kv_scales else (),
+            still_layers=frozenset(place for place, layer in enumerate(kept) if layer in self.still_layers),
             recurrent=None,
             ffn_only=frozenset(),
             without_ffn=frozenset(),
@@ -333,7 +347,14 @@ class ModelConfig:
         return self.kv_scales[layer] if self.kv_scales else (1.0, 1.0)
 
     def rope_of(self, layer: int) -> Rope:
-        return self.local_rope if self.local_rope is not None and self.window(layer) else self.rope
+        rope = self.local_rope if self.local_rope is not None and self.window(layer) else self.rope
+        return replace(Rope.still(rope.dim), start=rope.start) if layer in self.still_layers else rope
+
+    def latent_of(self, layer: int) -> Latent | None:
+        """Return what latents are in `layer`: in a still one, all that a head's query meets is made of the latent."""
+        if self.latent is None or layer not in self.still_layers:
+            return self.latent
+        return replace(self.latent, nope_dim=self.latent.query_dim, rope_dim=0)
 
     def chooses(self, layer: int) -> bool:
         """Return whether an indexer chooses the tokens that `layer`, and maybe others behind it, attend to."""
@@ -368,6 +389,8 @@ class ModelConfig:
             self._validate_latent(self.latent)
         if self.indexer is not None:
             self._validate_indexer(self.indexer)
+        if self.sources:
+            self._validate_sources(self.sources)
         if self.recurrent is not None:
             self._validate_recurrent(self.recurrent)
         if self.query_growth is not None:
@@ -406,12 +429,23 @@ class ModelConfig:
     def _validate_indexer(self, indexer: Indexer) -> None:
         if min(indexer.num_heads, indexer.num_kept, indexer.head_dim) < 1:
             raise ConfigError(f"{self.model_id}: every size of an indexer must be at least 1: {indexer}")
-        if self.latent is None or not self.latent.query_rank:
+        if self.latent is None or not (self.latent.query_rank or indexer.own_queries):
             raise ConfigError(f"{self.model_id}: an indexer's queries are made of latents, but q_lora_rank is 0")
         if indexer.head_dim < self.latent.rope_dim:
             raise ConfigError(f"{self.model_id}: index_head_dim {indexer.head_dim} is less than what of it rotates")
         if indexer.layers[:1] != (0,):
             raise ConfigError(f"{self.model_id}: the first layer must choose the tokens that it attends to")
+
+    def _validate_sources(self, sources: tuple[int, ...]) -> None:
+        kept = [layer for layer, source in enumerate(sources) if source == layer]
+        if len(sources) != self.num_layers or any(
+            source not in kept or source > layer for layer, source in enumerate(sources)
+        ):
+            raise ConfigError(
+                f"{self.model_id}: {sources} are not layers whose latents {self.num_layers} can attend to"
+            )
+        if self.latent is None or self.recurrent is not None:
+            raise ConfigError(f"{self.model_id}: only layers with latents can attend to those of another")
 
     def _validate_recurrent(self, recurrent: Recurrent) -> None:
         sizes = [size for part in recurrent.mixer.state_parts for size in part.shape]

@@ -60,6 +60,9 @@ class Family:
     placement: Callable[[ModelConfig], Iterator[Placed]]  # every tensor of a complete checkpoint,
     not_read: Callable[[ModelConfig], tuple[str, ...]] = lambda _: ()  # but those whose names begin so
     unstack: Callable[[ModelConfig, Named], Iterator[Named]] = as_stored  # to the tensors that `placement` names
+    learned: str | None = None  # a tensor, not placed, that says more of the configuration:
+    with_learned: Callable[[ModelConfig, Array], ModelConfig] = lambda config, _: config
+    aliases: tuple[str, ...] = ()  # other names of the architecture
 
 
 DENSE_NAMES: Final = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
@@ -103,8 +106,8 @@ def attention(config: ModelConfig, layer: int) -> Iterator[Placed]:
 
 def latent_attention(config: ModelConfig, layer: int) -> Iterator[Placed]:
     """Yield a layer's attention by latents, named as in DeepSeek V3. All ranks have what makes the latents."""
-    assert config.latent is not None
-    latent, prefix, hidden = config.latent, f"model.layers.{layer}.self_attn.", config.hidden_size
+    latent, prefix, hidden = config.latent_of(layer), f"model.layers.{layer}.self_attn.", config.hidden_size
+    assert latent is not None
     query_rows = config.num_heads * latent.query_dim
     if latent.query_rank:
         yield whole(f"{prefix}q_a_proj.weight", f"{layer}.q_a", (latent.query_rank, hidden))
@@ -112,8 +115,9 @@ def latent_attention(config: ModelConfig, layer: int) -> Iterator[Placed]:
         yield whole(f"{prefix}q_b_proj.weight", f"{layer}.q_b", (query_rows, latent.query_rank), Split.ROWS)
     else:
         yield whole(f"{prefix}q_proj.weight", f"{layer}.q", (query_rows, hidden), Split.ROWS)
-    yield whole(f"{prefix}kv_a_proj_with_mqa.weight", f"{layer}.kv_a", (latent.key_dim, hidden))
-    yield whole(f"{prefix}kv_a_layernorm.weight", f"{layer}.kv_a_norm", (latent.rank,))
+    if config.keeps(layer):
+        yield whole(f"{prefix}kv_a_proj_with_mqa.weight", f"{layer}.kv_a", (latent.key_dim, hidden))
+        yield whole(f"{prefix}kv_a_layernorm.weight", f"{layer}.kv_a_norm", (latent.rank,))
     head_rows = latent.nope_dim + latent.value_dim
     yield whole(f"{prefix}kv_b_proj.weight", f"{layer}.kv_b", (config.num_heads * head_rows, latent.rank), Split.ROWS)
     value_columns = config.num_heads * latent.value_dim
@@ -125,7 +129,11 @@ def indexer(config: ModelConfig, layer: int) -> Iterator[Placed]:
     assert config.indexer is not None
     assert config.latent is not None
     prefix, heads, dim = f"model.layers.{layer}.self_attn.indexer.", config.indexer.num_heads, config.indexer.head_dim
-    yield whole(f"{prefix}wq_b.weight", f"{layer}.index_q", (heads * dim, config.latent.query_rank))
+    seen = config.hidden_size if config.indexer.own_queries else config.latent.query_rank
+    yield whole(f"{prefix}wq_b.weight", f"{layer}.index_q", (heads * dim, seen))
+    if config.indexer.own_queries:
+        yield whole(f"{prefix}q_input_norm.weight", f"{layer}.index_q_norm", (config.hidden_size,))
+        yield whole(f"{prefix}q_input_norm.bias", f"{layer}.index_q_norm_bias", (config.hidden_size,))
     yield whole(f"{prefix}wk.weight", f"{layer}.index_k", (dim, config.hidden_size))
     yield whole(f"{prefix}k_norm.weight", f"{layer}.index_k_norm", (dim,))
     yield whole(f"{prefix}k_norm.bias", f"{layer}.index_k_norm_bias", (dim,))

@@ -6,41 +6,44 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from diptych.architectures.config import ModelConfig
-from diptych.architectures.families.deepseek_v3 import DEEPSEEK_V3
-from diptych.architectures.families.deepseek_v32 import DEEPSEEK_V32
-from diptych.architectures.families.ernie4_5 import ERNIE4_5
-from diptych.architectures.families.ernie4_5_moe import ERNIE4_5_MOE
-from diptych.architectures.families.gemma2 import GEMMA2
-from diptych.architectures.families.gemma3 import GEMMA3, GEMMA3_TEXT
-from diptych.architectures.families.gemma4 import GEMMA4, GEMMA4_TEXT
-from diptych.architectures.families.glm4 import GLM4
-from diptych.architectures.families.glm4_moe import GLM4_MOE
-from diptych.architectures.families.glm4_moe_lite import GLM4_MOE_LITE
-from diptych.architectures.families.glm_moe_dsa import GLM_MOE_DSA
-from diptych.architectures.families.gpt_oss import GPT_OSS
-from diptych.architectures.families.granite import GRANITE
-from diptych.architectures.families.kimi_linear import KIMI_LINEAR
-from diptych.architectures.families.lfm2 import LFM2, LFM2_MOE
-from diptych.architectures.families.llama import LLAMA
-from diptych.architectures.families.llama4 import LLAMA4, LLAMA4_TEXT
-from diptych.architectures.families.minimax_m2 import MINIMAX_M2
-from diptych.architectures.families.ministral3 import MINISTRAL3
-from diptych.architectures.families.mistral import MISTRAL
-from diptych.architectures.families.mistral3 import MISTRAL3
-from diptych.architectures.families.mistral4 import MISTRAL4
-from diptych.architectures.families.mixtral import MIXTRAL
-from diptych.architectures.families.nemotron_h import NEMOTRON_H
-from diptych.architectures.families.olmo2 import OLMO2
-from diptych.architectures.families.olmo3 import OLMO3
-from diptych.architectures.families.phi3 import PHI3
-from diptych.architectures.families.qwen2 import QWEN2
-from diptych.architectures.families.qwen2_moe import QWEN2_MOE
-from diptych.architectures.families.qwen3 import QWEN3
-from diptych.architectures.families.qwen3_5 import QWEN3_5, QWEN3_5_TEXT
-from diptych.architectures.families.qwen3_5_moe import QWEN3_5_MOE, QWEN3_5_MOE_TEXT
-from diptych.architectures.families.qwen3_moe import QWEN3_MOE
-from diptych.architectures.families.qwen3_next import QWEN3_NEXT
-from diptych.architectures.families.seed_oss import SEED_OSS
+from diptych.architectures.families.dense.ernie4_5 import ERNIE4_5
+from diptych.architectures.families.dense.gemma2 import GEMMA2
+from diptych.architectures.families.dense.gemma3 import GEMMA3, GEMMA3_TEXT
+from diptych.architectures.families.dense.glm4 import GLM4
+from diptych.architectures.families.dense.granite import GRANITE
+from diptych.architectures.families.dense.llama import LLAMA
+from diptych.architectures.families.dense.ministral3 import MINISTRAL3
+from diptych.architectures.families.dense.mistral import MISTRAL
+from diptych.architectures.families.dense.nemotron import NEMOTRON
+from diptych.architectures.families.dense.olmo2 import OLMO2
+from diptych.architectures.families.dense.olmo3 import OLMO3
+from diptych.architectures.families.dense.phi3 import PHI3
+from diptych.architectures.families.dense.qwen2 import QWEN2
+from diptych.architectures.families.dense.qwen3 import QWEN3
+from diptych.architectures.families.dense.seed_oss import SEED_OSS
+from diptych.architectures.families.experts.ernie4_5_moe import ERNIE4_5_MOE
+from diptych.architectures.families.experts.gemma4 import GEMMA4, GEMMA4_TEXT
+from diptych.architectures.families.experts.glm4_moe import GLM4_MOE
+from diptych.architectures.families.experts.gpt_oss import GPT_OSS
+from diptych.architectures.families.experts.llama4 import LLAMA4, LLAMA4_TEXT
+from diptych.architectures.families.experts.minimax_m2 import MINIMAX_M2
+from diptych.architectures.families.experts.mixtral import MIXTRAL
+from diptych.architectures.families.experts.qwen2_moe import QWEN2_MOE
+from diptych.architectures.families.experts.qwen3_moe import QWEN3_MOE
+from diptych.architectures.families.latent.deepseek_v3 import DEEPSEEK_V3
+from diptych.architectures.families.latent.deepseek_v32 import DEEPSEEK_V32
+from diptych.architectures.families.latent.glm4_moe_lite import GLM4_MOE_LITE
+from diptych.architectures.families.latent.glm_moe_dsa import GLM_MOE_DSA
+from diptych.architectures.families.latent.kimi_k25 import KIMI_K25
+from diptych.architectures.families.latent.mistral3 import MISTRAL3
+from diptych.architectures.families.latent.mistral4 import MISTRAL4
+from diptych.architectures.families.latent.mistral_large4 import MISTRAL_LARGE4
+from diptych.architectures.families.recurrent.kimi_linear import KIMI_LINEAR
+from diptych.architectures.families.recurrent.lfm2 import LFM2, LFM2_MOE
+from diptych.architectures.families.recurrent.nemotron_h import NEMOTRON_H
+from diptych.architectures.families.recurrent.qwen3_5 import QWEN3_5, QWEN3_5_TEXT
+from diptych.architectures.families.recurrent.qwen3_5_moe import QWEN3_5_MOE, QWEN3_5_MOE_TEXT
+from diptych.architectures.families.recurrent.qwen3_next import QWEN3_NEXT
 from diptych.architectures.hf_config import HfConfig
 from diptych.architectures.placement import Family
 from diptych.common.errors import ConfigError
@@ -61,6 +64,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "glm_moe_dsa": GLM_MOE_DSA,
     "gpt_oss": GPT_OSS,
     "granite": GRANITE,
+    "kimi_k25": KIMI_K25,
     "kimi_linear": KIMI_LINEAR,
     "lfm2": LFM2,
     "lfm2_moe": LFM2_MOE,
@@ -72,7 +76,9 @@ FAMILIES: Final[dict[str, Family]] = {
     "mistral": MISTRAL,
     "mistral3": MISTRAL3,
     "mistral4": MISTRAL4,
+    "mistral_large4": MISTRAL_LARGE4,
     "mixtral": MIXTRAL,
+    "nemotron": NEMOTRON,
     "nemotron_h": NEMOTRON_H,
     "olmo2": OLMO2,
     "olmo3": OLMO3,
@@ -87,6 +93,15 @@ FAMILIES: Final[dict[str, Family]] = {
     "qwen3_moe": QWEN3_MOE,
     "qwen3_next": QWEN3_NEXT,
     "seed_oss": SEED_OSS,
+}
+# architectures that are known and not served, and what of them no layer computes
+UNKNOWN: Final[dict[str, str]] = {
+    "DeepseekV4ForCausalLM": "pages of compressed entries, hyper-connections, and experts that a token's id decides",
+    "Glm5NextForConditionalGeneration": "hyper-connections, and an indexer that chooses groups of tokens",
+    "MiniMaxM3SparseForConditionalGeneration": "blocks of keys and values that an indexer chooses for each KV head",
+    "MiniMaxM3VLForCausalLM": "blocks of keys and values that an indexer chooses for each KV head",
+    "Qwen4ExpForCausalLM": "hyper-connections, embeddings of several tokens, and an indexer that chooses blocks",
+    "Qwen4ExpForConditionalGeneration": "hyper-connections, embeddings of several tokens, and an indexer of blocks",
 }
 # what reading a value of another kind than expected runs into
 NONSENSE: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
@@ -110,10 +125,12 @@ def from_hf(values: Mapping[str, Any], generation: Mapping[str, Any], model_id: 
 def _family(hf: HfConfig) -> Family:
     names = hf.get("architectures") or ()
     for family in FAMILIES.values():
-        if family.architecture in names:
+        if {family.architecture, *family.aliases} & {*names}:
             return family
     if not names and hf.get("model_type") in FAMILIES:
         return FAMILIES[hf["model_type"]]
+    for name in filter(UNKNOWN.__contains__, names):
+        raise ConfigError(f"{hf.model_id}: architecture {name} is not supported: no layer computes {UNKNOWN[name]}")
     given = ", ".join(names) or f"of model_type {hf.get('model_type')}"
     known = ", ".join(family.architecture for family in FAMILIES.values())
     raise ConfigError(f"{hf.model_id}: architecture {given} is not supported; {known} are")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from typing import Final
 
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.registry import FAMILIES
 
+MatrixNbytes = Callable[[int, int], int]  # of so many rows and columns
 EXPERT: Final = re.compile(r"\d+\.experts\.")  # how the target of an expert's matrix begins
 
 
@@ -22,6 +24,16 @@ def num_active_parameters(config: ModelConfig) -> int:
     experts, others = _by_kind(config)
     moe = config.moe
     return others if moe is None else others + experts * moe.experts_per_token // moe.num_experts
+
+
+def weights_nbytes(config: ModelConfig, number_nbytes: int, of_expert: MatrixNbytes) -> int:
+    """Return the bytes of all weights, of which the matrices of experts take what `of_expert` says."""
+    total = 0
+    for _, pieces in FAMILIES[config.architecture].placement(config):
+        for piece in pieces:
+            is_matrix = len(piece.shape) == 2 and EXPERT.match(piece.target)
+            total += of_expert(*piece.shape) if is_matrix else math.prod(piece.shape) * number_nbytes
+    return total
 
 
 def _by_kind(config: ModelConfig) -> tuple[int, int]:

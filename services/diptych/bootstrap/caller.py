@@ -10,7 +10,7 @@ from typing import Final
 
 from diptych.common.errors import Forbidden, Overloaded
 from diptych.common.net.reachable import host_of
-from diptych.common.trust.permissions import EVERY, Parties, Party
+from diptych.common.verdicts.permissions import EVERY, Parties, Party
 from diptych.v1.bootstrap_pb2 import ROLE_ROUTER, Instance
 
 MAX_MESSAGE_BYTES: Final = 256 * 2**10

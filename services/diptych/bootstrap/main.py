@@ -26,12 +26,11 @@ from diptych.bootstrap.replica import ReplicaSnapshot
 from diptych.bootstrap.server import BootstrapService
 from diptych.bootstrap.standing import Standing
 from diptych.common import lifecycle
-from diptych.common.build_info import tell_certificate, tell_version
+from diptych.common.build_info import register_certificate_expiry, register_version
 from diptych.common.config import option
 from diptych.common.errors import ConfigError
 from diptych.common.health.grpc_health import add_health
 from diptych.common.health.health import HealthServer, Page
-from diptych.common.health.probes import Probes, Verdict, judge_loops
 from diptych.common.logging import LogConfig, setup
 from diptych.common.members.heartbeat import LoopHeartbeat
 from diptych.common.members.instances import role_of
@@ -42,6 +41,7 @@ from diptych.common.net.rpc import listen, new_server
 from diptych.common.refusals import Refusals
 from diptych.common.trust.tls import Tls
 from diptych.common.trust.trust import Trust, TrustConfig, forget_token
+from diptych.common.verdicts.probes import Probes, Verdict, judge_loops
 
 logger = logging.getLogger(__name__)
 
@@ -130,8 +130,8 @@ class BootstrapMetrics(Collector):
         self._snapshot = snapshot
         self._registry = CollectorRegistry()
         self._registry.register(refusals)
-        tell_version(self._registry)
-        tell_certificate(self._registry, tls)
+        register_version(self._registry)
+        register_certificate_expiry(self._registry, tls)
         self._registry.register(self)
 
     def page(self) -> Page:

@@ -35,7 +35,7 @@ class Outbox:
     def is_empty(self) -> bool:
         return not (self._snapshot_is_due or self._told or self._loads or self._left)
 
-    def put(self, upserts: Mapping[int, bytes], removed: Iterable[int], ended: Iterable[int]) -> None:
+    def add(self, upserts: Mapping[int, bytes], removed: Iterable[int], ended: Iterable[int]) -> None:
         """Add a change; a later one of the same instance replaces an earlier one."""
         if self._snapshot_is_due:
             return
@@ -51,7 +51,7 @@ class Outbox:
             self._clear()
             self._snapshot_is_due = True
 
-    def put_loads(self, loads: Mapping[int, bytes]) -> None:
+    def add_loads(self, loads: Mapping[int, bytes]) -> None:
         if not self._snapshot_is_due:
             self._loads.update(loads)
 

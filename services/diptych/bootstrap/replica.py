@@ -32,7 +32,7 @@ from diptych.common.members.instances import name_of
 from diptych.common.members.membership import Record
 from diptych.common.members.roles import WORKER_ROLES, Part, Role, part_of
 from diptych.common.members.terms import Terms, mismatch, terms_of
-from diptych.common.trust.permissions import EVERY
+from diptych.common.verdicts.permissions import EVERY
 from diptych.v1.bootstrap_pb2 import Instance
 
 logger = logging.getLogger(__name__)
@@ -94,23 +94,23 @@ class Replica:
             self._counts.refused += 1
             raise InvalidRequest(str(error)) from None
         self._counts.heartbeats += 1
-        return self._tell(delta)
+        return self._announce(delta)
 
     def tick(self, now_s: float) -> Delta[Announcement]:
-        return self._tell(self._membership.apply(Tick(), now_s))
+        return self._announce(self._membership.apply(Tick(), now_s))
 
     def excuse(self, now_s: float) -> None:
         """Give everybody that is listed a fresh lease: nobody could be heard."""
         self._membership.apply(Paused(), now_s)
 
-    def tell_loads(self) -> list[Outbox]:
+    def announce_loads(self) -> list[Outbox]:
         """Tell those whose turn it is how busy everybody is whose load changed since their last one; return them."""
         self._loads.append({instance_id: load_chunk(record) for instance_id, record in self._new_loads.items()})
         self._new_loads.clear()
         turn = next(self._turns)
         told = [outbox for outbox, place in self._watchers.items() if place == turn]
         for outbox, loads in itertools.product(told, self._loads):
-            outbox.put_loads(loads)
+            outbox.add_loads(loads)
         return told
 
     def open(self, *, with_loads: bool, caller: Caller = ANYBODY) -> Outbox:
@@ -152,13 +152,13 @@ class Replica:
             records = (dataclasses.replace(record, load=b"") for record in records)
         return _chunks(records, self._views[outbox].roles)
 
-    def _tell(self, delta: Delta[Announcement]) -> Delta[Announcement]:
+    def _announce(self, delta: Delta[Announcement]) -> Delta[Announcement]:
         self._new_loads.update((record.instance_id, record) for record in delta.loads)
         if delta.is_news:
             for roles, outboxes in self._by_roles().items():
                 chunks = _chunks(delta.upserts, roles)
                 for outbox in outboxes:
-                    outbox.put(chunks, delta.removed, delta.ended)
+                    outbox.add(chunks, delta.removed, delta.ended)
             self._learn(delta)
             self._note(delta)
         return delta
@@ -176,14 +176,14 @@ class Replica:
             for outbox in self._watching.get(record.instance_id, ()):
                 sees_more = self._views[outbox].learn(record.instance_id, record.payload.role)
                 if sees_more and not outbox.owes_snapshot:
-                    outbox.put(self._everything(outbox), (), ())
+                    outbox.add(self._everything(outbox), (), ())
 
     def _note(self, delta: Delta[Announcement]) -> None:
         for move in delta.moves:
             self._counts.moves[move.after] += 1
             _log_move(move)
         for record in delta.upserts:
-            for words in self._mismatches.put(instance_of(record)):
+            for words in self._mismatches.add(instance_of(record)):
                 self._counts.mismatches += 1
                 logger.warning("%s", words)
         for instance_id in (*delta.removed, *delta.ended):
@@ -218,7 +218,7 @@ class Mismatches:
         self._counts: Counter[_Kind] = Counter()
         self._examples: dict[_Kind, str] = {}
 
-    def put(self, instance: Instance) -> tuple[str, ...]:
+    def add(self, instance: Instance) -> tuple[str, ...]:
         """Take in a record; return what no pair can be made of that could not be known before, in words."""
         part = part_of(instance)
         if part is None:

@@ -109,7 +109,7 @@ class BootstrapService:
         """End leases when they are due, and tell loads now and then."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._expire_forever())
-            tasks.create_task(self._tell_loads_forever())
+            tasks.create_task(self._announce_loads_forever())
 
     async def _expire_forever(self) -> None:
         while True:
@@ -127,10 +127,10 @@ class BootstrapService:
         wake_s = now_s + self._lease_s / 4
         return wake_s if deadline_s is None else min(wake_s, max(now_s, deadline_s))
 
-    async def _tell_loads_forever(self) -> None:
+    async def _announce_loads_forever(self) -> None:
         while True:
             await asyncio.sleep(LOADS_EVERY_S / NUM_TURNS)
-            self._wake(self._replica.tell_loads())
+            self._wake(self._replica.announce_loads())
 
     def _note(self, delta: Delta[Announcement]) -> None:
         if delta.is_news:

@@ -91,17 +91,17 @@ def read_header(data: Readable) -> Header:
         raise ValueError(f"{num_tensors} tensors and {num_keys} keys are more than {MAX_ENTRIES}")
     metadata: dict[str, Any] = {}
     for _ in range(num_keys):
-        _put(metadata, reader.string(), reader.value(reader.unpack("I")[0]))
+        _set_once(metadata, reader.string(), reader.value(reader.unpack("I")[0]))
     found: dict[str, tuple[tuple[int, ...], int, int]] = {}
     for _ in range(num_tensors):
-        _put(found, reader.string(), reader.tensor())
+        _set_once(found, reader.string(), reader.tensor())
     start = _aligned(reader.at, metadata.get("general.alignment", 32))
     tensors = {name: TensorInfo(shape, kind, start + offset) for name, (shape, kind, offset) in found.items()}
     _refuse_misplaced(tensors, len(data))
     return Header(metadata, tensors, start)
 
 
-def _put(values: dict[str, Any], name: str, value: Any) -> None:
+def _set_once(values: dict[str, Any], name: str, value: Any) -> None:
     if name in values:
         raise ValueError(f"{name} comes twice")
     values[name] = value

@@ -72,10 +72,10 @@ class HfFolder:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         config = read_config(folder)
-        quantization = read_json(folder / "config.json").get("quantization_config")
+        quantization = _quantization(read_json(folder / "config.json"))
         self._scheme = read_scheme(quantization, config.model_id) if quantization else None
         self._shards = _shards(folder)
-        self.config = replace(config, kv_scales=_kv_scales(self._shards, config))
+        self.config = _with_learned(replace(config, kv_scales=_kv_scales(self._shards, config)), self._shards)
         header = (folder / "config.json").read_bytes() + b"".join(read_header(shard)[0] for shard in self._shards)
         self.weights_id = fingerprint(self._shards, header)
 
@@ -100,6 +100,13 @@ class HfFolder:
                     yield name, tensor
 
 
+def _quantization(values: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return what is said of quantised weights: models that know images may say it of their text."""
+    said: Mapping[str, Any] | None = values.get("quantization_config")
+    text = values.get("text_config")
+    return text.get("quantization_config") if said is None and isinstance(text, Mapping) else said
+
+
 def read_config(folder: Path) -> ModelConfig:
     """Read `config.json` and, if there is one, `generation_config.json`."""
     generation = folder / "generation_config.json"
@@ -112,6 +119,17 @@ def _kv_scales(shards: list[Path], config: ModelConfig) -> KvScales:
     with_scales = (shard for shard in shards if any(map(is_kv_scale, tensor_names(shard))))
     tensors = (named for shard in with_scales for named in read_tensors(shard) if not named[0].startswith(not_read))
     return read_kv_scales(tensors, config.num_layers, config.model_id)
+
+
+def _with_learned(config: ModelConfig, shards: list[Path]) -> ModelConfig:
+    """Return `config` with what a tensor of the checkpoint says of it, in families that have one."""
+    family = FAMILIES[config.architecture]
+    for shard in (shard for shard in shards if family.learned in tensor_names(shard)):
+        tensors = dict(named for named in read_tensors(shard) if named[0] == family.learned)
+        return family.with_learned(config, as_floats(tensors[str(family.learned)]))
+    if family.learned is not None:
+        raise ConfigError(f"{config.model_id}: the checkpoint lacks {family.learned}")
+    return config
 
 
 def _shards(folder: Path) -> list[Path]:

@@ -2,6 +2,6 @@
 
 Each command runs in a process of its own. No other package imports this one.
 
-What commands share is in rooms: `platform` (a platform on this machine), `requests` (clients) and `reports` (what is
-printed).
+What commands share is in rooms: `plans` (what is decided), `platform` (a platform on this machine), `requests`
+(clients) and `reports` (what is printed).
 """

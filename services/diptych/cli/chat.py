@@ -33,7 +33,7 @@ class Conversation:
         """Forget everything but the system prompt."""
         self.messages = [ChatMessage(role="system", content=self.config.system)] if self.config.system else []
 
-    def say(self, text: str) -> None:
+    def send(self, text: str) -> None:
         """Send `text` and print the answer as it comes. Raises `RequestFailed`."""
         question = ChatMessage(role="user", content=text)
         chat = ChatMessages(messages=[*self.messages, question])
@@ -70,7 +70,7 @@ def main(config: ChatConfig) -> int:
             conversation.restart()
         elif line:
             try:
-                conversation.say(line)
+                conversation.send(line)
             except RequestFailed as error:
                 print(f"diptych chat: {error}", file=sys.stderr)
                 if not is_terminal:

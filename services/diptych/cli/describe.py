@@ -10,11 +10,11 @@ from pathlib import Path
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.registry import from_hf
 from diptych.checkpoints.gguf_model import GgufModel
+from diptych.checkpoints.shard import check_divides
 from diptych.cli.reports.model_report import Plan, as_json, as_text
 from diptych.common.config import REQUIRED, argument, option
 from diptych.common.errors import ConfigError
 from diptych.common.json_file import read_json
-from diptych.engine.tensor_parallel.shard import check_divides
 from diptych.kvtransfer.layout import DTYPE_NBYTES
 
 
@@ -45,9 +45,17 @@ class DescribeConfig:
 
 def main(config: DescribeConfig) -> int:
     """Print the description; return the exit code."""
-    model = read(Path(config.model).expanduser())
+    path = Path(config.model).expanduser()
+    model = read(path)
     check_divides(model, config.tp)
-    plan = Plan(config.gpu_gib, config.gpu_memory_share, config.tp, config.page_size, config.kv_cache_dtype)
+    plan = Plan(
+        config.gpu_gib,
+        config.gpu_memory_share,
+        config.tp,
+        config.page_size,
+        config.kv_cache_dtype,
+        has_mxfp4=has_mxfp4(path),
+    )
     print(json.dumps(as_json(model, plan), indent=2) if config.json else as_text(model, plan))
     return 0
 
@@ -56,9 +64,21 @@ def read(path: Path) -> ModelConfig:
     """Read a model's configuration. Raises `ConfigError` for what is not supported, or not there."""
     if path.suffix == ".gguf" and path.is_file():
         return GgufModel(path).config
-    file = path / "config.json" if path.is_dir() else path
+    file = _config_file(path)
     if not file.is_file():
         raise ConfigError(f"no model {str(path)!r}: give a folder with config.json, that file, or a GGUF file")
     generation = file.with_name("generation_config.json")
     name = file.resolve().parent.name if file.name == "config.json" else file.stem
     return from_hf(read_json(file), read_json(generation) if generation.is_file() else {}, name)
+
+
+def has_mxfp4(path: Path) -> bool:
+    """Whether a model that `read` can read has its experts in MXFP4."""
+    if path.suffix == ".gguf":
+        return False
+    quantization = read_json(_config_file(path)).get("quantization_config") or {}
+    return bool(quantization.get("quant_method") == "mxfp4")
+
+
+def _config_file(path: Path) -> Path:
+    return path / "config.json" if path.is_dir() else path

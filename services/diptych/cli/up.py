@@ -16,8 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from diptych.cli.platform.log_view import LogView
-from diptych.cli.platform.plan import (
+from diptych.cli.plans.processes import (
     Component,
     ListenAddresses,
     Model,
@@ -27,6 +26,7 @@ from diptych.cli.platform.plan import (
     threads_each,
     transport_environment,
 )
+from diptych.cli.platform.log_view import LogView
 from diptych.cli.platform.shared_trust import SharedTrust, shared_trust
 from diptych.cli.platform.supervisor import ComponentFailed, Supervisor
 from diptych.cli.platform.whereabouts import LocalPlatform, announced, running, runtime_folder
@@ -146,7 +146,7 @@ def _run(config: UpConfig, trust: SharedTrust) -> int:
         _check_pool(component, source)
     model_id = next(iter(config.served_model_name), source.config.model_id)
     view = LogView(sys.stdout, tuple(component.name for component in planned), colours_wanted(sys.stdout))
-    view.say(f"starting {', '.join(component.name for component in planned)}; {num_threads} threads a worker")
+    view.log(f"starting {', '.join(component.name for component in planned)}; {num_threads} threads a worker")
     supervisor = Supervisor(planned, view, partial(_wait_until_ready, listen, view))
     here = LocalPlatform(listen.http, listen.grpc, listen.bootstrap, model_id, trust.of_commands)
     with found_by_commands(here, view) as found:
@@ -169,10 +169,10 @@ def _supervise(run: Callable[[Stop], Awaitable[None]], view: LogView) -> int:
     try:
         asyncio.run(run_until_signal(run))
     except ComponentFailed as failed:
-        view.say(str(failed), level="error")
+        view.log(str(failed), level="error")
         return 1
     except asyncio.CancelledError:  # a third Ctrl-C
-        view.say("killed", level="warning")
+        view.log("killed", level="warning")
     return 0
 
 
@@ -185,7 +185,7 @@ def found_by_commands(platform: LocalPlatform, view: LogView) -> Iterator[int]:
             stack.enter_context(announced(platform, folder))
             num_found = len(running(folder))
         except (ConfigError, OSError) as error:
-            view.say(f"commands won't find this platform by themselves: {error}", level="warning")
+            view.log(f"commands won't find this platform by themselves: {error}", level="warning")
             num_found = 0
         yield num_found
 
@@ -275,7 +275,7 @@ async def _wait_until_ready(listen: ListenAddresses, view: LogView) -> None:
         if await _status(listen.client_host, listen.http_port, "/ready") == 200:
             return
         if attempt % round(_HINT_INTERVAL_S / _READY_INTERVAL_S) == 0:
-            view.say("still waiting for the workers: loading a large model takes a while")
+            view.log("still waiting for the workers: loading a large model takes a while")
         await asyncio.sleep(_READY_INTERVAL_S)
 
 

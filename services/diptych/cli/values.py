@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from diptych.cli.chart_values import (
+from diptych.cli.plans.chart_values import (
     GIB,
     MOUNT,
     SIMULATION,

@@ -9,12 +9,12 @@ from prometheus_client import CollectorRegistry, Gauge, Info
 from diptych.common.trust.tls import Tls
 
 
-def tell_version(registry: CollectorRegistry) -> None:
+def register_version(registry: CollectorRegistry) -> None:
     """Register `diptych_build_info`."""
     Info("diptych_build", "1, with the version of Diptych", registry=registry).info({"version": version("diptych")})
 
 
-def tell_certificate(registry: CollectorRegistry, tls: Tls | None) -> None:
+def register_certificate_expiry(registry: CollectorRegistry, tls: Tls | None) -> None:
     """Register when our certificate ends, as its file is at each scrape; nothing where there is none."""
     if tls is not None:
         words = "When the certificate between components ends, in seconds since 1970"

@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from diptych.common.health.probes import BEAT_S, LOOK_S, Bounds, ProcessSample, Watch
 from diptych.common.members.heartbeat import SharedHeartbeat
+from diptych.common.verdicts.probes import BEAT_S, LOOK_S, Bounds, ProcessSample, Watch
 
 _OWN_MEMORY: Final = ("RssAnon", "VmSwap")  # not that of files, which the system can drop
 _ENDED: Final = ("Z", "X")  # nobody has asked yet how

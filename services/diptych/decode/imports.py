@@ -60,7 +60,7 @@ class Imports:
         room.on(Signal.HANDED_OFF)
         room.handed_off_s = now_s
         if room.digest is None:
-            self._put_together(room, now_s)
+            self._assemble(room, now_s)
         else:
             self._effects.append(DigestPages(room.request.room, room.granted))
 
@@ -69,7 +69,7 @@ class Imports:
         if room.phase is Phase.DISCARDING:
             self._rooms.discard(room)
         elif digest == room.digest:
-            self._put_together(room, now_s)
+            self._assemble(room, now_s)
         elif digest is None:
             self._reject(room, "the KV pages that arrived could not be read to be verified")
         else:
@@ -84,7 +84,7 @@ class Imports:
         else:
             self._reject(room, f"the KV pages that arrived could not be put together: {error}")
 
-    def _put_together(self, room: DecodeRoom, now_s: float) -> None:
+    def _assemble(self, room: DecodeRoom, now_s: float) -> None:
         """The pages are as prefill sent them: several of its ranks may each have sent a part."""
         if room.is_in_parts and len(room.granted):
             self._effects.append(UnpackPages(room.request.room, room.peer, room.granted))

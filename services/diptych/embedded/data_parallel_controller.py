@@ -27,8 +27,8 @@ from diptych.router.choose.page_chain import page_hashes
 from diptych.router.choose.policies import plan_of
 from diptych.router.choose.policies.policy import Candidates, RequestView, Worker
 from diptych.router.serve.attempt import Attempt, legs_of
-from diptych.router.serve.failure import LegFailure
-from diptych.router.serve.progress import WaitBudget
+from diptych.router.values.failure import LegFailure
+from diptych.router.values.progress import WaitBudget
 from diptych.router.workers.legs import Work
 from diptych.router.workers.worker_view import Pair
 from diptych.tokens.packed_tokens import pack

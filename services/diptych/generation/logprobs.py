@@ -76,7 +76,7 @@ class PromptLogprobs:
         width: int = self._batch.top_ids.shape[1]
         return width
 
-    def put(self, position: int, batch: LogprobsBatch, rows: slice) -> None:
+    def store(self, position: int, batch: LogprobsBatch, rows: slice) -> None:
         """Take the rows of a batch that predict the tokens from `position + 1` on."""
         mine, num_top = self._batch, self.num_top
         where = slice(position, position + rows.stop - rows.start)

@@ -34,9 +34,9 @@ from diptych.router.keys import ledger
 from diptych.router.process.health import page_of_process
 from diptych.router.process.processes import run_processes
 from diptych.router.process.share import Share, share_of_this_process
-from diptych.router.request import ServedModel
-from diptych.router.text.parsing.message_formats import MessageFormats
+from diptych.router.text.parsing.message_formats import AUTO, MessageFormats
 from diptych.router.tracing.tracer import OpenExport, export_of
+from diptych.router.values.request import ServedModel
 from diptych.router.wiring import STOP_GRACE_S, Router, build
 from diptych.router.workers.fleet import Membership
 from diptych.tokens.chat_template import read_template
@@ -84,9 +84,14 @@ def open_served_model(config: RouterConfig) -> ServedModel:
 
 
 def formats_of(model: ServedModel, tools: str, reasoning: str) -> MessageFormats:
-    """Return the formats of these names, or those that the model's chat template gives away."""
+    """Return the formats of these names, or those that the model's chat template gives away.
+
+    A model whose template knows no tools writes calls as it is told to.
+    """
     template = model.tokenizer.chat_template
-    return MessageFormats.named(tools, reasoning, "" if template is None else template.source)
+    formats = MessageFormats.named(tools, reasoning, "" if template is None else template.source)
+    is_told = tools == AUTO and template is not None and not template.reads("tools")
+    return formats.told_in_words() if is_told else formats
 
 
 async def _serve(

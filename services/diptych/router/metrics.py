@@ -19,7 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from diptych.common.build_info import tell_version
+from diptych.common.build_info import register_version
 from diptych.common.members.instances import computable_tokens, kv_demand, role_of
 from diptych.common.members.membership import State
 from diptych.common.members.roles import WORKER_ROLES, LegKind, Role
@@ -70,7 +70,7 @@ class RouterMetrics:
         self.registry = CollectorRegistry()
         self.refusals = Refusals()  # of what only operators may do
         self.registry.register(self.refusals)
-        tell_version(self.registry)
+        register_version(self.registry)
         self._add_counters()
         self._add_histograms()
         self._add_gauges()

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from diptych.common.build_info import tell_certificate
-from diptych.common.drain.draining import Draining
+from diptych.common.build_info import register_certificate_expiry
+from diptych.common.draining import Draining
 from diptych.common.net.http_server import HttpServer
 from diptych.common.trust.trust import Trust
 from diptych.grammars.checks import GrammarChecks
@@ -32,14 +32,14 @@ from diptych.router.keys.ledger import Ledger
 from diptych.router.metrics import GrammarUsage, KeyUsage, RouterMetrics, TokenizerUsage
 from diptych.router.process.health import ProcessMetrics, RouterHealth
 from diptych.router.process.share import Share
-from diptych.router.request import ServedModel
 from diptych.router.serve.execution import Dispatcher
 from diptych.router.serve.hedging import Hedging
 from diptych.router.serve.pipeline import Pipeline, Preparer
-from diptych.router.serve.progress import RetryLimits
 from diptych.router.serve.selection import Selector
 from diptych.router.text.tokenization import Tokenization
 from diptych.router.tracing.tracer import OpenExport, Tracer
+from diptych.router.values.progress import RetryLimits
+from diptych.router.values.request import ServedModel
 from diptych.router.workers.drain import DrainableApp, OpenRequests, RouterDrain
 from diptych.router.workers.fleet import Fleet, Membership
 
@@ -78,7 +78,7 @@ def build(
 ) -> Router:
     """Wire a router, or one of its processes, as an instance. Its ports are bound, but nothing runs yet."""
     metrics = RouterMetrics()
-    tell_certificate(metrics.registry, trust.tls)
+    register_certificate_expiry(metrics.registry, trust.tls)
     fleet = Fleet(membership, trust, model.model_id, metrics, router_id)
     health = RouterHealth(fleet)
     limits = AdmissionLimits(config.max_concurrent, config.max_queued, config.max_queue_wait_s)

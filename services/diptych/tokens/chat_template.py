@@ -9,8 +9,11 @@ from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
 import jinja2
+from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.ext import Extension, LoopControlExtension
 from jinja2.meta import find_undeclared_variables
+from jinja2.parser import Parser
 from jinja2.runtime import Context
 
 from diptych.common.errors import ConfigError, InvalidRequest
@@ -24,6 +27,7 @@ MAX_LAYOUT: Final = 1000  # characters, of a time
 _MARKS: Final = ("{{", "{%")  # of a template, and of no file's name
 # what every template has, beside its own parameters
 _GIVEN: Final = frozenset({"messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now"})
+_ABSENT: Final[Mapping[str, Any]] = {"documents": None}  # which Hugging Face has in any case
 # settings of thinking, which a client may make for models of all kinds: a template without them has nothing to switch
 _FOR_ALL: Final = frozenset({"enable_thinking", "thinking", "reasoning_effort"})
 NOT_COMPILED = (TemplateError, MemoryError, RecursionError, SyntaxError)  # the last three: nested too deep
@@ -51,7 +55,7 @@ class ChatTemplate:
     """A compiled template. The environment has what Hugging Face's has, so that published templates work unchanged."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+        environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[LoopControlExtension, _Said])
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
         self._special_tokens = dict(special_tokens)  # bos_token, eos_token, ... as the template names them
@@ -76,7 +80,9 @@ class ChatTemplate:
         given = {"messages": messages, "tools": list(tools) or None, "add_generation_prompt": add_generation_prompt}
         try:
             meter = Meter()
-            context = self._template.new_context({**self._special_tokens, **parameters, **given, METER: meter})
+            context = self._template.new_context(
+                {**_ABSENT, **self._special_tokens, **parameters, **given, METER: meter}
+            )
             return "".join(self._template.root_render_func(context))  # all of it was counted
         except SecurityError as error:
             raise ConfigError(f"the model's chat template tries to leave its sandbox: {error}") from None
@@ -97,6 +103,18 @@ class ChatTemplate:
         if unknown is not None:
             words = f"the model's chat template has no parameter {unknown!r}; it has {', '.join(sorted(own)) or 'none'}"
             raise InvalidRequest(words, param="chat_template_kwargs")
+
+
+class _Said(Extension):
+    """`{% generation %}`: what the model says, told apart for training. Here it is a block like any other."""
+
+    def __init__(self, environment: jinja2.Environment) -> None:
+        super().__init__(environment)
+        self.tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Scope:
+        lineno = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=lineno)
 
 
 @jinja2.pass_context

@@ -12,7 +12,10 @@ import pytest
 import safetensors.torch
 import torch
 import transformers
+from kernel_device import device
 from torch import Tensor
+
+__all__ = ["device"]
 
 Parts = dict[str, Tensor]
 Quantize = Callable[[Tensor], tuple[Parts, Tensor]]  # a weight -> its parts in the file, and the values they stand for

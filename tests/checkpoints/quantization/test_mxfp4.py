@@ -16,10 +16,13 @@ from torch import Tensor
 
 from diptych.architectures.registry import FAMILIES
 from diptych.checkpoints.quantization.weight import Stored, as_floats
+from diptych.checkpoints.shard import Shard, cut_tensors
 from diptych.checkpoints.source import open_model
 from diptych.common.errors import ConfigError
+from diptych.engine.models.dense import CPU
+from diptych.engine.models.weights import load
+from diptych.engine.runner.model_part import ModelPart
 from diptych.engine.runner.model_runner import ModelRunner
-from diptych.engine.tensor_parallel.shard import Shard, cut_tensors
 from diptych.engine.values.batch import ForwardBatch, ForwardMode
 from diptych.kernels.quantized import QuantizedArray
 
@@ -97,13 +100,24 @@ def test_the_model_computes_what_its_dequantised_weights_would(folders: tuple[Pa
     assert torch.equal(packed, logits(folders[0], backend, "none"))
 
 
-def logits(folder: Path, backend: str, quantization: str) -> Tensor:
+def test_gpus_compute_the_same_without_expanding_experts(folders: tuple[Path, Path], device: torch.device) -> None:
+    from diptych.engine.models.gpu_ops import GpuOps, PackedMatrix
+
+    part = ModelPart.of(open_model(str(folders[0])), None)
+    ops = GpuOps(torch.float32, device)
+    weights = load(part.config, part.placement, part.tensors, ops, torch.float32, device)
+    names = [f"{layer}.experts.{i}.{kind}" for layer in (0, 1) for i in range(4) for kind in ("gate_up", "down")]
+    assert {type(weights.matrix(name)) for name in names} == {PackedMatrix}
+    packed, plain = (logits(folder, "triton", "auto", device) for folder in folders)
+    torch.testing.assert_close(packed, plain, rtol=1e-4, atol=1e-4)
+
+
+def logits(folder: Path, backend: str, quantization: str, device: torch.device = CPU) -> Tensor:
     """Return the logits of a prompt's last token."""
     source = open_model(str(folder))
     layout = ModelRunner.pool_layout(source.config, num_pages=4, page_size=16, dtype="float32")
-    runner = ModelRunner(
-        source, torch.zeros(layout.shape), dtype="float32", quantization=quantization, attention_backend=backend
-    )
+    kv = torch.zeros(layout.shape, device=device)
+    runner = ModelRunner(source, kv, dtype="float32", quantization=quantization, attention_backend=backend)
     places = np.arange(NUM_TOKENS)
     batch = ForwardBatch(
         mode=ForwardMode.EXTEND,

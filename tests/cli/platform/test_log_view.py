@@ -42,5 +42,5 @@ def test_colours_only_where_they_are_wanted() -> None:
 
 def test_our_own_lines_look_like_the_others() -> None:
     out = io.StringIO()
-    LogView(out, ("prefill#1",), False).say("starting")
+    LogView(out, ("prefill#1",), False).log("starting")
     assert without_time(out.getvalue()) == "up        info    starting\n"

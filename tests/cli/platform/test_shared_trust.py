@@ -7,9 +7,9 @@ import pytest
 
 from diptych.cli.platform.shared_trust import SharedTrust, shared_trust
 from diptych.common.errors import ConfigError
-from diptych.common.trust.permissions import Party
 from diptych.common.trust.tokens import TOKEN_VARIABLE
 from diptych.common.trust.trust import Trust, TrustConfig
+from diptych.common.verdicts.permissions import Party
 
 
 def trust_of(shared: SharedTrust, command: str) -> Trust:

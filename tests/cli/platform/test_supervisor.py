@@ -16,14 +16,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from diptych.cli.plans.processes import Component
 from diptych.cli.platform.log_view import LogView
-from diptych.cli.platform.plan import Component
 from diptych.cli.platform.supervisor import Child, ComponentFailed, End, Supervisor
-from diptych.common.health.probes import Bounds
 from diptych.common.lifecycle import Stop
 from diptych.common.members.heartbeat import SharedHeartbeat, new_heartbeat
 from diptych.common.process_watch import own_memory
-from diptych.common.restart_policy import RestartPolicy
+from diptych.common.verdicts.probes import Bounds
+from diptych.common.verdicts.restart_policy import RestartPolicy
 
 TIMEOUT_S = 200.0  # only for what hangs: machines may be busy
 BOOTSTRAP = Component("bootstrap", ("bootstrap", "--port", "0"))  # runs until it is stopped
@@ -334,7 +334,7 @@ def test_no_component_outlives_a_supervisor_that_is_killed() -> None:
     program = """
         import asyncio, sys
         from diptych.cli.platform.log_view import LogView
-        from diptych.cli.platform.plan import Component
+        from diptych.cli.plans.processes import Component
         from diptych.cli.platform.supervisor import Supervisor
 
         async def main():

@@ -28,8 +28,8 @@ from diptych.common.health.health import (
     Page,
     _Head,
 )
-from diptych.common.health.probes import Probes, Verdict, judge_loops
 from diptych.common.members.heartbeat import LoopHeartbeat
+from diptych.common.verdicts.probes import Probes, Verdict, judge_loops
 
 TIMEOUT_S = 60.0
 GOOD, BAD = Verdict(True, "fine"), Verdict(False, "it sleeps")

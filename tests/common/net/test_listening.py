@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from diptych.common.health.health import HealthServer
-from diptych.common.health.probes import Probes, Verdict
 from diptych.common.net.http_server import HttpServer
 from diptych.common.net.ports import binding, claim, free_port, reserve_port
 from diptych.common.net.rpc import listen, new_server
 from diptych.common.refusals import Refusals
 from diptych.common.trust.trust import INSECURE
+from diptych.common.verdicts.probes import Probes, Verdict
 
 WELL = Probes(*(lambda: Verdict(True, ""),) * 3)
 

@@ -34,8 +34,8 @@ from diptych.common.net.rpc import MAX_MESSAGE_BYTES, open_channel, open_sync_ch
 from diptych.common.refusals import Refusals
 from diptych.common.trust.gatekeeper import NUM_PLACES
 from diptych.common.trust.instance_secret import InstanceSecret, shown
-from diptych.common.trust.permissions import Party, may_call, words_for
 from diptych.common.trust.trust import INSECURE, Trust
+from diptych.common.verdicts.permissions import Party, may_call, words_for
 from diptych.v1 import bootstrap_pb2, bootstrap_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 REGISTER, WATCH = "/diptych.v1.Bootstrap/Register", "/diptych.v1.Bootstrap/Watch"

@@ -16,10 +16,10 @@ from guarded_server import INSTANCE, KNOWS_ALL, METHODS, OURS, call_of, cancel, 
 from diptych.common.errors import ConfigError
 from diptych.common.members.membership_client import Registration
 from diptych.common.net.rpc import open_channel
-from diptych.common.trust.permissions import Party
 from diptych.common.trust.tls import Tls, TlsFiles
 from diptych.common.trust.tokens import Tokens
 from diptych.common.trust.trust import INSECURE, Trust
+from diptych.common.verdicts.permissions import Party
 from diptych.v1 import bootstrap_pb2, bootstrap_pb2_grpc
 
 NewAuthority = Callable[[str], Any]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from diptych.common.errors import ConfigError
-from diptych.common.trust.permissions import EVERY, Party
 from diptych.common.trust.tokens import Tokens, digest_line
 from diptych.common.trust.trust import Trust
+from diptych.common.verdicts.permissions import EVERY, Party
 
 OLD, NEW = "the-former-secret-word", "the-coming-secret-word"
 DIGEST = hashlib.sha256(NEW.encode()).hexdigest()

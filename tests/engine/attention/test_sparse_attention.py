@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor
 from diptych.architectures.config import Indexer, Latent, Rope
 from diptych.engine.attention.backend import AttentionBackend
 from diptych.engine.attention.cpu_sparse_backend import CpuSparseAttention
+from diptych.engine.attention.layer_constants import kv_scales
 from diptych.engine.attention.sparse_attention import SparseAttention
 from diptych.engine.attention.staged_batch import stage
 from diptych.engine.values.batch import ForwardBatch, ForwardMode
@@ -85,3 +88,31 @@ def test_the_c_kernels_attend_to_what_the_reference_attends_to_and_store_the_sam
     torch.testing.assert_close(found[1], found[0])
     for ours, theirs in zip(pools[1], pools[0], strict=True):
         assert torch.equal(ours.nan_to_num(), theirs.nan_to_num())
+
+
+def test_fp8_latents_are_read_with_the_scale_of_the_layer_that_keeps_them() -> None:
+    scales = ((2.0, 1.0), (3.0, 1.0), (4.0, 1.0), (5.0, 1.0))
+    config = replace(CONFIG, num_layers=4, sources=(0, 0, 2, 2), kv_scales=scales)
+    assert kv_scales(config, torch.float8_e4m3fn) == [scales[0], scales[0], scales[2], scales[2]]
+
+
+def borrowing_pool() -> tuple[Tensor, Tensor]:
+    """Return latents of one layer, and index keys of two."""
+    kv, index_keys = (torch.full((6, layers, 1, 4, 1, dim), torch.nan) for layers, dim in ((1, 16), (2, 8)))
+    return kv, index_keys
+
+
+def test_a_layer_that_borrows_chooses_by_index_keys_of_its_own_and_reads_nothing_in_place_of_a_latent() -> None:
+    indexer = Indexer(2, 8, NUM_KEPT, interleaved=False, layers=(0, 1))
+    config = replace(CONFIG, sources=(0, 0), indexer=indexer, still_layers=frozenset({1}))
+    qkv = torch.randn(2, NUM_TOKENS, config.qkv_size, generator=torch.Generator().manual_seed(0))
+    qkv[1, :, config.num_heads * config.head_dim : config.states_size] = torch.nan
+    pools, found = [borrowing_pool() for _ in range(2)], []
+    for attention in (SparseAttention(config, *pools[0], torch.float32), CpuSparseAttention(config, *pools[1])):
+        out = torch.zeros(2, NUM_TOKENS, config.num_heads * config.value_dim)
+        attention.init_forward_metadata(stage(batch(), torch.device("cpu")))
+        for layer in range(2):
+            attention.forward_extend(qkv[layer].clone(), layer, out[layer])
+        found.append(out)
+    assert found[0].isfinite().all()
+    torch.testing.assert_close(found[1], found[0])

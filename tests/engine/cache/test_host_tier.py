@@ -184,7 +184,7 @@ class CacheOverHostMemory(RuleBasedStateMachine):
         self.cache.clear()
 
     @rule()
-    def tell(self) -> None:
+    def report(self) -> None:
         news = self.cache.changes.pop()
         if news.cleared:
             self.told.clear()

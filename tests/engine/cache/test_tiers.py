@@ -172,7 +172,7 @@ class CacheOverTiers(RuleBasedStateMachine):
         self.cache.clear()
 
     @rule()
-    def tell(self) -> None:
+    def report(self) -> None:
         news = self.cache.changes.pop()
         if news.cleared:
             self.told.clear()

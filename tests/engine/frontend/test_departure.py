@@ -45,9 +45,9 @@ class Group:
         self.sessions = Sessions(Role.DECODE)
         self.record = bootstrap_pb2.Instance(state=READY)
         self.told: list[tuple[int, bool]] = []  # state, paused
-        self.departure = Departure(self.rooms, self.sessions, self.record, self._tell, release_s)
+        self.departure = Departure(self.rooms, self.sessions, self.record, self._announce, release_s)
 
-    def _tell(self) -> None:
+    def _announce(self) -> None:
         self.told.append((self.record.state, self.record.paused))
 
 

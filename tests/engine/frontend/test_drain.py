@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from diptych.common.drain.drain import Phase
 from diptych.common.lifecycle import Stop
 from diptych.common.members.roles import Role
+from diptych.common.verdicts.drain import Phase
 from diptych.engine.frontend.admin import WorkerDrain
 from diptych.engine.frontend.group import WorkerGroup
 from diptych.engine.frontend.service import WorkerService

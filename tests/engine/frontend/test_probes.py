@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from diptych.common.health.probes import Verdict
 from diptych.common.members.membership import State
+from diptych.common.verdicts.probes import Verdict
 from diptych.engine.frontend.probes import InstanceFacts, live, ready, startup
 
 SERVING = InstanceFacts(rank=0, is_loaded=True, state=State.READY, not_ready="", paused="", num_routers=1, beat_s=10.0)

@@ -71,16 +71,16 @@ def kv_events(session: Session) -> worker_pb2.KvEvents:
 
 def test_a_new_session_learns_the_cached_pages_and_then_the_changes() -> None:
     sessions = Sessions(Role.DECODE, KvFeeds())
-    sessions.tell_kv(worker_pb2.KvEvents(stored=[1, 2]))
+    sessions.announce_kv(worker_pb2.KvEvents(stored=[1, 2]))
     session = sessions.open()
     assert kv_events(session) == worker_pb2.KvEvents(sequence=1, cleared=True, stored=[1, 2])
-    sessions.tell_kv(worker_pb2.KvEvents(stored=[3], removed=[2]))
+    sessions.announce_kv(worker_pb2.KvEvents(stored=[3], removed=[2]))
     assert kv_events(session) == worker_pb2.KvEvents(sequence=2, stored=[3], removed=[2])
 
 
 def test_many_pages_are_told_in_several_messages() -> None:
     sessions = Sessions(Role.DECODE, KvFeeds())
-    sessions.tell_kv(worker_pb2.KvEvents(stored=range(MAX_HASHES + 1)))
+    sessions.announce_kv(worker_pb2.KvEvents(stored=range(MAX_HASHES + 1)))
     session = sessions.open()
     first, second = kv_events(session), kv_events(session)
     assert (len(first.stored), first.cleared, first.more) == (MAX_HASHES, True, True)
@@ -89,19 +89,19 @@ def test_many_pages_are_told_in_several_messages() -> None:
 
 def test_a_session_that_missed_something_is_told_everything_again_and_the_others_are_not() -> None:
     sessions = Sessions(Role.DECODE, KvFeeds())
-    sessions.tell_kv(worker_pb2.KvEvents(stored=[1]))
+    sessions.announce_kv(worker_pb2.KvEvents(stored=[1]))
     first, second = sessions.open(), sessions.open()
     kv_events(first), kv_events(second)
     sessions.resync_kv(first)
     assert kv_events(first) == worker_pb2.KvEvents(sequence=2, cleared=True, stored=[1])
-    sessions.tell_kv(worker_pb2.KvEvents(stored=[2]))
+    sessions.announce_kv(worker_pb2.KvEvents(stored=[2]))
     assert kv_events(second) == worker_pb2.KvEvents(sequence=2, stored=[2])
 
 
 def test_without_kv_events_nothing_is_told_of_pages() -> None:
     sessions = Sessions(Role.DECODE)
     session = sessions.open()
-    sessions.tell_kv(worker_pb2.KvEvents(stored=[1]))
+    sessions.announce_kv(worker_pb2.KvEvents(stored=[1]))
     sessions.resync_kv(session)
     assert not asyncio.run(session.next_batch()).HasField("kv_events")
 

@@ -15,8 +15,8 @@ from diptych.engine.frontend.text_legs import TextLegs
 from diptych.engine.frontend.tokenizer_manager import TokenizerManager
 from diptych.generation.leg_prompt import prompt_of
 from diptych.router.errors import ContextLengthExceeded
-from diptych.router.request import TextPrompt
-from diptych.router.serve.validation import output_room
+from diptych.router.values.request import TextPrompt
+from diptych.router.values.validation import output_room
 from diptych.tokens.tokenizer import Tokenizer
 from diptych.v1 import inference_pb2, worker_pb2
 from diptych.v1.engine_pb2 import SchedulerCommands

@@ -62,7 +62,7 @@ def test_narrow_pools_hold_the_same_bytes(config: ModelConfig, device: torch.dev
 
 def test_shares_of_a_step_over_latents_have_room_whatever_its_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     from diptych.engine.attention.triton_kernels import DTYPES, INTERPRETER_SMS, LARGEST_BATCH, LatentKernels
-    from diptych.kernels.gpu.latent_attention import LatentShape, LatentWorkspace, latent_splits
+    from diptych.kernels.gpu.attention.latent_attention import LatentShape, LatentWorkspace, latent_splits
 
     room: list[int] = []
     monkeypatch.setattr(LatentWorkspace, "allocate", lambda shape, num_splits, device: room.append(num_splits))

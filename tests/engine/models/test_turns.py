@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from diptych.engine.attention.staged_batch import StagedBatch
-from diptych.engine.models.layers.turns import take_turns
+from diptych.engine.models.layers.turns import take_turns, turns
 
 NUM_SLOTS = 4
 
@@ -27,9 +27,10 @@ class RunningSum:
         state[0][slots] += projected
         out.copy_(state[0][slots])
 
-    def extend(self, projected: Tensor, state: tuple[Tensor, ...], out: Tensor) -> None:
-        out.copy_(state[0] + projected.cumsum(0))
-        state[0].copy_(out[-1])
+    def extend(self, projected: Tensor, state: tuple[Tensor, ...], batch: StagedBatch, out: Tensor) -> None:
+        for tokens, own in turns(state[0], batch):
+            out[tokens] = own + projected[tokens].cumsum(0)
+            own.copy_(out[tokens][-1])
 
 
 @dataclasses.dataclass

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from diptych.checkpoints.source import open_model
 
+LARGE4 = "mistral large 4 with images, layers that share a choice, or latents, or both; groups"
 NewDriver = Callable[..., Any]
 INTERPRETED = {  # and which prompts
     "gemma3": slice(0, 2),  # norms before, after and of heads, windows, two embeddings of positions
@@ -18,6 +19,7 @@ INTERPRETED = {  # and which prompts
     "deepseek v3": slice(0, 2),  # latents
     "gemma4, borrowed keys, wide networks, inputs of each layer": slice(0, 2),  # two kinds of layers, queries alone
     "glm moe dsa, layers that share a choice": slice(2, 4),  # an indexer, and prompts of more tokens than it keeps
+    LARGE4: slice(5, 6),  # layers that borrow latents, some of them choose; still ones; the same
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 from tiny_config import tiny_config
 
 from diptych.architectures.config import Indexer, Latent, ModelConfig, Rope, WideHeads
-from diptych.engine.tensor_parallel.shard import Shard
+from diptych.checkpoints.shard import Shard
 from diptych.engine.values.kv_regions import kv_layout, kv_regions, kv_shape, kv_token_bytes, region_names
 from diptych.kvtransfer.inproc import InprocNetwork
 from diptych.kvtransfer.layout import HeadShare, PoolLayout, Region
@@ -72,6 +72,16 @@ def test_keys_and_values_are_two_planes_and_a_latent_is_one() -> None:
     assert kv_regions(LATENT, "bfloat16") == (Region((0, 1), 1, 1, 48, "bfloat16", 1),)
     assert kv_regions(SPARSE, "bfloat16") == (*kv_regions(LATENT, "bfloat16"), Region((0,), 1, 1, 24, "bfloat16", 1))
     assert kv_layout(tiny_config(), 5, 16, "float32") == PoolLayout.kv(5, 2, 16, 2, 16, "float32")
+
+
+def test_a_layer_that_attends_to_the_latents_of_another_has_its_index_keys_alone() -> None:
+    model = replace(SPARSE, sources=(0, 0), indexer=Indexer(4, 24, 8, interleaved=False, layers=(0, 1)))
+    assert kv_regions(model, "bfloat16") == (
+        Region((0,), 1, 1, 48, "bfloat16", 1),
+        Region((0, 1), 1, 1, 24, "bfloat16", 1),
+    )
+    assert kv_shape(model) == "2 layers, latents of 48 in 1 of them, index keys of 24 in 2 of them"
+    assert kv_token_bytes(model, "bfloat16") == 2 * (48 + 2 * 24)
 
 
 def test_words_and_bytes_are_those_of_the_regions() -> None:

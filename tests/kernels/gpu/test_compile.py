@@ -1,6 +1,6 @@
 """What the kernels become on a GPU, as far as its code shows it.
 
-`compile_*.py` beside this name the kernels, a file for each area, found here by that name.
+`compile_*.py` in the folders beside this name the kernels, a file for each area, found here by that name.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> Code:
     """Every kernel: its PTX, and what was said of it."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
-    command = [sys.executable, str(COMPILER), *map(str, sorted(HERE.glob("compile_*.py")))]
+    command = [sys.executable, str(COMPILER), *map(str, sorted(HERE.glob("*/compile_*.py")))]
     found = json.loads(subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout)
     assert isinstance(found, dict)
     return found

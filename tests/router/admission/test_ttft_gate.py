@@ -7,7 +7,7 @@ from diptych.generation.request_groups import Life
 from diptych.generation.sampling_params import SamplingParams
 from diptych.router.admission.queue import Reason
 from diptych.router.admission.ttft_gate import TtftGate
-from diptych.router.request import ClientRequest, GenerationRequest, Prediction, Routing, Tokenized
+from diptych.router.values.request import ClientRequest, GenerationRequest, Prediction, Routing, Tokenized
 
 
 class World:

@@ -8,7 +8,7 @@ import pytest
 from diptych.generation.request_groups import Life
 from diptych.generation.sampling_params import SamplingParams
 from diptych.router.choose.explain import Explanations
-from diptych.router.request import ClientRequest, GenerationRequest, Tokenized
+from diptych.router.values.request import ClientRequest, GenerationRequest, Tokenized
 from diptych.v1 import bootstrap_pb2, worker_pb2
 from diptych.v1.worker_pb2 import LegStats
 

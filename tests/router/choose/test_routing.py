@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from diptych.common.errors import InvalidRequest
-from diptych.router.request import Routing, routing_of
+from diptych.router.values.request import Routing, routing_of
 from diptych.v1 import inference_pb2, inference_pb2_grpc
 
 

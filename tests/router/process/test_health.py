@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from diptych.common.health.probes import Verdict
+from diptych.common.verdicts.probes import Verdict
 from diptych.router.process.health import CUT_OFF_S, STALL_S, RouterHealth
 from diptych.v1 import bootstrap_pb2
 

@@ -6,8 +6,8 @@ import asyncio
 import threading
 
 from diptych.common.health.health import HealthServer, Page
-from diptych.common.health.probes import Probes, Verdict
 from diptych.common.net.ports import free_ports
+from diptych.common.verdicts.probes import Probes, Verdict
 from diptych.router.process.health import ProcessMetrics, merged, page_of_process
 
 GOOD = Verdict(True, "fine")

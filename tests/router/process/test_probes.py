@@ -7,8 +7,8 @@ import socket
 import pytest
 
 from diptych.common.health.health import HealthServer
-from diptych.common.health.probes import Probes, Verdict
 from diptych.common.net.ports import free_port
+from diptych.common.verdicts.probes import Probes, Verdict
 from diptych.router.process.health import DRAINING, ProcessProbes, judge
 
 GOOD, BAD = Verdict(True, "fine"), Verdict(False, "no worker")

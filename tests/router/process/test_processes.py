@@ -25,9 +25,9 @@ from diptych.cli.requests.asking import members
 from diptych.common.errors import ConfigError, DiptychError
 from diptych.common.lifecycle import Stop
 from diptych.common.net.ports import claim, free_port, free_ports
-from diptych.common.restart_policy import RestartPolicy
 from diptych.common.trust.tokens import TOKEN_VARIABLE
 from diptych.common.trust.trust import TrustConfig
+from diptych.common.verdicts.restart_policy import RestartPolicy
 from diptych.router.config import RouterConfig
 from diptych.router.keys.keyring import digest_of
 from diptych.router.process.processes import Processes
@@ -178,7 +178,7 @@ def verdict(routers: Routers, probe: str) -> str:
             return refusal.read().decode()
 
 
-def says(routers: Routers, words: str) -> bool:
+def has_logged(routers: Routers, words: str) -> bool:
     return words in verdict(routers, "ready")
 
 
@@ -261,7 +261,7 @@ def test_a_drained_process_leaves_the_shared_ports_to_the_others_and_its_state_i
             assert answer.status == 503
         held.close()
         wait_for(partial(has_two_ports, child))  # of its own: HTTP and probes
-        wait_for(partial(says, patient_routers, others))
+        wait_for(partial(has_logged, patient_routers, others))
         assert get(f"http://{address}/health/live")
     patient_routers.process.send_signal(signal.SIGTERM)
     assert patient_routers.process.wait(TIMEOUT_S) == 0

@@ -13,7 +13,7 @@ from fast_loop import FastLoop
 
 from diptych.common.members.roles import LegKind
 from diptych.router.serve.attempt import Attempt, AttemptFailed
-from diptych.router.serve.progress import WaitBudget
+from diptych.router.values.progress import WaitBudget
 from diptych.router.workers.legs import Work
 from diptych.v1 import inference_pb2
 from diptych.v1.worker_pb2 import LegOutput, StartLeg
@@ -36,7 +36,7 @@ class Worker:
     def abort(self, room: int) -> None:
         self.aborted.add(room)
 
-    async def say(self, gaps_s: Sequence[float]) -> None:
+    async def send(self, gaps_s: Sequence[float]) -> None:
         """Give a token after each of the gaps; the last one ends the output, unless there is an infinite gap."""
         for index, gap_s in enumerate(gaps_s):
             await asyncio.sleep(gap_s)
@@ -63,7 +63,7 @@ def run(gaps_s: Sequence[float], deadline_s: float = math.inf) -> Outcome:
         wait_budget = WaitBudget(deadline_s, SILENCE_S, loop.time())
         legs = {LegKind.LOCAL: (cast(Any, worker), StartLeg())}
         attempt = Attempt(ROOM, legs, b"", Work(1), wait_budget, loop.time)
-        speech = asyncio.create_task(worker.say(gaps_s))
+        speech = asyncio.create_task(worker.send(gaps_s))
         try:
             while True:
                 delta = await attempt.next()

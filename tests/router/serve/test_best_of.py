@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from diptych.generation.finish import Finish
 from diptych.generation.logprobs import TokenLogprobs
-from diptych.router.output import End, Output, Scores, Usage, choose_best
+from diptych.router.values.output import End, Output, Scores, Usage, choose_best
 
 
 def output(text: str, *logprobs: float) -> Output:

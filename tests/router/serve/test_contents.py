@@ -18,10 +18,10 @@ from diptych.generation.sampling_params import SamplingParams
 from diptych.generation.segments import ContentSegment, prompt_keys
 from diptych.router.choose.cached_prefixes import ApproximateIndex, CachedPrefixes
 from diptych.router.choose.prefix_index import PrefixIndex
-from diptych.router.request import ClientRequest, GenerationRequest, Tokenized
 from diptych.router.serve.execution import start_attempt
-from diptych.router.serve.progress import Progress, RetryLimits
 from diptych.router.serve.selection import look_up, measure
+from diptych.router.values.progress import Progress, RetryLimits
+from diptych.router.values.request import ClientRequest, GenerationRequest, Tokenized
 from diptych.router.workers.legs import Work
 from diptych.router.workers.worker_view import Pair
 from diptych.v1.worker_pb2 import StartLeg

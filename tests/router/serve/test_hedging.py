@@ -9,10 +9,10 @@ import pytest
 
 from diptych.common.members.roles import LegKind
 from diptych.generation.output import FailureCode
-from diptych.router.output import Delta
 from diptych.router.serve.attempt import AttemptFailed
-from diptych.router.serve.failure import LegFailure
 from diptych.router.serve.hedging import MAX_SAVED, Hedging, first_answer
+from diptych.router.values.failure import LegFailure
+from diptych.router.values.output import Delta
 from diptych.v1 import worker_pb2
 
 Cluster = Any

@@ -7,8 +7,8 @@ from contextlib import aclosing
 import pytest
 
 from diptych.generation.finish import Finish
-from diptych.router.output import End, Piece, Usage
 from diptych.router.serve.response import PIECES_AHEAD, interleave
+from diptych.router.values.output import End, Piece, Usage
 
 END = End(Finish.STOP, Usage(1, 2, 0))
 

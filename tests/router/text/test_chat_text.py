@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -10,11 +11,11 @@ import pytest
 from diptych.common.errors import InvalidRequest
 from diptych.generation.grammar import Grammar, Preamble
 from diptych.generation.sampling_params import SamplingParams
-from diptych.router.request import ChatPrompt, ClientRequest, ServedModel
 from diptych.router.text.chat_text import render
 from diptych.router.text.parsing.message_formats import MessageFormats
 from diptych.router.text.parsing.parts import Content, Reasoning
 from diptych.router.text.tokenization import Tokenization
+from diptych.router.values.request import ChatPrompt, ClientRequest, ServedModel
 from diptych.tokens.chat_template import ChatTemplate
 from diptych.tokens.tokenizer import Tokenizer
 
@@ -59,6 +60,27 @@ def test_one_setting_of_thinking_is_taken_by_templates_of_every_kind(
     byte_tokenizer: Tokenizer, source: str, wanted: dict[str, str], name: str
 ) -> None:
     assert rendered(byte_tokenizer, source, ChatPrompt(MESSAGES, template_kwargs={name: "off"})) == wanted[name]
+
+
+BUDGET = "{% if not thinking_budget is defined %}{% set thinking_budget = -1 %}{% endif %}{{ thinking_budget }}"
+
+
+@pytest.mark.parametrize(
+    ("effort", "kwargs", "wanted"),
+    [
+        ("none", {}, "0"),
+        ("low", {}, "-1"),
+        (None, {"enable_thinking": False}, "0"),
+        (None, {"thinking": True}, "-1"),
+        ("none", {"thinking_budget": 512}, "512"),
+        (None, {"enable_thinking": False, "thinking_budget": 512}, "512"),
+    ],
+)
+def test_a_template_with_a_budget_thinks_not_at_all_within_none(
+    byte_tokenizer: Tokenizer, effort: Any, kwargs: dict[str, Any], wanted: str
+) -> None:
+    prompt = ChatPrompt(MESSAGES, template_kwargs=kwargs, reasoning_effort=effort)
+    assert rendered(byte_tokenizer, BUDGET, prompt) == wanted
 
 
 def test_the_templates_own_parameters_go_before_effort(byte_tokenizer: Tokenizer) -> None:
@@ -129,6 +151,78 @@ def test_results_of_calls_are_one_turn(byte_tokenizer: Tokenizer) -> None:
         '<user>hi<assistant>I look.\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
         "<user><tool_response>\n1\n</tool_response>\n\n<tool_response>\n2\n</tool_response>"
     )
+
+
+def a_call(call_id: str, name: str = "now") -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": {}}}
+
+
+def calling(call_id: str, **fields: Any) -> list[Any]:
+    return [
+        {"role": "assistant", "content": "", "tool_calls": [a_call(call_id)], **fields},
+        {"role": "tool", "content": "9", "tool_call_id": call_id},
+    ]
+
+
+IDS = (
+    "{{ tools }}{% for m in messages %}{% for c in m.tool_calls or () %}({{ c.id }}){% endfor %}"
+    "{% if m.role == 'tool' %}[{{ m.tool_call_id }}]{% endif %}{% endfor %}"
+)
+KIMI_IDS, MISTRAL_IDS = IDS + "{# <|tool_call_begin|> #}", IDS + "{# [TOOL_CALLS] #}"
+
+
+@pytest.mark.parametrize(
+    ("source", "ids", "wanted"),
+    [
+        (IDS, ["a", "b"], "(a)[a](b)[b]"),
+        (KIMI_IDS, ["a", "a"], "(functions.now:0)[functions.now:0](functions.now:1)[functions.now:1]"),
+        (KIMI_IDS, ["functions.now:7"], "(functions.now:7)[functions.now:7]"),
+        (MISTRAL_IDS, ["call_1", "Ab3456789"], "(000000000)[000000000](000000001)[000000001]"),
+        (MISTRAL_IDS, ["Ab3456789"], "(Ab3456789)[Ab3456789]"),
+    ],
+)
+def test_ids_of_calls_are_as_the_template_needs_them(
+    byte_tokenizer: Tokenizer, source: str, ids: list[str], wanted: str
+) -> None:
+    turns = [*MESSAGES, *[turn for call_id in ids for turn in calling(call_id)]]
+    before = json.dumps(turns)
+    assert rendered(byte_tokenizer, source, ChatPrompt(turns)).removeprefix("None") == wanted
+    assert json.dumps(turns) == before, "the caller's messages stay as they are"
+
+
+RESPONSES = (
+    "{{ tools }}{% for m in messages %}<{{ m.role }}>{% for c in m.tool_calls or () %}{{ c.function.name }}{% endfor %}"
+    "{% for r in m.tool_responses or () %}{{ r.name }}={{ r.response }};{% endfor %}{{ m.content }}{% endfor %}"
+)
+
+
+def test_results_stand_in_the_turn_of_their_calls_where_the_template_looks_for_them(byte_tokenizer: Tokenizer) -> None:
+    both = {"role": "assistant", "content": "", "tool_calls": [a_call("a"), a_call("b", "then")]}
+    results = [{"role": "tool", "content": text, "tool_call_id": call} for call, text in (("b", "1"), ("a", "2"))]
+    turns = [*MESSAGES, both, *results, {"role": "assistant", "content": "Done."}]
+    wanted = "None<user>hi<assistant>nowthenthen=1;now=2;<assistant>Done."
+    assert rendered(byte_tokenizer, RESPONSES, ChatPrompt(turns)) == wanted
+    knowing = RESPONSES + "{{ '' if messages[0].role == 'tool' }}"
+    assert rendered(byte_tokenizer, knowing, ChatPrompt(turns)).count("<tool>") == 2
+    alone = [*MESSAGES, {"role": "tool", "content": "9", "tool_call_id": "x"}]
+    assert rendered(byte_tokenizer, RESPONSES, ChatPrompt(alone)) == "None<user>hi<tool>9"
+
+
+THINKING = "{{ tools }}{% for m in messages %}{{ m.thinking }}|{{ m.content }}{% endfor %}"
+EITHER = (
+    "{{ tools }}{% for m in messages %}{% if m.thinking and m.content and m.tool_calls %}"
+    "{{ raise_exception('not both') }}{% endif %}{{ m['thinking'] }}|{{ m.content }};{% endfor %}"
+)
+
+
+def test_reasoning_stands_where_the_template_looks_for_it(byte_tokenizer: Tokenizer) -> None:
+    thought = {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
+    assert rendered(byte_tokenizer, THINKING, ChatPrompt([thought])) == "NoneHm.|Yes."
+    turns = [thought, *calling("a", reasoning_content="Ah."), *calling("b", content="I look.", reasoning_content="Oh.")]
+    assert rendered(byte_tokenizer, EITHER, ChatPrompt(turns)) == "NoneHm.|Yes.;Ah.|;|9;|I look.;|9;"
+    refusing = EITHER.replace("m.tool_calls", "true")
+    with pytest.raises(InvalidRequest, match="not both"):
+        rendered(byte_tokenizer, refusing, ChatPrompt([thought]))
 
 
 def test_an_answer_of_a_given_shape_comes_after_what_the_prompt_opens(byte_tokenizer: Tokenizer) -> None:

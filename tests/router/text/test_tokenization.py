@@ -12,8 +12,8 @@ import pytest
 from diptych.generation.request_groups import Account
 from diptych.generation.sampling_params import SamplingParams
 from diptych.router.errors import ContextLengthExceeded
-from diptych.router.request import ChatPrompt, ClientRequest, Prompt, ServedModel, TextPrompt, TokenPrompt
 from diptych.router.text.tokenization import MAX_INLINE_STEPS, MAX_SHORT_STEPS, Tokenization
+from diptych.router.values.request import ChatPrompt, ClientRequest, Prompt, ServedModel, TextPrompt, TokenPrompt
 from diptych.tokens.tokenizer import Tokenizer
 
 NUM_THREADS = 2

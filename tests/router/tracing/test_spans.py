@@ -12,7 +12,6 @@ from diptych.generation.finish import Finish
 from diptych.router.choose.explain import AttemptRecord, Selection
 from diptych.router.choose.policies import plan_of
 from diptych.router.choose.policies.policy import Candidates, RequestView, Worker
-from diptych.router.output import End, Usage
 from diptych.router.tracing.record import (
     MAX_OUTPUTS,
     AttemptTrace,
@@ -24,6 +23,7 @@ from diptych.router.tracing.record import (
     parts_of,
     span_of,
 )
+from diptych.router.values.output import End, Usage
 from diptych.router.workers.worker_view import Pair, WorkerLoad
 from diptych.v1.worker_pb2 import LegStats
 

@@ -109,7 +109,7 @@ def test_the_other_legs_abort_may_come_first(start_cluster: Any, hang: Any, monk
         news = worker_pb2.WorkerBatch(outputs=[worker_pb2.LegOutput(room=room, error=given_up)])
         for worker in cluster.workers:
             worker.faults = []
-        on_loop(cluster, leaving.drain, lambda: cluster.prefill().say(news))
+        on_loop(cluster, leaving.drain, lambda: cluster.prefill().send(news))
         assert answer.result() == (SCRIPT, "stop")
     assert value(cluster, "diptych_router_handed_back_total") == 1
     assert "diptych_router_retries_total{" not in cluster.get("/metrics")[1]
@@ -131,11 +131,11 @@ def test_late_news_from_bootstrap_does_not_bring_a_worker_back(start_cluster: An
     leaving = cluster.prefill(0)
     late = Instance.FromString(leaving.instance.SerializeToString())
 
-    def tell() -> None:
+    def announce() -> None:
         leaving.instance.paused = news == "paused"
-        leaving.say(worker_pb2.WorkerBatch(instance=leaving.instance))
+        leaving.send(worker_pb2.WorkerBatch(instance=leaving.instance))
 
-    on_loop(cluster, leaving.drain if news == "draining" else tell)
+    on_loop(cluster, leaving.drain if news == "draining" else announce)
     cluster.wait_until(lambda: len(cluster.router.fleet.pairs()) == 1)
     on_loop(
         cluster, lambda: cluster.router.fleet.session(late.instance_id).update(late), cluster.router.fleet._note_change

@@ -60,7 +60,7 @@ class Cluster:
         self._disturbed_s: dict[frozenset[int], float] = {}
         for role in shape.roles:
             self.places.append(self._new_worker(role))
-        self._tell_members()
+        self._announce_members()
         self._disturb_everybody()
 
     # requests
@@ -194,7 +194,7 @@ class Cluster:
         while self.route(victim):
             pass
         self.places[place] = self._new_worker(victim.role)
-        self._tell_members()
+        self._announce_members()
         self._disturb_everybody()
         self._lose_legs(instance)
         return True
@@ -211,7 +211,7 @@ class Cluster:
             return False
         worker.commands.append(ServeRole(Role(worker.role)))
         self._disturb_all(worker.instance_id)
-        self._tell_members()
+        self._announce_members()
         return True
 
     def forget_member(self) -> bool:
@@ -319,7 +319,7 @@ class Cluster:
         for _ in range(self.rng.randrange(3)):
             self.network.step()
 
-    def _tell_members(self) -> None:
+    def _announce_members(self) -> None:
         for worker in self.living():
             worker.commands.append(Members(self._metadata(self._peers_of(worker))))
 

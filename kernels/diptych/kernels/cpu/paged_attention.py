@@ -76,7 +76,8 @@ class AttentionLayer:
     `window`: tokens that a token sees, the newest, itself included; 0: all. `chunked`: it sees its own chunk of so many
     tokens instead, up to itself. `softcap` 0: none.
     `sinks`, `[num_heads]`: a score of each head that takes part in its softmax and has no value; may be filled later.
-    `keeps` False: it is given queries alone, stores nothing, and attends to what another layer of `index` has stored.
+    `keeps` False: it stores nothing, and attends to what another layer of `index` has stored. Unless a
+    row has more than states, it is given queries alone.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class _Step(ctypes.Structure):
         ("page_bytes", c_int64),
         ("num_states", c_int64),
         ("kv_type", c_int64),
+        ("num_borrowing_states", c_int64),
     )
 
 
@@ -132,7 +134,10 @@ class PagedAttention:
     """
 
     def __init__(self, heads: Heads, kv: Tensor, tokens: Tokens, row_size: int | None = None) -> None:
-        """`row_size`: numbers of a token in `qkv`, of which its states are the first; None: there are no others."""
+        """`row_size`: numbers of a token in `qkv`, of which its states are the first; None: there are no others.
+
+        With a `row_size` layers that borrow have rows as the others, in which their keys mean nothing.
+        """
         _check(heads, kv, tokens)
         self._library = load()
         first_tokens = np.concatenate(([0], np.cumsum(tokens.extend_lens)))
@@ -140,7 +145,7 @@ class PagedAttention:
         self._arrays = tuple(np.ascontiguousarray(array) for array in arrays)
         self._out_shape = len(tokens.positions), heads.num_heads * heads.value_dim
         self._qkv_width = row_size or heads.num_states * heads.head_dim
-        self._queries_width = heads.num_heads * heads.head_dim
+        self._borrowing_width = row_size or heads.num_heads * heads.head_dim
         self._step = _Step(
             kv.data_ptr(),
             *(array.ctypes.data for array in self._arrays),
@@ -154,6 +159,7 @@ class PagedAttention:
             kv.stride(0) * kv.itemsize,
             self._qkv_width,
             KV_TYPES[kv.dtype],
+            self._borrowing_width,
         )
         self.pointer = ctypes.byref(self._step)
 
@@ -175,7 +181,7 @@ class PagedAttention:
         """See that they are those of the step: the kernels trust them."""
         assert layer.rope_end <= self._step.head_dim, layer.rope.shape
         assert layer.sinks is None or layer.sinks.shape == (self._step.num_heads,), layer.sinks
-        width = self._qkv_width if layer.keeps else self._queries_width
+        width = self._qkv_width if layer.keeps else self._borrowing_width
         assert qkv.shape == (self._out_shape[0], width), qkv.shape
         assert out.shape == self._out_shape, out.shape
 

@@ -25,6 +25,7 @@ struct attention_step {
     int64_t page_bytes; /* from a page to the next: other regions may lie between */
     int64_t num_states; /* floats of a token in `attention.qkv`: an indexer's may lie behind queries, keys and values */
     int64_t kv_type;
+    int64_t num_borrowing_states; /* num_states in layers that borrow: queries alone, unless an indexer's lie behind */
 };
 
 /* How one layer attends, in every step. Mirrored in paged_attention.py. */
@@ -35,13 +36,13 @@ struct attention_layer {
     int64_t chunked;          /* 1: it sees what is not behind it of its chunk of so many tokens instead */
     float scale, softcap;     /* of scores; softcap 0: none */
     const float *sinks;       /* [num_heads]: a score of each head that has no value; NULL: there are none */
-    int64_t keeps;            /* 0: it is given queries alone, and attends to what an earlier layer has stored */
+    int64_t keeps;            /* 0: it stores nothing, and attends to what an earlier layer has stored */
 };
 
 struct attention {
     const struct attention_step *step;
     const struct attention_layer *layer;
-    float *qkv; /* [num_tokens][num_heads + num_planes * num_kv_heads][head_dim], num_states apart; or queries alone */
+    float *qkv; /* [num_tokens][num_heads + num_planes * num_kv_heads][head_dim], num_states apart; see there */
     float *out; /* [num_tokens][num_heads][value_dim] */
 };
 
@@ -180,7 +181,7 @@ static inline int64_t block_of(int64_t key) { return key / KEY_BLOCK * KEY_BLOCK
 
 static inline float *state_at(const struct attention *job, int64_t token, int64_t head) {
     const struct attention_step *step = job->step;
-    const int64_t row = job->layer->keeps ? step->num_states : step->num_heads * step->head_dim;
+    const int64_t row = job->layer->keeps ? step->num_states : step->num_borrowing_states;
     return job->qkv + token * row + head * step->head_dim;
 }
 

@@ -1,1 +1,5 @@
-"""Kernels of the forward pass on GPUs, in Triton: one file a kernel, with its torch reference."""
+"""Kernels on GPUs, in Triton: one file a kernel, with its torch reference, in rooms by what they compute.
+
+`attention`, `layers`, `recurrent` and `sampling` are the forward pass, in the order of a step; `pages` is KV transfer.
+What rooms share is here: `casts` and `grid`. `launcher` starts all of them.
+"""

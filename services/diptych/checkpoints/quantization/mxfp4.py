@@ -13,9 +13,9 @@ import numpy as np
 
 from diptych.checkpoints.quantization.scheme import Scheme
 from diptych.common.errors import ConfigError
+from diptych.kernels.quantized import MXFP4_GROUP as GROUP
 from diptych.kernels.quantized import Array, QuantizedArray
 
-GROUP: Final = 32  # columns of a block
 EXPONENT_BIAS: Final = 127
 NAN: Final = 255
 

@@ -1,1 +1,1 @@
-"""Runs a whole platform on this machine: its plan, its processes, and where other commands find it."""
+"""Runs a whole platform on this machine: its processes, and where other commands find it."""

@@ -31,7 +31,7 @@ class LogView:
         fields = _parse(line)
         self._write(name, line if fields is None else self._event(fields))
 
-    def say(self, message: str, *, level: str = "info") -> None:
+    def log(self, message: str, *, level: str = "info") -> None:
         """Show a line of our own."""
         self._write("up", self._event({"level": level, "message": message}))
 

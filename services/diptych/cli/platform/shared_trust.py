@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from diptych.common.config import env_name
-from diptych.common.trust.permissions import Party
 from diptych.common.trust.token_files import BOOTSTRAP, inheritable, new_token_files, private_folder, write_private
 from diptych.common.trust.trust import TrustConfig
+from diptych.common.verdicts.permissions import Party
 
 _FILES: Final = {"bootstrap": BOOTSTRAP, "router": Party.ROUTER.value}  # by command; others are workers
 

@@ -23,13 +23,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from diptych.cli.plans.processes import Component
 from diptych.cli.platform.log_view import LogView
-from diptych.cli.platform.plan import Component
 from diptych.common.errors import DiptychError
 from diptych.common.lifecycle import PARENT_PID_VARIABLE, Stop
 from diptych.common.members.heartbeat import DESCRIPTOR_VARIABLE, SharedHeartbeat, new_heartbeat
 from diptych.common.process_watch import wait_until_out_of_bounds, with_children
-from diptych.common.restart_policy import GiveUp, Restart, RestartPolicy
+from diptych.common.verdicts.restart_policy import GiveUp, Restart, RestartPolicy
 
 _STOP_DEADLINE_S = 10.0
 _MAX_LINE_BYTES = 4 * 2**20
@@ -78,7 +78,7 @@ class Supervisor:
 
     async def _stop_in_turn(self, first: asyncio.Task[None], others: list[asyncio.Task[None]], stop: Stop) -> None:
         await stop.wait()
-        self._view.say("stopping")
+        self._view.log("stopping")
         for task in others:
             task.cancel()
         await asyncio.wait(others)
@@ -94,7 +94,7 @@ class Supervisor:
         while True:
             end = await self._run_once(component, stop)
             if end.was_meant and self._is_ready:
-                self._view.say(f"{component.name} was told to stop, and did: it is not started again")
+                self._view.log(f"{component.name} was told to stop, and did: it is not started again")
                 return
             deaths_s.append(time.monotonic())
             decision = self._decide(component, str(end), deaths_s)
@@ -102,7 +102,7 @@ class Supervisor:
                 self._failure = self._failure or decision
                 stop.set()
                 return
-            self._view.say(f"{component.name} died ({end}): restarting in {decision.delay_s:g} s", level="warning")
+            self._view.log(f"{component.name} died ({end}): restarting in {decision.delay_s:g} s", level="warning")
             await asyncio.sleep(decision.delay_s)
 
     def _decide(self, component: Component, end: str, deaths_s: Sequence[float]) -> Restart | ComponentFailed:
@@ -123,7 +123,7 @@ class Supervisor:
             return await child.wait()
         except asyncio.CancelledError:
             if self._shall_wait and not await _stopped(child, stop):
-                self._view.say(
+                self._view.log(
                     f"{component.name} did not stop within {_STOP_DEADLINE_S:.0f} s: killed", level="warning"
                 )
             raise
@@ -136,7 +136,7 @@ class Supervisor:
         reason = await wait_until_out_of_bounds(
             child.pid, heartbeat, component.bounds, is_judged=lambda: self._is_ready
         )
-        self._view.say(f"{component.name} was ended: {reason}", level="error")
+        self._view.log(f"{component.name} was ended: {reason}", level="error")
         child.kill(reason)
 
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from diptych.architectures.config import ModelConfig
-from diptych.architectures.size import num_active_parameters, num_parameters
+from diptych.architectures.size import MatrixNbytes, num_active_parameters, num_parameters, weights_nbytes
+from diptych.checkpoints.shard import Shard
 from diptych.engine.options.pool_size import region_words, whole_layout
-from diptych.engine.tensor_parallel.shard import Shard
 from diptych.engine.values.kv_regions import pages_per_state, region_names, state_nbytes
+from diptych.kernels.quantized import mxfp4_nbytes
 
 STATE_DTYPE: Final = "bfloat16"  # of what is not kept in float32
-WEIGHT_NBYTES: Final = 2  # GPUs compute with bfloat16, whatever a file holds
+WEIGHT_NBYTES: Final = 2  # GPUs compute with bfloat16, whatever a file holds but for experts in MXFP4
 GIB: Final = 2**30
 PROMPT_LENS: Final = (1024, 32 * 1024, 128 * 1024)  # tokens
 UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -28,6 +29,7 @@ class Plan:
     tp: int
     page_size: int  # tokens
     kv_dtype: str
+    has_mxfp4: bool = False  # as the checkpoint's experts are
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,8 @@ def fit(model: ModelConfig, plan: Plan) -> Fit:
     """Return what one of the worker's GPUs holds."""
     shard = Shard(0, plan.tp)
     part = replace(shard.config(model), vocab_size=shard.vocab_rows(model.vocab_size))
-    weights = num_parameters(part) * WEIGHT_NBYTES
+    of_expert: MatrixNbytes = mxfp4_nbytes if plan.has_mxfp4 else lambda rows, columns: rows * columns * WEIGHT_NBYTES
+    weights = weights_nbytes(part, WEIGHT_NBYTES, of_expert)
     page = whole_layout(part, plan.page_size, plan.kv_dtype).page_nbytes
     room = int(plan.gpu_gib * plan.memory_share * GIB) - weights
     return Fit(weights, page, max(0, room // page))
@@ -107,6 +110,7 @@ def _experts(model: ModelConfig) -> str:
 
 def _on_gpus(found: Fit, plan: Plan) -> str:
     gpu = f"of {plan.gpu_gib:g} GiB{', each' if plan.tp > 1 else ''}: weights {_size(found.weights)} in bfloat16"
+    gpu += ", experts in MXFP4" if plan.has_mxfp4 else ""
     if not found.pages:
         return f"{gpu}, which do not fit beside a KV pool: give a larger --tp or --gpu-gib"
     tokens = found.pages * plan.page_size

@@ -1,1 +1,1 @@
-"""Decides whether a process is alive, started and ready, and serves the answers: none depends on its load."""
+"""Serves whether a process is alive, started and ready, as `verdicts.probes` decides. Nothing depends on its load."""

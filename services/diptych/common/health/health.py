@@ -26,9 +26,9 @@ from typing import Any, Final, Literal
 from typing_extensions import TypedDict
 
 from diptych.common.errors import ConfigError
-from diptych.common.health.probes import Probe, Probes, Verdict
 from diptych.common.net.ports import binding
 from diptych.common.net.reachable import bracketed
+from diptych.common.verdicts.probes import Probe, Probes, Verdict
 
 logger = logging.getLogger(__name__)
 

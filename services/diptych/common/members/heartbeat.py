@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from diptych.common.health.probes import BEAT_S
 from diptych.common.shared_memory import SharedMemory
+from diptych.common.verdicts.probes import BEAT_S
 
 NO_BEAT: Final = 0.0  # what the memory holds before the first beat, and after the last
 DESCRIPTOR_VARIABLE: Final = "DIPTYCH_HEARTBEAT_FD"  # set by a supervisor that looks at the beats of this process

@@ -116,7 +116,7 @@ class MembershipWatcher:
         changed = self._view.apply(event, self._clock())
         self._deadline_moved.set()
         if changed:
-            self._tell_listeners()
+            self._notify_listeners()
 
     async def _expire_forever(self) -> None:
         while True:
@@ -127,9 +127,9 @@ class MembershipWatcher:
             else:
                 await wait_or_timeout(self._deadline_moved, deadline_s - self._clock())
                 if self._view.expire(self._clock()):
-                    self._tell_listeners()
+                    self._notify_listeners()
 
-    def _tell_listeners(self) -> None:
+    def _notify_listeners(self) -> None:
         for listener in self._listeners:
             listener()
 
@@ -163,7 +163,7 @@ class Registration:
         try:
             await self._replicas.run(self._register)
         except asyncio.CancelledError:
-            await asyncio.gather(*map(self._say_goodbye, self._replicas.known))
+            await asyncio.gather(*map(self._deregister, self._replicas.known))
             raise
 
     async def _register(self, address: str) -> None:
@@ -194,7 +194,7 @@ class Registration:
         heartbeat.instance.started_unix_ns = self._started_unix_ns
         return heartbeat
 
-    async def _say_goodbye(self, address: str) -> None:
+    async def _deregister(self, address: str) -> None:
         """Best effort, on a stream of its own: cancelling a read or a write has cancelled the other one."""
         heartbeat = self._heartbeat()
         heartbeat.instance.state = bootstrap_pb2.INSTANCE_STATE_GONE

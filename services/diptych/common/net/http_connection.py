@@ -197,17 +197,17 @@ class HttpConnection(HttpToolsProtocol):
             if cycle.response_started:
                 self.transport.close()
                 return
-        self._say(status, words)
+        self._send_and_close(status, words)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         """Called by uvicorn when it is a request's turn: one that was refused meanwhile gets no other answer."""
         if self._refusal is not None and cycle.disconnected:
-            self._say(*self._refusal)
+            self._send_and_close(*self._refusal)
         else:
             is_old = cycle.scope["http_version"] == "1.0"
             super()._start_asgi_task(cycle, _Unchunked(app, cycle) if is_old else app)  # type: ignore[arg-type]
 
-    def _say(self, status: int, words: str) -> None:
+    def _send_and_close(self, status: int, words: str) -> None:
         """What a client sends all the same is taken for a moment yet: closing now would reset the connection."""
         self.transport.write(_answer(status, words))
         self.transport.write_eof()

@@ -1,1 +1,4 @@
-"""Decides who may do what: certificates, tokens, permissions, and the gatekeeper in front of every gRPC server."""
+"""Decides who may do what: certificates, tokens, and the gatekeeper in front of every gRPC server.
+
+`verdicts.permissions` is the table of calls that it keeps.
+"""

@@ -24,8 +24,8 @@ import grpc
 from diptych.common.net.raw_calls import Handler, run_raw
 from diptych.common.net.reachable import one_spelling, peer_host
 from diptych.common.refusals import Refusals
-from diptych.common.trust.permissions import Parties, may_call, may_call_itself, words_for
 from diptych.common.trust.trust import Reason, Refused, Trust
+from diptych.common.verdicts.permissions import Parties, may_call, may_call_itself, words_for
 
 OPEN_TO_ALL: Final = "/grpc.health.v1.Health/Check"
 NUM_PLACES: Final = 256  # of strangers

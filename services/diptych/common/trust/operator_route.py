@@ -17,8 +17,8 @@ from typing_extensions import TypedDict
 
 from diptych.common.errors import DiptychError, InvalidRequest
 from diptych.common.refusals import Refusals
-from diptych.common.trust.permissions import MAY_CALL, may_call_itself
 from diptych.common.trust.trust import Trust
+from diptych.common.verdicts.permissions import MAY_CALL, may_call_itself
 
 Answer: TypeAlias = tuple[int, object]  # HTTP status, and what JSON says
 Handler: TypeAlias = Callable[[Request], Awaitable[Answer]]

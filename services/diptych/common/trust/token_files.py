@@ -14,9 +14,9 @@ from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 from typing import Final, TypeVar
 
-from diptych.common.trust.permissions import Party
 from diptych.common.trust.tokens import TOKEN_VARIABLE, digest_line
 from diptych.common.trust.trust import TrustConfig
+from diptych.common.verdicts.permissions import Party
 
 C = TypeVar("C", bound=TrustConfig)
 

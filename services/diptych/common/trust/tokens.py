@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Final, Literal
 
 from diptych.common.errors import ConfigError
-from diptych.common.trust.permissions import EVERY, NOBODY, Parties, Party
 from diptych.common.trust.reloaded import Reloaded
+from diptych.common.verdicts.permissions import EVERY, NOBODY, Parties, Party
 
 TOKEN_VARIABLE: Final = "DIPTYCH_AUTH_TOKEN"
 MIN_TOKEN_LEN: Final = 16

@@ -15,9 +15,9 @@ from typing import Final, Literal
 
 from diptych.common.config import option
 from diptych.common.errors import ConfigError
-from diptych.common.trust.permissions import EVERY, Parties, certified, may_call, words_for
 from diptych.common.trust.tls import Tls, TlsFiles
 from diptych.common.trust.tokens import TOKEN_VARIABLE, WORDS, Refusal, Tokens
+from diptych.common.verdicts.permissions import EVERY, Parties, certified, may_call, words_for
 
 logger = logging.getLogger(__name__)
 

@@ -25,8 +25,11 @@ class CpuSparseAttention:
         self._index_heads = IndexHeads(indexer.num_heads, indexer.head_dim, indexer.num_kept)
         self._kv, self._index_keys = kv, index_keys
         self._layers = attention_layers(config, kv)
-        rope = rope_tables(config, kv)[config.rope]
-        self._choosing = {layer: AttentionLayer(place, rope, scale=1.0) for place, layer in enumerate(indexer.layers)}
+        ropes = rope_tables(config, kv)
+        self._choosing = {
+            layer: AttentionLayer(place, ropes[config.rope_of(layer)], scale=1.0)
+            for place, layer in enumerate(indexer.layers)
+        }
         self._step: SparseAttention | None = None
 
     def init_forward_metadata(self, batch: StagedBatch) -> None:

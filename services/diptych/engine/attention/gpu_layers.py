@@ -9,7 +9,7 @@ from torch import Tensor
 from diptych.architectures.config import ModelConfig
 from diptych.engine.attention.layer_constants import kv_scales, rope_tables
 from diptych.engine.attention.staged_batch import StagedBatch
-from diptych.kernels.gpu.rope_store import rope_store
+from diptych.kernels.gpu.attention.rope_store import rope_store
 
 
 @dataclass(frozen=True, slots=True, eq=False)

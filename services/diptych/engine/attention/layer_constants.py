@@ -15,7 +15,7 @@ def kv_scales(config: ModelConfig, kv_dtype: torch.dtype) -> list[tuple[float, f
     """
     if kv_dtype != torch.float8_e4m3fn:
         return [(1.0, 1.0)] * config.num_layers
-    return [config.kv_scale(config.place(layer)) for layer in range(config.num_layers)]
+    return [config.kv_scale(config.source(layer)) for layer in range(config.num_layers)]
 
 
 def new_sinks(config: ModelConfig, device: torch.device) -> Tensor | None:

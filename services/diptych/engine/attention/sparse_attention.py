@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from diptych.architectures.config import ModelConfig
+from diptych.architectures.config import ModelConfig, Rope
 from diptych.engine.attention.layer_constants import rope_tables
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.attention.torch_backend import rotate, turns
@@ -36,8 +36,7 @@ class _Request:
 class _Step:
     """What the layers of a step share."""
 
-    cosines: Tensor  # [num_tokens, 1, rope_dim / 2]
-    sines: Tensor
+    ropes: dict[Rope, Tensor]  # [2, num_tokens, 1, rope_dim / 2]: cosines and sines
     out_pages: Tensor  # [num_tokens]
     out_offsets: Tensor  # [num_tokens]
     requests: tuple[_Request, ...]
@@ -54,16 +53,14 @@ class SparseAttention:
         self._index_keys = index_keys[:, :, 0, :, 0]  # the same of the layers that choose
         self._places = {layer: place for place, layer in enumerate(config.indexer.layers)}
         self._dtype = dtype  # of states; the pool's may be narrower
-        self._angles = rope_tables(config, kv)[config.rope]
+        self._ropes = rope_tables(config, kv)
         self._step: _Step | None = None
         self._chosen: list[Tensor | None] = []  # by token, in the layer that chose last; None: all that it sees
 
     def init_forward_metadata(self, batch: StagedBatch) -> None:
         page_size = self._kv.shape[2]
-        cosines, sines = turns(self._angles[batch.positions], self._dtype)
         self._step = _Step(
-            cosines=cosines,
-            sines=sines,
+            ropes={rope: turns(angles[batch.positions], self._dtype) for rope, angles in self._ropes.items()},
             out_pages=batch.out_slots // page_size,
             out_offsets=batch.out_slots % page_size,
             requests=tuple(_requests(batch, page_size)),
@@ -79,11 +76,11 @@ class SparseAttention:
         assert self._step is not None, "no step was prepared"
         states, index = qkv[:, : self._config.states_size], qkv[:, self._config.states_size :]
         if layer in self._places:
-            self._choose(index, self._places[layer], self._step)
+            self._choose(index, layer, self._step)
         queries = self._rotate_and_store(states, layer, self._step)
         results = out.view(len(out), self._config.num_heads, self._config.value_dim)
         for request in self._step.requests:
-            latents = self._load(self._kv, layer, request)
+            latents = self._load(self._kv, self._config.place(layer), request)
             for token, num_seen in request.seen():
                 chosen = self._chosen[token]
                 kept = latents[:num_seen] if chosen is None else latents[chosen]
@@ -91,17 +88,19 @@ class SparseAttention:
 
     def _rotate_and_store(self, states: Tensor, layer: int, step: _Step) -> Tensor:
         """Return the rotated queries, `[num_tokens, num_heads, head_dim]`."""
-        heads = states.view(len(states), -1, self._config.head_dim)
-        rotate(heads[..., self._config.rope.start :], step.cosines, step.sines)
-        self._kv[step.out_pages, layer, step.out_offsets] = heads[:, -1].to(self._kv.dtype)
+        heads, rope = states.view(len(states), -1, self._config.head_dim), self._config.rope_of(layer)
+        rotate(heads[..., rope.start :], *step.ropes[rope])
+        if self._config.keeps(layer):
+            place = self._config.place(layer)
+            self._kv[step.out_pages, place, step.out_offsets] = heads[:, -1].to(self._kv.dtype)
         return heads[:, :-1]
 
-    def _choose(self, index: Tensor, place: int, step: _Step) -> None:
+    def _choose(self, index: Tensor, layer: int, step: _Step) -> None:
         """Store index keys, and choose for each token. `index`: `[num_tokens, Indexer.size]`."""
-        num_heads, dim = self._indexer.num_heads, self._indexer.head_dim
+        num_heads, dim, place = self._indexer.num_heads, self._indexer.head_dim, self._places[layer]
         heads = index[:, : (num_heads + 1) * dim].view(len(index), -1, dim)
         weights = index[:, (num_heads + 1) * dim :]
-        rotate(heads, step.cosines, step.sines)
+        rotate(heads, *step.ropes[self._config.rope_of(layer)])
         self._index_keys[step.out_pages, place, step.out_offsets] = heads[:, -1].to(self._index_keys.dtype)
         self._chosen = [None] * len(index)
         for request in step.requests:

@@ -101,7 +101,7 @@ class TorchAttention:
             scaled = new_kv.float() / self._scales[layer]
             new_kv = scaled.clamp(-FP8_LARGEST, FP8_LARGEST)  # torch makes NaN of what is larger
         stored = new_kv.to(self._kv.dtype).view(self._bytes.dtype)
-        self._bytes[metadata.out_pages, layer, :, metadata.out_offsets] = stored
+        self._bytes[metadata.out_pages, self._config.place(layer), :, metadata.out_offsets] = stored
 
     def _load(self, pages: Tensor, layer: int) -> Tensor:
         """Return `[..., num_planes, page_size, num_kv_heads, head_dim]` for page numbers of any shape."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from diptych.architectures.config import ModelConfig
 from diptych.engine.attention.gpu_layers import GpuLayer
-from diptych.kernels.gpu.decode_attention import (
+from diptych.kernels.gpu.attention.decode_attention import (
     FEW_REQUESTS,
     Launch,
     decode_attention,
@@ -18,8 +18,8 @@ from diptych.kernels.gpu.decode_attention import (
     launch_for,
     num_splits,
 )
-from diptych.kernels.gpu.extend_attention import extend_attention
-from diptych.kernels.gpu.latent_attention import (
+from diptych.kernels.gpu.attention.extend_attention import extend_attention
+from diptych.kernels.gpu.attention.latent_attention import (
     LatentShape,
     LatentWorkspace,
     latent_decode,

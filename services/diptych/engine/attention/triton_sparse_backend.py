@@ -19,11 +19,11 @@ from diptych.engine.attention.gpu_layers import gpu_layers
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.attention.triton_kernels import DTYPES, longest_request, num_sms
 from diptych.engine.values.batch import ForwardMode
-from diptych.kernels.gpu.choose_tokens import choose_tokens
-from diptych.kernels.gpu.index_scores import MAX_ROWS, IndexRows, IndexShape, index_programs, index_scores
-from diptych.kernels.gpu.latent_attention import LatentShape
-from diptych.kernels.gpu.rope_store import rope_store
-from diptych.kernels.gpu.sparse_latent_attention import (
+from diptych.kernels.gpu.attention.choose_tokens import choose_tokens
+from diptych.kernels.gpu.attention.index_scores import MAX_ROWS, IndexRows, IndexShape, index_programs, index_scores
+from diptych.kernels.gpu.attention.latent_attention import LatentShape
+from diptych.kernels.gpu.attention.rope_store import rope_store
+from diptych.kernels.gpu.attention.sparse_latent_attention import (
     SparseWorkspace,
     most_parts,
     parts_of_rows,
@@ -37,11 +37,14 @@ SCORES_ALIGNED: Final = 64  # scores of a row are a multiple
 class TokenChoice:
     """What an indexer has on a GPU: it stores index keys, and chooses for rows of new tokens."""
 
-    def __init__(self, config: ModelConfig, index_keys: Tensor, rope: Tensor) -> None:
-        """`index_keys`: `[num_pages, num_layers, 1, page_size, 1, index_head_dim]`, of the layers that choose."""
+    def __init__(self, config: ModelConfig, index_keys: Tensor, ropes: list[Tensor]) -> None:
+        """`index_keys`: `[num_pages, num_layers, 1, page_size, 1, index_head_dim]`, of the layers that choose.
+
+        `ropes`: the tables of all layers.
+        """
         assert config.indexer is not None
         self.indexer = indexer = config.indexer
-        self._rope = rope
+        self._ropes = ropes
         self._layers = dict(zip(indexer.layers, index_keys.unbind(1), strict=True))
         self._page_size, heads = index_keys.shape[3], (indexer.num_heads, indexer.head_dim, indexer.num_kept)
         self._shapes = {dtype: IndexShape(*heads, self._page_size, dtype, index_keys.dtype) for dtype in DTYPES}
@@ -60,7 +63,7 @@ class TokenChoice:
         num_heads, dim, keys = self.indexer.num_heads, self.indexer.head_dim, self._layers[layer]
         states = index[:, : (num_heads + 1) * dim]
         heads = {"num_heads": num_heads, "num_kv_heads": 1, "head_dim": dim}
-        rope_store(states, batch.positions, batch.out_slots, self._rope, keys, **heads)
+        rope_store(states, batch.positions, batch.out_slots, self._ropes[layer], keys, **heads)
         most, width = self._scores.shape
         programs = index_programs(most, width, self._num_sms)
         for part in _slices(len(chosen), most):
@@ -92,7 +95,7 @@ class TritonSparseAttention:
     def __init__(self, config: ModelConfig, kv: Tensor, index_keys: Tensor) -> None:
         self._config = config
         self._layers = gpu_layers(config, kv)
-        self._choice = TokenChoice(config, index_keys, self._layers[0].rope)
+        self._choice = TokenChoice(config, index_keys, [layer.rope for layer in self._layers])
         dims = config.value_dim, config.head_dim - config.value_dim
         self._shapes = {dtype: LatentShape(config.num_heads, *dims, kv.shape[3], dtype, kv.dtype) for dtype in DTYPES}
         self._num_sms = num_sms(kv)
@@ -136,7 +139,8 @@ class TritonSparseAttention:
         states, index = qkv[:, : self._config.states_size], qkv[:, self._config.states_size :]
         if self._choice.chooses(layer):
             self._choice.choose(index, layer, step.batch, step.rows, step.chosen)
-        queries = at.rotate_and_store(states, step.batch)
+        num_states = self._config.num_heads + at.num_kept  # one that borrows stores nothing
+        queries = at.rotate_and_store(states[:, : num_states * self._config.head_dim], step.batch)
         sparse_latent_attention(
             queries,
             at.kv,

@@ -29,12 +29,12 @@ import grpc
 from starlette.requests import Request
 from starlette.routing import Route
 
-from diptych.common.drain.drain import DrainProgress
 from diptych.common.errors import Conflict, DiptychError, InvalidRequest, NotFound, Unavailable
 from diptych.common.members.roles import WORKER_ROLES, Role
 from diptych.common.refusals import Refusals
 from diptych.common.trust.operator_route import Answer, operator_route, seconds
 from diptych.common.trust.trust import Trust
+from diptych.common.verdicts.drain import DrainProgress
 from diptych.engine.frontend.config import WorkerConfig
 from diptych.engine.frontend.group import WorkerGroup
 from diptych.engine.frontend.service import Context, WorkerService, name_of, refuse
@@ -59,7 +59,7 @@ LINK_WAIT_S: Final = 10.0  # for a link that the new role needs, before the answ
 
 
 class WorkerDrain:
-    """Drains every scheduler group that lives. Implements `diptych.common.drain.draining.Drainable`."""
+    """Drains every scheduler group that lives. Implements `diptych.common.draining.Drainable`."""
 
     def __init__(self, groups: Callable[[], Sequence[WorkerGroup]], drain_s: float) -> None:
         self._groups = groups

@@ -13,9 +13,9 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from diptych.common.drain.drain import Phase
-from diptych.common.drain.draining import Draining, Work
+from diptych.common.draining import Draining, Work
 from diptych.common.errors import Unavailable
+from diptych.common.verdicts.drain import Phase
 from diptych.engine.frontend.scheduler_client import Commands, PendingQueries
 from diptych.engine.frontend.sessions import Sessions
 from diptych.v1 import bootstrap_pb2, engine_pb2, worker_pb2
@@ -33,14 +33,14 @@ class Departure:
         work: Work,
         sessions: Sessions,
         instance: bootstrap_pb2.Instance,
-        tell: Callable[[], None],
+        announce: Callable[[], None],
         release_s: float,
     ) -> None:
         self.draining = Draining(work, self._begin)
         self._work = work
         self._sessions = sessions
         self._instance = instance
-        self._tell = tell
+        self._announce = announce
         self._release_s = release_s
 
     async def vacate(self, reason: str, within_s: float) -> None:
@@ -51,7 +51,7 @@ class Departure:
         if self.draining.has_begun:
             raise Unavailable("the worker is draining")
         self._instance.paused, self._sessions.closed_because = True, reason
-        self._tell()
+        self._announce()
         leaving = Draining(self._work)
         leaving.ask(within_s)
         try:
@@ -65,7 +65,7 @@ class Departure:
         self._instance.paused = False
         if not self.draining.has_begun:
             self._sessions.closed_because = ""
-        self._tell()
+        self._announce()
 
     def progress(self) -> worker_pb2.Drain | None:
         """Return how far the drain is; None while it serves."""
@@ -82,11 +82,11 @@ class Departure:
     def _begin(self) -> None:
         self._instance.state, self._instance.not_ready = bootstrap_pb2.INSTANCE_STATE_DRAINING, ""
         self._sessions.closed_because = "it is draining"
-        self._tell()
+        self._announce()
 
 
 class OpenWork:
-    """Implements `diptych.common.drain.draining.Work` for a scheduler group."""
+    """Implements `diptych.common.draining.Work` for a scheduler group."""
 
     def __init__(self, sessions: Sessions, scheduler: Commands, queries: PendingQueries) -> None:
         self._sessions = sessions

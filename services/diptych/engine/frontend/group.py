@@ -58,13 +58,13 @@ class WorkerGroup:
         self.queries = PendingQueries(scheduler, self._death)
         self._legs = TextLegs(scheduler, prompts, sessions.deliver, lambda: instance.context_len)
         work = OpenWork(sessions, self._legs, self.queries)
-        self.departure = Departure(work, sessions, instance, self._tell, release_s)
+        self.departure = Departure(work, sessions, instance, self._announce, release_s)
         self._handlers: Mapping[str, Callable[[Any], None]] = {  # by field, in the order in which they act
             "outputs": self._on_outputs,
             "pong": self.liveness.on_pong,
             "load": self._on_load,
             "link_news": self._on_link_news,
-            "kv_events": sessions.tell_kv,
+            "kv_events": sessions.announce_kv,
             "status": self.queries.on_status,
             "status_answers": self.queries.on_status_answers,
             "admin_answers": self.queries.on_admin_answers,
@@ -114,7 +114,7 @@ class WorkerGroup:
         self._instance.loras.extend(ready.loras.adapters)
         self._max_requests, self._max_step_tokens = ready.max_requests, ready.max_step_tokens
         self._readiness.loaded(requirement)
-        self._tell()
+        self._announce()
         logger.info("loaded as %s, metrics at %s; %s", self, self._instance.metrics_address, self._instance.not_ready)
 
     async def relay(self) -> None:
@@ -126,7 +126,7 @@ class WorkerGroup:
             self._death.set_result(death)
             raise
 
-    def _tell(self) -> None:
+    def _announce(self) -> None:
         """Others shall hear of the record at once: bootstrap, and every router over its session."""
         self._on_news()
         self._sessions.set_record(self._instance)
@@ -136,7 +136,7 @@ class WorkerGroup:
         self._instance.model_id = model_id
         self._set_terms(terms)
         self.peers.look_again()
-        self._tell()
+        self._announce()
 
     async def serve(self, role: Role) -> None:
         """Serve a role from now on. Nothing may be open. Raises `SchedulerDied`."""
@@ -221,7 +221,7 @@ class WorkerGroup:
     def _on_link_news(self, news: engine_pb2.LinkNews) -> None:
         if self._readiness.failed(news.problem):
             logger.warning("%s is not ready: %s", self, news.problem)
-            self._tell()
+            self._announce()
 
     def _on_context_len(self, context_len: int) -> None:
         self._instance.context_len = self._sessions.context_len = context_len
@@ -231,7 +231,7 @@ class WorkerGroup:
         self._sessions.set_load(load)
         if links_changed:
             self._on_links()
-            self._tell()
+            self._announce()
 
     def _on_links(self) -> None:
         if self._readiness.is_pending:
@@ -248,12 +248,12 @@ class WorkerGroup:
         if is_ready:
             logger.info("%s is ready", self)
             self._ready_news.set()
-            self._tell()
+            self._announce()
 
     def _on_loras(self, loras: engine_pb2.LoraSet) -> None:
         del self._instance.loras[:]
         self._instance.loras.extend(loras.adapters)
-        self._tell()
+        self._announce()
 
     def _set_terms(self, terms: bootstrap_pb2.Terms) -> None:
         self._instance.terms.CopyFrom(terms)

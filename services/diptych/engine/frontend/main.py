@@ -16,10 +16,9 @@ from typing import Any, Final
 
 from diptych.checkpoints.source import ModelSource, bounded, open_model
 from diptych.common import lifecycle
-from diptych.common.drain.draining import drain_route
+from diptych.common.draining import drain_route
 from diptych.common.health.grpc_health import add_health
 from diptych.common.health.health import HealthServer
-from diptych.common.health.probes import Probes
 from diptych.common.logging import setup
 from diptych.common.members.membership_client import Evicted, MembershipWatcher, Registration
 from diptych.common.members.roles import Role
@@ -27,6 +26,7 @@ from diptych.common.net import descriptors, rpc
 from diptych.common.net.http_server import HttpServer
 from diptych.common.trust.instance_secret import InstanceSecret
 from diptych.common.trust.trust import Trust, forget_token
+from diptych.common.verdicts.probes import Probes
 from diptych.engine.cache.kv_feed import KvFeeds
 from diptych.engine.frontend.admin import WorkerAdminService, WorkerDrain, role_changes, role_route
 from diptych.engine.frontend.config import WorkerConfig

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from diptych.common.build_info import tell_certificate, tell_version
+from diptych.common.build_info import register_certificate_expiry, register_version
 from diptych.common.members.instances import computable_tokens, kv_demand, kv_occupancy, role_of
 from diptych.common.members.membership import State
 from diptych.common.refusals import Refusals
@@ -68,8 +68,8 @@ class WorkerMetrics:
         self._registry = CollectorRegistry()
         self.refusals = Refusals()  # of the gRPC server
         self._registry.register(self.refusals)
-        tell_version(self._registry)
-        tell_certificate(self._registry, tls)
+        register_version(self._registry)
+        register_certificate_expiry(self._registry, tls)
         self._transfer = Histogram(
             "diptych_kv_transfer_seconds",
             "A request's KV on its way: first token to acknowledgement (prefill), grant to hand-off (decode)",

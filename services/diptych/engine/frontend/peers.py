@@ -49,10 +49,10 @@ class Peers:
             await self._changed.wait()
             self._changed.clear()
             self._others = membership.instances()
-            await self._tell([each for each in self._others.values() if self._is_linked_to(each)])
+            await self._send_peers([each for each in self._others.values() if self._is_linked_to(each)])
             self._on_change()
 
-    async def _tell(self, peers: Iterable[Instance]) -> None:
+    async def _send_peers(self, peers: Iterable[Instance]) -> None:
         news = {peer.instance_id: (peer.role, peer.transfer.engine_metadata) for peer in peers}
         if news != self._told:
             self._told = news

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from diptych.common.health.probes import Verdict, judge_loops
 from diptych.common.members.membership import State
 from diptych.common.members.roles import WORKER_ROLES, Role
+from diptych.common.verdicts.probes import Verdict, judge_loops
 from diptych.kvtransfer.lanes import Requirement
 from diptych.v1 import bootstrap_pb2
 

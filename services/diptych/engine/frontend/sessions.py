@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 from diptych.common.errors import Overloaded
 from diptych.common.members.roles import Role, leg_kind
 from diptych.engine.cache.kv_feed import KvFeed, KvFeeds
-from diptych.engine.frontend.leg_size import too_large
 from diptych.engine.scheduler import codec
+from diptych.generation.leg_size import too_large
 from diptych.v1 import bootstrap_pb2, inference_pb2, worker_pb2
 
 MAX_SESSIONS: Final = 256  # a router has one
@@ -198,7 +198,7 @@ class Sessions:
         words = f"serves {self.role.value}, no {kind.value} legs"
         return worker_pb2.LegError(code=worker_pb2.ERROR_CODE_HANDED_BACK, message=words)
 
-    def tell_kv(self, events: worker_pb2.KvEvents) -> None:
+    def announce_kv(self, events: worker_pb2.KvEvents) -> None:
         """Tell every session of a change in the set of cached pages."""
         if self._kv_feeds:
             self._kv_feeds.add(codec.delta_from_wire(events))

@@ -8,9 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.models.layers import kimi_delta_rule, mamba2_scan, short_conv
 from diptych.engine.models.layers.kimi_delta_rule import Decay
 from diptych.engine.models.layers.mamba2_scan import Heads
+from diptych.engine.models.layers.turns import turns
 from diptych.kernels.cpu import recurrences
 
 
@@ -19,14 +21,27 @@ class CpuStateRules:
 
     short_conv = staticmethod(short_conv.convolve_step)
 
+    def short_conv_prompts(
+        self, x: Tensor, state: Tensor, batch: StagedBatch, weight: Tensor, bias: Tensor | None, out: Tensor
+    ) -> None:
+        for tokens, own in turns(state, batch):
+            out[tokens] = short_conv.convolve(x[tokens], own, weight, bias)
+
     def kimi_delta(
         self, mixed: Tensor, decays: Tensor, betas: Tensor, decay: Decay, state: Tensor, slots: Tensor, out: Tensor
     ) -> None:
         self._kimi_delta(mixed, decays, betas, decay, state, torch.arange(len(slots) + 1), slots, out)
 
+    def kimi_delta_prompts(
+        self, mixed: Tensor, decays: Tensor, betas: Tensor, decay: Decay, state: Tensor, batch: StagedBatch, out: Tensor
+    ) -> None:
+        for tokens, own in turns(state, batch):
+            self.kimi_delta_prompt(mixed[tokens], decays[tokens], betas[tokens], decay, own, out[tokens])
+
     def kimi_delta_prompt(
         self, mixed: Tensor, decays: Tensor, betas: Tensor, decay: Decay, state: Tensor, out: Tensor
     ) -> None:
+        """Compute several tokens of one request; `state` is its own."""
         self._kimi_delta(mixed, decays, betas, decay, state[None], *_one_request(mixed), out)
 
     @staticmethod
@@ -47,7 +62,14 @@ class CpuStateRules:
     def mamba2(self, mixed: Tensor, steps: Tensor, heads: Heads, state: Tensor, slots: Tensor, out: Tensor) -> None:
         self._mamba2(mixed, steps, heads, state, torch.arange(len(slots) + 1), slots, out)
 
+    def mamba2_prompts(
+        self, mixed: Tensor, steps: Tensor, heads: Heads, state: Tensor, batch: StagedBatch, out: Tensor
+    ) -> None:
+        for tokens, own in turns(state, batch):
+            self.mamba2_prompt(mixed[tokens], steps[tokens], heads, own, out[tokens])
+
     def mamba2_prompt(self, mixed: Tensor, steps: Tensor, heads: Heads, state: Tensor, out: Tensor) -> None:
+        """Compute several tokens of one request; `state` is its own."""
         self._mamba2(mixed, steps, heads, state[None], *_one_request(mixed), out)
 
     @staticmethod

@@ -14,6 +14,7 @@ from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.models.layer import new_layer
 from diptych.engine.models.layers.buffers import Buffers
 from diptych.engine.models.layers.layer_end import PerLayerInputs
+from diptych.engine.models.layers.norm import Norm, new_norm
 from diptych.engine.models.ops import Ops
 from diptych.engine.models.pieces import Pieces, at_once
 from diptych.engine.models.weights import Weights
@@ -40,7 +41,7 @@ class Decoder:
         scale = config.embedding_scale
         self._embedding_scale = None if scale == 1 else torch.tensor(scale, dtype=dtype)  # rounded, as in training
         self._per_layer = PerLayerInputs.build(config, weights, ops, dtype)
-        self._input_norm = weights.norm("0.input_norm") if config.pre_norms else None
+        self._input_norm = new_norm(config, weights, ops, "0.input_norm") if config.pre_norms else None
         self._places = {layer: place for place, layer in enumerate(config.attention_layers)}
         self._layers = [new_layer(config, weights, ops, index) for index in range(config.num_layers)]
 
@@ -97,7 +98,7 @@ class Decoder:
         if self._input_norm is None:
             buffers.normed.copy_(x)
         else:
-            self._ops.rms_norm(x, self._input_norm, self._config.rms_norm_eps, buffers.normed)
+            self._input_norm.apply(x, buffers.normed)
         self._project_in(0, buffers)
         return x
 
@@ -134,16 +135,15 @@ class Decoder:
         if layer.end is not None:
             layer.end.finish(x, buffers)
 
-    def _add(self, x: Tensor, buffers: Buffers, post_norm: Tensor | None, next_norm: Tensor | None) -> None:
-        eps = self._config.rms_norm_eps
+    def _add(self, x: Tensor, buffers: Buffers, post_norm: Tensor | None, next_norm: Norm | None) -> None:
         if post_norm is not None:
-            self._ops.rms_norm(buffers.delta, post_norm, eps, buffers.delta)
+            self._ops.rms_norm(buffers.delta, post_norm, self._config.rms_norm_eps, buffers.delta)
         if self._config.residual_scale != 1:
             buffers.delta.mul_(self._config.residual_scale)
         if next_norm is None:
             buffers.normed.copy_(x.add_(buffers.delta))
         else:
-            self._ops.add_rms_norm(x, buffers.delta, next_norm, eps, buffers.normed)
+            next_norm.add(x, buffers.delta, buffers.normed)
 
     def _logits(self, normed: Tensor) -> Tensor:
         logits = normed.new_empty(len(normed), self._config.vocab_size)

@@ -7,8 +7,9 @@ from torch import Tensor
 from diptych.architectures.recurrent import DeltaNet
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.models.delta_rule import DeltaWeights
-from diptych.kernels.gpu.delta_chunks import mix_prompts
-from diptych.kernels.gpu.delta_rule import DeltaLayer, mix_single_tokens
+from diptych.engine.models.gpu_state_rules import prompts_of
+from diptych.kernels.gpu.recurrent.delta_chunks import mix_prompts
+from diptych.kernels.gpu.recurrent.delta_rule import DeltaLayer, mix_single_tokens
 
 
 class GpuDeltaRule:
@@ -33,8 +34,6 @@ class GpuDeltaRule:
         if len(projected) == len(slots):
             mix_single_tokens(self._layer, projected, newest, kept, slots, out)
             return
-        lens = batch.host.extend_lens
-        first = int((lens > 1).argmax())  # rows come before prompts
-        mix_prompts(self._layer, projected, newest, kept, slots, starts, out, max_len=int(lens.max()), first=first)
-        if (lens == 1).any():
+        mix_prompts(self._layer, projected, newest, kept, prompts_of(batch), out)
+        if (batch.host.extend_lens == 1).any():
             mix_single_tokens(self._layer, projected, newest, kept, slots, out, starts)

@@ -7,7 +7,7 @@ a graph can capture it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch import Tensor
 from diptych.architectures.config import Activation
 from diptych.architectures.placement import Split
 from diptych.architectures.recurrent import DeltaNet
+from diptych.architectures.size import EXPERT
 from diptych.checkpoints.quantization.weight import QuantizedWeight
 from diptych.engine.models.delta_rule import DeltaRule, DeltaWeights
 from diptych.engine.models.dense import dense
@@ -24,9 +25,10 @@ from diptych.engine.models.lora import LoraMatrix
 from diptych.engine.models.matrix import Activate, HeadMatrices, Matrix, TorchHeadMatrices, Weight
 from diptych.engine.models.ops import Experts, Gated, GatedInTurn, activate_of, relu_squared
 from diptych.engine.models.state_rules import StateRules
-from diptych.kernels.gpu import activations, norms, skinny_gated_gemm
-from diptych.kernels.gpu.moe import ExpertWeights, align_experts, choose_block, combine_experts, grouped_gemm
-from diptych.kernels.gpu.skinny_gemm import pays_up_to, skinny_gemm
+from diptych.kernels.gpu.layers import activations, mxfp4_experts, norms, skinny_gated_gemm
+from diptych.kernels.gpu.layers.moe import AlignedExperts, ExpertWeights, align_experts, choose_block, combine_experts
+from diptych.kernels.gpu.layers.mxfp4_experts import Mxfp4Experts, Mxfp4Matrix
+from diptych.kernels.gpu.layers.skinny_gemm import pays_up_to, skinny_gemm
 
 
 class GpuMatrix:
@@ -45,6 +47,24 @@ class GpuMatrix:
 
     def rows(self, ids: Tensor) -> Tensor:
         return self.weight[ids]
+
+
+class PackedMatrix:
+    """An expert's weight in MXFP4, to be multiplied with those of all experts: see `GpuOps.experts`."""
+
+    def __init__(self, packed: Mxfp4Matrix, dtype: torch.dtype) -> None:
+        self.packed = packed
+        self._dtype = dtype  # of the states
+
+    def multiply(self, x: Tensor, out: Tensor) -> None:
+        torch.mm(x, self.dense().T, out=out)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return self.dense()[ids]
+
+    def dense(self) -> Tensor:
+        """Return it expanded, a new tensor."""
+        return mxfp4_experts.unpack(self.packed).to(self._dtype)
 
 
 class GpuGated:
@@ -68,7 +88,7 @@ class GpuGated:
 
 
 class GpuOps:
-    """Weights of any format are expanded to the states' dtype. Nothing waits for the device."""
+    """Experts in MXFP4 stay so; other weights are expanded to the states' dtype. Nothing waits for the device."""
 
     num_ranks: Final = 1
     state_rules: Final[StateRules] = TritonStateRules()
@@ -77,8 +97,10 @@ class GpuOps:
         self._dtype = dtype
         self._device = device
 
-    def matrix(self, name: str, weight: Weight, split: Split) -> GpuMatrix:
+    def matrix(self, name: str, weight: Weight, split: Split) -> GpuMatrix | PackedMatrix:
         if isinstance(weight, QuantizedWeight):
+            if EXPERT.match(name) and len(weight.parts) == 1 and mxfp4_experts.can_keep(weight.parts[0]):
+                return PackedMatrix(Mxfp4Matrix.of(weight.parts[0], self._device), self._dtype)
             weight = dense(weight.parts, self._dtype, self._device)
         return GpuMatrix(weight)
 
@@ -97,7 +119,7 @@ class GpuOps:
         activate: Activate,
         bias: Tensor | None = None,
     ) -> Experts:
-        return GroupedExperts([_weight(each) for each in gate_up], [_weight(each) for each in down], activate, bias)
+        return GroupedExperts(_grouped(gate_up), _grouped(down), activate, bias)
 
     def delta_rule(self, net: DeltaNet, weights: DeltaWeights) -> DeltaRule:
         return GpuDeltaRule(net, weights)
@@ -120,28 +142,53 @@ def _weight(matrix: Matrix) -> Tensor:
     return matrix.weight
 
 
+def _grouped(matrices: Sequence[Matrix]) -> GroupedWeights:
+    """Put the matrices of experts together: packed if all are."""
+    packed = [matrix.packed for matrix in matrices if isinstance(matrix, PackedMatrix)]
+    if len(packed) == len(matrices):
+        return Mxfp4Experts.of(packed)
+    return ExpertWeights.of([each.dense() if isinstance(each, PackedMatrix) else _weight(each) for each in matrices])
+
+
+class GroupedWeights(Protocol):
+    """One matrix `[n, k]` of each expert."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    @property
+    def num_experts(self) -> int: ...
+
+    def multiply(
+        self, x: Tensor, aligned: AlignedExperts, chosen: Tensor, out: Tensor, bias: Tensor | None = None
+    ) -> None:
+        """Multiply each assignment's row of `x`, which has a row for each token or each assignment, into `out`.
+
+        `aligned` are the assignments `chosen`. `bias`, `[num_experts, n]`, is added.
+        """
+        ...
+
+
 class GroupedExperts:
-    """`Experts` whose weights `[num_rows, num_columns]` stay where they are."""
+    """`Experts` whose weights stay where they are."""
 
     def __init__(
-        self, gate_up: Sequence[Tensor], down: Sequence[Tensor], activate: Activate, bias: Tensor | None = None
+        self, gate_up: GroupedWeights, down: GroupedWeights, activate: Activate, bias: Tensor | None = None
     ) -> None:
-        self._gate_up = ExpertWeights.of(gate_up)
-        self._down = ExpertWeights.of(down)
+        self._gate_up = gate_up
+        self._down = down
         self._activate = activate
         self._bias = bias  # [num_experts, num_rows] of `gate_up`
 
     def forward(self, x: Tensor, chosen: Tensor, shares: Tensor, out: Tensor) -> None:
         if not len(x):  # the last layer of a step that nobody samples from
             return
-        sizes = self._gate_up.tensors[0].shape[0], self._down.tensors[0].shape[1]
-        rows, num_experts = chosen.numel(), len(self._down.tensors)
+        sizes = self._gate_up.shape[0], self._down.shape[1]
+        rows, num_experts = chosen.numel(), self._down.num_experts
         aligned = align_experts(chosen, num_experts, choose_block(rows, num_experts))
         gate_up, activated = (x.new_empty(rows, size) for size in sizes)
         results = x.new_empty(rows, x.shape[1])
-        grouped_gemm(x, self._gate_up, aligned, gate_up)
-        if self._bias is not None:
-            gate_up.add_(self._bias[chosen.flatten()])
+        self._gate_up.multiply(x, aligned, chosen, gate_up, self._bias)
         self._activate(gate_up, activated)
-        grouped_gemm(activated, self._down, aligned, results)
+        self._down.multiply(activated, aligned, chosen, results)
         combine_experts(results, chosen, shares, out)

@@ -14,7 +14,8 @@ from diptych.engine.models.layers.layer_end import LayerEnd
 from diptych.engine.models.layers.mixers import new_attention, new_mixer
 from diptych.engine.models.layers.mlp import FeedForward, Mlp
 from diptych.engine.models.layers.moe import MoeBlock
-from diptych.engine.models.layers.query_growth import GrowingQueries
+from diptych.engine.models.layers.norm import Norm, RmsNorm, new_norm
+from diptych.engine.models.layers.query_growth import Growth, new_growth
 from diptych.engine.models.ops import Ops
 from diptych.engine.models.weights import Weights
 
@@ -25,30 +26,30 @@ class Layer:
 
     attention: Projections | None
     mixer: StateMixer | None  # `attention` again, in a recurrent layer
-    growth: GrowingQueries | None
+    growth: Growth | None
     attention_post_norm: Tensor | None  # of what attention adds
-    ffn_norm: Tensor | None  # of what goes into the feed-forward network behind attention
+    ffn_norm: Norm | None  # of what goes into the feed-forward network behind attention
     ffn: FeedForward | None
     ffn_post_norm: Tensor | None
-    next_norm: Tensor | None  # the next layer's input norm; the last layer's is the model's
+    next_norm: Norm | None  # the next layer's input norm; the last layer's is the model's
     end: LayerEnd | None  # that norms in place of `next_norm`
 
 
 def new_layer(config: ModelConfig, weights: Weights, ops: Ops, index: int) -> Layer:
     """Return the layer `index` of a model."""
     name = "norm" if index == config.num_layers - 1 else f"{index + 1}.input_norm"
-    next_norm = weights.norm(name) if config.pre_norms or name == "norm" else None
+    next_norm = new_norm(config, weights, ops, name) if config.pre_norms or name == "norm" else None
     end = None
     if config.layer_scales and next_norm is not None:
-        end, next_norm = LayerEnd.build(config, weights, ops, index, next_norm), None
+        end, next_norm = LayerEnd.build(config, weights, ops, index, weights.norm(name)), None
     mixer = new_mixer(config, weights, ops, index) if config.is_recurrent(index) else None
     is_whole = config.looks_back(index) and config.has_ffn(index)
     return Layer(
         attention=mixer or new_attention(config, weights, ops, index),
         mixer=mixer,
-        growth=GrowingQueries.build(config, index, weights.norm("norm").device),
+        growth=new_growth(config, weights, index, weights.norm("norm").device),
         attention_post_norm=weights.norm(f"{index}.attention_post_norm") if config.post_norms else None,
-        ffn_norm=_ffn_norm(config, weights, index) if is_whole else None,
+        ffn_norm=_ffn_norm(config, weights, ops, index) if is_whole else None,
         ffn=_ffn(config, index).build(config, weights, ops, index) if config.has_ffn(index) else None,
         ffn_post_norm=weights.norm(f"{index}.ffn_post_norm") if config.post_norms else None,
         next_norm=next_norm,
@@ -62,7 +63,7 @@ def _ffn(config: ModelConfig, layer: int) -> type[Mlp | MoeBlock | DenseBesideMo
     return DenseBesideMoe if config.moe is not None and config.moe.beside_dense else MoeBlock
 
 
-def _ffn_norm(config: ModelConfig, weights: Weights, layer: int) -> Tensor | None:
+def _ffn_norm(config: ModelConfig, weights: Weights, ops: Ops, layer: int) -> Norm | None:
     if _ffn(config, layer) is DenseBesideMoe:  # which has a norm for each of its parts
-        return torch.ones_like(weights.norm(f"{layer}.dense_norm"))
-    return weights.norm(f"{layer}.ffn_norm") if config.pre_norms else None
+        return RmsNorm(ops, torch.ones_like(weights.norm(f"{layer}.dense_norm")), config.rms_norm_eps)
+    return new_norm(config, weights, ops, f"{layer}.ffn_norm") if config.pre_norms else None

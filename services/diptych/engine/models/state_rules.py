@@ -1,6 +1,7 @@
 """What recurrent layers compute between their projections: of one token of each of several requests, and of a prompt.
 
-An interface, and its torch implementation. Requests' states are in slots of a pool; a prompt's is its own.
+An interface, and its torch implementation. States are in slots of a pool. What is for prompts computes the requests of
+a step that have several tokens, and leaves others alone.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from typing import Protocol
 
 from torch import Tensor
 
+from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.models.layers import kimi_delta_rule, mamba2_scan, short_conv
 from diptych.engine.models.layers.kimi_delta_rule import Decay
 from diptych.engine.models.layers.mamba2_scan import Heads
+from diptych.engine.models.layers.turns import turns
 
 
 class StateRules(Protocol):
@@ -23,14 +26,20 @@ class StateRules(Protocol):
         """See `short_conv.convolve_step`."""
         ...
 
+    def short_conv_prompts(
+        self, x: Tensor, state: Tensor, batch: StagedBatch, weight: Tensor, bias: Tensor | None, out: Tensor
+    ) -> None:
+        """See `short_conv.convolve`."""
+        ...
+
     def kimi_delta(
         self, mixed: Tensor, decays: Tensor, betas: Tensor, decay: Decay, state: Tensor, slots: Tensor, out: Tensor
     ) -> None:
         """See `kimi_delta_rule.step`."""
         ...
 
-    def kimi_delta_prompt(
-        self, mixed: Tensor, decays: Tensor, betas: Tensor, decay: Decay, state: Tensor, out: Tensor
+    def kimi_delta_prompts(
+        self, mixed: Tensor, decays: Tensor, betas: Tensor, decay: Decay, state: Tensor, batch: StagedBatch, out: Tensor
     ) -> None:
         """See `kimi_delta_rule.in_chunks`."""
         ...
@@ -39,7 +48,9 @@ class StateRules(Protocol):
         """See `mamba2_scan.step`."""
         ...
 
-    def mamba2_prompt(self, mixed: Tensor, steps: Tensor, heads: Heads, state: Tensor, out: Tensor) -> None:
+    def mamba2_prompts(
+        self, mixed: Tensor, steps: Tensor, heads: Heads, state: Tensor, batch: StagedBatch, out: Tensor
+    ) -> None:
         """See `mamba2_scan.in_chunks`."""
         ...
 
@@ -49,6 +60,22 @@ class TorchStateRules:
 
     short_conv = staticmethod(short_conv.convolve_step)
     kimi_delta = staticmethod(kimi_delta_rule.step)
-    kimi_delta_prompt = staticmethod(kimi_delta_rule.in_chunks)
     mamba2 = staticmethod(mamba2_scan.step)
-    mamba2_prompt = staticmethod(mamba2_scan.in_chunks)
+
+    def short_conv_prompts(
+        self, x: Tensor, state: Tensor, batch: StagedBatch, weight: Tensor, bias: Tensor | None, out: Tensor
+    ) -> None:
+        for tokens, own in turns(state, batch):
+            out[tokens] = short_conv.convolve(x[tokens], own, weight, bias)
+
+    def kimi_delta_prompts(
+        self, mixed: Tensor, decays: Tensor, betas: Tensor, decay: Decay, state: Tensor, batch: StagedBatch, out: Tensor
+    ) -> None:
+        for tokens, own in turns(state, batch):
+            kimi_delta_rule.in_chunks(mixed[tokens], decays[tokens], betas[tokens], decay, own, out[tokens])
+
+    def mamba2_prompts(
+        self, mixed: Tensor, steps: Tensor, heads: Heads, state: Tensor, batch: StagedBatch, out: Tensor
+    ) -> None:
+        for tokens, own in turns(state, batch):
+            mamba2_scan.in_chunks(mixed[tokens], steps[tokens], heads, own, out[tokens])

@@ -60,7 +60,7 @@ class _Target:
         self._waits_for = len(pieces)
         self._pieces: list[tuple[int, Stored]] = []  # where they start, and their rows
 
-    def put(self, piece: Piece, rows: Stored) -> list[Stored] | None:
+    def add(self, piece: Piece, rows: Stored) -> list[Stored] | None:
         """Keep `rows`; return all in order when these were the last."""
         self._pieces.append((piece.start, rows))
         self._waits_for -= 1
@@ -85,7 +85,7 @@ def load(
         if pieces is None:
             raise ConfigError(f"{config.model_id}: tensor {name!r} has no place in this model, or comes twice")
         for piece, rows in _cut(config, name, array, pieces):
-            complete = targets[piece.target].put(piece, rows)
+            complete = targets[piece.target].add(piece, rows)
             if complete is None:
                 continue
             del targets[piece.target]

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Final
 
 from diptych.architectures.config import ModelConfig
+from diptych.checkpoints.shard import Shard, check_divides
 from diptych.common.errors import ConfigError
 from diptych.common.members.roles import Role
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.device_kind import DeviceKind
-from diptych.engine.tensor_parallel.shard import Shard, check_divides
 from diptych.engine.values.kv_regions import kv_layout
 from diptych.kvtransfer.layout import HeadShare, PoolLayout, Region
 

@@ -58,7 +58,7 @@ def shared_kv(memory: TransportMemory, layout: PoolLayout, device: torch.device)
     if device.type == "cpu":
         pool = memory.allocate_pool(layout)
         return pool, kv_view(pool.buffer, layout)
-    from diptych.kernels.transfer_images import transfer_kernels  # needs Triton
+    from diptych.kernels.gpu.pages.transfer_images import transfer_kernels  # needs Triton
 
     assert device.index is not None, device
     kernels = transfer_kernels(device.index, layout.layer_nbytes)

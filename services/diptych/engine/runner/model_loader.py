@@ -23,7 +23,7 @@ from diptych.engine.runner.gpu.gpu_runner import GpuRunner
 from diptych.engine.runner.gpu.inputs import StepLimits
 from diptych.engine.runner.gpu.measuring import longest_extend, measure, measure_speed
 from diptych.engine.runner.gpu.memory import GIB, KvMemory, check_room_beside, found_on, graphs_nbytes, pool_nbytes
-from diptych.engine.runner.gpu.warm_up import tell_of_late_kernels, warm_up
+from diptych.engine.runner.gpu.warm_up import log_late_kernels, warm_up
 from diptych.engine.runner.kv_pool import new_kv, region_views
 from diptych.engine.runner.loaded_model import LoadedModel, ModelOptions, load_model
 from diptych.engine.runner.model_part import ModelPart
@@ -120,7 +120,7 @@ class ModelLoader:
             what = f"a step of {limits.max_step_tokens} tokens or the graphs of {limits.max_requests} requests"
             words = f"no GPU memory is left beside weights and KV for {what}: lower --kv-cache-mib or --max-step-tokens"
             raise ConfigError(words) from error
-        tell_of_late_kernels()
+        log_late_kernels()
 
     def _new_runner(
         self, model: LoadedModel, layer_listener: ListenerOfNextStep = lambda: None, *, with_graphs: bool = False

@@ -9,11 +9,11 @@ from diptych.architectures.config import ModelConfig
 from diptych.architectures.placement import Placed
 from diptych.architectures.registry import FAMILIES
 from diptych.checkpoints.quantization.weight import Stored
+from diptych.checkpoints.shard import Shard, cut_tensors
 from diptych.checkpoints.source import ModelSource
 from diptych.engine.models.ops import Ops
 from diptych.engine.tensor_parallel.communicator import Communicator
 from diptych.engine.tensor_parallel.ops import TensorParallelOps
-from diptych.engine.tensor_parallel.shard import Shard, cut_tensors
 
 
 @dataclass(frozen=True, slots=True)

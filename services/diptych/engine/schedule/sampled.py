@@ -123,7 +123,7 @@ def collect_prompt_logprobs(chunks: Sequence[Chunk], result: StepResult) -> None
     for chunk in chunks:
         if chunk.request.prompt_logprobs is not None:
             stop = start + chunk.num_predicted
-            chunk.request.prompt_logprobs.put(chunk.start, result.prompt_logprobs, slice(start, stop))
+            chunk.request.prompt_logprobs.store(chunk.start, result.prompt_logprobs, slice(start, stop))
             start = stop
 
 

@@ -62,7 +62,7 @@ class Adapters(Generic[W]):
 
     def load(self, name: str, path: Path) -> None:
         """Load at once, before the loop runs. Raises `DiptychError`."""
-        self._put(name, self._read(path))
+        self._install(name, self._read(path))
 
     def news(self) -> tuple[bootstrap_pb2.LoraAdapter, ...] | None:
         """Return all adapters that requests may use, if that has changed since the last call."""
@@ -80,9 +80,9 @@ class Adapters(Generic[W]):
 
     def _load(self, command: AdminCommand) -> Effect:
         name, read = command.load_lora.name, self._read(Path(command.load_lora.path))
-        return lambda: AdminAnswer(load_lora=self._put(name, read))
+        return lambda: AdminAnswer(load_lora=self._install(name, read))
 
-    def _put(self, name: str, read: ReadAdapter[W]) -> LoadLoraResponse:
+    def _install(self, name: str, read: ReadAdapter[W]) -> LoadLoraResponse:
         adapter, is_new = self._registry.load(name, read.fingerprint)
         if is_new:
             self._slots().install(adapter.slot, read.weights)

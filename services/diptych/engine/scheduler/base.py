@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
+from diptych.checkpoints.shard import check_divides
 from diptych.checkpoints.source import ModelSource
 from diptych.common.errors import ConfigError
 from diptych.common.lifecycle import garbage_postponed
@@ -26,7 +27,6 @@ from diptych.engine.scheduler.links.links import Links, directions_of, links_of_
 from diptych.engine.scheduler.links.tester import LinkTester
 from diptych.engine.scheduler.stepping import StepGivenUp, StepWatch
 from diptych.engine.tensor_parallel.group import RankGroup
-from diptych.engine.tensor_parallel.shard import check_divides
 from diptych.engine.values.batch import GraphUse, OnLayer, OverlapRunner
 from diptych.engine.values.kv_regions import pages_per_state
 from diptych.engine.values.limits import Limits

@@ -74,7 +74,7 @@ class GrammarThread:
         with self._changed:
             number = self._queue.offer(effect.tenant, self._clock())
             if isinstance(number, Refused):
-                self._put(_refusal(effect.room, number))
+                self._deliver(_refusal(effect.room, number))
                 return
             self._jobs[number] = effect
             self._numbers[effect.room] = number
@@ -127,11 +127,11 @@ class GrammarThread:
                 for waiting in turned_away:
                     effect = self._jobs.pop(waiting)
                     del self._numbers[effect.room]
-                    self._put(_refusal(effect.room, Refused(True, wait_s)))
-            self._put(answer)
+                    self._deliver(_refusal(effect.room, Refused(True, wait_s)))
+            self._deliver(answer)
         self._checker.close()
 
-    def _put(self, answer: Answer) -> None:
+    def _deliver(self, answer: Answer) -> None:
         os.eventfd_write(self._wake, 1)  # first: then the queue never holds more than the descriptor says
         self._answers.put(answer)
 

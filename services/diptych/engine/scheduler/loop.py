@@ -81,7 +81,7 @@ class SchedulerLoop:
             "start": self._start_all,
             "abort": self._abort,
             "hand_back": self._hand_back,
-            "status_query": self._tell_status,
+            "status_query": self._answer_status,
             "ping": self._answer_ping,
             "admin": self._administer,
             "shutdown": self._shut_down,
@@ -152,7 +152,7 @@ class SchedulerLoop:
         for room in rooms:
             self._core.handle(HandBack(room), now_s)
 
-    def _tell_status(self, query: int, now_s: float) -> None:
+    def _answer_status(self, query: int, now_s: float) -> None:
         self._events.status_answers.append(query)
         self._events.status.CopyFrom(self._news.status())
 
@@ -204,7 +204,7 @@ class SchedulerLoop:
         self._events.outputs.append(codec.output_to_wire(output))
 
     def _flush(self) -> None:
-        self._news.tell(self._events)
+        self._news.report(self._events)
         if self._events.ByteSize():
             self._channel.send(self._events.SerializeToString())
             self._events = engine_pb2.SchedulerEvents()

@@ -41,19 +41,19 @@ class News:
         self._link_load = bootstrap_pb2.WorkerLoad()  # the part of the load that is about links
         self._problem = ""  # of the links
         self._max_tokens = core.max_tokens
-        self._tellers = (
-            self._tell_load,
-            self._tell_problem,
-            self._tell_max_tokens,
-            self._tell_cached,
-            self._tell_adapters,
+        self._reporters = (
+            self._report_load,
+            self._report_problem,
+            self._report_max_tokens,
+            self._report_cached,
+            self._report_adapters,
         )
         self._statuses = (self._core_status, self._cache_status, self._links_status, self._steps_status)
 
-    def tell(self, events: engine_pb2.SchedulerEvents) -> None:
+    def report(self, events: engine_pb2.SchedulerEvents) -> None:
         """Add what has changed since the last call."""
-        for tell in self._tellers:
-            tell(events)
+        for report in self._reporters:
+            report(events)
 
     def status(self) -> WorkerStatus:
         status = WorkerStatus()
@@ -63,27 +63,27 @@ class News:
 
     # what has changed
 
-    def _tell_load(self, events: engine_pb2.SchedulerEvents) -> None:
+    def _report_load(self, events: engine_pb2.SchedulerEvents) -> None:
         load, link_load = self._core.load(), self._links.load
         if load != self._load or link_load != self._link_load:
             self._load = load
             self._link_load.CopyFrom(link_load)
             events.load.CopyFrom(codec.load_to_wire(load, link_load))
 
-    def _tell_problem(self, events: engine_pb2.SchedulerEvents) -> None:
+    def _report_problem(self, events: engine_pb2.SchedulerEvents) -> None:
         if self._links.linking.problem != self._problem:
             self._problem = self._links.linking.problem
             events.link_news.CopyFrom(engine_pb2.LinkNews(problem=self._problem))
 
-    def _tell_max_tokens(self, events: engine_pb2.SchedulerEvents) -> None:
+    def _report_max_tokens(self, events: engine_pb2.SchedulerEvents) -> None:
         if self._core.max_tokens != self._max_tokens:
             self._max_tokens = events.context_len = self._core.max_tokens
 
-    def _tell_cached(self, events: engine_pb2.SchedulerEvents) -> None:
+    def _report_cached(self, events: engine_pb2.SchedulerEvents) -> None:
         if not self._cache.changes.is_empty:
             events.kv_events.CopyFrom(codec.delta_to_wire(self._cache.changes.pop()))
 
-    def _tell_adapters(self, events: engine_pb2.SchedulerEvents) -> None:
+    def _report_adapters(self, events: engine_pb2.SchedulerEvents) -> None:
         if (adapters := self._adapters.news()) is not None:
             events.loras.CopyFrom(engine_pb2.LoraSet(adapters=adapters))
 

@@ -16,6 +16,7 @@ from typing import Any, Final, NoReturn
 
 import zmq
 
+from diptych.checkpoints.shard import check_divides
 from diptych.checkpoints.source import ModelSource
 from diptych.common import lifecycle
 from diptych.common.errors import DiptychError
@@ -46,7 +47,6 @@ from diptych.engine.scheduler.stepping import (
     TpModelWorkerClient,
 )
 from diptych.engine.scheduler.weights import Host, Weights
-from diptych.engine.tensor_parallel.shard import check_divides
 from diptych.engine.tensor_parallel.tp_model_worker import RankTransfer, TpModelWorker
 from diptych.engine.values.batch import OverlapRunner
 from diptych.engine.values.kv_regions import kv_shape, state_terms
@@ -165,7 +165,7 @@ def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCor
     admin = AdminThread({**adapters.handlers, **weights.handlers})
     stepping = _stepping(options, core, base.ranks.lead_runner(weights))
     grammars.wait_until_open()
-    _say_ready(base, channel, core, adapters)
+    _report_ready(base, channel, core, adapters)
     beat = SharedHeartbeat(base.config.heartbeat_fd).beat
     parts = Parts(base.links, grammars, admin, adapters, base.watch)
     news = News(core, cache, base.links, adapters, stepping.meter, lambda: weights.runner.graph_use)
@@ -191,7 +191,9 @@ def host_of(base: SchedulerBase, core: SchedulerCore, cache: KvCache, registry: 
     )
 
 
-def _say_ready(base: SchedulerBase, channel: zmq.Socket[bytes], core: SchedulerCore, adapters: Adapters[Any]) -> None:
+def _report_ready(
+    base: SchedulerBase, channel: zmq.Socket[bytes], core: SchedulerCore, adapters: Adapters[Any]
+) -> None:
     config, layout = base.config, base.layout
     terms = terms_to_wire(worker_terms(base.source, config.kv_backend, layout, config.engine.dtype, config.transfer))
     sizes = base.chosen.sizes

@@ -22,7 +22,8 @@ def kv_regions(model: ModelConfig, dtype: str, share: HeadShare | None = None) -
     total = model.num_kv_heads if share is None else share.total_kv_heads
     if model.wide is not None:
         return tuple(_of_kind(model, layers, dtype, total) for layers in model.layers_by_kind)
-    kept = Region(model.attention_layers, model.num_planes, model.num_kv_heads, model.head_dim, dtype, total)
+    layers = tuple(filter(model.keeps, model.attention_layers))
+    kept = Region(layers, model.num_planes, model.num_kv_heads, model.head_dim, dtype, total)
     if model.indexer is None:
         return (kept,)
     return kept, Region(model.indexer.layers, 1, 1, model.indexer.head_dim, dtype, 1)
@@ -62,15 +63,20 @@ def _state_shape(model: ModelConfig) -> str:
 
 
 def _attention_shape(model: ModelConfig) -> str:
-    if model.indexer is not None:
-        index = f"index keys of {model.indexer.head_dim} in {len(model.indexer.layers)} of them"
-        return f"{model.num_layers} layers, latents of {model.head_dim}, {index}"
     if model.num_planes == 1:
-        return f"{model.num_layers} layers, latents of {model.head_dim}"
+        return f"{model.num_layers} layers, {_latents_shape(model)}"
     if model.wide is None:
         return f"{model.num_layers} layers, {model.num_kv_heads} KV heads of {model.head_dim}"
     kept = (filter(model.keeps, layers) for layers in model.layers_by_kind)
     return ", ".join(_kind_shape(model, tuple(layers)) for layers in kept)
+
+
+def _latents_shape(model: ModelConfig) -> str:
+    kept = sum(map(model.keeps, range(model.num_layers)))
+    latents = f"latents of {model.head_dim}" + (f" in {kept} of them" if model.sources else "")
+    if model.indexer is None:
+        return latents
+    return f"{latents}, index keys of {model.indexer.head_dim} in {len(model.indexer.layers)} of them"
 
 
 def _kind_shape(model: ModelConfig, layers: tuple[int, ...]) -> str:

@@ -78,7 +78,7 @@ def _mixing_size(config: ModelConfig, layer: int) -> int:
 
 
 def _attention_size(config: ModelConfig, layer: int) -> int:
-    latent, heads = config.latent, config.num_heads
+    latent, heads = config.latent_of(layer), config.num_heads
     if latent is None:
         return config.hidden_size * (config.qkv_size_of(layer) + config.attended_size_of(layer))
     queries = heads * latent.query_dim
@@ -86,7 +86,7 @@ def _attention_size(config: ModelConfig, layer: int) -> int:
         latent.query_rank * (config.hidden_size + queries) if latent.query_rank else config.hidden_size * queries
     )
     of_heads = heads * (latent.rank * (latent.nope_dim + latent.value_dim) + config.hidden_size * latent.value_dim)
-    return of_queries + config.hidden_size * latent.key_dim + of_heads
+    return of_queries + config.hidden_size * latent.key_dim * config.keeps(layer) + of_heads
 
 
 def _ffn_size(config: ModelConfig, layer: int) -> int:

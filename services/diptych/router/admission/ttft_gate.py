@@ -21,7 +21,7 @@ from typing import Final, Protocol
 
 from diptych.common.errors import Overloaded
 from diptych.router.admission.queue import MAX_RETRY_AFTER_S, Reason
-from diptych.router.request import GenerationRequest, Prediction, Routing
+from diptych.router.values.request import GenerationRequest, Prediction, Routing
 
 QUANTILE: Final = 0.97  # of first tokens that come no later than predicted
 STEP: Final = 0.1  # of the factor's logarithm, an observation

@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 from diptych.router.choose.policies import Plan
 from diptych.router.choose.policies.cost import Cost, cost_of, costs_of
 from diptych.router.choose.policies.policy import Candidates, Decision, RequestView, Worker
-from diptych.router.serve.failure import LegFailure
+from diptych.router.values.failure import LegFailure
 from diptych.router.workers.legs import Work
 from diptych.router.workers.worker_view import Pair
 

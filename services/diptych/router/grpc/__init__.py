@@ -1,1 +1,1 @@
-"""The router's gRPC API: the same pipeline as HTTP, with reflection, health, and bounds on messages and calls."""
+"""The router's gRPC API: the same pipeline as HTTP, with reflection, health, and bounds on calls."""

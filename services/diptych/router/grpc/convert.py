@@ -13,10 +13,10 @@ from diptych.common.errors import DiptychError, InvalidRequest, Overloaded, Unav
 from diptych.generation.codec import FINISH_TO_WIRE, account_from_wire, logprobs_to_wire, params_from_wire
 from diptych.router.keys.cache_namespace import hints_of
 from diptych.router.keys.caller import Caller
-from diptych.router.output import Output, Piece, Scores, Usage, choose_best, total_usage
-from diptych.router.request import ChatPrompt, ClientRequest, Prompt, TextPrompt, TokenPrompt
 from diptych.router.text.parsing.parts import Content, Part, Reasoning, ToolArguments, ToolCallStart, message_of
 from diptych.router.text.parsing.tool_use import NO_ARGUMENTS, NO_TOOLS, Choice, Function, ToolUse, choose
+from diptych.router.values.output import Output, Piece, Scores, Usage, choose_best, total_usage
+from diptych.router.values.request import ChatPrompt, ClientRequest, Prompt, TextPrompt, TokenPrompt
 from diptych.v1 import inference_pb2
 from diptych.v1.inference_pb2 import ChatAnswer, ChatMessage, ChatMessages, ChatPart, Tool, ToolCall
 

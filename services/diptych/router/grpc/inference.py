@@ -16,15 +16,15 @@ import grpc
 from diptych.common.errors import DeadlineExceeded, DiptychError, InternalError, InvalidRequest
 from diptych.generation.request_groups import Life
 from diptych.router.errors import DISCONNECTED, OK, outcome_of
+from diptych.router.extents.message_extent import check_chat, check_count, check_generation
 from diptych.router.grpc.convert import abort, chunk_to_wire, prompt_to_tokenize, request_from_wire, response_to_wire
-from diptych.router.grpc.message_extent import check_chat, check_count, check_generation
 from diptych.router.keys.caller import ANYBODY, Caller, Callers
-from diptych.router.request import ClientRequest, is_usable, new_request_id, request_for_tokens, routing_of
 from diptych.router.serve.pipeline import Pipeline
 from diptych.router.serve.response import interleave, wholes
-from diptych.router.serve.validation import MAX_TOKENS
 from diptych.router.tracing.record import NO_TRACE, REQUEST_ID, Attributes, EntryPoint, Trace
 from diptych.router.tracing.tracer import Tracer
+from diptych.router.values.request import ClientRequest, is_usable, new_request_id, request_for_tokens, routing_of
+from diptych.router.values.validation import MAX_TOKENS
 from diptych.v1 import inference_pb2, inference_pb2_grpc
 
 logger = logging.getLogger(__name__)

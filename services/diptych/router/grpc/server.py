@@ -25,17 +25,17 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from diptych.common.errors import DeadlineExceeded, DiptychError, InvalidRequest
 from diptych.common.health.grpc_health import add_health
-from diptych.common.health.probes import Probes
 from diptych.common.net.descriptors import connections_within
 from diptych.common.net.raw_calls import Decode, Handler, Messages, run_raw
 from diptych.common.net.rpc import guarded_server, listen
 from diptych.common.trust.gatekeeper import Continuation, Strangers, as_stranger
 from diptych.common.trust.trust import INSECURE
+from diptych.common.verdicts.probes import Probes
 from diptych.router.admission.body_budget import BodyBudget, HeldBody
 from diptych.router.errors import RateLimited
+from diptych.router.extents.message_extent import Extent, check_extent, extent_of, shape_of
 from diptych.router.grpc.convert import abort
 from diptych.router.grpc.inference import INFERENCE, InferenceService
-from diptych.router.grpc.message_extent import Extent, check_extent, extent_of, shape_of
 from diptych.router.keys.caller import ANYBODY, Callers
 from diptych.v1 import inference_pb2_grpc
 

@@ -25,12 +25,12 @@ import uvloop
 from diptych.common import lifecycle
 from diptych.common.config import to_flags
 from diptych.common.health.health import HealthServer
-from diptych.common.health.probes import ROUTER_PATIENCE_S, Bounds
 from diptych.common.members.heartbeat import DESCRIPTOR_VARIABLE, LoopHeartbeat, SharedHeartbeat, new_heartbeat
 from diptych.common.net.ports import claim_for_processes, reserve_port
 from diptych.common.process_watch import wait_until_out_of_bounds
-from diptych.common.restart_policy import GiveUp, RestartPolicy
 from diptych.common.shared_memory import SharedMemory
+from diptych.common.verdicts.probes import ROUTER_PATIENCE_S, Bounds
+from diptych.common.verdicts.restart_policy import GiveUp, RestartPolicy
 from diptych.router.config import RouterConfig
 from diptych.router.keys.ledger import Ledger, num_bytes
 from diptych.router.process.health import ProcessMetrics, ProcessProbes, judge_loop
@@ -117,7 +117,9 @@ class Processes:
         except OSError as error:
             logger.error("can't start process %d: %s", index, error)
             return 1
-        beside = [asyncio.ensure_future(each) for each in (_tell(process, stop), _watch(process, index, heartbeat))]
+        beside = [
+            asyncio.ensure_future(each) for each in (_forward_stop(process, stop), _watch(process, index, heartbeat))
+        ]
         try:
             code = await process.wait()
             self._ledger.forget(index)
@@ -154,7 +156,7 @@ def _kill(process: asyncio.subprocess.Process) -> None:
         process.kill()
 
 
-async def _tell(process: asyncio.subprocess.Process, stop: lifecycle.Stop) -> None:
+async def _forward_stop(process: asyncio.subprocess.Process, stop: lifecycle.Stop) -> None:
     """Pass both words of the stop on."""
     for word in (stop, stop.hurry):
         await word.wait()

@@ -17,9 +17,9 @@ from diptych.generation.codec import FINISH_TO_WIRE, logprobs_from_wire
 from diptych.generation.finish import Finish
 from diptych.generation.logprobs import TokenLogprobs, join
 from diptych.generation.output import FailureCode
-from diptych.router.output import Delta, Report
-from diptych.router.serve.failure import LegFailure
-from diptych.router.serve.progress import WaitBudget
+from diptych.router.values.failure import LegFailure
+from diptych.router.values.output import Delta, Report
+from diptych.router.values.progress import WaitBudget
 from diptych.router.workers.legs import LegReceiver, Work
 from diptych.router.workers.worker_view import Pair
 from diptych.v1.worker_pb2 import LegOutput, LegStats, StartLeg
@@ -199,7 +199,7 @@ class Attempt:
         self._waiter = self._loop.create_future()
         await self._waiter
 
-    def _tell(self) -> None:
+    def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -216,7 +216,7 @@ class Attempt:
             self._wait_budget.on_tokens(self._clock())
         if output.finish_reason or output.HasField("error"):
             self._end(kind, output)
-        self._tell()
+        self._wake()
 
     def _end(self, kind: LegKind, output: LegOutput) -> None:
         self._open.discard(kind)
@@ -237,7 +237,7 @@ class Attempt:
     def _fail(self, failure: LegFailure) -> None:
         """Take a leg's failure: abort the other leg, and settle on the reason that says most."""
         if failure.leg is LegKind.PREFILL and not self._needs_prefill():
-            self._tell()
+            self._wake()
             return
         if failure.code is FailureCode.ABORTED and self._open:
             self._suspected = failure
@@ -253,7 +253,7 @@ class Attempt:
         if self._failure is None and not self._is_complete():
             self._failure = failure
             self.close()
-        self._tell()
+        self._wake()
 
     def _call_in_the_end(self) -> asyncio.TimerHandle:
         return self._loop.call_later(max(0.0, self._wait_budget.ends_s - self._clock()), self._end_if_it_is_time)

@@ -19,13 +19,13 @@ from diptych.generation.output import FailureCode
 from diptych.router.choose.explain import AttemptRecord, Explanations, Selection, failure_words
 from diptych.router.errors import ContextLengthExceeded, ModelNotFound
 from diptych.router.metrics import RouterMetrics
-from diptych.router.output import Delta, Report
 from diptych.router.serve.attempt import Attempt, AttemptFailed, legs_of
-from diptych.router.serve.failure import LegFailure
 from diptych.router.serve.hedging import Hedging, first_answer
-from diptych.router.serve.progress import Progress
 from diptych.router.serve.selection import Selector
 from diptych.router.tracing.record import AttemptTrace
+from diptych.router.values.failure import LegFailure
+from diptych.router.values.output import Delta, Report
+from diptych.router.values.progress import Progress
 from diptych.router.workers.fleet import Fleet
 from diptych.router.workers.worker_view import Pair
 from diptych.tokens.packed_tokens import pack

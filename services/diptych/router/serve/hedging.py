@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from diptych.router.output import Delta
 from diptych.router.serve.attempt import Attempt, AttemptFailed
-from diptych.router.serve.failure import LegFailure
+from diptych.router.values.failure import LegFailure
+from diptych.router.values.output import Delta
 
 SHARE: Final = 0.05  # of requests that may have a second attempt
 MAX_SAVED: Final = 10.0  # second attempts, from times when none were needed

@@ -26,15 +26,15 @@ from diptych.router.admission.ttft_gate import TtftGate
 from diptych.router.choose.explain import Explanation
 from diptych.router.keys.caller import Caller
 from diptych.router.metrics import RouterMetrics
-from diptych.router.output import End, Piece
-from diptych.router.request import ClientRequest, GenerationRequest, ServedModel
 from diptych.router.serve.execution import Dispatcher, Execution
-from diptych.router.serve.progress import Progress, RetryLimits
 from diptych.router.serve.response import Response
-from diptych.router.serve.validation import check_request, output_room
 from diptych.router.text.tokenization import Tokenization
 from diptych.router.tracing.record import Stage, Trace
 from diptych.router.tracing.tracer import note_request
+from diptych.router.values.output import End, Piece
+from diptych.router.values.progress import Progress, RetryLimits
+from diptych.router.values.request import ClientRequest, GenerationRequest, ServedModel
+from diptych.router.values.validation import check_request, output_room
 from diptych.router.workers.fleet import Fleet
 
 REPORT_WAIT_S: Final = 30.0  # prefill ends a room when it reads decode's Ack: after the step that it runs

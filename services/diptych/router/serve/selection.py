@@ -26,9 +26,9 @@ from diptych.router.choose.page_chain import page_hashes
 from diptych.router.choose.pairing import has_fresh, least_blamed, partners
 from diptych.router.choose.policies import Plan, plan_of
 from diptych.router.choose.policies.policy import NO_OBJECTIVES, Candidates, Objectives, RequestView, Worker
-from diptych.router.request import GenerationRequest
-from diptych.router.serve.failure import LegFailure
-from diptych.router.serve.progress import Progress
+from diptych.router.values.failure import LegFailure
+from diptych.router.values.progress import Progress
+from diptych.router.values.request import GenerationRequest
 from diptych.router.workers.fleet import Fleet
 from diptych.router.workers.worker_view import Pair
 

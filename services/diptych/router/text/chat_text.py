@@ -14,11 +14,13 @@ from functools import partial
 from typing import Any, Final
 
 from diptych.common.errors import InvalidRequest
-from diptych.router.request import ChatPrompt
+from diptych.router.text.turns import with_ids, with_results, with_thoughts, without_thoughts_beside_calls
+from diptych.router.values.request import ChatPrompt
 from diptych.tokens.chat_template import ChatTemplate, Message
 from diptych.tokens.tokenizer import Tokenizer
 
 _THINKING = ("enable_thinking", "thinking")  # a template's switch, where it has no more than one
+_NO_BUDGET: Final[Mapping[str, Any]] = {"thinking_budget": 0}  # Seed-OSS has no switch, but a number of tokens
 _BLANK: Final = "\t"  # that templates do not write of their own behind a message
 _INSTRUCTION: Final = """\
 You may call functions to assist with the user query. Their signatures are within <tools></tools>:
@@ -39,10 +41,24 @@ def render(tokenizer: Tokenizer, prompt: ChatPrompt) -> str:
         raise InvalidRequest("this model has no chat template: use completions with a plain prompt")
     parameters = {**_effort(template, prompt.reasoning_effort), **_switched(template, prompt.template_kwargs)}
     known = prompt if template.reads("tools") else told_in_words(prompt)
-    show = partial(template.render, tools=known.tools, parameters=parameters)
+    show = partial(_show, template, tools=known.tools, parameters=parameters)
     if prompt.is_begun:
         return _begun(known.messages, partial(show, add_generation_prompt=False))
     return show(known.messages, add_generation_prompt=True)
+
+
+def _show(template: ChatTemplate, messages: Sequence[Message], **how: Any) -> str:
+    """Render messages as the template wants them. Raises `InvalidRequest`."""
+    turns = messages
+    for change in (with_ids, with_results, with_thoughts):
+        turns = change(turns, template.source)
+    try:
+        return template.render(turns, **how)
+    except InvalidRequest:
+        fewer = without_thoughts_beside_calls(turns)
+        if fewer == turns:
+            raise
+        return template.render(fewer, **how)
 
 
 def _begun(messages: Sequence[Message], show: Callable[[Sequence[Message]], str]) -> str:
@@ -67,12 +83,16 @@ def _effort(template: ChatTemplate, effort: str | None) -> Mapping[str, Any]:
     if template.reads("reasoning_effort"):
         return {"reasoning_effort": effort}
     switch = _switch_of(template)
-    return {} if switch is None else {switch: effort != "none"}
+    if switch is not None:
+        return {switch: effort != "none"}
+    return _NO_BUDGET if effort == "none" and template.reads("thinking_budget") else {}
 
 
 def _switched(template: ChatTemplate, given: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the parameters with the switch of thinking under the name that the template has for it."""
     switch = _switch_of(template)
+    if switch is None and template.reads("thinking_budget") and any(given.get(name) is False for name in _THINKING):
+        return {**_NO_BUDGET, **given}
     if switch is None or switch in given:
         return given
     return {switch if name in _THINKING else name: value for name, value in given.items()}

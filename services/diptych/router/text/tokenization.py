@@ -19,7 +19,8 @@ from diptych.generation.finish import Finish
 from diptych.generation.output_text import OutputText
 from diptych.generation.sampling_params import SamplingParams
 from diptych.router.admission.fair_queue import FairQueue, Waiting
-from diptych.router.request import (
+from diptych.router.text.chat_text import render
+from diptych.router.values.request import (
     ChatPrompt,
     ClientRequest,
     Echo,
@@ -30,8 +31,7 @@ from diptych.router.request import (
     Tokenized,
     TokenPrompt,
 )
-from diptych.router.serve.validation import check_ids, check_messages, check_not_empty, far_too_long, param_of, to_utf8
-from diptych.router.text.chat_text import render
+from diptych.router.values.validation import check_ids, check_messages, check_not_empty, far_too_long, param_of, to_utf8
 from diptych.tokens.packed_tokens import TOKEN_TYPE
 from diptych.tokens.prompt_encoder import PromptEncoder
 from diptych.tokens.segment_cache import SegmentCache

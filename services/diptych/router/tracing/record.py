@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 
 from diptych.common.members.roles import LegKind
 from diptych.router.choose.explain import AttemptRecord
-from diptych.router.output import End, total_usage
+from diptych.router.values.output import End, total_usage
 from diptych.v1.worker_pb2 import LegStats
 
 PARENT_FIELDS: Final = ("traceparent", "tracestate")  # of W3C's trace context, in headers and metadata

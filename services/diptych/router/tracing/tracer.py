@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from typing import Final, Protocol
 
 from diptych.common.errors import ConfigError
-from diptych.router.request import ChatPrompt, ClientRequest
 from diptych.router.tracing.record import CallTrace, EntryPoint, Trace, parent_of
+from diptych.router.values.request import ChatPrompt, ClientRequest
 
 LINGER_S: Final = 1.0  # after a call's end, for the last words of its prefill legs
 MAX_INT: Final = (1 << 63) - 1  # in a trace; a client may ask for more

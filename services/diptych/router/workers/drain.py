@@ -12,8 +12,8 @@ from typing import Final
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from diptych.common.drain.drain import DrainProgress
-from diptych.common.drain.draining import Draining
+from diptych.common.draining import Draining
+from diptych.common.verdicts.drain import DrainProgress
 from diptych.router.admission.admission import Admission
 from diptych.router.workers.fleet import Fleet
 
@@ -22,7 +22,7 @@ DRAIN_PATH: Final = f"{ADMIN_PATHS}drain"
 
 
 class OpenRequests:
-    """Implements `diptych.common.drain.draining.Work` for a router."""
+    """Implements `diptych.common.draining.Work` for a router."""
 
     def __init__(self, admission: Admission, fleet: Fleet, leave_ports: Callable[[], Awaitable[None]]) -> None:
         self._admission = admission
@@ -46,7 +46,7 @@ class OpenRequests:
 
 
 class RouterDrain:
-    """Implements `diptych.common.drain.draining.Drainable`."""
+    """Implements `diptych.common.draining.Drainable`."""
 
     def __init__(self, draining: Draining, name: str, drain_s: float) -> None:
         self._draining = draining

@@ -34,8 +34,10 @@ def test_prompts_that_many_requests_would_have_to_share_are_as_many_as_may_run()
 
 
 def test_a_kernel_that_is_compiled_later_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    from diptych.engine.runner.gpu.warm_up import tell
+    from diptych.engine.runner.gpu.warm_up import log_compilation
 
-    tell(src=None, metadata={"name": "grouped_gemm"}, times=SimpleNamespace(total=1_500_000), cache_hit=False)
+    log_compilation(
+        src=None, metadata={"name": "grouped_gemm"}, times=SimpleNamespace(total=1_500_000), cache_hit=False
+    )
     assert caplog.messages == ["kernel grouped_gemm was compiled in 1.50 s, while serving"]
     assert caplog.records[0].levelno == logging.WARNING

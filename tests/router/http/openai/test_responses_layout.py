@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from diptych.generation.logprobs import TokenLogprobs
 from diptych.router.http.openai.responses_layout import TextScores
-from diptych.router.output import Scores
+from diptych.router.values.output import Scores
 from diptych.tokens.tokenizer import Tokenizer
 
 EOS = 256

@@ -200,7 +200,7 @@ def test_a_request_whose_adapter_is_unloaded_before_it_runs_is_404(start_cluster
     def gone(leg: worker_pb2.StartLeg) -> Any:
         for worker in cluster.workers:
             del worker.instance.loras[:]
-            worker._tell_record()
+            worker._send_record()
         return [], 0
 
     cluster.prefill()._recite = gone

@@ -18,6 +18,7 @@ from diptych.router.text.parsing.tool_use import NO_TOOLS, Function, ToolUse
 
 Read = Callable[..., Any]
 PARIS = '{"city": "Paris"}'
+BUDGET_END = "</seed:cot_budget_reflect>"
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,46 @@ PARIS = '{"city": "Paris"}'
 def test_reasoning_comes_before_the_answer(read: Read, prompt: str, text: str, wanted: Any) -> None:
     assert read(text, tools="hermes", reasoning="think", prompt=prompt) == wanted
     assert read(text, tuple(range(len(text))), tools="hermes", reasoning="think", prompt=prompt) == wanted
+
+
+THOUGHT = "<|channel>thought\nHm.\n<channel|>"
+BUDGET = "<seed:think><seed:cot_budget_reflect>"
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "prompt", "text", "wanted"),
+    [
+        ("gemma4", "<|turn>model\n", f"{THOUGHT}Yes.", ("Yes.", "Hm.", [])),
+        ("gemma4", "<|turn>model\n<|channel>thought\n<channel|>", "Yes.", ("Yes.", "", [])),
+        ("gemma4", "<|channel>thought\n", "Hm.<channel|>Yes.", ("Yes.", "Hm.", [])),
+        ("seed_oss", "", "<seed:think>Hm.</seed:think>Yes.", ("Yes.", "Hm.", [])),
+        ("seed_oss", BUDGET, "None.</seed:cot_budget_reflect></seed:think>7", ("7", f"None.{BUDGET_END}", [])),
+        ("mistral", "", "[THINK]Hm.[/THINK]Yes.", ("Yes.", "Hm.", [])),
+    ],
+)
+def test_families_have_marks_of_their_own(read: Read, reasoning: str, prompt: str, text: str, wanted: Any) -> None:
+    assert read(text, tools="hermes", reasoning=reasoning, prompt=prompt) == wanted
+    assert read(text, tuple(range(len(text))), tools="hermes", reasoning=reasoning, prompt=prompt) == wanted
+
+
+KIMI_CALL = "<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+KIMI_CALLS = f"<|tool_calls_section_begin|>{KIMI_CALL}<|tool_calls_section_end|>"
+
+
+@pytest.mark.parametrize(
+    "text", [f"<think>Hm.{KIMI_CALLS}", f"<think>Hm. {KIMI_CALL}", f"<think>Hm.</think>{KIMI_CALLS}"]
+)
+def test_a_call_that_is_a_special_token_ends_reasoning(read: Read, text: str) -> None:
+    assert read(text, tools="kimi", reasoning="think") == ("", "Hm.", [("now", "{}")])
+    assert read(text, tuple(range(len(text))), tools="kimi", reasoning="think") == ("", "Hm.", [("now", "{}")])
+
+
+def test_an_answer_between_tags_comes_after_reasoning_with_tools_and_without(read: Read) -> None:
+    text = "<think>\nHm.\n</think>\n\n<response>\nYes.\n</response>\n"
+    fields: Any = {"tools": "granite", "reasoning": "think"}
+    for functions in ((), (Function("now"),)):
+        assert read(text, **fields, functions=functions) == ("Yes.", "Hm.", [])
+    assert read(text[len("<think>") :], **fields, prompt="<think>\n") == ("Yes.", "Hm.", [])
 
 
 def test_harmony_has_channels_for_both(read: Read) -> None:
@@ -105,11 +146,28 @@ def test_where_nothing_can_be_found_nobody_looks() -> None:
         ("<|channel|>", "harmony", None),
         ("<|tool|>", "phi4", None),
         ("<|tool_call_begin|>", "kimi", None),
+        ("<|tool_call>call: <tool_call|> <|channel>thought <channel|>", "gemma4", "gemma4"),
+        ("<seed:tool_call> <function= <seed:think> </seed:think>", "seed_oss", "seed_oss"),
+        ("<minimax:tool_call> <invoke name= <response> <think> </think>", "minimax", "think"),
+        ("<{{ '\uff5cDSML\uff5c' }}function_calls> </think>", "dsml", "think"),
+        ("<|tool_call_start|>", "lfm2", None),
+        ("# \u53ef\u7528\u5de5\u5177 <think>", "glm4", "think"),
+        ("<function_calls> assistant\n<think>", "olmo3", "think"),
+        ("<|tool_list_start|>", "lfm2", None),
+        ("<TOOLCALL>[ </think>", "nemotron", "think"),
+        ("<function_calls>", "olmo3", None),
+        ("<|tool_call|> <think></think> <response></response>", "granite", "think"),
     ],
 )
 def test_a_template_gives_the_formats_away(template: str, tools: str, reasoning: str | None) -> None:
     wanted = MessageFormats(TOOL_FORMATS[tools], REASONING_FORMATS[reasoning] if reasoning else None)
     assert MessageFormats.named("auto", "auto", template) == wanted
+
+
+def test_parsers_see_the_tokens_that_marks_are_made_of() -> None:
+    gemma = MessageFormats(TOOL_FORMATS["gemma4"], REASONING_FORMATS["gemma4"])
+    assert gemma.tokens >= {"<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>'}
+    assert gemma.reasoning_marks == ("<|channel>", "<channel|>")
 
 
 def test_flags_go_before_the_template() -> None:

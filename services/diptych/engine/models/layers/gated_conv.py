@@ -11,7 +11,6 @@ from diptych.architectures.config import ModelConfig
 from diptych.architectures.recurrent import ShortConv
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.models.layers.buffers import Buffers
-from diptych.engine.models.layers.short_conv import convolve
 from diptych.engine.models.layers.turns import take_turns
 from diptych.engine.models.matrix import Matrix
 from diptych.engine.models.ops import Ops
@@ -58,9 +57,10 @@ class GatedConvBlock:
         self.ops.state_rules.short_conv(gates_in * x, state[0], slots, self.conv, self.conv_bias, mixed)
         torch.mul(gates_out, mixed.to(out.dtype), out=out)
 
-    def extend(self, projected: Tensor, state: tuple[Tensor, ...], out: Tensor) -> None:
+    def extend(self, projected: Tensor, state: tuple[Tensor, ...], batch: StagedBatch, out: Tensor) -> None:
         gates_in, gates_out, x = projected.chunk(3, dim=1)
-        mixed = convolve(gates_in * x, state[0], self.conv, self.conv_bias)
+        mixed = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+        self.ops.state_rules.short_conv_prompts(gates_in * x, state[0], batch, self.conv, self.conv_bias, mixed)
         torch.mul(gates_out, mixed.to(out.dtype), out=out)
 
     def project_out(self, buffers: Buffers) -> None:

@@ -13,7 +13,6 @@ from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.models.layers.buffers import Buffers
 from diptych.engine.models.layers.kimi_delta_rule import Decay
 from diptych.engine.models.layers.routing import logistic
-from diptych.engine.models.layers.short_conv import convolve
 from diptych.engine.models.layers.turns import take_turns
 from diptych.engine.models.matrix import Matrix
 from diptych.engine.models.ops import Ops
@@ -86,12 +85,13 @@ class KimiDeltaBlock:
         rules.kimi_delta(mixed, decays, betas, self.decay, kept, slots, read)
         out.copy_(self._gated(read, gates))
 
-    def extend(self, projected: Tensor, state: tuple[Tensor, ...], out: Tensor) -> None:
-        conv, kept = state
+    def extend(self, projected: Tensor, state: tuple[Tensor, ...], batch: StagedBatch, out: Tensor) -> None:
+        (conv, kept), rules = state, self.ops.state_rules
         qkv, betas, decays, gates = self._parts(projected)
-        mixed = convolve(qkv.flatten(1), conv.view(self.conv[:, 1:].shape), self.conv, None)
-        read = torch.empty(gates.shape, dtype=torch.float32, device=out.device)
-        self.ops.state_rules.kimi_delta_prompt(mixed.view(qkv.shape), decays, betas, self.decay, kept, read)
+        mixed, read = (torch.empty(each.shape, dtype=torch.float32, device=out.device) for each in (qkv, gates))
+        channels = conv.view(len(conv), *self.conv[:, 1:].shape)
+        rules.short_conv_prompts(qkv.flatten(1), channels, batch, self.conv, None, mixed.flatten(1))
+        rules.kimi_delta_prompts(mixed, decays, betas, self.decay, kept, batch, read)
         out.copy_(self._gated(read, gates))
 
     def _parts(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

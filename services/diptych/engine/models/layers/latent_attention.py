@@ -67,6 +67,36 @@ def _queries(config: ModelConfig, latent: Latent, weights: Weights, ops: Ops, la
     return LowRankQueries(ops, weights.matrix(f"{layer}.q_a"), norm, latent.norm_eps, up)
 
 
+def turning(latent: Latent, states: Tensor) -> Tensor | int:
+    """Return dimensions that rotate as attention has them; 0 where a layer has none."""
+    if not latent.rope_dim:
+        return 0
+    return in_halves(states) if latent.interleaved else states
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Makes what a layer keeps of each token."""
+
+    ops: Ops
+    latent: Latent
+    kv: Matrix  # [rank + rope_dim, hidden_size]
+    norm: Tensor  # [rank]
+
+    @staticmethod
+    def build(latent: Latent, weights: Weights, ops: Ops, layer: int) -> Kept:
+        return Kept(ops, latent, weights.matrix(f"{layer}.kv_a"), weights.norm(f"{layer}.kv_a_norm"))
+
+    def put(self, x: Tensor, out: Tensor) -> None:
+        """`[num_tokens, hidden_size]` -> `[num_tokens, head_dim]`, of any stride: `[latent | to be rotated]`."""
+        kept, rank = x.new_empty(len(x), self.latent.key_dim), self.latent.rank
+        self.kv.multiply(x, kept)
+        latents = kept[:, :rank].contiguous()
+        self.ops.rms_norm(latents, self.norm, self.latent.norm_eps, latents)
+        out[:, :rank] = latents
+        out[:, rank:] = turning(self.latent, kept[:, rank:])
+
+
 @dataclass(frozen=True, slots=True)
 class LatentAttentionBlock:
     """`Projections` around attention to latents."""
@@ -74,18 +104,18 @@ class LatentAttentionBlock:
     ops: Ops
     latent: Latent
     queries: Queries
-    kv: Matrix  # [rank + rope_dim, hidden_size]
-    kv_norm: Tensor  # [rank]
+    kept: Kept | None  # None: the layer attends to what another one keeps
     keys: HeadMatrices  # [num_heads, rank, nope_dim]
     values: HeadMatrices  # [num_heads, value_dim, rank]
     o: Matrix
-    states_size: int  # of queries and what is kept, in `Buffers.qkv`; the indexer's numbers are behind them
+    key_dim: int  # of queries and what is kept, in `Buffers.qkv`
+    states_size: int  # of all of these; the indexer's numbers are behind them
     index: IndexBlock | None  # of a layer that chooses the tokens that it attends to
 
     @staticmethod
     def build(config: ModelConfig, weights: Weights, ops: Ops, layer: int) -> LatentAttentionBlock:
-        assert config.latent is not None
-        latent = config.latent
+        latent = config.latent_of(layer)
+        assert latent is not None
         num_rows = config.num_heads * (latent.nope_dim + latent.value_dim)
         heads = weights.matrix(f"{layer}.kv_b").rows(torch.arange(num_rows)).view(config.num_heads, -1, latent.rank)
         keys, values = heads[:, : latent.nope_dim], heads[:, latent.nope_dim :]
@@ -93,11 +123,11 @@ class LatentAttentionBlock:
             ops=ops,
             latent=latent,
             queries=_queries(config, latent, weights, ops, layer),
-            kv=weights.matrix(f"{layer}.kv_a"),
-            kv_norm=weights.norm(f"{layer}.kv_a_norm"),
+            kept=Kept.build(latent, weights, ops, layer) if config.keeps(layer) else None,
             keys=ops.head_matrices(keys.transpose(1, 2).contiguous()),
             values=ops.head_matrices(values.contiguous()),
             o=weights.matrix(f"{layer}.o"),
+            key_dim=config.head_dim,
             states_size=config.states_size,
             index=IndexBlock.build(config, weights, layer) if config.chooses(layer) else None,
         )
@@ -105,23 +135,15 @@ class LatentAttentionBlock:
     def project_in(self, buffers: Buffers) -> None:
         """Queries become `[made for latents | to be rotated]`; what is kept, `[latent | to be rotated]`."""
         x, rank, nope_dim = buffers.normed, self.latent.rank, self.latent.nope_dim
-        states = buffers.qkv[:, : self.states_size].view(len(x), -1, self.latent.key_dim)  # of heads, then what is kept
+        states = buffers.qkv[:, : self.states_size].view(len(x), -1, self.key_dim)  # of heads, then what is kept
         queries, narrow = self.queries.of(x)
         queries = queries.view(len(x), -1, self.latent.query_dim)
         if self.index is not None:
             self.index.project_in(x, narrow, buffers.qkv[:, self.states_size :])
-        kept = x.new_empty(len(x), self.latent.key_dim)
-        self.kv.multiply(x, kept)
-        latents = kept[:, :rank].contiguous()
-        self.ops.rms_norm(latents, self.kv_norm, self.latent.norm_eps, latents)
         self.keys.multiply(queries[..., :nope_dim], states[:, :-1, :rank])
-        states[:, -1, :rank] = latents
-        states[:, :-1, rank:] = self._turning(queries[..., nope_dim:])
-        states[:, -1, rank:] = self._turning(kept[:, rank:])
-
-    def _turning(self, states: Tensor) -> Tensor:
-        """Return dimensions that rotate as attention has them."""
-        return in_halves(states) if self.latent.interleaved else states
+        states[:, :-1, rank:] = turning(self.latent, queries[..., nope_dim:])
+        if self.kept is not None:
+            self.kept.put(x, states[:, -1])
 
     def project_out(self, buffers: Buffers) -> None:
         attended = buffers.attended.view(len(buffers.attended), -1, self.latent.rank)

@@ -13,7 +13,6 @@ from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.models.delta_rule import silu
 from diptych.engine.models.layers.buffers import Buffers
 from diptych.engine.models.layers.mamba2_scan import Heads
-from diptych.engine.models.layers.short_conv import convolve
 from diptych.engine.models.layers.turns import take_turns
 from diptych.engine.models.matrix import Matrix
 from diptych.engine.models.ops import Ops
@@ -68,12 +67,14 @@ class Mamba2Block:
         rules.mamba2(mixed, lengths, self.heads, kept, slots, read)
         out.copy_(self._gated(read, gates))
 
-    def extend(self, projected: Tensor, state: tuple[Tensor, ...], out: Tensor) -> None:
-        conv, kept = state
+    def extend(self, projected: Tensor, state: tuple[Tensor, ...], batch: StagedBatch, out: Tensor) -> None:
+        (conv, kept), rules = state, self.ops.state_rules
         gates, channels, lengths = self._parts(projected)
-        mixed = convolve(channels.flatten(1), conv.view(self.conv[:, 1:].shape), self.conv, self.conv_bias)
+        mixed = torch.empty(channels.shape, dtype=torch.float32, device=out.device)
+        flat = conv.view(len(conv), *self.conv[:, 1:].shape)
+        rules.short_conv_prompts(channels.flatten(1), flat, batch, self.conv, self.conv_bias, mixed.flatten(1))
         read = self._new_read(projected)
-        self.ops.state_rules.mamba2_prompt(mixed.view(channels.shape), lengths, self.heads, kept, read)
+        rules.mamba2_prompts(mixed, lengths, self.heads, kept, batch, read)
         out.copy_(self._gated(read, gates))
 
     def _parts(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,11 +1,12 @@
-"""How the requests of a step take their turns with their states: those with one token all at once, others one by one.
+"""How the requests of a step take their turns with their states: those with several tokens first, then the others.
 
 So what is computed for a request does not depend on the others: operations on many requests at once are such that work
-on each number alone, or add up numbers of one request, and those on a prompt see nobody else's.
+on each number alone, or add up numbers of one request, and rules for prompts see nobody else's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
@@ -26,8 +27,8 @@ class Recurrence(Protocol):
         """
         ...
 
-    def extend(self, projected: Tensor, state: tuple[Tensor, ...], out: Tensor) -> None:
-        """Mix several tokens of one request; `state` is its own, without a dimension of slots, and kept in place."""
+    def extend(self, projected: Tensor, state: tuple[Tensor, ...], batch: StagedBatch, out: Tensor) -> None:
+        """Mix the tokens of all requests that have several; what the rows of others become is anything."""
         ...
 
 
@@ -40,13 +41,19 @@ def take_turns(
     if (lens == 1).all():
         recurrence.step(projected, state, batch.state_slots, out)
         return
+    recurrence.extend(projected, state, batch, out)
     _step(recurrence, projected, state, batch.state_slots, np.flatnonzero(lens == 1), starts, out)
-    for i in np.flatnonzero(lens > 1).tolist():
-        slot, tokens = batch.state_slots[i : i + 1], slice(int(starts[i]), int(starts[i + 1]))
-        own = tuple(part[slot.clamp(min=0)] for part in state)
-        recurrence.extend(projected[tokens], tuple(part[0] for part in own), out[tokens])
-        for part, kept in zip(state, own, strict=True):
-            _write(part, slot, kept)
+
+
+def turns(state: Tensor, batch: StagedBatch) -> Iterator[tuple[slice, Tensor]]:
+    """Give the tokens of each request that has several, and its state, which is kept when the next turn begins."""
+    assert batch.state_slots is not None
+    starts = extend_starts(batch.host)
+    for i in np.flatnonzero(batch.host.extend_lens > 1).tolist():
+        slot = batch.state_slots[i : i + 1]
+        own = state[slot.clamp(min=0)]
+        yield slice(int(starts[i]), int(starts[i + 1])), own[0]
+        _write(state, slot, own)
 
 
 def _write(part: Tensor, slot: Tensor, kept: Tensor) -> None:

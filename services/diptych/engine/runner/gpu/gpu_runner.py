@@ -127,7 +127,7 @@ class GpuRunner:
         staged = self._inputs.stage_padded(batch, rung)
         self._model.attention.replay_metadata(staged)
         logits = self.graphs.replay(rung)
-        self._tell_layers()
+        self._report_layers()
         return logits[: batch.batch_size]
 
     def _capture(self, batch: ForwardBatch, rung: int) -> None:
@@ -151,7 +151,7 @@ class GpuRunner:
         input_ids = run(lambda: filled_in(staged.input_ids, self._newest))
         return self._model.forward(replace(staged, input_ids=input_ids), on_layer, pieces)
 
-    def _tell_layers(self) -> None:
+    def _report_layers(self) -> None:
         """All layers of a replay are queued at once."""
         on_layer = self._layer_listener()
         if on_layer is not None:

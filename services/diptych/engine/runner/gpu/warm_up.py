@@ -90,14 +90,14 @@ def greedy(num_samples: int) -> SamplingBatch:
     return SamplingBatch.alike(num_samples, temperature=0.0)
 
 
-def tell_of_late_kernels() -> None:
+def log_late_kernels() -> None:
     """Have the log say what is compiled from now on, while requests wait: all was run that is known to be needed."""
     import triton  # not everywhere
 
-    triton.knobs.compilation.listener = tell
+    triton.knobs.compilation.listener = log_compilation
 
 
-def tell(*, metadata: Mapping[str, Any], times: Any, cache_hit: bool, **others: object) -> None:
+def log_compilation(*, metadata: Mapping[str, Any], times: Any, cache_hit: bool, **others: object) -> None:
     """Implements Triton's `CompilationListener`."""
     done = "read from Triton's cache" if cache_hit else "compiled"
     logger.warning("kernel %s was %s in %.2f s, while serving", metadata.get("name"), done, times.total / 1e6)

@@ -26,9 +26,9 @@ from diptych.engine.values.batch import (
     WaitForResult,
 )
 from diptych.generation.logprobs import LogprobsBatch
-from diptych.kernels.gpu.logits_adjust import apply_bias, apply_penalties, apply_token_mask
-from diptych.kernels.gpu.logprobs import logprobs
-from diptych.kernels.gpu.sampling import greedy, sample, sampling_workspace
+from diptych.kernels.gpu.sampling.logits_adjust import apply_bias, apply_penalties, apply_token_mask
+from diptych.kernels.gpu.sampling.logprobs import logprobs
+from diptych.kernels.gpu.sampling.sampling import greedy, sample, sampling_workspace
 
 F64 = npt.NDArray[np.float64]
 

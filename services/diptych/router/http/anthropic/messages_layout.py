@@ -12,8 +12,8 @@ from diptych.generation.finish import Finish
 from diptych.router.http.exchange.layout import NAMED, Json, Layout
 from diptych.router.http.exchange.timings import timings
 from diptych.router.http.fields.blocks import Block, Blocks, Change, Closed, Grown, Opened
-from diptych.router.output import End, Output, Piece, Usage
-from diptych.router.request import new_answer_id
+from diptych.router.values.output import End, Output, Piece, Usage
+from diptych.router.values.request import new_answer_id
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 

@@ -27,9 +27,9 @@ from diptych.router.http.fields.tool_fields import (
     turn_of_assistant,
     turn_of_tool,
 )
-from diptych.router.request import ChatPrompt
-from diptych.router.serve.validation import MAX_MESSAGES, MAX_TOOLS
 from diptych.router.text.parsing.tool_use import ToolUse
+from diptych.router.values.request import ChatPrompt
+from diptych.router.values.validation import MAX_MESSAGES, MAX_TOOLS
 
 
 class Block(ConversationPart):

@@ -24,7 +24,7 @@ from diptych.router.errors import (
     PermissionDenied,
     Unauthenticated,
 )
-from diptych.router.request import is_usable, new_request_id
+from diptych.router.values.request import is_usable, new_request_id
 
 HEADER: Final = "x-request-id"
 ANTHROPIC_PATH: Final = "/v1/messages"  # and what is below

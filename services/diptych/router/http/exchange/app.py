@@ -17,11 +17,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from diptych.common.drain.draining import Drainable
+from diptych.common.draining import Drainable
 from diptych.common.errors import InternalError
 from diptych.common.health.health import Page, health_pages
-from diptych.common.health.probes import Probes
 from diptych.common.trust.trust import INSECURE, Trust
+from diptych.common.verdicts.probes import Probes
 from diptych.router.admission.body_budget import BodyBudget
 from diptych.router.config import RouterConfig
 from diptych.router.http.exchange.answers import NotServed, error_response, refusal

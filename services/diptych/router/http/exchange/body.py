@@ -13,7 +13,7 @@ from starlette.types import Message
 
 from diptych.router.admission.body_budget import BodyBudget, HeldBody
 from diptych.router.errors import BodyCutOff, BodyTooSlow, PayloadTooLarge, UnreadableEncoding
-from diptych.router.http.exchange.json_extent import is_quick
+from diptych.router.extents.json_extent import is_quick
 
 PLAIN: Final = "identity"  # the content coding of what is not compressed
 

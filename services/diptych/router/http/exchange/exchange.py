@@ -28,11 +28,11 @@ from diptych.router.http.exchange.key_gate import caller_of
 from diptych.router.http.exchange.layout import Layout
 from diptych.router.http.exchange.parse import Origin, Parse, Parsed
 from diptych.router.http.exchange.traced import trace_of
-from diptych.router.output import Usage, choose_best, total_usage
-from diptych.router.request import ClientRequest, GenerationRequest
 from diptych.router.serve.pipeline import Pipeline
 from diptych.router.serve.response import Batch, interleave, wholes
 from diptych.router.tracing.record import REQUEST_ID
+from diptych.router.values.output import Usage, choose_best, total_usage
+from diptych.router.values.request import ClientRequest, GenerationRequest
 
 logger = logging.getLogger(__name__)
 

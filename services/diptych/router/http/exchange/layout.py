@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final, TypeAlias
 
 import orjson
 
-from diptych.router.output import Output, Piece, Usage
+from diptych.router.values.output import Output, Piece, Usage
 
 Event: TypeAlias = Mapping[str, object]
 Json = dict[str, Any]

@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from diptych.common.errors import InvalidRequest
 from diptych.generation.request_groups import Life
 from diptych.generation.sampling_params import SamplingParams
+from diptych.router.extents.json_extent import check_extent
 from diptych.router.http.anthropic.messages_layout import MessageLayout
 from diptych.router.http.anthropic.messages_request import MessagesRequest
-from diptych.router.http.exchange.json_extent import check_extent
 from diptych.router.http.exchange.layout import Layout
 from diptych.router.http.exchange.timings import HEADER as TIMINGS_HEADER
 from diptych.router.http.fields.fields import GenerationFields, StreamOptions, to_invalid_request
@@ -29,8 +29,8 @@ from diptych.router.http.openai.completion_request import CompletionRequest
 from diptych.router.http.openai.responses_layout import ResponseLayout
 from diptych.router.http.openai.responses_request import ResponsesRequest
 from diptych.router.keys.caller import Caller
-from diptych.router.request import ClientRequest, Prompt, ServedModel, routing_of
 from diptych.router.tracing.record import Trace
+from diptych.router.values.request import ClientRequest, Prompt, ServedModel, routing_of
 
 TENANT_HEADER: Final = "x-tenant"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from diptych.router.output import Scores
+from diptych.router.values.output import Scores
 from diptych.tokens.token_bytes import TokenBytes
 
 Json = dict[str, Any]

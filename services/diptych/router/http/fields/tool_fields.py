@@ -9,8 +9,8 @@ from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapV
 from pydantic_core import from_json
 
 from diptych.router.http.fields.strict_model import ConversationPart, StrictModel
-from diptych.router.serve.validation import MAX_PARTS, MAX_TOOLS
 from diptych.router.text.parsing.tool_use import NAME_PATTERN, NO_ARGUMENTS, NO_TOOLS, Function, ToolUse, choose
+from diptych.router.values.validation import MAX_PARTS, MAX_TOOLS
 
 _CHOICES: Final = (
     "must be 'none', 'auto' or 'required', or name a function as {'type': 'function', 'function': {'name': ...}}, "

@@ -17,7 +17,7 @@ from diptych.generation.finish import Finish
 from diptych.router.http.exchange.layout import DATA_ONLY, Json, Layout
 from diptych.router.http.exchange.timings import timings
 from diptych.router.http.fields.logprobs import entries, text_of
-from diptych.router.output import End, Output, Piece, Scores, Usage
+from diptych.router.values.output import End, Output, Piece, Scores, Usage
 from diptych.tokens.token_bytes import TokenBytes
 
 Triple = tuple[float | None, int, str | None]  # a token's log-probability, the token, and its text

@@ -13,7 +13,7 @@ from diptych.generation.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from diptych.router.http.fields.grammar_fields import Schema, json_grammar, text_grammar
 from diptych.router.http.fields.request_fields import ChoiceFields, RequestFields, Seed, Token, params_of
 from diptych.router.http.native.generate_layout import GenerateStyle
-from diptych.router.request import Prompt, TextPrompt, TokenPrompt
+from diptych.router.values.request import Prompt, TextPrompt, TokenPrompt
 
 MAX_PROMPTS = 128
 DEFAULT_MAX_NEW_TOKENS: Final = 128  # as SGLang has it

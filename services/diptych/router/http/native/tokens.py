@@ -28,8 +28,8 @@ from diptych.router.http.fields.strict_model import Body
 from diptych.router.http.fields.tool_fields import Tools, shown_tools
 from diptych.router.http.openai.chat_request import Messages
 from diptych.router.keys.caller import Caller
-from diptych.router.request import ChatPrompt, Prompt, TextPrompt, request_for_tokens
 from diptych.router.serve.pipeline import Pipeline
+from diptych.router.values.request import ChatPrompt, Prompt, TextPrompt, request_for_tokens
 
 Work = Callable[[Any, Caller, Pipeline], Awaitable[Mapping[str, object]]]
 

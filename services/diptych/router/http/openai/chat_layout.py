@@ -19,8 +19,6 @@ from diptych.router.http.openai.completion_layout import (
     completion_usage,
     reports_of,
 )
-from diptych.router.output import End, Output, Piece, Usage
-from diptych.router.request import ServedModel
 from diptych.router.text.parsing.parts import (
     Content,
     Message,
@@ -31,6 +29,8 @@ from diptych.router.text.parsing.parts import (
     message_of,
 )
 from diptych.router.text.parsing.tool_use import ToolUse
+from diptych.router.values.output import End, Output, Piece, Usage
+from diptych.router.values.request import ServedModel
 
 Reason = Literal["stop", "length", "tool_calls", "abort"]
 

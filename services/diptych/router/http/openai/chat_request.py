@@ -13,9 +13,9 @@ from diptych.router.http.fields.fields import GenerationFields
 from diptych.router.http.fields.neutral_values import is_neutral
 from diptych.router.http.fields.strict_model import ConversationPart, Unsupported
 from diptych.router.http.fields.tool_fields import CallFields, ToolChoice, Tools, shown_tools, tool_use
-from diptych.router.request import ChatPrompt
-from diptych.router.serve.validation import MAX_MESSAGES, MAX_PARTS
 from diptych.router.text.parsing.tool_use import ToolUse
+from diptych.router.values.request import ChatPrompt
+from diptych.router.values.validation import MAX_MESSAGES, MAX_PARTS
 
 ROLES: Final[Mapping[str, str]] = {"developer": "system"}  # the newer name for the same thing
 

@@ -14,8 +14,8 @@ from typing_extensions import TypedDict
 from diptych.router.http.exchange.layout import DATA_ONLY, Json, Layout
 from diptych.router.http.exchange.timings import timings
 from diptych.router.http.fields.logprobs import Name, completion_logprobs, id_of, prompt_logprobs, text_of
-from diptych.router.output import End, Output, Piece, Usage
-from diptych.router.request import ServedModel, new_answer_id
+from diptych.router.values.output import End, Output, Piece, Usage
+from diptych.router.values.request import ServedModel, new_answer_id
 
 
 class CachedTokens(TypedDict):

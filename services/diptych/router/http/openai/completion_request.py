@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, WithJsonSchema
 from diptych.common.errors import InvalidRequest
 from diptych.generation.sampling_params import SamplingParams
 from diptych.router.http.fields.fields import GenerationFields
-from diptych.router.request import Prompt, TextPrompt, TokenPrompt
+from diptych.router.values.request import Prompt, TextPrompt, TokenPrompt
 
 MAX_PROMPTS: Final = 128
 DEFAULT_MAX_TOKENS: Final = 16  # as OpenAI's API has it

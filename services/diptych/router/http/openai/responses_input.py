@@ -22,7 +22,7 @@ from diptych.router.http.fields.tool_fields import (
     turn_of_tool,
 )
 from diptych.router.http.openai.chat_request import ROLES
-from diptych.router.serve.validation import MAX_MESSAGES
+from diptych.router.values.validation import MAX_MESSAGES
 
 Status = Literal["in_progress", "completed", "incomplete"]
 

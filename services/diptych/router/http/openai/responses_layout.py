@@ -16,8 +16,8 @@ from diptych.router.http.fields.blocks import Block, Blocks, Change, Closed, Gro
 from diptych.router.http.fields.logprobs import chat_entries, text_of
 from diptych.router.http.openai.responses_input import Status
 from diptych.router.http.openai.responses_request import Echoed
-from diptych.router.output import End, Output, Piece, Scores, Usage
-from diptych.router.request import new_answer_id
+from diptych.router.values.output import End, Output, Piece, Scores, Usage
+from diptych.router.values.request import new_answer_id
 from diptych.tokens.token_bytes import TokenBytes
 
 ItemType = Literal["message", "reasoning", "function_call"]

@@ -18,9 +18,9 @@ from diptych.router.http.fields.request_fields import StopStrings, TopK, params_
 from diptych.router.http.fields.strict_model import StrictModel, Unsupported
 from diptych.router.http.fields.tool_fields import FunctionName, function_tool, named_tool, shown_tools, tool_use
 from diptych.router.http.openai.responses_input import Input, turns_of
-from diptych.router.request import ChatPrompt
-from diptych.router.serve.validation import MAX_TOOLS
 from diptych.router.text.parsing.tool_use import ToolUse
+from diptych.router.values.request import ChatPrompt
+from diptych.router.values.validation import MAX_TOOLS
 
 LOGPROBS: Final = "message.output_text.logprobs"
 

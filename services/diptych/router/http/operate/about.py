@@ -20,7 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from typing_extensions import TypedDict
 
-from diptych.common.health.probes import Probes
+from diptych.common.verdicts.probes import Probes
 from diptych.router.http.exchange.answers import NotServed, json_response, refusal
 from diptych.router.metrics import RouterMetrics
 from diptych.router.process.health import PATH, TEXT, ProcessMetrics

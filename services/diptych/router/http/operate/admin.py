@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
-from diptych.common.drain.draining import Drainable, drain_route
+from diptych.common.draining import Drainable, drain_route
 from diptych.common.errors import NotFound
 from diptych.common.members.roles import WorkerRole
 from diptych.common.refusals import Refusals

@@ -15,7 +15,7 @@ from typing import Any, Final
 from pydantic import TypeAdapter
 from pydantic.json_schema import JsonSchemaMode
 
-from diptych.common.drain.draining import DrainAnswer
+from diptych.common.draining import DrainAnswer
 from diptych.common.health.health import ProbeAnswer
 from diptych.common.trust.operator_route import OperatorError
 from diptych.router.choose.explain import Explanation

@@ -30,7 +30,9 @@ class ToolFormat:
     read: Read  # a message, but for the reasoning in front
     in_template: Sequence[str]  # any of these in a chat template gives the format away
     tokens: Sequence[str] = ()  # those of its marks that may be special tokens, which texts do not show otherwise
-    is_for_all_messages: bool = False  # also for those without calls, and for reasoning
+    is_for_all_messages: bool = False  # also for those without calls
+    reads_reasoning: bool = False  # reasoning is part of the format
+    ends_reasoning: Sequence[str] = ()  # marks of calls that may come where the end of reasoning is forgotten
 
 
 class NoCall(Exception):
@@ -78,17 +80,27 @@ def then(read: ReadCall, closing: str) -> ReadCall:
 
 
 def read_from_first(
-    reader: Reader, writer: Writer, opening: str, read: ReadCall, calls: Mapping[str, ReadCall]
+    reader: Reader, writer: Writer, openings: Mapping[str, ReadCall], calls: Mapping[str, ReadCall]
 ) -> Reading[None]:
-    """Read a message that is calls from its first character, `opening`, on; or content, with marked calls in it."""
+    """Read a message that is calls from its first character, one of `openings`, on; or content, with marked calls."""
     reader.hold()
     yield from reader.skip_blanks()
     blanks = reader.release()
-    if (yield from reader.peek()) == opening:
-        yield from read_or_restore(reader, writer, blanks, read)
-    else:
+    read = openings.get((yield from reader.peek()))
+    if read is None:
         writer.content(blanks)
+    else:
+        yield from read_or_restore(reader, writer, blanks, read)
     yield from read_marked(reader, writer, calls)
+
+
+def json_between(opening: str, closing: str) -> Read:
+    """Return a reading of messages with calls as JSON between two marks."""
+
+    def read(reader: Reader, writer: Writer) -> Reading[None]:
+        yield from read_marked(reader, writer, {opening: then(json_calls, closing)})
+
+    return read
 
 
 def named_call(reader: Reader, writer: Writer, name: str) -> Reading[None]:

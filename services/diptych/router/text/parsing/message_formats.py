@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import string
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from diptych.generation.grammar import Preamble
@@ -35,10 +35,16 @@ class ReasoningFormat:
 
     opening: str
     closing: str
+    special: Sequence[str] = ()  # tokens that marks consist of, where they are not the marks themselves
+    also_inside: Sequence[str] = ()  # other ends of a prompt whose output begins inside
+
+    @property
+    def tokens(self) -> Sequence[str]:
+        return self.special or (self.opening, self.closing)
 
     def begins_in(self, prompt: str) -> bool:
         """Tell whether the output of this prompt begins with reasoning, without a mark."""
-        return prompt.rstrip().endswith(self.opening)
+        return prompt.rstrip().endswith((self.opening, *self.also_inside))
 
     def preamble(self, prompt: str) -> Preamble | None:
         """Return what may come before an answer of a given shape."""
@@ -46,8 +52,11 @@ class ReasoningFormat:
             return Preamble("", self.closing)
         return None if prompt.rstrip().endswith(self.closing) else Preamble(self.opening, self.closing)
 
-    def before(self, read: Read, *, is_open: bool) -> Read:
-        """Return a reading of messages that may begin with reasoning; `read` reads what follows."""
+    def before(self, read: Read, *, is_open: bool, also_closing: Sequence[str] = ()) -> Read:
+        """Return a reading of messages that may begin with reasoning; `read` reads what follows.
+
+        Marks of `also_closing` end reasoning, too, and are part of what follows.
+        """
 
         def read_message(reader: Reader, writer: Writer) -> Reading[None]:
             reader.hold()
@@ -55,7 +64,9 @@ class ReasoningFormat:
             has_mark = yield from reader.consume(self.opening)
             blanks = reader.release()
             if has_mark or is_open:
-                yield from reader.until((self.closing,), writer.reasoning)
+                mark = yield from reader.until((self.closing, *also_closing), writer.reasoning)
+                if mark in also_closing:
+                    reader.back(mark)
             else:
                 writer.content(blanks)
             yield from read(reader, writer)
@@ -71,6 +82,8 @@ def read_content(reader: Reader, writer: Writer) -> Reading[None]:
 REASONING_FORMATS: Final[Mapping[str, ReasoningFormat]] = {
     "think": ReasoningFormat("<think>", "</think>"),
     "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
+    "seed_oss": ReasoningFormat("<seed:think>", "</seed:think>", also_inside=("<seed:cot_budget_reflect>",)),
+    "gemma4": ReasoningFormat("<|channel>thought", "<channel|>", special=("<|channel>", "<channel|>")),
 }
 
 
@@ -89,6 +102,10 @@ class MessageFormats:
             _auto_reasoning(template) if reasoning == AUTO else REASONING_FORMATS.get(reasoning),
         )
 
+    def told_in_words(self) -> MessageFormats:
+        """Return the formats of the same model if it is told of tools in words, not by its template."""
+        return self if self.tools and self.tools.is_for_all_messages else replace(self, tools=TOOL_FORMATS[DEFAULT])
+
     @property
     def tokens(self) -> frozenset[str]:
         """Special tokens that parsers must see in the text."""
@@ -96,7 +113,8 @@ class MessageFormats:
 
     @property
     def reasoning_marks(self) -> Sequence[str]:
-        return (self.reasoning.opening, self.reasoning.closing) if self.reasoning else ()
+        """The tokens of reasoning among them."""
+        return self.reasoning.tokens if self.reasoning else ()
 
     def preamble(self, prompt: str) -> Preamble | None:
         """Return what may come before an answer of a given shape."""
@@ -108,10 +126,12 @@ class MessageFormats:
 
     def parser(self, tool_use: ToolUse, prompt: str) -> NewParser | None:
         """Return what makes parsers for free outputs of a rendered prompt; None: all of them is content."""
-        may_call = self.tools is not None and (tool_use.functions or self.tools.is_for_all_messages)
-        read = self.tools.read if self.tools is not None and may_call else None
-        if self.reasoning is not None and not (self.tools is not None and self.tools.is_for_all_messages):
-            read = self.reasoning.before(read or read_content, is_open=self.reasoning.begins_in(prompt))
+        reads_all = self.tools is not None and (tool_use.functions or self.tools.is_for_all_messages)
+        tools = self.tools if reads_all else None
+        read = tools.read if tools else None
+        if self.reasoning is not None and not (tools and tools.reads_reasoning):
+            is_open, ends = self.reasoning.begins_in(prompt), tools.ends_reasoning if tools else ()
+            read = self.reasoning.before(read or read_content, is_open=is_open, also_closing=ends)
         return _maker(read, tool_use)
 
     def parser_of_shape(self, tool_use: ToolUse, preamble: Preamble | None) -> NewParser | None:
@@ -139,7 +159,9 @@ def _auto_tools(template: str) -> ToolFormat:
 
 
 def _auto_reasoning(template: str) -> ReasoningFormat | None:
-    return next((each for each in REASONING_FORMATS.values() if each.closing in template), None)
+    """Go by either mark: some templates only open what they never show again."""
+    found = (each for each in REASONING_FORMATS.values() if each.opening in template or each.closing in template)
+    return next(found, None)
 
 
 def _read_required(reader: Reader, writer: Writer) -> Reading[None]:

@@ -43,6 +43,12 @@ class Reader:
         held, self._held = "".join(self._held or ()), None
         return held
 
+    def back(self, mark: str) -> None:
+        """Make what was read last, and is not held, the next to be read again."""
+        assert self._held is None, "what is held would be there twice"
+        self._at -= len(mark)
+        assert self._text.startswith(mark, self._at), "nothing else was read last"
+
     def peek(self) -> Reading[str]:
         """Return the next character; "" at the end."""
         while self._at == len(self._text) and not self._ended:
@@ -89,8 +95,8 @@ class Reader:
             yield
 
     def _may_become(self, literal: str) -> bool:
-        rest = self._text[self._at :]
-        return len(rest) < len(literal) and literal.startswith(rest)
+        num_left = len(self._text) - self._at
+        return num_left < len(literal) and self._text.endswith(literal[:num_left])
 
     def _consume(self, end: int) -> str:
         taken = self._text[self._at : end]

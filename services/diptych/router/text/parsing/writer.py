@@ -28,14 +28,18 @@ class Writer:
         self._num_calls = 0
 
     def content(self, text: str) -> None:
-        self._say(Content, text)
+        self._write(Content, text)
 
     def reasoning(self, text: str) -> None:
-        self._say(Reasoning, text)
+        self._write(Reasoning, text)
+
+    def separate(self) -> None:
+        """What follows is another piece of the message: blanks before and behind belong to neither."""
+        self._kind, self._blanks = ToolCallStart, ""
 
     def start_call(self, name: str) -> Function:
         """Begin a call of one of `functions`."""
-        self._kind, self._blanks = ToolCallStart, ""
+        self.separate()
         self._num_calls += 1
         if self._is_heard:
             self._parts.append(ToolCallStart(self._num_calls - 1, self._new_id(), name))
@@ -60,7 +64,7 @@ class Writer:
     def _is_heard(self) -> bool:
         return self._max_calls is None or self._num_calls <= self._max_calls
 
-    def _say(self, kind: type[Content] | type[Reasoning], text: str) -> None:
+    def _write(self, kind: type[Content] | type[Reasoning], text: str) -> None:
         if kind is not self._kind:
             text = text if self._kind is None and kind is Content else text.lstrip()
             if not text:

@@ -46,5 +46,9 @@ def _body(header: str, writer: Writer) -> Sink:
 
 
 HARMONY = ToolFormat(
-    read, in_template=(CHANNEL,), tokens=(CHANNEL, MESSAGE, START, CONSTRAIN, *ENDS), is_for_all_messages=True
+    read,
+    in_template=(CHANNEL,),
+    tokens=(CHANNEL, MESSAGE, START, CONSTRAIN, *ENDS),
+    is_for_all_messages=True,
+    reads_reasoning=True,
 )

@@ -7,13 +7,10 @@
 
 from __future__ import annotations
 
-from diptych.router.text.parsing.calls import ToolFormat, json_calls, read_marked, then
-from diptych.router.text.parsing.reader import Reader, Reading
-from diptych.router.text.parsing.writer import Writer
+from typing import Final
 
+from diptych.router.text.parsing.calls import ToolFormat, json_between
 
-def read(reader: Reader, writer: Writer) -> Reading[None]:
-    yield from read_marked(reader, writer, {"<tool_call>": then(json_calls, "</tool_call>")})
+CALL, CALL_END = "<tool_call>", "</tool_call>"
 
-
-HERMES = ToolFormat(read, in_template=("<tool_call>",), tokens=("<tool_call>", "</tool_call>"))
+HERMES: Final = ToolFormat(json_between(CALL, CALL_END), in_template=(CALL,), tokens=(CALL, CALL_END))

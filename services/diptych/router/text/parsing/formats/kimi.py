@@ -1,4 +1,4 @@
-"""Kimi K2: special tokens; a call is named by its function and its number.
+"""Kimi K2 and Kimi Linear: special tokens; a call is named by its function and its number.
 
 <|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{"city": "Paris"}
 <|tool_call_end|><|tool_calls_section_end|>
@@ -26,4 +26,6 @@ def _call(reader: Reader, writer: Writer) -> Reading[None]:
     yield from reader.consume(CALL_END)
 
 
-KIMI = ToolFormat(read, in_template=(CALL,), tokens=(BEGIN, END, CALL, ARGUMENTS, CALL_END))
+KIMI = ToolFormat(
+    read, in_template=(CALL,), tokens=(BEGIN, END, CALL, ARGUMENTS, CALL_END), ends_reasoning=(BEGIN, CALL)
+)

@@ -15,16 +15,24 @@ MARK = "<|python_tag|>"
 
 
 def read(reader: Reader, writer: Writer) -> Reading[None]:
-    yield from read_from_first(reader, writer, "{", _calls, {MARK: _calls})
+    yield from read_from_first(reader, writer, {"{": json_objects}, {MARK: json_objects})
 
 
-def _calls(reader: Reader, writer: Writer) -> Reading[None]:
+def json_objects(reader: Reader, writer: Writer) -> Reading[None]:
+    """Read calls one after the other. Raises `NoCall`."""
     yield from json_calls(reader, writer)
     yield from reader.skip_blanks()
-    while (yield from reader.consume(";")):
-        reader.hold(";")
+    while (separator := (yield from _separator(reader))) is not None:
+        reader.hold(separator)
         yield from json_calls(reader, writer)
         yield from reader.skip_blanks()
+
+
+def _separator(reader: Reader) -> Reading[str | None]:
+    """Read what is between two calls, which Llama 4 writes without anything; None: no other one follows."""
+    if (yield from reader.consume(";")):
+        return ";"
+    return "" if (yield from reader.peek()) == "{" else None
 
 
 LLAMA3 = ToolFormat(read, in_template=(MARK, '{"name": function name, "parameters":'), tokens=(MARK,))

@@ -1,4 +1,4 @@
-"""Phi 4 mini and Granite 3: a mark, and a list of calls as JSON.
+"""Phi 4 mini and Granite 3.0: a mark, and a list of calls as JSON.
 
 functools[{"name": "weather", "arguments": {"city": "Paris"}}]
 <|tool_call|>[{"name": "weather", "arguments": {"city": "Paris"}}]<|/tool_call|>

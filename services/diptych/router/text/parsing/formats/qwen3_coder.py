@@ -1,4 +1,4 @@
-"""Qwen 3 Coder: tags for function and parameters.
+"""Qwen 3 Coder, Qwen 3.5 and Nemotron 3: tags for function and parameters.
 
 <tool_call>
 <function=weather>
@@ -11,32 +11,13 @@ Paris
 
 from __future__ import annotations
 
-from diptych.router.text.parsing.calls import ToolFormat, after, begin_call, collected, read_marked, then
-from diptych.router.text.parsing.formats.tagged import TaggedArguments
-from diptych.router.text.parsing.reader import Reader, Reading
-from diptych.router.text.parsing.writer import Writer
+from typing import Final
 
-BEGIN, END = "<tool_call>", "</tool_call>"
-FUNCTION, FUNCTION_END = "<function=", "</function>"
-PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
+from diptych.router.text.parsing.calls import ToolFormat
+from diptych.router.text.parsing.formats.tagged import Tags
 
+TAGS: Final = Tags(
+    "<tool_call>", "</tool_call>", "<function=", "</function>", parameter="<parameter=", parameter_end="</parameter>"
+)
 
-def read(reader: Reader, writer: Writer) -> Reading[None]:
-    calls = then(_call, END)
-    yield from read_marked(reader, writer, {BEGIN: after(FUNCTION, calls), FUNCTION: calls})
-
-
-def _call(reader: Reader, writer: Writer) -> Reading[None]:
-    name = yield from collected(reader, lambda source, sink: source.until((">",), sink))
-    arguments = TaggedArguments(begin_call(reader, writer, name.strip()), writer)
-    yield from reader.skip_blanks()
-    while (yield from reader.consume(PARAMETER)):
-        parameter = yield from collected(reader, lambda source, sink: source.until((">",), sink))
-        yield from reader.consume("\n")
-        yield from arguments.read(reader, parameter.strip(), ("\n" + PARAMETER_END, PARAMETER_END))
-        yield from reader.skip_blanks()
-    arguments.end()
-    yield from reader.consume(FUNCTION_END)
-
-
-QWEN3_CODER = ToolFormat(read, in_template=(FUNCTION,), tokens=(BEGIN, END))
+QWEN3_CODER: Final = ToolFormat(TAGS.read, in_template=(TAGS.function,), tokens=(TAGS.begin, TAGS.end))

@@ -1,0 +1,103 @@
+"""What can be wrong with a request, each found before a worker hears of it. Pure; raises the caller's error."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from diptych.common.errors import InvalidRequest
+from diptych.generation.leg_prompt import words_far_too_long, words_too_long
+from diptych.router.errors import ContextLengthExceeded, ModelNotFound
+from diptych.router.keys.caller import Caller
+from diptych.router.values.request import ChatPrompt, ClientRequest, Prompt, ServedModel
+
+MAX_MESSAGES: Final = 4096  # of a chat
+MAX_PARTS: Final = 1024  # of a message: of its content, and calls
+MAX_TOOLS: Final = 128
+MAX_TOKENS: Final = 2**20  # that a client may send
+ROLES: Final = ("system", "user", "assistant", "tool")
+
+
+def check_request(
+    client: ClientRequest, model: ServedModel, model_ids: Sequence[str], adapters: Sequence[str], max_choices: int
+) -> None:
+    """What can be said without looking at the prompt."""
+    if client.model and client.model not in (*model.names, *model_ids, *adapters):
+        served = " and ".join(model.names or model_ids)
+        raise ModelNotFound(f"the model {client.model!r} does not exist; this router serves {served}")
+    _check_counts(client, max_choices)
+    client.account.validate()
+    _check_priority(client.account.priority, client.caller)
+    if client.tool_use.is_forced and client.params.grammar is not None:
+        text = "a call that must be made leaves no room for another shape of the output: give one of the two"
+        raise InvalidRequest(text, param="tool_choice")
+    if client.tool_use.is_forced and client.params.allowed_token_ids:
+        text = "a call that must be made may need other tokens: give one of allowed_token_ids and tool_choice"
+        raise InvalidRequest(text, param="allowed_token_ids")
+    client.params.validate_with(client.max_tokens or model.context_len)
+    client.params.validate_for(model.vocab_size)
+
+
+def _check_priority(priority: int, caller: Caller) -> None:
+    if priority > caller.max_priority:
+        text = (
+            f"the key {caller.name!r} may ask for a priority of at most {caller.max_priority}, not {priority}: "
+            "leave it out, or ask the operator for a higher `max_priority`"
+        )
+        raise InvalidRequest(text, param="priority")
+
+
+def _check_counts(client: ClientRequest, max_choices: int) -> None:
+    if not 1 <= client.num_choices <= max_choices:
+        raise InvalidRequest(f"n must be between 1 and {max_choices}, not {client.num_choices}", param="n")
+    if not client.num_choices <= client.num_made <= max_choices:
+        text = f"best_of must be between n ({client.num_choices}) and {max_choices}, not {client.best_of}"
+        raise InvalidRequest(text, param="best_of")
+    if client.max_tokens is not None and client.max_tokens < 1:
+        raise InvalidRequest(f"max_tokens must be at least 1, not {client.max_tokens}", param="max_tokens")
+
+
+def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
+    if not messages:
+        raise InvalidRequest("messages is empty: give at least one message", param="messages")
+    for index, message in enumerate(messages):
+        if message["role"] not in ROLES:
+            text = f"role must be one of {', '.join(ROLES)}, not {message['role']!r}"
+            raise InvalidRequest(text, param=f"messages[{index}].role")
+
+
+def check_ids(ids: Sequence[int], vocab_size: int) -> None:
+    if ids and (min(ids) < 0 or max(ids) >= vocab_size):  # two quick passes over what may be a long prompt
+        wrong = next(token_id for token_id in ids if not 0 <= token_id < vocab_size)
+        raise InvalidRequest(f"{wrong} is not a token: ids are 0 to {vocab_size - 1}", param="prompt")
+
+
+def to_utf8(text: str) -> bytes:
+    """A lone surrogate has no such form."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"text is not valid Unicode: {error}", param="prompt") from None
+
+
+def check_not_empty(ids: Sequence[int]) -> None:
+    if not ids:
+        raise InvalidRequest("the prompt is empty: give at least one token", param="prompt")
+
+
+def output_room(prompt: Prompt, prompt_len: int, context_len: int) -> int:
+    """Return how many tokens of output the context leaves, at least one."""
+    room = context_len - prompt_len
+    if room < 1:
+        raise ContextLengthExceeded(words_too_long(prompt_len, context_len), param=param_of(prompt))
+    return room
+
+
+def far_too_long(prompt: Prompt, max_tokens: int) -> ContextLengthExceeded:
+    """Return the error of a prompt that was not tokenised to its end."""
+    return ContextLengthExceeded(words_far_too_long(max_tokens), param=param_of(prompt))
+
+
+def param_of(prompt: Prompt) -> str:
+    """Return which field of a client's request a prompt is."""
+    return "messages" if isinstance(prompt, ChatPrompt) else "prompt"

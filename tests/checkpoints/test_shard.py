@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tiny_config import tiny_config
+
+from diptych.architectures import placement
+from diptych.architectures.config import ModelConfig, Moe, Rope
+from diptych.architectures.placement import Piece, Split
+from diptych.architectures.recurrent import KimiDelta, Mamba2, Recurrent, ShortConv
+from diptych.checkpoints.quantization.weight import as_floats
+from diptych.checkpoints.shard import Cut, Shard, check_divides, cut_tensors
+from diptych.common.errors import ConfigError
+from diptych.kernels.quantized import QuantizedArray
+
+MODEL = tiny_config(
+    vocab_size=7, hidden_size=4, num_layers=1, head_dim=2, ffn_size=8, rope=Rope(10_000.0, 2), context_len=16
+)
+
+
+def checkpoint(model: ModelConfig) -> dict[str, np.ndarray]:
+    """Every element of a tensor is another number."""
+    shapes = {
+        name: (sum(piece.shape[0] for piece in pieces), *pieces[0].shape[1:]) for name, pieces in placement.llama(model)
+    }
+    return {name: np.arange(np.prod(shape), dtype=np.float32).reshape(shape) for name, shape in shapes.items()}
+
+
+def part(model: ModelConfig, rank: int, size: int) -> dict[str, np.ndarray]:
+    cuts = Shard(rank, size).placement(model, placement.llama)
+    tensors = {name: as_floats(tensor) for name, tensor in cut_tensors(checkpoint(model).items(), cuts)}
+    for name, each in cuts:
+        assert tensors[name].shape == each[0].local.shape, name
+    return tensors
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_the_parts_of_all_ranks_make_the_checkpoint(size: int) -> None:
+    parts, whole = [part(MODEL, rank, size) for rank in range(size)], checkpoint(MODEL)
+    for name, tensor in whole.items():
+        pieces = [each[name] for each in parts]
+        if "norm" in name:
+            assert all((piece == tensor).all() for piece in pieces)
+        elif "o_proj" in name or "down_proj" in name:
+            assert (np.concatenate(pieces, axis=1) == tensor).all()
+        else:
+            assert (np.concatenate(pieces)[: len(tensor)] == tensor).all()
+
+
+def test_a_vocabulary_that_does_not_divide_is_padded_with_nothing() -> None:
+    last = part(MODEL, 1, 2)["model.embed_tokens.weight"]
+    assert last.shape == (4, 4)
+    assert (last[-1] == 0).all()
+
+
+def test_ranks_that_outnumber_the_kv_heads_share_them() -> None:
+    keys, whole = "model.layers.0.self_attn.k_proj.weight", checkpoint(MODEL)
+    heads = whole[keys].reshape(2, 2, 4)
+    assert [Shard(rank, 4).config(MODEL).num_kv_heads for rank in range(4)] == [1] * 4
+    for rank, head in enumerate((0, 0, 1, 1)):
+        assert (part(MODEL, rank, 4)[keys] == heads[head]).all()
+
+
+def test_a_fused_tensor_is_cut_in_each_of_its_pieces() -> None:
+    fused = [*placement.fuse("qkv", "qkv", placement.attention(MODEL, 0))]
+    cuts = Shard(1, 2).placement(MODEL, lambda model: placement.fuse("qkv", "qkv", placement.attention(model, 0)))
+    rows = sum(piece.shape[0] for piece in fused[-1][1])
+    whole = np.arange(rows, dtype=np.float32)[:, None].repeat(4, axis=1)
+    ((_, cut),) = cut_tensors([("qkv.weight", whole)], cuts)
+    assert as_floats(cut)[:, 0].tolist() == [4, 5, 6, 7, 10, 11, 14, 15]  # the second half of q, of k and of v
+
+
+def test_a_quantized_tensor_is_cut_as_it_is_stored() -> None:
+    groups = QuantizedArray(
+        "int8", np.arange(32, dtype=np.int8).reshape(8, 4), np.arange(16, dtype=np.float32).reshape(8, 2), group=2
+    )
+    values = groups.dequantize()
+    for split, wanted in ((Split.ROWS, values[4:]), (Split.COLUMNS, values[:, 2:])):
+        half = wanted.shape
+        cut = Cut(Piece("x", 0, (8, 4), split), Piece("x", 0, half, split), 4 if split is Split.ROWS else 2)
+        ((_, part),) = cut_tensors([("x", groups)], [("x", (cut,))])
+        assert isinstance(part, QuantizedArray)
+        assert (part.dequantize() == wanted).all()
+    padded = Cut(Piece("x", 0, (8, 4), Split.ROWS), Piece("x", 0, (5, 4), Split.ROWS), 5)
+    ((_, part),) = cut_tensors([("x", groups)], [("x", (padded,))])
+    assert (as_floats(part) == np.concatenate([values[5:], np.zeros((2, 4))])).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "size", "words"),
+    [
+        ({}, 3, "3 does not divide the 4 attention heads"),
+        ({"ffn_size": 9}, 2, "the 9 feed-forward columns"),
+        ({"moe": Moe(4, 2, 5, True)}, 2, "the 5 columns of an expert"),
+        ({"num_heads": 12, "num_kv_heads": 6, "ffn_size": 12}, 4, "neither divides the 6 KV heads"),
+        ({"recurrent": Recurrent((0,), Mamba2(8, 4, 2, 4, 4, 0.0))}, 4, "the 2 groups of a state space"),
+        ({"recurrent": Recurrent((0,), KimiDelta(6, 4, 4))}, 4, "the 6 heads of a delta rule"),
+        ({"recurrent": Recurrent((0,), ShortConv(6, 3))}, 4, "the 6 channels of a short convolution"),
+    ],
+)
+def test_a_model_that_does_not_divide_is_refused(changes: dict[str, object], size: int, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_divides(replace(MODEL, **changes), size)  # type: ignore[arg-type]

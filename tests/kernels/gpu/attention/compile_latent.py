@@ -1,0 +1,54 @@
+"""Attention to the latents of DeepSeek V3, for `test_compile.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from ahead_of_time import Kernel
+
+from diptych.kernels.gpu.attention.decode_attention import FP8
+from diptych.kernels.gpu.attention.latent_attention import LatentShape
+from diptych.kernels.gpu.attention.latent_attention_kernels import (
+    latent_decode_kernel,
+    latent_extend_kernel,
+    latent_merge_kernel,
+)
+
+PARTS = {"part_values": "*fp32", "part_maxima": "*fp32", "part_sums": "*fp32"}
+NUMBERS = ("batch_size", "q_stride", "out_stride", "table_stride", "page_stride", "token_stride")
+FLOATS = {"score_scale": "fp32", "value_scale": "fp32"}
+ANY_NUMBER = frozenset({"page_table", "seq_lens", "extend_starts", "batch_size", "table_stride", "num_workers"})
+
+
+def attend(name: str, kv_dtype: torch.dtype, kv_pointer: str, *, decode: bool) -> Kernel:
+    shape = LatentShape(128, 512, 64, 64, torch.bfloat16, kv_dtype)
+    pointers = {"q": "*bf16", "kv": kv_pointer, "page_table": "*i32", "seq_lens": "*i32", "out": "*bf16"}
+    more = PARTS | {"num_workers": "i32"} if decode else {"extend_starts": "*i32"}
+    constants = shape.decode_constants(64) if decode else shape.extend_constants()
+    return Kernel(
+        name,
+        latent_decode_kernel if decode else latent_extend_kernel,
+        {**pointers, **more, **dict.fromkeys(NUMBERS, "i32"), **FLOATS},
+        {**constants, "COMPILED": True},
+        ANY_NUMBER,
+        loads=frozenset({"async 16"}),
+        never=frozenset({"ld.shared.b8"}),
+        num_warps=(shape.decode_tile if decode else shape.extend_tile).num_warps,
+    )
+
+
+def kernels() -> Iterator[Kernel]:
+    yield attend("latent decode, bfloat16", torch.bfloat16, "*bf16", decode=True)
+    yield attend("latent decode, FP8", FP8, "*i16", decode=True)
+    yield attend("latent extend, bfloat16", torch.bfloat16, "*bf16", decode=False)
+    yield attend("latent extend, FP8", FP8, "*i16", decode=False)
+    yield Kernel(
+        "latent merge",
+        latent_merge_kernel,
+        {**PARTS, "seq_lens": "*i32", "out": "*bf16", "batch_size": "i32", "out_stride": "i32", "num_workers": "i32"}
+        | {"value_scale": "fp32"},
+        {"NUM_HEADS": 128, "DIM": 512, "DIM_BLOCK": 512, "BLOCK": 64, "BATCH": 256},
+        ANY_NUMBER,
+        loads=frozenset({"v4.b32"}),  # of the parts
+    )

@@ -1,0 +1,135 @@
+"""The kernels of a layer beside attention, for `test_compile.py`: Llama-3-8B, and Mixtral-8x7B where it has experts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from ahead_of_time import Kernel
+
+from diptych.kernels.gpu.layers import activations, moe, mxfp4_experts, norms, skinny_gated_gemm, skinny_gemm
+
+HIDDEN, FFN = 4096, 14_336
+CELLS = frozenset({"v4.b32"})
+COPIES = frozenset({"async 16"})
+
+
+def pointers(names: str, **others: str) -> dict[str, str]:
+    return dict.fromkeys(names.split(), "*bf16") | others
+
+
+def rowwise(name: str, kernel: Any, types: Mapping[str, str]) -> Kernel:
+    constants = {"SIZE": HIDDEN, "COLUMNS": HIDDEN}
+    return Kernel(name, kernel, types, constants, num_warps=norms.warps(HIDDEN), loads=CELLS)
+
+
+def heads() -> Kernel:
+    constants = {"NUM_HEADS": 32, "NUM_NORMED": 40, "ROW": 48 * 128, "HEAD_DIM": 128, "HEADS": 8}
+    types = pointers("qkv q_weight k_weight", eps="fp32")
+    return Kernel("norm of heads", norms.norm_heads_kernel, types, constants, loads=CELLS, stores=CELLS)
+
+
+def activation(name: str, called: str) -> Kernel:
+    constants = {"SIZE": FFN, "TILE": activations.TILE_NUMBERS, "ACTIVATION": called, "ALPHA": 1.702, "LIMIT": 7.0}
+    return Kernel(name, activations.activate_kernel, pointers("gate_up out"), constants, loads=CELLS, stores=CELLS)
+
+
+def skinny(name: str, n: int, k: int) -> Kernel:
+    tile = skinny_gemm.choose_tile(n)
+    return Kernel(
+        f"skinny GEMM, {name}",
+        skinny_gemm.skinny_gemm_kernel,
+        pointers("x weight out", m="i32", n="i32"),
+        tile.constants(skinny_gemm.MAX_ROWS, k),
+        frozenset({"m"}),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        loads=COPIES,
+    )
+
+
+def gates(name: str, ffn_size: int, called: str) -> Kernel:
+    tile = skinny_gated_gemm.choose_tile(ffn_size)
+    constants = {"FFN_SIZE": ffn_size, "ACTIVATION": called, **tile.constants(skinny_gemm.MAX_ROWS, HIDDEN)}
+    return Kernel(
+        f"gated GEMM, {name}",
+        skinny_gated_gemm.skinny_gated_gemm_kernel,
+        pointers("x weight out", m="i32"),
+        constants,
+        frozenset({"m"}),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        loads=COPIES,
+    )
+
+
+def experts() -> Iterator[Kernel]:
+    arrays = {"chosen": "*i64", "counts": "*i32"}
+    yield Kernel("MoE, count", moe.count_kernel, arrays | {"size": "i32"}, {"TILE": 1024}, frozenset({"size"}))
+    types = arrays | {"assignments": "*i32", "experts": "*i32", "size": "i32", "max_blocks": "i32"}
+    constants = {"NUM_EXPERTS": 8, "EXPERTS": 8, "BLOCK": 16, "TILE": 1024}
+    yield Kernel("MoE, place", moe.place_kernel, types, constants, frozenset({"size", "max_blocks"}))
+    for block in moe.BLOCKS:
+        yield grouped(block, "bf16", 2)
+    yield grouped(moe.BLOCKS[-1], "fp32", 4)
+    for block in moe.BLOCKS:
+        yield mxfp4(block, "bf16", 2880)
+    yield mxfp4(moe.BLOCKS[0], "fp16", 2880)
+    yield mxfp4(moe.BLOCKS[0], "bf16", HIDDEN)
+    types, constants = pointers("results shares out"), {"SIZE": HIDDEN, "NUM_CHOICES": 2, "CHOICES": 2, "TILE": 1024}
+    types = {name: types.get(name, "*i64") for name in ("results", "chosen", "shares", "out")}
+    yield Kernel("MoE, combine", moe.combine_kernel, types, constants, loads=CELLS, stores=CELLS)
+
+
+def grouped(block: int, dtype: str, nbytes: int) -> Kernel:
+    tile = moe.tile_of(block, nbytes)
+    constants = {"REPEATS": 2, "GROUP": moe.BLOCKS_A_GROUP, "ALIGNMENT": moe.VECTOR_NBYTES}
+    constants |= tile.constants(block, HIDDEN)
+    types = {"x": f"*{dtype}", "addresses": "*i64", "assignments": "*i32", "experts": "*i32", "out": f"*{dtype}"}
+    types |= {"num_assignments": "i32", "max_blocks": "i32", "n": "i32"}
+    return Kernel(
+        f"MoE, {block} rows of {dtype}",
+        moe.grouped_gemm_kernel,
+        types,
+        constants,
+        frozenset({"num_assignments", "max_blocks"}),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        loads=COPIES,
+    )
+
+
+def mxfp4(block: int, dtype: str, k: int) -> Kernel:
+    """gpt-oss's, whose last strip is half full, and one of full strips."""
+    kind = {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+    tile = mxfp4_experts.tile_of(block, kind)
+    types = {"x": f"*{dtype}", "words": "*i64", "scales": "*i64", "assignments": "*i32", "experts": "*i32"}
+    types |= {"bias": f"*{dtype}", "out": f"*{dtype}", "num_assignments": "i32", "max_blocks": "i32", "n": "i32"}
+    return Kernel(
+        f"MXFP4 experts, {block} rows of {dtype}, {k} columns",
+        mxfp4_experts.grouped_mxfp4_kernel,
+        types,
+        mxfp4_experts.constants(tile, block, k, 4, has_bias=True) | {"COMPILED": True},
+        frozenset({"num_assignments", "max_blocks"}),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        loads=frozenset({"async 16", "async 4"}),  # codes and states, scales
+    )
+
+
+def kernels() -> Iterator[Kernel]:
+    yield rowwise("norm", norms.rms_norm_kernel, pointers("x weight out", eps="fp32"))
+    types = pointers("x delta weight out", eps="fp32")
+    yield rowwise("norm of a sum", norms.add_rms_norm_kernel, types)
+    yield heads()
+    yield activation("SiLU", "silu")
+    yield activation("GELU", "gelu_tanh")
+    yield activation("clamped SwiGLU", "clamped_swiglu")
+    yield skinny("of 2048 rows", 2048, HIDDEN)
+    yield skinny("of 4096 rows", HIDDEN, FFN)
+    yield skinny("of 8192 rows", 8192, 8192)
+    yield skinny("of a vocabulary", 128_256, HIDDEN)
+    yield gates("of 14,336 pairs", FFN, "silu")
+    yield gates("of 4096 pairs", 4096, "gelu_tanh")
+    yield from experts()
