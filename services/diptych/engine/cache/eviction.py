@@ -139,3 +139,20 @@ class EvictionQueue:
 
     def _is_stale(self, node: Node) -> bool:
         return node.parent is None or node.num_locks > 0 or node.level != self._level
+
+
+class SupersededStates(EvictionQueue):
+    """Unlocked nodes whose states go without their text. Some that were superseded may not be any more."""
+
+    def __init__(self, level: int) -> None:
+        super().__init__(level, attrgetter("state_rank"))
+
+    def pop_below(self, lowest: Node | None) -> Node | None:
+        """Take out the node whose state ranks lowest, and lower than `lowest`, which goes first else; or None."""
+        node = self.peek()
+        if node is None or lowest is None or lowest.rank < node.state_rank:
+            return None
+        return self.pop()
+
+    def _is_stale(self, node: Node) -> bool:
+        return super()._is_stale(node) or not node.is_superseded

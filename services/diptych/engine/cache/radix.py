@@ -9,9 +9,7 @@ and is forgotten behind the last.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
-from operator import attrgetter
 from typing import Final
 
 import numpy as np
@@ -20,13 +18,12 @@ from diptych.common.arrays import I32, I64, U64
 from diptych.common.errors import InvalidTransition
 from diptych.engine.cache import radix_check
 from diptych.engine.cache.cache_changes import NO_CHANGES, CacheChanges
-from diptych.engine.cache.eviction import EvictionPolicy, EvictionQueue, Ranking
-from diptych.engine.cache.radix_node import Eviction, Insertion, Match, Node, Save, node_key
+from diptych.engine.cache.eviction import EvictionPolicy, EvictionQueue, Ranking, SupersededStates
+from diptych.engine.cache.radix_node import Eviction, Insertion, Match, Node, Save, joined, merged, node_key
 from diptych.engine.cache.tier import POOL, Books, Restore, Slots
 from diptych.generation.page_hash import chain_hashes, root_hash
 from diptych.kvtransfer.ownership import Pages
 
-NO_PAGES: Final = np.zeros(0, np.int32)
 NO_KEY_BYTES: Final = 7  # less than a token's: no prefix has such a key
 
 
@@ -46,7 +43,7 @@ class RadixTree:
         self._ranking = Ranking(policy)
         self._tiers = tiers
         self._queues = [EvictionQueue(level) for level in range(1 + len(tiers))]  # hold every unlocked node
-        self._superseded = EvictionQueue(POOL, attrgetter("state_rank"))  # unlocked nodes; some are not any more
+        self._superseded = SupersededStates(POOL)  # of unlocked nodes
         self._num_pages = 0
         self._num_evictable = 0
         self._changes = changes
@@ -77,7 +74,7 @@ class RadixTree:
         """Find the longest cached prefix of whole pages, and note that it is wanted now."""
         path = self._walk(self._root, token_ids, extra_key)
         self._ranking.touch(path[-1])
-        pages = _joined(node.pages for node in path if node.level == POOL and node.restore is None)
+        pages = joined(node.pages for node in path if node.level == POOL and node.restore is None)
         restore = next((node.restore for node in path if node.restore is not None), None)
         lower_nodes = tuple(node for node in path if node.level != POOL)
         return Match(path[-1], pages, len(pages) * self._page_size, restore, lower_nodes)
@@ -102,7 +99,7 @@ class RadixTree:
         while len(path) > 1 and path[-1].state is None:
             path.pop()
         self._ranking.touch(path[-1])
-        pages = _joined(node.pages for node in path)
+        pages = joined(node.pages for node in path)
         return Match(path[-1], pages, len(pages) * self._page_size, state=path[-1].state)
 
     def peek_state(self, token_ids: I64, extra_key: bytes = b"") -> int:
@@ -275,7 +272,7 @@ class RadixTree:
             num_pages -= len(held)
             self._num_pages -= len(held)
             self._num_evictable -= len(held)
-        return Eviction(_joined(evicted), _merged(saves))
+        return Eviction(joined(evicted), merged(saves))
 
     def clear(self) -> Pages:
         """Forget everything that is not locked, in all levels; return the pages of the pool."""
@@ -306,7 +303,7 @@ class RadixTree:
 
     def _evict_lowest(self, num_pages: int, saves: list[Save]) -> Pages:
         """Take the lowest ranking pages out of the pool, about `num_pages`; add to `saves` what goes down."""
-        node = self._pop_superseded()
+        node = self._superseded.pop_below(self._queues[POOL].peek())
         if node is not None:
             assert node.state is not None
             held, node.state = node.state, None
@@ -314,21 +311,11 @@ class RadixTree:
             return held
         node = self._pop(POOL, num_pages)
         if node is None:
-            return NO_PAGES
+            return joined(())
         held, node.state = node.held, None
         self._ranking.note_eviction(node.rank)
         self._demote(node, saves)
         return held
-
-    def _pop_superseded(self) -> Node | None:
-        """Take out the node whose superseded state ranks lower than all text; None when there is none."""
-        node, lowest = self._superseded.peek(), self._queues[POOL].peek()
-        while node is not None and not node.is_superseded:
-            self._superseded.pop()
-            node = self._superseded.peek()
-        if node is None or lowest is None or lowest.rank < node.state_rank:
-            return None
-        return self._superseded.pop()
 
     def _walk(self, node: Node, token_ids: I64, extra_key: bytes) -> list[Node]:
         """Return the path from `node` on of the longest cached prefix, splitting a node that is left in its middle."""
@@ -437,29 +424,8 @@ class RadixTree:
 
 
 def _pool_pages(nodes: Iterable[Node]) -> Pages:
-    return _joined(node.pages for node in nodes if node.level == POOL)
+    return joined(node.pages for node in nodes if node.level == POOL)
 
 
 def _held(nodes: Iterable[Node]) -> Pages:
-    return _joined(node.held for node in nodes)
-
-
-def _merged(saves: Sequence[Save]) -> tuple[Save, ...]:
-    """Join neighbours that go to one tier."""
-    runs = [list(run) for _, run in itertools.groupby(saves, lambda save: save.level)]
-    return tuple(
-        run[0]
-        if len(run) == 1
-        else Save(
-            run[0].level,
-            _joined(save.places for save in run),
-            _joined(save.slots for save in run),
-            np.concatenate([save.names for save in run]),
-            np.concatenate([save.tokens for save in run]),
-        )
-        for run in runs
-    )
-
-
-def _joined(runs: Iterable[I32]) -> Pages:
-    return np.concatenate([np.zeros(0, np.int32), *runs])
+    return joined(node.held for node in nodes)

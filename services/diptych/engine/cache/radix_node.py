@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -151,3 +152,24 @@ class Eviction:
 
     pages: Pages
     saves: tuple[Save, ...]
+
+
+def merged(saves: Sequence[Save]) -> tuple[Save, ...]:
+    """Join neighbours that go to one tier."""
+    runs = [list(run) for _, run in itertools.groupby(saves, lambda save: save.level)]
+    return tuple(
+        run[0]
+        if len(run) == 1
+        else Save(
+            run[0].level,
+            joined(save.places for save in run),
+            joined(save.slots for save in run),
+            np.concatenate([save.names for save in run]),
+            np.concatenate([save.tokens for save in run]),
+        )
+        for run in runs
+    )
+
+
+def joined(runs: Iterable[I32]) -> Pages:
+    return np.concatenate([np.zeros(0, np.int32), *runs])
