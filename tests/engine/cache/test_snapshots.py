@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 
+from diptych.engine.cache.eviction import EvictionPolicy
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.cache.snapshots import cuts
 from diptych.engine.values.core_report import Holders
@@ -208,6 +211,42 @@ def test_the_state_that_a_running_request_began_with_stays() -> None:
     cache.retire(request)
     assert len(cache.tree.evict(1).pages) == PER_STATE
     assert found(cache, turn) == 0
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu"])
+@pytest.mark.parametrize("seed", range(4))
+def test_no_page_is_lost_whatever_runs_beside_what(seed: int, policy: EvictionPolicy) -> None:
+    rng, running = random.Random(seed), list[tuple[Request, list[int]]]()
+    cache = KvCache(
+        num_pages=50,
+        page_size=PAGE,
+        max_requests=4,
+        max_tokens_per_request=80,
+        eviction_policy=policy,
+        pages_per_state=PER_STATE,
+    )
+    for room in range(400):
+        text = [each for _ in range(8) for each in [rng.randrange(2)] * 2 * PAGE][: rng.randrange(2, 60)]
+        request = new_request(room, np.array(text), SamplingParams(max_tokens=1))
+        if cache.admit(request):
+            running.append((request, sorted({*request.cuts, *range(2 * PAGE, len(text), 2 * PAGE)})))
+        while running and (len(running) == 4 or rng.random() < 0.7):
+            go_on(cache, running, rng)
+        held = [request for request, _ in running]
+        assert cache.audit(Holders(held, [], [])) == []
+
+
+def go_on(cache: KvCache, running: list[tuple[Request, list[int]]], rng: random.Random) -> None:
+    """Let one request compute a chunk, or end."""
+    request, ends = running[at := rng.randrange(len(running))]
+    if not ends or rng.random() < 0.1:
+        del running[at]
+        (cache.drop if rng.random() < 0.3 else cache.retire)(request)
+    elif (end := ends.pop(0)) > request.computed_len:
+        if end in request.cuts:
+            cache.begin_snapshot(request, end)
+        request.computed_len = end
+        cache.release_duplicates(cache.share(request, end))
 
 
 def test_what_is_evicted_gives_its_state_back() -> None:
