@@ -170,6 +170,30 @@ def tiny_sparse_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def tiny_recurrent_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Qwen 3.5, every second layer of which keeps a state, with the same words."""
+    import torch
+    import transformers
+
+    folder = tmp_path_factory.mktemp("models") / "recurrent"
+    config = transformers.Qwen3_5TextConfig(
+        **SHAPE | {"vocab_size": 321, "max_position_embeddings": 1024},
+        layer_types=["linear_attention", "full_attention"] * 2,
+        head_dim=16,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=16,
+        linear_value_head_dim=16,
+        eos_token_id=None,
+        bos_token_id=None,
+    )
+    torch.manual_seed(0)
+    transformers.Qwen3_5ForCausalLM(config).save_pretrained(folder)
+    _save_words(folder, config.vocab_size)
+    return folder
+
+
 def _save_words(folder: Path, vocab_size: int) -> None:
     words = tokenizers.models.WordLevel({f"w{i}": i for i in range(vocab_size)}, unk_token="w0")
     tokenizer = tokenizers.Tokenizer(words)

@@ -361,7 +361,7 @@ DIFFERENT: dict[str, dict[str, Any]] = {
         "rope": replace(Rope.still(16), start=32),
         "latent": Latent(0, 32, 24, 16, 20, interleaved=False, norm_eps=1e-6),
         "moe": SIGMOID_MOE,
-        "recurrent": Recurrent((0,), KimiDelta(8, 24, 4), gate="sigmoid"),
+        "recurrent": Recurrent((0,), KimiDelta(8, 24, 4)),
     },
     "nemotron": {
         "head_dim": 32,
@@ -872,6 +872,13 @@ def test_kimi_k2_is_read_as_what_it_says_it_is() -> None:
 def test_what_a_family_does_not_compute_is_refused_by_name(family: str, change: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         from_hf(PUBLISHED[family] | change, {}, "tiny")
+
+
+def test_states_beside_attention_of_two_kinds_are_refused() -> None:
+    """States are kept in pages of one kind."""
+    config = tiny_config(recurrent=Recurrent((0,), ShortConv(32, 3)), windows=(0, 16), wide=WideHeads(32, 1, 1))
+    with pytest.raises(ConfigError, match="recurrent layers beside attention of two kinds"):
+        config.validate()
 
 
 @pytest.mark.parametrize(

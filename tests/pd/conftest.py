@@ -146,21 +146,23 @@ class Squeeze:
 
     def __init__(self, cache: KvCache) -> None:
         self._cache = cache
-        self._holder: Request | None = None
+        self._holders: list[Request] = []
 
     def toggle(self) -> None:
-        if self._holder is not None:
-            self._cache.drop(self._holder)
-            self._holder = None
-        elif self._cache.num_available:
+        if self._holders:
+            for holder in self._holders:
+                self._cache.drop(holder)
+            self._holders = []
+            return
+        while self._cache.num_available and self._cache.has_row:
             num_tokens = min(self._cache.num_available * PAGE, self._cache.max_request_tokens)
             tokens = np.full(num_tokens, VOCAB, dtype=np.int64)
-            self._holder = new_request(0, tokens, SamplingParams(max_tokens=1))
-            assert self._cache.admit(self._holder)
+            self._holders.append(new_request(0, tokens, SamplingParams(max_tokens=1)))
+            assert self._cache.admit(self._holders[-1])
 
     def release(self) -> bool:
         """Give back what is taken; False if nothing is."""
-        if self._holder is None:
+        if not self._holders:
             return False
         self.toggle()
         return True

@@ -76,8 +76,8 @@ def test_a_pair_whose_requests_are_retracted_at_random_generates_the_same_tokens
     family_model: Any, new_model: Any, per_state: int, make_pair: Any, squeeze: Any
 ) -> None:
     pair = make_pair(
-        prefill_pages=FEW_PAGES + per_state,
-        decode_pages=FEW_PAGES + per_state,
+        prefill_pages=FEW_PAGES + 2 * per_state,
+        decode_pages=FEW_PAGES + 2 * per_state,
         max_step_tokens=STEP_TOKENS,
         model=new_model,
         pages_per_state=per_state,
@@ -112,10 +112,10 @@ def test_one_worker_generates_the_tokens_of_transformers_also_from_cached_prefix
 def test_one_worker_that_retracts_at_random_generates_the_same_tokens(
     family_model: Any, new_model: Any, per_state: int, squeeze: Any
 ) -> None:
-    cache = new_cache(FEW_PAGES + per_state, per_state)
+    cache = new_cache(FEW_PAGES + 2 * per_state, per_state)
     core, (_, runner) = (
         local_core(cache, Limits(256, 200, frozenset(), STEP_TOKENS, 16)),
-        new_model(FEW_PAGES + per_state),
+        new_model(FEW_PAGES + 2 * per_state),
     )
     others, rng = squeeze(cache), random.Random(0)
 

@@ -81,6 +81,50 @@ def test_two_unified_workers_serve_each_other_with_pages_that_follow_by_layers_a
     asyncio.run(run())
 
 
+def continued(folder: Path, prompt: list[int]) -> list[int]:
+    """Return five tokens. Each is computed from the first one on: states of transformers round otherwise."""
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    text = list(prompt)
+    with torch.inference_mode():
+        for _ in range(5):
+            text.append(int(model(torch.tensor([text]), use_cache=False).logits[0, -1].argmax()))
+    return text[len(prompt) :]
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_states_go_both_ways_between_two_workers_of_several_ranks_and_are_begun_with(
+    tiny_recurrent_folder: Path, tp: int
+) -> None:
+    """The last prompts begin with the state behind the only whole page of the first one."""
+    prompts = [[(room * 31 + i * i) % 320 for i in range(600)] for room in (1, 2)]
+    prompts += [[*prompts[0], 5, 6, 7], [*prompts[0][:550], 8]]
+    outputs = [continued(tiny_recurrent_folder, prompt) for prompt in prompts]
+
+    async def run() -> None:
+        rules = TransferRules("always", num_windows=2)
+        pools = options(tiny_recurrent_folder, tp=tp)
+        async with SchedulerPair(pools, rules, roles=("unified", "unified")) as pair:
+            one, two = pair.prefill, pair.decode
+            legs = [
+                *await asyncio.gather(
+                    pair.exchange(1, prompts[0], one, two, 5), pair.exchange(2, prompts[1], two, one, 5)
+                ),
+                await pair.exchange(3, prompts[2], one, two, 5),
+            ]
+            local = await one.local(4, prompts[3], 5)
+            tokens = [prefill.token_ids + decode.token_ids for prefill, decode in legs] + [local.token_ids]
+            assert tokens == outputs
+            assert legs[2][0].last is not None
+            assert local.last is not None
+            assert (legs[2][0].last.stats.cached_tokens, local.last.stats.cached_tokens) == (PAGE_SIZE, PAGE_SIZE)
+            statuses = [await one.ask_status(), await two.ask_status()]
+            assert [(status.pages_sent, status.pages_received) for status in statuses] == [(3 + 2, 3), (3, 3 + 2)]
+            for status in statuses:
+                assert (status.open_rooms, status.integrity_failures, list(status.problems)) == (0, 0, [])
+
+    asyncio.run(run())
+
+
 def test_a_role_changes_without_a_reload_and_the_link_serves_the_new_one(
     tiny_folder: Path, expected: list[list[int]]
 ) -> None:

@@ -23,6 +23,7 @@ from diptych.prefill import phases as prefill_phases
 
 SEEDS = range(2 * len(MOODS))
 MOVES = 5800
+STATE_SEEDS, STATE_MOVES = range(2 * len(MOODS)), 1000
 REPLAYED = os.environ.get("DIPTYCH_PROTOCOL_SEED")
 
 
@@ -65,6 +66,14 @@ def test_no_rule_is_broken_whatever_happens(seed: int, made: Made) -> None:
     finished = [attempt for attempt in game.cluster.attempts.values() if attempt.decode.has_finished]
     assert len(finished) > 50
     assert game.cluster.network.num_copies > 200
+
+
+@pytest.mark.parametrize("seed", STATE_SEEDS)
+def test_no_rule_is_broken_where_models_have_states(seed: int) -> None:
+    """They are handed over and cached, in pages of the same pool, and tokens depend on them."""
+    game = seeded(seed, pages_per_state=1 + seed % 3)
+    game.run(STATE_MOVES)
+    assert sum(attempt.decode.has_finished for attempt in game.cluster.attempts.values()) > 10
 
 
 def test_the_games_made_every_transition_of_both_tables(made: Made) -> None:

@@ -143,16 +143,18 @@ def advanced_twice(patch: Patch) -> None:
 
 def snapshots_behind_their_text(patch: Patch) -> None:
     """A state stands one node higher than the text that it has seen."""
-    keep = RadixTree.keep_state
+    plain = KvCache._keep_snapshots
 
-    def keep_higher(self: Any, node: Any, pages: Any) -> None:
-        upper = node.split(len(node.pages) - 1, PAGE) if len(node.pages) > 1 else node
-        if upper is not node:
-            self._ranking.touch(upper)
-            self._queues[0].add(upper)
-        keep(self, upper if upper.state is None else node, pages)
+    def keep_higher(self: Any, request: Any, node: Any, num_tokens: int) -> None:
+        had, tree = node.state, self.tree
+        plain(self, request, node, num_tokens)
+        if node.state is not None and had is None and len(node.pages) > 1:
+            upper = node.split(len(node.pages) - 1, PAGE)
+            tree._ranking.touch(upper)
+            tree._queues[0].add(upper)
+            tree.states.keep(upper, tree.states.pop(node))
 
-    patch.setattr(RadixTree, "keep_state", keep_higher)
+    patch.setattr(KvCache, "_keep_snapshots", keep_higher)
 
 
 def begun_with_text_alone(patch: Patch) -> None:

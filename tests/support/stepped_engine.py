@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from flat_request import flat_request
 from null_runner import NullRunner
+from recurrent_runner import RecurrentRunner, new_states
 
 from diptych.common.arrays import U64
 from diptych.common.members.roles import LegKind, Role
@@ -43,6 +44,13 @@ def local_core(cache: KvCache, limits: Limits) -> UnifiedCore:
     return UnifiedCore(cache, limits, TransferRules(), 0, Role.LOCAL)
 
 
+def _new_runner(kv: U64, vocab_size: int, max_requests: int, pages_per_state: int) -> OverlapRunner:
+    stateless = NullRunner(kv, vocab_size)
+    if not pages_per_state:
+        return stateless
+    return RecurrentRunner(stateless, kv, new_states(max_requests, pages_per_state * PAGE), vocab_size)
+
+
 class Engine:
     """`outputs` holds what was said of each room. After every step the books are compared."""
 
@@ -63,7 +71,9 @@ class Engine:
         mixed_step_s: float = math.inf,
         tiers: Callable[[U64], Sequence[Tier]] = lambda kv: (),
         retracted_s: float = RETRACTED_S,
+        pages_per_state: int = 0,
     ) -> None:
+        """With `pages_per_state` tokens depend on a state, too."""
         kv = np.zeros((num_pages, PAGE), dtype=np.uint64)
         self.cache = KvCache(
             num_pages=num_pages,
@@ -71,6 +81,7 @@ class Engine:
             max_requests=max_requests,
             max_tokens_per_request=CONTEXT,
             tiers=tiers(kv),
+            pages_per_state=pages_per_state,
         )
         limits = Limits(
             CONTEXT,
@@ -84,7 +95,7 @@ class Engine:
         )
         self.core = build(self.cache, limits)
         self._kind = kind
-        self.runner = runner or NullRunner(kv, vocab_size)
+        self.runner = runner or _new_runner(kv, vocab_size, max_requests, pages_per_state)
         self.outputs: dict[int, list[Output]] = defaultdict(list)
         self._compiler = compiler
         self.now_s = 0.0

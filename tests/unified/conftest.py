@@ -63,6 +63,7 @@ class Worker:
         limits: Limits,
         tiers: Callable[[U64], Sequence[Tier]],
         model: NewModel,
+        pages_per_state: int,
     ) -> None:
         self.kv, runner = model(num_pages)
         self.cache = KvCache(
@@ -71,6 +72,7 @@ class Worker:
             max_requests=8,
             max_tokens_per_request=CONTEXT,
             tiers=tiers(self.kv),
+            pages_per_state=pages_per_state,
         )
         self.core = UnifiedCore(self.cache, limits, TransferRules("always"), PAGE * 8, role)
         self.stepping: Stepping = (
@@ -94,10 +96,11 @@ class Fleet:
         limits: Limits = LIMITS,
         tiers: Callable[[U64], Sequence[Tier]] = lambda kv: (),
         model: NewModel = null_model,
+        pages_per_state: int = 0,
     ) -> None:
         """`clock` is read when a step is planned and when it has run."""
         self.workers = {
-            number: Worker(role, num_pages, clock, overlap, limits, tiers, model)
+            number: Worker(role, num_pages, clock, overlap, limits, tiers, model, pages_per_state)
             for number, role in enumerate(roles, 1)
         }
         for number, worker in self.workers.items():

@@ -451,6 +451,8 @@ class ModelConfig:
         sizes = [size for part in recurrent.mixer.state_parts for size in part.shape]
         if min(*sizes, *recurrent.mixer.heads.values()) < 1:
             raise ConfigError(f"{self.model_id}: every size of a recurrent layer must be at least 1: {recurrent.mixer}")
+        if self.wide is not None:
+            raise ConfigError(f"{self.model_id}: recurrent layers beside attention of two kinds are not supported")
         if not self.attention_layers:
             raise ConfigError(f"{self.model_id}: models without any attention are not supported")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 
 class StatePart(NamedTuple):
@@ -176,7 +176,6 @@ class ShortConv:
 
 
 Mixer = DeltaNet | KimiDelta | Mamba2 | ShortConv
-GateActivation = Literal["silu", "sigmoid"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +184,6 @@ class Recurrent:
 
     layers: tuple[int, ...]  # ascending
     mixer: Mixer
-    gate: GateActivation = "silu"  # of what mixing returns, once it is normed
 
     def of_rank(self, num_ranks: int) -> Recurrent:
         """Return the share of one of several ranks."""

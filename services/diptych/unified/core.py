@@ -13,7 +13,8 @@ pages is computed and sent into pages that are granted already, a quarantine end
 Rule: new grants and new local requests leave as many pages as the largest request may have, less those that prefill has
 now, and a row of the page table. So when all that ends by itself has ended, granted pages are at most the pool without
 the reserve, and whichever prompt is next fits: it is computed, its pages at the other worker stop being IMPORTING, and
-so with every room. For the rest of the pool to take such a request too, one may have half of the pool at most.
+so with every room. For the rest of the pool to take such a request too, one may have half of the pool at most, of what
+states of recurrent layers leave.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Reserve:
 
     def keep(self, num_tokens: int) -> None:
         """Keep enough for a prompt of so many tokens; 0: nothing."""
-        self._whole = Headroom(self._cache.pages_for(num_tokens), 1) if num_tokens else _NOTHING
+        self._whole = Headroom(self._cache.pages_for_prompt(num_tokens), 1) if num_tokens else _NOTHING
 
     def headroom(self) -> Headroom:
         """Return what new rooms of the decode core must leave."""
@@ -90,7 +91,8 @@ def max_tokens(role: Role, context_len: int, cache: KvCache) -> int:
         return fitting
     if cache.num_rows < 2:
         raise ConfigError("a unified worker needs --max-requests 2 at least: one to decode, one to prefill")
-    return min(fitting, cache.pool.capacity // 2 * cache.page_size)
+    reserve, granted = cache.pages_for_prompt(0), cache.pages_per_state
+    return min(fitting, max(0, (cache.pool.capacity - reserve - granted) // 2) * cache.page_size)
 
 
 class UnifiedCore:

@@ -33,16 +33,16 @@ def new_cache(num_pages: int = 40) -> KvCache:
     )
 
 
-def admitted(cache: KvCache, tokens: list[int], state_len: int = 0) -> Request:
-    request = new_request(len(tokens), np.array(tokens), SamplingParams(max_tokens=1))
+def admitted(cache: KvCache, tokens: list[int], state_len: int = 0, extra_key: bytes = b"") -> Request:
+    request = new_request(len(tokens), np.array(tokens), SamplingParams(max_tokens=1), extra_key=extra_key)
     request.state_len = state_len
     assert cache.admit(request)
     return request
 
 
-def compute(cache: KvCache, tokens: list[int]) -> None:
+def compute(cache: KvCache, tokens: list[int], state_len: int = 0) -> None:
     """Compute a prompt as steps do, and let it go."""
-    request = admitted(cache, tokens)
+    request = admitted(cache, tokens, state_len)
     for end in request.cuts:
         cache.begin_snapshot(request, end)
         cache.release_duplicates(cache.share(request, end))
@@ -199,20 +199,6 @@ def test_a_state_is_not_superseded_any_more_when_the_next_one_is_gone() -> None:
     assert cache.tree.check() == []
 
 
-def test_the_state_that_a_running_request_began_with_stays() -> None:
-    cache, turn = new_cache(), list(range(13))
-    compute(cache, turn)
-    request = admitted(cache, [*turn, 20, 21, 22, 23])
-    cache.begin_snapshot(request, 16)
-    cache.share(request, 16)
-    assert cache.tree.evict(100).pages.tolist() == []
-    assert found(cache, turn) == 12
-    request.computed_len = 17
-    cache.retire(request)
-    assert len(cache.tree.evict(1).pages) == PER_STATE
-    assert found(cache, turn) == 0
-
-
 @pytest.mark.parametrize("policy", ["lru", "lfu"])
 @pytest.mark.parametrize("seed", range(4))
 def test_no_page_is_lost_whatever_runs_beside_what(seed: int, policy: EvictionPolicy) -> None:
@@ -249,15 +235,57 @@ def go_on(cache: KvCache, running: list[tuple[Request, list[int]]], rng: random.
         cache.release_duplicates(cache.share(request, end))
 
 
-def test_what_is_evicted_gives_its_state_back() -> None:
-    cache = new_cache(12)
-    compute(cache, list(range(9)))
-    assert cache.pool.num_free == 11 - 2 - PER_STATE
-    assert cache.num_available == 11
-    request = admitted(cache, list(range(100, 132)))
-    assert cache.tree.num_pages <= 11 - 8
+def test_a_prompt_that_is_cached_whole_begins_with_a_state_before_its_last_token() -> None:
+    cache, tokens = new_cache(), list(range(30))
+    compute(cache, tokens[:17])  # whose state is behind 16 tokens
+    found = []
+    for end in (16, 17):
+        request = admitted(cache, tokens[:end])
+        found.append((request.cached_len, request.cuts))
+        cache.drop(request)
+    assert found == [(0, (12,)), (16, ())]
+    compute(cache, tokens[:16])
+    request = admitted(cache, tokens[:16])
+    assert (request.cached_len, request.extend_len) == (12, 4)
     cache.drop(request)
     assert cache.audit(NOBODY) == []
+
+
+def test_namespaces_share_no_state() -> None:
+    cache, tokens = new_cache(), list(range(30))
+    compute(cache, tokens)
+    for extra_key, cached_len in ((b"salt", 0), (b"", 28)):
+        request = admitted(cache, tokens, extra_key=extra_key)
+        assert request.cached_len == cached_len
+        cache.drop(request)
+
+
+def test_what_is_evicted_gives_its_state_back() -> None:
+    cache = new_cache(14)
+    compute(cache, list(range(9)))
+    compute(cache, list(range(50, 59)))
+    assert cache.pool.num_free == 13 - 2 * (2 + PER_STATE)
+    assert cache.num_available == 13
+    request = admitted(cache, list(range(100, 128)))
+    assert cache.tree.num_pages <= 13 - 7
+    cache.drop(request)
+    assert cache.audit(NOBODY) == []
+
+
+def test_text_without_a_state_that_prompts_leave_in_its_middle_is_evicted_from_its_end() -> None:
+    cache, tokens = new_cache(60), list(range(60))
+    request = admitted(cache, tokens[:40])
+    cache.begin_snapshot(request, 36)
+    cache.release_duplicates(cache.share(request, 36))
+    assert cache.grow(request, 60)
+    request.tokens, request.num_tokens, request.computed_len = np.array(tokens), 60, 60  # with its output
+    cache.retire(request)
+    for end in (44, 52):
+        cache.drop(admitted(cache, [*tokens[:end], 99]))
+        assert cache.audit(NOBODY) == []
+    while cache.tree.num_evictable:
+        cache.pool.uncache(cache.tree.evict(1).pages)
+        assert cache.audit(NOBODY) == []
 
 
 def test_a_state_that_a_peer_writes_has_pages_of_the_request_s_own() -> None:
@@ -278,5 +306,79 @@ def test_a_state_that_a_peer_writes_has_pages_of_the_request_s_own() -> None:
     assert cache.audit(NOBODY) == []
 
 
-def test_the_longest_request_leaves_room_for_its_state() -> None:
-    assert new_cache(20).max_request_tokens == (19 - PER_STATE) * PAGE
+def test_the_longest_request_leaves_room_for_the_states_that_it_begins_and_ends_with() -> None:
+    cache = new_cache(20)
+    longest = cache.max_request_tokens
+    assert longest == (19 - 2 * PER_STATE) * PAGE
+    compute(cache, list(range(longest)))
+    cache.drop(admitted(cache, list(range(longest)), state_len=longest))
+    assert cache.audit(NOBODY) == []
+
+
+@pytest.mark.parametrize("is_handed_over", [False, True])
+def test_the_states_of_former_turns_keep_no_later_one_out(is_handed_over: bool) -> None:
+    cache = new_cache(30)
+    for end in range(1, cache.max_request_tokens, 5):
+        compute(cache, list(range(end)), end if is_handed_over else 0)
+        assert cache.audit(NOBODY) == []
+
+
+def test_a_state_is_kept_while_it_is_to_be_read_and_goes_before_a_request_has_to() -> None:
+    cache = new_cache(15)
+    compute(cache, list(range(9)))
+    request, other = admitted(cache, [*range(9), 50]), admitted(cache, list(range(100, 125)))
+    assert request.node is not None
+    assert request.node.state is not None
+    assert cache.num_available == cache.pool.num_free == 14 - 3 - PER_STATE - 7
+    assert cache.audit(Holders([request, other], [], [])) == []
+    request.computed_len = 10
+    cache.release_duplicates(cache.share(request, 10))  # the step that read it is over
+    assert cache.num_available == PER_STATE + 1
+    assert cache.grow(request, 10 + 4 * cache.num_available)
+    assert request.node.state is None
+    assert cache.audit(Holders([request, other], [], [])) == []
+    cache.drop(request)
+    cache.drop(other)
+    assert cache.audit(NOBODY) == []
+
+
+def test_requests_that_begin_with_one_state_keep_it_until_the_last_has_read_it() -> None:
+    cache = new_cache(30)
+    compute(cache, list(range(9)))
+    requests = [admitted(cache, [*range(9), last]) for last in (50, 51, 52)]
+    free = cache.num_available
+    cache.drop(requests.pop())
+    assert cache.num_available == free + 1
+    cache.release_duplicates(cache.share(requests[0], 9))
+    assert cache.num_available == free + 1
+    cache.release_duplicates(cache.share(requests[1], 9))
+    assert cache.num_available == free + 1 + PER_STATE
+    assert cache.audit(Holders(requests, [], [])) == []
+
+
+def test_what_is_not_to_be_trusted_leaves_no_state_for_others() -> None:
+    cache = new_cache()
+    compute(cache, list(range(9)))
+    request = admitted(cache, [*range(9), 50])
+    assert request.cached_len == 8
+    cache.distrust(request)
+    other = admitted(cache, [*range(9), 60])
+    assert (other.cached_len, other.cuts) == (0, (8,))
+    assert cache.audit(Holders([request, other], [], [])) == []
+    cache.drop(request)
+    cache.drop(other)
+    assert cache.audit(NOBODY) == []
+    assert cache.pool.num_free == cache.pool.capacity
+
+
+def test_what_is_cleared_takes_its_states_with_it_but_for_those_that_are_to_be_read() -> None:
+    cache = new_cache()
+    compute(cache, list(range(9)))
+    compute(cache, list(range(50, 70)))
+    request = admitted(cache, [*range(9), 50])
+    cache.clear()
+    assert cache.audit(Holders([request], [], [])) == []
+    assert cache.pool.num_free == cache.pool.capacity - 3 - PER_STATE
+    cache.drop(request)
+    cache.clear()
+    assert cache.pool.num_free == cache.pool.capacity

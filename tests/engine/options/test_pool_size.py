@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tiny_config import tiny_config
 
+from diptych.architectures.recurrent import DeltaNet, Recurrent
 from diptych.common.errors import ConfigError
 from diptych.common.members.roles import Role
 from diptych.engine.options.config import EngineOptions
@@ -61,6 +62,32 @@ def test_a_worker_that_does_both_needs_twice_as_much() -> None:
     with pytest.raises(ConfigError, match=r"shared by 2 parts, .*--kv-cache-mib 4 at least"):
         check_pool(WIDE, options, Role.UNIFIED, "cpu")
     check_pool(WIDE, dataclasses.replace(options, kv_cache_mib=4), Role.UNIFIED, "cpu")
+
+
+RECURRENT = dataclasses.replace(MODEL, recurrent=Recurrent((0,), DeltaNet(16, 32, 128, 128, 4)))
+STATE_BYTES = 4 * (8192 * 3 + 32 * 128 * 128)  # 134 pages of 16 KiB: one of its two layers keeps keys and values
+
+
+def test_states_of_recurrent_layers_are_counted() -> None:
+    """A request that begins with one and is handed over with another has both beside its tokens."""
+    page_bytes = PAGE_BYTES // MODEL.num_layers
+    num_pages = -(-STATE_BYTES // page_bytes)
+    options = EngineOptions(kv_cache_mib=6, max_model_len=1024, dtype="float32")
+    layout = pool_layout(RECURRENT, options)
+    needed = {
+        role: (2, 1024 // 16) if role is Role.DECODE else (3, 2 * 1024 // 16) for role in (Role.DECODE, Role.UNIFIED)
+    }
+    assert layout.page_nbytes == page_bytes
+    for role, (num_states, of_tokens) in needed.items():
+        enough = -(-(num_states * num_pages + of_tokens) * page_bytes // 2**20)
+        check_pool(RECURRENT, dataclasses.replace(options, kv_cache_mib=enough), role, "cpu")
+        with pytest.raises(ConfigError, match=f"beside {num_states} states of a request.* {enough} at least"):
+            check_pool(RECURRENT, dataclasses.replace(options, kv_cache_mib=enough - 1), role, "cpu")
+
+
+def test_a_pool_that_holds_no_state_is_refused_with_what_it_takes() -> None:
+    with pytest.raises(ConfigError, match=r"hold 0 tokens beside 2 states of a request, but 2 pages .* at least"):
+        pool_layout(RECURRENT, EngineOptions(kv_cache_mib=1, dtype="float32"))
 
 
 def test_each_rank_holds_its_own_heads_only() -> None:

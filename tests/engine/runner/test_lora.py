@@ -33,6 +33,13 @@ FAMILY_CASES = {
     "Qwen3Moe": ("q_proj", "k_proj", "v_proj", "o_proj"),  # beside experts
     "Llama4": ("q_proj", "k_proj", "v_proj", "o_proj", "feed_forward.up_proj", "feed_forward.down_proj"),  # no halves
     "DeepseekV3": ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"),  # around latents
+    "Gemma4": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),  # of layers of two kinds
+    "Lfm2": ("q_proj", "k_proj", "v_proj", "self_attn.out_proj", "w1", "w3", "w2"),  # beside short convolutions
+    "Qwen3_5": ("k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),  # beside a delta rule
+}
+RECURRENT = {  # modules that belong to layers with a state, or are made for one
+    "Lfm2": ("conv.in_proj", "conv.out_proj"),
+    "Qwen3_5": ("linear_attn.in_proj_qkv", "linear_attn.out_proj"),
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 LATENTS = {"q_lora_rank": 24, "kv_lora_rank": 32, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16, "v_head_dim": 20}
@@ -41,6 +48,25 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "Llama4": {"num_local_experts": 4, "intermediate_size_mlp": 96, "attention_chunk_size": 16, "floor_scale": 8}
     | {"interleave_moe_layer_step": 2, "no_rope_layers": [1, 0, 1]},
     "DeepseekV3": EXPERTS | LATENTS | {"num_key_value_heads": 4, "n_routed_experts": 4, "n_group": 1, "topk_group": 1},
+    "Gemma4": {
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "num_kv_shared_layers": 2,  # whose keys and values are those of two layers before
+        "global_head_dim": 32,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,  # so an adapter of keys is one of values, too
+        "sliding_window": 16,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 200,
+    },
+    "Lfm2": {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False},
+    "Qwen3_5": {
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 24,
+    },
 }
 
 
@@ -63,7 +89,7 @@ class Case:
 
     def __init__(self, folder: Path, family: str, write_adapter: WriteAdapter) -> None:
         torch.manual_seed(0)
-        name = {"Llama4": "Llama4Text"}.get(family, family)
+        name = {"Llama4": "Llama4Text", "Gemma4": "Gemma4Text", "Qwen3_5": "Qwen3_5Text"}.get(family, family)
         config = getattr(transformers, f"{name}Config")(**SHAPE | SETTINGS.get(family, {}), attn_implementation="eager")
         model: Any = getattr(transformers, f"{family}ForCausalLM")(config)
         model.save_pretrained(folder / "base")
@@ -146,6 +172,16 @@ def test_what_latents_are_multiplied_by_is_refused_by_name(write_adapter: WriteA
     write_adapter(tmp_path / "other", {name: (4 * (24 + 20), 32)})
     with pytest.raises(InvalidAdapter, match="kv_b_proj' can't have an adapter"):
         read_adapter(tmp_path / "other", FAMILIES["deepseek_v3"].placement(case.source.config))
+
+
+@pytest.mark.parametrize(("family", "module"), [(family, name) for family in RECURRENT for name in RECURRENT[family]])
+def test_what_is_multiplied_around_a_state_is_refused_by_name(
+    write_adapter: WriteAdapter, tmp_path: Path, family: str, module: str
+) -> None:
+    case, name = Case(tmp_path, family, write_adapter), f"model.layers.0.{module}"
+    write_adapter(tmp_path / "other", {name: tuple(case.models[-1].get_submodule(name).weight.shape)})
+    with pytest.raises(InvalidAdapter, match=f"{name}' can't have an adapter"):
+        read_adapter(tmp_path / "other", FAMILIES[case.source.config.architecture].placement(case.source.config))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,11 +10,12 @@ from diptych.engine.schedule.extend_queue import ExtendQueue
 from diptych.engine.schedule.waiting_queue import WaitingQueue, new_waiting_queue
 from diptych.engine.values.core_report import Holders
 from diptych.engine.values.limits import Limits, Scheduling
+from diptych.engine.values.prompt_cost import PromptCost
 from diptych.engine.values.request import Request, new_request
 from diptych.engine.values.step import Chunk, new_step
 from diptych.generation.sampling_params import SamplingParams
 
-PAGE = 4
+PAGE, PAGES_PER_STATE = 4, 3
 BUDGET = 10
 
 
@@ -157,3 +160,25 @@ def test_waiting_and_extending_requests_can_be_taken_out(
     cache.drop(first)
     assert len(queue) == 0
     assert cache.audit(Holders()) == []
+
+
+def test_of_prompts_that_begin_alike_and_come_together_two_compute_what_is_common_where_states_are_needed() -> None:
+    """The second finds where it leaves the text of the first, and leaves a state there; the others wait for that."""
+    cache = KvCache(
+        num_pages=200, page_size=PAGE, max_requests=8, max_tokens_per_request=256, pages_per_state=PAGES_PER_STATE
+    )
+    waiting = new_waiting_queue(cache, Scheduling())
+    queue = ExtendQueue(cache, waiting, replace(LIMITS, context_len=256, prompt_cost=PromptCost(step_cost=8)))
+    head, tails, num_tokens = list(range(40)), [[50] * 20, [60] * 5, [70] * 5, [80] * 5], 0
+    for room, tail in enumerate(tails):
+        waiting.add(new_request(room, np.array([*head, *tail]), SamplingParams(max_tokens=4)))
+    while len(queue):
+        chunks = queue.plan(0.0, 500, lambda request: 0)
+        num_tokens += sum(chunk.num_tokens for chunk in chunks)
+        launch(queue, chunks)
+        for chunk in chunks:
+            cache.release_duplicates(cache.share(chunk.request, chunk.request.computed_len))
+            if chunk.is_last:
+                cache.retire(chunk.request)
+    assert num_tokens == 2 * len(head) + sum(map(len, tails))
+    assert cache.audit(Holders([], [], [])) == []

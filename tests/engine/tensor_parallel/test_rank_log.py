@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from diptych.engine.tensor_parallel.rank_log import step_from_wire, step_to_wire
-from diptych.engine.values.batch import ForwardBatch, ForwardMode, PromptRows
+from diptych.engine.values.batch import ForwardBatch, ForwardMode, PromptRows, StateMoves
 from diptych.v1 import rank_pb2
 
 NOTHING = np.zeros(0, np.int64)
@@ -34,3 +34,23 @@ def test_a_step_arrives_as_it_was_sent(mode: ForwardMode, prompt_rows: PromptRow
     np.testing.assert_equal(
         dataclasses.asdict(step_from_wire(rank_pb2.RankEntry.FromString(wire).step)), dataclasses.asdict(sent)
     )
+
+
+@pytest.mark.parametrize("num_copies", [(0, 0), (1, 0), (0, 2), (2, 1)])
+def test_what_is_copied_of_states_arrives_as_it_was_sent(num_copies: tuple[int, int]) -> None:
+    """It has as many pages a state as it had, even where there is nothing to copy."""
+    num_read, num_written = num_copies
+    moves = StateMoves(
+        slots=np.array([3, 0]),
+        cleared=np.array([0]),
+        read_slots=np.arange(num_read),
+        read_pages=np.arange(3 * num_read, dtype=np.int32).reshape(num_read, 3),
+        written_slots=np.arange(num_written) + 1,
+        written_pages=np.arange(3 * num_written, dtype=np.int32).reshape(num_written, 3) + 50,
+    )
+    sent = dataclasses.replace(batch(ForwardMode.MIXED, None), states=moves)
+    wire = rank_pb2.RankEntry(step=step_to_wire(sent)).SerializeToString()
+    found = step_from_wire(rank_pb2.RankEntry.FromString(wire).step).states
+    assert found is not None
+    assert (found.read_pages.shape, found.written_pages.shape) == ((num_read, 3), (num_written, 3))
+    np.testing.assert_equal(dataclasses.asdict(found), dataclasses.asdict(moves))

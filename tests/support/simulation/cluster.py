@@ -16,7 +16,7 @@ from diptych.engine.values.events import AbortRoom, ServeRole
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.kvtransfer.inproc import FaultPlan
 from simulation.network import WatchedNetwork
-from simulation.requests import Attempt, Leg, new_attempt, random_prompt
+from simulation.requests import LAYERS, PAGE, Attempt, Leg, new_attempt, random_prompt
 from simulation.rules import Rules
 from simulation.worker import Members, Worker
 
@@ -40,6 +40,7 @@ class Shape:
     overlap: bool = False
     max_ops: int = 4096  # of a transport
     rules: TransferRules = RULES
+    pages_per_state: int = 0  # 0: no layer is recurrent
     is_lossy: bool = False  # notes may be lost, doubled and late while their link is up
 
 
@@ -77,6 +78,7 @@ class Cluster:
             decode=decode,
             deadline_s=deadline_s and self.now_s + deadline_s,
             priority=self.rng.choice([0, 0, 1, -1]),
+            num_state_cells=self.shape.pages_per_state * LAYERS * PAGE,
         )
         self.attempts[room] = attempt
         self.open_rooms.append(room)
@@ -311,6 +313,7 @@ class Cluster:
             overlap=shape.overlap,
             max_ops=shape.max_ops,
             rules=shape.rules,
+            pages_per_state=shape.pages_per_state,
         )
         return instance
 

@@ -17,6 +17,7 @@ from simulation.worker import Worker
 CHECK_EVERY = 25  # moves
 SETTLE_EVERY = 700
 NUM_TOLD = 40
+NUM_STATES = 3  # beside the longest requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,29 +64,33 @@ MOODS: Sequence[Mood] = (
 )
 
 
-def seeded(seed: int) -> Game:
+def seeded(seed: int, pages_per_state: int = 0) -> Game:
     """Return the game of a seed, which also chooses the mood and the kind of workers."""
     number, mood = divmod(seed, len(MOODS))
-    return Game(random.Random(seed), MOODS[mood], f"seed {seed}", is_unified=number % 2 == 1)
+    is_unified, rng = number % 2 == 1, random.Random(seed)
+    return Game(rng, MOODS[mood], f"seed {seed}", is_unified=is_unified, pages_per_state=pages_per_state)
 
 
 class Game:
     """One cluster in one mood. `name` says how to play it again."""
 
-    def __init__(self, rng: random.Random, mood: Mood, name: str, *, is_unified: bool = False) -> None:
+    def __init__(
+        self, rng: random.Random, mood: Mood, name: str, *, is_unified: bool = False, pages_per_state: int = 0
+    ) -> None:
         self.rng = rng
         self.mood = mood
         self.name = name
         self.shape = Shape(
             roles=self._roles(is_unified),
             is_unified=is_unified,
-            prefill_pages=rng.choice([16, 24, 40]),
-            decode_pages=rng.choice([16, 24, 40]),
+            prefill_pages=rng.choice([16, 24, 40]) + NUM_STATES * pages_per_state,
+            decode_pages=rng.choice([16, 24, 40]) + NUM_STATES * pages_per_state,
             max_step_tokens=rng.choice([4, 8, 64]),
             step_cost=rng.choice([0, 12, 1000]),
             overlap=rng.random() < 0.5,
             max_ops=rng.choice([2, 4096]),
             is_lossy=mood.is_lossy,
+            pages_per_state=pages_per_state,
             rules=self._rules(),
         )
         self.cluster = Cluster(self.shape, rng)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+from recurrent_runner import RecurrentRunner, new_states
 
 from diptych.common.members.roles import Role
 from diptych.decode.core import DecodeCore
@@ -47,6 +48,7 @@ from simulation.requests import LAYERS, PAGE, VOCAB
 from simulation.rules import Watched
 
 CONTEXT = 64
+Calculator = LayeredRunner | RecurrentRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ class Watcher(Protocol):
 class LateModelWorker:
     """Runs steps as late as an overlapping scheduler allows. Stands for `TpModelWorkerClient`, without its thread."""
 
-    def __init__(self, runner: LayeredRunner) -> None:
+    def __init__(self, runner: Calculator) -> None:
         self._runner = runner
         self._jobs: deque[ForwardBatch | SamplingBatch] = deque()
         self._newest = np.empty(0, dtype=np.int64)
@@ -110,6 +112,7 @@ class Worker:
         overlap: bool,
         max_ops: int,
         rules: TransferRules,
+        pages_per_state: int,
     ) -> None:
         self.role = role
         self.instance_id = instance_id
@@ -119,7 +122,13 @@ class Worker:
         self.kv = np.frombuffer(pool.buffer, dtype=np.uint64).reshape(-1, LAYERS, PAGE)
         cost = PromptCost(step_cost=step_cost)
         limits = Limits(CONTEXT, VOCAB, frozenset(), max_step_tokens, max_requests=6, prompt_cost=cost)
-        self.cache = KvCache(num_pages=num_pages, page_size=PAGE, max_requests=6, max_tokens_per_request=CONTEXT)
+        self.cache = KvCache(
+            num_pages=num_pages,
+            page_size=PAGE,
+            max_requests=6,
+            max_tokens_per_request=CONTEXT,
+            pages_per_state=pages_per_state,
+        )
         pace = StepPace(limits.mixed_step_s)
         self.core: SchedulerCore
         if is_unified:
@@ -137,10 +146,12 @@ class Worker:
         self.is_frozen = False
         self._watcher = watcher
         self._clock = clock
-        runner = LayeredRunner(self.kv, self.links.posting.layer_listener, meanwhile)
+        stateless = LayeredRunner(self.kv, self.links.posting.layer_listener, meanwhile)
+        states = new_states(self.cache.num_rows, pages_per_state * LAYERS * PAGE)
+        runner = RecurrentRunner(stateless, self.kv, states, VOCAB) if pages_per_state else stateless
         self._stepping = self._new_stepping(runner, overlap and self.core.can_overlap)
 
-    def _new_stepping(self, runner: LayeredRunner, overlap: bool) -> Stepping:
+    def _new_stepping(self, runner: Calculator, overlap: bool) -> Stepping:
         late_worker: Any = LateModelWorker(runner)
         if overlap:
             return OverlappedStepping(self.core, late_worker, self._clock)

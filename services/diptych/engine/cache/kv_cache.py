@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
@@ -29,6 +30,8 @@ from diptych.engine.cache.tier import Restore, Tier
 from diptych.engine.values.core_report import Holders
 from diptych.engine.values.request import NO_PAGES, Request, Snapshot
 from diptych.kvtransfer.ownership import PagePool, Pages
+
+NUM_STATES: Final = 2  # that a request needs at most at one time: one to begin with, and one to be handed over
 
 
 class KvCache:
@@ -60,7 +63,7 @@ class KvCache:
         self._num_restores = 0  # begun since start: numbers them
         self._duplicates: list[Pages] = []  # of shared pages, still read by steps or transfers
         self.pages_per_state = pages_per_state
-        width = min(self.pages_for(max_tokens_per_request), self.pool.capacity - pages_per_state)
+        width = min(self.pages_for(max_tokens_per_request), self.pool.capacity - NUM_STATES * pages_per_state)
         self.page_table: I32 = np.zeros((max_requests, width), dtype=np.int32)
         self._free_rows = list(range(max_requests - 1, -1, -1))
 
@@ -97,6 +100,10 @@ class KvCache:
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
 
+    def pages_for_prompt(self, num_tokens: int) -> int:
+        """Return what a prompt of so many tokens needs at most: pages of its own, and states."""
+        return self.pages_for(num_tokens) + NUM_STATES * self.pages_per_state
+
     def pages_of(self, request: Request) -> Pages:
         """The request's pages in order; those up to the end of its node belong to the tree."""
         return self.page_table[request.row, : request.num_pages]
@@ -109,7 +116,7 @@ class KvCache:
     def cached_len(self, request: Request) -> int:
         """How many tokens of the request need not be computed now, in all levels. Counts as no use."""
         tokens = request.tokens[: request.matchable_len]
-        if self._begins_with_state(request):
+        if self.begins_with_state(request):
             return self.tree.peek_state(tokens[: request.num_tokens - 1], request.extra_key)
         return self.tree.peek(tokens, request.extra_key)
 
@@ -129,9 +136,11 @@ class KvCache:
         self.tree.lock(match.node)
         num_state_pages = self.pages_per_state if request.state_len else 0
         need = self.pages_for(request.num_tokens) - len(match.pages) + num_state_pages
-        if need + spare_pages > self.num_available:
+        num_kept = 0 if match.state is None else self.tree.states.num_unread(match.node)
+        if need + spare_pages + num_kept > self.num_available:
             self.tree.unlock(match.node)
             return False
+        self._begin_reading(request, match)
         pages = self._allocate(need)
         pages, state = pages[: need - num_state_pages], pages[need - num_state_pages :]
         if match.lower_nodes:
@@ -180,6 +189,7 @@ class KvCache:
         are in no row any more: to be given to `release_duplicates` when no launched step and no transfer reads them.
         """
         assert request.node is not None
+        self._end_reading(request)
         start = request.node.end
         insertion = self._hand_over(request, num_tokens)
         self.page_table[request.row, start : insertion.node.end] = insertion.pages
@@ -282,13 +292,13 @@ class KvCache:
         self.pool.cache(insertion.adopted)
         return insertion
 
-    def _begins_with_state(self, request: Request) -> bool:
+    def begins_with_state(self, request: Request) -> bool:
         """Whether the request is computed here, by layers that must be given a state; else a peer sends that, too."""
         return bool(self.pages_per_state) and not (request.is_imported and request.state_len)
 
     def _match(self, request: Request) -> Match:
         tokens, extra_key = request.tokens[: request.matchable_len], request.extra_key
-        if self._begins_with_state(request):
+        if self.begins_with_state(request):
             return self.tree.match_state(tokens[: request.num_tokens - 1], extra_key)
         match = self.tree.match(tokens, extra_key)
         if self._shared and self._find(match.node, tokens, extra_key):
@@ -319,10 +329,9 @@ class KvCache:
         """Say where the state of an admitted request comes from, and where copies of it are made."""
         if len(pages):
             request.snapshots.append(Snapshot(request.state_len, pages))
-        if self._begins_with_state(request):
+        if self.begins_with_state(request):
             request.state_from = NO_PAGES if match.state is None else match.state
-            parting = self.tree.parting(request.tokens[: request.num_tokens - 1], request.extra_key)
-            request.cuts = cuts(request, request.cached_len, parting, self.page_size)
+            request.cuts = cuts(request, request.cached_len, match.parting, self.page_size)
 
     def _keep_snapshots(self, request: Request, node: Node, num_tokens: int) -> None:
         """Let others begin with the state after the request's first `num_tokens` tokens, the last ones of `node`."""
@@ -330,10 +339,21 @@ class KvCache:
         for snapshot in done:
             request.snapshots.remove(snapshot)
             if node.end * self.page_size == snapshot.num_tokens and node.state is None:
-                self.tree.keep_state(node, snapshot.pages)
+                self.tree.states.keep(node, snapshot.pages)
                 self.pool.cache(snapshot.pages)
             else:
                 self.pool.release(snapshot.pages)
+
+    def _begin_reading(self, request: Request, match: Match) -> None:
+        if match.state is not None:
+            self.tree.states.begin_reading(match.node)
+            request.state_node = match.node
+
+    def _end_reading(self, request: Request) -> None:
+        """The step that began with a cached state is over, or never comes."""
+        if request.state_node is not None:
+            self.tree.states.end_reading(request.state_node)
+            request.state_node = None
 
     def _restore(self, match: Match, pages: Pages) -> Restore | None:
         """Bring what tiers have of a locked match back, into the first of `pages`, which were taken for it.
@@ -382,6 +402,7 @@ class KvCache:
 
     def _detach(self, request: Request) -> None:
         assert request.node is not None
+        self._end_reading(request)
         self.tree.unlock(request.node)
         self._sweep()
         self.page_table[request.row] = 0

@@ -18,6 +18,7 @@ from diptych.common.arrays import I32, I64, U64
 from diptych.common.errors import InvalidTransition
 from diptych.engine.cache import radix_check
 from diptych.engine.cache.cache_changes import NO_CHANGES, CacheChanges
+from diptych.engine.cache.cached_states import CachedStates
 from diptych.engine.cache.eviction import EvictionPolicy, EvictionQueue, Ranking, SupersededStates
 from diptych.engine.cache.radix_node import Eviction, Insertion, Match, Node, Save, joined, merged, node_key
 from diptych.engine.cache.tier import POOL, Books, Restore, Slots
@@ -43,6 +44,7 @@ class RadixTree:
         self._ranking = Ranking(policy)
         self._tiers = tiers
         self._queues = [EvictionQueue(level) for level in range(1 + len(tiers))]  # hold every unlocked node
+        self.states = CachedStates()  # behind nodes
         self._superseded = SupersededStates(POOL)  # of unlocked nodes
         self._num_pages = 0
         self._num_evictable = 0
@@ -58,12 +60,12 @@ class RadixTree:
     @property
     def num_pages(self) -> int:
         """Pages of the pool in the tree."""
-        return self._num_pages
+        return self._num_pages + self.states.num_pages
 
     @property
     def num_evictable(self) -> int:
         """Pages that `evict` could return now."""
-        return self._num_evictable
+        return self._num_evictable + self.states.num_evictable
 
     @property
     def num_lower_pages(self) -> int:
@@ -94,13 +96,14 @@ class RadixTree:
         return start
 
     def match_state(self, token_ids: I64, extra_key: bytes = b"") -> Match:
-        """Find the longest cached prefix of whole pages behind which a state is cached, and note that it is wanted."""
+        """Find the longest cached prefix of whole pages behind which is a state, and note that all text is wanted."""
         path = self._walk(self._root, token_ids, extra_key)
+        self._ranking.touch(path[-1])  # all of it, or what was split off would be wanted more than what is before it
+        parting = path[-1].end * self._page_size if path[-1].children else 0
         while len(path) > 1 and path[-1].state is None:
             path.pop()
-        self._ranking.touch(path[-1])
         pages = joined(node.pages for node in path)
-        return Match(path[-1], pages, len(pages) * self._page_size, state=path[-1].state)
+        return Match(path[-1], pages, len(pages) * self._page_size, state=path[-1].state, parting=parting)
 
     def peek_state(self, token_ids: I64, extra_key: bytes = b"") -> int:
         """Return how many tokens `match_state` would find, and change nothing."""
@@ -111,20 +114,6 @@ class RadixTree:
             if node.state is not None and node.end * self._page_size <= end:
                 found = node.end * self._page_size
         return found
-
-    def parting(self, token_ids: I64, extra_key: bytes = b"") -> int:
-        """Return after how many tokens a prompt leaves a cached text that goes on otherwise; 0 if it leaves none."""
-        end = self.peek(token_ids, extra_key)
-        node = self._root
-        while node.end * self._page_size < end:
-            node = node.children[self._key(token_ids, node.end * self._page_size, extra_key)]
-        return end if node.end * self._page_size > end or node.children else 0
-
-    def keep_state(self, node: Node, pages: Pages) -> None:
-        """Add the state after the last token of `node`, which has none."""
-        node.state = pages
-        self._num_pages += len(pages)
-        self._num_evictable += len(pages) if node.num_locks == 0 else 0
 
     def insert(self, token_ids: I64, pages: Pages, extra_key: bytes = b"") -> Insertion:
         """Add the pages that hold the KV of `token_ids`, and count a use of the prefix.
@@ -244,7 +233,7 @@ class RadixTree:
             raise InvalidTransition("lock of an evicted node")
         for step in node.path():
             if step.num_locks == 0:
-                self._num_evictable -= step.num_held
+                self._num_evictable -= step.num_pool_pages
             step.num_locks += 1
 
     def unlock(self, node: Node) -> None:
@@ -255,23 +244,21 @@ class RadixTree:
             step.num_locks -= 1
             if step.num_locks == 0:
                 self._queues[step.level].add(step)
-                self._num_evictable += step.num_held
+                self._num_evictable += step.num_pool_pages
                 if step.is_superseded:
                     self._superseded.add(step)
         self._ranking.touch(node)
 
     def evict(self, num_pages: int) -> Eviction:
-        """Give up the `num_pages` lowest ranking pages of the pool, or all unlocked ones if fewer.
-
-        A state goes as a whole, so a few pages more may go.
-        """
+        """Give up the `num_pages` lowest ranking pages of the pool, or all evictable ones if fewer."""
         evicted: list[Pages] = []
         saves: list[Save] = []
-        while num_pages > 0 and len(held := self._evict_lowest(num_pages, saves)):
-            evicted.append(held)
-            num_pages -= len(held)
-            self._num_pages -= len(held)
-            self._num_evictable -= len(held)
+        while num_pages > 0 and len(gone := self._evict_lowest(num_pages, saves)):
+            evicted.append(gone)
+            num_pages -= len(gone)
+        while num_pages > 0 and (node := self.states.first()):
+            evicted.append(self.states.pop(node))
+            num_pages -= len(evicted[-1])
         return Eviction(joined(evicted), merged(saves))
 
     def clear(self) -> Pages:
@@ -283,7 +270,7 @@ class RadixTree:
 
     def pages(self) -> Pages:
         """Return every page of the pool that is in the tree."""
-        return _held(self._root.below())
+        return joined(node.held for node in self._root.below())
 
     def hashes(self) -> list[int]:
         """Return the hash of every page of the tree, in all levels."""
@@ -292,30 +279,24 @@ class RadixTree:
 
     def check(self) -> list[str]:
         """Recount everything that is maintained; return what is wrong, `[]` when clean. O(pages)."""
-        nodes = list(self._root.below())
-        counts = (self._num_pages, self._num_evictable)
-        return [
-            *radix_check.counts(nodes, *counts),
-            *(each for i, tier in enumerate(self._tiers, 1) for each in radix_check.slots(nodes, i, tier)),
-            *radix_check.nodes(nodes, self._page_size),
-            *radix_check.queues(nodes, self._queues),
-        ]
+        nodes, counts = list(self._root.below()), (self.num_pages, self.num_evictable)
+        return radix_check.problems(nodes, counts, self._page_size, self._tiers, self._queues, self.states.nodes)
 
     def _evict_lowest(self, num_pages: int, saves: list[Save]) -> Pages:
         """Take the lowest ranking pages out of the pool, about `num_pages`; add to `saves` what goes down."""
         node = self._superseded.pop_below(self._queues[POOL].peek())
         if node is not None:
-            assert node.state is not None
-            held, node.state = node.state, None
             self._ranking.note_eviction(node.state_rank)
-            return held
+            return self.states.pop(node)
         node = self._pop(POOL, num_pages)
         if node is None:
             return joined(())
-        held, node.state = node.held, None
+        gone = joined([node.pages, self.states.pop(node)])
+        self._num_pages -= len(node.pages)
+        self._num_evictable -= len(node.pages)
         self._ranking.note_eviction(node.rank)
         self._demote(node, saves)
-        return held
+        return gone
 
     def _walk(self, node: Node, token_ids: I64, extra_key: bytes) -> list[Node]:
         """Return the path from `node` on of the longest cached prefix, splitting a node that is left in its middle."""
@@ -407,10 +388,11 @@ class RadixTree:
 
     def _uncounted(self, gone: Iterable[Node]) -> Pages:
         """Return the pages of the pool of nodes that are removed, and count them no more."""
-        pages = _held(gone)
+        gone = list(gone)
+        states, pages = [self.states.pop(node) for node in gone], _pool_pages(gone)
         self._num_pages -= len(pages)
         self._num_evictable -= len(pages)
-        return pages
+        return joined([*states, pages])
 
     def _remove(self, leaf: Node) -> None:
         assert leaf.parent is not None
@@ -425,7 +407,3 @@ class RadixTree:
 
 def _pool_pages(nodes: Iterable[Node]) -> Pages:
     return joined(node.pages for node in nodes if node.level == POOL)
-
-
-def _held(nodes: Iterable[Node]) -> Pages:
-    return joined(node.held for node in nodes)

@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from diptych.engine.cache.eviction import EvictionQueue
 from diptych.engine.cache.radix_node import Node
 from diptych.engine.cache.tier import POOL, Books
+
+
+def problems(
+    all_nodes: Sequence[Node],
+    num_pages: tuple[int, int],
+    page_size: int,
+    tiers: Sequence[Books],
+    in_queues: Sequence[EvictionQueue],
+    with_states: Collection[Node],
+) -> list[str]:
+    """Check everything; `num_pages`: as counted, all and those that can be evicted."""
+    return [
+        *counts(all_nodes, *num_pages),
+        *(each for level, tier in enumerate(tiers, 1) for each in slots(all_nodes, level, tier)),
+        *nodes(all_nodes, page_size),
+        *queues(all_nodes, in_queues),
+        *states(all_nodes, with_states),
+    ]
 
 
 def counts(nodes: Sequence[Node], num_pages: int, num_evictable: int) -> Iterator[str]:
@@ -16,9 +34,18 @@ def counts(nodes: Sequence[Node], num_pages: int, num_evictable: int) -> Iterato
         yield "a page is in two places"
     if len(pages) != num_pages:
         yield f"{len(pages)} pages are counted as {num_pages}"
-    unlocked = sum(node.num_held for node in nodes if node.num_locks == 0)
-    if unlocked != num_evictable:
-        yield f"{unlocked} evictable pages are counted as {num_evictable}"
+    evictable = sum(node.num_evictable for node in nodes)
+    if evictable != num_evictable:
+        yield f"{evictable} evictable pages are counted as {num_evictable}"
+
+
+def states(nodes: Sequence[Node], known: Collection[Node]) -> Iterator[str]:
+    """Where states are, and that none is read which could go."""
+    if {node for node in nodes if node.state is not None} != set(known):
+        yield f"{len(known)} nodes are known to have a state, and others have one"
+    for node in nodes:
+        if node.num_readers and (node.state is None or not node.num_locks):
+            yield f"{node} has {node.num_readers} readers of a state, and is not locked or has none"
 
 
 def slots(nodes: Sequence[Node], level: int, books: Books) -> Iterator[str]:

@@ -42,6 +42,7 @@ class Node:
     rank: Rank = (0, 0, 0)  # in the order of eviction: see `eviction`
     state_rank: Rank = (0, 0, 0)  # of its state alone, where that is superseded
     state: Pages | None = None  # of the pool: the state of recurrent layers after its last token
+    num_readers: int = 0  # of the state: requests that begin with it, until a step has read it
     is_withdrawn: bool = False  # nobody finds it any more; those who have locked it keep it
 
     def __repr__(self) -> str:
@@ -54,8 +55,15 @@ class Node:
         return pages if self.state is None else np.concatenate([pages, self.state])
 
     @property
-    def num_held(self) -> int:
-        return (len(self.pages) if self.level == POOL else 0) + (0 if self.state is None else len(self.state))
+    def num_pool_pages(self) -> int:
+        """Pages of the pool that hold its tokens."""
+        return len(self.pages) if self.level == POOL else 0
+
+    @property
+    def num_evictable(self) -> int:
+        """Pages of the pool that could go: its tokens' while it is not locked, its state's while nobody reads it."""
+        num_pages = 0 if self.num_locks else self.num_pool_pages
+        return num_pages if self.state is None or self.num_readers else num_pages + len(self.state)
 
     @property
     def is_superseded(self) -> bool:
@@ -119,6 +127,7 @@ class Match:
     restore: Restore | None = None  # brings what continues the prefix, and is not over
     lower_nodes: tuple[Node, ...] = ()  # continue it further, in tiers: `promote` and `expect` bring them back
     state: Pages | None = None  # after these tokens; None: it was not asked for, or there are no tokens
+    parting: int = 0  # tokens behind which it leaves a cached text that goes on otherwise, if a state was asked for
 
     @property
     def num_lower_pages(self) -> int:

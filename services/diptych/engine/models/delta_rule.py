@@ -16,6 +16,7 @@ from torch import Tensor
 from diptych.architectures.recurrent import DeltaNet
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.models.layers.routing import logistic
+from diptych.engine.models.layers.short_conv import convolve
 
 CHUNK: Final = 64  # tokens of a prompt that are computed together
 UNIT_EPS: Final = 1e-6  # added to the square of the length of a query, or key
@@ -71,20 +72,12 @@ class TorchDeltaRule:
         net = self.net
         sizes = [net.num_channels, net.out_size, net.num_value_heads, net.num_value_heads]
         channels, gates, beta, g = torch.split(projected, sizes, dim=1)
-        tokens = self._tokens(self._convolved(channels, newest), beta.float(), g.float())
+        mixed = silu(convolve(channels, newest, self.weights.conv.float(), None))
+        tokens = self._tokens(mixed, beta.float(), g.float())
         found = recur(tokens, kept) if len(projected) == 1 else in_chunks(tokens, kept)
         scales = found.pow(2).mean(-1, keepdim=True).add_(self.weights.eps).rsqrt_()
         normed = (found * scales * self.weights.norm.float()).transpose(0, 1)
         out.copy_(normed.flatten(1) * silu(gates.float()))
-
-    def _convolved(self, channels: Tensor, newest: Tensor) -> Tensor:
-        """Return what the channels become, float32 `[num_tokens, num_channels]`; bring `newest` up to date."""
-        window, conv = torch.cat([newest.T, channels]), self.weights.conv.float()
-        newest.copy_(window[len(channels) :].T)
-        total = window[: len(channels)].float() * conv[:, 0]
-        for tap in range(1, self.net.conv_width):
-            total += window[tap : tap + len(channels)].float() * conv[:, tap]
-        return silu(total)
 
     def _tokens(self, channels: Tensor, beta: Tensor, g: Tensor) -> Tokens:
         net, num_tokens = self.net, len(channels)

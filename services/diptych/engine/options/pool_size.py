@@ -13,7 +13,7 @@ from diptych.common.errors import ConfigError
 from diptych.common.members.roles import Role
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.device_kind import DeviceKind
-from diptych.engine.values.kv_regions import kv_layout
+from diptych.engine.values.kv_regions import kv_layout, pages_per_state
 from diptych.kvtransfer.layout import HeadShare, PoolLayout, Region
 
 MIN_PAGES: Final = 2
@@ -28,7 +28,7 @@ def pool_layout(model: ModelConfig, options: EngineOptions, share: HeadShare | N
     """
     one = whole_layout(model, options.page_size, options.kv_dtype, share)
     layout = replace(one, num_pages=options.kv_cache_mib * MIB // one.page_nbytes)
-    _check_holds(layout, options, 1)
+    _check_holds(model, layout, options, 1)
     layout.validate()
     return layout
 
@@ -50,7 +50,7 @@ def check_pool(model: ModelConfig, options: EngineOptions, role: Role, device: D
     options = options.on(device)
     if options.kv_cache_mib:
         part = Shard(0, options.tp).config(model)
-        _check_holds(pool_layout(part, options), options, 2 if role is Role.UNIFIED else 1)
+        _check_holds(part, pool_layout(part, options), options, 2 if role is Role.UNIFIED else 1)
 
 
 def likely_device(wanted: DeviceKind, signs: Sequence[Path] = GPU_SIGNS) -> DeviceKind:
@@ -60,15 +60,22 @@ def likely_device(wanted: DeviceKind, signs: Sequence[Path] = GPU_SIGNS) -> Devi
     return "cuda" if any(sign.exists() for sign in signs) else "cpu"
 
 
-def _check_holds(layout: PoolLayout, options: EngineOptions, num_shares: int) -> None:
-    """A worker that prefills and decodes gives either no more than its share of the pool."""
+def _check_holds(model: ModelConfig, layout: PoolLayout, options: EngineOptions, num_shares: int) -> None:
+    """A worker that prefills and decodes gives either no more than its share of the pool.
+
+    `model` is what this process computes.
+    """
     page_size, longest = layout.page_size, options.max_model_len
-    needed = max(MIN_PAGES, num_shares * -(-longest // page_size))
+    num_state_pages = (1 + num_shares) * pages_per_state(model, 1, options.dtype, layout)
+    of_tokens = max(MIN_PAGES, num_shares * -(-longest // page_size))
+    needed = of_tokens + num_state_pages
     if layout.num_pages >= needed:
         return
-    has = f"{options.kv_cache_mib} MiB of KV memory hold {layout.num_pages * page_size:,} tokens"
+    num_left = max(0, layout.num_pages - num_state_pages)
+    beside = f" beside {1 + num_shares} states of a request" if num_state_pages else ""
+    has = f"{options.kv_cache_mib} MiB of KV memory hold {num_left * page_size:,} tokens{beside}"
     at_least = f"--kv-cache-mib {-(-needed * layout.page_nbytes // MIB)} at least"
-    if needed == MIN_PAGES:
+    if of_tokens == MIN_PAGES:
         pages = f"{MIN_PAGES} pages of {page_size} tokens ({layout.page_nbytes:,} bytes each)"
         raise ConfigError(f"{has}, but {pages} are needed: give {at_least}")
     share = "" if num_shares == 1 else f", shared by {num_shares} parts"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
+from diptych.common.errors import ConfigError
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.batch_builder import build_batch
 from diptych.engine.schedule.extend_queue import ExtendQueue
@@ -81,7 +82,10 @@ class Drafter(Protocol):
 
 
 class Running:
-    """Chooses and launches steps. `on_retracted` hears of each request that has to wait in `waiting` again."""
+    """Chooses and launches steps. `on_retracted` hears of each request that has to wait in `waiting` again.
+
+    Raises `ConfigError` for a drafter beside recurrent layers.
+    """
 
     def __init__(
         self,
@@ -92,6 +96,8 @@ class Running:
         on_retracted: Callable[[Request], None],
         drafter: Drafter | None = None,
     ) -> None:
+        if drafter is not None and cache.pages_per_state:
+            raise ConfigError("a guess that was wrong can't be taken out of the state of a recurrent layer again")
         self._cache = cache
         self._limits = limits
         self._waiting = waiting

@@ -110,6 +110,7 @@ class Request:
     contents: Sequence[ContentSegment] = ()  # of the prompt: what is no tokens
     state_len: int = 0  # tokens whose state a peer writes or reads, in pages of the request's own; 0: none does
     state_from: Pages | None = None  # what the next step begins with; no pages: nothing; None: it goes on
+    state_node: Node | None = field(default=None, repr=False)  # whose state that is, until the step is over
     cuts: tuple[int, ...] = ()  # chunks end after so many tokens, for others to begin there
     snapshots: list[Snapshot] = field(default_factory=list, repr=False)
     allowed: I32 | None = field(default=None, repr=False)  # `allowed_token_ids` as a mask, once a step has needed it

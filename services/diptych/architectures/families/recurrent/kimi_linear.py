@@ -92,7 +92,7 @@ def _recurrent(hf: HfConfig, num_layers: int) -> Recurrent:
         raise ConfigError(f"{hf.model_id}: layer_types of {num_layers} layers are {types}, which is not supported")
     mixer = KimiDelta(hf["linear_num_heads"], hf["linear_head_dim"], hf["linear_conv_kernel_dim"])
     layers = tuple(layer for layer, kind in enumerate(types) if kind == "linear_attention")
-    return Recurrent(layers, mixer, gate="sigmoid")
+    return Recurrent(layers, mixer)
 
 
 def _placement(config: ModelConfig) -> Iterator[Placed]:
