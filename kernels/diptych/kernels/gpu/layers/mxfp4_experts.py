@@ -36,9 +36,7 @@ LARGEST_EXPONENT: Final = 254 - BIAS  # of scales: a larger one with the bias wo
 MANTISSA: Final = 0x7FFFFF  # of a float32
 SMALLEST: Final = 0x400000  # 2^-127, the scale with exponent 0
 
-NARROW_TILES: Final = dict(
-    zip(BLOCKS, (Tile(64, STRIP, 4, 2), *[Tile(128, STRIP, 3, 4)] * 2, Tile(256, STRIP, 3, 8)), strict=True)
-)
+NARROW_TILES: Final = dict(zip(BLOCKS, (Tile(128, STRIP, 4, 4), *[Tile(128, STRIP, 3, 4)] * 3), strict=True))
 WIDE_TILES: Final = dict.fromkeys(BLOCKS, Tile(32, STRIP, 2, 8))  # float32 is for comparisons
 
 # What is made of two words: the bits of four numbers each, less the bias of their type, times $5 to $8.

@@ -44,6 +44,7 @@ class DeltaLaunch(NamedTuple):
 
 
 LAUNCH: Final = DeltaLaunch()
+NARROWEST: Final = 64  # columns of a product: of 16, Triton 3.6 reads behind what it has in shared memory
 
 
 def mix_prompts(
@@ -116,7 +117,9 @@ def conv_constants(layer: DeltaLayer) -> dict[str, Any]:
 
 
 def chunk_constants(layer: DeltaLayer) -> dict[str, Any]:
-    return layer.constants | {"TOKEN": layer.token_size, "CHANNELS": layer.num_channels, "CHUNK": CHUNK}
+    sizes = {"TOKEN": layer.token_size, "CHANNELS": layer.num_channels, "CHUNK": CHUNK}
+    tiles = {name: max(NARROWEST, layer.constants[name]) for name in ("KEYS", "VALUES")}
+    return layer.constants | sizes | tiles
 
 
 def norm_constants(layer: DeltaLayer) -> dict[str, Any]:
