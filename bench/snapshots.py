@@ -1,18 +1,22 @@
 """How much of a prefix cache is left where layers are recurrent: snapshots of states against pages of tokens alone.
 
-    python bench/snapshots.py --trace FILE [--requests 3000] [--pool-tokens 1000000]
+    python bench/snapshots.py [--trace FILE] [--requests 2000] [--pool-tokens 4000000] [--state-tokens 3200]
 
-Replays a trace of prompts (Mooncake's format: hashes of blocks of 512 tokens) on the KV cache of one worker, one prompt
-after the other, and counts the tokens that need not be computed: with keys and values alone, which can begin at any
-page, and with states, which begin at snapshots. Nothing in it depends on the machine.
+Replays prompts on the KV cache of one worker, one after the other, and counts the tokens that need not be computed:
+with keys and values alone, which can begin at any page, and with states, which begin at snapshots. The prompts are
+those of a trace (Mooncake's format: hashes of blocks of 512 tokens), and drawn ones of agents that share system
+prompts, fork, and go back. Nothing in it depends on the machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
+from collections.abc import Iterator, Sequence
+from itertools import count, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -21,59 +25,109 @@ from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.values.request import new_request
 from diptych.generation.sampling_params import SamplingParams
 
-BLOCK = 512  # tokens of a hash of the trace
-PAGE = 64  # tokens: large, so that a replay is short
-ONE = SamplingParams(max_tokens=1)
+BLOCK: Final = 512  # tokens of a hash of the trace
+PAGE: Final = 64  # tokens: large, so that a replay is short
+ONE: Final = SamplingParams(max_tokens=1)
+EXTRA: Final = (0.0, 0.05, 0.1, 0.2)  # of the pool, for states
+UNLIMITED: Final = 1_000_000_000  # tokens
+NUM_AGENTS: Final = 300  # at work at once
+MAX_CONTEXT: Final = 60_000  # tokens: an agent ends there
+
+Text = tuple[tuple[int, int], ...]  # pieces: a name, and how many tokens
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trace", type=Path, required=True)
-    parser.add_argument("--requests", type=int, default=3000)
-    parser.add_argument("--pool-tokens", type=int, default=1_000_000)
+    parser.add_argument("--trace", type=Path)
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--pool-tokens", type=int, default=4_000_000)
     parser.add_argument(
         "--state-tokens", type=int, default=3200, help="whose KV is as large as a state: Qwen3-Next 80B"
     )
     args = parser.parse_args()
-    lines = args.trace.read_text().splitlines()[: args.requests]
-    prompts = [tokens for line in lines if len(tokens := prompt(json.loads(line)))]
-    total = sum(map(len, prompts))
-    alone = reused(prompts, args.pool_tokens, 0)
-    print(f"{len(prompts)} prompts, {total:,} tokens; a state is as large as {args.state_tokens} tokens")
-    print(f"{'keys and values alone':<32} {alone / total:.3f} of the tokens reused")
-    for extra in (0.0, 0.05, 0.1, 0.2):
-        kept = reused(prompts, int(args.pool_tokens * (1 + extra)), -(-args.state_tokens // PAGE))
-        print(f"with states, {extra:4.0%} more memory {'':<5} {kept / total:.3f}: {kept / alone:.3f} of those")
+    if args.trace is not None:
+        lines = args.trace.read_text().splitlines()[: args.requests]
+        compare("trace", [traced(json.loads(line)) for line in lines], args.pool_tokens, args.state_tokens)
+    drawn = list(islice(agents(random.Random(0)), args.requests))
+    compare("agents", drawn, args.pool_tokens, args.state_tokens)
 
 
-def prompt(entry: dict[str, Any]) -> I64:
-    """Return the tokens of the whole blocks: the same for the same hashes. Of the last block the trace knows a part."""
+def compare(name: str, texts: Sequence[Text], pool_tokens: int, state_tokens: int) -> None:
+    """Print a table of one load."""
+    total = sum(length for text in texts for _, length in text)
+    pages_per_state = -(-state_tokens // PAGE)
+    print(f"{name}: {len(texts)} prompts, {total:,} tokens; a state is as large as {state_tokens} tokens")
+    alone = reused(texts, pool_tokens, 0)
+    print(f"  {'keys and values alone':<32} {alone / total:.3f} of the tokens reused")
+    for extra in EXTRA:
+        kept = reused(texts, int(pool_tokens * (1 + extra)), pages_per_state)
+        print(f"  with states, {extra:4.0%} more memory {'':<5} {kept / total:.3f}: {kept / alone:.3f} of those")
+    best, kept = reused(texts, UNLIMITED, 0), reused(texts, UNLIMITED, pages_per_state)
+    print(f"  {'with states, memory unlimited':<32} {kept / total:.3f}: {kept / best:.3f} of those alone then")
+
+
+def traced(entry: dict[str, Any]) -> Text:
+    """Return the whole blocks, and one token that stands for the last one, of which the trace knows a part."""
     num_blocks = int(entry["input_length"]) // BLOCK
-    blocks = np.repeat(np.array(entry["hash_ids"][:num_blocks], np.int64), BLOCK)
-    return blocks * BLOCK + np.arange(len(blocks)) % BLOCK
+    blocks = tuple((int(block), BLOCK) for block in entry["hash_ids"][:num_blocks])
+    return (*blocks, (-1, 1))
 
 
-def reused(prompts: list[I64], pool_tokens: int, pages_per_state: int) -> int:
+def agents(rng: random.Random) -> Iterator[Text]:
+    """Yield prompts of agents, each as long as they are at work: a context that grows, is forked, and is gone back in.
+
+    A few system prompts with tools are most agents'; one in ten steps sends out two to four others with the same
+    context, and one in ten gives up what the last one or two have led to.
+    """
+    names = count(1)
+    systems = [((next(names), rng.randint(500, 6000)),) for _ in range(40)]
+    at_work: list[list[Text]] = []  # the contexts of each, the newest last
+    while True:
+        while len(at_work) < NUM_AGENTS:
+            system = systems[min(int(rng.paretovariate(0.7)), len(systems)) - 1]
+            at_work.append([(*system, (next(names), rng.randint(100, 4000)))])
+        at = int(len(at_work) * rng.random() ** 2)  # some are quicker
+        contexts = at_work[at]
+        chance = rng.random()
+        if chance < 0.1:
+            at_work += [[(*contexts[-1], (next(names), rng.randint(50, 500)))] for _ in range(rng.randint(2, 4))]
+        if chance > 0.9:
+            del contexts[max(1, len(contexts) - rng.randint(1, 2)) :]
+        yield (*contexts[-1], (-1, 1))
+        contexts.append((*contexts[-1], (next(names), min(int(rng.lognormvariate(6.5, 1)), 8000))))
+        if rng.random() < 0.06 or sum(length for _, length in contexts[-1]) > MAX_CONTEXT:
+            del at_work[at]
+
+
+def tokens_of(text: Text) -> I64:
+    """Return the same tokens for the same pieces."""
+    return np.concatenate([(name << 24) + np.arange(length, dtype=np.int64) for name, length in text])
+
+
+def reused(texts: Sequence[Text], pool_tokens: int, pages_per_state: int) -> int:
     """Return how many tokens were not computed."""
+    longest = max(sum(length for _, length in text) for text in texts)
     cache = KvCache(
         num_pages=pool_tokens // PAGE,
         page_size=PAGE,
         max_requests=1,
-        max_tokens_per_request=pool_tokens,
+        max_tokens_per_request=longest + PAGE,
         pages_per_state=pages_per_state,
     )
-    total = 0
-    for room, tokens in enumerate(prompts):
-        request = new_request(room, tokens, ONE)
-        if not cache.admit(request):
-            continue
-        total += request.cached_len
-        for end in request.cuts:
-            cache.begin_snapshot(request, end)
-            cache.release_duplicates(cache.share(request, end))
-        request.computed_len = len(tokens)
-        cache.retire(request)
-    return total
+    return sum(serve(cache, room, tokens_of(text)) for room, text in enumerate(texts))
+
+
+def serve(cache: KvCache, room: int, tokens: I64) -> int:
+    """Compute a prompt as steps do, and let it go; return how many of its tokens were cached."""
+    request = new_request(room, tokens, ONE)
+    assert cache.admit(request)
+    found = request.cached_len
+    for end in request.cuts:
+        cache.begin_snapshot(request, end)
+        cache.release_duplicates(cache.share(request, end))
+    request.computed_len = len(tokens)
+    cache.retire(request)
+    return found
 
 
 if __name__ == "__main__":

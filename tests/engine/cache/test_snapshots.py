@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 
+from diptych.engine.cache.eviction import EvictionPolicy
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.cache.snapshots import cuts
 from diptych.engine.values.core_report import Holders
@@ -47,12 +50,12 @@ def compute(cache: KvCache, tokens: list[int], state_len: int = 0) -> None:
     cache.retire(request)
 
 
-@pytest.mark.parametrize(("num_tokens", "begun", "known", "expected"), CUTS)
+@pytest.mark.parametrize(("num_tokens", "begun", "parting", "expected"), CUTS)
 def test_snapshots_stand_behind_what_others_may_have_and_before_the_end(
-    num_tokens: int, begun: int, known: int, expected: tuple[int, ...]
+    num_tokens: int, begun: int, parting: int, expected: tuple[int, ...]
 ) -> None:
     request = new_request(1, np.arange(num_tokens), SamplingParams(max_tokens=1))
-    assert cuts(request, begun, known, PAGE) == expected
+    assert cuts(request, begun, parting, PAGE) == expected
 
 
 def test_a_prompt_begins_behind_the_longest_text_that_has_a_state() -> None:
@@ -77,6 +80,159 @@ def test_a_text_that_is_cached_without_a_state_is_computed_again_and_then_has_on
     assert third.cached_len == 16
     cache.drop(third)
     assert cache.audit(NOBODY) == []
+
+
+def test_a_prompt_that_only_goes_on_where_a_text_ended_marks_nothing_there() -> None:
+    cache, head = new_cache(), list(range(16))
+    compute(cache, head)
+    second = admitted(cache, [*head, 60, 61, 62, 63, 64])
+    assert (second.cached_len, second.cuts) == (12, (20,))
+    cache.drop(second)
+    assert cache.audit(NOBODY) == []
+
+
+def found(cache: KvCache, tokens: list[int]) -> int:
+    """How many tokens of a prompt that begins so need not be computed."""
+    return cache.cached_len(new_request(1, np.array([*tokens, -1]), SamplingParams(max_tokens=1)))
+
+
+def make_room(cache: KvCache, num_pages: int) -> None:
+    """Have so many pages evicted."""
+    taken = [-1 - each for each in range((cache.pool.num_free + num_pages) * PAGE)]
+    cache.drop(admitted(cache, taken))
+    assert cache.audit(NOBODY) == []
+
+
+def test_the_state_behind_an_earlier_turn_goes_before_any_text() -> None:
+    cache, other, turn = new_cache(), list(range(50, 63)), list(range(13))
+    compute(cache, other)
+    compute(cache, turn)
+    compute(cache, [*turn, 20, 21, 22, 23, 24, 25])
+    num_pages = cache.tree.num_pages
+    make_room(cache, 1)
+    assert cache.tree.num_pages == num_pages - PER_STATE
+    assert found(cache, other) == 12
+    assert found(cache, [*turn, 20, 21, 22, 23, 24, 25]) == 16
+    assert found(cache, turn) == 0
+
+
+def test_the_state_where_texts_part_is_as_good_as_its_text() -> None:
+    cache, turn = new_cache(), list(range(13))
+    compute(cache, turn)
+    compute(cache, [*turn, 20, 21, 22, 23])
+    compute(cache, [*turn, 30, 31, 32, 33])
+    make_room(cache, 1)
+    assert found(cache, turn) == 12
+    assert found(cache, [*turn, 20, 21, 22, 23]) + found(cache, [*turn, 30, 31, 32, 33]) == 16 + 12
+
+
+def test_a_short_text_with_a_state_goes_before_a_long_one() -> None:
+    cache, long, short = new_cache(), list(range(49)), list(range(100, 109))
+    compute(cache, long)
+    compute(cache, short)
+    make_room(cache, 1)
+    assert (found(cache, long), found(cache, short)) == (48, 0)
+
+
+def test_a_conversation_that_has_gone_on_stays_for_longer_than_one_that_has_begun() -> None:
+    cache, turn, begun = new_cache(), list(range(13)), list(range(100, 121))
+    compute(cache, turn)
+    compute(cache, [*turn, *range(20, 28)])
+    compute(cache, begun)
+    make_room(cache, PER_STATE + 1)
+    assert (found(cache, [*turn, *range(20, 28)]), found(cache, begun)) == (20, 0)
+
+
+def test_what_was_worth_more_once_goes_in_its_turn() -> None:
+    cache, long = new_cache(), list(range(49))
+    compute(cache, long)
+    for each in range(40):
+        compute(cache, list(range(1000 * each + 1000, 1000 * each + 1009)))
+    assert found(cache, long) < 48
+    assert found(cache, list(range(40000, 40009))) == 8
+
+
+def test_a_long_text_s_earlier_state_goes_behind_a_short_text() -> None:
+    cache, turn, short = new_cache(60), list(range(101)), list(range(200, 205))
+    compute(cache, turn)
+    compute(cache, [*turn, 120, 121, 122, 123])
+    compute(cache, short)
+    make_room(cache, 1)
+    assert (found(cache, turn), found(cache, short)) == (100, 0)
+
+
+def test_text_behind_which_nobody_can_begin_goes_first() -> None:
+    cache, prompt, other = new_cache(), list(range(13)), list(range(50, 63))
+    compute(cache, other)
+    request = new_request(1, np.array(prompt), SamplingParams(max_tokens=10))
+    assert cache.admit(request)
+    cache.begin_snapshot(request, 12)
+    cache.share(request, 12)
+    for token_id in range(20, 30):
+        request.append(token_id)
+    assert cache.grow(request, request.num_tokens)
+    request.computed_len = request.num_tokens - 1
+    cache.retire(request)
+    make_room(cache, 2)
+    assert (found(cache, prompt), found(cache, other)) == (12, 12)
+
+
+def test_a_text_that_is_split_between_states_goes_before_the_text_above_it() -> None:
+    cache, text = new_cache(16), list(range(17))
+    request = admitted(cache, text)
+    cache.share(request, 8)
+    cache.share(request, 16)
+    cache.drop(request)
+    second = admitted(cache, [*text[:12], 70, 71, 72, 73, 74])
+    assert second.cached_len == 0
+    cache.drop(second)
+    cache.pool.uncache(cache.tree.evict(2).pages)
+    assert cache.audit(NOBODY) == []
+
+
+def test_a_state_is_not_superseded_any_more_when_the_next_one_is_gone() -> None:
+    cache, turn = new_cache(), list(range(13))
+    compute(cache, turn)
+    compute(cache, [*turn, 20, 21, 22, 23])
+    cache.tree.evict(PER_STATE + 1)  # the first turn's, and the end of the second
+    assert found(cache, [*turn, 20, 21, 22, 23]) == 0
+    assert cache.tree.check() == []
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu"])
+@pytest.mark.parametrize("seed", range(4))
+def test_no_page_is_lost_whatever_runs_beside_what(seed: int, policy: EvictionPolicy) -> None:
+    rng, running = random.Random(seed), list[tuple[Request, list[int]]]()
+    cache = KvCache(
+        num_pages=50,
+        page_size=PAGE,
+        max_requests=4,
+        max_tokens_per_request=80,
+        eviction_policy=policy,
+        pages_per_state=PER_STATE,
+    )
+    for room in range(400):
+        text = [each for _ in range(8) for each in [rng.randrange(2)] * 2 * PAGE][: rng.randrange(2, 60)]
+        request = new_request(room, np.array(text), SamplingParams(max_tokens=1))
+        if cache.admit(request):
+            running.append((request, sorted({*request.cuts, *range(2 * PAGE, len(text), 2 * PAGE)})))
+        while running and (len(running) == 4 or rng.random() < 0.7):
+            go_on(cache, running, rng)
+        held = [request for request, _ in running]
+        assert cache.audit(Holders(held, [], [])) == []
+
+
+def go_on(cache: KvCache, running: list[tuple[Request, list[int]]], rng: random.Random) -> None:
+    """Let one request compute a chunk, or end."""
+    request, ends = running[at := rng.randrange(len(running))]
+    if not ends or rng.random() < 0.1:
+        del running[at]
+        (cache.drop if rng.random() < 0.3 else cache.retire)(request)
+    elif (end := ends.pop(0)) > request.computed_len:
+        if end in request.cuts:
+            cache.begin_snapshot(request, end)
+        request.computed_len = end
+        cache.release_duplicates(cache.share(request, end))
 
 
 def test_a_prompt_that_is_cached_whole_begins_with_a_state_before_its_last_token() -> None:

@@ -1,38 +1,72 @@
 """Decides which cached page goes first: the order of the unlocked nodes of a radix tree.
 
-A node's rank is (score, time of its last touch, minus its end). The score is the strategy: LRU scores all alike; LFU
-counts uses, and ages: a touched node's score starts from that of the node evicted last, so what was popular once does
-not stay for ever (LFU with dynamic aging: Arlitt et al., "Evaluating content management techniques for Web proxy
-caches", 2000).
-A path is touched from its deep end to the root, and of two halves of a node the deeper ranks lower; hence no node
-outranks its parent, and the lowest is a leaf.
+A node's rank is (score, time of its last touch, minus its end). The score is the strategy, and ages: that of a touched
+node starts from that of what was evicted last, so what was popular or worth much once does not stay for ever.
+LFU counts uses (with dynamic aging: Arlitt et al., "Evaluating content management techniques for Web proxy caches",
+2000). LRU scores all tokens alike; where states are cached it asks what share of the pages that a hit needs are of
+tokens, which it saves (GreedyDual-Size: Cao and Irani, "Cost-aware WWW proxy caching algorithms", 1997). So a short
+text with a state goes before a long one, a conversation of one turn before one that has gone on, and first of all goes
+text behind which nobody can begin.
+
+A state that is superseded is ranked by itself, and lower than a text that is worth as much, since few begin with it.
+
+A path is touched from its deep end to the root, and no node scores less than what is touched below it; of two halves
+of a node the deeper ranks lower. Hence no node outranks its parent, and the lowest is a leaf.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Final, Literal
 
 from diptych.engine.cache.radix_node import Node, Rank
 
+SCALE: Final = 1000  # the worth of pages of tokens alone
+RARER: Final = 3  # times: how much less a superseded state is begun with
+MAX_TURNS: Final = 3  # that count: who has gone on goes on, but not without end
+
 EvictionPolicy = Literal["lru", "lfu"]
-Score = Callable[[int, int], int]  # (uses of the node, score of the node evicted last) -> score
+Score = Callable[[int, int], int]  # (uses of the node, its worth) -> score of one that is not aged
 
 
-def lru(num_uses: int, age: int) -> int:
-    return 0
+def lru(num_uses: int, worth: int) -> int:
+    return worth
 
 
-def lfu(num_uses: int, age: int) -> int:
-    return num_uses + age
+def lfu(num_uses: int, worth: int) -> int:
+    return num_uses
 
 
 SCORES: Final[Mapping[EvictionPolicy, Score]] = {"lru": lru, "lfu": lfu}
 
 
+def worths(path: Sequence[Node]) -> list[tuple[int, int]]:
+    """Return what each node of a path is worth, and its state alone; the path is listed from its deep end to the root.
+
+    A state saves the tokens behind the one before it. A node saves those, too, that are behind states which will be
+    superseded, as its own will stay for longer; and it does so more often the more turns of a conversation have used
+    the text that no other has.
+    """
+    found, parting, before, turns = [], 0, 0, 0  # pages where others begin: without what is superseded, and with that
+    for node in reversed(path):
+        turns = turns or min(max(1, node.num_uses), MAX_TURNS)
+        found.append((turns * _worth(node, node.end - parting), _worth(node, node.end - before)))
+        is_parting = len(node.children) > 1
+        if node.state is not None:
+            before = node.end
+            parting = node.end if is_parting else parting
+        turns = 0 if is_parting else turns
+    return found[::-1]
+
+
+def _worth(node: Node, num_saved: int) -> int:
+    return 0 if node.state is None else SCALE * num_saved // (num_saved + len(node.state))
+
+
 class Ranking:
-    """Gives nodes their ranks, which only rise."""
+    """Gives nodes and their states their ranks, which only rise."""
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self._score = SCORES[policy]
@@ -40,11 +74,22 @@ class Ranking:
         self._clock = 0
 
     def touch(self, node: Node) -> None:
-        self._clock += 1
-        node.rank = (self._score(node.num_uses, self._age), self._clock, -node.end)
+        """Count the path to `node` as wanted now."""
+        path, score = list(node.path()), 0
+        for step, (worth, worth_of_state) in zip(path, worths(path), strict=True):
+            self._clock += 1
+            score = max(score, step.rank[0], self._score(step.num_uses, worth) + self._age)
+            step.rank = (score, self._clock, -step.end)
+            alone = self._score(0, worth_of_state // RARER) + self._age
+            step.state_rank = (max(alone, step.state_rank[0]), self._clock, -step.end)
 
-    def note_eviction(self, node: Node) -> None:
-        self._age = node.rank[0]
+    def touch_new(self, node: Node) -> None:
+        """Rank a node by itself, whose path will be touched before anything is evicted, or is locked."""
+        self._clock += 1
+        node.rank = (max(node.rank[0], self._age), self._clock, -node.end)
+
+    def note_eviction(self, rank: Rank) -> None:
+        self._age = max(self._age, rank[0])
 
 
 class EvictionQueue:
@@ -54,8 +99,9 @@ class EvictionQueue:
     ranks only rise.
     """
 
-    def __init__(self, level: int) -> None:
+    def __init__(self, level: int, rank_of: Callable[[Node], Rank] = attrgetter("rank")) -> None:
         self._level = level
+        self._rank_of = rank_of
         self._heap: list[tuple[Rank, Node]] = []
         self._members: set[Node] = set()  # that have an entry
 
@@ -66,20 +112,47 @@ class EvictionQueue:
         """Let an unlocked node be evicted."""
         if node not in self._members:
             self._members.add(node)
-            heapq.heappush(self._heap, (node.rank, node))
+            heapq.heappush(self._heap, (self._rank_of(node), node))
 
     def pop(self) -> Node | None:
         """Take out the unlocked node of the lowest rank; None when there is none."""
+        node = self.peek()
+        if node is not None:
+            self._drop_front()
+        return node
+
+    def peek(self) -> Node | None:
+        """Return the unlocked node of the lowest rank; None when there is none."""
         while self._heap:
             rank, node = self._heap[0]
-            if self._is_stale(node) or rank == node.rank:
-                heapq.heappop(self._heap)
-                self._members.remove(node)
-                if not self._is_stale(node):
-                    return node
+            if self._is_stale(node):
+                self._drop_front()
+            elif rank == self._rank_of(node):
+                return node
             else:
-                heapq.heapreplace(self._heap, (node.rank, node))
+                heapq.heapreplace(self._heap, (self._rank_of(node), node))
         return None
+
+    def _drop_front(self) -> None:
+        _, node = heapq.heappop(self._heap)
+        self._members.remove(node)
 
     def _is_stale(self, node: Node) -> bool:
         return node.parent is None or node.num_locks > 0 or node.level != self._level
+
+
+class SupersededStates(EvictionQueue):
+    """Unlocked nodes whose states go without their text. Some that were superseded may not be any more."""
+
+    def __init__(self, level: int) -> None:
+        super().__init__(level, attrgetter("state_rank"))
+
+    def pop_below(self, lowest: Node | None) -> Node | None:
+        """Take out the node whose state ranks lowest, and lower than `lowest`, which goes first else; or None."""
+        node = self.peek()
+        if node is None or lowest is None or lowest.rank < node.state_rank:
+            return None
+        return self.pop()
+
+    def _is_stale(self, node: Node) -> bool:
+        return super()._is_stale(node) or not node.is_superseded

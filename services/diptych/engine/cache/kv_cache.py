@@ -331,8 +331,7 @@ class KvCache:
             request.snapshots.append(Snapshot(request.state_len, pages))
         if self.begins_with_state(request):
             request.state_from = NO_PAGES if match.state is None else match.state
-            known = self.tree.peek(request.tokens[: request.num_tokens - 1], request.extra_key)
-            request.cuts = cuts(request, request.cached_len, known, self.page_size)
+            request.cuts = cuts(request, request.cached_len, match.parting, self.page_size)
 
     def _keep_snapshots(self, request: Request, node: Node, num_tokens: int) -> None:
         """Let others begin with the state after the request's first `num_tokens` tokens, the last ones of `node`."""

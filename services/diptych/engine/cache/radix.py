@@ -19,7 +19,7 @@ from diptych.common.errors import InvalidTransition
 from diptych.engine.cache import radix_check
 from diptych.engine.cache.cache_changes import NO_CHANGES, CacheChanges
 from diptych.engine.cache.cached_states import CachedStates
-from diptych.engine.cache.eviction import EvictionPolicy, EvictionQueue, Ranking
+from diptych.engine.cache.eviction import EvictionPolicy, EvictionQueue, Ranking, SupersededStates
 from diptych.engine.cache.radix_node import Eviction, Insertion, Match, Node, Save, joined, merged, node_key
 from diptych.engine.cache.tier import POOL, Books, Restore, Slots
 from diptych.generation.page_hash import chain_hashes, root_hash
@@ -45,6 +45,7 @@ class RadixTree:
         self._tiers = tiers
         self._queues = [EvictionQueue(level) for level in range(1 + len(tiers))]  # hold every unlocked node
         self.states = CachedStates()  # behind nodes
+        self._superseded = SupersededStates(POOL)  # of unlocked nodes
         self._num_pages = 0
         self._num_evictable = 0
         self._changes = changes
@@ -74,7 +75,7 @@ class RadixTree:
     def match(self, token_ids: I64, extra_key: bytes = b"") -> Match:
         """Find the longest cached prefix of whole pages, and note that it is wanted now."""
         path = self._walk(self._root, token_ids, extra_key)
-        self._touch(path[-1])
+        self._ranking.touch(path[-1])
         pages = joined(node.pages for node in path if node.level == POOL and node.restore is None)
         restore = next((node.restore for node in path if node.restore is not None), None)
         lower_nodes = tuple(node for node in path if node.level != POOL)
@@ -97,11 +98,12 @@ class RadixTree:
     def match_state(self, token_ids: I64, extra_key: bytes = b"") -> Match:
         """Find the longest cached prefix of whole pages behind which is a state, and note that all text is wanted."""
         path = self._walk(self._root, token_ids, extra_key)
-        self._touch(path[-1])  # all of it, or what was split off would be wanted more than what is before it
+        self._ranking.touch(path[-1])  # all of it, or what was split off would be wanted more than what is before it
+        parting = path[-1].end * self._page_size if path[-1].children else 0
         while len(path) > 1 and path[-1].state is None:
             path.pop()
         pages = joined(node.pages for node in path)
-        return Match(path[-1], pages, len(pages) * self._page_size, state=path[-1].state)
+        return Match(path[-1], pages, len(pages) * self._page_size, state=path[-1].state, parting=parting)
 
     def peek_state(self, token_ids: I64, extra_key: bytes = b"") -> int:
         """Return how many tokens `match_state` would find, and change nothing."""
@@ -141,14 +143,14 @@ class RadixTree:
         end = path[-1]
         if num_lower_pages < len(adopted):
             end = self._append(end, token_ids, extra_key, adopted[num_lower_pages:])
-        self._touch(end)
+        self._ranking.touch(end)
         return Insertion(end, np.concatenate([known, adopted]), adopted, duplicate=given[given != known])
 
     def use(self, node: Node) -> None:
         """Count a use of the prefix that ends at `node`."""
         for step in node.path():
             step.num_uses += 1
-        self._touch(node)
+        self._ranking.touch(node)
 
     def withdraw(self, node: Node, num_pages: int) -> None:
         """Let nobody find the prefix that ends at `node` any further than its first `num_pages`, the end of a node."""
@@ -187,7 +189,7 @@ class RadixTree:
         """Add pages that others gave to a tier, behind `node`, which ends the longest cached prefix of these tokens."""
         end = (node.end + len(slots)) * self._page_size
         adopted = self._append(node, token_ids[:end], extra_key, slots, level)
-        self._touch(adopted)
+        self._ranking.touch(adopted)
         return adopted
 
     def promote(self, lower_nodes: Iterable[Node], pages: Pages) -> None:
@@ -241,22 +243,19 @@ class RadixTree:
                 raise InvalidTransition("unlock of a node that is not locked")
             step.num_locks -= 1
             if step.num_locks == 0:
-                self._ranking.touch(step)
                 self._queues[step.level].add(step)
                 self._num_evictable += step.num_pool_pages
+                if step.is_superseded:
+                    self._superseded.add(step)
+        self._ranking.touch(node)
 
     def evict(self, num_pages: int) -> Eviction:
         """Give up the `num_pages` lowest ranking pages of the pool, or all evictable ones if fewer."""
         evicted: list[Pages] = []
         saves: list[Save] = []
-        while num_pages > 0 and (node := self._pop(POOL, num_pages)):
-            gone = [self.states.pop(node), node.pages]
-            self._num_pages -= len(node.pages)
-            self._num_evictable -= len(node.pages)
-            num_pages -= sum(map(len, gone))
-            evicted += gone
-            self._ranking.note_eviction(node)
-            self._demote(node, saves)
+        while num_pages > 0 and len(gone := self._evict_lowest(num_pages, saves)):
+            evicted.append(gone)
+            num_pages -= len(gone)
         while num_pages > 0 and (node := self.states.first()):
             evicted.append(self.states.pop(node))
             num_pages -= len(evicted[-1])
@@ -271,7 +270,7 @@ class RadixTree:
 
     def pages(self) -> Pages:
         """Return every page of the pool that is in the tree."""
-        return _held(self._root.below())
+        return joined(node.held for node in self._root.below())
 
     def hashes(self) -> list[int]:
         """Return the hash of every page of the tree, in all levels."""
@@ -283,6 +282,22 @@ class RadixTree:
         nodes, counts = list(self._root.below()), (self.num_pages, self.num_evictable)
         return radix_check.problems(nodes, counts, self._page_size, self._tiers, self._queues, self.states.nodes)
 
+    def _evict_lowest(self, num_pages: int, saves: list[Save]) -> Pages:
+        """Take the lowest ranking pages out of the pool, about `num_pages`; add to `saves` what goes down."""
+        node = self._superseded.pop_below(self._queues[POOL].peek())
+        if node is not None:
+            self._ranking.note_eviction(node.state_rank)
+            return self.states.pop(node)
+        node = self._pop(POOL, num_pages)
+        if node is None:
+            return joined(())
+        gone = joined([node.pages, self.states.pop(node)])
+        self._num_pages -= len(node.pages)
+        self._num_evictable -= len(node.pages)
+        self._ranking.note_eviction(node.rank)
+        self._demote(node, saves)
+        return gone
+
     def _walk(self, node: Node, token_ids: I64, extra_key: bytes) -> list[Node]:
         """Return the path from `node` on of the longest cached prefix, splitting a node that is left in its middle."""
         path, start = [node], node.end * self._page_size
@@ -293,7 +308,6 @@ class RadixTree:
             num_common = child.num_common_pages(token_ids[start:], self._page_size)
             if num_common < len(child.pages):
                 child = child.split(num_common, self._page_size)
-                self._ranking.touch(child)
                 self._queues[child.level].add(child)
             path.append(child)
             start += num_common * self._page_size
@@ -322,7 +336,7 @@ class RadixTree:
     def _admit(self, node: Node) -> None:
         """Count a node whose pages have come to the pool."""
         self._num_pages += len(node.pages)
-        self._ranking.touch(node)
+        self._ranking.touch_new(node)
         if node.num_locks == 0:
             self._num_evictable += len(node.pages)
             self._queues[POOL].add(node)
@@ -390,14 +404,6 @@ class RadixTree:
         if not leaf.is_withdrawn:
             self._changes.remove(leaf.hashes[::-1].tolist())
 
-    def _touch(self, node: Node) -> None:
-        for step in node.path():
-            self._ranking.touch(step)
-
 
 def _pool_pages(nodes: Iterable[Node]) -> Pages:
     return joined(node.pages for node in nodes if node.level == POOL)
-
-
-def _held(nodes: Iterable[Node]) -> Pages:
-    return joined(node.held for node in nodes)

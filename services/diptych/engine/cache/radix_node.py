@@ -40,6 +40,7 @@ class Node:
     num_locks: int = 0  # of this node and every node below it
     num_uses: int = 0  # requests that made or reused it
     rank: Rank = (0, 0, 0)  # in the order of eviction: see `eviction`
+    state_rank: Rank = (0, 0, 0)  # of its state alone, where that is superseded
     state: Pages | None = None  # of the pool: the state of recurrent layers after its last token
     num_readers: int = 0  # of the state: requests that begin with it, until a step has read it
     is_withdrawn: bool = False  # nobody finds it any more; those who have locked it keep it
@@ -63,6 +64,19 @@ class Node:
         """Pages of the pool that could go: its tokens' while it is not locked, its state's while nobody reads it."""
         num_pages = 0 if self.num_locks else self.num_pool_pages
         return num_pages if self.state is None or self.num_readers else num_pages + len(self.state)
+
+    @property
+    def is_superseded(self) -> bool:
+        """Whether it has a state, and its text goes on in one way only, to another state: then few will begin here.
+
+        So is the end of each turn of a conversation but the last.
+        """
+        node = self
+        while self.state is not None and len(node.children) == 1:
+            (node,) = node.children.values()
+            if node.state is not None:
+                return True
+        return False
 
     def path(self) -> Iterator[Node]:
         """Yield this node and the nodes above it, without the root."""
@@ -113,6 +127,7 @@ class Match:
     restore: Restore | None = None  # brings what continues the prefix, and is not over
     lower_nodes: tuple[Node, ...] = ()  # continue it further, in tiers: `promote` and `expect` bring them back
     state: Pages | None = None  # after these tokens; None: it was not asked for, or there are no tokens
+    parting: int = 0  # tokens behind which it leaves a cached text that goes on otherwise, if a state was asked for
 
     @property
     def num_lower_pages(self) -> int:

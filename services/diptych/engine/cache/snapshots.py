@@ -5,8 +5,9 @@ in pages of the pool, after an exact number of tokens. So a state is owned, gran
 pages are.
 
 Which are made is decided at admission (as Marconi does, arXiv 2411.19379): one behind the last whole page before the
-prompt's end, where a conversation goes on; and one where the prompt leaves a text that is cached without a state, since
-then at least two requests have that text. A snapshot is evicted with the text that it stands behind.
+prompt's end, where a conversation goes on; and one where the prompt leaves a cached text that goes on otherwise, since
+then at least two requests have what is before. Where a text only ended, there is no more to be expected than there was.
+Which are evicted, with their text or without, is decided in `eviction`.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from __future__ import annotations
 from diptych.engine.values.request import Request
 
 
-def cuts(request: Request, begun: int, known: int, page_size: int) -> tuple[int, ...]:
+def cuts(request: Request, begun: int, parting: int, page_size: int) -> tuple[int, ...]:
     """Return after how many tokens to make snapshots, ascending.
 
-    The request begins with a state after `begun` tokens, where the text of its first `known` is cached. Both are
-    multiples of the page size.
+    The request begins with a state after `begun` tokens, and leaves a cached text after `parting`, 0 if it leaves
+    none. Both are multiples of the page size.
     """
     last = (request.num_tokens - 1) // page_size * page_size
-    return tuple(sorted({end for end in (known, last) if begun < end <= last}))
+    return tuple(sorted({end for end in (parting, last) if begun < end <= last}))
