@@ -90,3 +90,11 @@ def test_thousands_of_requests_with_equal_prompts_are_right_in_tiny_pools(make_p
     assert ended > 500
     assert pair.decode.core.report().counts.retractions > 0
     pair.assert_clean()
+
+
+def test_what_a_state_takes_is_no_credit(make_pair: type[Pair]) -> None:
+    pair = make_pair(decode_pages=9, model=recurrent_model, pages_per_state=PER_STATE)
+    assert pair.decode.core.load().grantable_pages == 8 - PER_STATE
+    pair.start_decode(1, list(range(12)))  # 3 pages and a state
+    assert pair.decode.core.load().grantable_pages == 8 - 3 - 2 * PER_STATE
+    assert pair.decode.core.load().num_ungranted == 0
