@@ -13,7 +13,7 @@ from diptych.architectures.recurrent import DeltaNet, Recurrent
 from diptych.common.errors import ConfigError
 from diptych.common.members.roles import Role
 from diptych.engine.options.config import EngineOptions
-from diptych.engine.options.pool_size import check_pool, likely_device, pool_layout
+from diptych.engine.options.pool_size import check_pool, likely_device, pool_layout, pool_words
 
 MODEL = tiny_config()
 PAGE_BYTES = 4 * 2 * 2 * 16 * 2 * 16  # in float32
@@ -88,6 +88,14 @@ def test_states_of_recurrent_layers_are_counted() -> None:
 def test_a_pool_that_holds_no_state_is_refused_with_what_it_takes() -> None:
     with pytest.raises(ConfigError, match=r"hold 0 tokens beside 2 states of a request, but 2 pages .* at least"):
         pool_layout(RECURRENT, EngineOptions(kv_cache_mib=1, dtype="float32"))
+
+
+def test_what_states_take_beside_the_pool_is_told() -> None:
+    options = EngineOptions(kv_cache_mib=8, dtype="float32")
+    layout = pool_layout(RECURRENT, options)
+    assert pool_words(MODEL, layout, options, 64) == f"{layout.num_pages} KV pages of 16 tokens"
+    states = f"{64 * STATE_BYTES / 2**20:.0f} MiB beside them for states"
+    assert pool_words(RECURRENT, layout, options, 64) == f"{layout.num_pages} KV pages of 16 tokens, and {states}"
 
 
 def test_each_rank_holds_its_own_heads_only() -> None:

@@ -13,7 +13,7 @@ from diptych.common.errors import ConfigError
 from diptych.common.members.roles import Role
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.device_kind import DeviceKind
-from diptych.engine.values.kv_regions import kv_layout, pages_per_state
+from diptych.engine.values.kv_regions import kv_layout, pages_per_state, state_nbytes
 from diptych.kvtransfer.layout import HeadShare, PoolLayout, Region
 
 MIN_PAGES: Final = 2
@@ -42,6 +42,15 @@ def region_words(name: str, region: Region) -> str:
     """Say what a token has in a region, which holds what `region_names` says."""
     heads = f"{region.total_heads} heads" if region.total_heads > 1 else "one head"
     return f"{name} of {len(region.layers)} layers, {heads} of {region.head_dim}"
+
+
+def pool_words(model: ModelConfig, layout: PoolLayout, options: EngineOptions, max_requests: int) -> str:
+    """Say what a process has memory for, of the whole `model`: pages, and beside them a state for each request."""
+    pages = f"{layout.num_pages} KV pages of {layout.page_size} tokens"
+    if model.recurrent is None:
+        return pages
+    nbytes = max_requests * state_nbytes(model.recurrent.of_rank(options.tp), options.dtype)
+    return f"{pages}, and {nbytes / MIB:,.0f} MiB beside them for states"
 
 
 def check_pool(model: ModelConfig, options: EngineOptions, role: Role, device: DeviceKind) -> None:

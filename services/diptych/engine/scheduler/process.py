@@ -29,7 +29,7 @@ from diptych.engine.cache.host_tier import NO_COPIER
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.lora.registry import LoraRegistry
 from diptych.engine.options.config import EngineOptions, SchedulerConfig
-from diptych.engine.options.pool_size import num_host_slots
+from diptych.engine.options.pool_size import num_host_slots, pool_words
 from diptych.engine.runner.host_pages import HostPages
 from diptych.engine.runner.threads import configure_threads
 from diptych.engine.schedule.step_sizes import words
@@ -206,9 +206,9 @@ def _report_ready(
     )
     ready.loras.adapters.extend(adapters.news() or ())
     channel.send(engine_pb2.SchedulerEvents(ready=ready).SerializeToString())
-    model_id = base.source.config.model_id
+    model = base.source.config
     logger.info("%s", words(base.chosen))
-    logger.info("ready: %s, %d KV pages of %d tokens", model_id, layout.num_pages, layout.page_size)
+    logger.info("ready: %s, %s", model.model_id, pool_words(model, layout, config.engine, sizes.max_requests))
 
 
 def _stepping(options: EngineOptions, core: SchedulerCore, runner: OverlapRunner) -> Stepping:
