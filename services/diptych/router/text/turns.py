@@ -1,4 +1,7 @@
-"""Turns of a chat in the words of the model's template: how calls are numbered, where results and reasoning stand."""
+"""Turns of a chat in the words of the model's template: how calls are numbered, where results and reasoning stand.
+
+Messages are looked at before the template is, which may be long: most chats have neither calls nor reasoning.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +43,8 @@ CALL_IDS: Final = (
 
 def with_ids(messages: Sequence[Message], source: str) -> Sequence[Message]:
     """Return the messages with ids of calls that the template is fit for; the same ones, if all are."""
+    if not any(map(_calls, messages)):
+        return messages
     ids = next((each for each in CALL_IDS if each.in_template in source), None)
     if ids is None or all(ids.form.fullmatch(call["id"]) for message in messages for call in _calls(message)):
         return messages
@@ -73,7 +78,7 @@ def with_results(messages: Sequence[Message], source: str) -> Sequence[Message]:
 
     So do the first templates of Gemma 4.
     """
-    if "tool_responses" not in source or _TOOL_ROLE.search(source):
+    if not any(map(_calls, messages)) or "tool_responses" not in source or _TOOL_ROLE.search(source):
         return messages
     turns: list[Message] = []
     names: dict[str, str] = {}  # of the functions, by call
@@ -90,7 +95,7 @@ def with_results(messages: Sequence[Message], source: str) -> Sequence[Message]:
 
 def with_thoughts(messages: Sequence[Message], source: str) -> Sequence[Message]:
     """Return the messages with reasoning also under the name `thinking`, if the template looks for that."""
-    if not _THOUGHTS.search(source):
+    if not any(message.get("reasoning_content") for message in messages) or not _THOUGHTS.search(source):
         return messages
     return [
         {**message, "thinking": message["reasoning_content"]} if message.get("reasoning_content") else message
