@@ -132,65 +132,38 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_latent_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random DeepSeek V3 without experts, with the same words."""
-    import torch
-    import transformers
-
-    folder = tmp_path_factory.mktemp("models") / "latent"
-    config = transformers.DeepseekV3Config(
-        **SHAPE | LATENT | {"num_hidden_layers": 2, "vocab_size": 321, "max_position_embeddings": 512},
-        first_k_dense_replace=2,
-        eos_token_id=None,
-        bos_token_id=None,
-    )
-    torch.manual_seed(0)
-    transformers.DeepseekV3ForCausalLM(config).save_pretrained(folder)
-    _save_words(folder, config.vocab_size)
-    return folder
+    settings = LATENT | {"num_hidden_layers": 2, "max_position_embeddings": 512, "first_k_dense_replace": 2}
+    return _tiny_folder(tmp_path_factory.mktemp("models") / "latent", "DeepseekV3", settings)
 
 
 @pytest.fixture(scope="session")
 def tiny_sparse_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random DeepSeek V3.2 without experts, whose tokens attend to four others, with the same words."""
-    import torch
-    import transformers
-
-    folder = tmp_path_factory.mktemp("models") / "sparse"
-    config = transformers.DeepseekV32Config(
-        **SHAPE | LATENT | {"num_hidden_layers": 2, "vocab_size": 321, "max_position_embeddings": 512},
-        index_n_heads=8,
-        index_head_dim=24,
-        index_topk=4,
-        first_k_dense_replace=2,
-        eos_token_id=None,
-        bos_token_id=None,
-    )
-    torch.manual_seed(0)
-    transformers.DeepseekV32ForCausalLM(config).save_pretrained(folder)
-    _save_words(folder, config.vocab_size)
-    return folder
+    settings = LATENT | {"num_hidden_layers": 2, "max_position_embeddings": 512, "first_k_dense_replace": 2}
+    settings |= {"index_n_heads": 8, "index_head_dim": 24, "index_topk": 4}
+    return _tiny_folder(tmp_path_factory.mktemp("models") / "sparse", "DeepseekV32", settings)
 
 
 @pytest.fixture(scope="session")
 def tiny_recurrent_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Qwen 3.5, every second layer of which keeps a state, with the same words."""
+    heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    dims = {"head_dim": 16, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
+    layers = {"layer_types": ["linear_attention", "full_attention"] * 2, "max_position_embeddings": 1024}
+    folder = tmp_path_factory.mktemp("models") / "recurrent"
+    return _tiny_folder(folder, "Qwen3_5", heads | dims | layers, config="Qwen3_5Text")
+
+
+def _tiny_folder(folder: Path, family: str, settings: Mapping[str, Any], config: str = "") -> Path:
+    """Save a random model of so many words, which no token ends; `config`: where transformers calls it otherwise."""
     import torch
     import transformers
 
-    folder = tmp_path_factory.mktemp("models") / "recurrent"
-    config = transformers.Qwen3_5TextConfig(
-        **SHAPE | {"vocab_size": 321, "max_position_embeddings": 1024},
-        layer_types=["linear_attention", "full_attention"] * 2,
-        head_dim=16,
-        linear_num_key_heads=2,
-        linear_num_value_heads=4,
-        linear_key_head_dim=16,
-        linear_value_head_dim=16,
-        eos_token_id=None,
-        bos_token_id=None,
-    )
+    endless = {"vocab_size": NUM_WORDS, "eos_token_id": None, "bos_token_id": None}
     torch.manual_seed(0)
-    transformers.Qwen3_5ForCausalLM(config).save_pretrained(folder)
-    _save_words(folder, config.vocab_size)
+    made = getattr(transformers, f"{config or family}Config")(**{**SHAPE, **settings, **endless})
+    getattr(transformers, f"{family}ForCausalLM")(made).save_pretrained(folder)
+    _save_words(folder, NUM_WORDS)
     return folder
 
 
@@ -268,6 +241,7 @@ class Case:
 
 PROMPT_LENGTHS: Final = [1, 2, 15, 16, 17, 40, 65, 150]
 NUM_OUTPUT_TOKENS: Final = 8
+NUM_WORDS: Final = 321  # of the models in folders
 SHAPE: dict[str, Any] = {
     "vocab_size": 200,
     "hidden_size": 64,

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from diptych.engine.attention.staged_batch import StagedBatch
-from diptych.engine.models.layers import kimi_delta_rule, mamba2_scan, short_conv
+from diptych.engine.models.layers import kimi_delta_rule, mamba2_scan
 from diptych.engine.models.layers.kimi_delta_rule import Decay
 from diptych.engine.models.layers.mamba2_scan import Heads
+from diptych.engine.models.layers.short_conv import convolve_prompts, convolve_step
 from diptych.engine.models.layers.turns import turns
 from diptych.kernels.cpu import recurrences
 
@@ -19,13 +20,8 @@ from diptych.kernels.cpu import recurrences
 class CpuStateRules:
     """Every slot is somebody's."""
 
-    short_conv = staticmethod(short_conv.convolve_step)
-
-    def short_conv_prompts(
-        self, x: Tensor, state: Tensor, batch: StagedBatch, weight: Tensor, bias: Tensor | None, out: Tensor
-    ) -> None:
-        for tokens, own in turns(state, batch):
-            out[tokens] = short_conv.convolve(x[tokens], own, weight, bias)
+    short_conv = staticmethod(convolve_step)
+    short_conv_prompts = staticmethod(convolve_prompts)
 
     def kimi_delta(
         self, mixed: Tensor, decays: Tensor, betas: Tensor, decay: Decay, state: Tensor, slots: Tensor, out: Tensor

@@ -11,9 +11,10 @@ from typing import Protocol
 from torch import Tensor
 
 from diptych.engine.attention.staged_batch import StagedBatch
-from diptych.engine.models.layers import kimi_delta_rule, mamba2_scan, short_conv
+from diptych.engine.models.layers import kimi_delta_rule, mamba2_scan
 from diptych.engine.models.layers.kimi_delta_rule import Decay
 from diptych.engine.models.layers.mamba2_scan import Heads
+from diptych.engine.models.layers.short_conv import convolve_prompts, convolve_step
 from diptych.engine.models.layers.turns import turns
 
 
@@ -29,7 +30,7 @@ class StateRules(Protocol):
     def short_conv_prompts(
         self, x: Tensor, state: Tensor, batch: StagedBatch, weight: Tensor, bias: Tensor | None, out: Tensor
     ) -> None:
-        """See `short_conv.convolve`."""
+        """See `short_conv.convolve_prompts`."""
         ...
 
     def kimi_delta(
@@ -58,15 +59,10 @@ class StateRules(Protocol):
 class TorchStateRules:
     """Any device; every slot is somebody's. Prompts are computed in chunks."""
 
-    short_conv = staticmethod(short_conv.convolve_step)
+    short_conv = staticmethod(convolve_step)
+    short_conv_prompts = staticmethod(convolve_prompts)
     kimi_delta = staticmethod(kimi_delta_rule.step)
     mamba2 = staticmethod(mamba2_scan.step)
-
-    def short_conv_prompts(
-        self, x: Tensor, state: Tensor, batch: StagedBatch, weight: Tensor, bias: Tensor | None, out: Tensor
-    ) -> None:
-        for tokens, own in turns(state, batch):
-            out[tokens] = short_conv.convolve(x[tokens], own, weight, bias)
 
     def kimi_delta_prompts(
         self, mixed: Tensor, decays: Tensor, betas: Tensor, decay: Decay, state: Tensor, batch: StagedBatch, out: Tensor

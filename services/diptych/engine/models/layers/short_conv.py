@@ -9,6 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from diptych.engine.attention.staged_batch import StagedBatch
+from diptych.engine.models.layers.turns import turns
+
 
 def convolve(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return `[num_tokens, num_channels]` of one request, float32, and bring its `state` up to date.
@@ -20,6 +23,14 @@ def convolve(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None) -> T
     state.copy_(seen[len(x) :].T)
     taps = [seen[i : i + len(x)] for i in range(weight.shape[1])]
     return _sum(taps, weight, bias)
+
+
+def convolve_prompts(
+    x: Tensor, state: Tensor, batch: StagedBatch, weight: Tensor, bias: Tensor | None, out: Tensor
+) -> None:
+    """Do the same to each request of a step that has several tokens; `state` `[num_slots, num_channels, width - 1]`."""
+    for tokens, own in turns(state, batch):
+        out[tokens] = convolve(x[tokens], own, weight, bias)
 
 
 def convolve_step(x: Tensor, state: Tensor, slots: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
