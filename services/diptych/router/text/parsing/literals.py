@@ -160,7 +160,9 @@ def _number(token: str) -> float | int:
 
 
 def _unquoted(token: str) -> str:
-    return _ESCAPE.sub(_unescaped, token[1:-1])
+    """Two escapes may be the halves of one character; half of one is none, and could not be sent."""
+    text = _ESCAPE.sub(_unescaped, token[1:-1])
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _unescaped(match: re.Match[str]) -> str:
