@@ -42,14 +42,18 @@ IMPOSTOR = """
 import sys, torch, torch.distributed as dist
 dist.init_process_group("gloo", f"file://{sys.argv[1]}", rank=1, world_size=2)
 dist.all_to_all_single(torch.empty(64, dtype=torch.uint8), torch.zeros(64, dtype=torch.uint8))
+sys.stdin.read()  # gloo aborts a process whose neighbour leaves: this one is told when to
 """
 
 
 def test_who_takes_the_place_of_a_rank_without_the_secret_gets_nothing_of_the_model(tmp_path: Path) -> None:
     store = tmp_path / "store"
     first = [sys.executable, str(SCRIPT), "0", "2", str(store), "cpu"]
-    with subprocess.Popen(first, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as rank:
-        subprocess.run([sys.executable, "-c", IMPOSTOR, str(store)], timeout=60, check=False, capture_output=True)
+    impostor = [sys.executable, "-c", IMPOSTOR, str(store)]
+    with (
+        subprocess.Popen(impostor, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL),
+        subprocess.Popen(first, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as rank,
+    ):
         output, errors = rank.communicate(timeout=60)
     assert (rank.returncode, output) == (1, "")
     assert "who connected as rank 1 is none" in errors
