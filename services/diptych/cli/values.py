@@ -22,7 +22,6 @@ from diptych.cli.plans.chart_values import (
 )
 from diptych.common.config import option
 from diptych.common.errors import ConfigError
-from diptych.engine.values.kv_regions import kv_token_bytes
 
 BUILT_IN: Final = (SMALL, SIMULATION)
 WEIGHT_FILES: Final = ("*.safetensors", "*.gguf")
@@ -84,6 +83,7 @@ def answers_of(config: ValuesConfig, ask: Ask) -> Answers:
 def model_facts(path: Path, *, on_gpu: bool) -> ModelFacts:
     """Return what a model takes: read from its headers and the sizes of its files. Raises `ConfigError`."""
     from diptych.checkpoints.source import open_model  # heavy; not for --help
+    from diptych.engine.values.kv_regions import kv_token_bytes
 
     model = open_model(str(path)).config
     files = [path] if path.is_file() else [each for kind in WEIGHT_FILES for each in path.glob(kind)]

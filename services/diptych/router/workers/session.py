@@ -16,7 +16,7 @@ from typing import Final
 
 import grpc
 
-from diptych.common.lifecycle import raise_if_cancelled, wait_or_timeout
+from diptych.common.event_loop import raise_if_cancelled, wait_or_timeout
 from diptych.common.members.roles import LegKind
 from diptych.common.net.rpc import open_channel
 from diptych.common.trust.trust import Trust
