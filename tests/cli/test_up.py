@@ -14,8 +14,8 @@ import pytest
 
 from diptych.cli.main import main
 from diptych.cli.plans.processes import ListenAddresses, Workers
+from diptych.cli.platform.local_platforms import LocalPlatform
 from diptych.cli.platform.log_view import LogView
-from diptych.cli.platform.whereabouts import LocalPlatform
 from diptych.cli.up import UpConfig, banner, commands_elsewhere, commands_here, found_by_commands
 from diptych.common.errors import ConfigError
 from diptych.common.trust.tokens import TOKEN_VARIABLE

@@ -20,7 +20,7 @@ import openai
 import psutil
 import pytest
 
-from diptych.cli.platform.whereabouts import LocalPlatform, running, runtime_folder
+from diptych.cli.platform.local_platforms import LocalPlatform, running, runtime_folder
 from diptych.common.members.roles import WORKER_ROLES
 from diptych.common.net.ports import free_port
 from diptych.common.net.rpc import open_sync_channel

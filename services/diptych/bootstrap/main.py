@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -39,9 +39,11 @@ from diptych.common.net import descriptors
 from diptych.common.net.reachable import bracketed
 from diptych.common.net.rpc import listen, new_server
 from diptych.common.refusals import Refusals
-from diptych.common.trust.tls import Tls
 from diptych.common.trust.trust import Trust, TrustConfig, forget_token
 from diptych.common.verdicts.probes import Probes, Verdict, judge_loops
+
+if TYPE_CHECKING:
+    from diptych.common.trust.tls import Tls
 
 logger = logging.getLogger(__name__)
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Final, Literal
 
-from diptych.cli.platform.whereabouts import PLATFORM_HELP, let_in, local_platform
-from diptych.common import event_loop
+from diptych.cli.platform.local_platforms import PLATFORM_HELP, local_platform
+from diptych.cli.platform.whereabouts import let_in
 from diptych.common.config import REQUIRED, argument, option
 from diptych.common.errors import ConfigError
 from diptych.common.net.reachable import transfer_where
@@ -57,16 +55,15 @@ def main(config: BenchConfig) -> int:
         config = let_in(config, local_platform(config.platform))
     trust = config.trust()
     if config.serve:
-        from diptych.cli.requests.kv_bench import serve
+        from diptych.cli.requests.kv_bench import serve_until_signal
 
         transfer_where(config.host)
-        end = (config.host, config.port, trust, config.pool_mib, config.transports)
-        asyncio.run(event_loop.run_until_signal(lambda stop: serve(*end, stop)))
+        serve_until_signal(config.host, config.port, trust, config.pool_mib, config.transports)
         return 0
-    from diptych.cli.requests.kv_bench import as_text, measure
+    from diptych.cli.requests.kv_bench import as_json, as_text, measure
 
     peer = config.peer or f"127.0.0.1:{DEFAULT_PORT}"
     report = measure(peer, trust, config.pool_mib, config.piece_kib, config.rounds, config.transports)
-    print(json.dumps(asdict(report), indent=2) if config.json else as_text(report))
+    print(as_json(report) if config.json else as_text(report))
     sys.stdout.flush()
     return 0 if report.is_intact else 1

@@ -13,7 +13,8 @@ from typing import Any, Final, Literal
 
 import grpc
 
-from diptych.cli.platform.whereabouts import MembersConfig, local_platform, located
+from diptych.cli.platform.local_platforms import local_platform
+from diptych.cli.platform.whereabouts import MembersConfig, located
 from diptych.cli.reports.link_report import link_words, size
 from diptych.cli.requests.asking import ask, members
 from diptych.cli.requests.inference_client import DEFAULT_TARGET

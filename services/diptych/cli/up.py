@@ -26,10 +26,10 @@ from diptych.cli.plans.processes import (
     threads_each,
     transport_environment,
 )
+from diptych.cli.platform.local_platforms import LocalPlatform, announced, running, runtime_folder
 from diptych.cli.platform.log_view import LogView
 from diptych.cli.platform.shared_trust import SharedTrust, shared_trust
 from diptych.cli.platform.supervisor import ComponentFailed, Supervisor
-from diptych.cli.platform.whereabouts import LocalPlatform, announced, running, runtime_folder
 from diptych.common.config import described, env_name, flag_name, option, parse
 from diptych.common.errors import ConfigError
 from diptych.common.event_loop import Stop, run_until_signal

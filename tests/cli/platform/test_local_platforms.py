@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from diptych.cli.platform.whereabouts import LocalPlatform, announced, running, runtime_folder
+from diptych.cli.platform.local_platforms import LocalPlatform, announced, running, runtime_folder
 from diptych.common.errors import ConfigError
 from diptych.common.proc import started_at
 

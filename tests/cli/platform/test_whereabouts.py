@@ -13,7 +13,8 @@ import pytest
 from diptych.cli.bench import BenchConfig
 from diptych.cli.chat import ChatConfig
 from diptych.cli.main import main
-from diptych.cli.platform.whereabouts import LocalPlatform, announced, chosen, let_in, located
+from diptych.cli.platform.local_platforms import LocalPlatform, announced, chosen
+from diptych.cli.platform.whereabouts import let_in, located
 from diptych.cli.requests.inference_client import addressed
 from diptych.cli.status import StatusConfig
 from diptych.common.errors import ConfigError

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 import grpc
 
-from diptych.cli.platform.whereabouts import PLATFORM_HELP, local_platform
+from diptych.cli.platform.local_platforms import PLATFORM_HELP, local_platform
 from diptych.common.config import flag_name, option
 from diptych.common.errors import ConfigError, DiptychError
 from diptych.v1 import inference_pb2, inference_pb2_grpc

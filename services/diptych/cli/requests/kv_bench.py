@@ -7,18 +7,20 @@ written to: it links to every peer that asks, echoes notes and digests pages. A 
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 import select
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import grpc
 import numpy as np
 import numpy.typing as npt
 
+from diptych.common import event_loop
 from diptych.common.errors import ConfigError
 from diptych.common.net.reachable import bracketed
 from diptych.common.net.rpc import listen, new_server, open_sync_channel
@@ -105,6 +107,11 @@ class Report:
     @property
     def is_intact(self) -> bool:
         return all(row.is_intact for row in self.rows)
+
+
+def as_json(report: Report) -> str:
+    """Return the report for programs."""
+    return json.dumps(asdict(report), indent=2)
 
 
 def as_text(report: Report) -> str:
@@ -261,6 +268,11 @@ class BenchService(bench_pb2_grpc.KvBenchServicer):
                     self._transport.send_note(peer, data)
                 case OpDone(operation) if operation in self._digests:
                     self._digests.pop(operation).set_result(event)
+
+
+def serve_until_signal(host: str, port: int, trust: Trust, pool_mib: int, transports: Transports) -> None:
+    """Be written to until SIGTERM or SIGINT."""
+    asyncio.run(event_loop.run_until_signal(lambda stop: serve(host, port, trust, pool_mib, transports, stop)))
 
 
 async def serve(host: str, port: int, trust: Trust, pool_mib: int, transports: Transports, stop: asyncio.Event) -> None:

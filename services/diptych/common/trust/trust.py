@@ -11,13 +11,15 @@ import os
 from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from diptych.common.config import option
 from diptych.common.errors import ConfigError
-from diptych.common.trust.tls import Tls, TlsFiles
 from diptych.common.trust.tokens import TOKEN_VARIABLE, WORDS, Refusal, Tokens
 from diptych.common.verdicts.permissions import EVERY, Parties, certified, may_call, words_for
+
+if TYPE_CHECKING:
+    from diptych.common.trust.tls import Tls
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +117,8 @@ class TrustConfig:
     def _tls(self) -> Tls | None:
         cert, key, ca = paths = self._tls_paths()
         if cert and key and ca:
+            from diptych.common.trust.tls import Tls, TlsFiles  # a platform with a token alone needs none of it
+
             return Tls(TlsFiles(cert, key, ca, self.tls_name))
         if any(paths):
             raise ConfigError("--tls-cert, --tls-key and --tls-ca belong together: give all three")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -24,12 +24,14 @@ from diptych.common.build_info import register_certificate_expiry, register_vers
 from diptych.common.members.instances import computable_tokens, kv_demand, kv_occupancy, role_of
 from diptych.common.members.membership import State
 from diptych.common.refusals import Refusals
-from diptych.common.trust.tls import Tls
 from diptych.engine.frontend.group import WorkerGroup
 from diptych.engine.frontend.scheduler_client import SchedulerDied
 from diptych.engine.frontend.service import name_of
 from diptych.kvtransfer.layout import layout_from_wire
 from diptych.v1.worker_pb2 import LINK_STATE_UP, Drain, LegStats, LinkStatus, WorkerStatus
+
+if TYPE_CHECKING:
+    from diptych.common.trust.tls import Tls
 
 TRANSFER_BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
