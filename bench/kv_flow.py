@@ -16,7 +16,8 @@ from report import Report, arguments
 from ucx_ping import UcxPing
 
 from diptych.cli.requests.kv_bench import scatter
-from diptych.kvtransfer.transport import Flow, NoteReceived, OpDone, PageWrite
+from diptych.kvtransfer.flow import Flow
+from diptych.kvtransfer.transport import NoteReceived, OpDone, PageWrite
 from kvtransfer import PAGE_NBYTES, Initiator, Memcpy
 
 PIECE_KIB: Final = (16, 64, 2048)

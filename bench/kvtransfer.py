@@ -28,8 +28,9 @@ from report import Report, arguments
 from diptych.cli.requests.kv_bench import Scatter, scatter
 from diptych.common.native import build_library
 from diptych.kvtransfer.digest import add_digests, digest_bytes
+from diptych.kvtransfer.flow import NO_FLOW, Flow
 from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.transport import NO_FLOW, Flow, LinkUp, OpDone, PageWrite, TransportEvent
+from diptych.kvtransfer.transport import LinkUp, OpDone, PageWrite, TransportEvent
 from diptych.kvtransfer.ucx import UcxOptions, open_transport
 
 PAGE_NBYTES: Final = 16 << 10

@@ -20,8 +20,9 @@ import numpy as np
 from kv_end import End, Target, layout_8b, layout_latents, linked_pair
 from report import Report, arguments
 
+from diptych.kvtransfer.flow import Flow
 from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.transport import Flow, OpDone, PageWrite
+from diptych.kvtransfer.transport import OpDone, PageWrite
 
 MB: Final = 1 << 20
 REQUESTS_MB: Final = (20, 64, 512, 4096)

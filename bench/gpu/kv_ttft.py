@@ -20,7 +20,8 @@ from kv_end import layout_8b, linked_pair
 from report import Report, arguments
 from torch import Tensor
 
-from diptych.kvtransfer.transport import Flow, OpDone, PageWrite
+from diptych.kvtransfer.flow import Flow
+from diptych.kvtransfer.transport import OpDone, PageWrite
 
 LAYERS: Final = 32
 HIDDEN: Final = 4096

@@ -12,7 +12,8 @@ from diptych.bootstrap.caller import Claim
 from diptych.bootstrap.membership import Delta, Heartbeat, Membership, Move, Paused, Tick
 from diptych.bootstrap.standing import LISTED, TRANSITIONS, Event, Standing
 from diptych.common.errors import Forbidden, InvalidTransition
-from diptych.common.members.membership import MembershipView, Record, Snapshot, State, Update
+from diptych.common.members.membership import MembershipView, Snapshot, Update
+from diptych.common.members.record import Record, State
 
 LEASE_S = 3.0
 MEMORY_S = 60.0

@@ -29,10 +29,10 @@ from diptych.engine.tensor_parallel.ranked_link import ranked_metadata
 from diptych.engine.tensor_parallel.tp_model_worker import RankTransfer, TpModelWorker
 from diptych.engine.tensor_parallel.transport import TensorParallelTransport
 from diptych.kvtransfer.digest import add_digests, digest_bytes
+from diptych.kvtransfer.flow import Flow
 from diptych.kvtransfer.inproc.network import InprocNetwork
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.transport import (
-    Flow,
     LinkDown,
     LinkUp,
     NoteReceived,

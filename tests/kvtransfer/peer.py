@@ -19,11 +19,12 @@ import numpy as np
 
 from diptych.kvtransfer.device import Device
 from diptych.kvtransfer.errors import TransferQueueFull
+from diptych.kvtransfer.flow import Flow
 from diptych.kvtransfer.layout import PoolLayout, Region
 from diptych.kvtransfer.nixl import NixlOptions, NixlTransport
 from diptych.kvtransfer.nixl import open_transport as open_nixl
 from diptych.kvtransfer.pool import DevicePool, HostPool
-from diptych.kvtransfer.transport import Flow, LinkDown, LinkUp, NoteReceived, OpDone, PageWrite, TransportEvent
+from diptych.kvtransfer.transport import LinkDown, LinkUp, NoteReceived, OpDone, PageWrite, TransportEvent
 from diptych.kvtransfer.ucx import UcxOptions, UcxTransport, open_transport
 
 

@@ -15,10 +15,11 @@ from diptych.engine.tensor_parallel.ranked_link import ranked_metadata
 from diptych.engine.tensor_parallel.tp_model_worker import RankTransfer, TpModelWorker
 from diptych.engine.tensor_parallel.transport import TensorParallelTransport
 from diptych.kvtransfer.errors import LayoutMismatch, PeerUnreachable
+from diptych.kvtransfer.flow import Flow
 from diptych.kvtransfer.inproc import InprocNetwork
 from diptych.kvtransfer.layout import HeadShare, PoolLayout
 from diptych.kvtransfer.plan import Shard
-from diptych.kvtransfer.transport import Flow, LinkDown, LinkUp, NoteReceived, OpDone, PageWrite, TransportEvent
+from diptych.kvtransfer.transport import LinkDown, LinkUp, NoteReceived, OpDone, PageWrite, TransportEvent
 
 HEADS, LAYERS, DIM, NUM_PAGES = 4, 2, 16, 16
 LEFT, RIGHT, ROOM = 1, 2, 77

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from diptych.kvtransfer.flow import Flow
 from diptych.kvtransfer.inproc import InprocNetwork
 from diptych.kvtransfer.layout import HeadShare, PoolLayout
-from diptych.kvtransfer.transport import Flow, OpDone, PageWrite
+from diptych.kvtransfer.transport import OpDone, PageWrite
 
 WINDOWS = ((0, 1), (1, 3), (3, 4))
 

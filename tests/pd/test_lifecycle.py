@@ -22,8 +22,8 @@ from diptych.engine.values.events import (
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.finish import Finish
 from diptych.generation.output import FailureCode
+from diptych.kvtransfer.flow import Flow
 from diptych.kvtransfer.notes import AbortAck, HandOff, PagesReady
-from diptych.kvtransfer.transport import Flow
 
 VOCAB = 1000
 PAGE = 4

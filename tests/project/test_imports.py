@@ -10,17 +10,23 @@ import pytest
 
 FAMILY = "diptych.architectures.families"
 CHATS = "jinja2"  # to show chats, which only routers do
+CERTIFICATES = "diptych.common.trust.tls"  # where there are some
+VIEW = "diptych.common.members.membership"  # of who follows members
 OTHERS = (  # process -> what it does without
     ("diptych.cli.main", ("asyncio", "ctypes", "difflib", "tempfile")),
     ("diptych.cli.up", ("google.protobuf", "grpc", "prometheus_client", "diptych.router.keys.caller")),
+    ("diptych.cli.chat", ("diptych.common.trust", "json")),
+    ("diptych.cli.generate", ("diptych.common.trust", "json")),
+    ("diptych.cli.bench", ("asyncio", "datetime", "json", CERTIFICATES)),
     ("diptych.cli.status", ("fastapi", "numpy", "prometheus_client")),
-    ("diptych.bootstrap.main", ("fastapi", "numpy", "uvicorn")),
+    ("diptych.bootstrap.main", ("fastapi", "importlib.metadata", "numpy", "uvicorn", CERTIFICATES, VIEW)),
     ("diptych.router.main", ("llguidance", FAMILY, "diptych.engine")),
     ("diptych.unified.main", (CHATS, FAMILY, "fastapi", "llguidance", "diptych.engine.values.request")),
     (
         "diptych.unified.scheduler",
         ("asyncio", CHATS, FAMILY, "grpc", "diptych.kvtransfer.nixl", "diptych.kvtransfer.ucx"),
     ),
+    ("diptych.embedded.engine", (CHATS, "diptych.kvtransfer.transport", "diptych.router.text.parsing", VIEW)),
     ("diptych.grammars.check_process", ("asyncio", "diptych.tokens", "numpy", "re2")),
 )
 

@@ -9,7 +9,8 @@ from types import TracebackType
 from typing import Self
 
 from diptych.kvtransfer.errors import TransferError
-from diptych.kvtransfer.transport import NO_FLOW, Flow, InstanceId, OpDone, PageWrite, Transport, TransportEvent
+from diptych.kvtransfer.flow import NO_FLOW, Flow
+from diptych.kvtransfer.transport import InstanceId, OpDone, PageWrite, Transport, TransportEvent
 
 
 class TransferTimeout(TransferError):

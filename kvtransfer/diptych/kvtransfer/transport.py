@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from diptych.kvtransfer.device import Device
+from diptych.kvtransfer.flow import NO_FLOW, Flow
 from diptych.kvtransfer.layout import PoolLayout
 
 InstanceId = int  # random, 64-bit, never 0, new at every start of a process
@@ -37,19 +38,6 @@ class PageWrite:
     dst: PageIndices  # of the peer's
     layers: tuple[int, int] | None = None  # [first, end) of each page; None: all of it
     skip_tokens: int = 0  # of src[0]; only where the page sizes differ
-
-
-@dataclass(frozen=True, slots=True)
-class Flow:
-    """Whose transfer an operation belongs to."""
-
-    stream: int = 0  # the room; 0: of no room
-    priority: int = 0  # higher ones go first; a stream has that of its latest operation
-    timeout_s: float | None = None  # then nothing more is posted, and it fails once what was posted has ended
-    with_digest: bool = False  # add what is written to the stream's digest
-
-
-NO_FLOW: Final = Flow()
 
 
 @dataclass(frozen=True, slots=True)

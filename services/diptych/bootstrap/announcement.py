@@ -15,8 +15,8 @@ from google.protobuf.message import DecodeError
 
 from diptych.bootstrap.caller import ANYBODY, Caller
 from diptych.common.errors import InvalidRequest
-from diptych.common.members.membership import Record, State
-from diptych.common.members.watch_stream import place_of
+from diptych.common.members.instances import place_of
+from diptych.common.members.record import Record, State
 from diptych.v1.bootstrap_pb2 import Heartbeat, Instance, LoadNews, WatchUpdate
 
 MAX_NAME_CHARS: Final = 256

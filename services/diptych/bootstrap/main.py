@@ -34,7 +34,7 @@ from diptych.common.health.grpc_health import add_health
 from diptych.common.health.health import HealthServer, Page
 from diptych.common.logging import LogConfig, setup
 from diptych.common.members.instances import role_of
-from diptych.common.members.membership import Record
+from diptych.common.members.record import Record
 from diptych.common.net import descriptors
 from diptych.common.net.reachable import bracketed
 from diptych.common.net.rpc import listen, new_server

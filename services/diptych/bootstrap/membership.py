@@ -19,7 +19,7 @@ from diptych.bootstrap.caller import Claim
 from diptych.bootstrap.standing import ENDED, LISTED, SAYS, TRANSITIONS, Event, Standing
 from diptych.common.errors import Forbidden, InvalidTransition, Overloaded
 from diptych.common.members.alarms import Alarms
-from diptych.common.members.membership import Record
+from diptych.common.members.record import Record
 
 P = TypeVar("P")
 
@@ -72,6 +72,8 @@ class Delta(Generic[P]):
 
 @dataclass(slots=True)
 class _Member(Generic[P]):
+    """One instance, as it stands."""
+
     order: int  # the order of registration
     record: Record[P]
     standing: Standing = Standing.UNKNOWN

@@ -29,7 +29,7 @@ from diptych.bootstrap.outbox import Outbox
 from diptych.bootstrap.standing import Standing
 from diptych.common.errors import Forbidden, InvalidRequest, InvalidTransition, Overloaded
 from diptych.common.members.instances import name_of
-from diptych.common.members.membership import Record
+from diptych.common.members.record import Record
 from diptych.common.members.roles import WORKER_ROLES, Part, Role, part_of
 from diptych.common.members.terms import Terms, mismatch, terms_of
 from diptych.common.verdicts.permissions import EVERY

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping
 from typing import Final
 
-from diptych.common.members.membership import State
+from diptych.common.members.record import State
 
 
 class Standing(enum.Enum):

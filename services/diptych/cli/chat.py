@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from diptych.cli.requests.inference_client import RequestFailed, RequestOptions, addressed, check_served, stream_text
@@ -22,12 +22,13 @@ class ChatConfig(RequestOptions):
     system: str = option("", help="system prompt")
 
 
-@dataclass(slots=True)
 class Conversation:
     """What was said so far. A turn that failed leaves no trace."""
 
-    config: ChatConfig
-    messages: list[ChatMessage] = field(default_factory=list)
+    def __init__(self, config: ChatConfig) -> None:
+        self.config = config
+        self.messages: list[ChatMessage] = []
+        self.restart()
 
     def restart(self) -> None:
         """Forget everything but the system prompt."""
@@ -54,7 +55,6 @@ def main(config: ChatConfig) -> int:
     """Converse until the end of the input; return the exit code."""
     temperature = TEMPERATURE if config.temperature is None else config.temperature
     conversation = Conversation(replace(addressed(config), temperature=temperature))
-    conversation.restart()
     check_served(conversation.config)
     is_terminal = sys.stdin.isatty()
     if is_terminal:

@@ -21,7 +21,7 @@ from diptych.common.config import option
 from diptych.common.errors import ConfigError, DiptychError, Unavailable
 from diptych.common.logging import LogConfig, setup
 from diptych.common.members.kubernetes_api import KubernetesApi, in_cluster
-from diptych.common.members.membership import State
+from diptych.common.members.record import State
 from diptych.common.members.roles import WORKER_ROLES
 from diptych.common.trust.trust import TrustConfig
 from diptych.v1.bootstrap_pb2 import Instance

@@ -9,9 +9,8 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 from diptych.common import lifecycle
 from diptych.common.config import parse
@@ -19,8 +18,7 @@ from diptych.common.errors import DiptychError
 from diptych.common.lifecycle import garbage_postponed
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(NamedTuple):
     """Where a command lives."""
 
     summary: str

@@ -22,7 +22,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, NoReturn, TypeVar
+from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeVar
 
 from diptych.common.errors import ConfigError
 
@@ -40,8 +40,9 @@ class _Required(enum.Enum):
 REQUIRED: Final = _Required.REQUIRED  # as a default: the option must be given
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Option:
+class _Option(NamedTuple):
+    """What is said of an option beside its field."""
+
     help: str
     group: str
     choices: tuple[str, ...] = ()

@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 
 from diptych.common.build_info import register_version
 from diptych.common.members.instances import computable_tokens, kv_demand, role_of
-from diptych.common.members.membership import State
+from diptych.common.members.record import State
 from diptych.common.members.roles import WORKER_ROLES, LegKind, Role
 from diptych.common.refusals import Refusals
 from diptych.generation.output import FailureCode

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ from diptych.common.trust.tokens import TOKEN_VARIABLE
 
 TOKEN = Path("/x/operator")
 ONE = LocalPlatform("127.0.0.1:8000", "127.0.0.1:9001", "127.0.0.1:7001", "m", {"DIPTYCH_AUTH_TOKEN_FILE": str(TOKEN)})
-TWO = replace(ONE, http="[::1]:8001", bootstrap="127.0.0.1:7002", model="n", trust={"DIPTYCH_INSECURE": "1"})
+TWO = ONE._replace(http="[::1]:8001", bootstrap="127.0.0.1:7002", model="n", trust={"DIPTYCH_INSECURE": "1"})
 Environ = dict[str, str]
 
 

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from diptych.common.members.membership import SUPERSEDED_LEASES, Lost, MembershipView, Record, Snapshot, State, Update
+from diptych.common.members.membership import SUPERSEDED_LEASES, Lost, MembershipView, Snapshot, Update
+from diptych.common.members.record import Record, State
 
 LEASE_S = 3.0
 

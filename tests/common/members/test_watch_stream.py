@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diptych.common.members.membership import MembershipView, Record, Snapshot, State, Update
+from diptych.common.members.membership import MembershipView, Snapshot, Update
+from diptych.common.members.record import Record, State
 from diptych.common.members.watch_stream import Gap, WatchStream, to_record
 from diptych.v1.bootstrap_pb2 import INSTANCE_STATE_READY, Instance, LoadNews, WatchUpdate, WorkerLoad
 

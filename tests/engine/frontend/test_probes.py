@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from diptych.common.members.membership import State
+from diptych.common.members.record import State
 from diptych.common.verdicts.probes import Verdict
 from diptych.engine.frontend.probes import InstanceFacts, live, ready, startup
 

@@ -12,10 +12,11 @@ from tiny_config import tiny_config
 from diptych.architectures.config import Indexer, Latent, ModelConfig, Rope, WideHeads
 from diptych.checkpoints.shard import Shard
 from diptych.engine.values.kv_regions import kv_layout, kv_regions, kv_shape, kv_token_bytes, region_names
+from diptych.kvtransfer.flow import Flow
 from diptych.kvtransfer.inproc import InprocNetwork
 from diptych.kvtransfer.layout import HeadShare, PoolLayout, Region
 from diptych.kvtransfer.plan import linked_ranks
-from diptych.kvtransfer.transport import Flow, OpDone, PageWrite
+from diptych.kvtransfer.transport import OpDone, PageWrite
 
 NUM_PAGES = 8
 LATENT = tiny_config(

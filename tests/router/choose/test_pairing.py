@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from diptych.common.members.membership import State
+from diptych.common.members.record import State
 from diptych.common.members.roles import Role
 from diptych.common.members.terms import Terms
 from diptych.router.choose.pairing import explain, has_fresh, is_missing, least_blamed, pair_up

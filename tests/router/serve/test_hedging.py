@@ -12,7 +12,7 @@ from diptych.generation.output import FailureCode
 from diptych.router.serve.attempt import AttemptFailed
 from diptych.router.serve.hedging import MAX_SAVED, Hedging, first_answer
 from diptych.router.values.failure import LegFailure
-from diptych.router.values.output import Delta
+from diptych.router.values.leg_results import Delta
 from diptych.v1 import worker_pb2
 
 Cluster = Any

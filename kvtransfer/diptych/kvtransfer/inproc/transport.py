@@ -16,6 +16,7 @@ from diptych.kvtransfer.conversation import Conversation
 from diptych.kvtransfer.device import Device
 from diptych.kvtransfer.errors import PeerUnreachable, TransferError, TransferQueueFull
 from diptych.kvtransfer.event_queue import EventQueue
+from diptych.kvtransfer.flow import NO_FLOW, Flow
 from diptych.kvtransfer.inproc.link import Half, Operation
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.plan import Conversion, Parts
@@ -23,8 +24,6 @@ from diptych.kvtransfer.pool import HostPool, OwnWork, check_pages, num_pages_to
 from diptych.kvtransfer.process import own_identity
 from diptych.kvtransfer.transport import (
     ANY_PEER,
-    NO_FLOW,
-    Flow,
     InstanceId,
     LinkDown,
     LinkInfo,

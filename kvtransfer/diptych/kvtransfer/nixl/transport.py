@@ -19,6 +19,7 @@ from diptych.kvtransfer.conversation import parts_of
 from diptych.kvtransfer.device import Device
 from diptych.kvtransfer.errors import NoteTooLong, PeerUnreachable, TransferError, TransferQueueFull
 from diptych.kvtransfer.event_queue import EventQueue
+from diptych.kvtransfer.flow import NO_FLOW, Flow
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.nixl.agent import Agent
 from diptych.kvtransfer.nixl.engine import Engine, NixlOptions
@@ -29,8 +30,6 @@ from diptych.kvtransfer.plan import Conversion, Copies, Parts, Runs
 from diptych.kvtransfer.pool import HostPool, OwnWork, check_pages, num_pages_to_allocate
 from diptych.kvtransfer.process import is_gone, is_visible, own_identity
 from diptych.kvtransfer.transport import (
-    NO_FLOW,
-    Flow,
     InstanceId,
     LinkDown,
     LinkInfo,

@@ -13,14 +13,13 @@ import numpy as np
 from diptych.kvtransfer import metadata as codec
 from diptych.kvtransfer.device import Device
 from diptych.kvtransfer.errors import LayoutMismatch, PeerUnreachable, TransferError
+from diptych.kvtransfer.flow import NO_FLOW, Flow
 from diptych.kvtransfer.lanes import SHARED_MEMORY
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.plan import Conversion, Copies, Parts
 from diptych.kvtransfer.pool import DevicePool, HostPool
 from diptych.kvtransfer.process import is_gone, is_visible, own_identity
 from diptych.kvtransfer.transport import (
-    NO_FLOW,
-    Flow,
     InstanceId,
     LinkDown,
     LinkInfo,

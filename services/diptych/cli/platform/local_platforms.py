@@ -11,14 +11,12 @@ file's name holds the process and its start time, so the file of a killed proces
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from diptych.common.errors import ConfigError
 from diptych.common.proc import started_at
@@ -29,8 +27,7 @@ _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 _MAX_NBYTES: Final = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
-class LocalPlatform:
+class LocalPlatform(NamedTuple):
     """What commands need to know of a platform."""
 
     http: str  # host:port of the router's HTTP API
@@ -183,7 +180,7 @@ def _read(here: int, name: str, folder: Path) -> LocalPlatform | None:
 def _as_json(platform: LocalPlatform) -> str:
     import json
 
-    return json.dumps(dataclasses.asdict(platform), indent=2)
+    return json.dumps(platform._asdict(), indent=2)
 
 
 def _parsed(text: bytes, path: Path) -> LocalPlatform:
@@ -191,7 +188,7 @@ def _parsed(text: bytes, path: Path) -> LocalPlatform:
 
     try:
         values = json.loads(text)
-        return LocalPlatform(**{field.name: values[field.name] for field in dataclasses.fields(LocalPlatform)})
+        return LocalPlatform(**{name: values[name] for name in LocalPlatform._fields})
     except (ValueError, KeyError, TypeError):
         raise ConfigError(_refusal(path, "is not what this version of Diptych writes")) from None
 

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from diptych.cli.requests.asking import Answer
 from diptych.common.members.instances import computable_tokens, kv_occupancy, name_of, role_of, state_of
-from diptych.common.members.membership import State
 from diptych.common.members.pods import Pod
+from diptych.common.members.record import State
 from diptych.common.members.roles import WORKER_ROLES, LegKind, part_of
 from diptych.common.members.terms import mismatch, terms_of
 from diptych.v1.bootstrap_pb2 import Instance

@@ -28,19 +28,11 @@ from diptych.common.refusals import Refusals
 from diptych.common.trust.trust import Trust
 from diptych.kvtransfer.digest import add_digests
 from diptych.kvtransfer.errors import TransferError
+from diptych.kvtransfer.flow import Flow
 from diptych.kvtransfer.lanes import Transports
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.pool import HostPool
-from diptych.kvtransfer.transport import (
-    Flow,
-    LinkDown,
-    LinkUp,
-    NoteReceived,
-    OpDone,
-    PageWrite,
-    Transport,
-    TransportEvent,
-)
+from diptych.kvtransfer.transport import LinkDown, LinkUp, NoteReceived, OpDone, PageWrite, Transport, TransportEvent
 from diptych.kvtransfer.ucx import UcxOptions, UcxTransport, open_transport
 from diptych.v1 import bench_pb2, bench_pb2_grpc
 

@@ -50,3 +50,8 @@ def kv_demand(load: WorkerLoad) -> float:
     """
     num_granted = load.num_running + load.num_waiting - load.num_ungranted
     return kv_occupancy(load) * (1 + load.num_ungranted / max(1, num_granted))
+
+
+def place_of(instance: Instance) -> str:
+    """Return what can belong to one instance at a time: the scheduler groups of a worker share an address."""
+    return f"{instance.address}#{instance.dp_rank}" if instance.dp_rank else instance.address

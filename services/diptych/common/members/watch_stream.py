@@ -6,7 +6,9 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Final
 
-from diptych.common.members.membership import Record, Snapshot, State, Update
+from diptych.common.members.instances import place_of
+from diptych.common.members.membership import Snapshot, Update
+from diptych.common.members.record import Record, State
 from diptych.v1.bootstrap_pb2 import Instance, LoadNews, WatchUpdate
 
 _STATES: Final = frozenset(map(int, State))
@@ -74,8 +76,3 @@ def to_record(instance: Instance) -> Record[Instance]:
         started_ns=instance.started_unix_ns,
         sequence=instance.sequence,
     )
-
-
-def place_of(instance: Instance) -> str:
-    """Return what can belong to one instance at a time: the scheduler groups of a worker share an address."""
-    return f"{instance.address}#{instance.dp_rank}" if instance.dp_rank else instance.address

@@ -12,7 +12,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from typing import Any
 
-from diptych.common.members.membership import State
+from diptych.common.members.record import State
 from diptych.common.members.roles import WORKER_ROLES, Role
 from diptych.common.members.terms import terms_of
 from diptych.engine.frontend.departure import Departure, OpenWork

@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 from diptych.common.build_info import register_certificate_expiry, register_version
 from diptych.common.members.instances import computable_tokens, kv_demand, kv_occupancy, role_of
-from diptych.common.members.membership import State
+from diptych.common.members.record import State
 from diptych.common.refusals import Refusals
 from diptych.engine.frontend.group import WorkerGroup
 from diptych.engine.frontend.scheduler_client import SchedulerDied

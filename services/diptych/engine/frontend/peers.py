@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Protocol
 
-from diptych.common.members.membership import State
+from diptych.common.members.record import State
 from diptych.common.members.roles import WORKER_ROLES
 from diptych.common.members.terms import mismatch, terms_of
 from diptych.engine.frontend.scheduler_client import Commands

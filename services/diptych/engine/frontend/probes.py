@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from diptych.common.members.membership import State
+from diptych.common.members.record import State
 from diptych.common.members.roles import WORKER_ROLES, Role
 from diptych.common.verdicts.probes import Verdict, judge_loops
 from diptych.kvtransfer.lanes import Requirement

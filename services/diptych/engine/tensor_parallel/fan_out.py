@@ -15,12 +15,11 @@ from diptych.engine.tensor_parallel.rank_id import rank_id
 from diptych.engine.tensor_parallel.ranked_link import ranks_of, sum_digests
 from diptych.kvtransfer import metadata as codec
 from diptych.kvtransfer.errors import PeerUnreachable, TransferError, TransferQueueFull
+from diptych.kvtransfer.flow import NO_FLOW, Flow
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.plan import linked_ranks, plan
 from diptych.kvtransfer.transport import (
     ANY_PEER,
-    NO_FLOW,
-    Flow,
     InstanceId,
     LinkDown,
     LinkInfo,

@@ -16,7 +16,8 @@ import zmq
 
 from diptych.common.arrays import I32, I64
 from diptych.engine.values.batch import ForwardBatch, ForwardMode, PromptRows, StateMoves
-from diptych.kvtransfer.transport import Flow, PageIndices, PageWrite
+from diptych.kvtransfer.flow import Flow
+from diptych.kvtransfer.transport import PageIndices, PageWrite
 from diptych.v1 import rank_pb2
 
 _ARRAYS: Final = ("input_ids", "positions", "out_slots", "seq_lens", "extend_lens", "num_sampled")  # of both forms

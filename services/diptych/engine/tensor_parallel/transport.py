@@ -17,10 +17,9 @@ from diptych.engine.tensor_parallel.fan_out import FanOut
 from diptych.engine.tensor_parallel.rank_log import NoRanks, RankLog, copy_to_wire, page_bytes
 from diptych.engine.tensor_parallel.ranked_link import Operation, RankedLink, Stream, ranks_of, sum_digests
 from diptych.kvtransfer.errors import PeerUnreachable, TransferError, TransferQueueFull
+from diptych.kvtransfer.flow import NO_FLOW, Flow
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.transport import (
-    NO_FLOW,
-    Flow,
     InstanceId,
     LinkDown,
     LinkInfo,

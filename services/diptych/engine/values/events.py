@@ -12,9 +12,10 @@ from diptych.common.members.roles import LegKind, Role
 from diptych.engine.values.request import Request
 from diptych.generation.grammar import Grammar, Matcher
 from diptych.generation.output import FailureCode, Output
+from diptych.kvtransfer.flow import Flow
 from diptych.kvtransfer.notes import Note
 from diptych.kvtransfer.ownership import Pages
-from diptych.kvtransfer.transport import Flow, PageWrite
+from diptych.kvtransfer.transport import PageWrite
 
 
 @dataclass(frozen=True, slots=True)

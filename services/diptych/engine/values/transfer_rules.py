@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from diptych.common.errors import ConfigError
-from diptych.kvtransfer.transport import Flow
+from diptych.kvtransfer.flow import Flow
 
 if TYPE_CHECKING:
     from diptych.engine.values.request import Request

@@ -25,6 +25,8 @@ Suspect = int | Pair  # a worker by its instance id, or the link between two
 
 @dataclass(slots=True)
 class _Breaker:
+    """The failures of one worker, or of one link."""
+
     num_failures: int = 0  # in a row
     last_failure_s: float = 0.0
     pause_s: float = 0.0  # the last one; 0: it has never opened

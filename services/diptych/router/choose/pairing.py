@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
-from diptych.common.members.membership import State
+from diptych.common.members.record import State
 from diptych.common.members.roles import LegKind
 from diptych.common.members.terms import mismatch
 from diptych.router.workers.worker_view import Pair, WorkerView

@@ -29,6 +29,8 @@ class KvNews:
 
 @dataclass(slots=True)
 class _Holder:
+    """What is known of one worker's pages."""
+
     pages: PageSet = field(default_factory=PageSet)
     sequence: int = 0  # of the last message
     known: bool = False  # every message since `cleared` has come

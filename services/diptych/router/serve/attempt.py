@@ -18,7 +18,7 @@ from diptych.generation.finish import Finish
 from diptych.generation.logprobs import TokenLogprobs, join
 from diptych.generation.output import FailureCode
 from diptych.router.values.failure import LegFailure
-from diptych.router.values.output import Delta, Report
+from diptych.router.values.leg_results import Delta, Report
 from diptych.router.values.progress import WaitBudget
 from diptych.router.workers.legs import LegReceiver, Work
 from diptych.router.workers.worker_view import Pair

@@ -24,7 +24,7 @@ from diptych.router.serve.hedging import Hedging, first_answer
 from diptych.router.serve.selection import Selector
 from diptych.router.tracing.record import AttemptTrace
 from diptych.router.values.failure import LegFailure
-from diptych.router.values.output import Delta, Report
+from diptych.router.values.leg_results import Delta, Report
 from diptych.router.values.progress import Progress
 from diptych.router.workers.fleet import Fleet
 from diptych.router.workers.worker_view import Pair

@@ -12,7 +12,7 @@ from typing import Final
 
 from diptych.router.serve.attempt import Attempt, AttemptFailed
 from diptych.router.values.failure import LegFailure
-from diptych.router.values.output import Delta
+from diptych.router.values.leg_results import Delta
 
 SHARE: Final = 0.05  # of requests that may have a second attempt
 MAX_SAVED: Final = 10.0  # second attempts, from times when none were needed

@@ -16,7 +16,8 @@ from diptych.generation.logprobs import TokenLogprobs
 from diptych.generation.output_text import OutputText, TextDelta
 from diptych.router.metrics import RouterMetrics
 from diptych.router.text.parsing.parts import MessageParser, Part
-from diptych.router.values.output import Delta, Output, Piece, Scores, Usage, whole
+from diptych.router.values.leg_results import Delta
+from diptych.router.values.output import Output, Piece, Scores, Usage, whole
 from diptych.router.values.request import GenerationRequest
 
 PIECES_AHEAD: Final = 2  # a short answer's text and its end

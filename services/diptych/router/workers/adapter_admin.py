@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 import grpc
 
 from diptych.common.errors import DiptychError, InternalError, InvalidRequest, NotFound, Overloaded, Unavailable
-from diptych.common.members.membership import State
+from diptych.common.members.record import State
 from diptych.common.net.rpc import open_channel
 from diptych.common.trust.trust import Trust
 from diptych.router.workers.fleet import Fleet

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 from diptych.common.errors import Unavailable
-from diptych.common.members.membership import State
+from diptych.common.members.record import State
 from diptych.common.members.roles import WORKER_ROLES, Role
 from diptych.common.trust.trust import Trust
 from diptych.router.choose.cached_prefixes import LATELY_S, ApproximateIndex, CachedPrefixes, TextIndex

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from diptych.common.members.membership import State
+from diptych.common.members.record import State
 from diptych.common.members.roles import WORKER_ROLES, Role
 from diptych.common.members.terms import terms_of
 from diptych.kvtransfer.layout import DTYPE_NBYTES

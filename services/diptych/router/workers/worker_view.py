@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from diptych.common.members.membership import State
+from diptych.common.members.record import State
 from diptych.common.members.roles import Role
 from diptych.common.members.terms import Terms
 

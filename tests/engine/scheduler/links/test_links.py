@@ -28,6 +28,7 @@ from diptych.engine.values.events import (
     WriterGone,
 )
 from diptych.kvtransfer.digest import add_digests
+from diptych.kvtransfer.flow import Flow
 from diptych.kvtransfer.inproc import InprocNetwork
 from diptych.kvtransfer.inproc.network import FaultPlan
 from diptych.kvtransfer.lanes import PathRule
@@ -37,7 +38,7 @@ from diptych.kvtransfer.probe import notes
 from diptych.kvtransfer.probe.notes import Directions, ProbeEnd
 from diptych.kvtransfer.probe.two_way import GREETING_TIMEOUT_S
 from diptych.kvtransfer.probe.writer import TIMEOUT_S
-from diptych.kvtransfer.transport import Flow, OpDone, PageWrite, Pool
+from diptych.kvtransfer.transport import OpDone, PageWrite, Pool
 from diptych.v1 import worker_pb2
 
 PAIR = (Role.PREFILL, Role.DECODE)

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from simulated_worker import SimulatedWorker
 
-from diptych.common.members.membership import State
+from diptych.common.members.record import State
 from diptych.common.members.roles import Role
 from diptych.common.members.terms import Terms
 from diptych.router.choose.pairing import adapters, pair_up, with_adapter

@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 
 from diptych.kvtransfer.errors import MalformedNote, PeerUnreachable, TransferError, TransferQueueFull
+from diptych.kvtransfer.flow import Flow
 from diptych.kvtransfer.lanes import PathRule
 from diptych.kvtransfer.probe import notes
 from diptych.kvtransfer.probe.actions import (
@@ -34,7 +35,7 @@ from diptych.kvtransfer.probe.notes import Directions, ProbeNote, ProbeOffer
 from diptych.kvtransfer.probe.reader import ReaderTests
 from diptych.kvtransfer.probe.two_way import TwoWayTests
 from diptych.kvtransfer.probe.writer import WriterTests
-from diptych.kvtransfer.transport import Flow, OpDone, PageIndices, PageWrite, PeerTransport, ProbePages
+from diptych.kvtransfer.transport import OpDone, PageIndices, PageWrite, PeerTransport, ProbePages
 
 logger = logging.getLogger(__name__)
 

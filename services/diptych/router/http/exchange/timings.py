@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from diptych.common.members.roles import LegKind
-from diptych.router.values.output import Report
+from diptych.router.values.leg_results import Report
 from diptych.v1.worker_pb2 import LegStats
 
 HEADER: Final = "x-diptych-timings"
