@@ -59,13 +59,13 @@ class Grants:
 
     @property
     def num_pages_left(self) -> int:
-        """Pages that could be given to tokens now, beside a state's; 0 while rooms wait for theirs."""
+        """Pages that could be given to tokens now, beside those of a state or a window; 0 while rooms wait for theirs."""
         if not self._cache.has_row or self._waiting.has_next or self._rooms.retracted:
             return 0
         reserve = self._reserve()
         if self._cache.num_free_rows <= reserve.rows:
             return 0
-        return max(0, self._cache.num_available - reserve.pages - self._cache.pages_per_state)
+        return max(0, self._cache.num_available - reserve.pages - self._cache.most_beside)
 
     def grant(self, now_s: float) -> list[Effect]:
         """Grant what can be granted; those retracted go first."""

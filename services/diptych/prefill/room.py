@@ -79,10 +79,11 @@ class PrefillRoom:
         assert self.grant is not None
         return self.grant.page_size
 
-    def refuse_grant(
-        self, grant: PagesReady, prompt_hash: Callable[[I64, bytes], int], pages_per_state: int
-    ) -> str | None:
-        """Say why the grant doesn't fit this request; None when it does. Both legs must mean the same prompt."""
+    def refuse_grant(self, grant: PagesReady, prompt_hash: Callable[[I64, bytes], int], num_beside: int) -> str | None:
+        """Say why the grant doesn't fit this request; None when it does. Both legs must mean the same prompt.
+
+        `num_beside`: pages that are handed over beside those of its tokens.
+        """
         request = self.request
         prompt = request.tokens[: request.prompt_len]
         if grant.num_prompt_tokens != request.prompt_len or grant.prompt_hash != prompt_hash(prompt, request.extra_key):
@@ -92,7 +93,7 @@ class PrefillRoom:
         if page_size < 1 or grant.cached_prefix_len % page_size or grant.cached_prefix_len >= request.prompt_len:
             claim = f"{grant.cached_prefix_len} tokens of {request.prompt_len}, in pages of {page_size}"
             return f"decode claims a cached prefix of {claim}"
-        num_pages = -(-request.prompt_len // page_size) - grant.cached_prefix_len // page_size + pages_per_state
+        num_pages = -(-request.prompt_len // page_size) - grant.cached_prefix_len // page_size + num_beside
         if len(grant.pages) != num_pages:
             return f"decode granted {len(grant.pages)} pages where {num_pages} are needed"
         return None
@@ -108,10 +109,10 @@ class PrefillRoom:
         span = self.grant.pages[start_page - self.first_page : end_page - self.first_page]
         return np.array(span, dtype=np.int32)
 
-    def state_destination(self, pages_per_state: int) -> Pages:
-        """Decode's pages for the state after the prompt: the last ones that it granted."""
+    def destination_beside(self, num_pages: int) -> Pages:
+        """Decode's pages for what is handed over beside the pages of the prompt's tokens: the last that it granted."""
         assert self.grant is not None
-        return np.array(self.grant.pages[-pages_per_state:], dtype=np.int32)
+        return np.array(self.grant.pages[len(self.grant.pages) - num_pages :], dtype=np.int32)
 
     def farewell(self) -> SendNote | None:
         """What decode must hear when a failed room has drained: that no more writes will come.
