@@ -217,6 +217,7 @@ class ModelConfig:
     ffn_only: frozenset[int] = frozenset()  # layers that have neither attention nor a state
     without_ffn: frozenset[int] = frozenset()  # layers that have no feed-forward network
     kv_scales: tuple[tuple[float, float], ...] = ()  # [num_layers]: of FP8 keys, of FP8 values. Empty: 1 everywhere
+    keeps_all: bool = False  # layers with a window keep all tokens of a request, too; see `page_groups`
 
     @property
     def score_scale(self) -> float:
@@ -241,6 +242,34 @@ class ModelConfig:
     def qkv_size(self) -> int:
         """The numbers of a token that attention is given: these, and behind them the indexer's."""
         return self.states_size + (0 if self.indexer is None else self.indexer.size)
+
+    @property
+    def page_groups(self) -> tuple[tuple[int, ...], ...]:
+        """The layers whose keys and values of some tokens share a page.
+
+        Group 0 has the layers that see all tokens, each further group as many layers with a window, or fewer: pages of
+        these are free once no window sees their tokens. Models whose layers are not of these two kinds have one group.
+        """
+        if not self._frees_windows:
+            return (self.attention_layers,)
+        full, windowed = ([each for each in range(self.num_layers) if bool(self.window(each)) == is_] for is_ in (0, 1))
+        runs = (windowed[start : start + len(full)] for start in range(0, len(windowed), len(full)))
+        return tuple(map(tuple, (full, *runs)))
+
+    @property
+    def _frees_windows(self) -> bool:
+        """Whether layers with a window, all of one size, have pages of their own, which others have no part in."""
+        num_full = sum(not window for window in self.windows)
+        is_mixed = 0 < num_full <= self.num_layers - num_full and len(set(self.windows)) == 2
+        others = (self.latent, self.wide, self.recurrent, self.num_borrowing, self.sources)
+        return is_mixed and not (self.keeps_all or any(others) or self.ffn_only or self.without_ffn)
+
+    def live_from(self, num_tokens: int) -> int:
+        """Return the first token whose windowed pages are needed by tokens at `num_tokens` and behind; 0: all are."""
+        if not self._frees_windows:
+            return 0
+        window = max(self.windows)
+        return num_tokens // window * window if self.chunked else max(0, num_tokens - window + 1)
 
     @property
     def layers_by_kind(self) -> tuple[tuple[int, ...], ...]:

@@ -67,6 +67,17 @@ def test_of_four_ranks_each_holds_a_copy_of_the_heads_that_are_fewer() -> None:
     assert (wide.num_heads, wide.total_heads) == (1, 4)
 
 
+def test_where_windows_have_pages_of_their_own_a_page_has_places_for_the_layers_that_see_all() -> None:
+    model = tiny_config(num_layers=7, windows=(8, 8, 0, 8, 8, 8, 0))
+    assert kv_regions(model, "bfloat16") == (Region((0, 1), 2, 2, 16, "bfloat16", 2),)
+    assert kv_layout(model, 5, 16, "float32") == PoolLayout.kv(5, 2, 16, 2, 16, "float32")
+    assert region_names(model) == ("keys and values",)
+    assert kv_shape(model) == "7 layers, 2 KV heads of 16, windows of 8 in 3 pages of their own"
+    kept = replace(model, keeps_all=True)
+    assert kv_regions(kept, "bfloat16") == (Region(tuple(range(7)), 2, 2, 16, "bfloat16", 2),)
+    assert kv_shape(kept) == "7 layers, 2 KV heads of 16"
+
+
 def test_keys_and_values_are_two_planes_and_a_latent_is_one() -> None:
     assert kv_regions(tiny_config(), "bfloat16") == (Region((0, 1), 2, 2, 16, "bfloat16", 2),)
     assert kv_regions(LATENT, "bfloat16") == (Region((0, 1), 1, 1, 48, "bfloat16", 1),)

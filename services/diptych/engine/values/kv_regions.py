@@ -23,6 +23,8 @@ def kv_regions(model: ModelConfig, dtype: str, share: HeadShare | None = None) -
     if model.wide is not None:
         return tuple(_of_kind(model, layers, dtype, total) for layers in model.layers_by_kind)
     layers = tuple(filter(model.keeps, model.attention_layers))
+    if len(groups := model.page_groups) > 1:
+        layers = tuple(range(len(groups[0])))
     kept = Region(layers, model.num_planes, model.num_kv_heads, model.head_dim, dtype, total)
     if model.indexer is None:
         return (kept,)
@@ -66,9 +68,14 @@ def _attention_shape(model: ModelConfig) -> str:
     if model.num_planes == 1:
         return f"{model.num_layers} layers, {_latents_shape(model)}"
     if model.wide is None:
-        return f"{model.num_layers} layers, {model.num_kv_heads} KV heads of {model.head_dim}"
+        return f"{model.num_layers} layers, {model.num_kv_heads} KV heads of {model.head_dim}{_windows_shape(model)}"
     kept = (filter(model.keeps, layers) for layers in model.layers_by_kind)
     return ", ".join(_kind_shape(model, tuple(layers)) for layers in kept)
+
+
+def _windows_shape(model: ModelConfig) -> str:
+    num_groups = len(model.page_groups) - 1
+    return f", windows of {max(model.windows)} in {num_groups} pages of their own" if num_groups else ""
 
 
 def _latents_shape(model: ModelConfig) -> str:
