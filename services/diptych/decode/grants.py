@@ -59,7 +59,7 @@ class Grants:
 
     @property
     def num_pages_left(self) -> int:
-        """Pages that could be given to tokens now, beside those of a state or a window; 0 while rooms wait for theirs."""
+        """Pages that could be given to tokens now, beside those of a state or window; 0 while rooms wait for theirs."""
         if not self._cache.has_row or self._waiting.has_next or self._rooms.retracted:
             return 0
         reserve = self._reserve()
