@@ -1,7 +1,7 @@
 """A runner without a model whose tokens depend on what layers with a window keep, too, besides all that is in its KV.
 
-What such a group keeps of a token is folded from what it keeps of those that the token sees. So what was computed behind
-a page that was not there, or of somebody else, gives a wrong token, be it much later.
+What such a group keeps of a token is folded from what it keeps of those that the token sees. So what was computed
+behind a page that was not there, or of somebody else, gives a wrong token, be it much later.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PRIME = np.uint64(0xA24B_AED4_963E_E407)
 
 
 class WindowedRunner:
-    """Implements `Runner` and `OverlapRunner` by one without windows, over its integer KV pool `[num_pages, page_size]`."""
+    """Implements `Runner` and `OverlapRunner` by one without windows, over its integer pool `[num_pages, page_size]`."""
 
     def __init__(self, without: NullRunner, kv: U64, windows: WindowPages, vocab_size: int) -> None:
         self._without = without
