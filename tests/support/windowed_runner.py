@@ -51,7 +51,9 @@ class WindowedRunner:
     def _seen(self, pages: I32, num_tokens: int) -> U64:
         """Return what is kept of the tokens that the one behind the first `num_tokens` sees, before it."""
         seen = np.arange(self._windows.live_from(num_tokens), num_tokens)
-        return self._slots[pages[seen // self._page_size].astype(np.int64) * self._page_size + seen % self._page_size]
+        slots = pages[seen // self._page_size].astype(np.int64) * self._page_size + seen % self._page_size
+        kept: U64 = self._slots[slots]
+        return kept
 
 
 def folded(entry: np.uint64, group: int, seen: U64) -> np.uint64:
