@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 from null_runner import NullRunner
 from windowed_runner import WindowedRunner, expected_output
 
+from diptych.decode.room import DecodeRoom
 from diptych.engine.values.window_pages import WindowPages
+from diptych.kvtransfer.notes import HandOff
 
 VOCAB = 1000
 PAGE = 4
@@ -111,3 +114,36 @@ def test_what_windows_take_is_no_credit(make_pair: type[Pair]) -> None:
     assert pair.decode.core.load().grantable_pages == 32 - most
     pair.start_decode(1, list(range(12)))  # 3 pages of tokens, and all of them live in two groups
     assert pair.decode.core.load().grantable_pages == 32 - 3 * 3 - most
+
+
+def test_a_hand_off_says_which_tokens_of_which_groups_it_brings(
+    make_pair: type[Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    monkeypatch.setattr(DecodeRoom, "refuse_hand_off", lambda self, note: seen.append(note))
+    pair = pair_of(make_pair, SLIDING)
+    pair.start(1, list(range(30)), max_tokens=1)
+    pair.run()
+    assert [(each.kind, each.first_token, each.end_token, each.num_pages) for each in seen[0].groups] == [
+        ("tokens", 0, 30, 8),
+        ("window", 16, 30, 2 * 4),  # a token behind 28 sees 19 and what follows
+    ]
+
+
+@pytest.mark.parametrize("short", [{"first_token": 20}, {"end_token": 29}, {"kind": "state"}], ids=str)
+def test_decode_refuses_what_is_of_other_tokens_or_groups_than_it_granted_pages_for(
+    make_pair: type[Pair], monkeypatch: pytest.MonkeyPatch, short: dict[str, Any]
+) -> None:
+    pair = pair_of(make_pair, SLIDING)
+    plain = DecodeRoom.refuse_hand_off
+
+    def refuse(room: DecodeRoom, note: HandOff) -> str | None:
+        return plain(room, replace(note, groups=(note.groups[0], replace(note.groups[1], **short))))
+
+    monkeypatch.setattr(DecodeRoom, "refuse_hand_off", refuse)
+    pair.start(1, list(range(30)), max_tokens=3)
+    pair.run()
+    failure = pair.decode.ended(1).failure
+    assert failure is not None
+    assert "window 16 to 30 in 8 pages" in failure.message
+    pair.assert_clean()

@@ -134,6 +134,7 @@ class Grants:
         room.on(Signal.GRANTED)
         self._in_flight.add(request, room.peer)
         room.granted = self._cache.begin_import(request)
+        room.groups = self._cache.handed(request.prompt_len, request.cached_len, self._cache.page_size)
         room.generations = tuple(self._cache.pool.generations(room.granted).tolist())
         return PagesReady(
             room=request.room,

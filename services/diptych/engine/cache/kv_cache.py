@@ -32,6 +32,7 @@ from diptych.engine.cache.tier import Restore, Tier
 from diptych.engine.values.core_report import Holders
 from diptych.engine.values.request import NO_PAGES, Request, Snapshot
 from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
+from diptych.kvtransfer.notes import HandedGroup
 from diptych.kvtransfer.ownership import PagePool, Pages
 
 NUM_STATES: Final = 2  # that a request needs at most at one time: one to begin with, and one to be handed over
@@ -121,9 +122,16 @@ class KvCache:
         """Return how many of them a prompt takes at most that a peer computes."""
         return self.pages_per_state + self.windows.most_live(self.page_size)
 
-    def pages_beside(self, num_tokens: int, page_size: int) -> int:
-        """Return what is handed over of a prompt beside the pages of its tokens, in pages of such a size."""
-        return self.pages_per_state + self.windows.num_live(num_tokens, page_size)
+    def handed(self, num_tokens: int, given_len: int, page_size: int) -> tuple[HandedGroup, ...]:
+        """Return what is handed over of a prompt to pages of such a size where `given_len` tokens are there already."""
+        num_pages = -(-num_tokens // page_size) - given_len // page_size
+        groups = [HandedGroup("tokens", given_len, num_tokens, num_pages)]
+        if self.windows.num_groups:
+            first = self.windows.first_live(num_tokens, page_size) * page_size
+            groups.append(HandedGroup("window", first, num_tokens, self.windows.num_live(num_tokens, page_size)))
+        if self.pages_per_state:
+            groups.append(HandedGroup("state", num_tokens, num_tokens, self.pages_per_state))
+        return tuple(groups)
 
     def pages_of(self, request: Request) -> Pages:
         """The request's pages in order; those up to the end of its node belong to the tree."""
