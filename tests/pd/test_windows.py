@@ -108,6 +108,47 @@ def test_thousands_of_requests_with_equal_prompts_are_right_in_tiny_pools(
     pair.assert_clean()
 
 
+@KINDS
+def test_a_prompt_needs_room_for_all_its_tokens_in_layers_with_a_window_a_step_at_a_time(
+    make_pair: type[Pair], windows: WindowPages
+) -> None:
+    pair = pair_of(make_pair, windows, prefill_pages=250, decode_pages=250, context_len=1024)
+    longest = pair.prefill.cache.max_request_tokens - 2
+    assert longest > 2 * 250 * PAGE // (1 + windows.num_groups) or windows.num_groups == 1
+    prompts = {room: [room] * (longest - 10 * room) for room in range(1, 4)}
+    for room, prompt in prompts.items():
+        pair.start(room, prompt, max_tokens=2)
+    pair.run()
+    for room, prompt in prompts.items():
+        assert pair.tokens(room) == expected_output(prompt, 2, VOCAB, windows)
+    pair.assert_clean()
+
+
+@KINDS
+def test_prompts_that_are_part_way_do_not_take_each_other_the_pages_of_their_next_steps(
+    make_pair: type[Pair], windows: WindowPages, squeeze: Any
+) -> None:
+    """They are retracted, and computed again beside each other, where memory is short."""
+    needed = replace(windows, step_tokens=8).pool_pages(21, PAGE)
+    pair = pair_of(make_pair, windows, decode_pages=needed + 12, max_step_tokens=8)
+    others, rng = squeeze(pair.decode.cache), random.Random(1)
+    prompts = {room: [room, *range(50)] for room in range(1, 9)}
+    for room, prompt in prompts.items():
+        pair.start(room, prompt, max_tokens=30)
+    for _ in range(600):
+        rng.choice([pair.deliver, pair.step])(rng.choice([pair.prefill, pair.decode]))
+        if rng.random() < 0.05:
+            others.toggle()
+            pair.expire()
+    others.release()
+    pair.expire()
+    pair.run()
+    for room, prompt in prompts.items():
+        assert pair.tokens(room) == expected_output(prompt, 30, VOCAB, windows)
+    assert pair.decode.core.report().counts.retractions > 0
+    pair.assert_clean()
+
+
 def test_what_windows_take_is_no_credit(make_pair: type[Pair]) -> None:
     pair = pair_of(make_pair, SLIDING, decode_pages=33)
     most = 2 * 5

@@ -65,7 +65,7 @@ class Grants:
         reserve = self._reserve()
         if self._cache.num_free_rows <= reserve.rows:
             return 0
-        return max(0, self._cache.num_available - reserve.pages - self._cache.most_beside)
+        return max(0, self._cache.num_available - reserve.pages - self._cache.most_beside - self._cache.num_owed)
 
     def grant(self, now_s: float) -> list[Effect]:
         """Grant what can be granted; those retracted go first."""
