@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 from collections import defaultdict, deque
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -106,7 +107,7 @@ class Side:
             max_requests=16,
             max_tokens_per_request=limits.context_len,
             pages_per_state=pages_per_state,
-            windows=windows,
+            windows=replace(windows, step_tokens=limits.max_step_tokens),
         )
         self.cache = cache
         self.core = build(cache, limits, *rules, page_size * 8, StepPace(limits.mixed_step_s))
@@ -157,8 +158,9 @@ class Squeeze:
                 self._cache.drop(holder)
             self._holders = []
             return
-        while self._cache.num_available and self._cache.has_row:
-            num_tokens = min(self._cache.num_available * PAGE, self._cache.max_request_tokens)
+        per_page = 1 + self._cache.windows.num_groups
+        while (num_left := self._cache.num_available - self._cache.num_owed) >= per_page and self._cache.has_row:
+            num_tokens = min(num_left // per_page * PAGE, self._cache.max_request_tokens)
             tokens = np.full(num_tokens, VOCAB, dtype=np.int64)
             self._holders.append(new_request(0, tokens, SamplingParams(max_tokens=1)))
             assert self._cache.admit(self._holders[-1])

@@ -11,7 +11,7 @@ import pytest
 import torch
 from stepped_engine import local_core
 
-from diptych.checkpoints.source import ModelSource, open_model
+from diptych.checkpoints.source import ModelSource, keeping_all, open_model
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.values.events import Emit, EmitTokens, Start
@@ -31,7 +31,7 @@ NEVER = 1 << 30
 @pytest.fixture
 def new_model(family_model: Any) -> Callable[[int], tuple[Any, ModelRunner]]:
     """By the number of pages: a pool, and the runner on it."""
-    return lambda num_pages: runner(open_model(str(family_model.folder)), num_pages)
+    return lambda num_pages: runner(keeping_all(open_model(str(family_model.folder))), num_pages)
 
 
 def runner(source: ModelSource, num_pages: int) -> tuple[Any, ModelRunner]:

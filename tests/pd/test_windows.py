@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 from null_runner import NullRunner
 from windowed_runner import WindowedRunner, expected_output
 
+from diptych.decode.room import DecodeRoom
 from diptych.engine.values.window_pages import WindowPages
+from diptych.kvtransfer.notes import HandOff
 
 VOCAB = 1000
 PAGE = 4
@@ -105,9 +108,83 @@ def test_thousands_of_requests_with_equal_prompts_are_right_in_tiny_pools(
     pair.assert_clean()
 
 
+@KINDS
+def test_a_prompt_needs_room_for_all_its_tokens_in_layers_with_a_window_a_step_at_a_time(
+    make_pair: type[Pair], windows: WindowPages
+) -> None:
+    pair = pair_of(make_pair, windows, prefill_pages=250, decode_pages=250, context_len=1024)
+    longest = pair.prefill.cache.max_request_tokens - 2
+    assert longest > 2 * 250 * PAGE // (1 + windows.num_groups) or windows.num_groups == 1
+    prompts = {room: [room] * (longest - 10 * room) for room in range(1, 4)}
+    for room, prompt in prompts.items():
+        pair.start(room, prompt, max_tokens=2)
+    pair.run()
+    for room, prompt in prompts.items():
+        assert pair.tokens(room) == expected_output(prompt, 2, VOCAB, windows)
+    pair.assert_clean()
+
+
+@KINDS
+def test_prompts_that_are_part_way_do_not_take_each_other_the_pages_of_their_next_steps(
+    make_pair: type[Pair], windows: WindowPages, squeeze: Any
+) -> None:
+    """They are retracted, and computed again beside each other, where memory is short."""
+    needed = replace(windows, step_tokens=8).pool_pages(21, PAGE)
+    pair = pair_of(make_pair, windows, decode_pages=needed + 12, max_step_tokens=8, check_every=10**6)
+    others, rng = squeeze(pair.decode.cache), random.Random(1)
+    prompts = {room: [room, *range(50)] for room in range(1, 9)}
+    for room, prompt in prompts.items():
+        pair.start(room, prompt, max_tokens=30)
+    for _ in range(600):
+        rng.choice([pair.deliver, pair.step])(rng.choice([pair.prefill, pair.decode]))
+        if rng.random() < 0.05:
+            others.toggle()
+            pair.expire()
+    others.release()
+    pair.expire()
+    pair.run()
+    for room, prompt in prompts.items():
+        assert pair.tokens(room) == expected_output(prompt, 30, VOCAB, windows)
+    assert pair.decode.core.report().counts.retractions > 0
+    pair.assert_clean()
+
+
 def test_what_windows_take_is_no_credit(make_pair: type[Pair]) -> None:
     pair = pair_of(make_pair, SLIDING, decode_pages=33)
     most = 2 * 5
     assert pair.decode.core.load().grantable_pages == 32 - most
     pair.start_decode(1, list(range(12)))  # 3 pages of tokens, and all of them live in two groups
     assert pair.decode.core.load().grantable_pages == 32 - 3 * 3 - most
+
+
+def test_a_hand_off_says_which_tokens_of_which_groups_it_brings(
+    make_pair: type[Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    monkeypatch.setattr(DecodeRoom, "refuse_hand_off", lambda self, note: seen.append(note))
+    pair = pair_of(make_pair, SLIDING)
+    pair.start(1, list(range(30)), max_tokens=1)
+    pair.run()
+    assert [(each.kind, each.first_token, each.end_token, each.num_pages) for each in seen[0].groups] == [
+        ("tokens", 0, 30, 8),
+        ("window", 16, 30, 2 * 4),  # a token behind 28 sees 19 and what follows
+    ]
+
+
+@pytest.mark.parametrize("short", [{"first_token": 20}, {"end_token": 29}, {"kind": "state"}], ids=str)
+def test_decode_refuses_what_is_of_other_tokens_or_groups_than_it_granted_pages_for(
+    make_pair: type[Pair], monkeypatch: pytest.MonkeyPatch, short: dict[str, Any]
+) -> None:
+    pair = pair_of(make_pair, SLIDING)
+    plain = DecodeRoom.refuse_hand_off
+
+    def refuse(room: DecodeRoom, note: HandOff) -> str | None:
+        return plain(room, replace(note, groups=(note.groups[0], replace(note.groups[1], **short))))
+
+    monkeypatch.setattr(DecodeRoom, "refuse_hand_off", refuse)
+    pair.start(1, list(range(30)), max_tokens=3)
+    pair.run()
+    failure = pair.decode.ended(1).failure
+    assert failure is not None
+    assert "window 16 to 30 in 8 pages" in failure.message
+    pair.assert_clean()

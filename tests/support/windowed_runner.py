@@ -17,7 +17,7 @@ _PRIME = np.uint64(0xA24B_AED4_963E_E407)
 
 
 class WindowedRunner:
-    """Implements `Runner` and `OverlapRunner` by one without windows, over its integer pool `[num_pages, page_size]`."""
+    """Implements `Runner` and `OverlapRunner` by one without windows, over its pool `[num_pages, page_size]`."""
 
     def __init__(self, without: NullRunner, kv: U64, windows: WindowPages, vocab_size: int) -> None:
         self._without = without

@@ -273,16 +273,20 @@ class ModelConfig:
 
     @property
     def layers_by_kind(self) -> tuple[tuple[int, ...], ...]:
-        """The layers of each kind of attention, as a region of pages has them: with a window, then without."""
+        """The layers of each kind of attention: those of each region of pages, with a window, then without.
+
+        Or where pages are of groups of layers: those of each group.
+        """
         if self.wide is None:
-            return (tuple(range(self.num_layers)),)
+            return self.page_groups
         kinds = ([each for each in range(self.num_layers) if bool(self.window(each)) == slides] for slides in (1, 0))
         return tuple(tuple(layers) for layers in kinds if layers)
 
     @property
     def kinds(self) -> tuple[ModelConfig, ...]:
         """The model as attention of each kind knows it, with that kind's layers alone, which it counts."""
-        return (self,) if self.wide is None else tuple(map(self._kind, self.layers_by_kind))
+        kinds = self.layers_by_kind
+        return (self,) if len(kinds) == 1 and self.wide is None else tuple(map(self._kind, kinds))
 
     def _kind(self, layers: tuple[int, ...]) -> ModelConfig:
         return replace(
@@ -290,8 +294,9 @@ class ModelConfig:
             num_layers=len(layers),
             head_dim=self.head_dim_of(layers[0]),
             num_kv_heads=self.kv_heads_of(layers[0]),
-            rope=self.rope_of(layers[0]),
+            rope=self._turning_rope(layers[0]),
             local_rope=None,
+            still_layers=frozenset(place for place, layer in enumerate(layers) if layer in self.still_layers),
             windows=tuple(self.windows[layer] for layer in layers) if self.windows else (),
             wide=None,
             num_borrowing=sum(not self.keeps(layer) for layer in layers),
@@ -376,8 +381,11 @@ class ModelConfig:
         return self.kv_scales[layer] if self.kv_scales else (1.0, 1.0)
 
     def rope_of(self, layer: int) -> Rope:
-        rope = self.local_rope if self.local_rope is not None and self.window(layer) else self.rope
+        rope = self._turning_rope(layer)
         return replace(Rope.still(rope.dim), start=rope.start) if layer in self.still_layers else rope
+
+    def _turning_rope(self, layer: int) -> Rope:
+        return self.local_rope if self.local_rope is not None and self.window(layer) else self.rope
 
     def latent_of(self, layer: int) -> Latent | None:
         """Return what latents are in `layer`: in a still one, all that a head's query meets is made of the latent."""

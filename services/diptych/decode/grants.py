@@ -65,7 +65,7 @@ class Grants:
         reserve = self._reserve()
         if self._cache.num_free_rows <= reserve.rows:
             return 0
-        return max(0, self._cache.num_available - reserve.pages - self._cache.most_beside)
+        return max(0, self._cache.num_available - reserve.pages - self._cache.most_beside - self._cache.num_owed)
 
     def grant(self, now_s: float) -> list[Effect]:
         """Grant what can be granted; those retracted go first."""
@@ -134,6 +134,7 @@ class Grants:
         room.on(Signal.GRANTED)
         self._in_flight.add(request, room.peer)
         room.granted = self._cache.begin_import(request)
+        room.groups = self._cache.handed(request.prompt_len, request.cached_len, self._cache.page_size)
         room.generations = tuple(self._cache.pool.generations(room.granted).tolist())
         return PagesReady(
             room=request.room,

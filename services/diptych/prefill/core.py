@@ -147,8 +147,7 @@ class PrefillCore:
                 pass  # a duplicate, or an answer to a room that is closing: its end is on the way
 
     def _on_grant(self, room: PrefillRoom, grant: PagesReady) -> None:
-        num_beside = self._cache.pages_beside(room.request.prompt_len, self._cache.page_size)
-        problem = room.refuse_grant(grant, prompt_hash, num_beside)
+        problem = room.refuse_grant(grant, prompt_hash, self._cache.handed)
         if problem:
             self._rooms.fail(room, Failure(FailureCode.INVALID, problem))
             return

@@ -13,9 +13,11 @@ from diptych.engine.values.request import Request
 from diptych.generation.finish import Finish
 from diptych.generation.output import Failure, Stats
 from diptych.kvtransfer.digest import add_digests
-from diptych.kvtransfer.notes import Abort, AbortAck, HandOff, PagesReady
+from diptych.kvtransfer.notes import Abort, AbortAck, HandedGroup, HandOff, PagesReady
 from diptych.kvtransfer.ownership import Pages
 from diptych.prefill.phases import Phase, Signal, next_phase
+
+Handed = Callable[[int, int, int], tuple[HandedGroup, ...]]  # of a prompt: see `KvCache.handed`
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +29,7 @@ class PrefillRoom:
     arrival_s: float
     phase: Phase = Phase.BOOTSTRAPPING
     grant: PagesReady | None = None
+    groups: tuple[HandedGroup, ...] = ()  # what is handed over
     first_page: int = 0  # of the request, in decode's pages, that decode lacks
     next_page: int = 0  # of the request, in decode's pages, not yet posted
     writes_in_flight: int = 0
@@ -79,11 +82,8 @@ class PrefillRoom:
         assert self.grant is not None
         return self.grant.page_size
 
-    def refuse_grant(self, grant: PagesReady, prompt_hash: Callable[[I64, bytes], int], num_beside: int) -> str | None:
-        """Say why the grant doesn't fit this request; None when it does. Both legs must mean the same prompt.
-
-        `num_beside`: pages that are handed over beside those of its tokens.
-        """
+    def refuse_grant(self, grant: PagesReady, prompt_hash: Callable[[I64, bytes], int], handed: Handed) -> str | None:
+        """Say why the grant doesn't fit this request; None when it does. Both legs must mean the same prompt."""
         request = self.request
         prompt = request.tokens[: request.prompt_len]
         if grant.num_prompt_tokens != request.prompt_len or grant.prompt_hash != prompt_hash(prompt, request.extra_key):
@@ -93,9 +93,11 @@ class PrefillRoom:
         if page_size < 1 or grant.cached_prefix_len % page_size or grant.cached_prefix_len >= request.prompt_len:
             claim = f"{grant.cached_prefix_len} tokens of {request.prompt_len}, in pages of {page_size}"
             return f"decode claims a cached prefix of {claim}"
-        num_pages = -(-request.prompt_len // page_size) - grant.cached_prefix_len // page_size + num_beside
+        groups = handed(request.prompt_len, grant.cached_prefix_len, page_size)
+        num_pages = sum(group.num_pages for group in groups)
         if len(grant.pages) != num_pages:
             return f"decode granted {len(grant.pages)} pages where {num_pages} are needed"
+        self.groups = groups
         return None
 
     def on_grant(self, grant: PagesReady) -> None:

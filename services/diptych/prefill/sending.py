@@ -124,6 +124,7 @@ def hand_off_note(room: PrefillRoom, first_token: int, finish: Finish | None) ->
         num_pages=len(room.grant.pages),
         generations=room.grant.generations,
         cached_tokens=room.request.cached_len,
+        groups=room.groups,
     )
 
 

@@ -84,7 +84,7 @@ class CachedWindows:
         Return where the first node that is locked begins: `unlock` is to be told.
         """
         since = node.end
-        for step in node.path() if self._windows.num_groups else ():
+        for step in node.path():
             if step.end <= first:
                 break
             if step.num_window_locks == 0:

@@ -32,6 +32,7 @@ from diptych.engine.cache.tier import Restore, Tier
 from diptych.engine.values.core_report import Holders
 from diptych.engine.values.request import NO_PAGES, Request, Snapshot
 from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
+from diptych.kvtransfer.notes import HandedGroup
 from diptych.kvtransfer.ownership import PagePool, Pages
 
 NUM_STATES: Final = 2  # that a request needs at most at one time: one to begin with, and one to be handed over
@@ -68,7 +69,8 @@ class KvCache:
         self._duplicates: list[Pages] = []  # of shared pages, still read by steps or transfers
         self.pages_per_state = pages_per_state
         self.windows = windows
-        fitting = (self.pool.capacity - NUM_STATES * pages_per_state) // self.pool_pages_per_page
+        self._part_way: dict[Request, None] = {}  # whose prompts will get more pages in layers with a window
+        fitting = windows.fitting(self.pool.capacity - NUM_STATES * pages_per_state, page_size)
         width = min(self.pages_for(max_tokens_per_request), fitting)
         self.page_table: I32 = np.zeros((max_requests, width), dtype=np.int32)
         self.window_table: I32 = np.zeros((max_requests, width, windows.num_groups), dtype=np.int32)
@@ -107,23 +109,25 @@ class KvCache:
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
 
-    @property
-    def pool_pages_per_page(self) -> int:
-        """Pages of the pool that a page of tokens takes while all layers see it."""
-        return 1 + self.windows.num_groups
-
     def pages_for_prompt(self, num_tokens: int) -> int:
         """Return what a prompt of so many tokens needs at most: pages of its own, and states."""
-        return self.pool_pages_per_page * self.pages_for(num_tokens) + NUM_STATES * self.pages_per_state
+        return self.windows.pool_pages(self.pages_for(num_tokens), self.page_size) + NUM_STATES * self.pages_per_state
 
     @property
     def most_beside(self) -> int:
         """Return how many of them a prompt takes at most that a peer computes."""
         return self.pages_per_state + self.windows.most_live(self.page_size)
 
-    def pages_beside(self, num_tokens: int, page_size: int) -> int:
-        """Return what is handed over of a prompt beside the pages of its tokens, in pages of such a size."""
-        return self.pages_per_state + self.windows.num_live(num_tokens, page_size)
+    def handed(self, num_tokens: int, given_len: int, page_size: int) -> tuple[HandedGroup, ...]:
+        """Return what is handed over of a prompt to pages of such a size where `given_len` tokens are there already."""
+        num_pages = -(-num_tokens // page_size) - given_len // page_size
+        groups = [HandedGroup("tokens", given_len, num_tokens, num_pages)]
+        if self.windows.num_groups:
+            first = self.windows.first_live(num_tokens, page_size) * page_size
+            groups.append(HandedGroup("window", first, num_tokens, self.windows.num_live(num_tokens, page_size)))
+        if self.pages_per_state:
+            groups.append(HandedGroup("state", num_tokens, num_tokens, self.pages_per_state))
+        return tuple(groups)
 
     def pages_of(self, request: Request) -> Pages:
         """The request's pages in order; those up to the end of its node belong to the tree."""
@@ -165,7 +169,7 @@ class KvCache:
         num_pages = self.pages_for(request.num_tokens) - len(match.pages)
         need = num_pages + num_window_pages + num_state_pages
         num_kept = 0 if match.state is None else self.tree.states.num_unread(match.node)
-        if need + spare_pages + num_kept > self.num_available:
+        if need + spare_pages + num_kept + self.num_owed > self.num_available:
             self._unlock(request, match.node)
             return False
         self._begin_reading(request, match)
@@ -193,19 +197,19 @@ class KvCache:
     def grow(self, request: Request, num_tokens: int) -> bool:
         """Make room for `num_tokens` tokens; False, and nothing changed, when there are no pages."""
         num_pages = self.pages_for(num_tokens) - request.num_pages
-        need = num_pages * self.pool_pages_per_page
+        need = num_pages * (1 + self.windows.num_groups)
         if need <= 0:
             return True
         if need > self.num_available:
             return False
         pages = self._allocate(need).reshape(num_pages, -1)
-        self.window_table[request.row, request.num_pages : request.num_pages + num_pages] = pages[:, 1:]
         self._append(request, pages[:, 0])
+        self._append_windows(request, pages[:, 1:])
         return True
 
     def grow_each(self, requests: Sequence[Request]) -> bool:
         """Give each request one more page; False, and nothing changed, when there are not enough."""
-        need = len(requests) * self.pool_pages_per_page
+        need = len(requests) * (1 + self.windows.num_groups)
         if need > self.num_available:
             return False
         if requests:
@@ -214,6 +218,28 @@ class KvCache:
                 self.page_table[request.row, request.num_pages] = page
                 self.window_table[request.row, request.num_pages] = beside
                 request.num_pages += 1
+                request.windows_end = request.num_pages
+        return True
+
+    @property
+    def num_owed(self) -> int:
+        """Pages that prompts, which are part-way, need for their next steps in layers with a window."""
+        return self.windows.num_groups * sum(
+            min(request.num_pages - request.windows_end, self.pages_for(self.windows.step_tokens))
+            for request in self._part_way
+        )
+
+    def grow_windows(self, request: Request, num_tokens: int) -> bool:
+        """Make room for its first `num_tokens` tokens in layers with a window, too; False if there is not enough."""
+        num_pages = self.pages_for(num_tokens) - request.windows_end
+        need = num_pages * self.windows.num_groups
+        if need <= 0:
+            return True
+        if need > self.num_available:
+            return False
+        self._append_windows(request, self._allocate(need).reshape(num_pages, -1))
+        if request.windows_end == request.num_pages:
+            del self._part_way[request]
         return True
 
     def pass_windows(self, request: Request, num_tokens: int) -> None:
@@ -242,12 +268,10 @@ class KvCache:
         self._keep_snapshots(request, insertion.node, num_tokens)
         duplicate = np.concatenate([insertion.duplicate, self._hand_over_windows(request, insertion.node)])
         self.tree.lock(insertion.node)
-        since = self.tree.windows.lock(insertion.node, request.first_window)
-        self._unlock(request, request.node)
-        request.node, request.windows_since = insertion.node, since
         if self.windows.num_groups:
-            self._fill_passed(request)
-            self.pass_windows(request, num_tokens)
+            self._share_windows(request, insertion.node, num_tokens)
+        self.tree.unlock(request.node)
+        request.node = insertion.node
         if len(duplicate):
             self._duplicates.append(duplicate)
         return duplicate
@@ -347,11 +371,11 @@ class KvCache:
 
     def num_window_pages(self, request: Request) -> int:
         """Return how many pages a request holds in layers with a window."""
-        return self.windows.num_groups * (request.num_pages - request.first_window)
+        return self.windows.num_groups * (request.windows_end - request.first_window)
 
     def _own_windows(self, request: Request) -> I32:
         """Return the request's own pages in layers with a window, `[num_pages, num_groups]`."""
-        return self.window_table[request.row, request.first_own_window : request.num_pages]
+        return self.window_table[request.row, request.first_own_window : request.windows_end]
 
     def _hand_over_windows(self, request: Request, node: Node) -> Pages:
         """Give the tree the request's own pages of windows up to the end of `node`; return those that it had."""
@@ -365,6 +389,15 @@ class KvCache:
         request.first_own_window = node.end
         duplicate: Pages = rows[kept != rows]
         return duplicate
+
+    def _share_windows(self, request: Request, node: Node, num_tokens: int) -> None:
+        """Pass what is behind the windows; lock what is live at `node`, which is locked, in place of its own node."""
+        assert request.node is not None
+        self.pass_windows(request, num_tokens)
+        self._fill_passed(request)
+        since = self.tree.lock_windows(node, request.first_window)
+        self.tree.windows.unlock(request.node, request.windows_since, request.node.end)
+        request.windows_since = since
 
     def _fill_passed(self, request: Request) -> None:
         """Let the places of what is behind the windows name a page of the request: it is read, and not looked at."""
@@ -420,10 +453,12 @@ class KvCache:
         end = self.pages_for(request.num_tokens)
         if match.windows is None:
             first = own = self.windows.first_live(request.num_tokens, self.page_size)
+            request.windows_since = match.node.end
         else:
             first, own = match.node.end - len(match.windows), match.node.end
-        request.first_window, request.first_own_window = first, own
-        request.windows_since = self.tree.windows.lock(match.node, end if match.windows is None else first)
+            end = min(end, self.pages_for(match.num_tokens + self.windows.step_tokens))
+            request.windows_since = self.tree.lock_windows(match.node, first)
+        request.first_window, request.first_own_window, request.windows_end = first, own, end
         return self.windows.num_groups * (end - own)
 
     def _fill_windows(self, request: Request, match: Match, pages: Pages) -> None:
@@ -432,8 +467,10 @@ class KvCache:
         table, first, own = self.window_table[request.row], request.first_window, request.first_own_window
         if match.windows is not None:
             table[first:own] = match.windows
-        table[own : request.num_pages] = pages.reshape(-1, self.windows.num_groups)
+        table[own : request.windows_end] = pages.reshape(-1, self.windows.num_groups)
         self._fill_passed(request)
+        if request.windows_end < request.num_pages:
+            self._part_way[request] = None
 
     def _unlock(self, request: Request, node: Node) -> None:
         """Take the request's locks off a node, and off what it sees there."""
@@ -515,6 +552,12 @@ class KvCache:
         self.page_table[request.row, request.num_pages : end] = pages
         request.num_pages = end
 
+    def _append_windows(self, request: Request, pages: I32) -> None:
+        """Append pages in layers with a window, `[num_pages, num_groups]`."""
+        end = request.windows_end + len(pages)
+        self.window_table[request.row, request.windows_end : end] = pages
+        request.windows_end = end
+
     def _detach(self, request: Request) -> None:
         assert request.node is not None
         self._end_reading(request)
@@ -525,7 +568,8 @@ class KvCache:
         self._free_rows.append(request.row)
         request.node, request.row, request.num_pages = None, -1, 0
         request.computed_len = request.cached_len = 0
-        request.first_window = request.first_own_window = request.windows_since = 0
+        request.first_window = request.first_own_window = request.windows_end = request.windows_since = 0
+        self._part_way.pop(request, None)
         request.state_from, request.cuts = None, ()
         request.snapshots.clear()
 

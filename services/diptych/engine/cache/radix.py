@@ -118,6 +118,19 @@ class RadixTree:
         pages = joined(node.pages for node in path)
         return Match(path[-1], pages, len(pages) * self._page_size, windows=self.windows.of_path(path))
 
+    def lock_windows(self, node: Node, first: int) -> int:
+        """Keep what the path to `node` has in layers with a window from page `first` on: see `CachedWindows.lock`.
+
+        A node in which that begins is split: what is before it can go.
+        """
+        for step in node.path():
+            num_before = first - step.end + len(step.pages)
+            if step.end > first and num_before > 0:
+                self._queues[step.level].add(self._split(step, num_before))
+            if num_before >= 0:
+                break
+        return self.windows.lock(node, first)
+
     def peek_windows(self, token_ids: I64, extra_key: bytes = b"") -> int:
         """Return how many tokens `match_windows` would find, and change nothing."""
         end, path = self.peek(token_ids, extra_key) // self._page_size, [self._root]

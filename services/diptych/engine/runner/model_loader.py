@@ -154,7 +154,13 @@ class ModelLoader:
 
     def _limits(self, model: ModelConfig) -> StepLimits:
         sizes, max_pages = self.chosen.sizes, -(-model.context_len // self._options.page_size)
-        return StepLimits(sizes.max_step_tokens, sizes.max_requests, max_pages, sizes.max_graph_tokens)
+        return StepLimits(
+            sizes.max_step_tokens,
+            sizes.max_requests,
+            max_pages,
+            sizes.max_graph_tokens,
+            num_window_groups=len(model.page_groups) - 1,
+        )
 
     def _model_options(self) -> ModelOptions:
         options = self._options

@@ -72,7 +72,8 @@ class KvForecast:
         page_size = self._cache.page_size
         owned = np.array([holder.num_pages - holder.cached_len // page_size for holder in holders], dtype=np.int64)
         newly_owned = self._cache.pages_for(candidate.num_tokens) - self._cache.cached_len(candidate) // page_size
-        newly_beside = newly_owned * self._cache.windows.num_groups
+        windows = self._cache.windows
+        newly_beside = windows.pool_pages(newly_owned, page_size) - newly_owned
         made = np.array([request.num_output_tokens for request in requests], dtype=np.int64)
         limit = np.array([request.max_len - request.prompt_len for request in requests], dtype=np.int64)
         remaining = self._lengths.remaining(made, limit)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -132,6 +132,15 @@ class ForwardBatch:
     states: StateMoves | None = None  # None: no layer is recurrent
     adapters: I64 | None = None  # [batch_size]: slot of each request's adapter, -1: none; None: nobody has one
     window_groups: WindowGroups | None = None  # None: the model has one group of pages
+
+    def of_group(self, group: int) -> ForwardBatch:
+        """Return the step as layers of one group of pages see it; see `ModelConfig.page_groups`."""
+        if not group:
+            return replace(self, window_groups=None)
+        windows = self.window_groups
+        assert windows is not None, "layers with a window have pages of their own, which this step does not name"
+        table, slots = windows.page_tables[group - 1], windows.out_slots[group - 1]
+        return replace(self, page_table=table, out_slots=slots, window_groups=None)
 
     @property
     def batch_size(self) -> int:
