@@ -23,6 +23,7 @@ from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.cache.radix_node import Node
 from diptych.engine.values.batch import ForwardBatch, ForwardMode, WindowGroups
 from diptych.engine.values.window_pages import WindowPages
+from diptych.kvtransfer.ownership import PageState
 from diptych.kvtransfer.transport import PageWrite
 from diptych.prefill.sending import Sender
 
@@ -39,7 +40,7 @@ PROMPTS: Final = [
     HEAD,
 ]
 NUM_REQUESTS = 50
-SETTINGS: Final = [(12, 7, 1), (16, 16, 2), (12, 7, 5)]  # pages of tokens at prefill, tokens of a step, seed
+SETTINGS: Final = [(12, 7, 1), (12, 11, 2), (12, 16, 5)]  # pages of tokens at prefill, tokens of a step, seed
 Patch = pytest.MonkeyPatch
 Pair = Any  # the fixture's class: test helpers can't be imported
 Mutant = Callable[[Patch, type[Pair]], None]
@@ -88,14 +89,16 @@ class Play:
         return all(self._end(play) for play in rounds)
 
     def _check(self) -> None:
-        """Compare the books; and what is behind the windows of a request, which is read, must be its own."""
+        """Compare the books; and what a request is told of, and reads, must be its own or the tree's."""
         type(self.pair).check(self.pair)
         for side in (self.pair.prefill, self.pair.decode):
             holders = side.core.report().holders
             for request in (*holders.owning, *holders.importing):
-                names = side.cache.window_table[request.row, : request.num_pages]
-                own = [*side.cache.pages_of(request), *names[request.first_window :].ravel()]
-                assert np.isin(names, own).all()
+                table, first = side.cache.window_table[request.row, : request.windows_end], request.first_window
+                held = [*side.cache.pages_of(request), *table[first:].ravel()]
+                assert np.isin(table, held).all()
+                states = side.cache.pool.states(table[first : request.first_own_window].ravel())
+                assert (states == PageState.CACHED).all()
 
     def _end(self, play: Callable[[], None]) -> bool:
         play()
@@ -452,6 +455,23 @@ def counted_a_token_short(patch: Patch, pair_class: type[Pair]) -> None:
     patch.setattr(WindowPages, "first_live", lambda self, *args: plain(shorter_window, *args))
 
 
+def grown_by_fewer_pages_than_a_step_needs(patch: Patch, pair_class: type[Pair]) -> None:
+    plain = KvCache.grow_windows
+    patch.setattr(KvCache, "grow_windows", lambda self, request, number: plain(self, request, number - PAGE))
+
+
+def grown_in_another_order(patch: Patch, pair_class: type[Pair]) -> None:
+    """A page is put where the one behind it was."""
+    plain = KvCache._append_windows
+
+    def append_windows(self: Any, request: Any, pages: Any) -> None:
+        plain(self, request, pages)
+        table = self.window_table[request.row]
+        table[: request.windows_end] = np.roll(table[: request.windows_end], 1, axis=0)
+
+    patch.setattr(KvCache, "_append_windows", append_windows)
+
+
 def passed_pages_are_still_named(patch: Patch, pair_class: type[Pair]) -> None:
     patch.setattr(KvCache, "_fill_passed", lambda self, request: None)
 
@@ -632,6 +652,8 @@ MUTANTS: Final = [
     cut_from_the_wrong_end,
     passed_a_page_too_early,
     counted_a_token_short,
+    grown_by_fewer_pages_than_a_step_needs,
+    grown_in_another_order,
     passed_pages_are_still_named,
     kept_shifted_by_a_page,
     kept_in_another_group,
