@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 from collections import defaultdict, deque
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -44,6 +45,7 @@ from diptych.engine.values.prompt_cost import SAME_EVERYWHERE, PromptCost
 from diptych.engine.values.request import Request, new_request
 from diptych.engine.values.scheduler_core import SchedulerCore
 from diptych.engine.values.transfer_rules import TransferRules
+from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.generation.grammar import Grammar
 from diptych.generation.output import Output
 from diptych.generation.sampling_params import SamplingParams
@@ -95,6 +97,7 @@ class Side:
         *rules: TransferRules,
         page_size: int = PAGE,
         pages_per_state: int = 0,
+        windows: WindowPages = NO_WINDOWS,
     ) -> None:
         self.kv, runner = model(num_pages)
         self.runner = Counted(runner)
@@ -104,6 +107,7 @@ class Side:
             max_requests=16,
             max_tokens_per_request=limits.context_len,
             pages_per_state=pages_per_state,
+            windows=replace(windows, step_tokens=limits.max_step_tokens),
         )
         self.cache = cache
         self.core = build(cache, limits, *rules, page_size * 8, StepPace(limits.mixed_step_s))
@@ -154,8 +158,9 @@ class Squeeze:
                 self._cache.drop(holder)
             self._holders = []
             return
-        while self._cache.num_available and self._cache.has_row:
-            num_tokens = min(self._cache.num_available * PAGE, self._cache.max_request_tokens)
+        per_page = 1 + self._cache.windows.num_groups
+        while (num_left := self._cache.num_available - self._cache.num_owed) >= per_page and self._cache.has_row:
+            num_tokens = min(num_left // per_page * PAGE, self._cache.max_request_tokens)
             tokens = np.full(num_tokens, VOCAB, dtype=np.int64)
             self._holders.append(new_request(0, tokens, SamplingParams(max_tokens=1)))
             assert self._cache.admit(self._holders[-1])
@@ -190,6 +195,7 @@ class Pair:
         page_sizes: tuple[int, int] | None = None,
         in_parts: bool = False,
         pages_per_state: int = 0,
+        windows: WindowPages = NO_WINDOWS,
     ) -> None:
         """Other `page_sizes` are for the null model. `in_parts`: what lands is nonsense until it is unpacked."""
         limits = Limits(
@@ -203,12 +209,9 @@ class Pair:
         )
         models = [partial(null_model, page_size=size) for size in page_sizes] if page_sizes else [model, model]
         sizes = page_sizes or (PAGE, PAGE)
-        self.prefill = Side(
-            PrefillCore, prefill_pages, models[0], limits, rules, page_size=sizes[0], pages_per_state=pages_per_state
-        )
-        self.decode = Side(
-            DecodeCore, decode_pages, models[1], limits, page_size=sizes[1], pages_per_state=pages_per_state
-        )
+        beside: dict[str, Any] = {"pages_per_state": pages_per_state, "windows": windows}
+        self.prefill = Side(PrefillCore, prefill_pages, models[0], limits, rules, page_size=sizes[0], **beside)
+        self.decode = Side(DecodeCore, decode_pages, models[1], limits, page_size=sizes[1], **beside)
         self.in_parts = in_parts
         self.fail_next_unpacking = False
         self._overlapped = self._overlap_decode() if overlap else None

@@ -70,8 +70,8 @@ def never_sent(patch: Patch) -> None:
 
 
 def sent_in_another_order(patch: Patch) -> None:
-    plain = PrefillRoom.state_destination
-    patch.setattr(PrefillRoom, "state_destination", lambda self, num_pages: plain(self, num_pages)[::-1].copy())
+    plain = PrefillRoom.destination_beside
+    patch.setattr(PrefillRoom, "destination_beside", lambda self, num_pages: plain(self, num_pages)[::-1].copy())
 
 
 def moved(change: Callable[[StateMoves], StateMoves]) -> Callable[[Patch], None]:

@@ -10,6 +10,8 @@ it has shared since. Others read these while it runs.
 With tiers, what is evicted goes down to the first of them, and comes back when a prompt matches it. So a request that
 is retired early (retracted) and admitted again finds its KV, wherever that has gone meanwhile. What a tier does not
 bring back at once is a `Restore`: the cache holds its pages, and the request waits without any.
+
+Where layers have windows, a request holds other pages beside these, as many as are live: see `WindowPages`.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ from diptych.engine.cache.snapshots import cuts
 from diptych.engine.cache.tier import Restore, Tier
 from diptych.engine.values.core_report import Holders
 from diptych.engine.values.request import NO_PAGES, Request, Snapshot
+from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
+from diptych.kvtransfer.notes import HandedGroup
 from diptych.kvtransfer.ownership import PagePool, Pages
 
 NUM_STATES: Final = 2  # that a request needs at most at one time: one to begin with, and one to be handed over
@@ -48,12 +52,13 @@ class KvCache:
         tiers: Sequence[Tier] = (),
         changes: CacheChanges = NO_CHANGES,
         pages_per_state: int = 0,
+        windows: WindowPages = NO_WINDOWS,
     ) -> None:
-        """`pages_per_state`: of recurrent layers; 0: there are none."""
+        """`pages_per_state`: of recurrent layers; 0: there are none. With tiers there are no `windows`."""
         self.page_size = page_size
         self.changes = changes  # of the set of cached pages
         self.pool = PagePool(num_pages)
-        self.tree = RadixTree(page_size, policy=eviction_policy, tiers=tiers, changes=changes)
+        self.tree = RadixTree(page_size, policy=eviction_policy, tiers=tiers, changes=changes, windows=windows)
         self.num_saved = 0  # pages copied to tiers, since start
         self.num_restored = 0  # and back
         self.num_lost = 0  # that a tier could not bring back
@@ -63,8 +68,12 @@ class KvCache:
         self._num_restores = 0  # begun since start: numbers them
         self._duplicates: list[Pages] = []  # of shared pages, still read by steps or transfers
         self.pages_per_state = pages_per_state
-        width = min(self.pages_for(max_tokens_per_request), self.pool.capacity - NUM_STATES * pages_per_state)
+        self.windows = windows
+        self._part_way: dict[Request, None] = {}  # whose prompts will get more pages in layers with a window
+        fitting = windows.fitting(self.pool.capacity - NUM_STATES * pages_per_state, page_size)
+        width = min(self.pages_for(max_tokens_per_request), fitting)
         self.page_table: I32 = np.zeros((max_requests, width), dtype=np.int32)
+        self.window_table: I32 = np.zeros((max_requests, width, windows.num_groups), dtype=np.int32)
         self._free_rows = list(range(max_requests - 1, -1, -1))
 
     @property
@@ -102,15 +111,34 @@ class KvCache:
 
     def pages_for_prompt(self, num_tokens: int) -> int:
         """Return what a prompt of so many tokens needs at most: pages of its own, and states."""
-        return self.pages_for(num_tokens) + NUM_STATES * self.pages_per_state
+        return self.windows.pool_pages(self.pages_for(num_tokens), self.page_size) + NUM_STATES * self.pages_per_state
+
+    @property
+    def most_beside(self) -> int:
+        """Return how many of them a prompt takes at most that a peer computes."""
+        return self.pages_per_state + self.windows.most_live(self.page_size)
+
+    def handed(self, num_tokens: int, given_len: int, page_size: int) -> tuple[HandedGroup, ...]:
+        """Return what is handed over of a prompt to pages of such a size where `given_len` tokens are there already."""
+        num_pages = -(-num_tokens // page_size) - given_len // page_size
+        groups = [HandedGroup("tokens", given_len, num_tokens, num_pages)]
+        if self.windows.num_groups:
+            first = self.windows.first_live(num_tokens, page_size) * page_size
+            groups.append(HandedGroup("window", first, num_tokens, self.windows.num_live(num_tokens, page_size)))
+        if self.pages_per_state:
+            groups.append(HandedGroup("state", num_tokens, num_tokens, self.pages_per_state))
+        return tuple(groups)
 
     def pages_of(self, request: Request) -> Pages:
         """The request's pages in order; those up to the end of its node belong to the tree."""
         return self.page_table[request.row, : request.num_pages]
 
     def owned_pages(self, request: Request) -> Pages:
+        """Return the request's own pages in the order in which they are granted: those of windows group by group."""
         assert request.node is not None
         pages = self.pages_of(request)[request.node.end :]
+        if self.windows.num_groups:
+            return np.concatenate([pages, self._own_windows(request).ravel("F")])
         return np.concatenate([pages, *(each.pages for each in request.snapshots)]) if request.snapshots else pages
 
     def cached_len(self, request: Request) -> int:
@@ -118,6 +146,8 @@ class KvCache:
         tokens = request.tokens[: request.matchable_len]
         if self.begins_with_state(request):
             return self.tree.peek_state(tokens[: request.num_tokens - 1], request.extra_key)
+        if self.begins_with_windows(request):
+            return self.tree.peek_windows(tokens[: request.num_tokens - 1], request.extra_key)
         return self.tree.peek(tokens, request.extra_key)
 
     def admit(self, request: Request, *, spare_pages: int = 0, spare_rows: int = 0) -> bool:
@@ -135,19 +165,21 @@ class KvCache:
             return False
         self.tree.lock(match.node)
         num_state_pages = self.pages_per_state if request.state_len else 0
-        need = self.pages_for(request.num_tokens) - len(match.pages) + num_state_pages
+        num_window_pages = self._begin_windows(request, match)
+        num_pages = self.pages_for(request.num_tokens) - len(match.pages)
+        need = num_pages + num_window_pages + num_state_pages
         num_kept = 0 if match.state is None else self.tree.states.num_unread(match.node)
-        if need + spare_pages + num_kept > self.num_available:
-            self.tree.unlock(match.node)
+        if need + spare_pages + num_kept + self.num_owed > self.num_available:
+            self._unlock(request, match.node)
             return False
         self._begin_reading(request, match)
-        pages = self._allocate(need)
-        pages, state = pages[: need - num_state_pages], pages[need - num_state_pages :]
+        pages, beside = np.split(self._allocate(need), [num_pages])
         if match.lower_nodes:
             request.restore = self._restore(match, pages)
         if request.restore is None:
             self._fill_row(request, match, pages)
-            self._begin_state(request, match, state)
+            self._fill_windows(request, match, beside[:num_window_pages])
+            self._begin_state(request, match, beside[num_window_pages:])
         return request.restore is None
 
     def finish_restore(self, number: int, error: str | None) -> None:
@@ -164,23 +196,63 @@ class KvCache:
 
     def grow(self, request: Request, num_tokens: int) -> bool:
         """Make room for `num_tokens` tokens; False, and nothing changed, when there are no pages."""
-        need = self.pages_for(num_tokens) - request.num_pages
+        num_pages = self.pages_for(num_tokens) - request.num_pages
+        need = num_pages * (1 + self.windows.num_groups)
         if need <= 0:
             return True
         if need > self.num_available:
             return False
-        self._append(request, self._allocate(need))
+        pages = self._allocate(need).reshape(num_pages, -1)
+        self._append(request, pages[:, 0])
+        self._append_windows(request, pages[:, 1:])
         return True
 
     def grow_each(self, requests: Sequence[Request]) -> bool:
         """Give each request one more page; False, and nothing changed, when there are not enough."""
-        if len(requests) > self.num_available:
+        need = len(requests) * (1 + self.windows.num_groups)
+        if need > self.num_available:
             return False
         if requests:
-            for request, page in zip(requests, self._allocate(len(requests)).tolist(), strict=True):
+            pages = self._allocate(need).reshape(len(requests), -1)
+            for request, page, beside in zip(requests, pages[:, 0].tolist(), pages[:, 1:], strict=True):
                 self.page_table[request.row, request.num_pages] = page
+                self.window_table[request.row, request.num_pages] = beside
                 request.num_pages += 1
+                request.windows_end = request.num_pages
         return True
+
+    @property
+    def num_owed(self) -> int:
+        """Pages that prompts, which are part-way, need for their next steps in layers with a window."""
+        return self.windows.num_groups * sum(
+            min(request.num_pages - request.windows_end, self.pages_for(self.windows.step_tokens))
+            for request in self._part_way
+        )
+
+    def grow_windows(self, request: Request, num_tokens: int) -> bool:
+        """Make room for its first `num_tokens` tokens in layers with a window, too; False if there is not enough."""
+        num_pages = self.pages_for(num_tokens) - request.windows_end
+        need = num_pages * self.windows.num_groups
+        if need <= 0:
+            return True
+        if need > self.num_available:
+            return False
+        self._append_windows(request, self._allocate(need).reshape(num_pages, -1))
+        if request.windows_end == request.num_pages:
+            del self._part_way[request]
+        return True
+
+    def pass_windows(self, request: Request, num_tokens: int) -> None:
+        """Give up what is behind all windows: every step that is not over computes tokens behind `num_tokens`."""
+        first, passed = self.windows.first_live(num_tokens, self.page_size), request.first_window
+        if first <= passed:
+            return
+        own = self.window_table[request.row, max(passed, request.first_own_window) : first]
+        self.pool.release(own.ravel())
+        request.first_window, request.first_own_window = first, max(first, request.first_own_window)
+        self._fill_passed(request)
+        assert request.node is not None
+        request.windows_since = self.tree.windows.unlock(request.node, request.windows_since, first)
 
     def share(self, request: Request, num_tokens: int) -> Pages:
         """Let others read the whole pages of the request's first `num_tokens` tokens, whose KV is in them.
@@ -194,12 +266,15 @@ class KvCache:
         insertion = self._hand_over(request, num_tokens)
         self.page_table[request.row, start : insertion.node.end] = insertion.pages
         self._keep_snapshots(request, insertion.node, num_tokens)
+        duplicate = np.concatenate([insertion.duplicate, self._hand_over_windows(request, insertion.node)])
         self.tree.lock(insertion.node)
+        if self.windows.num_groups:
+            self._share_windows(request, insertion.node, num_tokens)
         self.tree.unlock(request.node)
         request.node = insertion.node
-        if len(insertion.duplicate):
-            self._duplicates.append(insertion.duplicate)
-        return insertion.duplicate
+        if len(duplicate):
+            self._duplicates.append(duplicate)
+        return duplicate
 
     def distrust(self, request: Request) -> None:
         """What is computed of the request is not to be trusted: nobody finds it any more.
@@ -243,6 +318,8 @@ class KvCache:
         self.tree.use(insertion.node)
         self.pool.release(insertion.duplicate)
         self.pool.release(self.pages_of(request)[insertion.node.end :].copy())
+        self.pool.release(self._hand_over_windows(request, insertion.node))
+        self.pool.release(self._own_windows(request).ravel())
         for snapshot in request.snapshots:
             self.pool.release(snapshot.pages)
         self._detach(request)
@@ -292,6 +369,44 @@ class KvCache:
         self.pool.cache(insertion.adopted)
         return insertion
 
+    def num_window_pages(self, request: Request) -> int:
+        """Return how many pages a request holds in layers with a window."""
+        return self.windows.num_groups * (request.windows_end - request.first_window)
+
+    def _own_windows(self, request: Request) -> I32:
+        """Return the request's own pages in layers with a window, `[num_pages, num_groups]`."""
+        return self.window_table[request.row, request.first_own_window : request.windows_end]
+
+    def _hand_over_windows(self, request: Request, node: Node) -> Pages:
+        """Give the tree the request's own pages of windows up to the end of `node`; return those that it had."""
+        first = request.first_own_window
+        rows = self.window_table[request.row, first : node.end].copy()
+        if not rows.size:
+            return NO_PAGES
+        kept = self.tree.windows.keep(node, first, rows)
+        self.pool.cache(rows[kept == rows])
+        self.window_table[request.row, first : node.end] = kept
+        request.first_own_window = node.end
+        duplicate: Pages = rows[kept != rows]
+        return duplicate
+
+    def _share_windows(self, request: Request, node: Node, num_tokens: int) -> None:
+        """Pass what is behind the windows; lock what is live at `node`, which is locked, in place of its own node."""
+        assert request.node is not None
+        self.pass_windows(request, num_tokens)
+        self._fill_passed(request)
+        since = self.tree.lock_windows(node, request.first_window)
+        self.tree.windows.unlock(request.node, request.windows_since, request.node.end)
+        request.windows_since = since
+
+    def _fill_passed(self, request: Request) -> None:
+        """Let the places of what is behind the windows name a page of the request: it is read, and not looked at."""
+        self.window_table[request.row, : request.first_window] = self.page_table[request.row, 0]
+
+    def begins_with_windows(self, request: Request) -> bool:
+        """Whether the request is computed here, by layers that look into a window; else a peer sends what they see."""
+        return bool(self.windows.num_groups) and not (request.is_imported and request.state_len)
+
     def begins_with_state(self, request: Request) -> bool:
         """Whether the request is computed here, by layers that must be given a state; else a peer sends that, too."""
         return bool(self.pages_per_state) and not (request.is_imported and request.state_len)
@@ -300,6 +415,8 @@ class KvCache:
         tokens, extra_key = request.tokens[: request.matchable_len], request.extra_key
         if self.begins_with_state(request):
             return self.tree.match_state(tokens[: request.num_tokens - 1], extra_key)
+        if self.begins_with_windows(request):
+            return self.tree.match_windows(tokens[: request.num_tokens - 1], extra_key)
         match = self.tree.match(tokens, extra_key)
         if self._shared and self._find(match.node, tokens, extra_key):
             match = self.tree.match(tokens, extra_key)
@@ -324,6 +441,41 @@ class KvCache:
         self._append(request, pages)
         request.cached_len = match.num_tokens + match.num_lower_pages * self.page_size
         request.computed_len = min(request.cached_len, request.num_tokens - 1)
+
+    def _begin_windows(self, request: Request, match: Match) -> int:
+        """Lock what is live behind a match, which is locked; return how many pages of its own the request needs.
+
+        A request that is computed here looks at what is cached. What a peer writes is all that is live behind the
+        prompt, and is the request's own.
+        """
+        if not self.windows.num_groups:
+            return 0
+        end = self.pages_for(request.num_tokens)
+        if match.windows is None:
+            first = own = self.windows.first_live(request.num_tokens, self.page_size)
+            request.windows_since = match.node.end
+        else:
+            first, own = match.node.end - len(match.windows), match.node.end
+            end = min(end, self.pages_for(match.num_tokens + self.windows.step_tokens))
+            request.windows_since = self.tree.lock_windows(match.node, first)
+        request.first_window, request.first_own_window, request.windows_end = first, own, end
+        return self.windows.num_groups * (end - own)
+
+    def _fill_windows(self, request: Request, match: Match, pages: Pages) -> None:
+        if not self.windows.num_groups:
+            return
+        table, first, own = self.window_table[request.row], request.first_window, request.first_own_window
+        if match.windows is not None:
+            table[first:own] = match.windows
+        table[own : request.windows_end] = pages.reshape(-1, self.windows.num_groups)
+        self._fill_passed(request)
+        if request.windows_end < request.num_pages:
+            self._part_way[request] = None
+
+    def _unlock(self, request: Request, node: Node) -> None:
+        """Take the request's locks off a node, and off what it sees there."""
+        self.tree.windows.unlock(node, request.windows_since, node.end)
+        self.tree.unlock(node)
 
     def _begin_state(self, request: Request, match: Match, pages: Pages) -> None:
         """Say where the state of an admitted request comes from, and where copies of it are made."""
@@ -400,15 +552,24 @@ class KvCache:
         self.page_table[request.row, request.num_pages : end] = pages
         request.num_pages = end
 
+    def _append_windows(self, request: Request, pages: I32) -> None:
+        """Append pages in layers with a window, `[num_pages, num_groups]`."""
+        end = request.windows_end + len(pages)
+        self.window_table[request.row, request.windows_end : end] = pages
+        request.windows_end = end
+
     def _detach(self, request: Request) -> None:
         assert request.node is not None
         self._end_reading(request)
-        self.tree.unlock(request.node)
+        self._unlock(request, request.node)
         self._sweep()
         self.page_table[request.row] = 0
+        self.window_table[request.row] = 0
         self._free_rows.append(request.row)
         request.node, request.row, request.num_pages = None, -1, 0
         request.computed_len = request.cached_len = 0
+        request.first_window = request.first_own_window = request.windows_end = request.windows_since = 0
+        self._part_way.pop(request, None)
         request.state_from, request.cuts = None, ()
         request.snapshots.clear()
 

@@ -19,9 +19,11 @@ from diptych.common.errors import InvalidTransition
 from diptych.engine.cache import radix_check
 from diptych.engine.cache.cache_changes import NO_CHANGES, CacheChanges
 from diptych.engine.cache.cached_states import CachedStates
+from diptych.engine.cache.cached_windows import CachedWindows
 from diptych.engine.cache.eviction import EvictionPolicy, EvictionQueue, Ranking, SupersededStates
 from diptych.engine.cache.radix_node import Eviction, Insertion, Match, Node, Save, joined, merged, node_key
 from diptych.engine.cache.tier import POOL, Books, Restore, Slots
+from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.generation.page_hash import chain_hashes, root_hash
 from diptych.kvtransfer.ownership import Pages
 
@@ -38,6 +40,7 @@ class RadixTree:
         policy: EvictionPolicy = "lru",
         tiers: Sequence[Books] = (),
         changes: CacheChanges = NO_CHANGES,
+        windows: WindowPages = NO_WINDOWS,
     ) -> None:
         self._page_size = page_size
         self._root = Node(b"", None, np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, np.uint64))
@@ -45,6 +48,7 @@ class RadixTree:
         self._tiers = tiers
         self._queues = [EvictionQueue(level) for level in range(1 + len(tiers))]  # hold every unlocked node
         self.states = CachedStates()  # behind nodes
+        self.windows = CachedWindows(windows, page_size)  # beside nodes
         self._superseded = SupersededStates(POOL)  # of unlocked nodes
         self._num_pages = 0
         self._num_evictable = 0
@@ -60,12 +64,12 @@ class RadixTree:
     @property
     def num_pages(self) -> int:
         """Pages of the pool in the tree."""
-        return self._num_pages + self.states.num_pages
+        return self._num_pages + self.states.num_pages + self.windows.num_pages
 
     @property
     def num_evictable(self) -> int:
         """Pages that `evict` could return now."""
-        return self._num_evictable + self.states.num_evictable
+        return self._num_evictable + self.states.num_evictable + self.windows.num_evictable
 
     @property
     def num_lower_pages(self) -> int:
@@ -104,6 +108,38 @@ class RadixTree:
             path.pop()
         pages = joined(node.pages for node in path)
         return Match(path[-1], pages, len(pages) * self._page_size, state=path[-1].state, parting=parting)
+
+    def match_windows(self, token_ids: I64, extra_key: bytes = b"") -> Match:
+        """Find the longest cached prefix of whole pages behind which all is here that is live there; note its use."""
+        path = self._walk(self._root, token_ids, extra_key)
+        self._ranking.touch(path[-1])
+        while not self.windows.are_whole(path[1:], path[-1].end):
+            path.pop()
+        pages = joined(node.pages for node in path)
+        return Match(path[-1], pages, len(pages) * self._page_size, windows=self.windows.of_path(path))
+
+    def lock_windows(self, node: Node, first: int) -> int:
+        """Keep what the path to `node` has in layers with a window from page `first` on: see `CachedWindows.lock`.
+
+        A node in which that begins is split: what is before it can go.
+        """
+        for step in node.path():
+            num_before = first - step.end + len(step.pages)
+            if step.end > first and num_before > 0:
+                self._queues[step.level].add(self._split(step, num_before))
+            if num_before >= 0:
+                break
+        return self.windows.lock(node, first)
+
+    def peek_windows(self, token_ids: I64, extra_key: bytes = b"") -> int:
+        """Return how many tokens `match_windows` would find, and change nothing."""
+        end, path = self.peek(token_ids, extra_key) // self._page_size, [self._root]
+        while path[-1].end < end:
+            path.append(path[-1].children[self._key(token_ids, path[-1].end * self._page_size, extra_key)])
+        while not self.windows.are_whole(path[1:], end):
+            path.pop()
+            end = path[-1].end
+        return end * self._page_size
 
     def peek_state(self, token_ids: I64, extra_key: bytes = b"") -> int:
         """Return how many tokens `match_state` would find, and change nothing."""
@@ -253,11 +289,17 @@ class RadixTree:
         """Give up the `num_pages` lowest ranking pages of the pool, or all evictable ones if fewer."""
         evicted: list[Pages] = []
         saves: list[Save] = []
+        while num_pages > 0 and len(gone := self.windows.pop_spare(num_pages)):
+            evicted.append(gone)
+            num_pages -= len(gone)
         while num_pages > 0 and len(gone := self._evict_lowest(num_pages, saves)):
             evicted.append(gone)
             num_pages -= len(gone)
         while num_pages > 0 and (node := self.states.first()):
             evicted.append(self.states.pop(node))
+            num_pages -= len(evicted[-1])
+        while num_pages > 0 and (node := self.windows.first()):
+            evicted.append(self.windows.pop(node))
             num_pages -= len(evicted[-1])
         return Eviction(joined(evicted), merged(saves))
 
@@ -280,7 +322,8 @@ class RadixTree:
     def check(self) -> list[str]:
         """Recount everything that is maintained; return what is wrong, `[]` when clean. O(pages)."""
         nodes, counts = list(self._root.below()), (self.num_pages, self.num_evictable)
-        return radix_check.problems(nodes, counts, self._page_size, self._tiers, self._queues, self.states.nodes)
+        beside = self.states.nodes, self.windows.nodes
+        return radix_check.problems(nodes, counts, self._page_size, self._tiers, self._queues, *beside)
 
     def _evict_lowest(self, num_pages: int, saves: list[Save]) -> Pages:
         """Take the lowest ranking pages out of the pool, about `num_pages`; add to `saves` what goes down."""
@@ -291,7 +334,7 @@ class RadixTree:
         node = self._pop(POOL, num_pages)
         if node is None:
             return joined(())
-        gone = joined([node.pages, self.states.pop(node)])
+        gone = joined([node.pages, self.states.pop(node), self.windows.pop(node)])
         self._num_pages -= len(node.pages)
         self._num_evictable -= len(node.pages)
         self._ranking.note_eviction(node.rank)
@@ -307,11 +350,16 @@ class RadixTree:
                 break
             num_common = child.num_common_pages(token_ids[start:], self._page_size)
             if num_common < len(child.pages):
-                child = child.split(num_common, self._page_size)
+                child = self._split(child, num_common)
                 self._queues[child.level].add(child)
             path.append(child)
             start += num_common * self._page_size
         return path
+
+    def _split(self, node: Node, num_pages: int) -> Node:
+        upper = node.split(num_pages, self._page_size)
+        self.windows.on_split(upper, node)
+        return upper
 
     def _key(self, token_ids: I64, start: int, extra_key: bytes) -> bytes:
         """Name the node that begins at token `start`: only at the root also by the extra key."""
@@ -324,6 +372,7 @@ class RadixTree:
         hashes = self.names(parent, token_ids[:end], extra_key)
         node = Node(key, parent, tokens, pages, hashes, parent.end + len(pages), level)
         parent.children[key] = node
+        self.windows.on_end_moved(parent)
         if level == POOL:
             self._admit(node)
         else:
@@ -350,14 +399,14 @@ class RadixTree:
         """Take the lowest ranking node of a level out of its queue, or the end of it that has `num_pages` pages."""
         node = self._queues[level].pop()
         if node is not None and len(node.pages) > num_pages:
-            self._queues[level].add(node.split(len(node.pages) - num_pages, self._page_size))
+            self._queues[level].add(self._split(node, len(node.pages) - num_pages))
         return node
 
     def _demote(self, node: Node, saves: list[Save]) -> None:
         """Move a node one level down, as far as there is room, and forget the rest; add to `saves` what to copy."""
         num_saved = 0 if node.is_withdrawn else self._make_room(node.level + 1, len(node.pages), saves)
         if num_saved < len(node.pages):
-            kept = node.split(num_saved, self._page_size) if num_saved else None
+            kept = self._split(node, num_saved) if num_saved else None
             for lost in [*reversed(list(node.below())), node]:
                 self._remove(lost)
             if kept is None:
@@ -389,7 +438,7 @@ class RadixTree:
     def _uncounted(self, gone: Iterable[Node]) -> Pages:
         """Return the pages of the pool of nodes that are removed, and count them no more."""
         gone = list(gone)
-        states, pages = [self.states.pop(node) for node in gone], _pool_pages(gone)
+        states, pages = [joined([self.states.pop(node), self.windows.pop(node)]) for node in gone], _pool_pages(gone)
         self._num_pages -= len(pages)
         self._num_evictable -= len(pages)
         return joined([*states, pages])
@@ -398,6 +447,7 @@ class RadixTree:
         assert leaf.parent is not None
         assert not leaf.children
         del leaf.parent.children[leaf.key]
+        self.windows.on_end_moved(leaf.parent)
         leaf.parent = None
         if leaf.level != POOL:
             self._tiers[leaf.level - 1].release(leaf.pages)

@@ -43,6 +43,8 @@ class Node:
     state_rank: Rank = (0, 0, 0)  # of its state alone, where that is superseded
     state: Pages | None = None  # of the pool: the state of recurrent layers after its last token
     num_readers: int = 0  # of the state: requests that begin with it, until a step has read it
+    windows: I32 | None = None  # [number, num_groups], of the pool: its last pages in layers with a window
+    num_window_locks: int = 0  # of those: requests that see some of them
     is_withdrawn: bool = False  # nobody finds it any more; those who have locked it keep it
 
     def __repr__(self) -> str:
@@ -50,8 +52,10 @@ class Node:
 
     @property
     def held(self) -> Pages:
-        """All pages of the pool that it has, of tokens and of a state."""
+        """All pages of the pool that it has: of tokens, of a state, of layers with a window."""
         pages = self.pages if self.level == POOL else self.pages[:0]
+        if self.windows is not None:
+            return np.concatenate([pages, self.windows.ravel()])
         return pages if self.state is None else np.concatenate([pages, self.state])
 
     @property
@@ -60,9 +64,16 @@ class Node:
         return len(self.pages) if self.level == POOL else 0
 
     @property
+    def num_window_pages(self) -> int:
+        """How many of its last pages it has in layers with a window."""
+        return 0 if self.windows is None else len(self.windows)
+
+    @property
     def num_evictable(self) -> int:
         """Pages of the pool that could go: its tokens' while it is not locked, its state's while nobody reads it."""
         num_pages = 0 if self.num_locks else self.num_pool_pages
+        if self.windows is not None and not self.num_window_locks:
+            num_pages += self.windows.size
         return num_pages if self.state is None or self.num_readers else num_pages + len(self.state)
 
     @property
@@ -99,6 +110,11 @@ class Node:
         upper = Node(self.key, self.parent, tokens, pages, hashes, self.end - len(self.pages) + num_pages)
         upper.level, upper.restore = self.level, self.restore
         upper.num_locks, upper.num_uses = self.num_locks, self.num_uses
+        upper.num_window_locks = self.num_window_locks
+        if self.num_window_pages > len(self.pages) - num_pages:
+            assert self.windows is not None
+            cut = self.num_window_pages - (len(self.pages) - num_pages)
+            upper.windows, self.windows = self.windows[:cut], self.windows[cut:]
         upper.rank = (*self.rank[:2], -upper.end)
         upper.is_withdrawn = self.is_withdrawn
         self.parent.children[self.key] = upper
@@ -127,6 +143,7 @@ class Match:
     restore: Restore | None = None  # brings what continues the prefix, and is not over
     lower_nodes: tuple[Node, ...] = ()  # continue it further, in tiers: `promote` and `expect` bring them back
     state: Pages | None = None  # after these tokens; None: it was not asked for, or there are no tokens
+    windows: I32 | None = None  # [number, num_groups]: what is live behind them; None: it was not asked for
     parting: int = 0  # tokens behind which it leaves a cached text that goes on otherwise, if a state was asked for
 
     @property

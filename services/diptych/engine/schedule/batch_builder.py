@@ -159,7 +159,7 @@ def _window_groups(
     requests: Sequence[Request], owner: I64, positions: I64, window_table: I32 | None, page_size: int
 ) -> WindowGroups | None:
     """Do the same for each group of layers with a window."""
-    if window_table is None:
+    if window_table is None or not window_table.shape[2]:
         return None
     rows = np.array([request.row for request in requests], dtype=np.int64)
     found = window_table[rows, : max(request.num_pages for request in requests)]

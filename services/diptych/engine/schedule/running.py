@@ -53,9 +53,16 @@ class DecodeBatch:
         return [request for request in self._running.values() if request.computed_len + 1 < request.max_len]
 
     def make_room(self, requests: list[Request]) -> bool:
-        """Give every request a slot for its newest token; False, and nothing changed, when there are too few pages."""
+        """Give every request a slot for its newest token; False, and no slot given, when there are too few pages.
+
+        Those that get a page give up what is behind their windows: one step at most is launched and not over.
+        """
         page_size = self._cache.page_size
-        return self._cache.grow_each([r for r in requests if r.computed_len >= r.num_pages * page_size])
+        growing = [r for r in requests if r.computed_len >= r.num_pages * page_size]
+        if self._cache.windows.num_groups:
+            for request in growing:
+                self._cache.pass_windows(request, request.computed_len - 1)
+        return self._cache.grow_each(growing)
 
     def admit_drafts(self, request: Request, drafts: tuple[int, ...]) -> tuple[int, ...]:
         """Return as many of the drafts as may stand behind the request's newest token, which gets slots for them.
@@ -155,7 +162,7 @@ class Running:
         self._pace.begin(self._limits.prompt_cost.of_chunks(step.chunks) if step.chunks else 0, now_s)
         cache = self._cache
         pending, pages_per_state = self._steps.samples(), cache.pages_per_state
-        batch = build_batch(step, cache.page_table, cache.page_size, pending, pages_per_state)
+        batch = build_batch(step, cache.page_table, cache.page_size, pending, pages_per_state, cache.window_table)
         begun = [request for request in step.decodes if request.state_from is not None] if pages_per_state else ()
         self._steps.launch(step)
         for request in begun:
