@@ -105,7 +105,7 @@ class Driver:
         for row, request in enumerate(chunks):
             tables[:, row, : len(self._pages[request])] = self._table(request)
         spans = [(request, starts[request], self._lens[request]) for request in chunks]
-        slots = np.concatenate([self._slots(*span) for span in spans], axis=1)
+        slots = np.ascontiguousarray(np.concatenate([self._slots(*span) for span in spans], axis=1))
         return ForwardBatch(
             mode=mode,
             input_ids=np.concatenate([np.array(tokens, np.int64) for tokens in chunks.values()]),

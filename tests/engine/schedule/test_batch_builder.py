@@ -172,6 +172,7 @@ def test_layers_with_windows_have_pages_of_their_own_for_the_same_tokens() -> No
     prompt = request(1, list(range(20, 29)), computed_len=3, num_pages=3)
     mixed = build_batch(new_step([first], [next_chunk(prompt, 2)]), TABLE, PAGE, window_table=WINDOWS)
     assert mixed.window_groups is not None
+    assert all(each.flags.c_contiguous for each in (mixed.window_groups.page_tables, mixed.window_groups.out_slots))
     assert mixed.window_groups.page_tables.tolist() == WINDOWS.transpose(2, 0, 1).tolist()
     assert mixed.window_groups.out_slots.tolist() == [
         [12 * PAGE, 14 * PAGE + 3, 15 * PAGE],

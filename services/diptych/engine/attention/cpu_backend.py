@@ -13,7 +13,9 @@ from diptych.kernels.cpu.paged_attention import AttentionLayer, Heads, PagedAtte
 class CpuAttention:
     """`AttentionBackend` on `kv[num_pages, num_layers, num_planes, page_size, num_kv_heads, head_dim]`."""
 
-    def __init__(self, config: ModelConfig, kv: Tensor, sinks: Tensor | None = None, ropes: Ropes | None = None) -> None:
+    def __init__(
+        self, config: ModelConfig, kv: Tensor, sinks: Tensor | None = None, ropes: Ropes | None = None
+    ) -> None:
         """`sinks`: see `new_sinks`; `ropes`: see `rope_tables`."""
         latent_dim = config.value_dim if config.num_planes == 1 else None
         self._heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim, latent_dim)

@@ -93,7 +93,7 @@ def single_rows(batch: ForwardBatch) -> ForwardBatch:
         extend_lens=extend_lens,
         num_sampled=np.minimum(batch.num_sampled, 1)[owner],
         adapters=None if batch.adapters is None else batch.adapters[owner],
-        window_groups=windows and replace(windows, page_tables=windows.page_tables[:, owner]),
+        window_groups=windows and replace(windows, page_tables=windows.page_tables.take(owner, axis=1)),
     )
 
 

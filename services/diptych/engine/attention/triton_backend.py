@@ -40,7 +40,9 @@ class _Step:
 class TritonAttention:
     """`GraphAttention` on `kv[num_pages, num_layers, num_planes, page_size, num_kv_heads, head_dim]`."""
 
-    def __init__(self, config: ModelConfig, kv: Tensor, sinks: Tensor | None = None, ropes: Ropes | None = None) -> None:
+    def __init__(
+        self, config: ModelConfig, kv: Tensor, sinks: Tensor | None = None, ropes: Ropes | None = None
+    ) -> None:
         """`sinks`: see `new_sinks`; `ropes`: see `rope_tables`."""
         self._layers = gpu_layers(config, kv, sinks, ropes)
         self._kernels: AttentionKernels = (PairKernels if config.num_planes > 1 else LatentKernels)(config, kv)

@@ -164,7 +164,7 @@ def _window_groups(
     rows = np.array([request.row for request in requests], dtype=np.int64)
     found = window_table[rows, : max(request.num_pages for request in requests)]
     tables = np.ascontiguousarray(found.transpose(2, 0, 1))
-    pages = tables[:, owner, positions // page_size].astype(np.int64)
+    pages = tables[:, owner, positions // page_size].astype(np.int64, order="C")
     return WindowGroups(tables, pages * page_size + positions % page_size)
 
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.recurrent import Recurrent, StatePart
+from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.kvtransfer.layout import DTYPE_NBYTES, HeadShare, PoolLayout, Region
 
 STATE_ALIGNMENT: Final = 16  # bytes, of the parts of a state
@@ -88,6 +89,12 @@ def _latents_shape(model: ModelConfig) -> str:
 
 def _kind_shape(model: ModelConfig, layers: tuple[int, ...]) -> str:
     return f"{len(layers)} layers, {model.kv_heads_of(layers[0])} KV heads of {model.head_dim_of(layers[0])}"
+
+
+def window_pages(model: ModelConfig, step_tokens: int) -> WindowPages:
+    """Return which pages of layers with a window are live; a step computes `step_tokens` of a prompt at most."""
+    num_groups = len(model.page_groups) - 1
+    return WindowPages(num_groups, max(model.windows), model.chunked, step_tokens) if num_groups else NO_WINDOWS
 
 
 def state_terms(layout: PoolLayout, dtype: str) -> str:
