@@ -262,7 +262,7 @@ def test_clearing_and_withdrawing_take_windows_along(tree: RadixTree, new: Pages
     assert len(tree.clear()) == 4 + 4
 
 
-@pytest.mark.parametrize("length", [2000])
+@pytest.mark.parametrize("length", [300])
 def test_long_chains_of_nodes_are_matched_and_evicted(tree: RadixTree, new: Pages, length: int) -> None:
     text = "".join(chr(1000 + number) for number in range(length))
     node = tree.match_windows(tokens("")).node
