@@ -111,7 +111,7 @@ class EngineOptions:
     eviction_policy: EvictionPolicy = option("lru", help="which cached KV page goes first: lru or lfu", group="engine")
     host_cache_mib: int = option(0, help="host memory for KV pages that the pool evicts, MiB; 0: none", group="engine")
     kv_windows: KvWindows = option(
-        "keep",
+        "free",
         help="KV behind the windows of layers that have some; free: given to others at once; keep: when a request ends",
         group="engine",
     )
