@@ -216,7 +216,7 @@ def test_experts_in_mxfp4_take_four_bits_a_weight_and_their_scales(
     assert "GiB in bfloat16, experts in MXFP4, at most" in capsys.readouterr().out
 
 
-GEMMA3_27B = {
+GEMMA3_27B: dict[str, Any] = {
     "hidden_size": 5376,
     "num_hidden_layers": 62,
     "num_attention_heads": 32,

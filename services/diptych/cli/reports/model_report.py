@@ -104,8 +104,8 @@ def _facts(model: ModelConfig, plan: Plan) -> Iterator[tuple[str, str]]:
     groups = model.page_groups
     yield "KV a token", f"{_size(token)} in {plan.kv_dtype}" + (", of layers that see all" if len(groups) > 1 else "")
     if len(groups) > 1:
-        num_layers, size = sum(map(len, groups[1:])), _size(most_windowed(model, plan))
-        yield "KV windows", f"{size} a request at most, in {num_layers} layers that see {max(model.windows):,} tokens"
+        most, seen = _size(most_windowed(model, plan)), f"{max(model.windows):,} tokens"
+        yield "KV windows", f"{most} a request at most, in {sum(map(len, groups[1:]))} layers that see {seen}"
     if model.recurrent is not None:
         size, num_layers = state_nbytes(model.recurrent, STATE_DTYPE), len(model.recurrent.layers)
         yield "state", f"{_size(size)} a request, in {num_layers} layers that keep no KV"
