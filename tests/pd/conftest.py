@@ -42,7 +42,7 @@ from diptych.engine.values.events import (
 )
 from diptych.engine.values.limits import Limits, Scheduling
 from diptych.engine.values.prompt_cost import SAME_EVERYWHERE, PromptCost
-from diptych.engine.values.request import Request, new_request
+from diptych.engine.values.request import new_request
 from diptych.engine.values.scheduler_core import SchedulerCore
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
@@ -51,6 +51,7 @@ from diptych.generation.output import Output
 from diptych.generation.sampling_params import SamplingParams
 from diptych.kvtransfer import note_codec
 from diptych.kvtransfer.digest import add_digests, digest_bytes
+from diptych.kvtransfer.ownership import Pages
 from diptych.kvtransfer.transport import PageIndices, PageWrite
 from diptych.prefill.core import PrefillCore
 
@@ -150,24 +151,18 @@ class Squeeze:
 
     def __init__(self, cache: KvCache) -> None:
         self._cache = cache
-        self._holders: list[Request] = []
+        self._taken: Pages | None = None
 
     def toggle(self) -> None:
-        if self._holders:
-            for holder in self._holders:
-                self._cache.drop(holder)
-            self._holders = []
-            return
-        per_page = 1 + self._cache.windows.num_groups
-        while (num_left := self._cache.num_available - self._cache.num_owed) >= per_page and self._cache.has_row:
-            num_tokens = min(num_left // per_page * PAGE, self._cache.max_request_tokens)
-            tokens = np.full(num_tokens, VOCAB, dtype=np.int64)
-            self._holders.append(new_request(0, tokens, SamplingParams(max_tokens=1)))
-            assert self._cache.admit(self._holders[-1])
+        if self._taken is None:
+            self._taken = self._cache._allocate(self._cache.num_available)
+        else:
+            self._cache.pool.release(self._taken)
+            self._taken = None
 
     def release(self) -> bool:
         """Give back what is taken; False if nothing is."""
-        if not self._holders:
+        if self._taken is None:
             return False
         self.toggle()
         return True

@@ -29,7 +29,7 @@ from diptych.engine.scheduler.links.tester import LinkTester
 from diptych.engine.scheduler.stepping import StepGivenUp, StepWatch
 from diptych.engine.tensor_parallel.group import RankGroup
 from diptych.engine.values.batch import GraphUse, OnLayer, OverlapRunner
-from diptych.engine.values.kv_regions import pages_per_state
+from diptych.engine.values.kv_regions import pages_per_state, window_pages
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.prompt_cost import prompt_cost
 from diptych.engine.values.transfer_rules import layer_windows
@@ -131,6 +131,7 @@ class SchedulerBase:
             tiers=self._tiers(num_host_slots(self.layout, options)),
             changes=CacheChanges() if options.kv_events == "on" else NO_CHANGES,
             pages_per_state=pages_per_state(self.source.config, options.tp, options.dtype, self.layout),
+            windows=window_pages(self.source.config, limits.max_step_tokens),
         )
 
     def load(self, source: ModelSource) -> ModelOnHardware:
