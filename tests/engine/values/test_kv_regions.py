@@ -11,13 +11,19 @@ from tiny_config import tiny_config
 
 from diptych.architectures.config import Indexer, Latent, ModelConfig, Rope, WideHeads
 from diptych.checkpoints.shard import Shard
-from diptych.engine.values.kv_regions import kv_layout, kv_regions, kv_shape, kv_token_bytes, region_names
+from diptych.engine.values.kv_regions import kv_layout, kv_regions, kv_shape, region_names
 from diptych.kvtransfer.inproc import InprocNetwork
 from diptych.kvtransfer.layout import HeadShare, PoolLayout, Region
 from diptych.kvtransfer.plan import linked_ranks
 from diptych.kvtransfer.transport import Flow, OpDone, PageWrite
 
 NUM_PAGES = 8
+
+
+def kv_token_bytes(model: ModelConfig, dtype: str) -> int:
+    return sum(region.nbytes(1) for region in kv_regions(model, dtype))
+
+
 LATENT = tiny_config(
     num_kv_heads=1,
     head_dim=48,

@@ -56,8 +56,9 @@ class TorchHardware:
 
     def pool_layout(self, source: ModelSource, rank: int) -> PoolLayout:
         self._loader = ModelLoader(self.options, self._device, self._communicator)
-        options = replace(self.options, kv_cache_mib=self._loader.kv_cache_mib(source))
+        kv_cache_mib = self._loader.kv_cache_mib(source)
         self.chosen = self._loader.chosen
+        options = replace(self.options, kv_cache_mib=kv_cache_mib, max_step_tokens=self.chosen.sizes.max_step_tokens)
         part = ModelPart.of(source, self._communicator)
         return pool_layout(part.config, options, head_share(source.config, options, rank))
 

@@ -18,7 +18,7 @@ from diptych.checkpoints.source import ModelSource, open_model
 from diptych.common.arrays import I64, U64
 from diptych.common.errors import ConfigError
 from diptych.engine.options.config import EngineOptions
-from diptych.engine.options.pool_size import pool_layout
+from diptych.engine.options.pool_size import pool_layout, token_nbytes
 from diptych.engine.options.served_model import as_served
 from diptych.engine.options.sim_timing import Timing, read_timing
 from diptych.engine.schedule.step_sizes import Chosen, Found, choose
@@ -81,7 +81,8 @@ class SimHardware:
 
     def pool_layout(self, source: ModelSource, rank: int) -> PoolLayout:
         layout = pool_layout(source.config, self.options)
-        found = Found(self._timing.prompt_tokens_per_s, 0.0, math.inf, layout.num_pages * layout.page_size)
+        kv_tokens = layout.nbytes // token_nbytes(source.config, layout)
+        found = Found(self._timing.prompt_tokens_per_s, 0.0, math.inf, kv_tokens)
         self.chosen = choose(self.options.given_sizes, lambda: found, source.config.context_len, int)
         return layout
 

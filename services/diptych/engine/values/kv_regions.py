@@ -42,7 +42,7 @@ def _of_kind(model: ModelConfig, layers: tuple[int, ...], dtype: str, total: int
 def region_names(model: ModelConfig) -> tuple[str, ...]:
     """Return in words what each of them holds."""
     if model.num_planes > 1:
-        return ("keys and values",) * len(model.layers_by_kind)
+        return ("keys and values",) * (1 if model.wide is None else len(model.layers_by_kind))
     return ("latents",) if model.indexer is None else ("latents", "index keys")
 
 
@@ -119,8 +119,3 @@ def pages_per_state(model: ModelConfig, num_ranks: int, dtype: str, layout: Pool
     if model.recurrent is None:
         return 0
     return -(-state_nbytes(model.recurrent.of_rank(num_ranks), dtype) // layout.page_nbytes)
-
-
-def kv_token_bytes(model: ModelConfig, dtype: str) -> int:
-    """Return what a token of a whole model takes."""
-    return sum(region.nbytes(1) for region in kv_regions(model, dtype))
