@@ -137,7 +137,7 @@ def test_bytes_are_those_of_what_is_live_and_not_there(make_pair: type[Pair], wi
 @KINDS
 def test_requests_that_share_are_retracted_and_go_on(make_pair: type[Pair], windows: WindowPages) -> None:
     """Not all of 8 requests with outputs of 80 tokens fit, although they share their prompt."""
-    num_pages = NUM_PAGES + 8 * 20 // 2 + 6 * windows.most_live(PAGE)
+    num_pages = NUM_PAGES + 60 + 4 * windows.most_live(PAGE)
     pair = large(make_pair, windows, decode_pages=num_pages)
     for room in range(1, 9):
         pair.start(room, PROMPT, max_tokens=80)
