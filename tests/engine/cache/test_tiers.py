@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -91,8 +92,29 @@ def test_what_is_computed_meanwhile_is_not_shared_where_pages_are_on_their_way()
     assert cache.audit(Holders([waiting])) == []
 
 
+@pytest.mark.parametrize("kind", ["host", "slow"])
+@pytest.mark.parametrize("beside", ["windows", "states"])
+def test_what_is_beside_a_text_goes_down_and_comes_back_with_it(kind: str, beside: str) -> None:
+    game = CacheOverTiers()
+    game.start(kind, 30, beside)
+    game.admit([1] * 11, False)
+    game.share_all(game.running[0])
+    game.cache.retire(game.running.pop())
+    game.cache._evict(game.cache.num_available)
+    assert game.cache.pool.num_free == game.num_pages - 1
+    game.admit([1] * 11, False)
+    if kind == "slow":
+        assert not game.running
+        assert game.cache.audit(Holders()) == []
+        game.cache.finish_restore(game.slow[0].answer().number, None)
+        game.admit([1] * 11, False)  # which looks at all pages
+    assert game.running[0].cached_len == 10
+    game.requests_have_their_kv()
+    game.teardown()
+
+
 prompts = st.lists(st.integers(0, 1), min_size=1, max_size=12)
-BESIDE = {"nothing": {}, "windows": {"windows": WindowPages(2, 3)}, "states": {"pages_per_state": 2}}
+BESIDE = {"nothing": {}, "windows": {"windows": WindowPages(2, 5)}, "states": {"pages_per_state": 2}}
 TIERS = ("slow", "shared", "host slow", "slow host", "host shared", "slow slow")
 
 
@@ -167,7 +189,9 @@ class CacheOverTiers(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def share(self, data: st.DataObject) -> None:
-        one = self.running[data.draw(st.integers(0, len(self.running) - 1))]
+        self.share_all(self.running[data.draw(st.integers(0, len(self.running) - 1))])
+
+    def share_all(self, one: Request) -> None:
         for cut in one.cuts:
             if cut > one.computed_len:
                 self.compute(one, cut)
@@ -239,4 +263,4 @@ class CacheOverTiers(RuleBasedStateMachine):
 
 
 TestCacheOverTiers = CacheOverTiers.TestCase
-TestCacheOverTiers.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+TestCacheOverTiers.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
