@@ -214,11 +214,12 @@ class KvCache:
             return False
         if requests:
             pages = self._allocate(need).reshape(len(requests), -1)
-            for request, page, beside in zip(requests, pages[:, 0].tolist(), pages[:, 1:], strict=True):
+            for request, page in zip(requests, pages[:, 0].tolist(), strict=True):
                 self.page_table[request.row, request.num_pages] = page
-                self.window_table[request.row, request.num_pages] = beside
                 request.num_pages += 1
-                request.windows_end = request.num_pages
+        if requests and self.windows.num_groups:
+            for request, beside in zip(requests, pages[:, None, 1:], strict=True):
+                self._append_windows(request, beside)
         return True
 
     @property
@@ -266,10 +267,10 @@ class KvCache:
         insertion = self._hand_over(request, num_tokens)
         self.page_table[request.row, start : insertion.node.end] = insertion.pages
         self._keep_snapshots(request, insertion.node, num_tokens)
-        duplicate = np.concatenate([insertion.duplicate, self._hand_over_windows(request, insertion.node)])
+        duplicate = insertion.duplicate
         self.tree.lock(insertion.node)
         if self.windows.num_groups:
-            self._share_windows(request, insertion.node, num_tokens)
+            duplicate = np.concatenate([duplicate, self._share_windows(request, insertion.node, num_tokens)])
         self.tree.unlock(request.node)
         request.node = insertion.node
         if len(duplicate):
@@ -318,8 +319,9 @@ class KvCache:
         self.tree.use(insertion.node)
         self.pool.release(insertion.duplicate)
         self.pool.release(self.pages_of(request)[insertion.node.end :].copy())
-        self.pool.release(self._hand_over_windows(request, insertion.node))
-        self.pool.release(self._own_windows(request).ravel())
+        if self.windows.num_groups:
+            self.pool.release(self._hand_over_windows(request, insertion.node))
+            self.pool.release(self._own_windows(request).ravel())
         for snapshot in request.snapshots:
             self.pool.release(snapshot.pages)
         self._detach(request)
@@ -390,14 +392,16 @@ class KvCache:
         duplicate: Pages = rows[kept != rows]
         return duplicate
 
-    def _share_windows(self, request: Request, node: Node, num_tokens: int) -> None:
-        """Pass what is behind the windows; lock what is live at `node`, which is locked, in place of its own node."""
+    def _share_windows(self, request: Request, node: Node, num_tokens: int) -> Pages:
+        """Hand over its pages of windows up to `node`, and see from there what is live: return those that it had."""
         assert request.node is not None
+        duplicate = self._hand_over_windows(request, node)
         self.pass_windows(request, num_tokens)
         self._fill_passed(request)
         since = self.tree.lock_windows(node, request.first_window)
         self.tree.windows.unlock(request.node, request.windows_since, request.node.end)
         request.windows_since = since
+        return duplicate
 
     def _fill_passed(self, request: Request) -> None:
         """Let the places of what is behind the windows name a page of the request: it is read, and not looked at."""

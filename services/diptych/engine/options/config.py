@@ -34,7 +34,7 @@ KvBackend = Literal["ucx", "nixl"]
 Overlap = Literal["auto", "on", "off"]
 KvWindows = Literal["free", "keep"]
 
-KV_WINDOWS: Final[KvWindows] = "keep"
+KV_WINDOWS: Final[KvWindows] = "free"
 
 DTYPE_ON: Final[Mapping[str, Dtype]] = {"cpu": "float32", "cuda": "bfloat16", "sim": "bfloat16"}  # for `auto`
 KV_CACHE_MIB_ON: Final[Mapping[str, int]] = {"cpu": 512, "cuda": 0, "sim": 512}  # for 0; a GPU's is measured
