@@ -11,9 +11,12 @@ import pytest
 from simulation.explore import explore
 from simulation.two_sides import Budget, TwoSides
 
+from diptych.engine.values.window_pages import WindowPages
+
 DEEP = pytest.mark.skipif(not os.environ.get("DIPTYCH_DEEP_CHECKS"), reason="takes a minute")
 SINGLE = ((1, 2, 3),)  # a room of one page
 CHUNKED = ((1, 2, 3, 1, 2, 3),)  # a room of two pages, computed in two steps
+LONG = ((1, 2, 3, 1, 2, 3, 1, 2, 3),)  # a room of three pages
 SHARING = ((1, 2, 3), (4, 5, 6))  # two rooms of a page each
 EQUAL = ((1, 2, 3, 1, 2),) * 2  # two rooms of two pages, the first of which they share
 
@@ -58,6 +61,23 @@ def test_a_chunked_room_with_a_state_is_right_in_every_state(budget: Budget) -> 
     """It is copied behind the first page for others, and behind the prompt for decode."""
     graph = explore(TwoSides(CHUNKED, budget, prefill_pages=6, decode_pages=5, pages_per_state=1))
     assert len(graph.came_from) > 150
+
+
+@pytest.mark.parametrize(
+    "budget",
+    [Budget(aborts=1), Budget(damages=1), pytest.param(Budget(losses=1), marks=DEEP)],
+    ids=str,
+)
+def test_a_chunked_room_with_windows_is_right_in_every_state(budget: Budget) -> None:
+    """The first page is behind them when the third one is computed."""
+    graph = explore(TwoSides(LONG, budget, prefill_pages=7, decode_pages=7, windows=WindowPages(1, 2)))
+    assert len(graph.came_from) > 150
+
+
+@DEEP
+def test_two_rooms_that_share_a_page_of_windows_are_right_in_every_state() -> None:
+    graph = explore(TwoSides(EQUAL, Budget(), prefill_pages=9, decode_pages=9, windows=WindowPages(1, 2)))
+    assert len(graph.came_from) > 500
 
 
 @DEEP

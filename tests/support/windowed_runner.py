@@ -17,12 +17,16 @@ _PRIME = np.uint64(0xA24B_AED4_963E_E407)
 
 
 class WindowedRunner:
-    """Implements `Runner` and `OverlapRunner` by one without windows, over its pool `[num_pages, page_size]`."""
+    """Implements `Runner` and `OverlapRunner` by one without windows, over its pool `[num_pages, ..., page_size]`.
+
+    Between is one layer or several: layer `i` of what is kept of a token is that plus `i`.
+    """
 
     def __init__(self, without: NullRunner, kv: U64, windows: WindowPages, vocab_size: int) -> None:
         self._without = without
-        self._slots = kv.reshape(-1)
-        self._page_size = kv.shape[1]
+        self._kv = kv.reshape(len(kv), -1, kv.shape[-1])
+        self._layers = np.arange(self._kv.shape[1], dtype=np.uint64)
+        self._page_size = kv.shape[-1]
         self._windows = windows
         self._vocab_size = vocab_size
 
@@ -38,8 +42,9 @@ class WindowedRunner:
         given = entries(batch.input_ids, batch.positions)
         rows = batch.rows_of(np.arange(len(given)))
         for group, (table, slots) in enumerate(zip(groups.page_tables, groups.out_slots, strict=True)):
-            for row, position, entry, slot in zip(rows, batch.positions.tolist(), given, slots, strict=True):
-                self._slots[slot] = folded(entry, group, self._seen(table[row], position))
+            for row, position, entry, slot in zip(rows, batch.positions.tolist(), given, slots.tolist(), strict=True):
+                page, offset = divmod(slot, self._page_size)
+                self._kv[page, :, offset] = folded(entry, group, self._seen(table[row], position)) + self._layers
         sampled = batch.sampled_tokens
         pairs = zip(tokens, batch.rows_of(sampled), batch.positions[sampled].tolist(), strict=True)
         return [
@@ -51,7 +56,9 @@ class WindowedRunner:
     def _seen(self, pages: I32, num_tokens: int) -> U64:
         """Return what is kept of the tokens that the one behind the first `num_tokens` sees, before it."""
         seen = np.arange(self._windows.live_from(num_tokens), num_tokens)
-        return self._slots[pages[seen // self._page_size].astype(np.int64) * self._page_size + seen % self._page_size]
+        cells = self._kv[pages[seen // self._page_size], :, seen % self._page_size]
+        kept: U64 = cells[:, 0] + (cells - cells[:, :1] - self._layers).sum(axis=1, dtype=np.uint64)
+        return kept
 
 
 def folded(entry: np.uint64, group: int, seen: U64) -> np.uint64:
@@ -71,17 +78,25 @@ def _sum(seen: U64) -> np.uint64:
     return total
 
 
+def kept_of(tokens: list[int], windows: WindowPages, known: U64 | None = None) -> U64:
+    """Return the only right KV of layers with a window, `[num_groups, num_tokens]`; `known`: of the first tokens."""
+    given = entries(np.array(tokens, dtype=np.int64), np.arange(len(tokens)))
+    kept = np.zeros((windows.num_groups, len(tokens)), dtype=np.uint64)
+    num_known = 0 if known is None else known.shape[1]
+    kept[:, :num_known] = 0 if known is None else known
+    for position in range(num_known, len(tokens)):
+        for group in range(windows.num_groups):
+            seen = kept[group, windows.live_from(position) : position]
+            kept[group, position] = folded(given[position], group, seen)
+    return kept
+
+
 def expected_output(prompt: list[int], num_tokens: int, vocab_size: int, windows: WindowPages) -> list[int]:
     """What any correct scheduler generates for `prompt`."""
-    tokens, kept = list(prompt), np.zeros((windows.num_groups, len(prompt) + num_tokens), dtype=np.uint64)
-    num_kept = 0
+    tokens, kept = list(prompt), None
     for _ in range(num_tokens):
+        kept = kept_of(tokens, windows, kept)
         given = entries(np.array(tokens, dtype=np.int64), np.arange(len(tokens)))
-        for position in range(num_kept, len(tokens)):
-            for group in range(windows.num_groups):
-                seen = kept[group, windows.live_from(position) : position]
-                kept[group, position] = folded(given[position], group, seen)
-        num_kept = len(tokens)
-        behind = sum(mixed(kept[group, windows.live_from(num_kept) : num_kept]) for group in range(windows.num_groups))
+        behind = sum(mixed(seen[windows.live_from(len(tokens)) :]) for seen in kept)
         tokens.append((next_token(given, vocab_size) + behind) % vocab_size)
     return tokens[len(prompt) :]

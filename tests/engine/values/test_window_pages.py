@@ -1,4 +1,4 @@
-"""From where on the pages of layers with a window live, and how many do."""
+"""Which pages of a text are live, against a count of what each later token sees."""
 
 from __future__ import annotations
 
@@ -8,29 +8,66 @@ import pytest
 from tiny_config import tiny_config
 
 from diptych.engine.values.kv_regions import window_pages
-from diptych.engine.values.window_pages import WindowPages
+from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 
-SLIDING = WindowPages(num_groups=2, window=8, step_tokens=16)
-CHUNKED = replace(SLIDING, is_chunked=True)
-PAGE = 4
+KINDS = [WindowPages(1, 1), WindowPages(2, 4), WindowPages(1, 5), WindowPages(3, 10), WindowPages(2, 64)]
+CHUNKED = [WindowPages(1, 8, is_chunked=True), WindowPages(2, 6, is_chunked=True)]
+
+
+def seen(windows: WindowPages, position: int) -> range:
+    """Return what the token at a position sees, itself among it."""
+    first = position // windows.window * windows.window if windows.is_chunked else position - windows.window + 1
+    return range(max(0, first), position + 1)
 
 
 def test_they_are_those_of_the_models_groups_and_windows() -> None:
     model = tiny_config(num_layers=6, windows=(8, 8, 0) * 2)
-    assert window_pages(model, 16) == SLIDING
-    assert window_pages(replace(model, chunked=True), 16) == CHUNKED
+    assert window_pages(model, 16) == WindowPages(num_groups=2, window=8, step_tokens=16)
+    assert window_pages(replace(model, chunked=True), 16).is_chunked
+    assert window_pages(replace(model, keeps_all=True), 16) == NO_WINDOWS
 
 
-@pytest.mark.parametrize(
-    ("num_tokens", "sliding", "chunked"), [(0, 0, 0), (7, 0, 0), (8, 1, 8), (9, 2, 8), (16, 9, 16)]
-)
-def test_what_the_next_token_sees_lives_and_nothing_before_it(num_tokens: int, sliding: int, chunked: int) -> None:
-    assert (SLIDING.live_from(num_tokens), CHUNKED.live_from(num_tokens)) == (sliding, chunked)
+@pytest.mark.parametrize("windows", [*KINDS, *CHUNKED], ids=str)
+def test_live_is_what_some_later_token_sees(windows: WindowPages) -> None:
+    for num_tokens in range(70):
+        later = [token for position in range(num_tokens, num_tokens + 80) for token in seen(windows, position)]
+        assert windows.live_from(num_tokens) == min(later)
 
 
-@pytest.mark.parametrize("windows", [SLIDING, CHUNKED])
-def test_no_text_has_more_live_than_is_said_and_one_that_fits_takes_no_more_than_the_pool(windows: WindowPages) -> None:
-    assert max(windows.num_live(num_tokens, PAGE) for num_tokens in range(200)) <= windows.most_live(PAGE)
-    for pool in range(1, 80):
-        fitting = windows.fitting(pool, PAGE)
-        assert windows.pool_pages(fitting, PAGE) <= pool < windows.pool_pages(fitting + 1, PAGE)
+@pytest.mark.parametrize("page_size", [1, 2, 4, 16])
+@pytest.mark.parametrize("windows", [*KINDS, *CHUNKED], ids=str)
+def test_the_first_live_page_has_what_is_seen_behind_the_last_whole_page_and_no_page_before_it_does(
+    windows: WindowPages, page_size: int
+) -> None:
+    for num_tokens in range(70):
+        whole = num_tokens // page_size * page_size
+        oldest = min(token for position in range(whole, whole + 80) for token in seen(windows, position))
+        assert windows.first_live(num_tokens, page_size) == oldest // page_size
+        num_live = -(-num_tokens // page_size) - oldest // page_size
+        assert windows.num_live(num_tokens, page_size) == windows.num_groups * num_live
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("windows", [*KINDS, *CHUNKED], ids=str)
+def test_no_text_that_grows_token_by_token_has_more_live_pages_than_is_said(
+    windows: WindowPages, page_size: int
+) -> None:
+    most = max(windows.num_live(num_tokens, page_size) for num_tokens in range(200))
+    assert most <= windows.most_live(page_size) <= most + 3 * windows.num_groups
+
+
+@pytest.mark.parametrize("step_tokens", [1, 7, 16, 64])
+@pytest.mark.parametrize("windows", [*KINDS, *CHUNKED], ids=str)
+def test_the_longest_text_that_fits_takes_no_more_than_there_is_and_leaves_less_than_a_page_of_all_groups(
+    windows: WindowPages, step_tokens: int
+) -> None:
+    windows = WindowPages(windows.num_groups, windows.window, windows.is_chunked, step_tokens)
+    for pool_pages in range(1, 150):
+        fitting = windows.fitting(pool_pages, 4)
+        assert windows.pool_pages(fitting, 4) <= pool_pages <= windows.pool_pages(fitting, 4) + windows.num_groups
+
+
+def test_without_windows_a_page_is_a_page() -> None:
+    assert NO_WINDOWS.most_live(4) == 0
+    assert [NO_WINDOWS.pool_pages(number, 4) for number in (0, 1, 50)] == [0, 1, 50]
+    assert NO_WINDOWS.fitting(33, 4) == 33

@@ -73,7 +73,8 @@ class KvCache:
         fitting = windows.fitting(self.pool.capacity - NUM_STATES * pages_per_state, page_size)
         width = min(self.pages_for(max_tokens_per_request), fitting)
         self.page_table: I32 = np.zeros((max_requests, width), dtype=np.int32)
-        self.window_table: I32 = np.zeros((max_requests, width, windows.num_groups), dtype=np.int32)
+        by_group = np.zeros((windows.num_groups, max_requests, width), dtype=np.int32)  # as steps take it
+        self.window_table: I32 = by_group.transpose(1, 2, 0)  # [max_requests, width, num_groups]
         self._free_rows = list(range(max_requests - 1, -1, -1))
 
     @property
