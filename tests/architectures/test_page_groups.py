@@ -1,4 +1,4 @@
-"""Which layers share pages, and from where on the pages of layers with a window live."""
+"""Which layers share pages."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from tiny_config import tiny_config
 
 from diptych.architectures.config import Latent, Rope, WideHeads
 from diptych.architectures.recurrent import Recurrent, ShortConv
+from diptych.engine.values.kv_regions import window_pages
+from diptych.engine.values.window_pages import NO_WINDOWS
 
 GEMMA = tiny_config(num_layers=13, windows=(8, 8, 8, 8, 8, 0) * 2 + (8,))
 GPT_OSS = tiny_config(num_layers=4, windows=(8, 0, 8, 0))
@@ -35,15 +37,7 @@ def test_layers_with_windows_are_in_groups_no_larger_than_that_of_the_layers_tha
 
 
 @pytest.mark.parametrize("change", NOT_ELIGIBLE.values(), ids=NOT_ELIGIBLE)
-def test_any_other_model_has_one_group_of_which_everything_lives(change: dict[str, Any]) -> None:
+def test_any_other_model_has_one_group_and_no_pages_of_windows(change: dict[str, Any]) -> None:
     model = replace(GPT_OSS, **change)
     assert model.page_groups == (model.attention_layers,)
-    assert model.live_from(1000) == 0
-
-
-@pytest.mark.parametrize(
-    ("num_tokens", "sliding", "chunked"), [(0, 0, 0), (7, 0, 0), (8, 1, 8), (9, 2, 8), (16, 9, 16)]
-)
-def test_what_the_next_token_sees_lives_and_nothing_before_it(num_tokens: int, sliding: int, chunked: int) -> None:
-    assert GPT_OSS.live_from(num_tokens) == sliding
-    assert replace(GPT_OSS, chunked=True).live_from(num_tokens) == chunked
+    assert window_pages(model, 8) == NO_WINDOWS

@@ -264,13 +264,6 @@ class ModelConfig:
         others = (self.latent, self.wide, self.recurrent, self.num_borrowing, self.sources)
         return is_mixed and not (self.keeps_all or any(others) or self.ffn_only or self.without_ffn)
 
-    def live_from(self, num_tokens: int) -> int:
-        """Return the first token whose windowed pages are needed by tokens at `num_tokens` and behind; 0: all are."""
-        if not self._frees_windows:
-            return 0
-        window = max(self.windows)
-        return num_tokens // window * window if self.chunked else max(0, num_tokens - window + 1)
-
     @property
     def layers_by_kind(self) -> tuple[tuple[int, ...], ...]:
         """The layers of each kind of attention: those of each region of pages, with a window, then without.

@@ -22,7 +22,7 @@ from diptych.engine.runner.model_part import ModelPart
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.tensor_parallel.communicator import Communicator
 from diptych.engine.values.batch import ForwardBatch, ForwardMode, SamplingBatch, StateMoves, WindowGroups
-from diptych.engine.values.kv_regions import pages_per_state
+from diptych.engine.values.kv_regions import pages_per_state, window_pages
 
 __all__ = ["device"]
 
@@ -48,8 +48,8 @@ class Driver:
         kv_dtype: str,
         device: str,
     ) -> None:
-        self._config = config = ModelPart.of(source, communicator).config
-        self._num_groups = len(config.page_groups)
+        config = ModelPart.of(source, communicator).config
+        self._windows, self._num_groups = window_pages(config, num_pages), len(config.page_groups)
         num_pages *= self._num_groups
         layout = ModelRunner.pool_layout(config, num_pages=num_pages, page_size=PAGE_SIZE, dtype=kv_dtype)
         self.kv = torch.full(layout.shape, torch.nan, device=device).to(KV_DTYPES[kv_dtype])
@@ -98,7 +98,8 @@ class Driver:
     def batch(self, mode: ForwardMode, chunks: Mapping[int, list[int]]) -> ForwardBatch:
         starts = {request: self._lens.get(request, 0) for request in chunks}
         for request, tokens in chunks.items():
-            self._free_windows(request, starts[request])
+            if self._num_groups > 1:
+                self._free_windows(request, starts[request])
             self._grow(request, starts[request] + len(tokens))
         width = max(len(self._pages[request]) for request in chunks)
         tables = np.zeros((self._num_groups, len(chunks), width), np.int32)
@@ -133,7 +134,7 @@ class Driver:
         self._lens[request] = num_tokens
 
     def _free_windows(self, request: int, num_tokens: int) -> None:
-        begin, end = self._num_freed.get(request, 0), self._config.live_from(num_tokens) // PAGE_SIZE
+        begin, end = self._num_freed.get(request, 0), self._windows.live_from(num_tokens) // PAGE_SIZE
         for page in [page for each in self._pages.get(request, [])[begin:end] for page in each[1:]]:
             self.kv[page] = self._garbage
             self._free.insert(0, page)
@@ -142,7 +143,7 @@ class Driver:
     def _table(self, request: int) -> I64:
         """Return `[num_groups, num_pages]`. For pages that are freed stands the newest one, which may not be full."""
         table = np.array(self._pages[request]).T.copy()
-        table[1:, : self._num_freed[request]] = table[1:, -1:]
+        table[1:, : self._num_freed.get(request, 0)] = table[1:, -1:]
         return table
 
     def _slots(self, request: int, start: int, end: int) -> I64:

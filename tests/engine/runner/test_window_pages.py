@@ -15,7 +15,7 @@ import torch
 from emulated_gpu import Recorder, emulated_runner
 from torch import Tensor
 
-from diptych.checkpoints.source import keeping_all, open_model
+from diptych.checkpoints.source import ModelSource, keeping_all, open_model
 from diptych.engine.runner.gpu.inputs import StepLimits
 from diptych.engine.runner.gpu.ladder import ladder
 from diptych.engine.runner.loaded_model import ModelOptions, load_model
@@ -75,6 +75,25 @@ def test_kernels_of_gpus_give_the_logits_of_a_model_that_keeps_all_tokens(
 
 
 @of_families
+def test_graphs_of_gpus_give_the_logits_of_a_model_that_keeps_all_tokens(
+    new_driver: NewDriver, family_model: Any, device: torch.device
+) -> None:
+    if device.type == "cpu":
+        pytest.skip("graphs need a GPU")
+    from diptych.engine.runner.gpu.new_runner import new_runner
+
+    source = open_model(str(family_model.folder))
+    driver, options = new_driver(source, "triton", device=device.type), ModelOptions("float32", max_requests=8)
+    driver.runner = new_runner(load_model(source, driver.kv, options), limits_of(source), device, with_graphs=True)
+    torch.testing.assert_close(logits(driver), logits(new_driver(keeping_all(source))), atol=1e-3, rtol=1e-4)
+    assert len(driver.runner.graphs) == 1
+
+
+def limits_of(source: ModelSource) -> StepLimits:
+    return StepLimits(64, 8, 16, num_window_groups=len(source.config.page_groups) - 1)
+
+
+@of_families
 def test_narrow_keys_and_values_are_those_of_a_model_that_keeps_all_tokens(
     new_driver: NewDriver, family_model: Any
 ) -> None:
@@ -88,10 +107,9 @@ def test_replays_give_the_logits_of_steps_that_are_launched(new_driver: NewDrive
     """A replay finds each group's pages where they were when it was recorded."""
     source = open_model(str(family_model.folder))
     launched, replayed = (new_driver(source, "torch") for _ in range(2))
-    limits = StepLimits(64, 8, 16, num_window_groups=len(source.config.page_groups) - 1)
     model, recorder = load_model(source, replayed.kv, ModelOptions("float32", attention_backend="torch")), Recorder()
     replayed.runner = emulated_runner(
-        model, replayed.kv, limits, rungs=ladder(8), token_rungs=(16, 64), recorder=recorder
+        model, replayed.kv, limits_of(source), rungs=ladder(8), token_rungs=(16, 64), recorder=recorder
     )
     torch.testing.assert_close(logits(replayed), logits(launched), atol=1e-4, rtol=0.0)
     assert (len(replayed.runner.graphs), len(replayed.runner.pieces)) == (1, 2)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
 
+import pytest
+from tiny_config import tiny_config
+
+from diptych.engine.values.kv_regions import window_pages
 from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 
 KINDS = [WindowPages(1, 1), WindowPages(2, 4), WindowPages(1, 5), WindowPages(3, 10), WindowPages(2, 64)]
@@ -14,6 +18,13 @@ def seen(windows: WindowPages, position: int) -> range:
     """Return what the token at a position sees, itself among it."""
     first = position // windows.window * windows.window if windows.is_chunked else position - windows.window + 1
     return range(max(0, first), position + 1)
+
+
+def test_they_are_those_of_the_models_groups_and_windows() -> None:
+    model = tiny_config(num_layers=6, windows=(8, 8, 0) * 2)
+    assert window_pages(model, 16) == WindowPages(num_groups=2, window=8, step_tokens=16)
+    assert window_pages(replace(model, chunked=True), 16).is_chunked
+    assert window_pages(replace(model, keeps_all=True), 16) == NO_WINDOWS
 
 
 @pytest.mark.parametrize("windows", [*KINDS, *CHUNKED], ids=str)

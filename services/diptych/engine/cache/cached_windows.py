@@ -17,6 +17,7 @@ import numpy as np
 
 from diptych.common.arrays import I32
 from diptych.engine.cache.radix_node import Node
+from diptych.engine.cache.tier import POOL
 from diptych.engine.values.window_pages import WindowPages
 from diptych.kvtransfer.ownership import Pages
 
@@ -24,7 +25,7 @@ NO_PAGES: Final[Pages] = np.empty(0, np.int32)
 
 
 class CachedWindows:
-    """Knows every node with such pages, and counts them. Pages of a node are `[num_pages, num_groups]`."""
+    """Knows every node with such pages in the pool, and counts them. Pages of a node are `[num_pages, num_groups]`."""
 
     def __init__(self, windows: WindowPages, page_size: int) -> None:
         self._windows = windows
@@ -53,13 +54,12 @@ class CachedWindows:
                 break
         return True
 
-    def of_path(self, path: Sequence[Node]) -> I32:
-        """Return the pages that are live behind the last node of a path, which are here."""
-        first, end = self.first_live(path[-1].end), path[-1].end
-        if first >= end:
-            return np.zeros((0, self._windows.num_groups), np.int32)
-        rows = [node.windows for node in path if node.windows is not None and node.end > first]
-        return np.concatenate(rows)[first - end :]
+    def live(self, node: Node) -> I32:
+        """Return the pages that are live behind `node`, which are here."""
+        first = self.first_live(node.end)
+        rows = [step.windows for step in node.path() if step.windows is not None and step.end > first]
+        none = np.zeros((0, self._windows.num_groups), np.int32)
+        return np.concatenate([none, *reversed(rows)])[max(0, first - node.end + sum(map(len, rows))) :]
 
     def keep(self, node: Node, first: int, rows: I32) -> I32:
         """Add `rows`, the pages from page `first` of the text to the end of `node`, where there are none yet.
@@ -87,9 +87,7 @@ class CachedWindows:
         for step in node.path():
             if step.end <= first:
                 break
-            if step.num_window_locks == 0:
-                self.num_evictable -= self._count(step)
-            step.num_window_locks += 1
+            self.lock_node(step)
             since = step.end - len(step.pages)
         return since
 
@@ -101,17 +99,40 @@ class CachedWindows:
                 break
             if step.end <= first:
                 left = max(left, step.end)
-                step.num_window_locks -= 1
-                if step.num_window_locks == 0:
-                    self.num_evictable += self._count(step)
-                    self._look_at(step)
+                self.unlock_node(step)
         return left
+
+    def lock_node(self, node: Node) -> None:
+        if node.num_window_locks == 0:
+            self.num_evictable -= self._count(node)
+        node.num_window_locks += 1
+
+    def unlock_node(self, node: Node) -> None:
+        node.num_window_locks -= 1
+        if node.num_window_locks == 0:
+            self.num_evictable += self._count(node)
+            self._look_at(node)
+
+    def enter(self, node: Node) -> None:
+        """What `node` has has come to the pool with its text."""
+        if node.windows is not None:
+            self._nodes[node] = None
+            self.num_pages += node.windows.size
+            self.num_evictable += 0 if node.num_window_locks else node.windows.size
+            self._look_at(node)
+
+    def leave(self, node: Node) -> None:
+        """What `node` has, which nobody has locked here, goes with its text."""
+        if node.windows is not None:
+            windows = node.windows
+            self.pop(node)
+            node.windows = windows
 
     def on_split(self, upper: Node, lower: Node) -> None:
         """A node was split: both halves have what was theirs."""
         for half in (upper, lower):
             self._nodes.pop(half, None)
-            if half.windows is not None:
+            if half.windows is not None and half.level == POOL:
                 self._nodes[half] = None
             self._look_at(half)
 
@@ -180,9 +201,9 @@ class CachedWindows:
         return gone.ravel()
 
     def _look_at(self, node: Node) -> None:
-        if node.windows is not None:
+        if node.windows is not None and node.level == POOL:
             self._maybe_spare[node] = None
 
     @staticmethod
     def _count(node: Node) -> int:
-        return 0 if node.windows is None else node.windows.size
+        return 0 if node.windows is None or node.level != POOL else node.windows.size

@@ -54,7 +54,7 @@ class KvCache:
         pages_per_state: int = 0,
         windows: WindowPages = NO_WINDOWS,
     ) -> None:
-        """`pages_per_state`: of recurrent layers; 0: there are none. With tiers there are no `windows`."""
+        """`pages_per_state`: of recurrent layers; 0: there are none."""
         self.page_size = page_size
         self.changes = changes  # of the set of cached pages
         self.pool = PagePool(num_pages)
@@ -73,7 +73,8 @@ class KvCache:
         fitting = windows.fitting(self.pool.capacity - NUM_STATES * pages_per_state, page_size)
         width = min(self.pages_for(max_tokens_per_request), fitting)
         self.page_table: I32 = np.zeros((max_requests, width), dtype=np.int32)
-        self.window_table: I32 = np.zeros((max_requests, width, windows.num_groups), dtype=np.int32)
+        by_group = np.zeros((windows.num_groups, max_requests, width), dtype=np.int32)  # as steps take it
+        self.window_table: I32 = by_group.transpose(1, 2, 0)  # [max_requests, width, num_groups]
         self._free_rows = list(range(max_requests - 1, -1, -1))
 
     @property
@@ -166,21 +167,26 @@ class KvCache:
         self.tree.lock(match.node)
         num_state_pages = self.pages_per_state if request.state_len else 0
         num_window_pages = self._begin_windows(request, match)
-        num_pages = self.pages_for(request.num_tokens) - len(match.pages)
-        need = num_pages + num_window_pages + num_state_pages
-        num_kept = 0 if match.state is None else self.tree.states.num_unread(match.node)
+        num_lower_places = sum(node.num_places for node in match.lower_nodes)
+        num_pages = self.pages_for(request.num_tokens) - len(match.pages) - match.num_lower_pages
+        need = num_lower_places + num_pages + num_window_pages + num_state_pages
+        num_kept = self.tree.states.num_unread(match.node) if self.begins_with_state(request) else 0
         if need + spare_pages + num_kept + self.num_owed > self.num_available:
             self._unlock(request, match.node)
             return False
-        self._begin_reading(request, match)
-        pages, beside = np.split(self._allocate(need), [num_pages])
+        if not match.lower_nodes:
+            self._begin_reading(request, match)
+        pages = self._allocate(need)
         if match.lower_nodes:
             request.restore = self._restore(match, pages)
-        if request.restore is None:
-            self._fill_row(request, match, pages)
-            self._fill_windows(request, match, beside[:num_window_pages])
-            self._begin_state(request, match, beside[num_window_pages:])
-        return request.restore is None
+        if request.restore is not None:
+            self._unlock(request, match.node)
+            return False
+        pages, windows, state = np.split(pages[num_lower_places:], np.cumsum([num_pages, num_window_pages]))
+        self._fill_row(request, match, pages)
+        self._fill_windows(request, match, windows)
+        self._begin_state(request, match, state)
+        return True
 
     def finish_restore(self, number: int, error: str | None) -> None:
         """A tier has brought pages back, or can't: then they are forgotten, and whoever wants them computes them."""
@@ -441,8 +447,7 @@ class KvCache:
         """Give the request a row with the pages of its match, which is locked and here, and then `pages`."""
         request.row, request.node = self._free_rows.pop(), match.node
         request.num_pages = 0
-        self._append(request, match.pages)
-        self._append(request, pages)
+        self._append(request, np.concatenate([match.pages, *(node.pages for node in match.lower_nodes), pages]))
         request.cached_len = match.num_tokens + match.num_lower_pages * self.page_size
         request.computed_len = min(request.cached_len, request.num_tokens - 1)
 
@@ -455,13 +460,13 @@ class KvCache:
         if not self.windows.num_groups:
             return 0
         end = self.pages_for(request.num_tokens)
-        if match.windows is None:
+        if self.begins_with_windows(request):
+            first, own = self.tree.windows.first_live(match.node.end), match.node.end
+            end = min(end, own + self.pages_for(self.windows.step_tokens))
+            request.windows_since = self.tree.lock_windows(match.node, first)
+        else:
             first = own = self.windows.first_live(request.num_tokens, self.page_size)
             request.windows_since = match.node.end
-        else:
-            first, own = match.node.end - len(match.windows), match.node.end
-            end = min(end, self.pages_for(match.num_tokens + self.windows.step_tokens))
-            request.windows_since = self.tree.lock_windows(match.node, first)
         request.first_window, request.first_own_window, request.windows_end = first, own, end
         return self.windows.num_groups * (end - own)
 
@@ -469,8 +474,8 @@ class KvCache:
         if not self.windows.num_groups:
             return
         table, first, own = self.window_table[request.row], request.first_window, request.first_own_window
-        if match.windows is not None:
-            table[first:own] = match.windows
+        if self.begins_with_windows(request):
+            table[first:own] = self.tree.windows.live(match.node)
         table[own : request.windows_end] = pages.reshape(-1, self.windows.num_groups)
         self._fill_passed(request)
         if request.windows_end < request.num_pages:
@@ -478,7 +483,8 @@ class KvCache:
 
     def _unlock(self, request: Request, node: Node) -> None:
         """Take the request's locks off a node, and off what it sees there."""
-        self.tree.windows.unlock(node, request.windows_since, node.end)
+        if self.windows.num_groups:
+            self.tree.windows.unlock(node, request.windows_since, node.end)
         self.tree.unlock(node)
 
     def _begin_state(self, request: Request, match: Match, pages: Pages) -> None:
@@ -486,7 +492,9 @@ class KvCache:
         if len(pages):
             request.snapshots.append(Snapshot(request.state_len, pages))
         if self.begins_with_state(request):
-            request.state_from = NO_PAGES if match.state is None else match.state
+            if match.lower_nodes:
+                self._begin_reading(request, match)
+            request.state_from = NO_PAGES if match.node.state is None else match.node.state
             request.cuts = cuts(request, request.cached_len, match.parting, self.page_size)
 
     def _keep_snapshots(self, request: Request, node: Node, num_tokens: int) -> None:
@@ -501,7 +509,7 @@ class KvCache:
                 self.pool.release(snapshot.pages)
 
     def _begin_reading(self, request: Request, match: Match) -> None:
-        if match.state is not None:
+        if self.begins_with_state(request) and match.node.state is not None:
             self.tree.states.begin_reading(match.node)
             request.state_node = match.node
 
@@ -514,18 +522,17 @@ class KvCache:
     def _restore(self, match: Match, pages: Pages) -> Restore | None:
         """Bring what tiers have of a locked match back, into the first of `pages`, which were taken for it.
 
-        Return what is not here yet: then the lock is gone, and so are the pages that are not needed for it.
+        Return what is not here yet: then the pages that are not needed for it are gone.
         """
         for level, group in itertools.groupby(match.lower_nodes, lambda node: node.level):
             nodes = tuple(group)
-            slots = np.concatenate([node.pages for node in nodes])
+            slots = np.concatenate([node.places for node in nodes])
             restore = Restore(self._num_restores, level, slots, pages[: len(slots)].copy())
             self._num_restores += 1
             self.pool.cache(restore.pages)
             pages = pages[len(slots) :]
             if not self._tiers[level - 1].restore(restore.number, slots, restore.pages):
                 self._expect(restore, nodes)
-                self.tree.unlock(match.node)
                 self.pool.release(pages)
                 return restore
             self.tree.promote(nodes, restore.pages)

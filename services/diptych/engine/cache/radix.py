@@ -80,10 +80,7 @@ class RadixTree:
         """Find the longest cached prefix of whole pages, and note that it is wanted now."""
         path = self._walk(self._root, token_ids, extra_key)
         self._ranking.touch(path[-1])
-        pages = joined(node.pages for node in path if node.level == POOL and node.restore is None)
-        restore = next((node.restore for node in path if node.restore is not None), None)
-        lower_nodes = tuple(node for node in path if node.level != POOL)
-        return Match(path[-1], pages, len(pages) * self._page_size, restore, lower_nodes)
+        return self._matched(path)
 
     def peek(self, token_ids: I64, extra_key: bytes = b"") -> int:
         """Return how many tokens `match` would find, in all levels, and change nothing."""
@@ -106,8 +103,7 @@ class RadixTree:
         parting = path[-1].end * self._page_size if path[-1].children else 0
         while len(path) > 1 and path[-1].state is None:
             path.pop()
-        pages = joined(node.pages for node in path)
-        return Match(path[-1], pages, len(pages) * self._page_size, state=path[-1].state, parting=parting)
+        return self._matched(path, parting)
 
     def match_windows(self, token_ids: I64, extra_key: bytes = b"") -> Match:
         """Find the longest cached prefix of whole pages behind which all is here that is live there; note its use."""
@@ -115,21 +111,32 @@ class RadixTree:
         self._ranking.touch(path[-1])
         while not self.windows.are_whole(path[1:], path[-1].end):
             path.pop()
-        pages = joined(node.pages for node in path)
-        return Match(path[-1], pages, len(pages) * self._page_size, windows=self.windows.of_path(path))
+        self._part(path[-1], self.windows.first_live(path[-1].end))
+        return self._matched([*reversed(list(path[-1].path()))])
+
+    def _matched(self, path: Sequence[Node], parting: int = 0) -> Match:
+        pages = joined(node.pages for node in path if node.level == POOL and node.restore is None)
+        restore = next((node.restore for node in path if node.restore is not None), None)
+        lower_nodes = tuple(node for node in path if node.level != POOL)
+        end = path[-1] if path else self._root
+        return Match(end, pages, len(pages) * self._page_size, restore, lower_nodes, parting)
 
     def lock_windows(self, node: Node, first: int) -> int:
         """Keep what the path to `node` has in layers with a window from page `first` on: see `CachedWindows.lock`.
 
         A node in which that begins is split: what is before it can go.
         """
+        self._part(node, first)
+        return self.windows.lock(node, first)
+
+    def _part(self, node: Node, first: int) -> None:
+        """Split the node of the path to `node` in whose middle page `first` is."""
         for step in node.path():
             num_before = first - step.end + len(step.pages)
             if step.end > first and num_before > 0:
                 self._queues[step.level].add(self._split(step, num_before))
             if num_before >= 0:
                 break
-        return self.windows.lock(node, first)
 
     def peek_windows(self, token_ids: I64, extra_key: bytes = b"") -> int:
         """Return how many tokens `match_windows` would find, and change nothing."""
@@ -174,6 +181,8 @@ class RadixTree:
         known = _pool_pages(path[1:])
         given, adopted = pages[: len(known)], pages[len(known) :].copy()
         lower_nodes = [node for node in path if node.level != POOL]
+        for node in lower_nodes:
+            self._drop_beside(node)  # the request has its own
         num_lower_pages = sum(len(node.pages) for node in lower_nodes)
         self.promote(lower_nodes, adopted[:num_lower_pages])
         end = path[-1]
@@ -229,11 +238,10 @@ class RadixTree:
         return adopted
 
     def promote(self, lower_nodes: Iterable[Node], pages: Pages) -> None:
-        """Make `pages`, which have their KV, the place of nodes of tiers, parents first."""
+        """Make `pages`, which have their KV, the places of nodes of tiers, parents first."""
         for node in lower_nodes:
-            self._tiers[node.level - 1].release(node.pages)
-            self._lift(node, pages[: len(node.pages)])
-            pages = pages[len(node.pages) :]
+            self._tiers[node.level - 1].release(node.places)
+            pages = self._lift(node, pages)
 
     def expect(self, lower_nodes: Sequence[Node], restore: Restore) -> Node:
         """Make the pages of `restore`, where KV is coming to, the place of nodes of its tier, parents first.
@@ -243,8 +251,11 @@ class RadixTree:
         self.lock(lower_nodes[-1])
         pages = restore.pages
         for node in lower_nodes:
-            self._lift(node, pages[: len(node.pages)])
-            node.restore, pages = restore, pages[len(node.pages) :]
+            pages = self._lift(node, pages)
+            node.restore = restore
+            self.windows.lock_node(node)
+            if node.state is not None:
+                self.states.begin_reading(node)
         return lower_nodes[-1]
 
     def settle(self, node: Node) -> Node:
@@ -255,6 +266,9 @@ class RadixTree:
         restored = [step for step in node.path() if step.restore is restore]
         for step in restored:
             step.restore = None
+            self.windows.unlock_node(step)
+            if step.state is not None:
+                self.states.end_reading(step)
         self.unlock(node)
         return restored[-1]
 
@@ -334,7 +348,9 @@ class RadixTree:
         node = self._pop(POOL, num_pages)
         if node is None:
             return joined(())
-        gone = joined([node.pages, self.states.pop(node), self.windows.pop(node)])
+        gone = node.held
+        self.states.leave(node)
+        self.windows.leave(node)
         self._num_pages -= len(node.pages)
         self._num_evictable -= len(node.pages)
         self._ranking.note_eviction(node.rank)
@@ -390,10 +406,14 @@ class RadixTree:
             self._num_evictable += len(node.pages)
             self._queues[POOL].add(node)
 
-    def _lift(self, node: Node, pages: Pages) -> None:
-        """Move a node from a tier into the pool."""
-        node.level, node.pages = POOL, pages
+    def _lift(self, node: Node, pages: Pages) -> Pages:
+        """Move a node from a tier into the first of `pages`; return the others."""
+        num_places = node.num_places
+        node.move(POOL, pages[:num_places])
         self._admit(node)
+        self.states.enter(node)
+        self.windows.enter(node)
+        return pages[num_places:]
 
     def _pop(self, level: int, num_pages: int) -> Node | None:
         """Take the lowest ranking node of a level out of its queue, or the end of it that has `num_pages` pages."""
@@ -403,8 +423,13 @@ class RadixTree:
         return node
 
     def _demote(self, node: Node, saves: list[Save]) -> None:
-        """Move a node one level down, as far as there is room, and forget the rest; add to `saves` what to copy."""
-        num_saved = 0 if node.is_withdrawn else self._make_room(node.level + 1, len(node.pages), saves)
+        """Move a node one level down, as far as there is room, and forget the rest; add to `saves` what to copy.
+
+        What is beside its tokens' pages goes with all of them or not at all.
+        """
+        num_saved = 0 if node.is_withdrawn else self._make_room(node.level + 1, node.num_places, saves)
+        if num_saved < node.num_places:
+            self._drop_beside(node)
         if num_saved < len(node.pages):
             kept = self._split(node, num_saved) if num_saved else None
             for lost in [*reversed(list(node.below())), node]:
@@ -412,12 +437,20 @@ class RadixTree:
             if kept is None:
                 return
             node = kept
-        places = node.pages
+        places, num_beside = node.places, node.num_beside
         if node.level != POOL:
             self._tiers[node.level - 1].release(places)
-        node.level, node.pages = node.level + 1, self._tiers[node.level].allocate(num_saved)
+        node.move(node.level + 1, self._tiers[node.level].allocate(len(places)))
         self._queues[node.level].add(node)
-        saves.append(Save(node.level, places, node.pages, node.hashes, node.tokens))
+        names = np.append(node.hashes, np.zeros(num_beside, np.uint64))
+        tokens = np.append(node.tokens, np.full(num_beside * self._page_size, -1))
+        saves.append(Save(node.level, places, node.places, names, tokens))
+
+    def _drop_beside(self, node: Node) -> None:
+        """Forget what a node has beside its tokens' pages; of the pool it is not any more."""
+        if node.level != POOL:
+            self._tiers[node.level - 1].release(node.places[len(node.pages) :])
+        node.state = node.windows = None
 
     def _make_room(self, level: int, num_pages: int, saves: list[Save]) -> int:
         """Let the lowest ranking pages of a tier go until `num_pages` fit, or none is left; return how many fit."""
@@ -450,6 +483,7 @@ class RadixTree:
         self.windows.on_end_moved(leaf.parent)
         leaf.parent = None
         if leaf.level != POOL:
+            self._drop_beside(leaf)
             self._tiers[leaf.level - 1].release(leaf.pages)
         if not leaf.is_withdrawn:
             self._changes.remove(leaf.hashes[::-1].tolist())

@@ -162,8 +162,10 @@ def _window_groups(
     if window_table is None or not window_table.shape[2]:
         return None
     rows = np.array([request.row for request in requests], dtype=np.int64)
-    found = window_table[rows, : max(request.num_pages for request in requests)]
-    tables = np.ascontiguousarray(found.transpose(2, 0, 1))
+    width = max(request.num_pages for request in requests)
+    tables = np.empty((window_table.shape[2], len(rows), width), np.int32)
+    for group, table in enumerate(tables):
+        np.take(window_table[:, :width, group], rows, axis=0, out=table, mode="clip")  # which copies once
     pages = tables[:, owner, positions // page_size].astype(np.int64, order="C")
     return WindowGroups(tables, pages * page_size + positions % page_size)
 

@@ -10,10 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from diptych.architectures.config import ModelConfig
 from diptych.checkpoints.shard import check_divides
 from diptych.checkpoints.source import ModelSource
-from diptych.common.errors import ConfigError
 from diptych.common.lifecycle import garbage_postponed
 from diptych.common.members.roles import Role
 from diptych.engine.cache.cache_changes import NO_CHANGES, CacheChanges
@@ -178,7 +176,6 @@ def build_base(config: SchedulerConfig, open_transport: OpenTransport) -> Schedu
     options = hardware.options
     source = hardware.open(options.model)
     check_divides(source.config, options.tp)
-    check_host_cache(source.config, options)
     ranks = hardware.ranks(config.endpoint)
     layout, chosen = hardware.pool_layout(source, config.rank), hardware.chosen
     num_windows = config.transfer.num_windows if len(source.config.page_groups) == 1 else 1
@@ -188,17 +185,6 @@ def build_base(config: SchedulerConfig, open_transport: OpenTransport) -> Schedu
     pool = hardware.allocate(layout, transport)
     links, transfer = _share(config, ranks, transport, pool) if transport and pool else (links_of_nobody(), None)
     return SchedulerBase(config, source, ranks, layout, hardware, chosen, links, transfer, StepWatch())
-
-
-def check_host_cache(model: ModelConfig, options: EngineOptions) -> None:
-    """Raise `ConfigError` for a host tier whose pages would not be all that a request needs."""
-    if not options.host_cache_mib:
-        return
-    if model.recurrent:
-        raise ConfigError("--host-cache-mib does not keep the states of recurrent layers yet, which this model has")
-    if len(model.page_groups) > 1:
-        words = "--host-cache-mib does not keep the pages of layers with a window yet, which this model has"
-        raise ConfigError(f"{words}: give --kv-windows keep")
 
 
 def _share(

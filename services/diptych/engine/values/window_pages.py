@@ -47,7 +47,7 @@ class WindowPages:
 
     def fitting(self, pool_pages: int, page_size: int) -> int:
         """Return the pages of the longest text that so many pages of the pool are enough for."""
-        if pool_pages // (1 + self.num_groups) <= self._most_held(page_size):
+        if pool_pages // (1 + self.num_groups) < self._most_held(page_size):
             return pool_pages // (1 + self.num_groups)
         return pool_pages - self.num_groups * self._most_held(page_size)
 
