@@ -265,7 +265,7 @@ def granted_one_page_short(patch: Patch, pair_class: type[Pair]) -> None:
 
     def begin_windows(self: Any, request: Any, match: Any) -> int:
         num_pages = plain(self, request, match)
-        if match.windows is None and num_pages > self.windows.num_groups:
+        if not self.begins_with_windows(request) and num_pages > self.windows.num_groups:
             request.first_window += 1
             request.first_own_window += 1
             return num_pages - int(self.windows.num_groups)
@@ -360,39 +360,37 @@ def matched_by_text_alone(patch: Patch, pair_class: type[Pair]) -> None:
 
 def matched_with_what_is_left_of_a_window(patch: Patch, pair_class: type[Pair]) -> None:
     """It does not ask whether windows are whole."""
-
-    def of_path(self: Any, path: Any) -> Any:
-        first, end = self.first_live(path[-1].end), path[-1].end
-        rows = [node.windows for node in path if node.windows is not None and node.end > first]
-        return np.concatenate([np.zeros((0, self._windows.num_groups), np.int32), *rows])[max(first - end, -end) :]
-
     patch.setattr(CachedWindows, "are_whole", lambda self, path, end: True)
-    patch.setattr(CachedWindows, "of_path", of_path)
+    patch.setattr(CachedWindows, "live", filled(CachedWindows.live))
 
 
 def matched_with_a_window_one_page_short(patch: Patch, pair_class: type[Pair]) -> None:
-    plain_whole, plain_of = CachedWindows.are_whole, CachedWindows.of_path
-    patch.setattr(CachedWindows, "are_whole", shorter(plain_whole))
-    patch.setattr(CachedWindows, "of_path", shorter(plain_of))
+    plain = CachedWindows.are_whole
 
-
-def shorter(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a method believe that one page fewer is live."""
-
-    def call(self: Any, *args: Any) -> Any:
+    def are_whole(self: Any, path: Any, end: int) -> bool:
         of_all = self.first_live
         self.first_live = lambda end: min(end, of_all(end) + 1)
-        try:
-            return plain(self, *args)
-        finally:
-            del self.first_live
+        is_whole: bool = plain(self, path, end)
+        del self.first_live
+        return is_whole
 
-    return call
+    patch.setattr(CachedWindows, "are_whole", are_whole)
+    patch.setattr(CachedWindows, "live", filled(CachedWindows.live))
+
+
+def filled(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Let the null page stand for what is missing."""
+
+    def live(self: Any, node: Node) -> Any:
+        rows = plain(self, node)
+        return np.pad(rows, ((node.end - self.first_live(node.end) - len(rows), 0), (0, 0)))
+
+    return live
 
 
 def matched_shifted_by_a_page(patch: Patch, pair_class: type[Pair]) -> None:
-    plain = CachedWindows.of_path
-    patch.setattr(CachedWindows, "of_path", lambda self, path: np.roll(plain(self, path), 1, axis=0))
+    plain = CachedWindows.live
+    patch.setattr(CachedWindows, "live", lambda self, node: np.roll(plain(self, node), 1, axis=0))
 
 
 def never_locked(patch: Patch, pair_class: type[Pair]) -> None:
