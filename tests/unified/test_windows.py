@@ -241,11 +241,6 @@ def test_hundreds_of_requests_that_begin_alike_are_right_on_one_worker_with_a_ti
     engine.close()
 
 
-CHUNKS_IN_FLIGHT = pytest.mark.xfail(
-    reason="a request that gets a page gives up what is behind its newest token, though a launched step is a chunk"
-)
-
-
 class LateWorker:
     """Runs steps as late as can be. What they see must be as it was when they were launched."""
 
@@ -295,7 +290,7 @@ def late_engine(windows: WindowPages, max_step_tokens: int) -> Engine:
 
 
 @KINDS
-@pytest.mark.parametrize("max_step_tokens", [4, pytest.param(16, marks=CHUNKS_IN_FLIGHT)])
+@pytest.mark.parametrize("max_step_tokens", [4, 16])
 def test_what_a_launched_step_sees_is_not_given_up_before_it_has_run(
     windows: WindowPages, max_step_tokens: int
 ) -> None:
@@ -309,7 +304,6 @@ def test_what_a_launched_step_sees_is_not_given_up_before_it_has_run(
     engine.close()
 
 
-@CHUNKS_IN_FLIGHT
 def test_what_the_last_chunk_of_a_prompt_writes_is_not_given_up_before_it_has_run() -> None:
     engine = late_engine(WindowPages(1, 5), 16)
     engine.start(1, list(range(12)), 5)
@@ -337,10 +331,6 @@ def test_a_conversation_of_many_turns_computes_only_what_is_new(windows: WindowP
 
 
 # drafts
-
-NO_STEP_BEGINS_A_PAGE = pytest.mark.xfail(
-    strict=True, reason="what is behind the windows is given up only by a request whose newest token begins a page"
-)
 
 
 class ToyDrafter:
@@ -390,8 +380,8 @@ def test_guesses_change_no_token_though_wrong_ones_were_in_windows(windows: Wind
         (2, 20),
         (3, 20),
         (2, 21),
-        pytest.param(1, 21, marks=NO_STEP_BEGINS_A_PAGE),
-        pytest.param(3, 21, marks=NO_STEP_BEGINS_A_PAGE),
+        (1, 21),
+        (3, 21),
     ],
 )
 def test_a_request_with_guesses_holds_no_more_than_its_windows(
