@@ -21,6 +21,7 @@ from diptych.common.errors import InvalidTransition
 from diptych.engine.cache.cached_windows import CachedWindows
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.cache.radix_node import Node
+from diptych.engine.cache.request_windows import RequestWindows
 from diptych.engine.values.batch import ForwardBatch, ForwardMode, WindowGroups
 from diptych.engine.values.window_pages import WindowPages
 from diptych.kvtransfer.ownership import PageState
@@ -200,12 +201,12 @@ def sent_from_the_row_of_another(patch: Patch, pair_class: type[Pair]) -> None:
     plain = Sender._write_windows
 
     def write_windows(self: Any, room: Any, now_s: float) -> None:
-        table = self._cache.window_table
-        self._cache.window_table = np.roll(table, 1, axis=0)
+        windows = self._cache._windows
+        table, windows.table = windows.table, np.roll(windows.table, 1, axis=0)
         try:
             plain(self, room, now_s)
         finally:
-            self._cache.window_table = table
+            windows.table = table
 
     patch.setattr(Sender, "_write_windows", write_windows)
 
@@ -255,23 +256,23 @@ def granted_in_another_order(patch: Patch, pair_class: type[Pair]) -> None:
     """Decode names its pages page by page, and prefill fills them group by group."""
 
     def owned_pages(self: Any, request: Any) -> Any:
-        return np.concatenate([self.pages_of(request)[request.node.end :], self._own_windows(request).ravel()])
+        return np.concatenate([self.pages_of(request)[request.node.end :], self._windows.own(request).ravel()])
 
     patch.setattr(KvCache, "owned_pages", owned_pages)
 
 
 def granted_one_page_short(patch: Patch, pair_class: type[Pair]) -> None:
-    plain = KvCache._begin_windows
+    plain = RequestWindows.begin_import
 
-    def begin_windows(self: Any, request: Any, match: Any) -> int:
-        num_pages = plain(self, request, match)
-        if not self.begins_with_windows(request) and num_pages > self.windows.num_groups:
-            request.first_window += 1
-            request.first_own_window += 1
-            return num_pages - int(self.windows.num_groups)
-        return num_pages
+    def begin_import(self: Any, request: Any, node: Node, num_pages: int) -> int:
+        needed, num_groups = plain(self, request, node, num_pages), int(self._windows.num_groups)
+        if needed <= num_groups:
+            return needed
+        request.first_window += 1
+        request.first_own_window += 1
+        return needed - num_groups
 
-    patch.setattr(KvCache, "_begin_windows", begin_windows)
+    patch.setattr(RequestWindows, "begin_import", begin_import)
 
 
 # what a step is told
@@ -442,8 +443,8 @@ def cut_from_the_wrong_end(patch: Patch, pair_class: type[Pair]) -> None:
 
 def passed_a_page_too_early(patch: Patch, pair_class: type[Pair]) -> None:
     """Where one page fewer is live; as a page of tokens may be on its way, that is two pages of tokens early."""
-    plain = KvCache.pass_windows
-    patch.setattr(KvCache, "pass_windows", lambda self, request, number: plain(self, request, number + 2 * PAGE))
+    plain = RequestWindows.pass_by
+    patch.setattr(RequestWindows, "pass_by", lambda self, request, number: plain(self, request, number + 2 * PAGE))
 
 
 def counted_a_token_short(patch: Patch, pair_class: type[Pair]) -> None:
@@ -460,18 +461,18 @@ def grown_by_fewer_pages_than_a_step_needs(patch: Patch, pair_class: type[Pair])
 
 def grown_in_another_order(patch: Patch, pair_class: type[Pair]) -> None:
     """A page is put where the one behind it was."""
-    plain = KvCache._append_windows
+    plain = RequestWindows.append
 
-    def append_windows(self: Any, request: Any, pages: Any) -> None:
+    def append(self: Any, request: Any, pages: Any) -> None:
         plain(self, request, pages)
-        table = self.window_table[request.row]
-        table[: request.windows_end] = np.roll(table[: request.windows_end], 1, axis=0)
+        held = self.table[request.row, : request.windows_end]
+        held[:] = np.roll(held, 1, axis=0)
 
-    patch.setattr(KvCache, "_append_windows", append_windows)
+    patch.setattr(RequestWindows, "append", append)
 
 
 def passed_pages_are_still_named(patch: Patch, pair_class: type[Pair]) -> None:
-    patch.setattr(KvCache, "_fill_passed", lambda self, request: None)
+    patch.setattr(RequestWindows, "_fill_passed", lambda self, request: None)
 
 
 def kept(change: Callable[[Any], Any]) -> Mutant:
@@ -509,15 +510,15 @@ def kept_above_its_node(patch: Patch, pair_class: type[Pair]) -> None:
 
 def read_on_from_what_was_given_back(patch: Patch, pair_class: type[Pair]) -> None:
     """A request that finds its pages in the tree goes on with its own."""
-    plain = KvCache._hand_over_windows
+    plain = RequestWindows.hand_over
 
-    def hand_over_windows(self: Any, request: Any, node: Node) -> Any:
-        rows = self.window_table[request.row].copy()
+    def hand_over(self: Any, request: Any, node: Node) -> Any:
+        rows = self.table[request.row].copy()
         duplicate = plain(self, request, node)
-        self.window_table[request.row] = rows
+        self.table[request.row] = rows
         return duplicate
 
-    patch.setattr(KvCache, "_hand_over_windows", hand_over_windows)
+    patch.setattr(RequestWindows, "hand_over", hand_over)
 
 
 def given_back_though_kept(patch: Patch, pair_class: type[Pair]) -> None:
@@ -670,8 +671,7 @@ KINDS = pytest.mark.parametrize("windows", [SLIDING, WindowPages(1, 8, is_chunke
 
 
 @KINDS
-@pytest.mark.parametrize("setting", SETTINGS[:2], ids=str)
-@pytest.mark.parametrize("integrity", ["always", "off"])
+@pytest.mark.parametrize(("integrity", "setting"), [("off", SETTINGS[0]), ("always", SETTINGS[1])], ids=str)
 def test_without_a_mutant_all_is_right(
     make_pair: type[Pair], windows: WindowPages, integrity: str, setting: tuple[int, int, int]
 ) -> None:
