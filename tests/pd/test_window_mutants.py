@@ -265,12 +265,12 @@ def granted_one_page_short(patch: Patch, pair_class: type[Pair]) -> None:
     plain = RequestWindows.begin_import
 
     def begin_import(self: Any, request: Any, node: Node, num_pages: int) -> int:
-        needed = plain(self, request, node, num_pages)
-        if needed > SLIDING.num_groups:
-            request.first_window += 1
-            request.first_own_window += 1
-            return needed - SLIDING.num_groups
-        return needed
+        needed, num_groups = plain(self, request, node, num_pages), int(self._windows.num_groups)
+        if needed <= num_groups:
+            return needed
+        request.first_window += 1
+        request.first_own_window += 1
+        return needed - num_groups
 
     patch.setattr(RequestWindows, "begin_import", begin_import)
 
@@ -465,8 +465,8 @@ def grown_in_another_order(patch: Patch, pair_class: type[Pair]) -> None:
 
     def append(self: Any, request: Any, pages: Any) -> None:
         plain(self, request, pages)
-        table = self.table[request.row]
-        table[: request.windows_end] = np.roll(table[: request.windows_end], 1, axis=0)
+        held = self.table[request.row, : request.windows_end]
+        held[:] = np.roll(held, 1, axis=0)
 
     patch.setattr(RequestWindows, "append", append)
 
@@ -564,6 +564,56 @@ def split_without_the_upper_half(patch: Patch, pair_class: type[Pair]) -> None:
         return upper
 
     patch.setattr(Node, "split", split)
+
+
+# what is in pages that are found again
+
+
+def found(change: Callable[[Any], Any], *, is_retracted: bool) -> Mutant:
+    """A mutant of what pages of the tree hold, `[num_pages, ..., PAGE]`, when a request is to begin with them."""
+
+    def plant(patch: Patch, pair_class: type[Pair]) -> None:
+        plain_fill, plain_logits = RequestWindows.fill, WindowedRunner.logits
+        begun: list[tuple[int, Any]] = []  # pages of the pool that they are of, which tells the sides apart
+
+        def fill(self: Any, request: Any, pages: Any) -> None:
+            plain_fill(self, request, pages)
+            rows = self.table[request.row, request.first_window : request.first_own_window]
+            if rows.size and bool(request.num_output_tokens) is is_retracted:
+                begun.extend((1 + self._pool.capacity, pages.copy()) for pages in rows.T)
+
+        def logits(self: Any, batch: Any) -> list[int]:
+            for pages in [pages for num_pages, pages in begun if num_pages == len(self._kv)]:
+                self._kv[pages] = change(self._kv[pages])
+            begun[:] = [each for each in begun if each[0] != len(self._kv)]
+            return plain_logits(self, batch)
+
+        patch.setattr(RequestWindows, "fill", fill)
+        patch.setattr(WindowedRunner, "logits", logits)
+
+    plant.__name__ = f"found_{change.__name__}" + "_after_a_retraction" * is_retracted
+    return plant
+
+
+def as_zeros(pages: Any) -> Any:
+    return np.zeros_like(pages)
+
+
+def without_the_oldest(pages: Any) -> Any:
+    return np.concatenate([np.zeros_like(pages[:1]), pages[1:]])
+
+
+def shifted_by_a_token(pages: Any) -> Any:
+    return np.roll(pages.ravel(), 1).reshape(pages.shape)
+
+
+def in_another_order(pages: Any) -> Any:
+    return pages[::-1]
+
+
+def of_other_tokens(pages: Any) -> Any:
+    """As a page is that has been given to somebody else meanwhile."""
+    return pages + np.uint64(1)
 
 
 # where a request computes again
@@ -666,13 +716,17 @@ MUTANTS: Final = [
     retired_by_the_order_of_its_window,
     retired_a_step_ahead,
     retired_with_what_was_passed,
+    *(
+        found(change, is_retracted=is_retracted)
+        for is_retracted in (False, True)
+        for change in (as_zeros, without_the_oldest, shifted_by_a_token, in_another_order, of_other_tokens)
+    ),
 ]
 KINDS = pytest.mark.parametrize("windows", [SLIDING, WindowPages(1, 8, is_chunked=True), WindowPages(3, 3)], ids=str)
 
 
 @KINDS
-@pytest.mark.parametrize("setting", SETTINGS[:2], ids=str)
-@pytest.mark.parametrize("integrity", ["always", "off"])
+@pytest.mark.parametrize(("integrity", "setting"), [("off", SETTINGS[0]), ("always", SETTINGS[1])], ids=str)
 def test_without_a_mutant_all_is_right(
     make_pair: type[Pair], windows: WindowPages, integrity: str, setting: tuple[int, int, int]
 ) -> None:

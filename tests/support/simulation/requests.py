@@ -69,15 +69,13 @@ class Attempt:
 
     def page_beside(self, number: int) -> U64:
         """Return what is in a page that is handed over beside those of the prompt's tokens, `[num_tokens, LAYERS]`."""
-        cells: U64
         if not self.windows.num_groups:
-            cells = self.state.reshape(-1, LAYERS, PAGE)[number].T
+            cells: U64 = self.state.reshape(-1, LAYERS, PAGE)[number].T
             return cells
         first = self.windows.first_live(len(self.prompt), PAGE)
         group, page = divmod(number, -(-len(self.prompt) // PAGE) - first)
         kept = self.in_windows[group, (first + page) * PAGE : (first + page + 1) * PAGE]
-        cells = kept[:, None] + np.arange(LAYERS, dtype=np.uint64)
-        return cells
+        return (kept[:, None] + np.arange(LAYERS, dtype=np.uint64)).astype(np.uint64)
 
     @property
     def has_ended(self) -> bool:
