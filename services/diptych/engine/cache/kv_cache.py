@@ -24,13 +24,13 @@ import numpy as np
 
 from diptych.common.arrays import I32, I64
 from diptych.engine.cache.cache_changes import NO_CHANGES, CacheChanges
-from diptych.engine.cache.eviction import EvictionPolicy
 from diptych.engine.cache.radix import RadixTree
 from diptych.engine.cache.radix_node import Insertion, Match, Node
 from diptych.engine.cache.request_windows import RequestWindows
 from diptych.engine.cache.snapshots import cuts
 from diptych.engine.cache.tier import Restore, Tier
 from diptych.engine.values.core_report import Holders
+from diptych.engine.values.policy_names import EvictionPolicy
 from diptych.engine.values.request import NO_PAGES, Request, Snapshot
 from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.kvtransfer.notes import HandedGroup
