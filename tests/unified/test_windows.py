@@ -251,6 +251,9 @@ def test_hundreds_of_requests_that_begin_alike_are_right_on_one_worker_with_a_ti
             engine.step()
         if rng.random() < 0.15:
             engine.abort(rng.randrange(max(1, room - 5), room + 1))
+    for room in range(200, 210):  # most outputs were short, so that too many of these are admitted at once
+        asked[room] = [7] * (room - 195), 35
+        engine.start(room, *asked[room])
     engine.run()
     ended = 0
     for room, (prompt, num_wanted) in asked.items():
