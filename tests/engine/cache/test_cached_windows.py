@@ -395,3 +395,14 @@ def test_every_answer_is_that_of_a_flat_list_of_what_is_cached(windows: WindowPa
     game = Game(windows, seed)
     for _ in range(250):
         game.play()
+
+
+def test_a_text_whose_windows_are_gone_is_begun_with_behind_its_last_whole_chunk() -> None:
+    tree = RadixTree(PAGE, windows=WindowPages(2, 8, is_chunked=True))
+    tokens = np.arange(30)
+    tree.insert(tokens[:28], np.arange(1, 15, dtype=np.int32))
+    assert tree.peek_windows(tokens) == 24  # behind three chunks, of 8 tokens
+    match = tree.match_windows(tokens)
+    assert (match.num_tokens, match.pages.tolist()) == (24, list(range(1, 13)))
+    assert tree.peek_windows(tokens[:20]) == 16
+    assert tree.check() == []

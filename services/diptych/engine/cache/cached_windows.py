@@ -43,6 +43,19 @@ class CachedWindows:
         """Return the first page that is live behind the first `end` pages of a text."""
         return self._windows.first_live(end * self._page_size, self._page_size)
 
+    def longest_whole(self, path: Sequence[Node], end: int) -> int:
+        """Return behind how many pages of a path, of its first `end`, all that is live is here.
+
+        A text is left where nodes end, or where a chunk does, behind which nothing is live.
+        """
+        nodes = list(path)
+        while not self.are_whole(nodes, end):
+            start = nodes[-1].end - len(nodes[-1].pages)
+            end = max(start, self._windows.last_boundary(end * self._page_size) // self._page_size)
+            if end == start:
+                nodes.pop()
+        return end
+
     def are_whole(self, path: Sequence[Node], end: int) -> bool:
         """Return whether all that is live behind the first `end` pages is here; `path` ends with their last node."""
         first = self.first_live(end)

@@ -110,10 +110,13 @@ class RadixTree:
         """Find the longest cached prefix of whole pages behind which all is here that is live there; note its use."""
         path = self._walk(self._root, token_ids, extra_key)
         self._ranking.touch(path[-1])
-        while not self.windows.are_whole(path[1:], path[-1].end):
-            path.pop()
-        self._part(path[-1], self.windows.first_live(path[-1].end))
-        return self._matched([*reversed(list(path[-1].path()))])
+        node, end = path[-1], self.windows.longest_whole(path[1:], path[-1].end)
+        self._part(node, end)
+        while node.end > end:
+            assert node.parent is not None
+            node = node.parent
+        self._part(node, self.windows.first_live(end))
+        return self._matched([*reversed(list(node.path()))])
 
     def _matched(self, path: Sequence[Node], parting: int = 0) -> Match:
         pages = joined(node.pages for node in path if node.level == POOL and node.restore is None)
@@ -144,10 +147,7 @@ class RadixTree:
         end, path = self.peek(token_ids, extra_key) // self._page_size, [self._root]
         while path[-1].end < end:
             path.append(path[-1].children[self._key(token_ids, path[-1].end * self._page_size, extra_key)])
-        while not self.windows.are_whole(path[1:], end):
-            path.pop()
-            end = path[-1].end
-        return end * self._page_size
+        return self.windows.longest_whole(path[1:], end) * self._page_size
 
     def peek_state(self, token_ids: I64, extra_key: bytes = b"") -> int:
         """Return how many tokens `match_state` would find, and change nothing."""

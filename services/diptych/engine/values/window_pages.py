@@ -26,6 +26,10 @@ class WindowPages:
             return num_tokens // self.window * self.window
         return max(0, num_tokens - self.window + 1)
 
+    def last_boundary(self, num_tokens: int) -> int:
+        """Return behind how many of the first `num_tokens`, at most, no token is live: none where windows slide."""
+        return num_tokens // self.window * self.window if self.is_chunked else 0
+
     def first_live(self, num_tokens: int, page_size: int) -> int:
         """Return the first live page of a text that goes on behind so many tokens, or behind their last whole page.
 
