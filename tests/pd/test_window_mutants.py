@@ -21,6 +21,7 @@ from diptych.common.errors import InvalidTransition
 from diptych.engine.cache.cached_windows import CachedWindows
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.cache.radix_node import Node
+from diptych.engine.cache.request_windows import RequestWindows
 from diptych.engine.values.batch import ForwardBatch, ForwardMode, WindowGroups
 from diptych.engine.values.window_pages import WindowPages
 from diptych.kvtransfer.ownership import PageState
@@ -200,12 +201,12 @@ def sent_from_the_row_of_another(patch: Patch, pair_class: type[Pair]) -> None:
     plain = Sender._write_windows
 
     def write_windows(self: Any, room: Any, now_s: float) -> None:
-        table = self._cache.window_table
-        self._cache.window_table = np.roll(table, 1, axis=0)
+        windows = self._cache._windows
+        table, windows.table = windows.table, np.roll(windows.table, 1, axis=0)
         try:
             plain(self, room, now_s)
         finally:
-            self._cache.window_table = table
+            windows.table = table
 
     patch.setattr(Sender, "_write_windows", write_windows)
 
@@ -255,23 +256,23 @@ def granted_in_another_order(patch: Patch, pair_class: type[Pair]) -> None:
     """Decode names its pages page by page, and prefill fills them group by group."""
 
     def owned_pages(self: Any, request: Any) -> Any:
-        return np.concatenate([self.pages_of(request)[request.node.end :], self._own_windows(request).ravel()])
+        return np.concatenate([self.pages_of(request)[request.node.end :], self._windows.own(request).ravel()])
 
     patch.setattr(KvCache, "owned_pages", owned_pages)
 
 
 def granted_one_page_short(patch: Patch, pair_class: type[Pair]) -> None:
-    plain = KvCache._begin_windows
+    plain = RequestWindows.begin_import
 
-    def begin_windows(self: Any, request: Any, match: Any) -> int:
-        num_pages = plain(self, request, match)
-        if match.windows is None and num_pages > self.windows.num_groups:
-            request.first_window += 1
-            request.first_own_window += 1
-            return num_pages - int(self.windows.num_groups)
-        return num_pages
+    def begin_import(self: Any, request: Any, node: Node, num_pages: int) -> int:
+        needed, num_groups = plain(self, request, node, num_pages), int(self._windows.num_groups)
+        if needed <= num_groups:
+            return needed
+        request.first_window += 1
+        request.first_own_window += 1
+        return needed - num_groups
 
-    patch.setattr(KvCache, "_begin_windows", begin_windows)
+    patch.setattr(RequestWindows, "begin_import", begin_import)
 
 
 # what a step is told
@@ -360,39 +361,37 @@ def matched_by_text_alone(patch: Patch, pair_class: type[Pair]) -> None:
 
 def matched_with_what_is_left_of_a_window(patch: Patch, pair_class: type[Pair]) -> None:
     """It does not ask whether windows are whole."""
-
-    def of_path(self: Any, path: Any) -> Any:
-        first, end = self.first_live(path[-1].end), path[-1].end
-        rows = [node.windows for node in path if node.windows is not None and node.end > first]
-        return np.concatenate([np.zeros((0, self._windows.num_groups), np.int32), *rows])[max(first - end, -end) :]
-
     patch.setattr(CachedWindows, "are_whole", lambda self, path, end: True)
-    patch.setattr(CachedWindows, "of_path", of_path)
+    patch.setattr(CachedWindows, "live", filled(CachedWindows.live))
 
 
 def matched_with_a_window_one_page_short(patch: Patch, pair_class: type[Pair]) -> None:
-    plain_whole, plain_of = CachedWindows.are_whole, CachedWindows.of_path
-    patch.setattr(CachedWindows, "are_whole", shorter(plain_whole))
-    patch.setattr(CachedWindows, "of_path", shorter(plain_of))
+    plain = CachedWindows.are_whole
 
-
-def shorter(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a method believe that one page fewer is live."""
-
-    def call(self: Any, *args: Any) -> Any:
+    def are_whole(self: Any, path: Any, end: int) -> bool:
         of_all = self.first_live
         self.first_live = lambda end: min(end, of_all(end) + 1)
-        try:
-            return plain(self, *args)
-        finally:
-            del self.first_live
+        is_whole: bool = plain(self, path, end)
+        del self.first_live
+        return is_whole
 
-    return call
+    patch.setattr(CachedWindows, "are_whole", are_whole)
+    patch.setattr(CachedWindows, "live", filled(CachedWindows.live))
+
+
+def filled(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Let the null page stand for what is missing."""
+
+    def live(self: Any, node: Node) -> Any:
+        rows = plain(self, node)
+        return np.pad(rows, ((node.end - self.first_live(node.end) - len(rows), 0), (0, 0)))
+
+    return live
 
 
 def matched_shifted_by_a_page(patch: Patch, pair_class: type[Pair]) -> None:
-    plain = CachedWindows.of_path
-    patch.setattr(CachedWindows, "of_path", lambda self, path: np.roll(plain(self, path), 1, axis=0))
+    plain = CachedWindows.live
+    patch.setattr(CachedWindows, "live", lambda self, node: np.roll(plain(self, node), 1, axis=0))
 
 
 def never_locked(patch: Patch, pair_class: type[Pair]) -> None:
@@ -444,8 +443,8 @@ def cut_from_the_wrong_end(patch: Patch, pair_class: type[Pair]) -> None:
 
 def passed_a_page_too_early(patch: Patch, pair_class: type[Pair]) -> None:
     """Where one page fewer is live; as a page of tokens may be on its way, that is two pages of tokens early."""
-    plain = KvCache.pass_windows
-    patch.setattr(KvCache, "pass_windows", lambda self, request, number: plain(self, request, number + 2 * PAGE))
+    plain = RequestWindows.pass_by
+    patch.setattr(RequestWindows, "pass_by", lambda self, request, number: plain(self, request, number + 2 * PAGE))
 
 
 def counted_a_token_short(patch: Patch, pair_class: type[Pair]) -> None:
@@ -462,18 +461,18 @@ def grown_by_fewer_pages_than_a_step_needs(patch: Patch, pair_class: type[Pair])
 
 def grown_in_another_order(patch: Patch, pair_class: type[Pair]) -> None:
     """A page is put where the one behind it was."""
-    plain = KvCache._append_windows
+    plain = RequestWindows.append
 
-    def append_windows(self: Any, request: Any, pages: Any) -> None:
+    def append(self: Any, request: Any, pages: Any) -> None:
         plain(self, request, pages)
-        table = self.window_table[request.row]
-        table[: request.windows_end] = np.roll(table[: request.windows_end], 1, axis=0)
+        held = self.table[request.row, : request.windows_end]
+        held[:] = np.roll(held, 1, axis=0)
 
-    patch.setattr(KvCache, "_append_windows", append_windows)
+    patch.setattr(RequestWindows, "append", append)
 
 
 def passed_pages_are_still_named(patch: Patch, pair_class: type[Pair]) -> None:
-    patch.setattr(KvCache, "_fill_passed", lambda self, request: None)
+    patch.setattr(RequestWindows, "_fill_passed", lambda self, request: None)
 
 
 def kept(change: Callable[[Any], Any]) -> Mutant:
@@ -511,15 +510,15 @@ def kept_above_its_node(patch: Patch, pair_class: type[Pair]) -> None:
 
 def read_on_from_what_was_given_back(patch: Patch, pair_class: type[Pair]) -> None:
     """A request that finds its pages in the tree goes on with its own."""
-    plain = KvCache._hand_over_windows
+    plain = RequestWindows.hand_over
 
-    def hand_over_windows(self: Any, request: Any, node: Node) -> Any:
-        rows = self.window_table[request.row].copy()
+    def hand_over(self: Any, request: Any, node: Node) -> Any:
+        rows = self.table[request.row].copy()
         duplicate = plain(self, request, node)
-        self.window_table[request.row] = rows
+        self.table[request.row] = rows
         return duplicate
 
-    patch.setattr(KvCache, "_hand_over_windows", hand_over_windows)
+    patch.setattr(RequestWindows, "hand_over", hand_over)
 
 
 def given_back_though_kept(patch: Patch, pair_class: type[Pair]) -> None:
@@ -565,6 +564,56 @@ def split_without_the_upper_half(patch: Patch, pair_class: type[Pair]) -> None:
         return upper
 
     patch.setattr(Node, "split", split)
+
+
+# what is in pages that are found again
+
+
+def found(change: Callable[[Any], Any], *, is_retracted: bool) -> Mutant:
+    """A mutant of what pages of the tree hold, `[num_pages, ..., PAGE]`, when a request is to begin with them."""
+
+    def plant(patch: Patch, pair_class: type[Pair]) -> None:
+        plain_fill, plain_logits = RequestWindows.fill, WindowedRunner.logits
+        begun: list[tuple[int, Any]] = []  # pages of the pool that they are of, which tells the sides apart
+
+        def fill(self: Any, request: Any, pages: Any) -> None:
+            plain_fill(self, request, pages)
+            rows = self.table[request.row, request.first_window : request.first_own_window]
+            if rows.size and bool(request.num_output_tokens) is is_retracted:
+                begun.extend((1 + self._pool.capacity, pages.copy()) for pages in rows.T)
+
+        def logits(self: Any, batch: Any) -> list[int]:
+            for pages in [pages for num_pages, pages in begun if num_pages == len(self._kv)]:
+                self._kv[pages] = change(self._kv[pages])
+            begun[:] = [each for each in begun if each[0] != len(self._kv)]
+            return plain_logits(self, batch)
+
+        patch.setattr(RequestWindows, "fill", fill)
+        patch.setattr(WindowedRunner, "logits", logits)
+
+    plant.__name__ = f"found_{change.__name__}" + "_after_a_retraction" * is_retracted
+    return plant
+
+
+def as_zeros(pages: Any) -> Any:
+    return np.zeros_like(pages)
+
+
+def without_the_oldest(pages: Any) -> Any:
+    return np.concatenate([np.zeros_like(pages[:1]), pages[1:]])
+
+
+def shifted_by_a_token(pages: Any) -> Any:
+    return np.roll(pages.ravel(), 1).reshape(pages.shape)
+
+
+def in_another_order(pages: Any) -> Any:
+    return pages[::-1]
+
+
+def of_other_tokens(pages: Any) -> Any:
+    """As a page is that has been given to somebody else meanwhile."""
+    return pages + np.uint64(1)
 
 
 # where a request computes again
@@ -667,13 +716,17 @@ MUTANTS: Final = [
     retired_by_the_order_of_its_window,
     retired_a_step_ahead,
     retired_with_what_was_passed,
+    *(
+        found(change, is_retracted=is_retracted)
+        for is_retracted in (False, True)
+        for change in (as_zeros, without_the_oldest, shifted_by_a_token, in_another_order, of_other_tokens)
+    ),
 ]
 KINDS = pytest.mark.parametrize("windows", [SLIDING, WindowPages(1, 8, is_chunked=True), WindowPages(3, 3)], ids=str)
 
 
 @KINDS
-@pytest.mark.parametrize("setting", SETTINGS[:2], ids=str)
-@pytest.mark.parametrize("integrity", ["always", "off"])
+@pytest.mark.parametrize(("integrity", "setting"), [("off", SETTINGS[0]), ("always", SETTINGS[1])], ids=str)
 def test_without_a_mutant_all_is_right(
     make_pair: type[Pair], windows: WindowPages, integrity: str, setting: tuple[int, int, int]
 ) -> None:

@@ -82,15 +82,15 @@ def test_thousands_of_requests_with_equal_prompts_are_right_in_tiny_pools(
         make_pair,
         windows,
         prefill_pages=20 * (1 + windows.num_groups),
-        decode_pages=22 * (1 + windows.num_groups),
+        decode_pages=replace(windows, step_tokens=16).pool_pages(19, PAGE) + 6,
         overlap=overlap,
         check_every=50,
     )
     rng, asked = random.Random(3), {}
     heads = [[7] * 9, [7] * 22, [8] * 12]
-    for room in range(1, 400):
+    for room in range(1, 250):
         prompt = [*rng.choice(heads), *(rng.randrange(VOCAB) for _ in range(rng.randrange(12)))]
-        asked[room] = prompt, rng.choice([1, 2, 5, 40])
+        asked[room] = prompt, rng.choice([1, 2, 2, 2, 40])
         pair.start(room, *asked[room])
         if rng.random() < 0.1:
             pair.abort(rng.choice([pair.prefill, pair.decode]), room)
@@ -103,7 +103,7 @@ def test_thousands_of_requests_with_equal_prompts_are_right_in_tiny_pools(
         tokens = pair.tokens(room)
         assert tokens == expected_output(prompt, len(tokens), VOCAB, windows)
         ended += len(tokens) == max_tokens
-    assert ended > 280
+    assert ended > 170
     assert pair.decode.core.report().counts.retractions > 0
     pair.assert_clean()
 

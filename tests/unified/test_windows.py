@@ -32,7 +32,7 @@ from diptych.kvtransfer.ownership import PagePool
 from diptych.unified.core import max_tokens
 
 VOCAB, PAGE = 1000, 4
-SLIDING = WindowPages(2, 10)
+SLIDING, LONG = WindowPages(2, 10), WindowPages(1, 40)  # less and more than a step
 KINDS = pytest.mark.parametrize(
     "windows", [SLIDING, WindowPages(1, 5), WindowPages(1, 8, is_chunked=True), WindowPages(3, 2)], ids=str
 )
@@ -101,14 +101,15 @@ def test_two_workers_whose_pools_are_granted_to_each_other_come_to_an_end(
     assert is_clean(fleet)
 
 
-@KINDS
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("windows", [SLIDING, WindowPages(1, 5), WindowPages(1, 8, is_chunked=True), LONG], ids=str)
+@pytest.mark.parametrize("seed", range(2))
 def test_two_workers_whose_pools_are_full_of_each_others_requests_come_to_an_end(
     fleet_class: FleetClass, windows: WindowPages, seed: int
 ) -> None:
     """Of any length that is taken, at any moment, with outputs that have others retracted."""
     rng = random.Random(seed)
-    fleet = new_fleet(fleet_class, Role.UNIFIED, Role.UNIFIED, num_pages=rng.randrange(38, 60), windows=windows)
+    num_pages = rng.randrange(38, 60) + 2 * windows.window
+    fleet = new_fleet(fleet_class, Role.UNIFIED, Role.UNIFIED, num_pages=num_pages, windows=windows)
     longest, asked = fleet.workers[1].core.max_tokens, {}
     for room in range(1, 25):
         num_tokens = rng.choice([1, 3, longest // 3])
@@ -156,6 +157,28 @@ def test_what_began_before_a_change_of_roles_ends_right(
     fleet.start(5, [*PROMPT, 5], 2, 1)
     fleet.run()
     assert all(fleet.tokens(room) == expected([*PROMPT, room], 5) for room in range(1, 6))
+
+
+# prompts that are part-way
+
+
+@pytest.mark.xfail(
+    reason="each is sure of the pages of its next step only, and none is of those until its window is full"
+)
+@pytest.mark.parametrize(
+    ("windows", "num_pages", "max_step_tokens", "prompt_len"),
+    [(LONG, 40, 4, 60), (WindowPages(2, 24), 40, 8, 40), (WindowPages(1, 32, is_chunked=True), 46, 4, 80)],
+    ids=str,
+)
+def test_prompts_whose_windows_take_many_steps_to_fill_come_to_an_end_beside_each_other(
+    windows: WindowPages, num_pages: int, max_step_tokens: int, prompt_len: int
+) -> None:
+    engine = Engine(num_pages, max_step_tokens, windows=windows)
+    for room in (1, 2):
+        engine.start(room, [room] * prompt_len, 3)
+    engine.run()
+    assert [engine.tokens(room) for room in (1, 2)] == [expected([room] * prompt_len, 3, windows) for room in (1, 2)]
+    engine.close()
 
 
 # steps that are given up
@@ -220,7 +243,7 @@ def test_hundreds_of_requests_that_begin_alike_are_right_on_one_worker_with_a_ti
     engine = Engine(tiny_pool(windows, 17), overlap=overlap, windows=windows, max_step_tokens=11)
     rng, asked = random.Random(2), {}
     heads = [[7] * 9, [7] * 22, [8] * 12]
-    for room in range(1, 90):
+    for room in range(1, 70):
         prompt = [*rng.choice(heads), *(rng.randrange(VOCAB) for _ in range(rng.randrange(9)))]
         asked[room] = prompt, rng.choice([1, 2, 5, 35])
         engine.start(room, *asked[room])
@@ -236,14 +259,9 @@ def test_hundreds_of_requests_that_begin_alike_are_right_on_one_worker_with_a_ti
         tokens = engine.tokens(room)
         assert tokens == expected(prompt, len(tokens), windows), room
         ended += len(tokens) == num_wanted
-    assert ended > 50
+    assert ended > 40
     assert engine.core.report().counts.retractions > 0
     engine.close()
-
-
-CHUNKS_IN_FLIGHT = pytest.mark.xfail(
-    reason="a request that gets a page gives up what is behind its newest token, though a launched step is a chunk"
-)
 
 
 class LateWorker:
@@ -295,13 +313,13 @@ def late_engine(windows: WindowPages, max_step_tokens: int) -> Engine:
 
 
 @KINDS
-@pytest.mark.parametrize("max_step_tokens", [4, pytest.param(16, marks=CHUNKS_IN_FLIGHT)])
+@pytest.mark.parametrize("max_step_tokens", [4, 16])
 def test_what_a_launched_step_sees_is_not_given_up_before_it_has_run(
     windows: WindowPages, max_step_tokens: int
 ) -> None:
     """A peer may be given it, and write at once."""
     engine = late_engine(windows, max_step_tokens)
-    prompts = {room: [room % 3] * (5 + room) for room in range(1, 20)}
+    prompts = {room: [room % 3] * (5 + room) for room in range(1, 13)}
     for room, prompt in prompts.items():
         engine.start(room, prompt, 35)
     engine.run()
@@ -309,7 +327,6 @@ def test_what_a_launched_step_sees_is_not_given_up_before_it_has_run(
     engine.close()
 
 
-@CHUNKS_IN_FLIGHT
 def test_what_the_last_chunk_of_a_prompt_writes_is_not_given_up_before_it_has_run() -> None:
     engine = late_engine(WindowPages(1, 5), 16)
     engine.start(1, list(range(12)), 5)
@@ -337,10 +354,6 @@ def test_a_conversation_of_many_turns_computes_only_what_is_new(windows: WindowP
 
 
 # drafts
-
-NO_STEP_BEGINS_A_PAGE = pytest.mark.xfail(
-    strict=True, reason="what is behind the windows is given up only by a request whose newest token begins a page"
-)
 
 
 class ToyDrafter:
@@ -390,8 +403,8 @@ def test_guesses_change_no_token_though_wrong_ones_were_in_windows(windows: Wind
         (2, 20),
         (3, 20),
         (2, 21),
-        pytest.param(1, 21, marks=NO_STEP_BEGINS_A_PAGE),
-        pytest.param(3, 21, marks=NO_STEP_BEGINS_A_PAGE),
+        (1, 21),
+        (3, 21),
     ],
 )
 def test_a_request_with_guesses_holds_no_more_than_its_windows(

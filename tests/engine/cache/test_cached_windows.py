@@ -66,9 +66,7 @@ def found(tree: RadixTree, text: str) -> str:
 
 
 def seen(tree: RadixTree, text: str) -> list[list[int]]:
-    match = tree.match_windows(tokens(text))
-    assert match.windows is not None
-    return list(match.windows.tolist())
+    return list(tree.windows.live(tree.match_windows(tokens(text)).node).tolist())
 
 
 def test_nothing_is_live_behind_nothing(tree: RadixTree) -> None:
@@ -325,11 +323,11 @@ class Game:
         match = self.tree.match_windows(text)
         assert match.num_tokens == seen == PAGE * match.node.end
         assert match.pages.tolist() == [self._text[prefix] for prefix in cached[: match.node.end]]
-        assert match.windows is not None
         whole = [end for end in range(len(cached) + 1) if self._is_whole(cached[:end])]
         assert match.node.end in whole
         assert match.node.end == whole[-1] or self._windows.is_chunked
-        assert match.windows.tolist() == [self._rows[prefix] for prefix in self._live(cached[: match.node.end])]
+        live = self._live(cached[: match.node.end])
+        assert self.tree.windows.live(match.node).tolist() == [self._rows[prefix] for prefix in live]
         return match.node
 
     def _lock(self) -> None:

@@ -75,7 +75,7 @@ class Attempt:
         first = self.windows.first_live(len(self.prompt), PAGE)
         group, page = divmod(number, -(-len(self.prompt) // PAGE) - first)
         kept = self.in_windows[group, (first + page) * PAGE : (first + page + 1) * PAGE]
-        return kept[:, None] + np.arange(LAYERS, dtype=np.uint64)
+        return (kept[:, None] + np.arange(LAYERS, dtype=np.uint64)).astype(np.uint64)
 
     @property
     def has_ended(self) -> bool:

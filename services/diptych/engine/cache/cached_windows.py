@@ -169,7 +169,7 @@ class CachedWindows:
 
     def _num_spare(self, node: Node) -> int:
         """Return how many of a node's first pages are live behind no end of a text."""
-        if node.num_window_locks or node.windows is None:
+        if node.num_window_locks or node.windows is None or node.level != POOL:
             return 0
         end_node = node
         while len(end_node.children) == 1:

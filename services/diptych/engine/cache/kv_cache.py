@@ -27,6 +27,7 @@ from diptych.engine.cache.cache_changes import NO_CHANGES, CacheChanges
 from diptych.engine.cache.eviction import EvictionPolicy
 from diptych.engine.cache.radix import RadixTree
 from diptych.engine.cache.radix_node import Insertion, Match, Node
+from diptych.engine.cache.request_windows import RequestWindows
 from diptych.engine.cache.snapshots import cuts
 from diptych.engine.cache.tier import Restore, Tier
 from diptych.engine.values.core_report import Holders
@@ -69,12 +70,10 @@ class KvCache:
         self._duplicates: list[Pages] = []  # of shared pages, still read by steps or transfers
         self.pages_per_state = pages_per_state
         self.windows = windows
-        self._part_way: dict[Request, None] = {}  # whose prompts will get more pages in layers with a window
         fitting = windows.fitting(self.pool.capacity - NUM_STATES * pages_per_state, page_size)
         width = min(self.pages_for(max_tokens_per_request), fitting)
         self.page_table: I32 = np.zeros((max_requests, width), dtype=np.int32)
-        by_group = np.zeros((windows.num_groups, max_requests, width), dtype=np.int32)  # as steps take it
-        self.window_table: I32 = by_group.transpose(1, 2, 0)  # [max_requests, width, num_groups]
+        self._windows = RequestWindows(windows, page_size, self.pool, self.tree, self.page_table)
         self._free_rows = list(range(max_requests - 1, -1, -1))
 
     @property
@@ -139,7 +138,7 @@ class KvCache:
         assert request.node is not None
         pages = self.pages_of(request)[request.node.end :]
         if self.windows.num_groups:
-            return np.concatenate([pages, self._own_windows(request).ravel("F")])
+            return np.concatenate([pages, self._windows.own(request).ravel("F")])
         return np.concatenate([pages, *(each.pages for each in request.snapshots)]) if request.snapshots else pages
 
     def cached_len(self, request: Request) -> int:
@@ -166,7 +165,7 @@ class KvCache:
             return False
         self.tree.lock(match.node)
         num_state_pages = self.pages_per_state if request.state_len else 0
-        num_window_pages = self._begin_windows(request, match)
+        num_window_pages = self._begin_windows(request, match.node) if self.windows.num_groups else 0
         num_lower_places = sum(node.num_places for node in match.lower_nodes)
         num_pages = self.pages_for(request.num_tokens) - len(match.pages) - match.num_lower_pages
         need = num_lower_places + num_pages + num_window_pages + num_state_pages
@@ -184,7 +183,8 @@ class KvCache:
             return False
         pages, windows, state = np.split(pages[num_lower_places:], np.cumsum([num_pages, num_window_pages]))
         self._fill_row(request, match, pages)
-        self._fill_windows(request, match, windows)
+        if self.windows.num_groups:
+            self._windows.fill(request, windows)
         self._begin_state(request, match, state)
         return True
 
@@ -210,7 +210,7 @@ class KvCache:
             return False
         pages = self._allocate(need).reshape(num_pages, -1)
         self._append(request, pages[:, 0])
-        self._append_windows(request, pages[:, 1:])
+        self._windows.append(request, pages[:, 1:])
         return True
 
     def grow_each(self, requests: Sequence[Request]) -> bool:
@@ -225,16 +225,22 @@ class KvCache:
                 request.num_pages += 1
         if requests and self.windows.num_groups:
             for request, beside in zip(requests, pages[:, None, 1:], strict=True):
-                self._append_windows(request, beside)
+                self._windows.append(request, beside)
         return True
+
+    @property
+    def window_table(self) -> I32:
+        """`[max_requests, max_pages, num_groups]`: as `page_table`, of layers with a window."""
+        return self._windows.table
 
     @property
     def num_owed(self) -> int:
         """Pages that prompts, which are part-way, need for their next steps in layers with a window."""
-        return self.windows.num_groups * sum(
-            min(request.num_pages - request.windows_end, self.pages_for(self.windows.step_tokens))
-            for request in self._part_way
-        )
+        return self._windows.num_owed
+
+    def num_window_pages(self, request: Request) -> int:
+        """Return how many pages a request holds in layers with a window."""
+        return self._windows.num_held(request)
 
     def grow_windows(self, request: Request, num_tokens: int) -> bool:
         """Make room for its first `num_tokens` tokens in layers with a window, too; False if there is not enough."""
@@ -244,22 +250,12 @@ class KvCache:
             return True
         if need > self.num_available:
             return False
-        self._append_windows(request, self._allocate(need).reshape(num_pages, -1))
-        if request.windows_end == request.num_pages:
-            del self._part_way[request]
+        self._windows.append(request, self._allocate(need).reshape(num_pages, -1))
         return True
 
     def pass_windows(self, request: Request, num_tokens: int) -> None:
         """Give up what is behind all windows: every step that is not over computes tokens behind `num_tokens`."""
-        first, passed = self.windows.first_live(num_tokens, self.page_size), request.first_window
-        if first <= passed:
-            return
-        own = self.window_table[request.row, max(passed, request.first_own_window) : first]
-        self.pool.release(own.ravel())
-        request.first_window, request.first_own_window = first, max(first, request.first_own_window)
-        self._fill_passed(request)
-        assert request.node is not None
-        request.windows_since = self.tree.windows.unlock(request.node, request.windows_since, first)
+        self._windows.pass_by(request, num_tokens)
 
     def share(self, request: Request, num_tokens: int) -> Pages:
         """Let others read the whole pages of the request's first `num_tokens` tokens, whose KV is in them.
@@ -276,7 +272,7 @@ class KvCache:
         duplicate = insertion.duplicate
         self.tree.lock(insertion.node)
         if self.windows.num_groups:
-            duplicate = np.concatenate([duplicate, self._share_windows(request, insertion.node, num_tokens)])
+            duplicate = np.concatenate([duplicate, self._windows.share(request, insertion.node, num_tokens)])
         self.tree.unlock(request.node)
         request.node = insertion.node
         if len(duplicate):
@@ -326,8 +322,8 @@ class KvCache:
         self.pool.release(insertion.duplicate)
         self.pool.release(self.pages_of(request)[insertion.node.end :].copy())
         if self.windows.num_groups:
-            self.pool.release(self._hand_over_windows(request, insertion.node))
-            self.pool.release(self._own_windows(request).ravel())
+            self.pool.release(self._windows.hand_over(request, insertion.node))
+            self.pool.release(self._windows.own(request).ravel())
         for snapshot in request.snapshots:
             self.pool.release(snapshot.pages)
         self._detach(request)
@@ -377,42 +373,6 @@ class KvCache:
         self.pool.cache(insertion.adopted)
         return insertion
 
-    def num_window_pages(self, request: Request) -> int:
-        """Return how many pages a request holds in layers with a window."""
-        return self.windows.num_groups * (request.windows_end - request.first_window)
-
-    def _own_windows(self, request: Request) -> I32:
-        """Return the request's own pages in layers with a window, `[num_pages, num_groups]`."""
-        return self.window_table[request.row, request.first_own_window : request.windows_end]
-
-    def _hand_over_windows(self, request: Request, node: Node) -> Pages:
-        """Give the tree the request's own pages of windows up to the end of `node`; return those that it had."""
-        first = request.first_own_window
-        rows = self.window_table[request.row, first : node.end].copy()
-        if not rows.size:
-            return NO_PAGES
-        kept = self.tree.windows.keep(node, first, rows)
-        self.pool.cache(rows[kept == rows])
-        self.window_table[request.row, first : node.end] = kept
-        request.first_own_window = node.end
-        duplicate: Pages = rows[kept != rows]
-        return duplicate
-
-    def _share_windows(self, request: Request, node: Node, num_tokens: int) -> Pages:
-        """Hand over its pages of windows up to `node`, and see from there what is live: return those that it had."""
-        assert request.node is not None
-        duplicate = self._hand_over_windows(request, node)
-        self.pass_windows(request, num_tokens)
-        self._fill_passed(request)
-        since = self.tree.lock_windows(node, request.first_window)
-        self.tree.windows.unlock(request.node, request.windows_since, request.node.end)
-        request.windows_since = since
-        return duplicate
-
-    def _fill_passed(self, request: Request) -> None:
-        """Let the places of what is behind the windows name a page of the request: it is read, and not looked at."""
-        self.window_table[request.row, : request.first_window] = self.page_table[request.row, 0]
-
     def begins_with_windows(self, request: Request) -> bool:
         """Whether the request is computed here, by layers that look into a window; else a peer sends what they see."""
         return bool(self.windows.num_groups) and not (request.is_imported and request.state_len)
@@ -451,40 +411,14 @@ class KvCache:
         request.cached_len = match.num_tokens + match.num_lower_pages * self.page_size
         request.computed_len = min(request.cached_len, request.num_tokens - 1)
 
-    def _begin_windows(self, request: Request, match: Match) -> int:
-        """Lock what is live behind a match, which is locked; return how many pages of its own the request needs.
-
-        A request that is computed here looks at what is cached. What a peer writes is all that is live behind the
-        prompt, and is the request's own.
-        """
-        if not self.windows.num_groups:
-            return 0
-        end = self.pages_for(request.num_tokens)
-        if self.begins_with_windows(request):
-            first, own = self.tree.windows.first_live(match.node.end), match.node.end
-            end = min(end, own + self.pages_for(self.windows.step_tokens))
-            request.windows_since = self.tree.lock_windows(match.node, first)
-        else:
-            first = own = self.windows.first_live(request.num_tokens, self.page_size)
-            request.windows_since = match.node.end
-        request.first_window, request.first_own_window, request.windows_end = first, own, end
-        return self.windows.num_groups * (end - own)
-
-    def _fill_windows(self, request: Request, match: Match, pages: Pages) -> None:
-        if not self.windows.num_groups:
-            return
-        table, first, own = self.window_table[request.row], request.first_window, request.first_own_window
-        if self.begins_with_windows(request):
-            table[first:own] = self.tree.windows.live(match.node)
-        table[own : request.windows_end] = pages.reshape(-1, self.windows.num_groups)
-        self._fill_passed(request)
-        if request.windows_end < request.num_pages:
-            self._part_way[request] = None
+    def _begin_windows(self, request: Request, node: Node) -> int:
+        begin = self._windows.begin if self.begins_with_windows(request) else self._windows.begin_import
+        return begin(request, node, self.pages_for(request.num_tokens))
 
     def _unlock(self, request: Request, node: Node) -> None:
         """Take the request's locks off a node, and off what it sees there."""
         if self.windows.num_groups:
-            self.tree.windows.unlock(node, request.windows_since, node.end)
+            self._windows.unlock(request, node)
         self.tree.unlock(node)
 
     def _begin_state(self, request: Request, match: Match, pages: Pages) -> None:
@@ -563,24 +497,16 @@ class KvCache:
         self.page_table[request.row, request.num_pages : end] = pages
         request.num_pages = end
 
-    def _append_windows(self, request: Request, pages: I32) -> None:
-        """Append pages in layers with a window, `[num_pages, num_groups]`."""
-        end = request.windows_end + len(pages)
-        self.window_table[request.row, request.windows_end : end] = pages
-        request.windows_end = end
-
     def _detach(self, request: Request) -> None:
         assert request.node is not None
         self._end_reading(request)
         self._unlock(request, request.node)
         self._sweep()
         self.page_table[request.row] = 0
-        self.window_table[request.row] = 0
+        self._windows.end(request)
         self._free_rows.append(request.row)
         request.node, request.row, request.num_pages = None, -1, 0
         request.computed_len = request.cached_len = 0
-        request.first_window = request.first_own_window = request.windows_end = request.windows_since = 0
-        self._part_way.pop(request, None)
         request.state_from, request.cuts = None, ()
         request.snapshots.clear()
 

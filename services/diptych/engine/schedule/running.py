@@ -53,16 +53,9 @@ class DecodeBatch:
         return [request for request in self._running.values() if request.computed_len + 1 < request.max_len]
 
     def make_room(self, requests: list[Request]) -> bool:
-        """Give every request a slot for its newest token; False, and no slot given, when there are too few pages.
-
-        Those that get a page give up what is behind their windows: one step at most is launched and not over.
-        """
+        """Give every request a slot for its newest token; False, and nothing changed, when there are too few pages."""
         page_size = self._cache.page_size
-        growing = [r for r in requests if r.computed_len >= r.num_pages * page_size]
-        if self._cache.windows.num_groups:
-            for request in growing:
-                self._cache.pass_windows(request, request.computed_len - 1)
-        return self._cache.grow_each(growing)
+        return self._cache.grow_each([r for r in requests if r.computed_len >= r.num_pages * page_size])
 
     def admit_drafts(self, request: Request, drafts: tuple[int, ...]) -> tuple[int, ...]:
         """Return as many of the drafts as may stand behind the request's newest token, which gets slots for them.
@@ -180,7 +173,20 @@ class Running:
     def commit(self, now_s: float) -> Step:
         """Return the oldest step launched, which has run."""
         self._pace.end(now_s)
-        return self._steps.commit()
+        step = self._steps.commit()
+        if self._cache.windows.num_groups:
+            self._pass_windows(step)
+        return step
+
+    def _pass_windows(self, step: Step) -> None:
+        """Give up what is behind the windows of requests whose newest known token a step has computed.
+
+        That changes with whole pages; steps in flight compute what comes behind it.
+        """
+        page_size = self._cache.page_size
+        for request in step.decodes:
+            if (step.drafts or request.num_tokens % page_size == 0) and request.node is not None:
+                self._cache.pass_windows(request, request.num_tokens)
 
     def share(self, step: Step) -> None:
         """Let others reuse what a step that is over has computed of prompts; not of requests that have ended."""
