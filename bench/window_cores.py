@@ -28,7 +28,7 @@ from diptych.prefill.core import PrefillCore
 from diptych.unified.core import UnifiedCore
 
 PAGE: Final = 16
-STEP_TOKENS: Final = 8192
+STEP_TOKENS: Final = 2048
 VOCAB: Final = 1 << 40  # texts are numbers that no model reads
 PREFILL, DECODE = 11, 22
 RULES: Final = TransferRules(integrity="off")
