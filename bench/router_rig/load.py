@@ -20,7 +20,7 @@ from typing import Final, cast
 import psutil
 import uvloop
 
-from diptych.common.lifecycle import wait_or_timeout
+from diptych.common.event_loop import wait_or_timeout
 
 NUMBER: Final = "1000000000"  # in a body: stands for one that no other request has
 LAST_OF_STREAM: Final = b"data: [DONE]\n\n\r\n0\r\n\r\n"

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from diptych.common.draining import Draining
-from diptych.common.lifecycle import Stop
+from diptych.common.event_loop import Stop
 from diptych.common.verdicts.drain import DrainProgress, Phase
 
 LONG_S = 60.0

@@ -10,65 +10,10 @@ import textwrap
 
 import pytest
 
-from diptych.common.lifecycle import Stop, raise_if_cancelled, run_until_signal, wait_or_timeout
-
-
-async def _serve(stop: asyncio.Event) -> str:
-    await stop.wait()
-    return "stopped"
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_sets_stop(number: signal.Signals) -> None:
-    async def serve(stop: asyncio.Event) -> str:
-        os.kill(os.getpid(), number)
-        return await _serve(stop)
-
-    assert asyncio.run(run_until_signal(serve)) == "stopped"
-
-
-def test_a_second_signal_hurries_and_a_third_cancels() -> None:
-    async def serve(stop: Stop) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-        await stop.wait()
-        os.kill(os.getpid(), signal.SIGTERM)
-        await stop.hurry.wait()
-        os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.Event().wait()
-
-    with pytest.raises(asyncio.CancelledError):
-        asyncio.run(run_until_signal(serve))
-
-
-def test_an_error_of_the_service_comes_through() -> None:
-    async def serve(stop: asyncio.Event) -> None:
-        raise ValueError("broken")
-
-    with pytest.raises(ValueError, match="broken"):
-        asyncio.run(run_until_signal(serve))
-
 
 def _run(source: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", textwrap.dedent(source)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-
-def test_a_process_that_does_not_stop_in_its_grace_period_is_killed_even_if_its_loop_is_blocked() -> None:
-    result = _run(
-        """
-        import asyncio, os, signal, time
-        from diptych.common.lifecycle import run_until_signal
-
-        async def serve(stop):
-            os.kill(os.getpid(), signal.SIGTERM)
-            await stop.wait()
-            while True:
-                time.sleep(60)
-
-        asyncio.run(run_until_signal(serve, grace_s=1))
-        """
-    )
-    assert result.returncode == -signal.SIGALRM
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="PR_SET_PDEATHSIG is Linux's")
@@ -126,34 +71,6 @@ def test_a_process_that_exits_now_has_said_everything_and_cleans_up_nothing() ->
         exit_now(3)"""
     ended = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout) == (3, "last words")
-
-
-def test_waiting_ends_with_the_event_or_the_timeout() -> None:
-    async def both() -> tuple[bool, bool]:
-        event = asyncio.Event()
-        timed_out = await wait_or_timeout(event, 0.001)
-        event.set()
-        return timed_out, await wait_or_timeout(event, 60)
-
-    assert asyncio.run(both()) == (False, True)
-
-
-def test_a_cancellation_that_was_swallowed_is_raised_again() -> None:
-    async def swallow() -> None:
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(10)
-        raise_if_cancelled()
-        raise AssertionError("it went on")
-
-    async def test() -> None:
-        raise_if_cancelled()
-        task = asyncio.ensure_future(swallow())
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(test())
 
 
 def test_the_first_process_of_a_container_ends_at_sigterm_before_it_has_begun() -> None:

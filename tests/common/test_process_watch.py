@@ -12,8 +12,9 @@ import psutil
 import pytest
 
 from diptych.common.members.heartbeat import new_heartbeat
-from diptych.common.process_watch import look_at, own_memory
-from diptych.common.verdicts.probes import ProcessSample
+from diptych.common.proc import own_memory
+from diptych.common.process_watch import look_at
+from diptych.common.verdicts.watch import ProcessSample
 
 MIB = 2**20
 MEMORY = "held = bytearray(b'x' * (64 << 20)); print(flush=True); input()"

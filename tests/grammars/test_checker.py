@@ -13,7 +13,7 @@ import pytest
 from bombs import ambiguous, memory_bomb, time_bomb
 
 from diptych.generation.grammar import Grammar, GrammarKind, Preamble
-from diptych.grammars.check_process import MAX_BYTES
+from diptych.grammars.check_terms import MAX_BYTES
 from diptych.grammars.checker import Checked, Checker, Outcome
 from diptych.grammars.source import source_of
 

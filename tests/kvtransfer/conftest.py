@@ -23,8 +23,9 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from diptych.engine.tensor_parallel.rank_id import rank_id
 from diptych.engine.tensor_parallel.rank_log import RankLog
-from diptych.engine.tensor_parallel.ranked_link import rank_id, ranked_metadata
+from diptych.engine.tensor_parallel.ranked_link import ranked_metadata
 from diptych.engine.tensor_parallel.tp_model_worker import RankTransfer, TpModelWorker
 from diptych.engine.tensor_parallel.transport import TensorParallelTransport
 from diptych.kvtransfer.digest import add_digests, digest_bytes

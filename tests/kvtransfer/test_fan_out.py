@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from diptych.engine.tensor_parallel.rank_id import rank_id
 from diptych.engine.tensor_parallel.rank_log import NoRanks, RankLog
-from diptych.engine.tensor_parallel.ranked_link import rank_id, ranked_metadata
+from diptych.engine.tensor_parallel.ranked_link import ranked_metadata
 from diptych.engine.tensor_parallel.tp_model_worker import RankTransfer, TpModelWorker
 from diptych.engine.tensor_parallel.transport import TensorParallelTransport
 from diptych.kvtransfer.errors import LayoutMismatch, PeerUnreachable

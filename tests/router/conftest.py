@@ -25,7 +25,7 @@ import tokenizers
 from simulated_worker import Fault, Output, SimulatedWorker
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from diptych.common.lifecycle import Stop
+from diptych.common.event_loop import Stop
 from diptych.common.members.roles import WORKER_ROLES
 from diptych.common.trust.trust import INSECURE
 from diptych.router.config import RouterConfig
@@ -33,7 +33,6 @@ from diptych.router.main import formats_of, run
 from diptych.router.tracing.tracer import OpenExport
 from diptych.router.values.request import ServedModel
 from diptych.router.wiring import build
-from diptych.tokens.chat_template import ChatTemplate
 from diptych.tokens.tokenizer import Tokenizer
 from diptych.v1 import bootstrap_pb2, inference_pb2, worker_pb2
 
@@ -65,7 +64,7 @@ def make_tokenizer(special_tokens: Sequence[str] = ()) -> Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(token, special=True) for token in ("<eos>", *special_tokens)])
-    return Tokenizer(backend, eos_ids=[EOS], chat_template=ChatTemplate(TEMPLATE, {}))
+    return Tokenizer(backend, eos_ids=[EOS], chat_template=TEMPLATE)
 
 
 class Cluster:

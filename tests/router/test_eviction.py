@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from diptych.bootstrap.server import BootstrapService
-from diptych.common.lifecycle import Stop
+from diptych.common.event_loop import Stop
 from diptych.common.members.membership_client import Registration
 from diptych.common.net.rpc import listen, new_server
 from diptych.common.refusals import Refusals

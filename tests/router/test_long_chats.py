@@ -16,7 +16,6 @@ from diptych.router.http.openai.responses_request import ResponsesRequest
 from diptych.router.text.chat_text import told_in_words
 from diptych.router.text.tokenization import Tokenization
 from diptych.router.values.request import ChatPrompt, ClientRequest, ServedModel
-from diptych.tokens.chat_template import ChatTemplate
 from diptych.tokens.tokenizer import Tokenizer
 
 LONG, NUM_PIECES = "a" * (64 << 20), 1000
@@ -94,7 +93,7 @@ CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"
 def test_what_takes_long_to_render_is_rendered_in_the_pool(
     byte_tokenizer: Tokenizer, messages: list[dict[str, Any]], is_inline: bool
 ) -> None:
-    template = ChatTemplate("{% for m in messages %}{{ m.content[:1] }}{% endfor %}{{ tools }}", {})
+    template = "{% for m in messages %}{{ m.content[:1] }}{% endfor %}{{ tools }}"
     model = ServedModel("m", Tokenizer(byte_tokenizer._backend, eos_ids=[256], chat_template=template), 257, 9999)
     tokenization = Tokenization(model, at="router", num_threads=1, cache_bytes=0)
     watched = [Watched(role="assistant", **{"content": "", **message}) for message in messages]

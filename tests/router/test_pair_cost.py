@@ -13,7 +13,7 @@ import pytest
 from diptych.router.choose.estimates import RecentMeans, WorkerSpeed
 from diptych.router.choose.fits import Curve, Line
 from diptych.router.choose.pairing import partners
-from diptych.router.choose.policies.cost import Cost, cost_of, costs_of, later_of
+from diptych.router.choose.policies.cost import Cost, costs_of, later_of, ttft_s
 from diptych.router.choose.policies.pair_cost import pair_cost
 from diptych.router.choose.policies.policy import NO_OBJECTIVES, Candidates, Objectives, RequestView, Worker
 from diptych.router.workers.worker_view import Pair, WorkerLoad
@@ -56,7 +56,7 @@ def test_a_cost_is_the_sum_of_what_happens_one_after_the_other() -> None:
     prefill, decode = replace(queue, cached_tokens=400), replace(decoding(4), cached_tokens=100)
     candidates = among([Pair(1, 11), Pair(2, 11)], {1: prefill, 11: decode})
     usual = RecentMeans(busy=0.5, prompt_s=0.1, link_s=0.05)  # 5 prompts/s for a worker; its link is in use a quarter
-    cost = cost_of(candidates, replace(REQUEST, usual=usual), Pair(1, 11))
+    (cost,) = costs_of(candidates, replace(REQUEST, usual=usual), [Pair(1, 11)]).values()
     late_s = 5 / (1 - 0.5) * 0.07 * (0 + 0.07 / 2)  # the shortest queue is empty
     moved_s = 0.902 + 5 / (1 - 0.25) * 0.9 * (0.001 + 0.9 / 2)
     wanted = Cost(0.07, grant_s=0, compute_s=0.07, late_s=late_s, transfer_s=moved_s, decode_s=0.15, stall_s=0.02)
@@ -78,6 +78,9 @@ def test_what_is_chosen_costs_least_of_what_is_explained(seed: int, objectives: 
     common_s = request.output_len * 0.01
     least_s = min(cost.total_s for cost in costs.values())
     assert costs[pair_cost(candidates, request).pair].total_s - least_s <= 0.05 * (least_s + common_s)
+    assert {pair: ttft_s(candidates, request, pair) for pair in pairs} == {
+        pair: cost.ttft_s for pair, cost in costs.items()
+    }
 
 
 def _random_worker(rng: random.Random) -> Worker:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import tracemalloc
 from typing import Any
@@ -26,6 +27,17 @@ def test_templates_see_messages_special_tokens_and_the_generation_prompt() -> No
         "{{ bos_token }}{% for m in messages %}{{ m.role }}:{{ m['content'] }}{% endfor %}{{ add_generation_prompt }}"
     )
     assert render(source) == "<s>user:x<yTrue"
+
+
+def test_a_rendering_leaves_nothing_that_only_a_search_for_garbage_would_find() -> None:
+    template = ChatTemplate("{% for m in messages %}{{ m.role }}{{ m | tojson }}{% endfor %}", {})
+    gc.collect()
+    gc.disable()
+    try:
+        template.render(MESSAGES, add_generation_prompt=True)
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 def test_blocks_leave_no_white_space() -> None:

@@ -162,9 +162,6 @@ def test_what_began_before_a_change_of_roles_ends_right(
 # prompts that are part-way
 
 
-@pytest.mark.xfail(
-    reason="each is sure of the pages of its next step only, and none is of those until its window is full"
-)
 @pytest.mark.parametrize(
     ("windows", "num_pages", "max_step_tokens", "prompt_len"),
     [(LONG, 40, 4, 60), (WindowPages(2, 24), 40, 8, 40), (WindowPages(1, 32, is_chunked=True), 46, 4, 80)],
@@ -241,11 +238,12 @@ def test_hundreds_of_requests_that_begin_alike_are_right_on_one_worker_with_a_ti
 ) -> None:
     """They are aborted at any moment, and retracted; a request goes on from outputs of others, too."""
     engine = Engine(tiny_pool(windows, 17), overlap=overlap, windows=windows, max_step_tokens=11)
+    engine.expect_short_outputs()
     rng, asked = random.Random(2), {}
     heads = [[7] * 9, [7] * 22, [8] * 12]
-    for room in range(1, 70):
+    for room in range(1, 55):
         prompt = [*rng.choice(heads), *(rng.randrange(VOCAB) for _ in range(rng.randrange(9)))]
-        asked[room] = prompt, rng.choice([1, 2, 5, 35])
+        asked[room] = prompt, rng.choice([1, 2, 2, 2, 35])
         engine.start(room, *asked[room])
         if rng.random() < 0.1:
             heads[rng.randrange(3)] = [*prompt, *expected(prompt, 2, windows)][-25:]
@@ -253,13 +251,16 @@ def test_hundreds_of_requests_that_begin_alike_are_right_on_one_worker_with_a_ti
             engine.step()
         if rng.random() < 0.15:
             engine.abort(rng.randrange(max(1, room - 5), room + 1))
+    for room in range(200, 210):  # most outputs were short, so that too many of these are admitted at once
+        asked[room] = [7] * (room - 195), 35
+        engine.start(room, *asked[room])
     engine.run()
     ended = 0
     for room, (prompt, num_wanted) in asked.items():
         tokens = engine.tokens(room)
         assert tokens == expected(prompt, len(tokens), windows), room
         ended += len(tokens) == num_wanted
-    assert ended > 40
+    assert ended > 30
     assert engine.core.report().counts.retractions > 0
     engine.close()
 
@@ -411,11 +412,11 @@ def test_a_request_with_guesses_holds_no_more_than_its_windows(
     windows: WindowPages, num_guessed: int, prompt_len: int
 ) -> None:
     prompt = list(range(prompt_len))
-    outputs = {1: expected(prompt, 150, windows)}
+    outputs = {1: expected(prompt, 100, windows)}
     engine, held = drafting_engine(windows, 512, ToyDrafter(outputs, num_guessed, is_wrong=False)), []
-    engine.start(1, prompt, 150)
+    engine.start(1, prompt, 100)
     while engine.step():
         held.append(engine.cache.pool.capacity - engine.cache.num_available)
     assert engine.tokens(1) == outputs[1]
-    assert max(held) <= 175 // PAGE + windows.most_live(PAGE) + 3 * windows.num_groups
+    assert max(held) <= 125 // PAGE + windows.most_live(PAGE) + 3 * windows.num_groups
     engine.close()

@@ -25,14 +25,14 @@ from diptych.bootstrap.caller import MAX_MESSAGE_BYTES, Limits
 from diptych.bootstrap.replica import ReplicaSnapshot
 from diptych.bootstrap.server import BootstrapService
 from diptych.bootstrap.standing import Standing
-from diptych.common import lifecycle
+from diptych.common import event_loop, lifecycle
 from diptych.common.build_info import register_certificate_expiry, register_version
 from diptych.common.config import option
 from diptych.common.errors import ConfigError
+from diptych.common.event_loop import LoopHeartbeat
 from diptych.common.health.grpc_health import add_health
 from diptych.common.health.health import HealthServer, Page
 from diptych.common.logging import LogConfig, setup
-from diptych.common.members.heartbeat import LoopHeartbeat
 from diptych.common.members.instances import role_of
 from diptych.common.members.membership import Record
 from diptych.common.net import descriptors
@@ -80,7 +80,7 @@ def main(config: BootstrapConfig) -> int:
     descriptors.use_all_descriptors()
     trust = config.trust()
     forget_token()
-    asyncio.run(lifecycle.run_until_signal(lambda stop: _serve(config, trust, stop)))
+    asyncio.run(event_loop.run_until_signal(lambda stop: _serve(config, trust, stop)))
     return 0
 
 

@@ -20,7 +20,7 @@ from diptych.bootstrap.membership import Delta
 from diptych.bootstrap.outbox import SILENCES_A_LEASE, Outbox
 from diptych.bootstrap.replica import NUM_TURNS, Replica, ReplicaSnapshot
 from diptych.common.errors import Forbidden, InvalidRequest, Overloaded
-from diptych.common.lifecycle import wait_or_timeout
+from diptych.common.event_loop import wait_or_timeout
 from diptych.common.net.reachable import peer_host
 from diptych.common.trust.gatekeeper import parties_of
 from diptych.common.trust.instance_secret import proven

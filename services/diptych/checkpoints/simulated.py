@@ -12,7 +12,6 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from diptych.architectures.config import ModelConfig, Rope
 from diptych.checkpoints.quantization.weight import Stored
 from diptych.common.errors import ConfigError
-from diptych.tokens.chat_template import ChatTemplate
 from diptych.tokens.token_bytes import byte_alphabet
 from diptych.tokens.tokenizer import Tokenizer
 
@@ -54,8 +53,7 @@ class BuiltInModel:
         backend.decoder = decoders.ByteLevel()
         backend.add_special_tokens([AddedToken(text, special=True) for text in (START, END)])
         tokens = {"eos_token": END}
-        template = ChatTemplate(_CHATML, tokens)
-        return Tokenizer(backend, eos_ids=self.config.eos_ids, chat_template=template, special_tokens=tokens)
+        return Tokenizer(backend, eos_ids=self.config.eos_ids, chat_template=_CHATML, special_tokens=tokens)
 
     def tensors(self) -> Iterator[tuple[str, Stored]]:
         raise ConfigError(f"the model {NAME!r} has no weights: give --device sim, or another --model")

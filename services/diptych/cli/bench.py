@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Final, Literal
 
 from diptych.cli.platform.whereabouts import PLATFORM_HELP, let_in, local_platform
-from diptych.common import lifecycle
+from diptych.common import event_loop
 from diptych.common.config import REQUIRED, argument, option
 from diptych.common.errors import ConfigError
 from diptych.common.net.reachable import transfer_where
@@ -61,7 +61,7 @@ def main(config: BenchConfig) -> int:
 
         transfer_where(config.host)
         end = (config.host, config.port, trust, config.pool_mib, config.transports)
-        asyncio.run(lifecycle.run_until_signal(lambda stop: serve(*end, stop)))
+        asyncio.run(event_loop.run_until_signal(lambda stop: serve(*end, stop)))
         return 0
     from diptych.cli.requests.kv_bench import as_text, measure
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from diptych.cli.requests.asking import members
-from diptych.common import lifecycle
+from diptych.common import event_loop
 from diptych.common.config import option
 from diptych.common.errors import ConfigError, DiptychError, Unavailable
 from diptych.common.logging import LogConfig, setup
@@ -59,7 +59,7 @@ def main(config: DeletionCostsConfig) -> int:
     def look() -> None:
         update(api, config.selector, members(config.bootstrap, trust))
 
-    asyncio.run(lifecycle.run_until_signal(lambda stop: _look_again_and_again(look, config.interval_s, stop)))
+    asyncio.run(event_loop.run_until_signal(lambda stop: _look_again_and_again(look, config.interval_s, stop)))
     return 0
 
 
@@ -69,7 +69,7 @@ async def _look_again_and_again(look: Callable[[], None], interval_s: float, sto
             await asyncio.to_thread(look)
         except DiptychError as error:
             logger.warning("%s; trying again", error)
-        await lifecycle.wait_or_timeout(stop, interval_s)
+        await event_loop.wait_or_timeout(stop, interval_s)
 
 
 def update(api: KubernetesApi, selector: str, listed: Iterable[Instance]) -> None:

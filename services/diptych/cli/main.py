@@ -6,7 +6,6 @@ asked for is imported, so `diptych --help` needs neither torch nor gRPC.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import sys
 from collections.abc import Mapping, Sequence
@@ -109,6 +108,8 @@ def _listing(commands: Mapping[str, Command]) -> str:
 def _unknown(name: str) -> str:
     if name.startswith("-"):
         return f"diptych: {name} belongs behind a command, as in `diptych up {name} ...`; `diptych --help` lists them."
+    import difflib  # seldom needed
+
     close = difflib.get_close_matches(name, COMMANDS, n=1)
     hint = f"did you mean `diptych {close[0]}`?" if close else "`diptych --help` lists the commands."
     return f"diptych: there is no command {name!r}; {hint}"

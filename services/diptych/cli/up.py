@@ -32,13 +32,12 @@ from diptych.cli.platform.supervisor import ComponentFailed, Supervisor
 from diptych.cli.platform.whereabouts import LocalPlatform, announced, running, runtime_folder
 from diptych.common.config import described, env_name, flag_name, option, parse
 from diptych.common.errors import ConfigError
-from diptych.common.lifecycle import Stop, run_until_signal
+from diptych.common.event_loop import Stop, run_until_signal
 from diptych.common.logging import colours_wanted, setup
-from diptych.common.members.roles import WORKER_ROLES, Role
 from diptych.common.net.ports import claim
 from diptych.common.net.reachable import bracketed
 from diptych.common.net.served import LoadFormat, check_max_model_len, check_names
-from diptych.common.process_watch import machine_memory
+from diptych.common.proc import machine_memory
 from diptych.common.trust.trust import TrustConfig
 from diptych.engine.options.device_kind import DeviceKind
 from diptych.router.keys.config import KeyConfig
@@ -249,8 +248,9 @@ def _fetch(config: UpConfig) -> ModelSource:
 
 def _check_pool(component: Component, source: ModelSource) -> None:
     """Raise what a worker would raise, before a process starts. Its own options are read as it will read them."""
+    from diptych.common.members.roles import WORKER_ROLES, Role  # likewise
     from diptych.engine.frontend.config import WorkerConfig
-    from diptych.engine.options.pool_size import check_pool, likely_device  # likewise
+    from diptych.engine.options.pool_size import check_pool, likely_device
     from diptych.engine.options.served_model import as_served
 
     role, *arguments = component.arguments

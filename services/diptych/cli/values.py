@@ -22,11 +22,8 @@ from diptych.cli.plans.chart_values import (
 )
 from diptych.common.config import option
 from diptych.common.errors import ConfigError
-from diptych.engine.options.config import KV_WINDOWS, EngineOptions
-from diptych.engine.options.pool_size import token_nbytes, whole_layout
 
 BUILT_IN: Final = (SMALL, SIMULATION)
-PAGE_SIZE: Final = EngineOptions().page_size
 WEIGHT_FILES: Final = ("*.safetensors", "*.gguf")
 
 Ask = Callable[[str, str], str]  # a question and its default to an answer
@@ -86,12 +83,14 @@ def answers_of(config: ValuesConfig, ask: Ask) -> Answers:
 def model_facts(path: Path, *, on_gpu: bool) -> ModelFacts:
     """Return what a model takes: read from its headers and the sizes of its files. Raises `ConfigError`."""
     from diptych.checkpoints.source import open_model  # heavy; not for --help
+    from diptych.engine.options.config import KV_WINDOWS, EngineOptions
+    from diptych.engine.options.pool_size import token_nbytes, whole_layout
 
     model = replace(open_model(str(path)).config, keeps_all=KV_WINDOWS == "keep")
     files = [path] if path.is_file() else [each for kind in WEIGHT_FILES for each in path.glob(kind)]
     dtype = "bfloat16" if on_gpu else "float32"
     is_widened = not on_gpu and path.is_dir()  # two bytes a weight in the file, four in memory
-    token_bytes = token_nbytes(model, whole_layout(model, PAGE_SIZE, dtype))
+    token_bytes = token_nbytes(model, whole_layout(model, EngineOptions().page_size, dtype))
     return ModelFacts(sum(each.stat().st_size for each in files) * (2 if is_widened else 1), token_bytes)
 
 

@@ -23,7 +23,7 @@ from starlette.routing import Route
 from typing_extensions import TypedDict
 
 from diptych.common.errors import NotFound
-from diptych.common.lifecycle import Stop
+from diptych.common.event_loop import Stop
 from diptych.common.refusals import Refusals
 from diptych.common.trust.operator_route import Answer, operator_route, seconds
 from diptych.common.trust.trust import Trust

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 
 
 class SharedMemory:
@@ -14,6 +13,8 @@ class SharedMemory:
         if sys.platform.startswith("linux"):
             self.descriptor = os.memfd_create(name)
         else:
+            import tempfile
+
             with tempfile.TemporaryFile() as file:
                 self.descriptor = os.dup(file.fileno())
         os.ftruncate(self.descriptor, num_bytes)

@@ -90,6 +90,7 @@ class Engine:
         source = open_model(model, options.load_format)
         self.model_id = source.config.model_id
         self.tokenizer = source.tokenizer()
+        _ = self.tokenizer.chat_template  # compiled now, not in the first chat: what is wrong with it is told now
         self._adapters = {name for name, _ in options.loras()}
         self._tokenizers = TokenizerManager(
             lambda: self.tokenizer, num_threads=TOKENIZER_THREADS, cache_bytes=TOKENIZER_CACHE_BYTES

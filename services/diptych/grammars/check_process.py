@@ -18,14 +18,12 @@ from typing import Any, Final
 
 from diptych.common import lifecycle
 from diptych.common.errors import InvalidRequest
-from diptych.generation.grammar import Grammar, GrammarKind, Preamble
+from diptych.generation.grammar import Grammar
+from diptych.grammars.check_terms import MAX_BYTES, MAX_CPU_S, OUT_OF_MEMORY, decode
 from diptych.grammars.source import check
 
-MAX_CPU_S: Final = 1.0  # of a check; ordinary ones take a few milliseconds
-MAX_BYTES: Final = 256 << 20  # beside what the process has when it begins
 MAX_STACK_BYTES: Final = 8 << 20
 WORN_BYTES: Final = 64 << 20  # more than at the start: what is left over from checks would be missed by the next
-OUT_OF_MEMORY: Final = 3  # exit code
 
 
 def main() -> None:
@@ -41,28 +39,16 @@ def main() -> None:
         _write(json.dumps(_answer(asked, at_start)).encode() + b"\n")
 
 
-def encode(grammar: Grammar) -> bytes:
-    """Return the line that asks about `grammar`."""
-    marks = (grammar.preamble.opening, grammar.preamble.closing) if grammar.preamble else None
-    return json.dumps({"kind": grammar.kind.value, "text": grammar.text, "marks": marks}).encode() + b"\n"
-
-
 def _write(line: bytes) -> None:
     sys.stdout.buffer.write(line)
     sys.stdout.buffer.flush()
-
-
-def _decode(line: bytes) -> Grammar:
-    asked = json.loads(line)
-    preamble = Preamble(*asked["marks"]) if asked["marks"] else None
-    return Grammar(GrammarKind(asked["kind"]), asked["text"], preamble)
 
 
 def _answer(asked: bytes, at_start: int) -> dict[str, Any]:
     """Return the source, or the problem; what it took; and whether another process should take the next."""
     begun_s = time.process_time()
     signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)  # its signal ends the process
-    found = _found(_decode(asked))
+    found = _found(decode(asked))
     signal.setitimer(signal.ITIMER_PROF, 0)
     is_worn = _address_bytes() > at_start + WORN_BYTES
     return {**found, "took_s": time.process_time() - begun_s, "is_worn": is_worn}

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import IO, Any, Final
 
 from diptych.generation.grammar import Grammar
-from diptych.grammars.check_process import MAX_BYTES, MAX_CPU_S, OUT_OF_MEMORY, encode
+from diptych.grammars.check_terms import MAX_BYTES, MAX_CPU_S, OUT_OF_MEMORY, encode
 
 logger = logging.getLogger(__name__)
 

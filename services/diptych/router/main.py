@@ -16,7 +16,7 @@ from typing import Final, Protocol
 import uvloop
 
 from diptych.checkpoints.source import bounded, open_model
-from diptych.common import lifecycle
+from diptych.common import event_loop, lifecycle
 from diptych.common.errors import DiptychError
 from diptych.common.health.health import HealthServer
 from diptych.common.lifecycle import spare_what_stays
@@ -70,7 +70,7 @@ def main(config: RouterConfig) -> int:
     spare_what_stays()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         serve = functools.partial(_serve, config, trust, model, share, open_export)
-        return runner.run(lifecycle.run_until_signal(serve, grace_s=grace_s))
+        return runner.run(event_loop.run_until_signal(serve, grace_s=grace_s))
 
 
 def open_served_model(config: RouterConfig) -> ServedModel:
@@ -100,7 +100,7 @@ async def _serve(
     model: ServedModel,
     share: Share | None,
     open_export: OpenExport | None,
-    stop: lifecycle.Stop,
+    stop: event_loop.Stop,
 ) -> int:
     watcher = MembershipWatcher(config.bootstrap, trust)
     check = _pod_check(config, watcher)
@@ -148,7 +148,7 @@ def _record(config: RouterConfig, model: ServedModel, router: Router, health_por
     )
 
 
-async def _stay_registered(registration: Registration, stop: lifecycle.Stop) -> None:
+async def _stay_registered(registration: Registration, stop: event_loop.Stop) -> None:
     """Return only when evicted: whoever restarts this router gives it a new name, and what runs may finish before."""
     try:
         await registration.run()
@@ -157,7 +157,7 @@ async def _stay_registered(registration: Registration, stop: lifecycle.Stop) -> 
         stop.set()
 
 
-async def run(router: Router, stop: lifecycle.Stop, *, drain_s: float) -> None:
+async def run(router: Router, stop: event_loop.Stop, *, drain_s: float) -> None:
     """Run both servers until `stop`. Then take nothing new, and let what runs finish for `drain_s`."""
     async with asyncio.TaskGroup() as group:
         background = [group.create_task(router.fleet.run()), group.create_task(router.health.run())]
@@ -179,7 +179,7 @@ async def run(router: Router, stop: lifecycle.Stop, *, drain_s: float) -> None:
         await router.tracer.close()
 
 
-async def _wait_until_ended(servers: Collection[asyncio.Task[None]], stop: lifecycle.Stop, timeout_s: float) -> None:
+async def _wait_until_ended(servers: Collection[asyncio.Task[None]], stop: event_loop.Stop, timeout_s: float) -> None:
     """Being empty is not enough: a server takes connections for a moment yet, and a body may still be on its way."""
     ended, hurry = asyncio.ensure_future(asyncio.wait(servers)), asyncio.ensure_future(stop.hurry.wait())
     await asyncio.wait((ended, hurry), timeout=max(0.0, timeout_s), return_when=asyncio.FIRST_COMPLETED)

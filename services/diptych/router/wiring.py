@@ -29,6 +29,7 @@ from diptych.router.http.exchange.app import clients_app, operators_app
 from diptych.router.http.operate.about import with_all_metrics
 from diptych.router.keys.caller import Callers
 from diptych.router.keys.ledger import Ledger
+from diptych.router.keys.opened import open_callers
 from diptych.router.metrics import GrammarUsage, KeyUsage, RouterMetrics, TokenizerUsage
 from diptych.router.process.health import ProcessMetrics, RouterHealth
 from diptych.router.process.share import Share
@@ -150,7 +151,7 @@ def _pipeline(
 
 
 def _callers(config: RouterConfig, metrics: RouterMetrics, share: Share | None) -> Callers | None:
-    callers = config.callers(new_ledger=share.ledger if share else Ledger)
+    callers = open_callers(config, new_ledger=share.ledger if share else Ledger)
     if callers:
         metrics.registry.register(KeyUsage(callers))
     return callers

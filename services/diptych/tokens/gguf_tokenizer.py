@@ -15,7 +15,6 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from diptych.common.errors import ConfigError, DiptychError
-from diptych.tokens.chat_template import ChatTemplate
 from diptych.tokens.tokenizer import Tokenizer
 
 CONTROL, USER_DEFINED = 3, 4  # token types
@@ -52,9 +51,8 @@ def _build(kind: str, metadata: Mapping[str, Any], eos_ids: tuple[int, ...]) -> 
     if bos_id is not None and metadata.get("tokenizer.ggml.add_bos_token", has_habit):
         bos = tokens[bos_id]
         backend.post_processor = processors.TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, bos_id)])
+    template = metadata.get("tokenizer.chat_template")
     special_tokens = _special_tokens(metadata, tokens)
-    source = metadata.get("tokenizer.chat_template")
-    template = None if source is None else ChatTemplate(source, special_tokens)
     return Tokenizer(backend, eos_ids=eos_ids, chat_template=template, special_tokens=special_tokens)
 
 

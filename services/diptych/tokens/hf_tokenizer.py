@@ -10,7 +10,6 @@ import tokenizers
 
 from diptych.common.errors import ConfigError
 from diptych.common.json_file import read_json
-from diptych.tokens.chat_template import ChatTemplate
 from diptych.tokens.tokenizer import Tokenizer
 
 MAX_BYTES: Final = 256 << 20  # of tokenizer.json; the largest known take a sixth of it
@@ -30,19 +29,16 @@ def read_tokenizer(folder: Path, eos_ids: tuple[int, ...]) -> Tokenizer:
     backend.no_truncation()  # a file may ask for either, as it was trained; a prompt is tokenised as it is
     backend.no_padding()
     config = read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").exists() else {}
-    special_tokens = _special_tokens(config)
-    template = _read_chat_template(folder, config, special_tokens)
-    return Tokenizer(backend, eos_ids=eos_ids, chat_template=template, special_tokens=special_tokens)
+    template = _read_chat_template(folder, config)
+    return Tokenizer(backend, eos_ids=eos_ids, chat_template=template, special_tokens=_special_tokens(config))
 
 
-def _read_chat_template(
-    folder: Path, config: Mapping[str, Any], special_tokens: Mapping[str, str]
-) -> ChatTemplate | None:
+def _read_chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     template_file = folder / "chat_template.jinja"
     source = template_file.read_text() if template_file.exists() else config.get("chat_template")
     if isinstance(source, list):  # several, by name
         source = next((each["template"] for each in source if each["name"] == "default"), None)
-    return ChatTemplate(source, special_tokens) if source else None
+    return source
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

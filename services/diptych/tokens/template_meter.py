@@ -82,16 +82,30 @@ class TooMuchWork(Exception):
     """A rendering took more than it may. The message says of what."""
 
 
-class Meter:
-    """What one rendering may still do."""
+class _Chars:
+    """The characters that are left."""
 
-    __slots__ = ("_chars", "_steps", "has_lists", "scale")
+    __slots__ = ("_left",)
 
     def __init__(self) -> None:
+        self._left = MAX_CHARS
+
+    def charge(self, count: int) -> None:
+        self._left -= count
+        if self._left < 0:
+            raise TooMuchWork(f"more than {MAX_CHARS:,} characters")
+
+
+class Meter:
+    """What one rendering may still do. It and its scale do not hold each other: a chat leaves no cycle behind."""
+
+    __slots__ = ("_steps", "charge_chars", "has_lists", "scale")
+
+    def __init__(self) -> None:
+        self.charge_chars = _Chars().charge
         self.scale = Scale(self.charge_chars)
         self.has_lists = False  # of the template's own making: what it was given holds nothing twice
         self._steps = MAX_STEPS
-        self._chars = MAX_CHARS
 
     def charge_steps(self, count: int) -> None:
         self._steps -= count
@@ -104,8 +118,3 @@ class Meter:
         if self.scale.weigh(made) > MAX_CHARS:
             raise TooMuchWork(f"more than {MAX_CHARS:,} characters")
         return made
-
-    def charge_chars(self, count: int) -> None:
-        self._chars -= count
-        if self._chars < 0:
-            raise TooMuchWork(f"more than {MAX_CHARS:,} characters")

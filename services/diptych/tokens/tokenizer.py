@@ -24,17 +24,20 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import tokenizers
 from tokenizers import models
 from tokenizers.decoders import ByteLevel
 
 from diptych.common.errors import InvalidRequest
-from diptych.tokens.chat_template import ChatTemplate, Message
 from diptych.tokens.detokenizer import ByteDetokenizer, Detokenizer, IncrementalDetokenizer
 from diptych.tokens.token_bytes import TextBytes, TokenBytes, byte_alphabet
+
+if TYPE_CHECKING:
+    from diptych.tokens.chat_template import ChatTemplate, Message
 
 KEEPING: Final = frozenset({"ByteLevel", "Digits", "Split"})  # pre-tokenizers; a split that removes is none of them
 ASCII: Final = 0x80
@@ -54,17 +57,27 @@ class Tokenizer:
         backend: tokenizers.Tokenizer,
         *,
         eos_ids: Sequence[int],
-        chat_template: ChatTemplate | None,
+        chat_template: str | None,
         special_tokens: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """`special_tokens` are what a template may name: bos_token, eos_token, ..."""
         self._backend = backend
+        self._template = chat_template
         self._special_tokens = special_tokens
-        self.chat_template = chat_template
         self.eos_ids = tuple(eos_ids)
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
         self.token_bytes = TokenBytes(backend)
         self._text_bytes = TextBytes(backend) if isinstance(backend.decoder, ByteLevel) else None
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate | None:
+        """The model's own. Only routers show chats: workers neither compile it nor import what does.
+
+        Raises `ConfigError` where it does not compile.
+        """
+        from diptych.tokens.chat_template import ChatTemplate
+
+        return ChatTemplate(self._template, self._special_tokens) if self._template else None
 
     @property
     def special_tokens(self) -> frozenset[str]:
@@ -123,6 +136,8 @@ class Tokenizer:
 
     def with_chat_template(self, source: str) -> Tokenizer:
         """Return the same with another template. Raises `ConfigError` where it does not compile."""
+        from diptych.tokens.chat_template import ChatTemplate
+
         other = copy.copy(self)
         other.chat_template = ChatTemplate(source, self._special_tokens)
         return other

@@ -14,7 +14,7 @@ import pytest
 
 from diptych.cli.platform.whereabouts import LocalPlatform, announced, running, runtime_folder
 from diptych.common.errors import ConfigError
-from diptych.common.process_watch import started_at
+from diptych.common.proc import started_at
 
 ONE = LocalPlatform("127.0.0.1:8000", "127.0.0.1:9000", "127.0.0.1:7001", "m", {"DIPTYCH_AUTH_TOKEN_FILE": "/x/token"})
 

@@ -19,11 +19,11 @@ import pytest
 from diptych.cli.plans.processes import Component
 from diptych.cli.platform.log_view import LogView
 from diptych.cli.platform.supervisor import Child, ComponentFailed, End, Supervisor
-from diptych.common.lifecycle import Stop
+from diptych.common.event_loop import Stop
 from diptych.common.members.heartbeat import SharedHeartbeat, new_heartbeat
-from diptych.common.process_watch import own_memory
-from diptych.common.verdicts.probes import Bounds
+from diptych.common.proc import own_memory
 from diptych.common.verdicts.restart_policy import RestartPolicy
+from diptych.common.verdicts.watch import Bounds
 
 TIMEOUT_S = 200.0  # only for what hangs: machines may be busy
 BOOTSTRAP = Component("bootstrap", ("bootstrap", "--port", "0"))  # runs until it is stopped

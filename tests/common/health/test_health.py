@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from diptych.common.errors import ConfigError
+from diptych.common.event_loop import LoopHeartbeat
 from diptych.common.health.health import (
     MAX_CONNECTIONS,
     MAX_HEAD_BYTES,
@@ -28,7 +29,6 @@ from diptych.common.health.health import (
     Page,
     _Head,
 )
-from diptych.common.members.heartbeat import LoopHeartbeat
 from diptych.common.verdicts.probes import Probes, Verdict, judge_loops
 
 TIMEOUT_S = 60.0

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from diptych.common.verdicts.probes import BEAT_S, LOOK_S, Bounds, ProcessSample, Watch
+from diptych.common.members.heartbeat import BEAT_S
+from diptych.common.verdicts.watch import LOOK_S, Bounds, ProcessSample, Watch
 
 PATIENCE_S = 2.0
 NUM_LOOKS = round((PATIENCE_S + BEAT_S) / LOOK_S)  # that silence may last

@@ -17,7 +17,7 @@ SharedHeartbeat(int(sys.argv[1])).beat(12.5)
 
 LOOP = """
 import asyncio
-from diptych.common.lifecycle import run_until_signal
+from diptych.common.event_loop import run_until_signal
 
 async def serve(stop):
     assert "DIPTYCH_HEARTBEAT_FD" not in os.environ, "what we start is not watched by who started us"

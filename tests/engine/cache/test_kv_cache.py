@@ -251,16 +251,16 @@ def test_a_page_nobody_claims_is_reported_as_a_leak(cache: KvCache) -> None:
     cache.drop(first)
 
 
-def test_a_prompt_is_not_admitted_to_pages_that_another_needs_for_its_next_step_in_layers_with_a_window() -> None:
-    windows = WindowPages(num_groups=2, window=4, step_tokens=8)
-    cache = KvCache(num_pages=31, page_size=4, max_requests=3, max_tokens_per_request=100, windows=windows)
+def test_a_prompt_is_not_admitted_to_pages_that_another_will_need_in_layers_with_a_window() -> None:
+    windows = WindowPages(num_groups=2, window=4, step_tokens=8)  # 5 pages are held at most, 3 of them live
+    cache = KvCache(num_pages=41, page_size=4, max_requests=3, max_tokens_per_request=100, windows=windows)
     first, second = request(*range(40)), request(*range(100, 116))
     assert cache.admit(first)
-    assert cache.num_available == 30 - 10 - 2 * 2  # all its tokens, and a step of it in the layers with a window
-    assert cache.num_owed == 2 * 2
-    assert not cache.admit(second, spare_pages=5)  # 4 pages, and 2 * 2 of a step, and 4 for the other one's
-    assert cache.admit(second, spare_pages=4)
-    assert cache.num_owed == 2 * (2 + 2)
+    assert cache.num_available == 40 - 10 - 2 * 2  # all its tokens, and a step of it in the layers with a window
+    assert cache.num_owed == 2 * 3
+    assert not cache.admit(second, spare_pages=9)  # 4 pages, 2 * 2 of a step, 2 * 2 later, and the other one's 6
+    assert cache.admit(second, spare_pages=8)
+    assert cache.num_owed == 2 * (3 + 2)
     cache.drop(first)
     assert cache.num_owed == 2 * 2
     assert cache.grow_windows(second, 16)

@@ -7,10 +7,10 @@ import random
 import numpy as np
 import pytest
 
-from diptych.engine.cache.eviction import EvictionPolicy
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.cache.snapshots import cuts
 from diptych.engine.values.core_report import Holders
+from diptych.engine.values.policy_names import EvictionPolicy
 from diptych.engine.values.request import Request, new_request
 from diptych.generation.sampling_params import SamplingParams
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from diptych.common.lifecycle import Stop
+from diptych.common.event_loop import Stop
 from diptych.common.members.roles import Role
 from diptych.common.verdicts.drain import Phase
 from diptych.engine.frontend.admin import WorkerDrain

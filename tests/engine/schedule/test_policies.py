@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from typing import get_args
+
 import numpy as np
 import pytest
 from flat_request import flat_request
 
 from diptych.engine.schedule.policies import AGING_S, PATIENCE_S, POLICIES, LongestPrefixMatch
+from diptych.engine.values.policy_names import SchedulePolicy
 from diptych.engine.values.request import Request
 from diptych.generation.sampling_params import SamplingParams
 
@@ -47,6 +50,10 @@ def test_the_longest_cached_prefix_goes_first_while_nobody_has_waited_long() -> 
     line = [request(room, arrival_s=float(room) / 10) for room in (1, 2, 3, 4)]
     assert policy.choose(line, now_s=1.0).room == 2
     assert policy.choose(line, now_s=0.1 + PATIENCE_S).room == 1
+
+
+def test_the_option_names_every_policy() -> None:
+    assert get_args(SchedulePolicy) == tuple(POLICIES)
 
 
 @pytest.mark.parametrize("name", POLICIES)

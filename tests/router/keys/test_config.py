@@ -10,6 +10,7 @@ from diptych.common.errors import ConfigError
 from diptych.router.errors import Unauthenticated
 from diptych.router.keys.config import KeyConfig
 from diptych.router.keys.keyring import digest_of
+from diptych.router.keys.opened import open_callers
 
 ENTRY = f'[alice]\nsha256 = "{digest_of("k").hex()}"\n'
 NOTHING: dict[str, str] = {}
@@ -39,17 +40,17 @@ def test_open_and_with_keys_is_a_contradiction() -> None:
 def test_keys_come_from_a_file_or_a_variable(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text(ENTRY)
     for callers in (
-        KeyConfig(api_keys_file=tmp_path / "keys").callers(NOTHING),
-        KeyConfig().callers({"DIPTYCH_API_KEYS": ENTRY}),
+        open_callers(KeyConfig(api_keys_file=tmp_path / "keys"), NOTHING),
+        open_callers(KeyConfig(), {"DIPTYCH_API_KEYS": ENTRY}),
     ):
         assert callers is not None
         assert callers.identify("Bearer k").name == "alice"
-    assert KeyConfig().callers(NOTHING) is None
+    assert open_callers(KeyConfig(), NOTHING) is None
 
 
 def test_a_file_that_is_missing_is_an_error_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="can't read the API keys"):
-        KeyConfig(api_keys_file=tmp_path / "keys").callers(NOTHING)
+        open_callers(KeyConfig(api_keys_file=tmp_path / "keys"), NOTHING)
 
 
 def test_no_key_at_all_is_an_error_at_the_start(tmp_path: Path) -> None:
@@ -59,12 +60,12 @@ def test_no_key_at_all_is_an_error_at_the_start(tmp_path: Path) -> None:
         (KeyConfig(), {"DIPTYCH_API_KEYS": "\n"}),
     ):
         with pytest.raises(ConfigError, match="holds no key: `diptych keys new NAME` makes one"):
-            config.callers(environ)
+            open_callers(config, environ)
 
 
 def test_a_file_that_is_emptied_takes_every_key_away(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text(ENTRY)
-    callers = KeyConfig(api_keys_file=tmp_path / "keys").callers(NOTHING)
+    callers = open_callers(KeyConfig(api_keys_file=tmp_path / "keys"), NOTHING)
     assert callers is not None
     (tmp_path / "keys").write_text("")
     with pytest.raises(Unauthenticated):

@@ -23,7 +23,7 @@ import pytest
 
 from diptych.cli.requests.asking import members
 from diptych.common.errors import ConfigError, DiptychError
-from diptych.common.lifecycle import Stop
+from diptych.common.event_loop import Stop
 from diptych.common.net.ports import claim, free_port, free_ports
 from diptych.common.trust.tokens import TOKEN_VARIABLE
 from diptych.common.trust.trust import TrustConfig

@@ -109,11 +109,12 @@ SETTINGS: Final[dict[str, tuple[list[Any], dict[str, Any]]]] = {
 @pytest.fixture(scope="module")
 def models(byte_tokenizer: Tokenizer) -> Mapping[str, ServedModel]:
     sources = {name: (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8") for name in FAMILIES}
-    return {name: _model(name, byte_tokenizer, ChatTemplate(source, TOKENS)) for name, source in sources.items()}
+    return {name: _model(name, byte_tokenizer, source) for name, source in sources.items()}
 
 
-def _model(name: str, byte_tokenizer: Tokenizer, template: ChatTemplate) -> ServedModel:
-    return ServedModel(name, Tokenizer(byte_tokenizer._backend, eos_ids=[256], chat_template=template), 257, 99)
+def _model(name: str, byte_tokenizer: Tokenizer, template: str) -> ServedModel:
+    tokenizer = Tokenizer(byte_tokenizer._backend, eos_ids=[256], chat_template=template, special_tokens=TOKENS)
+    return ServedModel(name, tokenizer, 257, 99)
 
 
 def template_of(model: ServedModel) -> ChatTemplate:

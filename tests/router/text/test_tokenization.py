@@ -38,7 +38,9 @@ class SlowTokenizer(Tokenizer):
 
 @pytest.fixture
 def tokenizer(byte_tokenizer: Tokenizer) -> SlowTokenizer:
-    tokenizer = SlowTokenizer(byte_tokenizer._backend, eos_ids=[256], chat_template=byte_tokenizer.chat_template)
+    assert byte_tokenizer.chat_template is not None
+    template = byte_tokenizer.chat_template.source
+    tokenizer = SlowTokenizer(byte_tokenizer._backend, eos_ids=[256], chat_template=template)
     tokenizer.go_on, tokenizer.num_begun = threading.Event(), threading.Semaphore(0)
     return tokenizer
 

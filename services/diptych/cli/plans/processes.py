@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from diptych.common.net.reachable import bracketed, local_host
-from diptych.common.verdicts.probes import ROUTER_PATIENCE_S, Bounds
+from diptych.common.verdicts.watch import ROUTER_PATIENCE_S, Bounds
 
 DRAIN_S: Final = 5  # running requests get this long at the end; less than the supervisor's patience
 MIN_MEMORY_BYTES: Final = 2 << 30

@@ -26,9 +26,11 @@ from pathlib import Path
 from diptych.cli.plans.processes import Component
 from diptych.cli.platform.log_view import LogView
 from diptych.common.errors import DiptychError
-from diptych.common.lifecycle import PARENT_PID_VARIABLE, Stop
+from diptych.common.event_loop import Stop
+from diptych.common.lifecycle import PARENT_PID_VARIABLE
 from diptych.common.members.heartbeat import DESCRIPTOR_VARIABLE, SharedHeartbeat, new_heartbeat
-from diptych.common.process_watch import wait_until_out_of_bounds, with_children
+from diptych.common.proc import with_children
+from diptych.common.process_watch import wait_until_out_of_bounds
 from diptych.common.verdicts.restart_policy import GiveUp, Restart, RestartPolicy
 
 _STOP_DEADLINE_S = 10.0

@@ -19,7 +19,6 @@ import json
 import os
 import re
 import stat
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ from typing import Final, TypeVar
 
 from diptych.common.config import from_namespace, option
 from diptych.common.errors import ConfigError
-from diptych.common.process_watch import started_at
+from diptych.common.proc import started_at
 from diptych.common.trust.trust import TrustConfig
 
 T = TypeVar("T", bound=TrustConfig)
@@ -70,6 +69,8 @@ def runtime_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def _temporary() -> str:
+    import tempfile  # where there is no folder for the user: it brings every way to pack files
+
     try:
         return tempfile.gettempdir()
     except FileNotFoundError:  # nothing can be written, so nobody is announced there

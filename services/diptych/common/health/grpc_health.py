@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from diptych.common.lifecycle import wait_or_timeout
+from diptych.common.event_loop import wait_or_timeout
 from diptych.common.verdicts.probes import Probes
 
 WATCH_S: Final = 0.5  # how late a watcher may hear of a change

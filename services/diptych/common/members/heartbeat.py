@@ -1,4 +1,4 @@
-"""Keeps the time when a loop last came round where another thread or process can read it without asking.
+"""Keeps the time when a loop last came round where another process can read it without asking.
 
 Rule: the writer of a beat never waits. Hence memory without a file behind it (`shared_memory`). Both sides use the
 monotonic clock, which the processes of a machine share.
@@ -6,17 +6,14 @@ monotonic clock, which the processes of a machine share.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import mmap
-import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from diptych.common.shared_memory import SharedMemory
-from diptych.common.verdicts.probes import BEAT_S
 
+BEAT_S: Final = 0.5  # a loop that has nothing to do beats so often
 NO_BEAT: Final = 0.0  # what the memory holds before the first beat, and after the last
 DESCRIPTOR_VARIABLE: Final = "DIPTYCH_HEARTBEAT_FD"  # set by a supervisor that looks at the beats of this process
 
@@ -41,36 +38,3 @@ def new_heartbeat() -> Iterator[tuple[SharedHeartbeat, int]]:
     """Yield a heartbeat and the descriptor for the other process to inherit, which is closed at the exit."""
     with contextlib.closing(SharedMemory("diptych-heartbeat", mmap.PAGESIZE)) as memory:
         yield SharedHeartbeat(memory.descriptor), memory.descriptor
-
-
-async def beat_for_supervisor() -> None:
-    """Show whoever started this process, and asked for it, that the event loop comes round; until cancelled.
-
-    It begins once the loop has come round, however long the first step of others takes, and says when it ends.
-    """
-    descriptor = os.environ.pop(DESCRIPTOR_VARIABLE, "")
-    if not descriptor:
-        return
-    heartbeat = SharedHeartbeat(int(descriptor))
-    os.close(int(descriptor))
-    await asyncio.sleep(0)
-    try:
-        while True:
-            heartbeat.beat(time.monotonic())
-            await asyncio.sleep(BEAT_S)
-    finally:
-        heartbeat.beat(NO_BEAT)
-
-
-class LoopHeartbeat:
-    """The heartbeat of an asyncio loop, on which `run` must be running."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self.last_s = clock()
-
-    async def run(self) -> None:
-        """Beat until cancelled."""
-        while True:
-            self.last_s = self._clock()
-            await asyncio.sleep(BEAT_S)

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import grpc
 
 from diptych.common.errors import Unavailable
-from diptych.common.lifecycle import raise_if_cancelled, wait_or_timeout
+from diptych.common.event_loop import raise_if_cancelled, wait_or_timeout
 from diptych.common.members.membership import Lost, MembershipView, Snapshot, Update
 from diptych.common.members.replicas import Replicas
 from diptych.common.members.watch_stream import Gap, WatchStream

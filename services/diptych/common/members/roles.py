@@ -25,6 +25,8 @@ class LegKind(enum.Enum):
     DECODE = "decode"
     LOCAL = "local"  # all of it, on one worker: no peer, no transfer
 
+    __hash__ = object.__hash__  # as it is compared: Enum's own is Python, and legs are looked up by it all the time
+
     @property
     def wire(self) -> worker_pb2.LegKind:
         return _WIRE_KINDS[self]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import platform
 from typing import Final
 from urllib.parse import unquote
 
@@ -30,7 +29,7 @@ def reachable_host(listening: str, advertised: str) -> str:
     """Return `advertised` if it is given, else the listening host, or this machine's name where that is any."""
     if advertised:
         return bracketed(advertised)
-    return platform.node() if is_everywhere(listening) else bracketed(listening)
+    return os.uname().nodename if is_everywhere(listening) else bracketed(listening)
 
 
 def bracketed(host: str) -> str:

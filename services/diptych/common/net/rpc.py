@@ -10,17 +10,19 @@ credentials of a call, which need TLS: only the making of a call is changed; the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import grpc
 
 from diptych.common.errors import ConfigError
 from diptych.common.net.ports import binding
 from diptych.common.net.reachable import bracketed
-from diptych.common.refusals import Refusals
 from diptych.common.trust.gatekeeper import Gatekeeper
 from diptych.common.trust.tls import Tls, TlsContents
 from diptych.common.trust.trust import Trust
+
+if TYPE_CHECKING:  # clients count none, and need no Prometheus
+    from diptych.common.refusals import Refusals
 
 MAX_MESSAGE_BYTES: Final = 64 * 2**20
 MAX_CALLS: Final = 16_384  # a server has at once; bootstrap has two for each member

@@ -17,15 +17,17 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import grpc
 
 from diptych.common.net.raw_calls import Handler, run_raw
 from diptych.common.net.reachable import one_spelling, peer_host
-from diptych.common.refusals import Refusals
 from diptych.common.trust.trust import Reason, Refused, Trust
 from diptych.common.verdicts.permissions import Parties, may_call, may_call_itself, words_for
+
+if TYPE_CHECKING:  # clients count none, and need no Prometheus
+    from diptych.common.refusals import Refusals
 
 OPEN_TO_ALL: Final = "/grpc.health.v1.Health/Check"
 NUM_PLACES: Final = 256  # of strangers

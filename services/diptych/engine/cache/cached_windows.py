@@ -102,6 +102,16 @@ class CachedWindows:
                 self.unlock_node(step)
         return left
 
+    def num_seen_alone(self, node: Node, first: int) -> int:
+        """Return how many pages from page `first` to the end of `node` only one has locked here."""
+        num_pages = 0
+        for step in node.path():
+            if step.end <= first:
+                break
+            if step.num_window_locks == 1:
+                num_pages += step.end - max(first, step.end - len(step.pages))
+        return num_pages
+
     def lock_node(self, node: Node) -> None:
         if node.num_window_locks == 0:
             self.num_evictable -= self._count(node)

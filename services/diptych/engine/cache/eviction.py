@@ -19,15 +19,15 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from typing import Final, Literal
+from typing import Final
 
 from diptych.engine.cache.radix_node import Node, Rank
+from diptych.engine.values.policy_names import EvictionPolicy
 
 SCALE: Final = 1000  # the worth of pages of tokens alone
 RARER: Final = 3  # times: how much less a superseded state is begun with
 MAX_TURNS: Final = 3  # that count: who has gone on goes on, but not without end
 
-EvictionPolicy = Literal["lru", "lfu"]
 Score = Callable[[int, int], int]  # (uses of the node, its worth) -> score of one that is not aged
 
 

@@ -24,13 +24,13 @@ import numpy as np
 
 from diptych.common.arrays import I32, I64
 from diptych.engine.cache.cache_changes import NO_CHANGES, CacheChanges
-from diptych.engine.cache.eviction import EvictionPolicy
 from diptych.engine.cache.radix import RadixTree
 from diptych.engine.cache.radix_node import Insertion, Match, Node
 from diptych.engine.cache.request_windows import RequestWindows
 from diptych.engine.cache.snapshots import cuts
 from diptych.engine.cache.tier import Restore, Tier
 from diptych.engine.values.core_report import Holders
+from diptych.engine.values.policy_names import EvictionPolicy
 from diptych.engine.values.request import NO_PAGES, Request, Snapshot
 from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.kvtransfer.notes import HandedGroup
@@ -165,12 +165,12 @@ class KvCache:
             return False
         self.tree.lock(match.node)
         num_state_pages = self.pages_per_state if request.state_len else 0
-        num_window_pages = self._begin_windows(request, match.node) if self.windows.num_groups else 0
+        num_window_pages, num_owed = self._begin_windows(request, match.node) if self.windows.num_groups else (0, 0)
         num_lower_places = sum(node.num_places for node in match.lower_nodes)
         num_pages = self.pages_for(request.num_tokens) - len(match.pages) - match.num_lower_pages
         need = num_lower_places + num_pages + num_window_pages + num_state_pages
         num_kept = self.tree.states.num_unread(match.node) if self.begins_with_state(request) else 0
-        if need + spare_pages + num_kept + self.num_owed > self.num_available:
+        if need + spare_pages + num_kept + num_owed > self.num_available:
             self._unlock(request, match.node)
             return False
         if not match.lower_nodes:
@@ -235,7 +235,7 @@ class KvCache:
 
     @property
     def num_owed(self) -> int:
-        """Pages that prompts, which are part-way, need for their next steps in layers with a window."""
+        """Pages that prompts, which are part-way, will need in layers with a window."""
         return self._windows.num_owed
 
     def num_window_pages(self, request: Request) -> int:
@@ -415,9 +415,13 @@ class KvCache:
         request.cached_len = match.num_tokens + match.num_lower_pages * self.page_size
         request.computed_len = min(request.cached_len, request.num_tokens - 1)
 
-    def _begin_windows(self, request: Request, node: Node) -> int:
-        begin = self._windows.begin if self.begins_with_windows(request) else self._windows.begin_import
-        return begin(request, node, self.pages_for(request.num_tokens))
+    def _begin_windows(self, request: Request, node: Node) -> tuple[int, int]:
+        """Say what a request holds in layers with a window; return what it needs, and what is owed to it and others."""
+        num_pages = self.pages_for(request.num_tokens)
+        if not self.begins_with_windows(request):
+            return self._windows.begin_import(request, node, num_pages), self.num_owed
+        needed = self._windows.begin(request, node, num_pages)
+        return needed, self.num_owed + self._windows.owed(request, node, num_pages)
 
     def _unlock(self, request: Request, node: Node) -> None:
         """Take the request's locks off a node, and off what it sees there."""

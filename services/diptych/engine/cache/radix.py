@@ -20,9 +20,10 @@ from diptych.engine.cache import radix_check
 from diptych.engine.cache.cache_changes import NO_CHANGES, CacheChanges
 from diptych.engine.cache.cached_states import CachedStates
 from diptych.engine.cache.cached_windows import CachedWindows
-from diptych.engine.cache.eviction import EvictionPolicy, EvictionQueue, Ranking, SupersededStates
+from diptych.engine.cache.eviction import EvictionQueue, Ranking, SupersededStates
 from diptych.engine.cache.radix_node import Eviction, Insertion, Match, Node, Save, joined, merged, node_key
 from diptych.engine.cache.tier import POOL, Books, Restore, Slots
+from diptych.engine.values.policy_names import EvictionPolicy
 from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.generation.page_hash import chain_hashes, root_hash
 from diptych.kvtransfer.ownership import Pages

@@ -1,8 +1,11 @@
 """The pages that requests hold in layers with a window: in a table beside the page table, with the same rows.
 
 A request has those from the first that is live on. The first of them may belong to the tree, which has them from who
-computed the text before; the others are its own until it shares them. While a prompt is computed it has as many as its
-next step needs, and what it will need is owed to it.
+computed the text before; the others are its own until it shares them.
+
+While a prompt is computed it has as many as its next step needs, and what it will need is owed to it: until its windows
+are full, and in place of what it will pass while others still see it. Nobody is admitted to that, so that of prompts
+which are part-way the first can always go on.
 """
 
 from __future__ import annotations
@@ -36,10 +39,18 @@ class RequestWindows:
 
     @property
     def num_owed(self) -> int:
-        """Pages that prompts, which are part-way, need for their next steps."""
-        of_step = -(-self._windows.step_tokens // self._page_size)
-        missing = (min(request.num_pages - request.windows_end, of_step) for request in self._part_way)
-        return self._windows.num_groups * sum(missing)
+        """Pages that prompts, which are part-way, will need."""
+        return sum(self.owed(each, each.node, each.num_pages) for each in self._part_way if each.node is not None)
+
+    def owed(self, request: Request, node: Node, num_pages: int) -> int:
+        """Return how many pages a request of so many, which ends at `node` in the tree, will need while it is computed.
+
+        What it has alone comes back to it.
+        """
+        alone = request.windows_end - request.first_own_window
+        alone += self._tree.windows.num_seen_alone(node, request.first_window)
+        missing = max(0, self._windows.most_computed(self._page_size) - alone)
+        return self._windows.num_groups * min(num_pages - request.windows_end, missing)
 
     def num_held(self, request: Request) -> int:
         """Return how many pages a request holds."""

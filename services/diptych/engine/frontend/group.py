@@ -23,7 +23,7 @@ from diptych.engine.frontend.scheduler_client import PendingQueries, SchedulerCl
 from diptych.engine.frontend.sessions import Session, Sessions, hide_link_key
 from diptych.engine.frontend.text_legs import TextLegs
 from diptych.engine.frontend.tokenizer_manager import TokenizerManager
-from diptych.engine.scheduler import codec
+from diptych.engine.scheduler.messages import fields_said
 from diptych.kvtransfer.lanes import Requirement
 from diptych.v1 import bootstrap_pb2, engine_pb2, worker_pb2
 
@@ -211,7 +211,7 @@ class WorkerGroup:
             await self._legs.send(engine_pb2.SchedulerCommands(abort=rooms))
 
     def _on_events(self, events: engine_pb2.SchedulerEvents) -> None:
-        for name, value in codec.fields_said(events, self._handlers):
+        for name, value in fields_said(events, self._handlers):
             self._handlers[name](value)
 
     def _on_outputs(self, outputs: Iterable[worker_pb2.LegOutput]) -> None:

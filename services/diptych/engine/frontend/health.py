@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from diptych.common.errors import InternalError
-from diptych.common.members.heartbeat import LoopHeartbeat
+from diptych.common.event_loop import LoopHeartbeat
 from diptych.common.members.membership_client import MembershipWatcher
 from diptych.common.verdicts.probes import Probes
 from diptych.engine.frontend import probes as worker_probes

@@ -15,7 +15,7 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from diptych.checkpoints.source import ModelSource, open_model
-from diptych.common import lifecycle
+from diptych.common import event_loop
 from diptych.common.draining import drain_route
 from diptych.common.health.grpc_health import add_health
 from diptych.common.health.health import HealthServer
@@ -56,7 +56,7 @@ def run_worker(config: WorkerConfig, role: Role) -> int:
     trust = config.trust()
     forget_token()  # schedulers need none
     try:
-        asyncio.run(lifecycle.run_until_signal(lambda stop: _serve(config, trust, role, stop), grace_s=config.grace_s))
+        asyncio.run(event_loop.run_until_signal(lambda stop: _serve(config, trust, role, stop), grace_s=config.grace_s))
     except ExceptionGroup as group:
         ends, others = group.split((SchedulerDied, Evicted))
         if ends is None or others is not None:
@@ -66,7 +66,7 @@ def run_worker(config: WorkerConfig, role: Role) -> int:
     return 0
 
 
-async def _serve(config: WorkerConfig, trust: Trust, role: Role, stop: lifecycle.Stop) -> None:
+async def _serve(config: WorkerConfig, trust: Trust, role: Role, stop: event_loop.Stop) -> None:
     source = _open(config, role)
     metrics = WorkerMetrics(trust.tls)
     async with contextlib.AsyncExitStack() as stack:
@@ -112,7 +112,7 @@ class _Member:
 
 
 async def _live(
-    member: _Member, service: WorkerService, watcher: MembershipWatcher, stop: lifecycle.Stop, config: WorkerConfig
+    member: _Member, service: WorkerService, watcher: MembershipWatcher, stop: event_loop.Stop, config: WorkerConfig
 ) -> None:
     """Serve one group until `stop`, or until it dies and others are left. Raises if it dies alone, or early."""
     group = member.group

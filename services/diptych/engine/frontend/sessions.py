@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 
 from diptych.common.errors import Overloaded
 from diptych.common.members.roles import Role, leg_kind
+from diptych.engine.cache import kv_codec
 from diptych.engine.cache.kv_feed import KvFeed, KvFeeds
-from diptych.engine.scheduler import codec
 from diptych.generation.leg_size import too_large
 from diptych.v1 import bootstrap_pb2, inference_pb2, worker_pb2
 
@@ -55,7 +55,7 @@ class Session:
         self._due.clear()
         batch, self._pending = self._pending, worker_pb2.WorkerBatch()
         if self.feed is not None and (message := self.feed.pop()):
-            batch.kv_events.CopyFrom(codec.kv_message_to_wire(message))
+            batch.kv_events.CopyFrom(kv_codec.kv_message_to_wire(message))
             if message.more:
                 self._due.set()
         return batch
@@ -201,7 +201,7 @@ class Sessions:
     def announce_kv(self, events: worker_pb2.KvEvents) -> None:
         """Tell every session of a change in the set of cached pages."""
         if self._kv_feeds:
-            self._kv_feeds.add(codec.delta_from_wire(events))
+            self._kv_feeds.add(kv_codec.delta_from_wire(events))
             for session in self._sessions:
                 session.note_due()
 

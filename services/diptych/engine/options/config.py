@@ -15,13 +15,12 @@ from diptych.common.errors import ConfigError
 from diptych.common.logging import LogFormat, LogLevel
 from diptych.common.members.roles import Role
 from diptych.common.net.served import LoadFormat, check_max_model_len
-from diptych.engine.cache.eviction import EvictionPolicy
 from diptych.engine.options.device_kind import DeviceKind
 from diptych.engine.options.sim_timing import read_timing
-from diptych.engine.schedule.policies import POLICIES
 from diptych.engine.schedule.step_sizes import GivenSizes
-from diptych.engine.tensor_parallel.ranked_link import rank_id
+from diptych.engine.tensor_parallel.rank_id import rank_id
 from diptych.engine.values.limits import RETRACTED_S, Scheduling
+from diptych.engine.values.policy_names import EvictionPolicy, SchedulePolicy
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.kvtransfer.lanes import KvPath, Requirement, Transports
 
@@ -99,9 +98,7 @@ class EngineOptions:
     max_graph_tokens: int | None = option(
         None, help="largest step with prompts replayed by --cuda-graphs; not given: by the host's speed", group="engine"
     )
-    schedule_policy: str = option(
-        "fcfs", help="which waiting request is admitted next", group="scheduling", choices=POLICIES
-    )
+    schedule_policy: SchedulePolicy = option("fcfs", help="which waiting request is admitted next", group="scheduling")
     mixed_step_ms: float = option(
         100.0, help="time for steps that compute prompts and output; 0: not bounded", group="scheduling"
     )

@@ -10,10 +10,12 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from diptych.common.errors import ConfigError
-from diptych.engine.values.batch import ForwardBatch
+
+if TYPE_CHECKING:
+    from diptych.engine.values.batch import ForwardBatch
 
 
 @dataclass(frozen=True, slots=True)

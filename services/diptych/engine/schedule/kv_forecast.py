@@ -25,7 +25,7 @@ FIRST_GUESS: Final = 128  # tokens
 MIN_EVIDENCE: Final = 2.0  # outputs
 GROWTH: Final = 1.2  # from one bucket to the next
 
-_BOUNDS: Final = np.unique(np.round(GROWTH ** np.arange(90)).astype(np.int64))  # upper, inclusive; up to 11 million
+_BOUNDS: Final = np.array(sorted({round(GROWTH**n) for n in range(90)}))  # upper, inclusive; up to 11 million
 
 
 class OutputLengths:

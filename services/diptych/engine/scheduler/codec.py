@@ -1,17 +1,11 @@
-"""Scheduler values to and from protobuf. Nothing else in a scheduler process knows the wire forms."""
+"""Requests, outputs and load to and from protobuf. Beside `cache.kv_codec` nothing in a scheduler knows wire forms."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
-from typing import Any
-
-from google.protobuf.message import Message
 
 from diptych.common.errors import InvalidRequest
 from diptych.common.members.roles import LegKind
-from diptych.engine.cache.cache_changes import CacheDelta
-from diptych.engine.cache.kv_feed import KvMessage
 from diptych.engine.lora.registry import Loaded
 from diptych.engine.values.core_report import Load
 from diptych.engine.values.events import EmitTokens, Start
@@ -95,20 +89,6 @@ def _stats_to_wire(stats: Stats) -> worker_pb2.LegStats:
     )
 
 
-def delta_to_wire(delta: CacheDelta) -> worker_pb2.KvEvents:
-    return worker_pb2.KvEvents(stored=delta.stored, removed=delta.removed, cleared=delta.cleared)
-
-
-def delta_from_wire(wire: worker_pb2.KvEvents) -> CacheDelta:
-    return CacheDelta(wire.cleared, tuple(wire.removed), tuple(wire.stored))
-
-
-def kv_message_to_wire(message: KvMessage) -> worker_pb2.KvEvents:
-    wire = delta_to_wire(message.delta)
-    wire.sequence, wire.more = message.sequence, message.more
-    return wire
-
-
 def load_to_wire(load: Load, links: bootstrap_pb2.WorkerLoad) -> bootstrap_pb2.WorkerLoad:
     """`links` has the fields that are about links."""
     wire = bootstrap_pb2.WorkerLoad(
@@ -124,12 +104,3 @@ def load_to_wire(load: Load, links: bootstrap_pb2.WorkerLoad) -> bootstrap_pb2.W
     )
     wire.MergeFrom(links)
     return wire
-
-
-def fields_said(message: Message, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    """Yield the fields that `message` has, in the order of `names`, which are all that it may have."""
-    said = {field.name: value for field, value in message.ListFields()}
-    for name in names:
-        if name in said:
-            yield name, said.pop(name)
-    assert not said, f"nobody hears of {', '.join(said)}"

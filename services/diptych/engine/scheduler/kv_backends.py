@@ -1,4 +1,4 @@
-"""The libraries that move KV between workers. Loaded when chosen: one UCX fits into a process."""
+"""The libraries that move KV between workers. Imported and loaded when chosen: one UCX fits into a process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Final
 
 from diptych.common.members.roles import Role
 from diptych.engine.options.config import KvBackend, SchedulerConfig
-from diptych.kvtransfer import nixl, ucx
 from diptych.kvtransfer.transport import Transport
 
 
@@ -18,11 +17,15 @@ def open_transport(config: SchedulerConfig) -> Transport | None:
 
 def _open_ucx(config: SchedulerConfig) -> Transport:
     """Ranks other than 0 hear of a grant later than the peer that it is for, and can't tell a write that is early."""
+    from diptych.kvtransfer import ucx
+
     options = ucx.UcxOptions(transports=config.transports, only_granted=config.rank == 0)
     return ucx.open_transport(config.transfer_id, options=options)
 
 
 def _open_nixl(config: SchedulerConfig) -> Transport:
+    from diptych.kvtransfer import nixl
+
     return nixl.open_transport(config.transfer_id, options=nixl.NixlOptions(transports=config.transports))
 
 

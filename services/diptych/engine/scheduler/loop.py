@@ -25,6 +25,7 @@ from diptych.engine.scheduler.adapters import Adapters
 from diptych.engine.scheduler.admin_thread import AdminThread
 from diptych.engine.scheduler.grammar_thread import GrammarThread
 from diptych.engine.scheduler.links.links import SUSPECT_CHECK_S, Links
+from diptych.engine.scheduler.messages import fields_said
 from diptych.engine.scheduler.news import News
 from diptych.engine.scheduler.stepping import Stepping, StepWatch
 from diptych.engine.values.events import AbortRoom, CompileGrammar, Emit, EmitTokens, HandBack, ServeRole
@@ -119,7 +120,7 @@ class SchedulerLoop:
         now_s = time.monotonic()
         self._beat(now_s)
         while (commands := self._inbox.pop()) is not None:
-            for name, value in codec.fields_said(commands, self._handlers):
+            for name, value in fields_said(commands, self._handlers):
                 self._handlers[name](value, now_s)
         self._events.admin_answers.extend(self._parts.admin.poll())
         self._links.linking.reconnect(now_s)

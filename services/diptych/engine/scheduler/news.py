@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+from diptych.engine.cache import kv_codec
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.prefill_meter import PrefillMeter
 from diptych.engine.scheduler import codec
@@ -81,7 +82,7 @@ class News:
 
     def _report_cached(self, events: engine_pb2.SchedulerEvents) -> None:
         if not self._cache.changes.is_empty:
-            events.kv_events.CopyFrom(codec.delta_to_wire(self._cache.changes.pop()))
+            events.kv_events.CopyFrom(kv_codec.delta_to_wire(self._cache.changes.pop()))
 
     def _report_adapters(self, events: engine_pb2.SchedulerEvents) -> None:
         if (adapters := self._adapters.news()) is not None:

@@ -11,7 +11,8 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from diptych.engine.tensor_parallel.ranked_link import rank_id, ranks_of, sum_digests
+from diptych.engine.tensor_parallel.rank_id import rank_id
+from diptych.engine.tensor_parallel.ranked_link import ranks_of, sum_digests
 from diptych.kvtransfer import metadata as codec
 from diptych.kvtransfer.errors import PeerUnreachable, TransferError, TransferQueueFull
 from diptych.kvtransfer.layout import PoolLayout

@@ -1,7 +1,4 @@
-"""What a link of several ranks consists of, the metadata that opens it, and the names of ranks.
-
-Each rank of an instance links to several of another, so it has a name of its own for transfer engines.
-"""
+"""What a link of several ranks consists of, and the metadata that opens it."""
 
 from __future__ import annotations
 
@@ -18,7 +15,6 @@ from diptych.kvtransfer.transport import InstanceId, NoteReceived
 from diptych.v1 import rank_pb2
 
 VERSION: Final = 2
-_STEP: Final = 0x9E37_79B9_7F4A_7C15  # odd: no two ranks of an instance have one id
 
 
 @dataclass(slots=True, eq=False)
@@ -82,8 +78,3 @@ def ranks_of(metadata: bytes) -> Sequence[bytes]:
 def sum_digests(one: int | None, other: int | None) -> int | None:
     """Return the digest of what both are digests of; None where none was computed."""
     return other if one is None else one if other is None else add_digests(one, other)
-
-
-def rank_id(instance_id: int, rank: int) -> int:
-    """Return a 64-bit id that is never 0; rank 0 has the instance's own, which notes are addressed with."""
-    return (instance_id + rank * _STEP) % 2**64 or _STEP >> 1

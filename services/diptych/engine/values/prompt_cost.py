@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from diptych.architectures.config import ModelConfig
-from diptych.engine.values.step import Chunk
+if TYPE_CHECKING:
+    from diptych.architectures.config import ModelConfig
+    from diptych.engine.values.step import Chunk
 
 MIN_CHUNK: Final = 16  # tokens, however dear: weights are read once a step
 STEP_COST: Final = 160  # of a step beside its tokens: an H200 reads weights for as long as it computes so many tokens

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from diptych.common.errors import ConfigError
-from diptych.engine.values.request import Request
 from diptych.kvtransfer.transport import Flow
+
+if TYPE_CHECKING:
+    from diptych.engine.values.request import Request
 
 Integrity = Literal["off", "sampled", "always"]
 

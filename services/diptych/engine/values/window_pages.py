@@ -41,6 +41,10 @@ class WindowPages:
         """Return how many pages of a text are live at most while it grows by single tokens, in all groups."""
         return self.num_groups * self._most_live(page_size)
 
+    def most_computed(self, page_size: int) -> int:
+        """Return how many pages of each group a prompt holds at most: what is live, and those of a step."""
+        return self._most_live(page_size) - (-self.step_tokens // page_size)
+
     def pool_pages(self, num_pages: int, page_size: int) -> int:
         """Return how many pages of the pool a text of so many pages takes at most while it is computed."""
         return num_pages + self.num_groups * min(num_pages, self._most_held(page_size))
@@ -56,7 +60,7 @@ class WindowPages:
 
     def _most_held(self, page_size: int) -> int:
         """Pages of a group: of a step, and before it what is live, of which some may have been passed."""
-        return 2 * self._most_live(page_size) + 1 - (-self.step_tokens // page_size)
+        return self._most_live(page_size) + 1 + self.most_computed(page_size)
 
 
 NO_WINDOWS: Final = WindowPages(0)

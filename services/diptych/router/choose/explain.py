@@ -14,7 +14,7 @@ from typing import Any, Final
 from typing_extensions import TypedDict
 
 from diptych.router.choose.policies import Plan
-from diptych.router.choose.policies.cost import Cost, cost_of, costs_of
+from diptych.router.choose.policies.cost import costs_of, ttft_s
 from diptych.router.choose.policies.policy import Candidates, Decision, RequestView, Worker
 from diptych.router.values.failure import LegFailure
 from diptych.router.workers.legs import Work
@@ -39,14 +39,14 @@ class Selection:
         return Work(self.request.prompt_len, self.candidates.workers[self.pair.prefill_id].cached_tokens)
 
     @property
-    def cost(self) -> Cost:
-        """What was to be expected."""
-        return cost_of(self.candidates, self.request, self.pair)
+    def ttft_s(self) -> float:
+        """When the first token was to be expected."""
+        return ttft_s(self.candidates, self.request, self.pair)
 
     @property
     def expected_ttft_s(self) -> float | None:
         """None: the policy did not care how much of the prompt is cached."""
-        return self.cost.ttft_s if self.plan.reads_prompt else None
+        return self.ttft_s if self.plan.reads_prompt else None
 
     def decide_again(self) -> Decision:
         return self.plan.choose(self.candidates, self.request)

@@ -1,10 +1,9 @@
-"""Which keys a router asks for, and when it may go without."""
+"""Which keys a router asks for, and when it may go without. `opened` reads them, in a router alone."""
 
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -12,10 +11,6 @@ from typing import Final
 from diptych.common.config import env_name, option
 from diptych.common.errors import ConfigError
 from diptych.common.net.reachable import is_loopback
-from diptych.common.trust.reloaded import Reloaded
-from diptych.router.keys.caller import Callers
-from diptych.router.keys.keyring import Keyring, parse_keyring
-from diptych.router.keys.ledger import Ledger
 
 KEYS_VARIABLE: Final = "DIPTYCH_API_KEYS"
 
@@ -47,29 +42,3 @@ class KeyConfig:
             **({env_name("api_keys_file"): str(self.api_keys_file.absolute())} if self.api_keys_file else {}),
             **({env_name("open_api"): "1"} if self.open_api else {}),
         }
-
-    def callers(
-        self, environ: Mapping[str, str] = os.environ, new_ledger: Callable[[], Ledger] = Ledger
-    ) -> Callers | None:
-        """Return who may call; None: everybody. Raises `ConfigError`."""
-        if path := self.api_keys_file:
-            return _callers(Reloaded([path], lambda: _read(path)).current, str(path), new_ledger)
-        if text := environ.get(KEYS_VARIABLE):
-            keyring = parse_keyring(text, KEYS_VARIABLE)
-            return _callers(lambda: keyring, KEYS_VARIABLE, new_ledger)
-        return None
-
-
-def _callers(keyring: Callable[[], Keyring], source: str, new_ledger: Callable[[], Ledger]) -> Callers:
-    """To begin without a key is a mistake; to take the last one away later is not, and then nobody may call."""
-    if not keyring():
-        raise ConfigError(f"{source} holds no key: `diptych keys new NAME` makes one")
-    return Callers(keyring, time.monotonic, new_ledger())
-
-
-def _read(path: Path) -> Keyring:
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"can't read the API keys in {path}: {error}") from None
-    return parse_keyring(text, str(path))

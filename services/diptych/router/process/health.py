@@ -27,10 +27,11 @@ from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.parser import text_string_to_metric_families
 
+from diptych.common.event_loop import LoopHeartbeat
 from diptych.common.health.health import Page, Pages
-from diptych.common.members.heartbeat import LoopHeartbeat
+from diptych.common.members.heartbeat import BEAT_S
 from diptych.common.net.reachable import local_host
-from diptych.common.verdicts.probes import BEAT_S, Probe, Probes, Verdict, judge_loops
+from diptych.common.verdicts.probes import Probe, Probes, Verdict, judge_loops
 
 DRAINING: Final = Verdict(False, "draining")
 CUT_OFF_S: Final = 10.0  # by then a worker that is dead is listed no more

@@ -22,15 +22,16 @@ from typing import Final
 
 import uvloop
 
-from diptych.common import lifecycle
+from diptych.common import event_loop, lifecycle
 from diptych.common.config import to_flags
+from diptych.common.event_loop import LoopHeartbeat
 from diptych.common.health.health import HealthServer
-from diptych.common.members.heartbeat import DESCRIPTOR_VARIABLE, LoopHeartbeat, SharedHeartbeat, new_heartbeat
+from diptych.common.members.heartbeat import DESCRIPTOR_VARIABLE, SharedHeartbeat, new_heartbeat
 from diptych.common.net.ports import claim_for_processes, reserve_port
 from diptych.common.process_watch import wait_until_out_of_bounds
 from diptych.common.shared_memory import SharedMemory
-from diptych.common.verdicts.probes import ROUTER_PATIENCE_S, Bounds
 from diptych.common.verdicts.restart_policy import GiveUp, RestartPolicy
+from diptych.common.verdicts.watch import ROUTER_PATIENCE_S, Bounds
 from diptych.router.config import RouterConfig
 from diptych.router.keys.ledger import Ledger, num_bytes
 from diptych.router.process.health import ProcessMetrics, ProcessProbes, judge_loop
@@ -45,7 +46,7 @@ def run_processes(config: RouterConfig) -> int:
     """Run `config.workers` processes until SIGTERM; return the exit code."""
     grace_s = math.ceil(config.drain_s) + STOP_SLACK_S
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(lifecycle.run_until_signal(Processes(config).run, grace_s=grace_s))
+        return runner.run(event_loop.run_until_signal(Processes(config).run, grace_s=grace_s))
 
 
 class Processes:
@@ -75,7 +76,7 @@ class Processes:
         self._keepers.append(reserve_port(host))
         return int(self._keepers[-1].getsockname()[1])
 
-    async def run(self, stop: lifecycle.Stop) -> int:
+    async def run(self, stop: event_loop.Stop) -> int:
         """Return 1 if a process died too often, else 0: all were told to end."""
         config = self._config
         heartbeat = LoopHeartbeat()
@@ -94,7 +95,7 @@ class Processes:
         self._memory.close()
         return self._exit_code
 
-    async def _keep(self, index: int, stop: lifecycle.Stop) -> None:
+    async def _keep(self, index: int, stop: event_loop.Stop) -> None:
         """Run a process, and again when it died. One that ended with 0 was told to, and stays away."""
         deaths_s: list[float] = []
         while (code := await self._run_once(index, stop)) != 0 and not stop.is_set():
@@ -106,10 +107,10 @@ class Processes:
                 stop.set()
                 return
             logger.warning("process %d died (exit code %d): restarting in %g s", index, code, decision.delay_s)
-            if await lifecycle.wait_or_timeout(stop, decision.delay_s):
+            if await event_loop.wait_or_timeout(stop, decision.delay_s):
                 return
 
-    async def _run_once(self, index: int, stop: lifecycle.Stop) -> int:
+    async def _run_once(self, index: int, stop: event_loop.Stop) -> int:
         """Return how a process ended. One that can't be started has died: the others go on."""
         try:
             with new_heartbeat() as (heartbeat, descriptor):
@@ -156,7 +157,7 @@ def _kill(process: asyncio.subprocess.Process) -> None:
         process.kill()
 
 
-async def _forward_stop(process: asyncio.subprocess.Process, stop: lifecycle.Stop) -> None:
+async def _forward_stop(process: asyncio.subprocess.Process, stop: event_loop.Stop) -> None:
     """Pass both words of the stop on."""
     for word in (stop, stop.hurry):
         await word.wait()

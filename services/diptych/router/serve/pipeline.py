@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Final
 
@@ -112,7 +112,8 @@ class Pipeline:
         note_request(client.trace, client, self.model.model_id)
         patience_s = min(self._preparer.timeout_s(client), self._gate.slo_s(client.routing))
         claim = Claim(client.num_requests, client.account.priority, patience_s, client.account.tenant)
-        async with self._place(claim, client.caller) as place:
+        with self._place(claim, client.caller) as place:
+            await place.wait()
             _took("admit", self.metrics.admit, place.begun_s, client.trace)
             start_s = time.monotonic()
             prepared = await self._preparer.prepare(client)
@@ -121,21 +122,22 @@ class Pipeline:
             client.caller.charge_prompt(sum(request.prompt.num_tokens for request in requests[:: client.num_made]))
             yield requests
 
-    @asynccontextmanager
-    async def _place(self, claim: Claim, caller: Caller) -> AsyncGenerator[Place, None]:
+    @contextmanager
+    def _place(self, claim: Claim, caller: Caller) -> Generator[Place, None, None]:
         with caller.admit(claim.num_requests), self._admission.admit(claim) as place:
-            await place.wait()
             yield place
 
     async def tokenize(self, client: ClientRequest) -> list[Sequence[int]]:
         """Return the tokens of each prompt, as its requests would have them. Raises the caller's `DiptychError`."""
         self._preparer.check(client)
-        async with self._place(Claim(tenant=client.caller.name), client.caller):
+        with self._place(Claim(tenant=client.caller.name), client.caller) as place:
+            await place.wait()
             return await self._preparer.tokens(client)
 
     async def detokenize(self, ids: Sequence[int], caller: Caller) -> str:
         """Return what tokens say, special ones included. Raises the caller's `DiptychError`."""
-        async with self._place(Claim(tenant=caller.name), caller):
+        with self._place(Claim(tenant=caller.name), caller) as place:
+            await place.wait()
             return await self._preparer.tokenization.text(ids, caller.name)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Piece, None]:
@@ -223,7 +225,8 @@ class Preparer:
         seed = random.getrandbits(63) if client.seed is None else client.seed
         lens = [max(1, len(prompt.ids) + content_len(prompt.contents)) for prompt in prompts]
         rooms = [output_room(client.prompts[0], prompt_len, limit) for prompt_len in lens]
-        client = replace(client, hints=replace(client.hints, adapter=self._adapter(client.model)))
+        if adapter := self._adapter(client.model):
+            client = replace(client, hints=replace(client.hints, adapter=adapter))
         return [
             GenerationRequest(
                 client, prompt, _params(client, room, (seed + choice) & MAX_SEED, grammar), self._timeout_s

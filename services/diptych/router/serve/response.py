@@ -134,6 +134,9 @@ async def interleave(streams: Sequence[Stream]) -> AsyncGenerator[Batch, None]:
 
 async def wholes(streams: Sequence[Stream]) -> list[Output]:
     """Return all of each stream, once every one has ended."""
+    if len(streams) == 1:  # the common case needs no batches
+        async with aclosing(streams[0]) as stream:
+            return [whole([piece async for piece in stream])]
     pieces: list[list[Piece]] = [[] for _ in streams]
     async with aclosing(interleave(streams)) as batches:
         async for batch in batches:

@@ -86,7 +86,7 @@ class Selector:
         if not (pairs and self._estimates.are_measured):
             return None
         selection = self._choose(pairs, request, look_up(self._fleet, request, request.prompt.ids))
-        return selection.cost.ttft_s
+        return selection.ttft_s
 
     def succeeded(self, pair: Pair) -> None:
         """A pair has served a request, as far as it may fail it."""

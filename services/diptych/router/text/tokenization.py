@@ -147,7 +147,8 @@ class Tokenization:
         tokenized = await encode(prompt, text, False)
         formats = self._model.formats
         if not client.is_shaped:
-            return replace(tokenized, new_parser=formats.parser(client.tool_use, text))
+            new_parser = formats.parser(client.tool_use, text)
+            return replace(tokenized, new_parser=new_parser) if new_parser else tokenized
         preamble = formats.preamble(text) if self._thinks_in_text else None
         new_parser = formats.parser_of_shape(client.tool_use, preamble)
         return replace(tokenized, new_parser=new_parser, preamble=preamble)

@@ -10,14 +10,16 @@ import dataclasses
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from diptych.generation.finish import Finish
 from diptych.generation.sampling_params import SamplingParams
 from diptych.generation.stop.conditions import token_finish
 from diptych.router.values.failure import LegFailure
-from diptych.router.values.request import GenerationRequest
 from diptych.router.workers.worker_view import Pair
+
+if TYPE_CHECKING:
+    from diptych.router.values.request import GenerationRequest
 
 BACKOFF_S: Final = (0.0, 0.1, 0.4)  # before each further attempt: it takes a moment until a lost worker is noticed
 MAX_ATTEMPTS: Final = len(BACKOFF_S) + 1

@@ -16,7 +16,7 @@ from typing import Final
 
 import grpc
 
-from diptych.common.lifecycle import raise_if_cancelled, wait_or_timeout
+from diptych.common.event_loop import raise_if_cancelled, wait_or_timeout
 from diptych.common.members.roles import LegKind
 from diptych.common.net.rpc import open_channel
 from diptych.common.trust.trust import Trust
@@ -32,6 +32,8 @@ from diptych.v1.worker_pb2 import KvEvents, LegOutput, LegStats, StartLeg, Statu
 from diptych.v1.worker_pb2_grpc import WorkerStub
 
 logger = logging.getLogger(__name__)
+
+Load = Callable[[], WorkerLoad]  # asked for where it is needed: short outputs tell nothing by it
 
 STATUS_TIMEOUT_S: Final = 10.0
 FIRST_BACKOFF_S: Final = 0.1
@@ -189,7 +191,7 @@ class Session:
                 logger.warning("%s sent an output for room %016x, which is not open", self.worker, output.room)
             elif output.finish_reason:
                 self._metrics.leg_finished(leg.kind, output.stats)
-                learn(self._estimates, self.instance_id, self.load(), leg, output, now_s)
+                learn(self._estimates, self.instance_id, self.load, leg, output, now_s)
         if not self._legs:
             self._idle.set()
         if batch.HasField("load"):
@@ -218,7 +220,7 @@ class Session:
             self._on_change()
 
 
-def learn(estimates: Estimates, instance_id: int, load: WorkerLoad, leg: Leg, end: LegOutput, now_s: float) -> None:
+def learn(estimates: Estimates, instance_id: int, load: Load, leg: Leg, end: LegOutput, now_s: float) -> None:
     """Take the last output of a leg that ended well, on a worker with such a load."""
     if leg.kind is not LegKind.DECODE:
         _learn_prefill(estimates, instance_id, load, leg, end.stats)
@@ -226,23 +228,21 @@ def learn(estimates: Estimates, instance_id: int, load: WorkerLoad, leg: Leg, en
         _learn_decode(estimates, instance_id, load, leg, end, now_s)
 
 
-def _learn_prefill(estimates: Estimates, instance_id: int, load: WorkerLoad, leg: Leg, stats: LegStats) -> None:
+def _learn_prefill(estimates: Estimates, instance_id: int, load: Load, leg: Leg, stats: LegStats) -> None:
     prompt_len = stats.prompt_tokens or leg.work.prompt_len
     if stats.compute_us:
         num_tokens = max(1, prompt_len - stats.cached_tokens)
         estimates.prefilled(instance_id, num_tokens, stats.cached_tokens, stats.compute_us / 1e6)
     if stats.transfer_us and leg.peer_id:
-        tested_s = load.tested_s(leg.peer_id, stats.bytes_moved)
+        tested_s = load().tested_s(leg.peer_id, stats.bytes_moved)
         estimates.transferred(instance_id, leg.peer_id, tested_s, stats.transfer_us / 1e6)
 
 
-def _learn_decode(
-    estimates: Estimates, instance_id: int, load: WorkerLoad, leg: Leg, end: LegOutput, now_s: float
-) -> None:
+def _learn_decode(estimates: Estimates, instance_id: int, load: Load, leg: Leg, end: LegOutput, now_s: float) -> None:
     num_tokens = end.first_index + len(end.token_ids)
     estimates.ended(num_tokens)
     if end.stats.grant_us > MIN_WAIT_S * 1e6:
         estimates.granted(instance_id, end.stats.grant_us / 1e6)
     num_gaps = num_tokens - leg.first_tokens
     if leg.first_s is not None and num_gaps >= MIN_GAPS:
-        estimates.decoded(instance_id, load.context_tokens, (now_s - leg.first_s) / num_gaps)
+        estimates.decoded(instance_id, load().context_tokens, (now_s - leg.first_s) / num_gaps)

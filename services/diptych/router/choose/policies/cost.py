@@ -98,8 +98,10 @@ class Prices(NamedTuple):
         return decode.decode_s * (1 + self.beside)
 
 
-def cost_of(candidates: Candidates, request: RequestView, pair: Pair) -> Cost:
-    return costs_of(candidates, request, [pair])[pair]
+def ttft_s(candidates: Candidates, request: RequestView, pair: Pair) -> float:
+    """Return `Cost.ttft_s` of a pair: no other worker has a part in it."""
+    prefill = prefill_cost(candidates.workers[pair.prefill_id], request, decodes=False)
+    return Cost(prefill.queue_s, grant_s(candidates.workers[pair.decode_id], request), prefill.compute_s).ttft_s
 
 
 def costs_of(candidates: Candidates, request: RequestView, pairs: Collection[Pair]) -> Mapping[Pair, Cost]:
@@ -163,16 +165,26 @@ def prefill_cost(worker: Worker, request: RequestView, *, decodes: bool) -> Pref
 
 def decode_cost(worker: Worker, request: RequestView, prefill: PrefillCost | None) -> DecodeCost:
     """Outputs that are there already are halfway, in the mean. `prefill`: as one; its prompts find what is cached."""
-    load, line, lacking = worker.load, worker.learned.decode, max(0, request.prompt_len - worker.cached_tokens)
-    has_room = load.has_credit and load.free_tokens >= lacking
+    load, line, lacking = worker.load, worker.learned.decode, _lacking(worker, request)
     return DecodeCost(
-        0.0 if has_room else max(worker.learned.grant_wait_s, MIN_GRANT_WAIT_S),
+        grant_s(worker, request),
         lacking * worker.token_bytes,
         request.output_len * line.at(load.context_tokens + request.prompt_len),
         request.output_len / 2 * line.slope * request.prompt_len * load.num_requests,
         request.usual.reuse * worker.learned.prefill.mean_slope * lacking if prefill else 0.0,
         prefill.queue_s if prefill else 0.0,
     )
+
+
+def grant_s(worker: Worker, request: RequestView) -> float:
+    """Return how long a decode worker has no pages for the request."""
+    has_room = worker.load.has_credit and worker.load.free_tokens >= _lacking(worker, request)
+    return 0.0 if has_room else max(worker.learned.grant_wait_s, MIN_GRANT_WAIT_S)
+
+
+def _lacking(worker: Worker, request: RequestView) -> int:
+    """Return how many tokens of the prompt the worker has no KV of."""
+    return max(0, request.prompt_len - worker.cached_tokens)
 
 
 def transfer_s(prefill: Worker, decode_id: int, num_bytes: float, crowd: float) -> float:

@@ -65,7 +65,7 @@ async def read_body(request: Request, limits: BodyLimits, held: HeldBody) -> byt
     clock = asyncio.get_running_loop().time
     end_s = clock() + limits.whole_s
     try:
-        async with asyncio.timeout_at(end_s) as patience:
+        async with asyncio.timeout_at(min(clock() + limits.stall_s, end_s)) as patience:
             return await _read(request, limits, held, patience, end_s)
     except TimeoutError:
         raise _too_slow(limits, is_whole_time_over=clock() >= end_s) from None
@@ -73,17 +73,16 @@ async def read_body(request: Request, limits: BodyLimits, held: HeldBody) -> byt
 
 async def _read(request: Request, limits: BodyLimits, held: HeldBody, patience: asyncio.Timeout, end_s: float) -> bytes:
     clock = asyncio.get_running_loop().time
-    body, more = bytearray(), True
-    while more:
-        patience.reschedule(min(clock() + limits.stall_s, end_s))
+    body = bytearray()
+    while True:
         piece, more = _piece(await request.receive())
         if len(body) + len(piece) > limits.max_bytes:
             raise _too_large(limits)
         held.grow_to(len(body) + len(piece))
-        if not (body or more):
-            return piece
+        if not more:
+            return bytes(body + piece) if body else piece
         body += piece
-    return bytes(body)
+        patience.reschedule(min(clock() + limits.stall_s, end_s))
 
 
 def _piece(message: Message) -> tuple[bytes, bool]:

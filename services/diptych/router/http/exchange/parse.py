@@ -17,7 +17,7 @@ from diptych.router.http.anthropic.messages_layout import MessageLayout
 from diptych.router.http.anthropic.messages_request import MessagesRequest
 from diptych.router.http.exchange.layout import Layout
 from diptych.router.http.exchange.timings import HEADER as TIMINGS_HEADER
-from diptych.router.http.fields.fields import GenerationFields, StreamOptions, to_invalid_request
+from diptych.router.http.fields.fields import GenerationFields, to_invalid_request
 from diptych.router.http.fields.request_fields import RequestFields
 from diptych.router.http.fields.strict_model import Body
 from diptych.router.http.native.generate_layout import GenerateLayout
@@ -168,10 +168,10 @@ def _named(model: ServedModel, fields: GenerationFields) -> ServedModel:
 
 
 def _style(fields: GenerationFields, *, echoes: bool = False) -> Style:
-    options = fields.stream_options or StreamOptions()
+    options = fields.stream_options
     return Style(
-        include_usage=options.include_usage,
-        continuous_usage=bool(options.continuous_usage_stats),
+        include_usage=options is not None and options.include_usage,
+        continuous_usage=options is not None and bool(options.continuous_usage_stats),
         return_token_ids=bool(fields.return_token_ids),
         names_tokens_by_id=bool(fields.return_tokens_as_token_ids),
         logprobs=fields.num_logprobs is not None,

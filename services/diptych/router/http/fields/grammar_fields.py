@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -85,6 +85,8 @@ class GrammarFields(GenerationBody):
 
     def grammar(self) -> Grammar | None:
         """Raise `InvalidRequest` if it is said twice."""
+        if self.model_fields_set.isdisjoint(_GRAMMARS):
+            return None
         given = {name: grammar for name, grammar in self._grammars().items() if grammar is not None}
         if len(given) > 1:
             raise InvalidRequest(f"give only one of {' and '.join(given)}", param=list(given)[1])
@@ -107,6 +109,9 @@ class GrammarFields(GenerationBody):
             "structured_outputs.choice": _choice(wanted.choice),
             "structured_outputs.json_object": json_grammar({"type": "object"} if wanted.json_object else None),
         }
+
+
+_GRAMMARS: Final = frozenset(GrammarFields.model_fields)
 
 
 def json_grammar(schema: Mapping[str, Any] | None) -> Grammar | None:

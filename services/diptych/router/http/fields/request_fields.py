@@ -106,6 +106,7 @@ def params_of(body: BaseModel, **others: Any) -> SamplingParams:
 
     `None` is the default. `max_tokens` and `seed` are left out: they are the request's.
     """
-    said = {name: getattr(body, name) for name in _SAMPLING & type(body).model_fields.keys()} | others
+    names = _SAMPLING & body.model_fields_set & type(body).model_fields.keys()
+    said = {name: getattr(body, name) for name in names} | others
     given: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
     return SamplingParams(**given | {name: tuple(value) for name, value in given.items() if isinstance(value, list)})
