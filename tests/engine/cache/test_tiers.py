@@ -116,7 +116,11 @@ def test_what_is_beside_a_text_goes_down_and_comes_back_with_it(kind: str, besid
 
 
 prompts = st.lists(st.integers(0, 1), min_size=1, max_size=12)
-BESIDE: dict[str, dict[str, Any]] = {"nothing": {}, "windows": {"windows": WindowPages(2, 5)}, "states": {"pages_per_state": 2}}
+BESIDE: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "windows": {"windows": WindowPages(2, 5)},
+    "states": {"pages_per_state": 2},
+}
 TIERS = ("slow", "shared", "host slow", "slow host", "host shared", "slow slow")
 
 
