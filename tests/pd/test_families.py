@@ -80,6 +80,23 @@ def test_a_pair_generates_the_tokens_and_scores_of_transformers_also_from_cached
     pair.assert_clean()
 
 
+def test_requests_that_are_replayed_in_mid_stream_go_on_with_the_same_tokens(
+    family_model: Any, new_model: Any, beside: dict[str, Any], make_pair: Any
+) -> None:
+    """Elsewhere than before: what had been said is the end of their prompts."""
+    pair = make_pair(
+        prefill_pages=NUM_PAGES, decode_pages=NUM_PAGES, max_step_tokens=STEP_TOKENS, model=new_model, **beside
+    )
+    for room, (prompt, output) in enumerate(zip(family_model.prompts, family_model.outputs, strict=True), 1):
+        num_said = 1 + room % (len(output) - 1)
+        params = SamplingParams(max_tokens=len(output) - num_said, temperature=0.0, ignore_eos=True)
+        pair.start_with(params, room, [*prompt, *output[:num_said]], num_prior_output_tokens=num_said)
+    pair.run()
+    for room, output in enumerate(family_model.outputs, 1):
+        assert pair.tokens(room) == output[1 + room % (len(output) - 1) :]
+    pair.assert_clean()
+
+
 def test_a_pair_whose_requests_are_retracted_at_random_generates_the_same_tokens(
     family_model: Any, new_model: Any, beside: dict[str, Any], few_pages: int, make_pair: Any, squeeze: Any
 ) -> None:
