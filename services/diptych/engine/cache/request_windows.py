@@ -100,17 +100,20 @@ class RequestWindows:
         if end >= request.num_pages:
             self._part_way.pop(request, None)
 
-    def pass_by(self, request: Request, num_tokens: int) -> None:
-        """Give up what is behind all windows: every step that is not over computes tokens behind `num_tokens`."""
+    def pass_by(self, request: Request, num_tokens: int) -> Pages:
+        """Give up what is behind all windows: every step that is not over computes tokens behind `num_tokens`.
+
+        Return the request's own pages of it, which are to be released.
+        """
         first, passed = self._windows.first_live(num_tokens, self._page_size), request.first_window
         if first <= passed:
-            return
-        own = self.table[request.row, max(passed, request.first_own_window) : first]
-        self._pool.release(own.ravel())
+            return NO_PAGES
+        own: Pages = self.table[request.row, max(passed, request.first_own_window) : first].flatten()
         request.first_window, request.first_own_window = first, max(first, request.first_own_window)
         self._fill_passed(request)
         assert request.node is not None
         request.windows_since = self._tree.windows.unlock(request.node, request.windows_since, first)
+        return own
 
     def share(self, request: Request, node: Node, num_tokens: int) -> Pages:
         """Hand over its pages up to `node`, which is locked, and see from there what is live behind `num_tokens`.
@@ -119,7 +122,7 @@ class RequestWindows:
         """
         assert request.node is not None
         duplicate = self.hand_over(request, node)
-        self.pass_by(request, num_tokens)
+        self._pool.release(self.pass_by(request, num_tokens))
         self._fill_passed(request)
         since = self._tree.lock_windows(node, request.first_window)
         self._tree.windows.unlock(request.node, request.windows_since, request.node.end)

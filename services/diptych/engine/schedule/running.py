@@ -184,9 +184,8 @@ class Running:
         That changes with whole pages; steps in flight compute what comes behind it.
         """
         page_size = self._cache.page_size
-        for request in step.decodes:
-            if (step.drafts or request.num_tokens % page_size == 0) and request.node is not None:
-                self._cache.pass_windows(request, request.num_tokens)
+        held = (request for request in step.decodes if request.node is not None)
+        self._cache.pass_windows([each for each in held if step.drafts or each.num_tokens % page_size == 0])
 
     def share(self, step: Step) -> None:
         """Let others reuse what a step that is over has computed of prompts; not of requests that have ended."""
