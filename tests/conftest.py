@@ -376,6 +376,10 @@ CASES: Final = {
             },
         },
     ),
+    "gemma3, groups of windows of which the last is not full": Case(
+        "Gemma3",
+        {"head_dim": 32, "num_hidden_layers": 7, "sliding_window": 16, "sliding_window_pattern": 3},
+    ),
     "gemma4, windows and wide heads": Case("Gemma4", GEMMA4),
     "gemma4, values of keys, caps, still dimensions stretched": Case(
         "Gemma4",

@@ -44,6 +44,13 @@ def test_workers_and_routers_open_the_model_with_the_context_that_they_are_told(
     assert (model.context_len, model.model_id, model.names) == (64, "sim", ("a", "b"))
 
 
+def test_workers_keep_behind_windows_what_they_are_told() -> None:
+    for kv_windows in ("keep", "free"):
+        hardware = SimHardware(EngineOptions(device="sim", kv_windows=kv_windows, max_model_len=64))
+        config = hardware.open("sim").config
+        assert (config.keeps_all, config.context_len) == (kv_windows == "keep", 64)
+
+
 @pytest.mark.parametrize("is_file", [True, False])
 def test_a_router_shows_chats_by_the_template_that_it_is_given(tmp_path: Path, *, is_file: bool) -> None:
     template = "{{ eos_token }}{% for m in messages %}[{{ m.content }}]{% endfor %}"

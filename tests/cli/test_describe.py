@@ -151,7 +151,7 @@ def test_published_shapes_are_read_and_counted(name: str, tmp_path: Path, capsys
     with torch.device("meta"):
         model = getattr(transformers, architecture)(config)
     state = {name: tensor for name, tensor in model.state_dict().items() if not is_copy(name, config)}
-    found = described(tmp_path / name, capsys, tp=4, page_size=64)
+    found = described(tmp_path / name, capsys, tp=4, page_size=64, kv_windows="keep")
     assert found["parameters"] == sum(tensor.numel() for tensor in state.values())
     active, kv_kib = KNOWN[name]
     assert found["active_parameters"] / 1e9 == pytest.approx(active, abs=0.05)
@@ -214,6 +214,53 @@ def test_experts_in_mxfp4_take_four_bits_a_weight_and_their_scales(
     assert described(tmp_path, capsys)["gpu"]["weights_bytes"] == plain - rows * 2880 * 2 + rows * strips * (64 + 4)
     assert main(DescribeConfig(model=str(tmp_path))) == 0
     assert "GiB in bfloat16, experts in MXFP4, at most" in capsys.readouterr().out
+
+
+GEMMA3_27B: dict[str, Any] = {
+    "hidden_size": 5376,
+    "num_hidden_layers": 62,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 16,
+    "head_dim": 128,
+    "intermediate_size": 21504,
+    "sliding_window": 1024,
+}
+# by family: settings, KiB a token in layers that see all, what the others see, and in how many groups these are
+WINDOWED: dict[str, tuple[dict[str, Any], int, int, int]] = {
+    "Gemma3Text": (GEMMA3_27B, 10 * 8, 1024, 6),  # 52 layers: the last group has two
+    "GptOss": ({}, 18 * 2, 128, 1),
+}
+
+
+@pytest.mark.parametrize("family", WINDOWED)
+def test_of_layers_with_windows_what_is_live_is_counted(
+    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings, kv_kib, window, num_groups = WINDOWED[family]
+    architecture = f"{family.removesuffix('Text')}ForCausalLM"
+    getattr(transformers, f"{family}Config")(**settings, architectures=[architecture]).save_pretrained(tmp_path)
+    kept, freed = (described(tmp_path, capsys, kv_windows=each, page_size=16) for each in ("keep", "free"))
+    page_nbytes = 16 * kv_kib * 1024
+    assert (freed["kv_token_bytes"], freed["gpu"]["page_bytes"]) == (kv_kib * 1024, page_nbytes)
+    assert freed["kv_window_bytes"] == num_groups * (window // 16 + 2) * page_nbytes
+    assert kept["kv_window_bytes"] == 0
+    for num_tokens, nbytes in freed["handed_over_bytes"].items():
+        of_all, of_windows = int(num_tokens) // 16, window // 16
+        assert nbytes == (of_all + num_groups * min(of_all, of_windows)) * page_nbytes
+        if int(num_tokens) > window:
+            assert nbytes < kept["handed_over_bytes"][num_tokens]
+    assert freed["gpu"]["weights_bytes"] == kept["gpu"]["weights_bytes"]
+
+
+def test_people_are_told_what_windows_keep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = transformers.Gemma3TextConfig(**GEMMA3_27B, architectures=["Gemma3ForCausalLM"])
+    config.save_pretrained(tmp_path)
+    assert main(DescribeConfig(model=str(tmp_path), kv_windows="free")) == 0
+    told = capsys.readouterr().out
+    assert "KV           keys and values of 10 layers, 16 heads of 128\n" in told
+    assert "KV a token   80 KiB in bfloat16, of layers that see all\n" in told
+    assert "KV windows   495 MiB a request at most, in 52 layers that see 1,024 tokens\n" in told
+    assert " tokens, less 396 pages a request for windows\n" in told
 
 
 def test_people_are_told_of_every_region_of_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -14,6 +15,7 @@ import tokenizers
 from diptych.common.errors import ConfigError, InvalidRequest
 from diptych.engine import Engine, EngineOptions, SamplingParams
 from diptych.engine.frontend.scheduler_client import SchedulerDied
+from diptych.engine.options.config import KvWindows
 from diptych.generation.finish import Finish
 
 pytestmark = pytest.mark.model
@@ -130,6 +132,23 @@ def test_a_configuration_alone_is_served_with_weights_made_up(tmp_path: Path) ->
         assert first.token_ids == again.token_ids
         assert first.text == " ".join(map(str, first.token_ids))
         assert len(first.token_ids) == 12
+
+
+def test_kv_that_no_window_sees_is_given_away_and_changes_no_token(tmp_path: Path) -> None:
+    """Prompts of several windows are cut, handed over and found in the cache, in a pool that holds few of them."""
+    windowed = GEMMA | {"num_hidden_layers": 7, "sliding_window_pattern": 3, "max_position_embeddings": 256}
+    (tmp_path / "config.json").write_text(json.dumps(windowed))
+    options = EngineOptions(load_format="dummy", kv_cache_mib=1, page_size=8, max_step_tokens=32)
+    prompts = [[5, 6, 7] * 20, [9, 8] * 70, [3] * 5, [5, 6, 7] * 20 + [1]]
+    params = SamplingParams(max_tokens=60, temperature=1.0, seed=7, ignore_eos=True, logprobs=0)
+    answers = []
+    ways: tuple[tuple[KvWindows, int], ...] = (("keep", 0), ("free", 0), ("free", 1))
+    for kv_windows, num_each in ways:
+        told = replace(options, kv_windows=kv_windows)
+        with Engine(str(tmp_path), told, prefill=num_each, decode=num_each) as engine:
+            found = [each for _ in range(2) for each in engine.generate_batch(prompts, params)]
+        answers.append([(each.token_ids, each.logprobs and each.logprobs.logprobs) for each in found])
+    assert answers[1:] == [answers[0]] * 2
 
 
 GEMMA = {

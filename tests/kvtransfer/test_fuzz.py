@@ -15,7 +15,7 @@ from diptych.kvtransfer import metadata, note_codec
 from diptych.kvtransfer.conversation import Conversation, Frame, Kind, decode_frame, encode_frame
 from diptych.kvtransfer.errors import LayoutMismatch, MalformedMetadata, MalformedNote
 from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.notes import PROTOCOL_VERSION, Abort, AbortAck, Ack, HandOff, Note, PagesReady
+from diptych.kvtransfer.notes import PROTOCOL_VERSION, Abort, AbortAck, Ack, HandedGroup, HandOff, Note, PagesReady
 from diptych.kvtransfer.plan import Conversion
 from diptych.kvtransfer.pool import MAX_PROBE_PAGES
 from diptych.kvtransfer.probe import notes as probe_notes
@@ -30,7 +30,7 @@ MAX_GROWTH = 1 << 20  # bytes
 
 NOTES: list[Note] = [
     PagesReady(ROOM, (3, 4), (1, 9), 16, 40, 16, 2**64 - 1),
-    HandOff(ROOM, 7, "stop", 2, (1, 9), 16),
+    HandOff(ROOM, 7, "stop", 2, (1, 9), 16, (HandedGroup("tokens", 16, 40, 1), HandedGroup("window", 32, 40, 1))),
     Ack(ROOM),
     Abort(ROOM, worker_pb2.ERROR_CODE_DEADLINE, "too late"),
     AbortAck(ROOM),

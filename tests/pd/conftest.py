@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 from collections import defaultdict, deque
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -41,14 +42,16 @@ from diptych.engine.values.events import (
 )
 from diptych.engine.values.limits import Limits, Scheduling
 from diptych.engine.values.prompt_cost import SAME_EVERYWHERE, PromptCost
-from diptych.engine.values.request import Request, new_request
+from diptych.engine.values.request import new_request
 from diptych.engine.values.scheduler_core import SchedulerCore
 from diptych.engine.values.transfer_rules import TransferRules
+from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.generation.grammar import Grammar
 from diptych.generation.output import Output
 from diptych.generation.sampling_params import SamplingParams
 from diptych.kvtransfer import note_codec
 from diptych.kvtransfer.digest import add_digests, digest_bytes
+from diptych.kvtransfer.ownership import Pages
 from diptych.kvtransfer.transport import PageIndices, PageWrite
 from diptych.prefill.core import PrefillCore
 
@@ -95,6 +98,7 @@ class Side:
         *rules: TransferRules,
         page_size: int = PAGE,
         pages_per_state: int = 0,
+        windows: WindowPages = NO_WINDOWS,
     ) -> None:
         self.kv, runner = model(num_pages)
         self.runner = Counted(runner)
@@ -104,6 +108,7 @@ class Side:
             max_requests=16,
             max_tokens_per_request=limits.context_len,
             pages_per_state=pages_per_state,
+            windows=replace(windows, step_tokens=limits.max_step_tokens),
         )
         self.cache = cache
         self.core = build(cache, limits, *rules, page_size * 8, StepPace(limits.mixed_step_s))
@@ -146,23 +151,18 @@ class Squeeze:
 
     def __init__(self, cache: KvCache) -> None:
         self._cache = cache
-        self._holders: list[Request] = []
+        self._taken: Pages | None = None
 
     def toggle(self) -> None:
-        if self._holders:
-            for holder in self._holders:
-                self._cache.drop(holder)
-            self._holders = []
-            return
-        while self._cache.num_available and self._cache.has_row:
-            num_tokens = min(self._cache.num_available * PAGE, self._cache.max_request_tokens)
-            tokens = np.full(num_tokens, VOCAB, dtype=np.int64)
-            self._holders.append(new_request(0, tokens, SamplingParams(max_tokens=1)))
-            assert self._cache.admit(self._holders[-1])
+        if self._taken is None:
+            self._taken = self._cache._allocate(self._cache.num_available)
+        else:
+            self._cache.pool.release(self._taken)
+            self._taken = None
 
     def release(self) -> bool:
         """Give back what is taken; False if nothing is."""
-        if not self._holders:
+        if self._taken is None:
             return False
         self.toggle()
         return True
@@ -190,6 +190,7 @@ class Pair:
         page_sizes: tuple[int, int] | None = None,
         in_parts: bool = False,
         pages_per_state: int = 0,
+        windows: WindowPages = NO_WINDOWS,
     ) -> None:
         """Other `page_sizes` are for the null model. `in_parts`: what lands is nonsense until it is unpacked."""
         limits = Limits(
@@ -203,12 +204,9 @@ class Pair:
         )
         models = [partial(null_model, page_size=size) for size in page_sizes] if page_sizes else [model, model]
         sizes = page_sizes or (PAGE, PAGE)
-        self.prefill = Side(
-            PrefillCore, prefill_pages, models[0], limits, rules, page_size=sizes[0], pages_per_state=pages_per_state
-        )
-        self.decode = Side(
-            DecodeCore, decode_pages, models[1], limits, page_size=sizes[1], pages_per_state=pages_per_state
-        )
+        beside: dict[str, Any] = {"pages_per_state": pages_per_state, "windows": windows}
+        self.prefill = Side(PrefillCore, prefill_pages, models[0], limits, rules, page_size=sizes[0], **beside)
+        self.decode = Side(DecodeCore, decode_pages, models[1], limits, page_size=sizes[1], **beside)
         self.in_parts = in_parts
         self.fail_next_unpacking = False
         self._overlapped = self._overlap_decode() if overlap else None

@@ -15,14 +15,14 @@ from diptych.checkpoints.source import ModelSource, open_model
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.values.events import Emit, EmitTokens, Start
-from diptych.engine.values.kv_regions import pages_per_state
+from diptych.engine.values.kv_regions import pages_per_state, window_pages
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.request import new_request
 from diptych.engine.values.scheduler_core import SchedulerCore
 from diptych.generation.sampling_params import SamplingParams
 
 PAGE_SIZE = 4
-NUM_PAGES = 256
+NUM_PAGES = 512
 FEW_PAGES = 64  # too few for all requests at once
 STEP_TOKENS = 24  # most prompts are cut
 NEVER = 1 << 30
@@ -41,15 +41,23 @@ def runner(source: ModelSource, num_pages: int) -> tuple[Any, ModelRunner]:
 
 
 @pytest.fixture
-def per_state(family_model: Any) -> int:
-    """How many pages hold a state; 0: there is none."""
+def beside(family_model: Any) -> dict[str, Any]:
+    """What requests hold beside a page for all their tokens, as a cache is told."""
     config = open_model(str(family_model.folder)).config
     layout = ModelRunner.pool_layout(config, num_pages=1, page_size=PAGE_SIZE, dtype="float32")
-    return pages_per_state(config, 1, "float32", layout)
+    per_state = pages_per_state(config, 1, "float32", layout)
+    return {"pages_per_state": per_state, "windows": window_pages(config, STEP_TOKENS)}
+
+
+@pytest.fixture
+def few_pages(beside: dict[str, Any]) -> int:
+    """Too few for all requests at once."""
+    num_pages: int = beside["windows"].pool_pages(FEW_PAGES, PAGE_SIZE) + 2 * beside["pages_per_state"]
+    return num_pages
 
 
 def test_a_pair_generates_the_tokens_and_scores_of_transformers_also_from_cached_prefixes(
-    family_model: Any, new_model: Any, per_state: int, make_pair: Any
+    family_model: Any, new_model: Any, beside: dict[str, Any], make_pair: Any
 ) -> None:
     """Requests overlap, prompts are cut; in the second round both sides have the prompts cached, and tell scores."""
     pair = make_pair(
@@ -57,7 +65,7 @@ def test_a_pair_generates_the_tokens_and_scores_of_transformers_also_from_cached
         decode_pages=NUM_PAGES,
         max_step_tokens=STEP_TOKENS,
         model=new_model,
-        pages_per_state=per_state,
+        **beside,
     )
     num_outputs = len(family_model.outputs[0])
     for first_room, logprobs in ((1, None), (100, 0)):
@@ -72,16 +80,33 @@ def test_a_pair_generates_the_tokens_and_scores_of_transformers_also_from_cached
     pair.assert_clean()
 
 
+def test_requests_that_are_replayed_in_mid_stream_go_on_with_the_same_tokens(
+    family_model: Any, new_model: Any, beside: dict[str, Any], make_pair: Any
+) -> None:
+    """Elsewhere than before: what had been said is the end of their prompts."""
+    pair = make_pair(
+        prefill_pages=NUM_PAGES, decode_pages=NUM_PAGES, max_step_tokens=STEP_TOKENS, model=new_model, **beside
+    )
+    for room, (prompt, output) in enumerate(zip(family_model.prompts, family_model.outputs, strict=True), 1):
+        num_said = 1 + room % (len(output) - 1)
+        params = SamplingParams(max_tokens=len(output) - num_said, temperature=0.0, ignore_eos=True)
+        pair.start_with(params, room, [*prompt, *output[:num_said]], num_prior_output_tokens=num_said)
+    pair.run()
+    for room, output in enumerate(family_model.outputs, 1):
+        assert pair.tokens(room) == output[1 + room % (len(output) - 1) :]
+    pair.assert_clean()
+
+
 def test_a_pair_whose_requests_are_retracted_at_random_generates_the_same_tokens(
-    family_model: Any, new_model: Any, per_state: int, make_pair: Any, squeeze: Any
+    family_model: Any, new_model: Any, beside: dict[str, Any], few_pages: int, make_pair: Any, squeeze: Any
 ) -> None:
     pair = make_pair(
-        prefill_pages=FEW_PAGES + 2 * per_state,
-        decode_pages=FEW_PAGES + 2 * per_state,
+        prefill_pages=few_pages,
+        decode_pages=few_pages,
         max_step_tokens=STEP_TOKENS,
         model=new_model,
-        pages_per_state=per_state,
         check_every=NEVER,
+        **beside,
     )
     for room, prompt in enumerate(family_model.prompts, 1):
         pair.start(room, prompt, max_tokens=len(family_model.outputs[0]))
@@ -101,22 +126,19 @@ def move(pair: Any) -> bool:
 
 
 def test_one_worker_generates_the_tokens_of_transformers_also_from_cached_prefixes(
-    family_model: Any, new_model: Any, per_state: int
+    family_model: Any, new_model: Any, beside: dict[str, Any]
 ) -> None:
-    cache = new_cache(NUM_PAGES, per_state)
+    cache = new_cache(NUM_PAGES, beside)
     core, (_, runner) = local_core(cache, Limits(256, 200, frozenset(), STEP_TOKENS, 16)), new_model(NUM_PAGES)
     for _ in range(2):
         assert aggregated(core, runner, family_model, lambda: None) == family_model.outputs
 
 
 def test_one_worker_that_retracts_at_random_generates_the_same_tokens(
-    family_model: Any, new_model: Any, per_state: int, squeeze: Any
+    family_model: Any, new_model: Any, beside: dict[str, Any], few_pages: int, squeeze: Any
 ) -> None:
-    cache = new_cache(FEW_PAGES + 2 * per_state, per_state)
-    core, (_, runner) = (
-        local_core(cache, Limits(256, 200, frozenset(), STEP_TOKENS, 16)),
-        new_model(FEW_PAGES + 2 * per_state),
-    )
+    cache = new_cache(few_pages, beside)
+    core, (_, runner) = local_core(cache, Limits(256, 200, frozenset(), STEP_TOKENS, 16)), new_model(few_pages)
     others, rng = squeeze(cache), random.Random(0)
 
     def disturb() -> None:
@@ -128,14 +150,8 @@ def test_one_worker_that_retracts_at_random_generates_the_same_tokens(
     assert cache.audit(core.report().holders) == []
 
 
-def new_cache(num_pages: int, per_state: int) -> KvCache:
-    return KvCache(
-        num_pages=num_pages,
-        page_size=PAGE_SIZE,
-        max_requests=16,
-        max_tokens_per_request=256,
-        pages_per_state=per_state,
-    )
+def new_cache(num_pages: int, beside: dict[str, Any]) -> KvCache:
+    return KvCache(num_pages=num_pages, page_size=PAGE_SIZE, max_requests=16, max_tokens_per_request=256, **beside)
 
 
 def aggregated(

@@ -19,11 +19,14 @@ from hypothesis import strategies as st
 from simulation.play import MOODS, Game, Mood, seeded
 
 from diptych.decode import phases as decode_phases
+from diptych.engine.values.window_pages import WindowPages
 from diptych.prefill import phases as prefill_phases
 
 SEEDS = range(2 * len(MOODS))
 MOVES = 5800
 STATE_SEEDS, STATE_MOVES = range(2 * len(MOODS)), 1000
+WINDOW_SEEDS, WINDOW_MOVES = range(2 * len(MOODS)), 600
+WINDOWS = (WindowPages(1, 5), WindowPages(2, 3), WindowPages(3, 8, is_chunked=True))
 REPLAYED = os.environ.get("DIPTYCH_PROTOCOL_SEED")
 
 
@@ -74,6 +77,14 @@ def test_no_rule_is_broken_where_models_have_states(seed: int) -> None:
     game = seeded(seed, pages_per_state=1 + seed % 3)
     game.run(STATE_MOVES)
     assert sum(attempt.decode.has_finished for attempt in game.cluster.attempts.values()) > 10
+
+
+@pytest.mark.parametrize("seed", WINDOW_SEEDS)
+def test_no_rule_is_broken_where_layers_with_a_window_have_pages_of_their_own(seed: int) -> None:
+    """What is live behind a prompt is handed over; what is behind the windows is given up, and others get it."""
+    game = seeded(seed, windows=WINDOWS[seed % len(WINDOWS)])
+    game.run(WINDOW_MOVES)
+    assert sum(attempt.decode.has_finished for attempt in game.cluster.attempts.values()) > 1
 
 
 def test_the_games_made_every_transition_of_both_tables(made: Made) -> None:

@@ -11,9 +11,13 @@ import pytest
 from simulation.explore import explore
 from simulation.two_sides import Budget, TwoSides
 
+from diptych.engine.values.window_pages import WindowPages
+
 DEEP = pytest.mark.skipif(not os.environ.get("DIPTYCH_DEEP_CHECKS"), reason="takes a minute")
 SINGLE = ((1, 2, 3),)  # a room of one page
 CHUNKED = ((1, 2, 3, 1, 2, 3),)  # a room of two pages, computed in two steps
+LONG = ((1, 2, 3, 1, 2, 3, 1, 2, 3),)  # a room of three pages
+SHORT = WindowPages(1, 2)
 SHARING = ((1, 2, 3), (4, 5, 6))  # two rooms of a page each
 EQUAL = ((1, 2, 3, 1, 2),) * 2  # two rooms of two pages, the first of which they share
 
@@ -58,6 +62,29 @@ def test_a_chunked_room_with_a_state_is_right_in_every_state(budget: Budget) -> 
     """It is copied behind the first page for others, and behind the prompt for decode."""
     graph = explore(TwoSides(CHUNKED, budget, prefill_pages=6, decode_pages=5, pages_per_state=1))
     assert len(graph.came_from) > 150
+
+
+@pytest.mark.parametrize("budget", [Budget(aborts=1), pytest.param(Budget(losses=1), marks=DEEP)], ids=str)
+def test_a_chunked_room_with_windows_is_right_in_every_state(budget: Budget) -> None:
+    """What is live behind the prompt is handed over beside its tokens."""
+    graph = explore(TwoSides(CHUNKED, budget, prefill_pages=5, decode_pages=5, windows=SHORT))
+    assert len(graph.came_from) > 300
+
+
+@pytest.mark.parametrize(
+    "budget",
+    [Budget(), *(pytest.param(each, marks=DEEP) for each in (Budget(aborts=1), Budget(losses=1), Budget(damages=1)))],
+    ids=str,
+)
+def test_a_room_whose_first_page_is_behind_its_windows_is_right_in_every_state(budget: Budget) -> None:
+    graph = explore(TwoSides(LONG, budget, prefill_pages=7, decode_pages=7, windows=SHORT))
+    assert len(graph.came_from) > 100
+
+
+@DEEP
+def test_two_rooms_that_share_a_page_of_windows_are_right_in_every_state() -> None:
+    graph = explore(TwoSides(EQUAL, Budget(), prefill_pages=9, decode_pages=9, windows=SHORT))
+    assert len(graph.came_from) > 500
 
 
 @DEEP

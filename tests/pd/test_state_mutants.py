@@ -70,8 +70,8 @@ def never_sent(patch: Patch) -> None:
 
 
 def sent_in_another_order(patch: Patch) -> None:
-    plain = PrefillRoom.state_destination
-    patch.setattr(PrefillRoom, "state_destination", lambda self, num_pages: plain(self, num_pages)[::-1].copy())
+    plain = PrefillRoom.destination_beside
+    patch.setattr(PrefillRoom, "destination_beside", lambda self, num_pages: plain(self, num_pages)[::-1].copy())
 
 
 def moved(change: Callable[[StateMoves], StateMoves]) -> Callable[[Patch], None]:
@@ -158,14 +158,8 @@ def snapshots_behind_their_text(patch: Patch) -> None:
 
 
 def begun_with_text_alone(patch: Patch) -> None:
-    """Where pages are cached, a request begins there, with whatever state is nearest."""
-
-    def match(self: Any, tokens: Any, extra_key: bytes = b"") -> Any:
-        nearest = nearest_state(self, tokens, extra_key)
-        return dataclasses.replace(self.match(tokens, extra_key), state=nearest.state)
-
-    nearest_state = RadixTree.match_state
-    patch.setattr(RadixTree, "match_state", match)
+    """Where pages are cached, a request begins there, with a state or without."""
+    patch.setattr(RadixTree, "match_state", RadixTree.match)
 
 
 def kept_by_a_request_that_computes_again(patch: Patch) -> None:

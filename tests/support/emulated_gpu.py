@@ -9,7 +9,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from diptych.engine.attention.backend import PhasedAttention
+from diptych.engine.attention.backend import GraphAttention, PhasedAttention
+from diptych.engine.attention.kinds import KindsAttention, KindsGraphAttention
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.attention.torch_backend import TorchAttention
 from diptych.engine.runner.gpu.gpu_runner import GpuRunner
@@ -51,6 +52,16 @@ class TensorAttention(TorchAttention):
         super().init_forward_metadata(now)
         super().forward_decode(qkv[:count], layer, out[:count])
         out[count:] = torch.nan
+
+
+def recordable(model: LoadedModel, kv: Tensor) -> GraphAttention:
+    """Return what records the model's attention; of several kinds of layers, each beside the one in torch."""
+    kinds = model.attention._extend
+    if not isinstance(kinds, KindsAttention):
+        return TensorAttention(model.config, kv, torch.float32)
+    made = {each: TensorAttention(each._config, each._kv, torch.float32, each._sinks) for each in kinds.backends}
+    places = [(made[each], place) for each, place in kinds.places]
+    return KindsGraphAttention(list(made.values()), places, kinds.groups)
 
 
 class Recorder:
@@ -116,7 +127,7 @@ def emulated_runner(
     """Return what runs `model`, which was loaded onto `kv`, with graphs of these sizes."""
     phased = model.attention
     if rungs:
-        attention = TensorAttention(model.config, kv, torch.float32)
+        attention = recordable(model, kv)
         phased = PhasedAttention(model.attention._extend, attention, attention)
     recorder = recorder or Recorder()
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from flat_request import flat_request
 from null_runner import NullRunner
 from recurrent_runner import RecurrentRunner, new_states
+from windowed_runner import WindowedRunner
 
 from diptych.common.arrays import U64
 from diptych.common.members.roles import LegKind, Role
@@ -29,6 +31,7 @@ from diptych.engine.values.limits import RETRACTED_S, Limits, Scheduling
 from diptych.engine.values.request import Request
 from diptych.engine.values.scheduler_core import SchedulerCore
 from diptych.engine.values.transfer_rules import TransferRules
+from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.generation.output import Output
 from diptych.generation.sampling_params import SamplingParams
 from diptych.grammars.compiler import Compiler
@@ -44,8 +47,12 @@ def local_core(cache: KvCache, limits: Limits) -> UnifiedCore:
     return UnifiedCore(cache, limits, TransferRules(), 0, Role.LOCAL)
 
 
-def _new_runner(kv: U64, vocab_size: int, max_requests: int, pages_per_state: int) -> OverlapRunner:
+def _new_runner(
+    kv: U64, vocab_size: int, max_requests: int, pages_per_state: int, windows: WindowPages
+) -> OverlapRunner:
     stateless = NullRunner(kv, vocab_size)
+    if windows.num_groups:
+        return WindowedRunner(stateless, kv, windows, vocab_size)
     if not pages_per_state:
         return stateless
     return RecurrentRunner(stateless, kv, new_states(max_requests, pages_per_state * PAGE), vocab_size)
@@ -72,8 +79,9 @@ class Engine:
         tiers: Callable[[U64], Sequence[Tier]] = lambda kv: (),
         retracted_s: float = RETRACTED_S,
         pages_per_state: int = 0,
+        windows: WindowPages = NO_WINDOWS,
     ) -> None:
-        """With `pages_per_state` tokens depend on a state, too."""
+        """With `pages_per_state` tokens depend on a state, too; with `windows` on what layers with them keep."""
         kv = np.zeros((num_pages, PAGE), dtype=np.uint64)
         self.cache = KvCache(
             num_pages=num_pages,
@@ -82,6 +90,7 @@ class Engine:
             max_tokens_per_request=CONTEXT,
             tiers=tiers(kv),
             pages_per_state=pages_per_state,
+            windows=replace(windows, step_tokens=max_step_tokens),
         )
         limits = Limits(
             CONTEXT,
@@ -95,7 +104,7 @@ class Engine:
         )
         self.core = build(self.cache, limits)
         self._kind = kind
-        self.runner = runner or _new_runner(kv, vocab_size, max_requests, pages_per_state)
+        self.runner = runner or _new_runner(kv, vocab_size, max_requests, pages_per_state, windows)
         self.outputs: dict[int, list[Output]] = defaultdict(list)
         self._compiler = compiler
         self.now_s = 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from diptych.engine.values.events import (
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.request import new_request
 from diptych.engine.values.transfer_rules import TransferRules
+from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.generation.output import Output
 from diptych.generation.sampling_params import SamplingParams
 from diptych.kvtransfer.digest import add_digests, digest_bytes
@@ -64,6 +66,7 @@ class Worker:
         tiers: Callable[[U64], Sequence[Tier]],
         model: NewModel,
         pages_per_state: int,
+        windows: WindowPages,
     ) -> None:
         self.kv, runner = model(num_pages)
         self.cache = KvCache(
@@ -73,6 +76,7 @@ class Worker:
             max_tokens_per_request=CONTEXT,
             tiers=tiers(self.kv),
             pages_per_state=pages_per_state,
+            windows=replace(windows, step_tokens=limits.max_step_tokens),
         )
         self.core = UnifiedCore(self.cache, limits, TransferRules("always"), PAGE * 8, role)
         self.stepping: Stepping = (
@@ -97,10 +101,11 @@ class Fleet:
         tiers: Callable[[U64], Sequence[Tier]] = lambda kv: (),
         model: NewModel = null_model,
         pages_per_state: int = 0,
+        windows: WindowPages = NO_WINDOWS,
     ) -> None:
         """`clock` is read when a step is planned and when it has run."""
         self.workers = {
-            number: Worker(role, num_pages, clock, overlap, limits, tiers, model, pages_per_state)
+            number: Worker(role, num_pages, clock, overlap, limits, tiers, model, pages_per_state, windows)
             for number, role in enumerate(roles, 1)
         }
         for number, worker in self.workers.items():

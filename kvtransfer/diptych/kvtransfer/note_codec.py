@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Final
+
 from google.protobuf.message import DecodeError
 
 from diptych.kvtransfer.errors import MalformedNote
-from diptych.kvtransfer.notes import PROTOCOL_VERSION, Abort, AbortAck, Ack, HandOff, Note, PagesReady
+from diptych.kvtransfer.notes import (
+    PROTOCOL_VERSION,
+    Abort,
+    AbortAck,
+    Ack,
+    HandedGroup,
+    HandOff,
+    Kind,
+    Note,
+    PagesReady,
+)
 from diptych.v1 import inference_pb2, transfer_pb2, worker_pb2
 
 _FINISH_TO_WIRE = {
     None: inference_pb2.FINISH_REASON_UNSPECIFIED,
     "stop": inference_pb2.FINISH_REASON_STOP,
     "length": inference_pb2.FINISH_REASON_LENGTH,
+}
+_KIND_TO_WIRE = {
+    "tokens": transfer_pb2.HandedGroup.KIND_TOKENS,
+    "window": transfer_pb2.HandedGroup.KIND_WINDOW,
+    "state": transfer_pb2.HandedGroup.KIND_STATE,
+}
+_KIND_FROM_WIRE: Final[Mapping[int, Kind]] = {
+    transfer_pb2.HandedGroup.KIND_TOKENS: "tokens",
+    transfer_pb2.HandedGroup.KIND_WINDOW: "window",
+    transfer_pb2.HandedGroup.KIND_STATE: "state",
 }
 _FINISH_FROM_WIRE = {value: key for key, value in _FINISH_TO_WIRE.items()}
 
@@ -33,6 +56,7 @@ def encode(note: Note, *, sender: int, target: int) -> bytes:
             wire.hand_off.num_pages = note.num_pages
             wire.hand_off.generations.extend(note.generations)
             wire.hand_off.cached_tokens = note.cached_tokens
+            wire.hand_off.groups.extend(map(_group_to_wire, note.groups))
         case Ack():
             wire.ack.SetInParent()
         case Abort():
@@ -64,6 +88,18 @@ def parse(data: bytes, *, sender: int, target: int) -> transfer_pb2.TransferNote
     return wire
 
 
+def _group_to_wire(group: HandedGroup) -> transfer_pb2.HandedGroup:
+    wire = transfer_pb2.HandedGroup(first_token=group.first_token, end_token=group.end_token)
+    wire.kind, wire.num_pages = _KIND_TO_WIRE[group.kind], group.num_pages
+    return wire
+
+
+def _group_from_wire(wire: transfer_pb2.HandedGroup) -> HandedGroup:
+    if wire.kind not in _KIND_FROM_WIRE:
+        raise MalformedNote(f"a group of kind {wire.kind} in a hand-off")
+    return HandedGroup(_KIND_FROM_WIRE[wire.kind], wire.first_token, wire.end_token, wire.num_pages)
+
+
 def _known_code(code: int) -> int:
     """An abort counts, whatever its reason: pages wait for it."""
     is_known = code in worker_pb2.ErrorCode.values() and code != worker_pb2.ERROR_CODE_UNSPECIFIED
@@ -86,7 +122,8 @@ def _body(wire: transfer_pb2.TransferNote) -> Note:
                 raise MalformedNote(f"finish reason {note.finish_reason} in a hand-off")
             finish = _FINISH_FROM_WIRE[note.finish_reason]
             echo = tuple(note.generations)
-            return HandOff(room, note.first_token, finish, note.num_pages, echo, note.cached_tokens)
+            groups = tuple(map(_group_from_wire, note.groups))
+            return HandOff(room, note.first_token, finish, note.num_pages, echo, note.cached_tokens, groups)
         case "ack":
             return Ack(room)
         case "abort":

@@ -6,8 +6,11 @@ The protocol, and who may send what when, is told in `proto/diptych/v1/transfer.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-PROTOCOL_VERSION = 4  # of the notes, and of the metadata that peers link by
+Kind = Literal["tokens", "window", "state"]
+
+PROTOCOL_VERSION = 5  # of the notes, and of the metadata that peers link by
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,16 @@ class PagesReady:
 
 
 @dataclass(frozen=True, slots=True)
+class HandedGroup:
+    """What was written of layers that keep the same of a request: keys and values, those in a window, or a state."""
+
+    kind: Kind
+    first_token: int  # of the prompt
+    end_token: int
+    num_pages: int
+
+
+@dataclass(frozen=True, slots=True)
 class HandOff:
     """Prefill is done: every page write was flushed, and here is the first token."""
 
@@ -33,6 +46,7 @@ class HandOff:
     num_pages: int
     generations: tuple[int, ...]  # echo of the grant
     cached_tokens: int
+    groups: tuple[HandedGroup, ...] = ()  # in the order of the grant
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@ from diptych.v1 import bootstrap_pb2 as _bootstrap_pb2
 from diptych.v1 import inference_pb2 as _inference_pb2
 from diptych.v1 import worker_pb2 as _worker_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -60,18 +61,42 @@ class PagesReady(_message.Message):
     def __init__(self, pages: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ..., cached_prefix_len: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., page_size: _Optional[int] = ..., prompt_hash: _Optional[int] = ...) -> None: ...
 
 class HandOff(_message.Message):
-    __slots__ = ("first_token", "finish_reason", "num_pages", "generations", "cached_tokens")
+    __slots__ = ("first_token", "finish_reason", "num_pages", "generations", "cached_tokens", "groups")
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
     first_token: int
     finish_reason: _inference_pb2.FinishReason
     num_pages: int
     generations: _containers.RepeatedScalarFieldContainer[int]
     cached_tokens: int
-    def __init__(self, first_token: _Optional[int] = ..., finish_reason: _Optional[_Union[_inference_pb2.FinishReason, str]] = ..., num_pages: _Optional[int] = ..., generations: _Optional[_Iterable[int]] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+    groups: _containers.RepeatedCompositeFieldContainer[HandedGroup]
+    def __init__(self, first_token: _Optional[int] = ..., finish_reason: _Optional[_Union[_inference_pb2.FinishReason, str]] = ..., num_pages: _Optional[int] = ..., generations: _Optional[_Iterable[int]] = ..., cached_tokens: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[HandedGroup, _Mapping]]] = ...) -> None: ...
+
+class HandedGroup(_message.Message):
+    __slots__ = ("kind", "first_token", "end_token", "num_pages")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        KIND_UNSPECIFIED: _ClassVar[HandedGroup.Kind]
+        KIND_TOKENS: _ClassVar[HandedGroup.Kind]
+        KIND_WINDOW: _ClassVar[HandedGroup.Kind]
+        KIND_STATE: _ClassVar[HandedGroup.Kind]
+    KIND_UNSPECIFIED: HandedGroup.Kind
+    KIND_TOKENS: HandedGroup.Kind
+    KIND_WINDOW: HandedGroup.Kind
+    KIND_STATE: HandedGroup.Kind
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    END_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
+    kind: HandedGroup.Kind
+    first_token: int
+    end_token: int
+    num_pages: int
+    def __init__(self, kind: _Optional[_Union[HandedGroup.Kind, str]] = ..., first_token: _Optional[int] = ..., end_token: _Optional[int] = ..., num_pages: _Optional[int] = ...) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ()

@@ -217,6 +217,7 @@ class ModelConfig:
     ffn_only: frozenset[int] = frozenset()  # layers that have neither attention nor a state
     without_ffn: frozenset[int] = frozenset()  # layers that have no feed-forward network
     kv_scales: tuple[tuple[float, float], ...] = ()  # [num_layers]: of FP8 keys, of FP8 values. Empty: 1 everywhere
+    keeps_all: bool = False  # layers with a window keep all tokens of a request, too; see `page_groups`
 
     @property
     def score_scale(self) -> float:
@@ -243,17 +244,42 @@ class ModelConfig:
         return self.states_size + (0 if self.indexer is None else self.indexer.size)
 
     @property
+    def page_groups(self) -> tuple[tuple[int, ...], ...]:
+        """The layers whose keys and values of some tokens share a page.
+
+        Group 0 has the layers that see all tokens, each further group as many layers with a window, or fewer: pages of
+        these are free once no window sees their tokens. Models whose layers are not of these two kinds have one group.
+        """
+        if not self._frees_windows:
+            return (self.attention_layers,)
+        full, windowed = ([each for each in range(self.num_layers) if bool(self.window(each)) == is_] for is_ in (0, 1))
+        runs = (windowed[start : start + len(full)] for start in range(0, len(windowed), len(full)))
+        return tuple(map(tuple, (full, *runs)))
+
+    @property
+    def _frees_windows(self) -> bool:
+        """Whether layers with a window, all of one size, have pages of their own, which others have no part in."""
+        num_full = sum(not window for window in self.windows)
+        is_mixed = 0 < num_full <= self.num_layers - num_full and len(set(self.windows)) == 2
+        others = (self.latent, self.wide, self.recurrent, self.num_borrowing, self.sources)
+        return is_mixed and not (self.keeps_all or any(others) or self.ffn_only or self.without_ffn)
+
+    @property
     def layers_by_kind(self) -> tuple[tuple[int, ...], ...]:
-        """The layers of each kind of attention, as a region of pages has them: with a window, then without."""
+        """The layers of each kind of attention: those of each region of pages, with a window, then without.
+
+        Or where pages are of groups of layers: those of each group.
+        """
         if self.wide is None:
-            return (tuple(range(self.num_layers)),)
+            return self.page_groups
         kinds = ([each for each in range(self.num_layers) if bool(self.window(each)) == slides] for slides in (1, 0))
         return tuple(tuple(layers) for layers in kinds if layers)
 
     @property
     def kinds(self) -> tuple[ModelConfig, ...]:
         """The model as attention of each kind knows it, with that kind's layers alone, which it counts."""
-        return (self,) if self.wide is None else tuple(map(self._kind, self.layers_by_kind))
+        kinds = self.layers_by_kind
+        return (self,) if len(kinds) == 1 and self.wide is None else tuple(map(self._kind, kinds))
 
     def _kind(self, layers: tuple[int, ...]) -> ModelConfig:
         return replace(
@@ -261,8 +287,9 @@ class ModelConfig:
             num_layers=len(layers),
             head_dim=self.head_dim_of(layers[0]),
             num_kv_heads=self.kv_heads_of(layers[0]),
-            rope=self.rope_of(layers[0]),
+            rope=self._turning_rope(layers[0]),
             local_rope=None,
+            still_layers=frozenset(place for place, layer in enumerate(layers) if layer in self.still_layers),
             windows=tuple(self.windows[layer] for layer in layers) if self.windows else (),
             wide=None,
             num_borrowing=sum(not self.keeps(layer) for layer in layers),
@@ -347,8 +374,11 @@ class ModelConfig:
         return self.kv_scales[layer] if self.kv_scales else (1.0, 1.0)
 
     def rope_of(self, layer: int) -> Rope:
-        rope = self.local_rope if self.local_rope is not None and self.window(layer) else self.rope
+        rope = self._turning_rope(layer)
         return replace(Rope.still(rope.dim), start=rope.start) if layer in self.still_layers else rope
+
+    def _turning_rope(self, layer: int) -> Rope:
+        return self.local_rope if self.local_rope is not None and self.window(layer) else self.rope
 
     def latent_of(self, layer: int) -> Latent | None:
         """Return what latents are in `layer`: in a still one, all that a head's query meets is made of the latent."""

@@ -6,7 +6,8 @@ path/to/model.gguf           one GGUF file
 path/to/folder               a Hugging Face folder: config.json, *.safetensors, tokenizer.json
 path/to/folder, dummy        the same without weights: they are made up
 
-`bounded` gives a model a shorter context than it could take, for all that is sized by it.
+`bounded` gives a model a shorter context than it could take, for all that is sized by it; with `keeping_all` its layers
+keep what no window sees any more.
 """
 
 from __future__ import annotations
@@ -88,12 +89,12 @@ PATHS: Final[Mapping[str, tuple[Callable[[Path], ModelSource], Callable[[Path], 
 }
 
 
-class BoundedModel:
-    """A `ModelSource` with a shorter context than that of another one."""
+class ChangedModel:
+    """A `ModelSource` with the files of another one, that is served in another way."""
 
-    def __init__(self, source: ModelSource, context_len: int) -> None:
+    def __init__(self, source: ModelSource, config: ModelConfig) -> None:
         self._source = source
-        self.config = replace(source.config, context_len=context_len)
+        self.config = config
         self.weights_id = source.weights_id
 
     def tokenizer(self) -> Tokenizer:
@@ -114,4 +115,9 @@ def bounded(source: ModelSource, max_model_len: int) -> ModelSource:
     if max_model_len > own:
         words = f"--max-model-len {max_model_len} is more than the {own} tokens that {source.config.model_id} takes"
         raise ConfigError(f"{words}: lower it, or leave it out")
-    return BoundedModel(source, max_model_len)
+    return ChangedModel(source, replace(source.config, context_len=max_model_len))
+
+
+def keeping_all(source: ModelSource) -> ModelSource:
+    """Return the model with layers that keep all tokens of a request, whatever window they have."""
+    return ChangedModel(source, replace(source.config, keeps_all=True))

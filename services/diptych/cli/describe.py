@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from diptych.architectures.config import ModelConfig
@@ -15,6 +15,7 @@ from diptych.cli.reports.model_report import Plan, as_json, as_text
 from diptych.common.config import REQUIRED, argument, option
 from diptych.common.errors import ConfigError
 from diptych.common.json_file import read_json
+from diptych.engine.options.config import KV_WINDOWS, KvWindows
 from diptych.kvtransfer.layout import DTYPE_NBYTES
 
 
@@ -31,6 +32,9 @@ class DescribeConfig:
     tp: int = option(1, help="GPUs of a worker")
     page_size: int = option(16, help="tokens a KV page")
     kv_cache_dtype: str = option("bfloat16", help="of keys and values: bfloat16 or fp8_e4m3, for example")
+    kv_windows: KvWindows = option(
+        KV_WINDOWS, help="KV behind the windows of layers that have some, as workers treat it"
+    )
     json: bool = option(False, help="print JSON, for programs")
 
     def validate(self) -> None:
@@ -46,7 +50,7 @@ class DescribeConfig:
 def main(config: DescribeConfig) -> int:
     """Print the description; return the exit code."""
     path = Path(config.model).expanduser()
-    model = read(path)
+    model = replace(read(path), keeps_all=config.kv_windows == "keep")
     check_divides(model, config.tp)
     plan = Plan(
         config.gpu_gib,

@@ -251,13 +251,15 @@ def _check_pool(component: Component, source: ModelSource) -> None:
     from diptych.common.members.roles import WORKER_ROLES, Role  # likewise
     from diptych.engine.frontend.config import WorkerConfig
     from diptych.engine.options.pool_size import check_pool, likely_device
+    from diptych.engine.options.served_model import as_served
 
     role, *arguments = component.arguments
     if role not in [each.value for each in WORKER_ROLES.values()]:
         return
     options = parse(WorkerConfig, arguments, prog=f"diptych {role}")
     try:
-        check_pool(source.config, options.engine_options, Role(role), likely_device(options.device))
+        served = as_served(source, options.engine_options)
+        check_pool(served.config, options.engine_options, Role(role), likely_device(options.device))
     except ConfigError as error:
         raise ConfigError(f"{component.name}: {error}") from None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -83,13 +83,14 @@ def answers_of(config: ValuesConfig, ask: Ask) -> Answers:
 def model_facts(path: Path, *, on_gpu: bool) -> ModelFacts:
     """Return what a model takes: read from its headers and the sizes of its files. Raises `ConfigError`."""
     from diptych.checkpoints.source import open_model  # heavy; not for --help
-    from diptych.engine.values.kv_regions import kv_token_bytes
+    from diptych.engine.options.config import KV_WINDOWS, EngineOptions
+    from diptych.engine.options.pool_size import token_nbytes, whole_layout
 
-    model = open_model(str(path)).config
+    model = replace(open_model(str(path)).config, keeps_all=KV_WINDOWS == "keep")
     files = [path] if path.is_file() else [each for kind in WEIGHT_FILES for each in path.glob(kind)]
     dtype = "bfloat16" if on_gpu else "float32"
     is_widened = not on_gpu and path.is_dir()  # two bytes a weight in the file, four in memory
-    token_bytes = kv_token_bytes(model, dtype)
+    token_bytes = token_nbytes(model, whole_layout(model, EngineOptions().page_size, dtype))
     return ModelFacts(sum(each.stat().st_size for each in files) * (2 if is_widened else 1), token_bytes)
 
 

@@ -59,13 +59,13 @@ class Grants:
 
     @property
     def num_pages_left(self) -> int:
-        """Pages that could be given to tokens now, beside a state's; 0 while rooms wait for theirs."""
+        """Pages that could be given to tokens now, beside those of a state or window; 0 while rooms wait for theirs."""
         if not self._cache.has_row or self._waiting.has_next or self._rooms.retracted:
             return 0
         reserve = self._reserve()
         if self._cache.num_free_rows <= reserve.rows:
             return 0
-        return max(0, self._cache.num_available - reserve.pages - self._cache.pages_per_state)
+        return max(0, self._cache.num_available - reserve.pages - self._cache.most_beside - self._cache.num_owed)
 
     def grant(self, now_s: float) -> list[Effect]:
         """Grant what can be granted; those retracted go first."""
@@ -134,6 +134,7 @@ class Grants:
         room.on(Signal.GRANTED)
         self._in_flight.add(request, room.peer)
         room.granted = self._cache.begin_import(request)
+        room.groups = self._cache.handed(request.prompt_len, request.cached_len, self._cache.page_size)
         room.generations = tuple(self._cache.pool.generations(room.granted).tolist())
         return PagesReady(
             room=request.room,

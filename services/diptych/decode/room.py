@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from diptych.decode.phases import Phase, Signal, next_phase
 from diptych.engine.values.request import NO_PAGES, Request
 from diptych.generation.output import Stats
-from diptych.kvtransfer.notes import HandOff
+from diptych.kvtransfer.notes import HandedGroup, HandOff
 from diptych.kvtransfer.ownership import Pages
 
 
@@ -21,6 +21,7 @@ class DecodeRoom:
     phase: Phase = Phase.PREALLOCATING
     granted: Pages = field(default_factory=lambda: NO_PAGES)  # that prefill writes, in order
     generations: tuple[int, ...] = ()  # of the granted pages
+    groups: tuple[HandedGroup, ...] = ()  # what they are for
     hand_off: HandOff | None = None
     digest: int | None = None  # of what prefill wrote; None: not to be verified
     is_in_parts: bool = False  # what prefill wrote: to be put together
@@ -59,4 +60,11 @@ class DecodeRoom:
             return f"prefill wrote {note.num_pages} pages of {len(self.granted)} granted"
         if note.generations != self.generations:
             return "prefill wrote for another grant of these pages"
+        if note.groups != self.groups:
+            return f"prefill wrote {_words(note.groups)}, not {_words(self.groups)}"
         return None
+
+
+def _words(groups: tuple[HandedGroup, ...]) -> str:
+    spans = [f"{each.kind} {each.first_token} to {each.end_token} in {each.num_pages} pages" for each in groups]
+    return " and ".join(spans) or "nothing that has a name"

@@ -13,9 +13,11 @@ from diptych.engine.values.request import Request
 from diptych.generation.finish import Finish
 from diptych.generation.output import Failure, Stats
 from diptych.kvtransfer.digest import add_digests
-from diptych.kvtransfer.notes import Abort, AbortAck, HandOff, PagesReady
+from diptych.kvtransfer.notes import Abort, AbortAck, HandedGroup, HandOff, PagesReady
 from diptych.kvtransfer.ownership import Pages
 from diptych.prefill.phases import Phase, Signal, next_phase
+
+Handed = Callable[[int, int, int], tuple[HandedGroup, ...]]  # of a prompt: see `KvCache.handed`
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +29,7 @@ class PrefillRoom:
     arrival_s: float
     phase: Phase = Phase.BOOTSTRAPPING
     grant: PagesReady | None = None
+    groups: tuple[HandedGroup, ...] = ()  # what is handed over
     first_page: int = 0  # of the request, in decode's pages, that decode lacks
     next_page: int = 0  # of the request, in decode's pages, not yet posted
     writes_in_flight: int = 0
@@ -79,9 +82,7 @@ class PrefillRoom:
         assert self.grant is not None
         return self.grant.page_size
 
-    def refuse_grant(
-        self, grant: PagesReady, prompt_hash: Callable[[I64, bytes], int], pages_per_state: int
-    ) -> str | None:
+    def refuse_grant(self, grant: PagesReady, prompt_hash: Callable[[I64, bytes], int], handed: Handed) -> str | None:
         """Say why the grant doesn't fit this request; None when it does. Both legs must mean the same prompt."""
         request = self.request
         prompt = request.tokens[: request.prompt_len]
@@ -92,9 +93,11 @@ class PrefillRoom:
         if page_size < 1 or grant.cached_prefix_len % page_size or grant.cached_prefix_len >= request.prompt_len:
             claim = f"{grant.cached_prefix_len} tokens of {request.prompt_len}, in pages of {page_size}"
             return f"decode claims a cached prefix of {claim}"
-        num_pages = -(-request.prompt_len // page_size) - grant.cached_prefix_len // page_size + pages_per_state
+        groups = handed(request.prompt_len, grant.cached_prefix_len, page_size)
+        num_pages = sum(group.num_pages for group in groups)
         if len(grant.pages) != num_pages:
             return f"decode granted {len(grant.pages)} pages where {num_pages} are needed"
+        self.groups = groups
         return None
 
     def on_grant(self, grant: PagesReady) -> None:
@@ -108,10 +111,10 @@ class PrefillRoom:
         span = self.grant.pages[start_page - self.first_page : end_page - self.first_page]
         return np.array(span, dtype=np.int32)
 
-    def state_destination(self, pages_per_state: int) -> Pages:
-        """Decode's pages for the state after the prompt: the last ones that it granted."""
+    def destination_beside(self, num_pages: int) -> Pages:
+        """Decode's pages for what is handed over beside the pages of the prompt's tokens: the last that it granted."""
         assert self.grant is not None
-        return np.array(self.grant.pages[-pages_per_state:], dtype=np.int32)
+        return np.array(self.grant.pages[len(self.grant.pages) - num_pages :], dtype=np.int32)
 
     def farewell(self) -> SendNote | None:
         """What decode must hear when a failed room has drained: that no more writes will come.

@@ -52,6 +52,8 @@ class Sender:
     def hand_off(self, room: PrefillRoom, note: HandOff, now_s: float) -> None:
         """Move what is left, and then tell decode so."""
         self._write(room, _num_pages(room), WritePages, now_s)
+        if self._cache.windows.num_groups:
+            self._write_windows(room, now_s)
         if self._cache.pages_per_state:
             self._write_state(room, now_s)
         room.hand_off, room.hand_off_s, room.asked_s = note, now_s, now_s
@@ -84,11 +86,18 @@ class Sender:
         room.next_page = end_page
         self._post(room, write, effect, now_s)
 
+    def _write_windows(self, room: PrefillRoom, now_s: float) -> None:
+        """Send what is live behind the prompt in layers with a window, group by group. Both have pages of one size."""
+        cache, request = self._cache, room.request
+        first = cache.windows.first_live(request.prompt_len, cache.page_size)
+        src = cache.window_table[request.row, first : cache.pages_for(request.prompt_len)].flatten("F")
+        self._post(room, PageWrite(src, room.destination_beside(len(src))), WritePages, now_s)
+
     def _write_state(self, room: PrefillRoom, now_s: float) -> None:
         """Send the state after the prompt, which its last step has copied."""
         request, num_pages = room.request, self._cache.pages_per_state
         (src,) = (each.pages for each in request.snapshots if each.num_tokens == request.prompt_len)
-        self._post(room, PageWrite(src.copy(), room.state_destination(num_pages)), WritePages, now_s)
+        self._post(room, PageWrite(src.copy(), room.destination_beside(num_pages)), WritePages, now_s)
 
     def _post(
         self, room: PrefillRoom, write: PageWrite, effect: type[WritePages] | type[StreamPages], now_s: float
@@ -115,6 +124,7 @@ def hand_off_note(room: PrefillRoom, first_token: int, finish: Finish | None) ->
         num_pages=len(room.grant.pages),
         generations=room.grant.generations,
         cached_tokens=room.request.cached_len,
+        groups=room.groups,
     )
 
 

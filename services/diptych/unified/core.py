@@ -92,7 +92,8 @@ def max_tokens(role: Role, context_len: int, cache: KvCache) -> int:
     if cache.num_rows < 2:
         raise ConfigError("a unified worker needs --max-requests 2 at least: one to decode, one to prefill")
     reserve, granted = cache.pages_for_prompt(0), cache.pages_per_state
-    return min(fitting, max(0, (cache.pool.capacity - reserve - granted) // 2) * cache.page_size)
+    of_each = max(0, (cache.pool.capacity - reserve - granted) // 2)
+    return min(fitting, cache.windows.fitting(of_each, cache.page_size) * cache.page_size)
 
 
 class UnifiedCore:

@@ -9,6 +9,7 @@ from diptych.engine.cache.cache_changes import CacheChanges, CacheDelta
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.values.core_report import Holders
 from diptych.engine.values.request import Request, new_request
+from diptych.engine.values.window_pages import WindowPages
 from diptych.generation.page_hash import page_hashes
 from diptych.generation.sampling_params import SamplingParams
 
@@ -248,3 +249,36 @@ def test_a_page_nobody_claims_is_reported_as_a_leak(cache: KvCache) -> None:
     assert cache.admit(first)
     assert cache.audit(Holders()) != []
     cache.drop(first)
+
+
+def test_a_prompt_is_not_admitted_to_pages_that_another_will_need_in_layers_with_a_window() -> None:
+    windows = WindowPages(num_groups=2, window=4, step_tokens=8)  # 5 pages are held at most, 3 of them live
+    cache = KvCache(num_pages=41, page_size=4, max_requests=3, max_tokens_per_request=100, windows=windows)
+    first, second = request(*range(40)), request(*range(100, 116))
+    assert cache.admit(first)
+    assert cache.num_available == 40 - 10 - 2 * 2  # all its tokens, and a step of it in the layers with a window
+    assert cache.num_owed == 2 * 3
+    assert not cache.admit(second, spare_pages=9)  # 4 pages, 2 * 2 of a step, 2 * 2 later, and the other one's 6
+    assert cache.admit(second, spare_pages=8)
+    assert cache.num_owed == 2 * (3 + 2)
+    cache.drop(first)
+    assert cache.num_owed == 2 * 2
+    assert cache.grow_windows(second, 16)
+    assert cache.num_owed == 0
+    cache.drop(second)
+    assert cache.audit(Holders()) == []
+
+
+def test_what_is_behind_the_windows_can_be_evicted_while_the_prompt_goes_on() -> None:
+    windows = WindowPages(num_groups=2, window=4, step_tokens=8)
+    cache = KvCache(num_pages=31, page_size=4, max_requests=3, max_tokens_per_request=100, windows=windows)
+    prompt = request(*range(40))
+    assert cache.admit(prompt)
+    for end in range(8, 41, 8):
+        assert cache.grow_windows(prompt, end)
+        prompt.computed_len = end
+        cache.release_duplicates(cache.share(prompt, end))
+        assert cache.num_available == 30 - 10 - 2 * 1  # a page is live behind each chunk
+        assert cache.audit(Holders([prompt])) == []
+    cache.retire(prompt)
+    assert cache.num_available == 30

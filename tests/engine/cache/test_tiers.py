@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -16,6 +19,7 @@ from diptych.engine.cache.radix import RadixTree
 from diptych.engine.cache.tier import SlotPool, Slots, Tier
 from diptych.engine.values.core_report import Holders
 from diptych.engine.values.request import Request, new_request
+from diptych.engine.values.window_pages import WindowPages
 from diptych.generation.logprobs import PromptLogprobs
 from diptych.generation.page_hash import page_hashes
 from diptych.generation.sampling_params import SamplingParams
@@ -47,6 +51,12 @@ def request(prompt: list[int]) -> Request:
 def kv_of(tokens: I64) -> U64:
     """What is in the pages of a prefix: in all entries of a page the name of the page."""
     return np.repeat(page_hashes(tokens, PAGE), PAGE).reshape(-1, PAGE)
+
+
+def state_of(tokens: I64) -> U64:
+    """What is in the pages of the state behind a prefix."""
+    name = page_hashes(tokens, PAGE)[-1]
+    return np.array([[name + 7, name + 8], [name + 9, name]], np.uint64)
 
 
 def test_pages_go_down_the_list_and_come_back_from_the_tier_that_has_them() -> None:
@@ -84,22 +94,50 @@ def test_what_is_computed_meanwhile_is_not_shared_where_pages_are_on_their_way()
     assert cache.audit(Holders([waiting])) == []
 
 
+@pytest.mark.parametrize("kind", ["host", "slow"])
+@pytest.mark.parametrize("beside", ["windows", "states"])
+def test_what_is_beside_a_text_goes_down_and_comes_back_with_it(kind: str, beside: str) -> None:
+    game = CacheOverTiers()
+    game.start(kind, 30, beside)
+    game.admit([1] * 11, False)
+    game.share_all(game.running[0])
+    game.cache.retire(game.running.pop())
+    game.cache._evict(game.cache.num_available)
+    assert game.cache.pool.num_free == game.num_pages - 1
+    game.admit([1] * 11, False)
+    if kind == "slow":
+        assert not game.running
+        assert game.cache.audit(Holders()) == []
+        game.cache.finish_restore(game.slow[0].answer().number, None)
+        game.admit([1] * 11, False)  # which looks at all pages
+    assert game.running[0].cached_len == 10
+    game.requests_have_their_kv()
+    game.teardown()
+
+
 prompts = st.lists(st.integers(0, 1), min_size=1, max_size=12)
+BESIDE: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "windows": {"windows": WindowPages(2, 5)},
+    "states": {"pages_per_state": 2},
+}
 TIERS = ("slow", "shared", "host slow", "slow host", "host shared", "slow slow")
 
 
 class CacheOverTiers(RuleBasedStateMachine):
-    @initialize(kinds=st.sampled_from(TIERS), num_slots=st.integers(1, 5))
-    def start(self, kinds: str, num_slots: int) -> None:
-        self.pool = np.zeros((NUM_PAGES, PAGE), np.uint64)
+    @initialize(kinds=st.sampled_from(TIERS), num_slots=st.integers(1, 15), beside=st.sampled_from([*BESIDE]))
+    def start(self, kinds: str, num_slots: int, beside: str) -> None:
+        self.num_pages = NUM_PAGES if beside == "nothing" else 3 * NUM_PAGES
+        self.pool = np.zeros((self.num_pages, PAGE), np.uint64)
         self.slow: list[SlowTier] = []
         self.cache = KvCache(
-            num_pages=NUM_PAGES,
+            num_pages=self.num_pages,
             page_size=PAGE,
             max_requests=3,
             max_tokens_per_request=100,
             tiers=self.tiers(kinds, num_slots),
             changes=CacheChanges(),
+            **BESIDE[beside],
         )
         self.running: list[Request] = []
         self.told: set[int] = set()  # what a listener believes to be cached
@@ -128,6 +166,8 @@ class CacheOverTiers(RuleBasedStateMachine):
         if self.cache.admit(one):
             self.expect_kv(one, one.cached_len // PAGE)
             self.running.append(one)
+            if one.state_from is not None and len(one.state_from):
+                assert np.array_equal(self.pool[one.state_from], state_of(one.tokens[: one.cached_len]))
         elif one.restore is None:
             assert self.num_asked == num_asked
         else:
@@ -155,10 +195,18 @@ class CacheOverTiers(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def share(self, data: st.DataObject) -> None:
-        one = self.running[data.draw(st.integers(0, len(self.running) - 1))]
+        self.share_all(self.running[data.draw(st.integers(0, len(self.running) - 1))])
+
+    def share_all(self, one: Request) -> None:
+        for cut in one.cuts:
+            if cut > one.computed_len:
+                self.compute(one, cut)
+                self.cache.begin_snapshot(one, cut)
+                for snapshot in one.snapshots:
+                    self.pool[snapshot.pages] = state_of(one.tokens[:cut])
+                self.cache.release_duplicates(self.cache.share(one, cut))
         self.compute(one)
         self.cache.release_duplicates(self.cache.share(one, one.computed_len))
-        self.expect_kv(one, one.computed_len // PAGE)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
@@ -182,20 +230,30 @@ class CacheOverTiers(RuleBasedStateMachine):
         self.told |= set(news.stored)
         assert self.told == set(self.cache.tree.hashes())
 
-    def compute(self, one: Request) -> None:
-        kv = kv_of(one.tokens[: one.num_tokens])
+    def compute(self, one: Request, end: int | None = None) -> None:
+        kv = kv_of(one.tokens[: end or one.num_tokens])
         first = one.computed_len // PAGE
         pages = self.cache.pages_of(one)[first : len(kv)]
         self.pool[pages] = kv[first:]
-        one.computed_len = one.num_tokens
+        for group, windows in enumerate(self.cache.window_table[one.row].T):
+            self.pool[windows[first : len(kv)]] = kv[first:] + np.uint64(1 + group)
+        one.computed_len = end or one.num_tokens
 
     def expect_kv(self, one: Request, num_pages: int) -> None:
-        pages = self.cache.pages_of(one)[:num_pages]
-        assert np.array_equal(self.pool[pages], kv_of(one.tokens[: one.num_tokens])[:num_pages])
+        kv = kv_of(one.tokens[: one.num_tokens])[:num_pages]
+        assert np.array_equal(self.pool[self.cache.pages_of(one)[:num_pages]], kv)
+        for group, windows in enumerate(self.cache.window_table[one.row].T):
+            seen = slice(one.first_window, num_pages)
+            assert np.array_equal(self.pool[windows[seen]], kv[seen] + np.uint64(1 + group))
 
     @invariant()
     def the_books_are_right(self) -> None:
         assert self.cache.audit(Holders(self.running)) == []
+
+    @invariant()
+    def requests_have_their_kv(self) -> None:
+        for one in self.running:
+            self.expect_kv(one, max(one.cached_len, one.computed_len) // PAGE)
 
     def teardown(self) -> None:
         """Once all have answered and left, nothing is held."""
@@ -206,9 +264,9 @@ class CacheOverTiers(RuleBasedStateMachine):
         for one in self.running:
             self.cache.drop(one)
         self.cache.clear()
-        assert (self.cache.pool.num_free, self.cache.tree.num_lower_pages) == (NUM_PAGES - 1, 0)
+        assert (self.cache.pool.num_free, self.cache.tree.num_lower_pages) == (self.num_pages - 1, 0)
         assert self.cache.audit(Holders([])) == []
 
 
 TestCacheOverTiers = CacheOverTiers.TestCase
-TestCacheOverTiers.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestCacheOverTiers.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)

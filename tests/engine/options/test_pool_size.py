@@ -13,7 +13,14 @@ from diptych.architectures.recurrent import DeltaNet, Recurrent
 from diptych.common.errors import ConfigError
 from diptych.common.members.roles import Role
 from diptych.engine.options.config import EngineOptions
-from diptych.engine.options.pool_size import check_pool, likely_device, pool_layout, pool_words
+from diptych.engine.options.pool_size import (
+    check_pool,
+    likely_device,
+    pool_layout,
+    pool_words,
+    token_nbytes,
+    whole_layout,
+)
 
 MODEL = tiny_config()
 PAGE_BYTES = 4 * 2 * 2 * 16 * 2 * 16  # in float32
@@ -88,6 +95,34 @@ def test_states_of_recurrent_layers_are_counted() -> None:
 def test_a_pool_that_holds_no_state_is_refused_with_what_it_takes() -> None:
     with pytest.raises(ConfigError, match=r"hold 0 tokens beside 2 states of a request, but 2 pages .* at least"):
         pool_layout(RECURRENT, EngineOptions(kv_cache_mib=1, dtype="float32"))
+
+
+WINDOWED = dataclasses.replace(WIDE, num_layers=6, windows=(64, 64, 0) * 2)  # a page has two layers, of three groups
+WINDOWED_PAGE_BYTES = WIDE_PAGE_BYTES // 2
+
+
+def test_pages_of_windows_are_counted_as_far_as_a_text_fills_them() -> None:
+    """A short text has a page in every group; a long one its windows', a step's and what may have been passed."""
+    for longest, pages in ((100, 3 * 7), (4096, 256 + 2 * (2 * 6 + 1 + 8))):
+        options = EngineOptions(max_model_len=longest, max_step_tokens=128)
+        enough = -(-pages * WINDOWED_PAGE_BYTES // 2**20)
+        check_pool(WINDOWED, dataclasses.replace(options, kv_cache_mib=enough), Role.DECODE, "cpu")
+        with pytest.raises(ConfigError, match=f"fewer than --max-model-len {longest}: .*-mib {enough} at least"):
+            check_pool(WINDOWED, dataclasses.replace(options, kv_cache_mib=enough - 1), Role.DECODE, "cpu")
+    with pytest.raises(ConfigError, match=r"hold 16 tokens, but 6 pages of 16 tokens .* --kv-cache-mib 2 at least"):
+        check_pool(WINDOWED, EngineOptions(kv_cache_mib=1), Role.DECODE, "cpu")
+
+
+def test_a_token_of_a_usual_request_has_its_part_of_what_windows_hold() -> None:
+    layout, kept = (whole_layout(each, 16, "float32") for each in (WINDOWED, dataclasses.replace(WINDOWED, windows=())))
+    assert token_nbytes(WINDOWED, layout) == WINDOWED_PAGE_BYTES // 16 + 2 * 4 * WINDOWED_PAGE_BYTES // 1024
+    assert token_nbytes(dataclasses.replace(WINDOWED, windows=()), kept) == 3 * WINDOWED_PAGE_BYTES // 16
+
+
+def test_what_windows_take_of_the_pool_is_told() -> None:
+    layout, options = whole_layout(WINDOWED, 16, "float32"), EngineOptions()
+    told = pool_words(WINDOWED, layout, options, 64)
+    assert told == "1 KV pages of 16 tokens, of which a request has up to 12 for windows while it is decoded"
 
 
 def test_what_states_take_beside_the_pool_is_told() -> None:

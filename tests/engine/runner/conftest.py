@@ -21,8 +21,8 @@ from diptych.engine.runner.kv_pool import KV_DTYPES
 from diptych.engine.runner.model_part import ModelPart
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.tensor_parallel.communicator import Communicator
-from diptych.engine.values.batch import ForwardBatch, ForwardMode, SamplingBatch, StateMoves
-from diptych.engine.values.kv_regions import pages_per_state
+from diptych.engine.values.batch import ForwardBatch, ForwardMode, SamplingBatch, StateMoves, WindowGroups
+from diptych.engine.values.kv_regions import pages_per_state, window_pages
 
 __all__ = ["device"]
 
@@ -31,7 +31,10 @@ MAX_REQUESTS = 128
 
 
 class Driver:
-    """A runner with its pool. Requests are numbered; `tokens` holds what each has computed so far."""
+    """A runner with its pool. Requests are numbered; `tokens` holds what each has computed so far.
+
+    Pages that no window sees any more are overwritten at once, and may be another request's next.
+    """
 
     def __init__(
         self,
@@ -46,11 +49,14 @@ class Driver:
         device: str,
     ) -> None:
         config = ModelPart.of(source, communicator).config
+        self._windows, self._num_groups = window_pages(config, num_pages), len(config.page_groups)
+        num_pages *= self._num_groups
         layout = ModelRunner.pool_layout(config, num_pages=num_pages, page_size=PAGE_SIZE, dtype=kv_dtype)
-        kv = torch.full(layout.shape, torch.nan, device=device).to(KV_DTYPES[kv_dtype])
+        self.kv = torch.full(layout.shape, torch.nan, device=device).to(KV_DTYPES[kv_dtype])
+        self._garbage = self.kv[0].clone()
         self.runner = ModelRunner(
             source,
-            kv,
+            self.kv,
             dtype=dtype,
             quantization=quantization,
             attention_backend=backend,
@@ -61,7 +67,8 @@ class Driver:
         self._pages_per_state = pages_per_state(source.config, communicator.size if communicator else 1, dtype, layout)
         self.adapters: dict[int, int] = {}  # slot of a request's adapter
         self._free = np.random.default_rng(0).permutation(num_pages).tolist()
-        self._pages: dict[int, list[int]] = {}
+        self._pages: dict[int, list[list[int]]] = {}  # of each token page, one of each group
+        self._num_freed: dict[int, int] = {}  # token pages
         self._lens: dict[int, int] = {}
 
     def extend(self, chunks: Mapping[int, list[int]]) -> Tensor:
@@ -84,26 +91,34 @@ class Driver:
         )
 
     def forget(self, request: int) -> None:
-        self._free += self._pages.pop(request)
+        num_freed, pages = self._num_freed.pop(request, 0), self._pages.pop(request)
+        self._free += [each[0] for each in pages[:num_freed]] + [page for each in pages[num_freed:] for page in each]
         del self._lens[request]
 
     def batch(self, mode: ForwardMode, chunks: Mapping[int, list[int]]) -> ForwardBatch:
         starts = {request: self._lens.get(request, 0) for request in chunks}
         for request, tokens in chunks.items():
+            if self._num_groups > 1:
+                self._free_windows(request, starts[request])
             self._grow(request, starts[request] + len(tokens))
         width = max(len(self._pages[request]) for request in chunks)
+        tables = np.zeros((self._num_groups, len(chunks), width), np.int32)
+        for row, request in enumerate(chunks):
+            tables[:, row, : len(self._pages[request])] = self._table(request)
         spans = [(request, starts[request], self._lens[request]) for request in chunks]
+        slots = np.ascontiguousarray(np.concatenate([self._slots(*span) for span in spans], axis=1))
         return ForwardBatch(
             mode=mode,
             input_ids=np.concatenate([np.array(tokens, np.int64) for tokens in chunks.values()]),
             positions=np.concatenate([np.arange(start, end) for _, start, end in spans]),
-            out_slots=np.concatenate([self._slots(*span) for span in spans]),
-            page_table=np.array([self._pages[r] + [0] * (width - len(self._pages[r])) for r in chunks], np.int32),
+            out_slots=slots[0],
+            page_table=tables[0],
             seq_lens=np.array([end for _, _, end in spans]),
             extend_lens=np.array([end - start for _, start, end in spans]),
             num_sampled=np.ones(len(chunks), np.int64),
             states=self._states(starts) if self._pages_per_state else None,
             adapters=np.array([self.adapters.get(request, -1) for request in chunks]) if self.adapters else None,
+            window_groups=WindowGroups(tables[1:], slots[1:]) if self._num_groups > 1 else None,
         )
 
     def _states(self, starts: Mapping[int, int]) -> StateMoves:
@@ -115,12 +130,26 @@ class Driver:
     def _grow(self, request: int, num_tokens: int) -> None:
         pages = self._pages.setdefault(request, [])
         while len(pages) * PAGE_SIZE < num_tokens:
-            pages.append(self._free.pop())
+            pages.append([self._free.pop() for _ in range(self._num_groups)])
         self._lens[request] = num_tokens
 
+    def _free_windows(self, request: int, num_tokens: int) -> None:
+        begin, end = self._num_freed.get(request, 0), self._windows.live_from(num_tokens) // PAGE_SIZE
+        for page in [page for each in self._pages.get(request, [])[begin:end] for page in each[1:]]:
+            self.kv[page] = self._garbage
+            self._free.insert(0, page)
+        self._num_freed[request] = end
+
+    def _table(self, request: int) -> I64:
+        """Return `[num_groups, num_pages]`. For pages that are freed stands the newest one, which may not be full."""
+        table = np.array(self._pages[request]).T.copy()
+        table[1:, : self._num_freed.get(request, 0)] = table[1:, -1:]
+        return table
+
     def _slots(self, request: int, start: int, end: int) -> I64:
+        """Return `[num_groups, end - start]`."""
         positions = np.arange(start, end)
-        return np.array(self._pages[request])[positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
+        return np.array(self._pages[request]).T[:, positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
 
 
 NewDriver = Callable[..., Driver]

@@ -13,6 +13,7 @@ from diptych.generation.sampling_params import SamplingParams
 
 PAGE = 4
 TABLE = np.array([[7, 3, 0], [5, 9, 2]], dtype=np.int32)
+WINDOWS = np.array([[[11, 21], [12, 22], [0, 0]], [[14, 24], [15, 25], [16, 26]]], dtype=np.int32)  # of two groups
 
 
 def request(row: int, tokens: list[int], computed_len: int, num_pages: int, seed: int = 0) -> Request:
@@ -159,3 +160,29 @@ def test_what_is_cached_is_not_stored_again() -> None:
     assert batch.positions.tolist() == [7, 0, 1]
     assert batch.out_slots.tolist() == [0, 5 * PAGE, 5 * PAGE + 1]
     assert batch.seq_lens.tolist() == [8, 2]
+
+
+def test_layers_with_windows_have_pages_of_their_own_for_the_same_tokens() -> None:
+    first, second = request(0, [1, 2, 3, 4, 5], computed_len=4, num_pages=2), request(1, [5, 6], 1, num_pages=1)
+    decode = build_batch(new_step([second, first], ()), TABLE, PAGE, window_table=WINDOWS)
+    assert decode.page_table.tolist() == [[5, 9], [7, 3]]
+    assert decode.window_groups is not None
+    assert decode.window_groups.page_tables.tolist() == [[[14, 15], [11, 12]], [[24, 25], [21, 22]]]
+    assert decode.window_groups.out_slots.tolist() == [[14 * PAGE + 1, 12 * PAGE], [24 * PAGE + 1, 22 * PAGE]]
+    prompt = request(1, list(range(20, 29)), computed_len=3, num_pages=3)
+    mixed = build_batch(new_step([first], [next_chunk(prompt, 2)]), TABLE, PAGE, window_table=WINDOWS)
+    assert mixed.window_groups is not None
+    assert all(each.flags.c_contiguous for each in (mixed.window_groups.page_tables, mixed.window_groups.out_slots))
+    assert mixed.window_groups.page_tables.tolist() == WINDOWS.transpose(2, 0, 1).tolist()
+    assert mixed.window_groups.out_slots.tolist() == [
+        [12 * PAGE, 14 * PAGE + 3, 15 * PAGE],
+        [22 * PAGE, 24 * PAGE + 3, 25 * PAGE],
+    ]
+
+
+def test_what_is_cached_is_not_stored_again_in_any_group() -> None:
+    cached = request(0, list(range(10, 18)), computed_len=7, num_pages=2)
+    cached.cached_len = 8
+    batch = build_batch(new_step((), [next_chunk(cached, 9)]), TABLE, PAGE, window_table=WINDOWS)
+    assert batch.window_groups is not None
+    assert (batch.out_slots.tolist(), batch.window_groups.out_slots.tolist()) == ([0], [[0], [0]])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from diptych.engine.tensor_parallel.rank_log import step_from_wire, step_to_wire
-from diptych.engine.values.batch import ForwardBatch, ForwardMode, PromptRows, StateMoves
+from diptych.engine.values.batch import ForwardBatch, ForwardMode, PromptRows, StateMoves, WindowGroups
 from diptych.v1 import rank_pb2
 
 NOTHING = np.zeros(0, np.int64)
@@ -34,6 +34,18 @@ def test_a_step_arrives_as_it_was_sent(mode: ForwardMode, prompt_rows: PromptRow
     np.testing.assert_equal(
         dataclasses.asdict(step_from_wire(rank_pb2.RankEntry.FromString(wire).step)), dataclasses.asdict(sent)
     )
+
+
+def test_where_layers_with_a_window_have_their_pages_arrives_as_it_was_sent() -> None:
+    windows = WindowGroups(
+        np.arange(12, dtype=np.int32).reshape(3, 2, 2), np.array([[0, 1, 2], [3, 4, 5], [6, 7, 2**40]])
+    )
+    sent = dataclasses.replace(batch(ForwardMode.MIXED, None), window_groups=windows)
+    wire = rank_pb2.RankEntry(step=step_to_wire(sent)).SerializeToString()
+    found = step_from_wire(rank_pb2.RankEntry.FromString(wire).step)
+    np.testing.assert_equal(dataclasses.asdict(found), dataclasses.asdict(sent))
+    assert found.window_groups is not None
+    assert found.window_groups.page_tables.flags.writeable, "torch takes no other"
 
 
 @pytest.mark.parametrize("num_copies", [(0, 0), (1, 0), (0, 2), (2, 1)])

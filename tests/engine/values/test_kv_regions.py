@@ -11,7 +11,7 @@ from tiny_config import tiny_config
 
 from diptych.architectures.config import Indexer, Latent, ModelConfig, Rope, WideHeads
 from diptych.checkpoints.shard import Shard
-from diptych.engine.values.kv_regions import kv_layout, kv_regions, kv_shape, kv_token_bytes, region_names
+from diptych.engine.values.kv_regions import kv_layout, kv_regions, kv_shape, region_names
 from diptych.kvtransfer.flow import Flow
 from diptych.kvtransfer.inproc import InprocNetwork
 from diptych.kvtransfer.layout import HeadShare, PoolLayout, Region
@@ -19,6 +19,12 @@ from diptych.kvtransfer.plan import linked_ranks
 from diptych.kvtransfer.transport import OpDone, PageWrite
 
 NUM_PAGES = 8
+
+
+def kv_token_bytes(model: ModelConfig, dtype: str) -> int:
+    return sum(region.nbytes(1) for region in kv_regions(model, dtype))
+
+
 LATENT = tiny_config(
     num_kv_heads=1,
     head_dim=48,
@@ -66,6 +72,17 @@ def test_of_four_ranks_each_holds_a_copy_of_the_heads_that_are_fewer() -> None:
     windows, wide = kv_regions(part, "float32", HeadShare(3, 4, 2))
     assert (windows.num_heads, windows.total_heads) == (1, 2)
     assert (wide.num_heads, wide.total_heads) == (1, 4)
+
+
+def test_where_windows_have_pages_of_their_own_a_page_has_places_for_the_layers_that_see_all() -> None:
+    model = tiny_config(num_layers=7, windows=(8, 8, 0, 8, 8, 8, 0))
+    assert kv_regions(model, "bfloat16") == (Region((0, 1), 2, 2, 16, "bfloat16", 2),)
+    assert kv_layout(model, 5, 16, "float32") == PoolLayout.kv(5, 2, 16, 2, 16, "float32")
+    assert region_names(model) == ("keys and values",)
+    assert kv_shape(model) == "7 layers, 2 KV heads of 16, windows of 8 in 3 pages of their own"
+    kept = replace(model, keeps_all=True)
+    assert kv_regions(kept, "bfloat16") == (Region(tuple(range(7)), 2, 2, 16, "bfloat16", 2),)
+    assert kv_shape(kept) == "7 layers, 2 KV heads of 16"
 
 
 def test_keys_and_values_are_two_planes_and_a_latent_is_one() -> None:

@@ -58,7 +58,10 @@ KIND_HEADS = [Heads(9, 3, 64), Heads(4, 2, 256), Heads(2, 1, 80), Heads(2, 2, 12
 
 
 class Pool:
-    """Requests on scattered pages of a pool full of NaN, so that a read of an unused slot shows."""
+    """Requests on scattered pages of a pool full of NaN, so that a read of an unused slot shows.
+
+    So are the tokens behind all windows of a step: their pages may be others' by then.
+    """
 
     def __init__(self, heads: Heads, page_size: int, seq_lens: list[int], kind: Kind = PLAIN) -> None:
         self.kind, self.heads, self.page_size, self.seq_lens = kind, heads, page_size, seq_lens
@@ -138,8 +141,11 @@ class Pool:
         """Fill the pool with `count` tokens of a request, `[count, num_planes, num_kv_heads, head_dim]`."""
         kept = (self.heads.num_planes, self.heads.num_kv_heads, self.heads.head_dim)
         kv = torch.randn(count, *kept, generator=self.generator)
-        slots = torch.from_numpy(self.slots(row, 0)[:count])
-        self.kv[slots // self.page_size, LAYER, :, slots % self.page_size] = kv
+        slots, window, first = torch.from_numpy(self.slots(row, 0)[:count]), self.kind.window, 0
+        if window:
+            first = count // window * window if self.kind.chunked else max(0, count + 1 - window)
+        slots = slots[first:]
+        self.kv[slots // self.page_size, LAYER, :, slots % self.page_size] = kv[first:]
         return kv.double()
 
 

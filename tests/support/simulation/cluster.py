@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from diptych.common.members.roles import WORKER_ROLES, Role
 from diptych.engine.values.events import AbortRoom, ServeRole
 from diptych.engine.values.transfer_rules import TransferRules
+from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.kvtransfer.inproc import FaultPlan
 from simulation.network import WatchedNetwork
 from simulation.requests import LAYERS, PAGE, Attempt, Leg, new_attempt, random_prompt
@@ -41,6 +42,7 @@ class Shape:
     max_ops: int = 4096  # of a transport
     rules: TransferRules = RULES
     pages_per_state: int = 0  # 0: no layer is recurrent
+    windows: WindowPages = NO_WINDOWS  # of layers that have pages of their own
     is_lossy: bool = False  # notes may be lost, doubled and late while their link is up
 
 
@@ -79,6 +81,7 @@ class Cluster:
             deadline_s=deadline_s and self.now_s + deadline_s,
             priority=self.rng.choice([0, 0, 1, -1]),
             num_state_cells=self.shape.pages_per_state * LAYERS * PAGE,
+            windows=self.shape.windows,
         )
         self.attempts[room] = attempt
         self.open_rooms.append(room)
@@ -314,6 +317,7 @@ class Cluster:
             max_ops=shape.max_ops,
             rules=shape.rules,
             pages_per_state=shape.pages_per_state,
+            windows=shape.windows,
         )
         return instance
 

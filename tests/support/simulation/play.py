@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from diptych.engine.values.transfer_rules import Integrity, TransferRules
+from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.kvtransfer.inproc import FaultPlan
 from diptych.kvtransfer.inproc.network import NO_FAULTS
 from simulation.cluster import Cluster, Shape
@@ -64,18 +66,26 @@ MOODS: Sequence[Mood] = (
 )
 
 
-def seeded(seed: int, pages_per_state: int = 0) -> Game:
+def seeded(seed: int, pages_per_state: int = 0, windows: WindowPages = NO_WINDOWS) -> Game:
     """Return the game of a seed, which also chooses the mood and the kind of workers."""
     number, mood = divmod(seed, len(MOODS))
     is_unified, rng = number % 2 == 1, random.Random(seed)
-    return Game(rng, MOODS[mood], f"seed {seed}", is_unified=is_unified, pages_per_state=pages_per_state)
+    beside: dict[str, Any] = {"pages_per_state": pages_per_state, "windows": windows}
+    return Game(rng, MOODS[mood], f"seed {seed}", is_unified=is_unified, **beside)
 
 
 class Game:
     """One cluster in one mood. `name` says how to play it again."""
 
     def __init__(
-        self, rng: random.Random, mood: Mood, name: str, *, is_unified: bool = False, pages_per_state: int = 0
+        self,
+        rng: random.Random,
+        mood: Mood,
+        name: str,
+        *,
+        is_unified: bool = False,
+        pages_per_state: int = 0,
+        windows: WindowPages = NO_WINDOWS,
     ) -> None:
         self.rng = rng
         self.mood = mood
@@ -83,15 +93,16 @@ class Game:
         self.shape = Shape(
             roles=self._roles(is_unified),
             is_unified=is_unified,
-            prefill_pages=rng.choice([16, 24, 40]) + NUM_STATES * pages_per_state,
-            decode_pages=rng.choice([16, 24, 40]) + NUM_STATES * pages_per_state,
+            prefill_pages=rng.choice([16, 24, 40]) * (1 + windows.num_groups) + NUM_STATES * pages_per_state,
+            decode_pages=rng.choice([16, 24, 40]) * (1 + windows.num_groups) + NUM_STATES * pages_per_state,
             max_step_tokens=rng.choice([4, 8, 64]),
             step_cost=rng.choice([0, 12, 1000]),
             overlap=rng.random() < 0.5,
             max_ops=rng.choice([2, 4096]),
             is_lossy=mood.is_lossy,
             pages_per_state=pages_per_state,
-            rules=self._rules(),
+            windows=windows,
+            rules=self._rules(most_windows=1 if windows.num_groups else LAYERS),
         )
         self.cluster = Cluster(self.shape, rng)
         self.num_moves = 0
@@ -114,10 +125,11 @@ class Game:
             return ("unified",) * self.rng.choice([2, 3])
         return ("prefill",) * self.rng.choice([1, 2]) + ("decode",) * self.rng.choice([1, 2])
 
-    def _rules(self) -> TransferRules:
+    def _rules(self, most_windows: int) -> TransferRules:
+        """`most_windows`: ranges of layers that are sent one after the other."""
         modes: list[Integrity] = ["always"] if self.mood.faults.corrupt_page else ["always", "always", "sampled", "off"]
         timeout_s = self.rng.choice([0.5, 30.0]) if self.mood.slow else 30.0
-        return TransferRules(self.rng.choice(modes), timeout_s, num_windows=self.rng.choice([1, LAYERS]))
+        return TransferRules(self.rng.choice(modes), timeout_s, num_windows=self.rng.choice([1, most_windows]))
 
     def _round(self, num_moves: int) -> None:
         """Moves until the next rest."""

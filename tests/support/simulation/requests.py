@@ -11,11 +11,14 @@ from flat_request import flat_request
 from null_runner import entries, expected_output
 from recurrent_runner import expected_output as expected_with_state
 from recurrent_runner import state_after
+from windowed_runner import expected_output as expected_with_windows
+from windowed_runner import kept_of
 
 from diptych.common.arrays import U64
 from diptych.common.members.roles import LegKind
 from diptych.engine.values.events import Start
 from diptych.engine.values.request import Request
+from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.generation.output import Failure, Output
 from diptych.generation.sampling_params import SamplingParams
 
@@ -55,12 +58,24 @@ class Attempt:
     prefill: Leg | None  # None: it is local, and `decode` is all of it
     decode: Leg
     state: U64  # [num_cells]: after the prompt
+    windows: WindowPages
+    in_windows: U64  # [num_groups, num_tokens]: what layers with a window keep of the prompt
     is_given_up: bool = False  # by the client
     excuses: set[str] = field(default_factory=set)  # faults that it may fail by
 
     @property
     def legs(self) -> tuple[Leg, ...]:
         return (self.decode,) if self.prefill is None else (self.prefill, self.decode)
+
+    def page_beside(self, number: int) -> U64:
+        """Return what is in a page that is handed over beside those of the prompt's tokens, `[num_tokens, LAYERS]`."""
+        if not self.windows.num_groups:
+            cells: U64 = self.state.reshape(-1, LAYERS, PAGE)[number].T
+            return cells
+        first = self.windows.first_live(len(self.prompt), PAGE)
+        group, page = divmod(number, -(-len(self.prompt) // PAGE) - first)
+        kept = self.in_windows[group, (first + page) * PAGE : (first + page + 1) * PAGE]
+        return (kept[:, None] + np.arange(LAYERS, dtype=np.uint64)).astype(np.uint64)
 
     @property
     def has_ended(self) -> bool:
@@ -89,10 +104,13 @@ def new_attempt(
     deadline_s: float | None = None,
     priority: int = 0,
     num_state_cells: int = 0,
+    windows: WindowPages = NO_WINDOWS,
 ) -> Attempt:
     output = expected_output(list(prompt), num_output_tokens, VOCAB)
     if num_state_cells:
         output = expected_with_state(list(prompt), num_output_tokens, VOCAB, num_state_cells)
+    if windows.num_groups:
+        output = expected_with_windows(list(prompt), num_output_tokens, VOCAB, windows)
     tokens = np.array([*prompt, *output], dtype=np.int64)
     params = SamplingParams(max_tokens=len(output), temperature=0.0, ignore_eos=True)
 
@@ -101,7 +119,9 @@ def new_attempt(
 
     kv = (entries(tokens, np.arange(len(tokens)))[:, None] + np.arange(LAYERS, dtype=np.uint64)).astype(np.uint64)
     state = state_after(list(prompt), num_state_cells)
-    return Attempt(room, prompt, output, kv, leg(prefill) if prefill is not None else None, leg(decode), state)
+    in_windows = kept_of(list(prompt), windows)
+    prefill_leg = None if prefill is None else leg(prefill)
+    return Attempt(room, prompt, output, kv, prefill_leg, leg(decode), state, windows, in_windows)
 
 
 def random_prompt(rng: random.Random) -> list[int]:

@@ -121,9 +121,8 @@ class Rules:
         pages = np.array([src], dtype=np.int32)
         require(worker.cache.pool.pinned(pages), f"source page {src} of room {attempt.room} is not pinned")
         right = attempt.entries[: len(attempt.prompt)][index * PAGE : (index + 1) * PAGE]
-        if not len(right):  # behind the prompt's pages are those of its state
-            cells = attempt.state.reshape(-1, LAYERS, PAGE)
-            right = cells[index - -(-len(attempt.prompt) // PAGE)].T
+        if not len(right):  # behind the pages of the prompt's tokens are those of its state, or of its windows
+            right = attempt.page_beside(index - -(-len(attempt.prompt) // PAGE))
         for layer in layers:
             require(
                 np.array_equal(worker.kv[src, layer, : len(right)], right[:, layer]),
@@ -137,6 +136,11 @@ class Rules:
             kv = worker.kv[worker.cache.pages_of(request)].swapaxes(1, 2).reshape(-1, LAYERS)[: len(attempt.prompt)]
             right = attempt.entries[: len(attempt.prompt)]
             require(np.array_equal(kv, right), f"wrong KV of room {attempt.room} is acknowledged")
+            beside = worker.cache.window_table[request.row, request.first_window : request.windows_end].ravel("F")
+            for number, page in enumerate(beside.tolist()):
+                right = attempt.page_beside(number)
+                is_right = np.array_equal(worker.kv[page].T[: len(right)], right)
+                require(is_right, f"wrong KV of room {attempt.room} is acknowledged in layers with a window")
 
     # what the router hears
 

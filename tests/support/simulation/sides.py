@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from recurrent_runner import new_states
@@ -15,6 +15,7 @@ from diptych.engine.values.events import DigestPages, Event, SendNote, StreamPag
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.prompt_cost import PromptCost
 from diptych.engine.values.transfer_rules import TransferRules
+from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.kvtransfer.digest import add_digests, digest_bytes
 from diptych.kvtransfer.transport import PageIndices
 from diptych.prefill.core import PrefillCore
@@ -86,7 +87,14 @@ class Side:
         self.wire, self.completed, self.news, self.reading = [], [], [], []
 
 
-def new_side(role: str, instance_id: int, num_pages: int, rules: TransferRules, pages_per_state: int = 0) -> Side:
+def new_side(
+    role: str,
+    instance_id: int,
+    num_pages: int,
+    rules: TransferRules,
+    pages_per_state: int = 0,
+    windows: WindowPages = NO_WINDOWS,
+) -> Side:
     kv = np.zeros((num_pages, LAYERS, PAGE), dtype=np.uint64)
     states = new_states(2, pages_per_state * LAYERS * PAGE)
     cache = KvCache(
@@ -95,6 +103,7 @@ def new_side(role: str, instance_id: int, num_pages: int, rules: TransferRules, 
         max_requests=2,
         max_tokens_per_request=16,
         pages_per_state=pages_per_state,
+        windows=replace(windows, step_tokens=4),
     )
     cost = PromptCost(step_cost=0)  # whose prefix is coming waits, however short it is
     limits = Limits(16, VOCAB, frozenset(), max_step_tokens=4, max_requests=2, prompt_cost=cost)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-from recurrent_runner import RecurrentRunner
 
 from diptych.engine.values.events import (
     AbortRoom,
@@ -36,12 +35,14 @@ from diptych.engine.values.events import (
     WriterGone,
 )
 from diptych.engine.values.transfer_rules import TransferRules
+from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.generation.output import Output
 from diptych.kvtransfer.digest import add_digests
 from simulation.layered_runner import LayeredRunner
-from simulation.requests import LAYERS, PAGE, VOCAB, Attempt, Leg, new_attempt
+from simulation.requests import LAYERS, PAGE, Attempt, Leg, new_attempt
 from simulation.rules import Rules, require
 from simulation.sides import DECODE, PREFILL, Operation, Side, new_side
+from simulation.worker import new_calculator
 
 MAX_WAITS = 40  # as many times as time may pass
 
@@ -81,17 +82,24 @@ class TwoSides:
         decode_pages: int,
         in_parts: bool = False,
         pages_per_state: int = 0,
+        windows: WindowPages = NO_WINDOWS,
     ) -> None:
         self.budget = budget
         self.now_s = 0.0
         self.num_waits = 0
-        rules = TransferRules("always", num_windows=LAYERS)
-        self.prefill = new_side("prefill", PREFILL, prefill_pages, rules, pages_per_state)
-        self.decode = new_side("decode", DECODE, decode_pages, rules, pages_per_state)
+        rules = TransferRules("always", num_windows=1 if windows.num_groups else LAYERS)
+        self.prefill = new_side("prefill", PREFILL, prefill_pages, rules, pages_per_state, windows)
+        self.decode = new_side("decode", DECODE, decode_pages, rules, pages_per_state, windows)
         self.decode.lands_in_parts = in_parts
         self.attempts = {
             room: new_attempt(
-                room, prompt, 2, prefill=PREFILL, decode=DECODE, num_state_cells=pages_per_state * LAYERS * PAGE
+                room,
+                prompt,
+                2,
+                prefill=PREFILL,
+                decode=DECODE,
+                num_state_cells=pages_per_state * LAYERS * PAGE,
+                windows=windows,
             )
             for room, prompt in enumerate(prompts, 1)
         }
@@ -309,8 +317,7 @@ class TwoSides:
         moved = self._perform(side)
         if batch is None:
             return moved
-        stateless = LayeredRunner(side.kv)
-        runner = RecurrentRunner(stateless, side.kv, side.states, VOCAB) if side.states.size else stateless
+        runner = new_calculator(LayeredRunner(side.kv), side.kv, side.states, side.cache.windows)
         result = runner.execute(batch, side.core.sampling())
         following, side.following = side.following, []
         for effect in following:

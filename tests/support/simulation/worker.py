@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 from recurrent_runner import RecurrentRunner, new_states
+from windowed_runner import WindowedRunner
 
+from diptych.common.arrays import U64
 from diptych.common.members.roles import Role
 from diptych.decode.core import DecodeCore
 from diptych.engine.cache.kv_cache import KvCache
@@ -37,6 +39,7 @@ from diptych.engine.values.limits import Limits
 from diptych.engine.values.prompt_cost import PromptCost
 from diptych.engine.values.scheduler_core import SchedulerCore
 from diptych.engine.values.transfer_rules import TransferRules
+from diptych.engine.values.window_pages import WindowPages
 from diptych.generation.output import Output
 from diptych.kvtransfer.lanes import PathRule
 from diptych.kvtransfer.layout import PoolLayout
@@ -48,7 +51,14 @@ from simulation.requests import LAYERS, PAGE, VOCAB
 from simulation.rules import Watched
 
 CONTEXT = 64
-Calculator = LayeredRunner | RecurrentRunner
+Calculator = LayeredRunner | RecurrentRunner | WindowedRunner
+
+
+def new_calculator(plain: LayeredRunner, kv: U64, states: U64, windows: WindowPages) -> Calculator:
+    """Return what computes on a pool: `plain`, or around it what has states or windows."""
+    if windows.num_groups:
+        return WindowedRunner(plain, kv, windows, VOCAB)
+    return RecurrentRunner(plain, kv, states, VOCAB) if states.size else plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +123,7 @@ class Worker:
         max_ops: int,
         rules: TransferRules,
         pages_per_state: int,
+        windows: WindowPages,
     ) -> None:
         self.role = role
         self.instance_id = instance_id
@@ -128,6 +139,7 @@ class Worker:
             max_requests=6,
             max_tokens_per_request=CONTEXT,
             pages_per_state=pages_per_state,
+            windows=replace(windows, step_tokens=max_step_tokens),
         )
         pace = StepPace(limits.mixed_step_s)
         self.core: SchedulerCore
@@ -137,19 +149,20 @@ class Worker:
             self.core = PrefillCore(self.cache, limits, rules, layout.page_nbytes, pace)
         else:
             self.core = DecodeCore(self.cache, limits, layout.page_nbytes, pace)
-        windows = [(layer, layer + 1) for layer in range(LAYERS)] if rules.by_layers else [(0, LAYERS)]
+        layers = [(layer, layer + 1) for layer in range(LAYERS)] if rules.by_layers else [(0, LAYERS)]
         tester = LinkTester(self.transport, pool, directions_of(Role(role)), PathRule(), clock)
-        self.links = Links(self.transport, self.transport, tester, windows)
+        self.links = Links(self.transport, self.transport, tester, layers)
         self.linked: set[int] = set()  # peers that its core may use
         self.commands: deque[Command] = deque()
         self.outputs: deque[Output] = deque()
         self.is_frozen = False
         self._watcher = watcher
         self._clock = clock
-        stateless = LayeredRunner(self.kv, self.links.posting.layer_listener, meanwhile)
+        plain = LayeredRunner(self.kv, self.links.posting.layer_listener, meanwhile)
         states = new_states(self.cache.num_rows, pages_per_state * LAYERS * PAGE)
-        runner = RecurrentRunner(stateless, self.kv, states, VOCAB) if pages_per_state else stateless
-        self._stepping = self._new_stepping(runner, overlap and self.core.can_overlap)
+        self._stepping = self._new_stepping(
+            new_calculator(plain, self.kv, states, windows), overlap and self.core.can_overlap
+        )
 
     def _new_stepping(self, runner: Calculator, overlap: bool) -> Stepping:
         late_worker: Any = LateModelWorker(runner)

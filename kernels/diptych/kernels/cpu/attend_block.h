@@ -20,8 +20,8 @@ struct block {
     float widened[KEY_BLOCK * 2 * MAX_TILED_DIM];
 };
 
-/* Lays out a block of keys as panels for `tile`, and its values in order. */
-static void gather(const struct head *head, int64_t start, int64_t num_keys, struct block *block) {
+/* Lays out a block of keys as panels for `tile`, and its values in order. No row sees a key before `first`. */
+static void gather(const struct head *head, int64_t start, int64_t first, int64_t num_keys, struct block *block) {
     const int64_t dim = head->step->head_dim, value_dim = head->step->value_dim;
     struct keys located;
     struct wide_keys keys;
@@ -30,7 +30,7 @@ static void gather(const struct head *head, int64_t start, int64_t num_keys, str
     lay_out_panels(&keys, dim, block->keys);
     for (int64_t i = 0; i < KEY_BLOCK; i++) {
         float *value = block->values + i * value_dim;
-        if (i < keys.count) memcpy(value, keys.rows[i] + keys.values, value_dim * sizeof *value);
+        if (start + i >= first && i < keys.count) memcpy(value, keys.rows[i] + keys.values, value_dim * sizeof *value);
         else memset(value, 0, value_dim * sizeof *value); /* masked, but 0 * garbage might be NaN */
     }
 }
@@ -71,8 +71,9 @@ static void attend_block(const struct attention *job, const struct head *head, i
         memset(block.out + row * value_dim, 0, value_dim * sizeof(float));
         begin_softmax(job->layer, query_head, block.running_max + row, block.total + row);
     }
-    for (int64_t start = block_of(first_key(job->layer, first_position)); start < num_keys; start += KEY_BLOCK) {
-        gather(head, start, num_keys, &block);
+    const int64_t first = first_key(job->layer, first_position);
+    for (int64_t start = block_of(first); start < num_keys; start += KEY_BLOCK) {
+        gather(head, start, first, num_keys, &block);
         /* rows before the block's first key, or with a window or chunk that begins after its last, see none of it */
         int64_t row = start > first_position ? (start - first_position) * group : 0;
         const int64_t unseen = seen_until(job->layer, start + KEY_BLOCK - 1);

@@ -53,10 +53,12 @@ INLINE void prefetch_next(const struct attention_step *step, const int64_t dim, 
     }
 }
 
-INLINE void add_values(struct few *few, const int group, const int64_t dim, const int64_t value_dim,
+/* Those of the keys before `first` are not the token's: their weights are 0, but 0 * garbage might be NaN. */
+INLINE void add_values(struct few *few, const int group, const int64_t dim, const int64_t value_dim, int64_t first,
                        const struct wide_keys *keys, const struct attention_step *step, const struct keys *next) {
     for (int i = 0; i < keys->count; i++) {
         if (i < next->count) prefetch_next(step, dim, next->rows[i]);
+        if (i < first) continue;
         for (int64_t v = 0; v < value_dim / LANES; v++) {
             const vec value = load(keys->rows[i] + keys->values + v * LANES);
             for (int g = 0; g < group; g++)
@@ -88,7 +90,7 @@ INLINE void attend_few(const int group, const int64_t dim, const int64_t value_d
             const vec shrink = weigh(few.scores[g], &few.running_max[g], &few.total[g]);
             for (int64_t v = 0; v < value_dim / LANES; v++) few.out[g][v] *= shrink;
         }
-        add_values(&few, group, dim, value_dim, &keys, head->step, &blocks[!now]);
+        add_values(&few, group, dim, value_dim, first - start, &keys, head->step, &blocks[!now]);
     }
     for (int g = 0; g < group; g++)
         for (int64_t v = 0; v < value_dim / LANES; v++)

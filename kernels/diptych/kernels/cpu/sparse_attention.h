@@ -30,7 +30,7 @@ static void attend_heads_in_tiles(const struct attention *job, const struct head
         begin_softmax(job->layer, first_head + row, block.running_max + row, block.total + row);
     }
     for (int64_t start = 0; start < num_keys; start += KEY_BLOCK) {
-        gather(head, start, num_keys, &block);
+        gather(head, start, 0, num_keys, &block);
         for (int64_t row = 0; row < num_rows; row += TILE_ROWS)
             attend_rows(head, &block, row, (int)min_of(TILE_ROWS, num_rows - row), num_keys - 1, start);
     }

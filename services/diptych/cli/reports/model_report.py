@@ -10,7 +10,7 @@ from diptych.architectures.config import ModelConfig
 from diptych.architectures.size import MatrixNbytes, num_active_parameters, num_parameters, weights_nbytes
 from diptych.checkpoints.shard import Shard
 from diptych.engine.options.pool_size import region_words, whole_layout
-from diptych.engine.values.kv_regions import pages_per_state, region_names, state_nbytes
+from diptych.engine.values.kv_regions import pages_per_state, region_names, state_nbytes, window_pages
 from diptych.kernels.quantized import mxfp4_nbytes
 
 STATE_DTYPE: Final = "bfloat16"  # of what is not kept in float32
@@ -53,10 +53,19 @@ def fit(model: ModelConfig, plan: Plan) -> Fit:
 
 
 def handed_over(model: ModelConfig, plan: Plan, num_tokens: int) -> int:
-    """Return the bytes that a prompt sends from prefill to decode: whole pages, once for all ranks, and its state."""
+    """Return the bytes that a prompt sends from prefill to decode: whole pages, once for all ranks, and its state.
+
+    Of layers whose windows have their own pages only those are sent that the next tokens see, or may see in the cache.
+    """
     layout = whole_layout(model, plan.page_size, plan.kv_dtype)
-    num_state_pages = pages_per_state(model, 1, STATE_DTYPE, layout)
-    return (-(-num_tokens // plan.page_size) + num_state_pages) * layout.page_nbytes
+    num_pages = -(-num_tokens // plan.page_size) + window_pages(model, 1).num_live(num_tokens, plan.page_size)
+    return (num_pages + pages_per_state(model, 1, STATE_DTYPE, layout)) * layout.page_nbytes
+
+
+def most_windowed(model: ModelConfig, plan: Plan) -> int:
+    """Return the bytes that a request has at most, while it is decoded, in pages of windows."""
+    layout = whole_layout(model, plan.page_size, plan.kv_dtype)
+    return window_pages(model, 1).most_live(plan.page_size) * layout.page_nbytes
 
 
 def as_json(model: ModelConfig, plan: Plan) -> dict[str, Any]:
@@ -70,6 +79,7 @@ def as_json(model: ModelConfig, plan: Plan) -> dict[str, Any]:
         "parameters": num_parameters(model),
         "active_parameters": num_active_parameters(model),
         "kv_token_bytes": layout.page_nbytes / plan.page_size,
+        "kv_window_bytes": most_windowed(model, plan),
         "gpu": {"weights_bytes": found.weights, "page_bytes": found.page, "pages": found.pages},
         "state_bytes": state_nbytes(model.recurrent, STATE_DTYPE) if model.recurrent else 0,
         "handed_over_bytes": {str(each): handed_over(model, plan, each) for each in _lens(model)},
@@ -91,11 +101,18 @@ def _facts(model: ModelConfig, plan: Plan) -> Iterator[tuple[str, str]]:
     token = layout.page_nbytes / plan.page_size
     for name, region in zip(region_names(model), layout.regions, strict=True):
         yield "KV", region_words(name, region)
-    yield "KV a token", f"{_size(token)} in {plan.kv_dtype}"
+    groups = model.page_groups
+    yield "KV a token", f"{_size(token)} in {plan.kv_dtype}" + (", of layers that see all" if len(groups) > 1 else "")
+    if len(groups) > 1:
+        most, seen = _size(most_windowed(model, plan)), f"{max(model.windows):,} tokens"
+        yield "KV windows", f"{most} a request at most, in {sum(map(len, groups[1:]))} layers that see {seen}"
     if model.recurrent is not None:
         size, num_layers = state_nbytes(model.recurrent, STATE_DTYPE), len(model.recurrent.layers)
         yield "state", f"{_size(size)} a request, in {num_layers} layers that keep no KV"
-    yield f"{plan.tp} GPU{'s' if plan.tp > 1 else ''}", _on_gpus(fit(model, plan), plan)
+    yield (
+        f"{plan.tp} GPU{'s' if plan.tp > 1 else ''}",
+        _on_gpus(fit(model, plan), plan, window_pages(model, 1).most_live(plan.page_size)),
+    )
     yield "handed over", ", ".join(f"{each:,} tokens: {_size(handed_over(model, plan, each))}" for each in _lens(model))
 
 
@@ -108,13 +125,15 @@ def _experts(model: ModelConfig) -> str:
     return f", {moe.num_experts} experts{dense}: a token passes {moe.experts_per_token}{shared}"
 
 
-def _on_gpus(found: Fit, plan: Plan) -> str:
+def _on_gpus(found: Fit, plan: Plan, num_windowed: int) -> str:
+    """`num_windowed`: pages of a request in layers whose windows have their own."""
     gpu = f"of {plan.gpu_gib:g} GiB{', each' if plan.tp > 1 else ''}: weights {_size(found.weights)} in bfloat16"
     gpu += ", experts in MXFP4" if plan.has_mxfp4 else ""
     if not found.pages:
         return f"{gpu}, which do not fit beside a KV pool: give a larger --tp or --gpu-gib"
     tokens = found.pages * plan.page_size
-    return f"{gpu}, at most {found.pages:,} KV pages of {plan.page_size} tokens: {tokens:,} tokens"
+    less = f", less {num_windowed:,} pages a request for windows" if num_windowed else ""
+    return f"{gpu}, at most {found.pages:,} KV pages of {plan.page_size} tokens: {tokens:,} tokens{less}"
 
 
 def _lens(model: ModelConfig) -> list[int]:

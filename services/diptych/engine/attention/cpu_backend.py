@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from diptych.architectures.config import ModelConfig
-from diptych.engine.attention.layer_constants import rope_tables
+from diptych.engine.attention.layer_constants import Ropes, rope_tables
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.kernels.cpu.paged_attention import AttentionLayer, Heads, PagedAttention, Tokens
 
@@ -13,12 +13,14 @@ from diptych.kernels.cpu.paged_attention import AttentionLayer, Heads, PagedAtte
 class CpuAttention:
     """`AttentionBackend` on `kv[num_pages, num_layers, num_planes, page_size, num_kv_heads, head_dim]`."""
 
-    def __init__(self, config: ModelConfig, kv: Tensor, sinks: Tensor | None = None) -> None:
-        """`sinks`: see `new_sinks`."""
+    def __init__(
+        self, config: ModelConfig, kv: Tensor, sinks: Tensor | None = None, ropes: Ropes | None = None
+    ) -> None:
+        """`sinks`: see `new_sinks`; `ropes`: see `rope_tables`."""
         latent_dim = config.value_dim if config.num_planes == 1 else None
         self._heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim, latent_dim)
         self._kv = kv
-        self._layers = attention_layers(config, kv, sinks)
+        self._layers = attention_layers(config, kv, sinks, ropes)
         self._step: PagedAttention | None = None
 
     def init_forward_metadata(self, batch: StagedBatch) -> None:
@@ -35,9 +37,11 @@ class CpuAttention:
         self._step.decode(qkv, self._layers[layer], out)
 
 
-def attention_layers(config: ModelConfig, kv: Tensor, sinks: Tensor | None = None) -> list[AttentionLayer]:
-    """Return how each layer attends. `sinks`: see `new_sinks`."""
-    ropes = rope_tables(config, kv)
+def attention_layers(
+    config: ModelConfig, kv: Tensor, sinks: Tensor | None = None, ropes: Ropes | None = None
+) -> list[AttentionLayer]:
+    """Return how each layer attends. `sinks`: see `new_sinks`; `ropes`: see `rope_tables`."""
+    ropes = rope_tables(config, kv) if ropes is None else ropes
     return [
         AttentionLayer(
             config.place(index),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from diptych.architectures.config import ModelConfig
-from diptych.engine.attention.layer_constants import kv_scales, rope_tables
+from diptych.engine.attention.layer_constants import Ropes, kv_scales, rope_tables
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.kernels.gpu.attention.rope_store import rope_store
 
@@ -45,12 +45,14 @@ class GpuLayer:
         return qkv.view(len(qkv), -1, config.head_dim)[:, : config.num_heads]
 
 
-def gpu_layers(config: ModelConfig, kv: Tensor, sinks: Tensor | None = None) -> list[GpuLayer]:
+def gpu_layers(
+    config: ModelConfig, kv: Tensor, sinks: Tensor | None = None, ropes: Ropes | None = None
+) -> list[GpuLayer]:
     """Return the layers of `kv[num_pages, num_layers, num_planes, page_size, num_kv_heads, head_dim]`.
 
-    `sinks`: see `new_sinks`.
+    `sinks`: see `new_sinks`; `ropes`: see `rope_tables`.
     """
-    ropes = rope_tables(config, kv)
+    ropes = rope_tables(config, kv) if ropes is None else ropes
     layers = zip(map(config.rope_of, range(config.num_layers)), kv_scales(config, kv.dtype), strict=True)
     return [
         GpuLayer(

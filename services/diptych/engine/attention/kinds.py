@@ -1,4 +1,8 @@
-"""Attention of several kinds of layers, each by a backend of its own on its own region of pages."""
+"""Attention of several kinds of layers, each by a backend of its own.
+
+Each has a region of all pages, or all places of the pages of its group of layers: then it is given that group's part of
+a step.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,7 @@ class KindsAttention(Generic[B]):
 
     backends: Sequence[B]
     places: Sequence[tuple[B, int]]  # of each layer: its backend, which counts its own layers
+    groups: Sequence[int]  # of each backend: the group whose pages it reads
 
     @staticmethod
     def places_of(backends: Sequence[B], layers: Sequence[Iterable[int]]) -> tuple[tuple[B, int], ...]:
@@ -29,8 +34,8 @@ class KindsAttention(Generic[B]):
         return tuple(place for _, place in sorted(by_layer.items(), key=lambda item: item[0]))
 
     def init_forward_metadata(self, batch: StagedBatch) -> None:
-        for each in self.backends:
-            each.init_forward_metadata(batch)
+        for each, group in zip(self.backends, self.groups, strict=True):
+            each.init_forward_metadata(batch.of_group(group))
 
     def forward_extend(self, qkv: Tensor, layer: int, out: Tensor) -> None:
         backend, place = self.places[layer]
@@ -46,9 +51,9 @@ class KindsGraphAttention(KindsAttention[GraphAttention]):
     """`GraphAttention` by those of the kinds."""
 
     def capture_metadata(self, batch: StagedBatch) -> None:
-        for each in self.backends:
-            each.capture_metadata(batch)
+        for each, group in zip(self.backends, self.groups, strict=True):
+            each.capture_metadata(batch.of_group(group))
 
     def replay_metadata(self, batch: StagedBatch) -> None:
-        for each in self.backends:
-            each.replay_metadata(batch)
+        for each, group in zip(self.backends, self.groups, strict=True):
+            each.replay_metadata(batch.of_group(group))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from diptych.architectures.config import ModelConfig, Rope
+
+Ropes = Mapping[Rope, Tensor]  # a table each, see `rope_tables`
 
 
 def kv_scales(config: ModelConfig, kv_dtype: torch.dtype) -> list[tuple[float, float]]:
@@ -21,6 +25,8 @@ def kv_scales(config: ModelConfig, kv_dtype: torch.dtype) -> list[tuple[float, f
 def new_sinks(config: ModelConfig, device: torch.device) -> Tensor | None:
     """Return where the sinks of all layers go, `[num_layers, num_heads]` float32; None for a model without.
 
+    Layers of a kind lie together, in the order of `layers_by_kind`.
+
     A sink is a learned score of a head that takes part in its softmax and has no value. They are weights: backends are
     built on this memory before it is filled.
     """
@@ -30,7 +36,8 @@ def new_sinks(config: ModelConfig, device: torch.device) -> Tensor | None:
 def rope_tables(config: ModelConfig, kv: Tensor) -> dict[Rope, Tensor]:
     """Return a table for each kind of layer, as long as a request that the pool `kv` can hold, and beside it.
 
-    The two halves of a head are rotated against each other.
+    The two halves of a head are rotated against each other. Backends of several kinds of layers share what is made of
+    their whole model.
     """
     num_slots = kv.shape[0] * kv.shape[3]
     ropes = {config.rope_of(layer) for layer in range(config.num_layers)}

@@ -32,6 +32,18 @@ class StagedBatch:
     extend_starts: Tensor  # int32 [batch_size + 1]: first token of each request, and their number
     logits_rows: Tensor  # int64 [num_rows]: tokens whose logits are wanted: those to sample from, then prompt rows
     state_slots: Tensor | None = None  # int64 [batch_size]: of requests, in recurrent models
+    window_tables: Tensor | None = None  # int32 [num_groups, batch_size, max_pages]: see `WindowGroups`
+    window_slots: Tensor | None = None  # int64 [num_groups, num_tokens]
+
+    def of_group(self, group: int) -> StagedBatch:
+        """Return the step as layers of one group of pages see it, at the addresses that it has."""
+        host = self.host.of_group(group)
+        if not group:
+            return replace(self, host=host, window_tables=None, window_slots=None)
+        assert self.window_tables is not None
+        assert self.window_slots is not None
+        table, slots = self.window_tables[group - 1], self.window_slots[group - 1]
+        return replace(self, host=host, page_table=table, out_slots=slots, window_tables=None, window_slots=None)
 
 
 def stage(batch: ForwardBatch, device: torch.device) -> StagedBatch:
@@ -40,6 +52,7 @@ def stage(batch: ForwardBatch, device: torch.device) -> StagedBatch:
     def staged(array: npt.NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(device)
 
+    windows = batch.window_groups
     return StagedBatch(
         host=batch,
         input_ids=staged(batch.input_ids),
@@ -50,6 +63,8 @@ def stage(batch: ForwardBatch, device: torch.device) -> StagedBatch:
         extend_starts=staged(extend_starts(batch)),
         logits_rows=staged(logits_rows(batch)),
         state_slots=None if batch.states is None else staged(batch.states.slots),
+        window_tables=None if windows is None else staged(windows.page_tables),
+        window_slots=None if windows is None else staged(windows.out_slots),
     )
 
 
@@ -70,6 +85,7 @@ def single_rows(batch: ForwardBatch) -> ForwardBatch:
         return batch
     owner = np.repeat(np.arange(batch.batch_size), np.where(batch.is_row, batch.extend_lens, 1))
     extend_lens = np.where(batch.is_row, 1, batch.extend_lens)[owner]
+    windows = batch.window_groups
     return replace(
         batch,
         page_table=batch.page_table[owner],
@@ -77,6 +93,7 @@ def single_rows(batch: ForwardBatch) -> ForwardBatch:
         extend_lens=extend_lens,
         num_sampled=np.minimum(batch.num_sampled, 1)[owner],
         adapters=None if batch.adapters is None else batch.adapters[owner],
+        window_groups=windows and replace(windows, page_tables=windows.page_tables.take(owner, axis=1)),
     )
 
 

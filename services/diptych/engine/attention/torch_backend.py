@@ -10,11 +10,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from diptych.architectures.config import ModelConfig, Rope
-from diptych.engine.attention.layer_constants import kv_scales, rope_tables
+from diptych.engine.attention.layer_constants import Ropes, kv_scales, rope_tables
 from diptych.engine.attention.staged_batch import StagedBatch, single_rows, stage
 from diptych.engine.values.batch import ForwardBatch, ForwardMode
 
 FP8_LARGEST: Final = 448.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What the new tokens of a request see, together: nothing before it is read, for it may be garbage."""
+
+    pages: Tensor  # [num_pages]
+    keys: slice  # of their tokens
+    mask: Tensor | None  # [num_new_tokens, num_keys], True: attend; None: the causal triangle
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +32,7 @@ class Span:
 
     start: int  # of its rows in the batch
     end: int
-    pages: Tensor  # [num_pages]
-    seq_len: int
-    masks: dict[int, Tensor | None]  # by window: [end - start, seq_len], True: attend; None: the causal triangle
+    sights: dict[int, Sight]  # by window
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +44,21 @@ class Metadata:
     out_offsets: Tensor  # [num_tokens]
     spans: tuple[Span, ...]  # of an extend or mixed step
     page_table: Tensor  # [batch_size, max_pages], of a decode step
-    in_use: Tensor  # [batch_size, max_pages * page_size], of a decode step
-    masks: dict[int, Tensor]  # by window: what of that a layer sees
+    masks: dict[int, Tensor]  # by window: [batch_size, max_pages * page_size], what a layer sees, of a decode step
 
 
 class TorchAttention:
     """`AttentionBackend` on `kv[num_pages, num_layers, num_planes, page_size, num_kv_heads, head_dim]`."""
 
-    def __init__(self, config: ModelConfig, kv: Tensor, dtype: torch.dtype, sinks: Tensor | None = None) -> None:
-        """`sinks`: see `new_sinks`."""
+    def __init__(
+        self,
+        config: ModelConfig,
+        kv: Tensor,
+        dtype: torch.dtype,
+        sinks: Tensor | None = None,
+        ropes: Ropes | None = None,
+    ) -> None:
+        """`sinks`: see `new_sinks`; `ropes`: see `rope_tables`."""
         self._config = config
         self._sinks = sinks
         self._dtype = dtype  # of states; the pool's may be narrower
@@ -55,7 +68,8 @@ class TorchAttention:
         self._page_size = kv.shape[3]
         scales = torch.tensor(kv_scales(config, kv.dtype), device=kv.device)[:, : config.num_planes]
         self._scales = scales[:, :, None, None]  # of FP8
-        self._ropes = rope_tables(config, kv)
+        ropes = rope_tables(config, kv) if ropes is None else ropes
+        self._ropes = {rope: ropes[rope] for rope in map(config.rope_of, range(config.num_layers))}
         self._windows = {config.window(layer) for layer in range(config.num_layers)}
         self._metadata: Metadata | None = None
 
@@ -72,7 +86,6 @@ class TorchAttention:
             out_offsets=batch.out_slots % self._page_size,
             spans=self._spans(batch.host, table) if batch.host.mode is not ForwardMode.DECODE else (),
             page_table=table,
-            in_use=in_use,
             masks={each: in_use & (places >= first) for each, first in firsts.items()},
         )
 
@@ -117,35 +130,38 @@ class TorchAttention:
             Span(
                 start=end - extend_len,
                 end=end,
-                pages=table[row, : -(-seq_len // self._page_size)],
-                seq_len=seq_len,
-                masks={each: self._mask(extend_len, seq_len, each) for each in self._windows},
+                sights={each: self._sight(table[row], extend_len, seq_len, each) for each in self._windows},
             )
             for row, (end, (extend_len, seq_len)) in enumerate(zip(ends, lens, strict=True))
         )
 
-    def _mask(self, extend_len: int, seq_len: int, window: int) -> Tensor | None:
-        if seq_len == extend_len and (window == 0 or window >= seq_len):
-            return None
-        keys = torch.arange(seq_len, device=self._kv.device)
-        positions = keys[seq_len - extend_len :, None]
-        return (keys <= positions) & (keys >= _first_key(positions, window, chunked=self._config.chunked))
+    def _sight(self, pages: Tensor, extend_len: int, seq_len: int, window: int) -> Sight:
+        positions, page_size = torch.arange(seq_len - extend_len, seq_len), self._page_size
+        firsts = _first_key(positions, window, chunked=self._config.chunked).clamp(min=0)
+        first = int(firsts[0])
+        start = first // page_size * page_size
+        seen, keys = pages[start // page_size : -(-seq_len // page_size)], slice(first - start, seq_len - start)
+        if not firsts.any() and seq_len == extend_len:
+            return Sight(seen, keys, None)
+        places = torch.arange(first, seq_len)
+        mask = (places <= positions[:, None]) & (places >= firsts[:, None])
+        return Sight(seen, keys, mask.to(self._kv.device))
 
     def _extend(self, queries: Tensor, span: Span, layer: int) -> Tensor:
         """Return `[num_new_tokens, num_heads, value_dim]` of one request."""
-        pages = self._load(span.pages, layer)  # [num_pages, num_planes, page_size, num_kv_heads, head_dim]
-        keys, values = self._planes(pages.permute(1, 3, 0, 2, 4).flatten(2, 3)[:, None, :, : span.seq_len])
+        sight = span.sights[self._config.window(layer)]
+        pages = self._load(sight.pages, layer)  # [num_pages, num_planes, page_size, num_kv_heads, head_dim]
+        keys, values = self._planes(pages.permute(1, 3, 0, 2, 4).flatten(2, 3)[:, None, :, sight.keys])
         mine = queries[span.start : span.end].transpose(0, 1)[None]
-        mask = span.masks[self._config.window(layer)]
-        return self._weigh(mine, keys, values, mask, layer)[0].transpose(0, 1)
+        return self._weigh(mine, keys, values, sight.mask, layer)[0].transpose(0, 1)
 
     def _decode(self, queries: Tensor, metadata: Metadata, layer: int) -> Tensor:
         """Return `[batch_size, num_heads, 1, value_dim]`. Shorter requests are padded to the longest."""
         pages = self._load(metadata.page_table, layer)  # [batch_size, max_pages, num_planes, page_size, ...]
         keys, values = self._planes(pages.permute(2, 0, 4, 1, 3, 5).flatten(3, 4))
-        unused = ~metadata.in_use[:, None, :, None]  # their weight is 0, but 0 * garbage may be NaN
-        keys, values = keys.masked_fill(unused, 0), values.masked_fill(unused, 0)
         mask = metadata.masks[self._config.window(layer)]
+        unseen = ~mask[:, None, :, None]  # their weight is 0, but 0 * garbage may be NaN
+        keys, values = keys.masked_fill(unseen, 0), values.masked_fill(unseen, 0)
         return self._weigh(queries[:, :, None], keys, values, mask[:, None, None], layer)
 
     def _planes(self, kept: Tensor) -> tuple[Tensor, Tensor]:

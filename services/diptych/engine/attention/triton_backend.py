@@ -13,6 +13,7 @@ from torch import Tensor
 
 from diptych.architectures.config import ModelConfig
 from diptych.engine.attention.gpu_layers import gpu_layers
+from diptych.engine.attention.layer_constants import Ropes
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.attention.triton_kernels import AttentionKernels, Chunks, LatentKernels, PairKernels, Requests
 
@@ -39,9 +40,11 @@ class _Step:
 class TritonAttention:
     """`GraphAttention` on `kv[num_pages, num_layers, num_planes, page_size, num_kv_heads, head_dim]`."""
 
-    def __init__(self, config: ModelConfig, kv: Tensor, sinks: Tensor | None = None) -> None:
-        """`sinks`: see `new_sinks`."""
-        self._layers = gpu_layers(config, kv, sinks)
+    def __init__(
+        self, config: ModelConfig, kv: Tensor, sinks: Tensor | None = None, ropes: Ropes | None = None
+    ) -> None:
+        """`sinks`: see `new_sinks`; `ropes`: see `rope_tables`."""
+        self._layers = gpu_layers(config, kv, sinks, ropes)
         self._kernels: AttentionKernels = (PairKernels if config.num_planes > 1 else LatentKernels)(config, kv)
         self._step: _Step | None = None
 

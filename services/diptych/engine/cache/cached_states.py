@@ -18,7 +18,7 @@ NO_PAGES: Final[Pages] = np.empty(0, np.int32)
 
 
 class CachedStates:
-    """Knows every node with a state, and counts their pages."""
+    """Knows every node with a state in the pool, and counts their pages."""
 
     def __init__(self) -> None:
         self._nodes: dict[Node, None] = {}  # the oldest state first
@@ -35,6 +35,17 @@ class CachedStates:
         self._nodes[node] = None
         self.num_pages += len(pages)
         self.num_evictable += len(pages)
+
+    def enter(self, node: Node) -> None:
+        """The state of `node`, if it has one, has come to the pool with its text."""
+        if node.state is not None:
+            self.keep(node, node.state)
+
+    def leave(self, node: Node) -> None:
+        """The state of `node`, which nobody reads, goes with its text."""
+        if node.state is not None:
+            state = self.pop(node)
+            node.state = state
 
     def begin_reading(self, node: Node) -> None:
         """Keep the state of `node`, which is locked, until the reader has ended. Readers are counted."""

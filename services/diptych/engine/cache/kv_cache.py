@@ -10,6 +10,8 @@ it has shared since. Others read these while it runs.
 With tiers, what is evicted goes down to the first of them, and comes back when a prompt matches it. So a request that
 is retired early (retracted) and admitted again finds its KV, wherever that has gone meanwhile. What a tier does not
 bring back at once is a `Restore`: the cache holds its pages, and the request waits without any.
+
+Where layers have windows, a request holds other pages beside these, as many as are live: see `WindowPages`.
 """
 
 from __future__ import annotations
@@ -24,11 +26,14 @@ from diptych.common.arrays import I32, I64
 from diptych.engine.cache.cache_changes import NO_CHANGES, CacheChanges
 from diptych.engine.cache.radix import RadixTree
 from diptych.engine.cache.radix_node import Insertion, Match, Node
+from diptych.engine.cache.request_windows import RequestWindows
 from diptych.engine.cache.snapshots import cuts
 from diptych.engine.cache.tier import Restore, Tier
 from diptych.engine.values.core_report import Holders
 from diptych.engine.values.policy_names import EvictionPolicy
 from diptych.engine.values.request import NO_PAGES, Request, Snapshot
+from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
+from diptych.kvtransfer.notes import HandedGroup
 from diptych.kvtransfer.ownership import PagePool, Pages
 
 NUM_STATES: Final = 2  # that a request needs at most at one time: one to begin with, and one to be handed over
@@ -48,12 +53,13 @@ class KvCache:
         tiers: Sequence[Tier] = (),
         changes: CacheChanges = NO_CHANGES,
         pages_per_state: int = 0,
+        windows: WindowPages = NO_WINDOWS,
     ) -> None:
         """`pages_per_state`: of recurrent layers; 0: there are none."""
         self.page_size = page_size
         self.changes = changes  # of the set of cached pages
         self.pool = PagePool(num_pages)
-        self.tree = RadixTree(page_size, policy=eviction_policy, tiers=tiers, changes=changes)
+        self.tree = RadixTree(page_size, policy=eviction_policy, tiers=tiers, changes=changes, windows=windows)
         self.num_saved = 0  # pages copied to tiers, since start
         self.num_restored = 0  # and back
         self.num_lost = 0  # that a tier could not bring back
@@ -63,8 +69,11 @@ class KvCache:
         self._num_restores = 0  # begun since start: numbers them
         self._duplicates: list[Pages] = []  # of shared pages, still read by steps or transfers
         self.pages_per_state = pages_per_state
-        width = min(self.pages_for(max_tokens_per_request), self.pool.capacity - NUM_STATES * pages_per_state)
+        self.windows = windows
+        fitting = windows.fitting(self.pool.capacity - NUM_STATES * pages_per_state, page_size)
+        width = min(self.pages_for(max_tokens_per_request), fitting)
         self.page_table: I32 = np.zeros((max_requests, width), dtype=np.int32)
+        self._windows = RequestWindows(windows, page_size, self.pool, self.tree, self.page_table)
         self._free_rows = list(range(max_requests - 1, -1, -1))
 
     @property
@@ -102,15 +111,34 @@ class KvCache:
 
     def pages_for_prompt(self, num_tokens: int) -> int:
         """Return what a prompt of so many tokens needs at most: pages of its own, and states."""
-        return self.pages_for(num_tokens) + NUM_STATES * self.pages_per_state
+        return self.windows.pool_pages(self.pages_for(num_tokens), self.page_size) + NUM_STATES * self.pages_per_state
+
+    @property
+    def most_beside(self) -> int:
+        """Return how many of them a prompt takes at most that a peer computes."""
+        return self.pages_per_state + self.windows.most_live(self.page_size)
+
+    def handed(self, num_tokens: int, given_len: int, page_size: int) -> tuple[HandedGroup, ...]:
+        """Return what is handed over of a prompt to pages of such a size where `given_len` tokens are there already."""
+        num_pages = -(-num_tokens // page_size) - given_len // page_size
+        groups = [HandedGroup("tokens", given_len, num_tokens, num_pages)]
+        if self.windows.num_groups:
+            first = self.windows.first_live(num_tokens, page_size) * page_size
+            groups.append(HandedGroup("window", first, num_tokens, self.windows.num_live(num_tokens, page_size)))
+        if self.pages_per_state:
+            groups.append(HandedGroup("state", num_tokens, num_tokens, self.pages_per_state))
+        return tuple(groups)
 
     def pages_of(self, request: Request) -> Pages:
         """The request's pages in order; those up to the end of its node belong to the tree."""
         return self.page_table[request.row, : request.num_pages]
 
     def owned_pages(self, request: Request) -> Pages:
+        """Return the request's own pages in the order in which they are granted: those of windows group by group."""
         assert request.node is not None
         pages = self.pages_of(request)[request.node.end :]
+        if self.windows.num_groups:
+            return np.concatenate([pages, self._windows.own(request).ravel("F")])
         return np.concatenate([pages, *(each.pages for each in request.snapshots)]) if request.snapshots else pages
 
     def cached_len(self, request: Request) -> int:
@@ -118,6 +146,8 @@ class KvCache:
         tokens = request.tokens[: request.matchable_len]
         if self.begins_with_state(request):
             return self.tree.peek_state(tokens[: request.num_tokens - 1], request.extra_key)
+        if self.begins_with_windows(request):
+            return self.tree.peek_windows(tokens[: request.num_tokens - 1], request.extra_key)
         return self.tree.peek(tokens, request.extra_key)
 
     def admit(self, request: Request, *, spare_pages: int = 0, spare_rows: int = 0) -> bool:
@@ -135,20 +165,28 @@ class KvCache:
             return False
         self.tree.lock(match.node)
         num_state_pages = self.pages_per_state if request.state_len else 0
-        need = self.pages_for(request.num_tokens) - len(match.pages) + num_state_pages
-        num_kept = 0 if match.state is None else self.tree.states.num_unread(match.node)
-        if need + spare_pages + num_kept > self.num_available:
-            self.tree.unlock(match.node)
+        num_window_pages, num_owed = self._begin_windows(request, match.node) if self.windows.num_groups else (0, 0)
+        num_lower_places = sum(node.num_places for node in match.lower_nodes)
+        num_pages = self.pages_for(request.num_tokens) - len(match.pages) - match.num_lower_pages
+        need = num_lower_places + num_pages + num_window_pages + num_state_pages
+        num_kept = self.tree.states.num_unread(match.node) if self.begins_with_state(request) else 0
+        if need + spare_pages + num_kept + num_owed > self.num_available:
+            self._unlock(request, match.node)
             return False
-        self._begin_reading(request, match)
+        if not match.lower_nodes:
+            self._begin_reading(request, match)
         pages = self._allocate(need)
-        pages, state = pages[: need - num_state_pages], pages[need - num_state_pages :]
         if match.lower_nodes:
             request.restore = self._restore(match, pages)
-        if request.restore is None:
-            self._fill_row(request, match, pages)
-            self._begin_state(request, match, state)
-        return request.restore is None
+        if request.restore is not None:
+            self._unlock(request, match.node)
+            return False
+        pages, windows, state = np.split(pages[num_lower_places:], np.cumsum([num_pages, num_window_pages]))
+        self._fill_row(request, match, pages)
+        if self.windows.num_groups:
+            self._windows.fill(request, windows)
+        self._begin_state(request, match, state)
+        return True
 
     def finish_restore(self, number: int, error: str | None) -> None:
         """A tier has brought pages back, or can't: then they are forgotten, and whoever wants them computes them."""
@@ -164,23 +202,64 @@ class KvCache:
 
     def grow(self, request: Request, num_tokens: int) -> bool:
         """Make room for `num_tokens` tokens; False, and nothing changed, when there are no pages."""
-        need = self.pages_for(num_tokens) - request.num_pages
+        num_pages = self.pages_for(num_tokens) - request.num_pages
+        need = num_pages * (1 + self.windows.num_groups)
         if need <= 0:
             return True
         if need > self.num_available:
             return False
-        self._append(request, self._allocate(need))
+        pages = self._allocate(need).reshape(num_pages, -1)
+        self._append(request, pages[:, 0])
+        self._windows.append(request, pages[:, 1:])
         return True
 
     def grow_each(self, requests: Sequence[Request]) -> bool:
         """Give each request one more page; False, and nothing changed, when there are not enough."""
-        if len(requests) > self.num_available:
+        need = len(requests) * (1 + self.windows.num_groups)
+        if need > self.num_available:
             return False
         if requests:
-            for request, page in zip(requests, self._allocate(len(requests)).tolist(), strict=True):
+            pages = self._allocate(need).reshape(len(requests), -1)
+            for request, page in zip(requests, pages[:, 0].tolist(), strict=True):
                 self.page_table[request.row, request.num_pages] = page
                 request.num_pages += 1
+        if requests and self.windows.num_groups:
+            for request, beside in zip(requests, pages[:, None, 1:], strict=True):
+                self._windows.append(request, beside)
         return True
+
+    @property
+    def window_table(self) -> I32:
+        """`[max_requests, max_pages, num_groups]`: as `page_table`, of layers with a window."""
+        return self._windows.table
+
+    @property
+    def num_owed(self) -> int:
+        """Pages that prompts, which are part-way, will need in layers with a window."""
+        return self._windows.num_owed
+
+    def num_window_pages(self, request: Request) -> int:
+        """Return how many pages a request holds in layers with a window."""
+        return self._windows.num_held(request)
+
+    def grow_windows(self, request: Request, num_tokens: int) -> bool:
+        """Make room for its first `num_tokens` tokens in layers with a window, too; False if there is not enough."""
+        num_pages = self.pages_for(num_tokens) - request.windows_end
+        need = num_pages * self.windows.num_groups
+        if need <= 0:
+            return True
+        if need > self.num_available:
+            return False
+        self._windows.append(request, self._allocate(need).reshape(num_pages, -1))
+        return True
+
+    def pass_windows(self, requests: Sequence[Request]) -> None:
+        """Give up what is behind all windows: every step that is not over computes tokens behind those of a request.
+
+        All at once: to release a page alone costs about as much as to release hundreds.
+        """
+        if requests:
+            self.pool.release(np.concatenate([self._windows.pass_by(each, each.num_tokens) for each in requests]))
 
     def share(self, request: Request, num_tokens: int) -> Pages:
         """Let others read the whole pages of the request's first `num_tokens` tokens, whose KV is in them.
@@ -194,12 +273,15 @@ class KvCache:
         insertion = self._hand_over(request, num_tokens)
         self.page_table[request.row, start : insertion.node.end] = insertion.pages
         self._keep_snapshots(request, insertion.node, num_tokens)
+        duplicate = insertion.duplicate
         self.tree.lock(insertion.node)
+        if self.windows.num_groups:
+            duplicate = np.concatenate([duplicate, self._windows.share(request, insertion.node, num_tokens)])
         self.tree.unlock(request.node)
         request.node = insertion.node
-        if len(insertion.duplicate):
-            self._duplicates.append(insertion.duplicate)
-        return insertion.duplicate
+        if len(duplicate):
+            self._duplicates.append(duplicate)
+        return duplicate
 
     def distrust(self, request: Request) -> None:
         """What is computed of the request is not to be trusted: nobody finds it any more.
@@ -243,6 +325,9 @@ class KvCache:
         self.tree.use(insertion.node)
         self.pool.release(insertion.duplicate)
         self.pool.release(self.pages_of(request)[insertion.node.end :].copy())
+        if self.windows.num_groups:
+            self.pool.release(self._windows.hand_over(request, insertion.node))
+            self.pool.release(self._windows.own(request).ravel())
         for snapshot in request.snapshots:
             self.pool.release(snapshot.pages)
         self._detach(request)
@@ -292,6 +377,10 @@ class KvCache:
         self.pool.cache(insertion.adopted)
         return insertion
 
+    def begins_with_windows(self, request: Request) -> bool:
+        """Whether the request is computed here, by layers that look into a window; else a peer sends what they see."""
+        return bool(self.windows.num_groups) and not (request.is_imported and request.state_len)
+
     def begins_with_state(self, request: Request) -> bool:
         """Whether the request is computed here, by layers that must be given a state; else a peer sends that, too."""
         return bool(self.pages_per_state) and not (request.is_imported and request.state_len)
@@ -300,6 +389,8 @@ class KvCache:
         tokens, extra_key = request.tokens[: request.matchable_len], request.extra_key
         if self.begins_with_state(request):
             return self.tree.match_state(tokens[: request.num_tokens - 1], extra_key)
+        if self.begins_with_windows(request):
+            return self.tree.match_windows(tokens[: request.num_tokens - 1], extra_key)
         match = self.tree.match(tokens, extra_key)
         if self._shared and self._find(match.node, tokens, extra_key):
             match = self.tree.match(tokens, extra_key)
@@ -320,17 +411,32 @@ class KvCache:
         """Give the request a row with the pages of its match, which is locked and here, and then `pages`."""
         request.row, request.node = self._free_rows.pop(), match.node
         request.num_pages = 0
-        self._append(request, match.pages)
-        self._append(request, pages)
+        self._append(request, np.concatenate([match.pages, *(node.pages for node in match.lower_nodes), pages]))
         request.cached_len = match.num_tokens + match.num_lower_pages * self.page_size
         request.computed_len = min(request.cached_len, request.num_tokens - 1)
+
+    def _begin_windows(self, request: Request, node: Node) -> tuple[int, int]:
+        """Say what a request holds in layers with a window; return what it needs, and what is owed to it and others."""
+        num_pages = self.pages_for(request.num_tokens)
+        if not self.begins_with_windows(request):
+            return self._windows.begin_import(request, node, num_pages), self.num_owed
+        needed = self._windows.begin(request, node, num_pages)
+        return needed, self.num_owed + self._windows.owed(request, node, num_pages)
+
+    def _unlock(self, request: Request, node: Node) -> None:
+        """Take the request's locks off a node, and off what it sees there."""
+        if self.windows.num_groups:
+            self._windows.unlock(request, node)
+        self.tree.unlock(node)
 
     def _begin_state(self, request: Request, match: Match, pages: Pages) -> None:
         """Say where the state of an admitted request comes from, and where copies of it are made."""
         if len(pages):
             request.snapshots.append(Snapshot(request.state_len, pages))
         if self.begins_with_state(request):
-            request.state_from = NO_PAGES if match.state is None else match.state
+            if match.lower_nodes:
+                self._begin_reading(request, match)
+            request.state_from = NO_PAGES if match.node.state is None else match.node.state
             request.cuts = cuts(request, request.cached_len, match.parting, self.page_size)
 
     def _keep_snapshots(self, request: Request, node: Node, num_tokens: int) -> None:
@@ -345,7 +451,7 @@ class KvCache:
                 self.pool.release(snapshot.pages)
 
     def _begin_reading(self, request: Request, match: Match) -> None:
-        if match.state is not None:
+        if self.begins_with_state(request) and match.node.state is not None:
             self.tree.states.begin_reading(match.node)
             request.state_node = match.node
 
@@ -358,18 +464,17 @@ class KvCache:
     def _restore(self, match: Match, pages: Pages) -> Restore | None:
         """Bring what tiers have of a locked match back, into the first of `pages`, which were taken for it.
 
-        Return what is not here yet: then the lock is gone, and so are the pages that are not needed for it.
+        Return what is not here yet: then the pages that are not needed for it are gone.
         """
         for level, group in itertools.groupby(match.lower_nodes, lambda node: node.level):
             nodes = tuple(group)
-            slots = np.concatenate([node.pages for node in nodes])
+            slots = np.concatenate([node.places for node in nodes])
             restore = Restore(self._num_restores, level, slots, pages[: len(slots)].copy())
             self._num_restores += 1
             self.pool.cache(restore.pages)
             pages = pages[len(slots) :]
             if not self._tiers[level - 1].restore(restore.number, slots, restore.pages):
                 self._expect(restore, nodes)
-                self.tree.unlock(match.node)
                 self.pool.release(pages)
                 return restore
             self.tree.promote(nodes, restore.pages)
@@ -403,9 +508,10 @@ class KvCache:
     def _detach(self, request: Request) -> None:
         assert request.node is not None
         self._end_reading(request)
-        self.tree.unlock(request.node)
+        self._unlock(request, request.node)
         self._sweep()
         self.page_table[request.row] = 0
+        self._windows.end(request)
         self._free_rows.append(request.row)
         request.node, request.row, request.num_pages = None, -1, 0
         request.computed_len = request.cached_len = 0

@@ -19,10 +19,12 @@ from diptych.common.errors import InvalidTransition
 from diptych.engine.cache import radix_check
 from diptych.engine.cache.cache_changes import NO_CHANGES, CacheChanges
 from diptych.engine.cache.cached_states import CachedStates
+from diptych.engine.cache.cached_windows import CachedWindows
 from diptych.engine.cache.eviction import EvictionQueue, Ranking, SupersededStates
 from diptych.engine.cache.radix_node import Eviction, Insertion, Match, Node, Save, joined, merged, node_key
 from diptych.engine.cache.tier import POOL, Books, Restore, Slots
 from diptych.engine.values.policy_names import EvictionPolicy
+from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.generation.page_hash import chain_hashes, root_hash
 from diptych.kvtransfer.ownership import Pages
 
@@ -39,6 +41,7 @@ class RadixTree:
         policy: EvictionPolicy = "lru",
         tiers: Sequence[Books] = (),
         changes: CacheChanges = NO_CHANGES,
+        windows: WindowPages = NO_WINDOWS,
     ) -> None:
         self._page_size = page_size
         self._root = Node(b"", None, np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, np.uint64))
@@ -46,6 +49,7 @@ class RadixTree:
         self._tiers = tiers
         self._queues = [EvictionQueue(level) for level in range(1 + len(tiers))]  # hold every unlocked node
         self.states = CachedStates()  # behind nodes
+        self.windows = CachedWindows(windows, page_size)  # beside nodes
         self._superseded = SupersededStates(POOL)  # of unlocked nodes
         self._num_pages = 0
         self._num_evictable = 0
@@ -61,12 +65,12 @@ class RadixTree:
     @property
     def num_pages(self) -> int:
         """Pages of the pool in the tree."""
-        return self._num_pages + self.states.num_pages
+        return self._num_pages + self.states.num_pages + self.windows.num_pages
 
     @property
     def num_evictable(self) -> int:
         """Pages that `evict` could return now."""
-        return self._num_evictable + self.states.num_evictable
+        return self._num_evictable + self.states.num_evictable + self.windows.num_evictable
 
     @property
     def num_lower_pages(self) -> int:
@@ -77,10 +81,7 @@ class RadixTree:
         """Find the longest cached prefix of whole pages, and note that it is wanted now."""
         path = self._walk(self._root, token_ids, extra_key)
         self._ranking.touch(path[-1])
-        pages = joined(node.pages for node in path if node.level == POOL and node.restore is None)
-        restore = next((node.restore for node in path if node.restore is not None), None)
-        lower_nodes = tuple(node for node in path if node.level != POOL)
-        return Match(path[-1], pages, len(pages) * self._page_size, restore, lower_nodes)
+        return self._matched(path)
 
     def peek(self, token_ids: I64, extra_key: bytes = b"") -> int:
         """Return how many tokens `match` would find, in all levels, and change nothing."""
@@ -103,8 +104,50 @@ class RadixTree:
         parting = path[-1].end * self._page_size if path[-1].children else 0
         while len(path) > 1 and path[-1].state is None:
             path.pop()
-        pages = joined(node.pages for node in path)
-        return Match(path[-1], pages, len(pages) * self._page_size, state=path[-1].state, parting=parting)
+        return self._matched(path, parting)
+
+    def match_windows(self, token_ids: I64, extra_key: bytes = b"") -> Match:
+        """Find the longest cached prefix of whole pages behind which all is here that is live there; note its use."""
+        path = self._walk(self._root, token_ids, extra_key)
+        self._ranking.touch(path[-1])
+        node, end = path[-1], self.windows.longest_whole(path[1:], path[-1].end)
+        self._part(node, end)
+        while node.end > end:
+            assert node.parent is not None
+            node = node.parent
+        self._part(node, self.windows.first_live(end))
+        return self._matched([*reversed(list(node.path()))])
+
+    def _matched(self, path: Sequence[Node], parting: int = 0) -> Match:
+        pages = joined(node.pages for node in path if node.level == POOL and node.restore is None)
+        restore = next((node.restore for node in path if node.restore is not None), None)
+        lower_nodes = tuple(node for node in path if node.level != POOL)
+        end = path[-1] if path else self._root
+        return Match(end, pages, len(pages) * self._page_size, restore, lower_nodes, parting)
+
+    def lock_windows(self, node: Node, first: int) -> int:
+        """Keep what the path to `node` has in layers with a window from page `first` on: see `CachedWindows.lock`.
+
+        A node in which that begins is split: what is before it can go.
+        """
+        self._part(node, first)
+        return self.windows.lock(node, first)
+
+    def _part(self, node: Node, first: int) -> None:
+        """Split the node of the path to `node` in whose middle page `first` is."""
+        for step in node.path():
+            num_before = first - step.end + len(step.pages)
+            if step.end > first and num_before > 0:
+                self._queues[step.level].add(self._split(step, num_before))
+            if num_before >= 0:
+                break
+
+    def peek_windows(self, token_ids: I64, extra_key: bytes = b"") -> int:
+        """Return how many tokens `match_windows` would find, and change nothing."""
+        end, path = self.peek(token_ids, extra_key) // self._page_size, [self._root]
+        while path[-1].end < end:
+            path.append(path[-1].children[self._key(token_ids, path[-1].end * self._page_size, extra_key)])
+        return self.windows.longest_whole(path[1:], end) * self._page_size
 
     def peek_state(self, token_ids: I64, extra_key: bytes = b"") -> int:
         """Return how many tokens `match_state` would find, and change nothing."""
@@ -139,6 +182,8 @@ class RadixTree:
         known = _pool_pages(path[1:])
         given, adopted = pages[: len(known)], pages[len(known) :].copy()
         lower_nodes = [node for node in path if node.level != POOL]
+        for node in lower_nodes:
+            self._drop_beside(node)  # the request has its own
         num_lower_pages = sum(len(node.pages) for node in lower_nodes)
         self.promote(lower_nodes, adopted[:num_lower_pages])
         end = path[-1]
@@ -194,11 +239,10 @@ class RadixTree:
         return adopted
 
     def promote(self, lower_nodes: Iterable[Node], pages: Pages) -> None:
-        """Make `pages`, which have their KV, the place of nodes of tiers, parents first."""
+        """Make `pages`, which have their KV, the places of nodes of tiers, parents first."""
         for node in lower_nodes:
-            self._tiers[node.level - 1].release(node.pages)
-            self._lift(node, pages[: len(node.pages)])
-            pages = pages[len(node.pages) :]
+            self._tiers[node.level - 1].release(node.places)
+            pages = self._lift(node, pages)
 
     def expect(self, lower_nodes: Sequence[Node], restore: Restore) -> Node:
         """Make the pages of `restore`, where KV is coming to, the place of nodes of its tier, parents first.
@@ -208,8 +252,11 @@ class RadixTree:
         self.lock(lower_nodes[-1])
         pages = restore.pages
         for node in lower_nodes:
-            self._lift(node, pages[: len(node.pages)])
-            node.restore, pages = restore, pages[len(node.pages) :]
+            pages = self._lift(node, pages)
+            node.restore = restore
+            self.windows.lock_node(node)
+            if node.state is not None:
+                self.states.begin_reading(node)
         return lower_nodes[-1]
 
     def settle(self, node: Node) -> Node:
@@ -220,6 +267,9 @@ class RadixTree:
         restored = [step for step in node.path() if step.restore is restore]
         for step in restored:
             step.restore = None
+            self.windows.unlock_node(step)
+            if step.state is not None:
+                self.states.end_reading(step)
         self.unlock(node)
         return restored[-1]
 
@@ -254,11 +304,17 @@ class RadixTree:
         """Give up the `num_pages` lowest ranking pages of the pool, or all evictable ones if fewer."""
         evicted: list[Pages] = []
         saves: list[Save] = []
+        while num_pages > 0 and len(gone := self.windows.pop_spare(num_pages)):
+            evicted.append(gone)
+            num_pages -= len(gone)
         while num_pages > 0 and len(gone := self._evict_lowest(num_pages, saves)):
             evicted.append(gone)
             num_pages -= len(gone)
         while num_pages > 0 and (node := self.states.first()):
             evicted.append(self.states.pop(node))
+            num_pages -= len(evicted[-1])
+        while num_pages > 0 and (node := self.windows.first()):
+            evicted.append(self.windows.pop(node))
             num_pages -= len(evicted[-1])
         return Eviction(joined(evicted), merged(saves))
 
@@ -281,7 +337,8 @@ class RadixTree:
     def check(self) -> list[str]:
         """Recount everything that is maintained; return what is wrong, `[]` when clean. O(pages)."""
         nodes, counts = list(self._root.below()), (self.num_pages, self.num_evictable)
-        return radix_check.problems(nodes, counts, self._page_size, self._tiers, self._queues, self.states.nodes)
+        beside = self.states.nodes, self.windows.nodes
+        return radix_check.problems(nodes, counts, self._page_size, self._tiers, self._queues, *beside)
 
     def _evict_lowest(self, num_pages: int, saves: list[Save]) -> Pages:
         """Take the lowest ranking pages out of the pool, about `num_pages`; add to `saves` what goes down."""
@@ -292,7 +349,9 @@ class RadixTree:
         node = self._pop(POOL, num_pages)
         if node is None:
             return joined(())
-        gone = joined([node.pages, self.states.pop(node)])
+        gone = node.held
+        self.states.leave(node)
+        self.windows.leave(node)
         self._num_pages -= len(node.pages)
         self._num_evictable -= len(node.pages)
         self._ranking.note_eviction(node.rank)
@@ -308,11 +367,16 @@ class RadixTree:
                 break
             num_common = child.num_common_pages(token_ids[start:], self._page_size)
             if num_common < len(child.pages):
-                child = child.split(num_common, self._page_size)
+                child = self._split(child, num_common)
                 self._queues[child.level].add(child)
             path.append(child)
             start += num_common * self._page_size
         return path
+
+    def _split(self, node: Node, num_pages: int) -> Node:
+        upper = node.split(num_pages, self._page_size)
+        self.windows.on_split(upper, node)
+        return upper
 
     def _key(self, token_ids: I64, start: int, extra_key: bytes) -> bytes:
         """Name the node that begins at token `start`: only at the root also by the extra key."""
@@ -325,6 +389,7 @@ class RadixTree:
         hashes = self.names(parent, token_ids[:end], extra_key)
         node = Node(key, parent, tokens, pages, hashes, parent.end + len(pages), level)
         parent.children[key] = node
+        self.windows.on_end_moved(parent)
         if level == POOL:
             self._admit(node)
         else:
@@ -342,34 +407,51 @@ class RadixTree:
             self._num_evictable += len(node.pages)
             self._queues[POOL].add(node)
 
-    def _lift(self, node: Node, pages: Pages) -> None:
-        """Move a node from a tier into the pool."""
-        node.level, node.pages = POOL, pages
+    def _lift(self, node: Node, pages: Pages) -> Pages:
+        """Move a node from a tier into the first of `pages`; return the others."""
+        num_places = node.num_places
+        node.move(POOL, pages[:num_places])
         self._admit(node)
+        self.states.enter(node)
+        self.windows.enter(node)
+        return pages[num_places:]
 
     def _pop(self, level: int, num_pages: int) -> Node | None:
         """Take the lowest ranking node of a level out of its queue, or the end of it that has `num_pages` pages."""
         node = self._queues[level].pop()
         if node is not None and len(node.pages) > num_pages:
-            self._queues[level].add(node.split(len(node.pages) - num_pages, self._page_size))
+            self._queues[level].add(self._split(node, len(node.pages) - num_pages))
         return node
 
     def _demote(self, node: Node, saves: list[Save]) -> None:
-        """Move a node one level down, as far as there is room, and forget the rest; add to `saves` what to copy."""
-        num_saved = 0 if node.is_withdrawn else self._make_room(node.level + 1, len(node.pages), saves)
+        """Move a node one level down, as far as there is room, and forget the rest; add to `saves` what to copy.
+
+        What is beside its tokens' pages goes with all of them or not at all.
+        """
+        num_saved = 0 if node.is_withdrawn else self._make_room(node.level + 1, node.num_places, saves)
+        if num_saved < node.num_places:
+            self._drop_beside(node)
         if num_saved < len(node.pages):
-            kept = node.split(num_saved, self._page_size) if num_saved else None
+            kept = self._split(node, num_saved) if num_saved else None
             for lost in [*reversed(list(node.below())), node]:
                 self._remove(lost)
             if kept is None:
                 return
             node = kept
-        places = node.pages
+        places, num_beside = node.places, node.num_beside
         if node.level != POOL:
             self._tiers[node.level - 1].release(places)
-        node.level, node.pages = node.level + 1, self._tiers[node.level].allocate(num_saved)
+        node.move(node.level + 1, self._tiers[node.level].allocate(len(places)))
         self._queues[node.level].add(node)
-        saves.append(Save(node.level, places, node.pages, node.hashes, node.tokens))
+        names = np.append(node.hashes, np.zeros(num_beside, np.uint64))
+        tokens = np.append(node.tokens, np.full(num_beside * self._page_size, -1))
+        saves.append(Save(node.level, places, node.places, names, tokens))
+
+    def _drop_beside(self, node: Node) -> None:
+        """Forget what a node has beside its tokens' pages; of the pool it is not any more."""
+        if node.level != POOL:
+            self._tiers[node.level - 1].release(node.places[len(node.pages) :])
+        node.state = node.windows = None
 
     def _make_room(self, level: int, num_pages: int, saves: list[Save]) -> int:
         """Let the lowest ranking pages of a tier go until `num_pages` fit, or none is left; return how many fit."""
@@ -390,7 +472,7 @@ class RadixTree:
     def _uncounted(self, gone: Iterable[Node]) -> Pages:
         """Return the pages of the pool of nodes that are removed, and count them no more."""
         gone = list(gone)
-        states, pages = [self.states.pop(node) for node in gone], _pool_pages(gone)
+        states, pages = [joined([self.states.pop(node), self.windows.pop(node)]) for node in gone], _pool_pages(gone)
         self._num_pages -= len(pages)
         self._num_evictable -= len(pages)
         return joined([*states, pages])
@@ -399,8 +481,10 @@ class RadixTree:
         assert leaf.parent is not None
         assert not leaf.children
         del leaf.parent.children[leaf.key]
+        self.windows.on_end_moved(leaf.parent)
         leaf.parent = None
         if leaf.level != POOL:
+            self._drop_beside(leaf)
             self._tiers[leaf.level - 1].release(leaf.pages)
         if not leaf.is_withdrawn:
             self._changes.remove(leaf.hashes[::-1].tolist())

@@ -16,6 +16,7 @@ def problems(
     tiers: Sequence[Books],
     in_queues: Sequence[EvictionQueue],
     with_states: Collection[Node],
+    with_windows: Collection[Node],
 ) -> list[str]:
     """Check everything; `num_pages`: as counted, all and those that can be evicted."""
     return [
@@ -24,6 +25,7 @@ def problems(
         *nodes(all_nodes, page_size),
         *queues(all_nodes, in_queues),
         *states(all_nodes, with_states),
+        *windows(all_nodes, with_windows),
     ]
 
 
@@ -41,16 +43,25 @@ def counts(nodes: Sequence[Node], num_pages: int, num_evictable: int) -> Iterato
 
 def states(nodes: Sequence[Node], known: Collection[Node]) -> Iterator[str]:
     """Where states are, and that none is read which could go."""
-    if {node for node in nodes if node.state is not None} != set(known):
+    if {node for node in nodes if node.state is not None and node.level == POOL} != set(known):
         yield f"{len(known)} nodes are known to have a state, and others have one"
     for node in nodes:
         if node.num_readers and (node.state is None or not node.num_locks):
             yield f"{node} has {node.num_readers} readers of a state, and is not locked or has none"
 
 
+def windows(nodes: Sequence[Node], known: Collection[Node]) -> Iterator[str]:
+    """Where pages of layers with a window are, and that none is seen whose text could go."""
+    if {node for node in nodes if node.windows is not None and node.level == POOL} != set(known):
+        yield f"{len(known)} nodes are known to have pages of windows, and others have some"
+    for node in nodes:
+        if node.num_window_pages > len(node.pages) or not 0 <= node.num_window_locks <= node.num_locks:
+            yield f"{node} has {node.num_window_pages} pages of windows and {node.num_window_locks} locks of them"
+
+
 def slots(nodes: Sequence[Node], level: int, books: Books) -> Iterator[str]:
     """Each slot of a tier is free, or one node's, or one that is being read."""
-    used = [slot for node in nodes if node.level == level for slot in node.pages.tolist()]
+    used = [slot for node in nodes if node.level == level for slot in node.places.tolist()]
     restores = {id(node.restore): node.restore for node in nodes if node.restore is not None}
     read = [slot for each in restores.values() if each.level == level for slot in each.slots.tolist()]
     if sorted(used + read + books.free_slots().tolist()) != list(range(books.capacity)):

@@ -41,8 +41,10 @@ class Node:
     num_uses: int = 0  # requests that made or reused it
     rank: Rank = (0, 0, 0)  # in the order of eviction: see `eviction`
     state_rank: Rank = (0, 0, 0)  # of its state alone, where that is superseded
-    state: Pages | None = None  # of the pool: the state of recurrent layers after its last token
+    state: Pages | None = None  # the state of recurrent layers after its last token: as `pages`
     num_readers: int = 0  # of the state: requests that begin with it, until a step has read it
+    windows: I32 | None = None  # [number, num_groups]: its last pages in layers with a window, likewise
+    num_window_locks: int = 0  # of those: requests that see some of them
     is_withdrawn: bool = False  # nobody finds it any more; those who have locked it keep it
 
     def __repr__(self) -> str:
@@ -50,9 +52,34 @@ class Node:
 
     @property
     def held(self) -> Pages:
-        """All pages of the pool that it has, of tokens and of a state."""
-        pages = self.pages if self.level == POOL else self.pages[:0]
-        return pages if self.state is None else np.concatenate([pages, self.state])
+        """All pages of the pool that it has."""
+        return self.places if self.level == POOL else self.pages[:0]
+
+    @property
+    def places(self) -> I32:
+        """All that it has at its level, in the order in which `move` is given others: its pages first."""
+        beside = [] if self.windows is None else [self.windows.ravel()]
+        if self.state is not None:
+            beside.append(self.state)
+        return np.concatenate([self.pages, *beside]) if beside else self.pages
+
+    @property
+    def num_places(self) -> int:
+        return len(self.pages) + self.num_beside
+
+    @property
+    def num_beside(self) -> int:
+        """Places of a state and of layers with a window."""
+        of_windows = 0 if self.windows is None else self.windows.size
+        return of_windows if self.state is None else of_windows + len(self.state)
+
+    def move(self, level: int, places: I32) -> None:
+        """Have all that it has at other places."""
+        ends = np.cumsum([len(self.pages), 0 if self.windows is None else self.windows.size])
+        pages, windows, state = np.split(places, ends)
+        self.level, self.pages = level, pages
+        self.windows = None if self.windows is None else windows.reshape(self.windows.shape)
+        self.state = None if self.state is None else state
 
     @property
     def num_pool_pages(self) -> int:
@@ -60,9 +87,18 @@ class Node:
         return len(self.pages) if self.level == POOL else 0
 
     @property
+    def num_window_pages(self) -> int:
+        """How many of its last pages it has in layers with a window."""
+        return 0 if self.windows is None else len(self.windows)
+
+    @property
     def num_evictable(self) -> int:
         """Pages of the pool that could go: its tokens' while it is not locked, its state's while nobody reads it."""
-        num_pages = 0 if self.num_locks else self.num_pool_pages
+        if self.level != POOL:
+            return 0
+        num_pages = 0 if self.num_locks else len(self.pages)
+        if self.windows is not None and not self.num_window_locks:
+            num_pages += self.windows.size
         return num_pages if self.state is None or self.num_readers else num_pages + len(self.state)
 
     @property
@@ -99,6 +135,11 @@ class Node:
         upper = Node(self.key, self.parent, tokens, pages, hashes, self.end - len(self.pages) + num_pages)
         upper.level, upper.restore = self.level, self.restore
         upper.num_locks, upper.num_uses = self.num_locks, self.num_uses
+        upper.num_window_locks = self.num_window_locks
+        if self.num_window_pages > len(self.pages) - num_pages:
+            assert self.windows is not None
+            cut = self.num_window_pages - (len(self.pages) - num_pages)
+            upper.windows, self.windows = self.windows[:cut], self.windows[cut:]
         upper.rank = (*self.rank[:2], -upper.end)
         upper.is_withdrawn = self.is_withdrawn
         self.parent.children[self.key] = upper
@@ -126,7 +167,6 @@ class Match:
     num_tokens: int  # of `pages`; a multiple of the page size
     restore: Restore | None = None  # brings what continues the prefix, and is not over
     lower_nodes: tuple[Node, ...] = ()  # continue it further, in tiers: `promote` and `expect` bring them back
-    state: Pages | None = None  # after these tokens; None: it was not asked for, or there are no tokens
     parting: int = 0  # tokens behind which it leaves a cached text that goes on otherwise, if a state was asked for
 
     @property
@@ -151,8 +191,8 @@ class Save:
     level: int  # of the tier
     places: I32
     slots: Slots
-    names: U64
-    tokens: I64  # of the pages
+    names: U64  # 0: of pages beside those of tokens, which nobody looks for
+    tokens: I64  # of the pages; -1, likewise
 
 
 @dataclass(frozen=True, slots=True)

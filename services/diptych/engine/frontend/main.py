@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Final
 
-from diptych.checkpoints.source import ModelSource, bounded, open_model
+from diptych.checkpoints.source import ModelSource, open_model
 from diptych.common import event_loop
 from diptych.common.draining import drain_route
 from diptych.common.health.grpc_health import add_health
@@ -39,6 +39,7 @@ from diptych.engine.frontend.sessions import Sessions
 from diptych.engine.frontend.tokenizer_manager import TokenizerManager
 from diptych.engine.options.config import SchedulerConfig
 from diptych.engine.options.pool_size import check_pool, likely_device
+from diptych.engine.options.served_model import as_served
 from diptych.tokens.tokenizer import stay_in_the_callers_thread
 from diptych.v1 import admin_pb2_grpc, bootstrap_pb2, worker_pb2_grpc
 
@@ -200,7 +201,8 @@ async def _listen(
 def _open(config: WorkerConfig, role: Role) -> ModelSource:
     """Open the model, and see before any other process starts that it can be served."""
     source = open_model(config.model, config.load_format)
-    check_pool(bounded(source, config.max_model_len).config, config.engine_options, role, likely_device(config.device))
+    options = config.engine_options
+    check_pool(as_served(source, options).config, options, role, likely_device(config.device))
     return source
 
 

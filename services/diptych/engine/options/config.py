@@ -31,6 +31,9 @@ KvCacheDtype = Literal["auto", "float32", "bfloat16", "float16", "fp8_e4m3"]
 Quantization = Literal["auto", "none"]
 KvBackend = Literal["ucx", "nixl"]
 Overlap = Literal["auto", "on", "off"]
+KvWindows = Literal["free", "keep"]
+
+KV_WINDOWS: Final[KvWindows] = "free"
 
 DTYPE_ON: Final[Mapping[str, Dtype]] = {"cpu": "float32", "cuda": "bfloat16", "sim": "bfloat16"}  # for `auto`
 KV_CACHE_MIB_ON: Final[Mapping[str, int]] = {"cpu": 512, "cuda": 0, "sim": 512}  # for 0; a GPU's is measured
@@ -106,6 +109,11 @@ class EngineOptions:
     )
     eviction_policy: EvictionPolicy = option("lru", help="which cached KV page goes first: lru or lfu", group="engine")
     host_cache_mib: int = option(0, help="host memory for KV pages that the pool evicts, MiB; 0: none", group="engine")
+    kv_windows: KvWindows = option(
+        KV_WINDOWS,
+        help="KV behind the windows of layers that have some; free: given to others at once; keep: when a request ends",
+        group="engine",
+    )
     kv_events: Switch = option("on", help="tell routers which prefixes are cached", group="engine")
     lora: tuple[str, ...] = option((), help="adapters to load at start, as name=folder (PEFT)", group="engine")
     max_loras: int = option(8, help="adapters loaded at once; 0: none", group="engine")

@@ -13,7 +13,8 @@ from diptych.common.errors import ConfigError
 from diptych.common.members.roles import Role
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.device_kind import DeviceKind
-from diptych.engine.values.kv_regions import kv_layout, pages_per_state, state_nbytes
+from diptych.engine.schedule.step_sizes import REQUEST_TOKENS, usual
+from diptych.engine.values.kv_regions import kv_layout, pages_per_state, state_nbytes, window_pages
 from diptych.kvtransfer.layout import HeadShare, PoolLayout, Region
 
 MIN_PAGES: Final = 2
@@ -38,6 +39,12 @@ def whole_layout(model: ModelConfig, page_size: int, dtype: str, share: HeadShar
     return kv_layout(model, 1, page_size, dtype, share)
 
 
+def token_nbytes(model: ModelConfig, layout: PoolLayout) -> int:
+    """Return what a token of a usual request takes, with its part of what windows hold. `model` is the process's."""
+    num_live = window_pages(model, 1).num_live(REQUEST_TOKENS, layout.page_size)
+    return layout.page_nbytes // layout.page_size + num_live * layout.page_nbytes // REQUEST_TOKENS
+
+
 def region_words(name: str, region: Region) -> str:
     """Say what a token has in a region, which holds what `region_names` says."""
     heads = f"{region.total_heads} heads" if region.total_heads > 1 else "one head"
@@ -47,6 +54,8 @@ def region_words(name: str, region: Region) -> str:
 def pool_words(model: ModelConfig, layout: PoolLayout, options: EngineOptions, max_requests: int) -> str:
     """Say what a process has memory for, of the whole `model`: pages, and beside them a state for each request."""
     pages = f"{layout.num_pages} KV pages of {layout.page_size} tokens"
+    if most_live := window_pages(model, 1).most_live(layout.page_size):
+        return f"{pages}, of which a request has up to {most_live} for windows while it is decoded"
     if model.recurrent is None:
         return pages
     nbytes = max_requests * state_nbytes(model.recurrent.of_rank(options.tp), options.dtype)
@@ -75,17 +84,19 @@ def _check_holds(model: ModelConfig, layout: PoolLayout, options: EngineOptions,
     `model` is what this process computes.
     """
     page_size, longest = layout.page_size, options.max_model_len
+    windows = window_pages(model, usual(options.given_sizes).sizes.max_step_tokens)
     num_state_pages = (1 + num_shares) * pages_per_state(model, 1, options.dtype, layout)
-    of_tokens = max(MIN_PAGES, num_shares * -(-longest // page_size))
+    fewest = windows.pool_pages(MIN_PAGES, page_size)
+    of_tokens = max(fewest, num_shares * windows.pool_pages(-(-longest // page_size), page_size))
     needed = of_tokens + num_state_pages
     if layout.num_pages >= needed:
         return
-    num_left = max(0, layout.num_pages - num_state_pages)
+    num_left = windows.fitting(max(0, layout.num_pages - num_state_pages), page_size)
     beside = f" beside {1 + num_shares} states of a request" if num_state_pages else ""
     has = f"{options.kv_cache_mib} MiB of KV memory hold {num_left * page_size:,} tokens{beside}"
     at_least = f"--kv-cache-mib {-(-needed * layout.page_nbytes // MIB)} at least"
-    if of_tokens == MIN_PAGES:
-        pages = f"{MIN_PAGES} pages of {page_size} tokens ({layout.page_nbytes:,} bytes each)"
+    if of_tokens == fewest:
+        pages = f"{fewest} pages of {page_size} tokens ({layout.page_nbytes:,} bytes each)"
         raise ConfigError(f"{has}, but {pages} are needed: give {at_least}")
     share = "" if num_shares == 1 else f", shared by {num_shares} parts"
     raise ConfigError(f"{has}{share}, fewer than --max-model-len {longest}: give {at_least}, or lower --max-model-len")

@@ -25,6 +25,7 @@ from diptych.engine.attention.backend import AttentionBackend, GraphAttention, P
 from diptych.engine.attention.cpu_backend import CpuAttention
 from diptych.engine.attention.cpu_sparse_backend import CpuSparseAttention
 from diptych.engine.attention.kinds import KindsAttention, KindsGraphAttention
+from diptych.engine.attention.layer_constants import Ropes
 from diptych.engine.attention.sparse_attention import SparseAttention
 from diptych.engine.attention.torch_backend import TorchAttention
 from diptych.engine.models.cpu_ops import CpuOps
@@ -49,8 +50,10 @@ class Setting:
     kv: Tensor  # [num_pages, num_layers, num_planes, page_size, num_kv_heads, head_dim]
     dtype: torch.dtype  # of states; the pool's may be narrower
     num_threads: int
-    sinks: Tensor | None = None  # of the model's layers, see `new_sinks`
+    sinks: Tensor | None = None  # of the layers of `config`, see `new_sinks`
+    ropes: Ropes | None = None  # see `rope_tables`; None: nobody else has made them
     layers: tuple[int, ...] = ()  # of the model, those of `config`, where there are several kinds of them
+    group: int | None = None  # of pages, where there are several
     index_keys: Tensor | None = None  # [num_pages, num_layers, 1, page_size, 1, index_head_dim], of an indexer's layers
 
 
@@ -91,13 +94,13 @@ def _made(name: str, kinds: Sequence[Setting]) -> Made:
     made = [ATTENTION[name](setting) for setting in kinds]
     if len(made) == 1:
         return made[0]
-    layers = [setting.layers for setting in kinds]
+    layers, groups = [setting.layers for setting in kinds], [setting.group or 0 for setting in kinds]
     recordable = [each for _, each in made if each is not None]
     if len(recordable) == len(made):
-        graphs = KindsGraphAttention(recordable, KindsAttention.places_of(recordable, layers))
+        graphs = KindsGraphAttention(recordable, KindsAttention.places_of(recordable, layers), groups)
         return graphs, graphs
     backends = [each for each, _ in made]
-    return KindsAttention(backends, KindsAttention.places_of(backends, layers)), None
+    return KindsAttention(backends, KindsAttention.places_of(backends, layers), groups), None
 
 
 def _resolved(name: str, kinds: Sequence[Setting]) -> str:
@@ -133,7 +136,7 @@ def _cpu(setting: Setting) -> Made:
     _check_cpu(setting)
     if setting.index_keys is not None:
         return CpuSparseAttention(setting.config, setting.kv, setting.index_keys), None
-    return CpuAttention(setting.config, setting.kv, setting.sinks), None
+    return CpuAttention(setting.config, setting.kv, setting.sinks, setting.ropes), None
 
 
 def _check_cpu(setting: Setting) -> None:
@@ -154,7 +157,7 @@ def _check_cpu(setting: Setting) -> None:
 
 def _torch(setting: Setting) -> Made:
     if setting.index_keys is None:
-        return TorchAttention(setting.config, setting.kv, setting.dtype, setting.sinks), None
+        return TorchAttention(setting.config, setting.kv, setting.dtype, setting.sinks, setting.ropes), None
     if setting.kv.dtype == torch.float8_e4m3fn:
         raise ConfigError("attention backend 'torch' reads no FP8 KV in sparse attention; give --kv-cache-dtype auto")
     return SparseAttention(setting.config, setting.kv, setting.index_keys, setting.dtype), None
@@ -166,7 +169,7 @@ def _triton(setting: Setting) -> Made:
         return _triton_sparse(setting, setting.index_keys)
     from diptych.engine.attention.triton_backend import TritonAttention
 
-    attention = TritonAttention(setting.config, setting.kv, setting.sinks)
+    attention = TritonAttention(setting.config, setting.kv, setting.sinks, setting.ropes)
     return attention, attention
 
 
@@ -183,6 +186,9 @@ def _flashinfer(setting: Setting) -> Made:
         raise ConfigError("attention backend 'flashinfer' knows no attention sinks, which this model has; use 'triton'")
     if setting.config.chunked:
         raise ConfigError("attention backend 'flashinfer' knows windows that slide, and no chunks; use 'triton'")
+    if setting.group is not None:
+        words = "attention backend 'flashinfer' has layers with a window share their pages with all others"
+        raise ConfigError(f"{words}: give --kv-windows keep, or use 'triton'")
     if setting.layers:
         raise ConfigError("attention backend 'flashinfer' attends to layers of one kind; use 'triton'")
     if setting.config.num_planes == 1:

@@ -6,7 +6,9 @@ they leave.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -16,7 +18,7 @@ from diptych.checkpoints.quantization.weight import expanded
 from diptych.checkpoints.source import ModelSource
 from diptych.common.errors import ConfigError
 from diptych.engine.attention.backend import PhasedAttention
-from diptych.engine.attention.layer_constants import new_sinks
+from diptych.engine.attention.layer_constants import new_sinks, rope_tables
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.models.decoder import Decoder
 from diptych.engine.models.lora import Loras
@@ -90,7 +92,7 @@ def load_model(
         ops = part.wrap(backend.ops)
         tensors = part.tensors if options.quantization == "auto" else expanded(part.tensors)
         weights = load(part.config, part.placement, tensors, ops, dtype, kv.device)
-        _fill(sinks, weights)
+        _fill(sinks, chain(*part.config.attending.layers_by_kind), weights)
         loras = Loras(part.config.num_layers, options.max_loras, backend.low_rank, dtype, kv.device)
         decoder = Decoder(part.config, weights.wrapped(loras.wrap), ops, dtype)
     return LoadedModel(
@@ -111,9 +113,9 @@ def _new_states(config: ModelConfig, kv: Tensor, options: ModelOptions) -> SlotS
     return SlotStates(config, kv, options.max_requests, options.dtype) if config.recurrent else None
 
 
-def _fill(sinks: Tensor | None, weights: Weights) -> None:
-    """Write what was loaded to where the attention backends look for it."""
-    for layer, place in enumerate(() if sinks is None else sinks):
+def _fill(sinks: Tensor | None, layers: Iterable[int], weights: Weights) -> None:
+    """Write what was loaded to where the attention backends look for it; `layers`: in the order of `new_sinks`."""
+    for layer, place in () if sinks is None else zip(layers, sinks, strict=True):
         loaded = weights.vector(f"{layer}.sinks")
         assert loaded is not None, layer
         place.copy_(loaded)
@@ -123,11 +125,28 @@ def _choose(config: ModelConfig, kv: Tensor, options: ModelOptions, sinks: Tenso
     extend = options.attention_backend
     kv_dtype = next(name for name, dtype in KV_DTYPES.items() if dtype == kv.dtype)
     views, dtype = region_views(kv, kv_regions(config, kv_dtype)), DTYPES[options.dtype]
-    if config.wide is None:
+    if len(config.kinds) == 1:
         index_keys = views[1] if config.indexer is not None else None
         kinds = [Setting(config, views[0], dtype, options.num_threads, sinks, index_keys=index_keys)]
     else:
-        assert sinks is None, "layers of several kinds have no sinks yet"
-        each = zip(config.kinds, views, config.layers_by_kind, strict=True)
-        kinds = [Setting(kind, view, dtype, options.num_threads, layers=layers) for kind, view, layers in each]
+        whole = Setting(config, views[0], dtype, options.num_threads, sinks, rope_tables(config, views[0]))
+        kinds = _of_regions(whole, views) if config.wide is not None else _of_groups(whole)
     return choose(extend, options.decode_attention_backend or extend, *kinds)
+
+
+def _of_regions(whole: Setting, views: Sequence[Tensor]) -> list[Setting]:
+    """Return the kinds of a model whose pages have a region for each."""
+    assert whole.sinks is None, "layers of several kinds have no sinks yet"
+    each = zip(whole.config.kinds, views, whole.config.layers_by_kind, strict=True)
+    return [replace(whole, config=kind, kv=view, layers=layers) for kind, view, layers in each]
+
+
+def _of_groups(whole: Setting) -> list[Setting]:
+    """Return the kinds of a model whose pages are of one of several groups of layers: a page has places for each."""
+    config, kinds, end = whole.config, list[Setting](), 0
+    for group, (kind, layers) in enumerate(zip(config.kinds, config.page_groups, strict=True)):
+        begin, end = end, end + len(layers)
+        sinks = None if whole.sinks is None else whole.sinks[begin:end]
+        kv = whole.kv[:, : len(layers)]
+        kinds.append(replace(whole, config=kind, kv=kv, sinks=sinks, layers=layers, group=group))
+    return kinds

@@ -19,6 +19,7 @@ from diptych.architectures.config import ModelConfig
 from diptych.checkpoints.source import ModelSource
 from diptych.common.errors import ConfigError
 from diptych.engine.options.config import EngineOptions
+from diptych.engine.options.pool_size import token_nbytes, whole_layout
 from diptych.engine.runner.gpu.gpu_runner import GpuRunner
 from diptych.engine.runner.gpu.inputs import StepLimits
 from diptych.engine.runner.gpu.measuring import longest_extend, measure, measure_speed
@@ -71,13 +72,11 @@ class ModelLoader:
         speed = measure_speed(runner, limits, options.page_size, self._device)
         if options.cuda_graphs == "off":
             speed = replace(speed, launch_s=0.0)
-        page = ModelRunner.pool_layout(
-            model.config, num_pages=1, page_size=options.page_size, dtype=options.kv_dtype
-        ).page_nbytes
+        token = token_nbytes(model.config, whole_layout(model.config, options.page_size, options.kv_dtype))
         recurrent = model.config.recurrent
         state = state_nbytes(recurrent, options.dtype) if recurrent else 0
         of_states = 2 * state // REQUEST_TOKENS  # a request has a slot, and a copy in pages
-        kv = KvMemory(page // options.page_size + of_states, options.kv_cache_mib * MIB)
+        kv = KvMemory(token + of_states, options.kv_cache_mib * MIB)
         return found_on(memory, options.gpu_memory_share, limits.max_step_tokens, speed, kv)
 
     def _agreed(self, number: int) -> int:
@@ -154,7 +153,13 @@ class ModelLoader:
 
     def _limits(self, model: ModelConfig) -> StepLimits:
         sizes, max_pages = self.chosen.sizes, -(-model.context_len // self._options.page_size)
-        return StepLimits(sizes.max_step_tokens, sizes.max_requests, max_pages, sizes.max_graph_tokens)
+        return StepLimits(
+            sizes.max_step_tokens,
+            sizes.max_requests,
+            max_pages,
+            sizes.max_graph_tokens,
+            num_window_groups=len(model.page_groups) - 1,
+        )
 
     def _model_options(self) -> ModelOptions:
         options = self._options

@@ -9,10 +9,11 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from diptych.checkpoints.source import ModelSource, bounded, open_model
+from diptych.checkpoints.source import ModelSource, open_model
 from diptych.common.errors import ConfigError
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.pool_size import head_share, pool_layout
+from diptych.engine.options.served_model import as_served
 from diptych.engine.runner.gpu.gpu_runner import GpuRunner
 from diptych.engine.runner.kv_pool import kv_bytes, new_kv, shared_kv
 from diptych.engine.runner.model_loader import ModelLoader
@@ -41,7 +42,7 @@ class TorchHardware:
         self._communicator: Communicator | None = None
 
     def open(self, model: str) -> ModelSource:
-        return bounded(open_model(model, self.options.load_format), self.options.max_model_len)
+        return as_served(open_model(model, self.options.load_format), self.options)
 
     def ranks(self, endpoint: str) -> RankGroup:
         size = self.options.tp
@@ -55,8 +56,9 @@ class TorchHardware:
 
     def pool_layout(self, source: ModelSource, rank: int) -> PoolLayout:
         self._loader = ModelLoader(self.options, self._device, self._communicator)
-        options = replace(self.options, kv_cache_mib=self._loader.kv_cache_mib(source))
+        kv_cache_mib = self._loader.kv_cache_mib(source)
         self.chosen = self._loader.chosen
+        options = replace(self.options, kv_cache_mib=kv_cache_mib, max_step_tokens=self.chosen.sizes.max_step_tokens)
         part = ModelPart.of(source, self._communicator)
         return pool_layout(part.config, options, head_share(source.config, options, rank))
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from diptych.common.arrays import I32, I64
 from diptych.engine.lora.registry import NO_ADAPTER
-from diptych.engine.values.batch import ForwardBatch, ForwardMode, PromptRows, StateMoves
+from diptych.engine.values.batch import ForwardBatch, ForwardMode, PromptRows, StateMoves, WindowGroups
 from diptych.engine.values.request import Request
 from diptych.engine.values.step import Chunk, Step
 from diptych.kvtransfer.ownership import NULL_PAGE, Pages
@@ -23,14 +23,16 @@ def build_batch(
     page_size: int,
     pending: Mapping[int, int] = NOTHING_PENDING,
     pages_per_state: int = 0,
+    window_table: I32 | None = None,
 ) -> ForwardBatch:
     """Return the arrays of a step that is about to be launched.
 
     `pending`: by room, where in the samples of the step before the token is that is not known yet. `pages_per_state`:
-    of recurrent layers; 0: there are none.
+    of recurrent layers; 0: there are none. `window_table`: `[max_requests, max_pages, num_groups]`, with the rows of
+    `page_table`, of models whose layers with a window have pages of their own; see `WindowGroups`.
     """
     if not step.chunks and not step.drafts:
-        return _build_decode(step.decodes, page_table, page_size, pending, pages_per_state)
+        return _build_decode(step.decodes, page_table, page_size, pending, pages_per_state, window_table)
     row_lens = [1 + len(step.drafts_of(request)) for request in step.decodes]
     rows = zip(step.decodes, row_lens, strict=True)
     chunks = [*(Chunk(request, request.computed_len, length, True) for request, length in rows), *step.chunks]
@@ -38,10 +40,13 @@ def build_batch(
     extend_lens = np.array([chunk.num_tokens for chunk in chunks], dtype=np.int64)
     owner = np.repeat(np.arange(len(chunks)), extend_lens)
     positions = np.arange(len(owner)) - (np.cumsum(extend_lens) - extend_lens)[owner] + starts[owner]
-    table, out_slots = _slots([chunk.request for chunk in chunks], owner, positions, page_table, page_size)
+    requests = [chunk.request for chunk in chunks]
+    table, out_slots = _slots(requests, owner, positions, page_table, page_size)
+    windows = _window_groups(requests, owner, positions, window_table, page_size)
     if any(chunk.start < chunk.request.cached_len for chunk in step.chunks):
         cached_lens = np.array([chunk.request.cached_len for chunk in chunks], dtype=np.int64)
-        out_slots[positions < cached_lens[owner]] = NULL_PAGE  # it is there, in pages that others read too
+        for slots in (out_slots, *(windows.out_slots if windows else ())):
+            slots[positions < cached_lens[owner]] = NULL_PAGE  # it is there, in pages that others read too
     spans = [chunk.request.tokens[chunk.start : chunk.start + chunk.num_tokens] for chunk in step.chunks]
     return ForwardBatch(
         mode=_mode(step),
@@ -53,8 +58,9 @@ def build_batch(
         extend_lens=extend_lens,
         num_sampled=np.array([*row_lens, *(int(chunk.is_last) for chunk in step.chunks)], dtype=np.int64),
         prompt_rows=_prompt_rows(step.chunks, sum(row_lens)),
-        states=_state_moves([chunk.request for chunk in chunks], step.chunks, pages_per_state),
-        adapters=_adapters([chunk.request for chunk in chunks]),
+        states=_state_moves(requests, step.chunks, pages_per_state),
+        adapters=_adapters(requests),
+        window_groups=windows,
     )
 
 
@@ -65,11 +71,16 @@ def _mode(step: Step) -> ForwardMode:
 
 
 def _build_decode(
-    requests: Sequence[Request], page_table: I32, page_size: int, pending: Mapping[int, int], pages_per_state: int
+    requests: Sequence[Request],
+    page_table: I32,
+    page_size: int,
+    pending: Mapping[int, int],
+    pages_per_state: int,
+    window_table: I32 | None,
 ) -> ForwardBatch:
     positions = np.array([request.computed_len for request in requests], dtype=np.int64)
-    ones = np.ones(len(requests), dtype=np.int64)
-    table, out_slots = _slots(requests, np.arange(len(requests)), positions, page_table, page_size)
+    ones, owner = np.ones(len(requests), dtype=np.int64), np.arange(len(requests))
+    table, out_slots = _slots(requests, owner, positions, page_table, page_size)
     return ForwardBatch(
         mode=ForwardMode.DECODE,
         input_ids=_last_tokens(requests, pending),
@@ -81,6 +92,7 @@ def _build_decode(
         num_sampled=ones,
         states=_state_moves(requests, (), pages_per_state),
         adapters=_adapters(requests),
+        window_groups=_window_groups(requests, owner, positions, window_table, page_size),
     )
 
 
@@ -141,6 +153,21 @@ def _slots(requests: Sequence[Request], owner: I64, positions: I64, page_table: 
     table = page_table[rows, : max(request.num_pages for request in requests)]
     pages = table[owner, positions // page_size].astype(np.int64)
     return table, pages * page_size + positions % page_size
+
+
+def _window_groups(
+    requests: Sequence[Request], owner: I64, positions: I64, window_table: I32 | None, page_size: int
+) -> WindowGroups | None:
+    """Do the same for each group of layers with a window."""
+    if window_table is None or not window_table.shape[2]:
+        return None
+    rows = np.array([request.row for request in requests], dtype=np.int64)
+    width = max(request.num_pages for request in requests)
+    tables = np.empty((window_table.shape[2], len(rows), width), np.int32)
+    for group, table in enumerate(tables):
+        np.take(window_table[:, :width, group], rows, axis=0, out=table, mode="clip")  # which copies once
+    pages = tables[:, owner, positions // page_size].astype(np.int64, order="C")
+    return WindowGroups(tables, pages * page_size + positions % page_size)
 
 
 def _adapters(requests: Sequence[Request]) -> I64 | None:

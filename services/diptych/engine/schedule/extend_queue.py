@@ -104,6 +104,8 @@ class ExtendQueue:
             if not step.admits(request, request.computed_len):
                 return step.chunks
             step.add(request)
+            if not self._cache.grow_windows(request, request.computed_len + step.chunks[-1].num_tokens):
+                return step.chunks[:-1]
         for request in self._waiting.bring_back(now_s):
             self.expect(request)
         while self._waiting.has_next and self._cache.has_row and step.has_room:

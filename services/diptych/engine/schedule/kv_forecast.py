@@ -72,9 +72,21 @@ class KvForecast:
         page_size = self._cache.page_size
         owned = np.array([holder.num_pages - holder.cached_len // page_size for holder in holders], dtype=np.int64)
         newly_owned = self._cache.pages_for(candidate.num_tokens) - self._cache.cached_len(candidate) // page_size
+        windows = self._cache.windows
+        newly_beside = windows.pool_pages(newly_owned, page_size) - newly_owned
         made = np.array([request.num_output_tokens for request in requests], dtype=np.int64)
         limit = np.array([request.max_len - request.prompt_len for request in requests], dtype=np.int64)
-        return peak_growth(np.append(owned, newly_owned), self._lengths.remaining(made, limit), page_size)
+        remaining = self._lengths.remaining(made, limit)
+        beside = np.append([self._cache.num_window_pages(holder) for holder in holders], newly_beside)
+        return peak_growth(np.append(owned, newly_owned) + beside, remaining, page_size) + self._growth(
+            beside, remaining
+        )
+
+    def _growth(self, held: I64, remaining: I64) -> int:
+        """Return how many pages requests will take at most, in layers with a window, until their windows are full."""
+        windows, page_size = self._cache.windows, self._cache.page_size
+        missing = np.maximum(0, windows.most_live(page_size) - held)
+        return int(np.minimum(missing, windows.num_groups * -(-remaining // page_size)).sum())
 
 
 def peak_growth(owned: I64, remaining: I64, page_size: int) -> int:

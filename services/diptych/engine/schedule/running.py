@@ -155,7 +155,7 @@ class Running:
         self._pace.begin(self._limits.prompt_cost.of_chunks(step.chunks) if step.chunks else 0, now_s)
         cache = self._cache
         pending, pages_per_state = self._steps.samples(), cache.pages_per_state
-        batch = build_batch(step, cache.page_table, cache.page_size, pending, pages_per_state)
+        batch = build_batch(step, cache.page_table, cache.page_size, pending, pages_per_state, cache.window_table)
         begun = [request for request in step.decodes if request.state_from is not None] if pages_per_state else ()
         self._steps.launch(step)
         for request in begun:
@@ -173,7 +173,19 @@ class Running:
     def commit(self, now_s: float) -> Step:
         """Return the oldest step launched, which has run."""
         self._pace.end(now_s)
-        return self._steps.commit()
+        step = self._steps.commit()
+        if self._cache.windows.num_groups:
+            self._pass_windows(step)
+        return step
+
+    def _pass_windows(self, step: Step) -> None:
+        """Give up what is behind the windows of requests whose newest known token a step has computed.
+
+        That changes with whole pages; steps in flight compute what comes behind it.
+        """
+        page_size = self._cache.page_size
+        held = (request for request in step.decodes if request.node is not None)
+        self._cache.pass_windows([each for each in held if step.drafts or each.num_tokens % page_size == 0])
 
     def share(self, step: Step) -> None:
         """Let others reuse what a step that is over has computed of prompts; not of requests that have ended."""

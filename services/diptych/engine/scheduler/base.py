@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from diptych.checkpoints.shard import check_divides
 from diptych.checkpoints.source import ModelSource
-from diptych.common.errors import ConfigError
 from diptych.common.lifecycle import garbage_postponed
 from diptych.common.members.roles import Role
 from diptych.engine.cache.cache_changes import NO_CHANGES, CacheChanges
@@ -28,7 +27,7 @@ from diptych.engine.scheduler.links.tester import LinkTester
 from diptych.engine.scheduler.stepping import StepGivenUp, StepWatch
 from diptych.engine.tensor_parallel.group import RankGroup
 from diptych.engine.values.batch import GraphUse, OnLayer, OverlapRunner
-from diptych.engine.values.kv_regions import pages_per_state
+from diptych.engine.values.kv_regions import pages_per_state, window_pages
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.prompt_cost import prompt_cost
 from diptych.engine.values.transfer_rules import layer_windows
@@ -130,6 +129,7 @@ class SchedulerBase:
             tiers=self._tiers(num_host_slots(self.layout, options)),
             changes=CacheChanges() if options.kv_events == "on" else NO_CHANGES,
             pages_per_state=pages_per_state(self.source.config, options.tp, options.dtype, self.layout),
+            windows=window_pages(self.source.config, limits.max_step_tokens),
         )
 
     def load(self, source: ModelSource) -> ModelOnHardware:
@@ -169,17 +169,17 @@ class SchedulerBase:
 def build_base(config: SchedulerConfig, open_transport: OpenTransport) -> SchedulerBase:
     """Open the model, wait for the other ranks, and allocate.
 
-    A GPU's model is loaded before its pool is allocated.
+    A GPU's model is loaded before its pool is allocated. Pages are sent whole where layers with a window have their
+    own: places in them are no layers that follow each other.
     """
     hardware = open_hardware(config)
     options = hardware.options
     source = hardware.open(options.model)
     check_divides(source.config, options.tp)
-    if source.config.recurrent and options.host_cache_mib:
-        raise ConfigError("--host-cache-mib does not keep the states of recurrent layers yet, which this model has")
     ranks = hardware.ranks(config.endpoint)
     layout, chosen = hardware.pool_layout(source, config.rank), hardware.chosen
-    windows = layer_windows(layout.num_layers, config.transfer.num_windows, layout.page_nbytes)
+    num_windows = config.transfer.num_windows if len(source.config.page_groups) == 1 else 1
+    windows = layer_windows(layout.num_layers, num_windows, layout.page_nbytes)
     config = replace(config, engine=options, transfer=replace(config.transfer, num_windows=len(windows)))
     transport = open_transport(config)
     pool = hardware.allocate(layout, transport)

@@ -77,11 +77,12 @@ def worker_terms(
     """
     model = source.config
     scaled = ", FP8 with scales" if model.kv_scales and layout.dtype == FP8 else ""
+    windows = f", of {layout.page_size} tokens" if len(model.page_groups) > 1 else ""
     states = f", {state_terms(layout, state_dtype)}" if model.recurrent else ""
     return Terms(
         weights=source.weights_id,
         vocab_size=model.vocab_size,
-        kv_shape=kv_shape(model) + scaled + states,
+        kv_shape=kv_shape(model) + scaled + states + windows,
         kv_backend=kv_backend,
         oldest_protocol=PROTOCOL_VERSION,
         newest_protocol=PROTOCOL_VERSION,

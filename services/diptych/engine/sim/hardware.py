@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from diptych.checkpoints.quantization.weight import Stored
-from diptych.checkpoints.source import ModelSource, bounded, open_model
+from diptych.checkpoints.source import ModelSource, open_model
 from diptych.common.arrays import I64, U64
 from diptych.common.errors import ConfigError
 from diptych.engine.options.config import EngineOptions
-from diptych.engine.options.pool_size import pool_layout
+from diptych.engine.options.pool_size import pool_layout, token_nbytes
+from diptych.engine.options.served_model import as_served
 from diptych.engine.options.sim_timing import Timing, read_timing
 from diptych.engine.schedule.step_sizes import Chosen, Found, choose
 from diptych.engine.sim.answers import SimVocabulary, digests, marks, vocabulary_of
@@ -73,14 +74,15 @@ class SimHardware:
         self._timing = read_timing(options.sim_timing)
 
     def open(self, model: str) -> ModelSource:
-        return SimulatedModel(bounded(open_model(model, self.options.load_format), self.options.max_model_len))
+        return SimulatedModel(as_served(open_model(model, self.options.load_format), self.options))
 
     def ranks(self, endpoint: str) -> RankGroup:
         return SingleRank()
 
     def pool_layout(self, source: ModelSource, rank: int) -> PoolLayout:
         layout = pool_layout(source.config, self.options)
-        found = Found(self._timing.prompt_tokens_per_s, 0.0, math.inf, layout.num_pages * layout.page_size)
+        kv_tokens = layout.nbytes // token_nbytes(source.config, layout)
+        found = Found(self._timing.prompt_tokens_per_s, 0.0, math.inf, kv_tokens)
         self.chosen = choose(self.options.given_sizes, lambda: found, source.config.context_len, int)
         return layout
 

@@ -15,7 +15,7 @@ import numpy as np
 import zmq
 
 from diptych.common.arrays import I32, I64
-from diptych.engine.values.batch import ForwardBatch, ForwardMode, PromptRows, StateMoves
+from diptych.engine.values.batch import ForwardBatch, ForwardMode, PromptRows, StateMoves, WindowGroups
 from diptych.kvtransfer.flow import Flow
 from diptych.kvtransfer.transport import PageIndices, PageWrite
 from diptych.v1 import rank_pb2
@@ -118,6 +118,7 @@ def step_to_wire(batch: ForwardBatch) -> rank_pb2.Step:
         page_table=batch.page_table.astype("<i4", copy=False).tobytes(),
         prompt_rows=to_bytes(rows.token_rows) if rows is not None else b"",
         states=None if batch.states is None else _moves_to_wire(batch.states),
+        windows=None if batch.window_groups is None else _windows_to_wire(batch.window_groups),
         **{name: to_bytes(getattr(batch, name)) for name in _ARRAYS},
     )
 
@@ -131,6 +132,7 @@ def step_from_wire(wire: rank_pb2.Step) -> ForwardBatch:
         page_table=table,
         prompt_rows=PromptRows(prompt_rows, prompt_rows, 0) if len(prompt_rows) else None,
         states=_moves_from_wire(wire.states) if wire.HasField("states") else None,
+        window_groups=_windows_from_wire(wire.windows, len(table)) if wire.HasField("windows") else None,
         input_ids=arrays["input_ids"],
         positions=arrays["positions"],
         out_slots=arrays["out_slots"],
@@ -138,6 +140,19 @@ def step_from_wire(wire: rank_pb2.Step) -> ForwardBatch:
         extend_lens=arrays["extend_lens"],
         num_sampled=arrays["num_sampled"],
     )
+
+
+def _windows_to_wire(windows: WindowGroups) -> rank_pb2.WindowGroups:
+    return rank_pb2.WindowGroups(
+        num_groups=len(windows.page_tables),
+        page_tables=windows.page_tables.astype("<i4", copy=False).tobytes(),
+        out_slots=to_bytes(windows.out_slots),
+    )
+
+
+def _windows_from_wire(wire: rank_pb2.WindowGroups, batch_size: int) -> WindowGroups:
+    tables = np.frombuffer(wire.page_tables, "<i4").reshape(wire.num_groups, batch_size, -1).copy()
+    return WindowGroups(tables, from_bytes(wire.out_slots).reshape(wire.num_groups, -1))
 
 
 def _moves_to_wire(moves: StateMoves) -> rank_pb2.StateMoves:

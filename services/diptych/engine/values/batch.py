@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -104,6 +104,18 @@ class StateMoves:
     written_pages: I32  # [num_written, pages_per_state]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class WindowGroups:
+    """Where keys and values of layers with a window are: see `ModelConfig.page_groups`, here from group 1 on.
+
+    Behind a window, an entry of a page table is a page of the same request that may be read, and that no token attends
+    to there.
+    """
+
+    page_tables: I32  # [num_groups, batch_size, max_pages]: as `ForwardBatch.page_table`, which is that of group 0
+    out_slots: I64  # [num_groups, num_tokens]
+
+
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
     """One step. Slots and pages index the KV pool: slot = page * page_size + offset."""
@@ -119,6 +131,16 @@ class ForwardBatch:
     prompt_rows: PromptRows | None = None
     states: StateMoves | None = None  # None: no layer is recurrent
     adapters: I64 | None = None  # [batch_size]: slot of each request's adapter, -1: none; None: nobody has one
+    window_groups: WindowGroups | None = None  # None: the model has one group of pages
+
+    def of_group(self, group: int) -> ForwardBatch:
+        """Return the step as layers of one group of pages see it; see `ModelConfig.page_groups`."""
+        if not group:
+            return replace(self, window_groups=None)
+        windows = self.window_groups
+        assert windows is not None, "layers with a window have pages of their own, which this step does not name"
+        table, slots = windows.page_tables[group - 1], windows.out_slots[group - 1]
+        return replace(self, page_table=table, out_slots=slots, window_groups=None)
 
     @property
     def batch_size(self) -> int:

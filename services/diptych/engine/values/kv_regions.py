@@ -7,6 +7,7 @@ from typing import Final
 
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.recurrent import Recurrent, StatePart
+from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.kvtransfer.layout import DTYPE_NBYTES, HeadShare, PoolLayout, Region
 
 STATE_ALIGNMENT: Final = 16  # bytes, of the parts of a state
@@ -23,6 +24,8 @@ def kv_regions(model: ModelConfig, dtype: str, share: HeadShare | None = None) -
     if model.wide is not None:
         return tuple(_of_kind(model, layers, dtype, total) for layers in model.layers_by_kind)
     layers = tuple(filter(model.keeps, model.attention_layers))
+    if len(groups := model.page_groups) > 1:
+        layers = tuple(range(len(groups[0])))
     kept = Region(layers, model.num_planes, model.num_kv_heads, model.head_dim, dtype, total)
     if model.indexer is None:
         return (kept,)
@@ -39,7 +42,7 @@ def _of_kind(model: ModelConfig, layers: tuple[int, ...], dtype: str, total: int
 def region_names(model: ModelConfig) -> tuple[str, ...]:
     """Return in words what each of them holds."""
     if model.num_planes > 1:
-        return ("keys and values",) * len(model.layers_by_kind)
+        return ("keys and values",) * (1 if model.wide is None else len(model.layers_by_kind))
     return ("latents",) if model.indexer is None else ("latents", "index keys")
 
 
@@ -66,9 +69,14 @@ def _attention_shape(model: ModelConfig) -> str:
     if model.num_planes == 1:
         return f"{model.num_layers} layers, {_latents_shape(model)}"
     if model.wide is None:
-        return f"{model.num_layers} layers, {model.num_kv_heads} KV heads of {model.head_dim}"
+        return f"{model.num_layers} layers, {model.num_kv_heads} KV heads of {model.head_dim}{_windows_shape(model)}"
     kept = (filter(model.keeps, layers) for layers in model.layers_by_kind)
     return ", ".join(_kind_shape(model, tuple(layers)) for layers in kept)
+
+
+def _windows_shape(model: ModelConfig) -> str:
+    num_groups = len(model.page_groups) - 1
+    return f", windows of {max(model.windows)} in {num_groups} pages of their own" if num_groups else ""
 
 
 def _latents_shape(model: ModelConfig) -> str:
@@ -81,6 +89,12 @@ def _latents_shape(model: ModelConfig) -> str:
 
 def _kind_shape(model: ModelConfig, layers: tuple[int, ...]) -> str:
     return f"{len(layers)} layers, {model.kv_heads_of(layers[0])} KV heads of {model.head_dim_of(layers[0])}"
+
+
+def window_pages(model: ModelConfig, step_tokens: int) -> WindowPages:
+    """Return which pages of layers with a window are live; a step computes `step_tokens` of a prompt at most."""
+    num_groups = len(model.page_groups) - 1
+    return WindowPages(num_groups, max(model.windows), model.chunked, step_tokens) if num_groups else NO_WINDOWS
 
 
 def state_terms(layout: PoolLayout, dtype: str) -> str:
@@ -105,8 +119,3 @@ def pages_per_state(model: ModelConfig, num_ranks: int, dtype: str, layout: Pool
     if model.recurrent is None:
         return 0
     return -(-state_nbytes(model.recurrent.of_rank(num_ranks), dtype) // layout.page_nbytes)
-
-
-def kv_token_bytes(model: ModelConfig, dtype: str) -> int:
-    """Return what a token of a whole model takes."""
-    return sum(region.nbytes(1) for region in kv_regions(model, dtype))

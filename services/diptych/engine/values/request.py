@@ -112,6 +112,10 @@ class Request:
     state_len: int = 0  # tokens whose state a peer writes or reads, in pages of the request's own; 0: none does
     state_from: Pages | None = None  # what the next step begins with; no pages: nothing; None: it goes on
     state_node: Node | None = field(default=None, repr=False)  # whose state that is, until the step is over
+    first_window: int = 0  # the first page that it holds in layers with a window
+    windows_end: int = 0  # behind the last of them: while its prompt is computed there are fewer than others
+    first_own_window: int = 0  # and the first of those that are its own; the others belong to the tree
+    windows_since: int = 0  # where the first node begins whose windows it has locked
     cuts: tuple[int, ...] = ()  # chunks end after so many tokens, for others to begin there
     snapshots: list[Snapshot] = field(default_factory=list, repr=False)
     allowed: I32 | None = field(default=None, repr=False)  # `allowed_token_ids` as a mask, once a step has needed it

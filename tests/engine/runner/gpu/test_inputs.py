@@ -8,8 +8,9 @@ import numpy as np
 import torch
 
 from diptych.engine.runner.gpu.inputs import StepInputs, StepLimits
+from diptych.engine.runner.gpu.measuring import largest_step
 from diptych.engine.runner.gpu.staging import Staging
-from diptych.engine.values.batch import ForwardBatch, ForwardMode
+from diptych.engine.values.batch import ForwardBatch, ForwardMode, WindowGroups
 
 LIMITS = StepLimits(max_step_tokens=16, max_requests=8, max_pages=4)
 
@@ -48,6 +49,40 @@ def test_a_step_has_room_for_the_drafts_of_all_requests() -> None:
     assert (LIMITS.max_samples, limits.max_samples) == (8, 24)
     inputs = StepInputs(limits, Staging(limits.nbytes, cpu, Mark), cpu)
     assert len(inputs.stage_padded(batch_of(20), 24).page_table) == 24
+
+
+def test_pages_of_layers_with_a_window_lie_at_one_address_of_each_group_in_all_replays() -> None:
+    cpu, limits = torch.device("cpu"), replace(LIMITS, num_window_groups=2)
+    assert limits.nbytes - LIMITS.nbytes == 2 * (8 * (16 + 8) + 4 * 4 * (8 + 1))
+    inputs, addresses = StepInputs(limits, Staging(limits.nbytes, cpu, Mark), cpu), set()
+    for size in (3, 5, 8):
+        host = windowed(batch_of(size))
+        staged = inputs.stage_padded(host, 8)
+        groups = [staged.of_group(group) for group in range(3)]
+        addresses.add(tuple((each.page_table.data_ptr(), each.out_slots.data_ptr()) for each in groups))
+        for group, each in enumerate(groups):
+            own = host.of_group(group)
+            assert each.page_table.shape == (8, 4)
+            assert each.page_table[:size, :1].tolist() == own.page_table.tolist()
+            assert each.out_slots.tolist() == [*own.out_slots.tolist(), *[-1] * (8 - size)]
+            assert each.host.page_table.tolist() == [*own.page_table.tolist(), *[[0]] * (8 - size)]
+    assert len(addresses) == 1
+
+
+def windowed(batch: ForwardBatch) -> ForwardBatch:
+    """Give it two groups of layers with a window, on other pages."""
+    tables = np.stack([batch.page_table + 100, batch.page_table + 200])
+    return replace(
+        batch, window_groups=WindowGroups(tables, np.stack([batch.out_slots + 1600, batch.out_slots + 3200]))
+    )
+
+
+def test_the_largest_step_of_a_model_with_groups_fits() -> None:
+    cpu, limits = torch.device("cpu"), replace(LIMITS, num_window_groups=3)
+    batch, _ = largest_step(limits, page_size=2)
+    staged = StepInputs(limits, Staging(limits.nbytes, cpu, Mark), cpu).stage(batch)
+    assert staged.window_tables is not None
+    assert staged.window_tables.shape == (3, *batch.page_table.shape)
 
 
 def batch_of(size: int) -> ForwardBatch:

@@ -50,12 +50,17 @@ NewDriver = Callable[..., Any]
 
 def empty_pool(source: ModelSource, communicator: Communicator | None = None) -> Tensor:
     config = ModelPart.of(source, communicator).config
-    layout = ModelRunner.pool_layout(config, num_pages=NUM_PAGES, page_size=16, dtype="float32")
+    num_pages = NUM_PAGES * len(config.page_groups)
+    layout = ModelRunner.pool_layout(config, num_pages=num_pages, page_size=16, dtype="float32")
     return torch.full(layout.shape, torch.nan)
 
 
 def runner_on(model: LoadedModel, kv: Tensor, token_rungs: Sequence[int], **options: Any) -> GpuRunner:
-    return emulated_runner(model, kv, LIMITS, token_rungs=token_rungs, **options)
+    return emulated_runner(model, kv, limits_of(model), token_rungs=token_rungs, **options)
+
+
+def limits_of(model: LoadedModel) -> StepLimits:
+    return replace(LIMITS, num_window_groups=len(model.config.page_groups) - 1)
 
 
 def batches(driver: Any, steps: Sequence[tuple[ForwardMode, Mapping[int, int]]] = STEPS) -> Iterator[ForwardBatch]:
@@ -108,7 +113,7 @@ def runner_by_kernels(source: ModelSource, device: torch.device, token_rungs: Se
         return runner_on(model, kv, token_rungs)
     from diptych.engine.runner.gpu.new_runner import new_runner
 
-    return new_runner(model, LIMITS, device, with_graphs=bool(token_rungs))
+    return new_runner(model, limits_of(model), device, with_graphs=bool(token_rungs))
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,15 @@ def test_steps_have_all_sizes_and_write_to_the_null_page_alone() -> None:
         assert step.page_table.shape == (step.batch_size, -(-step.seq_lens.max() // 4))
 
 
+def test_steps_of_a_model_with_groups_of_layers_name_the_null_page_for_each() -> None:
+    limits = StepLimits(max_step_tokens=8, max_requests=5, max_pages=8, num_window_groups=2)
+    for step in warm_up_steps(limits, page_size=4, longest=16):
+        assert step.window_groups is not None
+        assert step.window_groups.page_tables.shape == (2, *step.page_table.shape)
+        assert not step.window_groups.page_tables.any()
+        assert step.window_groups.out_slots.tolist() == [step.out_slots.tolist()] * 2
+
+
 def test_prompts_that_many_requests_would_have_to_share_are_as_many_as_may_run() -> None:
     steps = list(warm_up_steps(StepLimits(max_step_tokens=64, max_requests=2, max_pages=8), page_size=4, longest=8))
     assert max(step.batch_size for step in steps) == 2

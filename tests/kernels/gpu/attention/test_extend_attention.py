@@ -60,10 +60,20 @@ def check(step: Step, tile: Tile | None = None, **options: Any) -> None:
     options = {"scale": step["q"].shape[2] ** -0.5, **options}
     out = torch.full(step["q"].shape, torch.nan, dtype=step["q"].dtype, device=step["q"].device)
     max_extend_len = int(step["extend_starts"].diff().max())
-    extend_attention(**step, out=out, max_extend_len=max_extend_len, tile=tile, **options)
     expected = reference_extend_attention(**step, **options)
+    forget_unseen(step, options.get("window", 0), chunked=options.get("chunked", False))
+    extend_attention(**step, out=out, max_extend_len=max_extend_len, tile=tile, **options)
     assert_rows_are_rounded(out[: len(expected)], expected, out.dtype)
     assert out[len(expected) :].isnan().all()
+
+
+def forget_unseen(step: Step, window: int, *, chunked: bool) -> None:
+    """Put NaN where tokens are that no window of a new token sees: their pages may be others' by then."""
+    page_size, extend_lens = step["kv_layer"].shape[2], step["extend_starts"].diff().tolist()
+    for pages, length, extend_len in zip(step["page_table"], step["seq_lens"].tolist(), extend_lens, strict=True):
+        begin = length - extend_len
+        slots = torch.arange((begin // window * window if chunked else max(0, begin + 1 - window)) if window else 0)
+        step["kv_layer"][pages[slots // page_size].long(), :, slots % page_size] = torch.nan
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -216,7 +216,8 @@ def extend_attention_kernel(
     last_position = tl.minimum(prefix_len + (first_row + ROWS - 1) // GROUP, seq_len - 1)
     end = last_position + 1
     diagonal = (first_position + 1) // KEYS * KEYS
-    begin = first_key(first_position, WINDOW, CHUNKED) // KEYS * KEYS if WINDOW else 0
+    first_seen = first_key(first_position, WINDOW, CHUNKED) if WINDOW else 0
+    begin = first_seen // KEYS * KEYS
     all_see = tl.minimum(tl.cdiv(first_key(last_position, WINDOW, CHUNKED), KEYS) * KEYS, diagonal) if WINDOW else 0
     bounds = (begin, all_see, diagonal, end)
 
@@ -235,6 +236,8 @@ def extend_attention_kernel(
         for start in tl.range(bounds[PHASE], bounds[PHASE + 1], KEYS):
             keys = (start + tl.arange(0, KEYS)).to(tl.uint32)
             in_sequence = keys < seq_len
+            if WINDOW:
+                in_sequence &= keys >= first_seen  # what no window sees may be garbage, whose product with 0 is NaN
             k_rows = kv_base + pages.to(tl.int64) * PAGE_STRIDE + keys % PAGE_SIZE * SLOT_STRIDE
             pages = tl.load(table + (keys + KEYS) // PAGE_SIZE, mask=keys + KEYS < seq_len, other=0)
             k = load_rows(k_rows, dims, in_sequence, in_head, PHASE != 1, DIMS != HEAD_DIM)

@@ -51,6 +51,7 @@ def rope_store(
     assert qkv.stride(1) == 1, qkv.stride()
     assert qkv.shape == (len(positions), num_states * head_dim), qkv.shape
     assert len(out_slots) == len(positions), (out_slots.shape, positions.shape)
+    assert out_slots.is_contiguous(), out_slots.stride()
     assert rope_table.dtype == torch.float32, rope_table.dtype
     assert rope_table.is_contiguous(), rope_table.stride()
     assert num_planes in (1, 2), kv_layer.shape

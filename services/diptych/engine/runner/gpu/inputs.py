@@ -12,10 +12,11 @@ from diptych.common.arrays import I64
 from diptych.engine.attention.staged_batch import StagedBatch, extend_starts, logits_rows
 from diptych.engine.runner.gpu.ladder import fill_up, pad
 from diptych.engine.runner.gpu.staging import ALIGNMENT, Staging
-from diptych.engine.values.batch import ForwardBatch
+from diptych.engine.values.batch import ForwardBatch, WindowGroups
 
-NUM_ARRAYS: Final = 8
+NUM_ARRAYS: Final = 10
 NO_STATES: Final = np.zeros(0, np.int64)
+NO_WINDOWS: Final = WindowGroups(np.zeros((0, 0, 0), np.int32), np.zeros((0, 0), np.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class StepLimits:
     max_pages: int  # of a request
     max_graph_tokens: int = 512  # of a step with prompts that is replayed
     max_drafts: int = 0  # of a request, verified in one step
+    num_window_groups: int = 0  # of layers, see `WindowGroups`
 
     @property
     def most_graph_tokens(self) -> int:
@@ -41,11 +43,9 @@ class StepLimits:
     @property
     def nbytes(self) -> int:
         """The bytes of a step's arrays."""
-        num_tokens = self.max_step_tokens + self.max_samples
-        per_token, per_request = (
-            4 * 8,
-            (2 + self.max_pages) * 4 + 8,
-        )  # ids, positions, slots, rows; lengths, starts, pages, states
+        num_tokens, num_groups = self.max_step_tokens + self.max_samples, 1 + self.num_window_groups
+        per_token = (3 + num_groups) * 8  # ids, positions, rows; slots
+        per_request = (2 + num_groups * self.max_pages) * 4 + 8  # lengths, starts; pages; states
         return num_tokens * per_token + (self.max_samples + 1) * per_request + NUM_ARRAYS * ALIGNMENT
 
 
@@ -54,10 +54,11 @@ class StepInputs:
 
     def __init__(self, limits: StepLimits, staging: Staging, device: torch.device) -> None:
         self._staging = staging
-        self._page_table = torch.zeros(limits.max_samples, limits.max_pages, dtype=torch.int32, device=device)
+        shape = (1 + limits.num_window_groups, limits.max_samples, limits.max_pages)
+        self._page_tables = torch.zeros(shape, dtype=torch.int32, device=device)
 
     def stage(self, batch: ForwardBatch) -> StagedBatch:
-        """Bring any step's arrays to the device. Those before the page table lie where the number of tokens says."""
+        """Bring any step's arrays to the device. Those before the page tables lie where the number of tokens says."""
         return self._stage(batch, batch.input_ids)
 
     def stage_filled_up(self, batch: ForwardBatch, rung: int) -> StagedBatch:
@@ -67,15 +68,19 @@ class StepInputs:
     def stage_padded(self, batch: ForwardBatch, rung: int) -> StagedBatch:
         """Bring a decode step there as one of `rung` rows, at addresses that depend on `rung` alone.
 
-        The page table is the one as wide as a request can become: the step's own is copied into it. What a replay
+        The page tables are those as wide as a request can become: the step's own are copied into them. What a replay
         finds behind that is of steps before, and behind the end of every request.
         """
         staged = self.stage(pad(batch, rung))
-        table = self._page_table[:rung]
-        table[:, : batch.page_table.shape[1]].copy_(staged.page_table)
-        return replace(staged, page_table=table)
+        table, windows, width = self._page_tables[0, :rung], self._page_tables[1:, :rung], batch.page_table.shape[1]
+        table[:, :width].copy_(staged.page_table)
+        if staged.window_tables is None:
+            return replace(staged, page_table=table)
+        windows[:, :, :width].copy_(staged.window_tables)
+        return replace(staged, page_table=table, window_tables=windows)
 
     def _stage(self, batch: ForwardBatch, input_ids: I64) -> StagedBatch:
+        windows = batch.window_groups or NO_WINDOWS
         arrays = (
             input_ids,
             batch.positions,
@@ -84,8 +89,14 @@ class StepInputs:
             batch.seq_lens.astype(np.int32),
             extend_starts(batch),
             NO_STATES if batch.states is None else batch.states.slots,
+            windows.out_slots,
             batch.page_table,
+            windows.page_tables,
         )
-        ids, positions, slots, rows, lens, starts, states, table = self._staging.upload(arrays)
-        has_states = batch.states is not None
-        return StagedBatch(batch, ids, positions, slots, table, lens, starts, rows, states if has_states else None)
+        ids, positions, slots, rows, lens, starts, states, window_slots, table, tables = self._staging.upload(arrays)
+        staged = StagedBatch(batch, ids, positions, slots, table, lens, starts, rows)
+        if batch.states is not None:
+            staged = replace(staged, state_slots=states)
+        if batch.window_groups is not None:
+            staged = replace(staged, window_tables=tables, window_slots=window_slots)
+        return staged

@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 
 from diptych.common.arrays import I64
-from diptych.engine.values.batch import ForwardBatch, ForwardMode
+from diptych.engine.values.batch import ForwardBatch, ForwardMode, WindowGroups
 
 NO_SLOT: Final = -1  # where a padding row's KV goes, and its state is
 TOKENS: Final = (16, 32, *range(64, 512, 64), *range(512, 2048, 128))
@@ -80,7 +80,13 @@ def pad(batch: ForwardBatch, size: int) -> ForwardBatch:
         extend_lens=_pad(batch.extend_lens, missing, 1),
         num_sampled=_pad(batch.num_sampled, missing, 1),
         states=batch.states and replace(batch.states, slots=_pad(batch.states.slots, missing, NO_SLOT)),
+        window_groups=batch.window_groups and _padded(batch.window_groups, missing),
     )
+
+
+def _padded(windows: WindowGroups, missing: int) -> WindowGroups:
+    tables = np.pad(windows.page_tables, ((0, 0), (0, missing), (0, 0)))
+    return WindowGroups(tables, np.pad(windows.out_slots, ((0, 0), (0, missing)), constant_values=NO_SLOT))
 
 
 def _pad(array: I64, missing: int, value: int) -> I64:

@@ -70,7 +70,7 @@ def largest_step(limits: StepLimits, page_size: int) -> tuple[ForwardBatch, Samp
     num_requests = min(limits.max_requests, -(-limits.max_step_tokens // length))
     lens = np.full(num_requests, length)
     lens[-1] -= max(0, num_requests * length - limits.max_step_tokens)
-    batch = step_of(ForwardMode.EXTEND, lens, page_size)
+    batch = step_of(ForwardMode.EXTEND, lens, limits, page_size)
     prompt_rows = PromptRows(np.arange(len(batch.input_ids)), batch.input_ids, 1)
     return replace(batch, prompt_rows=prompt_rows), SamplingBatch.alike(num_requests, temperature=1.0, top_p=0.9)
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from diptych.common.arrays import I64
 from diptych.engine.runner.gpu.inputs import StepLimits
-from diptych.engine.values.batch import ForwardBatch, ForwardMode, Runner, SamplingBatch
+from diptych.engine.values.batch import ForwardBatch, ForwardMode, Runner, SamplingBatch, WindowGroups
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ def warm_up(
     for batch in warm_up_steps(limits, page_size, longest):
         launching.execute(batch, greedy(batch.batch_size))
         num_steps += 1
-    replaying.execute(_decode(limits.max_requests, page_size), greedy(limits.max_requests))
+    replaying.execute(_decode(limits.max_requests, limits, page_size), greedy(limits.max_requests))
     for num_tokens in reversed(recorded_tokens):
         batch = prompts(num_tokens, limits, page_size, longest)
         replaying.execute(batch, greedy(batch.batch_size))
@@ -51,7 +51,7 @@ def warm_up_steps(limits: StepLimits, page_size: int, longest: int) -> Iterator[
     for num_tokens in up_to(limits.max_step_tokens):
         yield prompts(num_tokens, limits, page_size, longest)
     for num_requests in up_to(limits.max_requests):
-        yield _decode(num_requests, page_size)
+        yield _decode(num_requests, limits, page_size)
 
 
 def up_to(limit: int) -> tuple[int, ...]:
@@ -63,25 +63,29 @@ def prompts(num_tokens: int, limits: StepLimits, page_size: int, longest: int) -
     """Return a step of so many tokens, in prompts of `longest` and less."""
     full, rest = divmod(num_tokens, longest)
     lens = [longest] * full + [rest] * (rest > 0)
-    return step_of(ForwardMode.EXTEND, np.array(lens[: limits.max_requests]), page_size)
+    return step_of(ForwardMode.EXTEND, np.array(lens[: limits.max_requests]), limits, page_size)
 
 
-def _decode(num_requests: int, page_size: int) -> ForwardBatch:
-    return step_of(ForwardMode.DECODE, np.ones(num_requests, np.int64), page_size)
+def _decode(num_requests: int, limits: StepLimits, page_size: int) -> ForwardBatch:
+    return step_of(ForwardMode.DECODE, np.ones(num_requests, np.int64), limits, page_size)
 
 
-def step_of(mode: ForwardMode, lens: I64, page_size: int) -> ForwardBatch:
+def step_of(mode: ForwardMode, lens: I64, limits: StepLimits, page_size: int) -> ForwardBatch:
     """Return a step of requests that have so many new tokens each, and none before them."""
     positions = np.concatenate([np.arange(length) for length in lens])
+    table, slots = np.zeros((len(lens), -(-int(lens.max()) // page_size)), np.int32), positions % page_size
+    num_groups = limits.num_window_groups
+    windows = WindowGroups(np.stack([table] * num_groups), np.stack([slots] * num_groups)) if num_groups else None
     return ForwardBatch(
         mode=mode,
         input_ids=np.zeros_like(positions),
         positions=positions,
-        out_slots=positions % page_size,
-        page_table=np.zeros((len(lens), -(-int(lens.max()) // page_size)), np.int32),
+        out_slots=slots,
+        page_table=table,
         seq_lens=lens,
         extend_lens=lens,
         num_sampled=np.ones_like(lens),
+        window_groups=windows,
     )
 
 
