@@ -17,7 +17,7 @@ from torch import Tensor
 from diptych.architectures.registry import FAMILIES
 from diptych.checkpoints.quantization.weight import Stored, as_floats
 from diptych.checkpoints.shard import Shard, cut_tensors
-from diptych.checkpoints.source import open_model
+from diptych.checkpoints.source import keeping_all, open_model
 from diptych.common.errors import ConfigError
 from diptych.engine.models.dense import CPU
 from diptych.engine.models.weights import load
@@ -114,7 +114,7 @@ def test_gpus_compute_the_same_without_expanding_experts(folders: tuple[Path, Pa
 
 def logits(folder: Path, backend: str, quantization: str, device: torch.device = CPU) -> Tensor:
     """Return the logits of a prompt's last token."""
-    source = open_model(str(folder))
+    source = keeping_all(open_model(str(folder)))
     layout = ModelRunner.pool_layout(source.config, num_pages=4, page_size=16, dtype="float32")
     kv = torch.zeros(layout.shape, device=device)
     runner = ModelRunner(source, kv, dtype="float32", quantization=quantization, attention_backend=backend)
