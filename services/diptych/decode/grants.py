@@ -55,6 +55,7 @@ class Grants:
         self._rooms = rooms
         self._reserve = reserve
         self._cost = cost
+        self._importing: list[DecodeRoom] = []  # and some that have gone on since this was last looked at
         self._in_flight = PrefixesInFlight(cache.page_size)  # that prefill brings
 
     @property
@@ -119,9 +120,9 @@ class Grants:
         return is_short and other.request.is_ready and other.request.account.priority >= room.request.account.priority
 
     def _admit(self, request: Request) -> bool:
-        importing = [room.request for room in self._rooms if room.phase is Phase.IMPORTING]
+        self._importing = [room for room in self._importing if room.phase is Phase.IMPORTING]
         reserve = self._reserve()
-        spare_pages = self._running.spare_pages(request, importing) + reserve.pages
+        spare_pages = self._running.spare_pages(request, [room.request for room in self._importing]) + reserve.pages
         return self._cache.admit(request, spare_pages=spare_pages, spare_rows=reserve.rows)
 
     def _run(self, room: DecodeRoom) -> None:
@@ -132,6 +133,7 @@ class Grants:
     def _grant(self, room: DecodeRoom) -> PagesReady:
         request = room.request
         room.on(Signal.GRANTED)
+        self._importing.append(room)
         self._in_flight.add(request, room.peer)
         room.granted = self._cache.begin_import(request)
         room.groups = self._cache.handed(request.prompt_len, request.cached_len, self._cache.page_size)

@@ -162,7 +162,7 @@ class CachedWindows:
     def on_end_moved(self, node: Node) -> None:
         """A text goes on behind `node` that did not, or does not any more."""
         distance = 0
-        for step in node.path():
+        for step in node.path() if self._nodes else ():
             self._look_at(step)
             distance += len(step.pages)
             if distance * self._page_size > self._windows.window:
@@ -170,7 +170,9 @@ class CachedWindows:
 
     def pop_spare(self, num_pages: int) -> Pages:
         """Take out about so many pages, and no fewer if there are so many, that are live behind no end of a text."""
-        gone: list[Pages] = [NO_PAGES]
+        if not self._maybe_spare:
+            return NO_PAGES
+        gone: list[Pages] = []
         while num_pages > 0 and self._maybe_spare:
             node = next(iter(self._maybe_spare))
             num_rows = min(self._num_spare(node), -(-num_pages // self._windows.num_groups))
@@ -179,7 +181,7 @@ class CachedWindows:
                 continue
             gone.append(self._cut(node, num_rows))
             num_pages -= len(gone[-1])
-        return np.concatenate(gone)
+        return np.concatenate([NO_PAGES, *gone])
 
     def pop(self, node: Node) -> Pages:
         """Take out all that `node` has, which nobody has locked here."""

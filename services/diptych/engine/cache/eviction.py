@@ -49,6 +49,8 @@ def worths(path: Sequence[Node]) -> list[tuple[int, int]]:
     superseded, as its own will stay for longer; and it does so more often the more turns of a conversation have used
     the text that no other has.
     """
+    if all([node.state is None for node in path]):
+        return [(0, 0)] * len(path)
     found, parting, before, turns = [], 0, 0, 0  # pages where others begin: without what is superseded, and with that
     for node in reversed(path):
         turns = turns or min(max(1, node.num_uses), MAX_TURNS)

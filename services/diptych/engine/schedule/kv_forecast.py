@@ -72,15 +72,20 @@ class KvForecast:
         page_size = self._cache.page_size
         owned = np.array([holder.num_pages - holder.cached_len // page_size for holder in holders], dtype=np.int64)
         newly_owned = self._cache.pages_for(candidate.num_tokens) - self._cache.cached_len(candidate) // page_size
-        windows = self._cache.windows
-        newly_beside = windows.pool_pages(newly_owned, page_size) - newly_owned
         made = np.array([request.num_output_tokens for request in requests], dtype=np.int64)
         limit = np.array([request.max_len - request.prompt_len for request in requests], dtype=np.int64)
         remaining = self._lengths.remaining(made, limit)
-        beside = np.append([self._cache.num_window_pages(holder) for holder in holders], newly_beside)
-        return peak_growth(np.append(owned, newly_owned) + beside, remaining, page_size) + self._growth(
-            beside, remaining
-        )
+        owned = np.append(owned, newly_owned)
+        if not self._cache.windows.num_groups:
+            return peak_growth(owned, remaining, page_size)
+        beside = self._beside(holders, newly_owned)
+        return peak_growth(owned + beside, remaining, page_size) + self._growth(beside, remaining)
+
+    def _beside(self, holders: Sequence[Request], newly_owned: int) -> I64:
+        """Return the pages that each holder has in layers with a window, and the candidate will have."""
+        held = [self._cache.num_window_pages(holder) for holder in holders]
+        of_candidate = self._cache.windows.pool_pages(newly_owned, self._cache.page_size) - newly_owned
+        return np.array([*held, of_candidate], dtype=np.int64)
 
     def _growth(self, held: I64, remaining: I64) -> int:
         """Return how many pages requests will take at most, in layers with a window, until their windows are full."""

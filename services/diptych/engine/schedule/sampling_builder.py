@@ -32,7 +32,8 @@ class SamplingBuilder:
         """Return how to choose the next token of each request, and one more behind each of its drafts."""
         params = [request.params for request in requests]
         if params != self._params:
-            self._params, self._draws = params, _draws(params)
+            self._draws = _draws(params)
+        self._params = params  # the very objects: comparing those is quick
         positions = np.array([request.num_tokens for request in requests], dtype=np.int64)
         if all([request.samples_plainly for request in requests]):
             sampling = SamplingBatch(*self._draws, positions)
