@@ -70,10 +70,12 @@ class KvForecast:
             return 0
         requests = [*holders, candidate]
         page_size = self._cache.page_size
-        owned = np.array([holder.num_pages - holder.cached_len // page_size for holder in holders], dtype=np.int64)
+        found = np.array([holder.cached_len for holder in holders], dtype=np.int64)
+        owned = np.array([holder.num_pages for holder in holders], dtype=np.int64) - found // page_size
         newly_owned = self._cache.pages_for(candidate.num_tokens) - self._cache.cached_len(candidate) // page_size
-        made = np.array([request.num_output_tokens for request in requests], dtype=np.int64)
-        limit = np.array([request.max_len - request.prompt_len for request in requests], dtype=np.int64)
+        prompt_lens = np.array([request.prompt_len for request in requests], dtype=np.int64)
+        made = np.array([request.num_tokens for request in requests], dtype=np.int64) - prompt_lens
+        limit = np.array([request.max_len for request in requests], dtype=np.int64) - prompt_lens
         remaining = self._lengths.remaining(made, limit)
         owned = np.append(owned, newly_owned)
         if not self._cache.windows.num_groups:
