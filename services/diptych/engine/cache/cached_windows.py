@@ -11,17 +11,15 @@ where texts part. The rest goes with the text, or when nothing else is left.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Final
 
 import numpy as np
 
 from diptych.common.arrays import I32
+from diptych.engine.cache.cached_states import NO_PAGES
 from diptych.engine.cache.radix_node import Node
 from diptych.engine.cache.tier import POOL
 from diptych.engine.values.window_pages import WindowPages
 from diptych.kvtransfer.ownership import Pages
-
-NO_PAGES: Final[Pages] = np.empty(0, np.int32)
 
 
 class CachedWindows:
@@ -59,9 +57,9 @@ class CachedWindows:
     def are_whole(self, path: Sequence[Node], end: int) -> bool:
         """Return whether all that is live behind the first `end` pages is here; `path` ends with their last node."""
         first = self.first_live(end)
-        for node in reversed(path):
+        for node in reversed(path if first < end else ()):
             start = node.end - len(node.pages)
-            if first < end and node.end - node.num_window_pages > max(start, first):
+            if node.end - node.num_window_pages > max(start, first):
                 return False
             if start <= first:
                 break

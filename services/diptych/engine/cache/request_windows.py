@@ -10,18 +10,14 @@ which are part-way the first can always go on.
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy as np
 
 from diptych.common.arrays import I32
 from diptych.engine.cache.radix import RadixTree
 from diptych.engine.cache.radix_node import Node
-from diptych.engine.values.request import Request
+from diptych.engine.values.request import NO_PAGES, Request
 from diptych.engine.values.window_pages import WindowPages
 from diptych.kvtransfer.ownership import PagePool, Pages
-
-NO_PAGES: Final[Pages] = np.empty(0, np.int32)
 
 
 class RequestWindows:
