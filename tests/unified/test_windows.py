@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from fleet_games import change_roles, give_up_a_step, grant_to_each_other
 from null_runner import NullRunner
 from stepped_engine import Engine
 from windowed_runner import WindowedRunner, expected_output
@@ -22,9 +23,8 @@ from diptych.common.members.roles import LegKind, Role
 from diptych.decode.core import DecodeCore
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.step_pace import StepPace
-from diptych.engine.scheduler.stepping import StepGivenUp, SynchronousStepping, fill_in
+from diptych.engine.scheduler.stepping import StepGivenUp, fill_in
 from diptych.engine.values.batch import ForwardBatch, OverlapRunner, SamplingBatch, StepResult
-from diptych.engine.values.events import AbortRoom
 from diptych.engine.values.request import Request
 from diptych.engine.values.step import Drafts
 from diptych.engine.values.window_pages import WindowPages
@@ -85,16 +85,7 @@ def test_two_workers_whose_pools_are_granted_to_each_other_come_to_an_end(
 ) -> None:
     """A prompt needs room for its windows, too: what is granted must leave it. The first two are as long as can be."""
     fleet = new_fleet(fleet_class, Role.UNIFIED, Role.UNIFIED, num_pages=num_pages, windows=windows)
-    longest = fleet.workers[1].core.max_tokens - 2
-    prompts = {room: [room] * (longest if room <= 2 else 4) for room in range(1, 15)}
-    pairs = {room: (1, 2) if room % 2 else (2, 1) for room in prompts}
-    for room, (prefill, decode) in pairs.items():
-        fleet.start_leg(decode, room, prompts[room], LegKind.DECODE, prefill, 2)
-    for number in (1, 2):  # all that can be granted is, before any prompt comes
-        fleet.deliver(number)
-    for room, (prefill, decode) in pairs.items():
-        fleet.start_leg(prefill, room, prompts[room], LegKind.PREFILL, decode, 2)
-    fleet.run()
+    prompts = grant_to_each_other(fleet)
     assert {room: fleet.tokens(room) for room in prompts} == {
         room: expected(prompt, 2, windows) for room, prompt in prompts.items()
     }
@@ -144,19 +135,8 @@ def test_what_began_before_a_change_of_roles_ends_right(
     fleet_class: FleetClass, order: tuple[Role, Role], num_moves: int
 ) -> None:
     fleet = new_fleet(fleet_class, Role.UNIFIED, Role.UNIFIED)
-    for room in (1, 2, 3, 4):
-        fleet.start(room, [*PROMPT, room], 1 + room % 2, 2 - room // 2 % 2)
-    for _ in range(num_moves):
-        fleet.advance(1)
-        fleet.advance(2)
-    for number, role in zip((1, 2), order, strict=True):
-        fleet.serve(number, role)
-    fleet.run()
-    for number in (1, 2):
-        fleet.serve(number, Role.UNIFIED)
-    fleet.start(5, [*PROMPT, 5], 2, 1)
-    fleet.run()
-    assert all(fleet.tokens(room) == expected([*PROMPT, room], 5) for room in range(1, 6))
+    prompts = change_roles(fleet, PROMPT, order, num_moves)
+    assert all(fleet.tokens(room) == expected(prompt, 5) for room, prompt in prompts.items())
 
 
 # prompts that are part-way
@@ -202,24 +182,8 @@ def test_a_step_that_is_given_up_never_happened(
     fleet_class: FleetClass, prefill: int, decode: int, num_moves: int
 ) -> None:
     fleet = new_fleet(fleet_class, Role.UNIFIED, Role.UNIFIED)
-    fleet.start(7, [*PROMPT[:13], 5, 5, 5], prefill, decode)  # so that windows are cached
-    fleet.run()
-    fleet.start(1, PROMPT, prefill, decode)
-    for _ in range(num_moves):
-        fleet.advance(1)
-        fleet.advance(2)
-    worker = fleet.workers[1]
-    half = HalfStep(worker)
-    stepping, worker.stepping = worker.stepping, SynchronousStepping(worker.core, half, lambda: 0.0)
-    fleet.advance(1)
-    worker.stepping = stepping
-    for room in half.rooms:
-        worker.core.handle(AbortRoom(room, "the client left"), 0.0)
-    fleet.run()
-    for room, prompt in ((2, PROMPT), (3, [*PROMPT, 6]), (4, [*PROMPT[:13], 5, 5, 5, 1])):
-        fleet.start(room, prompt, prefill, decode)
-        fleet.run()
-        assert fleet.tokens(room) == expected(prompt, 5)
+    prompts = give_up_a_step(fleet, PROMPT, (prefill, decode), num_moves, HalfStep)
+    assert all(fleet.tokens(room) == expected(prompt, 5) for room, prompt in prompts.items())
     assert is_clean(fleet)
 
 

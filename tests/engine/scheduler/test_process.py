@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+from tiny_config import tiny_config
+
+from diptych.architectures.config import ModelConfig
 from diptych.engine.lora.registry import LoraRegistry
-from diptych.engine.scheduler.process import host_of
+from diptych.engine.scheduler.process import host_of, worker_terms
+from diptych.engine.values.kv_regions import kv_layout
+from diptych.engine.values.transfer_rules import TransferRules
 
 
 def test_weights_wait_for_a_step_that_still_runs_for_requests_that_have_ended(new_engine: Callable[..., Any]) -> None:
@@ -26,3 +32,16 @@ def test_weights_wait_for_a_step_that_still_runs_for_requests_that_have_ended(ne
     assert host.is_idle()
     host.clear_cache()
     assert engine.cache.tree.peek(request.tokens[:16]) == 0
+
+
+def test_workers_pair_only_with_pages_of_one_size_where_layers_with_a_window_have_their_own() -> None:
+    model = tiny_config(num_layers=4, windows=(8, 0, 8, 0))
+
+    def shapes(config: ModelConfig) -> set[str]:
+        source: Any = SimpleNamespace(config=config, weights_id="")
+        layouts = [kv_layout(config, 8, page_size, "float32") for page_size in (4, 8)]
+        return {worker_terms(source, "ucx", each, "float32", TransferRules()).kv_shape for each in layouts}
+
+    grouped = "4 layers, 2 KV heads of 16, windows of 8 in 1 pages of their own"
+    assert shapes(model) == {f"{grouped}, of 4 tokens", f"{grouped}, of 8 tokens"}
+    assert shapes(replace(model, keeps_all=True)) == {"4 layers, 2 KV heads of 16"}

@@ -73,7 +73,8 @@ def worker_terms(
     """Return the terms on which a worker of this version pairs.
 
     Page size, ranks and type of the KV are no terms: pages are converted on their way, but for FP8 with scales, and for
-    pages that hold states of recurrent layers. `state_dtype` is that of layers.
+    pages that hold states of recurrent layers. Where layers with a window have pages of their own, the page size is one.
+    `state_dtype` is that of layers.
     """
     model = source.config
     scaled = ", FP8 with scales" if model.kv_scales and layout.dtype == FP8 else ""
