@@ -73,7 +73,7 @@ def worker_terms(
     """Return the terms on which a worker of this version pairs.
 
     Page size, ranks and type of the KV are no terms: pages are converted on their way, but for FP8 with scales, and for
-    pages that hold states of recurrent layers. Where layers with a window have pages of their own, the page size is one.
+    pages that hold states of recurrent layers. Where layers with a window have pages of their own, page size is a term.
     `state_dtype` is that of layers.
     """
     model = source.config
