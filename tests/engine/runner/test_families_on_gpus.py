@@ -72,9 +72,9 @@ def test_prompts_whose_keys_are_made_of_latents_give_the_logits_of_transformers(
     made: list[int] = []
     attend = latent_prompts.LatentPrompts.attend
 
-    def counted(self: latent_prompts.LatentPrompts, at: Any, queries: Tensor, *rest: Any) -> None:
+    def counted(self: latent_prompts.LatentPrompts, kv: Tensor, scale: float, queries: Tensor, *rest: Any) -> None:
         made.append(len(queries))
-        attend(self, at, queries, *rest)
+        attend(self, kv, scale, queries, *rest)
 
     monkeypatch.setattr(latent_prompts.LatentPrompts, "attend", counted)
     driver = new_driver(source, "triton", device=device.type)

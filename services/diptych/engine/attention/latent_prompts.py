@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from diptych.architectures.config import ModelConfig
 from diptych.engine.attention.backend import LatentHeads
 from diptych.engine.attention.decompression import Decompression
-from diptych.engine.attention.gpu_layers import GpuLayer
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.kernels.gpu.attention.decode_attention import FP8
 from diptych.kernels.gpu.attention.decompressed_attention import Found, Made, decompressed_attention
@@ -56,49 +58,59 @@ class LatentPrompts:
         """Whether a step takes fewer operations so."""
         return self._plan.pays(batch.host.extend_lens, batch.host.seq_lens)
 
-    def attend(self, at: GpuLayer, queries: Tensor, out: Tensor, batch: StagedBatch, heads: LatentHeads) -> None:
+    def attend(
+        self, kv: Tensor, kv_scale: float, queries: Tensor, out: Tensor, batch: StagedBatch, heads: LatentHeads
+    ) -> None:
         """Attend `queries` `[num_tokens, num_heads, key_dim]`, rotated, to what each request keeps.
 
         A query has its first `nope_dim` numbers as they were made, and at `rank` those that rotate. `out`:
-        `[num_tokens, num_heads, value_dim]`.
+        `[num_tokens, num_heads, value_dim]`. `kv` `[num_pages, 1, page_size, 1, key_dim]` is a layer of the pool; FP8
+        stands for that times `kv_scale`.
         """
+        starts = np.cumsum(batch.host.extend_lens).tolist()
+        for begin, end, seq_len, table in zip(
+            (0, *starts), starts, batch.host.seq_lens.tolist(), batch.page_table, strict=False
+        ):
+            entries_of = partial(self._entries, kv, kv_scale, table)
+            self._attend_one(queries[begin:end], out[begin:end], seq_len, entries_of, heads)
+
+    def _attend_one(
+        self, queries: Tensor, out: Tensor, seq_len: int, entries_of: Callable[[slice], Tensor], heads: LatentHeads
+    ) -> None:
+        latent, workspace = self._plan.latent, self._reserved(queries.device)
+        for piece in self._plan.pieces(len(queries), seq_len):
+            made = self._made(entries_of(piece.keys), piece.keys.start, heads, workspace)
+            own = queries[piece.tokens]
+            decompressed_attention(
+                own[..., : latent.nope_dim],
+                own[..., latent.rank :],
+                made,
+                workspace.found,
+                out[piece.tokens],
+                first_position=seq_len - len(queries) + piece.tokens.start,
+                scale=self._scale,
+            )
+
+    def _reserved(self, device: torch.device) -> _Workspace:
         if self._workspace is None:
-            self._workspace = _Workspace.allocate(self._plan, self._dtype, queries.device)
-        lens = zip(batch.host.extend_lens.tolist(), batch.host.seq_lens.tolist(), strict=True)
-        first = 0
-        for (new_len, seq_len), table in zip(lens, batch.page_table, strict=True):
-            rows = slice(first, first + new_len)
-            for piece in self._plan.pieces(new_len, seq_len):
-                made = self._make(piece.keys, at, table, heads, self._workspace)
-                first_position = seq_len - new_len + piece.tokens.start
-                own = queries[rows][piece.tokens]
-                decompressed_attention(
-                    own[..., : self._plan.latent.nope_dim],
-                    own[..., self._plan.latent.rank :],
-                    made,
-                    self._workspace.found,
-                    out[rows][piece.tokens],
-                    first_position=first_position,
-                    scale=self._scale,
-                )
-            first += new_len
+            self._workspace = _Workspace.allocate(self._plan, self._dtype, device)
+        return self._workspace
 
-    def _make(self, keys: slice, at: GpuLayer, table: Tensor, heads: LatentHeads, workspace: _Workspace) -> Made:
-        entries, rank = self._entries(keys, at, table), self._plan.latent.rank
-        shape = self._plan.num_heads, len(entries)
-        made_keys = _shaped(workspace.keys, *shape, self._plan.latent.nope_dim)
-        made_values = _shaped(workspace.values, *shape, self._plan.latent.value_dim)
-        heads.keys_of(entries[:, :rank], made_keys)
-        heads.values_of(entries[:, :rank], made_values)
-        return Made(made_keys, made_values, entries[:, rank:], keys.start)
+    def _made(self, entries: Tensor, begin: int, heads: LatentHeads, workspace: _Workspace) -> Made:
+        rank, shape = self._plan.latent.rank, (self._plan.num_heads, len(entries))
+        keys = _shaped(workspace.keys, *shape, self._plan.latent.nope_dim)
+        values = _shaped(workspace.values, *shape, self._plan.latent.value_dim)
+        heads.keys_of(entries[:, :rank], keys)
+        heads.values_of(entries[:, :rank], values)
+        return Made(keys, values, entries[:, rank:], begin)
 
-    def _entries(self, keys: slice, at: GpuLayer, table: Tensor) -> Tensor:
+    def _entries(self, kv: Tensor, kv_scale: float, table: Tensor, keys: slice) -> Tensor:
         """Return what is kept of tokens, `[num_keys, key_dim]`."""
-        page_size = at.kv.shape[2]
+        page_size = kv.shape[2]
         pages = table[keys.start // page_size : -(-keys.stop // page_size)]
-        kept = at.kv.view(torch.uint8)[pages].view(FP8) if at.kv.dtype == FP8 else at.kv[pages]  # torch indexes no FP8
+        kept = kv.view(torch.uint8)[pages].view(FP8) if kv.dtype == FP8 else kv[pages]  # torch indexes no FP8
         entries = kept.flatten(0, 3)[: keys.stop - keys.start].to(self._dtype)
-        return entries if at.k_scale == 1 else entries.mul_(at.k_scale)
+        return entries if kv_scale == 1 else entries.mul_(kv_scale)
 
 
 def _shaped(memory: Tensor, num_heads: int, num_keys: int, dim: int) -> Tensor:

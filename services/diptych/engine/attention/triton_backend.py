@@ -92,7 +92,8 @@ class TritonAttention:
         """See `DecompressingAttention`."""
         step, at = self._current(), self._layers[layer]
         assert self._prompts is not None
-        self._prompts.attend(at, at.rotate_and_store(qkv, step.batch), out, step.batch, heads)
+        queries = at.rotate_and_store(qkv, step.batch)
+        self._prompts.attend(at.kv, at.k_scale, queries, out, step.batch, heads)
 
     def _current(self) -> _Step:
         assert self._step is not None, "no step was prepared"
