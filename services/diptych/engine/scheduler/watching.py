@@ -44,11 +44,13 @@ class Watching:
         return self._due_s if self._log.is_on else None
 
     def renew(self, lease_s: float, now_s: float) -> None:
-        """Somebody watches for so long from now on. A first watch is answered at once."""
-        if not self._log.is_on:
-            self._due_s = self._links_due_s = now_s
-            self._log.switch(True)
+        """Somebody watches for so long from now on."""
+        self._log.switch(True)
         self._until_s = now_s + min(lease_s, MAX_LEASE_S)
+
+    def tell_all(self, now_s: float) -> None:
+        """Somebody begins to watch, who knows nothing yet."""
+        self._due_s = self._links_due_s = now_s
 
     def report(self, events: engine_pb2.SchedulerEvents, now_s: float) -> None:
         """Add what is due; end a watch that nobody has renewed."""
