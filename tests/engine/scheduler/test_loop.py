@@ -240,7 +240,7 @@ def test_a_loop_that_is_watched_tells_its_steps_and_who_ran_in_them(frontend: Fr
     steps = worker_pb2.StepRecords()
     while len(steps.duration_s) < 5:  # all five tokens: the first step computes the prompt, too
         steps.MergeFrom(frontend.receive().news.steps)
-    assert (list(steps.prompt_tokens), list(steps.output_tokens)) == ([3, 0, 0, 0, 0], [1] * 5)
+    assert (list(steps.prompt_tokens), list(steps.output_tokens)) == ([3, 0, 0, 0, 0], [0, 1, 1, 1, 1])
     assert list(steps.requests) == [1] * 5
     assert (list(steps.handed), list(steps.joined)) == ([], [])  # it was served alone
 

@@ -65,7 +65,8 @@ def test_watched_steps_are_all_noted_however_they_are_run(new_engine: NewEngine,
     engine.run()
     sizes = [step.size for step in log.pop().steps]
     tokens = sum(len(engine.tokens(room)) for room in asked)
-    assert tokens <= sum(size.output_tokens for size in sizes) <= tokens + len(asked)  # some beyond an end
+    outputs = sum(size.output_tokens for size in sizes)
+    assert tokens - len(asked) <= outputs <= tokens + len(asked)  # without first ones; some beyond an end
     assert sum(size.prompt_tokens for size in sizes) <= sum(prompt_len for prompt_len, _ in asked.values())
     assert max(size.num_requests for size in sizes) <= 4
 

@@ -18,7 +18,7 @@ class StepSize(NamedTuple):
     """What a step computes."""
 
     prompt_tokens: int
-    output_tokens: int  # that it samples
+    output_tokens: int  # of requests that go on: the first one of a prompt is the prompt's
     num_requests: int
 
 
@@ -55,8 +55,8 @@ class StepLog:
     def size_of(self, batch: ForwardBatch, num_prompt_tokens: int) -> StepSize:
         """Return what is to be noted of a step that begins."""
         is_decode = batch.mode is ForwardMode.DECODE  # of a row each token has its sample
-        num_samples = len(batch.input_ids) if is_decode else batch.num_samples
-        return StepSize(num_prompt_tokens, num_samples, batch.batch_size)
+        num_outputs = len(batch.input_ids) if is_decode else int(batch.extend_lens[batch.is_row].sum())
+        return StepSize(num_prompt_tokens, num_outputs, batch.batch_size)
 
     def add(self, size: StepSize, began_s: float, duration_s: float) -> None:
         """A step has ended that was to be noted when it began."""
