@@ -16,6 +16,7 @@ class SimulatedAdmin(admin_pb2_grpc.WorkerAdminServicer):
     def __init__(self, instance: bootstrap_pb2.Instance, on_change: Callable[[], None]) -> None:
         self.failure: grpc.StatusCode | None = None  # of the next loads
         self.num_calls = 0
+        self.log_level = "info"
         self._instance = instance
         self._on_change = on_change  # called when the record has changed
 
@@ -46,3 +47,8 @@ class SimulatedAdmin(admin_pb2_grpc.WorkerAdminServicer):
         previous, self._instance.role = self._instance.role, request.role
         self._on_change()
         return admin_pb2.SetRoleResponse(previous_role=previous)
+
+    async def SetLogLevel(self, request: admin_pb2.SetLogLevelRequest, context: Any) -> admin_pb2.SetLogLevelResponse:
+        self.num_calls += 1
+        previous, self.log_level = self.log_level, request.level
+        return admin_pb2.SetLogLevelResponse(previous_level=previous)

@@ -123,3 +123,13 @@ def test_the_worker_at_fault_opens_first_though_every_failure_blames_its_peer_to
         served.append(pair)
         assert not {P1, P2, D2} & set(breakers.opened(now_s))
     assert sum(pair.decode_id == D1 for pair in served[20:]) <= 2
+
+
+def test_what_is_left_alone_says_for_how_long_and_why() -> None:
+    breakers = Breakers(3)
+    fail(breakers, D1)
+    fail(breakers, P1, times=2)
+    assert {suspect: str(pause) for suspect, pause in breakers.pauses(0.25).items()} == {
+        D1: "left alone for 1 s more: 3 requests in a row failed"
+    }
+    assert breakers.pauses(FIRST_PAUSE_S) == {}
