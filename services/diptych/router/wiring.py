@@ -25,6 +25,8 @@ from diptych.router.choose.policies.policy import Objectives
 from diptych.router.config import RouterConfig
 from diptych.router.grpc.inference import INFERENCE, InferenceService
 from diptych.router.grpc.server import CallGate, GrpcServer, MessageReader
+from diptych.router.http.console.app import console_app, with_console
+from diptych.router.http.console.page_files import read_files
 from diptych.router.http.exchange.app import clients_app, operators_app
 from diptych.router.http.operate.about import with_all_metrics
 from diptych.router.keys.caller import Callers
@@ -106,6 +108,8 @@ def build(
     app = clients_app(config, trust, fleet, pipeline, health.probes, callers, tracer, budget)
     if share is not None and config.open_metrics:
         app = with_all_metrics(app, metrics, ProcessMetrics(config.host, share.ports), share)
+    if config.console == "on":
+        app = with_console(app, console_app(read_files(), ()))
     drain = RouterDrain(draining, f"{fleet.router_id:016x}", config.drain_s)
     http = _http(config, DrainableApp(app, draining, operators_app(trust, fleet, pipeline, drain, callers)), share)
     service = InferenceService(pipeline, callers, tracer, stall_s=config.client_stall_s)
