@@ -22,6 +22,7 @@ from diptych.router.choose.breakers import Breakers
 from diptych.router.choose.explain import Explanations
 from diptych.router.choose.policies import plan_of
 from diptych.router.choose.policies.policy import Objectives
+from diptych.router.choose.seen_prompts import SeenPrompts
 from diptych.router.config import RouterConfig
 from diptych.router.grpc.inference import INFERENCE, InferenceService
 from diptych.router.grpc.server import CallGate, GrpcServer, MessageReader
@@ -123,7 +124,8 @@ def _dispatcher(config: RouterConfig, fleet: Fleet, metrics: RouterMetrics, obje
     metrics.watch_breakers(lambda: len(breakers.opened(time.monotonic())))
     plan = plan_of(config.policy, config.prefill_policy, config.decode_policy)
     rng, hedging = random.Random(), Hedging(config.hedge_after_s)
-    selector = Selector(fleet, plan, breakers, rng, objectives)
+    seen = SeenPrompts(keeps_tokens=config.console_text)
+    selector = Selector(fleet, plan, breakers, rng, objectives, seen)
     return Dispatcher(fleet, selector, metrics, Explanations(config.explained_requests), hedging, rng)
 
 
