@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from diptych.common.config import option
 from diptych.common.errors import ConfigError
@@ -64,6 +64,8 @@ class RouterConfig(LogConfig, TrustConfig, KeyConfig):
     cors_origins: tuple[str, ...] = option(
         (), help="origins of web pages that may be clients, as https://chat.example; *: all pages"
     )
+    console: Literal["on", "off"] = option("on", help="serve the console, a page for operators, at /console/")
+    console_text: bool = option(False, help="the console may show texts of prompts: those of prefixes in caches")
     advertise_host: str = option("", help="host that others reach this router by; empty: the listening address")
     endpoint_slices: str = option("", help="labels of the EndpointSlices of workers, to check members by; empty: don't")
     pod_name: str = option("", help="pod that this process runs in, for `diptych status`")

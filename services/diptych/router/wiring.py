@@ -22,9 +22,12 @@ from diptych.router.choose.breakers import Breakers
 from diptych.router.choose.explain import Explanations
 from diptych.router.choose.policies import plan_of
 from diptych.router.choose.policies.policy import Objectives
+from diptych.router.choose.seen_prompts import SeenPrompts
 from diptych.router.config import RouterConfig
 from diptych.router.grpc.inference import INFERENCE, InferenceService
 from diptych.router.grpc.server import CallGate, GrpcServer, MessageReader
+from diptych.router.http.console.app import console_app, with_console
+from diptych.router.http.console.page_files import read_files
 from diptych.router.http.exchange.app import clients_app, operators_app
 from diptych.router.http.operate.about import with_all_metrics
 from diptych.router.keys.caller import Callers
@@ -78,7 +81,8 @@ def build(
     open_export: OpenExport | None = None,
 ) -> Router:
     """Wire a router, or one of its processes, as an instance. Its ports are bound, but nothing runs yet."""
-    metrics = RouterMetrics()
+    objectives = Objectives(config.ttft_objective_s, config.tpot_objective_s)
+    metrics = RouterMetrics(objectives)
     register_certificate_expiry(metrics.registry, trust.tls)
     fleet = Fleet(membership, trust, model.model_id, metrics, router_id)
     health = RouterHealth(fleet)
@@ -96,7 +100,7 @@ def build(
             await grpc.stop(STOP_GRACE_S)
 
     draining = Draining(OpenRequests(admission, fleet, leave_shared_ports), leave)
-    dispatcher = _dispatcher(config, fleet, metrics)
+    dispatcher = _dispatcher(config, fleet, metrics, objectives)
     preparer = _preparer(config, model, fleet, metrics)
     pipeline = _pipeline(config, model, preparer, dispatcher, admission)
     callers = _callers(config, metrics, share)
@@ -105,6 +109,8 @@ def build(
     app = clients_app(config, trust, fleet, pipeline, health.probes, callers, tracer, budget)
     if share is not None and config.open_metrics:
         app = with_all_metrics(app, metrics, ProcessMetrics(config.host, share.ports), share)
+    if config.console == "on":
+        app = with_console(app, console_app(read_files(), ()))
     drain = RouterDrain(draining, f"{fleet.router_id:016x}", config.drain_s)
     http = _http(config, DrainableApp(app, draining, operators_app(trust, fleet, pipeline, drain, callers)), share)
     service = InferenceService(pipeline, callers, tracer, stall_s=config.client_stall_s)
@@ -113,12 +119,13 @@ def build(
     return Router(fleet, health, admission, dispatcher, draining, preparer, http, grpc, budget, tracer)
 
 
-def _dispatcher(config: RouterConfig, fleet: Fleet, metrics: RouterMetrics) -> Dispatcher:
+def _dispatcher(config: RouterConfig, fleet: Fleet, metrics: RouterMetrics, objectives: Objectives) -> Dispatcher:
     breakers = Breakers(config.breaker_failures)
     metrics.watch_breakers(lambda: len(breakers.opened(time.monotonic())))
     plan = plan_of(config.policy, config.prefill_policy, config.decode_policy)
     rng, hedging = random.Random(), Hedging(config.hedge_after_s)
-    selector = Selector(fleet, plan, breakers, rng, Objectives(config.ttft_objective_s, config.tpot_objective_s))
+    seen = SeenPrompts(keeps_tokens=config.console_text)
+    selector = Selector(fleet, plan, breakers, rng, objectives, seen)
     return Dispatcher(fleet, selector, metrics, Explanations(config.explained_requests), hedging, rng)
 
 
