@@ -89,6 +89,20 @@ class SetRoleResponse(_message.Message):
     not_ready: str
     def __init__(self, previous_role: _Optional[_Union[_bootstrap_pb2.Role, str]] = ..., not_ready: _Optional[str] = ...) -> None: ...
 
+class SetLogLevelRequest(_message.Message):
+    __slots__ = ("instance_id", "level")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    instance_id: int
+    level: str
+    def __init__(self, instance_id: _Optional[int] = ..., level: _Optional[str] = ...) -> None: ...
+
+class SetLogLevelResponse(_message.Message):
+    __slots__ = ("previous_level",)
+    PREVIOUS_LEVEL_FIELD_NUMBER: _ClassVar[int]
+    previous_level: str
+    def __init__(self, previous_level: _Optional[str] = ...) -> None: ...
+
 class UpdateWeightsResponse(_message.Message):
     __slots__ = ("model_id", "previous_model_id", "previous_model")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]

@@ -64,6 +64,11 @@ class WorkerAdminStub:
                 request_serializer=diptych_dot_v1_dot_admin__pb2.SetRoleRequest.SerializeToString,
                 response_deserializer=diptych_dot_v1_dot_admin__pb2.SetRoleResponse.FromString,
                 _registered_method=True)
+        self.SetLogLevel = channel.unary_unary(
+                '/diptych.v1.WorkerAdmin/SetLogLevel',
+                request_serializer=diptych_dot_v1_dot_admin__pb2.SetLogLevelRequest.SerializeToString,
+                response_deserializer=diptych_dot_v1_dot_admin__pb2.SetLogLevelResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerAdminServicer:
@@ -113,6 +118,14 @@ class WorkerAdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetLogLevel(self, request, context):
+        """Log from this level on, until told otherwise or restarted: the worker's frontend, which its instances share, and the
+        scheduler of the instance. Tensor-parallel ranks other than 0 log as they were started.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerAdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -145,6 +158,11 @@ def add_WorkerAdminServicer_to_server(servicer, server):
                     servicer.SetRole,
                     request_deserializer=diptych_dot_v1_dot_admin__pb2.SetRoleRequest.FromString,
                     response_serializer=diptych_dot_v1_dot_admin__pb2.SetRoleResponse.SerializeToString,
+            ),
+            'SetLogLevel': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetLogLevel,
+                    request_deserializer=diptych_dot_v1_dot_admin__pb2.SetLogLevelRequest.FromString,
+                    response_serializer=diptych_dot_v1_dot_admin__pb2.SetLogLevelResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -309,6 +327,33 @@ class WorkerAdmin:
             '/diptych.v1.WorkerAdmin/SetRole',
             diptych_dot_v1_dot_admin__pb2.SetRoleRequest.SerializeToString,
             diptych_dot_v1_dot_admin__pb2.SetRoleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetLogLevel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/diptych.v1.WorkerAdmin/SetLogLevel',
+            diptych_dot_v1_dot_admin__pb2.SetLogLevelRequest.SerializeToString,
+            diptych_dot_v1_dot_admin__pb2.SetLogLevelResponse.FromString,
             options,
             channel_credentials,
             insecure,

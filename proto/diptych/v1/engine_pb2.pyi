@@ -10,7 +10,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class SchedulerCommands(_message.Message):
-    __slots__ = ("start", "abort", "peers", "shutdown", "status_query", "admin", "ping", "hand_back", "role")
+    __slots__ = ("start", "abort", "peers", "shutdown", "status_query", "admin", "ping", "hand_back", "role", "watch_s", "log_level")
     START_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,8 @@ class SchedulerCommands(_message.Message):
     PING_FIELD_NUMBER: _ClassVar[int]
     HAND_BACK_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
+    WATCH_S_FIELD_NUMBER: _ClassVar[int]
+    LOG_LEVEL_FIELD_NUMBER: _ClassVar[int]
     start: _containers.RepeatedCompositeFieldContainer[_worker_pb2.StartLeg]
     abort: _containers.RepeatedScalarFieldContainer[int]
     peers: PeerView
@@ -29,7 +31,9 @@ class SchedulerCommands(_message.Message):
     ping: int
     hand_back: _containers.RepeatedScalarFieldContainer[int]
     role: _bootstrap_pb2.Role
-    def __init__(self, start: _Optional[_Iterable[_Union[_worker_pb2.StartLeg, _Mapping]]] = ..., abort: _Optional[_Iterable[int]] = ..., peers: _Optional[_Union[PeerView, _Mapping]] = ..., shutdown: _Optional[bool] = ..., status_query: _Optional[int] = ..., admin: _Optional[_Iterable[_Union[_admin_pb2.AdminCommand, _Mapping]]] = ..., ping: _Optional[int] = ..., hand_back: _Optional[_Iterable[int]] = ..., role: _Optional[_Union[_bootstrap_pb2.Role, str]] = ...) -> None: ...
+    watch_s: float
+    log_level: str
+    def __init__(self, start: _Optional[_Iterable[_Union[_worker_pb2.StartLeg, _Mapping]]] = ..., abort: _Optional[_Iterable[int]] = ..., peers: _Optional[_Union[PeerView, _Mapping]] = ..., shutdown: _Optional[bool] = ..., status_query: _Optional[int] = ..., admin: _Optional[_Iterable[_Union[_admin_pb2.AdminCommand, _Mapping]]] = ..., ping: _Optional[int] = ..., hand_back: _Optional[_Iterable[int]] = ..., role: _Optional[_Union[_bootstrap_pb2.Role, str]] = ..., watch_s: _Optional[float] = ..., log_level: _Optional[str] = ...) -> None: ...
 
 class PeerView(_message.Message):
     __slots__ = ("instances",)
@@ -38,7 +42,7 @@ class PeerView(_message.Message):
     def __init__(self, instances: _Optional[_Iterable[_Union[_bootstrap_pb2.Instance, _Mapping]]] = ...) -> None: ...
 
 class SchedulerEvents(_message.Message):
-    __slots__ = ("outputs", "load", "kv_events", "ready", "status", "status_answers", "fatal", "admin_answers", "loras", "link_news", "pong", "context_len")
+    __slots__ = ("outputs", "load", "kv_events", "ready", "status", "status_answers", "fatal", "admin_answers", "loras", "link_news", "pong", "context_len", "news")
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     KV_EVENTS_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +55,7 @@ class SchedulerEvents(_message.Message):
     LINK_NEWS_FIELD_NUMBER: _ClassVar[int]
     PONG_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_LEN_FIELD_NUMBER: _ClassVar[int]
+    NEWS_FIELD_NUMBER: _ClassVar[int]
     outputs: _containers.RepeatedCompositeFieldContainer[_worker_pb2.LegOutput]
     load: _bootstrap_pb2.WorkerLoad
     kv_events: _worker_pb2.KvEvents
@@ -63,7 +68,8 @@ class SchedulerEvents(_message.Message):
     link_news: LinkNews
     pong: int
     context_len: int
-    def __init__(self, outputs: _Optional[_Iterable[_Union[_worker_pb2.LegOutput, _Mapping]]] = ..., load: _Optional[_Union[_bootstrap_pb2.WorkerLoad, _Mapping]] = ..., kv_events: _Optional[_Union[_worker_pb2.KvEvents, _Mapping]] = ..., ready: _Optional[_Union[SchedulerReady, _Mapping]] = ..., status: _Optional[_Union[_worker_pb2.WorkerStatus, _Mapping]] = ..., status_answers: _Optional[_Iterable[int]] = ..., fatal: _Optional[str] = ..., admin_answers: _Optional[_Iterable[_Union[_admin_pb2.AdminAnswer, _Mapping]]] = ..., loras: _Optional[_Union[LoraSet, _Mapping]] = ..., link_news: _Optional[_Union[LinkNews, _Mapping]] = ..., pong: _Optional[int] = ..., context_len: _Optional[int] = ...) -> None: ...
+    news: _worker_pb2.WorkerNews
+    def __init__(self, outputs: _Optional[_Iterable[_Union[_worker_pb2.LegOutput, _Mapping]]] = ..., load: _Optional[_Union[_bootstrap_pb2.WorkerLoad, _Mapping]] = ..., kv_events: _Optional[_Union[_worker_pb2.KvEvents, _Mapping]] = ..., ready: _Optional[_Union[SchedulerReady, _Mapping]] = ..., status: _Optional[_Union[_worker_pb2.WorkerStatus, _Mapping]] = ..., status_answers: _Optional[_Iterable[int]] = ..., fatal: _Optional[str] = ..., admin_answers: _Optional[_Iterable[_Union[_admin_pb2.AdminAnswer, _Mapping]]] = ..., loras: _Optional[_Union[LoraSet, _Mapping]] = ..., link_news: _Optional[_Union[LinkNews, _Mapping]] = ..., pong: _Optional[int] = ..., context_len: _Optional[int] = ..., news: _Optional[_Union[_worker_pb2.WorkerNews, _Mapping]] = ...) -> None: ...
 
 class SchedulerReady(_message.Message):
     __slots__ = ("transfer", "context_len", "loras", "terms", "max_requests", "max_step_tokens")

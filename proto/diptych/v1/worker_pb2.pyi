@@ -208,6 +208,50 @@ class StatusRequest(_message.Message):
     instance_id: int
     def __init__(self, instance_id: _Optional[int] = ...) -> None: ...
 
+class WatchWorkerRequest(_message.Message):
+    __slots__ = ("instance_id",)
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    instance_id: int
+    def __init__(self, instance_id: _Optional[int] = ...) -> None: ...
+
+class WorkerNews(_message.Message):
+    __slots__ = ("status", "steps", "has_links")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    HAS_LINKS_FIELD_NUMBER: _ClassVar[int]
+    status: WorkerStatus
+    steps: StepRecords
+    has_links: bool
+    def __init__(self, status: _Optional[_Union[WorkerStatus, _Mapping]] = ..., steps: _Optional[_Union[StepRecords, _Mapping]] = ..., has_links: _Optional[bool] = ...) -> None: ...
+
+class StepRecords(_message.Message):
+    __slots__ = ("began_s", "duration_s", "prompt_tokens", "output_tokens", "requests", "handed", "joined", "dropped")
+    BEGAN_S_FIELD_NUMBER: _ClassVar[int]
+    DURATION_S_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    HANDED_FIELD_NUMBER: _ClassVar[int]
+    JOINED_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    began_s: _containers.RepeatedScalarFieldContainer[float]
+    duration_s: _containers.RepeatedScalarFieldContainer[float]
+    prompt_tokens: _containers.RepeatedScalarFieldContainer[int]
+    output_tokens: _containers.RepeatedScalarFieldContainer[int]
+    requests: _containers.RepeatedScalarFieldContainer[int]
+    handed: _containers.RepeatedCompositeFieldContainer[StepMark]
+    joined: _containers.RepeatedCompositeFieldContainer[StepMark]
+    dropped: int
+    def __init__(self, began_s: _Optional[_Iterable[float]] = ..., duration_s: _Optional[_Iterable[float]] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., output_tokens: _Optional[_Iterable[int]] = ..., requests: _Optional[_Iterable[int]] = ..., handed: _Optional[_Iterable[_Union[StepMark, _Mapping]]] = ..., joined: _Optional[_Iterable[_Union[StepMark, _Mapping]]] = ..., dropped: _Optional[int] = ...) -> None: ...
+
+class StepMark(_message.Message):
+    __slots__ = ("step", "room")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ROOM_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    room: int
+    def __init__(self, step: _Optional[int] = ..., room: _Optional[int] = ...) -> None: ...
+
 class WorkerStatus(_message.Message):
     __slots__ = ("instance", "open_rooms", "pages_by_state", "pages_sent", "pages_received", "integrity_failures", "leaks_found", "problems", "host_pages", "host_pages_saved", "host_pages_restored", "links", "link_failures", "retractions", "drain", "quarantine_oldest_s", "unauthenticated_messages", "refused_page_writes", "graphs", "graph_bytes", "prefill_s", "prefill_busy", "prefill_tokens_per_s", "kv_port_open", "max_requests", "max_step_tokens")
     class PagesByStateEntry(_message.Message):

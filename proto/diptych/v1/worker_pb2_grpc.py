@@ -44,6 +44,11 @@ class WorkerStub:
                 request_serializer=diptych_dot_v1_dot_worker__pb2.StatusRequest.SerializeToString,
                 response_deserializer=diptych_dot_v1_dot_worker__pb2.WorkerStatus.FromString,
                 _registered_method=True)
+        self.Watch = channel.unary_stream(
+                '/diptych.v1.Worker/Watch',
+                request_serializer=diptych_dot_v1_dot_worker__pb2.WatchWorkerRequest.SerializeToString,
+                response_deserializer=diptych_dot_v1_dot_worker__pb2.WorkerNews.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -61,6 +66,13 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Watch(self, request, context):
+        """What the worker does, as it does it: its whole status at once, then news about four times a second.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -73,6 +85,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.GetStatus,
                     request_deserializer=diptych_dot_v1_dot_worker__pb2.StatusRequest.FromString,
                     response_serializer=diptych_dot_v1_dot_worker__pb2.WorkerStatus.SerializeToString,
+            ),
+            'Watch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Watch,
+                    request_deserializer=diptych_dot_v1_dot_worker__pb2.WatchWorkerRequest.FromString,
+                    response_serializer=diptych_dot_v1_dot_worker__pb2.WorkerNews.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -129,6 +146,33 @@ class Worker:
             '/diptych.v1.Worker/GetStatus',
             diptych_dot_v1_dot_worker__pb2.StatusRequest.SerializeToString,
             diptych_dot_v1_dot_worker__pb2.WorkerStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Watch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/diptych.v1.Worker/Watch',
+            diptych_dot_v1_dot_worker__pb2.WatchWorkerRequest.SerializeToString,
+            diptych_dot_v1_dot_worker__pb2.WorkerNews.FromString,
             options,
             channel_credentials,
             insecure,

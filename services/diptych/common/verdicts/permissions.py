@@ -34,12 +34,14 @@ MAY_CALL: Final[Mapping[str, Parties]] = MappingProxyType(
         "/diptych.v1.Bootstrap/Watch": EVERY,  # link keys are for workers only
         "/diptych.v1.Worker/Session": frozenset({Party.ROUTER}),
         "/diptych.v1.Worker/GetStatus": _READERS,
+        "/diptych.v1.Worker/Watch": _READERS,
         "/diptych.v1.WorkerAdmin/ListLoras": _READERS,
         "/diptych.v1.WorkerAdmin/LoadLora": frozenset({Party.ROUTER, Party.OPERATOR}),  # a router's --runtime-lora
         "/diptych.v1.WorkerAdmin/UnloadLora": frozenset({Party.ROUTER, Party.OPERATOR}),
         "/diptych.v1.WorkerAdmin/UpdateWeights": _OPERATOR,
         "/diptych.v1.WorkerAdmin/Drain": _OPERATOR,
         "/diptych.v1.WorkerAdmin/SetRole": _OPERATOR,
+        "/diptych.v1.WorkerAdmin/SetLogLevel": _OPERATOR,
         "/diptych.v1.KvBench/Join": frozenset({Party.WORKER, Party.OPERATOR}),  # a command, run where workers run
         "/diptych.v1.KvBench/Digest": frozenset({Party.WORKER, Party.OPERATOR}),
         "/grpc.health.v1.Health/Watch": EVERY,

@@ -10,9 +10,10 @@ makes a request fail.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from diptych.router.workers.worker_view import Pair
 
@@ -21,6 +22,16 @@ MAX_PAUSE_S: Final = 30.0
 MEMORY_S: Final = 60.0  # failures further apart than that are not in a row
 
 Suspect = int | Pair  # a worker by its instance id, or the link between two
+
+
+class Pause(NamedTuple):
+    """What an open breaker says."""
+
+    num_failures: int  # in a row
+    left_s: float
+
+    def __str__(self) -> str:
+        return f"left alone for {math.ceil(self.left_s)} s more: {self.num_failures} requests in a row failed"
 
 
 @dataclass(slots=True)
@@ -53,6 +64,11 @@ class Breakers:
     def opened(self, now_s: float) -> Collection[Suspect]:
         """Whom to leave alone now."""
         return {suspect for suspect, breaker in self._breakers.items() if breaker.closed_from_s > now_s}
+
+    def pauses(self, now_s: float) -> Mapping[Suspect, Pause]:
+        """Say of those to leave alone now how long, and why."""
+        left_s = {suspect: breaker.closed_from_s - now_s for suspect, breaker in self._breakers.items()}
+        return {key: Pause(self._breakers[key].num_failures, each_s) for key, each_s in left_s.items() if each_s > 0}
 
     def begin(self, pair: Pair, now_s: float) -> None:
         """A request begins on a pair: where a pause is over it is the one that tries, and others wait a pause more."""

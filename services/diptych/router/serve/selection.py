@@ -62,7 +62,7 @@ class Selector:
         self._plan = plan
         self._objectives = objectives
         self._estimates = fleet.estimates
-        self._breakers = breakers
+        self.breakers = breakers
         self._rng = rng
         self.number = rng.getrandbits(32)  # of choices; other routers have other turns
         self._paired: _Paired = _paired(())  # of the last choice: pairs seldom change
@@ -71,18 +71,18 @@ class Selector:
         """Choose a pair whose sessions are open. Raises `Unavailable` if there is none within `wait_s`."""
         everybody = await self._fleet.wait_for_pairs(wait_s, progress.request.client.hints.adapter)
         now_s = time.monotonic()
-        pairs = self._breakers.choose(least_blamed(everybody, progress.blamed), now_s)
+        pairs = self.breakers.choose(least_blamed(everybody, progress.blamed), now_s)
         prompt = self._find(progress.request, progress.prompt_ids)
         selection = self._choose(pairs, progress.request, prompt)
         self.number += 1
         self._estimates.came(selection.candidates.busy_share)
-        self._breakers.begin(selection.pair, now_s)
+        self.breakers.begin(selection.pair, now_s)
         prompt.sent(selection.pair)
         return selection
 
     def predict_ttft(self, request: GenerationRequest) -> float | None:
         """Return when the first token would come if the request were dispatched now; None: nobody knows yet."""
-        pairs = self._breakers.choose(self._fleet.pairs(request.client.hints.adapter), time.monotonic())
+        pairs = self.breakers.choose(self._fleet.pairs(request.client.hints.adapter), time.monotonic())
         if not (pairs and self._estimates.are_measured):
             return None
         selection = self._choose(pairs, request, look_up(self._fleet, request, request.prompt.ids))
@@ -90,11 +90,11 @@ class Selector:
 
     def succeeded(self, pair: Pair) -> None:
         """A pair has served a request, as far as it may fail it."""
-        self._breakers.succeed(pair)
+        self.breakers.succeed(pair)
 
     def failed(self, pair: Pair, failure: LegFailure) -> None:
         """A pair has failed a request."""
-        for suspect in self._breakers.fail(failure.suspects(pair), time.monotonic()):
+        for suspect in self.breakers.fail(failure.suspects(pair), time.monotonic()):
             words = str(suspect) if isinstance(suspect, Pair) else f"worker {suspect:016x}"
             logger.warning("leaving %s alone for a while: requests keep failing there", words)
 

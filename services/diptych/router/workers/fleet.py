@@ -23,7 +23,7 @@ from diptych.router.choose.prefix_index import PrefixIndex
 from diptych.router.metrics import PoolMember, RouterMetrics
 from diptych.router.workers.session import Session
 from diptych.router.workers.worker_view import Pair, WorkerView
-from diptych.v1.bootstrap_pb2 import Instance
+from diptych.v1.bootstrap_pb2 import ROLE_ROUTER, Instance
 
 LAST_WORDS_S: Final = 1.0  # for what a worker sent before it said goodbye
 
@@ -90,6 +90,15 @@ class Fleet:
 
     def sessions(self) -> tuple[Session, ...]:
         return tuple(self._sessions.values())
+
+    @property
+    def model_id(self) -> str:
+        """What workers must have been started with to serve here."""
+        return self._model_id
+
+    def routers(self) -> tuple[Instance, ...]:
+        """Every router that is listed; of one of several processes each."""
+        return tuple(each for each in self._membership.instances().values() if each.role == ROLE_ROUTER)
 
     def pairs(self, adapter: str = "") -> tuple[Pair, ...]:
         """The pairs that may serve now, with `adapter` if it is not empty."""

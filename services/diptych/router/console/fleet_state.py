@@ -1,0 +1,153 @@
+"""The document of the fleet, made of what is known of each worker. Pure.
+
+It is made some times a second while somebody looks. So what is only known to so many digits is told with so many, and
+does not change in between: a document that is the same costs no viewer anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from diptych.common.members.instances import role_of, state_of
+from diptych.common.members.roles import LegKind
+from diptych.router.choose.breakers import Pause, Suspect
+from diptych.router.console.pool_signals import pool_signals
+from diptych.router.console.state import Drain, FleetState, Link, RouterCard, WorkerCard
+from diptych.router.console.unpaired import state_name, unpaired
+from diptych.router.console.worker_facts import RouterFacts, WorkerFacts
+from diptych.v1 import worker_pb2
+from diptych.v1.bootstrap_pb2 import Instance
+from diptych.v1.worker_pb2 import LINK_STATE_UP, LinkStatus, WorkerStatus
+
+MAX_LINKS: Final = 32  # of a worker that are told
+
+
+def fleet_state(here: RouterFacts, workers: Sequence[WorkerFacts]) -> FleetState:
+    apart = unpaired(workers, here.model_id, here.pauses)
+    return FleetState(
+        router=f"{here.instance_id:016x}",
+        version=here.version,
+        model=here.model_id,
+        problem=here.problem,
+        routers={f"{each.instance_id:016x}": _router(each, here.instance_id) for each in here.routers},
+        workers={f"{each.instance_id:016x}": worker_card(each, here.pauses) for each in workers},
+        unpaired=apart.told,
+        num_unpaired=apart.number,
+        pools=pool_signals(workers),
+    )
+
+
+def _router(record: Instance, here_id: int) -> RouterCard:
+    is_here = record.instance_id == here_id
+    return RouterCard(address=record.address, version=record.version, pod=record.pod, is_here=is_here)
+
+
+def worker_card(worker: WorkerFacts, pauses: Mapping[Suspect, Pause]) -> WorkerCard:
+    record, load, status, view = worker.record, worker.reported, worker.status, worker.view
+    pause = pauses.get(view.instance_id)
+    return WorkerCard(
+        role=role_of(record),  # type: ignore[typeddict-item]  # a worker's
+        pool=record.pool,
+        pod=record.pod,
+        address=f"{record.address}#{record.dp_rank}" if record.dp_rank else record.address,
+        version=record.version,
+        model=record.model_id,
+        compat=record.compat,
+        state=state_of(record),
+        not_ready=record.not_ready,
+        is_connected=view.session_open,
+        is_paused=view.paused,
+        breaker="" if pause is None else str(pause),
+        started_unix_s=record.started_unix_ns / 1e9,
+        queue_s=queue_s(worker),
+        num_running=load.num_running,
+        num_waiting=load.num_waiting,
+        queued_tokens=worker.load.queued_tokens,
+        page_size=record.transfer.layout.page_size,
+        total_pages=load.total_pages,
+        rate=worker.rate,
+        adapters=sorted(view.adapters),
+        links=shown_links(worker.links, worker.link_rates),
+        num_links_up=None if status is None else sum(link.state == LINK_STATE_UP for link in worker.links),
+        cached_pages=worker.cached_pages,
+        prompt_tokens_per_s=_prompt_speed(worker),
+        kv_pages={} if status is None else dict(status.pages_by_state),
+        drain=None if status is None else _drain(status),
+        host_pages=None if status is None else status.host_pages,
+        host_pages_saved=None if status is None else status.host_pages_saved,
+        host_pages_restored=None if status is None else status.host_pages_restored,
+        integrity_failures=None if status is None else status.integrity_failures,
+        leaks_found=None if status is None else status.leaks_found,
+        retractions=None if status is None else status.retractions,
+        max_requests=None if status is None else status.max_requests,
+        max_step_tokens=None if status is None else status.max_step_tokens,
+    )
+
+
+def queue_s(worker: WorkerFacts) -> float | None:
+    """Return how long a prompt that came now would wait to be begun, as routing expects it.
+
+    For its turn where prompts are computed; for pages where outputs are.
+    """
+    if worker.speed is None:
+        return None
+    load, speed = worker.load, worker.speed
+    if worker.view.role.serves(LegKind.PREFILL):
+        return round(speed.prefill.base * load.num_queued + speed.prefill.mean_slope * load.queued_tokens, 3)
+    return 0.0 if load.has_credit else round(speed.grant_wait_s, 3)
+
+
+def _prompt_speed(worker: WorkerFacts) -> float | None:
+    slope = 0.0 if worker.speed is None else worker.speed.prefill.mean_slope
+    return float(significant(1 / slope)) if slope and worker.view.role.serves(LegKind.PREFILL) else None
+
+
+def _drain(status: WorkerStatus) -> Drain | None:
+    if not status.HasField("drain"):
+        return None
+    drain = status.drain
+    return Drain(
+        phase="empty" if drain.phase == worker_pb2.Drain.PHASE_EMPTY else "draining",
+        requests_left=drain.requests_left,
+        oldest_s=round(drain.oldest_s, 1),
+        deadline_s=round(drain.deadline_s, 1),
+    )
+
+
+def shown_links(links: Sequence[LinkStatus], rates: Mapping[int, float]) -> dict[str, Link]:
+    """Return all links, or of many those that say most: not up, then those with the most traffic."""
+    if len(links) > MAX_LINKS:
+        busy = {link.peer_instance_id: _traffic(link, rates) for link in links}
+        telling = (link for link in links if busy[link.peer_instance_id])
+        links = sorted(telling, key=lambda link: -busy[link.peer_instance_id])[:MAX_LINKS]
+    return {f"{link.peer_instance_id:016x}": _link(link, rates.get(link.peer_instance_id, 0.0)) for link in links}
+
+
+def _traffic(link: LinkStatus, rates: Mapping[int, float]) -> float:
+    if link.state != LINK_STATE_UP:
+        return math.inf
+    return rates.get(link.peer_instance_id, 0.0) + link.in_flight_bytes + link.queued_bytes
+
+
+def _link(link: LinkStatus, rate: float) -> Link:
+    return Link(
+        state=state_name(link),  # type: ignore[typeddict-item]  # one of them
+        reason=link.reason,
+        path=link.path,
+        lanes=link.lanes,
+        tested_bytes_per_s=significant(link.bytes_per_s),
+        bytes_per_s=significant(rate),
+        bytes_sent=link.bytes_sent,
+        in_flight_bytes=link.in_flight_bytes,
+        queued_bytes=link.queued_bytes,
+        last_heard_s=float(math.floor(link.last_heard_s)) if math.isfinite(link.last_heard_s) else 0.0,
+    )
+
+
+def significant(value: float) -> float:
+    """Return a number with three digits that count."""
+    if not value or not math.isfinite(value):
+        return 0.0
+    return round(value, 2 - math.floor(math.log10(abs(value))))

@@ -1,0 +1,56 @@
+"""Gathers what a router knows of its fleet, and what its watches tell, into the document of the fleet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+
+from diptych.router.choose.breakers import Breakers
+from diptych.router.console.fleet_state import fleet_state
+from diptych.router.console.state import FleetState
+from diptych.router.console.watches import Watches
+from diptych.router.console.worker_facts import RouterFacts, WorkerFacts
+from diptych.router.workers.fleet import Fleet
+from diptych.router.workers.session import Session
+
+
+class FleetView:
+    """The fleet as this router sees it."""
+
+    def __init__(
+        self, fleet: Fleet, watches: Watches, breakers: Breakers, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._fleet = fleet
+        self._watches = watches
+        self._breakers = breakers
+        self._clock = clock  # the breakers'
+        self._version = version("diptych")
+
+    def state(self) -> FleetState:
+        """Return the topic `fleet` as it is now."""
+        fleet = self._fleet
+        here = RouterFacts(
+            instance_id=fleet.router_id,
+            version=self._version,
+            model_id=fleet.model_id,
+            problem=fleet.problem(),
+            routers=fleet.routers(),
+            pauses=self._breakers.pauses(self._clock()),
+        )
+        return fleet_state(here, [self._facts(session) for session in fleet.sessions()])
+
+    def _facts(self, session: Session) -> WorkerFacts:
+        key, fleet, watches = session.instance_id, self._fleet, self._watches
+        return WorkerFacts(
+            record=session.worker.record,
+            reported=session.worker.load,
+            view=session.view(),
+            load=session.load(),
+            speed=fleet.estimates.of(key) if fleet.estimates.are_measured else None,
+            cached_pages=fleet.prefixes.told.num_pages(key),
+            status=watches.status(key),
+            links=watches.links(key),
+            rate=watches.rate(key),
+            link_rates=watches.link_rates(key),
+        )
