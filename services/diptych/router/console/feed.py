@@ -16,6 +16,7 @@ from diptych.router.console.state import Steps
 Make = Callable[[], Mapping[str, Any]]  # a document, as it is now
 StepsSince = Callable[[int], tuple[int, Steps]]  # a cursor in, the next one out; 0: all that are kept
 
+KEPT_PARTS: Final = 8
 PING: Final = b"event: ping\ndata: {}\n\n"
 
 
@@ -45,20 +46,39 @@ class Feed:
 
 
 class StepsFeed:
-    """Steps of workers, which are only ever added to."""
+    """Steps of workers, which are only ever added to. Each viewer reads on from where it is, as fast as it takes them.
+
+    Viewers that have the same read the same: the last parts are kept as they were encoded.
+    """
 
     def __init__(self, steps_since: StepsSince) -> None:
         self._steps_since = steps_since
+        self._parts: dict[int, tuple[int, bytes]] = {}  # by cursor: the next one, and the event
+
+    def part(self, cursor: int) -> tuple[int, bytes]:
+        """Return the event for who has all steps before a cursor (0: none), and the next cursor; empty: no more yet."""
+        if cursor in self._parts:
+            return self._parts[cursor]
+        end, steps = self._steps_since(cursor)
+        if not steps["workers"]:
+            return end, b""
+        if len(self._parts) >= KEPT_PARTS:
+            del self._parts[next(iter(self._parts))]
+        self._parts[cursor] = end, event("steps", steps)
+        return self._parts[cursor]
+
+
+class StepsReader:
+    """How far one viewer is."""
+
+    def __init__(self, feed: StepsFeed) -> None:
+        self._feed = feed
         self._cursor = 0
 
-    def news(self) -> bytes:
-        """Return the event with the steps since the last look; empty if there are none."""
-        self._cursor, steps = self._steps_since(self._cursor)
-        return event("steps", steps) if steps["workers"] else b""
-
-    def snapshot(self) -> bytes:
-        """Return the event with all steps that are kept. Those since the last look are among them: look before."""
-        return event("steps", self._steps_since(0)[1])
+    def __call__(self) -> bytes:
+        """Return the next event; empty: no more yet."""
+        self._cursor, part = self._feed.part(self._cursor)
+        return part
 
 
 def event(kind: str, data: object) -> bytes:

@@ -15,10 +15,11 @@ from collections.abc import Callable, Collection, Mapping, Set
 from typing import Final, Protocol
 
 from diptych.common.errors import Unavailable
-from diptych.router.console.feed import PING
+from diptych.router.console.feed import PING, StepsFeed, StepsReader
 
 logger = logging.getLogger(__name__)
 
+STEPS: Final = "steps"  # the topic that is only added to
 INTERVAL_S: Final = 0.25  # between two looks; longer where looking takes more than `MAX_SHARE` of the time
 MAX_SHARE: Final = 0.03
 OTHERS_S: Final = 1.0  # between two questions to other routers
@@ -38,7 +39,7 @@ class Source(Protocol):
         ...
 
     def snapshot(self) -> bytes:
-        """Return the event for who has nothing."""
+        """Return the event for who has nothing: all until the last look."""
         ...
 
 
@@ -57,8 +58,10 @@ class Gathering(Protocol):
 class Viewer:
     """Who looks, and what is on the way there."""
 
-    def __init__(self, topics: Collection[str]) -> None:
+    def __init__(self, topics: Collection[str], read_steps: Callable[[], bytes] = lambda: b"") -> None:
+        """`read_steps` returns the steps that come next, some at a time; empty: none."""
         self.topics = frozenset(topics)
+        self._read_steps = read_steps
         self._events: deque[bytes] = deque()
         self._num_bytes = 0
         self._has_ended = False
@@ -75,19 +78,28 @@ class Viewer:
         self._news.set()
         return True
 
+    def look_for_steps(self) -> None:
+        """There may be new ones."""
+        self._news.set()
+
     def end(self) -> None:
-        """Nothing more comes."""
+        """Nothing more comes but what is on the way."""
         self._has_ended = True
         self._news.set()
 
     async def take(self) -> bytes:
-        """Return all that waits, as soon as there is something; empty: it has ended."""
-        await self._news.wait()
-        taken = b"".join(self._events)
-        self._forget()
-        if not self._has_ended:
-            self._news.clear()
-        return taken
+        """Return what comes next, as soon as there is something; empty: it has ended."""
+        while True:
+            await self._news.wait()
+            taken = b"".join(self._events)
+            self._forget()
+            if self._has_ended:
+                return taken
+            steps = self._read_steps()
+            if not steps:
+                self._news.clear()
+            if taken or steps:
+                return taken + steps
 
     def _forget(self) -> None:
         self._events.clear()
@@ -98,10 +110,15 @@ class Hub:
     """The viewers of one process. `run` must be running."""
 
     def __init__(
-        self, sources: Mapping[str, Source], gathering: Gathering, clock: Callable[[], float] = time.monotonic
+        self,
+        sources: Mapping[str, Source],
+        steps: StepsFeed,
+        gathering: Gathering,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`sources` are the topics, by name."""
+        """`sources` are the topics by name, beside that of the steps."""
         self._sources = sources
+        self._steps = steps
         self._gathering = gathering
         self._clock = clock
         self._viewers: dict[Viewer, None] = {}
@@ -132,9 +149,9 @@ class Hub:
         if len(self._viewers) >= MAX_VIEWERS:
             raise Unavailable(f"{MAX_VIEWERS} viewers look already: close one", retry_after_s=RETRY_S)
         self.look()
-        viewer = Viewer(topics)
+        viewer = Viewer(topics, StepsReader(self._steps)) if STEPS in topics else Viewer(topics)
         viewer.push(PING)
-        for topic in sorted(viewer.topics):
+        for topic in sorted(viewer.topics - {STEPS}):
             self._tell(topic)  # so that what comes next follows this snapshot for all
             viewer.push(self._sources[topic].snapshot())
         self._viewers[viewer] = None
@@ -174,8 +191,11 @@ class Hub:
 
     def tell_all(self) -> None:
         """Look at each topic that has viewers, and send them what has changed."""
-        for topic in self.topics:
+        for topic in self.topics - {STEPS}:
             self._tell(topic)
+        for viewer in self._viewers:
+            if STEPS in viewer.topics:
+                viewer.look_for_steps()
         if self._clock() - self._pinged_s >= PING_S:
             self._pinged_s = self._clock()
             self._send(PING, list(self._viewers))

@@ -1,0 +1,145 @@
+"""The documents as JSON: what the stream tells, for programs; each says what it is of by `scope`."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from typing import Final, Literal, Protocol, cast, get_args
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from typing_extensions import TypedDict
+
+from diptych.common.errors import InvalidRequest, NotFound
+from diptych.router.console.documents import DEFAULT_ROWS, MAX_ROWS, Documents, RequestQuery
+from diptych.router.console.hub import Hub
+from diptych.router.console.state import FleetState, RequestPhase, Step, Steps
+from diptych.router.http.console.guard import Guard, json_answer
+from diptych.router.http.console.stream import live_stream
+
+API: Final = "/console/api"
+MAX_STEPS: Final = 16_384  # of one answer, about
+Scope = Literal["here", "all"]
+
+
+class Me(TypedDict):
+    """The answer of /console/api/me."""
+
+    is_operator: bool
+    text_allowed: bool
+    is_open: bool  # nobody needs to sign in
+
+
+class OwnDocuments(Protocol):
+    """The documents that every process has of the whole platform."""
+
+    def fleet(self) -> FleetState: ...
+
+    def steps_since(self, cursor: int) -> tuple[int, Steps]: ...
+
+
+def document_routes(
+    guard: Guard, hub: Hub, own: OwnDocuments, scopes: dict[Scope, Documents], *, text_allowed: bool
+) -> Sequence[Route]:
+    """Return the paths that show. Whoever asks looks, so that something is gathered for the next answer."""
+
+    async def me(request: Request) -> Response:
+        is_operator = guard.is_operator(request)
+        return json_answer(Me(is_operator=is_operator, text_allowed=text_allowed, is_open=guard.is_open))
+
+    async def stream(request: Request) -> Response:
+        return live_stream(hub, request)
+
+    async def fleet(request: Request) -> Response:
+        hub.look()
+        return json_answer(own.fleet())
+
+    async def steps(request: Request) -> Response:
+        hub.look()
+        return json_answer(await steps_from(own.steps_since, number(request, "since_ms", 0.0)))
+
+    async def requests(request: Request) -> Response:
+        return json_answer(await _scope(scopes, request).requests(request_query(request)))
+
+    async def story(request: Request) -> Response:
+        request_id = request.path_params["request_id"]
+        found = await _scope(scopes, request).story(request_id)
+        if found is None:
+            raise NotFound(f"nothing is known of {request_id!r}: it is too long ago, or another router served it")
+        return json_answer(found)
+
+    async def cache(request: Request) -> Response:
+        return json_answer(await _scope(scopes, request).cache())
+
+    async def charts(request: Request) -> Response:
+        return json_answer(await _scope(scopes, request).charts())
+
+    handlers = {
+        "/me": me,
+        "/stream": stream,
+        "/fleet": fleet,
+        "/steps": steps,
+        "/requests": requests,
+        "/requests/{request_id:path}": story,
+        "/cache": cache,
+        "/charts": charts,
+    }
+    return [guard.route(f"{API}{path}", "GET", handler) for path, handler in handlers.items()]
+
+
+async def steps_from(steps_since: Callable[[int], tuple[int, Steps]], since_ms: float) -> Steps:
+    """Return steps that began at a moment or later, the oldest of those; others get a turn meanwhile."""
+    found: dict[str, list[Step]] = {}
+    cursor, num_found = 0, 0
+    while num_found < MAX_STEPS:
+        before = cursor
+        cursor, part = steps_since(before)
+        if cursor == before:
+            break
+        for instance, steps in part["workers"].items():
+            if later := [step for step in steps if step[0] >= since_ms]:
+                found.setdefault(instance, []).extend(later)
+                num_found += len(later)
+        await asyncio.sleep(0)
+    return Steps(workers=found)
+
+
+def request_query(request: Request) -> RequestQuery:
+    """Return which calls are asked for. Raises `InvalidRequest`."""
+    given = request.query_params
+    phase, phases = given.get("phase"), get_args(RequestPhase)
+    if phase is not None and phase not in phases:
+        raise InvalidRequest(f"phase is one of {', '.join(phases)}, not {phase!r}", param="phase")
+    return RequestQuery(
+        phase=cast(RequestPhase | None, phase),
+        tenant=given.get("tenant"),
+        model=given.get("model"),
+        adapter=given.get("adapter"),
+        outcome=given.get("outcome"),
+        slow_s=number(request, "slow_s", 0.0),
+        limit=min(MAX_ROWS, max(1, int(number(request, "limit", DEFAULT_ROWS)))),
+    )
+
+
+def number(request: Request, name: str, default: float) -> float:
+    """Return a query parameter that is a number from 0 on. Raises `InvalidRequest`."""
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise InvalidRequest(f"{name} must be a number from 0 on, not {text!r}", param=name)
+    return value
+
+
+def _scope(scopes: dict[Scope, Documents], request: Request) -> Documents:
+    """Return the documents that are asked for: of all routers, unless the query says otherwise."""
+    scope = request.query_params.get("scope", "all")
+    if scope not in scopes:
+        raise InvalidRequest(f"scope is 'here' or 'all', not {scope!r}", param="scope")
+    return scopes[cast(Scope, scope)]
