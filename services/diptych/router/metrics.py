@@ -12,7 +12,7 @@ import collections
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -29,14 +29,15 @@ from diptych.grammars.checks import GrammarChecks
 from diptych.router.admission.admission import Admission
 from diptych.router.admission.queue import Reason
 from diptych.router.choose.fits import Curve
+from diptych.router.choose.policies.policy import NO_OBJECTIVES, Objectives
 from diptych.router.keys.caller import Callers, KeyHolder
+from diptych.router.tracing.record import FAILURES
+from diptych.router.values.served import ITL_BOUNDS, TTFT_BOUNDS, Served
 from diptych.tokens.segment_cache import SegmentCache
 from diptych.v1.bootstrap_pb2 import Instance, WorkerLoad
 from diptych.v1.worker_pb2 import LegStats
 
-LATENCY_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-ANSWER_BUCKETS: Final = (*LATENCY_BUCKETS, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0)  # of whole answers
-GAP_BUCKETS: Final = (0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 1.0, 5.0)
+ANSWER_BUCKETS: Final = (*TTFT_BOUNDS, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0)  # of whole answers
 RATIO_BUCKETS: Final = (0.25, 0.5, 0.67, 0.8, 1.0, 1.25, 1.5, 2.0, 4.0, 8.0)
 STAGE_BUCKETS: Final = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 LEG_STAGES: Final[Mapping[LegKind, tuple[str, Sequence[str]]]] = {  # as `LegStats` names them
@@ -66,7 +67,8 @@ class FleetCounts(Protocol):
 class RouterMetrics:
     """What the router counts and measures."""
 
-    def __init__(self) -> None:
+    def __init__(self, objectives: Objectives = NO_OBJECTIVES) -> None:
+        self._objectives = objectives
         self.registry = CollectorRegistry()
         self.refusals = Refusals()  # of what only operators may do
         self.registry.register(self.refusals)
@@ -96,6 +98,7 @@ class RouterMetrics:
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of finished requests")
         self.cached_tokens = counter("cached_tokens", "Prompt tokens found in a prefill worker's prefix cache")
         self.output_tokens = counter("output_tokens", "Output tokens of finished requests")
+        self.within_objectives = counter("within_objectives", "Finished requests that kept the objectives of latency")
         self.attempts = counter("attempts", "Attempts begun, by policy and number of workers", "policy", "workers")
         self.retries = counter("retries", "Attempts that failed and were tried again, by reason", "reason")
         self.handed_back = counter("handed_back", "Attempts that a leaving worker handed back, done elsewhere")
@@ -107,8 +110,8 @@ class RouterMetrics:
         def histogram(name: str, words: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
             return Histogram(f"diptych_router_{name}_seconds", words, labels, buckets=buckets, registry=self.registry)
 
-        self.ttft = histogram("ttft", "Arrival to the first output token", LATENCY_BUCKETS)
-        self.itl = histogram("itl", "Gap between two arrivals of output tokens of a request", GAP_BUCKETS)
+        self.ttft = histogram("ttft", "Arrival to the first output token", TTFT_BOUNDS)
+        self.itl = histogram("itl", "Gap between two arrivals of output tokens of a request", ITL_BOUNDS)
         self.e2e = histogram("e2e", "Arrival to the end of a finished request", ANSWER_BUCKETS)
         self.ttft_ratio = Histogram(
             "diptych_router_ttft_ratio",
@@ -158,6 +161,31 @@ class RouterMetrics:
         """Take the stage times that a worker measured for a leg that ended well."""
         for duration, stage in self._leg_stages[leg].items():
             stage.observe(getattr(stats, duration) / 1e6)
+
+    def finished(self, ttft_s: float, tpot_s: float, e2e_s: float) -> None:
+        """A request has all of its output: the first token after `ttft_s`, each other one after `tpot_s`."""
+        self.e2e.observe(e2e_s)
+        if self._objectives.are_kept(ttft_s, tpot_s):
+            self.within_objectives.inc()
+
+    def served(self) -> Served:
+        """Return counts, in microseconds: `collect` would make an object of each sample."""
+        ended: dict[str, float] = collections.defaultdict(float)
+        for (_, outcome), requests in list(cast("dict[tuple[str, str], Counter]", self.requests._metrics).items()):
+            ended[outcome] += requests._value.get()
+        ttft, itl, e2e = (tuple(each.get() for each in of._buckets) for of in (self.ttft, self.itl, self.e2e))
+        return Served(
+            requests=sum(ended.values()),
+            errors=sum(ended[outcome] for outcome in FAILURES),
+            refused=ended["overloaded"],
+            finished=sum(e2e),
+            good=self.within_objectives._value.get(),
+            prompt_tokens=self.prompt_tokens._value.get(),
+            cached_tokens=self.cached_tokens._value.get(),
+            output_tokens=self.output_tokens._value.get(),
+            ttft=ttft,
+            itl=itl,
+        )
 
     def exposition(self) -> bytes:
         return generate_latest(self.registry)

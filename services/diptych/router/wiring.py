@@ -80,7 +80,8 @@ def build(
     open_export: OpenExport | None = None,
 ) -> Router:
     """Wire a router, or one of its processes, as an instance. Its ports are bound, but nothing runs yet."""
-    metrics = RouterMetrics()
+    objectives = Objectives(config.ttft_objective_s, config.tpot_objective_s)
+    metrics = RouterMetrics(objectives)
     register_certificate_expiry(metrics.registry, trust.tls)
     fleet = Fleet(membership, trust, model.model_id, metrics, router_id)
     health = RouterHealth(fleet)
@@ -98,7 +99,7 @@ def build(
             await grpc.stop(STOP_GRACE_S)
 
     draining = Draining(OpenRequests(admission, fleet, leave_shared_ports), leave)
-    dispatcher = _dispatcher(config, fleet, metrics)
+    dispatcher = _dispatcher(config, fleet, metrics, objectives)
     preparer = _preparer(config, model, fleet, metrics)
     pipeline = _pipeline(config, model, preparer, dispatcher, admission)
     callers = _callers(config, metrics, share)
@@ -117,12 +118,12 @@ def build(
     return Router(fleet, health, admission, dispatcher, draining, preparer, http, grpc, budget, tracer)
 
 
-def _dispatcher(config: RouterConfig, fleet: Fleet, metrics: RouterMetrics) -> Dispatcher:
+def _dispatcher(config: RouterConfig, fleet: Fleet, metrics: RouterMetrics, objectives: Objectives) -> Dispatcher:
     breakers = Breakers(config.breaker_failures)
     metrics.watch_breakers(lambda: len(breakers.opened(time.monotonic())))
     plan = plan_of(config.policy, config.prefill_policy, config.decode_policy)
     rng, hedging = random.Random(), Hedging(config.hedge_after_s)
-    selector = Selector(fleet, plan, breakers, rng, Objectives(config.ttft_objective_s, config.tpot_objective_s))
+    selector = Selector(fleet, plan, breakers, rng, objectives)
     return Dispatcher(fleet, selector, metrics, Explanations(config.explained_requests), hedging, rng)
 
 

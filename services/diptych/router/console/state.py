@@ -224,9 +224,29 @@ class CacheState(TypedDict):
     prompt_tokens: int
     cached_tokens: int
     hit_rate: float | None
-    ceiling: float | None  # what an infinite cache would have hit
-    tiers: dict[str, CacheTier]  # gpu or cpu pool, host
+    ceiling: float | None  # what an infinite cache would have hit; null: prompts are not read here
+    tiers: dict[str, CacheTier]  # `pool`: in the KV pools; `host`
     prefixes: dict[str, Prefix]  # the hottest, by name
+
+
+class SeenPages(TypedDict):
+    """The pages of the prompts that one process of a router has chosen workers for."""
+
+    window_s: float
+    prompt_tokens: int
+    page_tokens: int  # of pages that a cache could have had, each time that a prompt has them
+    sketch: dict[str, str]  # of their names, by page size: registers of a HyperLogLog, in base64
+
+
+class CacheCounts(TypedDict):
+    """What one process of a router knows of caches: the state is made of it, of one process or of several."""
+
+    window_s: float
+    prompt_tokens: int  # of finished requests
+    cached_tokens: int
+    seen: SeenPages | None  # null: prompts are not read here
+    tiers: dict[str, CacheTier]
+    prefixes: dict[str, Prefix]
 
 
 class Series(TypedDict):
@@ -237,8 +257,24 @@ class Series(TypedDict):
 
 
 class Charts(TypedDict):
-    """The topic `charts`: the last hour, at most."""
+    """The topic `charts`: the last hour, at most.
+
+    Series: `ttft_p50`, `ttft_p95`, `itl_p50`, `itl_p95` (s), `goodput` (share), `requests`, `errors` (requests/s),
+    `prompt_tokens`, `output_tokens` (tokens/s), `queued`, `running` (requests); and of each role that has ready
+    workers `kv_ROLE` (share) and, where it computes prompts, `queue_ROLE` (s).
+    """
 
     begun_unix_s: float  # of the first interval
     interval_s: float
     series: dict[str, Series]
+
+
+class ChartCounts(TypedDict):
+    """What one process of a router counted in each interval: charts are drawn of it, of one process or of several."""
+
+    begun_unix_s: float  # of the first interval; a multiple of `interval_s`
+    interval_s: float
+    sums: dict[str, list[float | None]]  # those of several processes are added up
+    means: dict[str, list[float | None]]  # each process sees all of the fleet: about the same
+    buckets: dict[str, list[list[float]]]  # of histograms, each interval's counts, the last one beyond all bounds
+    bounds: dict[str, list[float]]  # of the buckets, in seconds

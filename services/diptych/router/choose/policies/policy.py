@@ -44,6 +44,10 @@ class Objectives(NamedTuple):
     def are_known(self) -> bool:
         return self.ttft_s > 0 and self.tpot_s > 0
 
+    def are_kept(self, ttft_s: float, tpot_s: float) -> bool:
+        """Whether a request was served well; it was where nobody said what that is."""
+        return (self.ttft_s <= 0 or ttft_s <= self.ttft_s) and (self.tpot_s <= 0 or tpot_s <= self.tpot_s)
+
     def spare(self, output_len: float, output_s: float) -> float:
         """Return what a first token may take by what an output of so many seconds can spare; 1 where nobody said."""
         if not self.are_known:
