@@ -6,7 +6,7 @@ An event names its topic in its data, so one stream carries several. Infinite nu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import orjson
 
@@ -14,10 +14,22 @@ from diptych.router.console.merge_patch import merge_patch
 from diptych.router.console.state import Steps
 
 Make = Callable[[], Mapping[str, Any]]  # a document, as it is now
-StepsSince = Callable[[int], tuple[int, Steps]]  # a cursor in, the next one out; 0: all that are kept
 
 KEPT_PARTS: Final = 8
 PING: Final = b"event: ping\ndata: {}\n\n"
+
+
+class StepLog(Protocol):
+    """The steps that are kept."""
+
+    @property
+    def steps_end(self) -> int:
+        """The cursor of who has all of them."""
+        ...
+
+    def steps_since(self, cursor: int) -> tuple[int, Steps]:
+        """Return the next cursor, and steps from one on: some at a time; none: the cursor stays."""
+        ...
 
 
 class Feed:
@@ -48,18 +60,24 @@ class Feed:
 class StepsFeed:
     """Steps of workers, which are only ever added to. Each viewer reads on from where it is, as fast as it takes them.
 
-    Viewers that have the same read the same: the last parts are kept as they were encoded.
+    Viewers that have the same read the same: the last parts are kept as they were encoded. Who comes is told what is
+    new from then on, and may ask for the rest.
     """
 
-    def __init__(self, steps_since: StepsSince) -> None:
-        self._steps_since = steps_since
+    def __init__(self, log: StepLog) -> None:
+        self._log = log
         self._parts: dict[int, tuple[int, bytes]] = {}  # by cursor: the next one, and the event
 
+    @property
+    def end(self) -> int:
+        """The cursor of who has all steps."""
+        return self._log.steps_end
+
     def part(self, cursor: int) -> tuple[int, bytes]:
-        """Return the event for who has all steps before a cursor (0: none), and the next cursor; empty: no more yet."""
+        """Return the next cursor, and the event for who has all steps before a cursor; empty: there are no more yet."""
         if cursor in self._parts:
             return self._parts[cursor]
-        end, steps = self._steps_since(cursor)
+        end, steps = self._log.steps_since(cursor)
         if not steps["workers"]:
             return end, b""
         if len(self._parts) >= KEPT_PARTS:
@@ -73,7 +91,7 @@ class StepsReader:
 
     def __init__(self, feed: StepsFeed) -> None:
         self._feed = feed
-        self._cursor = 0
+        self._cursor = feed.end
 
     def __call__(self) -> bytes:
         """Return the next event; empty: no more yet."""

@@ -22,10 +22,10 @@ from diptych.common.errors import DiptychError, InvalidRequest
 from diptych.common.logging import LogLevel
 from diptych.common.members.roles import Role, WorkerRole
 from diptych.router.console.acts import Actor, Acts
+from diptych.router.console.one_time_code import OneTimeCode
 from diptych.router.errors import PermissionDenied
 from diptych.router.http.console.documents_routes import API
 from diptych.router.http.console.guard import Guard, Handler, failure, json_answer
-from diptych.router.http.console.sign_in import CodeBody, SignedIn, SignIn
 from diptych.router.http.exchange.body import BodyReader
 from diptych.router.http.exchange.parse import read_fields
 from diptych.router.http.fields.strict_model import Body
@@ -39,6 +39,18 @@ SAME: Final = "same-origin"
 MAX_DEADLINE_S: Final = 7 * 24 * 3600.0
 Text = Annotated[str, Field(max_length=4096)]
 Instance = Annotated[str, Field(max_length=64)]
+
+
+class CodeBody(Body):
+    """The body of /console/api/sign-in."""
+
+    code: Text
+
+
+class SignedIn(TypedDict):
+    """The answer of /console/api/sign-in."""
+
+    token: str  # an operator's
 
 
 class DrainBody(Body):
@@ -150,13 +162,13 @@ class ActBodies:
             held.release()
 
 
-def sign_in_route(sign_in: SignIn, bodies: ActBodies) -> Route:
+def sign_in_route(code: OneTimeCode, bodies: ActBodies) -> Route:
     """Return the path that takes the code. It is open: who has the code has no token yet."""
 
     async def answer(request: Request) -> Response:
         try:
             body = await bodies.read(CodeBody, request)
-            return json_answer(SignedIn(token=sign_in.exchange(body.code)))
+            return json_answer(SignedIn(token=code.exchange(body.code)))
         except DiptychError as error:
             return failure(error)
 

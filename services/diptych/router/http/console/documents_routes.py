@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Literal, Protocol, cast, get_args
 
@@ -20,7 +22,7 @@ from diptych.router.http.console.guard import Guard, json_answer
 from diptych.router.http.console.stream import live_stream
 
 API: Final = "/console/api"
-MAX_STEPS: Final = 16_384  # of one answer, about
+MAX_STEPS: Final = 65_536  # of one answer
 Scope = Literal["here", "all"]
 
 
@@ -90,19 +92,19 @@ def document_routes(
 
 
 async def steps_from(steps_since: Callable[[int], tuple[int, Steps]], since_ms: float) -> Steps:
-    """Return steps that began at a moment or later, the oldest of those; others get a turn meanwhile."""
-    found: dict[str, list[Step]] = {}
-    cursor, num_found = 0, 0
-    while num_found < MAX_STEPS:
-        before = cursor
-        cursor, part = steps_since(before)
-        if cursor == before:
-            break
-        for instance, steps in part["workers"].items():
-            if later := [step for step in steps if step[0] >= since_ms]:
-                found.setdefault(instance, []).extend(later)
-                num_found += len(later)
+    """Return the steps that began at a moment or later, of too many the newest; others get a turn meanwhile."""
+    parts: deque[list[tuple[str, Step]]] = deque()
+    cursor, num_kept = 0, 0
+    while (part := steps_since(cursor))[0] != cursor:
+        cursor, steps = part
+        parts.append([(name, step) for name, told in steps["workers"].items() for step in told if step[0] >= since_ms])
+        num_kept += len(parts[-1])
+        while num_kept > MAX_STEPS:
+            num_kept -= len(parts.popleft())
         await asyncio.sleep(0)
+    found: dict[str, list[Step]] = {}
+    for name, step in itertools.chain.from_iterable(parts):
+        found.setdefault(name, []).append(step)
     return Steps(workers=found)
 
 

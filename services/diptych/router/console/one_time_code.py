@@ -15,12 +15,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from typing_extensions import TypedDict
-
 from diptych.common.errors import Overloaded
 from diptych.router.console.attempts import Attempts
 from diptych.router.errors import Unauthenticated
-from diptych.router.http.fields.strict_model import Body
 
 logger = logging.getLogger(__name__)
 
@@ -31,25 +28,13 @@ WINDOW_S: Final = 60.0
 WRONG: Final = "this code is wrong, used or too old: sign in with an operator's token"
 
 
-class CodeBody(Body):
-    """The body of /console/api/sign-in."""
-
-    code: str
-
-
-class SignedIn(TypedDict):
-    """The answer of /console/api/sign-in."""
-
-    token: str
-
-
 def code_file(environ: Mapping[str, str] = os.environ) -> Path | None:
     """Return where the code is, if there is one."""
     path = environ.get(VARIABLE)
     return Path(path) if path else None
 
 
-class SignIn:
+class OneTimeCode:
     """The code of one platform, as one process of a router knows it."""
 
     def __init__(
