@@ -8,6 +8,7 @@ Intervals begin at multiples of 5 s since 1970, so those of several processes li
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
@@ -127,8 +128,8 @@ class History:
         return charts_of([self.counts()])
 
     def tokens(self, window_s: float) -> Tokens:
-        """Return the tokens of prompts of the last `window_s` at most."""
-        recent = self._counts[self._rows(round(window_s / INTERVAL_S))].sum(0, dtype=np.float64)
+        """Return the tokens of prompts of the last `window_s`, in whole intervals."""
+        recent = self._counts[self._rows(math.ceil(window_s / INTERVAL_S))].sum(0, dtype=np.float64)
         return Tokens(*(round(recent[_COUNTS.index(name)]) for name in ("prompt_tokens", "cached_tokens")))
 
     def _rows(self, num_intervals: int) -> npt.NDArray[np.int64]:

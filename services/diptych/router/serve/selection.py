@@ -26,6 +26,7 @@ from diptych.router.choose.page_chain import page_hashes
 from diptych.router.choose.pairing import has_fresh, least_blamed, partners
 from diptych.router.choose.policies import Plan, plan_of
 from diptych.router.choose.policies.policy import NO_OBJECTIVES, Candidates, Objectives, RequestView, Worker
+from diptych.router.choose.seen_prompts import SeenPrompts
 from diptych.router.values.failure import LegFailure
 from diptych.router.values.progress import Progress
 from diptych.router.values.request import GenerationRequest
@@ -45,6 +46,7 @@ class FoundPrompt:
     key: int = 0  # of its beginning
     cached_tokens: Mapping[int, int] = field(default_factory=dict)  # by worker; who has none is left out
     sent: Callable[[Pair], None] = lambda pair: None  # to be called when a pair has been chosen for it
+    chains: Mapping[int, U64] = field(default_factory=dict)  # names of its pages, by page size; empty: not read
 
 
 class Selector:
@@ -57,6 +59,7 @@ class Selector:
         breakers: Breakers,
         rng: random.Random,
         objectives: Objectives = NO_OBJECTIVES,
+        seen: SeenPrompts | None = None,
     ) -> None:
         self._fleet = fleet
         self._plan = plan
@@ -64,6 +67,7 @@ class Selector:
         self._estimates = fleet.estimates
         self.breakers = breakers
         self._rng = rng
+        self.seen = seen or SeenPrompts()
         self.number = rng.getrandbits(32)  # of choices; other routers have other turns
         self._paired: _Paired = _paired(())  # of the last choice: pairs seldom change
 
@@ -78,6 +82,8 @@ class Selector:
         self._estimates.came(selection.candidates.busy_share)
         self.breakers.begin(selection.pair, now_s)
         prompt.sent(selection.pair)
+        if progress.is_new:
+            self._note(progress.request, prompt, now_s)
         return selection
 
     def predict_ttft(self, request: GenerationRequest) -> float | None:
@@ -107,6 +113,10 @@ class Selector:
         candidates = self._candidates(pairs, prompt.cached_tokens)
         decision = plan.choose(candidates, view)
         return Selection(plan, candidates, view, decision.pair)
+
+    def _note(self, request: GenerationRequest, prompt: FoundPrompt, now_s: float) -> None:
+        is_private = bool(request.client.hints.cache_namespace or request.prompt.contents)
+        self.seen.note(now_s, prompt.num_tokens, prompt.chains, () if is_private else request.prompt.ids)
 
     def _plan_of(self, request: GenerationRequest) -> Plan:
         policy = request.client.routing.policy
@@ -186,7 +196,7 @@ def _found(fleet: Fleet, num_tokens: int, key: int, chains: Mapping[int, U64]) -
     def sent(pair: Pair) -> None:
         fleet.prefixes.sent({pair.prefill_id, pair.decode_id}, chains)
 
-    return FoundPrompt(num_tokens, key, fleet.prefixes.cached_tokens(chains), sent)
+    return FoundPrompt(num_tokens, key, fleet.prefixes.cached_tokens(chains), sent, chains)
 
 
 def _by_text(fleet: Fleet, utf8: bytes, namespace: bytes) -> FoundPrompt:

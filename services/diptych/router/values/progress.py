@@ -56,6 +56,11 @@ class Progress:
         self._begun_s: float | None = None  # when it did
 
     @property
+    def is_new(self) -> bool:
+        """Whether no pair has been chosen for it yet."""
+        return self._begun_s is None
+
+    @property
     def is_first_attempt(self) -> bool:
         """Whether no earlier attempt has given any output."""
         return self._attempt_start == 0
