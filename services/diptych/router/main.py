@@ -175,8 +175,7 @@ async def run(router: Router, stop: event_loop.Stop, *, drain_s: float) -> None:
         for task in background:
             task.cancel()
     router.preparer.close()
-    if router.tracer is not None:
-        await router.tracer.close()
+    await router.tracer.close()
 
 
 async def _wait_until_ended(servers: Collection[asyncio.Task[None]], stop: event_loop.Stop, timeout_s: float) -> None:

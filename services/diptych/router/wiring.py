@@ -23,6 +23,7 @@ from diptych.router.choose.explain import Explanations
 from diptych.router.choose.policies import plan_of
 from diptych.router.choose.policies.policy import Objectives
 from diptych.router.config import RouterConfig
+from diptych.router.console.calls import Calls
 from diptych.router.grpc.inference import INFERENCE, InferenceService
 from diptych.router.grpc.server import CallGate, GrpcServer, MessageReader
 from diptych.router.http.console.app import console_app, with_console
@@ -66,7 +67,8 @@ class Router:
     http: HttpServer
     grpc: GrpcServer
     budget: BodyBudget
-    tracer: Tracer | None
+    tracer: Tracer
+    calls: Calls
 
 
 def build(
@@ -104,6 +106,7 @@ def build(
     pipeline = _pipeline(config, model, preparer, dispatcher, admission)
     callers = _callers(config, metrics, share)
     tracer = _tracer(config, fleet, open_export)
+    calls = Calls(tracer, dispatcher.explanations, router_id, time.monotonic, time.time)
     budget = BodyBudget(BODIES_IN_MEMORY * config.max_body_bytes)
     app = clients_app(config, trust, fleet, pipeline, health.probes, callers, tracer, budget)
     if share is not None and config.open_metrics:
@@ -115,7 +118,7 @@ def build(
     service = InferenceService(pipeline, callers, tracer, stall_s=config.client_stall_s)
     gate = CallGate(callers, budget, MessageReader(INFERENCE), stall_s=config.client_stall_s)
     grpc = _grpc(config, service, gate, health, share)
-    return Router(fleet, health, admission, dispatcher, draining, preparer, http, grpc, budget, tracer)
+    return Router(fleet, health, admission, dispatcher, draining, preparer, http, grpc, budget, tracer, calls)
 
 
 def _dispatcher(config: RouterConfig, fleet: Fleet, metrics: RouterMetrics, objectives: Objectives) -> Dispatcher:
@@ -162,9 +165,9 @@ def _callers(config: RouterConfig, metrics: RouterMetrics, share: Share | None) 
     return callers
 
 
-def _tracer(config: RouterConfig, fleet: Fleet, open_export: OpenExport | None) -> Tracer | None:
+def _tracer(config: RouterConfig, fleet: Fleet, open_export: OpenExport | None) -> Tracer:
     if open_export is None:
-        return None
+        return Tracer()
     attributes = {"service.instance.id": f"{fleet.router_id:016x}", "k8s.pod.name": config.pod_name}
     return Tracer(open_export({name: value for name, value in attributes.items() if value}))
 

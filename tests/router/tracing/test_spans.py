@@ -50,7 +50,7 @@ def end(output_tokens: int = 5) -> End:
 def call(*outputs: OutputTrace, **fields: Any) -> CallTrace:
     stages = [Stage("admit", 10.0, 10.05), Stage("prepare", 10.05, 10.2)]
     defaults = {"stages": stages, "outputs": list(outputs), "status": 200, "outcome": "ok", "ended_s": 12.0}
-    return CallTrace(EDGE, 10.0, 0, {}, **{**defaults, **fields})
+    return CallTrace(EDGE, 10.0, 0, {}, lambda: 0.0, **{**defaults, **fields})
 
 
 def names(span: Span) -> Any:

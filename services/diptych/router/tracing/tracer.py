@@ -1,12 +1,14 @@
-"""Follows calls from their first byte to their last word, and hands them on to be exported.
+"""Follows calls from their first byte to their last word, and hands them on: to be exported, and to the console.
 
-OpenTelemetry's own environment variables say whether traces are wanted. Without them nothing of it is imported.
+OpenTelemetry's own environment variables say whether traces are exported. Without them nothing of it is imported, and
+calls are followed only while somebody looks at the console.
 https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
@@ -22,10 +24,14 @@ ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_EN
 PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")  # the first that is set counts
 
 
-class Export(Protocol):
-    """Where traces go. Neither blocks nor fails, whatever becomes of them."""
+class Taker(Protocol):
+    """Who wants to have the calls that were followed. It neither blocks nor fails."""
 
     def add(self, call: CallTrace) -> None: ...
+
+
+class Export(Taker, Protocol):
+    """Where traces go, whatever becomes of them."""
 
     async def close(self) -> None:
         """Send what is left, if it can be done soon."""
@@ -36,31 +42,55 @@ OpenExport = Callable[[Mapping[str, str]], Export]  # of the attributes of this 
 
 
 class Tracer:
-    """Follows calls, and exports what was noted of them."""
+    """Follows calls while somebody wants to have them, and hands on what was noted of them."""
 
-    def __init__(self, export: Export) -> None:
+    def __init__(self, export: Export | None = None) -> None:
+        """With an `export` all calls are followed; else only as long as somebody says."""
+        self.is_on = export is not None  # to be asked before `follow`: all that a call costs that nobody follows
         self._export = export
-        self._ended: dict[CallTrace, asyncio.TimerHandle] = {}  # and not exported yet
+        self._until_s = -math.inf if export is None else math.inf
+        self._takers: list[Taker] = [] if export is None else [export]  # the export first: it gives calls their ids
+        self._running: dict[CallTrace, None] = {}  # the oldest first
+        self._ended: dict[CallTrace, asyncio.TimerHandle] = {}  # and not handed on yet
+
+    def hand_to(self, taker: Taker) -> None:
+        """Give `taker` each call from now on, soon after its end."""
+        self._takers.append(taker)
+
+    def follow_until(self, at_s: float) -> None:
+        """Follow calls that come up to then, on the monotonic clock."""
+        self._until_s = max(self._until_s, at_s)
+        self.is_on = True
+
+    def calls(self) -> list[CallTrace]:
+        """Return the calls that run, and those that have just ended."""
+        return [*self._ended, *self._running]
 
     @contextmanager
     def follow(self, entry_point: EntryPoint, fields: Mapping[str, str]) -> Generator[CallTrace, None, None]:
         """Follow a call that has come in, with these headers or metadata, until it is answered or given up."""
-        call = CallTrace(entry_point, time.monotonic(), time.time_ns(), parent_of(fields))
+        parent = {} if self._export is None else parent_of(fields)
+        call = CallTrace(entry_point, time.monotonic(), time.time_ns(), parent, time.monotonic)
+        self.is_on = call.begun_s < self._until_s  # this one is the last, if it is over
+        self._running[call] = None
         try:
             yield call
         finally:
             call.ended_s = time.monotonic()
+            del self._running[call]
             self._ended[call] = asyncio.get_running_loop().call_later(LINGER_S, self._finish, call)
 
     def _finish(self, call: CallTrace) -> None:
         self._ended.pop(call).cancel()
-        self._export.add(call)
+        for taker in self._takers:
+            taker.add(call)
 
     async def close(self) -> None:
-        """Export what has ended. No call is running any more."""
+        """Hand on what has ended. No call is running any more."""
         for call in list(self._ended):
             self._finish(call)
-        await self._export.close()
+        if self._export is not None:
+            await self._export.close()
 
 
 def export_of(environ: Mapping[str, str]) -> OpenExport | None:
@@ -87,14 +117,22 @@ def _endpoint(environ: Mapping[str, str]) -> str | None:
     return next((name for name in ENDPOINTS if environ.get(name)), None)
 
 
-def note_request(call: Trace, client: ClientRequest, model_id: str) -> None:
-    """Describe a checked request in OpenTelemetry's words for generative AI: how much is asked, never what is said."""
-    call.note_choices(client.num_made)
+def note_request(call: Trace, client: ClientRequest, model_id: str, adapter: str) -> None:
+    """Describe a checked request, to an export in OpenTelemetry's words for generative AI: how much is asked, never
+    what is said. `adapter` is empty, or the client's own word for the model.
+    """
+    model = client.model or model_id
+    call.note_asked(
+        tenant=client.account.tenant,
+        model=model_id if adapter else model,
+        adapter=adapter,
+        num_made=client.num_made,
+    )
     call.note(
         {
             "gen_ai.operation.name": "chat" if isinstance(client.prompts[0], ChatPrompt) else "text_completion",
             "gen_ai.provider.name": "diptych",
-            "gen_ai.request.model": client.model or model_id,
+            "gen_ai.request.model": model,
             "gen_ai.request.max_tokens": None if client.max_tokens is None else min(client.max_tokens, MAX_INT),
             "gen_ai.request.temperature": client.params.temperature,
             "gen_ai.request.top_p": client.params.top_p,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Awaitable, Container
 from typing import Final
 
 from starlette.datastructures import Headers
@@ -15,22 +15,27 @@ TRACE: Final = "diptych.trace"  # in the scope
 
 
 def with_traces(app: ASGIApp, tracer: Tracer, paths: Container[str]) -> ASGIApp:
-    """Return the application with calls to `paths` followed."""
+    """Return the application with calls to `paths` followed while somebody wants it."""
 
-    async def followed(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in paths:
-            return await app(scope, receive, send)
-        with tracer.follow(_entry_point(scope), Headers(scope=scope)) as call:
-            scope[TRACE] = call
+    def serve(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        if not tracer.is_on or scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in paths:
+            return app(scope, receive, send)
+        return _follow(app, tracer, scope, receive, send)
 
-            async def note(message: Message) -> None:
-                if message["type"] == "http.response.start":
-                    call.status = message["status"]
-                await send(message)
+    return serve
 
-            await app(scope, receive, note)
 
-    return followed
+async def _follow(app: ASGIApp, tracer: Tracer, scope: Scope, receive: Receive, send: Send) -> None:
+    with tracer.follow(_entry_point(scope), Headers(scope=scope)) as call:
+        scope[TRACE] = call
+        watched = call.watched(send)
+
+        def note(message: Message) -> Awaitable[None]:
+            if message["type"] == "http.response.start":
+                call.note_status(message["status"])
+            return watched(message)
+
+        await app(scope, receive, note)
 
 
 def trace_of(scope: Scope) -> Trace:
