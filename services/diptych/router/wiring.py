@@ -22,12 +22,13 @@ from diptych.router.choose.breakers import Breakers
 from diptych.router.choose.explain import Explanations
 from diptych.router.choose.policies import plan_of
 from diptych.router.choose.policies.policy import Objectives
+from diptych.router.choose.seen_prompts import SeenPrompts
 from diptych.router.config import RouterConfig
 from diptych.router.console.calls import Calls
+from diptych.router.console.console import Console
+from diptych.router.console_wiring import ConsoleParts, add_console
 from diptych.router.grpc.inference import INFERENCE, InferenceService
 from diptych.router.grpc.server import CallGate, GrpcServer, MessageReader
-from diptych.router.http.console.app import console_app, with_console
-from diptych.router.http.console.page_files import read_files
 from diptych.router.http.exchange.app import clients_app, operators_app
 from diptych.router.http.operate.about import with_all_metrics
 from diptych.router.keys.caller import Callers
@@ -68,7 +69,7 @@ class Router:
     grpc: GrpcServer
     budget: BodyBudget
     tracer: Tracer
-    calls: Calls
+    console: Console | None  # None: it is off
 
 
 def build(
@@ -93,6 +94,8 @@ def build(
 
     def leave() -> None:
         health.drain()
+        if console is not None:
+            console.close()
         on_leaving()
 
     async def leave_shared_ports() -> None:
@@ -111,14 +114,16 @@ def build(
     app = clients_app(config, trust, fleet, pipeline, health.probes, callers, tracer, budget)
     if share is not None and config.open_metrics:
         app = with_all_metrics(app, metrics, ProcessMetrics(config.host, share.ports), share)
+    console = None
     if config.console == "on":
-        app = with_console(app, console_app(read_files(), ()))
+        parts = ConsoleParts(config, trust, model, fleet, admission, dispatcher, calls, callers, budget)
+        app, console = add_console(app, parts)
     drain = RouterDrain(draining, f"{fleet.router_id:016x}", config.drain_s)
     http = _http(config, DrainableApp(app, draining, operators_app(trust, fleet, pipeline, drain, callers)), share)
     service = InferenceService(pipeline, callers, tracer, stall_s=config.client_stall_s)
     gate = CallGate(callers, budget, MessageReader(INFERENCE), stall_s=config.client_stall_s)
     grpc = _grpc(config, service, gate, health, share)
-    return Router(fleet, health, admission, dispatcher, draining, preparer, http, grpc, budget, tracer, calls)
+    return Router(fleet, health, admission, dispatcher, draining, preparer, http, grpc, budget, tracer, console)
 
 
 def _dispatcher(config: RouterConfig, fleet: Fleet, metrics: RouterMetrics, objectives: Objectives) -> Dispatcher:
@@ -126,7 +131,8 @@ def _dispatcher(config: RouterConfig, fleet: Fleet, metrics: RouterMetrics, obje
     metrics.watch_breakers(lambda: len(breakers.opened(time.monotonic())))
     plan = plan_of(config.policy, config.prefill_policy, config.decode_policy)
     rng, hedging = random.Random(), Hedging(config.hedge_after_s)
-    selector = Selector(fleet, plan, breakers, rng, objectives)
+    seen = SeenPrompts(keeps_tokens=config.console_text)
+    selector = Selector(fleet, plan, breakers, rng, objectives, seen)
     return Dispatcher(fleet, selector, metrics, Explanations(config.explained_requests), hedging, rng)
 
 

@@ -1,4 +1,4 @@
-"""Viewers: each begins with a snapshot and hears what follows; who is slow is dropped; nobody looks, nothing is done."""
+"""Viewers begin with a snapshot and hear what follows; who is slow is dropped; nobody looks, nothing is done."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Scene:
 
     def change(self, **members: Any) -> None:
         self.worker.document = {"workers": {"a": members}}
-        self.hub.tell_all()
+        self.hub.tell_all({"fleet"})
 
 
 def playing(play: Coroutine[Any, Any, None]) -> None:
@@ -114,7 +114,7 @@ def test_what_has_not_changed_is_not_sent() -> None:
         viewer = scene.hub.join(["fleet"])
         await viewer.take()
         scene.now_s = PING_S / 2  # after the first ping
-        scene.hub.tell_all()
+        scene.hub.tell_all({"fleet"})
         scene.change(queue_s=1.0)
         scene.change(queue_s=2.0)
         assert len(await heard(viewer)) == 1
@@ -160,7 +160,7 @@ def test_each_viewer_is_told_once_of_the_steps_after_it_came() -> None:
             scene.log.add(float(number))
             viewers.append(scene.hub.join(["steps"]))
             scene.log.add(number + 0.5)
-        scene.hub.tell_all()
+        scene.hub.tell_all({"fleet"})
         for number, viewer in enumerate(viewers):
             wanted, begun = scene.log.steps[2 * number + 1 :], list[float]()
             while len(begun) < len(wanted):
@@ -187,7 +187,7 @@ def test_a_viewer_hears_of_its_topics_only() -> None:
         await viewer.take()
         scene.change(queue_s=9.0)
         scene.log.add(1.0)
-        scene.hub.tell_all()
+        scene.hub.tell_all({"fleet"})
         assert [kind for kind, _ in await heard(viewer)] == ["steps"]
 
     playing(play())
@@ -255,10 +255,10 @@ def test_pings_come_though_nothing_changes() -> None:
     async def play() -> None:
         scene = Scene()
         viewer = scene.hub.join(["fleet"])
-        scene.hub.tell_all()
+        scene.hub.tell_all({"fleet"})
         await viewer.take()
         scene.now_s += PING_S
-        scene.hub.tell_all()
+        scene.hub.tell_all({"fleet"})
         assert await viewer.take() == PING
 
     playing(play())
@@ -271,8 +271,8 @@ def test_a_topic_that_fails_leaves_the_others(caplog: pytest.LogCaptureFixture) 
         await viewer.take()
         scene.worker.document = {"workers": {object()}}
         scene.log.add(1.0)
-        scene.hub.tell_all()
-        scene.hub.tell_all()
+        scene.hub.tell_all({"fleet"})
+        scene.hub.tell_all({"fleet"})
         assert [kind for kind, _ in await heard(viewer)] == ["steps"]
 
     playing(play())

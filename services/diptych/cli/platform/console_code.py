@@ -1,7 +1,7 @@
 """Makes the code by which who runs `diptych up` signs in to the console: it holds once, and not for long.
 
 Code and operator's token are in a file that only our user can read. The router finds it by a variable, and takes it
-away when the code is used. The code itself is only printed: a page's address holds it behind `#`, which is sent nowhere.
+away when the code is used. The code itself is only printed: an address holds it behind `#`, which is sent nowhere.
 """
 
 from __future__ import annotations

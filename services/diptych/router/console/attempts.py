@@ -1,4 +1,4 @@
-"""Decides whether another attempt at something may be made after those that failed. Pure; the caller passes the time."""
+"""Decides whether another attempt may be made after those that failed. Pure; the caller passes the time."""
 
 from __future__ import annotations
 

@@ -13,7 +13,15 @@ from typing import Any, Final, TypeVar
 
 import grpc
 
-from diptych.common.errors import DiptychError, Forbidden, InternalError, InvalidRequest, NotFound, Overloaded, Unavailable
+from diptych.common.errors import (
+    DiptychError,
+    Forbidden,
+    InternalError,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    Unavailable,
+)
 from diptych.common.members.record import State
 from diptych.common.net.rpc import open_channel
 from diptych.common.trust.trust import Trust

@@ -97,7 +97,7 @@ class RoleChanged(TypedDict):
     """The answer of /console/api/acts/role."""
 
     instance: str
-    previous_role: WorkerRole
+    previous_role: str
     not_ready: str  # why it can't serve in the new role yet; empty: it does
 
 

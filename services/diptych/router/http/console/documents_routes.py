@@ -6,8 +6,8 @@ import asyncio
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Final, Literal, Protocol, cast, get_args
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal, Protocol, cast
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,9 +15,10 @@ from starlette.routing import Route
 from typing_extensions import TypedDict
 
 from diptych.common.errors import InvalidRequest, NotFound
-from diptych.router.console.documents import DEFAULT_ROWS, MAX_ROWS, Documents, RequestQuery
+from diptych.router.console.feed import StepLog
 from diptych.router.console.hub import Hub
-from diptych.router.console.state import FleetState, RequestPhase, Step, Steps
+from diptych.router.console.request_rows import RowFilter
+from diptych.router.console.state import FleetState, RequestList, RequestStory, Step, Steps
 from diptych.router.http.console.guard import Guard, json_answer
 from diptych.router.http.console.stream import live_stream
 
@@ -34,16 +35,26 @@ class Me(TypedDict):
     is_open: bool  # nobody needs to sign in
 
 
-class OwnDocuments(Protocol):
-    """The documents that every process has of the whole platform."""
+class Documents(Protocol):
+    """The documents that differ between one process and all routers."""
 
-    def fleet(self) -> FleetState: ...
+    async def requests(self, rows: RowFilter) -> RequestList: ...
 
-    def steps_since(self, cursor: int) -> tuple[int, Steps]: ...
+    async def story(self, request_id: str) -> RequestStory | None: ...
+
+    async def cache(self) -> Any: ...
+
+    async def charts(self) -> Any: ...
 
 
 def document_routes(
-    guard: Guard, hub: Hub, own: OwnDocuments, scopes: dict[Scope, Documents], *, text_allowed: bool
+    guard: Guard,
+    hub: Hub,
+    own_fleet: Callable[[], FleetState],
+    log: StepLog,
+    scopes: Mapping[Scope, Documents],
+    *,
+    text_allowed: bool,
 ) -> Sequence[Route]:
     """Return the paths that show. Whoever asks looks, so that something is gathered for the next answer."""
 
@@ -56,14 +67,14 @@ def document_routes(
 
     async def fleet(request: Request) -> Response:
         hub.look()
-        return json_answer(own.fleet())
+        return json_answer(own_fleet())
 
     async def steps(request: Request) -> Response:
         hub.look()
-        return json_answer(await steps_from(own.steps_since, number(request, "since_ms", 0.0)))
+        return json_answer(await steps_from(log.steps_since, number(request, "since_ms", 0.0)))
 
     async def requests(request: Request) -> Response:
-        return json_answer(await _scope(scopes, request).requests(request_query(request)))
+        return json_answer(await _scope(scopes, request).requests(RowFilter.of_query(request.query_params)))
 
     async def story(request: Request) -> Response:
         request_id = request.path_params["request_id"]
@@ -108,23 +119,6 @@ async def steps_from(steps_since: Callable[[int], tuple[int, Steps]], since_ms: 
     return Steps(workers=found)
 
 
-def request_query(request: Request) -> RequestQuery:
-    """Return which calls are asked for. Raises `InvalidRequest`."""
-    given = request.query_params
-    phase, phases = given.get("phase"), get_args(RequestPhase)
-    if phase is not None and phase not in phases:
-        raise InvalidRequest(f"phase is one of {', '.join(phases)}, not {phase!r}", param="phase")
-    return RequestQuery(
-        phase=cast(RequestPhase | None, phase),
-        tenant=given.get("tenant"),
-        model=given.get("model"),
-        adapter=given.get("adapter"),
-        outcome=given.get("outcome"),
-        slow_s=number(request, "slow_s", 0.0),
-        limit=min(MAX_ROWS, max(1, int(number(request, "limit", DEFAULT_ROWS)))),
-    )
-
-
 def number(request: Request, name: str, default: float) -> float:
     """Return a query parameter that is a number from 0 on. Raises `InvalidRequest`."""
     text = request.query_params.get(name)
@@ -139,7 +133,7 @@ def number(request: Request, name: str, default: float) -> float:
     return value
 
 
-def _scope(scopes: dict[Scope, Documents], request: Request) -> Documents:
+def _scope(scopes: Mapping[Scope, Documents], request: Request) -> Documents:
     """Return the documents that are asked for: of all routers, unless the query says otherwise."""
     scope = request.query_params.get("scope", "all")
     if scope not in scopes:
