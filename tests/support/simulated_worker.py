@@ -21,7 +21,7 @@ from diptych.common.refusals import Refusals
 from diptych.common.trust.trust import INSECURE
 from diptych.generation.leg_prompt import prompt_of
 from diptych.v1 import admin_pb2_grpc, bootstrap_pb2, inference_pb2, worker_pb2, worker_pb2_grpc
-from diptych.v1.worker_pb2 import LegOutput, LegStats, StartLeg, WorkerBatch
+from diptych.v1.worker_pb2 import LegOutput, LegStats, StartLeg, WorkerBatch, WorkerNews
 
 STATS: Final = LegStats(cached_tokens=3, pages_moved=2, bytes_moved=512, kv_digest=9, queue_us=5)
 
@@ -83,6 +83,8 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
         self._encode = encode
         self._pages_came = pages_came
         self._sessions: list[Batches] = []
+        self.watchers: list[asyncio.Queue[WorkerNews | None]] = []
+        self.news = WorkerNews(has_links=True)  # that a watcher hears first; without the record
         self._sessions_by_room: dict[int, Batches] = {}
 
     async def start(self, port: int = 0) -> None:
@@ -124,6 +126,26 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
         record.CopyFrom(self.instance)
         record.instance_id = self.answers_as
         return worker_pb2.WorkerStatus(instance=record)
+
+    async def Watch(self, request: worker_pb2.WatchWorkerRequest, context: Any) -> AsyncIterator[WorkerNews]:
+        queue: asyncio.Queue[WorkerNews | None] = asyncio.Queue()
+        first = WorkerNews()
+        first.CopyFrom(self.news)
+        first.status.instance.CopyFrom(self.instance)
+        queue.put_nowait(first)
+        self.watchers.append(queue)
+        self._on_event()
+        try:
+            while (news := await queue.get()) is not None:
+                yield news
+        finally:
+            self.watchers.remove(queue)
+            self._on_event()
+
+    def tell(self, news: WorkerNews | None) -> None:
+        """Tell every watcher; None: their streams end."""
+        for queue in self.watchers:
+            queue.put_nowait(news)
 
     async def Session(self, request_iterator: Any, context: Any) -> AsyncIterator[WorkerBatch]:
         if self.refuses_sessions:

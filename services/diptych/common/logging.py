@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
-from typing import Final, Literal, TextIO
+from typing import Final, Literal, TextIO, get_args
 
 import orjson
 
@@ -24,6 +24,7 @@ from diptych.common.config import option
 LogFormat = Literal["auto", "json", "text"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
+LEVELS: Final[tuple[str, ...]] = get_args(LogLevel)
 LEVEL_COLOURS: Final[Mapping[str, str]] = MappingProxyType(
     {"debug": "\x1b[2m", "warning": "\x1b[33m", "error": "\x1b[31m", "critical": "\x1b[1;31m"}
 )
@@ -46,10 +47,19 @@ def setup(component: str, log_format: LogFormat = "auto", level: LogLevel = "inf
     """Send every logger of this process to stderr, in the given format. Replaces an earlier setup."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_formatter(component, log_format, sys.stderr))
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.basicConfig(handlers=[handler], force=True)
     logging.captureWarnings(True)
+    set_level(level)
+
+
+def set_level(level: str) -> str:
+    """Log from one of `LEVELS` on, in the whole process, from now on; return what the level was."""
+    root = logging.getLogger()
+    previous = logging.getLevelName(root.level).lower()
+    root.setLevel(level.upper())
     for name in _CHATTY:
-        logging.getLogger(name).setLevel(max(logging.INFO, logging.getLogger().level))
+        logging.getLogger(name).setLevel(max(logging.INFO, root.level))
+    return previous
 
 
 @contextlib.contextmanager

@@ -34,6 +34,7 @@ from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
 from diptych.engine.values.core_report import CoreCounts, CoreReport, Load
 from diptych.engine.values.events import (
     AbortRoom,
+    Crossing,
     Effect,
     Emit,
     Event,
@@ -230,10 +231,11 @@ class DecodeCore:
         stats = room.stats if finish or index == 0 else None  # a client may stop reading before the end
         of_prompt = pop_prompt_logprobs(request)
         output = Output(request.room, index, taken, finish, None, stats, logprobs, of_prompt)
+        crossing = Crossing.JOINED if index == 1 and room.hand_off is not None else None
         if finish is None:
-            self._effects.append(Emit(output))
+            self._effects.append(Emit(output, crossing))
         else:
-            self._rooms.finish(room, output)
+            self._rooms.finish(room, output, crossing)
 
     def rooms_of_step(self) -> Set[int]:
         return self._running.rooms_of_step()

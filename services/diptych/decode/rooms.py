@@ -20,7 +20,7 @@ from diptych.engine.schedule.deadlines import Deadlines
 from diptych.engine.schedule.running import Running
 from diptych.engine.schedule.waiting_queue import WaitingQueue
 from diptych.engine.values.core_report import Holders
-from diptych.engine.values.events import Effect, Emit, SendNote
+from diptych.engine.values.events import Crossing, Effect, Emit, SendNote
 from diptych.generation.grammar import Matcher
 from diptych.generation.output import Failure, FailureCode, Output
 from diptych.kvtransfer.notes import Abort
@@ -173,10 +173,10 @@ class Rooms:
             self._cache.drop(room.request)
         self._forget(room, output)
 
-    def finish(self, room: DecodeRoom, output: Output) -> None:
-        """End a running room that has come to its own end."""
+    def finish(self, room: DecodeRoom, output: Output, crossing: Crossing | None = None) -> None:
+        """End a running room that has come to its own end, perhaps in the step in which it joined."""
         self._running.finish(room.request)
-        self._forget(room, output)
+        self._forget(room, output, crossing)
 
     def drop(self, room: DecodeRoom, failure: Failure) -> None:
         """End a running room whose KV is not to be trusted."""
@@ -233,13 +233,13 @@ class Rooms:
         self._cache.pool.release_quarantine(room.granted)
         del self._rooms[room.request.room]
 
-    def _forget(self, room: DecodeRoom, output: Output) -> None:
+    def _forget(self, room: DecodeRoom, output: Output, crossing: Crossing | None = None) -> None:
         room.on(Signal.ENDED)
         room.request.has_ended = True
         self.retracted.discard(room)
         self._waiting.charge_output(room.request)
         del self._rooms[room.request.room]
-        self._effects.append(Emit(output))
+        self._effects.append(Emit(output, crossing))
 
     # links and time
 

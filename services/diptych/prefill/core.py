@@ -21,6 +21,7 @@ from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
 from diptych.engine.values.core_report import CoreCounts, CoreReport, Holders, Load
 from diptych.engine.values.events import (
     AbortRoom,
+    Crossing,
     Effect,
     Emit,
     Event,
@@ -238,7 +239,7 @@ class PrefillCore:
         (token_id,) = token_ids  # a chunk has one sample
         finish = request.grammar_finish or token_finish(token_id, 1, request.params, self._limits.eos_ids)
         room.finish = finish or Finish.STOP
-        self._effects.append(Emit(first_output(room, row, now_s, self._token_nbytes)))
+        self._effects.append(Emit(first_output(room, row, now_s, self._token_nbytes), Crossing.HANDED))
         self._sender.hand_off(room, hand_off_note(room, token_id, finish), now_s)
 
     # time and state

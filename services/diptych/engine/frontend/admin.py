@@ -30,6 +30,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from diptych.common.errors import Conflict, DiptychError, InvalidRequest, NotFound, Unavailable
+from diptych.common.logging import LEVELS, set_level
 from diptych.common.members.roles import WORKER_ROLES, Role
 from diptych.common.refusals import Refusals
 from diptych.common.trust.operator_route import Answer, operator_route, seconds
@@ -38,7 +39,7 @@ from diptych.common.verdicts.drain import DrainProgress
 from diptych.engine.frontend.config import WorkerConfig
 from diptych.engine.frontend.group import WorkerGroup
 from diptych.engine.frontend.service import Context, WorkerService, name_of, refuse
-from diptych.v1 import admin_pb2, admin_pb2_grpc
+from diptych.v1 import admin_pb2, admin_pb2_grpc, engine_pb2
 from diptych.v1.admin_pb2 import (
     AdminCommand,
     DropWeights,
@@ -145,6 +146,12 @@ class WorkerAdminService(admin_pb2_grpc.WorkerAdminServicer):
         drain_s = request.drain_ms / 1000 if request.HasField("drain_ms") else None
         return await _answer(context, self._roles.set_role(group, request.role, drain_s))
 
+    async def SetLogLevel(
+        self, request: admin_pb2.SetLogLevelRequest, context: Context
+    ) -> admin_pb2.SetLogLevelResponse:
+        group = await self._service.find(name_of(request.instance_id), context)
+        return await _answer(context, set_log_level(group, request.level))
+
 
 async def _answer(context: Context, work: Coroutine[Any, Any, T]) -> T:
     """Do the work to its end, whether or not the caller waits; end the call with its error, if there is one."""
@@ -152,6 +159,16 @@ async def _answer(context: Context, work: Coroutine[Any, Any, T]) -> T:
         return await asyncio.shield(asyncio.ensure_future(work))
     except DiptychError as error:
         await refuse(context, grpc.StatusCode[error.grpc_status], str(error))
+
+
+async def set_log_level(group: WorkerGroup, level: str) -> admin_pb2.SetLogLevelResponse:
+    """Log from a level on, here and in the scheduler of a group. Raises `InvalidRequest`."""
+    if level not in LEVELS:
+        raise InvalidRequest(f"a log level is one of {', '.join(LEVELS)}, not {level!r}", param="level")
+    await group.scheduler.send(engine_pb2.SchedulerCommands(log_level=level))
+    previous = set_level(level)
+    logger.info("%s logs from level %s on; before, it was %s", group, level, previous)
+    return admin_pb2.SetLogLevelResponse(previous_level=previous)
 
 
 async def update_weights(group: WorkerGroup, model: str, drain_s: float) -> UpdateWeightsResponse:

@@ -23,6 +23,7 @@ from diptych.engine.frontend.scheduler_client import PendingQueries, SchedulerCl
 from diptych.engine.frontend.sessions import Session, Sessions, hide_link_key
 from diptych.engine.frontend.text_legs import TextLegs
 from diptych.engine.frontend.tokenizer_manager import TokenizerManager
+from diptych.engine.frontend.watchers import LEASE_S, RENEW_S, Watchers
 from diptych.engine.scheduler.messages import fields_said
 from diptych.kvtransfer.lanes import Requirement
 from diptych.v1 import bootstrap_pb2, engine_pb2, worker_pb2
@@ -56,6 +57,7 @@ class WorkerGroup:
         self.updating = asyncio.Lock()  # held while the weights or the role change
         self._death: asyncio.Future[SchedulerDied] = asyncio.get_running_loop().create_future()
         self.queries = PendingQueries(scheduler, self._death)
+        self._watchers = Watchers()
         self._legs = TextLegs(scheduler, prompts, sessions.deliver, lambda: instance.context_len)
         work = OpenWork(sessions, self._legs, self.queries)
         self.departure = Departure(work, sessions, instance, self._announce, release_s)
@@ -69,6 +71,7 @@ class WorkerGroup:
             "status_answers": self.queries.on_status_answers,
             "admin_answers": self.queries.on_admin_answers,
             "context_len": self._on_context_len,
+            "news": self._watchers.on_news,
             "loras": self._on_loras,
         }
 
@@ -184,12 +187,47 @@ class WorkerGroup:
     async def status(self) -> worker_pb2.WorkerStatus:
         """Ask the scheduler. Raises `SchedulerDied`."""
         status = await self.queries.status()
+        self._complete(status)
+        return status
+
+    async def watch(self) -> AsyncGenerator[worker_pb2.WorkerNews, None]:
+        """Tell one watcher what is done here. Raises `Overloaded`, `SchedulerDied` and `SchedulerSilent`."""
+        watcher = self._watchers.open()
+        is_first = True
+        try:
+            while True:
+                if self.is_loaded and self._watchers.takes_lease():
+                    await self.scheduler.send(engine_pb2.SchedulerCommands(watch_s=LEASE_S))
+                if await self._until(watcher.due, RENEW_S):
+                    news = self._watchers.take(watcher)
+                    self._complete(news.status)
+                    if not is_first:
+                        news.status.instance.ClearField("transfer")
+                    is_first = False
+                    yield news
+        finally:
+            self._watchers.close(watcher)
+
+    async def _until(self, event: asyncio.Event, timeout_s: float) -> bool:
+        """Wait for an event; False when it does not come in time. Raises `SchedulerDied` and `SchedulerSilent`."""
+        coming = asyncio.ensure_future(event.wait())
+        ends = (coming, self._death, self.liveness.silence)
+        try:
+            await asyncio.wait(ends, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            coming.cancel()
+        for end in (self._death, self.liveness.silence):
+            if end.done():
+                raise end.result()
+        return event.is_set()
+
+    def _complete(self, status: worker_pb2.WorkerStatus) -> None:
+        """Add to what the scheduler says of itself what its frontend knows."""
         status.instance.CopyFrom(self.describe())
         hide_link_key(status.instance)
         status.max_requests, status.max_step_tokens = self._max_requests, self._max_step_tokens
         if drain := self.departure.progress():
             status.drain.CopyFrom(drain)
-        return status
 
     async def _read(self, session: Session, batches: AsyncIterator[worker_pb2.RouterBatch]) -> None:
         async for batch in batches:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from contextlib import aclosing, asynccontextmanager
 from typing import Final, NoReturn, TypeAlias
 
 import grpc
@@ -45,14 +45,9 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self, request_iterator: AsyncIterator[worker_pb2.RouterBatch], context: Context
     ) -> AsyncIterator[worker_pb2.WorkerBatch]:
         group = await self.find(_named(context), context)
-        try:
-            async with aclosing(group.session(request_iterator)) as batches:
-                async for batch in batches:
-                    yield batch
-        except (SchedulerDied, SchedulerSilent) as end:
-            await refuse(context, grpc.StatusCode.UNAVAILABLE, str(end))
-        except Overloaded as error:
-            await refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        async with _refusing(context), aclosing(group.session(request_iterator)) as batches:
+            async for batch in batches:
+                yield batch
 
     async def GetStatus(self, request: worker_pb2.StatusRequest, context: Context) -> worker_pb2.WorkerStatus:
         group = await self.find(name_of(request.instance_id), context)
@@ -60,6 +55,14 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             return await group.status()
         except SchedulerDied as death:
             await refuse(context, grpc.StatusCode.UNAVAILABLE, str(death))
+
+    async def Watch(
+        self, request: worker_pb2.WatchWorkerRequest, context: Context
+    ) -> AsyncIterator[worker_pb2.WorkerNews]:
+        group = await self.find(name_of(request.instance_id), context)
+        async with _refusing(context), aclosing(group.watch()) as told:
+            async for news in told:
+                yield news
 
     async def find(self, name: str, context: Context) -> WorkerGroup:
         """Return the group of that name; end the call if there is none."""
@@ -70,6 +73,17 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             here = ", ".join(self._groups) or "none"
             await refuse(context, grpc.StatusCode.NOT_FOUND, f"no instance {name} here; there is: {here}")
         return group
+
+
+@asynccontextmanager
+async def _refusing(context: Context) -> AsyncGenerator[None, None]:
+    """End the call as a group's messages end."""
+    try:
+        yield
+    except (SchedulerDied, SchedulerSilent) as end:
+        await refuse(context, grpc.StatusCode.UNAVAILABLE, str(end))
+    except Overloaded as error:
+        await refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
 
 
 def name_of(instance_id: int) -> str:

@@ -2,6 +2,8 @@
 
 A step counts from when it was planned, or from the end of the step before it where that was later. What a step does for
 requests that decode beside its prompts is not told apart: prompts are as fast as they are there.
+
+While somebody watches, each step is noted in `log`.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import math
 from collections import deque
 from typing import Final
 
+from diptych.engine.schedule.step_log import StepLog, StepSize
 from diptych.engine.values.batch import ForwardBatch, ForwardMode
 
 BUSY_MEMORY_S: Final = 60.0  # what was longer ago counts less than 1/e
@@ -21,7 +24,9 @@ class PrefillMeter:
 
     def __init__(self) -> None:
         self.total_s = 0.0  # in steps that computed prompts
-        self._running: deque[tuple[int, float]] = deque()  # steps: tokens of prompts, when it was planned
+        self.log = StepLog()
+        # Steps: tokens of prompts, when it was planned, what is to be noted of it.
+        self._running: deque[tuple[int, float, StepSize | None]] = deque()
         self._ended_s = -math.inf  # the last step
         self._busy = 0.0  # as of `_ended_s`
         self._tokens = self._seconds = 0.0  # of late
@@ -36,7 +41,8 @@ class PrefillMeter:
         return self._busy * _kept(now_s - self._ended_s)
 
     def begin(self, batch: ForwardBatch, now_s: float) -> None:
-        self._running.append((prompt_tokens(batch), now_s))
+        num_tokens = prompt_tokens(batch)
+        self._running.append((num_tokens, now_s, self.log.size_of(batch, num_tokens) if self.log.is_on else None))
 
     def end(self, now_s: float) -> None:
         """The oldest step that runs is complete."""
@@ -52,8 +58,11 @@ class PrefillMeter:
 
     def _spend(self, now_s: float) -> tuple[int, float]:
         """Return the oldest step's tokens of prompts, and its time, which is spent."""
-        num_tokens, began_s = self._running.popleft()
-        took_s = now_s - max(began_s, self._ended_s)
+        num_tokens, began_s, size = self._running.popleft()
+        began_s = max(began_s, self._ended_s)
+        took_s = now_s - began_s
+        if size is not None:
+            self.log.add(size, began_s, took_s)
         self._busy = self.busy(now_s)
         self._ended_s = now_s
         if num_tokens:

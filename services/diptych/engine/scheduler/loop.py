@@ -19,6 +19,7 @@ from typing import Any, Final
 import zmq
 
 from diptych.common.errors import InvalidRequest, NotFound
+from diptych.common.logging import set_level
 from diptych.common.members.roles import WORKER_ROLES
 from diptych.engine.scheduler import codec
 from diptych.engine.scheduler.adapters import Adapters
@@ -28,6 +29,7 @@ from diptych.engine.scheduler.links.links import SUSPECT_CHECK_S, Links
 from diptych.engine.scheduler.messages import fields_said
 from diptych.engine.scheduler.news import News
 from diptych.engine.scheduler.stepping import Stepping, StepWatch
+from diptych.engine.scheduler.watching import Watching
 from diptych.engine.values.events import AbortRoom, CompileGrammar, Emit, EmitTokens, HandBack, ServeRole
 from diptych.engine.values.scheduler_core import SchedulerCore
 from diptych.generation.output import Failure, FailureCode, Output
@@ -69,6 +71,8 @@ class SchedulerLoop:
         self._links = parts.links
         self._grammars = parts.grammars
         self._news = news
+        self._step_log = stepping.meter.log
+        self._watching = Watching(news, self._step_log)
         self._beat = beat  # called with the time whenever the loop comes round
         self._events = engine_pb2.SchedulerEvents()  # goes out at the end of this iteration
         self._stopping = False
@@ -84,6 +88,8 @@ class SchedulerLoop:
             "hand_back": self._hand_back,
             "status_query": self._answer_status,
             "ping": self._answer_ping,
+            "watch_s": self._watch,
+            "log_level": self._set_log_level,
             "admin": self._administer,
             "shutdown": self._shut_down,
         }
@@ -108,7 +114,7 @@ class SchedulerLoop:
         if self._links.has_events:
             return 0
         now_s = time.monotonic()
-        due = [now_s + IDLE_S, self._core.next_deadline_s(), self._links.linking.next_retry_s()]
+        due = [now_s + IDLE_S, self._core.next_deadline_s(), self._links.linking.next_retry_s(), self._watching.next_s]
         if self._core.suspects():
             due.append(now_s + SUSPECT_CHECK_S)
         earliest_s = min(at_s for at_s in due if at_s is not None)
@@ -160,6 +166,12 @@ class SchedulerLoop:
     def _answer_ping(self, number: int, now_s: float) -> None:
         self._events.pong = number
 
+    def _watch(self, lease_s: float, now_s: float) -> None:
+        self._watching.renew(lease_s, now_s)
+
+    def _set_log_level(self, level: str, now_s: float) -> None:
+        set_level(level)
+
     def _administer(self, commands: Iterable[admin_pb2.AdminCommand], now_s: float) -> None:
         for command in commands:
             self._parts.admin.submit(command)
@@ -197,6 +209,8 @@ class SchedulerLoop:
 
     def _emit(self, effect: Emit) -> None:
         output = effect.output
+        if effect.crossing is not None:
+            self._step_log.mark(effect.crossing, output.room)
         if output.failure is not None:
             logger.info("room %016x failed: %s", output.room, output.failure.message)
         if output.failure is not None or output.finish is not None:
@@ -206,6 +220,8 @@ class SchedulerLoop:
 
     def _flush(self) -> None:
         self._news.report(self._events)
+        if self._watching.is_on:
+            self._watching.report(self._events, time.monotonic())
         if self._events.ByteSize():
             self._channel.send(self._events.SerializeToString())
             self._events = engine_pb2.SchedulerEvents()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -49,7 +50,8 @@ class News:
             self._report_cached,
             self._report_adapters,
         )
-        self._statuses = (self._core_status, self._cache_status, self._links_status, self._steps_status)
+        self._audited_s = -math.inf  # when the cache was last audited
+        self._problems: Sequence[str] = ()  # that were found then
 
     def report(self, events: engine_pb2.SchedulerEvents) -> None:
         """Add what has changed since the last call."""
@@ -57,9 +59,16 @@ class News:
             report(events)
 
     def status(self) -> WorkerStatus:
-        status = WorkerStatus()
-        for part in self._statuses:
-            status.MergeFrom(part())
+        """Return all of it. The cache is audited, which takes a while in a large pool."""
+        status = self.light_status(0.0, time.monotonic())
+        status.MergeFrom(self.links_status())
+        return status
+
+    def light_status(self, max_audit_age_s: float, now_s: float) -> WorkerStatus:
+        """Return what is said soon: without links, and with what an audit found that is not older than that."""
+        status = self._core_status(max_audit_age_s, now_s)
+        status.MergeFrom(self._cache_status())
+        status.MergeFrom(self._steps_status())
         return status
 
     # what has changed
@@ -90,15 +99,17 @@ class News:
 
     # the status
 
-    def _core_status(self) -> WorkerStatus:
+    def _core_status(self, max_audit_age_s: float, now_s: float) -> WorkerStatus:
         """Every counter of a core has the name of its field."""
         report = self._core.report()
-        problems, since_s = self._cache.audit(report.holders), report.quarantined_since_s
+        since_s = report.quarantined_since_s
+        if now_s - self._audited_s >= max_audit_age_s:
+            self._audited_s, self._problems = now_s, self._cache.audit(report.holders)
         return WorkerStatus(
             open_rooms=report.num_open_rooms,
-            leaks_found=len(problems),
-            problems=problems,
-            quarantine_oldest_s=0.0 if since_s is None else time.monotonic() - since_s,
+            leaks_found=len(self._problems),
+            problems=self._problems,
+            quarantine_oldest_s=0.0 if since_s is None else now_s - since_s,
             **asdict(report.counts),
         )
 
@@ -110,7 +121,8 @@ class News:
             host_pages_restored=self._cache.num_restored,
         )
 
-    def _links_status(self) -> WorkerStatus:
+    def links_status(self) -> WorkerStatus:
+        """Return the part that is about links."""
         refusals = self._links.refusals
         return WorkerStatus(
             pages_sent=self._links.posting.num_pages_sent,

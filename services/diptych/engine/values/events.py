@@ -5,6 +5,7 @@ A core never performs anything: it returns effects, in the order in which they m
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -158,11 +159,19 @@ Event = (
 )
 
 
+class Crossing(enum.Enum):
+    """How a room passes from one worker to another in the step that an output is of."""
+
+    HANDED = "handed"  # its prompt ended here, and goes to a peer
+    JOINED = "joined"  # its first step here; a peer computed its prompt
+
+
 @dataclass(frozen=True, slots=True)
 class Emit:
     """Tell the router."""
 
     output: Output
+    crossing: Crossing | None = None
 
 
 @dataclass(frozen=True, slots=True)
