@@ -23,7 +23,7 @@ from diptych.router.choose.prefix_index import PrefixIndex
 from diptych.router.metrics import PoolMember, RouterMetrics
 from diptych.router.workers.session import Session
 from diptych.router.workers.worker_view import Pair, WorkerView
-from diptych.v1.bootstrap_pb2 import Instance
+from diptych.v1.bootstrap_pb2 import ROLE_ROUTER, Instance
 
 LAST_WORDS_S: Final = 1.0  # for what a worker sent before it said goodbye
 
@@ -80,6 +80,10 @@ class Fleet:
         self._note_change()
 
     # what is known
+
+    def routers(self) -> dict[int, Instance]:
+        """The records of the routers that are members, this one too: each process of a router has one."""
+        return {key: value for key, value in self._membership.instances().items() if _is_router(value)}
 
     @property
     def is_closed(self) -> bool:
@@ -241,3 +245,7 @@ class Fleet:
 
 def _is_worker(instance: Instance) -> bool:
     return instance.role in WORKER_ROLES and State.STARTING <= instance.state < State.GONE
+
+
+def _is_router(instance: Instance) -> bool:
+    return instance.role == ROLE_ROUTER and State.STARTING <= instance.state < State.GONE
