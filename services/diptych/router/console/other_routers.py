@@ -17,7 +17,7 @@ import orjson
 
 from diptych.common.trust.trust import Trust
 from diptych.router.console.calls import Calls
-from diptych.router.console.request_rows import RowFilter, merged
+from diptych.router.console.request_rows import RowFilter, list_of, merged
 from diptych.router.console.state import RequestList, RequestStory
 from diptych.v1.bootstrap_pb2 import Instance
 
@@ -29,6 +29,7 @@ PIECE_BYTES: Final = 1 << 16
 OK: Final = 200
 REQUESTS_PATH: Final = "/console/api/requests"
 HERE: Final = "scope=here"  # of the one who is asked, and of nobody else
+FIELDS: Final = RequestStory.__required_keys__
 
 Json = dict[str, Any]
 
@@ -36,7 +37,8 @@ Json = dict[str, Any]
 class Routers(Protocol):
     """Who knows the routers, as `Fleet` does."""
 
-    router_id: int
+    @property
+    def router_id(self) -> int: ...
 
     def routers(self) -> Mapping[int, Instance]: ...
 
@@ -77,8 +79,7 @@ class OtherRouters:
 async def requests_of_all(calls: Calls, others: OtherRouters, rows: RowFilter) -> RequestList:
     """Return the calls of all routers that are asked for."""
     answers = await others.ask(f"{REQUESTS_PATH}?{rows.query()}&{HERE}")
-    lists = [cast(RequestList, answer) for answer in answers.values()]
-    return merged([calls.requests(rows), *lists], rows.limit)
+    return merged([calls.requests(rows), *map(list_of, answers.values())], rows.limit)
 
 
 async def story_of_any(calls: Calls, others: OtherRouters, request_id: str) -> RequestStory | None:
@@ -86,7 +87,7 @@ async def story_of_any(calls: Calls, others: OtherRouters, request_id: str) -> R
     if (story := calls.story(request_id)) is not None:
         return story
     answers = await others.ask(f"{REQUESTS_PATH}/{quote(request_id, safe='')}?{HERE}")
-    stories = [cast(RequestStory, answer) for answer in answers.values()]
+    stories = [cast(RequestStory, answer) for answer in answers.values() if answer.keys() >= FIELDS]
     return max(stories, key=lambda story: story["row"]["arrived_unix_s"], default=None)
 
 
