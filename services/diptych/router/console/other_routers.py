@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, Protocol, cast
 from urllib.parse import quote, urlsplit
 
@@ -17,7 +17,7 @@ import orjson
 
 from diptych.common.trust.trust import Trust
 from diptych.router.console.calls import Calls
-from diptych.router.console.request_rows import RowFilter, merged
+from diptych.router.console.request_rows import RowFilter, list_of, merged
 from diptych.router.console.state import RequestList, RequestStory
 from diptych.v1.bootstrap_pb2 import Instance
 
@@ -29,6 +29,7 @@ PIECE_BYTES: Final = 1 << 16
 OK: Final = 200
 REQUESTS_PATH: Final = "/console/api/requests"
 HERE: Final = "scope=here"  # of the one who is asked, and of nobody else
+FIELDS: Final = RequestStory.__required_keys__
 
 Json = dict[str, Any]
 
@@ -36,9 +37,10 @@ Json = dict[str, Any]
 class Routers(Protocol):
     """Who knows the routers, as `Fleet` does."""
 
-    router_id: int
+    @property
+    def router_id(self) -> int: ...
 
-    def routers(self) -> Iterable[Instance]: ...
+    def routers(self) -> Mapping[int, Instance]: ...
 
 
 class OtherRouters:
@@ -52,11 +54,7 @@ class OtherRouters:
 
     async def ask(self, path_and_query: str) -> Mapping[int, Json]:
         """Return what those say who have an answer. Takes no longer than the deadline, whoever is away."""
-        others = {
-            each.instance_id: each.address
-            for each in self._routers.routers()
-            if each.instance_id != self._routers.router_id
-        }
+        others = {key: each.address for key, each in self._routers.routers().items() if key != self._routers.router_id}
         answers = await asyncio.gather(*(self._ask(address, path_and_query) for address in others.values()))
         said = dict(zip(others, answers, strict=True))
         missing = {key: answer for key, answer in said.items() if isinstance(answer, str)}
@@ -81,8 +79,7 @@ class OtherRouters:
 async def requests_of_all(calls: Calls, others: OtherRouters, rows: RowFilter) -> RequestList:
     """Return the calls of all routers that are asked for."""
     answers = await others.ask(f"{REQUESTS_PATH}?{rows.query()}&{HERE}")
-    lists = [cast(RequestList, answer) for answer in answers.values()]
-    return merged([calls.requests(rows), *lists], rows.limit)
+    return merged([calls.requests(rows), *map(list_of, answers.values())], rows.limit)
 
 
 async def story_of_any(calls: Calls, others: OtherRouters, request_id: str) -> RequestStory | None:
@@ -90,7 +87,7 @@ async def story_of_any(calls: Calls, others: OtherRouters, request_id: str) -> R
     if (story := calls.story(request_id)) is not None:
         return story
     answers = await others.ask(f"{REQUESTS_PATH}/{quote(request_id, safe='')}?{HERE}")
-    stories = [cast(RequestStory, answer) for answer in answers.values()]
+    stories = [cast(RequestStory, answer) for answer in answers.values() if answer.keys() >= FIELDS]
     return max(stories, key=lambda story: story["row"]["arrived_unix_s"], default=None)
 
 

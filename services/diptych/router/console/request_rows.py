@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Final, get_args
+from typing import Any, Final, cast, get_args
 from urllib.parse import urlencode
 
 from diptych.common.errors import InvalidRequest
@@ -52,6 +52,7 @@ class RowFilter:
 
 
 ALL: Final = RowFilter()
+FIELDS: Final = RequestRow.__required_keys__
 
 
 def row_of(call: CallFacts, router: str, now_s: float) -> RequestRow:
@@ -85,6 +86,15 @@ def newest(rows: Iterable[RequestRow], limit: int) -> RequestList:
     return {"rows": {row["id"]: row for row in sorted(most, key=lambda row: -row["arrived_unix_s"])}}
 
 
+def list_of(answer: Mapping[str, Any]) -> RequestList:
+    """Return what another router has said, without rows that lack what a row has: it may be of another version."""
+    rows = answer.get("rows")
+    found = rows.items() if isinstance(rows, dict) else ()
+    return {
+        "rows": {key: cast(RequestRow, row) for key, row in found if isinstance(row, dict) and row.keys() >= FIELDS}
+    }
+
+
 def merged(lists: Iterable[RequestList], limit: int) -> RequestList:
     """Return the lists of several routers as one."""
     return newest((row for each in lists for row in each["rows"].values()), limit)
@@ -111,6 +121,6 @@ def _slow_s(text: str) -> float:
 def _limit(text: str) -> int:
     if not text:
         return DEFAULT_ROWS
-    if not text.isdecimal() or not 1 <= int(text[:9]) <= MAX_ROWS:
+    if not (text.isascii() and text.isdecimal()) or not 1 <= int(text[:9]) <= MAX_ROWS:
         raise InvalidRequest(f"limit must be a whole number from 1 to {MAX_ROWS}, not {text!r}", param="limit")
     return int(text)
