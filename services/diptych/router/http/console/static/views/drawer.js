@@ -97,14 +97,15 @@ function Links({ instance, card, workers }) {
         <thead><tr><th scope="col">Peer</th><th scope="col">State</th><th scope="col">Path</th><th scope="col" class="num">Now</th>
           <th scope="col" class="num">Tested</th><th scope="col" class="num">In flight</th></tr></thead>
         <tbody>${rows.map(([peer, link]) => html`
-          <tr key=${peer} data-state=${link.state}>
+          <tr key=${peer} data-state=${link.state} data-more=${link.reason ? "" : undefined}>
             <th scope="row"><a href=${hrefOf(peer)}>${workerName(peer, workers)}</a></th>
-            <td><span class="link-state" data-state=${link.state}><i aria-hidden="true"></i>${link.state}</span>${link.reason && html`<div class="why">${link.reason}</div>`}</td>
+            <td><span class="link-state" data-state=${link.state}><i aria-hidden="true"></i>${link.state}</span></td>
             <td>${link.path || DASH}${link.lanes && html`<div class="why">${link.lanes}</div>`}</td>
             <td class="num">${link.bytes_per_s > 0 ? speed(link.bytes_per_s) : "quiet"}</td>
             <td class="num">${link.tested_bytes_per_s ? speed(link.tested_bytes_per_s) : DASH}</td>
             <td class="num">${bytes(link.in_flight_bytes)}${link.queued_bytes > 0 && html`<div class="why">+ ${bytes(link.queued_bytes)} queued</div>`}</td>
-          </tr>`)}</tbody>
+          </tr>
+          ${link.reason && html`<tr key=${`${peer} why`} class="reason"><td colspan="6">${link.reason}</td></tr>`}`)}</tbody>
       </table></div>
       ${up > rows.length && html`<p class="quiet">Links with traffic or trouble are listed; the others are up and quiet.</p>`}`}`;
 }

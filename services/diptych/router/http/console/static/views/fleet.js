@@ -58,22 +58,24 @@ function Picture({ state, selected, memory }) {
   const isMatrix = isMany || roles.prefill.length * roles.decode.length > FEW_LINKS;
   const all = linksBetween(workers, [...roles.prefill, ...roles.unified], [...roles.decode, ...roles.unified]);
   const ofSides = all.filter(({ from, to }) => workers[from].role !== "unified" && workers[to].role !== "unified");
+  const peers = new Map(ofSides.filter(({ from, to }) => from === selected || to === selected)
+    .map(({ from, to, link }) => [from === selected ? to : from, link.state]));
   const drawn = isMatrix ? ofSides.filter(({ from, to }) => from === selected || to === selected) : linesOf(all, workers);
   return html`
     <div class="picture" ref=${picture} data-matrix=${isMatrix ? "" : undefined} data-both=${roles.unified.length ? "" : undefined}>
       ${hasSides && html`
-        <${Panel} role="prefill" state=${state} entries=${roles.prefill} isMany=${isMany} selected=${selected} memory=${memory} />
+        <${Panel} role="prefill" state=${state} entries=${roles.prefill} isMany=${isMany} selected=${selected} peers=${peers} memory=${memory} />
         <${Hinge} roles=${roles} workers=${workers} isMatrix=${isMatrix} selected=${selected} links=${ofSides} width=${geometry.width} />
-        <${Panel} role="decode" state=${state} entries=${roles.decode} isMany=${isMany} selected=${selected} memory=${memory} />`}
+        <${Panel} role="decode" state=${state} entries=${roles.decode} isMany=${isMany} selected=${selected} peers=${peers} memory=${memory} />`}
       ${roles.unified.length > 0 && html`
-        <${Panel} role="unified" state=${state} entries=${roles.unified} isMany=${isMany} selected=${selected} memory=${memory} />`}
+        <${Panel} role="unified" state=${state} entries=${roles.unified} isMany=${isMany} selected=${selected} peers=${peers} memory=${memory} />`}
       ${Object.keys(workers).length === 0 && html`<p class="lone">No worker has joined yet.</p>`}
-      <${Lines} links=${drawn} geometry=${geometry} workers=${workers} selected=${isMatrix ? "" : selected} />
+      <${Lines} links=${drawn} geometry=${geometry} workers=${workers} selected=${isMatrix ? "" : selected} isMatrix=${isMatrix} />
     </div>
     <${Legend} isMatrix=${isMatrix} />`;
 }
 
-function Panel({ role, state, entries, isMany, selected, memory }) {
+function Panel({ role, state, entries, isMany, selected, peers, memory }) {
   const signals = Object.entries(state.pools).filter(([, signal]) => signal.role === role);
   return html`
     <section class="panel" data-role=${role} aria-labelledby=${`panel-${role}`}>
@@ -84,7 +86,7 @@ function Panel({ role, state, entries, isMany, selected, memory }) {
         ${!signals.length && html`<p class="quiet">${count(entries.length, "worker")}</p>`}
       </header>
       ${isMany
-        ? html`<${Tiles} entries=${entries} workers=${state.workers} selected=${selected} />`
+        ? html`<${Tiles} entries=${entries} workers=${state.workers} selected=${selected} peers=${peers} />`
         : html`<ul class="workers">${entries.map(([instance, card]) => html`
           <${WorkerCard} key=${instance} instance=${instance} card=${card} workers=${state.workers} isSelected=${instance === selected}
             isBrief=${entries.length > BRIEF} seen=${memory.get(instance)} />`)}</ul>`}
@@ -111,7 +113,7 @@ function Signal({ name, signal }) {
     </div>`;
 }
 
-function Tiles({ entries, workers, selected }) {
+function Tiles({ entries, workers, selected, peers }) {
   const groups = byCondition(entries);
   const order = groups.flatMap(([, group]) => group.map(([instance]) => instance));
   const [stop, setStop] = useState("");
@@ -132,7 +134,7 @@ function Tiles({ entries, workers, selected }) {
     <div class="tile-groups" onKeyDown=${onKey}>${groups.map(([word, group]) => html`
       <h3 key=${`${word} h`}>${word} <small>${number(group.length)}</small></h3>
       <div key=${word} class="tiles">${group.map(([instance, card]) => html`
-        <${Tile} key=${instance} instance=${instance} card=${card} workers=${workers} isSelected=${instance === selected} isStop=${instance === tabStop} />`)}</div>`)}
+        <${Tile} key=${instance} instance=${instance} card=${card} workers=${workers} isSelected=${instance === selected} isStop=${instance === tabStop} peer=${peers.get(instance)} />`)}</div>`)}
     </div>`;
 }
 

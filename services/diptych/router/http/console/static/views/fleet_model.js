@@ -81,6 +81,7 @@ export function linksBetween(workers, senders, receivers) {
 
 /** One link for several: as fast as the fastest, and as bad as the worst if none is up. */
 export function bundle(links) {
+  if (links.length === 1) return links[0].link;
   const sum = totals(links);
   const worst = links.reduce((a, b) => (RANK[b.link.state] > RANK[a.link.state] ? b : a)).link;
   return {

@@ -18,8 +18,9 @@ export function usePlaces(picture, key) {
     const places = new Map();
     for (const element of root.querySelectorAll("[data-instance], [data-hinge]")) {
       const box = element.getBoundingClientRect();
+      const sides = (element.closest(".panel") ?? element).getBoundingClientRect(); // lines begin and end at the edge of a panel
       places.set(element.dataset.instance ?? BELOW, {
-        left: box.left - base.left, right: box.right - base.left, top: box.top - base.top, bottom: box.bottom - base.top,
+        left: sides.left - base.left, right: sides.right - base.left, top: box.top - base.top, bottom: box.bottom - base.top,
       });
     }
     const print = JSON.stringify([base.width, base.height, [...places]]);
@@ -49,7 +50,7 @@ export function linkWords(link) {
   return `${link.path}: ${now}${fast}${flying}`;
 }
 
-export function Lines({ links, geometry, workers, selected }) {
+export function Lines({ links, geometry, workers, selected, isMatrix }) {
   const [looked, setLooked] = useState("");
   const { width, height, places } = geometry;
   const ports = portsOf(links);
@@ -57,7 +58,9 @@ export function Lines({ links, geometry, workers, selected }) {
     .filter((entry) => entry.path);
   const touches = (entry) => entry.from === selected || entry.to === selected;
   const styleOf = (entry) => {
-    if (entry.id === looked || drawn.length <= FULL) return "full";
+    if (entry.id === looked) return "full";
+    if (isMatrix) return isBroken(entry.link) ? "mark" : "";
+    if (drawn.length <= FULL) return "full";
     if (drawn.length <= BRIEF || (selected && touches(entry))) return "start";
     return isBroken(entry.link) ? "mark" : "";
   };
