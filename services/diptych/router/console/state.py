@@ -79,7 +79,8 @@ class WorkerCard(TypedDict):
     rate: StepRate | None
     drain: Drain | None
     adapters: list[str]
-    links: dict[str, Link]  # by peer
+    links: dict[str, Link]  # by peer; of more than 32 those that are not up or have traffic, 32 at most
+    num_links_up: int | None
     integrity_failures: int | None  # must be 0
     leaks_found: int | None  # must be 0
     retractions: int | None
@@ -126,7 +127,8 @@ class FleetState(TypedDict):
     problem: str | None  # why nothing can be served
     routers: dict[str, RouterCard]
     workers: dict[str, WorkerCard]
-    unpaired: dict[str, Unpaired]  # by `PREFILL-DECODE`
+    unpaired: dict[str, Unpaired]  # by `PREFILL-DECODE`; 200 at most, those first of which both workers may serve
+    num_unpaired: int  # in all
     pools: dict[str, PoolSignal]
 
 
