@@ -58,7 +58,7 @@ function Rate({ state }) {
 function Tiers({ tiers }) {
   const rows = Object.entries(tiers);
   if (!rows.length) return html`<p class="quiet">No worker has told of its cache yet.</p>`;
-  return html`<div class="scroll" tabindex="0" role="region" aria-label="Tiers"><table class="tiers">
+  return html`<div class="scroll" tabindex="0" role="group" aria-label="Tiers"><table class="tiers">
     <thead><tr><th scope="col">Tier</th><th scope="col" class="num">Pages</th><th scope="col" class="num">Capacity</th><th scope="col">Full</th><th scope="col" class="num">Saved</th><th scope="col" class="num">Restored</th></tr></thead>
     <tbody>${rows.map(([name, tier]) => {
       const full = tier.capacity_pages ? tier.pages / tier.capacity_pages : null;
@@ -82,7 +82,7 @@ function Prefixes({ prefixes }) {
   });
   if (!trees.length) return html`<p class="quiet">No two requests have had a page in common yet.</p>`;
   const most = Math.max(1, ...trees.map(({ heat }) => heat));
-  return html`<div class="scroll" tabindex="0" role="region" aria-label="Hottest prefixes"><table class="prefixes">
+  return html`<div class="scroll" tabindex="0" role="group" aria-label="Hottest prefixes"><table class="prefixes">
     <thead><tr><th scope="col">Prefix</th><th scope="col" class="num">Tokens</th><th scope="col" class="num">Requests</th><th scope="col">Read again</th><th scope="col">Held by</th></tr></thead>
     <tbody>${rowsOf(trees, flipped).map(({ node, depth, isOpen }) => html`<tr key=${node.first}>
       <th scope="row" style=${{ "--depth": depth }}>${node.below.length

@@ -20,8 +20,8 @@ const CHARTS = [
   ["Wait for prefill, by pool", /^queue_/],
   ["KV held, by pool", /^kv_/],
 ];
-const WORDS = { p50: "median", p95: "95th percentile", p99: "99th percentile", requests: "ended", goodput: "within the objectives", prompt_tokens: "prompts", output_tokens: "outputs" };
-const COLOURS = [["prefill", "--prefill"], ["prompt", "--prefill"], ["decode", "--decode"], ["output", "--decode"], ["unified", "--unified"], ["errors", "--bad"], ["p9", "--decode"]];
+const WORDS = { p50: "median", requests: "ended", goodput: "within the objectives", prompt_tokens: "prompts", output_tokens: "outputs" };
+const COLOURS = [["prefill", "--prefill"], ["prompt", "--prefill"], ["decode", "--decode"], ["output", "--decode"], ["unified", "--unified"], ["errors", "--bad"], ["p9", "--ink-3"]];
 const DASHES = [[], [6, 4], [2, 3], [8, 3, 2, 3]]; // so that colour is never alone
 
 const sheet = document.createElement("link");
@@ -60,7 +60,7 @@ export function tableOf({ begun_unix_s, interval_s }, lines) {
 }
 
 const newest = (values) => values.findLast((value) => value !== null) ?? null;
-const format = (unit) => UNITS[unit] ?? ((value) => number(value));
+const format = (unit) => UNITS[unit] ?? ((value) => number(value >= 100 ? Math.round(value) : value));
 
 function optionsOf(chart, width) {
   const show = format(chart.unit);
@@ -71,7 +71,7 @@ function optionsOf(chart, width) {
     cursor: { sync: { key: "console" }, y: false, points: { size: 6 } },
     legend: { show: false },
     scales: { y: { range: (_, low, high) => [0, chart.unit === "share" ? 1 : (high || 1) * 1.1] } },
-    axes: [{ ...axis, size: 28 }, { ...axis, size: 62, values: (_, ticks) => ticks.map((tick) => (tick === 0 ? "0" : show(tick))) }],
+    axes: [{ ...axis, size: 24, space: 60, values: (_, ticks) => ticks.map((tick) => clock(tick).slice(0, 5)) }, { ...axis, size: 62, values: (_, ticks) => ticks.map((tick) => (tick === 0 ? "0" : show(tick))) }],
     series: [{}, ...chart.lines.map(([name], index) => ({ label: wordsOf(name), stroke: colour(lineColour(name)), width: 1.5, dash: DASHES[index % DASHES.length], points: { show: false } }))],
   };
 }
@@ -110,7 +110,7 @@ function Values({ state, chart }) {
   const [isOpen, setOpen] = useState(false);
   const show = format(chart.unit);
   return html`<details onToggle=${(event) => setOpen(event.currentTarget.open)}><summary>As a table</summary>
-    ${isOpen && html`<div class="scroll tall" tabindex="0" role="region" aria-label=${`${chart.name}, as a table`}><table>
+    ${isOpen && html`<div class="scroll tall" tabindex="0" role="group" aria-label=${`${chart.name}, as a table`}><table>
       <thead><tr><th scope="col">From</th>${chart.lines.map(([name]) => html`<th key=${name} scope="col" class="num">${wordsOf(name)}</th>`)}</tr></thead>
       <tbody>${tableOf(state, chart.lines).reverse().map(([time, ...values]) => html`<tr key=${time}><th scope="row">${clock(time)}</th>${values.map((value, index) => html`<td key=${index} class="num">${show(value)}</td>`)}</tr>`)}</tbody>
     </table></div>`}</details>`;
@@ -138,7 +138,7 @@ export default function Charts({ store }) {
   return html`<section class="view-charts"><h1>Charts</h1>
     <p class="quiet">${state === null ? "Waiting for the first answer of the router." : length === 0
       ? "Nothing was measured yet."
-      : `The last ${duration(length * state.interval_s)}, a value each ${duration(state.interval_s)}.`}</p>
+      : `The last ${duration(length * state.interval_s)}, a value each ${number(state.interval_s)} s.`}</p>
     <div class="charts">${charts.map((chart) => html`<${Chart} key=${chart.name} state=${state} times=${times} chart=${chart} />`)}</div>
   </section>`;
 }

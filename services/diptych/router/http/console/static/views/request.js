@@ -8,6 +8,7 @@ import { Waterfall, longest, meaning, placeOf } from "./waterfall.js";
 export const title = "Request";
 
 const REFRESH_MS = 1000;
+const MAX_MISSES = 5; // then nobody knows the call
 const TERMS = [
   ["queue_s", "Queue", "Prompts before it at the prefill worker."],
   ["grant_s", "Pages", "Until the decode worker has pages for it; passes while it queues."],
@@ -48,7 +49,7 @@ export function chromeTrace({ row, bars, token_s, trace_id }) {
   for (const bar of bars) add(bar, 0);
   lanes.set("client", []);
   token_s.forEach((time, index) => events.push({ name: `token ${index + 1}`, ph: "i", s: "t", pid: pidOf("client"), tid: 0, ts: us(time) }));
-  const names = [...lanes.keys()].map((where) => ({ name: "process_name", ph: "M", pid: pidOf(where), args: { name: where === "client" ? where : placeOf(where, row) } }));
+  const names = [...lanes.keys()].map((where) => ({ name: "process_name", ph: "M", pid: pidOf(where), args: { name: /^(client|router)$/.test(where) ? where : `worker ${shortId(where)}` } }));
   return { displayTimeUnit: "ms", otherData: { request: row.id, trace_id }, traceEvents: [...names, ...events] };
 }
 
@@ -76,6 +77,7 @@ export function useStory(api, id) {
     let timer = 0;
     let isOver = false;
     let isLast = false; // what the workers say last comes after the end
+    let misses = 0;
     const ask = async () => {
       try {
         const story = await api.get(`requests/${encodeURIComponent(id)}`);
@@ -87,6 +89,7 @@ export function useStory(api, id) {
         if (isOver) return;
         const words = error.status === 404 ? "No router knows this request any more, or yet." : `The request could not be read: ${error.message}`;
         setAnswer(([story]) => [story, words]);
+        if (error.status === 404 && ++misses === MAX_MISSES) return;
       }
       timer = setTimeout(ask, REFRESH_MS);
     };
@@ -124,7 +127,7 @@ export function whyWords({ row, bars }) {
   const until = row.ttft_s ?? row.duration_s;
   const parts = longest(bars, until).slice(0, 3);
   if (!parts.length || !until) return "";
-  const words = parts.map(({ name, where, seconds }) => `${name.replaceAll("_", " ")} at ${placeOf(where, row)} ${duration(seconds)} (${share(seconds / until)})`);
+  const words = parts.map((part) => `${part.is_failure ? "a failed attempt" : meaning(part.name) || part.name} at ${placeOf(part, row)} ${duration(part.seconds)} (${share(part.seconds / until)})`);
   return `${row.ttft_s === null ? "So far" : `The first token took ${duration(until)}`}: ${words.join(", ")}.`;
 }
 
@@ -137,8 +140,8 @@ function Pairs({ attempt }) {
   const most = Math.max(...pairs.map((pair) => pair.total_s));
   const isChosen = (pair) => pair.prefill_instance === attempt.prefill_instance && pair.decode_instance === attempt.decode_instance;
   const cell = (pair, key) => (key === "later" ? number(pair[key]) : duration(pair[key]));
-  return html`<div class="scroll" tabindex="0" role="region" aria-label="Expected costs of the candidate pairs">
-    <table class="costs"><thead><tr><th scope="col">Pair</th>${TERMS.map(([key, name, words]) => html`<th key=${key} scope="col" class="num" title=${words}>${name}</th>`)}<th scope="col">Share of the total</th></tr></thead>
+  return html`<div class="scroll" tabindex="0" role="group" aria-label="Expected costs of the candidate pairs">
+    <table class="costs"><thead><tr><th scope="col">Pair</th>${TERMS.map(([key, name, words]) => html`<th key=${key} scope="col" class="num" title=${words}>${name}</th>`)}<th scope="col">Made up of</th></tr></thead>
     <tbody>${pairs.map((pair) => html`<tr key=${`${pair.prefill_instance}-${pair.decode_instance}`} class=${isChosen(pair) ? "is-chosen" : ""}>
       <th scope="row">${pairWords({ prefill: pair.prefill_instance, decode: pair.decode_instance })}${isChosen(pair) && html` <span class="tag good">chosen</span>`}</th>
       ${TERMS.map(([key]) => html`<td key=${key} class=${`num ${key}`}>${cell(pair, key)}</td>`)}
@@ -166,7 +169,7 @@ function Workers({ attempt }) {
     .map(([leg, scores]) => `${leg} ${scores[worker.instance] === null ? "cannot" : number(scores[worker.instance])}`).join(", ");
   const hasScores = Object.keys(attempt.scores).length > 0;
   return html`<details><summary>What was known of the ${attempt.workers.length} workers</summary>
-    <div class="scroll" tabindex="0" role="region" aria-label="Workers at the moment of the choice"><table>
+    <div class="scroll" tabindex="0" role="group" aria-label="Workers at the moment of the choice"><table>
     <thead><tr><th scope="col">Worker</th><th scope="col" class="num">Prompt cached</th><th scope="col" class="num">Tokens queued</th><th scope="col" class="num">Requests</th><th scope="col" class="num">Tokens free</th><th scope="col">Takes more</th>${hasScores && html`<th scope="col">Score, the lowest wins</th>`}</tr></thead>
     <tbody>${attempt.workers.map((worker) => html`<tr key=${worker.instance}><th scope="row">${shortId(worker.instance)}</th><td class="num">${number(worker.cached_tokens)}</td><td class="num">${number(worker.queued_tokens)}</td><td class="num">${number(worker.num_requests)}</td><td class="num">${number(worker.free_tokens)}</td><td>${worker.has_credit ? "yes" : "no"}</td>${hasScores && html`<td>${score(worker)}</td>`}</tr>`)}</tbody></table></div></details>`;
 }

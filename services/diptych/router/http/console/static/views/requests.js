@@ -147,7 +147,7 @@ function Row({ row, index, slow }) {
       ${row.num_attempts > 1 && html` <span class="tag">${row.num_attempts} attempts</span>`}
       ${slow && html` <span class="tag slow">${slow}</span>`}</td>
     <td role="cell" class="c-tenant">${row.tenant || html`<span class="quiet">common</span>`}</td>
-    <td role="cell" class="c-model">${row.model}${row.adapter && html` <span class="quiet">+ ${row.adapter}</span>`}</td>
+    <td role="cell" class="c-model" title=${row.model}>${row.adapter || row.model.split("/").at(-1)}</td>
     <td role="cell" class="num c-ttft" data-name="first token">${row.ttft_s === null ? "–" : duration(row.ttft_s)}</td>
     <td role="cell" class="num c-took" data-name="in all">${duration(row.duration_s)}</td>
     <td role="cell" class="num c-prompt" data-name="prompt">${number(row.prompt_tokens)}
@@ -197,8 +197,8 @@ export default function Requests({ store }) {
   return html`<section class="view-requests">
     <h1>Requests</h1>
     <p class="lead">${number(num_running)} running, ${number(all.length - num_running)} ended of late. ${num_slow > 0
-      ? `${number(num_slow)} of those below slow: ${SLOW_TIMES} times the median first token (${duration(usual.ttft_s)}) or pace.`
-      : "None of those below is slow beside the others."}</p>
+      ? `${number(num_slow)} below ${num_slow === 1 ? "is" : "are"} slow: more than ${SLOW_TIMES} times the median first token (${duration(usual.ttft_s)}) or the median pace.`
+      : "None below is slow beside the others."}</p>
     <${Filters} rows=${all} filters=${filters} set=${setFilters} />
     <div class="held">
       <button type="button" aria-pressed=${holds.pause} onClick=${() => hold({ pause: !holds.pause })}>Hold still</button>

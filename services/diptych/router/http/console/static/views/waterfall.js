@@ -8,23 +8,39 @@ const MIN_SPAN_S = 1e-4; // that can be zoomed to
 const MANY_PARTS = 12; // of one stage: folded at first
 const NICE = [1, 2, 5];
 
+const HOLDERS = new Set(["prepare", "generate", "attempt", "retry", "replay"]); // their parts come one after the other
 const STAGES = {
+  read: "the request's body",
+  parse: "its JSON",
+  check: "its key and its limits",
   admit: "wait for a place",
-  prepare: "read and tokenise",
+  prepare: "text to tokens",
+  render: "the chat as a prompt",
+  grammar: "what the output must match",
+  gate: "can it still be in time",
   select: "choose a pair",
+  attempt: "with one pair",
+  retry: "with another pair",
+  replay: "with another pair, from the tokens so far",
+  hedge: "a second attempt beside it",
+  pause: "until a pair is asked again",
+  prefill: "not told in parts",
   prefill_queue: "wait for the first step",
   prefill_compute: "compute the prompt",
-  prefill_transfer: "send the KV",
+  messages: "the first token travels",
   decode_queue: "wait for pages",
   decode_transfer: "receive the KV",
   decode_verify: "verify the KV",
   decode_join: "join the batch",
-  local_queue: "wait for the first step",
-  local_compute: "compute the prompt",
+  output: "write tokens",
+  write: "wait for the client",
+  answer: "the end of the answer",
 };
 
 /** What a stage does, in words, where its name alone would not say. */
 export const meaning = (name) => STAGES[name] ?? "";
+
+const isHolder = (bar) => HOLDERS.has(bar.name) || bar.parts.some((part) => HOLDERS.has(part.name));
 
 /** The parts of `[0, total]` that no bar covers, as pairs of seconds. */
 export function gaps(bars, total) {
@@ -38,40 +54,31 @@ export function gaps(bars, total) {
   return found;
 }
 
-/** Bars without parts, and what parts leave of the others. */
-export function leaves(bars) {
-  return bars.flatMap((bar) => {
-    if (!bar.parts.length) return [bar];
-    const moved = bar.parts.map((part) => ({ ...part, begun_s: part.begun_s - bar.begun_s }));
-    const rest = gaps(moved, bar.duration_s).map(([from, to]) => (
-      { ...bar, begun_s: bar.begun_s + from, duration_s: to - from, parts: [] }
-    ));
-    return [...leaves(bar.parts), ...rest];
-  });
-}
+/** What the call did or waited for, one after the other; what ran beside that is left out, and what failed is one. */
+export const leaves = (bars) => bars.flatMap((bar) => (isHolder(bar) && bar.parts.length && !bar.is_failure ? leaves(bar.parts) : [bar]));
 
-/** Where most of the time up to `until` went: [{name, where, seconds}], the longest first. */
+/** Where most of the time up to `until` went: [{name, where, is_failure, seconds}], the longest first. */
 export function longest(bars, until) {
   const sums = new Map();
-  for (const { name, where, begun_s, duration_s } of leaves(bars)) {
+  for (const { name, where, is_failure, begun_s, duration_s } of leaves(bars)) {
     const took = Math.min(begun_s + duration_s, until) - Math.max(0, begun_s);
     if (took <= 0) continue;
     const key = `${name} ${where}`;
-    sums.set(key, { name, where, seconds: (sums.get(key)?.seconds ?? 0) + took });
+    sums.set(key, { name, where, is_failure, seconds: (sums.get(key)?.seconds ?? 0) + took });
   }
   return [...sums.values()].sort((a, b) => b.seconds - a.seconds);
 }
 
-/** Who an instance is to this call. */
-export function roleOf(where, row) {
+/** Who works in a stage: the router, or a worker as prefill, as decode, or alone. */
+export function roleOf({ name, where }, row) {
   if (where === "router" || !where) return "router";
-  if (where === row.prefill) return where === row.decode ? "alone" : "prefill";
-  return where === row.decode ? "decode" : "other";
+  if (where === row.prefill && where === row.decode) return "alone";
+  return /^(prefill|messages)/.test(name) || where === row.prefill ? "prefill" : "decode";
 }
 
-export const placeOf = (where, row) => {
-  const role = roleOf(where, row);
-  return role === "router" ? "router" : role === "other" ? shortId(where) : `${role} ${shortId(where)}`;
+export const placeOf = (bar, row) => {
+  const role = roleOf(bar, row);
+  return role === "router" ? role : `${role} ${shortId(bar.where)}`;
 };
 
 const rowsOf = (bars, folded, depth = 0, path = "") => bars.flatMap((bar, index) => {
@@ -91,11 +98,10 @@ function ticksOf(from, to) {
 }
 
 function gapWords(times) {
-  if (times.length < 2) return "";
   const between = times.slice(1).map((at, index) => at - times[index]);
   const most = Math.max(...between);
   const median = [...between].sort((a, b) => a - b)[between.length >> 1];
-  return `${duration(median)} apart in the median, at most ${duration(most)} after token ${between.indexOf(most) + 1}`;
+  return `Tokens went out ${duration(median)} apart in the median; the longest gap, ${duration(most)}, came after token ${between.indexOf(most) + 1}.`;
 }
 
 /** `bars` and `token_s` of a story; `row` tells how long the call is, and who its workers are. */
@@ -186,9 +192,9 @@ export function Waterfall({ story, label = "Where the time went" }) {
             ${bar.is_failure && html` <span class="tag bad">failed</span>`}
             ${meaning(bar.name) && html` <small>${meaning(bar.name)}</small>`}
           </th>
-          <td role="cell" class="wf-where"><span class=${`role ${roleOf(bar.where, row)}`}>${placeOf(bar.where, row)}</span></td>
+          <td role="cell" class="wf-where">${!isHolder(bar) || bar.where === "router" ? html`<span class=${`role ${roleOf(bar, row)}`}>${placeOf(bar, row)}</span>` : ""}</td>
           <td role="cell" class="num wf-begin">${duration(bar.begun_s)}</td><td role="cell" class="num">${duration(bar.duration_s)}</td>
-          ${track(segment(bar.begun_s, bar.duration_s, `${roleOf(bar.where, row)} ${bar.parts.length ? "whole" : ""} ${bar.is_failure ? "failure" : ""}`, `${bar.name}, ${duration(bar.duration_s)}`))}
+          ${track(segment(bar.begun_s, bar.duration_s, `${roleOf(bar, row)} ${isHolder(bar) ? "whole" : ""} ${bar.is_failure ? "failure" : ""}`, `${bar.name}, ${duration(bar.duration_s)}`))}
         </tr>`)}
         <tr role="row" class="wf-unnamed">
           <th role="rowheader" scope="row" class="wf-name"><span class="leaf">no name</span> <small>time in no stage</small></th>
@@ -196,7 +202,7 @@ export function Waterfall({ story, label = "Where the time went" }) {
           ${track(holes.map(([begin, end]) => segment(begin, end - begin, "unnamed", "no name")))}
         </tr>
         ${token_s.length > 0 && html`<tr role="row" class="wf-tokens">
-          <th role="rowheader" scope="row" class="wf-name"><span class="leaf">tokens</span> <small>${gapWords(token_s)}</small></th>
+          <th role="rowheader" scope="row" class="wf-name"><span class="leaf">tokens</span> <small>when each went out</small></th>
           <td role="cell" class="wf-where"><span class="role">client</span></td>
           <td role="cell" class="num wf-begin">${duration(token_s[0])}</td><td role="cell" class="num">${token_s.length}</td>
           ${track(html`<svg class="wf-ticks" viewBox="0 0 1000 10" preserveAspectRatio="none" aria-hidden="true"><path
@@ -204,5 +210,6 @@ export function Waterfall({ story, label = "Where the time went" }) {
         </tr>`}
       </tbody>
     </table>
+    ${token_s.length > 1 && html`<figcaption class="quiet">${gapWords(token_s)}</figcaption>`}
   </figure>`;
 }
