@@ -69,6 +69,7 @@ class Router:
     grpc: GrpcServer
     budget: BodyBudget
     tracer: Tracer
+    calls: Calls
     console: Console | None  # None: it is off
 
 
@@ -123,7 +124,7 @@ def build(
     service = InferenceService(pipeline, callers, tracer, stall_s=config.client_stall_s)
     gate = CallGate(callers, budget, MessageReader(INFERENCE), stall_s=config.client_stall_s)
     grpc = _grpc(config, service, gate, health, share)
-    return Router(fleet, health, admission, dispatcher, draining, preparer, http, grpc, budget, tracer, console)
+    return Router(fleet, health, admission, dispatcher, draining, preparer, http, grpc, budget, tracer, calls, console)
 
 
 def _dispatcher(config: RouterConfig, fleet: Fleet, metrics: RouterMetrics, objectives: Objectives) -> Dispatcher:

@@ -37,7 +37,7 @@ JSON: Final = "application/json"
 LOCALHOST: Final = "localhost"
 SAME: Final = "same-origin"
 MAX_DEADLINE_S: Final = 7 * 24 * 3600.0
-Text = Annotated[str, Field(max_length=4096)]
+Text = Annotated[str, Field(min_length=1, max_length=4096)]
 Instance = Annotated[str, Field(max_length=64)]
 
 

@@ -18,6 +18,7 @@ from starlette.routing import Route
 from diptych.common.errors import DiptychError, Overloaded, Unavailable
 from diptych.common.refusals import Refusals
 from diptych.common.trust.operator_route import OperatorError
+from diptych.common.trust.tokens import Refusal
 from diptych.common.trust.trust import INSECURE, Trust
 from diptych.common.verdicts.permissions import EVERY, MAY_CALL, Parties, Party
 from diptych.router.console.attempts import Attempts
@@ -28,6 +29,10 @@ Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 MOST_FAILURES: Final = 60  # of all strangers in a minute
 WINDOW_S: Final = 60.0
+WORDS: Final[Mapping[Refusal, str]] = {
+    "no_token": "no token: sign in with that of an operator or a viewer",
+    "wrong_token": "wrong token: compare it with that of an operator or a viewer of this platform",
+}
 NO_STORE: Final[Mapping[str, str]] = {"cache-control": "no-store"}
 
 
@@ -93,7 +98,9 @@ class Guard:
             return
         peer = f"{request.client.host}:{request.client.port}" if request.client else "unknown"
         self._refusals.note(refused.reason, peer, action)
-        raise (PermissionDenied if refused.reason == "not_permitted" else Unauthenticated)(refused.words)
+        if refused.reason == "not_permitted":
+            raise PermissionDenied(refused.words)
+        raise Unauthenticated(WORDS[refused.reason])
 
 
 def json_answer(body: object, status: int = 200, headers: Mapping[str, str] = NO_STORE) -> Response:
