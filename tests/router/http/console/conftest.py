@@ -79,7 +79,7 @@ class Events:
         return self
 
     def __next__(self) -> tuple[str, Any]:
-        lines = []
+        lines: list[str] = []
         while (line := self.answer.readline().decode().rstrip("\n")) or not lines:
             if not line:
                 raise StopIteration
