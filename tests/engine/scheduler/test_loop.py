@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -15,6 +16,7 @@ from null_runner import NullRunner, expected_output
 from stepped_engine import local_core
 
 from diptych.common.arrays import U64
+from diptych.common.logging import set_level
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.lora.registry import InvalidAdapter, LoraRegistry
 from diptych.engine.scheduler.adapters import Adapters, ReadAdapter
@@ -230,6 +232,51 @@ def test_what_is_beyond_the_longest_queue_is_turned_away(frontend: Frontend) -> 
     ends = {room: output for room, output in frontend.until_all_ended(range(1, 15)).items() if output.HasField("error")}
     assert {output.error.code for output in ends.values()} == {worker_pb2.ERROR_CODE_OVERLOADED}
     assert set(ends) == {13, 14}  # behind 8 that have places, and 4 that wait
+
+
+def test_a_loop_that_is_watched_tells_its_steps_and_who_ran_in_them(frontend: Frontend) -> None:
+    frontend.send(engine_pb2.SchedulerCommands(watch_s=60.0))
+    frontend.start(7, [1, 2, 3], 5)
+    steps = worker_pb2.StepRecords()
+    while len(steps.duration_s) < 5:  # all five tokens: the first step computes the prompt, too
+        steps.MergeFrom(frontend.receive().news.steps)
+    assert (list(steps.prompt_tokens), list(steps.output_tokens)) == ([3, 0, 0, 0, 0], [1] * 5)
+    assert list(steps.requests) == [1] * 5
+    assert (list(steps.handed), list(steps.joined)) == ([], [])  # it was served alone
+
+
+def test_a_loop_that_idles_tells_its_last_steps_soon(frontend: Frontend) -> None:
+    frontend.send(engine_pb2.SchedulerCommands(watch_s=60.0))
+    while not (first := frontend.receive()).HasField("news"):
+        pass
+    assert (first.news.has_links, first.news.status.open_rooms) == (True, 0)
+    assert frontend.receive().HasField("news")  # nothing else happens
+
+
+def test_a_watch_that_is_not_renewed_ends(frontend: Frontend) -> None:
+    frontend.send(engine_pb2.SchedulerCommands(watch_s=1e-3))
+    while not frontend.receive().HasField("news"):
+        pass
+    frontend.start(7, [1, 2, 3], 50)
+    told = []
+    while not told or not (told[-1].outputs and ended(told[-1].outputs[-1])):
+        told.append(frontend.receive())
+    assert not any(events.HasField("news") for events in told)
+
+
+def test_the_log_level_changes_between_two_steps(frontend: Frontend, caplog: pytest.LogCaptureFixture) -> None:
+    before = logging.getLogger().level
+    try:
+        frontend.send(engine_pb2.SchedulerCommands(log_level="debug"))
+        frontend.start(7, [1], 1)
+        frontend.until_ended(7)
+        assert "room 0000000000000007 starts: request " in caplog.messages
+        frontend.send(engine_pb2.SchedulerCommands(log_level="error"))
+        frontend.start(8, [1], 1)
+        frontend.until_ended(8)
+        assert not [message for message in caplog.messages if "0000000000000008" in message]
+    finally:
+        set_level(logging.getLevelName(before).lower())
 
 
 def test_status_is_answered_and_clean(frontend: Frontend) -> None:
