@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import tracemalloc
 from array import array
 from typing import Any
@@ -27,10 +26,9 @@ from diptych.router.tracing.record import (
     OutputTrace,
     Stage,
 )
-from diptych.router.values.leg_results import Delta
 from diptych.router.workers.worker_view import Pair, WorkerLoad
 
-EDGE = EntryPoint("POST /v1/completions", {"url.path": "/v1/completions"}, "http.response.status_code")
+EDGE = EntryPoint("POST /v1/completions", {}, "http.response.status_code", "/v1/completions")
 
 
 class Recent:
@@ -217,16 +215,14 @@ def test_marks_of_one_name_are_one_and_there_are_not_many() -> None:
 
 def test_the_first_tokens_have_their_times() -> None:
     call = trace("tokens")
-
-    delta = Delta(range(300))
-
-    async def give() -> Delta:
-        return delta
-
-    async def run() -> None:
-        take = call.timed(give)
-        assert [await take(), await take()] == [delta, delta]
-
-    asyncio.run(run())
+    for at_s in (11.0, 12.0):
+        call.note_tokens(300, at_s)
     assert call.num_tokens == 600
-    assert len(call.token_s) == MAX_TOKEN_TIMES
+    assert call.token_s.tolist() == [11.0] * 300 + [12.0] * (MAX_TOKEN_TIMES - 300)
+
+
+def test_writes_that_wait_for_nobody_are_not_noted() -> None:
+    call = trace("writes")
+    call.note_write(11.0, 0.0005)
+    call.note_write(12.0, 0.5)
+    assert call.writes == [Stage("write", 12.0, 12.5)]

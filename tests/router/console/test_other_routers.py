@@ -22,7 +22,7 @@ from diptych.router.tracing.tracer import Tracer
 from diptych.v1.bootstrap_pb2 import Instance
 
 Serve = Callable[[str, asyncio.StreamWriter], Awaitable[None]]
-EDGE = EntryPoint("POST /v1/completions", {"url.path": "/v1/completions"}, "http.response.status_code")
+EDGE = EntryPoint("POST /v1/completions", {}, "http.response.status_code", "/v1/completions")
 HERE = 7
 PATIENCE_S = 60.0  # where something answers
 

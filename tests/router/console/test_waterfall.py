@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,8 +17,8 @@ from diptych.router.values.output import Usage
 
 NOW_S = 20.0
 P, D, D2 = 1, 2, 3
-PREFILL = LegTimes(queue_s=0.1, compute_s=0.5, transfer_s=0.3, verify_s=0.0, join_s=0.0)
-DECODE = LegTimes(queue_s=0.2, compute_s=0.0, transfer_s=0.5, verify_s=0.1, join_s=0.2)
+PREFILL = LegTimes(queue_us=100_000, compute_us=500_000, transfer_us=300_000, verify_us=0, join_us=0)
+DECODE = LegTimes(queue_us=200_000, compute_us=0, transfer_us=500_000, verify_us=100_000, join_us=200_000)
 LEGS = {LegKind.PREFILL: PREFILL, LegKind.DECODE: DECODE}
 MARKS = (
     ("read", 10.1),
@@ -138,7 +137,10 @@ def test_what_decode_does_while_prefill_computes_is_a_part_of_that_bar() -> None
 
 
 def test_a_worker_that_says_it_took_longer_than_the_router_waited_is_cut() -> None:
-    slow = {LegKind.PREFILL: PREFILL._replace(compute_s=99.0), LegKind.DECODE: DECODE._replace(transfer_s=99.0)}
+    slow = {
+        LegKind.PREFILL: PREFILL._replace(compute_us=99_000_000),
+        LegKind.DECODE: DECODE._replace(transfer_us=99_000_000),
+    }
     bars = told(call([attempt(legs=slow)]))
     assert line(bars[7]["parts"]) == [("prefill_queue", 0.1), ("prefill_compute", 0.6), ("decode_transfer", 2.3)]
 
@@ -265,7 +267,7 @@ def test_a_call_that_runs_is_told_up_to_now() -> None:
 
 
 def test_a_call_that_nobody_followed_has_its_attempts_and_what_is_not_known() -> None:
-    unseen = call([replace(attempt(legs={}), asked_s=11.0)], path="", marks=(), ended_s=14.0)
+    unseen = call([attempt(legs={}, asked_s=11.0)], path="", marks=(), ended_s=14.0)
     bars = bars_of(unseen, NOW_S)
     assert [(bar["name"], bar["begun_s"]) for bar in bars] == [("attempt", 1.0)]
     assert names(bars[0]["parts"]) == ["prefill", "output"]

@@ -8,7 +8,7 @@ import math
 from diptych.router.tracing.record import CallTrace, EntryPoint
 from diptych.router.tracing.tracer import Tracer
 
-EDGE = EntryPoint("POST /v1/completions", {}, "http.response.status_code")
+EDGE = EntryPoint("POST /v1/completions", {}, "http.response.status_code", "/v1/completions")
 
 
 class Taker:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from diptych.common.members.roles import LegKind
 from diptych.router.choose.explain import AttemptRecord, RequestRecord
 from diptych.router.errors import OK
-from diptych.router.tracing.record import MAX_OUTPUTS, AttemptTrace, CallTrace, Mark, OutputTrace, Stage
+from diptych.router.tracing.record import MAX_OUTPUTS, AttemptTrace, CallTrace, Mark, Stage
 from diptych.router.values.output import Usage, total_usage
 from diptych.v1.worker_pb2 import LegStats
 
@@ -32,17 +31,16 @@ MARK_BYTES: Final = 160
 
 
 class LegTimes(NamedTuple):
-    """How long each part of a leg took on its worker, in seconds."""
+    """How long each part of a leg took on its worker, in microseconds."""
 
-    queue_s: float
-    compute_s: float
-    transfer_s: float
-    verify_s: float
-    join_s: float
+    queue_us: int
+    compute_us: int
+    transfer_us: int
+    verify_us: int
+    join_us: int
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptFacts:
+class AttemptFacts(NamedTuple):
     """One attempt."""
 
     asked_s: float  # when a pair was asked for
@@ -60,8 +58,7 @@ class AttemptFacts:
         return self.outcome.startswith("failed")
 
 
-@dataclass(frozen=True, slots=True)
-class CallFacts:
+class CallFacts(NamedTuple):
     """One call."""
 
     request_id: str
@@ -103,12 +100,11 @@ class CallFacts:
 
 
 def facts_of(call: CallTrace) -> CallFacts:
-    """Return what is known of a call that is followed. It may go on."""
-    found = call.entry_point.attributes
-    ended_s = call.ended_s
+    """Return what is known of a call that is followed. If it goes on, the facts are for now only."""
+    entry, status, ended_s = call.entry_point, call.status, call.ended_s
     return CallFacts(
         call.request_id,
-        str(found.get("url.path") or found.get("rpc.method", "")),
+        entry.path,
         call.tenant,
         call.model,
         call.adapter,
@@ -116,14 +112,14 @@ def facts_of(call: CallTrace) -> CallFacts:
         call.begun_ns / 1e9,
         ended_s,
         call.answered_s,
-        GRPC_STATUSES.index(call.status) if isinstance(call.status, str) else call.status,
+        GRPC_STATUSES.index(status) if isinstance(status, str) else status,
         "" if ended_s is None else call.outcome,
-        tuple(call.marks),
-        tuple(call.writes),
-        tuple(_attempts(output) for output in call.outputs[:MAX_OUTPUTS] if output.attempts),
-        sum(len(output.attempts) for output in call.outputs),
+        call.marks,
+        call.writes,
+        tuple([_attempts(output.attempts) for output in call.outputs[:MAX_OUTPUTS] if output.attempts]),
+        sum([len(output.attempts) for output in call.outputs]),
         _usage(call),
-        call.token_s[:],
+        call.token_s,
         call.trace_id,
     )
 
@@ -160,13 +156,8 @@ def routing_facts_of(records: Sequence[RequestRecord], wall_s: float) -> CallFac
     )
 
 
-def _attempts(output: OutputTrace) -> tuple[AttemptFacts, ...]:
-    return tuple(_attempt(attempt) for attempt in output.attempts[-MAX_ATTEMPTS:])
-
-
-def _attempt(attempt: AttemptTrace) -> AttemptFacts:
-    legs = {kind: _times(stats) for kind, stats in attempt.stats.items()}
-    return _facts(attempt.record, attempt.asked_s, legs)
+def _attempts(attempts: Sequence[AttemptTrace]) -> tuple[AttemptFacts, ...]:
+    return tuple([_facts(each.record, each.asked_s, _times(each.stats)) for each in attempts[-MAX_ATTEMPTS:]])
 
 
 def _routed(record: RequestRecord) -> tuple[AttemptFacts, ...]:
@@ -189,20 +180,20 @@ def _facts(record: AttemptRecord, asked_s: float, legs: Mapping[LegKind, LegTime
     )
 
 
-def _times(stats: LegStats) -> LegTimes:
-    return LegTimes(
-        stats.queue_us / 1e6,
-        stats.compute_us / 1e6,
-        stats.transfer_us / 1e6,
-        stats.verify_us / 1e6,
-        stats.join_us / 1e6,
-    )
+def _times(stats: Mapping[LegKind, LegStats]) -> dict[LegKind, LegTimes]:
+    return {
+        kind: LegTimes(told.queue_us, told.compute_us, told.transfer_us, told.verify_us, told.join_us)
+        for kind, told in stats.items()
+    }
 
 
 def _usage(call: CallTrace) -> Usage:
     """As the client gets it, once that is known."""
-    usages = [output.end.usage for output in call.outputs if output.end]
-    if usages and len(usages) == len(call.outputs):
+    ends = [output.end for output in call.outputs]
+    if len(ends) == 1 and ends[0]:
+        return ends[0].usage
+    usages = [end.usage for end in ends if end]
+    if usages and len(usages) == len(ends):
         return total_usage(usages, call.num_made)
     first = next((output.attempts[0].record for output in call.outputs if output.attempts), None)
     if first is None:

@@ -203,8 +203,8 @@ def _tiles(attempt: AttemptFacts, upto_s: float) -> Iterator[Span]:
 
 def _of_prompt(times: LegTimes | None) -> Iterator[tuple[str, float]]:
     if times is not None:
-        yield "prefill_queue", times.queue_s
-        yield "prefill_compute", times.compute_s
+        yield "prefill_queue", times.queue_us / 1e6
+        yield "prefill_compute", times.compute_us / 1e6
 
 
 def _decoding(attempt: AttemptFacts) -> Iterator[Span]:
@@ -212,10 +212,11 @@ def _decoding(attempt: AttemptFacts) -> Iterator[Span]:
     times, at_s = attempt.legs.get(LegKind.DECODE), attempt.begun_s
     if times is None:
         return
-    durations = {"queue": times.queue_s, "transfer": times.transfer_s, "verify": times.verify_s, "join": times.join_s}
-    for name, duration_s in durations.items():
-        yield from _positive(Span(f"decode_{name}", at_s, at_s + duration_s, _hex(attempt.decode_id)))
-        at_s += duration_s
+    stages = ("queue", times.queue_us), ("transfer", times.transfer_us), ("verify", times.verify_us)
+    for name, duration_us in (*stages, ("join", times.join_us)):
+        ended_s = at_s + duration_us / 1e6
+        yield from _positive(Span(f"decode_{name}", at_s, ended_s, _hex(attempt.decode_id)))
+        at_s = ended_s
 
 
 # spans

@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final, TypeAlias
 
 import grpc
@@ -42,7 +41,7 @@ STATUSES: Final = {OK: "OK", DISCONNECTED: "CANCELLED"}  # of calls that end wit
 def _entry_point(method: str, *, stream: bool) -> EntryPoint:
     name = f"{INFERENCE.full_name}/{method}"
     attributes: Attributes = {"rpc.system.name": "grpc", "rpc.method": name, "gen_ai.request.stream": stream}
-    return EntryPoint(name, attributes, "rpc.response.status_code")
+    return EntryPoint(name, attributes, "rpc.response.status_code", name)
 
 
 STREAM: Final = _entry_point("GenerateStream", stream=True)
@@ -61,7 +60,6 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     async def GenerateStream(self, request: Request, context: Context) -> None:
         async with self._answering(context, request.request_id, self._follow(context, STREAM)) as trace:
-            write = trace.watched(partial(self._write, context))
             client = self._request(request, context, trace, stream=True)
             if client.num_made != client.num_choices:
                 text = "best_of must equal n in a stream: the best is known when all are complete"
@@ -72,7 +70,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             ):
                 async for batch in batches:
                     for index, piece in batch:
-                        await write(chunk_to_wire(index, piece, client))
+                        await self._write(context, chunk_to_wire(index, piece, client))
 
     async def Generate(self, request: Request, context: Context) -> Response:
         response = Response()

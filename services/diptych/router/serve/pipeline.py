@@ -27,9 +27,9 @@ from diptych.router.choose.explain import Explanation
 from diptych.router.keys.caller import Caller
 from diptych.router.metrics import RouterMetrics
 from diptych.router.serve.execution import Dispatcher, Execution
-from diptych.router.serve.response import Response
+from diptych.router.serve.response import response_for
 from diptych.router.text.tokenization import Tokenization
-from diptych.router.tracing.record import Trace
+from diptych.router.tracing.record import CallTrace, Trace
 from diptych.router.tracing.tracer import note_request
 from diptych.router.values.leg_results import Report
 from diptych.router.values.output import End, Piece
@@ -110,7 +110,7 @@ class Pipeline:
         Raises the caller's `DiptychError`.
         """
         self._preparer.check(client)
-        if client.trace.is_followed:
+        if isinstance(client.trace, CallTrace):
             note_request(client.trace, client, self.model.model_id, self._preparer.adapter(client.model))
         patience_s = min(self._preparer.timeout_s(client), self._gate.slo_s(client.routing))
         claim = Claim(client.num_requests, client.account.priority, patience_s, client.account.tenant)
@@ -145,16 +145,15 @@ class Pipeline:
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Piece, None]:
         """Yield the output in pieces, the last one with `finish` and `usage`. Close it to abort the request."""
         execution = Execution(Progress(request, self._eos_ids, self._retries, self._dispatcher.rng), self._dispatcher)
-        response = Response(request, OutputText(self._tokenizer_of(request), request.params), self.metrics)
-        take = request.client.trace.timed(execution.next)
+        response = response_for(request, OutputText(self._tokenizer_of(request), request.params), self.metrics)
         try:
-            piece, finish = response.on_delta(await take())
+            piece, finish = response.on_delta(await execution.next())
             self._gate.learn(request)
             while finish is None:
                 if piece.text or piece.token_ids or piece.prompt:
                     yield piece
                 response.handed_over()
-                piece, finish = response.on_delta(await take())
+                piece, finish = response.on_delta(await execution.next())
             execution.close()  # a stop string has cut it short: no more steps for it
             report = await self._report(execution, request) if request.client.wants_report else None
             usage = response.finished(execution.prompt_len, execution.cached_tokens)

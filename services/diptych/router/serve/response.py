@@ -16,6 +16,7 @@ from diptych.generation.logprobs import TokenLogprobs
 from diptych.generation.output_text import OutputText, TextDelta
 from diptych.router.metrics import RouterMetrics
 from diptych.router.text.parsing.parts import MessageParser, Part
+from diptych.router.tracing.record import CallTrace
 from diptych.router.values.leg_results import Delta
 from diptych.router.values.output import Output, Piece, Scores, Usage, whole
 from diptych.router.values.request import GenerationRequest
@@ -104,6 +105,32 @@ class Response:
             self._first_s = now_s
             self._metrics.ttft.observe(now_s - self._request.client.life.arrival_s)
         self._last_s = now_s
+
+
+class FollowedResponse(Response):
+    """The answer to a request of a call that is followed."""
+
+    def __init__(self, request: GenerationRequest, text: OutputText, metrics: RouterMetrics, call: CallTrace) -> None:
+        super().__init__(request, text, metrics)
+        self._call = call
+
+    def on_delta(self, delta: Delta) -> tuple[Piece, Finish | None]:
+        given = super().on_delta(delta)
+        self._call.note_tokens(len(delta.token_ids), self._received_s)
+        return given
+
+    def handed_over(self) -> None:
+        received_s, busy_s = self._received_s, self._busy_s
+        super().handed_over()
+        self._call.note_write(received_s, self._busy_s - busy_s)
+
+
+def response_for(request: GenerationRequest, text: OutputText, metrics: RouterMetrics) -> Response:
+    """Return the answer to a request, before anything has come of it."""
+    call = request.client.trace
+    if isinstance(call, CallTrace):
+        return FollowedResponse(request, text, metrics, call)
+    return Response(request, text, metrics)
 
 
 def _read(parser: MessageParser, shown: TextDelta) -> list[Part]:

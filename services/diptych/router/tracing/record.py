@@ -12,13 +12,12 @@ no clock that agrees with another one.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Final, TypeAlias, TypeVar
+from typing import Final, NamedTuple, TypeAlias
 
 from diptych.common.members.roles import LegKind
 from diptych.router.choose.explain import AttemptRecord
-from diptych.router.values.leg_results import Delta
 from diptych.router.values.output import End, total_usage
 from diptych.v1.worker_pb2 import LegStats
 
@@ -40,9 +39,6 @@ STAGES: Final[Mapping[LegKind, Sequence[str]]] = {  # of a leg, one after the ot
 Attribute: TypeAlias = str | bool | int | float | Sequence[str]
 Attributes: TypeAlias = Mapping[str, Attribute]
 Mark: TypeAlias = tuple[str, float]  # a part of a call, and when it ended
-Take: TypeAlias = Callable[[], Awaitable[Delta]]
-M = TypeVar("M")  # a part of an answer
-Write: TypeAlias = Callable[[M], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +48,10 @@ class EntryPoint:
     span_name: str
     attributes: Attributes
     status_attribute: str  # what the status of the answer is called there
+    path: str  # of the API, or the name of the method
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
+class Stage(NamedTuple):
     """A part of a call that the router's metrics time, too."""
 
     name: str
@@ -85,8 +81,6 @@ class Trace:
 
     __slots__ = ()
 
-    is_followed: ClassVar[bool] = False  # else nobody needs to find out what would be noted
-
     def note(self, found: Mapping[str, Attribute | None]) -> None:
         """Note those attributes that have a value."""
 
@@ -104,14 +98,6 @@ class Trace:
 
     def mark(self, name: str) -> None:
         """What came since the last mark is a part of the call, and over."""
-
-    def timed(self, take: Take) -> Take:
-        """Return what gives the call's tokens, such that it notes when."""
-        return take
-
-    def watched(self, write: Write[M]) -> Write[M]:
-        """Return what writes the answer, such that it notes how long that waits for the client."""
-        return write
 
     def note_outcome(self, outcome: str, status: str | int | None = None) -> None:
         """Note how the call ended; without `status`, that stays as it is."""
@@ -139,7 +125,7 @@ class CallTrace(Trace):
     stages: list[Stage] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     outputs: list[OutputTrace] = field(default_factory=list)
-    writes: list[Stage] = field(default_factory=list)  # of the answer, that waited for the client; the first ones
+    writes: list[Stage] = field(default_factory=list)  # of a stream, that waited for the client; the first ones
     token_s: array[float] = field(default_factory=lambda: array("d"))  # when tokens went out; the first ones
     num_tokens: int = 0  # that went out
     num_made: int = 1  # outputs of each prompt
@@ -147,9 +133,8 @@ class CallTrace(Trace):
     answered_s: float | None = None  # when the answer began
     outcome: str = "error"  # as the metrics name it, once it is known
     ended_s: float | None = None  # None: it runs
+    is_exported: bool = False  # else nobody reads the attributes that only an export has
     trace_id: str = ""  # once it is exported
-
-    is_followed: ClassVar[bool] = True
 
     def note(self, found: Mapping[str, Attribute | None]) -> None:
         self.attributes |= known(found)
@@ -179,30 +164,16 @@ class CallTrace(Trace):
             marks.pop()
         marks.append((name, at_s))
 
-    def timed(self, take: Take) -> Take:
-        async def taken() -> Delta:
-            delta = await take()
-            self._note_tokens(len(delta.token_ids))
-            return delta
-
-        return taken
-
-    def _note_tokens(self, count: int) -> None:
+    def note_tokens(self, count: int, at_s: float) -> None:
+        """So many tokens have come, and go out."""
         self.num_tokens += count
         if count and (room := MAX_TOKEN_TIMES - len(self.token_s)) > 0:
-            self.token_s.extend((self.clock(),) * min(count, room))
+            self.token_s.extend((at_s,) * min(count, room))
 
-    def watched(self, write: Write[M]) -> Write[M]:
-        async def written(part: M) -> None:
-            begun_s = self.clock()
-            await write(part)
-            self._note_write(begun_s, self.clock())
-
-        return written
-
-    def _note_write(self, begun_s: float, ended_s: float) -> None:
-        if ended_s - begun_s >= SLOW_WRITE_S and len(self.writes) < MAX_WRITES:
-            self.writes.append(Stage("write", begun_s, ended_s))
+    def note_write(self, begun_s: float, duration_s: float) -> None:
+        """What came at `begun_s` has been written."""
+        if duration_s >= SLOW_WRITE_S and len(self.writes) < MAX_WRITES:
+            self.writes.append(Stage("write", begun_s, begun_s + duration_s))
 
     def note_status(self, status: int) -> None:
         """The answer begins."""

@@ -10,15 +10,17 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Final, Protocol
 
 from diptych.common.errors import ConfigError
-from diptych.router.tracing.record import CallTrace, EntryPoint, Trace, parent_of
+from diptych.router.tracing.record import CallTrace, EntryPoint, parent_of
 from diptych.router.values.request import ChatPrompt, ClientRequest
 
 LINGER_S: Final = 1.0  # after a call's end, for the last words of its prefill legs
+PAUSE_S: Final = 0.005  # at least, between two times that calls are handed on: a timer a call costs more than it does
 MAX_INT: Final = (1 << 63) - 1  # in a trace; a client may ask for more
 ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")  # the first that is set counts
@@ -51,7 +53,8 @@ class Tracer:
         self._until_s = -math.inf if export is None else math.inf
         self._takers: list[Taker] = [] if export is None else [export]  # the export first: it gives calls their ids
         self._running: dict[CallTrace, None] = {}  # the oldest first
-        self._ended: dict[CallTrace, asyncio.TimerHandle] = {}  # and not handed on yet
+        self._ended: deque[CallTrace] = deque()  # and not handed on yet; the oldest first
+        self._timer: asyncio.TimerHandle | None = None  # for those
 
     def hand_to(self, taker: Taker) -> None:
         """Give `taker` each call from now on, soon after its end."""
@@ -69,8 +72,9 @@ class Tracer:
     @contextmanager
     def follow(self, entry_point: EntryPoint, fields: Mapping[str, str]) -> Generator[CallTrace, None, None]:
         """Follow a call that has come in, with these headers or metadata, until it is answered or given up."""
-        parent = {} if self._export is None else parent_of(fields)
-        call = CallTrace(entry_point, time.monotonic(), time.time_ns(), parent, time.monotonic)
+        is_exported = self._export is not None
+        parent = parent_of(fields) if is_exported else {}
+        call = CallTrace(entry_point, time.monotonic(), time.time_ns(), parent, time.monotonic, is_exported=is_exported)
         self.is_on = call.begun_s < self._until_s  # this one is the last, if it is over
         self._running[call] = None
         try:
@@ -78,17 +82,33 @@ class Tracer:
         finally:
             call.ended_s = time.monotonic()
             del self._running[call]
-            self._ended[call] = asyncio.get_running_loop().call_later(LINGER_S, self._finish, call)
+            self._linger(call)
+
+    def _linger(self, call: CallTrace) -> None:
+        self._ended.append(call)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(LINGER_S, self._finish_due)
+
+    def _finish_due(self) -> None:
+        """Hand on those whose time has come."""
+        due_s = time.monotonic() - LINGER_S
+        while self._ended and self._ended[0].end_s <= due_s:
+            self._finish(self._ended.popleft())
+        self._timer = None
+        if self._ended:
+            wait_s = max(PAUSE_S, self._ended[0].end_s - due_s)
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._finish_due)
 
     def _finish(self, call: CallTrace) -> None:
-        self._ended.pop(call).cancel()
         for taker in self._takers:
             taker.add(call)
 
     async def close(self) -> None:
         """Hand on what has ended. No call is running any more."""
-        for call in list(self._ended):
-            self._finish(call)
+        if self._timer is not None:
+            self._timer.cancel()
+        while self._ended:
+            self._finish(self._ended.popleft())
         if self._export is not None:
             await self._export.close()
 
@@ -117,22 +137,21 @@ def _endpoint(environ: Mapping[str, str]) -> str | None:
     return next((name for name in ENDPOINTS if environ.get(name)), None)
 
 
-def note_request(call: Trace, client: ClientRequest, model_id: str, adapter: str) -> None:
-    """Describe a checked request, to an export in OpenTelemetry's words for generative AI: how much is asked, never
-    what is said. `adapter` is empty, or the client's own word for the model.
-    """
-    model = client.model or model_id
-    call.note_asked(
-        tenant=client.account.tenant,
-        model=model_id if adapter else model,
-        adapter=adapter,
-        num_made=client.num_made,
-    )
+def note_request(call: CallTrace, client: ClientRequest, model_id: str, adapter: str) -> None:
+    """Note who asks for what, of a checked request. `adapter` is empty, or the client's own word for the model."""
+    model = model_id if adapter else client.model or model_id
+    call.note_asked(tenant=client.account.tenant, model=model, adapter=adapter, num_made=client.num_made)
+    if call.is_exported:
+        _note_attributes(call, client, model_id)
+
+
+def _note_attributes(call: CallTrace, client: ClientRequest, model_id: str) -> None:
+    """Describe a checked request in OpenTelemetry's words for generative AI: how much is asked, never what is said."""
     call.note(
         {
             "gen_ai.operation.name": "chat" if isinstance(client.prompts[0], ChatPrompt) else "text_completion",
             "gen_ai.provider.name": "diptych",
-            "gen_ai.request.model": model,
+            "gen_ai.request.model": client.model or model_id,
             "gen_ai.request.max_tokens": None if client.max_tokens is None else min(client.max_tokens, MAX_INT),
             "gen_ai.request.temperature": client.params.temperature,
             "gen_ai.request.top_p": client.params.top_p,

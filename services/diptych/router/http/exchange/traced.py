@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Container
+from functools import cache
 from typing import Final
 
 from starlette.datastructures import Headers
@@ -26,14 +27,13 @@ def with_traces(app: ASGIApp, tracer: Tracer, paths: Container[str]) -> ASGIApp:
 
 
 async def _follow(app: ASGIApp, tracer: Tracer, scope: Scope, receive: Receive, send: Send) -> None:
-    with tracer.follow(_entry_point(scope), Headers(scope=scope)) as call:
+    with tracer.follow(_entry_point(scope["path"], scope["scheme"]), Headers(scope=scope)) as call:
         scope[TRACE] = call
-        watched = call.watched(send)
 
         def note(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
                 call.note_status(message["status"])
-            return watched(message)
+            return send(message)
 
         await app(scope, receive, note)
 
@@ -43,12 +43,13 @@ def trace_of(scope: Scope) -> Trace:
     return trace
 
 
-def _entry_point(scope: Scope) -> EntryPoint:
-    path = scope["path"]
+@cache
+def _entry_point(path: str, scheme: str) -> EntryPoint:
+    """There are few: `paths` are ours, and so is the scheme."""
     attributes = {
         "http.request.method": "POST",
         "http.route": path,
         "url.path": path,
-        "url.scheme": scope["scheme"],
+        "url.scheme": scheme,
     }
-    return EntryPoint(f"POST {path}", attributes, "http.response.status_code")
+    return EntryPoint(f"POST {path}", attributes, "http.response.status_code", path)
