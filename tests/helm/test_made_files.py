@@ -80,10 +80,10 @@ def test_every_alert_has_a_heading_in_the_page_that_it_links_to() -> None:
 
 def test_alerts_and_dashboards_ask_for_metrics_that_there_are() -> None:
     pages = (ROOT / "docs" / "api" / "metrics.md", OPERATIONS / "autoscaling.md")
-    known = {name for page in pages for name in re.findall(r"diptych_[a-z_]+", page.read_text())}
+    known = {name for page in pages for name in re.findall(r"diptych_[a-z0-9_]+", page.read_text())}
     boards = [path.read_text() for path in (CHART / "dashboards").glob("*.json")]
-    asked = set(re.findall(r"diptych_[a-z_]+", "\n".join([*boards, *(each["expr"] for each in alerts())])))
-    assert {re.sub("_bucket$", "", name) for name in asked} <= known
+    asked = set(re.findall(r"diptych_[a-z0-9_]+", "\n".join([*boards, *(each["expr"] for each in alerts())])))
+    assert {re.sub("_(bucket|sum|count)$", "", name) for name in asked} <= known
 
 
 @pytest.mark.parametrize("scenario", ["hpa", "keda"])
@@ -93,16 +93,16 @@ def test_pools_are_scaled_by_metrics_that_there_are(scenario: str) -> None:
     ]
     asked = set(
         re.findall(
-            r"diptych_[a-z_]+", str([each["spec"].get("metrics", each["spec"].get("triggers")) for each in scalers])
+            r"diptych_[a-z0-9_]+", str([each["spec"].get("metrics", each["spec"].get("triggers")) for each in scalers])
         )
     )
     assert asked
-    assert asked <= set(re.findall(r"diptych_[a-z_]+", (OPERATIONS / "autoscaling.md").read_text()))
+    assert asked <= set(re.findall(r"diptych_[a-z0-9_]+", (OPERATIONS / "autoscaling.md").read_text()))
 
 
 def selectors(expression: str) -> list[str]:
     """Return what an expression asks of each metric of ours, within braces."""
-    return re.findall(r"diptych_[a-z_]+(?:{([^}]*)})?", expression)
+    return re.findall(r"diptych_[a-z0-9_]+(?:{([^}]*)})?", expression)
 
 
 def test_two_releases_in_one_namespace_are_asked_about_apart() -> None:

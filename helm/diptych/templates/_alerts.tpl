@@ -49,15 +49,15 @@
   severity: warning
   summary: Pages of {{ "{{ $labels.pod }}" }} may still be written by a peer that is frozen.
 - alert: DiptychTurnedAway
-  expr: sum(rate(diptych_router_turned_away_total{ {{- $here }}}[5m])) > 0.05 * sum(rate(diptych_router_attempts_total{ {{- $here }}}[5m]))
+  expr: sum(rate(diptych_router_turned_away_total{ {{- $here }}}[5m])) > 0.05 * sum(rate(diptych_router_requests_total{ {{- $here }}}[5m]))
   for: 5m
   severity: warning
   summary: More than one request in twenty is turned away.
 - alert: DiptychPrefillBacklog
-  expr: max by (pool) (diptych_router_pool_prefill_backlog_seconds{ {{- $here }}}) / on (pool) max by (pool) (diptych_router_pool_workers{ {{- $here }},role=~"prefill|unified",state="ready"}) > 30
+  expr: max by (pool, role) (diptych_router_pool_prefill_backlog_seconds{ {{- $here }},role=~"prefill|unified"}) / max by (pool, role) (diptych_router_pool_workers{ {{- $here }},role=~"prefill|unified",state="ready"}) > 30
   for: 5m
   severity: warning
-  summary: Prompts wait for more than half a minute in pool {{ "{{ $labels.pool }}" }}.
+  summary: Prompts wait for more than half a minute at {{ "{{ $labels.role }}" }} workers of pool {{ "{{ $labels.pool }}" }}.
 - alert: DiptychDecodeFull
   expr: min by (pool) (diptych_worker_kv_occupancy_ratio{ {{- $here }},role=~"decode|unified"}) > 0.95
   for: 5m
@@ -79,7 +79,7 @@
   severity: warning
   summary: The certificate that {{ "{{ $labels.pod }}" }} shows to other components ends within two weeks.
 - alert: DiptychBootstrapAway
-  expr: absent(diptych_bootstrap_members{ {{- $here }}})
+  expr: absent(diptych_bootstrap_watchers{ {{- $here }}})
   for: 5m
   severity: warning
   summary: No bootstrap replica is scraped; what runs goes on, but nobody new is found.

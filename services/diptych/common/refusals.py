@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 logger = logging.getLogger(__name__)
 
+REASONS: Final = ("no_token", "wrong_token", "not_permitted")
 LOG_INTERVAL_S: Final = 1.0
 MAX_PEERS: Final = 256  # remembered for the log
 
@@ -23,7 +24,7 @@ class Refusals(Collector):
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._counts: Counter[str] = Counter()
+        self._counts = Counter(dict.fromkeys(REASONS, 0))  # shown before the first: its rate would not count that one
         self._logged_s: dict[str, float] = {}  # by host of the peer
 
     def note(self, reason: str, peer: str, method: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, cast
@@ -45,6 +46,7 @@ LEG_STAGES: Final[Mapping[LegKind, tuple[str, Sequence[str]]]] = {  # as `LegSta
     LegKind.DECODE: ("decode", ("queue", "transfer", "join")),
     LegKind.LOCAL: ("prefill", ("queue", "compute")),
 }
+APIS: Final = ("chat", "completions", "responses", "messages", "generate", "tokens", "grpc")
 POOL_PREFIX: Final = "diptych_router_pool"
 KEY_PREFIX: Final = "diptych_router_key"
 
@@ -105,6 +107,14 @@ class RouterMetrics:
         self.kv_resyncs = counter("kv_resyncs", "Times a worker was asked for all its cached pages, after a gap")
         self.hedges = counter("hedges", "Second attempts beside one that was slow to answer")
         self.replays = counter("replays", "Retries that continued after tokens had been sent")
+        self._show_zeros()
+
+    def _show_zeros(self) -> None:
+        """Have what alerts look at on the page before the first time: its rate would not count that one."""
+        for api, outcome in itertools.product(APIS, (*sorted(FAILURES), "overloaded")):
+            self.requests.labels(api, outcome)
+        for reason in Reason:
+            self.turned_away.labels(reason.value)
 
     def _add_histograms(self) -> None:
         def histogram(name: str, words: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
