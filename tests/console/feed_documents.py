@@ -183,7 +183,7 @@ class Platform:
         }
         card["host_pages_saved"] = (card["host_pages_saved"] or 0) + self.rng.randrange(8)
         for link in card["links"].values():
-            _flow(link, self.rng)
+            _flow(link, self.rng, 0.12 * min(1.0, 8 / len(card["links"])))
 
     # Documents.
 
@@ -261,7 +261,7 @@ class Platform:
             if step[0] + step[1] > until_ms:
                 return
             pace.next_ms = step[0] + step[1] + self._gap_ms(mood)
-            yield step
+            yield (round(step[0], 2), round(step[1], 2), *step[2:])
 
     def _gap_ms(self, mood: float) -> float:
         return self.rng.uniform(100, 900) if self.rng.random() < 0.06 * (1.2 - mood) else self.rng.uniform(0.3, 3)
@@ -415,12 +415,12 @@ def _link(path: tuple[str, str], state: Any, rng: random.Random) -> Link:
     }
 
 
-def _flow(link: Link, rng: random.Random) -> None:
+def _flow(link: Link, rng: random.Random, share: float) -> None:
     if link["state"] != "up":
         return
     if link["bytes_per_s"] and rng.random() < 0.12:
         link["bytes_per_s"], link["in_flight_bytes"], link["queued_bytes"] = 0.0, 0, 0
-    elif rng.random() < 0.12 or link["bytes_per_s"]:
+    elif link["bytes_per_s"] or rng.random() < share:
         link["bytes_per_s"] = round(link["tested_bytes_per_s"] * rng.uniform(0.05, 0.6))
         link["in_flight_bytes"] = rng.randrange(1, 40) * 1_179_648
         link["queued_bytes"] = rng.randrange(4) * 1_179_648
@@ -429,11 +429,10 @@ def _flow(link: Link, rng: random.Random) -> None:
 
 def _told(links: dict[str, Link]) -> dict[str, Link]:
     """Of more than `MAX_LINKS` those that are not up or have traffic."""
-    copies = {peer: link.copy() for peer, link in links.items()}
-    if len(copies) <= MAX_LINKS:
-        return copies
-    matter = {peer: link for peer, link in copies.items() if link["state"] != "up" or link["bytes_per_s"]}
-    return dict(list(matter.items())[:MAX_LINKS])
+    if len(links) > MAX_LINKS:
+        matter = {peer: link for peer, link in links.items() if link["state"] != "up" or link["bytes_per_s"]}
+        links = dict(list(matter.items())[:MAX_LINKS])
+    return {peer: link.copy() for peer, link in links.items()}
 
 
 def _rest(card: WorkerCard, rng: random.Random) -> None:

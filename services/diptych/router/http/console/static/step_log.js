@@ -58,10 +58,35 @@ export class WorkerSteps {
     }
     return low;
   }
+
+  /** The index of the step that began at a moment; -1: it is forgotten. */
+  indexOf(begunMs) {
+    let index = this.indexAt(begunMs);
+    while (index < this.end && this.begunMs[index] < begunMs) index++;
+    return index < this.end && this.begunMs[index] === begunMs ? index : -1;
+  }
+}
+
+/** The server's time as the page sees it: it runs on while no steps come, and never jumps back by more than they do. */
+class HeadClock {
+  constructor() {
+    this.offsetMs = null; // from our clock to the end of the newest step
+  }
+
+  hear(headMs, nowMs = performance.now()) {
+    const offset = headMs - nowMs;
+    const isFar = this.offsetMs === null || Math.abs(offset - this.offsetMs) > 5000;
+    this.offsetMs = isFar ? offset : this.offsetMs + (offset - this.offsetMs) * (offset > this.offsetMs ? 0.5 : 0.02);
+  }
+
+  now(nowMs = performance.now()) {
+    return (this.offsetMs ?? 0) + nowMs;
+  }
 }
 
 export class StepLog {
   constructor() {
+    this.clock = new HeadClock();
     this.workers = new Map(); // WorkerSteps by instance
     this.arrows = []; // {room, from, fromMs, to, toMs}: hand-offs whose both ends are known
     this.open = new Map(); // by room: one end of a hand-off
@@ -72,11 +97,14 @@ export class StepLog {
 
   /** Add `Steps`; those that are known already are passed over. */
   add(data) {
+    const known = this.arrows.length;
     for (const [instance, rows] of Object.entries(data.workers)) {
       if (!this.workers.has(instance)) this.workers.set(instance, new WorkerSteps());
       const steps = this.workers.get(instance);
       for (const row of rows) if (row[0] > steps.newestMs) this.push(instance, steps, row);
     }
+    this.sortArrows(known);
+    if (this.headMs) this.clock.hear(this.headMs);
     this.forget(this.headMs - WINDOW_MS);
     this.version++;
   }
@@ -96,6 +124,25 @@ export class StepLog {
       this.open.delete(room);
       this.arrows.push(both);
     } else this.open.set(room, both);
+  }
+
+  /** By when they joined: a batch tells of one worker after the other. */
+  sortArrows(known) {
+    if (this.arrows.length > known + 1 || this.arrows[known]?.toMs < this.arrows[known - 1]?.toMs) this.arrows.sort((a, b) => a.toMs - b.toMs);
+  }
+
+  /** What a worker did in the last `ms`: {num, busyMs, prompt, output, longestMs}. */
+  summary(instance, ms) {
+    const sum = { num: 0, busyMs: 0, prompt: 0, output: 0, longestMs: 0 };
+    const steps = this.workers.get(instance);
+    for (let index = steps ? steps.indexAt(this.headMs - ms) : 0; steps && index < steps.end; index++) {
+      sum.num += 1;
+      sum.busyMs += Math.min(steps.ms[index], steps.begunMs[index] + steps.ms[index] - (this.headMs - ms));
+      sum.prompt += steps.prompt[index];
+      sum.output += steps.output[index];
+      sum.longestMs = Math.max(sum.longestMs, steps.ms[index]);
+    }
+    return sum;
   }
 
   forget(beforeMs) {
