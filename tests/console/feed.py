@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import uvicorn
+from feed_api import TOKEN_S, chunks, refusal
 from feed_documents import TICK_S, Platform, merge_patch
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -42,7 +43,6 @@ TYPES: Final = {".js": "text/javascript", ".css": "text/css", ".html": "text/htm
 TOKENS: Final = {"operator": True, "viewer": False}
 CODE: Final = "let-me-in"
 HOSTILE: Final = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
-ANSWER: Final = "A diptych is two panels joined by a hinge: one takes the prompt, the other gives the answer."
 
 MAX_STEPS: Final = 60_000  # that are kept
 Json = dict[str, Any]
@@ -186,6 +186,12 @@ def create_app(feed: Feed) -> Starlette:
     async def act(request: Request) -> Response:
         return await _act(feed, request)
 
+    async def chat(request: Request) -> Response:
+        return await _chat(feed, request)
+
+    async def models(_: Request) -> Response:
+        return _json({"object": "list", "data": [{"id": name} for name in (feed.platform.model, "sql")]})
+
     async def deed(request: Request) -> Response:
         feed.deeds()[request.path_params["deed"]](**dict(request.query_params))
         return _json({})
@@ -202,7 +208,8 @@ def create_app(feed: Feed) -> Starlette:
         Route(f"{api}/requests/{{id}}", document),
         Route("/console/{path:path}", _file),
         Route("/feed/{deed}", deed, methods=["POST"]),
-        Route("/v1/chat/completions", _chat, methods=["POST"]),
+        Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/models", models),
     ]
     return Starlette(routes=routes, lifespan=lifespan)
 
@@ -255,34 +262,19 @@ async def _file(request: Request) -> Response:
     return FileResponse(path, media_type=TYPES.get(path.suffix), headers={**HEADERS, "Cache-Control": "no-cache"})
 
 
-async def _chat(request: Request) -> Response:
+async def _chat(feed: Feed, request: Request) -> Response:
     body = await request.json()
-    return StreamingResponse(
-        _tokens(body), media_type="text/event-stream", headers={**_NO_STORE, "X-Request-Id": "req-playground"}
-    )
+    if refused := refusal(body, request.headers.get("authorization", "")):
+        return _json(refused[1], refused[0])
+    name = feed.platform.serve_chat()
+    return StreamingResponse(_tokens(body), media_type="text/event-stream", headers={**_NO_STORE, "X-Request-Id": name})
 
 
 async def _tokens(body: Json) -> AsyncIterator[str]:
-    head = {
-        "id": "req-playground",
-        "object": "chat.completion.chunk",
-        "created": 1_800_000_000,
-        "model": body["model"],
-    }
-    words = ANSWER.split()[: body.get("max_tokens") or 99]
-    await asyncio.sleep(0.2)
-    for index, word in enumerate(words):
-        token = word if index == 0 else f" {word}"
-        choice: Json = {"index": 0, "delta": {"content": token}, "finish_reason": None}
-        if body.get("logprobs"):
-            others = [{"token": other, "logprob": -2.0 - i, "bytes": None} for i, other in enumerate((" or", " and"))]
-            content = {"token": token, "logprob": -0.1 - index % 5, "bytes": None, "top_logprobs": others}
-            choice["logprobs"] = {"content": [content]}
-        yield f"data: {json.dumps({**head, 'choices': [choice]})}\n\n"
-        await asyncio.sleep(0.03)
-    yield f"data: {json.dumps({**head, 'choices': [{'index': 0, 'delta': {}, 'finish_reason': 'stop'}]})}\n\n"
-    usage = {"prompt_tokens": 31, "completion_tokens": len(words), "total_tokens": 31 + len(words)}
-    yield f"data: {json.dumps({**head, 'choices': [], 'usage': usage})}\n\n"
+    await asyncio.sleep(0.1)
+    for chunk in chunks(body):
+        yield f"data: {json.dumps(chunk)}\n\n"
+        await asyncio.sleep(TOKEN_S)
     yield "data: [DONE]\n\n"
 
 

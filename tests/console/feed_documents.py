@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from feed_stories import story_of
+
 from diptych.router.console.state import (
     CacheState,
     Charts,
@@ -79,8 +81,8 @@ class Platform:
             for index in range(num):
                 self.add(role, f"{role}-{index}")
         self.weave()
-        for _ in range(40):
-            self._arrive(self.now_s - self.rng.uniform(0, 60))
+        for _ in range(90):
+            self._live_through(self.rows[self._arrive(self.now_s - self.rng.uniform(0, 60))])
         self.tick()
 
     def _instance(self) -> str:
@@ -288,7 +290,18 @@ class Platform:
     def requests(self) -> RequestList:
         return {"rows": {name: {**row} for name, row in self.rows.items()}}
 
-    def _arrive(self, arrived_s: float) -> None:
+    def _live_through(self, row: RequestRow) -> None:
+        """What a call that came earlier has done since."""
+        for tick in range(int((self.now_s - row["arrived_unix_s"]) / TICK_S)):
+            _advance(row, row["arrived_unix_s"] + tick * TICK_S, self.rng)
+
+    def serve_chat(self) -> str:
+        """A call that just came, and has its first token already. Returns its id."""
+        name = self._arrive(self.now_s - 0.4)
+        self.rows[name] |= {"phase": "output", "ttft_s": 0.3, "duration_s": 0.4, "num_attempts": 1}
+        return name
+
+    def _arrive(self, arrived_s: float) -> str:
         name = f"req-{self.rng.getrandbits(48):012x}"
         prefill = [i for i, card in self.workers.items() if card["role"] != "decode"]
         decode = [i for i, card in self.workers.items() if card["role"] != "prefill"]
@@ -312,10 +325,11 @@ class Platform:
             "prefill": self.rng.choice(prefill) if prefill else "",
             "decode": self.rng.choice(decode) if decode else "",
         }
+        return name
 
     def story(self, name: str) -> RequestStory | None:
         row = self.rows.get(name)
-        return None if row is None else _story(row, self.workers, random.Random(name))
+        return None if row is None else story_of(row, self.workers, random.Random(name))
 
     def cache(self) -> CacheState:
         return _cache(list(self.workers), random.Random(3), self.now_s)
@@ -461,90 +475,19 @@ def _advance(row: RequestRow, now_s: float, rng: random.Random) -> None:
     if row["phase"] == "ended":
         return
     row["duration_s"] = round(now_s - row["arrived_unix_s"], 3)
+    prompt_s = (0.3 + row["prompt_tokens"] / 9000) * (4 if row["prompt_tokens"] % 16 == 0 else 1)  # a few are slow
     if row["phase"] == "waiting" and row["duration_s"] > 0.2:
         row["phase"], row["cached_tokens"] = "prompt", row["prompt_tokens"] // rng.choice((1, 2, 3, 100)) // 16 * 16
         row["cached_tokens"] = min(row["cached_tokens"], row["prompt_tokens"] - 1)
-    elif row["phase"] == "prompt" and row["duration_s"] > 0.5:
-        row["phase"], row["ttft_s"] = "output", round(0.3 + rng.random(), 3)
+    elif row["phase"] == "prompt" and row["duration_s"] > prompt_s:
+        row["phase"], row["ttft_s"] = "output", round(prompt_s, 3)
     elif row["phase"] == "output":
         row["output_tokens"] += rng.randrange(4, 12)
         if rng.random() < 0.04:
             row["phase"] = "ended"
-            row["outcome"], row["status"] = rng.choice((("ok", 200), ("ok", 200), ("ok", 200), ("failed", 503)))
-
-
-def _story(row: RequestRow, workers: dict[str, WorkerCard], rng: random.Random) -> RequestStory:
-    total = max(row["duration_s"], 0.4)
-    ttft = min(row["ttft_s"] or total * 0.5, total * 0.8)
-    spans = [("admit", 0.02, "router"), ("prepare", 0.05, "router"), ("select", 0.03, "router"), ("queue", 0.2, "p")]
-    spans += [("compute", 0.45, "p"), ("transfer", 0.18, "p"), ("join", 0.07, "d")]
-    bars: list[Any] = []
-    at = 0.0
-    for name, part, where in spans:
-        place = {"router": "router", "p": row["prefill"], "d": row["decode"]}[where]
-        parts = [_bar(f"chunk {i + 1}", at + ttft * part * i / 3, ttft * part / 3, place) for i in range(3)]
-        bars.append({**_bar(name, at, ttft * part, place), "parts": parts if name == "compute" else []})
-        at += ttft * part
-    bars.append(_bar("output", at, max(0.0, total - at - 0.004), row["decode"]))
-    num = row["output_tokens"]
-    return {
-        "row": row,
-        "bars": bars,
-        "unnamed_s": 0.004,
-        "token_s": [round(ttft + (total - ttft) * i / max(1, num), 4) for i in range(min(num, 500))],
-        "explanation": {"request_id": row["id"], "requests": [{"attempts": [_attempt(row, workers, ttft, rng)]}]},
-        "trace_id": f"{rng.getrandbits(128):032x}",
-    }
-
-
-def _bar(name: str, begun_s: float, duration_s: float, where: str) -> Any:
-    return {
-        "name": name, "begun_s": round(begun_s, 6), "duration_s": round(duration_s, 6),
-        "where": where, "is_failure": False, "parts": [],
-    }  # fmt: skip
-
-
-def _attempt(row: RequestRow, workers: dict[str, WorkerCard], ttft_s: float, rng: random.Random) -> Any:
-    pairs = [
-        _cost(prefill, decode, rng)
-        for prefill, first in workers.items()
-        if first["role"] != "decode"
-        for decode, second in workers.items()
-        if second["role"] != "prefill" and prefill != decode
-    ][:64]
-    pairs.sort(key=lambda cost: float(cost["total_s"]))
-    return {
-        "policy": "cost",
-        "reason": "the cheapest pair",
-        "room": f"{rng.getrandbits(64):016x}",
-        "prefill_instance": row["prefill"],
-        "decode_instance": row["decode"],
-        "outcome": row["outcome"] or "running",
-        "dispatched_after_s": 0.012,
-        "predicted_ttft_s": round(ttft_s * rng.uniform(0.7, 1.2), 4),
-        "ttft_s": row["ttft_s"],
-        "duration_s": row["duration_s"],
-        "prompt_tokens": row["prompt_tokens"],
-        "session": "",
-        "workers": [
-            {"instance": name, "cached_tokens": rng.randrange(0, 2000), "queued_tokens": card["queued_tokens"],
-             "num_requests": card["num_running"], "free_tokens": 30_000, "has_credit": True,
-             "prefill_s": {"base_s": 0.01, "per_token_s": 4.6e-5}, "decode_s": {"base_s": 0.03, "per_token_s": 1e-6}}
-            for name, card in workers.items()
-        ],
-        "pairs": pairs,
-        "scores": {"prefill": {}, "decode": {}},
-    }  # fmt: skip
-
-
-def _cost(prefill: str, decode: str, rng: random.Random) -> Json:
-    terms = ("queue_s", "grant_s", "compute_s", "late_s", "transfer_s", "decode_s", "stall_s")
-    cost = {term: round(rng.uniform(0, 0.4), 4) for term in terms}
-    ttft_s = round(sum(cost[term] for term in terms[:5]), 4)
-    return {
-        "prefill_instance": prefill, "decode_instance": decode, **cost, "later": 1.0,
-        "ttft_s": ttft_s, "total_s": round(sum(cost.values()), 4),
-    }  # fmt: skip
+            row["outcome"], row["status"] = rng.choice(
+                (*[("ok", 200)] * 8, ("unavailable", 503), ("disconnected", 200))
+            )
 
 
 def _cache(workers: list[str], rng: random.Random, now_s: float) -> CacheState:
@@ -579,11 +522,11 @@ def _cache(workers: list[str], rng: random.Random, now_s: float) -> CacheState:
 
 def _charts(now_s: float, rng: random.Random) -> Charts:
     units = {
-        "ttft_p50": "s", "ttft_p90": "s", "ttft_p99": "s", "itl_p50": "s", "itl_p99": "s", "goodput": "share",
-        "prompt_tokens": "tokens/s", "output_tokens": "tokens/s", "requests": "requests/s",
-        "queue_prefill": "s", "queue_decode": "s", "kv_prefill": "share", "kv_decode": "share",
+        "requests": "requests/s", "errors": "requests/s", "prompt_tokens": "tokens/s", "output_tokens": "tokens/s",
+        "queued": "requests", "running": "requests", "goodput": "share", "ttft_p50": "s", "ttft_p95": "s",
+        "itl_p50": "s", "itl_p95": "s", "kv_decode": "share", "kv_prefill": "share", "queue_prefill": "s",
     }  # fmt: skip
-    scale = {"s": 0.6, "share": 0.8, "tokens/s": 9000.0, "requests/s": 22.0}
+    scale = {"s": 0.6, "share": 0.8, "tokens/s": 9000.0, "requests/s": 22.0, "requests": 60.0}
     interval_s, num = 5.0, 720
     begun_s = now_s - now_s % interval_s - interval_s * num
     return {
