@@ -44,6 +44,7 @@ TOKENS: Final = {"operator": True, "viewer": False}
 CODE: Final = "let-me-in"
 HOSTILE: Final = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 
+MAX_STEPS: Final = 60_000  # that are kept
 Json = dict[str, Any]
 
 
@@ -56,7 +57,7 @@ class Feed:
         self.is_paused = False
         self.is_cut = False  # streams end at once
         self.acts: list[Json] = []
-        self.log: deque[Steps] = deque([platform.history(history_s)], maxlen=1300)
+        self.log: deque[Steps] = deque([platform.history(history_s)])
         self.num_batches = 1
         self.documents: dict[str, Callable[[], Any]] = {
             "fleet": platform.fleet,
@@ -75,6 +76,8 @@ class Feed:
         self.platform.tick()
         self.log.append(self.platform.steps())
         self.num_batches += 1
+        while len(self.log) > 1 and sum(map(_num_steps, self.log)) > MAX_STEPS:
+            self.log.popleft()
 
     def is_operator(self, request: Request) -> bool | None:
         """None: nobody that is known."""
@@ -98,7 +101,7 @@ class Feed:
                     told[topic] = new
                     yield _event("patch", {"topic": topic, "patch": patch})
             if "steps" in topics:
-                for steps in list(self.log)[len(self.log) - (self.num_batches - batch) :]:
+                for steps in list(self.log)[max(0, len(self.log) - (self.num_batches - batch)) :]:
                     yield _event("steps", steps)
                 batch = self.num_batches
 
@@ -131,6 +134,10 @@ class Feed:
                 link["reason"] = link["path"] = link["lanes"] = HOSTILE
         for row in self.platform.rows.values():
             row["tenant"] = row["model"] = row["adapter"] = row["outcome"] = HOSTILE
+
+
+def _num_steps(steps: Steps) -> int:
+    return sum(map(len, steps["workers"].values()))
 
 
 def _event(name: str, data: Any) -> str:

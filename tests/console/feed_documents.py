@@ -261,7 +261,7 @@ class Platform:
             if step[0] + step[1] > until_ms:
                 return
             pace.next_ms = step[0] + step[1] + self._gap_ms(mood)
-            yield step
+            yield (round(step[0], 2), round(step[1], 2), *step[2:])
 
     def _gap_ms(self, mood: float) -> float:
         return self.rng.uniform(100, 900) if self.rng.random() < 0.06 * (1.2 - mood) else self.rng.uniform(0.3, 3)

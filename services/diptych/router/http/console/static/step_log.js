@@ -97,11 +97,13 @@ export class StepLog {
 
   /** Add `Steps`; those that are known already are passed over. */
   add(data) {
+    const known = this.arrows.length;
     for (const [instance, rows] of Object.entries(data.workers)) {
       if (!this.workers.has(instance)) this.workers.set(instance, new WorkerSteps());
       const steps = this.workers.get(instance);
       for (const row of rows) if (row[0] > steps.newestMs) this.push(instance, steps, row);
     }
+    this.sortArrows(known);
     if (this.headMs) this.clock.hear(this.headMs);
     this.forget(this.headMs - WINDOW_MS);
     this.version++;
@@ -122,6 +124,11 @@ export class StepLog {
       this.open.delete(room);
       this.arrows.push(both);
     } else this.open.set(room, both);
+  }
+
+  /** By when they joined: a batch tells of one worker after the other. */
+  sortArrows(known) {
+    if (this.arrows.length > known + 1 || this.arrows[known]?.toMs < this.arrows[known - 1]?.toMs) this.arrows.sort((a, b) => a.toMs - b.toMs);
   }
 
   /** What a worker did in the last `ms`: {num, busyMs, prompt, output, longestMs}. */

@@ -3,7 +3,6 @@
 import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
 import { bytes, count, duration, number, share, speed, workerName } from "../format.js";
 import { FEW, FEW_LINKS, byCondition, byRole, linesOf, linksBetween, totals } from "./fleet_model.js";
-import { Drawer } from "./drawer.js";
 import { Lines, linkWords, usePlaces } from "./hinge.js";
 import { LinkMatrix } from "./link_matrix.js";
 import { Legend, Tile, WorkerCard, hrefOf } from "./worker_card.js";
@@ -27,8 +26,15 @@ export default function Fleet({ store, api, route, me }) {
       <${Picture} state=${state} selected=${selected} memory=${memory.current} />
       <${LinkTable} workers=${state.workers} />
       <${Terms} state=${state} />
-      ${selected && html`<${Drawer} instance=${selected} state=${state} me=${me} api=${api} seen=${memory.current.get(selected)} onClose=${() => close(selected)} />`}
+      ${selected && html`<${LateDrawer} instance=${selected} state=${state} me=${me} api=${api} seen=${memory.current.get(selected)} onClose=${() => close(selected)} />`}
     </div>`;
+}
+
+/** The drawer is loaded when it is opened first. */
+function LateDrawer(props) {
+  const [drawer, setDrawer] = useState(null);
+  useEffect(() => { import("./drawer.js").then((module) => setDrawer(() => module.Drawer)); }, []);
+  return drawer && html`<${drawer} ...${props} />`;
 }
 
 function close(instance) {

@@ -200,14 +200,14 @@ export default function Requests({ store }) {
       ? `${number(num_slow)} below ${num_slow === 1 ? "is" : "are"} slow: more than ${SLOW_TIMES} times the median first token (${duration(usual.ttft_s)}) or the median pace.`
       : "None below is slow beside the others."}</p>
     <${Filters} rows=${all} filters=${filters} set=${setFilters} />
-    <div class="held">
-      <button type="button" aria-pressed=${holds.pause} onClick=${() => hold({ pause: !holds.pause })}>Hold still</button>
-      <span class="quiet">${ids.length === all.length ? `all ${number(all.length)}` : `${number(ids.length)} of ${number(all.length)}`}${
-        isHeld ? " · held still while you read" : ""}</span>
-      ${num_new > 0 && html`<button type="button" class="link" onClick=${letGo}>show ${number(num_new)} new</button>`}
-    </div>
-    <div class="calls-frame" onPointerEnter=${(event) => hold({ pointer: event.pointerType === "mouse" })} onPointerLeave=${() => hold({ pointer: false })}
-      onFocusIn=${() => hold({ focus: true })} onFocusOut=${(event) => hold({ focus: event.currentTarget.contains(event.relatedTarget) })}>
+    <div onPointerEnter=${(event) => hold({ pointer: event.pointerType === "mouse" })} onPointerLeave=${() => hold({ pointer: false })}
+      onFocusCapture=${(event) => hold({ focus: event.target.matches("a") })} onBlurCapture=${() => hold({ focus: false })}>
+      <div class="held">
+        <button type="button" aria-pressed=${holds.pause} onClick=${() => hold({ pause: !holds.pause })}>Hold still</button>
+        <span class="quiet">${ids.length === all.length ? `all ${number(all.length)}` : `${number(ids.length)} of ${number(all.length)}`}${
+          isHeld ? " \u00b7 held still while you read" : ""}</span>
+        ${num_new > 0 && html`<button type="button" class="link" onClick=${letGo}>show ${number(num_new)} new</button>`}
+      </div>
       ${ids.length > 0
         ? html`<${Rows} ids=${ids} rows=${rows} usual=${usual} sort=${sort} setSort=${setSort} />`
         : html`<p class="empty">${all.length ? "No request passes these filters." : "No request has come yet. Send one, or try the playground."}</p>`}

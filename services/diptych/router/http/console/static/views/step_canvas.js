@@ -85,21 +85,22 @@ function line(to, x0, y0, x1, y1) {
   to.stroke();
 }
 
-/** Prompts above, outputs below: a step that has both fills its row. */
+/** Prompts above, outputs below: a step that has both fills its row. Bars begin and end on whole pixels. */
 function bars(to, steps, y, { side, endMs, beginMs, x }) {
   if (!steps) return;
-  const half = (side - 4) / 2;
-  const gap = side > 20 ? 1 : 0.5;
+  const half = Math.floor((side - 4) / 2);
+  const first = steps.indexAt(beginMs);
   const lanes = [[steps.prompt, y + 2, colour("--prefill")], [steps.output, y + 2 + half, colour("--decode")]];
   for (const [tokens, top, fill] of lanes) {
     to.fillStyle = fill;
     let from = 0;
     let until = -1;
-    for (let index = steps.indexAt(beginMs); index < steps.end && steps.begunMs[index] < endMs; index++) {
+    for (let index = first; index < steps.end && steps.begunMs[index] < endMs; index++) {
       if (!tokens[index]) continue;
-      const begin = x(steps.begunMs[index]);
-      const end = Math.max(begin + 0.75, x(steps.begunMs[index] + steps.ms[index]) - gap);
-      if (begin <= until + 0.25) {
+      const begin = Math.round(x(steps.begunMs[index]));
+      const reach = Math.round(x(steps.begunMs[index] + steps.ms[index]));
+      const end = Math.max(begin + 1, reach - begin > 3 ? reach - 1 : reach); // a line between bars, where there is room
+      if (begin <= until) {
         until = Math.max(until, end);
         continue;
       }
@@ -110,7 +111,7 @@ function bars(to, steps, y, { side, endMs, beginMs, x }) {
   }
 }
 
-function arrows(to, log, { rows, side, x, beginMs, endMs, width, left }) {
+function arrows(to, log, { rows, cursor, side, x, beginMs, endMs, width, left }) {
   const places = new Map(rows.map((row, index) => [row.instance, index]));
   const seen = [];
   for (let index = log.arrows.length - 1; index >= 0; index--) {
@@ -119,10 +120,15 @@ function arrows(to, log, { rows, side, x, beginMs, endMs, width, left }) {
     if (arrow.toMs >= beginMs && arrow.fromMs <= endMs && places.has(arrow.from) && places.has(arrow.to)) seen.push(arrow);
   }
   if (seen.length > MOST_ARROWS) return note(to, "Hand-offs are drawn when less time is shown", width, left);
+  const looked = rows[cursor?.row]?.instance;
+  const isBusy = seen.length > 80;
   to.strokeStyle = to.fillStyle = colour("--ink");
-  to.lineWidth = seen.length > 200 ? 0.5 : 1;
-  to.globalAlpha = seen.length > 200 ? 0.35 : 0.75;
-  for (const arrow of seen) handOff(to, x(arrow.fromMs), middle(places.get(arrow.from), side), x(arrow.toMs), middle(places.get(arrow.to), side), seen.length <= 200);
+  for (const arrow of seen) {
+    const isLooked = arrow.from === looked || arrow.to === looked;
+    to.lineWidth = isBusy && !isLooked ? 0.5 : 1;
+    to.globalAlpha = isLooked ? 0.9 : looked ? 0.12 : isBusy ? 0.4 : 0.75;
+    handOff(to, x(arrow.fromMs), middle(places.get(arrow.from), side), x(arrow.toMs), middle(places.get(arrow.to), side), isLooked || !isBusy);
+  }
   to.globalAlpha = 1;
   to.lineWidth = 1;
 }

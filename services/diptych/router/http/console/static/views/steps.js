@@ -70,17 +70,19 @@ function Stream({ log, rows }) {
     const isSeen = { now: true };
     const seer = new IntersectionObserver(([entry]) => { isSeen.now = entry.isIntersecting; });
     seer.observe(element);
-    function tick() {
+    let idleUntil = 0; // drawing takes a quarter of the time at most
+    function tick(nowMs) {
       frame = requestAnimationFrame(tick);
-      if (!isSeen.now || !size.current.width) return;
-      const endMs = moves.end();
-      const msOfPixel = view.spanMs / size.current.width;
-      const key = [Math.round(endMs / msOfPixel), view.spanMs, log.version, latest.current.rows.length, JSON.stringify(latest.current.cursor)].join();
+      if (!isSeen.now || !size.current.width || nowMs < idleUntil) return;
+      const msOfPixel = view.spanMs / (size.current.width - layoutOf(0).left);
+      const endMs = Math.round(moves.end() / msOfPixel) * msOfPixel;
+      const key = [endMs, view.spanMs, log.version, latest.current.rows.length, JSON.stringify(latest.current.cursor)].join();
       if (key === last.key) return;
       last = { key };
-      draw(element, log, { ...latest.current, ...size.current, endMs, spanMs: view.spanMs, isPaused: view.endMs !== null });
+      draw(element, log, { ...latest.current, ...size.current, endMs, spanMs: view.spanMs });
+      idleUntil = nowMs + 4 * (performance.now() - nowMs);
     }
-    tick();
+    frame = requestAnimationFrame(tick);
     return () => { cancelAnimationFrame(frame); observer.disconnect(); seer.disconnect(); untheme(); };
   }, []);
 
