@@ -78,7 +78,7 @@ def test_the_chosen_pair_is_marked_in_a_table_by_total_cost(site: Site) -> None:
     attempt = story["explanation"]["requests"][0]["attempts"][0]
     assert page.locator(".costs tbody tr").count() == len(attempt["pairs"])
     chosen = page.locator(".costs .is-chosen")
-    expect(chosen).to_contain_text(f"{row['prefill'][:6]} → {row['decode'][:6]}")
+    expect(chosen).to_contain_text(f"{site.pod(row['prefill'])} → {site.pod(row['decode'])}")
     expect(chosen.locator(".tag")).to_have_text("chosen")
     cost = next(pair for pair in attempt["pairs"] if pair["decode_instance"] == row["decode"])
     expect(chosen.locator(".total_s")).to_have_text(_seconds(cost["total_s"]))

@@ -122,7 +122,7 @@ function Chart({ state, times, chart }) {
   const at = (values) => (index === null ? newest(values) : values[index] ?? null);
   return html`<figure class="chart">
     <figcaption><h2>${chart.name}</h2><span class="quiet">${index === null ? "now" : clock(times[index])}</span></figcaption>
-    <ul class="lines">${chart.lines.map(([name, values], nth) => html`<li key=${name} data-series=${name}>
+    <ul class="series">${chart.lines.map(([name, values], nth) => html`<li key=${name} data-series=${name}>
       <svg width="22" height="6" aria-hidden="true"><path d="M0 3H22" style=${{ stroke: `var(${lineColour(name)})`, strokeDasharray: DASHES[nth % DASHES.length].join(" ") }} /></svg>
       ${wordsOf(name)} <b>${show(at(values))}</b></li>`)}</ul>
     <${Plot} chart=${chart} times=${times} onCursor=${setIndex} />

@@ -1,7 +1,8 @@
 // The time of one call, stage by stage: a table whose last column is a picture of it.
 
-import { html, useRef, useState } from "../vendor/htm-preact.js";
-import { duration, shortId } from "../format.js";
+import { html, useContext, useRef, useState } from "../vendor/htm-preact.js";
+import { duration } from "../format.js";
+import { Names } from "./names.js";
 
 const MIN_GAP_S = 5e-5; // shorter ones are rounding
 const MIN_SPAN_S = 1e-4; // that can be zoomed to
@@ -76,10 +77,13 @@ export function roleOf({ name, where }, row) {
   return /^(prefill|messages)/.test(name) || where === row.prefill ? "prefill" : "decode";
 }
 
-export const placeOf = (bar, row) => {
+/** Where a stage ran, in words. */
+export function placeOf(bar, row, names) {
   const role = roleOf(bar, row);
-  return role === "router" ? role : `${role} ${shortId(bar.where)}`;
-};
+  if (role === "router") return role;
+  const name = names.of(bar.where);
+  return name.includes(role) ? name : `${role} ${name}`;
+}
 
 const rowsOf = (bars, folded, depth = 0, path = "") => bars.flatMap((bar, index) => {
   const key = `${path}/${index}`;
@@ -109,6 +113,7 @@ export function Waterfall({ story, label = "Where the time went" }) {
   const { row, bars, token_s, unnamed_s } = story;
   const ends = bars.map((bar) => bar.begun_s + bar.duration_s);
   const total = Math.max(row.duration_s, MIN_SPAN_S, ...ends, token_s.at(-1) ?? 0);
+  const names = useContext(Names);
   const [folded, setFolded] = useState({});
   const [window_, setWindow] = useState(null); // null: the whole call
   const [drag, setDrag] = useState(null);
@@ -192,7 +197,7 @@ export function Waterfall({ story, label = "Where the time went" }) {
             ${bar.is_failure && html` <span class="tag bad">failed</span>`}
             ${meaning(bar.name) && html` <small>${meaning(bar.name)}</small>`}
           </th>
-          <td role="cell" class="wf-where">${!isHolder(bar) || bar.where === "router" ? html`<span class=${`role ${roleOf(bar, row)}`}>${placeOf(bar, row)}</span>` : ""}</td>
+          <td role="cell" class="wf-where">${!isHolder(bar) || bar.where === "router" ? html`<span class=${`place ${roleOf(bar, row)}`}>${placeOf(bar, row, names)}</span>` : ""}</td>
           <td role="cell" class="num wf-begin">${duration(bar.begun_s)}</td><td role="cell" class="num">${duration(bar.duration_s)}</td>
           ${track(segment(bar.begun_s, bar.duration_s, `${roleOf(bar, row)} ${isHolder(bar) ? "whole" : ""} ${bar.is_failure ? "failure" : ""}`, `${bar.name}, ${duration(bar.duration_s)}`))}
         </tr>`)}
@@ -203,7 +208,7 @@ export function Waterfall({ story, label = "Where the time went" }) {
         </tr>
         ${token_s.length > 0 && html`<tr role="row" class="wf-tokens">
           <th role="rowheader" scope="row" class="wf-name"><span class="leaf">tokens</span> <small>when each went out</small></th>
-          <td role="cell" class="wf-where"><span class="role">client</span></td>
+          <td role="cell" class="wf-where"><span class="place client">client</span></td>
           <td role="cell" class="num wf-begin">${duration(token_s[0])}</td><td role="cell" class="num">${token_s.length}</td>
           ${track(html`<svg class="wf-ticks" viewBox="0 0 1000 10" preserveAspectRatio="none" aria-hidden="true"><path
             d=${token_s.filter((time) => time >= from && time <= to).map((time) => `M${(at(time) * 10).toFixed(1)} 0V10`).join("")} /></svg>`)}
