@@ -25,7 +25,7 @@ def test_every_operation_answers_as_documented(cluster: Cluster) -> None:
         seen = statuses(operation, GenerationMode.POSITIVE, NUM_EXAMPLES, "tiny")
         if not {200, 202} & seen.keys():
             never_good.append(operation.path)
-    never_good = [path for path in never_good if path != "/console/api/acts/unload-adapter"]  # of a name that was loaded
+    never_good = [path for path in never_good if path != "/console/api/acts/unload-adapter"]  # chance
     assert never_good == [  # whose names nobody guesses
         "/v1/models/{model_id}",
         "/console/api/requests/{request_id}",

@@ -16,7 +16,7 @@ async function errorOf(response) {
   let words = "";
   try {
     const body = await response.json();
-    words = body?.error?.message ?? body?.message ?? body?.detail ?? "";
+    words = typeof body?.error === "string" ? body.error : body?.error?.message ?? body?.message ?? body?.detail ?? "";
   } catch { /* not JSON */ }
   return new ApiError(response.status, typeof words === "string" && words ? words : `The server answered ${response.status}.`);
 }
