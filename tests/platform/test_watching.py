@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -30,7 +29,6 @@ def simulated(tmp_path_factory: pytest.TempPathFactory, platform_class: type[Pla
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DIPTYCH_SIM_TIMING", "none")
         patch.setenv("DIPTYCH_KV_CACHE_MIB", "16")
-        patch.setenv("DIPTYCH_LOG_FORMAT", "json")
         patch.delenv(TOKEN_VARIABLE, raising=False)  # `up` makes a token for each kind of member
         log = tmp_path_factory.mktemp("watching") / "log"
         running = platform_class(log, options=("--model", "sim", "--device", "sim"))
@@ -39,8 +37,8 @@ def simulated(tmp_path_factory: pytest.TempPathFactory, platform_class: type[Pla
 
 
 def worker_of(platform: Platform, role: bootstrap_pb2.Role) -> bootstrap_pb2.Instance:
-    (worker,) = [each for each in platform.instances() if each.role == role]
-    return worker
+    workers: list[bootstrap_pb2.Instance] = [each for each in platform.instances() if each.role == role]
+    return workers[0]
 
 
 class Watch:
@@ -131,7 +129,7 @@ def test_a_worker_is_no_watcher_and_an_instance_that_is_not_there_is_not_found(s
         with open_sync_channel(worker.address, simulated.trust(party)) as channel:
             with pytest.raises(grpc.RpcError) as error:
                 next(WorkerStub(channel).Watch(WatchWorkerRequest(instance_id=instance_id), timeout=200))
-            assert error.value.code() is code  # type: ignore[attr-defined]
+            assert error.value.code() is code
 
 
 def set_log_level(platform: Platform, level: str, party: str = "operator") -> SetLogLevelResponse:
@@ -142,10 +140,9 @@ def set_log_level(platform: Platform, level: str, party: str = "operator") -> Se
     return answer
 
 
-def lines_of_starts(platform: Platform) -> list[Any]:
+def lines_of_starts(platform: Platform) -> list[str]:
     """What the prefill worker's scheduler logs of rooms that start: only at level debug."""
-    lines = [json.loads(line) for line in platform.log.read_text().splitlines() if line.startswith("{")]
-    return [line for line in lines if line["level"] == "debug" and " starts: request " in line["message"]]
+    return [line for line in platform.log.read_text().splitlines() if " starts: request " in line]
 
 
 def test_an_operator_changes_the_log_level_of_a_running_scheduler(
@@ -175,5 +172,5 @@ def test_a_level_that_is_none_or_a_caller_who_may_not_changes_nothing(
 ) -> None:
     with pytest.raises(grpc.RpcError, match=words) as error:
         set_log_level(simulated, level, party)
-    assert error.value.code() is code  # type: ignore[attr-defined]
+    assert error.value.code() is code
     assert set_log_level(simulated, "info").previous_level == "info"

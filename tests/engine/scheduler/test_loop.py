@@ -258,7 +258,7 @@ def test_a_watch_that_is_not_renewed_ends(frontend: Frontend) -> None:
     while not frontend.receive().HasField("news"):
         pass
     frontend.start(7, [1, 2, 3], 50)
-    told = []
+    told: list[engine_pb2.SchedulerEvents] = []
     while not told or not (told[-1].outputs and ended(told[-1].outputs[-1])):
         told.append(frontend.receive())
     assert not any(events.HasField("news") for events in told)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from worker_facts import MODEL_ID, TERMS, facts, link
@@ -11,7 +12,15 @@ from diptych.common.members.roles import Role
 from diptych.router.choose.breakers import Pause
 from diptych.router.choose.estimates import WorkerSpeed
 from diptych.router.choose.fits import Curve
-from diptych.router.console.fleet_state import MAX_LINKS, fleet_state, queue_s, shown_links, significant, worker_card
+from diptych.router.console.fleet_state import (
+    MAX_LINKS,
+    LinkMemo,
+    fleet_state,
+    queue_s,
+    shown_links,
+    significant,
+    worker_card,
+)
 from diptych.router.console.state import Drain, FleetState, Link, RouterCard, StepRate, Unpaired, WorkerCard
 from diptych.router.console.worker_facts import RouterFacts
 from diptych.router.workers.worker_view import WorkerLoad
@@ -83,7 +92,7 @@ def test_a_card_says_all_that_is_known() -> None:
         rate=RATE,
         link_rates={2: 98765.4},
     )
-    assert worker_card(worker, {1: Pause(3, 1.2)}) == WorkerCard(
+    assert worker_card(worker, {1: Pause(3, 1.2)}, LinkMemo()) == WorkerCard(
         role="prefill",
         pool="fast",
         pod="prefill-0",
@@ -136,7 +145,7 @@ def test_a_card_says_all_that_is_known() -> None:
 
 
 def test_what_a_worker_has_not_told_is_null() -> None:
-    card = worker_card(facts(1, Role.DECODE, is_reached=False), {})
+    card = worker_card(facts(1, Role.DECODE, is_reached=False), {}, LinkMemo())
     assert {name: value for name, value in card.items() if value is None} == UNKNOWN
     assert (card["kv_pages"], card["links"], card["is_connected"]) == ({}, {}, False)
 
@@ -158,16 +167,16 @@ def test_of_many_links_those_are_told_that_say_most() -> None:
     num_links = 3 * MAX_LINKS
     links = [link(peer, bytes_sent=5) for peer in range(1, num_links)] + [link(num_links, LINK_STATE_DOWN)]
     rates = {peer: float(peer) for peer in range(1, num_links, 2)}
-    shown = shown_links(links, rates)
+    shown = shown_links(links, rates, {})
     fastest = sorted(rates, reverse=True)[: MAX_LINKS - 1]
     assert list(shown) == [f"{peer:016x}" for peer in (num_links, *fastest)]
-    assert shown_links(links, {}).keys() == {f"{num_links:016x}"}
-    assert len(shown_links(links[:MAX_LINKS], {})) == MAX_LINKS
+    assert shown_links(links, {}, {}).keys() == {f"{num_links:016x}"}
+    assert len(shown_links(links[:MAX_LINKS], {}, {})) == MAX_LINKS
 
 
 def test_a_state_of_a_later_version_is_a_link_that_is_down() -> None:
     odd = LinkStatus(peer_instance_id=2, state=99, last_heard_s=math.inf)  # type: ignore[arg-type]
-    (shown,) = shown_links([odd, LinkStatus(peer_instance_id=2)], {2: math.nan}).values()
+    (shown,) = shown_links([odd, LinkStatus(peer_instance_id=2)], {2: math.nan}, {}).values()
     assert (shown["state"], shown["last_heard_s"], shown["bytes_per_s"]) == ("down", 0.0, 0.0)
 
 
@@ -182,7 +191,7 @@ def test_the_fleet_is_its_routers_workers_pools_and_who_does_not_pair() -> None:
     ours = bootstrap_pb2.Instance(instance_id=7, address="host:8000", version="1.0", pod="router-0")
     theirs = bootstrap_pb2.Instance(instance_id=8, address="host:8001", version="1.1")
     here = RouterFacts(7, "1.0", MODEL_ID, "nothing works", [ours, theirs])
-    state = fleet_state(here, [facts(1, Role.PREFILL, [2]), facts(2, Role.DECODE)])
+    state = fleet_state(here, [facts(1, Role.PREFILL, [2]), facts(2, Role.DECODE)], LinkMemo())
     one, two = f"{1:016x}", f"{2:016x}"
     assert state == FleetState(
         router=f"{7:016x}",
@@ -200,3 +209,45 @@ def test_the_fleet_is_its_routers_workers_pools_and_who_does_not_pair() -> None:
     )
     assert state["pools"].keys() == {"prefill", "decode"}
     assert json.loads(json.dumps(state)) == state
+
+
+def test_links_that_are_as_they_were_are_the_same_object() -> None:
+    memo, idle, busy = LinkMemo(), link(2, bytes_sent=5, last_heard_s=0.2), link(3, bytes_sent=5)
+    first = facts(1, Role.PREFILL, links=[idle, busy])
+    before = memo.shown(first)
+    assert memo.shown(first) is before
+    later = link(2, bytes_sent=5, last_heard_s=0.9), link(3, bytes_sent=9)
+    after = memo.shown(facts(1, Role.PREFILL, links=later, link_rates={3: 4.0}))
+    two, three = f"{2:016x}", f"{3:016x}"
+    assert after.told[two] is before.told[two]
+    assert (after.told[three]["bytes_sent"], after.told[three]["bytes_per_s"], after.num_up) == (9, 4.0, 2)
+    idle_again = memo.shown(facts(1, Role.PREFILL, links=later))
+    assert idle_again.told[three]["bytes_per_s"] == 0.0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"state": LINK_STATE_DOWN},
+        {"bytes_sent": 6},
+        {"in_flight_bytes": 1},
+        {"queued_bytes": 1},
+        {"path": "put"},
+        {"lanes": "tcp"},
+        {"last_heard_s": 1.0},
+    ],
+)
+def test_any_change_of_an_idle_link_is_told(change: dict[str, Any]) -> None:
+    memo = LinkMemo()
+    before = memo.shown(facts(1, Role.PREFILL, links=[link(2, bytes_sent=5)])).told
+    changed = memo.shown(facts(1, Role.PREFILL, links=[link(2, **{"bytes_sent": 5, **change})])).told
+    assert changed != before
+
+
+def test_a_worker_that_has_gone_is_forgotten() -> None:
+    memo, here = LinkMemo(), RouterFacts(7, "1.0", MODEL_ID)
+    gone = facts(1, Role.PREFILL, links=[link(2)])
+    fleet_state(here, [gone], memo)
+    before = memo.shown(gone)
+    fleet_state(here, [], memo)
+    assert memo.shown(gone) is not before

@@ -67,6 +67,11 @@ def watching(cluster: Cluster) -> Iterator[Watching]:
     watching.close()
 
 
+def open_rooms(watches: Watches, instance_id: int = 100) -> int | None:
+    status = watches.status(instance_id)
+    return None if status is None else status.open_rooms
+
+
 def test_nobody_is_asked_before_somebody_looks(watching: Watching) -> None:
     cluster = watching.cluster
     cluster.complete()
@@ -95,14 +100,14 @@ def test_what_a_worker_tells_is_known(watching: Watching) -> None:
     watching.now_s += 2.0
     first = [LinkStatus(peer_instance_id=101, state=LINK_STATE_UP, bytes_sent=1000)]
     watching.tell(worker, WorkerNews(status=WorkerStatus(open_rooms=3, links=first), has_links=True))
-    cluster.wait_until(lambda: watches.status(100).open_rooms == 3)
+    cluster.wait_until(lambda: open_rooms(watches) == 3)
     watching.now_s += 2.0
     second = [LinkStatus(peer_instance_id=101, state=LINK_STATE_UP, bytes_sent=5000)]
     news = WorkerNews(status=WorkerStatus(open_rooms=4, links=second), has_links=True, steps=STEPS)
     watching.tell(worker, news)
-    cluster.wait_until(lambda: watches.status(100).open_rooms == 4)
+    cluster.wait_until(lambda: open_rooms(watches) == 4)
     watching.tell(worker, WorkerNews(status=WorkerStatus(open_rooms=5)))
-    cluster.wait_until(lambda: watches.status(100).open_rooms == 5)
+    cluster.wait_until(lambda: open_rooms(watches) == 5)
     assert [link.bytes_sent for link in watches.links(100)] == [5000]  # as before
     assert watches.link_rates(100) == {101: 2000.0}
     assert watches.rate(100) == {"steps_per_s": 0.2, "prompt_tokens_per_s": 25, "output_tokens_per_s": 0, "busy": 0.06}
@@ -148,6 +153,6 @@ def test_the_document_of_the_fleet_says_what_the_watches_tell(watching: Watching
     assert (before["workers"][one]["role"], before["workers"][one]["retractions"]) == ("prefill", None)
     watching.start()
     cluster.wait_until(lambda: watches.status(100))
-    watching.tell(cluster.workers[0], WorkerNews(status=WorkerStatus(retractions=4)))
-    cluster.wait_until(lambda: watches.status(100).retractions == 4)
+    watching.tell(cluster.workers[0], WorkerNews(status=WorkerStatus(open_rooms=9, retractions=4)))
+    cluster.wait_until(lambda: open_rooms(watches) == 9)
     assert cluster.call(state())["workers"][one]["retractions"] == 4

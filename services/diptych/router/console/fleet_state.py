@@ -7,8 +7,8 @@ does not change in between: a document that is the same costs no viewer anything
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from diptych.common.members.instances import role_of, state_of
 from diptych.common.members.roles import LegKind
@@ -21,10 +21,50 @@ from diptych.v1 import worker_pb2
 from diptych.v1.bootstrap_pb2 import Instance
 from diptych.v1.worker_pb2 import LINK_STATE_UP, LinkStatus, WorkerStatus
 
-MAX_LINKS: Final = 32  # of a worker that are told
+MAX_LINKS: Final = 16  # of a worker that are told
 
 
-def fleet_state(here: RouterFacts, workers: Sequence[WorkerFacts]) -> FleetState:
+class LinkMemo:
+    """The links of workers as they were last told: what has not changed is not made again, and stays the same object.
+
+    Links are most of the document. They are news about once a second, and few of them change by then.
+    """
+
+    def __init__(self) -> None:
+        self._workers: dict[int, _Shown] = {}
+
+    def shown(self, worker: WorkerFacts) -> _Shown:
+        """Return a worker's links that are told, and how many are up."""
+        before = self._workers.get(worker.instance_id, _NOTHING)
+        if before.links is worker.links and before.rates is worker.link_rates:
+            return before
+        told = shown_links(worker.links, worker.link_rates, before.told)
+        num_up = sum(link.state == LINK_STATE_UP for link in worker.links)
+        shown = self._workers[worker.instance_id] = _Shown(worker.links, worker.link_rates, told, num_up)
+        return shown
+
+    def keep(self, workers: Iterable[WorkerFacts]) -> None:
+        """Forget all but these."""
+        present = {worker.instance_id for worker in workers}
+        for instance_id in self._workers.keys() - present:
+            del self._workers[instance_id]
+
+
+class _Shown(NamedTuple):
+    """The links of a worker."""
+
+    links: Sequence[LinkStatus]
+    rates: Mapping[int, float]
+    told: dict[str, Link]
+    num_up: int
+
+
+_NOTHING: Final = _Shown((), {}, {}, 0)
+
+
+def fleet_state(here: RouterFacts, workers: Sequence[WorkerFacts], memo: LinkMemo) -> FleetState:
+    """Return the document. `memo` is the caller's from one to the next."""
+    memo.keep(workers)
     apart = unpaired(workers, here.model_id, here.pauses)
     return FleetState(
         router=f"{here.instance_id:016x}",
@@ -32,7 +72,7 @@ def fleet_state(here: RouterFacts, workers: Sequence[WorkerFacts]) -> FleetState
         model=here.model_id,
         problem=here.problem,
         routers={f"{each.instance_id:016x}": _router(each, here.instance_id) for each in here.routers},
-        workers={f"{each.instance_id:016x}": worker_card(each, here.pauses) for each in workers},
+        workers={f"{each.instance_id:016x}": worker_card(each, here.pauses, memo) for each in workers},
         unpaired=apart.told,
         num_unpaired=apart.number,
         pools=pool_signals(workers),
@@ -44,7 +84,8 @@ def _router(record: Instance, here_id: int) -> RouterCard:
     return RouterCard(address=record.address, version=record.version, pod=record.pod, is_here=is_here)
 
 
-def worker_card(worker: WorkerFacts, pauses: Mapping[Suspect, Pause]) -> WorkerCard:
+def worker_card(worker: WorkerFacts, pauses: Mapping[Suspect, Pause], memo: LinkMemo) -> WorkerCard:
+    shown = memo.shown(worker)
     record, load, status, view = worker.record, worker.reported, worker.status, worker.view
     pause = pauses.get(view.instance_id)
     return WorkerCard(
@@ -69,8 +110,8 @@ def worker_card(worker: WorkerFacts, pauses: Mapping[Suspect, Pause]) -> WorkerC
         total_pages=load.total_pages,
         rate=worker.rate,
         adapters=sorted(view.adapters),
-        links=shown_links(worker.links, worker.link_rates),
-        num_links_up=None if status is None else sum(link.state == LINK_STATE_UP for link in worker.links),
+        links=shown.told,
+        num_links_up=None if status is None else shown.num_up,
         cached_pages=worker.cached_pages,
         prompt_tokens_per_s=_prompt_speed(worker),
         kv_pages={} if status is None else dict(status.pages_by_state),
@@ -116,19 +157,42 @@ def _drain(status: WorkerStatus) -> Drain | None:
     )
 
 
-def shown_links(links: Sequence[LinkStatus], rates: Mapping[int, float]) -> dict[str, Link]:
-    """Return all links, or of many those that say most: not up, then those with the most traffic."""
+def shown_links(links: Sequence[LinkStatus], rates: Mapping[int, float], before: Mapping[str, Link]) -> dict[str, Link]:
+    """Return all links, or of many those that say most: not up, then those with the most traffic.
+
+    One that is as it was `before` is the same object.
+    """
     if len(links) > MAX_LINKS:
-        busy = {link.peer_instance_id: _traffic(link, rates) for link in links}
-        telling = (link for link in links if busy[link.peer_instance_id])
-        links = sorted(telling, key=lambda link: -busy[link.peer_instance_id])[:MAX_LINKS]
-    return {f"{link.peer_instance_id:016x}": _link(link, rates.get(link.peer_instance_id, 0.0)) for link in links}
+        busy = [(traffic, link) for link in links if (traffic := _traffic(link, rates))]
+        links = [link for _, link in sorted(busy, key=lambda each: -each[0])[:MAX_LINKS]]
+    shown = {}
+    for link in links:
+        name, rate = f"{link.peer_instance_id:016x}", rates.get(link.peer_instance_id, 0.0)
+        old = before.get(name)
+        shown[name] = old if old is not None and _is_as_before(link, rate, old) else _link(link, rate)
+    return shown
 
 
 def _traffic(link: LinkStatus, rates: Mapping[int, float]) -> float:
     if link.state != LINK_STATE_UP:
         return math.inf
     return rates.get(link.peer_instance_id, 0.0) + link.in_flight_bytes + link.queued_bytes
+
+
+def _is_as_before(link: LinkStatus, rate: float, old: Link) -> bool:
+    """Whether an idle link is the one that it was: of such there are many."""
+    return (
+        not rate
+        and not old["bytes_per_s"]
+        and link.state == LINK_STATE_UP
+        and old["state"] == "up"
+        and link.bytes_sent == old["bytes_sent"]
+        and link.in_flight_bytes == old["in_flight_bytes"]
+        and link.queued_bytes == old["queued_bytes"]
+        and link.path == old["path"]
+        and link.lanes == old["lanes"]
+        and _whole(link.last_heard_s) == old["last_heard_s"]
+    )
 
 
 def _link(link: LinkStatus, rate: float) -> Link:
@@ -142,8 +206,12 @@ def _link(link: LinkStatus, rate: float) -> Link:
         bytes_sent=link.bytes_sent,
         in_flight_bytes=link.in_flight_bytes,
         queued_bytes=link.queued_bytes,
-        last_heard_s=float(math.floor(link.last_heard_s)) if math.isfinite(link.last_heard_s) else 0.0,
+        last_heard_s=_whole(link.last_heard_s),
     )
+
+
+def _whole(seconds: float) -> float:
+    return float(math.floor(seconds)) if math.isfinite(seconds) else 0.0
 
 
 def significant(value: float) -> float:

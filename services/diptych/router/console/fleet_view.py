@@ -7,7 +7,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 
 from diptych.router.choose.breakers import Breakers
-from diptych.router.console.fleet_state import fleet_state
+from diptych.router.console.fleet_state import LinkMemo, fleet_state
 from diptych.router.console.state import FleetState
 from diptych.router.console.watches import Watches
 from diptych.router.console.worker_facts import RouterFacts, WorkerFacts
@@ -26,6 +26,7 @@ class FleetView:
         self._breakers = breakers
         self._clock = clock  # the breakers'
         self._version = version("diptych")
+        self._memo = LinkMemo()
 
     def state(self) -> FleetState:
         """Return the topic `fleet` as it is now."""
@@ -38,7 +39,7 @@ class FleetView:
             routers=tuple(fleet.routers().values()),
             pauses=self._breakers.pauses(self._clock()),
         )
-        return fleet_state(here, [self._facts(session) for session in fleet.sessions()])
+        return fleet_state(here, [self._facts(session) for session in fleet.sessions()], self._memo)
 
     def _facts(self, session: Session) -> WorkerFacts:
         key, fleet, watches = session.instance_id, self._fleet, self._watches

@@ -79,7 +79,7 @@ class WorkerCard(TypedDict):
     rate: StepRate | None
     drain: Drain | None
     adapters: list[str]
-    links: dict[str, Link]  # by peer; of more than 32 those that are not up or have traffic, 32 at most
+    links: dict[str, Link]  # by peer; of more than 16 those that are not up or have traffic, 16 at most
     num_links_up: int | None
     integrity_failures: int | None  # must be 0
     leaks_found: int | None  # must be 0

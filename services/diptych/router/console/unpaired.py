@@ -16,9 +16,21 @@ from diptych.router.choose.breakers import Pause, Suspect
 from diptych.router.console.state import Unpaired
 from diptych.router.console.worker_facts import WorkerFacts
 from diptych.router.workers.worker_view import Pair
-from diptych.v1.worker_pb2 import LINK_STATE_UP, LinkState, LinkStatus
+from diptych.v1.worker_pb2 import (
+    LINK_STATE_CONNECTING,
+    LINK_STATE_REFUSED,
+    LINK_STATE_TESTING,
+    LINK_STATE_UP,
+    LinkStatus,
+)
 
 MAX_UNPAIRED: Final = 200  # that are told
+_STATE_NAMES: Final[Mapping[int, str]] = {
+    LINK_STATE_CONNECTING: "connecting",
+    LINK_STATE_TESTING: "testing",
+    LINK_STATE_UP: "up",
+    LINK_STATE_REFUSED: "refused",
+}
 
 Facts = Mapping[int, WorkerFacts]
 
@@ -105,8 +117,7 @@ def _link_words(worker: WorkerFacts, peer: WorkerFacts) -> str:
 
 def state_name(link: LinkStatus) -> str:
     """Return "down", "connecting", "testing", "up" or "refused"."""
-    name = LinkState.Name(link.state) if link.state in LinkState.values() else "LINK_STATE_DOWN"
-    return name.removeprefix("LINK_STATE_").lower().replace("unspecified", "down")
+    return _STATE_NAMES.get(link.state, "down")
 
 
 def _avoided(pauses: Mapping[Suspect, Pause], able: Sequence[WorkerFacts]) -> Iterator[tuple[Pair, str]]:
