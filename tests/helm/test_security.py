@@ -114,6 +114,8 @@ def is_allowed(found: Objects, component: str, source: dict[str, str], port: str
         ("client", "router", "grpc", False),
         ("r-diptych-test-answers", "router", "http", True),
         ("r-diptych-router", "router", "http", True),  # `diptych status`
+        ("r-diptych-router", "router", "34567", True),  # of one of its processes: consoles ask each
+        ("r-diptych-test-answers", "router", "34567", False),
         ("r-diptych-prefill", "router", "http", False),
         ("client", "router", "health", False),  # nor metrics
         ("client", "r-diptych-decode", "grpc", False),

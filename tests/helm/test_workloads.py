@@ -453,6 +453,44 @@ def test_routes_lead_to_the_service() -> None:
     assert grpc["backendRefs"] == [{"name": ROUTER, "port": 9000}]
 
 
+def prefixes(rule: dict[str, Any]) -> list[str]:
+    """The paths that a rule of an Ingress or of an HTTPRoute leads on."""
+    if "http" in rule:
+        return [each["path"] for each in rule["http"]["paths"]]
+    return [each["path"]["value"] for each in rule["matches"]]
+
+
+def test_the_console_is_reached_under_the_operators_host_alone() -> None:
+    found = chart.objects(scenario="everything")
+    hosts = {
+        (kind, each["spec"].get("hostnames", [None])[0] or rule.get("host"), path)
+        for kind in ("Ingress", "HTTPRoute")
+        for each in found.of_kind(kind)
+        for rule in each["spec"]["rules"]
+        for path in prefixes(rule)
+    }
+    assert {each for each in hosts if each[2] != "/diptych.v1.Inference/"} == {
+        ("Ingress", "llm.example.com", "/v1"),
+        ("Ingress", "console.llm.example.com", "/console"),
+        ("Ingress", "console.llm.example.com", "/v1"),  # for its playground
+        ("HTTPRoute", None, "/v1"),
+        ("HTTPRoute", "console.llm.example.com", "/console"),
+        ("HTTPRoute", "console.llm.example.com", "/v1"),
+    }
+    classes = {each["metadata"]["name"]: each["spec"]["ingressClassName"] for each in found.of_kind("Ingress")}
+    assert classes == {"r-llm-router": "nginx", "r-llm-router-console": "internal", "r-llm-router-grpc": "nginx"}
+
+
+def test_the_console_is_switched_off_and_shows_text_only_where_that_is_said() -> None:
+    def flags(values: str) -> list[str]:
+        (container,) = objects(values).pods()["r-diptych-router"]["spec"]["containers"]
+        return [each for each in container["args"] if each.startswith("--console")]
+
+    assert flags("{}") == ["--console=on"]
+    assert flags("router: {console: {enabled: false}}") == ["--console=off"]
+    assert flags("router: {console: {text: true}}") == ["--console=on", "--console-text"]
+
+
 def test_routes_filter_and_share_their_traffic_with_other_backends() -> None:
     rule = "filters: [{type: RequestMirror}], weight: %d, extraBackendRefs: [{name: next, port: 8000, weight: 5}]"
     both = ", ".join(f"{kind}: {{enabled: true, parentRefs: [{{name: g}}], {rule}}}" for kind in ("http", "grpc"))

@@ -14,6 +14,7 @@ WRONG = {
     "router: {replicas: -1}": "at '/router/replicas': minimum: got -1, want 0",
     "router: {options: {maxConcurent: 5}}": "at '/router/options': additional properties 'maxConcurent' not allowed",
     "router: {options: {policy: fastest}}": "at '/router/options/policy': value must be one of",
+    "router: {options: {console: 'off'}}": "at '/router/options': additional properties 'console' not allowed",
     "router: {options: {httpPort: 80}}": "at '/router/options': additional properties 'httpPort' not allowed",
     "router: {service: {type: Public}}": "at '/router/service/type': value must be one of 'ClusterIP'",
     "workers: {options: {tp: two}}": "at '/workers/options/tp': got string, want .*integer",
@@ -37,9 +38,16 @@ WRONG = {
     "nameOverride: my_name": "at '/nameOverride': 'my_name' does not match pattern",
     "workers: {extraVolumes: [{name: tmp, emptyDir: {}}]}": "r-diptych-.*: two volumes are called tmp",
     "ingress: {paths: [v1]}": "at '/ingress/paths/0': 'v1' does not match pattern",
+    "ingress: {console: {paths: []}}": "at '/ingress/console/paths': minItems: got 0, want 1",
     "networkPolicy: {clients: [{}]}": "at '/networkPolicy/clients/0': minProperties: got 0, want 1",
     # what only the templates can know
     "networkPolicy: {open: true, clients: [{podSelector: {}}]}": "networkPolicy: open lets everybody in",
+    "ingress: {console: {enabled: true}}": "ingress.console.hosts is empty: name the host that operators use",
+    "gateway: {console: {enabled: true, parentRefs: [{name: a}]}}": "gateway.console.hostnames is empty",
+    "gateway: {console: {enabled: true, hostnames: [a]}}": "gateway.console.parentRefs is empty",
+    "{router: {console: {enabled: false}}, ingress: {console: {enabled: true, hosts: [a]}}}": (
+        "ingress.console.hosts leads to the console, but router.console.enabled is false"
+    ),
     "auth: {token: {enabled: false}}": "auth: enable token, tls or both",
     "auth: {tls: {certManager: {enabled: true}}}": "auth.tls.enabled is false: set it to true",
     "auth: {tls: {enabled: true, certManager: {enabled: true}}}": "auth.tls.certManager.issuerRef.name is missing",

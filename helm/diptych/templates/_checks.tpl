@@ -89,6 +89,14 @@ router.autoscaling: minReplicas {{ .autoscaling.minReplicas }} is more than maxR
 {{- include "diptych.pdbProblems" (dict "pdb" .pdb "place" "router") }}
 {{- end }}
 {{- include "diptych.pdbProblems" (dict "pdb" .Values.bootstrap.pdb "place" "bootstrap") }}
+{{- range $place, $hosts := dict "ingress.console.hosts" .Values.ingress.console "gateway.console.hostnames" .Values.gateway.console }}
+{{- if and $hosts.enabled (not ($hosts.hosts | default $hosts.hostnames)) }}
+{{ $place }} is empty: name the host that operators use, [console.example.com]; it would be every name
+{{- end }}
+{{- if and $hosts.enabled (not $.Values.router.console.enabled) }}
+{{ $place }} leads to the console, but router.console.enabled is false: set it to true
+{{- end }}
+{{- end }}
 {{- range $kind, $route := .Values.gateway }}
 {{- if and $route.enabled (not $route.parentRefs) }}
 gateway.{{ $kind }}.parentRefs is empty: name the Gateway, [{name: my-gateway}]

@@ -1,4 +1,4 @@
-{{/* (dict root name port paths of) `of` has annotations, hosts, tls. */}}
+{{/* (dict root name port paths of) `of` has annotations, hosts, tls, and may have a className. */}}
 {{- define "diptych.ingress" -}}
 {{- $fullname := include "diptych.fullname" .root -}}
 apiVersion: networking.k8s.io/v1
@@ -6,7 +6,7 @@ kind: Ingress
 metadata:
   {{- include "diptych.metadata" (dict "root" .root "component" "router" "name" (printf "%s-%s" $fullname .name) "annotations" .of.annotations) | nindent 2 }}
 spec:
-  {{- with .root.Values.ingress.className }}
+  {{- with .of.className | default .root.Values.ingress.className }}
   ingressClassName: {{ . }}
   {{- end }}
   {{- with .of.tls }}

@@ -22,7 +22,8 @@
 {{- end }}
 {{- end }}
 
-{{/* Clients, whom the API asks for keys; beside them `helm test`, and `diptych status` in a router's pod. */}}
+{{/* Clients, whom the API asks for keys; beside them `helm test`, and `diptych status` in a router's pod. Routers reach each other on
+     any port: their consoles ask each process, at a port of its own. */}}
 {{- define "diptych.routerIngress" -}}
 - ports:
     - {protocol: TCP, port: http}
@@ -34,6 +35,8 @@
     {{- toYaml . | nindent 4 }}
     {{- end }}
   {{- end }}
+- from:
+    {{- include "diptych.peer" (dict "root" . "components" (list "router")) | nindent 4 }}
 {{- include "diptych.prometheusRule" (dict "root" $ "port" "health") }}
 {{- end }}
 

@@ -64,6 +64,10 @@ args:
   - --grpc-port=9000
   - --health-port=8081
   - --drain-s={{ .values.drainSeconds }}
+  - --console={{ .values.console.enabled | ternary "on" "off" }}
+  {{- if .values.console.text }}
+  - --console-text
+  {{- end }}
   - {{ .root.Values.apiKeys.open | ternary "--open-api" "--api-keys-file=/etc/diptych/api-keys/keys.toml" }}
   {{- include "diptych.flags" .values.options | nindent 2 }}
   {{- with .values.extraArgs }}
