@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final
 
 import pytest
 import uvicorn
+from browsing import Console, Served, serving
 from feed import Feed, create_app
 from feed_documents import Platform
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 NOW_S: Final = 1_790_000_000.0
-CHROMIUM: Final = "/usr/bin/chromium"
+CHROMIUM: Final = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 WIDE: Final = 1280
 NARROW: Final = 360
 DASH: Final = "\u2013"
@@ -41,6 +44,9 @@ class Site:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("no Chromium is installed")
+    expect.set_options(timeout=20_000)  # machines may be busy
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
@@ -77,3 +83,26 @@ def site(feed: Feed, url: str, browser: Browser) -> Iterator[Site]:
     yield Site(feed, url, page)
     context.close()
     assert errors == []
+
+
+@pytest.fixture
+def console(browser: Browser) -> Iterator[Console]:
+    """Every error of a page fails the test."""
+    console = Console(browser)
+    yield console
+    for context in browser.contexts:
+        context.close()
+    assert console.errors == []
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Served]]:
+    """Serve fleets of so many workers, which stand still until the test moves them."""
+    with ExitStack() as stack:
+
+        def start(prefill: int = 2, decode: int = 2, unified: int = 0, *, needs_token: bool = False) -> Served:
+            feed = Feed(Platform(prefill, decode, unified), needs_token=needs_token, history_s=20.0)
+            feed.is_paused = True
+            return Served(stack.enter_context(serving(feed)), feed)
+
+        yield start

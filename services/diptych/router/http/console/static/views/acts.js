@@ -92,7 +92,7 @@ function Ask({ act, name, card, onYes, onNo }) {
 
 function Field({ name, field, card }) {
   if (!field.options) {
-    return html`<label>${field.label}<input name=${name} type=${field.type ?? "text"} min=${field.min} value=${field.value} required autocomplete="off" /></label>`;
+    return html`<label>${field.label}<input name=${name} type=${field.type ?? "text"} min=${field.min} defaultValue=${field.value} required autocomplete="off" /></label>`;
   }
   const options = field.options.filter((option) => name !== "role" || option !== card.role);
   return html`<label>${field.label}<select name=${name}>${options.map((option) => html`
