@@ -1,4 +1,4 @@
-// What workers are called wherever calls are shown: as in the picture of the fleet, but short.
+// What workers and states are called wherever calls are shown; workers as in the picture of the fleet, but short.
 
 import { createContext } from "../vendor/htm-preact.js";
 import { workerName } from "../format.js";
@@ -20,3 +20,8 @@ export function namesOf(workers) {
 
 /** For components below a view. */
 export const Names = createContext(namesOf(null));
+
+export const PHASES = { waiting: "waiting", prompt: "computing prompt", output: "writing output", ended: "ended" };
+
+/** How a call is, or how it ended. */
+export const stateWords = (row) => (row.phase === "ended" ? row.outcome || "ended" : PHASES[row.phase] ?? row.phase);

@@ -15,7 +15,7 @@ const SIDES = ["A", "B"];
 const LEVEL_WORDS = ["above 90 %", "50 to 90 %", "20 to 50 %", "5 to 20 %", "below 5 %"];
 const urlOf = (path) => new URL(`../../${path}`, import.meta.url); // the API is beside /console/
 
-const percent = (logprob) => `${(Math.exp(logprob) * 100).toPrecision(3)} %`;
+const percent = (logprob) => (logprob < -9.2 ? "below 0.01 %" : `${(Math.exp(logprob) * 100).toPrecision(3)} %`);
 const shown = (text) => text.replaceAll("\n", "\u21b5").replaceAll(" ", "\u00b7") || "(part of a character)";
 const headersOf = (key) => ({ "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) });
 

@@ -2,8 +2,7 @@
 
 import { html, useContext, useEffect, useState } from "../vendor/htm-preact.js";
 import { clock, duration, number, share, shortId } from "../format.js";
-import { Names, namesOf } from "./names.js";
-import { stateWords } from "./requests.js";
+import { Names, namesOf, stateWords } from "./names.js";
 import { Waterfall, longest, meaning, placeOf } from "./waterfall.js";
 
 export const title = "Request";
@@ -129,8 +128,8 @@ export function whyWords({ row, bars }, names) {
   const until = row.ttft_s ?? row.duration_s;
   const parts = longest(bars, until).slice(0, 3);
   if (!parts.length || !until) return "";
-  const words = parts.map((part) => `${part.is_failure ? "a failed attempt" : meaning(part.name) || part.name} at ${placeOf(part, row, names)} ${duration(part.seconds)} (${share(part.seconds / until)})`);
-  return `${row.ttft_s === null ? "So far" : `The first token took ${duration(until)}`}: ${words.join(", ")}.`;
+  const words = parts.map((part) => `${share(part.seconds / until)} ${part.is_failure ? "a failed attempt" : meaning(part.name) || part.name} (${duration(part.seconds)}, ${placeOf(part, row, names)})`);
+  return `${row.ttft_s === null ? `${duration(until)} so far` : `The first token took ${duration(until)}`}: ${words.join(", ")}.`;
 }
 
 function CostBar({ pair, most }) {

@@ -2,7 +2,7 @@
 
 import { html, useContext, useEffect, useMemo, useRef, useState } from "../vendor/htm-preact.js";
 import { clock, duration, number, share } from "../format.js";
-import { Names, namesOf } from "./names.js";
+import { Names, PHASES, namesOf, stateWords } from "./names.js";
 
 export const title = "Requests";
 
@@ -11,7 +11,6 @@ const CARD_PX = 104;
 const OVERSCAN = 8; // rows beyond the window
 const SLOW_TIMES = 3; // the median of the list
 const SLOW_S = 0.3; // quicker first tokens are never slow
-const PHASES = { waiting: "waiting", prompt: "computing prompt", output: "writing output", ended: "ended" };
 const NO_FILTERS = { tenant: "", model: "", adapter: "", phase: "", outcome: "", slow_s: "" };
 const COLUMNS = [
   ["arrived_unix_s", "Arrived", "num"],
@@ -131,14 +130,16 @@ function Filters({ rows, filters, set }) {
   </form>`;
 }
 
-export const stateWords = (row) => (row.phase === "ended" ? row.outcome || "ended" : PHASES[row.phase] ?? row.phase);
-
 function Row({ row, index, slow }) {
   const pair = useContext(Names).pair(row);
   const isBad = row.phase === "ended" && row.outcome !== "ok" && row.outcome !== "disconnected";
-  return html`<tr role="row" aria-rowindex=${index + 2} class=${`call ${row.phase} ${isBad ? "is-failure" : ""}`}>
+  const href = `#/requests/${encodeURIComponent(row.id)}`;
+  const open = () => {
+    if (getSelection().isCollapsed) location.hash = href;
+  };
+  return html`<tr role="row" aria-rowindex=${index + 2} onClick=${open} class=${`call ${row.phase} ${isBad ? "is-failure" : ""}`}>
     <td role="cell" class="num c-when">${clock(row.arrived_unix_s)}</td>
-    <td role="cell" class="c-id"><a href=${`#/requests/${encodeURIComponent(row.id)}`}>${row.id}</a></td>
+    <td role="cell" class="c-id"><a href=${href}>${row.id}</a></td>
     <td role="cell" class="c-state"><span class=${`call-state ${row.phase} ${isBad ? "bad" : ""}`}>${stateWords(row)}</span>
       ${row.num_attempts > 1 && html` <span class="tag">${row.num_attempts} attempts</span>`}
       ${slow && html` <span class="tag slow">${slow}</span>`}</td>
@@ -172,10 +173,10 @@ function Rows({ ids, rows, usual, sort, setSort }) {
   </table>`;
 }
 
-export default function Requests({ store }) {
+export default function Requests({ store, route }) {
   const state = store.use("requests");
   const names = namesOf(store.use("fleet")?.workers);
-  const [filters, setFilters] = useState(kept.filters);
+  const [filters, setFilters] = useState({ ...kept.filters, ...Object.fromEntries([...route.params].filter(([name]) => name in NO_FILTERS)) });
   const [sort, setSort] = useState(kept.sort);
   const [holds, setHolds] = useState({ pause: false, pointer: false, focus: false });
   Object.assign(kept, { filters, sort });
