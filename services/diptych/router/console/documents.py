@@ -8,6 +8,7 @@ needed, as another version may, is left out.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Final, cast
@@ -24,6 +25,7 @@ PATHS: Final = {  # of what others are asked for, by topic
     "cache": f"/console/api/cache?{HERE}",
     "charts": f"/console/api/charts?{HERE}",
 }
+AGE_S: Final = {"requests": 0.9, "cache": 4.0, "charts": 4.5}  # of what others said, before they are asked again
 
 Json = Mapping[str, Any]
 
@@ -67,10 +69,12 @@ class ThisProcess:
 class AllRouters:
     """The documents of all routers. What others said last is remembered for who follows a topic."""
 
-    def __init__(self, here: ThisProcess, others: OtherRouters) -> None:
+    def __init__(self, here: ThisProcess, others: OtherRouters, clock: Callable[[], float] = time.monotonic) -> None:
         self._here = here
         self._others = others
+        self._clock = clock
         self._said: dict[str, Sequence[Json]] = {}  # by topic
+        self._asked_s: dict[str, float] = {}
 
     async def requests(self, rows: RowFilter) -> RequestList:
         return await requests_of_all(self._here.followed_calls(), self._others, rows)
@@ -87,10 +91,14 @@ class AllRouters:
     # for who follows
 
     async def ask_others(self, topics: Set[str]) -> None:
-        """Hear what others have of these topics now."""
-        names = [name for name in PATHS if name in topics]
+        """Hear what others have of these topics now; nothing of those that they were asked for just before."""
+        now_s = self._clock()
+        names = [name for name in PATHS if name in topics and now_s - self._asked_s.get(name, -math.inf) >= AGE_S[name]]
+        self._asked_s.update(dict.fromkeys(names, now_s))
         answers = await asyncio.gather(*(self._ask(PATHS[name]) for name in names))
-        self._said = dict(zip(names, answers, strict=True))
+        self._said.update(zip(names, answers, strict=True))
+        for name in self._said.keys() - topics:
+            del self._said[name], self._asked_s[name]  # nobody follows it: it would be old when somebody does
 
     def requests_now(self) -> RequestList:
         said = map(list_of, self._said.get("requests", ()))
