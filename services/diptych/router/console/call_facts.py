@@ -25,9 +25,11 @@ GRPC_STATUSES: Final = (  # by the number of google.rpc.Code
     *("INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"),
 )
 FINISHED: Final = frozenset({"stop", "length"})  # outcomes of an attempt that ended well
-FIXED_BYTES: Final = 2_000  # of the facts of a call, beside what is counted
+FIXED_BYTES: Final = 4_000  # of the facts of a call, beside what is counted
 ATTEMPT_BYTES: Final = 1_000
 MARK_BYTES: Final = 160
+NOTED_BYTES: Final = 8_000  # of an attempt before its facts are taken, with the messages that its legs' stats came in,
+WORKER_BYTES: Final = 1_000  # and of each worker that it was chosen from
 
 
 class LegTimes(NamedTuple):
@@ -97,6 +99,15 @@ class CallFacts(NamedTuple):
         """When the first token of any output was here."""
         times = [attempt.first_token_s for attempts in self.outputs for attempt in attempts]
         return min((at_s for at_s in times if at_s is not None), default=None)
+
+
+def noted_bytes(call: CallTrace) -> int:
+    """Return about how much memory a call takes as it was noted; not less."""
+    nbytes = FIXED_BYTES + MARK_BYTES * (len(call.marks) + len(call.writes)) + 10 * len(call.token_s)
+    for output in call.outputs:
+        for attempt in output.attempts:
+            nbytes += NOTED_BYTES + WORKER_BYTES * len(attempt.record.selection.candidates.workers)
+    return nbytes
 
 
 def facts_of(call: CallTrace) -> CallFacts:
