@@ -12,7 +12,7 @@ from diptych.router.choose.explain import AttemptRecord, Explanations, Selection
 from diptych.router.choose.policies import plan_of
 from diptych.router.choose.policies.policy import Candidates, RequestView, Worker
 from diptych.router.console import calls as calls_module
-from diptych.router.console.call_facts import MAX_WORDS, facts_of, noted_bytes
+from diptych.router.console.call_facts import MAX_WORDS, facts_of
 from diptych.router.console.calls import FOLLOWED_S, MAX_ENDED, MAX_ENDED_BYTES, Calls
 from diptych.router.console.request_rows import RowFilter
 from diptych.router.tracing.record import (
@@ -181,7 +181,7 @@ def long_call(number: int) -> CallTrace:
 
 @pytest.mark.parametrize("make", [long_call, lambda number: ended(f"{number}")], ids=["long", "short"])
 def test_what_is_kept_is_bounded_in_bytes_with_its_rows(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    bound = MAX_ENDED_BYTES // 16
+    bound = MAX_ENDED_BYTES // 8
     monkeypatch.setattr(calls_module, "MAX_ENDED_BYTES", bound)
     calls = make_calls(Recent())
     for number in range(2):  # what is made once
@@ -189,7 +189,7 @@ def test_what_is_kept_is_bounded_in_bytes_with_its_rows(make: Any, monkeypatch: 
         calls.requests()
     tracemalloc.start()
     try:
-        for number in range(2 * bound // min(noted_bytes(make(0)), facts_of(make(0)).nbytes)):
+        for number in range(2 * bound // facts_of(make(0)).nbytes):
             calls.add(make(number))
             if number % 10 == 0:
                 calls.requests(RowFilter(limit=1000))

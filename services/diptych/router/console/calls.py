@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
 from diptych.router.choose.explain import Explanations, RequestRecord
-from diptych.router.console.call_facts import CallFacts, facts_of, noted_bytes, routing_facts_of
+from diptych.router.console.call_facts import CallFacts, facts_of, routing_facts_of
 from diptych.router.console.request_rows import ALL, RowFilter, newest, row_of
 from diptych.router.console.state import RequestList, RequestRow, RequestStory
 from diptych.router.console.waterfall import bars_of, unnamed_s
@@ -19,8 +19,7 @@ from diptych.router.tracing.record import CallTrace
 
 FOLLOWED_S: Final = 600.0  # after the last look
 MAX_ENDED: Final = 2000  # calls that are kept after their end,
-MAX_ENDED_BYTES: Final = 32 << 20  # in so much memory
-MAX_NOTED_BYTES: Final = 32 << 10  # of a call, that waits to be asked for: few are
+MAX_ENDED_BYTES: Final = 8 << 20  # in so much memory
 
 
 class Followed(Protocol):
@@ -34,31 +33,18 @@ class Followed(Protocol):
 
 
 class Ended:
-    """A call that has ended: as it was noted, until somebody wants its facts, and then those."""
+    """A call that has ended. Its row is made when somebody wants it."""
 
-    __slots__ = ("_call", "_row", "nbytes")
+    __slots__ = ("_row", "call", "nbytes")
 
-    def __init__(self, call: CallTrace | CallFacts) -> None:
-        nbytes = noted_bytes(call) if isinstance(call, CallTrace) else call.nbytes
-        if isinstance(call, CallTrace) and nbytes > MAX_NOTED_BYTES:
-            call = facts_of(call)
-            nbytes = call.nbytes
-        self._call = call
+    def __init__(self, call: CallFacts) -> None:
+        self.call = call
         self._row: RequestRow | None = None
-        self.nbytes = nbytes  # about how much memory it takes, with its row
-
-    @property
-    def request_id(self) -> str:
-        return self._call.request_id
-
-    def facts(self) -> CallFacts:
-        if not isinstance(self._call, CallFacts):
-            self._call = facts_of(self._call)
-        return self._call
+        self.nbytes = call.nbytes  # with the row
 
     def row(self, router: str) -> RequestRow:
         if self._row is None:
-            self._row = row_of(self.facts(), router, 0.0)
+            self._row = row_of(self.call, router, 0.0)
         return self._row
 
 
@@ -90,7 +76,7 @@ class Calls:
 
     def add(self, call: CallTrace) -> None:
         """Keep a call that has ended."""
-        self._keep(Ended(call))
+        self._keep(facts_of(call))
 
     def requests(self, rows: RowFilter = ALL) -> RequestList:
         """Return the calls that are asked for: those that run, and the last that ended."""
@@ -134,7 +120,7 @@ class Calls:
                 return facts_of(call)
         running = {facts.request_id: facts for facts in self._routed()}
         if request_id in self._by_id:
-            return self._by_id[request_id].facts()
+            return self._by_id[request_id].call
         return running.get(request_id)
 
     def _followed(self) -> list[CallTrace]:
@@ -154,17 +140,18 @@ class Calls:
             if facts.ended_s is None:
                 running.append(facts)
             else:
-                self._keep(Ended(facts))
+                self._keep(facts)
         return running
 
-    def _keep(self, ended: Ended) -> None:
+    def _keep(self, call: CallFacts) -> None:
+        ended = Ended(call)
         self._ended.append(ended)
-        self._by_id[ended.request_id] = ended
+        self._by_id[call.request_id] = ended
         self.ended_bytes += ended.nbytes
         while len(self._ended) > MAX_ENDED or self.ended_bytes > MAX_ENDED_BYTES:
             self._drop(self._ended.popleft())
 
     def _drop(self, ended: Ended) -> None:
         self.ended_bytes -= ended.nbytes
-        if self._by_id.get(ended.request_id) is ended:
-            del self._by_id[ended.request_id]
+        if self._by_id.get(ended.call.request_id) is ended:
+            del self._by_id[ended.call.request_id]
