@@ -221,8 +221,9 @@ def test_the_first_tokens_have_their_times() -> None:
     assert call.token_s.tolist() == [11.0] * 300 + [12.0] * (MAX_TOKEN_TIMES - 300)
 
 
-def test_writes_that_wait_for_nobody_are_not_noted() -> None:
+def test_there_are_not_many_writes() -> None:
     call = trace("writes")
-    call.note_write(11.0, 0.0005)
-    call.note_write(12.0, 0.5)
-    assert call.writes == [Stage("write", 12.0, 12.5)]
+    for number in range(2 * MAX_WRITES):
+        call.note_write(11.0 + number, 0.5)
+    assert len(call.writes) == MAX_WRITES
+    assert call.writes[0] == Stage("write", 11.0, 11.5)

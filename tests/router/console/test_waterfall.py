@@ -44,7 +44,10 @@ def attempt(begun_s: float = 11.0, decode: int = D, **fields: Any) -> AttemptFac
         "prompt_tokens": 20,
         "legs": LEGS,
     }
-    return AttemptFacts(**{**defaults, **fields})
+    found = {**defaults, **fields}
+    legs = found.pop("legs")
+    prompt = legs.get(LegKind.PREFILL, legs.get(LegKind.LOCAL))
+    return AttemptFacts(**found, prompt=prompt, decode=legs.get(LegKind.DECODE))
 
 
 def failed(begun_s: float = 11.0, **fields: Any) -> AttemptFacts:

@@ -30,14 +30,26 @@ def test_nobody_follows_calls_that_nobody_wants() -> None:
 
 def test_a_call_is_known_while_it_runs_and_until_it_is_handed_on() -> None:
     async def test() -> None:
-        tracer = Tracer()
-        tracer.follow_until(math.inf)
+        tracer = Tracer(Taker())
         with tracer.follow(EDGE, {}) as call:
             assert tracer.calls() == [call]
             assert call.ended_s is None
         assert tracer.calls() == [call]
         assert call.ended_s is not None
         await tracer.close()
+        assert tracer.calls() == []
+
+    asyncio.run(test())
+
+
+def test_a_call_that_is_not_exported_waits_for_no_last_words() -> None:
+    async def test() -> None:
+        tracer, console = Tracer(), Taker()
+        tracer.hand_to(console)
+        tracer.follow_until(math.inf)
+        with tracer.follow(EDGE, {}) as call:
+            assert console.calls == []
+        assert console.calls == [call]
         assert tracer.calls() == []
         assert tracer.is_on
 

@@ -25,7 +25,7 @@ GRPC_STATUSES: Final = (  # by the number of google.rpc.Code
     *("INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"),
 )
 FINISHED: Final = frozenset({"stop", "length"})  # outcomes of an attempt that ended well
-FIXED_BYTES: Final = 2_000  # of the facts of a call, beside what is counted
+FIXED_BYTES: Final = 3_000  # of the facts of a call, beside what is counted
 ATTEMPT_BYTES: Final = 1_000
 MARK_BYTES: Final = 160
 
@@ -51,7 +51,8 @@ class AttemptFacts(NamedTuple):
     prefill_id: int
     decode_id: int
     prompt_tokens: int
-    legs: Mapping[LegKind, LegTimes]  # as far as they have told
+    prompt: LegTimes | None  # of the leg that computes the prompt, if it has told
+    decode: LegTimes | None  # likewise
 
     @property
     def is_failure(self) -> bool:
@@ -157,34 +158,33 @@ def routing_facts_of(records: Sequence[RequestRecord], wall_s: float) -> CallFac
 
 
 def _attempts(attempts: Sequence[AttemptTrace]) -> tuple[AttemptFacts, ...]:
-    return tuple([_facts(each.record, each.asked_s, _times(each.stats)) for each in attempts[-MAX_ATTEMPTS:]])
+    return tuple([_facts(each.record, each.asked_s, each.stats) for each in attempts[-MAX_ATTEMPTS:]])
 
 
 def _routed(record: RequestRecord) -> tuple[AttemptFacts, ...]:
     return tuple(_facts(attempt, attempt.begun_s, {}) for attempt in record.attempts[-MAX_ATTEMPTS:])
 
 
-def _facts(record: AttemptRecord, asked_s: float, legs: Mapping[LegKind, LegTimes]) -> AttemptFacts:
-    selection = record.selection
-    pair = selection.pair
+def _facts(record: AttemptRecord, asked_s: float, stats: Mapping[LegKind, LegStats]) -> AttemptFacts:
+    selection, prompt, decode = record.selection, None, None
+    for kind, told in stats.items():
+        times = LegTimes(told.queue_us, told.compute_us, told.transfer_us, told.verify_us, told.join_us)
+        if kind is LegKind.DECODE:
+            decode = times
+        else:
+            prompt = times
     return AttemptFacts(
         asked_s,
         record.begun_s,
         record.first_token_s,
         record.ended_s,
         record.outcome[:MAX_WORDS],
-        pair.prefill_id,
-        pair.decode_id,
+        selection.pair.prefill_id,
+        selection.pair.decode_id,
         selection.request.prompt_len,
-        legs,
+        prompt,
+        decode,
     )
-
-
-def _times(stats: Mapping[LegKind, LegStats]) -> dict[LegKind, LegTimes]:
-    return {
-        kind: LegTimes(told.queue_us, told.compute_us, told.transfer_us, told.verify_us, told.join_us)
-        for kind, told in stats.items()
-    }
 
 
 def _usage(call: CallTrace) -> Usage:

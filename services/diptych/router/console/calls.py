@@ -35,11 +35,12 @@ class Followed(Protocol):
 class Ended:
     """A call that has ended. Its row is made when somebody wants it."""
 
-    __slots__ = ("_row", "call")
+    __slots__ = ("_row", "call", "nbytes")
 
     def __init__(self, call: CallFacts) -> None:
         self.call = call
         self._row: RequestRow | None = None
+        self.nbytes = call.nbytes  # with the row
 
     def row(self, router: str) -> RequestRow:
         if self._row is None:
@@ -142,15 +143,15 @@ class Calls:
                 self._keep(facts)
         return running
 
-    def _keep(self, facts: CallFacts) -> None:
-        ended = Ended(facts)
+    def _keep(self, call: CallFacts) -> None:
+        ended = Ended(call)
         self._ended.append(ended)
-        self._by_id[facts.request_id] = ended
-        self.ended_bytes += facts.nbytes
+        self._by_id[call.request_id] = ended
+        self.ended_bytes += ended.nbytes
         while len(self._ended) > MAX_ENDED or self.ended_bytes > MAX_ENDED_BYTES:
             self._drop(self._ended.popleft())
 
     def _drop(self, ended: Ended) -> None:
-        self.ended_bytes -= ended.call.nbytes
+        self.ended_bytes -= ended.nbytes
         if self._by_id.get(ended.call.request_id) is ended:
             del self._by_id[ended.call.request_id]

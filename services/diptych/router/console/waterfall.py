@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from diptych.common.members.roles import LegKind
 from diptych.router.console.call_facts import AttemptFacts, CallFacts, LegTimes
 from diptych.router.console.state import Bar
 from diptych.router.errors import DISCONNECTED
@@ -186,7 +185,7 @@ def _tiles(attempt: AttemptFacts, upto_s: float) -> Iterator[Span]:
     """Yield what the request waited for, one after the other, up to `upto_s`, without a gap."""
     prefill, first_s = _hex(attempt.prefill_id), attempt.first_token_s
     at_s, until_s = attempt.begun_s, upto_s if first_s is None else min(first_s, upto_s)
-    times = attempt.legs.get(LegKind.PREFILL) or attempt.legs.get(LegKind.LOCAL)
+    times = attempt.prompt
     for name, duration_s in _of_prompt(times):
         ended_s = min(at_s + duration_s, until_s)
         yield from _positive(Span(name, at_s, ended_s, prefill))
@@ -209,7 +208,7 @@ def _of_prompt(times: LegTimes | None) -> Iterator[tuple[str, float]]:
 
 def _decoding(attempt: AttemptFacts) -> Iterator[Span]:
     """Yield what the decode leg did before its first own token, if it has told."""
-    times, at_s = attempt.legs.get(LegKind.DECODE), attempt.begun_s
+    times, at_s = attempt.decode, attempt.begun_s
     if times is None:
         return
     stages = ("queue", times.queue_us), ("transfer", times.transfer_us), ("verify", times.verify_us)

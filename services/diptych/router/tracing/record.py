@@ -28,8 +28,7 @@ FAILURES: Final = frozenset({"deadline", "error", "unavailable"})  # outcomes th
 MAX_OUTPUTS: Final = 16  # of a call that get spans: a call for a thousand would hold up others
 MAX_MARKS: Final = 64  # of a call; then the last one grows: there are as many prompts in a call as its client likes
 MAX_TOKEN_TIMES: Final = 512  # of a call: its first tokens
-MAX_WRITES: Final = 64  # of a call that are noted
-SLOW_WRITE_S: Final = 0.001  # a write that takes longer waits for the client
+MAX_WRITES: Final = 64  # of a call, of those that wait for the client
 STAGES: Final[Mapping[LegKind, Sequence[str]]] = {  # of a leg, one after the other, as `LegStats` names them
     LegKind.PREFILL: ("queue", "compute", "transfer"),
     LegKind.DECODE: ("queue", "transfer", "verify", "join"),
@@ -171,8 +170,8 @@ class CallTrace(Trace):
             self.token_s.extend((at_s,) * min(count, room))
 
     def note_write(self, begun_s: float, duration_s: float) -> None:
-        """What came at `begun_s` has been written."""
-        if duration_s >= SLOW_WRITE_S and len(self.writes) < MAX_WRITES:
+        """What came at `begun_s` took its time to be written."""
+        if len(self.writes) < MAX_WRITES:
             self.writes.append(Stage("write", begun_s, begun_s + duration_s))
 
     def note_status(self, status: int) -> None:

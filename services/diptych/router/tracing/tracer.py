@@ -66,7 +66,7 @@ class Tracer:
         self.is_on = True
 
     def calls(self) -> list[CallTrace]:
-        """Return the calls that run, and those that have just ended."""
+        """Return the calls that run, and those that have ended and wait for their last words."""
         return [*self._ended, *self._running]
 
     @contextmanager
@@ -82,7 +82,10 @@ class Tracer:
         finally:
             call.ended_s = time.monotonic()
             del self._running[call]
-            self._linger(call)
+            if is_exported:
+                self._linger(call)
+            else:
+                self._finish(call)
 
     def _linger(self, call: CallTrace) -> None:
         self._ended.append(call)
