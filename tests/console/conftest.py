@@ -38,6 +38,9 @@ class Site:
         expect(self.page.locator("h1")).to_be_visible()
         return self.page
 
+    def pod(self, instance: str) -> str:
+        return self.feed.platform.workers[instance]["pod"]
+
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:

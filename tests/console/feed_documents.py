@@ -513,7 +513,7 @@ def _cache(workers: list[str], rng: random.Random, now_s: float) -> CacheState:
         "hit_rate": hit,
         "ceiling": 0.74,
         "tiers": {
-            "gpu": {"pages": 5210, "capacity_pages": PAGES * 4, "saved_pages": None, "restored_pages": None},
+            "pool": {"pages": 5210, "capacity_pages": PAGES * 4, "saved_pages": None, "restored_pages": None},
             "host": {"pages": 20_800, "capacity_pages": 65_536, "saved_pages": 24_100, "restored_pages": 7320},
         },
         "prefixes": prefixes,

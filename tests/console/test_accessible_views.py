@@ -20,10 +20,10 @@ COLOURS = {**ALL, "runOnly": ["color-contrast"]}
 def test_no_view_of_calls_has_a_serious_fault(site: Site, theme: Literal["light", "dark"], rules: Any) -> None:
     site.page.emulate_media(color_scheme=theme)
     rows = site.feed.platform.rows
-    for name in list(rows)[12:]:
+    for name in list(rows)[5:]:
         del rows[name]
-    name = next(name for name, row in rows.items() if row["phase"] == "ended")
-    rows[name]["num_attempts"] = 2
+    name = next(iter(rows))
+    rows[name] |= {"phase": "ended", "outcome": "ok", "num_attempts": 2}
     views = {"requests": ".call", f"requests/{name}": ".wf", "cache": ".rate", "charts": "canvas"}
     for view, mark in {**views, "playground": ".settings"}.items():
         page = site.open(view)

@@ -8,7 +8,7 @@ from playwright.sync_api import expect
 
 def test_charts_tell_the_newest_values_of_the_document_and_the_hour_as_a_table(site: Site) -> None:
     page, series = site.open("charts"), site.feed.platform.charts()["series"]
-    expect(page.locator(".lines li")).to_have_count(len(series))
+    expect(page.locator(".series li")).to_have_count(len(series))
     expect(page.locator(".plot canvas")).to_have_count(8)
     ttft_s = series["ttft_p50"]["values"][-1]
     assert ttft_s is not None

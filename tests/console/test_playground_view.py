@@ -45,7 +45,7 @@ def test_an_answer_shows_tokens_by_likelihood_their_times_and_who_served_it(site
     expect(page.locator(".token-facts")).to_contain_text("Token 2 ·diptych probability 74.1 %")
     expect(page.locator(".token-facts .is-taken")).to_have_text("·diptych 74.1 % taken")
     row = list(site.feed.platform.rows.values())[-1]
-    expect(page.locator(".served b")).to_have_text(f"{row['prefill'][:6]} → {row['decode'][:6]}")
+    expect(page.locator(".served b")).to_have_text(f"{site.pod(row['prefill'])} → {site.pod(row['decode'])}")
     expect(page.locator(".beside .wf-table")).to_be_visible()
     page.get_by_role("link", name="Why there").click()
     expect(page.locator("h1")).to_contain_text(row["id"])
@@ -114,7 +114,7 @@ def test_markup_in_prompts_tools_models_and_tenants_is_text_everywhere(site: Sit
     expect(page.locator(".c-tenant").first).to_have_text(HOSTILE)
     name = next(iter(site.feed.platform.rows))
     site.open(f"requests/{name}")
-    expect(page.locator(".facts")).to_contain_text(HOSTILE)
+    expect(page.locator(".call-facts")).to_contain_text(HOSTILE)
     assert page.title() != "owned"
     assert page.locator("main img, main script").count() == 0
 

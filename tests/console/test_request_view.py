@@ -56,6 +56,28 @@ def test_every_bar_is_as_wide_as_its_stage_is_long_and_tokens_are_ticks(site: Si
     assert ticks.count("M") == row["output_tokens"]
 
 
+def test_stages_that_come_again_and_again_are_one_line_with_all_their_bars(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = _call(site)
+    story: Any = site.feed.platform.story(row["id"])
+    output = story["bars"][-2]["parts"].pop()
+    slice_s = output["duration_s"] / 20
+    for index in range(20):
+        begun_s = output["begun_s"] + index * slice_s
+        story["bars"][-2]["parts"] += [
+            {**output, "begun_s": begun_s, "duration_s": slice_s / 2},
+            {**output, "name": "write", "begun_s": begun_s + slice_s / 2, "duration_s": slice_s / 2, "where": "router"},
+        ]
+    monkeypatch.setattr(site.feed.platform, "story", lambda _: story)
+    page = _open(site, row)
+    line = page.locator("tr", has=page.get_by_text("write", exact=True))
+    expect(line).to_contain_text("20 times waiting for the client")
+    expect(line.locator(".wf-bar")).to_have_count(20)
+    shown = float(line.locator("td.num").last.inner_text().removesuffix(" ms"))
+    assert shown == pytest.approx(output["duration_s"] / 2 * 1000, abs=1)
+
+
 def test_the_waterfall_zooms_to_the_first_token_and_back_by_keys(site: Site) -> None:
     row = _call(site)
     page = _open(site, row)
@@ -78,7 +100,7 @@ def test_the_chosen_pair_is_marked_in_a_table_by_total_cost(site: Site) -> None:
     attempt = story["explanation"]["requests"][0]["attempts"][0]
     assert page.locator(".costs tbody tr").count() == len(attempt["pairs"])
     chosen = page.locator(".costs .is-chosen")
-    expect(chosen).to_contain_text(f"{row['prefill'][:6]} → {row['decode'][:6]}")
+    expect(chosen).to_contain_text(f"{site.pod(row['prefill'])} → {site.pod(row['decode'])}")
     expect(chosen.locator(".tag")).to_have_text("chosen")
     cost = next(pair for pair in attempt["pairs"] if pair["decode_instance"] == row["decode"])
     expect(chosen.locator(".total_s")).to_have_text(_seconds(cost["total_s"]))

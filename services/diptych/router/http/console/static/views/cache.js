@@ -2,14 +2,18 @@
 
 import { html, useMemo, useState } from "../vendor/htm-preact.js";
 import { duration, number, share, shortId } from "../format.js";
+import { namesOf } from "./names.js";
 
 export const title = "Cache";
+
+const TIERS = { pool: "KV pools", host: "host memory" };
 
 const points = (value) => (value * 100).toFixed(1);
 
 /** What more cache would bring, in words. */
 export function gainWords({ hit_rate, ceiling }) {
-  if (hit_rate === null || ceiling === null) return "Nothing is known yet: prompts must come first.";
+  if (hit_rate === null) return "Nothing is known yet: prompts must come first.";
+  if (ceiling === null) return "What more cache would gain is not known: the policy of this router does not read prompts.";
   const gain = Math.max(0, ceiling - hit_rate);
   if (gain < 0.005) return "More cache would gain nothing: an infinite one would hit no more.";
   return `More cache would gain at most ${points(gain)} points.`;
@@ -49,8 +53,8 @@ function Rate({ state }) {
   return html`<div class="rate">
     <div class="rate-bar" role="img" aria-label=${`Hit rate ${share(hit_rate)}, ceiling ${share(ceiling)}`}>
       <i class="most" style=${percent(ceiling)}></i><i class="hit" style=${percent(hit_rate)}></i></div>
-    <dl><div><dt><i class="swatch hit"></i> Hit rate</dt><dd class="hit-rate">${share(hit_rate)}</dd></div>
-      <div><dt><i class="swatch most"></i> Ceiling of an infinite cache</dt><dd class="ceiling">${share(ceiling)}</dd></div></dl>
+    <dl><div><dt><i class="colour-key hit"></i> Hit rate</dt><dd class="hit-rate">${share(hit_rate)}</dd></div>
+      <div><dt><i class="colour-key most"></i> Ceiling of an infinite cache</dt><dd class="ceiling">${share(ceiling)}</dd></div></dl>
     <p class="quiet">In the last ${duration(window_s)} prompts had ${number(prompt_tokens)} tokens; ${number(cached_tokens)} of them were found in a cache.</p>
   </div>`;
 }
@@ -62,7 +66,7 @@ function Tiers({ tiers }) {
     <thead><tr><th scope="col">Tier</th><th scope="col" class="num">Pages</th><th scope="col" class="num">Capacity</th><th scope="col">Full</th><th scope="col" class="num">Saved</th><th scope="col" class="num">Restored</th></tr></thead>
     <tbody>${rows.map(([name, tier]) => {
       const full = tier.capacity_pages ? tier.pages / tier.capacity_pages : null;
-      return html`<tr key=${name}><th scope="row">${name}</th><td class="num">${number(tier.pages)}</td><td class="num">${number(tier.capacity_pages)}</td>
+      return html`<tr key=${name}><th scope="row">${TIERS[name] ?? name}</th><td class="num">${number(tier.pages)}</td><td class="num">${number(tier.capacity_pages)}</td>
         <td>${full !== null && html`<span class="meter" aria-hidden="true"><i style=${{ width: `${full * 100}%` }}></i></span> `}${share(full)}</td>
         <td class="num">${number(tier.saved_pages)}</td><td class="num">${number(tier.restored_pages)}</td></tr>`;
     })}</tbody></table></div>`;
@@ -73,7 +77,7 @@ const rowsOf = (nodes, flipped, depth = 0) => nodes.flatMap((node) => {
   return [{ node, depth, isOpen }, ...(isOpen ? rowsOf(node.below, flipped, depth + 1) : [])];
 });
 
-function Prefixes({ prefixes }) {
+function Prefixes({ prefixes, names }) {
   const [flipped, setFlipped] = useState(new Set());
   const trees = useMemo(() => treesOf(prefixes), [prefixes]);
   const flip = (name) => setFlipped((old) => {
@@ -91,11 +95,12 @@ function Prefixes({ prefixes }) {
         ${node.text && html`<q>${node.text}</q>`}</th>
       <td class="num">${number(node.from)}–${number(node.to)}</td><td class="num">${number(node.num_requests)}</td>
       <td><span class="meter" aria-hidden="true"><i style=${{ width: `${(node.heat / most) * 100}%` }}></i></span> ${number(node.heat)}</td>
-      <td>${node.workers.length ? node.workers.map(shortId).join(", ") : "nobody"}</td></tr>`)}</tbody></table></div>`;
+      <td>${node.workers.length ? node.workers.map(names.of).join(", ") : "nobody"}</td></tr>`)}</tbody></table></div>`;
 }
 
 export default function Cache({ store }) {
   const state = store.use("cache");
+  const names = namesOf(store.use("fleet")?.workers);
   return html`<section class="view-cache"><h1>Cache</h1>
     ${state === null ? html`<p class="quiet">Waiting for the first answer of the router.</p>` : html`
       <p class="lead gain">${gainWords(state)}</p>
@@ -103,6 +108,6 @@ export default function Cache({ store }) {
       <h2>Tiers</h2><${Tiers} tiers=${state.tiers} />
       <h2>Hottest prefixes</h2>
       <p class="quiet">A name is the hash of a page; pages in a row with the same readers are one line. Read again: tokens that no worker had to compute twice, if nothing was evicted.</p>
-      <${Prefixes} prefixes=${state.prefixes} />`}
+      <${Prefixes} prefixes=${state.prefixes} names=${names} />`}
   </section>`;
 }

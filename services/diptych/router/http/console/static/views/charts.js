@@ -62,6 +62,9 @@ export function tableOf({ begun_unix_s, interval_s }, lines) {
 const newest = (values) => values.findLast((value) => value !== null) ?? null;
 const format = (unit) => UNITS[unit] ?? ((value) => number(value >= 100 ? Math.round(value) : value));
 
+/** Where a value stands between two that are not known: no line goes there. */
+const alone = (plot, index) => plot.data[index].flatMap((value, at, all) => (value !== null && (all[at - 1] ?? null) === null && (all[at + 1] ?? null) === null ? [at] : []));
+
 function optionsOf(chart, width) {
   const show = format(chart.unit);
   const ink = colour("--ink-2");
@@ -71,8 +74,8 @@ function optionsOf(chart, width) {
     cursor: { sync: { key: "console" }, y: false, points: { size: 6 } },
     legend: { show: false },
     scales: { y: { range: (_, low, high) => [0, chart.unit === "share" ? 1 : (high || 1) * 1.1] } },
-    axes: [{ ...axis, size: 24, space: 60, values: (_, ticks) => ticks.map((tick) => clock(tick).slice(0, 5)) }, { ...axis, size: 62, values: (_, ticks) => ticks.map((tick) => (tick === 0 ? "0" : show(tick))) }],
-    series: [{}, ...chart.lines.map(([name], index) => ({ label: wordsOf(name), stroke: colour(lineColour(name)), width: 1.5, dash: DASHES[index % DASHES.length], points: { show: false } }))],
+    axes: [{ ...axis, size: 24, space: 60, values: (_, ticks) => ticks.map((tick) => clock(tick).slice(0, ticks[1] - ticks[0] < 60 ? 8 : 5)) }, { ...axis, size: 62, values: (_, ticks) => ticks.map((tick) => (tick === 0 ? "0" : show(tick))) }],
+    series: [{}, ...chart.lines.map(([name], index) => ({ label: wordsOf(name), stroke: colour(lineColour(name)), width: 1.5, dash: DASHES[index % DASHES.length], points: { show: true, size: 3, filter: alone } }))],
   };
 }
 
@@ -122,7 +125,7 @@ function Chart({ state, times, chart }) {
   const at = (values) => (index === null ? newest(values) : values[index] ?? null);
   return html`<figure class="chart">
     <figcaption><h2>${chart.name}</h2><span class="quiet">${index === null ? "now" : clock(times[index])}</span></figcaption>
-    <ul class="lines">${chart.lines.map(([name, values], nth) => html`<li key=${name} data-series=${name}>
+    <ul class="series">${chart.lines.map(([name, values], nth) => html`<li key=${name} data-series=${name}>
       <svg width="22" height="6" aria-hidden="true"><path d="M0 3H22" style=${{ stroke: `var(${lineColour(name)})`, strokeDasharray: DASHES[nth % DASHES.length].join(" ") }} /></svg>
       ${wordsOf(name)} <b>${show(at(values))}</b></li>`)}</ul>
     <${Plot} chart=${chart} times=${times} onCursor=${setIndex} />

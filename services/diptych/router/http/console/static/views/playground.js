@@ -1,11 +1,11 @@
 // A chat with the real API: each token with its probability and its time, and beside it who served it and how.
 
-import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
+import { html, useContext, useEffect, useRef, useState } from "../vendor/htm-preact.js";
 import { eventParser } from "../api.js";
 import { duration, number } from "../format.js";
 import { NO_SETTINGS, bodyOf, errorWords, levelOf, messagesOf, newAnswer, take } from "./chat.js";
+import { Names, namesOf } from "./names.js";
 import { useStory, whyWords } from "./request.js";
-import { pairWords } from "./requests.js";
 import { Waterfall } from "./waterfall.js";
 
 export const title = "Playground";
@@ -15,7 +15,7 @@ const SIDES = ["A", "B"];
 const LEVEL_WORDS = ["above 90 %", "50 to 90 %", "20 to 50 %", "5 to 20 %", "below 5 %"];
 const urlOf = (path) => new URL(`../../${path}`, import.meta.url); // the API is beside /console/
 
-const percent = (logprob) => `${(Math.exp(logprob) * 100).toPrecision(3)} %`;
+const percent = (logprob) => (logprob < -9.2 ? "below 0.01 %" : `${(Math.exp(logprob) * 100).toPrecision(3)} %`);
 const shown = (text) => text.replaceAll("\n", "\u21b5").replaceAll(" ", "\u00b7") || "(part of a character)";
 const headersOf = (key) => ({ "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) });
 
@@ -60,7 +60,7 @@ function Tokens({ answer }) {
   const onOver = (event) => event.target.dataset.nth && setIndex(Number(event.target.dataset.nth));
   return html`<div class="tokens" tabindex="0" role="group" aria-label="Tokens of the answer: the arrow keys go from one to the next" onKeyDown=${onKeyDown} onMouseOver=${onOver}>
       ${tokens.map(({ text, logprob }, nth) => html`<span key=${nth} data-nth=${nth} class=${`l${levelOf(logprob)} ${nth === index ? "is-here" : ""}`}>${text}</span>`)}</div>
-    <p class="legend" aria-hidden="true">Probability: ${LEVEL_WORDS.map((words, level) => html`<span key=${level} class="tokens"><span class=${`l${level}`}>${words}</span></span>`)}</p>
+    <p class="levels" aria-hidden="true">Probability: ${LEVEL_WORDS.map((words, level) => html`<span key=${level} class="tokens"><span class=${`l${level}`}>${words}</span></span>`)}</p>
     <div class="token-facts" role="status">${token
       ? html`<p><b>Token ${index + 1}</b> <code>${shown(token.text || token.token)}</code> probability ${percent(token.logprob)}, ${duration(token.at_s)} after sending${
           index > 0 && `, ${duration(token.at_s - tokens[index - 1].at_s)} after the one before`}</p>
@@ -74,10 +74,11 @@ function Call({ call }) {
 }
 
 function Served({ api, answer }) {
+  const names = useContext(Names);
   const [story, words] = useStory(api, answer.id);
   if (!answer.id) return html`<p class="quiet">The first token tells which pair serves it.</p>`;
   if (!story) return html`<p class="quiet">${words || "Asking which pair serves it."}</p>`;
-  return html`<p class="served">Served by <b>${pairWords(story.row)}</b>. ${whyWords(story)} <a href=${`#/requests/${encodeURIComponent(answer.id)}`}>Why there</a></p>
+  return html`<p class="served">Served by <b>${names.pair(story.row)}</b>. ${whyWords(story, names)} <a href=${`#/requests/${encodeURIComponent(answer.id)}`}>Why there</a></p>
     <${Waterfall} story=${story} />`;
 }
 
@@ -117,7 +118,8 @@ function Settings({ name, settings, set, models, isAlone }) {
   </fieldset>`;
 }
 
-export default function Playground({ api }) {
+export default function Playground({ store, api }) {
+  const names = namesOf(store.use("fleet")?.workers);
   const [settings, setSettings] = useState({ A: NO_SETTINGS, B: { ...NO_SETTINGS, temperature: "0" } });
   const [isTwo, setTwo] = useState(false);
   const [key, setKey] = useState(sessionStorage.getItem(KEY) ?? "");
@@ -168,7 +170,7 @@ export default function Playground({ api }) {
     sessionStorage.setItem(KEY, event.target.value);
   };
 
-  return html`<section class="view-playground"><h1>Playground</h1>
+  return html`<${Names.Provider} value=${names}><section class="view-playground"><h1>Playground</h1>
     <div class="options"><label>API key, if the API wants one<input type="password" name="key" autocomplete="off" value=${key} onInput=${onKey} /></label>
       <label class="check"><input type="checkbox" name="two" checked=${isTwo} disabled=${isRunning} onChange=${(event) => setTwo(event.target.checked)} /> Two settings side by side</label></div>
     <div class=${`sides ${isTwo ? "two" : ""}`}>${sides.map((side) => html`<div key=${side} class="side">
@@ -181,5 +183,5 @@ export default function Playground({ api }) {
       <button type="button" disabled=${isRunning || !turns.A.length} onClick=${() => setTurns({ A: [], B: [] })}>New chat</button>
       ${words && html`<p class="bad" role="alert">${words}</p>`}
     </form>
-  </section>`;
+  </section><//>`;
 }

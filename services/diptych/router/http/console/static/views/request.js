@@ -1,8 +1,8 @@
 // One call: where its time went, and why it went where it did.
 
-import { html, useEffect, useState } from "../vendor/htm-preact.js";
+import { html, useContext, useEffect, useState } from "../vendor/htm-preact.js";
 import { clock, duration, number, share, shortId } from "../format.js";
-import { pairWords, stateWords } from "./requests.js";
+import { Names, namesOf, stateWords } from "./names.js";
 import { Waterfall, longest, meaning, placeOf } from "./waterfall.js";
 
 export const title = "Request";
@@ -32,7 +32,7 @@ export const partsOf = (pair) => [
 ];
 
 /** A story as a file for Perfetto and chrome://tracing: a process for each place, a thread for what overlaps there. */
-export function chromeTrace({ row, bars, token_s, trace_id }) {
+export function chromeTrace({ row, bars, token_s, trace_id }, names) {
   const lanes = new Map(); // by place: the moment at which each of its threads is free
   const pidOf = (where) => [...lanes.keys()].indexOf(where) + 1;
   const us = (time) => Math.round(time * 1e6);
@@ -49,8 +49,8 @@ export function chromeTrace({ row, bars, token_s, trace_id }) {
   for (const bar of bars) add(bar, 0);
   lanes.set("client", []);
   token_s.forEach((time, index) => events.push({ name: `token ${index + 1}`, ph: "i", s: "t", pid: pidOf("client"), tid: 0, ts: us(time) }));
-  const names = [...lanes.keys()].map((where) => ({ name: "process_name", ph: "M", pid: pidOf(where), args: { name: /^(client|router)$/.test(where) ? where : `worker ${shortId(where)}` } }));
-  return { displayTimeUnit: "ms", otherData: { request: row.id, trace_id }, traceEvents: [...names, ...events] };
+  const places = [...lanes.keys()].map((where) => ({ name: "process_name", ph: "M", pid: pidOf(where), args: { name: /^(client|router)$/.test(where) ? where : names.of(where) } }));
+  return { displayTimeUnit: "ms", otherData: { request: row.id, trace_id }, traceEvents: [...places, ...events] };
 }
 
 function download(name, value) {
@@ -104,6 +104,7 @@ export function useStory(api, id) {
 }
 
 function Facts({ story }) {
+  const names = useContext(Names);
   const { row, trace_id } = story;
   const facts = [
     ["State", html`${stateWords(row)}${row.status ? `, status ${row.status}` : ""}`],
@@ -111,7 +112,7 @@ function Facts({ story }) {
     ["Duration", duration(row.duration_s)],
     ["Prompt", `${number(row.prompt_tokens)} tokens${row.cached_tokens ? `, ${share(row.cached_tokens / row.prompt_tokens)} cached` : ""}`],
     ["Output", `${number(row.output_tokens)} tokens`],
-    ["Served by", pairWords(row)],
+    ["Served by", names.pair(row)],
     ["Attempts", number(row.num_attempts)],
     ["Model", row.adapter ? `${row.model} + ${row.adapter}` : row.model],
     ["Tenant", row.tenant || "common"],
@@ -119,16 +120,16 @@ function Facts({ story }) {
     ["Arrived", `${clock(row.arrived_unix_s)} at router ${shortId(row.router)}`],
     ["Trace", trace_id ? html`<${Copied} text=${trace_id} name="the trace id" />` : "not exported"],
   ];
-  return html`<dl class="facts">${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
+  return html`<dl class="call-facts">${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
 }
 
 /** Where the time went, in a sentence. */
-export function whyWords({ row, bars }) {
+export function whyWords({ row, bars }, names) {
   const until = row.ttft_s ?? row.duration_s;
   const parts = longest(bars, until).slice(0, 3);
   if (!parts.length || !until) return "";
-  const words = parts.map((part) => `${part.is_failure ? "a failed attempt" : meaning(part.name) || part.name} at ${placeOf(part, row)} ${duration(part.seconds)} (${share(part.seconds / until)})`);
-  return `${row.ttft_s === null ? "So far" : `The first token took ${duration(until)}`}: ${words.join(", ")}.`;
+  const words = parts.map((part) => `${share(part.seconds / until)} ${part.is_failure ? "a failed attempt" : meaning(part.name) || part.name} (${duration(part.seconds)}, ${placeOf(part, row, names)})`);
+  return `${row.ttft_s === null ? `${duration(until)} so far` : `The first token took ${duration(until)}`}: ${words.join(", ")}.`;
 }
 
 function CostBar({ pair, most }) {
@@ -136,6 +137,7 @@ function CostBar({ pair, most }) {
 }
 
 function Pairs({ attempt }) {
+  const names = useContext(Names);
   const pairs = [...attempt.pairs].sort((a, b) => a.total_s - b.total_s);
   const most = Math.max(...pairs.map((pair) => pair.total_s));
   const isChosen = (pair) => pair.prefill_instance === attempt.prefill_instance && pair.decode_instance === attempt.decode_instance;
@@ -143,7 +145,7 @@ function Pairs({ attempt }) {
   return html`<div class="scroll" tabindex="0" role="group" aria-label="Expected costs of the candidate pairs">
     <table class="costs"><thead><tr><th scope="col">Pair</th>${TERMS.map(([key, name, words]) => html`<th key=${key} scope="col" class="num" title=${words}>${name}</th>`)}<th scope="col">Made up of</th></tr></thead>
     <tbody>${pairs.map((pair) => html`<tr key=${`${pair.prefill_instance}-${pair.decode_instance}`} class=${isChosen(pair) ? "is-chosen" : ""}>
-      <th scope="row">${pairWords({ prefill: pair.prefill_instance, decode: pair.decode_instance })}${isChosen(pair) && html` <span class="tag good">chosen</span>`}</th>
+      <th scope="row">${names.pair({ prefill: pair.prefill_instance, decode: pair.decode_instance })}${isChosen(pair) && html` <span class="tag good">chosen</span>`}</th>
       ${TERMS.map(([key]) => html`<td key=${key} class=${`num ${key}`}>${cell(pair, key)}</td>`)}
       <td><${CostBar} pair=${pair} most=${most} /></td></tr>`)}</tbody></table></div>
     <p class="key"><i class="wait"></i> wait <i class="compute"></i> compute <i class="others"></i> others lose <i class="transfer"></i> transfer <i class="output"></i> output</p>`;
@@ -165,20 +167,22 @@ function ttftWords({ predicted_ttft_s: expected, ttft_s: real }) {
 }
 
 function Workers({ attempt }) {
+  const names = useContext(Names);
   const score = (worker) => Object.entries(attempt.scores).filter(([, scores]) => worker.instance in scores)
     .map(([leg, scores]) => `${leg} ${scores[worker.instance] === null ? "cannot" : number(scores[worker.instance])}`).join(", ");
   const hasScores = Object.keys(attempt.scores).length > 0;
   return html`<details><summary>What was known of the ${attempt.workers.length} workers</summary>
     <div class="scroll" tabindex="0" role="group" aria-label="Workers at the moment of the choice"><table>
     <thead><tr><th scope="col">Worker</th><th scope="col" class="num">Prompt cached</th><th scope="col" class="num">Tokens queued</th><th scope="col" class="num">Requests</th><th scope="col" class="num">Tokens free</th><th scope="col">Takes more</th>${hasScores && html`<th scope="col">Score, the lowest wins</th>`}</tr></thead>
-    <tbody>${attempt.workers.map((worker) => html`<tr key=${worker.instance}><th scope="row">${shortId(worker.instance)}</th><td class="num">${number(worker.cached_tokens)}</td><td class="num">${number(worker.queued_tokens)}</td><td class="num">${number(worker.num_requests)}</td><td class="num">${number(worker.free_tokens)}</td><td>${worker.has_credit ? "yes" : "no"}</td>${hasScores && html`<td>${score(worker)}</td>`}</tr>`)}</tbody></table></div></details>`;
+    <tbody>${attempt.workers.map((worker) => html`<tr key=${worker.instance}><th scope="row">${names.of(worker.instance)}</th><td class="num">${number(worker.cached_tokens)}</td><td class="num">${number(worker.queued_tokens)}</td><td class="num">${number(worker.num_requests)}</td><td class="num">${number(worker.free_tokens)}</td><td>${worker.has_credit ? "yes" : "no"}</td>${hasScores && html`<td>${score(worker)}</td>`}</tr>`)}</tbody></table></div></details>`;
 }
 
 function Attempt({ attempt, index, total }) {
+  const names = useContext(Names);
   const hasFailed = attempt.outcome.startsWith("failed");
   return html`<article class=${`attempt ${hasFailed ? "is-failure" : ""}`}>
     <h3>Attempt ${index + 1} of ${total} <span class=${`tag ${hasFailed ? "bad" : ""}`}>${attempt.outcome}</span></h3>
-    <p>After ${duration(attempt.dispatched_after_s)} the policy <b>${attempt.policy}</b> chose <b>${pairWords({ prefill: attempt.prefill_instance, decode: attempt.decode_instance })}</b>: ${attempt.reason}. ${placeWords(attempt)} ${ttftWords(attempt)}${
+    <p>After ${duration(attempt.dispatched_after_s)} the policy <b>${attempt.policy}</b> chose <b>${names.pair({ prefill: attempt.prefill_instance, decode: attempt.decode_instance })}</b>: ${attempt.reason}. ${placeWords(attempt)} ${ttftWords(attempt)}${
       attempt.session && html` Session <code>${attempt.session}</code>.`}</p>
     ${attempt.pairs.length > 0 && html`<${Pairs} attempt=${attempt} />`}
     <${Workers} attempt=${attempt} />
@@ -194,21 +198,22 @@ function Explanation({ explanation }) {
     <details><summary>What the columns mean</summary><dl class="terms">${TERMS.map(([key, name, words]) => html`<div key=${key}><dt>${name}</dt><dd>${words}</dd></div>`)}</dl></details>`;
 }
 
-export default function Request({ api, route }) {
+export default function Request({ store, api, route }) {
+  const names = namesOf(store.use("fleet")?.workers);
   const id = route.id;
   const [story, words] = useStory(api, id);
   const head = html`<p class="back"><a href="#/requests">All requests</a></p><h1>Request <code>${id}</code></h1>`;
   if (!story) return html`<section class="view-request">${head}<p class="quiet" role="status">${words || "Waiting for the router."}</p></section>`;
   const isRunning = story.row.phase !== "ended";
-  return html`<section class="view-request">${head}
+  return html`<${Names.Provider} value=${names}><section class="view-request">${head}
     ${words && html`<p class="quiet" role="status">${words}</p>`}
-    <p class="lead">${whyWords(story)}${isRunning && html` <span class="tag">still running</span>`}</p>
+    <p class="lead">${whyWords(story, names)}${isRunning && html` <span class="tag">still running</span>`}</p>
     <${Facts} story=${story} />
     <h2>Where the time went</h2>
     <${Waterfall} story=${story} />
-    <p class="acts"><button type="button" onClick=${() => download(`${id}.trace.json`, chromeTrace(story))}>Download for Perfetto</button>
+    <p class="call-acts"><button type="button" onClick=${() => download(`${id}.trace.json`, chromeTrace(story, names))}>Download for Perfetto</button>
       <span class="quiet">a Chrome trace: open it at ui.perfetto.dev or in chrome://tracing</span></p>
     <h2>Why it went there</h2>
     <${Explanation} explanation=${story.explanation} />
-  </section>`;
+  </section><//>`;
 }

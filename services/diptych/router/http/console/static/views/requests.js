@@ -1,7 +1,8 @@
 // The calls that run and the last that ended: filtered, sorted, and still while somebody reads them.
 
-import { html, useEffect, useMemo, useRef, useState } from "../vendor/htm-preact.js";
-import { clock, duration, number, share, shortId } from "../format.js";
+import { html, useContext, useEffect, useMemo, useRef, useState } from "../vendor/htm-preact.js";
+import { clock, duration, number, share } from "../format.js";
+import { Names, PHASES, namesOf, stateWords } from "./names.js";
 
 export const title = "Requests";
 
@@ -10,7 +11,6 @@ const CARD_PX = 104;
 const OVERSCAN = 8; // rows beyond the window
 const SLOW_TIMES = 3; // the median of the list
 const SLOW_S = 0.3; // quicker first tokens are never slow
-const PHASES = { waiting: "waiting", prompt: "computing prompt", output: "writing output", ended: "ended" };
 const NO_FILTERS = { tenant: "", model: "", adapter: "", phase: "", outcome: "", slow_s: "" };
 const COLUMNS = [
   ["arrived_unix_s", "Arrived", "num"],
@@ -130,20 +130,17 @@ function Filters({ rows, filters, set }) {
   </form>`;
 }
 
-export const stateWords = (row) => (row.phase === "ended" ? row.outcome || "ended" : PHASES[row.phase] ?? row.phase);
-
-/** Who served a call, in words. */
-export function pairWords({ prefill, decode }) {
-  if (!prefill && !decode) return "not chosen yet";
-  return prefill === decode ? `${shortId(prefill)} alone` : `${shortId(prefill)} → ${shortId(decode)}`;
-}
-
 function Row({ row, index, slow }) {
+  const pair = useContext(Names).pair(row);
   const isBad = row.phase === "ended" && row.outcome !== "ok" && row.outcome !== "disconnected";
-  return html`<tr role="row" aria-rowindex=${index + 2} class=${`call ${row.phase} ${isBad ? "is-failure" : ""}`}>
+  const href = `#/requests/${encodeURIComponent(row.id)}`;
+  const open = () => {
+    if (getSelection().isCollapsed) location.hash = href;
+  };
+  return html`<tr role="row" aria-rowindex=${index + 2} onClick=${open} class=${`call ${row.phase} ${isBad ? "is-failure" : ""}`}>
     <td role="cell" class="num c-when">${clock(row.arrived_unix_s)}</td>
-    <td role="cell" class="c-id"><a href=${`#/requests/${encodeURIComponent(row.id)}`}>${row.id}</a></td>
-    <td role="cell" class="c-state"><span class=${`state ${row.phase} ${isBad ? "bad" : ""}`}>${stateWords(row)}</span>
+    <td role="cell" class="c-id"><a href=${href}>${row.id}</a></td>
+    <td role="cell" class="c-state"><span class=${`call-state ${row.phase} ${isBad ? "bad" : ""}`}>${stateWords(row)}</span>
       ${row.num_attempts > 1 && html` <span class="tag">${row.num_attempts} attempts</span>`}
       ${slow && html` <span class="tag slow">${slow}</span>`}</td>
     <td role="cell" class="c-tenant">${row.tenant || html`<span class="quiet">common</span>`}</td>
@@ -153,7 +150,7 @@ function Row({ row, index, slow }) {
     <td role="cell" class="num c-prompt" data-name="prompt">${number(row.prompt_tokens)}
       ${row.cached_tokens > 0 && html` <span class="quiet">${share(row.cached_tokens / row.prompt_tokens)} cached</span>`}</td>
     <td role="cell" class="num c-output" data-name="output">${number(row.output_tokens)}</td>
-    <td role="cell" class="c-where">${pairWords(row)}</td>
+    <td role="cell" class="c-where" title=${pair}>${pair}</td>
   </tr>`;
 }
 
@@ -176,9 +173,10 @@ function Rows({ ids, rows, usual, sort, setSort }) {
   </table>`;
 }
 
-export default function Requests({ store }) {
+export default function Requests({ store, route }) {
   const state = store.use("requests");
-  const [filters, setFilters] = useState(kept.filters);
+  const names = namesOf(store.use("fleet")?.workers);
+  const [filters, setFilters] = useState({ ...kept.filters, ...Object.fromEntries([...route.params].filter(([name]) => name in NO_FILTERS)) });
   const [sort, setSort] = useState(kept.sort);
   const [holds, setHolds] = useState({ pause: false, pointer: false, focus: false });
   Object.assign(kept, { filters, sort });
@@ -209,7 +207,7 @@ export default function Requests({ store }) {
         ${num_new > 0 && html`<button type="button" class="link" onClick=${letGo}>show ${number(num_new)} new</button>`}
       </div>
       ${ids.length > 0
-        ? html`<${Rows} ids=${ids} rows=${rows} usual=${usual} sort=${sort} setSort=${setSort} />`
+        ? html`<${Names.Provider} value=${names}><${Rows} ids=${ids} rows=${rows} usual=${usual} sort=${sort} setSort=${setSort} /><//>`
         : html`<p class="empty">${all.length ? "No request passes these filters." : "No request has come yet. Send one, or try the playground."}</p>`}
     </div>
   </section>`;

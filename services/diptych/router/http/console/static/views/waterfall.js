@@ -1,40 +1,41 @@
 // The time of one call, stage by stage: a table whose last column is a picture of it.
 
-import { html, useRef, useState } from "../vendor/htm-preact.js";
-import { duration, shortId } from "../format.js";
+import { html, useContext, useRef, useState } from "../vendor/htm-preact.js";
+import { duration } from "../format.js";
+import { Names } from "./names.js";
 
 const MIN_GAP_S = 5e-5; // shorter ones are rounding
 const MIN_SPAN_S = 1e-4; // that can be zoomed to
-const MANY_PARTS = 12; // of one stage: folded at first
+const MANY_PARTS = 12; // of one stage: those of a name are one line
 const NICE = [1, 2, 5];
 
 const HOLDERS = new Set(["prepare", "generate", "attempt", "retry", "replay"]); // their parts come one after the other
 const STAGES = {
-  read: "the request's body",
-  parse: "its JSON",
+  read: "reading the request",
+  parse: "reading its JSON",
   check: "its key and its limits",
-  admit: "wait for a place",
-  prepare: "text to tokens",
+  admit: "waiting for a place",
+  prepare: "making tokens of it",
   render: "the chat as a prompt",
   grammar: "what the output must match",
   gate: "can it still be in time",
-  select: "choose a pair",
+  select: "choosing a pair",
   attempt: "with one pair",
   retry: "with another pair",
   replay: "with another pair, from the tokens so far",
   hedge: "a second attempt beside it",
   pause: "until a pair is asked again",
   prefill: "not told in parts",
-  prefill_queue: "wait for the first step",
-  prefill_compute: "compute the prompt",
-  messages: "the first token travels",
-  decode_queue: "wait for pages",
-  decode_transfer: "receive the KV",
-  decode_verify: "verify the KV",
-  decode_join: "join the batch",
-  output: "write tokens",
-  write: "wait for the client",
-  answer: "the end of the answer",
+  prefill_queue: "waiting for a step",
+  prefill_compute: "computing the prompt",
+  messages: "the first token on its way",
+  decode_queue: "waiting for pages",
+  decode_transfer: "receiving the KV",
+  decode_verify: "verifying the KV",
+  decode_join: "joining the batch",
+  output: "writing tokens",
+  write: "waiting for the client",
+  answer: "ending the answer",
 };
 
 /** What a stage does, in words, where its name alone would not say. */
@@ -76,16 +77,30 @@ export function roleOf({ name, where }, row) {
   return /^(prefill|messages)/.test(name) || where === row.prefill ? "prefill" : "decode";
 }
 
-export const placeOf = (bar, row) => {
+/** Where a stage ran, in words. */
+export function placeOf(bar, row, names) {
   const role = roleOf(bar, row);
-  return role === "router" ? role : `${role} ${shortId(bar.where)}`;
-};
+  if (role === "router") return role;
+  const name = names.of(bar.where);
+  return name.includes(role) ? name : `${role} ${name}`;
+}
 
-const rowsOf = (bars, folded, depth = 0, path = "") => bars.flatMap((bar, index) => {
+/** Stages that come again and again among many, as one: its `times` are [begun, duration]. */
+function gathered(bars) {
+  const alone = bars.map((bar) => ({ ...bar, times: [[bar.begun_s, bar.duration_s]] }));
+  if (bars.length <= MANY_PARTS) return alone;
+  const found = new Map();
+  for (const bar of alone) {
+    const key = `${bar.name} ${bar.where} ${bar.is_failure} ${isHolder(bar) ? found.size : ""}`;
+    const same = found.get(key);
+    found.set(key, same ? { ...same, duration_s: same.duration_s + bar.duration_s, times: [...same.times, ...bar.times], parts: [...same.parts, ...bar.parts] } : bar);
+  }
+  return [...found.values()];
+}
+
+const rowsOf = (bars, folded, depth = 0, path = "") => gathered(bars).flatMap((bar, index) => {
   const key = `${path}/${index}`;
-  const isOpen = folded[key] === undefined ? bar.parts.length <= MANY_PARTS : !folded[key];
-  const below = isOpen ? rowsOf(bar.parts, folded, depth + 1, key) : [];
-  return [{ key, bar, depth, isOpen }, ...below];
+  return [{ key, bar, depth, isOpen: !folded[key] }, ...(folded[key] ? [] : rowsOf(bar.parts, folded, depth + 1, key))];
 });
 
 function ticksOf(from, to) {
@@ -109,6 +124,7 @@ export function Waterfall({ story, label = "Where the time went" }) {
   const { row, bars, token_s, unnamed_s } = story;
   const ends = bars.map((bar) => bar.begun_s + bar.duration_s);
   const total = Math.max(row.duration_s, MIN_SPAN_S, ...ends, token_s.at(-1) ?? 0);
+  const names = useContext(Names);
   const [folded, setFolded] = useState({});
   const [window_, setWindow] = useState(null); // null: the whole call
   const [drag, setDrag] = useState(null);
@@ -190,11 +206,12 @@ export function Waterfall({ story, label = "Where the time went" }) {
               ? html`<button type="button" class="fold" aria-expanded=${isOpen} onClick=${() => setFolded({ ...folded, [key]: isOpen })}>${bar.name}</button>`
               : html`<span class="leaf">${bar.name}</span>`}
             ${bar.is_failure && html` <span class="tag bad">failed</span>`}
+            ${bar.times.length > 1 && html` <span class="tag">${bar.times.length} times</span>`}
             ${meaning(bar.name) && html` <small>${meaning(bar.name)}</small>`}
           </th>
-          <td role="cell" class="wf-where">${!isHolder(bar) || bar.where === "router" ? html`<span class=${`role ${roleOf(bar, row)}`}>${placeOf(bar, row)}</span>` : ""}</td>
+          <td role="cell" class="wf-where">${!isHolder(bar) || bar.where === "router" ? html`<span class=${`place ${roleOf(bar, row)}`}>${placeOf(bar, row, names)}</span>` : ""}</td>
           <td role="cell" class="num wf-begin">${duration(bar.begun_s)}</td><td role="cell" class="num">${duration(bar.duration_s)}</td>
-          ${track(segment(bar.begun_s, bar.duration_s, `${roleOf(bar, row)} ${isHolder(bar) ? "whole" : ""} ${bar.is_failure ? "failure" : ""}`, `${bar.name}, ${duration(bar.duration_s)}`))}
+          ${track(bar.times.map((time) => segment(...time, `${roleOf(bar, row)} ${isHolder(bar) ? "whole" : ""} ${bar.is_failure ? "failure" : ""}`, `${bar.name}, ${duration(time[1])}`)))}
         </tr>`)}
         <tr role="row" class="wf-unnamed">
           <th role="rowheader" scope="row" class="wf-name"><span class="leaf">no name</span> <small>time in no stage</small></th>
@@ -203,7 +220,7 @@ export function Waterfall({ story, label = "Where the time went" }) {
         </tr>
         ${token_s.length > 0 && html`<tr role="row" class="wf-tokens">
           <th role="rowheader" scope="row" class="wf-name"><span class="leaf">tokens</span> <small>when each went out</small></th>
-          <td role="cell" class="wf-where"><span class="role">client</span></td>
+          <td role="cell" class="wf-where"><span class="place client">client</span></td>
           <td role="cell" class="num wf-begin">${duration(token_s[0])}</td><td role="cell" class="num">${token_s.length}</td>
           ${track(html`<svg class="wf-ticks" viewBox="0 0 1000 10" preserveAspectRatio="none" aria-hidden="true"><path
             d=${token_s.filter((time) => time >= from && time <= to).map((time) => `M${(at(time) * 10).toFixed(1)} 0V10`).join("")} /></svg>`)}
