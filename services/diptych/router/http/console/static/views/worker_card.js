@@ -59,7 +59,7 @@ export function WorkerCard({ instance, card, workers, isSelected, isBrief, seen 
         <span title="Pages held by requests and peers">${share(heldShare(card))} held</span>
         <span>${number(card.num_running)} running, ${number(card.num_waiting)} waiting</span>
         ${!isBrief && html`<span>${rateWords(card)}</span>`}
-        ${!isBrief && card.host_pages != null && html`<span>host tier ${number(card.host_pages)} pages</span>`}
+        ${!isBrief && card.host_pages > 0 && html`<span>host tier ${number(card.host_pages)} pages</span>`}
       </div>
       <${Remarks} card=${card} state=${state} seen=${seen} />
     </li>`;
