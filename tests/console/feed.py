@@ -246,13 +246,18 @@ async def _act(feed: Feed, request: Request) -> Response:
     if "instance" in body and instance not in feed.platform.workers:
         return _error(404, f"There is no worker {instance}.")
     feed.acts.append({"act": name, **body})
-    if name == "drain":
-        feed.platform.drain(instance, body["deadline_s"])
-    elif name == "role":
+    if name.endswith("-adapter"):
+        if not body.get("path", "/").startswith("/"):
+            return _error(400, f"{body['path']} is not an absolute path.")
+        return _json({"name": body["name"], "num_workers": len(feed.platform.workers)})
+    if name == "log-level":
+        return _json({"instance": instance, "previous_level": "info"})
+    previous = feed.platform.workers[instance]["role"]
+    if name == "role":
         feed.platform.flip(instance, body["role"])
-    elif name == "load-adapter" and not body["path"].startswith("/"):
-        return _error(400, f"{body['path']} is not an absolute path.")
-    return _json({"done": True})
+        return _json({"instance": instance, "previous_role": previous, "not_ready": ""})
+    feed.platform.drain(instance, body["deadline_s"] or 120.0)
+    return _json({"instance": instance})
 
 
 async def _file(request: Request) -> Response:

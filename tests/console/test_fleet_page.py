@@ -114,7 +114,7 @@ def test_an_act_is_done_after_a_question_and_its_answer_is_shown(console: Consol
     page.get_by_role("button", name="Drain").click()
     page.get_by_role("spinbutton").fill("30")
     page.get_by_role("dialog").get_by_role("button", name="Drain").click()
-    expect(page.get_by_text("Drain: done.")).to_be_visible()
+    expect(page.get_by_text("It drains.")).to_be_visible()
     assert served.feed.acts == [{"act": "drain", "instance": served.instances["prefill-0"], "deadline_s": 30}]
     page.get_by_role("button", name="Load adapter", exact=False).first.click()
     page.get_by_label("Name").fill("sql")
@@ -174,7 +174,7 @@ def test_axe_finds_nothing_serious(console: Console, serve: Serve, scheme: Any) 
     served = serve(2, 2, 1)
     frozen = served.instances["decode-0"]
     served.do("freeze", instance=frozen)
-    for place, mark in {f"#/fleet/{frozen}": ".drawer .facts", "#/steps": ".stream"}.items():
+    for place, mark in {f"#/fleet/{frozen}": ".drawer .fact-list", "#/steps": ".stream"}.items():
         page = console.open(served, place, Look(scheme=scheme))
         expect(page.locator(mark).first).to_be_visible()
         found = [rule for rule in Axe().run(page).response["violations"] if rule["impact"] in ("serious", "critical")]

@@ -40,7 +40,7 @@ def test_a_viewer_is_offered_no_acts(console: Console, serve: Serve) -> None:
     page.get_by_label("Token").fill("viewer")
     page.keyboard.press("Enter")
     page.get_by_role("link", name="prefill-0", exact=True).click()
-    expect(page.locator(".drawer .facts").first).to_be_visible()
+    expect(page.locator(".drawer .fact-list").first).to_be_visible()
     assert page.get_by_role("button", name="Drain").count() == 0
 
 

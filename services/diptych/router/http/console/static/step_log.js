@@ -1,7 +1,7 @@
 // The steps of the last five minutes, in typed arrays: a log has room for 64 workers of 20 steps a second.
 
 export const WINDOW_MS = 300_000;
-const MAX_STEPS = 16_384; // of a worker; the oldest go first
+const MAX_STEPS = 32_768; // of a worker; the oldest go first
 const MAX_ARROWS = 20_000;
 
 /** The steps of one worker, the oldest first: those with `first <= index < end`. */

@@ -1,41 +1,47 @@
 // What an operator may do to a worker, each thing only after a question.
 
 import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
+import { count } from "../format.js";
 import { ROLES } from "./fleet_model.js";
 
 const LEVELS = ["debug", "info", "warning", "error"];
 
-/** Each act: its name, what is asked, its fields {name: {label, ...}}, and what is sent. */
+/** Each act: its name, what is asked, its fields {name: {label, ...}}, what is sent, and how the answer is told. */
 const ACTS = {
   drain: {
     name: "Drain", isGrave: true,
     ask: (name) => `Drain ${name}? It takes no more requests, and leaves when those that it has are done, or when the time is over.`,
-    fields: { deadline_s: { label: "Time for it, in seconds", type: "number", value: "120", min: "1" } },
-    body: (instance, fields) => ({ instance, deadline_s: Number(fields.deadline_s) }),
+    fields: { deadline_s: { label: "Time for it, in seconds; empty: as long as it was started with", type: "number", value: "", min: "0", isOptional: true } },
+    body: (instance, { deadline_s }) => ({ instance, deadline_s: deadline_s === "" ? null : Number(deadline_s) }),
+    done: () => "It drains.",
   },
   role: {
     name: "Change role", isGrave: true,
     ask: (name) => `Change the role of ${name}? It finishes what it has, and then serves in the other role.`,
     fields: { role: { label: "Role", options: ROLES } },
     body: (instance, fields) => ({ instance, role: fields.role }),
+    done: (answer) => `Its role is changed; it was ${answer.previous_role}.${answer.not_ready ? ` Not ready yet: ${answer.not_ready}` : ""}`,
   },
   "load-adapter": {
     name: "Load adapter",
     ask: () => "Load an adapter on all workers? The path is one on the workers' machines.",
     fields: { name: { label: "Name", value: "" }, path: { label: "Path", value: "" } },
     body: (instance, fields) => ({ name: fields.name, path: fields.path }),
+    done: (answer) => `${answer.name} is loaded on ${count(answer.num_workers, "worker")}.`,
   },
   "unload-adapter": {
     name: "Unload adapter",
     ask: () => "Unload an adapter from all workers? Requests that name it are refused from then on.",
     fields: { name: { label: "Name", value: "" } },
     body: (instance, fields) => ({ name: fields.name }),
+    done: (answer) => `${answer.name} is unloaded; ${count(answer.num_workers, "worker")} had it.`,
   },
   "log-level": {
     name: "Log level",
     ask: (name) => `Change how much ${name} logs, until it is started anew?`,
     fields: { level: { label: "Least severe level that is logged", options: LEVELS, value: "info" } },
     body: (instance, fields) => ({ instance, level: fields.level }),
+    done: (answer) => `The log level is changed; it was ${answer.previous_level}.`,
   },
 };
 
@@ -45,15 +51,15 @@ export function Acts({ api, instance, card, name }) {
   async function act(body) {
     setAnswer(null);
     try {
-      await api.post(`acts/${asked}`, body);
-      setAnswer({ isError: false, words: `${ACTS[asked].name}: done.` });
+      const done = await api.post(`acts/${asked}`, body);
+      setAnswer({ isError: false, words: ACTS[asked].done(done) });
     } catch (error) {
       setAnswer({ isError: true, words: `${ACTS[asked].name}: ${error.message}` });
     }
     setAsked("");
   }
   return html`
-    <section class="acts" aria-label="Acts">
+    <section class="worker-acts" aria-label="Acts">
       <h3>Acts</h3>
       <div class="act-row">${Object.entries(ACTS).map(([key, { name: words }]) => html`
         <button key=${key} type="button" onClick=${() => setAsked(key)}>${words}\u2026</button>`)}</div>
@@ -92,7 +98,7 @@ function Ask({ act, name, card, onYes, onNo }) {
 
 function Field({ name, field, card }) {
   if (!field.options) {
-    return html`<label>${field.label}<input name=${name} type=${field.type ?? "text"} min=${field.min} defaultValue=${field.value} required autocomplete="off" /></label>`;
+    return html`<label>${field.label}<input name=${name} type=${field.type ?? "text"} min=${field.min} defaultValue=${field.value} required=${!field.isOptional} autocomplete="off" /></label>`;
   }
   const options = field.options.filter((option) => name !== "role" || option !== card.role);
   return html`<label>${field.label}<select name=${name}>${options.map((option) => html`

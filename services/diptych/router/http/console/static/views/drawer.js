@@ -33,7 +33,7 @@ export function Drawer({ instance, state, me, api, seen, onClose }) {
 function Details({ instance, card, state, seen }) {
   const told = condition(card);
   return html`
-    <p class="drawer-state"><span class="role" data-role=${card.role}>${card.role}</span> <${State} state=${told} /></p>
+    <p class="drawer-state"><span class="worker-role" data-role=${card.role}>${card.role}</span> <${State} state=${told} /></p>
     <${Remarks} card=${card} state=${told} seen=${seen} />
     <${Facts} rows=${work(card)} />
     <h3>KV pages</h3>
@@ -45,7 +45,7 @@ function Details({ instance, card, state, seen }) {
     <${Facts} rows=${about(instance, card)} />`;
 }
 
-const Facts = ({ rows }) => html`<dl class="facts">${rows.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
+const Facts = ({ rows }) => html`<dl class="fact-list">${rows.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
 
 function work(card) {
   const rate = card.rate;

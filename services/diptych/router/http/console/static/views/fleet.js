@@ -10,6 +10,7 @@ import { Legend, Tile, WorkerCard, hrefOf } from "./worker_card.js";
 export const title = "Fleet";
 
 const BRIEF = 4; // of a side: cards of more say less
+const MOST_BROKEN = 6; // links that a narrow window tells of
 const TURNED_MS = 60_000; // that a change of role is told
 const NAMES = { prefill: "Prefill", decode: "Decode", unified: "Unified" };
 const TASKS = { prefill: "computes prompts", decode: "makes outputs", unified: "does both" };
@@ -78,7 +79,7 @@ function Picture({ state, selected, memory }) {
       ${Object.keys(workers).length === 0 && html`<p class="lone">No worker has joined yet.</p>`}
       <${Lines} links=${drawn} geometry=${geometry} workers=${workers} selected=${isMatrix ? "" : selected} isMatrix=${isMatrix} />
     </div>
-    <${Legend} isMatrix=${isMatrix} />`;
+    <${Legend} isMatrix=${isMatrix} isMany=${isMany} />`;
 }
 
 function Panel({ role, state, entries, isMany, selected, peers, memory }) {
@@ -138,9 +139,10 @@ function Tiles({ entries, workers, selected, peers }) {
   }
   return html`
     <div class="tile-groups" onKeyDown=${onKey}>${groups.map(([word, group]) => html`
-      <h3 key=${`${word} h`}>${word} <small>${number(group.length)}</small></h3>
-      <div key=${word} class="tiles">${group.map(([instance, card]) => html`
-        <${Tile} key=${instance} instance=${instance} card=${card} workers=${workers} isSelected=${instance === selected} isStop=${instance === tabStop} peer=${peers.get(instance)} />`)}</div>`)}
+      <div key=${word} class="tile-group" data-few=${group.length <= 3 ? "" : undefined}>
+      <h3>${word} <small>${number(group.length)}</small></h3>
+      <div class="tiles">${group.map(([instance, card]) => html`
+        <${Tile} key=${instance} instance=${instance} card=${card} workers=${workers} isSelected=${instance === selected} isStop=${instance === tabStop} peer=${peers.get(instance)} />`)}</div></div>`)}
     </div>`;
 }
 
@@ -158,7 +160,7 @@ function Hinge({ roles, workers, isMatrix, selected, links, width }) {
       ${isMatrix && roles.prefill.length > 0 && roles.decode.length > 0 && html`
         <${LinkMatrix} senders=${roles.prefill} receivers=${roles.decode} workers=${workers} selected=${selected}
           room=${Math.max(240, Math.min(560, width * 0.42, innerWidth - 40))} onSelect=${(instance) => { location.hash = hrefOf(instance); }} />`}
-      <ul class="narrow-links">${links.filter(({ link }) => link.state !== "up").slice(0, 20).map(({ from, to, link }) => html`
+      <ul class="narrow-links">${links.filter(({ link }) => link.state !== "up").slice(0, MOST_BROKEN).map(({ from, to, link }) => html`
         <li key=${from + to}><b>${workerName(from, workers)} \u2192 ${workerName(to, workers)}</b> ${linkWords(link)}</li>`)}</ul>
     </section>`;
 }

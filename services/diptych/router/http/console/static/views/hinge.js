@@ -65,7 +65,7 @@ export function Lines({ links, geometry, workers, selected, isMatrix }) {
     return isBroken(entry.link) ? "mark" : "";
   };
   return html`
-    <svg class="lines" width=${width} height=${height} viewBox=${`0 0 ${width} ${height}`} aria-hidden="true">
+    <svg class="hinge-lines" width=${width} height=${height} viewBox=${`0 0 ${width} ${height}`} aria-hidden="true">
       <defs><linearGradient id="flow" gradientUnits="userSpaceOnUse" x1=${width * 0.36} x2=${width * 0.64} y1="0" y2="0">
         <stop class="from" offset="0" /><stop class="to" offset="1" /></linearGradient></defs>
       ${drawn.map((entry) => html`<${Line} key=${entry.id} entry=${entry} workers=${workers} isDim=${selected && !touches(entry)}

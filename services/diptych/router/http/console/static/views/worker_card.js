@@ -18,17 +18,19 @@ export function KvBar({ card, role }) {
 const LINES = [["up", "link, thicker is faster"], ["flow", "pages on their way"], ["down", "down"], ["refused", "refused"]];
 const CELLS = [["quiet", "quiet link"], ["flow", "pages on their way, bigger is faster"], ["down", "down"], ["refused", "refused"], ["testing", "being tested"]];
 
-export function Legend({ isMatrix }) {
+export function Legend({ isMatrix, isMany }) {
   return html`
-    <ul class="legend" aria-label="Legend">
-      ${KV_STATES.map(([state, words]) => html`<li key=${state}><i class="swatch" data-kv=${state} aria-hidden="true"></i>${words}</li>`)}
+    <ul class="picture-legend" aria-label="Legend">
+      ${isMany
+        ? html`<li key="tile"><i class="tile-swatch" aria-hidden="true"></i>a worker: seconds of queue, and the share of its pages that is held</li>`
+        : KV_STATES.map(([state, words]) => html`<li key=${state}><i class="kv-swatch" data-kv=${state} aria-hidden="true"></i>${words}</li>`)}
       ${(isMatrix ? CELLS : LINES).map(([state, words]) => html`
         <li key=${`link ${state}`}><i class=${isMatrix ? "cell" : "stroke"} data-link=${state} aria-hidden="true"></i>${words}</li>`)}
     </ul>`;
 }
 
 export function State({ state }) {
-  return html`<span class="state" data-kind=${state.kind}><i aria-hidden="true"></i>${state.word}</span>`;
+  return html`<span class="condition" data-kind=${state.kind}><i aria-hidden="true"></i>${state.word}</span>`;
 }
 
 function rateWords(card) {
@@ -57,7 +59,7 @@ export function WorkerCard({ instance, card, workers, isSelected, isBrief, seen 
         <span title="Pages held by requests and peers">${share(heldShare(card))} held</span>
         <span>${number(card.num_running)} running, ${number(card.num_waiting)} waiting</span>
         ${!isBrief && html`<span>${rateWords(card)}</span>`}
-        ${!isBrief && card.host_pages != null && html`<span>host tier ${number(card.host_pages)} pages</span>`}
+        ${!isBrief && card.host_pages > 0 && html`<span>host tier ${number(card.host_pages)} pages</span>`}
       </div>
       <${Remarks} card=${card} state=${state} seen=${seen} />
     </li>`;
