@@ -92,7 +92,8 @@ def test_an_answer_can_be_stopped_and_errors_are_told_in_words(site: Site) -> No
     expect(page.get_by_text("stopped by you")).to_be_visible()
     page.locator("[name=key]").fill("wrong")
     _send(page, "Hello")
-    expect(page.get_by_role("alert")).to_contain_text("not known. (401, invalid_api_key). Enter an API key above.")
+    words = "The API refused (401, invalid_api_key): This API key is not known. Enter an API key above."
+    expect(page.get_by_role("alert")).to_have_text(words)
     _tools(page, "schema", "{nonsense")
     page.get_by_label("Prompt", exact=True).fill("Hello")
     page.get_by_role("button", name="Send").click()

@@ -76,6 +76,7 @@ export function messagesOf({ content, calls }) {
 export function errorWords(status, body, retryAfter) {
   const { message, code } = body?.error ?? {};
   const hint = HINTS[status] ?? "";
-  const wait = retryAfter ? ` It asks to wait ${retryAfter} s.` : "";
-  return `The API refused: ${message ?? "it gave no reason"} (${status}${code ? `, ${code}` : ""}).${hint && ` ${hint}`}${wait}`;
+  const wait = retryAfter ? `It asks to wait ${retryAfter} s.` : "";
+  const reason = `The API refused (${status}${code ? `, ${code}` : ""}): ${message ?? "it gave no reason."}`;
+  return [reason, hint, wait].filter(Boolean).join(" ");
 }

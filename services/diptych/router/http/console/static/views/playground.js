@@ -76,7 +76,7 @@ function Call({ call }) {
 function Served({ api, answer }) {
   const names = useContext(Names);
   const [story, words] = useStory(api, answer.id);
-  if (!answer.id) return html`<p class="quiet">The first token tells which pair serves it.</p>`;
+  if (!answer.id) return answer.error ? null : html`<p class="quiet">The first token tells which pair serves it.</p>`;
   if (!story) return html`<p class="quiet">${words || "Asking which pair serves it."}</p>`;
   return html`<p class="served">Served by <b>${names.pair(story.row)}</b>. ${whyWords(story, names)} <a href=${`#/requests/${encodeURIComponent(answer.id)}`}>Why there</a></p>
     <${Waterfall} story=${story} />`;
@@ -111,7 +111,7 @@ function Settings({ name, settings, set, models, isAlone }) {
     <label>Model or adapter<input list="models" placeholder="the model" autocomplete="off" ...${field("model")} /></label>
     <label>Temperature<input type="number" min="0" max="2" step="0.1" ...${field("temperature")} /></label>
     <label>Most tokens<input type="number" min="1" step="1" ...${field("max_tokens")} /></label>
-    <details class="wide" open=${Boolean(settings.tools || settings.schema)}><summary>Tools and JSON schema</summary>
+    <details class="wide"><summary>Tools and JSON schema</summary>
       <label>Tools, a JSON list as the API takes it<textarea rows="4" spellcheck="false" class="mono" ...${field("tools")}></textarea></label>
       <label>JSON schema that the answer must match<textarea rows="4" spellcheck="false" class="mono" ...${field("schema")}></textarea></label></details>
     <datalist id="models">${models.map((model) => html`<option key=${model} value=${model} />`)}</datalist>

@@ -11,6 +11,7 @@ const CARD_PX = 104;
 const OVERSCAN = 8; // rows beyond the window
 const SLOW_TIMES = 3; // the median of the list
 const SLOW_S = 0.3; // quicker first tokens are never slow
+const NO_HOLDS = { pause: false, pointer: false, focus: false, away: false }; // why the list stands still
 const NO_FILTERS = { tenant: "", model: "", adapter: "", phase: "", outcome: "", slow_s: "" };
 const COLUMNS = [
   ["arrived_unix_s", "Arrived", "num"],
@@ -154,10 +155,11 @@ function Row({ row, index, slow }) {
   </tr>`;
 }
 
-function Rows({ ids, rows, usual, sort, setSort }) {
+function Rows({ ids, rows, usual, sort, setSort, onAway }) {
   const body = useRef(null);
   const rowPx = useNarrow() ? CARD_PX : ROW_PX;
   const [first, last] = useWindowed(body, ids.length, rowPx);
+  useEffect(() => onAway(first > 0), [first > 0]);
   const spacer = (length) => length > 0 && html`<tr role="presentation" class="spacer" style=${{ height: `${length * rowPx}px` }}></tr>`;
   const turn = (key) => setSort({ key, falls: sort.key === key ? !sort.falls : true });
   return html`<table role="table" class="calls" aria-label="Requests" aria-rowcount=${ids.length + 1}>
@@ -178,20 +180,23 @@ export default function Requests({ store, route }) {
   const names = namesOf(store.use("fleet")?.workers);
   const [filters, setFilters] = useState({ ...kept.filters, ...Object.fromEntries([...route.params].filter(([name]) => name in NO_FILTERS)) });
   const [sort, setSort] = useState(kept.sort);
-  const [holds, setHolds] = useState({ pause: false, pointer: false, focus: false });
+  const [holds, setHolds] = useState(NO_HOLDS);
   Object.assign(kept, { filters, sort });
   const hold = (change) => setHolds((old) => ({ ...old, ...change }));
   const rows = state?.rows ?? {};
   const all = useMemo(() => Object.values(rows), [state]);
   const usual = useMemo(() => usualOf(all), [state]);
   const matching = useMemo(() => sorted(all.filter((row) => passes(row, filters)), sort), [state, filters, sort]);
-  const isHeld = holds.pause || holds.pointer || holds.focus;
+  const isHeld = Object.values(holds).includes(true);
   const [ids, num_new] = useHeld(matching, rows, isHeld, JSON.stringify([filters, sort]));
   if (!state) return html`<section><h1>Requests</h1><p class="quiet">Waiting for the first answer of the router.</p></section>`;
 
   const num_running = all.filter((row) => row.phase !== "ended").length;
   const num_slow = ids.filter((id) => slowness(rows[id], usual)).length;
-  const letGo = () => setHolds({ pause: false, pointer: false, focus: false });
+  const letGo = () => {
+    setHolds(NO_HOLDS);
+    scrollTo({ top: 0 });
+  };
   return html`<section class="view-requests">
     <h1>Requests</h1>
     <p class="lead">${number(num_running)} running, ${number(all.length - num_running)} ended of late. ${num_slow > 0
@@ -207,7 +212,7 @@ export default function Requests({ store, route }) {
         ${num_new > 0 && html`<button type="button" class="link" onClick=${letGo}>show ${number(num_new)} new</button>`}
       </div>
       ${ids.length > 0
-        ? html`<${Names.Provider} value=${names}><${Rows} ids=${ids} rows=${rows} usual=${usual} sort=${sort} setSort=${setSort} /><//>`
+        ? html`<${Names.Provider} value=${names}><${Rows} ids=${ids} rows=${rows} usual=${usual} sort=${sort} setSort=${setSort} onAway=${(away) => hold({ away })} /><//>`
         : html`<p class="empty">${all.length ? "No request passes these filters." : "No request has come yet. Send one, or try the playground."}</p>`}
     </div>
   </section>`;
