@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -11,6 +13,7 @@ import pytest
 from diptych.common.net.rpc import open_sync_channel
 from diptych.common.trust.tokens import TOKEN_VARIABLE
 from diptych.router.console.step_history import rows
+from diptych.router.console.watches import Watches
 from diptych.v1 import bootstrap_pb2
 from diptych.v1.admin_pb2 import SetLogLevelRequest, SetLogLevelResponse
 from diptych.v1.admin_pb2_grpc import WorkerAdminStub
@@ -110,6 +113,50 @@ def test_a_request_is_handed_by_one_worker_and_joins_at_the_other(
     last, first = rows(handed.steps, 0.0)[out.step], rows(joined.steps, 0.0)[0]
     assert last[5] == first[6] == [f"{out.room:016x}"]
     assert not handed.status.instance.HasField("transfer")
+
+
+class Members:
+    """Workers as a router's fleet has them, of which none comes or goes."""
+
+    def __init__(self, workers: list[bootstrap_pb2.Instance]) -> None:
+        known = [(each.instance_id, SimpleNamespace(record=each)) for each in workers]
+        self._sessions = [SimpleNamespace(instance_id=key, is_open=True, worker=worker) for key, worker in known]
+
+    def sessions(self) -> list[Any]:
+        return self._sessions
+
+    async def wait_for_change(self) -> None:
+        await asyncio.Event().wait()
+
+
+async def crossings(simulated: Platform, workers: list[bootstrap_pb2.Instance]) -> dict[str, tuple[set[str], set[str]]]:
+    """Ask for an answer while a router watches; return by worker the rooms that were handed, and that joined."""
+    watches = Watches(Members(workers), simulated.trust("router"))
+    running = asyncio.create_task(watches.run())
+    watches.start()
+    while not all(watches.status(each.instance_id) for each in workers):  # noqa: ASYNC110  # nobody tells
+        await asyncio.sleep(0.02)
+    await asyncio.to_thread(simulated.complete, PROMPT, NUM_TOKENS, ignore_eos=True)
+    cursor, found = 0, {f"{each.instance_id:016x}": (set[str](), set[str]()) for each in workers}
+    while not all(handed or joined for handed, joined in found.values()):
+        cursor, told = watches.steps_since(cursor)
+        for name, steps in told["workers"].items():
+            for *_, handed, joined in steps:
+                found[name][0].update(handed)
+                found[name][1].update(joined)
+        await asyncio.sleep(0.02)
+    assert [len(watches.links(each.instance_id)) for each in workers] == [1, 1]
+    running.cancel()
+    await asyncio.wait([running])
+    return found
+
+
+def test_a_router_that_watches_sees_a_room_pass_from_one_worker_to_the_other(simulated: Platform) -> None:
+    workers = [worker_of(simulated, PREFILL), worker_of(simulated, DECODE)]
+    found = asyncio.run(asyncio.wait_for(crossings(simulated, workers), 200))
+    (handed, into_prefill), (out_of_decode, joined) = found.values()
+    assert (len(handed), handed) == (1, joined)
+    assert (into_prefill, out_of_decode) == (set(), set())
 
 
 def test_two_watchers_hear_of_the_same_steps(simulated: Platform, watch: Callable[..., Watch]) -> None:

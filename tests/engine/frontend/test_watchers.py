@@ -78,27 +78,33 @@ def test_who_takes_late_gets_all_in_one_message_as_of_now(watchers: Watchers, cl
 
 def test_links_are_told_when_they_are_news(watchers: Watchers) -> None:
     watcher = watchers.open()
-    watchers.on_news(news(1, steps()))
-    first = watchers.take(watcher)  # they are still owed
     watchers.on_news(news(1, steps(), (7,)))
-    second = watchers.take(watcher)
+    first = watchers.take(watcher)
     watchers.on_news(news(1, steps()))
-    third = watchers.take(watcher)
+    second = watchers.take(watcher)
     watchers.on_news(news(1, steps(), ()))
-    fourth = watchers.take(watcher)
-    assert [(told.has_links, peers(told)) for told in (first, second, third, fourth)] == [
-        (False, []),
+    third = watchers.take(watcher)
+    assert [(told.has_links, peers(told)) for told in (first, second, third)] == [
         (True, [7]),
         (False, []),
         (True, []),
     ]
 
 
+def test_nothing_is_told_before_all_is(watchers: Watchers) -> None:
+    watcher = watchers.open()
+    watchers.on_news(news(1, steps(10)))  # of a lease of somebody before
+    assert not watcher.due.is_set()
+    watchers.on_news(news(2, steps(20), ()))
+    told = watchers.take(watcher)
+    assert (told.has_links, list(told.steps.prompt_tokens)) == (True, [20])
+
+
 def test_a_slow_watcher_loses_the_oldest_steps_and_is_told_how_many(watchers: Watchers) -> None:
     slow = watchers.open()
     half = [1] * (MAX_STEPS // 2)
     for number in range(3):
-        watchers.on_news(news(number, steps(*half[1:], 100 + number)))
+        watchers.on_news(news(number, steps(*half[1:], 100 + number), ()))
     told = watchers.take(slow)
     assert (len(told.steps.duration_s), told.steps.dropped) == (MAX_STEPS, MAX_STEPS // 2)
     assert [size for size in told.steps.prompt_tokens if size > 1] == [101, 102]
@@ -111,7 +117,7 @@ def test_what_the_scheduler_dropped_is_told_on(watchers: Watchers) -> None:
     watcher = watchers.open()
     lossy = steps(1)
     lossy.dropped = 3
-    watchers.on_news(news(1, lossy))
+    watchers.on_news(news(1, lossy, ()))
     watchers.on_news(news(1, lossy))
     assert watchers.take(watcher).steps.dropped == 6
 

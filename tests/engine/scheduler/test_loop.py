@@ -235,7 +235,7 @@ def test_what_is_beyond_the_longest_queue_is_turned_away(frontend: Frontend) -> 
 
 
 def test_a_loop_that_is_watched_tells_its_steps_and_who_ran_in_them(frontend: Frontend) -> None:
-    frontend.send(engine_pb2.SchedulerCommands(watch_s=60.0))
+    frontend.send(engine_pb2.SchedulerCommands(watch_s=60.0, watcher_came=True))
     frontend.start(7, [1, 2, 3], 5)
     steps = worker_pb2.StepRecords()
     while len(steps.duration_s) < 5:  # all five tokens: the first step computes the prompt, too
@@ -246,7 +246,7 @@ def test_a_loop_that_is_watched_tells_its_steps_and_who_ran_in_them(frontend: Fr
 
 
 def test_a_loop_that_idles_tells_its_last_steps_soon(frontend: Frontend) -> None:
-    frontend.send(engine_pb2.SchedulerCommands(watch_s=60.0))
+    frontend.send(engine_pb2.SchedulerCommands(watch_s=60.0, watcher_came=True))
     while not (first := frontend.receive()).HasField("news"):
         pass
     assert (first.news.has_links, first.news.status.open_rooms) == (True, 0)
@@ -254,7 +254,7 @@ def test_a_loop_that_idles_tells_its_last_steps_soon(frontend: Frontend) -> None
 
 
 def test_a_watch_that_is_not_renewed_ends(frontend: Frontend) -> None:
-    frontend.send(engine_pb2.SchedulerCommands(watch_s=1e-3))
+    frontend.send(engine_pb2.SchedulerCommands(watch_s=1e-3, watcher_came=True))
     while not frontend.receive().HasField("news"):
         pass
     frontend.start(7, [1, 2, 3], 50)

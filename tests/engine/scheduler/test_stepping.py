@@ -49,6 +49,27 @@ def test_overlapped_steps_give_the_tokens_of_the_model(new_engine: NewEngine, nu
         assert engine.tokens(room) == expected_output(prompt, max_tokens, VOCAB)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"overlap": True}, {"overlap": True, "mixed_step_s": 1.0}],
+    ids=["one by one", "overlapped", "mixed"],
+)
+def test_watched_steps_are_all_noted_however_they_are_run(new_engine: NewEngine, fields: dict[str, Any]) -> None:
+    rng = random.Random(3)
+    engine = new_engine(200, 16, 4, **fields)
+    log = engine._stepping.meter.log
+    log.switch(True)
+    asked = {room: (rng.randrange(1, 30), rng.randrange(1, 30)) for room in range(12)}
+    for room, (prompt_len, max_tokens) in asked.items():
+        engine.start(room, [room * 31 + place for place in range(prompt_len)], max_tokens)
+    engine.run()
+    sizes = [step.size for step in log.pop().steps]
+    tokens = sum(len(engine.tokens(room)) for room in asked)
+    assert tokens <= sum(size.output_tokens for size in sizes) <= tokens + len(asked)  # some beyond an end
+    assert sum(size.prompt_tokens for size in sizes) <= sum(prompt_len for prompt_len, _ in asked.values())
+    assert max(size.num_requests for size in sizes) <= 4
+
+
 def test_a_stop_token_ends_a_request_whose_next_token_is_computed_already(new_engine: NewEngine) -> None:
     engine = new_engine(overlap=True)
     prompt = [3, 1, 4, 1, 5]

@@ -27,6 +27,11 @@ class Scheduler:
         news = News(engine.core, engine.cache, links_of_nobody(), nobody, PrefillMeter())
         self.watching = Watching(news, self.log)
 
+    def watch(self, lease_s: float) -> None:
+        """Somebody begins to watch, at 0 s."""
+        self.watching.renew(lease_s, 0.0)
+        self.watching.tell_all(0.0)
+
     def news(self, now_s: float) -> WorkerNews | None:
         events = SchedulerEvents()
         if self.watching.is_on:
@@ -49,7 +54,7 @@ def test_nobody_is_told_anything_who_does_not_watch(scheduler: Scheduler) -> Non
 
 
 def test_a_watch_is_answered_at_once_and_then_four_times_a_second(scheduler: Scheduler) -> None:
-    scheduler.watching.renew(100.0, 0.0)
+    scheduler.watch(100.0)
     times = scheduler.times(2.0)
     assert times[0] == 0.0
     assert len(times) == round(2.0 / INTERVAL_S)
@@ -57,13 +62,13 @@ def test_a_watch_is_answered_at_once_and_then_four_times_a_second(scheduler: Sch
 
 
 def test_a_watch_that_nobody_renews_ends_by_itself_and_costs_nothing_then(scheduler: Scheduler) -> None:
-    scheduler.watching.renew(1.0, 0.0)
+    scheduler.watch(1.0)
     assert max(scheduler.times(3.0)) < 1.0
     assert (scheduler.watching.is_on, scheduler.watching.next_s, scheduler.log.is_on) == (False, None, False)
 
 
 def test_a_watch_that_is_renewed_goes_on(scheduler: Scheduler) -> None:
-    scheduler.watching.renew(1.0, 0.0)
+    scheduler.watch(1.0)
     scheduler.news(0.0)
     scheduler.watching.renew(1.0, 0.9)
     assert scheduler.news(1.5) is not None
@@ -71,13 +76,13 @@ def test_a_watch_that_is_renewed_goes_on(scheduler: Scheduler) -> None:
 
 
 def test_no_lease_is_longer_than_the_longest(scheduler: Scheduler) -> None:
-    scheduler.watching.renew(1e9, 0.0)
+    scheduler.watch(1e9)
     assert scheduler.news(MAX_LEASE_S) is None
     assert not scheduler.watching.is_on
 
 
 def test_links_are_told_once_a_second(scheduler: Scheduler) -> None:
-    scheduler.watching.renew(100.0, 0.0)
+    scheduler.watch(100.0)
     told = [scheduler.news(number * INTERVAL_S) for number in range(9)]
     assert [news.has_links for news in told if news] == [number * INTERVAL_S % LINKS_S == 0 for number in range(9)]
 
@@ -90,7 +95,7 @@ def test_the_cache_is_audited_now_and_then(scheduler: Scheduler, monkeypatch: py
         return [f"problem {len(audits)}"]
 
     monkeypatch.setattr(scheduler.engine.cache, "audit", audit)
-    scheduler.watching.renew(MAX_LEASE_S, 0.0)
+    scheduler.watch(MAX_LEASE_S)
     told = [scheduler.news(now_s) for now_s in (0.0, 10.0, 20.0)]
     scheduler.watching.renew(MAX_LEASE_S, 20.0)
     told.append(scheduler.news(AUDIT_S))
@@ -113,8 +118,18 @@ def test_steps_are_told_by_how_long_ago_they_began() -> None:
     )
 
 
+def test_who_begins_to_watch_while_others_do_hears_all_at_once(scheduler: Scheduler) -> None:
+    scheduler.watch(100.0)
+    scheduler.news(0.0)
+    assert scheduler.news(0.1) is None
+    scheduler.watching.tell_all(0.1)
+    told = scheduler.news(0.1)
+    assert told is not None
+    assert told.has_links
+
+
 def test_each_step_is_told_once(scheduler: Scheduler) -> None:
-    scheduler.watching.renew(100.0, 0.0)
+    scheduler.watch(100.0)
     scheduler.news(0.0)
     scheduler.log.add(StepSize(0, 1, 1), 0.1, 0.1)
     told = [scheduler.news(now_s) for now_s in (0.2, 0.3, 0.6)]

@@ -193,17 +193,19 @@ class WorkerGroup:
     async def watch(self) -> AsyncGenerator[worker_pb2.WorkerNews, None]:
         """Tell one watcher what is done here. Raises `Overloaded`, `SchedulerDied` and `SchedulerSilent`."""
         watcher = self._watchers.open()
-        is_first = True
+        came = has_heard = False
         try:
             while True:
-                if self.is_loaded and self._watchers.takes_lease():
-                    await self.scheduler.send(engine_pb2.SchedulerCommands(watch_s=LEASE_S))
+                if self.is_loaded and (not came or self._watchers.takes_lease()):
+                    commands = engine_pb2.SchedulerCommands(watch_s=LEASE_S, watcher_came=not came)
+                    came = True
+                    await self.scheduler.send(commands)
                 if await self._until(watcher.due, RENEW_S):
                     news = self._watchers.take(watcher)
                     self._complete(news.status)
-                    if not is_first:
+                    if has_heard:
                         news.status.instance.ClearField("transfer")
-                    is_first = False
+                    has_heard = True
                     yield news
         finally:
             self._watchers.close(watcher)

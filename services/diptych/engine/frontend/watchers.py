@@ -53,16 +53,15 @@ class Watcher:
             self._num_dropped += num_oldest
         self.due.set()
 
-    def take(self, status: WorkerStatus, links: WorkerStatus | None) -> WorkerNews:
+    def take(self, status: WorkerStatus, links: WorkerStatus) -> WorkerNews:
         """Return all that is due, with the newest status; `links` are the newest that were told."""
-        has_links = self._owes_links and links is not None
-        news = WorkerNews(status=status, steps=merged(self._waiting, self._clock()), has_links=has_links)
-        if has_links and links is not None:
+        news = WorkerNews(status=status, steps=merged(self._waiting, self._clock()), has_links=self._owes_links)
+        if self._owes_links:
             news.status.links.extend(links.links)
         news.steps.dropped = self._num_dropped
         self._waiting.clear()
         self._num_steps = self._num_dropped = 0
-        self._owes_links &= not has_links
+        self._owes_links = False
         self.due.clear()
         return news
 
@@ -118,11 +117,13 @@ class Watchers:
         return True
 
     def on_news(self, news: WorkerNews) -> None:
-        """The scheduler tells what it did."""
+        """The scheduler tells what it did. What comes before it has told all is an earlier watcher's."""
         if not self._watchers:
             return  # the last one has gone; the lease ends soon
         if news.has_links:
             self._links = WorkerStatus(links=news.status.links)
+        if self._links is None:
+            return
         self._status = news.status
         self._status.ClearField("links")
         for watcher in self._watchers:
@@ -131,4 +132,5 @@ class Watchers:
     def take(self, watcher: Watcher) -> WorkerNews:
         """Return what is due to a watcher; its `due` is set."""
         assert self._status is not None
+        assert self._links is not None
         return watcher.take(self._status, self._links)

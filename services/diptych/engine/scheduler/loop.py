@@ -89,6 +89,7 @@ class SchedulerLoop:
             "status_query": self._answer_status,
             "ping": self._answer_ping,
             "watch_s": self._watch,
+            "watcher_came": self._tell_watcher,
             "log_level": self._set_log_level,
             "admin": self._administer,
             "shutdown": self._shut_down,
@@ -168,6 +169,9 @@ class SchedulerLoop:
 
     def _watch(self, lease_s: float, now_s: float) -> None:
         self._watching.renew(lease_s, now_s)
+
+    def _tell_watcher(self, came: bool, now_s: float) -> None:
+        self._watching.tell_all(now_s)
 
     def _set_log_level(self, level: str, now_s: float) -> None:
         set_level(level)

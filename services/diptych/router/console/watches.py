@@ -135,6 +135,8 @@ class Watches:
                 logger.debug("worker %016x is not watched: %s", instance_id, error.details())
                 if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                     retry_s = OLDER_RETRY_S
+            except Exception:  # a malformed message must cost this stream, not the router
+                logger.exception("watching worker %016x failed", instance_id)
             raise_if_cancelled()
             self._forget(instance_id)
             await asyncio.sleep(retry_s)
