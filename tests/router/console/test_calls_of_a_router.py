@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -12,6 +15,7 @@ import pytest
 from diptych.router.console.calls import Calls
 from diptych.router.console.request_rows import RowFilter
 from diptych.router.console.state import Bar, RequestRow, RequestStory
+from diptych.router.keys.keyring import digest_of
 from diptych.v1 import inference_pb2, inference_pb2_grpc, worker_pb2
 from diptych.v1.worker_pb2 import LegStats
 
@@ -77,7 +81,7 @@ def check_sums(told: RequestStory) -> None:
     for bar in told["bars"]:
         assert bar["begun_s"] == pytest.approx(at_s, abs=1e-6)
         at_s += bar["duration_s"]
-        if bar["name"] in ("attempt", "retry", "replay"):
+        if bar["name"] in ("attempt", "retry", "replay", "hedge"):
             assert sum(part["duration_s"] for part in bar["parts"]) == pytest.approx(bar["duration_s"], abs=1e-6)
 
 
@@ -207,3 +211,79 @@ def test_what_is_refused_before_it_is_understood_has_a_story_too(cluster: Any) -
     check_sums(told)
     assert names(told["bars"])[0] == "read"
     assert (told["row"]["status"], told["explanation"]) == (400, None)
+
+
+def test_a_tenant_is_whose_key_the_call_carries(start_cluster: Callable[..., Any], tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text(f'[alice]\nsha256 = "{digest_of("a-key").hex()}"\n')
+    cluster = start_cluster(api_keys_file=keys)
+    look(cluster)
+    headers = {"authorization": "Bearer a-key", "x-tenant": "bob"}
+    chat(cluster, "hers", headers)
+    assert cluster.post("/v1/chat/completions", b"{", {**headers, "x-request-id": "bad"})[0] == 400
+    assert ended(cluster, "hers")["row"]["tenant"] == "alice"
+    assert ended(cluster, "bad")["row"]["tenant"] == "alice"
+
+
+def test_a_prompt_that_a_worker_tokenises_is_counted_when_it_has_said_so(start_cluster: Callable[..., Any]) -> None:
+    cluster = start_cluster(tokenize_at="worker")
+    look(cluster)
+    chat(cluster, "text")
+    told = ended(cluster, "text")
+    check_sums(told)
+    assert told["row"]["prompt_tokens"] == len(cluster.tokenizer.encode("<user>hello\n"))
+    assert "messages" in names(told["bars"][-2]["parts"])
+
+
+def test_a_call_that_is_refused_in_line_says_so(start_cluster: Callable[..., Any], hang: Any) -> None:
+    cluster = start_cluster(max_concurrent=1, max_queued=0)
+    look(cluster)
+    cluster.decode().faults = [hang(1)]
+    connection = cluster.connect(stream=True, headers={"x-request-id": "first"})
+    cluster.wait_until(lambda: rows(cluster, phase="output"))
+    assert cluster.post("/v1/chat/completions", CHAT, {"x-request-id": "refused"})[0] == 429
+    told = ended(cluster, "refused")
+    check_sums(told)
+    assert names(told["bars"]) == ["read", "parse", "check", "admit", "answer"]
+    assert (told["row"]["outcome"], told["row"]["status"]) == ("overloaded", 429)
+    connection.close()
+    cluster.wait_until(lambda: rows(cluster)["first"]["phase"] == "ended")
+
+
+def test_a_call_without_a_pair_has_waited_for_one(start_cluster: Callable[..., Any]) -> None:
+    cluster = start_cluster()
+    look(cluster)
+    cluster.publish()
+    assert cluster.post("/v1/chat/completions", CHAT, {"x-request-id": "alone"})[0] == 503
+    told = ended(cluster, "alone")
+    check_sums(told)
+    assert names(told["bars"])[-2:] == ["select", "answer"]
+    assert told["row"]["outcome"] == "unavailable"
+
+
+def test_a_client_that_does_not_read_shows_as_a_write(start_cluster: Callable[..., Any]) -> None:
+    cluster = start_cluster(client_stall_s=0.5)
+    look(cluster)
+    cluster.script = "x" * 2000
+    body = json.dumps({"prompt": "p", "max_tokens": 1500, "stream": True, "logprobs": 5}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-request-id: slow\r\ncontent-length: {len(body)}\r\n\r\n"
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", cluster.router.http.port))
+        connection.sendall(head.encode() + body)
+        told = ended(cluster, "slow")
+    check_sums(told)
+    assert told["row"]["outcome"] == "disconnected"
+    written = [part for bar in told["bars"] for part in (bar, *bar["parts"]) if part["name"] == "write"]
+    assert max(part["duration_s"] for part in written) > 0.4
+
+
+def test_a_second_attempt_that_wins_is_told_with_the_first(start_cluster: Callable[..., Any], hang: Any) -> None:
+    cluster = start_cluster(prefill=2, decode=2, policy="round_robin", hedge_after_s=0.05)
+    look(cluster)
+    cluster.prefill(0).faults = [hang(0)]
+    chat(cluster, "raced")
+    told = ended(cluster, "raced")
+    check_sums(told)
+    assert told["row"]["num_attempts"] == 2
+    assert names(told["bars"])[-5:] == ["select", "attempt", "select", "hedge", "answer"]

@@ -179,7 +179,7 @@ def test_an_attempt_after_tokens_is_a_replay() -> None:
 def test_of_two_attempts_that_race_the_first_counts_until_the_second_that_won_began() -> None:
     slow = attempt(11.0, first_token_s=None, ended_s=12.5, outcome="hedged", legs={})
     bars = told(call([slow, attempt(11.6, D2, first_token_s=12.4, ended_s=14.0)]))
-    assert line(bars)[6:] == [("select", 0.2), ("attempt", 0.4), ("select", 0.2), ("retry", 2.4), ("answer", 0.5)]
+    assert line(bars)[6:] == [("select", 0.2), ("attempt", 0.4), ("select", 0.2), ("hedge", 2.4), ("answer", 0.5)]
 
 
 def test_a_second_attempt_that_lost_lies_within_the_first() -> None:

@@ -31,7 +31,7 @@ def test_nobody_follows_calls_that_nobody_wants() -> None:
 def test_a_call_is_known_while_it_runs_and_until_it_is_handed_on() -> None:
     async def test() -> None:
         tracer = Tracer(Taker())
-        with tracer.follow(EDGE, {}) as call:
+        with tracer.follow(EDGE, dict) as call:
             assert tracer.calls() == [call]
             assert call.ended_s is None
         assert tracer.calls() == [call]
@@ -47,7 +47,7 @@ def test_a_call_that_is_not_exported_waits_for_no_last_words() -> None:
         tracer, console = Tracer(), Taker()
         tracer.hand_to(console)
         tracer.follow_until(math.inf)
-        with tracer.follow(EDGE, {}) as call:
+        with tracer.follow(EDGE, dict) as call:
             assert console.calls == []
         assert console.calls == [call]
         assert tracer.calls() == []
@@ -63,7 +63,7 @@ def test_the_first_call_that_comes_too_late_is_the_last_that_is_followed() -> No
         tracer = Tracer()
         tracer.follow_until(0.0)
         assert tracer.is_on
-        with tracer.follow(EDGE, {}):
+        with tracer.follow(EDGE, dict):
             assert not tracer.is_on
         await tracer.close()
 
@@ -82,7 +82,7 @@ def test_a_call_is_handed_to_everybody_who_wants_it_to_the_export_first() -> Non
         export, console = Noting(), Noting()
         tracer = Tracer(export)
         tracer.hand_to(console)
-        with tracer.follow(EDGE, {"traceparent": "mine"}) as call:
+        with tracer.follow(EDGE, lambda: {"traceparent": "mine"}) as call:
             pass
         await tracer.close()
         assert export.calls == console.calls == [call]

@@ -189,11 +189,10 @@ def _facts(record: AttemptRecord, asked_s: float, stats: Mapping[LegKind, LegSta
 
 def _usage(call: CallTrace) -> Usage:
     """As the client gets it, once that is known."""
-    ends = [output.end for output in call.outputs]
-    if len(ends) == 1 and ends[0]:
-        return ends[0].usage
-    usages = [end.usage for end in ends if end]
-    if usages and len(usages) == len(ends):
+    if len(call.outputs) == 1 and (end := call.outputs[0].end):
+        return end.usage
+    usages = [output.end.usage for output in call.outputs if output.end]
+    if usages and len(usages) == len(call.outputs):
         return total_usage(usages, call.num_made)
     first = next((output.attempts[0].record for output in call.outputs if output.attempts), None)
     if first is None:

@@ -144,16 +144,22 @@ def _gap(name: str, line: Sequence[Span], begun_s: float, ended_s: float) -> lis
 def _output(attempts: Sequence[AttemptFacts], end_s: float, writes: Sequence[Stage]) -> Iterator[Span]:
     """Yield choices, attempts and pauses in their order. What ran beside an attempt is a part of its parts."""
     line = sorted(attempts, key=lambda attempt: attempt.begun_s)
-    at_s, index, is_replay = line[0].asked_s, 0, False
+    at_s, index, name = line[0].asked_s, 0, "attempt"
     while index < len(line):
         attempt = line[index]
-        name = "replay" if is_replay else "retry" if index else "attempt"
         beside, upto_s, next_index = _overlap(line, index, end_s)
         yield from _positive(Span("pause", at_s, attempt.asked_s))
         yield from _positive(Span("select", max(at_s, attempt.asked_s), attempt.begun_s))
         yield _attempt(name, attempt, upto_s, beside, writes)
-        is_replay = is_replay or attempt.first_token_s is not None
+        name = _next_name(name, attempt)
         at_s, index = max(upto_s, attempt.begun_s), next_index
+
+
+def _next_name(name: str, attempt: AttemptFacts) -> str:
+    """Return what the attempt after this one, of such a name, is called."""
+    if name == "replay" or attempt.first_token_s is not None:
+        return "replay"
+    return "hedge" if attempt.outcome == "hedged" else "retry"
 
 
 def _overlap(line: Sequence[AttemptFacts], index: int, end_s: float) -> tuple[list[Span], float, int]:

@@ -139,7 +139,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             await abort(context, failure)  # may take until the client reads, or leaves
 
     def _follow(self, context: Context, entry_point: EntryPoint) -> AbstractContextManager[Trace]:
-        return self._tracer.follow(entry_point, _metadata(context)) if self._tracer.is_on else NOT_FOLLOWED
+        return self._tracer.follow(entry_point, lambda: _metadata(context)) if self._tracer.is_on else NOT_FOLLOWED
 
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: Context

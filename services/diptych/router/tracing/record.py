@@ -118,6 +118,7 @@ class CallTrace(Trace):
     parent: Mapping[str, str]  # what the client said of its own span
     clock: Callable[[], float]  # the monotonic one
     attributes: dict[str, Attribute] = field(default_factory=dict)
+    request_id: str = ""  # empty: it is not known yet
     tenant: str = ""  # never exported
     model: str = ""
     adapter: str = ""
@@ -139,7 +140,7 @@ class CallTrace(Trace):
         self.attributes |= known(found)
 
     def note_origin(self, request_id: str, tenant: str) -> None:
-        self.attributes[REQUEST_ID] = request_id
+        self.request_id = self.attributes[REQUEST_ID] = request_id
         self.tenant = tenant
 
     def note_parsed(self, is_stream: bool) -> None:
@@ -151,7 +152,8 @@ class CallTrace(Trace):
         self.mark("check")
 
     def note_stage(self, name: str, begun_s: float, ended_s: float) -> None:
-        self.stages.append(Stage(name, begun_s, ended_s))
+        if self.is_exported:  # marks say the same
+            self.stages.append(Stage(name, begun_s, ended_s))
         self._mark(name, ended_s)
 
     def mark(self, name: str) -> None:
@@ -185,11 +187,6 @@ class CallTrace(Trace):
     def begin_output(self) -> OutputTrace:
         self.outputs.append(OutputTrace())
         return self.outputs[-1]
-
-    @property
-    def request_id(self) -> str:
-        """Empty: it is not known yet."""
-        return str(self.attributes.get(REQUEST_ID, ""))
 
     @property
     def end_s(self) -> float:

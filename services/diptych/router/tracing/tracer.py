@@ -70,10 +70,12 @@ class Tracer:
         return [*self._ended, *self._running]
 
     @contextmanager
-    def follow(self, entry_point: EntryPoint, fields: Mapping[str, str]) -> Generator[CallTrace, None, None]:
-        """Follow a call that has come in, with these headers or metadata, until it is answered or given up."""
+    def follow(
+        self, entry_point: EntryPoint, fields: Callable[[], Mapping[str, str]]
+    ) -> Generator[CallTrace, None, None]:
+        """Follow a call that has come in, until it is answered or given up. `fields` are its headers, or metadata."""
         is_exported = self._export is not None
-        parent = parent_of(fields) if is_exported else {}
+        parent = parent_of(fields()) if is_exported else {}
         call = CallTrace(entry_point, time.monotonic(), time.time_ns(), parent, time.monotonic, is_exported=is_exported)
         self.is_on = call.begun_s < self._until_s  # this one is the last, if it is over
         self._running[call] = None

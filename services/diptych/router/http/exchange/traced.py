@@ -27,7 +27,7 @@ def with_traces(app: ASGIApp, tracer: Tracer, paths: Container[str]) -> ASGIApp:
 
 
 async def _follow(app: ASGIApp, tracer: Tracer, scope: Scope, receive: Receive, send: Send) -> None:
-    with tracer.follow(_entry_point(scope["path"], scope["scheme"]), Headers(scope=scope)) as call:
+    with tracer.follow(_entry_point(scope["path"], scope["scheme"]), lambda: Headers(scope=scope)) as call:
         scope[TRACE] = call
 
         def note(message: Message) -> Awaitable[None]:
