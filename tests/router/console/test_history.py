@@ -236,6 +236,17 @@ def test_a_process_that_has_stopped_holds_nobody_up() -> None:
     assert len(charts["series"]["requests"]["values"]) == 9
 
 
+def test_a_process_of_another_version_with_other_buckets_is_left_out() -> None:
+    ours, theirs = World(), World()
+    for world in (ours, theirs):
+        world.history.sample(BEGUN_S)
+        world.serve(0.1)
+        world.history.sample(BEGUN_S + INTERVAL_S)
+    counts = theirs.history.counts()
+    counts["bounds"] = {"ttft": [1.0], "itl": [1.0]}
+    assert charts_of([ours.history.counts(), counts]) == ours.history.charts()
+
+
 @pytest.mark.parametrize("bounds", [TTFT_BOUNDS, ITL_BOUNDS])
 @pytest.mark.parametrize("q", [0.5, 0.95])
 def test_a_quantile_lies_in_the_bucket_of_the_exact_one(bounds: tuple[float, ...], q: float) -> None:

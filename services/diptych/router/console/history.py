@@ -150,8 +150,10 @@ class History:
 def charts_of(parts: Sequence[ChartCounts]) -> Charts:
     """Return the charts of all processes whose counts are given, at least one: they add up, interval by interval.
 
-    The newest intervals are left out until every process has told them, unless one has stopped.
+    The newest intervals are left out until every process has told them, unless one has stopped. What has other buckets
+    than the first, as of another version, is left out.
     """
+    parts = [part for part in parts if part["bounds"] == parts[0]["bounds"]]
     first = round(min(part["begun_unix_s"] for part in parts) / INTERVAL_S)
     ends = [round(part["begun_unix_s"] / INTERVAL_S) + _num_intervals(part) for part in parts]
     end = min(each for each in ends if each >= max(ends) - LATE_INTERVALS)
