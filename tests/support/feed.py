@@ -1,6 +1,6 @@
 """The console's page over a fleet that does not exist: for whoever works on the page, and for its tests.
 
-    python tests/console/feed.py --prefill 4 --decode 4 --port 8123
+    python tests/support/feed.py --prefill 4 --decode 4 --port 8123
     http://127.0.0.1:8123/console/      `--sign-in`: tokens `operator` and `viewer`, code `let-me-in`
 
 It answers as the router does: same paths, same documents, same headers.
