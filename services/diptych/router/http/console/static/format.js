@@ -11,7 +11,7 @@ export function number(value, digits = 3) {
   if (!known(value)) return DASH;
   const size = Math.abs(value);
   for (const [unit, name] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e4, "k"]]) {
-    if (size >= unit * ROUND) return `${significant(value / (name === "k" ? 1e3 : unit), digits)} ${name}`;
+    if (size >= (name === "k" ? unit : unit * ROUND)) return `${significant(value / (name === "k" ? 1e3 : unit), digits)} ${name}`;
   }
   return Number.isInteger(value) ? value.toLocaleString("en") : significant(value, digits);
 }
