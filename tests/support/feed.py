@@ -291,9 +291,9 @@ def main() -> None:
     parser.add_argument("--sign-in", action="store_true", help="ask for a token")
     args = parser.parse_args()
     platform = Platform(args.prefill, args.decode, args.unified, seed=args.seed, now_s=time.time())
-    uvicorn.run(
-        create_app(Feed(platform, needs_token=args.sign_in)), host="127.0.0.1", port=args.port, log_level="warning"
-    )
+    history_s = min(300.0, 6000 / max(1, len(platform.workers)))
+    app = create_app(Feed(platform, needs_token=args.sign_in, history_s=history_s))
+    uvicorn.run(app, host="127.0.0.1", port=args.port, log_level="warning")
 
 
 if __name__ == "__main__":
