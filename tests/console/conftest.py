@@ -7,39 +7,17 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Final
 
 import pytest
 import uvicorn
-from browsing import Console, Served, serving
+from browsing import WIDE, Console, Served, Site, serving
 from feed import Feed, create_app
 from feed_documents import Platform
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, expect, sync_playwright
 
 NOW_S: Final = 1_790_000_000.0
 CHROMIUM: Final = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-WIDE: Final = 1280
-NARROW: Final = 360
-DASH: Final = "\u2013"
-
-
-@dataclass(frozen=True)
-class Site:
-    """A feed that is served, and a page that looks at it."""
-
-    feed: Feed
-    url: str
-    page: Page
-
-    def open(self, view: str) -> Page:
-        """Look at a view once its document is there."""
-        self.page.goto(f"{self.url}/console/#/{view}")
-        expect(self.page.locator("h1")).to_be_visible()
-        return self.page
-
-    def pod(self, instance: str) -> str:
-        return self.feed.platform.workers[instance]["pod"]
 
 
 @pytest.fixture(scope="session")

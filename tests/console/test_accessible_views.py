@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
-from conftest import Site
+from browsing import Site
 from playwright.sync_api import expect
 
 SERIOUS = ("serious", "critical")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from conftest import DASH, Site
+from browsing import DASH, Site
 from playwright.sync_api import expect
 
 # Two trees of pages: `a` to `d` in a row, of which `b` and `c` are read alike; `d` and `e` part behind `c`.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conftest import DASH, Site
+from browsing import DASH, Site
 from playwright.sync_api import expect
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from conftest import Site
+from browsing import Site
 from feed import HOSTILE
 from feed_api import ANSWER, PROMPT_TOKENS, chunks
 from playwright.sync_api import Page, Request, expect

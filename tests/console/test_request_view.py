@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import Site
+from browsing import Site
 from feed_stories import UNNAMED_S
 from playwright.sync_api import Page, expect
 

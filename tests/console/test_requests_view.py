@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from conftest import NARROW, Site
+from browsing import NARROW, Site
 from playwright.sync_api import Page, expect
 
 

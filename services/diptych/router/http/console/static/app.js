@@ -45,6 +45,7 @@ function takeCode() {
   return found ? decodeURIComponent(found[1]) : "";
 }
 
+addEventListener("hashchange", () => { if (location.hash.startsWith("#code=")) location.reload(); }); // an address that was pasted
 const api = createApi();
 const store = createStore(api);
 const firstCode = takeCode();

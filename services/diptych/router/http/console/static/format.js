@@ -2,6 +2,8 @@
 
 export const DASH = "\u2013";
 
+const ROUND = 0.9995; // what would round up to a thousand has the next unit
+
 const known = (value) => value !== null && value !== undefined && Number.isFinite(value);
 
 /** 1234567 -> "1.23 M"; small numbers keep what is significant. */
@@ -9,7 +11,7 @@ export function number(value, digits = 3) {
   if (!known(value)) return DASH;
   const size = Math.abs(value);
   for (const [unit, name] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e4, "k"]]) {
-    if (size >= unit) return `${significant(value / (name === "k" ? 1e3 : unit), digits)} ${name}`;
+    if (size >= (name === "k" ? unit : unit * ROUND)) return `${significant(value / (name === "k" ? 1e3 : unit), digits)} ${name}`;
   }
   return Number.isInteger(value) ? value.toLocaleString("en") : significant(value, digits);
 }
@@ -42,7 +44,7 @@ export function duration(seconds) {
 export function bytes(value) {
   if (!known(value)) return DASH;
   for (const [unit, name] of [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "KB"]]) {
-    if (Math.abs(value) >= unit) return `${significant(value / unit, 3)} ${name}`;
+    if (Math.abs(value) >= unit * ROUND) return `${significant(value / unit, 3)} ${name}`;
   }
   return `${Math.round(value)} B`;
 }

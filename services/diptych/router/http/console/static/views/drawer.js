@@ -33,7 +33,8 @@ export function Drawer({ instance, state, me, api, seen, onClose }) {
 function Details({ instance, card, state, seen }) {
   const told = condition(card);
   return html`
-    <p class="drawer-state"><span class="worker-role" data-role=${card.role}>${card.role}</span> <${State} state=${told} /></p>
+    <p class="drawer-state"><span class="worker-role" data-role=${card.role}>${card.role}</span> <${State} state=${told} />
+      <a href=${`#/steps/${encodeURIComponent(instance)}`}>Its steps</a></p>
     <${Remarks} card=${card} state=${told} seen=${seen} />
     <${Facts} rows=${work(card)} />
     <h3>KV pages</h3>

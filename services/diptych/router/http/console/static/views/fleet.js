@@ -18,6 +18,7 @@ const TASKS = { prefill: "computes prompts", decode: "makes outputs", unified: "
 export default function Fleet({ store, api, route, me }) {
   const state = store.use("fleet");
   const memory = useRef(new Map());
+  useEffect(() => { setTimeout(loadDrawer, 1000); }, []);
   if (!state) return html`<p class="lone" role="status">Waiting for the fleet\u2026</p>`;
   remember(memory.current, state.workers);
   const selected = route.id;
@@ -31,10 +32,12 @@ export default function Fleet({ store, api, route, me }) {
     </div>`;
 }
 
-/** The drawer is loaded when it is opened first. */
+const loadDrawer = () => import("./drawer.js");
+
+/** The drawer is no part of what is seen first. */
 function LateDrawer(props) {
   const [drawer, setDrawer] = useState(null);
-  useEffect(() => { import("./drawer.js").then((module) => setDrawer(() => module.Drawer)); }, []);
+  useEffect(() => { loadDrawer().then((module) => setDrawer(() => module.Drawer)); }, []);
   return drawer && html`<${drawer} ...${props} />`;
 }
 

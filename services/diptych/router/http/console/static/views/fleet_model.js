@@ -85,7 +85,7 @@ export function bundle(links) {
   const sum = totals(links);
   const worst = links.reduce((a, b) => (RANK[b.link.state] > RANK[a.link.state] ? b : a)).link;
   return {
-    state: sum.up ? "up" : worst.state, reason: worst.reason, path: `${sum.up} of ${sum.num} links up`,
+    state: sum.up ? "up" : worst.state, reason: worst.reason, path: `${sum.up} of ${sum.num} up`,
     tested_bytes_per_s: Math.max(...links.map(({ link }) => link.tested_bytes_per_s)), bytes_per_s: sum.bytesPerS,
     in_flight_bytes: sum.inFlight,
   };

@@ -23,7 +23,7 @@ export default function Steps({ store, route }) {
   const shown = only ? rows.filter(({ instance }) => instance === only) : rows;
   return html`
     <div class="steps">
-      <${Stream} log=${log} rows=${shown} />
+      <${Stream} log=${log} rows=${shown} only=${only} />
       <${Table} log=${log} rows=${rows} />
     </div>`;
 }
@@ -47,7 +47,7 @@ function useView(log) {
   };
 }
 
-function Stream({ log, rows }) {
+function Stream({ log, rows, only }) {
   const canvas = useRef(null);
   const moves = useView(log);
   const { view } = moves;
@@ -149,6 +149,7 @@ function Stream({ log, rows }) {
       </span>
       <label class="span">Shows <select value=${SPANS_MS.find((ms) => ms >= view.spanMs * 0.99)} onChange=${(event) => moves.change({ spanMs: Number(event.target.value) })}>
         ${SPANS_MS.map((ms) => html`<option key=${ms} value=${ms}>${duration(ms / 1000)}</option>`)}</select></label>
+      ${only && html`<a href="#/steps">Show all workers</a>`}
       <ul class="steps-legend" aria-label="Legend">
         <li><i data-step="prompt" aria-hidden="true"></i>prompt</li><li><i data-step="output" aria-hidden="true"></i>output</li>
         <li><i data-step="mixed" aria-hidden="true"></i>both</li><li><i data-step="idle" aria-hidden="true"></i>idle</li>

@@ -1,6 +1,6 @@
 """The console's page over a fleet that does not exist: for whoever works on the page, and for its tests.
 
-    python tests/console/feed.py --prefill 4 --decode 4 --port 8123
+    python tests/support/feed.py --prefill 4 --decode 4 --port 8123
     http://127.0.0.1:8123/console/      `--sign-in`: tokens `operator` and `viewer`, code `let-me-in`
 
 It answers as the router does: same paths, same documents, same headers.
@@ -291,9 +291,9 @@ def main() -> None:
     parser.add_argument("--sign-in", action="store_true", help="ask for a token")
     args = parser.parse_args()
     platform = Platform(args.prefill, args.decode, args.unified, seed=args.seed, now_s=time.time())
-    uvicorn.run(
-        create_app(Feed(platform, needs_token=args.sign_in)), host="127.0.0.1", port=args.port, log_level="warning"
-    )
+    history_s = min(300.0, 6000 / max(1, len(platform.workers)))
+    app = create_app(Feed(platform, needs_token=args.sign_in, history_s=history_s))
+    uvicorn.run(app, host="127.0.0.1", port=args.port, log_level="warning")
 
 
 if __name__ == "__main__":

@@ -57,6 +57,7 @@ class _Pace:
     """How a worker's steps go."""
 
     next_ms: float
+    running: Step | None = None
     joining: list[tuple[str, float]] = field(default_factory=list)  # rooms, and when their pages are there
 
 
@@ -245,7 +246,7 @@ class Platform:
         workers: dict[str, list[Step]] = {}
         begun_ms = (self.now_s - seconds) * 1000
         for pace in self._paces.values():
-            pace.next_ms = begun_ms
+            pace.next_ms, pace.running = begun_ms, None
         for until_ms in range(int(begun_ms), int(self.now_s * 1000) + 1, int(TICK_S * 1000)):
             for name in self.workers:
                 workers.setdefault(name, []).extend(self._steps_of(name, until_ms))
@@ -254,12 +255,13 @@ class Platform:
     def _steps_of(self, instance: str, until_ms: float) -> Iterator[Step]:
         card, pace, mood = self.workers[instance], self._paces[instance], self._mood[instance]
         if card["state"] != "ready" or card["breaker"]:
-            pace.next_ms = until_ms
+            pace.next_ms, pace.running = until_ms, None
             return
         while True:
-            step = self._step(card["role"], pace, mood)
+            step = pace.running = pace.running or self._step(card["role"], pace, mood)
             if step[0] + step[1] > until_ms:
                 return
+            pace.running = None
             pace.next_ms = step[0] + step[1] + self._gap_ms(mood)
             yield (round(step[0], 2), round(step[1], 2), *step[2:])
 

@@ -11,11 +11,33 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import uvicorn
 from feed import Feed, create_app
-from playwright.sync_api import Browser, ConsoleMessage, Page
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect
+
+WIDE: Final = 1280
+NARROW: Final = 360
+DASH: Final = "\u2013"
+
+
+@dataclass(frozen=True)
+class Site:
+    """A feed that is served, and a page that looks at it."""
+
+    feed: Feed
+    url: str
+    page: Page
+
+    def open(self, view: str) -> Page:
+        """Look at a view once its document is there."""
+        self.page.goto(f"{self.url}/console/#/{view}")
+        expect(self.page.locator("h1")).to_be_visible()
+        return self.page
+
+    def pod(self, instance: str) -> str:
+        return self.feed.platform.workers[instance]["pod"]
 
 
 @dataclass(frozen=True, slots=True)
