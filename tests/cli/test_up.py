@@ -14,6 +14,7 @@ import pytest
 
 from diptych.cli.main import main
 from diptych.cli.plans.processes import ListenAddresses, Workers
+from diptych.cli.platform.console_code import ConsoleCode
 from diptych.cli.platform.local_platforms import LocalPlatform
 from diptych.cli.platform.log_view import LogView
 from diptych.cli.up import UpConfig, banner, commands_elsewhere, commands_here, found_by_commands
@@ -54,16 +55,22 @@ def test_the_defaults_and_several_free_ports_are_fine() -> None:
 
 
 def test_the_banner_holds_a_curl_that_can_be_pasted() -> None:
-    text = banner(UpConfig(), ListenAddresses("0.0.0.0", 8000, 9000, 7000), "small-model", "")
+    text = banner(UpConfig(), ListenAddresses("0.0.0.0", 8000, 9000, 7000), "small-model", "", "")
     command = shlex.split(text[text.index("curl") :])
     assert command[:2] == ["curl", "http://127.0.0.1:8000/v1/chat/completions"]
     assert json.loads(command[-1])["model"] == "small-model"
 
 
 def test_an_ipv6_address_can_be_pasted_too() -> None:
-    text = banner(UpConfig(), ListenAddresses("::1", 8000, 9000, 7000), "small-model", "")
+    text = banner(UpConfig(), ListenAddresses("::1", 8000, 9000, 7000), "small-model", "", "")
     assert "http://[::1]:8000/v1" in text
     assert "[::1]:9000" in text
+
+
+def test_the_banner_says_where_the_console_is() -> None:
+    page = ConsoleCode("the-code").address("http://127.0.0.1:8000")
+    text = banner(UpConfig(), ListenAddresses("127.0.0.1", 8000, 9000, 7000), "m", "", page)
+    assert "  console    http://127.0.0.1:8000/console/#code=the-code\n" in text
 
 
 def test_the_banner_says_what_to_type_in_another_terminal() -> None:
@@ -73,7 +80,7 @@ def test_the_banner_says_what_to_type_in_another_terminal() -> None:
     elsewhere = commands_elsewhere(listen, Path("/run/x/operator"))
     assert "`export DIPTYCH_AUTH_TOKEN_FILE=/run/x/operator; diptych status --bootstrap 127.0.0.1:7000`" in elsewhere
     assert "TOKEN" not in commands_elsewhere(listen, None)
-    assert elsewhere in banner(UpConfig(), listen, "m", elsewhere)
+    assert elsewhere in banner(UpConfig(), listen, "m", elsewhere, "")
 
 
 def test_a_platform_that_commands_could_not_trust_serves_all_the_same_and_says_so(
@@ -172,4 +179,4 @@ def test_one_unified_worker_is_a_platform() -> None:
     config = UpConfig(device="sim", prefill=0, decode=0, unified=1, unified_options="--page-size 32")
     config.validate()
     assert config.workers == (Workers("unified", 1, ("--device", "sim", "--page-size", "32")),)
-    assert "ready: 1 unified." in banner(config, ListenAddresses("127.0.0.1", 1, 2, 3), "m", "")
+    assert "ready: 1 unified." in banner(config, ListenAddresses("127.0.0.1", 1, 2, 3), "m", "", "")

@@ -27,7 +27,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from diptych.common.event_loop import Stop
 from diptych.common.members.roles import WORKER_ROLES
-from diptych.common.trust.trust import INSECURE
+from diptych.common.trust.trust import INSECURE, Trust
 from diptych.router.config import RouterConfig
 from diptych.router.main import formats_of, run
 from diptych.router.tracing.tracer import OpenExport
@@ -76,7 +76,9 @@ class Cluster:
         options: Mapping[str, Any],
         special_tokens: Sequence[str] = (),
         open_export: OpenExport | None = None,
+        trust: Trust = INSECURE,
     ) -> None:
+        self._trust = trust  # the router's; simulated workers let everybody in
         self.tokenizer = make_tokenizer(special_tokens)
         self.script: str | None = "Hello!"
         self._letters = self.tokenizer.encode("abcdefghijklmnopqrstuvwxyz")
@@ -289,7 +291,7 @@ class Cluster:
         model = ServedModel(MODEL_ID, self.tokenizer, self.tokenizer.vocab_size, CONTEXT_LEN, names=names)
         model = replace(model, formats=formats_of(model, config.tool_parser, config.reasoning_parser))
         self._stop = Stop()
-        self.router = build(config, INSECURE, model, self, 7, open_export=open_export)
+        self.router = build(config, self._trust, model, self, 7, open_export=open_export)
         self.router.dispatcher.selector.number = 0  # the first in order has the first turn
         self.url = f"http://127.0.0.1:{self.router.http.port}"
         self.grpc_target = f"127.0.0.1:{self.router.grpc.port}"
@@ -322,10 +324,11 @@ def cluster_factory() -> Iterator[Callable[..., Cluster]]:
         unified: int = 0,
         special_tokens: Sequence[str] = (),
         open_export: OpenExport | None = None,
+        trust: Trust = INSECURE,
         **options: Any,
     ) -> Cluster:
         roles = [PREFILL] * prefill + [DECODE] * decode + [UNIFIED] * unified
-        clusters.append(Cluster(roles, options, special_tokens, open_export))
+        clusters.append(Cluster(roles, options, special_tokens, open_export, trust))
         return clusters[-1]
 
     yield start

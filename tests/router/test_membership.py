@@ -11,6 +11,7 @@ import pytest
 from diptych.v1 import bootstrap_pb2, worker_pb2
 
 Cluster = Any
+READY, GONE = bootstrap_pb2.INSTANCE_STATE_READY, bootstrap_pb2.INSTANCE_STATE_GONE
 
 
 def ready(cluster: Cluster) -> tuple[int, str]:
@@ -180,3 +181,14 @@ def test_an_older_load_of_bootstrap_does_not_undo_what_a_worker_said_itself(clus
 
 async def send(worker: Any, batch: worker_pb2.WorkerBatch) -> None:
     worker.send(batch)
+
+
+def test_routers_that_are_members_are_known_and_get_no_work(start_cluster: Any) -> None:
+    cluster = start_cluster(1, 1)
+    own, other, gone = (
+        bootstrap_pb2.Instance(instance_id=number, role=bootstrap_pb2.ROLE_ROUTER, state=state)
+        for number, state in ((7, READY), (8, bootstrap_pb2.INSTANCE_STATE_DRAINING), (9, GONE))
+    )
+    cluster._members |= {each.instance_id: each for each in (own, other, gone)}
+    assert cluster.router.fleet.routers().keys() == {7, 8}
+    assert served(cluster, 2) == {100: 2, 101: 2}

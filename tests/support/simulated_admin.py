@@ -16,6 +16,8 @@ class SimulatedAdmin(admin_pb2_grpc.WorkerAdminServicer):
     def __init__(self, instance: bootstrap_pb2.Instance, on_change: Callable[[], None]) -> None:
         self.failure: grpc.StatusCode | None = None  # of the next loads
         self.num_calls = 0
+        self.authorizations: list[str | None] = []  # of the callers who drained it, or changed its role or log level
+        self.drains: list[admin_pb2.DrainRequest] = []
         self.log_level = "info"
         self._instance = instance
         self._on_change = on_change  # called when the record has changed
@@ -43,12 +45,24 @@ class SimulatedAdmin(admin_pb2_grpc.WorkerAdminServicer):
 
     async def SetRole(self, request: admin_pb2.SetRoleRequest, context: Any) -> admin_pb2.SetRoleResponse:
         """Nothing is drained: what was begun goes on."""
-        self.num_calls += 1
+        await self._begin(context)
         previous, self._instance.role = self._instance.role, request.role
         self._on_change()
         return admin_pb2.SetRoleResponse(previous_role=previous)
 
+    async def Drain(self, request: admin_pb2.DrainRequest, context: Any) -> admin_pb2.DrainResponse:
+        """Only noted."""
+        await self._begin(context)
+        self.drains.append(request)
+        return admin_pb2.DrainResponse()
+
     async def SetLogLevel(self, request: admin_pb2.SetLogLevelRequest, context: Any) -> admin_pb2.SetLogLevelResponse:
-        self.num_calls += 1
+        await self._begin(context)
         previous, self.log_level = self.log_level, request.level
         return admin_pb2.SetLogLevelResponse(previous_level=previous)
+
+    async def _begin(self, context: Any) -> None:
+        self.num_calls += 1
+        self.authorizations.append(dict(context.invocation_metadata()).get("authorization"))
+        if self.failure is not None:
+            await context.abort(self.failure, "told to fail")

@@ -26,6 +26,7 @@ from diptych.cli.plans.processes import (
     threads_each,
     transport_environment,
 )
+from diptych.cli.platform.console_code import ConsoleCode, console_code
 from diptych.cli.platform.local_platforms import LocalPlatform, announced, running, runtime_folder
 from diptych.cli.platform.log_view import LogView
 from diptych.cli.platform.shared_trust import SharedTrust, shared_trust
@@ -132,15 +133,15 @@ class UpConfig(TrustConfig, KeyConfig):
 def main(config: UpConfig) -> int:
     """Run until SIGINT or SIGTERM; return the exit code."""
     setup("up", "text")
-    with shared_trust(config) as trust:
-        return _run(config, trust)
+    with shared_trust(config) as trust, console_code(trust.own) as code:
+        return _run(config, trust, code)
 
 
-def _run(config: UpConfig, trust: SharedTrust) -> int:
+def _run(config: UpConfig, trust: SharedTrust, code: ConsoleCode) -> int:
     listen = _claim_addresses(config)
     source = _fetch(config)
     num_threads = threads_each(config.threads, sum(each.count for each in config.workers), os.cpu_count() or 1)
-    planned = _planned(config, trust, listen, num_threads)
+    planned = _planned(config, trust, code, listen, num_threads)
     for component in planned:
         _check_pool(component, source)
     model_id = next(iter(config.served_model_name), source.config.model_id)
@@ -150,16 +151,23 @@ def _run(config: UpConfig, trust: SharedTrust) -> int:
     here = LocalPlatform(listen.http, listen.grpc, listen.bootstrap, model_id, trust.of_commands)
     with found_by_commands(here, view) as found:
         commands = commands_here(listen, found) if found else commands_elsewhere(listen, trust.token_file)
-        ready = partial(print, banner(config, listen, model_id, commands), flush=True)
+        page = code.address(f"http://{listen.http}")
+        ready = partial(print, banner(config, listen, model_id, commands, page), flush=True)
         return _supervise(partial(supervisor.run, on_ready=ready), view)
 
 
-def _planned(config: UpConfig, trust: SharedTrust, listen: ListenAddresses, num_threads: int) -> list[Component]:
+def _planned(
+    config: UpConfig, trust: SharedTrust, code: ConsoleCode, listen: ListenAddresses, num_threads: int
+) -> list[Component]:
     memory_bytes = router_memory(config.router_memory_mib, machine_memory())
     transports = transport_environment(config.workers, os.environ, has_hardware=_has_hardware())
     shared = {**config.key_environment, **transports}
+    own = {"router": code.environment}
     return [
-        replace(component, environment={**trust.environment(component.arguments[0]), **shared})
+        replace(
+            component,
+            environment={**trust.environment(name := component.arguments[0]), **shared, **own.get(name, {})},
+        )
         for component in components(config.served, listen, config.workers, num_threads, memory_bytes)
     ]
 
@@ -204,14 +212,15 @@ def commands_elsewhere(listen: ListenAddresses, token_file: Path | None) -> str:
     )
 
 
-def banner(config: UpConfig, listen: ListenAddresses, model_id: str, commands: str) -> str:
-    """Return what a newcomer needs next."""
+def banner(config: UpConfig, listen: ListenAddresses, model_id: str, commands: str, page: str) -> str:
+    """Return what a newcomer needs next; `page` is the address of the console."""
     workers = ", ".join(f"{each.count} {each.role}" for each in config.workers)
     url = f"http://{listen.http}"
     question = '"messages": [{"role": "user", "content": "What is the capital of France?"}]'
     return f"""
   Diptych is ready: {workers}. Ctrl-C stops it.
 
+  console    {page}
   HTTP       {url}/v1
   gRPC       {listen.grpc}
   bootstrap  {listen.bootstrap}

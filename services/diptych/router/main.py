@@ -161,6 +161,8 @@ async def run(router: Router, stop: event_loop.Stop, *, drain_s: float) -> None:
     """Run both servers until `stop`. Then take nothing new, and let what runs finish for `drain_s`."""
     async with asyncio.TaskGroup() as group:
         background = [group.create_task(router.fleet.run()), group.create_task(router.health.run())]
+        if router.console is not None:
+            background.append(group.create_task(router.console.run()))
         serving = group.create_task(router.http.run())
         await router.grpc.start()
         background.append(group.create_task(router.draining.run()))
@@ -175,8 +177,7 @@ async def run(router: Router, stop: event_loop.Stop, *, drain_s: float) -> None:
         for task in background:
             task.cancel()
     router.preparer.close()
-    if router.tracer is not None:
-        await router.tracer.close()
+    await router.tracer.close()
 
 
 async def _wait_until_ended(servers: Collection[asyncio.Task[None]], stop: event_loop.Stop, timeout_s: float) -> None:

@@ -24,10 +24,11 @@ from diptych.router.choose.policies import plan_of
 from diptych.router.choose.policies.policy import Objectives
 from diptych.router.choose.seen_prompts import SeenPrompts
 from diptych.router.config import RouterConfig
+from diptych.router.console.calls import Calls
+from diptych.router.console.console import Console
+from diptych.router.console_wiring import ConsoleParts, add_console
 from diptych.router.grpc.inference import INFERENCE, InferenceService
 from diptych.router.grpc.server import CallGate, GrpcServer, MessageReader
-from diptych.router.http.console.app import console_app, with_console
-from diptych.router.http.console.page_files import read_files
 from diptych.router.http.exchange.app import clients_app, operators_app
 from diptych.router.http.operate.about import with_all_metrics
 from diptych.router.keys.caller import Callers
@@ -67,7 +68,9 @@ class Router:
     http: HttpServer
     grpc: GrpcServer
     budget: BodyBudget
-    tracer: Tracer | None
+    tracer: Tracer
+    calls: Calls
+    console: Console | None  # None: it is off
 
 
 def build(
@@ -92,6 +95,8 @@ def build(
 
     def leave() -> None:
         health.drain()
+        if console is not None:
+            console.close()
         on_leaving()
 
     async def leave_shared_ports() -> None:
@@ -105,18 +110,21 @@ def build(
     pipeline = _pipeline(config, model, preparer, dispatcher, admission)
     callers = _callers(config, metrics, share)
     tracer = _tracer(config, fleet, open_export)
+    calls = Calls(tracer, dispatcher.explanations, router_id, time.monotonic, time.time)
     budget = BodyBudget(BODIES_IN_MEMORY * config.max_body_bytes)
     app = clients_app(config, trust, fleet, pipeline, health.probes, callers, tracer, budget)
     if share is not None and config.open_metrics:
         app = with_all_metrics(app, metrics, ProcessMetrics(config.host, share.ports), share)
+    console = None
     if config.console == "on":
-        app = with_console(app, console_app(read_files(), ()))
+        parts = ConsoleParts(config, trust, model, fleet, admission, dispatcher, calls, callers, budget)
+        app, console = add_console(app, parts)
     drain = RouterDrain(draining, f"{fleet.router_id:016x}", config.drain_s)
     http = _http(config, DrainableApp(app, draining, operators_app(trust, fleet, pipeline, drain, callers)), share)
     service = InferenceService(pipeline, callers, tracer, stall_s=config.client_stall_s)
     gate = CallGate(callers, budget, MessageReader(INFERENCE), stall_s=config.client_stall_s)
     grpc = _grpc(config, service, gate, health, share)
-    return Router(fleet, health, admission, dispatcher, draining, preparer, http, grpc, budget, tracer)
+    return Router(fleet, health, admission, dispatcher, draining, preparer, http, grpc, budget, tracer, calls, console)
 
 
 def _dispatcher(config: RouterConfig, fleet: Fleet, metrics: RouterMetrics, objectives: Objectives) -> Dispatcher:
@@ -164,9 +172,9 @@ def _callers(config: RouterConfig, metrics: RouterMetrics, share: Share | None) 
     return callers
 
 
-def _tracer(config: RouterConfig, fleet: Fleet, open_export: OpenExport | None) -> Tracer | None:
+def _tracer(config: RouterConfig, fleet: Fleet, open_export: OpenExport | None) -> Tracer:
     if open_export is None:
-        return None
+        return Tracer()
     attributes = {"service.instance.id": f"{fleet.router_id:016x}", "k8s.pod.name": config.pod_name}
     return Tracer(open_export({name: value for name, value in attributes.items() if value}))
 

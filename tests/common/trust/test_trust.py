@@ -79,3 +79,11 @@ def test_a_process_that_has_read_its_token_hands_it_to_none_that_it_starts() -> 
     forget_token(environ)
     assert environ == {"PATH": "/bin"}
     assert trust.metadata() == (("authorization", "Bearer the-secret-word-of-this-test"),)
+
+
+def test_on_behalf_of_a_caller_its_header_is_shown_and_our_token_is_not() -> None:
+    trust = TrustConfig().trust(TOKEN)
+    assert trust.on_behalf_of("Bearer x").metadata() == (("authorization", "Bearer x"),)
+    assert trust.on_behalf_of(None).metadata() == ()
+    assert INSECURE.on_behalf_of("Bearer a-key-of-the-api").metadata() == ()
+    assert trust.on_behalf_of("Bearer x").parties("Bearer x") == frozenset()

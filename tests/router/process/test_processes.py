@@ -13,7 +13,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from diptych.common.trust.tokens import TOKEN_VARIABLE
 from diptych.common.trust.trust import TrustConfig
 from diptych.common.verdicts.restart_policy import RestartPolicy
 from diptych.router.config import RouterConfig
+from diptych.router.console.other_routers import OtherRouters
 from diptych.router.keys.keyring import digest_of
 from diptych.router.process.processes import Processes
 from diptych.v1 import bootstrap_pb2
@@ -212,6 +214,28 @@ def test_processes_share_ports_and_are_members_of_their_own_and_one_that_freezes
     routers.process.send_signal(signal.SIGTERM)
     assert routers.process.wait(TIMEOUT_S) == 0
     assert not psutil.wait_procs(children, TIMEOUT_S)[1]
+
+
+def test_each_process_is_asked_by_the_others_for_what_only_it_knows(routers: Routers) -> None:
+    wait_for(lambda: len(routers.addresses()) == 2)
+    wait_for(lambda: "2 of 2" in verdict(routers, "startup"))
+    records = {each.instance_id: each for each in routers._members()}
+    ids = sorted(records)
+    for own, other in (ids, reversed(ids)):
+        others = OtherRouters(Listed(own, records), TrustConfig().trust(), deadline_s=TIMEOUT_S)
+        assert asyncio.run(others.ask("/version")).keys() == {other}
+        assert others.missing == {}
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Routers as bootstrap lists them."""
+
+    router_id: int
+    records: Mapping[int, bootstrap_pb2.Instance]
+
+    def routers(self) -> Mapping[int, bootstrap_pb2.Instance]:
+        return self.records
 
 
 def test_when_a_process_dies_its_clients_hear_it_and_try_again_and_the_others_requests_go_on(

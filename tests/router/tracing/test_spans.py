@@ -28,7 +28,9 @@ from diptych.router.workers.worker_view import Pair, WorkerLoad
 from diptych.v1.worker_pb2 import LegStats
 
 PAIR = Pair(1, 2)
-EDGE = EntryPoint("POST /v1/completions", {"http.route": "/v1/completions"}, "http.response.status_code")
+EDGE = EntryPoint(
+    "POST /v1/completions", {"http.route": "/v1/completions"}, "http.response.status_code", "/v1/completions"
+)
 PREFILL_STATS = LegStats(queue_us=10_000, compute_us=20_000, transfer_us=5_000, cached_tokens=16, bytes_moved=512)
 DECODE_STATS = LegStats(queue_us=1_000, transfer_us=40_000, verify_us=2_000, join_us=3_000)
 STATS = {LegKind.PREFILL: PREFILL_STATS, LegKind.DECODE: DECODE_STATS}
@@ -50,7 +52,7 @@ def end(output_tokens: int = 5) -> End:
 def call(*outputs: OutputTrace, **fields: Any) -> CallTrace:
     stages = [Stage("admit", 10.0, 10.05), Stage("prepare", 10.05, 10.2)]
     defaults = {"stages": stages, "outputs": list(outputs), "status": 200, "outcome": "ok", "ended_s": 12.0}
-    return CallTrace(EDGE, 10.0, 0, {}, **{**defaults, **fields})
+    return CallTrace(EDGE, 10.0, 0, {}, lambda: 0.0, **{**defaults, **fields})
 
 
 def names(span: Span) -> Any:

@@ -12,7 +12,7 @@ from typing import Final
 
 from diptych.common.config import env_name
 from diptych.common.trust.token_files import BOOTSTRAP, inheritable, new_token_files, private_folder, write_private
-from diptych.common.trust.trust import TrustConfig
+from diptych.common.trust.trust import INSECURE, Trust, TrustConfig
 from diptych.common.verdicts.permissions import Party
 
 _FILES: Final = {"bootstrap": BOOTSTRAP, "router": Party.ROUTER.value}  # by command; others are workers
@@ -24,6 +24,7 @@ class SharedTrust:
 
     variables: Mapping[str, str]  # that say what was configured; no secret is among them
     folder: Path | None  # holds the tokens that were made: a file for each kind of member
+    own: Trust = INSECURE  # what this command itself shows others
 
     @property
     def token_file(self) -> Path | None:
@@ -47,14 +48,15 @@ class SharedTrust:
 def shared_trust(config: TrustConfig, environ: MutableMapping[str, str] = os.environ) -> Iterator[SharedTrust]:
     """Yield what is configured; else make tokens, in files of ours that go at the exit. Raises `ConfigError`."""
     if config.is_trust_configured(environ):
-        config.trust(environ)  # to say what is wrong before anything starts
+        own = config.trust(environ)  # which says what is wrong before anything starts
         with inheritable(config, environ) as config:
-            yield SharedTrust(_variables(config), None)
+            yield SharedTrust(_variables(config), None, own)
         return
     with private_folder() as folder:
         for name, text in new_token_files().items():
             write_private(folder / name, text)
-        yield SharedTrust({}, folder)
+        own = TrustConfig(auth_token_file=folder / Party.OPERATOR.value).trust({})
+        yield SharedTrust({}, folder, own)
 
 
 def _variables(config: TrustConfig) -> dict[str, str]:

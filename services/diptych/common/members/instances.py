@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Final
+
 from diptych.v1.bootstrap_pb2 import Instance, InstanceState, Role, WorkerLoad
+
+_ROLES: Final[Mapping[int, str]] = {number: name.removeprefix("ROLE_").lower() for name, number in Role.items()}
 
 
 def role_of(member: Instance) -> str:
     """Return "prefill", "decode", "unified" or "router"; "role 9" for one that only a later version knows."""
-    if member.role not in Role.values():
-        return f"role {member.role}"
-    return Role.Name(member.role).removeprefix("ROLE_").lower()
+    number = member.role
+    return _ROLES.get(number) or f"role {number}"
 
 
 def state_of(member: Instance) -> str:

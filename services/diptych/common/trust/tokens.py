@@ -64,6 +64,11 @@ class Tokens:
         """Raises `ConfigError`."""
         return cls(_parse(value, TOKEN_VARIABLE))
 
+    @classmethod
+    def of_sender(cls, authorization: str) -> Tokens:
+        """What sends on the header of a caller, and accepts nobody."""
+        return cls((Token(NOBODY, b"", authorization.removeprefix(SCHEME)),))
+
     def authorization(self) -> str | None:
         """Return the value of the `authorization` header that we send; None when all are others'."""
         return next((SCHEME + token.secret for token in self._accepted() if token.secret), None)

@@ -46,6 +46,11 @@ class Trust:
         authorization = self.tokens.authorization() if self.tokens else None
         return (("authorization", authorization),) if authorization else ()
 
+    def on_behalf_of(self, authorization: str | None) -> Trust:
+        """Return what shows others the `authorization` of a caller in place of our own. Our certificate stays ours."""
+        is_needed = self.tokens is not None and authorization
+        return Trust(Tokens.of_sender(authorization) if is_needed and authorization else None, self.tls)
+
     def parties(self, authorization: str | None) -> Parties:
         """Return what a caller is by its `authorization`. TLS was the connection's matter."""
         return self.tokens.parties(authorization) if self.tokens else EVERY

@@ -54,6 +54,19 @@ MAY_CALL: Final[Mapping[str, Parties]] = MappingProxyType(
         "POST /admin/drain": _OPERATOR,
         "GET /admin/workers": _READERS,
         "GET /admin/explain/{request_id:path}": _READERS,
+        "GET /console/api/me": _READERS,
+        "GET /console/api/stream": _READERS,
+        "GET /console/api/fleet": _READERS,
+        "GET /console/api/requests": _READERS,  # routers ask each other
+        "GET /console/api/requests/{request_id:path}": _READERS,
+        "GET /console/api/cache": _READERS,
+        "GET /console/api/charts": _READERS,
+        "GET /console/api/steps": _READERS,
+        "POST /console/api/acts/drain": _OPERATOR,
+        "POST /console/api/acts/role": _OPERATOR,
+        "POST /console/api/acts/load-adapter": _OPERATOR,
+        "POST /console/api/acts/unload-adapter": _OPERATOR,
+        "POST /console/api/acts/log-level": _OPERATOR,
     }
 )
 

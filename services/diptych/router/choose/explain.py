@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -76,6 +77,7 @@ class RequestRecord:
     request_id: str
     arrival_s: float
     attempts: list[AttemptRecord] = field(default_factory=list)
+    is_over: bool = False
 
 
 class Attempt(TypedDict):
@@ -121,6 +123,10 @@ class Explanations:
         record = RequestRecord(request_id, arrival_s)
         self._records.append(record)
         return record
+
+    def records(self) -> Sequence[RequestRecord]:
+        """Return all, the oldest first. They go on changing."""
+        return tuple(self._records)
 
     def find(self, request_id: str) -> Explanation | None:
         """Return what is known of a request, or of all that were made for one call; None if that is forgotten."""

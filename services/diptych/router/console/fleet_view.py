@@ -36,7 +36,7 @@ class FleetView:
             version=self._version,
             model_id=fleet.model_id,
             problem=fleet.problem(),
-            routers=fleet.routers(),
+            routers=tuple(fleet.routers().values()),
             pauses=self._breakers.pauses(self._clock()),
         )
         return fleet_state(here, [self._facts(session) for session in fleet.sessions()], self._memo)

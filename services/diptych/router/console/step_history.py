@@ -61,6 +61,11 @@ class StepHistory:
         self._num_bytes = 0
         self._recent: dict[int, _Recent] = {}
 
+    @property
+    def end(self) -> int:
+        """The cursor of who has all steps."""
+        return self._number
+
     def add(self, instance_id: int, records: StepRecords, now_s: float) -> None:
         """A worker has told of its newest steps, or that there were none."""
         recent = self._recent.setdefault(instance_id, _Recent(now_s, deque()))

@@ -92,6 +92,11 @@ class Watches:
         """
         return self._history.since(cursor)
 
+    @property
+    def steps_end(self) -> int:
+        """The cursor of who has all steps."""
+        return self._history.end
+
     # the streams
 
     async def run(self) -> None:

@@ -21,7 +21,7 @@ from diptych.router.grpc.convert import abort, chunk_to_wire, prompt_to_tokenize
 from diptych.router.keys.caller import ANYBODY, Caller, Callers
 from diptych.router.serve.pipeline import Pipeline
 from diptych.router.serve.response import interleave, wholes
-from diptych.router.tracing.record import NO_TRACE, REQUEST_ID, Attributes, EntryPoint, Trace
+from diptych.router.tracing.record import NO_TRACE, Attributes, EntryPoint, Trace
 from diptych.router.tracing.tracer import Tracer
 from diptych.router.values.request import ClientRequest, is_usable, new_request_id, request_for_tokens, routing_of
 from diptych.router.values.validation import MAX_TOKENS
@@ -41,7 +41,7 @@ STATUSES: Final = {OK: "OK", DISCONNECTED: "CANCELLED"}  # of calls that end wit
 def _entry_point(method: str, *, stream: bool) -> EntryPoint:
     name = f"{INFERENCE.full_name}/{method}"
     attributes: Attributes = {"rpc.system.name": "grpc", "rpc.method": name, "gen_ai.request.stream": stream}
-    return EntryPoint(name, attributes, "rpc.response.status_code")
+    return EntryPoint(name, attributes, "rpc.response.status_code", name)
 
 
 STREAM: Final = _entry_point("GenerateStream", stream=True)
@@ -52,10 +52,10 @@ NOT_FOLLOWED: Final[AbstractContextManager[Trace]] = nullcontext(NO_TRACE)
 class InferenceService(inference_pb2_grpc.InferenceServicer):
     """Implements `diptych.v1.Inference` over the pipeline."""
 
-    def __init__(self, pipeline: Pipeline, callers: Callers | None, tracer: Tracer | None, *, stall_s: float) -> None:
+    def __init__(self, pipeline: Pipeline, callers: Callers | None, tracer: Tracer, *, stall_s: float) -> None:
         self._pipeline = pipeline
         self._callers = callers  # None: everybody
-        self._tracer = tracer  # None: nobody follows calls
+        self._tracer = tracer
         self._stall_s = stall_s  # that a client may take nothing of a stream
 
     async def GenerateStream(self, request: Request, context: Context) -> None:
@@ -97,15 +97,17 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             raise InvalidRequest(
                 "request_id must be at most 128 printable ASCII characters without spaces", param="request_id"
             )
-        trace.note({REQUEST_ID: request_id})
+        trace.note_origin(request_id, caller.name)
         now_s, left_s = time.monotonic(), context.time_remaining()
-        return replace(
+        client = replace(
             request_from_wire(request, caller),
             life=Life(request_id, now_s, math.inf if left_s is None else now_s + left_s),
             stream=stream,
             routing=routing_of(_metadata(context)),
             trace=trace,
         )
+        trace.note_parsed(stream)
+        return client
 
     def _caller(self, context: Context) -> Caller:
         """Return whose key the call carries. Raises `Unauthenticated`."""
@@ -137,7 +139,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             await abort(context, failure)  # may take until the client reads, or leaves
 
     def _follow(self, context: Context, entry_point: EntryPoint) -> AbstractContextManager[Trace]:
-        return NOT_FOLLOWED if self._tracer is None else self._tracer.follow(entry_point, _metadata(context))
+        return self._tracer.follow(entry_point, lambda: _metadata(context)) if self._tracer.is_on else NOT_FOLLOWED
 
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: Context

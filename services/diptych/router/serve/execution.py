@@ -85,6 +85,7 @@ class Execution:
 
     def close(self) -> None:
         """Abort what is still running. Idempotent."""
+        self._record.is_over = True
         if self._attempt is not None:
             self._attempt.close()
             for record in self._record.attempts:
@@ -172,6 +173,7 @@ class Execution:
         try:
             selection = await self._dispatcher.selector.select(progress, wait_s)
         except Unavailable as error:
+            progress.request.client.trace.mark("select")
             self._check_deadline()
             self._check_adapter()
             raise self._without_pair(error, progress.waited_s(time.monotonic(), now_s)) from None

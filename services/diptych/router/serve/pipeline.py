@@ -27,10 +27,11 @@ from diptych.router.choose.explain import Explanation
 from diptych.router.keys.caller import Caller
 from diptych.router.metrics import RouterMetrics
 from diptych.router.serve.execution import Dispatcher, Execution
-from diptych.router.serve.response import Response
+from diptych.router.serve.response import response_for
 from diptych.router.text.tokenization import Tokenization
-from diptych.router.tracing.record import Stage, Trace
+from diptych.router.tracing.record import CallTrace, Trace
 from diptych.router.tracing.tracer import note_request
+from diptych.router.values.leg_results import Report
 from diptych.router.values.output import End, Piece
 from diptych.router.values.progress import Progress, RetryLimits
 from diptych.router.values.request import ClientRequest, GenerationRequest, ServedModel
@@ -109,7 +110,8 @@ class Pipeline:
         Raises the caller's `DiptychError`.
         """
         self._preparer.check(client)
-        note_request(client.trace, client, self.model.model_id)
+        if isinstance(client.trace, CallTrace):
+            note_request(client.trace, client, self.model.model_id, self._preparer.adapter(client.model))
         patience_s = min(self._preparer.timeout_s(client), self._gate.slo_s(client.routing))
         claim = Claim(client.num_requests, client.account.priority, patience_s, client.account.tenant)
         with self._place(claim, client.caller) as place:
@@ -143,7 +145,7 @@ class Pipeline:
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Piece, None]:
         """Yield the output in pieces, the last one with `finish` and `usage`. Close it to abort the request."""
         execution = Execution(Progress(request, self._eos_ids, self._retries, self._dispatcher.rng), self._dispatcher)
-        response = Response(request, OutputText(self._tokenizer_of(request), request.params), self.metrics)
+        response = response_for(request, OutputText(self._tokenizer_of(request), request.params), self.metrics)
         try:
             piece, finish = response.on_delta(await execution.next())
             self._gate.learn(request)
@@ -153,7 +155,7 @@ class Pipeline:
                 response.handed_over()
                 piece, finish = response.on_delta(await execution.next())
             execution.close()  # a stop string has cut it short: no more steps for it
-            report = await execution.report(REPORT_WAIT_S) if request.client.wants_report else None
+            report = await self._report(execution, request) if request.client.wants_report else None
             usage = response.finished(execution.prompt_len, execution.cached_tokens)
             end = End(finish, usage, report, response.stop, response.stop_token)
             execution.trace.end = end
@@ -162,6 +164,11 @@ class Pipeline:
             execution.close()
             response.close()
             request.client.caller.charge_output(response.num_tokens)
+
+    async def _report(self, execution: Execution, request: GenerationRequest) -> Report | None:
+        report = await execution.report(REPORT_WAIT_S)
+        request.client.trace.mark("report")
+        return report
 
     def _tokenizer_of(self, request: GenerationRequest) -> TextTokenizer:
         """Return what shows what is to be seen of the output."""
@@ -173,7 +180,7 @@ class Pipeline:
 def _took(stage: str, histogram: Histogram, begun_s: float, trace: Trace) -> None:
     now_s = time.monotonic()
     histogram.observe(now_s - begun_s)
-    trace.note_stage(Stage(stage, begun_s, now_s))
+    trace.note_stage(stage, begun_s, now_s)
 
 
 class Preparer:
@@ -225,7 +232,7 @@ class Preparer:
         seed = random.getrandbits(63) if client.seed is None else client.seed
         lens = [max(1, len(prompt.ids) + content_len(prompt.contents)) for prompt in prompts]
         rooms = [output_room(client.prompts[0], prompt_len, limit) for prompt_len in lens]
-        if adapter := self._adapter(client.model):
+        if adapter := self.adapter(client.model):
             client = replace(client, hints=replace(client.hints, adapter=adapter))
         return [
             GenerationRequest(
@@ -235,7 +242,7 @@ class Preparer:
             for choice in range(client.num_made)
         ]
 
-    def _adapter(self, name: str) -> str:
+    def adapter(self, name: str) -> str:
         """Return the adapter that a request names; "" for none. A name of the model's is no adapter's."""
         return name if name in self._workers.adapters() and name not in self._model.names else ""
 
@@ -249,6 +256,7 @@ class Preparer:
         try:
             grammar.validate()
             await self._grammars.check(grammar, client.account.tenant)
+            client.trace.mark("grammar")
         except InvalidRequest as error:
             if forced is None:
                 raise

@@ -16,11 +16,13 @@ from diptych.generation.logprobs import TokenLogprobs
 from diptych.generation.output_text import OutputText, TextDelta
 from diptych.router.metrics import RouterMetrics
 from diptych.router.text.parsing.parts import MessageParser, Part
+from diptych.router.tracing.record import CallTrace
 from diptych.router.values.leg_results import Delta
 from diptych.router.values.output import Output, Piece, Scores, Usage, whole
 from diptych.router.values.request import GenerationRequest
 
 PIECES_AHEAD: Final = 2  # a short answer's text and its end
+SLOW_S: Final = 0.001  # for one piece: more than its text takes
 
 Stream = AsyncGenerator[Piece, None]
 Batch = list[tuple[int, Piece]]  # (index of the stream, piece)
@@ -47,7 +49,7 @@ class Response:
         """Return what of it is the client's, and how the output ended, if it did."""
         self._received_s = time.monotonic()
         if delta.token_ids:
-            self._observe_arrival(self._received_s)
+            self._observe_arrival(self._received_s, len(delta.token_ids))
         if self._request.client.only_reads:
             delta = delta.of_prompt()
         shown = self._text.push(delta.token_ids, delta.finish, delta.logprobs)
@@ -67,7 +69,10 @@ class Response:
 
     def handed_over(self) -> None:
         """The client's connection has what was taken last."""
-        self._busy_s += time.monotonic() - self._received_s
+        took_s = time.monotonic() - self._received_s
+        self._busy_s += took_s
+        if took_s >= SLOW_S:
+            self._note_slow(took_s)
         self._received_s = 0.0
 
     def close(self) -> None:
@@ -97,13 +102,39 @@ class Response:
         prompt = self._request.prompt
         return Scores(prompt.ids, logprobs, prompt.echo.offsets if prompt.echo else ())
 
-    def _observe_arrival(self, now_s: float) -> None:
+    def _observe_arrival(self, now_s: float, num_tokens: int) -> None:
         if self._last_s:
             self._metrics.itl.observe(now_s - self._last_s)
         else:
             self._first_s = now_s
             self._metrics.ttft.observe(now_s - self._request.client.life.arrival_s)
         self._last_s = now_s
+
+    def _note_slow(self, took_s: float) -> None:
+        """What came last was handed over only now: its client takes its time."""
+
+
+class FollowedResponse(Response):
+    """The answer to a request of a call that is followed."""
+
+    def __init__(self, request: GenerationRequest, text: OutputText, metrics: RouterMetrics, call: CallTrace) -> None:
+        super().__init__(request, text, metrics)
+        self._call = call
+
+    def _observe_arrival(self, now_s: float, num_tokens: int) -> None:
+        super()._observe_arrival(now_s, num_tokens)
+        self._call.note_tokens(num_tokens, now_s)
+
+    def _note_slow(self, took_s: float) -> None:
+        self._call.note_write(self._received_s, took_s)
+
+
+def response_for(request: GenerationRequest, text: OutputText, metrics: RouterMetrics) -> Response:
+    """Return the answer to a request, before anything has come of it."""
+    call = request.client.trace
+    if isinstance(call, CallTrace):
+        return FollowedResponse(request, text, metrics, call)
+    return Response(request, text, metrics)
 
 
 def _read(parser: MessageParser, shown: TextDelta) -> list[Part]:

@@ -124,6 +124,7 @@ class Tokenization:
                 tokenized = await self._chat(prompt, client, encode)
         if tokenized.text is None:
             check_not_empty(tokenized.ids)
+        client.trace.mark("tokenize")
         return tokenized
 
     async def _with_echo(self, prompt: Prompt, tokenized: Tokenized, tenant: str, max_tokens: int) -> Tokenized:
@@ -144,6 +145,7 @@ class Tokenization:
         check_messages(prompt.messages)
         draw_up = partial(render, self._model.tokenizer, prompt)
         text = await self._do(draw_up, client.account.tenant, _num_chars(prompt), MAX_INLINE_CHARS)
+        client.trace.mark("render")
         tokenized = await encode(prompt, text, False)
         formats = self._model.formats
         if not client.is_shaped:

@@ -41,9 +41,10 @@ class OtlpExport:
         parent = self._propagator.extract(call.parent, Context())
         whole = self._start(span_of(call), parent, SpanKind.SERVER, call)
         if whole.is_recording():  # else it is none of those that the sampler takes
+            call.trace_id = f"{whole.get_span_context().trace_id:032x}"
             for part in parts_of(call):
                 self._add(part, set_span_in_context(whole, Context()), call)
-        whole.end(_ns(call, call.ended_s))
+        whole.end(_ns(call, call.end_s))
 
     def _add(self, span: Span, parent: Context, call: CallTrace) -> None:
         made = self._start(span, parent, SpanKind.INTERNAL, call)

@@ -1,7 +1,8 @@
 """What is noted of a call while it is served, and the spans that are made of it afterwards. Pure.
 
 Notes are a few assignments; nothing here knows OpenTelemetry. Times are on the monotonic clock, but for one on the
-wall's that the others are counted from.
+wall's that the others are counted from. A mark says what a call has done since the one before it, so that nothing lies
+between two of them.
 
 Spans are made of the notes after the call's end: the exporter gives them ids, and the wall's clock. What happened on
 workers is placed by the durations that they report, from the moment their leg was sent: workers need no exporter, and
@@ -10,9 +11,10 @@ no clock that agrees with another one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from diptych.common.members.roles import LegKind
 from diptych.router.choose.explain import AttemptRecord
@@ -24,6 +26,9 @@ MAX_PARENT_LEN: Final = 512  # of each, by W3C's advice: it is sent with every s
 REQUEST_ID: Final = "diptych.request_id"  # an attribute
 FAILURES: Final = frozenset({"deadline", "error", "unavailable"})  # outcomes that are not the client's doing
 MAX_OUTPUTS: Final = 16  # of a call that get spans: a call for a thousand would hold up others
+MAX_MARKS: Final = 64  # of a call; then the last one grows: there are as many prompts in a call as its client likes
+MAX_TOKEN_TIMES: Final = 512  # of a call: its first tokens
+MAX_WRITES: Final = 64  # of a call, of those that wait for the client
 STAGES: Final[Mapping[LegKind, Sequence[str]]] = {  # of a leg, one after the other, as `LegStats` names them
     LegKind.PREFILL: ("queue", "compute", "transfer"),
     LegKind.DECODE: ("queue", "transfer", "verify", "join"),
@@ -32,6 +37,7 @@ STAGES: Final[Mapping[LegKind, Sequence[str]]] = {  # of a leg, one after the ot
 
 Attribute: TypeAlias = str | bool | int | float | Sequence[str]
 Attributes: TypeAlias = Mapping[str, Attribute]
+Mark: TypeAlias = tuple[str, float]  # a part of a call, and when it ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +47,10 @@ class EntryPoint:
     span_name: str
     attributes: Attributes
     status_attribute: str  # what the status of the answer is called there
+    path: str  # of the API, or the name of the method
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
+class Stage(NamedTuple):
     """A part of a call that the router's metrics time, too."""
 
     name: str
@@ -77,11 +83,20 @@ class Trace:
     def note(self, found: Mapping[str, Attribute | None]) -> None:
         """Note those attributes that have a value."""
 
-    def note_stage(self, stage: Stage) -> None:
-        """A part of the call is over."""
+    def note_origin(self, request_id: str, tenant: str) -> None:
+        """Note what is known before the body is."""
 
-    def note_choices(self, num_made: int) -> None:
-        """Note how many outputs are made of each prompt."""
+    def note_parsed(self, is_stream: bool) -> None:
+        """The request is understood."""
+
+    def note_asked(self, *, tenant: str, model: str, adapter: str, num_made: int) -> None:
+        """Note for whom it is, what it asks for, and how many outputs are made of each prompt."""
+
+    def note_stage(self, name: str, begun_s: float, ended_s: float) -> None:
+        """A part of the call is over that the metrics time, too."""
+
+    def mark(self, name: str) -> None:
+        """What came since the last mark is a part of the call, and over."""
 
     def note_outcome(self, outcome: str, status: str | int | None = None) -> None:
         """Note how the call ended; without `status`, that stays as it is."""
@@ -101,22 +116,69 @@ class CallTrace(Trace):
     begun_s: float
     begun_ns: int  # the same moment on the wall's clock, since 1970
     parent: Mapping[str, str]  # what the client said of its own span
+    clock: Callable[[], float]  # the monotonic one
     attributes: dict[str, Attribute] = field(default_factory=dict)
+    request_id: str = ""  # empty: it is not known yet
+    tenant: str = ""  # never exported
+    model: str = ""
+    adapter: str = ""
     stages: list[Stage] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
     outputs: list[OutputTrace] = field(default_factory=list)
+    writes: list[Stage] = field(default_factory=list)  # of a stream, that waited for the client; the first ones
+    token_s: array[float] = field(default_factory=lambda: array("d"))  # when tokens went out; the first ones
+    num_tokens: int = 0  # that went out
     num_made: int = 1  # outputs of each prompt
     status: str | int | None = None  # None: there was no answer
+    answered_s: float | None = None  # when the answer began
     outcome: str = "error"  # as the metrics name it, once it is known
-    ended_s: float = 0.0
+    ended_s: float | None = None  # None: it runs
+    is_exported: bool = False  # else nobody reads the attributes that only an export has
+    trace_id: str = ""  # once it is exported
 
     def note(self, found: Mapping[str, Attribute | None]) -> None:
         self.attributes |= known(found)
 
-    def note_stage(self, stage: Stage) -> None:
-        self.stages.append(stage)
+    def note_origin(self, request_id: str, tenant: str) -> None:
+        self.request_id = self.attributes[REQUEST_ID] = request_id
+        self.tenant = tenant
 
-    def note_choices(self, num_made: int) -> None:
-        self.num_made = num_made
+    def note_parsed(self, is_stream: bool) -> None:
+        self.attributes["gen_ai.request.stream"] = is_stream
+        self.mark("parse")
+
+    def note_asked(self, *, tenant: str, model: str, adapter: str, num_made: int) -> None:
+        self.tenant, self.model, self.adapter, self.num_made = tenant, model, adapter, num_made
+        self.mark("check")
+
+    def note_stage(self, name: str, begun_s: float, ended_s: float) -> None:
+        if self.is_exported:  # marks say the same
+            self.stages.append(Stage(name, begun_s, ended_s))
+        self._mark(name, ended_s)
+
+    def mark(self, name: str) -> None:
+        self._mark(name, self.clock())
+
+    def _mark(self, name: str, at_s: float) -> None:
+        marks = self.marks
+        if marks and (marks[-1][0] == name or len(marks) == MAX_MARKS):
+            marks.pop()
+        marks.append((name, at_s))
+
+    def note_tokens(self, count: int, at_s: float) -> None:
+        """So many tokens have come, and go out."""
+        self.num_tokens += count
+        if count and (room := MAX_TOKEN_TIMES - len(self.token_s)) > 0:
+            self.token_s.extend((at_s,) * min(count, room))
+
+    def note_write(self, begun_s: float, duration_s: float) -> None:
+        """What came at `begun_s` took its time to be written."""
+        if len(self.writes) < MAX_WRITES:
+            self.writes.append(Stage("write", begun_s, begun_s + duration_s))
+
+    def note_status(self, status: int) -> None:
+        """The answer begins."""
+        self.status, self.answered_s = status, self.clock()
 
     def note_outcome(self, outcome: str, status: str | int | None = None) -> None:
         self.outcome = outcome
@@ -125,6 +187,11 @@ class CallTrace(Trace):
     def begin_output(self) -> OutputTrace:
         self.outputs.append(OutputTrace())
         return self.outputs[-1]
+
+    @property
+    def end_s(self) -> float:
+        """When it ended; when it runs: now."""
+        return self.clock() if self.ended_s is None else self.ended_s
 
 
 def parent_of(fields: Mapping[str, str]) -> Mapping[str, str]:
@@ -171,14 +238,14 @@ def span_of(call: CallTrace) -> Span:
         "error.type": None if call.outcome == "ok" else call.outcome,
     }
     is_failure = call.outcome in FAILURES
-    return Span(call.entry_point.span_name, call.begun_s, call.ended_s, known(found), is_failure=is_failure)
+    return Span(call.entry_point.span_name, call.begun_s, call.end_s, known(found), is_failure=is_failure)
 
 
 def parts_of(call: CallTrace) -> list[Span]:
     """Return the spans below that of the call."""
     stages = [Span(stage.name, stage.begun_s, stage.ended_s) for stage in call.stages]
     outputs = [output for output in call.outputs if output.attempts]
-    return [*stages, *(_output(output, call.ended_s) for output in outputs[:MAX_OUTPUTS])]
+    return [*stages, *(_output(output, call.end_s) for output in outputs[:MAX_OUTPUTS])]
 
 
 def _usage(call: CallTrace) -> dict[str, Attribute]:

@@ -13,7 +13,15 @@ from typing import Any, Final, TypeVar
 
 import grpc
 
-from diptych.common.errors import DiptychError, InternalError, InvalidRequest, NotFound, Overloaded, Unavailable
+from diptych.common.errors import (
+    DiptychError,
+    Forbidden,
+    InternalError,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    Unavailable,
+)
 from diptych.common.members.record import State
 from diptych.common.net.rpc import open_channel
 from diptych.common.trust.trust import Trust
@@ -29,7 +37,7 @@ T = TypeVar("T")
 CALL_TIMEOUT_S: Final = 120.0  # reading a large adapter from a slow disk
 NEWS_TIMEOUT_S: Final = 5.0  # until the membership tells of the change
 
-_ERRORS: Final = {each.grpc_status: each for each in (InvalidRequest, NotFound, Overloaded, InternalError)}
+_ERRORS: Final = {each.grpc_status: each for each in (Forbidden, InvalidRequest, NotFound, Overloaded, InternalError)}
 
 
 class AdapterAdmin:
@@ -41,6 +49,12 @@ class AdapterAdmin:
         self._trust = trust
         self._reserved = reserved
         self._turn = asyncio.Lock()
+
+    def on_behalf_of(self, authorization: str | None) -> AdapterAdmin:
+        """Return one that shows workers the `authorization` of a caller, and takes its turn with this one."""
+        other = AdapterAdmin(self._fleet, self._trust.on_behalf_of(authorization), self._reserved)
+        other._turn = self._turn
+        return other
 
     async def load(self, name: str, path: str) -> int:
         """Load an adapter everywhere; return on how many workers. Raises the first worker's error."""

@@ -81,6 +81,10 @@ class Fleet:
 
     # what is known
 
+    def routers(self) -> dict[int, Instance]:
+        """The records of the routers that are members, this one too: each process of a router has one."""
+        return {key: value for key, value in self._membership.instances().items() if _is_router(value)}
+
     @property
     def is_closed(self) -> bool:
         return bool(self._closed_because)
@@ -95,10 +99,6 @@ class Fleet:
     def model_id(self) -> str:
         """What workers must have been started with to serve here."""
         return self._model_id
-
-    def routers(self) -> tuple[Instance, ...]:
-        """Every router that is listed; of one of several processes each."""
-        return tuple(each for each in self._membership.instances().values() if each.role == ROLE_ROUTER)
 
     def pairs(self, adapter: str = "") -> tuple[Pair, ...]:
         """The pairs that may serve now, with `adapter` if it is not empty."""
@@ -250,3 +250,7 @@ class Fleet:
 
 def _is_worker(instance: Instance) -> bool:
     return instance.role in WORKER_ROLES and State.STARTING <= instance.state < State.GONE
+
+
+def _is_router(instance: Instance) -> bool:
+    return instance.role == ROLE_ROUTER and State.STARTING <= instance.state < State.GONE

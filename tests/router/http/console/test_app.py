@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 from typing import Any
 
 import pytest
@@ -62,6 +63,18 @@ def test_every_answer_carries_what_browsers_heed_and_nothing_for_other_origins(c
     assert answer.headers["cross-origin-opener-policy"] == "same-origin"
     assert answer.headers["cross-origin-resource-policy"] == "same-origin"
     assert not [name for name in answer.headers if name.lower().startswith("access-control-")]
+
+
+def test_the_page_is_served_with_its_scripts_to_everybody(cluster: Cluster) -> None:
+    answer, body = ask(cluster, "GET", "/console/")
+    assert (answer.status, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    scripts = re.findall(rb'(?:src|href)="([^":]+)"', body)
+    assert scripts
+    for script in scripts:
+        found, _ = ask(cluster, "GET", f"/console/{script.decode()}")
+        assert (found.status, found.headers["cache-control"]) == (200, "no-cache")
+        again, nothing = ask(cluster, "GET", f"/console/{script.decode()}", {"if-none-match": found.headers["etag"]})
+        assert (again.status, nothing) == (304, b"")
 
 
 def test_a_method_that_a_path_does_not_take_is_refused_in_json(cluster: Cluster) -> None:

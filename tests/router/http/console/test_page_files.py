@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from diptych.router.http.console.page_files import PageFile, file_answer, read_files
+from diptych.router.http.console.page_files import FOLDER, PageFile, file_answer, read_files
 
 TEXT = b"export const one = 1;\n" * 40
 
@@ -66,3 +66,10 @@ def test_another_content_has_another_tag(folder: Path, script: PageFile) -> None
     changed = read_files(folder)["views/fleet.js"]
     assert changed.etag != script.etag
     assert file_answer(changed, request(if_none_match=script.etag)).status_code == 200
+
+
+def test_every_file_of_the_page_is_served_and_all_are_small() -> None:
+    files = read_files()
+    paths = {path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*") if path.is_file()}
+    assert paths | {""} == files.keys()
+    assert sum(len(files[path].compressed) for path in paths) <= 150_000

@@ -8,17 +8,28 @@ from typing import Any
 
 import pytest
 
+from diptych.common.verdicts.permissions import MAY_CALL
 from diptych.router.http.exchange.app import APIS
 from diptych.router.http.native.tokens import TOKEN_APIS
 from diptych.router.http.operate.openapi import openapi_json
 
 DOCUMENT: Mapping[str, Any] = json.loads(openapi_json())
+CONSOLE_POSTS = {
+    "/console/api/sign-in",
+    *(f"/console/api/acts/{act}" for act in ("drain", "role", "load-adapter", "unload-adapter", "log-level")),
+}
 SCHEMAS = DOCUMENT["components"]["schemas"]
 
 
 def test_every_api_has_its_operation() -> None:
     posted = {path for path, methods in DOCUMENT["paths"].items() if "post" in methods}
-    assert posted == {*(api.path for api in APIS), *TOKEN_APIS, "/admin/drain"}
+    assert posted == {*(api.path for api in APIS), *TOKEN_APIS, "/admin/drain", *CONSOLE_POSTS}
+
+
+def test_every_path_of_the_console_has_its_operation() -> None:
+    permitted = {action.replace(":path}", "}") for action in MAY_CALL if " /console/" in action}
+    told = {f"{method.upper()} {path}" for path, methods in DOCUMENT["paths"].items() for method in methods}
+    assert {each for each in told if " /console/api/" in each} == permitted | {"POST /console/api/sign-in"}
 
 
 @pytest.mark.parametrize(
@@ -33,6 +44,7 @@ def test_every_api_has_its_operation() -> None:
         ("MetaInfo", {"id", "finish_reason"}, {"prompt_tokens", "output_token_logprobs"}),
         ("Model", {"id", "max_model_len"}, {"parent"}),
         ("Attempt", {"dispatched_after_s", "scores"}, set()),
+        ("WorkerCard", {"queue_s", "links"}, set()),
         ("InstanceDrain", {"phase", "deadline_s"}, set()),
     ],
 )

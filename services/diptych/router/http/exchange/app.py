@@ -67,10 +67,10 @@ def clients_app(
     pipeline: Pipeline,
     probes: Probes,
     callers: Callers | None,
-    tracer: Tracer | None,
+    tracer: Tracer,
     budget: BodyBudget,
 ) -> ASGIApp:
-    """Return the APIs; with `callers` they want a key, with `tracer` they are followed."""
+    """Return the APIs; with `callers` they want a key."""
     limits = BodyLimits(config.max_body_bytes, config.client_stall_s, config.request_timeout_s)
     bodies = BodyReader(limits, budget)
     exchange = Exchange(pipeline, bodies)
@@ -79,8 +79,7 @@ def clients_app(
     if config.runtime_lora:
         add_adapters(app, AdapterAdmin(fleet, trust, config.served_model_name), bodies)
     apis = {api.path: api for api in APIS}
-    served = _past_the_framework(app, exchange, apis)
-    served = with_traces(served, tracer, apis) if tracer else served
+    served = with_traces(_past_the_framework(app, exchange, apis), tracer, apis)
     return with_cors(with_keys(served, callers) if callers else served, config.cors_origins)
 
 

@@ -30,7 +30,6 @@ from diptych.router.http.exchange.parse import Origin, Parse, Parsed
 from diptych.router.http.exchange.traced import trace_of
 from diptych.router.serve.pipeline import Pipeline
 from diptych.router.serve.response import Batch, interleave, wholes
-from diptych.router.tracing.record import REQUEST_ID
 from diptych.router.values.output import Usage, choose_best, total_usage
 from diptych.router.values.request import ClientRequest, GenerationRequest
 
@@ -172,7 +171,7 @@ class Exchange:
     async def answer(self, api: Api, request: Request) -> Response:
         trace = trace_of(request.scope)
         origin = Origin(request_id_of(request), _headers(request.scope), caller_of(request), trace)
-        trace.note({REQUEST_ID: origin.request_id})
+        trace.note_origin(origin.request_id, origin.caller.name)
         headers = {HEADER: origin.request_id, api.id_header: origin.request_id}
         held = self.bodies.hold(origin.caller.name)
         try:
@@ -181,15 +180,20 @@ class Exchange:
             self._pipeline.metrics.requests.labels(api.name, outcome_of(error)).inc()
             trace.note_outcome(outcome_of(error))
             return error_response(error, api.path, headers)
-        trace.note({"gen_ai.request.stream": parsed[0].stream})
+        trace.note_parsed(parsed[0].stream)
         kind = StreamAnswer if parsed[0].stream else WholeAnswer
         return kind(self._pipeline, api, *parsed, headers, held.release)
 
     async def _read(self, request: Request, api: Api, origin: Origin, held: HeldBody) -> Parsed:
         """What goes wrong here is the end of the request."""
         model = self._pipeline.model
+
+        def parse(body: bytes) -> Parsed:
+            origin.trace.mark("read")
+            return api.parse(body, origin, model)
+
         try:
-            return await self.bodies.read(request, held, lambda body: api.parse(body, origin, model))
+            return await self.bodies.read(request, held, parse)
         except BaseException:
             held.release()
             raise

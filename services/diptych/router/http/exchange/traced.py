@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Awaitable, Container
+from functools import cache
 from typing import Final
 
 from starlette.datastructures import Headers
@@ -15,22 +16,26 @@ TRACE: Final = "diptych.trace"  # in the scope
 
 
 def with_traces(app: ASGIApp, tracer: Tracer, paths: Container[str]) -> ASGIApp:
-    """Return the application with calls to `paths` followed."""
+    """Return the application with calls to `paths` followed while somebody wants it."""
 
-    async def followed(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in paths:
-            return await app(scope, receive, send)
-        with tracer.follow(_entry_point(scope), Headers(scope=scope)) as call:
-            scope[TRACE] = call
+    def serve(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        if not tracer.is_on or scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in paths:
+            return app(scope, receive, send)
+        return _follow(app, tracer, scope, receive, send)
 
-            async def note(message: Message) -> None:
-                if message["type"] == "http.response.start":
-                    call.status = message["status"]
-                await send(message)
+    return serve
 
-            await app(scope, receive, note)
 
-    return followed
+async def _follow(app: ASGIApp, tracer: Tracer, scope: Scope, receive: Receive, send: Send) -> None:
+    with tracer.follow(_entry_point(scope["path"], scope["scheme"]), lambda: Headers(scope=scope)) as call:
+        scope[TRACE] = call
+
+        def note(message: Message) -> Awaitable[None]:
+            if message["type"] == "http.response.start":
+                call.note_status(message["status"])
+            return send(message)
+
+        await app(scope, receive, note)
 
 
 def trace_of(scope: Scope) -> Trace:
@@ -38,12 +43,13 @@ def trace_of(scope: Scope) -> Trace:
     return trace
 
 
-def _entry_point(scope: Scope) -> EntryPoint:
-    path = scope["path"]
+@cache
+def _entry_point(path: str, scheme: str) -> EntryPoint:
+    """There are few: `paths` are ours, and so is the scheme."""
     attributes = {
         "http.request.method": "POST",
         "http.route": path,
         "url.path": path,
-        "url.scheme": scope["scheme"],
+        "url.scheme": scheme,
     }
-    return EntryPoint(f"POST {path}", attributes, "http.response.status_code")
+    return EntryPoint(f"POST {path}", attributes, "http.response.status_code", path)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from pydantic import TypeAdapter
 from pydantic.json_schema import JsonSchemaMode
@@ -19,8 +19,36 @@ from diptych.common.draining import DrainAnswer
 from diptych.common.health.health import ProbeAnswer
 from diptych.common.trust.operator_route import OperatorError
 from diptych.router.choose.explain import Explanation
+from diptych.router.console.request_rows import MAX_ROWS
+from diptych.router.console.state import (
+    CacheCounts,
+    CacheState,
+    ChartCounts,
+    Charts,
+    FleetState,
+    RequestList,
+    RequestPhase,
+    RequestStory,
+    Steps,
+)
 from diptych.router.http.anthropic.messages_layout import Message
 from diptych.router.http.anthropic.messages_request import MessagesRequest, PromptFields
+from diptych.router.http.console.act_routes import (
+    SIGN_IN,
+    AdapterChanged,
+    CodeBody,
+    DrainBegun,
+    DrainBody,
+    LoadAdapterBody,
+    LogLevelBody,
+    LogLevelChanged,
+    RoleBody,
+    RoleChanged,
+    SignedIn,
+    UnloadAdapterBody,
+)
+from diptych.router.http.console.documents_routes import API, Me
+from diptych.router.http.console.stream import TOPICS
 from diptych.router.http.exchange.answers import AnthropicError, Error
 from diptych.router.http.native.generate_layout import Generated
 from diptych.router.http.native.generate_request import GenerateRequest
@@ -50,10 +78,12 @@ SCHEMES: Final[Json] = {
 _REASONS: Final[Mapping[int, str]] = {
     200: "As asked for",
     202: "Begun",
+    303: "A browser is led to the console",
     400: "The request is wrong: the message says what to change",
     401: "No key, or one that is not known",
     403: "The key is not for this",
     404: "There is no such thing",
+    409: "It is not in the state for this",
     408: "The body did not come, or too slowly",
     413: "The body is too long",
     415: "The body is compressed",
@@ -71,7 +101,7 @@ class Operation:
     method: str  # in small letters
     path: str
     summary: str
-    answers: Mapping[int, object]  # by status: JSON of this type, or, as a text, this content type
+    answers: Mapping[int, object]  # by status: JSON of this type, a text: this content type, None: nothing
     body: type | None = None
     streams: bool = False  # server-sent events, if the body asks for them
     parameters: Sequence[Json] = ()
@@ -91,9 +121,30 @@ def _path(name: str, words: str) -> dict[str, Any]:
     return {"name": name, "in": "path", "required": True, "description": words, "schema": {"type": "string"}}
 
 
+def _query(name: str, words: str, schema: Json) -> Json:
+    return {"name": name, "in": "query", "description": words, "schema": schema}
+
+
+_FROM_0: Final[Json] = {"type": "number", "minimum": 0}
 _DRAIN_PARAMETERS: Final = (
-    {"name": "instance", "in": "query", "description": "Only this instance", "schema": {"type": "string"}},
-    {"name": "deadline_s", "in": "query", "description": "Seconds", "schema": {"type": "number", "minimum": 0}},
+    _query("instance", "Only this instance", {"type": "string"}),
+    _query("deadline_s", "Seconds", _FROM_0),
+)
+
+_READ: Final = (401, 403, 429)
+_BODY: Final = (400, 401, 403, 408, 413, 415, 429, 503)  # what can become of a short body
+_ACT: Final = (404, 409, 500, 504)  # and of what a worker is asked for
+_SCOPE: Final = _query("scope", "Of all routers, or of the process that answers alone", {"enum": ["all", "here"]})
+_SINCE: Final = _query("since_ms", "That began then or later, in milliseconds since 1970", _FROM_0)
+_TOPICS: Final = _query(
+    "topics", f"Of {', '.join(TOPICS)}, with commas between; by itself the fleet", {"type": "string"}
+)
+_REQUEST_ID: Final = _path("request_id", "As in the header x-request-id")
+_ROWS: Final = (
+    _query("phase", "How far the call is", {"enum": list(get_args(RequestPhase))}),
+    *(_query(name, "Of the call", {"type": "string"}) for name in ("tenant", "model", "adapter", "outcome")),
+    _query("slow_s", "Seconds that it took, or has taken, at least", _FROM_0),
+    _query("limit", "Rows at most", {"type": "integer", "minimum": 1, "maximum": MAX_ROWS}),
 )
 
 OPERATIONS: Final = (
@@ -132,10 +183,65 @@ OPERATIONS: Final = (
             ("/health/startup", "It has started", _PROBE),
             ("/ping", "The process is alive, in SageMaker's words", {200: Status}),
             ("/version", "Of this server", {200: Version}),
-            ("/", "What there is", {200: Welcome}),
+            ("/", "What there is; browsers are led to the console", {200: Welcome, 303: None}),
             ("/ready", "A request could be served", {200: Readiness, 503: Readiness}),
             ("/metrics", "With --open-metrics: for Prometheus", {200: "text/plain", 404: Error}),
         )
+    ),
+    *(
+        Operation(
+            "get",
+            f"{API}/{path}",
+            summary,
+            _answers(answer, OperatorError, statuses),
+            parameters=parameters,
+            scheme="token",
+        )
+        for path, summary, answer, statuses, parameters in (
+            ("me", "Who asks", Me, _READ, ()),
+            ("fleet", "Workers, links, routers and pools", FleetState, _READ, ()),
+            ("requests", "Calls that run, and the last that ended", RequestList, (400, *_READ), (*_ROWS, _SCOPE)),
+            (
+                "requests/{request_id}",
+                "All that is known of a call",
+                RequestStory,
+                (400, 404, *_READ),
+                (_REQUEST_ID, _SCOPE),
+            ),
+            ("cache", "What prefix caches are worth", CacheState | CacheCounts, (400, *_READ), (_SCOPE,)),
+            ("charts", "The last hour", Charts | ChartCounts, (400, *_READ), (_SCOPE,)),
+            ("steps", "Steps of workers, the newest of too many", Steps, (400, *_READ), (_SINCE,)),
+        )
+    ),
+    Operation(
+        "get",
+        f"{API}/stream",
+        "Snapshots of topics, then what changes of them",
+        {200: "text/event-stream", **dict.fromkeys((400, 503, *_READ), OperatorError)},
+        parameters=(_TOPICS,),
+        scheme="token",
+    ),
+    *(
+        Operation("post", path, summary, _answers(answer, OperatorError, (*statuses, *_BODY)), body, scheme=scheme)
+        for path, summary, answer, statuses, body, scheme in (
+            (SIGN_IN, "An operator's token for a code that holds once", SignedIn, (), CodeBody, ""),
+            (f"{API}/acts/drain", "Have a worker leave", DrainBegun, _ACT, DrainBody, "token"),
+            (f"{API}/acts/role", "Give a worker another role", RoleChanged, _ACT, RoleBody, "token"),
+            (
+                f"{API}/acts/load-adapter",
+                "Load an adapter on all workers",
+                AdapterChanged,
+                _ACT,
+                LoadAdapterBody,
+                "token",
+            ),
+            (f"{API}/acts/unload-adapter", "Unload one everywhere", AdapterChanged, _ACT, UnloadAdapterBody, "token"),
+            (f"{API}/acts/log-level", "How much a worker logs", LogLevelChanged, _ACT, LogLevelBody, "token"),
+        )
+    ),
+    *(
+        Operation("get", path, summary, {200: "text/html", 404: OperatorError}, scheme="")
+        for path, summary in (("/console/", "The console, a page for browsers: with --console on, as all below it"),)
     ),
     Operation("get", "/admin/workers", "The workers", _answers(WorkerList, OperatorError, (401,)), scheme="token"),
     Operation(
@@ -187,7 +293,7 @@ def _schemas(operations: Sequence[Operation]) -> tuple[References, Json]:
     for operation in operations:
         if operation.body is not None:
             wanted[operation.body, "validation"] = None
-        types = [answer for answer in operation.answers.values() if not isinstance(answer, str)]
+        types = [answer for answer in operation.answers.values() if not isinstance(answer, str | None)]
         wanted |= {(answer, "serialization"): None for answer in types}
     inputs = [(type_, mode, TypeAdapter[Any](type_)) for type_, mode in wanted]
     references, definitions = TypeAdapter.json_schemas(inputs, ref_template=REFERENCE)
@@ -211,6 +317,8 @@ def _operation(operation: Operation, references: References) -> Json:
 
 def _answer(operation: Operation, status: int, references: References) -> Json:
     answer = operation.answers[status]
+    if answer is None:
+        return {"description": _REASONS[status]}
     if isinstance(answer, str):
         content: Json = {answer: {"schema": {"type": "string"}}}
     else:

@@ -1,0 +1,157 @@
+"""Calls of clients, live and recent, as the console shows them: in a list, and each with its story.
+
+Calls are followed for some minutes after the last look, and always where traces are exported. Of those that nobody
+followed only what the explanations of routing have is shown. Times of `want` are on the monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Final, Protocol
+
+from diptych.router.choose.explain import Explanations, RequestRecord
+from diptych.router.console.call_facts import CallFacts, facts_of, routing_facts_of
+from diptych.router.console.request_rows import ALL, RowFilter, newest, row_of
+from diptych.router.console.state import RequestList, RequestRow, RequestStory
+from diptych.router.console.waterfall import bars_of, unnamed_s
+from diptych.router.tracing.record import CallTrace
+
+FOLLOWED_S: Final = 600.0  # after the last look
+MAX_ENDED: Final = 2000  # calls that are kept after their end,
+MAX_ENDED_BYTES: Final = 8 << 20  # in so much memory
+
+
+class Followed(Protocol):
+    """Who follows calls, as `Tracer` does."""
+
+    def hand_to(self, taker: Calls) -> None: ...
+
+    def follow_until(self, at_s: float) -> None: ...
+
+    def calls(self) -> list[CallTrace]: ...
+
+
+class Ended:
+    """A call that has ended. Its row is made when somebody wants it."""
+
+    __slots__ = ("_row", "call", "nbytes")
+
+    def __init__(self, call: CallFacts) -> None:
+        self.call = call
+        self._row: RequestRow | None = None
+        self.nbytes = call.nbytes  # with the row
+
+    def row(self, router: str) -> RequestRow:
+        if self._row is None:
+            self._row = row_of(self.call, router, 0.0)
+        return self._row
+
+
+class Calls:
+    """The calls of one router, or of one process of it."""
+
+    def __init__(
+        self,
+        tracer: Followed,
+        explanations: Explanations,
+        router_id: int,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        """`clock` is the monotonic one; `wall_clock` counts from 1970."""
+        self._tracer = tracer
+        self._explanations = explanations
+        self._router = f"{router_id:016x}"
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._ended: deque[Ended] = deque()  # the oldest first
+        self._by_id: dict[str, Ended] = {}  # of those; of several with an id, the last one
+        self.ended_bytes = 0  # about how much memory they take
+        tracer.hand_to(self)
+
+    def want(self, now_s: float) -> None:
+        """Somebody looks: calls that come in the next minutes are followed."""
+        self._tracer.follow_until(now_s + FOLLOWED_S)
+
+    def add(self, call: CallTrace) -> None:
+        """Keep a call that has ended."""
+        self._keep(facts_of(call))
+
+    def requests(self, rows: RowFilter = ALL) -> RequestList:
+        """Return the calls that are asked for: those that run, and the last that ended."""
+        chosen: dict[str, RequestRow] = {}
+        for row in self._rows():
+            if row["id"] not in chosen and rows.takes(row):
+                chosen[row["id"]] = row
+                if len(chosen) == rows.limit:
+                    break
+        return newest(chosen.values(), rows.limit)
+
+    def story(self, request_id: str) -> RequestStory | None:
+        """Return all that is known of a call; None if that is nothing."""
+        call = self._find(request_id)
+        if call is None:
+            return None
+        now_s = self._clock()
+        return {
+            "row": row_of(call, self._router, now_s),
+            "bars": bars_of(call, now_s),
+            "unnamed_s": unnamed_s(call, now_s),
+            "token_s": [at_s - call.begun_s for at_s in call.token_s],
+            "explanation": self._explanations.find(request_id),
+            "trace_id": call.trace_id,
+        }
+
+    def _rows(self) -> Iterator[RequestRow]:
+        """Yield what runs, and then what has ended, the newest first. Of several with an id the first counts."""
+        now_s = self._clock()
+        routed = self._routed()
+        for call in self._followed():
+            yield row_of(facts_of(call), self._router, now_s)
+        for facts in reversed(routed):
+            yield row_of(facts, self._router, now_s)
+        for ended in reversed(self._ended):
+            yield ended.row(self._router)
+
+    def _find(self, request_id: str) -> CallFacts | None:
+        for call in self._followed():
+            if call.request_id == request_id:
+                return facts_of(call)
+        running = {facts.request_id: facts for facts in self._routed()}
+        if request_id in self._by_id:
+            return self._by_id[request_id].call
+        return running.get(request_id)
+
+    def _followed(self) -> list[CallTrace]:
+        """Return the calls that are followed now, the newest first; those without an id are not far enough."""
+        return [call for call in reversed(self._tracer.calls()) if call.request_id]
+
+    def _routed(self) -> list[CallFacts]:
+        """Return what is known of calls that run and are not followed, and keep those that have ended."""
+        known = self._by_id.keys() | {call.request_id for call in self._followed()}
+        groups: dict[str, list[RequestRecord]] = {}
+        for record in self._explanations.records():
+            if record.request_id not in known:
+                groups.setdefault(record.request_id, []).append(record)
+        wall_s = self._wall_clock() - self._clock()
+        running = []
+        for facts in (routing_facts_of(records, wall_s) for records in groups.values()):
+            if facts.ended_s is None:
+                running.append(facts)
+            else:
+                self._keep(facts)
+        return running
+
+    def _keep(self, call: CallFacts) -> None:
+        ended = Ended(call)
+        self._ended.append(ended)
+        self._by_id[call.request_id] = ended
+        self.ended_bytes += ended.nbytes
+        while len(self._ended) > MAX_ENDED or self.ended_bytes > MAX_ENDED_BYTES:
+            self._drop(self._ended.popleft())
+
+    def _drop(self, ended: Ended) -> None:
+        self.ended_bytes -= ended.nbytes
+        if self._by_id.get(ended.call.request_id) is ended:
+            del self._by_id[ended.call.request_id]

@@ -1,0 +1,122 @@
+"""The documents of the console, of this process alone and of all routers together.
+
+Each process of a router knows the fleet by itself, but only its own calls, and what it counted. So others are asked:
+by `AllRouters.ask_others` while somebody looks, and for each answer of an endpoint. Who answers with less than is
+needed, as another version may, is left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any, Final, cast
+
+from diptych.router.console.cache_state import CacheView, cache_of
+from diptych.router.console.calls import Calls
+from diptych.router.console.history import History, charts_of
+from diptych.router.console.other_routers import HERE, REQUESTS_PATH, OtherRouters, requests_of_all, story_of_any
+from diptych.router.console.request_rows import ALL, RowFilter, list_of, merged
+from diptych.router.console.state import CacheCounts, CacheState, ChartCounts, Charts, RequestList, RequestStory
+
+PATHS: Final = {  # of what others are asked for, by topic
+    "requests": f"{REQUESTS_PATH}?{HERE}",
+    "cache": f"/console/api/cache?{HERE}",
+    "charts": f"/console/api/charts?{HERE}",
+}
+AGE_S: Final = {"requests": 0.9, "cache": 4.0, "charts": 4.5}  # of what others said, before they are asked again
+
+Json = Mapping[str, Any]
+
+
+class ThisProcess:
+    """The documents of this process alone. Who asks for calls looks, so that they are followed."""
+
+    def __init__(
+        self, calls: Calls, history: History, caches: CacheView, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`clock` is the monotonic one, that prompts are seen by."""
+        self._calls = calls
+        self._history = history
+        self._caches = caches
+        self._clock = clock
+
+    async def requests(self, rows: RowFilter) -> RequestList:
+        return self.followed_calls().requests(rows)
+
+    async def story(self, request_id: str) -> RequestStory | None:
+        return self.followed_calls().story(request_id)
+
+    async def cache(self) -> CacheCounts:
+        return self.cache_now()
+
+    async def charts(self) -> ChartCounts:
+        return self.charts_now()
+
+    def followed_calls(self) -> Calls:
+        """Return the calls; those that come from now on are followed."""
+        self._calls.want(self._clock())
+        return self._calls
+
+    def cache_now(self) -> CacheCounts:
+        return self._caches.counts(self._clock())
+
+    def charts_now(self) -> ChartCounts:
+        return self._history.counts()
+
+
+class AllRouters:
+    """The documents of all routers. What others said last is remembered for who follows a topic."""
+
+    def __init__(self, here: ThisProcess, others: OtherRouters, clock: Callable[[], float] = time.monotonic) -> None:
+        self._here = here
+        self._others = others
+        self._clock = clock
+        self._said: dict[str, Sequence[Json]] = {}  # by topic
+        self._asked_s: dict[str, float] = {}
+
+    async def requests(self, rows: RowFilter) -> RequestList:
+        return await requests_of_all(self._here.followed_calls(), self._others, rows)
+
+    async def story(self, request_id: str) -> RequestStory | None:
+        return await story_of_any(self._here.followed_calls(), self._others, request_id)
+
+    async def cache(self) -> CacheState:
+        return self._cache_of(await self._ask(PATHS["cache"]))
+
+    async def charts(self) -> Charts:
+        return self._charts_of(await self._ask(PATHS["charts"]))
+
+    # for who follows
+
+    async def ask_others(self, topics: Set[str]) -> None:
+        """Hear what others have of these topics now; nothing of those that they were asked for just before."""
+        now_s = self._clock()
+        names = [name for name in PATHS if name in topics and now_s - self._asked_s.get(name, -math.inf) >= AGE_S[name]]
+        self._asked_s.update(dict.fromkeys(names, now_s))
+        answers = await asyncio.gather(*(self._ask(PATHS[name]) for name in names))
+        self._said.update(zip(names, answers, strict=True))
+        for name in self._said.keys() - topics:
+            del self._said[name], self._asked_s[name]  # nobody follows it: it would be old when somebody does
+
+    def requests_now(self) -> RequestList:
+        said = map(list_of, self._said.get("requests", ()))
+        return merged([self._here.followed_calls().requests(ALL), *said], ALL.limit)
+
+    def cache_now(self) -> CacheState:
+        return self._cache_of(self._said.get("cache", ()))
+
+    def charts_now(self) -> Charts:
+        return self._charts_of(self._said.get("charts", ()))
+
+    async def _ask(self, path: str) -> Sequence[Json]:
+        return [*(await self._others.ask(path)).values()]
+
+    def _cache_of(self, said: Sequence[Json]) -> CacheState:
+        parts = [cast(CacheCounts, each) for each in said if each.keys() >= CacheCounts.__required_keys__]
+        return cache_of([self._here.cache_now(), *parts])
+
+    def _charts_of(self, said: Sequence[Json]) -> Charts:
+        parts = [cast(ChartCounts, each) for each in said if each.keys() >= ChartCounts.__required_keys__]
+        return charts_of([self._here.charts_now(), *parts])

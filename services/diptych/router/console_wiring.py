@@ -1,0 +1,106 @@
+"""Builds the console of one process of a router out of its parts: what gathers, the hub over it, and its routes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
+
+from diptych.common.trust.trust import Trust
+from diptych.router.admission.admission import Admission
+from diptych.router.admission.body_budget import BodyBudget
+from diptych.router.config import RouterConfig
+from diptych.router.console.acts import Acts
+from diptych.router.console.cache_state import CacheView
+from diptych.router.console.calls import Calls
+from diptych.router.console.console import Console, Looking, keep_sampling
+from diptych.router.console.documents import AllRouters, ThisProcess
+from diptych.router.console.feed import Feed, StepsFeed
+from diptych.router.console.fleet_view import FleetView
+from diptych.router.console.history import History
+from diptych.router.console.hub import Hub
+from diptych.router.console.one_time_code import OneTimeCode, code_file
+from diptych.router.console.other_routers import OtherRouters
+from diptych.router.console.watches import Watches
+from diptych.router.http.console.act_routes import ActBodies, Origins, act_routes, sign_in_route
+from diptych.router.http.console.app import console_app, with_console
+from diptych.router.http.console.documents_routes import document_routes
+from diptych.router.http.console.guard import Guard
+from diptych.router.http.console.page_files import read_files
+from diptych.router.http.exchange.body import BodyLimits, BodyReader
+from diptych.router.keys.caller import Callers
+from diptych.router.serve.execution import Dispatcher
+from diptych.router.values.request import ServedModel
+from diptych.router.workers.adapter_admin import AdapterAdmin
+from diptych.router.workers.fleet import Fleet
+from diptych.v1.worker_pb2 import WorkerStatus
+
+MAX_BODY_BYTES: Final = 64 << 10
+BODY_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleParts:
+    """What the console needs of its router."""
+
+    config: RouterConfig
+    trust: Trust
+    model: ServedModel
+    fleet: Fleet
+    admission: Admission
+    dispatcher: Dispatcher
+    calls: Calls
+    callers: Callers | None
+    budget: BodyBudget
+
+
+def add_console(app: ASGIApp, parts: ConsoleParts) -> tuple[ASGIApp, Console]:
+    """Return an application with the console in it, and what has to run for it."""
+    watches = Watches(parts.fleet, parts.trust)
+    history = History(parts.dispatcher.metrics.served, parts.admission, parts.fleet.pool_members)
+    here = ThisProcess(parts.calls, history, _cache_view(parts, history, watches))
+    routers = AllRouters(here, OtherRouters(parts.fleet, parts.trust))
+    fleet = FleetView(parts.fleet, watches, parts.dispatcher.selector.breakers)
+    feeds = {
+        "fleet": Feed("fleet", fleet.state),
+        "requests": Feed("requests", routers.requests_now),
+        "cache": Feed("cache", routers.cache_now),
+        "charts": Feed("charts", routers.charts_now),
+    }
+    hub = Hub(feeds, StepsFeed(watches), Looking(watches, routers))
+    guard = Guard(parts.trust, parts.callers, parts.dispatcher.metrics.refusals)
+    shown = document_routes(
+        guard,
+        hub,
+        fleet.state,
+        watches,
+        {"here": here, "all": routers},
+        text_allowed=parts.config.console_text,
+    )
+    page = console_app(read_files(), [*shown, *_acts(parts, guard)])
+    return with_console(app, page), Console(hub.close, hub.run, watches.run, partial(keep_sampling, history))
+
+
+def _cache_view(parts: ConsoleParts, history: History, watches: Watches) -> CacheView:
+    fleet = parts.fleet
+
+    def statuses() -> Iterable[WorkerStatus]:
+        told = (watches.status(session.instance_id) for session in fleet.sessions())
+        return [status for status in told if status is not None]
+
+    show_text = parts.model.tokenizer.decode if parts.config.console_text else None
+    return CacheView(parts.dispatcher.selector.seen, history, fleet.prefixes, statuses, show_text)
+
+
+def _acts(parts: ConsoleParts, guard: Guard) -> Sequence[BaseRoute]:
+    config = parts.config
+    limits = BodyLimits(MAX_BODY_BYTES, BODY_S, BODY_S)
+    hosts = {config.host, config.advertised_host}
+    bodies = ActBodies(BodyReader(limits, parts.budget), Origins(hosts, is_open=guard.is_open))
+    adapters = AdapterAdmin(parts.fleet, parts.trust, config.served_model_name)
+    acts = Acts(parts.fleet, parts.trust, adapters)
+    return [sign_in_route(OneTimeCode(code_file()), bodies), *act_routes(guard, acts, bodies)]

@@ -1,0 +1,141 @@
+"""The documents as JSON: what the stream tells, for programs; each says what it is of by `scope`."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal, Protocol, cast
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from typing_extensions import TypedDict
+
+from diptych.common.errors import InvalidRequest, NotFound
+from diptych.router.console.feed import StepLog
+from diptych.router.console.hub import Hub
+from diptych.router.console.request_rows import RowFilter
+from diptych.router.console.state import FleetState, RequestList, RequestStory, Step, Steps
+from diptych.router.http.console.guard import Guard, json_answer
+from diptych.router.http.console.stream import live_stream
+
+API: Final = "/console/api"
+MAX_STEPS: Final = 65_536  # of one answer
+Scope = Literal["here", "all"]
+
+
+class Me(TypedDict):
+    """The answer of /console/api/me."""
+
+    is_operator: bool
+    text_allowed: bool
+    is_open: bool  # nobody needs to sign in
+
+
+class Documents(Protocol):
+    """The documents that differ between one process and all routers."""
+
+    async def requests(self, rows: RowFilter) -> RequestList: ...
+
+    async def story(self, request_id: str) -> RequestStory | None: ...
+
+    async def cache(self) -> Any: ...
+
+    async def charts(self) -> Any: ...
+
+
+def document_routes(
+    guard: Guard,
+    hub: Hub,
+    own_fleet: Callable[[], FleetState],
+    log: StepLog,
+    scopes: Mapping[Scope, Documents],
+    *,
+    text_allowed: bool,
+) -> Sequence[Route]:
+    """Return the paths that show. Whoever asks looks, so that something is gathered for the next answer."""
+
+    async def me(request: Request) -> Response:
+        is_operator = guard.is_operator(request)
+        return json_answer(Me(is_operator=is_operator, text_allowed=text_allowed, is_open=guard.is_open))
+
+    async def stream(request: Request) -> Response:
+        return live_stream(hub, request)
+
+    async def fleet(request: Request) -> Response:
+        hub.look()
+        return json_answer(own_fleet())
+
+    async def steps(request: Request) -> Response:
+        hub.look()
+        return json_answer(await steps_from(log.steps_since, number(request, "since_ms", 0.0)))
+
+    async def requests(request: Request) -> Response:
+        return json_answer(await _scope(scopes, request).requests(RowFilter.of_query(request.query_params)))
+
+    async def story(request: Request) -> Response:
+        request_id = request.path_params["request_id"]
+        found = await _scope(scopes, request).story(request_id)
+        if found is None:
+            raise NotFound(f"nothing is known of {request_id!r}: it is too long ago, or another router served it")
+        return json_answer(found)
+
+    async def cache(request: Request) -> Response:
+        return json_answer(await _scope(scopes, request).cache())
+
+    async def charts(request: Request) -> Response:
+        return json_answer(await _scope(scopes, request).charts())
+
+    handlers = {
+        "/me": me,
+        "/stream": stream,
+        "/fleet": fleet,
+        "/steps": steps,
+        "/requests": requests,
+        "/requests/{request_id:path}": story,
+        "/cache": cache,
+        "/charts": charts,
+    }
+    return [guard.route(f"{API}{path}", "GET", handler) for path, handler in handlers.items()]
+
+
+async def steps_from(steps_since: Callable[[int], tuple[int, Steps]], since_ms: float) -> Steps:
+    """Return the steps that began at a moment or later, of too many the newest; others get a turn meanwhile."""
+    parts: deque[list[tuple[str, Step]]] = deque()
+    cursor, num_kept = 0, 0
+    while (part := steps_since(cursor))[0] != cursor:
+        cursor, steps = part
+        parts.append([(name, step) for name, told in steps["workers"].items() for step in told if step[0] >= since_ms])
+        num_kept += len(parts[-1])
+        while num_kept > MAX_STEPS:
+            num_kept -= len(parts.popleft())
+        await asyncio.sleep(0)
+    found: dict[str, list[Step]] = {}
+    for name, step in itertools.chain.from_iterable(parts):
+        found.setdefault(name, []).append(step)
+    return Steps(workers=found)
+
+
+def number(request: Request, name: str, default: float) -> float:
+    """Return a query parameter that is a number from 0 on. Raises `InvalidRequest`."""
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise InvalidRequest(f"{name} must be a number from 0 on, not {text!r}", param=name)
+    return value
+
+
+def _scope(scopes: Mapping[Scope, Documents], request: Request) -> Documents:
+    """Return the documents that are asked for: of all routers, unless the query says otherwise."""
+    scope = request.query_params.get("scope", "all")
+    if scope not in scopes:
+        raise InvalidRequest(f"scope is 'here' or 'all', not {scope!r}", param="scope")
+    return scopes[cast(Scope, scope)]

@@ -1,0 +1,126 @@
+"""Documents of several routers: counts add up, calls are one list, and who answers nonsense is left out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, cast
+
+import pytest
+
+from diptych.router.console.cache_state import CacheView
+from diptych.router.console.calls import Calls
+from diptych.router.console.documents import AGE_S, PATHS, AllRouters, ThisProcess
+from diptych.router.console.history import History
+from diptych.router.console.other_routers import OtherRouters
+from diptych.router.console.request_rows import ALL, RowFilter
+
+CACHE: Mapping[str, Any] = {
+    "window_s": 60.0, "prompt_tokens": 100, "cached_tokens": 50, "seen": None, "tiers": {}, "prefixes": {}
+}  # fmt: skip
+ROW: Mapping[str, Any] = {
+    "router": "7", "phase": "ended", "outcome": "ok", "status": 200, "path": "/generate", "tenant": "", "model": "m",
+    "adapter": "", "duration_s": 1.0, "ttft_s": 0.1, "prompt_tokens": 3, "cached_tokens": 0, "output_tokens": 4,
+    "num_attempts": 1, "prefill": "1", "decode": "2",
+}  # fmt: skip
+
+
+def row(request_id: str, arrived_unix_s: float) -> dict[str, Any]:
+    return {**ROW, "id": request_id, "arrived_unix_s": arrived_unix_s}
+
+
+class Here:
+    """What this process has: a call, and counts."""
+
+    def __init__(self) -> None:
+        self.wanted_s: list[float] = []
+
+    def want(self, now_s: float) -> None:
+        self.wanted_s.append(now_s)
+
+    def requests(self, rows: RowFilter) -> dict[str, Any]:
+        return {"rows": {"mine": row("mine", 1.0)}}
+
+    def story(self, request_id: str) -> dict[str, Any] | None:
+        return {"row": row("mine", 1.0)} if request_id == "mine" else None
+
+    def counts(self, now_s: float) -> Mapping[str, Any]:
+        return CACHE
+
+
+class Others:
+    """Two other routers, of which one is of another version."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def ask(self, path_and_query: str) -> Mapping[int, Any]:
+        self.asked.append(path_and_query)
+        if "requests/" in path_and_query:
+            story = dict.fromkeys(("row", "bars", "unnamed_s", "token_s", "explanation", "trace_id"))
+            return {8: {**story, "row": row("theirs", 2.0)}, 9: {"nonsense": 1}}
+        if "requests" in path_and_query:
+            return {8: {"rows": {"theirs": row("theirs", 2.0)}}, 9: {"rows": {"bad": {"id": "bad"}}}}
+        return {8: CACHE, 9: {"nonsense": 1}}
+
+
+class Scene:
+    """All of them."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.here, self.others = Here(), Others()
+        here = ThisProcess(
+            cast(Calls, self.here), cast(History, self.here), cast(CacheView, self.here), lambda: self.now_s
+        )
+        self.all = AllRouters(here, cast(OtherRouters, self.others), lambda: self.now_s)
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def test_calls_of_all_routers_are_one_list_the_newest_first(scene: Scene) -> None:
+    found = asyncio.run(scene.all.requests(ALL))
+    assert [*found["rows"]] == ["theirs", "mine"]
+    assert scene.here.wanted_s == [100.0]
+
+
+def test_a_call_is_found_wherever_it_was_served(scene: Scene) -> None:
+    for request_id in ("mine", "theirs"):
+        story = asyncio.run(scene.all.story(request_id))
+        assert story is not None
+        assert story["row"]["id"] == request_id
+    assert len(scene.others.asked) == 1
+
+
+def test_counts_of_all_routers_add_up(scene: Scene) -> None:
+    state = asyncio.run(scene.all.cache())
+    assert (state["prompt_tokens"], state["cached_tokens"], state["hit_rate"]) == (200, 100, 0.5)
+
+
+def test_who_follows_is_told_what_others_said_last(scene: Scene) -> None:
+    assert scene.all.cache_now()["prompt_tokens"] == 100
+    assert [*scene.all.requests_now()["rows"]] == ["mine"]
+    asyncio.run(scene.all.ask_others({"cache", "requests", "fleet", "steps"}))
+    assert scene.all.cache_now()["prompt_tokens"] == 200
+    assert [*scene.all.requests_now()["rows"]] == ["theirs", "mine"]
+    assert sorted(scene.others.asked) == [PATHS["cache"], PATHS["requests"]]
+
+
+def test_others_are_asked_no_more_often_than_what_they_say_changes(scene: Scene) -> None:
+    for _ in range(2):
+        asyncio.run(scene.all.ask_others({"cache"}))
+    assert scene.others.asked == [PATHS["cache"]]
+    scene.now_s += AGE_S["cache"]
+    asyncio.run(scene.all.ask_others({"cache"}))
+    assert scene.others.asked == [PATHS["cache"]] * 2
+
+
+def test_what_nobody_follows_any_more_is_forgotten(scene: Scene) -> None:
+    asyncio.run(scene.all.ask_others({"cache"}))
+    asyncio.run(scene.all.ask_others({"requests"}))
+    assert scene.all.cache_now()["prompt_tokens"] == 100
+    asyncio.run(scene.all.ask_others({"cache"}))
+    assert scene.all.cache_now()["prompt_tokens"] == 200

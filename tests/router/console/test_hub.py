@@ -1,0 +1,329 @@
+"""Viewers begin with a snapshot and hear what follows; who is slow is dropped; nobody looks, nothing is done."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Coroutine, Set
+from typing import Any
+
+import pytest
+
+from diptych.common.errors import Unavailable
+from diptych.router.console.feed import PING, Feed, StepsFeed, event
+from diptych.router.console.hub import LINGER_S, MAX_VIEWERS, MAX_WAITING_BYTES, PING_S, Hub, Viewer
+from diptych.router.console.merge_patch import merged
+from diptych.router.console.state import Step, Steps
+
+
+def parsed(stream: bytes) -> list[tuple[str, Any]]:
+    """The events of a stream: (kind, data)."""
+    blocks = [block.split("\n") for block in stream.decode().split("\n\n") if block]
+    return [(kind.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for kind, data in blocks]
+
+
+class Worker:
+    """A document that the test changes."""
+
+    def __init__(self) -> None:
+        self.document: dict[str, Any] = {"workers": {"a": {"queue_s": 1.0}}}
+        self.num_looks = 0
+
+    def make(self) -> dict[str, Any]:
+        self.num_looks += 1
+        return self.document
+
+
+class StepLog:
+    """All steps of one worker."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+
+    def add(self, begun_ms: float) -> None:
+        self.steps.append((begun_ms, 1.0, 2, 3, 4, [], []))
+
+    @property
+    def steps_end(self) -> int:
+        return len(self.steps)
+
+    def steps_since(self, cursor: int) -> tuple[int, Steps]:
+        new = self.steps[cursor : cursor + 2]
+        return cursor + len(new), {"workers": {"a": new} if new else {}}
+
+
+class Gathered:
+    """Notes what the hub wants."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.asked: list[Set[str]] = []
+        self.news = asyncio.Event()
+
+    def start(self) -> None:
+        self.calls.append("start")
+        self.news.set()
+
+    def stop(self) -> None:
+        self.calls.append("stop")
+        self.news.set()
+
+    async def ask_others(self, topics: Set[str]) -> None:
+        self.asked.append(topics)
+        self.news.set()
+
+
+class Scene:
+    """A hub over values, and a clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self.worker, self.log, self.gathered = Worker(), StepLog(), Gathered()
+        sources = {"fleet": Feed("fleet", self.worker.make)}
+        self.hub = Hub(sources, StepsFeed(self.log), self.gathered, lambda: self.now_s)
+
+    def change(self, **members: Any) -> None:
+        self.worker.document = {"workers": {"a": members}}
+        self.hub.tell_all({"fleet"})
+
+
+def playing(play: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(play, 60))
+
+
+async def heard(viewer: Viewer) -> list[tuple[str, Any]]:
+    return [each for each in parsed(await viewer.take()) if each[0] != "ping"]
+
+
+def test_a_viewer_begins_with_a_snapshot_and_hears_what_changes() -> None:
+    async def play() -> None:
+        scene = Scene()
+        viewer = scene.hub.join(["fleet"])
+        [(kind, data)] = await heard(viewer)
+        assert (kind, data) == ("snapshot", {"topic": "fleet", "state": {"workers": {"a": {"queue_s": 1.0}}}})
+        scene.change(queue_s=None, state="ready")
+        [(kind, data)] = await heard(viewer)
+        assert (kind, data["patch"]) == ("patch", {"workers": {"a": {"queue_s": None, "state": "ready"}}})
+
+    playing(play())
+
+
+def test_what_has_not_changed_is_not_sent() -> None:
+    async def play() -> None:
+        scene = Scene()
+        viewer = scene.hub.join(["fleet"])
+        await viewer.take()
+        scene.now_s = PING_S / 2  # after the first ping
+        scene.hub.tell_all({"fleet"})
+        scene.change(queue_s=1.0)
+        scene.change(queue_s=2.0)
+        assert len(await heard(viewer)) == 1
+
+    playing(play())
+
+
+def test_viewers_that_come_at_different_times_have_the_same_document() -> None:
+    async def play() -> None:
+        scene = Scene()
+        viewers, documents = [], []
+        for number in range(4):
+            viewers.append(scene.hub.join(["fleet"]))
+            scene.change(queue_s=float(number), **{f"of_{number}": number})
+        for viewer in viewers:
+            document: Any = {}
+            for kind, data in await heard(viewer):
+                document = data["state"] if kind == "snapshot" else merged(document, data["patch"])
+            documents.append(document)
+        assert documents == [scene.worker.document] * 4
+
+    playing(play())
+
+
+def test_all_viewers_of_a_topic_get_one_encoding() -> None:
+    async def play() -> None:
+        scene = Scene()
+        viewers = [scene.hub.join(["fleet"]) for _ in range(5)]
+        scene.worker.num_looks = 0
+        scene.change(queue_s=2.0)
+        assert scene.worker.num_looks == 1
+        first, *others = [viewer._events[-1] for viewer in viewers]
+        assert all(each is first for each in others)
+
+    playing(play())
+
+
+def test_each_viewer_is_told_once_of_the_steps_after_it_came() -> None:
+    async def play() -> None:
+        scene = Scene()
+        viewers = []
+        for number in range(4):
+            scene.log.add(float(number))
+            viewers.append(scene.hub.join(["steps"]))
+            scene.log.add(number + 0.5)
+        scene.hub.tell_all({"fleet"})
+        for number, viewer in enumerate(viewers):
+            wanted, begun = scene.log.steps[2 * number + 1 :], list[float]()
+            while len(begun) < len(wanted):
+                begun += [step[0] for _, data in await heard(viewer) for step in data["workers"]["a"]]
+            assert begun == [step[0] for step in wanted]
+
+    playing(play())
+
+
+def test_viewers_that_have_the_same_steps_get_one_encoding() -> None:
+    log = StepLog()
+    feed = StepsFeed(log)
+    log.add(1.0)
+    assert feed.part(0)[1] is feed.part(0)[1]
+    assert feed.part(1) == (1, b"")
+    log.add(2.0)
+    assert parsed(feed.part(1)[1])[0][1]["workers"]["a"][0][0] == 2.0
+
+
+def test_a_viewer_hears_of_its_topics_only() -> None:
+    async def play() -> None:
+        scene = Scene()
+        viewer = scene.hub.join(["steps"])
+        await viewer.take()
+        scene.change(queue_s=9.0)
+        scene.log.add(1.0)
+        scene.hub.tell_all({"fleet"})
+        assert [kind for kind, _ in await heard(viewer)] == ["steps"]
+
+    playing(play())
+
+
+def test_a_slow_viewer_is_dropped_and_the_others_go_on() -> None:
+    async def play() -> None:
+        scene = Scene()
+        slow, quick = scene.hub.join(["fleet"]), scene.hub.join(["fleet"])
+        text = "x" * (MAX_WAITING_BYTES // 4)
+        for number in range(5):
+            scene.change(text=f"{number}{text}")
+            await quick.take()
+        assert scene.hub.num_viewers == 1
+        assert await slow.take() == b""
+        scene.change(queue_s=1.0)
+        assert await quick.take()
+
+    playing(play())
+
+
+def test_a_first_event_may_be_longer_than_what_may_wait() -> None:
+    viewer = Viewer(["fleet"])
+    assert viewer.push(b"x" * (MAX_WAITING_BYTES + 1))
+    assert not viewer.push(b"x")
+
+
+def test_viewers_are_bounded_and_a_place_is_free_again() -> None:
+    async def play() -> None:
+        scene = Scene()
+        viewers = [scene.hub.join(["fleet"]) for _ in range(MAX_VIEWERS)]
+        with pytest.raises(Unavailable, match="64 viewers"):
+            scene.hub.join(["fleet"])
+        scene.hub.leave(viewers[0])
+        scene.hub.join(["fleet"])
+
+    playing(play())
+
+
+def test_a_hub_that_closes_ends_all_streams_and_begins_no_other() -> None:
+    async def play() -> None:
+        scene = Scene()
+        viewer = scene.hub.join(["fleet"])
+        await viewer.take()
+        scene.hub.close()
+        assert await viewer.take() == b""
+        with pytest.raises(Unavailable, match="drained"):
+            scene.hub.join(["fleet"])
+
+    playing(play())
+
+
+def test_what_was_on_the_way_comes_before_the_end() -> None:
+    async def play() -> None:
+        scene = Scene()
+        viewer = scene.hub.join(["fleet"])
+        scene.hub.close()
+        assert (await heard(viewer))[0][0] == "snapshot"
+        assert await viewer.take() == b""
+
+    playing(play())
+
+
+def test_pings_come_though_nothing_changes() -> None:
+    async def play() -> None:
+        scene = Scene()
+        viewer = scene.hub.join(["fleet"])
+        scene.hub.tell_all({"fleet"})
+        await viewer.take()
+        scene.now_s += PING_S
+        scene.hub.tell_all({"fleet"})
+        assert await viewer.take() == PING
+
+    playing(play())
+
+
+def test_a_topic_that_fails_leaves_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    async def play() -> None:
+        scene = Scene()
+        viewer = scene.hub.join(["fleet", "steps"])
+        await viewer.take()
+        scene.worker.document = {"workers": {object()}}
+        scene.log.add(1.0)
+        scene.hub.tell_all({"fleet"})
+        scene.hub.tell_all({"fleet"})
+        assert [kind for kind, _ in await heard(viewer)] == ["steps"]
+
+    playing(play())
+    assert [record.message for record in caplog.records] == ["the console can't show fleet"]
+
+
+def test_gathering_begins_with_the_first_look_and_ends_a_while_after_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diptych.router.console.hub.INTERVAL_S", 0.001)
+
+    async def play() -> None:
+        scene = Scene()
+        running = asyncio.ensure_future(scene.hub.run())
+        await asyncio.sleep(0)
+        assert (scene.gathered.calls, scene.worker.num_looks) == ([], 0)
+        viewer = scene.hub.join(["fleet"])
+        await until(scene, lambda: scene.gathered.asked == [{"fleet"}])
+        assert scene.gathered.calls == ["start"]
+        scene.hub.leave(viewer)
+        scene.now_s += LINGER_S / 2
+        scene.hub.look()
+        scene.now_s += LINGER_S
+        await until(scene, lambda: scene.gathered.calls == ["start", "stop"])
+        running.cancel()
+
+    playing(play())
+
+
+def test_somebody_who_comes_again_starts_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diptych.router.console.hub.INTERVAL_S", 0.001)
+
+    async def play() -> None:
+        scene = Scene()
+        running = asyncio.ensure_future(scene.hub.run())
+        for number in (1, 2):
+            scene.hub.look()
+            await until(scene, lambda number=number: scene.gathered.calls.count("start") == number)
+            scene.now_s += LINGER_S
+            await until(scene, lambda number=number: scene.gathered.calls.count("stop") == number)
+        running.cancel()
+
+    playing(play())
+
+
+async def until(scene: Scene, condition: Any) -> None:
+    while not condition():
+        scene.gathered.news.clear()
+        await scene.gathered.news.wait()
+
+
+def test_names_from_outside_cannot_end_an_event() -> None:
+    hostile = "</script>\n\nevent: evil\ndata: {}\r\n\u2028"
+    stream = event("snapshot", {"topic": "fleet", "state": {hostile: hostile}})
+    assert parsed(stream) == [("snapshot", {"topic": "fleet", "state": {hostile: hostile}})]
+    assert stream.count(b"\n") == 3
