@@ -42,6 +42,7 @@ def test_the_table_sums_the_last_steps_of_each_worker(console: Console, serve: S
 
 def test_bars_have_the_colours_of_what_steps_did(console: Console, serve: Serve) -> None:
     page = console.open(serve(2, 2), "#/steps")
+    expect(page.locator(".stream")).to_be_visible()
     for colour in ("--prefill", "--decode"):
         page.wait_for_function(HAS_COLOUR, arg=colour)
 

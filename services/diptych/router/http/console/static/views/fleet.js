@@ -18,7 +18,10 @@ const TASKS = { prefill: "computes prompts", decode: "makes outputs", unified: "
 export default function Fleet({ store, api, route, me }) {
   const state = store.use("fleet");
   const memory = useRef(new Map());
-  useEffect(() => { setTimeout(loadDrawer, 1000); }, []);
+  useEffect(() => {
+    const timer = setTimeout(() => loadDrawer().catch(() => {}), 1000);
+    return () => clearTimeout(timer);
+  }, []);
   if (!state) return html`<p class="lone" role="status">Waiting for the fleet\u2026</p>`;
   remember(memory.current, state.workers);
   const selected = route.id;
@@ -37,9 +40,11 @@ const loadDrawer = () => import("./drawer.js");
 /** The drawer is no part of what is seen first. */
 function LateDrawer(props) {
   const [drawer, setDrawer] = useState(null);
-  useEffect(() => { loadDrawer().then((module) => setDrawer(() => module.Drawer)); }, []);
+  useEffect(() => { loadDrawer().then((module) => setDrawer(() => module.Drawer), () => setDrawer(() => Missing)); }, []);
   return drawer && html`<${drawer} ...${props} />`;
 }
+
+const Missing = () => html`<p class="drawer" role="alert">What is told of a worker could not be loaded. Reload the page to try again.</p>`;
 
 function close(instance) {
   location.hash = "#/fleet";
