@@ -91,11 +91,14 @@ def test_every_code_and_scale_becomes_its_number(dtype: torch.dtype, device: tor
 def executed(instructions: str, words: npt.NDArray[Any]) -> dict[str, tuple[str, npt.NDArray[Any]]]:
     """Return what is multiplied in the end: by the name of the product the factor's, and the other factor."""
     registers, products = {"$4": words}, {}
-    operations = {"and": np.bitwise_and, "or": np.bitwise_or, "shl": np.left_shift, "shr": np.right_shift}
+    operations = {"and": np.bitwise_and, "or": np.bitwise_or, "shl": np.left_shift, "mul": np.multiply}
     for line in instructions.strip("{} \n").split(";"):
         operation, *names = line.replace(",", " ").split() or [".reg"]
         if operation.startswith("mul.rn."):
             products[names[0]] = names[2], registers[names[1]]
+        elif operation.startswith("shf.l.wrap."):
+            registers[names[0]] = np.left_shift(words, 6) | np.right_shift(words, 32 - 6)
+            assert names[1:] == ["$4", "$4", "6"]
         elif operation != ".reg":
             values: list[Any] = [
                 np.uint32(int(name, 0)) if name[0].isdigit() else registers[name] for name in names[1:]
@@ -114,14 +117,13 @@ def test_the_instructions_of_gpus_make_the_numbers_of_all_words(
     """Which the interpreter does not run."""
     words = np.arange(65536, dtype=np.uint32)
     products = executed(instructions, words << 16 | words[::-1])
-    for part, (sign, others) in enumerate(((15, (8, 7, 6)), (12, (5, 4, 3)), (9, (2, 1, 0)), (14, (11, 10, 13)))):
+    places = (15, 8, 7, 6), (12, 5, 4, 3), (9, 2, 1, 0), (13, 11, 10, 14)
+    for part, bits_of_code in enumerate(places):
         factor, bits = products[f"${part}"]
         assert factor == f"${part + 5}"
-        for half, word in ((bits >> 16, words), (bits & 0xFFFF, words[::-1])):
+        for half, word in zip((bits >> 16, bits & 0xFFFF), (words, words[::-1])[:: -1 if part == 3 else 1], strict=True):
             numbers = (half.astype(dtype) << shift).view({2: np.float16, 4: np.float32}[np.dtype(dtype).itemsize])
-            codes = (word >> sign & 1) << 3
-            for place, bit in zip((2, 1, 0), others, strict=True):
-                codes |= (word >> bit & 1) << place
+            codes = sum((word >> bit & 1) << place for place, bit in zip((3, 2, 1, 0), bits_of_code, strict=True))
             np.testing.assert_array_equal(numbers.astype(np.float64) * 2.0**bias, FP4_VALUES[codes])
 
 

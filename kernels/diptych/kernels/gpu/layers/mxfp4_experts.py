@@ -39,25 +39,21 @@ SMALLEST: Final = 0x400000  # 2^-127, the scale with exponent 0
 NARROW_TILES: Final = dict(zip(BLOCKS, (Tile(128, STRIP, 4, 4), *[Tile(128, STRIP, 3, 4)] * 3), strict=True))
 WIDE_TILES: Final = dict.fromkeys(BLOCKS, Tile(32, STRIP, 2, 8))  # float32 is for comparisons
 
-# What is made of two words: the bits of four numbers each, less the bias of their type, times $5 to $8.
+# What is made of two words: the bits of four numbers each, less the bias of their type, times $5 to $8. A product with
+# a few powers of two puts the bits of the fourth in place: its copies of them do not overlap.
 TO_BFLOAT16: Final = tl.constexpr("""{
-    .reg .b32 t, u, v;
+    .reg .b32 t, u;
     and.b32 $0, $4, 0x81C081C0;
     mul.rn.bf16x2 $0, $0, $5;
     shl.b32 t, $4, 3;
     and.b32 $1, t, 0x81C081C0;
     mul.rn.bf16x2 $1, $1, $6;
-    shl.b32 t, $4, 6;
-    and.b32 $2, t, 0x81C081C0;
+    shf.l.wrap.b32 u, $4, $4, 6;
+    and.b32 $2, u, 0x81C081C0;
     mul.rn.bf16x2 $2, $2, $7;
-    shl.b32 t, $4, 1;
-    shr.b32 u, $4, 3;
-    shr.b32 v, $4, 7;
-    and.b32 t, t, 0x80008000;
-    and.b32 u, u, 0x01800180;
-    and.b32 v, v, 0x00400040;
-    or.b32 t, t, u;
-    or.b32 t, t, v;
+    and.b32 t, u, 0x001B001B;
+    mul.lo.u32 t, t, 0x1084;
+    and.b32 t, t, 0x81C081C0;
     mul.rn.bf16x2 $3, t, $8;
 }""")
 TO_FLOAT16: Final = tl.constexpr("""{
@@ -72,28 +68,29 @@ TO_FLOAT16: Final = tl.constexpr("""{
     and.b32 v, u, 0x0E000E00;
     or.b32 t, t, v;
     mul.rn.f16x2 $1, t, $6;
+    shf.l.wrap.b32 u, $4, $4, 6;
     and.b32 t, u, 0x80008000;
-    shl.b32 u, $4, 9;
-    and.b32 v, u, 0x0E000E00;
+    shl.b32 v, u, 3;
+    and.b32 v, v, 0x0E000E00;
     or.b32 t, t, v;
     mul.rn.f16x2 $2, t, $7;
-    shl.b32 t, $4, 1;
-    and.b32 t, t, 0x80008000;
-    and.b32 u, $4, 0x0C000C00;
-    or.b32 t, t, u;
-    shr.b32 u, $4, 4;
-    and.b32 u, u, 0x02000200;
-    or.b32 t, t, u;
+    and.b32 t, u, 0x00130013;
+    mul.lo.u32 t, t, 0x0420;
+    and.b32 t, t, 0x0E000E00;
+    shl.b32 v, u, 12;
+    and.b32 v, v, 0x80008000;
+    or.b32 t, t, v;
     mul.rn.f16x2 $3, t, $8;
 }""")
+SWAP_BYTES: Final = tl.constexpr("prmt.b32 $0, $1, $1, 0x2301;")  # of each half
 
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4Matrix:
     """A weight `[n, k]`; columns are filled up with zeros to whole strips."""
 
-    words: Tensor  # int16 [num_strips, n, 32]: bits 15, 8-6; 12, 5-3; 9, 2-0; 14, 11-10, 13 are the four codes
-    scales: Tensor  # int32 [num_strips, n]: of the first 32 columns in the lowest byte, see `BIAS`
+    words: Tensor  # int16 [num_strips, n, 32]: bits 15, 8-6; 12, 5-3; 9, 2-0 are three codes; 13, 11-10, 14 a neighbour's
+    scales: Tensor  # int32 [num_strips, n]: bits 14-7 and 30-23 are of the first columns; 6-0, 15 and 22-16, 31; see `BIAS`
     k: int
 
     @property
@@ -171,11 +168,19 @@ def pack(codes: Tensor, exponents: Tensor) -> Mxfp4Matrix:
     filled[:, :k] = codes
     first, second, third, fourth = filled.view(n, num_strips, PARTS, GROUP).permute(2, 1, 0, 3)  # [strips, n, 32] each
     words = _spread(first) << 6 | _spread(second) << 3 | _spread(third)
-    words |= (fourth & 8) << 11 | (fourth & 6) << 9 | (fourth & 1) << 13
-    wide = exponents.new_zeros(n, num_strips * PARTS)
-    wide[:, : exponents.shape[1]] = exponents + BIAS
-    scales = wide.view(torch.int32).T.contiguous()
+    fourth = _neighbours(fourth)
+    words |= (fourth & 8) << 10 | (fourth & 6) << 9 | (fourth & 1) << 14
+    wide = exponents.new_zeros(n, num_strips * PARTS, dtype=torch.int32)
+    wide[:, : exponents.shape[1]] = exponents.int() + BIAS
+    pairs = wide.view(n, num_strips, PARTS // 2, 2)  # two halves of a word each
+    halves = pairs[:, :, 0] << 7 | pairs[:, :, 1] >> 1 | (pairs[:, :, 1] & 1) << 15
+    scales = halves.to(torch.int16).contiguous().view(torch.int32)[..., 0].T.contiguous()
     return Mxfp4Matrix(words.to(torch.int16).contiguous(), scales, k)
+
+
+def _neighbours(words: Tensor) -> Tensor:
+    """Exchange columns with even and odd numbers."""
+    return words.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
 
 
 def _spread(codes: Tensor) -> Tensor:
@@ -185,10 +190,12 @@ def _spread(codes: Tensor) -> Tensor:
 
 def unpack(matrix: Mxfp4Matrix) -> Tensor:
     """Return the weight in float32, `[n, k]`."""
-    words, shifts = matrix.words.to(torch.int32), torch.arange(PARTS, device=matrix.words.device) * 8
-    fourth = words << 1 & 0x8000 | words >> 3 & 0x0180 | words >> 7 & 0x0040
+    words, halves = matrix.words.to(torch.int32), matrix.scales.view(torch.int16).view(*matrix.scales.shape, 2).int()
+    fourth = _neighbours(words)
+    fourth = fourth << 2 & 0x8000 | fourth >> 3 & 0x0180 | fourth >> 8 & 0x0040
     bits = torch.stack([words, words << 3, words << 6, fourth], dim=2) & 0x81C0  # [strips, n, 4, 32]
-    scales = ((matrix.scales[..., None] >> shifts & 0xFF) << 23).to(torch.int32).view(torch.float32)
+    exponents = torch.cat([halves >> 7, halves << 1 | (halves >> 15 & 1)], dim=-1) & 0xFF
+    scales = (exponents << 23).view(torch.float32)
     full = ((bits << 16).view(torch.float32) * scales[..., None]).transpose(0, 1).flatten(1)
     return full[:, : matrix.k].contiguous()
 
@@ -312,65 +319,60 @@ def grouped_mxfp4_kernel(
 def unpacked(words, scales, DTYPE: tl.constexpr, COMPILED: tl.constexpr):
     """Return the four numbers of each word `[rows, words]`, whose row's scales are a byte each of `scales [rows]`."""
     if COMPILED and DTYPE.is_bf16():
+        first, second, third, fourth = brain_factors(scales)
         return tl.inline_asm_elementwise(
             TO_BFLOAT16,
             "=&r,=&r,=&r,=&r,r,r,r,r,r",
-            [
-                words,
-                brain_factor(scales),
-                brain_factor(scales >> 8),
-                brain_factor(scales >> 16),
-                brain_factor(scales >> 24),
-            ],
+            [words, first, second, third, fourth],
             dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
             is_pure=True,
             pack=2,
         )
     elif COMPILED and DTYPE.is_fp16():
+        first, second, third, fourth = brain_factors(scales)
         return tl.inline_asm_elementwise(
             TO_FLOAT16,
             "=&r,=&r,=&r,=&r,r,r,r,r,r",
-            [
-                words,
-                half_factor(scales),
-                half_factor(scales >> 8),
-                half_factor(scales >> 16),
-                half_factor(scales >> 24),
-            ],
+            [words, half_factor(first), half_factor(second), half_factor(third), half_factor(fourth)],
             dtype=(tl.float16, tl.float16, tl.float16, tl.float16),
             is_pure=True,
             pack=2,
         )
     else:
         bits = words.to(tl.int32)
-        fourth = bits << 1 & 0x8000 | bits >> 3 & 0x0180 | bits >> 7 & 0x0040
+        even, odd = tl.split(bits.reshape(bits.shape[0], bits.shape[1] // 2, 2))
+        fourth = tl.join(odd, even).reshape(bits.shape)
+        fourth = fourth << 2 & 0x8000 | fourth >> 3 & 0x0180 | fourth >> 8 & 0x0040
         return (
-            scaled(bits, scales, DTYPE),
-            scaled(bits << 3, scales >> 8, DTYPE),
-            scaled(bits << 6, scales >> 16, DTYPE),
-            scaled(fourth, scales >> 24, DTYPE),
+            scaled(bits, scales >> 7, DTYPE),
+            scaled(bits << 3, scales >> 23, DTYPE),
+            scaled(bits << 6, scales << 1 & 0xFE | scales >> 15 & 1, DTYPE),
+            scaled(fourth, scales >> 15 & 0xFE | scales >> 31 & 1, DTYPE),
         )
 
 
 @triton.jit
-def brain_factor(scales):
-    """Return two to the power of the lowest byte less 127: that byte is the exponent of a bfloat16."""
-    return ((scales & 0xFF) << 7).to(tl.int16).to(tl.bfloat16, bitcast=True)[:, None]
+def brain_factors(scales):
+    """Return two to the power of each scale's exponent less 127, `[rows, 1]`: they are the exponents of bfloat16s."""
+    swapped = tl.inline_asm_elementwise(SWAP_BYTES, "=r,r", [scales], dtype=tl.int32, is_pure=True, pack=1)
+    first, third = scales & 0x7F807F80, swapped & 0x7F807F80
+    return lower_half(first), lower_half(first >> 16), lower_half(third), lower_half(third >> 16)
 
 
 @triton.jit
-def half_factor(scales):
-    """Return the same over 2^112, so much less is the bias of a float16."""
-    return (exponentiated(scales) * (2.0**-112)).to(tl.float16)[:, None]
+def lower_half(words):
+    return words.to(tl.int16).to(tl.bfloat16, bitcast=True)[:, None]
 
 
 @triton.jit
-def exponentiated(scales):
-    return ((scales & 0xFF) << 23).to(tl.float32, bitcast=True)
+def half_factor(factor):
+    """Return a factor over 2^112, so much less is the bias of a float16."""
+    return (factor.to(tl.float32) * (2.0**-112)).to(tl.float16)
 
 
 @triton.jit
-def scaled(bits, scales, DTYPE: tl.constexpr):
+def scaled(bits, exponents, DTYPE: tl.constexpr):
     """Return the numbers whose bits are where those of a bfloat16 are, whose bias is in the scales."""
     numbers = ((bits & 0x81C0) << 16).to(tl.float32, bitcast=True)
-    return (numbers * exponentiated(scales)[:, None]).to(DTYPE)
+    scales = ((exponents & 0xFF) << 23).to(tl.float32, bitcast=True)
+    return (numbers * scales[:, None]).to(DTYPE)
