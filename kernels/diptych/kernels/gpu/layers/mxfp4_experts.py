@@ -3,8 +3,9 @@
 OCP Microscaling Formats 1.0: 32 columns of a row are codes of four bits (e2m1) with one scale, a power of two (e8m0).
 A *strip* is 128 columns. Its rows lie behind each other, 64 bytes each: a tile of rows is one stretch of memory.
 A word of 16 bits has the codes of four columns that are 32 apart, and a word of 32 bits the scales of these columns: so
-each of the four has one scale a row, and needs a shift and a mask to become a number. Where bits lie in a word is from
-triton_kernels (`layout_details/hopper_value.py`): the fields of a bfloat16, three bits apart.
+each of the four has one scale a row. Three of them need a shift and a mask to become numbers: where their bits lie is
+from triton_kernels (`layout_details/hopper_value.py`), the fields of a bfloat16, three bits apart. The fourth has what
+is left. A multiplication of a pair of words puts it in place, and in that pair it is in the other column's word.
 
 Rule: weights have the values of `QuantizedArray.dequantize`, rounded to the states' type once; products are added up in
 float32 and in order of the strips; for a `block`, whatever the other rows are.
@@ -23,7 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diptych.kernels.gpu.grid import cdiv
+from diptych.kernels.gpu.grid import cdiv, power_of_two
 from diptych.kernels.gpu.layers.dot_rows import Tile
 from diptych.kernels.gpu.layers.moe import BLOCKS, BLOCKS_A_GROUP, VECTOR_NBYTES, AlignedExperts, place_of_program
 from diptych.kernels.quantized import MXFP4_GROUP as GROUP
@@ -36,8 +37,14 @@ LARGEST_EXPONENT: Final = 254 - BIAS  # of scales: a larger one with the bias wo
 MANTISSA: Final = 0x7FFFFF  # of a float32
 SMALLEST: Final = 0x400000  # 2^-127, the scale with exponent 0
 
-NARROW_TILES: Final = dict(zip(BLOCKS, (Tile(128, STRIP, 4, 4), *[Tile(128, STRIP, 3, 4)] * 3), strict=True))
-WIDE_TILES: Final = dict.fromkeys(BLOCKS, Tile(32, STRIP, 2, 8))  # float32 is for comparisons
+MXFP4_BLOCKS: Final = (8, *BLOCKS)  # tokens, which are the columns of a tile
+TILES: Final = dict.fromkeys(MXFP4_BLOCKS, Tile(128, STRIP, 3, 4)) | dict.fromkeys((16, 32), Tile(128, STRIP, 4, 4))
+ROOMY: Final = 64  # the largest block that may have room for twice what an expert gets
+TILES_OF_FEW: Final = (  # of the fewest tokens, and how many rows of weights they read at most: warps are short of work
+    (32_000, Tile(64, STRIP, 5, 4)),
+    (64_000, Tile(64, STRIP, 4, 2)),
+)
+WIDE_TILE: Final = Tile(32, STRIP, 2, 8)  # float32 is for comparisons
 
 # What is made of two words: the bits of four numbers each, less the bias of their type, times $5 to $8. A product with
 # a few powers of two puts the bits of the fourth in place: its copies of them do not overlap.
@@ -89,8 +96,8 @@ SWAP_BYTES: Final = tl.constexpr("prmt.b32 $0, $1, $1, 0x2301;")  # of each half
 class Mxfp4Matrix:
     """A weight `[n, k]`; columns are filled up with zeros to whole strips."""
 
-    words: Tensor  # int16 [num_strips, n, 32]: bits 15, 8-6; 12, 5-3; 9, 2-0 are three codes; 13, 11-10, 14 a neighbour's
-    scales: Tensor  # int32 [num_strips, n]: bits 14-7 and 30-23 are of the first columns; 6-0, 15 and 22-16, 31; see `BIAS`
+    words: Tensor  # int16 [num_strips, n, 32]: bits 15, 8-6; 12, 5-3; 9, 2-0 are three codes; 13, 11-10, 14 see above
+    scales: Tensor  # int32 [num_strips, n]: bits 14-7; 30-23; 6-0, 15; 22-16, 31 are the four exponents, see `BIAS`
     k: int
 
     @property
@@ -132,6 +139,10 @@ class Mxfp4Experts:
     @property
     def num_experts(self) -> int:
         return len(self.matrices)
+
+    def block(self, num_assignments: int) -> int:
+        """See `choose_block`."""
+        return choose_block(num_assignments, self.num_experts)
 
     def multiply(
         self, x: Tensor, aligned: AlignedExperts, chosen: Tensor, out: Tensor, bias: Tensor | None = None
@@ -200,9 +211,21 @@ def unpack(matrix: Mxfp4Matrix) -> Tensor:
     return full[:, : matrix.k].contiguous()
 
 
-def tile_of(block: int, dtype: torch.dtype) -> Tile:
-    """Return the tile for so many rows of such numbers."""
-    return (NARROW_TILES if dtype.itemsize == 2 else WIDE_TILES)[block]
+def choose_block(num_assignments: int, num_experts: int) -> int:
+    """Return how many rows `grouped_mxfp4` should multiply at once.
+
+    A second block of an expert unpacks its weight again: there is room for twice what an expert has on average.
+    """
+    average = power_of_two(max(1, num_assignments // num_experts))
+    return int(min(MXFP4_BLOCKS[-1], max(MXFP4_BLOCKS[0], average, min(ROOMY, 2 * average))))
+
+
+def tile_of(block: int, dtype: torch.dtype, num_rows: int) -> Tile:
+    """Return the tile for blocks of so many tokens that read so many rows of weights in all."""
+    if dtype.itemsize > 2:
+        return WIDE_TILE
+    few = (tile for most, tile in TILES_OF_FEW if block == MXFP4_BLOCKS[0] and num_rows <= most)
+    return next(few, TILES[block])
 
 
 def grouped_mxfp4(
@@ -229,7 +252,8 @@ def grouped_mxfp4(
     if bias is not None:
         assert (bias.shape, bias.dtype) == ((len(weights.matrices), n), x.dtype), (bias.shape, bias.dtype)
         assert bias.is_contiguous(), bias.stride()
-    tile, max_blocks = tile or tile_of(aligned.block, x.dtype), len(aligned.experts)
+    max_blocks = len(aligned.experts)
+    tile = tile or tile_of(aligned.block, x.dtype, max_blocks * n)
     with torch.cuda.device_of(x):
         grouped_mxfp4_kernel[(max_blocks * cdiv(n, tile.block_n),)](
             x,
@@ -258,9 +282,10 @@ def constants(tile: Tile, block: int, k: int, repeats: int, *, has_bias: bool) -
 
 def reference_grouped_mxfp4(x: Tensor, arrays: Sequence[QuantizedArray], chosen: Tensor) -> Tensor:
     """Return what `grouped_mxfp4` writes without a bias, in float64."""
-    rows = x.double().repeat_interleave(chosen.numel() // len(x), dim=0)
-    weights = [torch.from_numpy(array.dequantize()).double().to(x.device) for array in arrays]
-    return torch.stack([weights[expert] @ row for row, expert in zip(rows, chosen.flatten(), strict=True)])
+    rows, numbers = x.double().repeat_interleave(chosen.numel() // len(x), dim=0), chosen.flatten().tolist()
+    used = {id(arrays[number]): arrays[number] for number in numbers}  # of experts that are alike, one is expanded
+    weights = {key: torch.from_numpy(array.dequantize()).to(x.device).double() for key, array in used.items()}
+    return torch.stack([weights[id(arrays[number])] @ row for row, number in zip(rows, numbers, strict=True)])
 
 
 @triton.jit(do_not_specialize=["num_assignments", "max_blocks"])
