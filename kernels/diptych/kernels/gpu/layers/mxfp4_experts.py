@@ -191,7 +191,7 @@ def pack(codes: Tensor, exponents: Tensor) -> Mxfp4Matrix:
 
 def _neighbours(words: Tensor) -> Tensor:
     """Exchange columns with even and odd numbers."""
-    return words.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    return words.reshape(*words.shape[:-1], -1, 2).flip(-1).reshape(words.shape)
 
 
 def _spread(codes: Tensor) -> Tensor:
