@@ -75,7 +75,7 @@ def scan(
         frozenset(PROMPTS),
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
-        loads=frozenset({"async 16"}),
+        loads=frozenset({"async 16" if launch.num_stages > 1 else "v4.b32"}),
     )
 
 
