@@ -1,7 +1,7 @@
 """How the kernels for prompts of recurrent layers are launched best: microseconds of each candidate, the fastest first.
 
 Each candidate is the present launch with one thing changed. What is found goes to `LAUNCH` of `delta_chunks`,
-`kimi_delta_chunks` and `mamba2_chunks`, or, of scans, to `LAUNCHES` of `chunk_scan`.
+`kimi_delta_chunks` and `mamba2_chunks`, or, of scans, to `choose_launch` of `chunk_scan`.
 
     python bench/gpu/tune_recurrent_prompts.py [--quick] [--json]
 """

@@ -60,15 +60,13 @@ def mamba() -> Kernel:
     )
 
 
-def scan(
-    name: str, chunks: Chunks, strides: tuple[int, int], found: str, operands: str = "*bf16", num_requests: int = 1
-) -> Kernel:
+def scan(name: str, chunks: Chunks, strides: tuple[int, int], found: str, operands: str = "*bf16") -> Kernel:
     narrow = dict.fromkeys(("queries", "keys", "corrections", "changes", "scores"), operands)
     types = narrow | dict.fromkeys(("totals", "sizes", "skip", "kept"), FLOATS)
     types |= {"query_stride": "i32", "key_stride": "i32", "found": found}
-    launch = chunk_scan.choose_launch(chunks, num_requests)
+    launch = chunk_scan.choose_launch(chunks)
     return Kernel(
-        f"chunks in turn, {name}, {num_requests} requests",
+        f"chunks in turn, {name}",
         chunk_scan.scan_chunks_kernel,
         types | {"kept_stride": "i64"} | PROMPTS,
         chunk_scan.scan_constants(chunks, strides, launch),
@@ -84,16 +82,14 @@ def scans() -> Iterator[Kernel]:
     scores, totals = torch.empty(1, 32, CHUNK), torch.empty(1, 32)
     delta = Chunks(narrow[:, :16], narrow[:, :16], narrow, narrow, scores, totals)
     kimi = Chunks(narrow, narrow, narrow, narrow, scores, totals.expand(128, 1, 32).mT)
-    for num_requests in (1, 2, 4):
-        yield scan("gated delta rule", delta, (128, 1), "*bf16", num_requests=num_requests)
-        yield scan("Kimi's delta rule", kimi, (128, 1), FLOATS, num_requests=num_requests)
+    yield scan("gated delta rule", delta, (128, 1), "*bf16")
+    yield scan("Kimi's delta rule", kimi, (128, 1), FLOATS)
     wide = narrow.float()
     exact = Chunks(wide[:, :16], wide[:, :16], wide, wide, scores, totals)
     yield scan("gated delta rule, float32", exact, (128, 1), FLOATS, FLOATS)
     values = torch.empty(1, 64, 64, dtype=torch.bfloat16)
     spaces = Chunks(narrow[:, :8], narrow[:, :8], None, values, scores, totals)
-    for num_requests in (1, 2, 4):
-        yield scan("state spaces", spaces, (1, 128), FLOATS, num_requests=num_requests)
+    yield scan("state spaces", spaces, (1, 128), FLOATS)
 
 
 def kimi_prompts() -> Iterator[Kernel]:

@@ -55,12 +55,7 @@ class ScanLaunch(NamedTuple):
 
 SMALL: Final = ScanLaunch()  # in shared memory
 WIDEST_KEYS: Final = 128  # which the others have room for
-COLUMNS: Final = 64  # of the others' programs, if these are enough for a GPU
-LAUNCHES: Final = (  # up to how many such programs
-    (64, ScanLaunch(32, 4, 3)),
-    (128, ScanLaunch(COLUMNS, 4, 3)),
-)
-CROWDED: Final = ScanLaunch(COLUMNS, 4, 1)  # beside each other on a multiprocessor, programs hide what they wait for
+WIDE: Final = ScanLaunch(64, 4, 3)  # of delta rules: whoever else is in a step, so that a request's bits are the same
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,13 +82,11 @@ class Chunks:
         return self.totals.dim() == 3
 
 
-def choose_launch(chunks: Chunks, num_requests: int) -> ScanLaunch:
-    """Return how the scan of so many requests should be launched."""
-    num_heads, value_dim = chunks.changes.shape[1:]
-    if chunks.changes.dtype.itemsize > 2 or chunks.keys.shape[-1] > WIDEST_KEYS:
+def choose_launch(chunks: Chunks) -> ScanLaunch:
+    """Return how such a scan should be launched, with any number of requests."""
+    if chunks.corrections is None or chunks.changes.dtype.itemsize > 2 or chunks.keys.shape[-1] > WIDEST_KEYS:
         return SMALL
-    programs = num_requests * num_heads * cdiv(value_dim, COLUMNS)
-    return next((launch for most, launch in LAUNCHES if programs <= most), CROWDED)
+    return WIDE
 
 
 def scan_chunks(
@@ -110,7 +103,7 @@ def scan_chunks(
     `found`: `[num_tokens, num_heads, value_dim]`.
     """
     num_heads, value_dim = chunks.changes.shape[1:]
-    launch = launch or choose_launch(chunks, prompts.num_requests)
+    launch = launch or choose_launch(chunks)
     scan_chunks_kernel[(cdiv(value_dim, launch.columns), prompts.num_requests, num_heads)](
         *(chunks.queries, chunks.keys, chunks.queries.stride(0), chunks.keys.stride(0)),
         *(chunks.corrections, chunks.changes, chunks.scores, chunks.totals, chunks.sizes, chunks.skip),
