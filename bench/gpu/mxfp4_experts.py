@@ -26,7 +26,7 @@ from triton.runtime.errors import OutOfResources
 from diptych.engine.models.gpu_ops import GroupedExperts
 from diptych.kernels.gpu.layers.activations import clamped_swiglu
 from diptych.kernels.gpu.layers.dot_rows import Tile
-from diptych.kernels.gpu.layers.moe import ExpertWeights, align_experts, choose_block
+from diptych.kernels.gpu.layers.moe import ExpertWeights, align_experts
 from diptych.kernels.gpu.layers.mxfp4_experts import Mxfp4Experts, Mxfp4Matrix, grouped_mxfp4, pack, tile_of, unpack
 from diptych.kernels.quantized import MXFP4_GROUP
 from diptych.kernels.quantized import MXFP4_STRIP as STRIP
@@ -36,15 +36,15 @@ CHOICES: Final = 4
 SIZE: Final = 2880  # of states, and of what gates leave
 SHAPES: Final = {"gate_up": (2 * SIZE, SIZE), "down": (SIZE, SIZE)}
 REQUESTS: Final = (1, 2, 4, 8, 16, 32, 64)
-SWEPT: Final = (1, 8, 64)  # requests
-PROMPTS: Final = (512, 2048, 8192)  # tokens of a step
+SWEPT: Final = (1, 2, 8, 64)  # requests
+PROMPTS: Final = (128, 256, 512, 2048, 8192)  # tokens of a step
 READ_NBYTES: Final = 512 << 20  # by the steps that take turns: many times the L2 cache
 MAX_STEPS: Final = 32
 SWEEP_ROUNDS: Final = 8
 FEW: Final = tuple(
     Tile(block_n, STRIP, stages, warps)
     for (block_n, warps), stages in itertools.product(
-        ((32, 1), (32, 2), (64, 1), (64, 2), (64, 4), (128, 2), (128, 4), (256, 4)), (3, 4, 6)
+        ((32, 2), (64, 1), (64, 2), (64, 4), (128, 2), (128, 4), (256, 4)), (3, 4, 5, 6)
     )
 )
 MANY: Final = tuple(
@@ -104,14 +104,15 @@ def product_runs(
 def sweep(report: Report, limits: Roofline, weights: Mxfp4Experts, num_tokens: int, tiles: Sequence[Tile]) -> None:
     """Measure gates and ups by every tile that fits."""
     chosen = steps(num_tokens)
-    block, (n, k) = choose_block(num_tokens * CHOICES, NUM_EXPERTS), weights.shape
+    block, (n, k) = weights.block(num_tokens * CHOICES), weights.shape
+    present = tile_of(block, torch.bfloat16, len(align_experts(chosen[0], NUM_EXPERTS, block).experts) * n)
     moved, flops = nbytes(n, k, chosen, CHOICES), 2.0 * num_tokens * CHOICES * n * k
     for tile in tiles:
         try:
             took_s = seconds_each(product_runs(weights, chosen, CHOICES, block, tile), SWEEP_ROUNDS, 0.003)
         except OutOfResources:
             continue
-        chosen_by_rule = ", served" if tile == tile_of(block, torch.bfloat16) else ""
+        chosen_by_rule = ", served" if tile == present else ""
         case = f"tile {tile.block_n} s{tile.num_stages} w{tile.num_warps}{chosen_by_rule}: gate_up, {num_tokens} tokens"
         row(report, limits, case, took_s, moved, flops)
 
@@ -125,7 +126,7 @@ def row(report: Report, limits: Roofline, case: str, took_s: float, moved: float
 
 def served(report: Report, limits: Roofline, both: dict[str, Mxfp4Experts], num_tokens: int) -> None:
     """Measure each product, and the experts of a layer as a whole, beside expanded ones."""
-    chosen, block, total = steps(num_tokens), choose_block(num_tokens * CHOICES, NUM_EXPERTS), 0.0
+    chosen, block, total = steps(num_tokens), both["down"].block(num_tokens * CHOICES), 0.0
     flops = 2.0 * num_tokens * CHOICES * SIZE * SIZE
     for (name, weights), repeats in zip(both.items(), (CHOICES, 1), strict=True):
         moved, took_s = (

@@ -1,7 +1,7 @@
 """How the kernels for prompts of recurrent layers are launched best: microseconds of each candidate, the fastest first.
 
 Each candidate is the present launch with one thing changed. What is found goes to `LAUNCH` of `delta_chunks`,
-`kimi_delta_chunks` and `mamba2_chunks`.
+`kimi_delta_chunks` and `mamba2_chunks`, or, of scans, to `choose_launch` of `chunk_scan`.
 
     python bench/gpu/tune_recurrent_prompts.py [--quick] [--json]
 """
@@ -22,11 +22,11 @@ from warm_cache import in_processes
 from diptych.kernels.gpu.recurrent import delta_chunks, kimi_delta_chunks, mamba2_chunks
 from diptych.kernels.gpu.recurrent.chunk_scan import ScanLaunch
 
-PROMPTS: Final = ((1, 8192), (16, 512))
+PROMPTS: Final = ((1, 8192), (2, 4096), (16, 512))
 SCANS: Final = (
     *(ScanLaunch(16, 4, num_stages) for num_stages in (2, 3)),
     *(ScanLaunch(32, warps, num_stages) for warps, num_stages in ((4, 1), (4, 2), (4, 3), (8, 2))),
-    *(ScanLaunch(64, warps, num_stages) for warps, num_stages in ((4, 1), (4, 2), (8, 1), (8, 2))),
+    *(ScanLaunch(64, warps, num_stages) for warps, num_stages in ((4, 1), (4, 2), (4, 3), (8, 1), (8, 2))),
 )
 CANDIDATES: Final[dict[str, tuple[Any, dict[str, Sequence[Any]]]]] = {
     "delta rule": (
@@ -43,7 +43,7 @@ CANDIDATES: Final[dict[str, tuple[Any, dict[str, Sequence[Any]]]]] = {
         kimi_delta_chunks.LAUNCH,
         {"decay_warps": (8,), "chunk_warps": (4, 16), "scan": SCANS},
     ),
-    "state spaces": (mamba2_chunks.LAUNCH, {"chunk_warps": (8,), "scan": SCANS}),
+    "state spaces": (mamba2_chunks.LAUNCH, {"chunk_warps": (4,), "scan": SCANS}),
 }
 Candidate = tuple[str, str, Any]  # of which rule, what is changed, the launch
 

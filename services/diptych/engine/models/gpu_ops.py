@@ -26,7 +26,7 @@ from diptych.engine.models.matrix import Activate, HeadMatrices, Matrix, TorchHe
 from diptych.engine.models.ops import Experts, Gated, GatedInTurn, activate_of, relu_squared
 from diptych.engine.models.state_rules import StateRules
 from diptych.kernels.gpu.layers import activations, mxfp4_experts, norms, skinny_gated_gemm
-from diptych.kernels.gpu.layers.moe import AlignedExperts, ExpertWeights, align_experts, choose_block, combine_experts
+from diptych.kernels.gpu.layers.moe import AlignedExperts, ExpertWeights, align_experts, combine_experts
 from diptych.kernels.gpu.layers.mxfp4_experts import Mxfp4Experts, Mxfp4Matrix
 from diptych.kernels.gpu.layers.skinny_gemm import pays_up_to, skinny_gemm
 
@@ -159,6 +159,10 @@ class GroupedWeights(Protocol):
     @property
     def num_experts(self) -> int: ...
 
+    def block(self, num_assignments: int) -> int:
+        """Return how many rows should be multiplied at once; more will do, too."""
+        ...
+
     def multiply(
         self, x: Tensor, aligned: AlignedExperts, chosen: Tensor, out: Tensor, bias: Tensor | None = None
     ) -> None:
@@ -185,7 +189,8 @@ class GroupedExperts:
             return
         sizes = self._gate_up.shape[0], self._down.shape[1]
         rows, num_experts = chosen.numel(), self._down.num_experts
-        aligned = align_experts(chosen, num_experts, choose_block(rows, num_experts))
+        block = max(self._gate_up.block(rows), self._down.block(rows))
+        aligned = align_experts(chosen, num_experts, block)
         gate_up, activated = (x.new_empty(rows, size) for size in sizes)
         results = x.new_empty(rows, x.shape[1])
         self._gate_up.multiply(x, aligned, chosen, gate_up, self._bias)

@@ -69,14 +69,17 @@ def experts() -> Iterator[Kernel]:
     yield Kernel("MoE, count", moe.count_kernel, arrays | {"size": "i32"}, {"TILE": 1024}, frozenset({"size"}))
     types = arrays | {"assignments": "*i32", "experts": "*i32", "size": "i32", "max_blocks": "i32"}
     constants = {"NUM_EXPERTS": 8, "EXPERTS": 8, "BLOCK": 16, "TILE": 1024}
-    yield Kernel("MoE, place", moe.place_kernel, types, constants, frozenset({"size", "max_blocks"}))
+    for name, how in (("counted", {"COUNTED": True}), ("not counted", {"COUNTED": False})):
+        yield Kernel(f"MoE, place, {name}", moe.place_kernel, types, constants | how, frozenset({"size", "max_blocks"}))
     for block in moe.BLOCKS:
         yield grouped(block, "bf16", 2)
     yield grouped(moe.BLOCKS[-1], "fp32", 4)
-    for block in moe.BLOCKS:
+    for block in mxfp4_experts.MXFP4_BLOCKS:
         yield mxfp4(block, "bf16", 2880)
-    yield mxfp4(moe.BLOCKS[0], "fp16", 2880)
-    yield mxfp4(moe.BLOCKS[0], "bf16", HIDDEN)
+    for few, _ in mxfp4_experts.TILES_OF_FEW:
+        yield mxfp4(mxfp4_experts.MXFP4_BLOCKS[0], "bf16", 2880, few)
+    yield mxfp4(mxfp4_experts.MXFP4_BLOCKS[0], "fp16", 2880)
+    yield mxfp4(mxfp4_experts.MXFP4_BLOCKS[0], "bf16", HIDDEN)
     types, constants = pointers("results shares out"), {"SIZE": HIDDEN, "NUM_CHOICES": 2, "CHOICES": 2, "TILE": 1024}
     types = {name: types.get(name, "*i64") for name in ("results", "chosen", "shares", "out")}
     yield Kernel("MoE, combine", moe.combine_kernel, types, constants, loads=CELLS, stores=CELLS)
@@ -100,14 +103,14 @@ def grouped(block: int, dtype: str, nbytes: int) -> Kernel:
     )
 
 
-def mxfp4(block: int, dtype: str, k: int) -> Kernel:
+def mxfp4(block: int, dtype: str, k: int, num_rows: int = 1 << 20) -> Kernel:
     """gpt-oss's, whose last strip is half full, and one of full strips."""
     kind = {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
-    tile = mxfp4_experts.tile_of(block, kind)
+    tile = mxfp4_experts.tile_of(block, kind, num_rows)
     types = {"x": f"*{dtype}", "words": "*i64", "scales": "*i64", "assignments": "*i32", "experts": "*i32"}
     types |= {"bias": f"*{dtype}", "out": f"*{dtype}", "num_assignments": "i32", "max_blocks": "i32", "n": "i32"}
     return Kernel(
-        f"MXFP4 experts, {block} rows of {dtype}, {k} columns",
+        f"MXFP4 experts, {block} rows of {dtype}, {k} columns, {num_rows} rows of weights",
         mxfp4_experts.grouped_mxfp4_kernel,
         types,
         mxfp4_experts.constants(tile, block, k, 4, has_bias=True) | {"COMPILED": True},

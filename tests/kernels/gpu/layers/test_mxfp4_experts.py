@@ -19,19 +19,25 @@ from diptych.engine.models.ops import Ops, TorchOps, activate_of
 from diptych.kernels.gpu.layers.moe import BLOCKS, ExpertWeights, align_experts
 from diptych.kernels.gpu.layers.mxfp4_experts import (
     BIAS,
+    MXFP4_BLOCKS,
+    TILES,
+    TILES_OF_FEW,
     TO_BFLOAT16,
     TO_FLOAT16,
     Mxfp4Experts,
     Mxfp4Matrix,
     can_keep,
+    choose_block,
     grouped_mxfp4,
     reference_grouped_mxfp4,
+    tile_of,
     unpack,
 )
 from diptych.kernels.quantized import FP4_VALUES, QuantizedArray, mxfp4_nbytes
 
 TOLERANCES = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}  # of what is rounded once
 CPU = torch.device("cpu")
+DISTINCT = 5
 
 
 def random_array(n: int, k: int, exponents: tuple[int, int] = (121, 126), seed: int = 0) -> QuantizedArray:
@@ -43,8 +49,11 @@ def random_array(n: int, k: int, exponents: tuple[int, int] = (121, 126), seed: 
 
 
 def experts_on(device: torch.device, num_experts: int, n: int, k: int) -> tuple[Mxfp4Experts, list[QuantizedArray]]:
-    arrays = [random_array(n, k, seed=expert) for expert in range(num_experts)]
-    return Mxfp4Experts.of([Mxfp4Matrix.of(array, device) for array in arrays]), arrays
+    """Return experts that are alike where they are many: `DISTINCT` of them are made, and take turns."""
+    arrays = [random_array(n, k, seed=seed) for seed in range(min(num_experts, DISTINCT))]
+    matrices = [Mxfp4Matrix.of(array, device) for array in arrays]
+    turns = [expert % len(arrays) for expert in range(num_experts)]
+    return Mxfp4Experts.of([matrices[turn] for turn in turns]), [arrays[turn] for turn in turns]
 
 
 @pytest.mark.parametrize(("n", "k"), [(1, 32), (5, 96), (3, 128), (7, 160), (16, 2880)])
@@ -91,11 +100,14 @@ def test_every_code_and_scale_becomes_its_number(dtype: torch.dtype, device: tor
 def executed(instructions: str, words: npt.NDArray[Any]) -> dict[str, tuple[str, npt.NDArray[Any]]]:
     """Return what is multiplied in the end: by the name of the product the factor's, and the other factor."""
     registers, products = {"$4": words}, {}
-    operations = {"and": np.bitwise_and, "or": np.bitwise_or, "shl": np.left_shift, "shr": np.right_shift}
+    operations = {"and": np.bitwise_and, "or": np.bitwise_or, "shl": np.left_shift, "mul": np.multiply}
     for line in instructions.strip("{} \n").split(";"):
         operation, *names = line.replace(",", " ").split() or [".reg"]
         if operation.startswith("mul.rn."):
             products[names[0]] = names[2], registers[names[1]]
+        elif operation.startswith("shf.l.wrap."):
+            registers[names[0]] = np.left_shift(words, 6) | np.right_shift(words, 32 - 6)
+            assert names[1:] == ["$4", "$4", "6"]
         elif operation != ".reg":
             values: list[Any] = [
                 np.uint32(int(name, 0)) if name[0].isdigit() else registers[name] for name in names[1:]
@@ -114,20 +126,24 @@ def test_the_instructions_of_gpus_make_the_numbers_of_all_words(
     """Which the interpreter does not run."""
     words = np.arange(65536, dtype=np.uint32)
     products = executed(instructions, words << 16 | words[::-1])
-    for part, (sign, others) in enumerate(((15, (8, 7, 6)), (12, (5, 4, 3)), (9, (2, 1, 0)), (14, (11, 10, 13)))):
+    places = (15, 8, 7, 6), (12, 5, 4, 3), (9, 2, 1, 0), (13, 11, 10, 14)
+    for part, bits_of_code in enumerate(places):
         factor, bits = products[f"${part}"]
         assert factor == f"${part + 5}"
-        for half, word in ((bits >> 16, words), (bits & 0xFFFF, words[::-1])):
+        beside = (words, words[::-1])[:: -1 if part == 3 else 1]  # the fourth is in the neighbour's word
+        for half, word in zip((bits >> 16, bits & 0xFFFF), beside, strict=True):
             numbers = (half.astype(dtype) << shift).view({2: np.float16, 4: np.float32}[np.dtype(dtype).itemsize])
-            codes = (word >> sign & 1) << 3
-            for place, bit in zip((2, 1, 0), others, strict=True):
-                codes |= (word >> bit & 1) << place
+            codes = sum((word >> bit & 1) << place for place, bit in zip((3, 2, 1, 0), bits_of_code, strict=True))
             np.testing.assert_array_equal(numbers.astype(np.float64) * 2.0**bias, FP4_VALUES[codes])
 
 
-@pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("block", [BLOCKS[0], on_gpu(32), on_gpu(64), BLOCKS[-1]])
+@pytest.mark.parametrize(
+    ("block", "dtype"),
+    [
+        *((block, dtype) for block in (8, 128) for dtype in (torch.float32, torch.float16)),
+        *(on_gpu(block, torch.bfloat16) for block in MXFP4_BLOCKS),
+    ],
+)
 @pytest.mark.parametrize(
     ("num_tokens", "num_experts", "choices", "n", "k"),
     [(1, 4, 2, 40, 160), (9, 5, 3, 70, 96), on_gpu(1, 128, 4, 5760, 2880), on_gpu(64, 128, 4, 2880, 1440)],
@@ -140,25 +156,46 @@ def test_each_assignment_is_multiplied_by_its_expert(
     k: int,
     block: int,
     dtype: torch.dtype,
-    has_bias: bool,
     device: torch.device,
 ) -> None:
+    """A row of each token with a bias, as gates and ups, and one of each assignment without, as downs."""
     weights, arrays = experts_on(device, num_experts, n, k)
     chosen = torch.rand(num_tokens, num_experts, device=device).topk(choices).indices
-    bias = torch.randn(num_experts, n, device=device).to(dtype) if has_bias else None
+    bias = torch.randn(num_experts, n, device=device).to(dtype)
     aligned = align_experts(chosen, num_experts, block)
-    for num_rows in {num_tokens, chosen.numel()}:
+    for num_rows, added in ((num_tokens, bias), (chosen.numel(), None)):
         x = torch.randn(num_rows, k, device=device).to(dtype)
         out = torch.full((chosen.numel(), n), torch.nan, dtype=dtype, device=device)
-        grouped_mxfp4(x, weights, aligned, out, bias)
+        grouped_mxfp4(x, weights, aligned, out, added)
         expected = reference_grouped_mxfp4(x, arrays, chosen)
-        if bias is not None:
-            expected += bias[chosen.flatten()].double()
+        if added is not None:
+            expected += added[chosen.flatten()].double()
         bound = TOLERANCES[dtype]
         torch.testing.assert_close(out.double(), expected, rtol=bound, atol=bound * k**0.5 + 2**-21 * k)
 
 
-@pytest.mark.parametrize("block", [on_gpu(block) for block in BLOCKS])  # NumPy's products do depend on the place
+@pytest.mark.parametrize(("average", "block"), [(4, 8), (8, 16), (16, 32), (32, 64), (64, 64), (65, 128), (128, 128)])
+def test_blocks_have_room_for_twice_what_an_expert_gets_unless_it_is_much(average: int, block: int) -> None:
+    assert choose_block(128 * average, 128) == block
+    assert choose_block(128 * average + 127, 128) == block
+
+
+def test_blocks_have_a_smallest_and_a_largest_size() -> None:
+    assert choose_block(1, 128) == MXFP4_BLOCKS[0]
+    assert choose_block(1 << 20, 128) == MXFP4_BLOCKS[-1]
+
+
+@pytest.mark.parametrize("num_rows", [most + more for most, _ in TILES_OF_FEW for more in (0, 1)])
+def test_every_tile_multiplies_alike(num_rows: int, device: torch.device) -> None:
+    weights, _ = experts_on(device, 4, 300, 416)
+    chosen, x = torch.rand(5, 4, device=device).topk(2).indices, torch.randn(5, 416, device=device).half()
+    aligned, outs = align_experts(chosen, 4, MXFP4_BLOCKS[0]), torch.full((2, 10, 300), torch.nan, device=device).half()
+    grouped_mxfp4(x, weights, aligned, outs[0], tile=TILES[MXFP4_BLOCKS[0]])
+    grouped_mxfp4(x, weights, aligned, outs[1], tile=tile_of(aligned.block, x.dtype, num_rows))
+    torch.testing.assert_close(outs[0], outs[1], rtol=0, atol=0 if device.type == "cuda" else 1e-2)
+
+
+@pytest.mark.parametrize("block", [on_gpu(block) for block in MXFP4_BLOCKS])  # NumPy's products do depend on the place
 def test_a_token_comes_out_the_same_bit_for_bit_beside_any_others(block: int, device: torch.device) -> None:
     weights, _ = experts_on(device, 4, 24, 96)
     chosen, x = torch.rand(20, 4, device=device).topk(2).indices, torch.randn(20, 96, device=device).half()
@@ -192,7 +229,7 @@ def forward(
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("is_kept", [True, False])
 @pytest.mark.parametrize(
-    ("num_tokens", "num_experts", "hidden", "ffn"), [(1, 4, 96, 64), (21, 3, 96, 64), on_gpu(50, 32, 2880, 1440)]
+    ("num_tokens", "num_experts", "hidden", "ffn"), [(1, 4, 96, 64), (21, 3, 96, 64), on_gpu(50, 8, 2880, 1440)]
 )
 def test_networks_compute_what_expanded_ones_would(
     num_tokens: int, num_experts: int, hidden: int, ffn: int, is_kept: bool, dtype: torch.dtype, device: torch.device
@@ -230,7 +267,7 @@ def test_experts_alone_are_kept_in_four_bits() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("block", MXFP4_BLOCKS)
 def test_packed_and_expanded_experts_agree_at_the_size_of_gpt_oss(block: int) -> None:
     device = torch.device("cuda")
     packed, arrays = experts_on(device, 8, 5760, 2880)
@@ -238,7 +275,6 @@ def test_packed_and_expanded_experts_agree_at_the_size_of_gpt_oss(block: int) ->
     chosen = torch.rand(300, 8, device=device).topk(4).indices
     x = torch.randn(300, 2880, device=device).bfloat16()
     outs = torch.empty(2, 1200, 5760, device=device, dtype=torch.bfloat16)
-    aligned = align_experts(chosen, 8, block)
-    packed.multiply(x, aligned, chosen, outs[0])
-    expanded.multiply(x, aligned, chosen, outs[1])
+    packed.multiply(x, align_experts(chosen, 8, block), chosen, outs[0])
+    expanded.multiply(x, align_experts(chosen, 8, BLOCKS[-1]), chosen, outs[1])
     torch.testing.assert_close(outs[0], outs[1], rtol=1.6e-2, atol=1e-2)

@@ -64,7 +64,7 @@ def scan(name: str, chunks: Chunks, strides: tuple[int, int], found: str, operan
     narrow = dict.fromkeys(("queries", "keys", "corrections", "changes", "scores"), operands)
     types = narrow | dict.fromkeys(("totals", "sizes", "skip", "kept"), FLOATS)
     types |= {"query_stride": "i32", "key_stride": "i32", "found": found}
-    launch = chunk_scan.ScanLaunch()
+    launch = chunk_scan.choose_launch(chunks)
     return Kernel(
         f"chunks in turn, {name}",
         chunk_scan.scan_chunks_kernel,
@@ -73,7 +73,7 @@ def scan(name: str, chunks: Chunks, strides: tuple[int, int], found: str, operan
         frozenset(PROMPTS),
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
-        loads=frozenset({"async 16"}),
+        loads=frozenset({"async 16" if launch.num_stages > 1 else "v4.b32"}),
     )
 
 
@@ -81,18 +81,15 @@ def scans() -> Iterator[Kernel]:
     narrow = torch.empty(1, 32, 128, dtype=torch.bfloat16)
     scores, totals = torch.empty(1, 32, CHUNK), torch.empty(1, 32)
     delta = Chunks(narrow[:, :16], narrow[:, :16], narrow, narrow, scores, totals)
+    kimi = Chunks(narrow, narrow, narrow, narrow, scores, totals.expand(128, 1, 32).mT)
     yield scan("gated delta rule", delta, (128, 1), "*bf16")
-    yield scan(
-        "Kimi's delta rule",
-        Chunks(narrow, narrow, narrow, narrow, scores, totals.expand(128, 1, 32).mT),
-        (128, 1),
-        FLOATS,
-    )
+    yield scan("Kimi's delta rule", kimi, (128, 1), FLOATS)
     wide = narrow.float()
     exact = Chunks(wide[:, :16], wide[:, :16], wide, wide, scores, totals)
     yield scan("gated delta rule, float32", exact, (128, 1), FLOATS, FLOATS)
     values = torch.empty(1, 64, 64, dtype=torch.bfloat16)
-    yield scan("state spaces", Chunks(narrow[:, :8], narrow[:, :8], None, values, scores, totals), (1, 128), FLOATS)
+    spaces = Chunks(narrow[:, :8], narrow[:, :8], None, values, scores, totals)
+    yield scan("state spaces", spaces, (1, 128), FLOATS)
 
 
 def kimi_prompts() -> Iterator[Kernel]:

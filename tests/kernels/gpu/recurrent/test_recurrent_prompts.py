@@ -17,6 +17,13 @@ from diptych.engine.models.gpu_state_rules import TritonStateRules
 from diptych.engine.models.layers.kimi_delta_rule import Decay
 from diptych.engine.models.layers.mamba2_scan import Heads
 from diptych.engine.models.state_rules import StateRules, TorchStateRules
+from diptych.kernels.gpu.recurrent.chunk_scan import (
+    CHUNK,
+    SMALL,
+    WIDE,
+    Chunks,
+    choose_launch,
+)
 
 NUM_SLOTS = 9
 SLOTS = [7, 0, 3, 8, 2]
@@ -220,3 +227,19 @@ def test_a_token_repeated_without_decay_leaves_numbers(device: torch.device) -> 
 
     case = Case(run, torch.randn(NUM_SLOTS, 1, 16, 16, device=device), torch.empty(200, 1, 16, device=device))
     assert_same(case, step([200], [4], device), torch.float32)
+
+
+def chunks_of(dtype: torch.dtype, key_dim: int) -> Chunks:
+    keys, values = torch.empty(1, 16, key_dim, dtype=dtype), torch.empty(1, 32, 128, dtype=dtype)
+    return Chunks(keys, keys, keys, values, torch.empty(1, 32, CHUNK, dtype=dtype), torch.empty(1, 32))
+
+
+def test_scans_of_delta_rules_have_wide_tiles() -> None:
+    chunks = chunks_of(torch.bfloat16, 128)
+    assert choose_launch(chunks) == WIDE
+    assert choose_launch(replace(chunks, corrections=None)) == SMALL  # of state spaces
+
+
+@pytest.mark.parametrize(("dtype", "key_dim"), [(torch.float32, 128), (torch.bfloat16, 256)])
+def test_scans_of_large_tiles_take_little_shared_memory(dtype: torch.dtype, key_dim: int) -> None:
+    assert choose_launch(chunks_of(dtype, key_dim)) == SMALL

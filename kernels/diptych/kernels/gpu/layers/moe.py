@@ -20,6 +20,7 @@ from diptych.kernels.gpu.grid import cdiv, power_of_two
 from diptych.kernels.gpu.layers.dot_rows import Tile, dot_rows
 
 TILE_ASSIGNMENTS: Final = 1024
+MIN_COUNTED: Final = 128  # assignments
 TILE_NUMBERS: Final = 1024  # of a combined row
 VECTOR_NBYTES: Final = 16  # what one thread copies at once
 BLOCKS_A_GROUP: Final = 8  # that take the same rows of a weight one after the other, while they are in the L2 cache
@@ -64,6 +65,10 @@ class ExpertWeights:
     def num_experts(self) -> int:
         return len(self.tensors)
 
+    def block(self, num_assignments: int) -> int:
+        """See `choose_block`."""
+        return choose_block(num_assignments, self.num_experts)
+
     def multiply(
         self, x: Tensor, aligned: AlignedExperts, chosen: Tensor, out: Tensor, bias: Tensor | None = None
     ) -> None:
@@ -94,16 +99,18 @@ def tile_of(block: int, nbytes: int) -> Tile:
 def align_experts(chosen: Tensor, num_experts: int, block: int) -> AlignedExperts:
     """Put the assignments `chosen [num_tokens, experts_per_token]` (int32 or int64 numbers of experts) in order.
 
-    Allocates the result and a count of each expert's.
+    Allocates the result and, of many, a count of each expert's.
     """
     assert chosen.is_contiguous(), chosen.stride()
     size = chosen.numel()
     max_blocks = (size + min(size, num_experts) * (block - 1)) // block
-    counts = torch.empty(num_experts, dtype=torch.int32, device=chosen.device)
     assignments = torch.empty(max_blocks, block, dtype=torch.int32, device=chosen.device)
     experts = torch.empty(max_blocks, dtype=torch.int32, device=chosen.device)
+    counts = None
     with torch.cuda.device_of(chosen):
-        count_kernel[(num_experts,)](chosen, counts, size, TILE=TILE_ASSIGNMENTS)
+        if size > TILE_ASSIGNMENTS:  # fewer are counted where they are placed: a launch less
+            counts = torch.empty(num_experts, dtype=torch.int32, device=chosen.device)
+            count_kernel[(num_experts,)](chosen, counts, size, TILE=TILE_ASSIGNMENTS)
         place_kernel[(num_experts,)](
             chosen,
             counts,
@@ -114,7 +121,8 @@ def align_experts(chosen: Tensor, num_experts: int, block: int) -> AlignedExpert
             NUM_EXPERTS=num_experts,
             EXPERTS=power_of_two(num_experts),
             BLOCK=block,
-            TILE=TILE_ASSIGNMENTS,
+            TILE=TILE_ASSIGNMENTS if counts is not None else max(MIN_COUNTED, power_of_two(size)),
+            COUNTED=counts is not None,
         )
     return AlignedExperts(assignments, experts)
 
@@ -205,7 +213,7 @@ def count_kernel(chosen, counts, size, TILE: tl.constexpr):
 @triton.jit(do_not_specialize=["size", "max_blocks"])
 def place_kernel(
     chosen,
-    counts,
+    counts,  # [NUM_EXPERTS] if COUNTED
     assignments,
     experts,
     size,
@@ -213,11 +221,18 @@ def place_kernel(
     NUM_EXPERTS: tl.constexpr,
     EXPERTS: tl.constexpr,  # the same as a power of 2
     BLOCK: tl.constexpr,
-    TILE: tl.constexpr,
+    TILE: tl.constexpr,  # that takes all assignments unless COUNTED
+    COUNTED: tl.constexpr,
 ):
     """One expert's assignments go to its blocks."""
     expert, number = tl.program_id(0), tl.arange(0, EXPERTS)
-    blocks = tl.cdiv(tl.load(counts + number, mask=number < NUM_EXPERTS, other=0), BLOCK)
+    if COUNTED:
+        each = tl.load(counts + number, mask=number < NUM_EXPERTS, other=0)
+    else:
+        place = tl.arange(0, TILE)
+        there = place < size
+        each = tl.histogram(tl.load(chosen + place, mask=there, other=0).to(tl.int32), EXPERTS, mask=there)
+    blocks = tl.cdiv(each, BLOCK)
     first = tl.sum(tl.where(number < expert, blocks, 0), axis=0)
     end = first + tl.sum(tl.where(number == expert, blocks, 0), axis=0)
     _fill(experts, first, end, expert, TILE)

@@ -3,8 +3,9 @@
 OCP Microscaling Formats 1.0: 32 columns of a row are codes of four bits (e2m1) with one scale, a power of two (e8m0).
 A *strip* is 128 columns. Its rows lie behind each other, 64 bytes each: a tile of rows is one stretch of memory.
 A word of 16 bits has the codes of four columns that are 32 apart, and a word of 32 bits the scales of these columns: so
-each of the four has one scale a row, and needs a shift and a mask to become a number. Where bits lie in a word is from
-triton_kernels (`layout_details/hopper_value.py`): the fields of a bfloat16, three bits apart.
+each of the four has one scale a row. Three of them need a shift and a mask to become numbers: where their bits lie is
+from triton_kernels (`layout_details/hopper_value.py`), the fields of a bfloat16, three bits apart. The fourth has what
+is left. A multiplication of a pair of words puts it in place, and in that pair it is in the other column's word.
 
 Rule: weights have the values of `QuantizedArray.dequantize`, rounded to the states' type once; products are added up in
 float32 and in order of the strips; for a `block`, whatever the other rows are.
@@ -23,7 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diptych.kernels.gpu.grid import cdiv
+from diptych.kernels.gpu.grid import cdiv, power_of_two
 from diptych.kernels.gpu.layers.dot_rows import Tile
 from diptych.kernels.gpu.layers.moe import BLOCKS, BLOCKS_A_GROUP, VECTOR_NBYTES, AlignedExperts, place_of_program
 from diptych.kernels.quantized import MXFP4_GROUP as GROUP
@@ -36,28 +37,30 @@ LARGEST_EXPONENT: Final = 254 - BIAS  # of scales: a larger one with the bias wo
 MANTISSA: Final = 0x7FFFFF  # of a float32
 SMALLEST: Final = 0x400000  # 2^-127, the scale with exponent 0
 
-NARROW_TILES: Final = dict(zip(BLOCKS, (Tile(128, STRIP, 4, 4), *[Tile(128, STRIP, 3, 4)] * 3), strict=True))
-WIDE_TILES: Final = dict.fromkeys(BLOCKS, Tile(32, STRIP, 2, 8))  # float32 is for comparisons
+MXFP4_BLOCKS: Final = (8, *BLOCKS)  # tokens, which are the columns of a tile
+TILES: Final = dict.fromkeys(MXFP4_BLOCKS, Tile(128, STRIP, 3, 4)) | dict.fromkeys((16, 32), Tile(128, STRIP, 4, 4))
+ROOMY: Final = 64  # the largest block that may have room for twice what an expert gets
+TILES_OF_FEW: Final = (  # of the fewest tokens, and how many rows of weights they read at most: warps are short of work
+    (32_000, Tile(64, STRIP, 5, 4)),
+    (64_000, Tile(64, STRIP, 4, 2)),
+)
+WIDE_TILE: Final = Tile(32, STRIP, 2, 8)  # float32 is for comparisons
 
-# What is made of two words: the bits of four numbers each, less the bias of their type, times $5 to $8.
+# What is made of two words: the bits of four numbers each, less the bias of their type, times $5 to $8. A product with
+# a few powers of two puts the bits of the fourth in place: its copies of them do not overlap.
 TO_BFLOAT16: Final = tl.constexpr("""{
-    .reg .b32 t, u, v;
+    .reg .b32 t, u;
     and.b32 $0, $4, 0x81C081C0;
     mul.rn.bf16x2 $0, $0, $5;
     shl.b32 t, $4, 3;
     and.b32 $1, t, 0x81C081C0;
     mul.rn.bf16x2 $1, $1, $6;
-    shl.b32 t, $4, 6;
-    and.b32 $2, t, 0x81C081C0;
+    shf.l.wrap.b32 u, $4, $4, 6;
+    and.b32 $2, u, 0x81C081C0;
     mul.rn.bf16x2 $2, $2, $7;
-    shl.b32 t, $4, 1;
-    shr.b32 u, $4, 3;
-    shr.b32 v, $4, 7;
-    and.b32 t, t, 0x80008000;
-    and.b32 u, u, 0x01800180;
-    and.b32 v, v, 0x00400040;
-    or.b32 t, t, u;
-    or.b32 t, t, v;
+    and.b32 t, u, 0x001B001B;
+    mul.lo.u32 t, t, 0x1084;
+    and.b32 t, t, 0x81C081C0;
     mul.rn.bf16x2 $3, t, $8;
 }""")
 TO_FLOAT16: Final = tl.constexpr("""{
@@ -72,28 +75,29 @@ TO_FLOAT16: Final = tl.constexpr("""{
     and.b32 v, u, 0x0E000E00;
     or.b32 t, t, v;
     mul.rn.f16x2 $1, t, $6;
+    shf.l.wrap.b32 u, $4, $4, 6;
     and.b32 t, u, 0x80008000;
-    shl.b32 u, $4, 9;
-    and.b32 v, u, 0x0E000E00;
+    shl.b32 v, u, 3;
+    and.b32 v, v, 0x0E000E00;
     or.b32 t, t, v;
     mul.rn.f16x2 $2, t, $7;
-    shl.b32 t, $4, 1;
-    and.b32 t, t, 0x80008000;
-    and.b32 u, $4, 0x0C000C00;
-    or.b32 t, t, u;
-    shr.b32 u, $4, 4;
-    and.b32 u, u, 0x02000200;
-    or.b32 t, t, u;
+    and.b32 t, u, 0x00130013;
+    mul.lo.u32 t, t, 0x0420;
+    and.b32 t, t, 0x0E000E00;
+    shl.b32 v, u, 12;
+    and.b32 v, v, 0x80008000;
+    or.b32 t, t, v;
     mul.rn.f16x2 $3, t, $8;
 }""")
+SWAP_BYTES: Final = tl.constexpr("prmt.b32 $0, $1, $1, 0x2301;")  # of each half
 
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4Matrix:
     """A weight `[n, k]`; columns are filled up with zeros to whole strips."""
 
-    words: Tensor  # int16 [num_strips, n, 32]: bits 15, 8-6; 12, 5-3; 9, 2-0; 14, 11-10, 13 are the four codes
-    scales: Tensor  # int32 [num_strips, n]: of the first 32 columns in the lowest byte, see `BIAS`
+    words: Tensor  # int16 [num_strips, n, 32]: bits 15, 8-6; 12, 5-3; 9, 2-0 are three codes; 13, 11-10, 14 see above
+    scales: Tensor  # int32 [num_strips, n]: bits 14-7; 30-23; 6-0, 15; 22-16, 31 are the four exponents, see `BIAS`
     k: int
 
     @property
@@ -136,6 +140,10 @@ class Mxfp4Experts:
     def num_experts(self) -> int:
         return len(self.matrices)
 
+    def block(self, num_assignments: int) -> int:
+        """See `choose_block`."""
+        return choose_block(num_assignments, self.num_experts)
+
     def multiply(
         self, x: Tensor, aligned: AlignedExperts, chosen: Tensor, out: Tensor, bias: Tensor | None = None
     ) -> None:
@@ -171,11 +179,19 @@ def pack(codes: Tensor, exponents: Tensor) -> Mxfp4Matrix:
     filled[:, :k] = codes
     first, second, third, fourth = filled.view(n, num_strips, PARTS, GROUP).permute(2, 1, 0, 3)  # [strips, n, 32] each
     words = _spread(first) << 6 | _spread(second) << 3 | _spread(third)
-    words |= (fourth & 8) << 11 | (fourth & 6) << 9 | (fourth & 1) << 13
-    wide = exponents.new_zeros(n, num_strips * PARTS)
-    wide[:, : exponents.shape[1]] = exponents + BIAS
-    scales = wide.view(torch.int32).T.contiguous()
+    fourth = _neighbours(fourth)
+    words |= (fourth & 8) << 10 | (fourth & 6) << 9 | (fourth & 1) << 14
+    wide = exponents.new_zeros(n, num_strips * PARTS, dtype=torch.int32)
+    wide[:, : exponents.shape[1]] = exponents.int() + BIAS
+    pairs = wide.view(n, num_strips, PARTS // 2, 2)  # two halves of a word each
+    halves = pairs[:, :, 0] << 7 | pairs[:, :, 1] >> 1 | (pairs[:, :, 1] & 1) << 15
+    scales = halves.to(torch.int16).contiguous().view(torch.int32)[..., 0].T.contiguous()
     return Mxfp4Matrix(words.to(torch.int16).contiguous(), scales, k)
+
+
+def _neighbours(words: Tensor) -> Tensor:
+    """Exchange columns with even and odd numbers."""
+    return words.reshape(*words.shape[:-1], -1, 2).flip(-1).reshape(words.shape)
 
 
 def _spread(codes: Tensor) -> Tensor:
@@ -185,17 +201,31 @@ def _spread(codes: Tensor) -> Tensor:
 
 def unpack(matrix: Mxfp4Matrix) -> Tensor:
     """Return the weight in float32, `[n, k]`."""
-    words, shifts = matrix.words.to(torch.int32), torch.arange(PARTS, device=matrix.words.device) * 8
-    fourth = words << 1 & 0x8000 | words >> 3 & 0x0180 | words >> 7 & 0x0040
+    words, halves = matrix.words.to(torch.int32), matrix.scales.view(torch.int16).view(*matrix.scales.shape, 2).int()
+    fourth = _neighbours(words)
+    fourth = fourth << 2 & 0x8000 | fourth >> 3 & 0x0180 | fourth >> 8 & 0x0040
     bits = torch.stack([words, words << 3, words << 6, fourth], dim=2) & 0x81C0  # [strips, n, 4, 32]
-    scales = ((matrix.scales[..., None] >> shifts & 0xFF) << 23).to(torch.int32).view(torch.float32)
+    exponents = torch.cat([halves >> 7, halves << 1 | (halves >> 15 & 1)], dim=-1) & 0xFF
+    scales = (exponents << 23).view(torch.float32)
     full = ((bits << 16).view(torch.float32) * scales[..., None]).transpose(0, 1).flatten(1)
     return full[:, : matrix.k].contiguous()
 
 
-def tile_of(block: int, dtype: torch.dtype) -> Tile:
-    """Return the tile for so many rows of such numbers."""
-    return (NARROW_TILES if dtype.itemsize == 2 else WIDE_TILES)[block]
+def choose_block(num_assignments: int, num_experts: int) -> int:
+    """Return how many rows `grouped_mxfp4` should multiply at once.
+
+    A second block of an expert unpacks its weight again: there is room for twice what an expert has on average.
+    """
+    average = power_of_two(max(1, num_assignments // num_experts))
+    return int(min(MXFP4_BLOCKS[-1], max(MXFP4_BLOCKS[0], average, min(ROOMY, 2 * average))))
+
+
+def tile_of(block: int, dtype: torch.dtype, num_rows: int) -> Tile:
+    """Return the tile for blocks of so many tokens that read so many rows of weights in all."""
+    if dtype.itemsize > 2:
+        return WIDE_TILE
+    few = (tile for most, tile in TILES_OF_FEW if block == MXFP4_BLOCKS[0] and num_rows <= most)
+    return next(few, TILES[block])
 
 
 def grouped_mxfp4(
@@ -222,7 +252,8 @@ def grouped_mxfp4(
     if bias is not None:
         assert (bias.shape, bias.dtype) == ((len(weights.matrices), n), x.dtype), (bias.shape, bias.dtype)
         assert bias.is_contiguous(), bias.stride()
-    tile, max_blocks = tile or tile_of(aligned.block, x.dtype), len(aligned.experts)
+    max_blocks = len(aligned.experts)
+    tile = tile or tile_of(aligned.block, x.dtype, max_blocks * n)
     with torch.cuda.device_of(x):
         grouped_mxfp4_kernel[(max_blocks * cdiv(n, tile.block_n),)](
             x,
@@ -251,9 +282,10 @@ def constants(tile: Tile, block: int, k: int, repeats: int, *, has_bias: bool) -
 
 def reference_grouped_mxfp4(x: Tensor, arrays: Sequence[QuantizedArray], chosen: Tensor) -> Tensor:
     """Return what `grouped_mxfp4` writes without a bias, in float64."""
-    rows = x.double().repeat_interleave(chosen.numel() // len(x), dim=0)
-    weights = [torch.from_numpy(array.dequantize()).double().to(x.device) for array in arrays]
-    return torch.stack([weights[expert] @ row for row, expert in zip(rows, chosen.flatten(), strict=True)])
+    rows, numbers = x.double().repeat_interleave(chosen.numel() // len(x), dim=0), chosen.flatten().tolist()
+    used = {id(arrays[number]): arrays[number] for number in numbers}  # of experts that are alike, one is expanded
+    weights = {key: torch.from_numpy(array.dequantize()).to(x.device).double() for key, array in used.items()}
+    return torch.stack([weights[id(arrays[number])] @ row for row, number in zip(rows, numbers, strict=True)])
 
 
 @triton.jit(do_not_specialize=["num_assignments", "max_blocks"])
@@ -312,65 +344,60 @@ def grouped_mxfp4_kernel(
 def unpacked(words, scales, DTYPE: tl.constexpr, COMPILED: tl.constexpr):
     """Return the four numbers of each word `[rows, words]`, whose row's scales are a byte each of `scales [rows]`."""
     if COMPILED and DTYPE.is_bf16():
+        first, second, third, fourth = brain_factors(scales)
         return tl.inline_asm_elementwise(
             TO_BFLOAT16,
             "=&r,=&r,=&r,=&r,r,r,r,r,r",
-            [
-                words,
-                brain_factor(scales),
-                brain_factor(scales >> 8),
-                brain_factor(scales >> 16),
-                brain_factor(scales >> 24),
-            ],
+            [words, first, second, third, fourth],
             dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
             is_pure=True,
             pack=2,
         )
     elif COMPILED and DTYPE.is_fp16():
+        first, second, third, fourth = brain_factors(scales)
         return tl.inline_asm_elementwise(
             TO_FLOAT16,
             "=&r,=&r,=&r,=&r,r,r,r,r,r",
-            [
-                words,
-                half_factor(scales),
-                half_factor(scales >> 8),
-                half_factor(scales >> 16),
-                half_factor(scales >> 24),
-            ],
+            [words, half_factor(first), half_factor(second), half_factor(third), half_factor(fourth)],
             dtype=(tl.float16, tl.float16, tl.float16, tl.float16),
             is_pure=True,
             pack=2,
         )
     else:
         bits = words.to(tl.int32)
-        fourth = bits << 1 & 0x8000 | bits >> 3 & 0x0180 | bits >> 7 & 0x0040
+        even, odd = tl.split(bits.reshape(bits.shape[0], bits.shape[1] // 2, 2))
+        fourth = tl.join(odd, even).reshape(bits.shape)
+        fourth = fourth << 2 & 0x8000 | fourth >> 3 & 0x0180 | fourth >> 8 & 0x0040
         return (
-            scaled(bits, scales, DTYPE),
-            scaled(bits << 3, scales >> 8, DTYPE),
-            scaled(bits << 6, scales >> 16, DTYPE),
-            scaled(fourth, scales >> 24, DTYPE),
+            scaled(bits, scales >> 7, DTYPE),
+            scaled(bits << 3, scales >> 23, DTYPE),
+            scaled(bits << 6, scales << 1 & 0xFE | scales >> 15 & 1, DTYPE),
+            scaled(fourth, scales >> 15 & 0xFE | scales >> 31 & 1, DTYPE),
         )
 
 
 @triton.jit
-def brain_factor(scales):
-    """Return two to the power of the lowest byte less 127: that byte is the exponent of a bfloat16."""
-    return ((scales & 0xFF) << 7).to(tl.int16).to(tl.bfloat16, bitcast=True)[:, None]
+def brain_factors(scales):
+    """Return two to the power of each scale's exponent less 127, `[rows, 1]`: they are the exponents of bfloat16s."""
+    swapped = tl.inline_asm_elementwise(SWAP_BYTES, "=r,r", [scales], dtype=tl.int32, is_pure=True, pack=1)
+    first, third = scales & 0x7F807F80, swapped & 0x7F807F80
+    return lower_half(first), lower_half(first >> 16), lower_half(third), lower_half(third >> 16)
 
 
 @triton.jit
-def half_factor(scales):
-    """Return the same over 2^112, so much less is the bias of a float16."""
-    return (exponentiated(scales) * (2.0**-112)).to(tl.float16)[:, None]
+def lower_half(words):
+    return words.to(tl.int16).to(tl.bfloat16, bitcast=True)[:, None]
 
 
 @triton.jit
-def exponentiated(scales):
-    return ((scales & 0xFF) << 23).to(tl.float32, bitcast=True)
+def half_factor(factor):
+    """Return a factor over 2^112, so much less is the bias of a float16."""
+    return (factor.to(tl.float32) * (2.0**-112)).to(tl.float16)
 
 
 @triton.jit
-def scaled(bits, scales, DTYPE: tl.constexpr):
+def scaled(bits, exponents, DTYPE: tl.constexpr):
     """Return the numbers whose bits are where those of a bfloat16 are, whose bias is in the scales."""
     numbers = ((bits & 0x81C0) << 16).to(tl.float32, bitcast=True)
-    return (numbers * exponentiated(scales)[:, None]).to(DTYPE)
+    scales = ((exponents & 0xFF) << 23).to(tl.float32, bitcast=True)
+    return (numbers * scales[:, None]).to(DTYPE)

@@ -53,6 +53,11 @@ class ScanLaunch(NamedTuple):
     num_stages: int = 2  # of what is loaded for a chunk
 
 
+SMALL: Final = ScanLaunch()  # in shared memory
+WIDEST_KEYS: Final = 128  # which the others have room for
+WIDE: Final = ScanLaunch(64, 4, 3)  # of delta rules: whoever else is in a step, so that a request's bits are the same
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunks:
     """What chunks found without the states before them. Operands are of the model's type, `[num_tokens, heads, ...]`.
@@ -77,15 +82,28 @@ class Chunks:
         return self.totals.dim() == 3
 
 
+def choose_launch(chunks: Chunks) -> ScanLaunch:
+    """Return how such a scan should be launched, with any number of requests."""
+    if chunks.corrections is None or chunks.changes.dtype.itemsize > 2 or chunks.keys.shape[-1] > WIDEST_KEYS:
+        return SMALL
+    return WIDE
+
+
 def scan_chunks(
-    chunks: Chunks, kept: Tensor, strides: tuple[int, int], prompts: Prompts, found: Tensor, launch: ScanLaunch
+    chunks: Chunks,
+    kept: Tensor,
+    strides: tuple[int, int],
+    prompts: Prompts,
+    found: Tensor,
+    launch: ScanLaunch | None = None,
 ) -> None:
-    """Bring `kept` up to date, and write what queries find to `found`.
+    """Bring `kept` up to date, and write what queries find to `found`. None: launch it as `choose_launch` says.
 
     `kept`, float32 `[num_slots, num_heads, ...]`, whose numbers of a head lie as `strides` of keys and values say;
     `found`: `[num_tokens, num_heads, value_dim]`.
     """
     num_heads, value_dim = chunks.changes.shape[1:]
+    launch = launch or choose_launch(chunks)
     scan_chunks_kernel[(cdiv(value_dim, launch.columns), prompts.num_requests, num_heads)](
         *(chunks.queries, chunks.keys, chunks.queries.stride(0), chunks.keys.stride(0)),
         *(chunks.corrections, chunks.changes, chunks.scores, chunks.totals, chunks.sizes, chunks.skip),

@@ -40,7 +40,7 @@ class DeltaLaunch(NamedTuple):
     conv_warps: int = 4
     chunk_warps: int = 4
     norm_warps: int = 4
-    scan: ScanLaunch = ScanLaunch()
+    scan: ScanLaunch | None = None  # None: as many requests need it
 
 
 LAUNCH: Final = DeltaLaunch()

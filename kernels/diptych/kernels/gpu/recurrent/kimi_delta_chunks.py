@@ -41,7 +41,7 @@ class KimiLaunch(NamedTuple):
 
     decay_warps: int = 4
     chunk_warps: int = 8
-    scan: ScanLaunch = ScanLaunch()
+    scan: ScanLaunch | None = None  # None: as many requests need it
 
 
 LAUNCH: Final = KimiLaunch()

@@ -32,8 +32,8 @@ from diptych.kernels.gpu.recurrent.short_conv_step import silu, softplus
 class MambaLaunch(NamedTuple):
     """How the kernels are launched."""
 
-    chunk_warps: int = 4
-    scan: ScanLaunch = ScanLaunch()
+    chunk_warps: int = 8
+    scan: ScanLaunch | None = None  # None: as many requests need it
 
 
 LAUNCH: Final = MambaLaunch()
