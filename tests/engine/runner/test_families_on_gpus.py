@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from diptych.checkpoints.source import open_model
+from diptych.engine.attention import decompression, latent_prompts
 
 LARGE4 = "mistral large 4 with images, layers that share a choice, or latents, or both; groups"
 NewDriver = Callable[..., Any]
@@ -51,3 +52,37 @@ def test_prompts_and_decode_give_the_logits_of_transformers(
 
 def assert_close(ours: Tensor, theirs: list[Tensor]) -> None:
     torch.testing.assert_close(ours.cpu(), torch.stack(theirs), atol=1e-3, rtol=1e-4)
+
+
+def test_prompts_whose_keys_are_made_of_latents_give_the_logits_of_transformers(
+    new_driver: NewDriver,
+    family_model: Any,
+    device: torch.device,
+    extent: tuple[slice, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In two parts, so that the second has a context; in pieces of a page and blocks of five queries."""
+    source = open_model(str(family_model.folder))
+    latent = source.config.latent
+    if latent is None or source.config.indexer is not None:
+        pytest.skip("no latents, or a choice among them")
+    monkeypatch.setattr(decompression, "MADE_NBYTES", 1)
+    monkeypatch.setattr(decompression, "FOUND_NBYTES", 5 * 4 * source.config.num_heads * latent.value_dim)
+    monkeypatch.setattr(decompression.Decompression, "pays", lambda *lens: True)
+    made: list[int] = []
+    attend = latent_prompts.LatentPrompts.attend
+
+    def counted(self: latent_prompts.LatentPrompts, kv: Tensor, scale: float, queries: Tensor, *rest: Any) -> None:
+        made.append(len(queries))
+        attend(self, kv, scale, queries, *rest)
+
+    monkeypatch.setattr(latent_prompts.LatentPrompts, "attend", counted)
+    driver = new_driver(source, "triton", device=device.type)
+    both = zip(family_model.prompts, family_model.logits, strict=True)
+    chosen = [(prompt, theirs) for prompt, theirs in both if len(prompt) > 5][: None if device.type == "cuda" else 2]
+    driver.extend({i: prompt[: len(prompt) // 2] for i, (prompt, _) in enumerate(chosen)})
+    logits = driver.extend({i: prompt[len(prompt) // 2 :] for i, (prompt, _) in enumerate(chosen)})
+    making = [layer for layer in source.config.attention_layers if layer != source.config.num_layers - 1]
+    assert sum(made) == len(making) * sum(len(prompt) for prompt, _ in chosen)
+    expected = [theirs[len(prompt) - 1] for prompt, theirs in chosen]
+    assert_close(logits, expected)

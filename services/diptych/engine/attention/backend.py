@@ -5,12 +5,24 @@ Rotary embedding is the backend's work because rotating and storing a key is one
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.values.batch import ForwardMode
+
+
+class LatentHeads(Protocol):
+    """What the heads of a layer make of latents, `[num_keys, rank]`."""
+
+    def keys_of(self, latents: Tensor, out: Tensor) -> None:
+        """`out`: `[num_heads, num_keys, nope_dim]`, contiguous."""
+        ...
+
+    def values_of(self, latents: Tensor, out: Tensor) -> None:
+        """`out`: `[num_heads, num_keys, value_dim]`, contiguous."""
+        ...
 
 
 class AttentionBackend(Protocol):
@@ -56,6 +68,23 @@ class GraphAttention(AttentionBackend, Protocol):
         ...
 
 
+@runtime_checkable
+class DecompressingAttention(AttentionBackend, Protocol):
+    """A backend that can attend to keys and values which a layer makes of latents."""
+
+    @property
+    def decompresses(self) -> bool:
+        """Whether that takes fewer operations in the step that was prepared last."""
+        ...
+
+    def forward_decompressed(self, qkv: Tensor, layer: int, out: Tensor, heads: LatentHeads) -> None:
+        """Do as `forward_extend` does. Queries have their first `nope_dim` numbers as they were made.
+
+        `out`: `[num_tokens, num_heads, value_dim]`, values in place of latents.
+        """
+        ...
+
+
 class PhasedAttention:
     """Attends by one backend in decode steps, and by the same or another one in all others."""
 
@@ -66,7 +95,9 @@ class PhasedAttention:
         self._extend = extend
         self._decode = decode
         self._graphs = graphs
+        self._prompts = extend if isinstance(extend, DecompressingAttention) else None
         self._forward = extend.forward_extend
+        self.decompresses = False  # `attend_decompressed` is better for the step that was prepared last
 
     @property
     def is_recordable(self) -> bool:
@@ -81,11 +112,13 @@ class PhasedAttention:
         backend, is_decode = self.of(batch.host.mode), batch.host.mode is ForwardMode.DECODE
         backend.init_forward_metadata(batch)
         self._forward = backend.forward_decode if is_decode else backend.forward_extend
+        self.decompresses = not is_decode and self._prompts is not None and self._prompts.decompresses
 
     def capture_metadata(self, batch: StagedBatch) -> None:
         """See `GraphAttention`."""
         assert self._graphs is not None, "not recordable"
         self._graphs.capture_metadata(batch)
+        self.decompresses = False
         self._forward = self._graphs.forward_decode
 
     def replay_metadata(self, batch: StagedBatch) -> None:
@@ -96,3 +129,8 @@ class PhasedAttention:
     def attend(self, qkv: Tensor, layer: int, out: Tensor) -> None:
         """Compute a layer of the step that was prepared last."""
         self._forward(qkv, layer, out)
+
+    def attend_decompressed(self, qkv: Tensor, layer: int, out: Tensor, heads: LatentHeads) -> None:
+        """Compute a layer of a step that `decompresses`."""
+        assert self._prompts is not None, "not of latents"
+        self._prompts.forward_decompressed(qkv, layer, out, heads)

@@ -12,7 +12,9 @@ import numpy as np
 from torch import Tensor
 
 from diptych.architectures.config import ModelConfig
+from diptych.engine.attention.backend import LatentHeads
 from diptych.engine.attention.gpu_layers import gpu_layers
+from diptych.engine.attention.latent_prompts import LatentPrompts
 from diptych.engine.attention.layer_constants import Ropes
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.attention.triton_kernels import AttentionKernels, Chunks, LatentKernels, PairKernels, Requests
@@ -41,11 +43,17 @@ class TritonAttention:
     """`GraphAttention` on `kv[num_pages, num_layers, num_planes, page_size, num_kv_heads, head_dim]`."""
 
     def __init__(
-        self, config: ModelConfig, kv: Tensor, sinks: Tensor | None = None, ropes: Ropes | None = None
+        self,
+        config: ModelConfig,
+        kv: Tensor,
+        sinks: Tensor | None = None,
+        ropes: Ropes | None = None,
+        prompts: LatentPrompts | None = None,
     ) -> None:
-        """`sinks`: see `new_sinks`; `ropes`: see `rope_tables`."""
+        """`sinks`: see `new_sinks`; `ropes`: see `rope_tables`; `prompts`: of latents, decompressed where it pays."""
         self._layers = gpu_layers(config, kv, sinks, ropes)
         self._kernels: AttentionKernels = (PairKernels if config.num_planes > 1 else LatentKernels)(config, kv)
+        self._prompts = prompts
         self._step: _Step | None = None
 
     def init_forward_metadata(self, batch: StagedBatch) -> None:
@@ -73,6 +81,19 @@ class TritonAttention:
         step, at = self._current(), self._layers[layer]
         queries = at.rotate_and_store(qkv, step.batch)
         self._kernels.decode(at, queries, out.view(*queries.shape[:2], -1), step.single)
+
+    @property
+    def decompresses(self) -> bool:
+        """See `DecompressingAttention`. Not beside requests that continue: a step has one way for all."""
+        step, prompts = self._step, self._prompts
+        return prompts is not None and step is not None and not step.num_single and prompts.pay(step.batch)
+
+    def forward_decompressed(self, qkv: Tensor, layer: int, out: Tensor, heads: LatentHeads) -> None:
+        """See `DecompressingAttention`."""
+        step, at = self._current(), self._layers[layer]
+        assert self._prompts is not None
+        queries = at.rotate_and_store(qkv, step.batch)
+        self._prompts.attend(at.kv, at.k_scale, queries, out, step.batch, heads)
 
     def _current(self) -> _Step:
         assert self._step is not None, "no step was prepared"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from diptych.architectures.config import ModelConfig
 from diptych.engine.attention.backend import PhasedAttention
 from diptych.engine.attention.staged_batch import StagedBatch
-from diptych.engine.models.layer import new_layer
+from diptych.engine.models.layer import Layer, new_layer
 from diptych.engine.models.layers.buffers import Buffers
 from diptych.engine.models.layers.layer_end import PerLayerInputs
 from diptych.engine.models.layers.norm import Norm, new_norm
@@ -44,6 +45,8 @@ class Decoder:
         self._input_norm = new_norm(config, weights, ops, "0.input_norm") if config.pre_norms else None
         self._places = {layer: place for place, layer in enumerate(config.attention_layers)}
         self._layers = [new_layer(config, weights, ops, index) for index in range(config.num_layers)]
+        *first, last = self._layers  # the last one's attention is picked from, as latents
+        self._decompressed = [*(layer.decompressed() for layer in first), last]
 
     def forward(
         self,
@@ -61,22 +64,31 @@ class Decoder:
         """
         if pieces is None:
             pieces = Pieces(self.new_buffers(len(batch.input_ids), batch.input_ids.device), at_once)
+            layers = self._decompressed if attention.decompresses else self._layers
+        else:
+            layers = self._layers
         buffers = pieces.buffers
-        x = pieces.run(lambda: self._begin(batch.input_ids, buffers))
-        for index in range(len(self._layers)):
+        x = pieces.run(lambda: self._begin(layers, batch.input_ids, buffers))
+        for index in range(len(layers)):
             if index:
-                pieces.run(partial(self._between, index, x, buffers))
-            self._look_back(index, batch, attention, states, buffers.first(len(batch.positions)))
+                pieces.run(partial(self._between, layers, index, x, buffers))
+            self._look_back(layers, index, batch, attention, states, buffers.first(len(batch.positions)))
             if on_layer is not None:
                 on_layer(index)
-        last = buffers.of_layer(self._config, len(self._layers) - 1)
+        last = buffers.of_layer(self._config, len(layers) - 1)
         return self._last(x[batch.logits_rows], last.picked(batch.logits_rows))
 
     def _look_back(
-        self, index: int, batch: StagedBatch, attention: PhasedAttention, states: States | None, buffers: Buffers
+        self,
+        layers: Sequence[Layer],
+        index: int,
+        batch: StagedBatch,
+        attention: PhasedAttention,
+        states: States | None,
+        buffers: Buffers,
     ) -> None:
         """What a layer makes of each token and of those before it."""
-        layer, own = self._layers[index], buffers.of_layer(self._config, index)
+        layer, own = layers[index], buffers.of_layer(self._config, index)
         if layer.mixer is not None:
             assert states is not None
             layer.mixer.mix(own.projected, states.of(index), batch, own.mixed)
@@ -84,13 +96,16 @@ class Decoder:
             return
         if layer.growth is not None:
             layer.growth.apply(own.qkv, batch.positions)  # to rotate them before or afterwards is the same
-        attention.attend(own.qkv, self._places[index], own.attended)
+        if layer.made is not None:
+            attention.attend_decompressed(own.qkv, self._places[index], layer.made.attended(own), layer.made)
+        else:
+            attention.attend(own.qkv, self._places[index], own.attended)
 
     def new_buffers(self, num_tokens: int, device: torch.device) -> Buffers:
         """Return what a step of so many tokens needs for its pieces."""
         return Buffers.allocate(self._config, num_tokens, self._dtype, device)
 
-    def _begin(self, input_ids: Tensor, buffers: Buffers) -> Tensor:
+    def _begin(self, layers: Sequence[Layer], input_ids: Tensor, buffers: Buffers) -> Tensor:
         """From tokens to the first attention; return the residual stream `[num_tokens, hidden_size]`."""
         x = self._embedded(input_ids)
         if self._per_layer is not None:
@@ -99,16 +114,16 @@ class Decoder:
             buffers.normed.copy_(x)
         else:
             self._input_norm.apply(x, buffers.normed)
-        self._project_in(0, buffers)
+        self._project_in(layers, 0, buffers)
         return x
 
-    def _between(self, index: int, x: Tensor, buffers: Buffers) -> None:
+    def _between(self, layers: Sequence[Layer], index: int, x: Tensor, buffers: Buffers) -> None:
         """From the attention before to that of layer `index`."""
-        self._finish(index - 1, x, buffers)
-        self._project_in(index, buffers)
+        self._finish(layers, index - 1, x, buffers)
+        self._project_in(layers, index, buffers)
 
-    def _project_in(self, index: int, buffers: Buffers) -> None:
-        attention = self._layers[index].attention
+    def _project_in(self, layers: Sequence[Layer], index: int, buffers: Buffers) -> None:
+        attention = layers[index].attention
         if attention is not None:
             attention.project_in(buffers.of_layer(self._config, index))
 
@@ -116,16 +131,16 @@ class Decoder:
         """Finish the last layer for the tokens whose logits are wanted; return those. Nothing is launched for none."""
         if not len(x):
             return x.new_empty(0, self._config.vocab_size)
-        self._finish(len(self._layers) - 1, x, buffers)
+        self._finish(self._layers, len(self._layers) - 1, x, buffers)
         return self._logits(buffers.normed)
 
     def _embedded(self, input_ids: Tensor) -> Tensor:
         x = self._embed.rows(input_ids)
         return x if self._embedding_scale is None else x.mul_(self._embedding_scale)
 
-    def _finish(self, index: int, x: Tensor, buffers: Buffers) -> None:
+    def _finish(self, layers: Sequence[Layer], index: int, x: Tensor, buffers: Buffers) -> None:
         """From what attention of a layer found to the next one's normed input; `x` is the residual stream."""
-        layer, buffers = self._layers[index], buffers.of_layer(self._config, index)
+        layer, buffers = layers[index], buffers.of_layer(self._config, index)
         if layer.attention is not None:
             layer.attention.project_out(buffers)
             self._add(x, buffers, layer.attention_post_norm, layer.next_norm if layer.ffn is None else layer.ffn_norm)

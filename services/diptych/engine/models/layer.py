@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from diptych.architectures.config import ModelConfig
 from diptych.engine.models.layers.attention import Projections, StateMixer
 from diptych.engine.models.layers.dense_beside_moe import DenseBesideMoe
+from diptych.engine.models.layers.latent_attention import DecompressedBlock, LatentAttentionBlock
 from diptych.engine.models.layers.layer_end import LayerEnd
 from diptych.engine.models.layers.mixers import new_attention, new_mixer
 from diptych.engine.models.layers.mlp import FeedForward, Mlp
@@ -33,6 +34,12 @@ class Layer:
     ffn_post_norm: Tensor | None
     next_norm: Norm | None  # the next layer's input norm; the last layer's is the model's
     end: LayerEnd | None  # that norms in place of `next_norm`
+    made: DecompressedBlock | None = None  # `attention` again, where keys and values are made of latents
+
+    def decompressed(self) -> Layer:
+        """Return the layer with keys and values made of latents, if it can be."""
+        made = self.attention.decompressed() if isinstance(self.attention, LatentAttentionBlock) else None
+        return self if made is None else replace(self, attention=made, made=made)
 
 
 def new_layer(config: ModelConfig, weights: Weights, ops: Ops, index: int) -> Layer:

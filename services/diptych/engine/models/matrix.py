@@ -56,6 +56,14 @@ class TorchHeadMatrices:
     def multiply(self, x: Tensor, out: Tensor) -> None:
         out.copy_(torch.bmm(x.transpose(0, 1), self._transposed).transpose(0, 1))
 
+    def spread(self, x: Tensor, out: Tensor) -> None:
+        """Multiply all by the same: `[num_tokens, num_columns]` -> `[num_heads, num_tokens, num_rows]`, contiguous."""
+        torch.bmm(x.expand(len(out), *x.shape), self._transposed, out=out)
+
+    def spread_back(self, x: Tensor, out: Tensor) -> None:
+        """The same by the transposed: `[num_tokens, num_rows]` -> `[num_heads, num_tokens, num_columns]`."""
+        torch.bmm(x.expand(len(out), *x.shape), self._transposed.mT, out=out)
+
 
 class HeadMatricesInTurn:
     """`HeadMatrices` of any matrices, one after the other."""

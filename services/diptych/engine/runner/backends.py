@@ -167,9 +167,11 @@ def _triton(setting: Setting) -> Made:
     _check_gpu("triton", setting)
     if setting.index_keys is not None:
         return _triton_sparse(setting, setting.index_keys)
+    from diptych.engine.attention.latent_prompts import LatentPrompts
     from diptych.engine.attention.triton_backend import TritonAttention
 
-    attention = TritonAttention(setting.config, setting.kv, setting.sinks, setting.ropes)
+    prompts = LatentPrompts.of(setting.config, setting.kv.shape[3], setting.dtype)
+    attention = TritonAttention(setting.config, setting.kv, setting.sinks, setting.ropes, prompts)
     return attention, attention
 
 

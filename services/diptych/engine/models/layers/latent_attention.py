@@ -2,6 +2,7 @@
 
 Keys and values of a head are products of a token's latent, which is all that is kept. They are never made: a query is
 multiplied by its head's projection of keys instead, and what attention returns, a mean of latents, by that of values.
+Of long prompts on GPUs they are made after all, a piece at a time, which takes fewer operations: `DecompressedBlock`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from diptych.architectures.config import Latent, ModelConfig
 from diptych.engine.models.layers.attention import in_halves
 from diptych.engine.models.layers.buffers import Buffers
 from diptych.engine.models.layers.index_block import IndexBlock
-from diptych.engine.models.matrix import HeadMatrices, Matrix
+from diptych.engine.models.matrix import HeadMatrices, Matrix, TorchHeadMatrices
 from diptych.engine.models.ops import Ops
 from diptych.engine.models.weights import Weights
 
@@ -134,16 +135,24 @@ class LatentAttentionBlock:
 
     def project_in(self, buffers: Buffers) -> None:
         """Queries become `[made for latents | to be rotated]`; what is kept, `[latent | to be rotated]`."""
-        x, rank, nope_dim = buffers.normed, self.latent.rank, self.latent.nope_dim
-        states = buffers.qkv[:, : self.states_size].view(len(x), -1, self.key_dim)  # of heads, then what is kept
+        nope = self.project_turning(buffers)
+        self.keys.multiply(nope, self.states(buffers)[:, :-1, : self.latent.rank])
+
+    def states(self, buffers: Buffers) -> Tensor:
+        """Return `[num_tokens, num_heads + 1, key_dim]`: of heads, then what is kept."""
+        return buffers.qkv[:, : self.states_size].view(len(buffers.qkv), -1, self.key_dim)
+
+    def project_turning(self, buffers: Buffers) -> Tensor:
+        """Write all but what queries are beside what rotates; return that, `[num_tokens, num_heads, nope_dim]`."""
+        x, states, nope_dim = buffers.normed, self.states(buffers), self.latent.nope_dim
         queries, narrow = self.queries.of(x)
         queries = queries.view(len(x), -1, self.latent.query_dim)
         if self.index is not None:
             self.index.project_in(x, narrow, buffers.qkv[:, self.states_size :])
-        self.keys.multiply(queries[..., :nope_dim], states[:, :-1, :rank])
-        states[:, :-1, rank:] = turning(self.latent, queries[..., nope_dim:])
+        states[:, :-1, self.latent.rank :] = turning(self.latent, queries[..., nope_dim:])
         if self.kept is not None:
             self.kept.put(x, states[:, -1])
+        return queries[..., :nope_dim]
 
     def project_out(self, buffers: Buffers) -> None:
         attended = buffers.attended.view(len(buffers.attended), -1, self.latent.rank)
@@ -151,3 +160,45 @@ class LatentAttentionBlock:
         self.values.multiply(attended, values)
         self.o.multiply(values.flatten(1), buffers.delta)
         self.ops.all_reduce(buffers.delta)
+
+    def decompressed(self) -> DecompressedBlock | None:
+        """Return the same layer with keys and values made; None where its matrices can't make them."""
+        if (
+            self.index is not None
+            or self.latent.nope_dim > self.latent.rank
+            or self.latent.value_dim > self.latent.rank
+        ):
+            return None
+        if not (isinstance(self.keys, TorchHeadMatrices) and isinstance(self.values, TorchHeadMatrices)):
+            return None
+        return DecompressedBlock(self, self.keys, self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class DecompressedBlock:
+    """`Projections` around attention to keys and values that are made of latents; it is `LatentHeads`, too."""
+
+    absorbed: LatentAttentionBlock
+    keys: TorchHeadMatrices
+    values: TorchHeadMatrices
+
+    def project_in(self, buffers: Buffers) -> None:
+        """Queries become `[as they were made | nothing, up to `rank` | to be rotated]`."""
+        nope = self.absorbed.project_turning(buffers)
+        self.absorbed.states(buffers)[:, :-1, : nope.shape[2]] = nope
+
+    def project_out(self, buffers: Buffers) -> None:
+        self.absorbed.o.multiply(self.attended(buffers).flatten(1), buffers.delta)
+        self.absorbed.ops.all_reduce(buffers.delta)
+
+    def attended(self, buffers: Buffers) -> Tensor:
+        """Return what attention writes, `[num_tokens, num_heads, value_dim]`, in memory that was made for latents."""
+        latent, found = self.absorbed.latent, buffers.attended
+        num_heads = found.shape[1] // latent.rank
+        return found.flatten()[: len(found) * num_heads * latent.value_dim].view(len(found), num_heads, -1)
+
+    def keys_of(self, latents: Tensor, out: Tensor) -> None:
+        self.keys.spread_back(latents, out)
+
+    def values_of(self, latents: Tensor, out: Tensor) -> None:
+        self.values.spread(latents, out)
