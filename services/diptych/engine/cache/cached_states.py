@@ -7,14 +7,9 @@ unless a request is about to begin with it: so a text that is in use keeps no mo
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Final
 
-import numpy as np
-
-from diptych.engine.cache.radix_node import Node
+from diptych.engine.cache.radix_node import NO_PAGES, Node
 from diptych.kvtransfer.ownership import Pages
-
-NO_PAGES: Final[Pages] = np.empty(0, np.int32)
 
 
 class CachedStates:

@@ -26,6 +26,7 @@ from diptych.engine.values.policy_names import EvictionPolicy
 
 SCALE: Final = 1000  # the worth of pages of tokens alone
 RARER: Final = 3  # times: how much less a superseded state is begun with
+NO_STATE: Final = (0, 0)  # what a node without one is worth
 MAX_TURNS: Final = 3  # that count: who has gone on goes on, but not without end
 
 Score = Callable[[int, int], int]  # (uses of the node, its worth) -> score of one that is not aged
@@ -42,29 +43,31 @@ def lfu(num_uses: int, worth: int) -> int:
 SCORES: Final[Mapping[EvictionPolicy, Score]] = {"lru": lru, "lfu": lfu}
 
 
-def worths(path: Sequence[Node]) -> list[tuple[int, int]]:
-    """Return what each node of a path is worth, and its state alone; the path is listed from its deep end to the root.
+def worths(path: Sequence[Node]) -> dict[Node, tuple[int, int]]:
+    """Return what each node with a state is worth, and its state alone. The path begins with its deep end.
 
     A state saves the tokens behind the one before it. A node saves those, too, that are behind states which will be
     superseded, as its own will stay for longer; and it does so more often the more turns of a conversation have used
     the text that no other has.
     """
     if all([node.state is None for node in path]):
-        return [(0, 0)] * len(path)
-    found, parting, before, turns = [], 0, 0, 0  # pages where others begin: without what is superseded, and with that
+        return {}
+    found: dict[Node, tuple[int, int]] = {}
+    parting, before, turns = 0, 0, 0  # pages where others begin: without what is superseded, and with that
     for node in reversed(path):
         turns = turns or min(max(1, node.num_uses), MAX_TURNS)
-        found.append((turns * _worth(node, node.end - parting), _worth(node, node.end - before)))
         is_parting = len(node.children) > 1
         if node.state is not None:
+            size = len(node.state)
+            found[node] = turns * _worth(node.end - parting, size), _worth(node.end - before, size)
             before = node.end
             parting = node.end if is_parting else parting
         turns = 0 if is_parting else turns
-    return found[::-1]
+    return found
 
 
-def _worth(node: Node, num_saved: int) -> int:
-    return 0 if node.state is None else SCALE * num_saved // (num_saved + len(node.state))
+def _worth(num_saved: int, size: int) -> int:
+    return SCALE * num_saved // (num_saved + size)
 
 
 class Ranking:
@@ -78,12 +81,15 @@ class Ranking:
     def touch(self, node: Node) -> None:
         """Count the path to `node` as wanted now."""
         path, score = list(node.path()), 0
-        for step, (worth, worth_of_state) in zip(path, worths(path), strict=True):
+        found = worths(path)  # nothing where no state is
+        for step in path:
             self._clock += 1
+            worth, worth_of_state = found.get(step, NO_STATE)
             score = max(score, step.rank[0], self._score(step.num_uses, worth) + self._age)
             step.rank = (score, self._clock, -step.end)
-            alone = self._score(0, worth_of_state // RARER) + self._age
-            step.state_rank = (max(alone, step.state_rank[0]), self._clock, -step.end)
+            if found:
+                alone = self._score(0, worth_of_state // RARER) + self._age
+                step.state_rank = (max(alone, step.state_rank[0]), self._clock, -step.end)
 
     def touch_new(self, node: Node) -> None:
         """Rank a node by itself, whose path will be touched before anything is evicted, or is locked."""

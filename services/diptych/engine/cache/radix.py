@@ -119,9 +119,11 @@ class RadixTree:
         return self._matched([*reversed(list(node.path()))])
 
     def _matched(self, path: Sequence[Node], parting: int = 0) -> Match:
-        pages = joined(node.pages for node in path if node.level == POOL and node.restore is None)
-        restore = next((node.restore for node in path if node.restore is not None), None)
-        lower_nodes = tuple(node for node in path if node.level != POOL)
+        here = [node for node in path if node.level == POOL and node.restore is None]
+        others = path[len(here) :]  # what is on its way back, and behind it what is in tiers
+        restore = others[0].restore if others else None
+        lower_nodes = tuple([node for node in others if node.level != POOL])
+        pages = joined([node.pages for node in here])
         end = path[-1] if path else self._root
         return Match(end, pages, len(pages) * self._page_size, restore, lower_nodes, parting)
 
@@ -171,12 +173,12 @@ class RadixTree:
     def extend(self, node: Node, token_ids: I64, pages: Pages, extra_key: bytes = b"") -> Insertion:
         """Add the pages that hold the KV of `token_ids` behind those up to `node`, which ends a prefix of these tokens.
 
-        Counts as no use. Behind what is on its way back nothing is added.
+        Counts as no use: who calls `use` or locks its end ranks it. Behind what is on its way back nothing is added.
         """
         if len(pages) != len(token_ids) // self._page_size - node.end:
             raise InvalidTransition(f"{len(pages)} pages behind {node.end} do not hold {len(token_ids)} tokens")
         path = self._walk(node, token_ids, extra_key)
-        if any(step.restore is not None for step in path):
+        if any([step.restore is not None for step in path]):
             path = [step for step in path if step.level == POOL and step.restore is None]
             pages = pages[: path[-1].end - node.end]
         known = _pool_pages(path[1:])
@@ -184,13 +186,12 @@ class RadixTree:
         lower_nodes = [node for node in path if node.level != POOL]
         for node in lower_nodes:
             self._drop_beside(node)  # the request has its own
-        num_lower_pages = sum(len(node.pages) for node in lower_nodes)
+        num_lower_pages = sum([len(node.pages) for node in lower_nodes])
         self.promote(lower_nodes, adopted[:num_lower_pages])
         end = path[-1]
         if num_lower_pages < len(adopted):
             end = self._append(end, token_ids, extra_key, adopted[num_lower_pages:])
-        self._ranking.touch(end)
-        return Insertion(end, np.concatenate([known, adopted]), adopted, duplicate=given[given != known])
+        return Insertion(end, known, adopted, duplicate=given[given != known])
 
     def use(self, node: Node) -> None:
         """Count a use of the prefix that ends at `node`."""
@@ -491,4 +492,4 @@ class RadixTree:
 
 
 def _pool_pages(nodes: Iterable[Node]) -> Pages:
-    return joined(node.pages for node in nodes if node.level == POOL)
+    return joined([node.pages for node in nodes if node.level == POOL])

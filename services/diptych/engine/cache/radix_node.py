@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from diptych.engine.cache.tier import POOL, Restore, Slots
 from diptych.kvtransfer.ownership import Pages
 
 Rank = tuple[int, int, int]
+
+NO_PAGES: Final[Pages] = np.empty(0, np.int32)
 
 
 def node_key(token_ids: I64, page_size: int, extra_key: bytes = b"") -> bytes:
@@ -124,7 +127,7 @@ class Node:
     def num_common_pages(self, token_ids: I64, page_size: int) -> int:
         """Count the whole pages with which this node and `token_ids` both begin."""
         length = min(len(self.tokens), len(token_ids))
-        differing = np.flatnonzero(self.tokens[:length] != token_ids[:length])
+        (differing,) = (self.tokens[:length] != token_ids[:length]).nonzero()
         return int(differing[0] if len(differing) else length) // page_size
 
     def split(self, num_pages: int, page_size: int) -> Node:
@@ -176,12 +179,17 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Insertion:
-    """Who owns the inserted pages now. One that the tree had at its position already is in `pages` only."""
+    """Who owns the inserted pages now."""
 
     node: Node
-    pages: Pages  # the tree's, for all the tokens that were inserted
-    adopted: Pages  # those of them that were the caller's
+    known: Pages  # that the tree had at their positions already
+    adopted: Pages  # behind those: the tree's now, and the caller's before
     duplicate: Pages  # the caller's still: the tree has other pages for these positions
+
+    @property
+    def pages(self) -> Pages:
+        """The tree's, for all the tokens that were inserted."""
+        return np.concatenate([self.known, self.adopted])
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,4 +229,4 @@ def merged(saves: Sequence[Save]) -> tuple[Save, ...]:
 
 
 def joined(runs: Iterable[I32]) -> Pages:
-    return np.concatenate([np.zeros(0, np.int32), *runs])
+    return np.concatenate([NO_PAGES, *runs])
