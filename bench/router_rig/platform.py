@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import os
 import re
@@ -19,7 +20,7 @@ import psutil
 
 from diptych.checkpoints.source import open_model
 from diptych.common.lifecycle import PARENT_PID_VARIABLE
-from diptych.common.net.ports import free_port
+from diptych.common.net.ports import free_port, free_ports
 from diptych.common.net.served import LoadFormat
 from router_rig.direct import DirectLoad
 from router_rig.load import Load, Tally
@@ -38,9 +39,10 @@ TEXT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """Who takes part. Pairs of prefill and decode workers share a process, as many as there are of each."""
+    """Who takes part: pairs of prefill and decode workers, one or more in a process."""
 
     num_pairs: int = 2
+    pairs_a_process: int = 1
     step_s: float = 0.0  # between output tokens; 0: all at once
     prefill_s_per_token: float = 0.0
     model: str = "smollm2"
@@ -87,14 +89,15 @@ def platform(cast: Cast) -> Iterator[Platform]:
     model = open_model(cast.model, cast.load_format)
     text = model.tokenizer().encode(TEXT)
     ids = [(2 * pair + 1, 2 * pair + 2) for pair in range(cast.num_pairs)]
-    ports = {instance_id: free_port() for pair in ids for instance_id in pair}
+    ports = dict(zip(itertools.chain(*ids), free_ports("127.0.0.1", 2 * len(ids)), strict=True))
     bootstrap = f"127.0.0.1:{free_port()}"
     peers = [(instance_id, "prefill" if instance_id % 2 else "decode") for instance_id in ports]
     with ExitStack() as stack:
         port_flag = f"--port={bootstrap.rpartition(':')[2]}"
         stack.enter_context(running("diptych.cli", "bootstrap", "--insecure", "--log-level=error", port_flag))
-        for pair in ids:
-            workers = [(instance_id, role, ports[instance_id]) for instance_id, role in peers if instance_id in pair]
+        for pairs in batched(ids, cast.pairs_a_process):
+            here = {instance_id for pair in pairs for instance_id in pair}
+            workers = [(instance_id, role, ports[instance_id]) for instance_id, role in peers if instance_id in here]
             plan = Plan(
                 bootstrap,
                 model.config.model_id,
@@ -115,6 +118,10 @@ def platform(cast: Cast) -> Iterator[Platform]:
         wait_until_ready(router, health_port)
         addresses = [(f"127.0.0.1:{ports[prefill]}", f"127.0.0.1:{ports[decode]}") for prefill, decode in ids]
         yield Platform(router, port, addresses)
+
+
+def batched(ids: Sequence[tuple[int, int]], size: int) -> Iterator[Sequence[tuple[int, int]]]:
+    return (ids[begin : begin + size] for begin in range(0, len(ids), size))
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -1,0 +1,193 @@
+"""What the console costs, and how soon it shows things: bytes and first paint, event to pixel, the router's CPU time.
+
+A real router before simulated workers (`router_rig`), which tell of themselves as real ones do, and Debian's Chromium.
+The router is measured with and without viewers in turns, at a fixed rate of requests: CPU time is that of its processes
+alone. A waterfall is compared with what the client measured of its own request.
+
+    python bench/console.py [--quick] [--json] [--workers 64] [--viewers 5] [--rate 200]
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from statistics import median
+from typing import Any, Final
+
+import psutil
+import report
+from playwright.sync_api import Page, Request, sync_playwright
+from router_rig.load import NUMBER
+from router_rig.platform import BENCH as FOLDER
+from router_rig.platform import Cast, Platform, percentile, platform
+from router_rig.viewers import Viewers
+
+BENCH: Final = "console"
+CHROMIUM: Final = "/usr/bin/chromium"
+NUM_TOKENS: Final = 16
+BODY: Final[Mapping[str, Any]] = {
+    "messages": [{"role": "user", "content": f"{NUMBER}: who looks at this?"}],
+    "max_tokens": NUM_TOKENS,
+    "stream": True,
+    "ignore_eos": True,
+}
+FIRST_PAINT: Final = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? 0"
+SEE: Final = """id => new Promise(resolve => {
+  const seen = () => document.body.innerText.includes(id) && (observer.disconnect(), resolve(Date.now() / 1000));
+  const observer = new MutationObserver(seen);
+  observer.observe(document.body, {childList: true, subtree: true, characterData: true});
+  seen();
+})"""
+
+
+class Cost:
+    """What a rate of requests took of a router."""
+
+    def __init__(self, cpu_share: float, ttft_s: list[float]) -> None:
+        self.cpu_share = cpu_share  # of a core
+        self.p99_s = percentile(ttft_s, 0.99)
+
+
+@contextmanager
+def looking(running: Platform, num_viewers: int, seconds: float) -> Iterator[None]:
+    """Have so many viewers look while the block runs."""
+    if not num_viewers:
+        yield
+        return
+    command = [sys.executable, "-m", "router_rig.viewers"]
+    process = subprocess.Popen(command, cwd=FOLDER, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(json.dumps(asdict(Viewers(running.port, num_viewers, seconds))).encode())
+    process.stdin.close()
+    if process.stdout.readline().strip() != b"ready":
+        raise SystemExit("the viewers saw nothing")
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def cost(running: Platform, num_viewers: int, rate: float, seconds: float, number: int) -> Cost:
+    with looking(running, num_viewers, seconds + 60):
+        began_s, before_s = time.monotonic(), _cpu_s(running)
+        fates = running.arrivals(BODY, rate, seconds, first_number=number)
+        took_s = time.monotonic() - began_s
+        if fates.failures or fates.refused_s:
+            raise SystemExit(f"{len(fates.refused_s)} were refused, {fates.failures[:3]} failed")
+        return Cost((_cpu_s(running) - before_s) / took_s, fates.ttft_s)
+
+
+def _cpu_s(running: Platform) -> float:
+    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in running.pids)
+
+
+def measure_router(running: Platform, options: Any, out: report.Report) -> None:
+    """In turns, nobody and the viewers: the medians of their differences."""
+    rounds, seconds = (2, 3.0) if options.quick else (5, 10.0)
+    costs: dict[int, list[Cost]] = {0: [], options.viewers: []}
+    for index in range(rounds):
+        for num_viewers in costs:
+            number = int(NUMBER) + 1_000_000 * (2 * index + bool(num_viewers))
+            costs[num_viewers].append(cost(running, num_viewers, options.rate, seconds, number))
+    alone, seen = costs.values()
+    share = median(each.cpu_share for each in alone)
+    added = median(after.cpu_share - before.cpu_share for before, after in zip(alone, seen, strict=True))
+    late_s = median(after.p99_s - before.p99_s for before, after in zip(alone, seen, strict=True))
+    words = f"{options.viewers} viewers, {options.workers} workers, {options.rate:g} requests/s"
+    out.row(BENCH, f"router's CPU, nobody looks, {options.rate:g} requests/s", 100 * share, "% of a core")
+    out.row(BENCH, f"  added, {words}", 100 * added, "% of a core", 1.0, "wanted")
+    out.row(BENCH, f"  added first token p99, {words}", 1e3 * late_s, "ms", 1.0, "wanted")
+
+
+def measure_page(running: Platform, page: Page, out: report.Report) -> None:
+    sizes: dict[str, int] = {}
+
+    def note(request: Request) -> None:
+        sizes[request.url] = request.sizes()["responseBodySize"]
+
+    page.on("requestfinished", note)
+    page.goto(f"http://127.0.0.1:{running.port}/console/", wait_until="load")
+    page.wait_for_function(FIRST_PAINT)
+    foreign = [url for url in sizes if not url.startswith(f"http://127.0.0.1:{running.port}/")]
+    static = sum(size for url, size in sizes.items() if "/console/api/" not in url)
+    out.row(BENCH, "bytes of the page, as sent", static / 1000, "kB", 150, "wanted", 150 / (static / 1000))
+    out.row(BENCH, "requests to others", len(foreign), "")
+    paints = [_first_paint_ms(page) for _ in range(5)]
+    out.row(BENCH, "first paint", median(paints), "ms", 300, "wanted", 300 / median(paints))
+
+
+def _first_paint_ms(page: Page) -> float:
+    page.reload(wait_until="load")
+    page.wait_for_function(FIRST_PAINT)
+    return float(page.evaluate(FIRST_PAINT))
+
+
+def measure_event_to_pixel(running: Platform, page: Page, num_events: int, out: report.Report) -> None:
+    """From the moment that a request is sent to that when a viewer has its row on the screen."""
+    page.goto(f"http://127.0.0.1:{running.port}/console/#/requests")
+    delays_s = []
+    for index in range(num_events):
+        request_id = f"seen-{index}-{int(time.time())}"
+        began_s = time.time()
+        ask(running, request_id)
+        delays_s.append(page.evaluate(SEE, request_id) - began_s)
+        page.wait_for_timeout(37)  # the stream has a rhythm: requests come at any time of it
+    for share in (0.5, 0.95):
+        value = 1e3 * percentile(delays_s, share)
+        out.row(BENCH, f"event to pixel p{100 * share:.0f}", value, "ms", 500, "wanted", 500 / value)
+
+
+def ask(running: Platform, request_id: str) -> float:
+    """Return how long a request takes its client, in seconds."""
+    headers = {"content-type": "application/json", "x-request-id": request_id}
+    url = f"http://127.0.0.1:{running.port}/v1/chat/completions"
+    began_s = time.monotonic()
+    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(BODY).encode(), headers), timeout=30) as answer:
+        answer.read()
+    return time.monotonic() - began_s
+
+
+def measure_waterfall(running: Platform, num_requests: int, out: report.Report) -> None:
+    """The whole of the bars, as a part of what the client measured, and what of it has no name."""
+    named, off_ms = [], []
+    with looking(running, 1, 600.0):
+        for index in range(num_requests):
+            request_id = f"story-{index}"
+            took_s = ask(running, request_id)
+            time.sleep(0.05)  # the last words of a leg may come behind the answer
+            url = f"http://127.0.0.1:{running.port}/console/api/requests/{request_id}"
+            story = json.load(urllib.request.urlopen(url, timeout=10))
+            whole_s = sum(bar["duration_s"] for bar in story["bars"])
+            named.append(1 - story["unnamed_s"] / story["row"]["duration_s"])
+            off_ms.append(1e3 * (abs(took_s - whole_s) - 0.01 * took_s))
+    out.row(BENCH, "time of a call that has a name, least of all", min(named), "", 0.97, "wanted", min(named) / 0.97)
+    out.row(BENCH, "bars against the client's clock, beyond 1 %, p95", percentile(off_ms, 0.95), "ms", 1.0, "wanted")
+
+
+def main() -> None:
+    parser = report.arguments(__doc__)
+    parser.add_argument("--workers", type=int, default=64, help="simulated ones, half of each role")
+    parser.add_argument("--viewers", type=int, default=5)
+    parser.add_argument("--rate", type=float, default=200.0, help="requests/s")
+    options = parser.parse_args()
+    cast = Cast(num_pairs=options.workers // 2, pairs_a_process=options.workers // 2)
+    with report.Report(as_json=options.json) as out, platform(cast) as running:
+        measure_router(running, options, out)
+        measure_waterfall(running, 20, out)
+        with sync_playwright() as driver:
+            browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+            measure_page(running, browser.new_context().new_page(), out)
+            measure_event_to_pixel(running, browser.new_page(), 10 if options.quick else 40, out)
+            browser.close()
+
+
+if __name__ == "__main__":
+    main()
