@@ -1,0 +1,99 @@
+"""What the console says of caches and charts of a platform whose prompts are known, beside what is counted here."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from diptych.common.members.roles import WORKER_ROLES
+
+pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
+
+Platform = Any  # the fixture's class: test helpers can't be imported
+PAGE_SIZE = 16
+SYSTEM = list(range(100, 228))  # 8 pages
+PROMPTS = [SYSTEM[: 64 + 16 * (number % 5)] + [number] * (20 + number) for number in range(24)]
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory, platform_class: Callable[..., Platform]) -> Iterator[Platform]:
+    log = tmp_path_factory.mktemp("console") / "log"
+    options = ("--model", "sim", "--device", "sim")
+    running = platform_class(log, options=options, DIPTYCH_KV_CACHE_MIB="16", DIPTYCH_SIM_TIMING="none")
+    yield running
+    running.stop()
+
+
+def document(platform: Platform, name: str) -> Any:
+    request = urllib.request.Request(f"{platform.url}/console/api/{name}", headers=dict(platform.trust().metadata()))
+    with urllib.request.urlopen(request, timeout=200) as answer:
+        return json.load(answer)
+
+
+@pytest.fixture
+def _viewer(simulated: Platform) -> Iterator[None]:
+    """Somebody looks: so workers are watched, and tell of their tiers."""
+    connection = http.client.HTTPConnection(simulated.url.removeprefix("http://"), timeout=200)
+    connection.request("GET", "/console/api/stream?topics=cache", headers=dict(simulated.trust().metadata()))
+    connection.getresponse().readline()
+    yield
+    connection.close()
+
+
+def infinite_cache(prompts: Sequence[Sequence[int]]) -> float:
+    """The share of tokens that a cache which forgets nothing has of prompts, one after the other."""
+    known: set[tuple[int, ...]] = set()
+    found = 0
+    for prompt in prompts:
+        pages = [tuple(prompt[:end]) for end in range(PAGE_SIZE, len(prompt), PAGE_SIZE)]
+        found += PAGE_SIZE * sum(page in known for page in pages)
+        known.update(pages)
+    return found / sum(map(len, prompts))
+
+
+@pytest.mark.usefixtures("_viewer")
+def test_the_console_says_what_the_cache_did_and_what_it_could_have_done(
+    simulated: Platform, wait_until: Callable[..., Any]
+) -> None:
+    answers = [simulated.complete(prompt, 4) for prompt in PROMPTS]
+    cached = sum(answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers)
+    total = sum(map(len, PROMPTS))
+
+    def told() -> Any:
+        state = document(simulated, "cache")
+        return state if state["prompt_tokens"] == total and state["tiers"] else None
+
+    state = wait_until(told, 60.0, "the last interval is over, and the workers have told of their pages")
+    assert state["cached_tokens"] == cached
+    assert state["hit_rate"] == pytest.approx(cached / total)
+    assert state["ceiling"] == pytest.approx(infinite_cache(PROMPTS), abs=0.01)
+    assert state["hit_rate"] == pytest.approx(state["ceiling"], abs=0.01), "nothing was evicted: it did all it could"
+    hottest = next(iter(state["prefixes"].values()))
+    assert (hottest["num_tokens"], hottest["num_requests"], hottest["text"]) == (64, 24, "")
+    workers = {f"{each.instance_id:016x}" for each in simulated.instances() if each.role in WORKER_ROLES}
+    assert set(hottest["workers"]) == workers, "both sides of the pair keep a prompt's pages"
+    pages = [status.pages_by_state for status in simulated.statuses()]
+    assert state["tiers"]["pool"]["pages"] == sum(each["cached"] for each in pages)
+    assert state["tiers"]["pool"]["capacity_pages"] == sum(
+        each.instance.load.total_pages or 0 for each in simulated.statuses()
+    )
+
+
+def test_charts_show_the_requests_that_were_served(simulated: Platform, wait_until: Callable[..., Any]) -> None:
+    for number in range(10):
+        simulated.complete([number] * 40, 4)
+
+    def told() -> Any:
+        charts = document(simulated, "charts")
+        return charts if sum(charts["series"]["requests"]["values"]) * charts["interval_s"] >= 10 else None
+
+    series = wait_until(told, 60.0, "the interval is over")["series"]
+    assert {value for value in series["goodput"]["values"] if value is not None} == {1.0}
+    for name in ("ttft_p50", "ttft_p95", "itl_p50", "itl_p95"):
+        assert any(value is not None and 0 < value < 10 for value in series[name]["values"]), name
+    assert {"kv_prefill", "kv_decode", "queue_prefill"} <= series.keys()
