@@ -32,6 +32,16 @@ from diptych.v1.inference_pb2 import FINISH_REASON_LENGTH
 from diptych.v1.worker_pb2 import LegOutput, LegStats, StartLeg, WorkerBatch
 
 PAGE_SIZE: Final = 16
+PAGE_NBYTES: Final = 1 << 20
+NEWS_S: Final = 0.25  # between two that a watcher is told
+STEPS_A_NEWS: Final = 5  # 20 a second
+STEPS: Final = worker_pb2.StepRecords(
+    began_s=[NEWS_S * (1 - step / STEPS_A_NEWS) for step in range(STEPS_A_NEWS)],
+    duration_s=[0.04] * STEPS_A_NEWS,
+    prompt_tokens=[0] * STEPS_A_NEWS,
+    output_tokens=[64] * STEPS_A_NEWS,
+    requests=[64] * STEPS_A_NEWS,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +110,30 @@ class TimedWorker(worker_pb2_grpc.WorkerServicer):
         finally:
             self._streams.remove(stream)
             reading.cancel()
+
+    async def Watch(self, request: worker_pb2.WatchWorkerRequest, context: Any) -> AsyncIterator[worker_pb2.WorkerNews]:
+        """Tell of steps that never were and of a page that moved on every link, as often as a busy worker does."""
+        num_told = 0
+        while True:
+            num_told += 1
+            yield worker_pb2.WorkerNews(status=self._status(num_told), steps=STEPS, has_links=num_told % 4 == 1)
+            await asyncio.sleep(NEWS_S)
+
+    def _status(self, num_told: int) -> worker_pb2.WorkerStatus:
+        links = [
+            worker_pb2.LinkStatus(
+                peer_instance_id=peer,
+                state=worker_pb2.LINK_STATE_UP,
+                path="copy",
+                bytes_per_s=1e10,
+                bytes_sent=num_told * PAGE_NBYTES,
+            )
+            for peer in self._instance.load.linked_instances
+        ]
+        pages = {"free": 900_000, "owned": 90_000 + num_told, "cached": 10_000 - num_told % 100}
+        return worker_pb2.WorkerStatus(
+            instance=self._instance, pages_by_state=pages, links=links if num_told % 4 == 1 else ()
+        )
 
     async def _read(self, batches: Any, stream: _Stream) -> None:
         async for batch in batches:

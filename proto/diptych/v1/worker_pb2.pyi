@@ -209,10 +209,12 @@ class StatusRequest(_message.Message):
     def __init__(self, instance_id: _Optional[int] = ...) -> None: ...
 
 class WatchWorkerRequest(_message.Message):
-    __slots__ = ("instance_id",)
+    __slots__ = ("instance_id", "interval_ms")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
     instance_id: int
-    def __init__(self, instance_id: _Optional[int] = ...) -> None: ...
+    interval_ms: int
+    def __init__(self, instance_id: _Optional[int] = ..., interval_ms: _Optional[int] = ...) -> None: ...
 
 class WorkerNews(_message.Message):
     __slots__ = ("status", "steps", "has_links")

@@ -26,7 +26,7 @@ from diptych.cli.plans.processes import (
     threads_each,
     transport_environment,
 )
-from diptych.cli.platform.console_code import ConsoleCode, console_code
+from diptych.cli.platform.console_code import ConsoleCode, can_be_entered, console_code
 from diptych.cli.platform.local_platforms import LocalPlatform, announced, running, runtime_folder
 from diptych.cli.platform.log_view import LogView
 from diptych.cli.platform.shared_trust import SharedTrust, shared_trust
@@ -151,7 +151,7 @@ def _run(config: UpConfig, trust: SharedTrust, code: ConsoleCode) -> int:
     here = LocalPlatform(listen.http, listen.grpc, listen.bootstrap, model_id, trust.of_commands)
     with found_by_commands(here, view) as found:
         commands = commands_here(listen, found) if found else commands_elsewhere(listen, trust.token_file)
-        page = code.address(f"http://{listen.http}")
+        page = code.address(f"http://{listen.http}") if can_be_entered(trust.own, os.environ) else ""
         ready = partial(print, banner(config, listen, model_id, commands, page), flush=True)
         return _supervise(partial(supervisor.run, on_ready=ready), view)
 
@@ -213,15 +213,14 @@ def commands_elsewhere(listen: ListenAddresses, token_file: Path | None) -> str:
 
 
 def banner(config: UpConfig, listen: ListenAddresses, model_id: str, commands: str, page: str) -> str:
-    """Return what a newcomer needs next; `page` is the address of the console."""
+    """Return what a newcomer needs next; `page` is the address of the console, empty where there is none."""
     workers = ", ".join(f"{each.count} {each.role}" for each in config.workers)
-    url = f"http://{listen.http}"
+    url, console = f"http://{listen.http}", f"  console    {page}\n" if page else ""
     question = '"messages": [{"role": "user", "content": "What is the capital of France?"}]'
     return f"""
   Diptych is ready: {workers}. Ctrl-C stops it.
 
-  console    {page}
-  HTTP       {url}/v1
+{console}  HTTP       {url}/v1
   gRPC       {listen.grpc}
   bootstrap  {listen.bootstrap}
 

@@ -71,7 +71,7 @@ def add_console(app: ASGIApp, parts: ConsoleParts) -> tuple[ASGIApp, Console]:
         "cache": Feed("cache", routers.cache_now),
         "charts": Feed("charts", routers.charts_now),
     }
-    hub = Hub(feeds, StepsFeed(watches), Looking(watches, routers))
+    hub = Hub(feeds, StepsFeed(watches), Looking(watches, routers, parts.fleet))
     guard = Guard(parts.trust, parts.callers, parts.dispatcher.metrics.refusals)
     shown = document_routes(
         guard,

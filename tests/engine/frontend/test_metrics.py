@@ -7,6 +7,7 @@ from diptych.v1 import bootstrap_pb2, worker_pb2
 
 LOADS = ("diptych_worker_prefill", "diptych_worker_prompt", "diptych_worker_kv", "diptych_worker_requests")
 BUILD = "diptych_build_info"
+ALWAYS = (BUILD, "diptych_auth_refusals")
 TIMES = ("diptych_kv_transfer_seconds", "diptych_kv_transfer_added_ttft_seconds")
 LAYOUT = bootstrap_pb2.KvLayout(
     num_pages=8,
@@ -64,7 +65,7 @@ def samples(metrics: WorkerMetrics, statuses: Statuses) -> dict[str, float]:
 
 def test_what_a_scheduler_says_becomes_samples_of_its_rank_and_its_links() -> None:
     found = samples(WorkerMetrics(), {1: STATUS})
-    assert {name: value for name, value in found.items() if not name.startswith((*TIMES, *LOADS, BUILD))} == {
+    assert {name: value for name, value in found.items() if not name.startswith((*TIMES, *LOADS, *ALWAYS))} == {
         "diptych_worker_up,1": 1,
         "diptych_worker_state,1,draining": 1,
         "diptych_worker_drain_requests_left,1": 3,
@@ -95,7 +96,7 @@ def test_what_a_scheduler_says_becomes_samples_of_its_rank_and_its_links() -> No
 
 def test_a_scheduler_that_does_not_answer_is_down_and_says_nothing_else() -> None:
     found = samples(WorkerMetrics(), {0: None})
-    assert [name for name in found if not name.startswith((*TIMES, BUILD))] == ["diptych_worker_up,0"]
+    assert [name for name in found if not name.startswith((*TIMES, *ALWAYS))] == ["diptych_worker_up,0"]
     assert found["diptych_worker_up,0"] == 0
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from diptych.router.console.cache_state import CacheView
 from diptych.router.console.calls import Calls
-from diptych.router.console.documents import AGE_S, PATHS, AllRouters, ThisProcess
+from diptych.router.console.documents import AGE_S, FOLLOW_AGAIN_S, PATHS, AllRouters, ThisProcess
 from diptych.router.console.history import History
 from diptych.router.console.other_routers import OtherRouters
 from diptych.router.console.request_rows import ALL, RowFilter
@@ -124,3 +124,11 @@ def test_what_nobody_follows_any_more_is_forgotten(scene: Scene) -> None:
     assert scene.all.cache_now()["prompt_tokens"] == 100
     asyncio.run(scene.all.ask_others({"cache"}))
     assert scene.all.cache_now()["prompt_tokens"] == 200
+
+
+def test_who_looks_at_anything_has_all_routers_follow_calls_and_others_are_told_once_a_minute(scene: Scene) -> None:
+    for later_s in (0.0, 1.0, FOLLOW_AGAIN_S):
+        scene.now_s = 100.0 + later_s
+        asyncio.run(scene.all.keep_following())
+    assert scene.here.wanted_s == [100.0, 101.0, 100.0 + FOLLOW_AGAIN_S]
+    assert scene.others.asked == [f"{PATHS['requests']}&limit=1"] * 2

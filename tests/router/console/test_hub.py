@@ -59,6 +59,7 @@ class Gathered:
         self.calls: list[str] = []
         self.asked: list[Set[str]] = []
         self.news = asyncio.Event()
+        self.changed = asyncio.Event()
 
     def start(self) -> None:
         self.calls.append("start")
@@ -71,6 +72,10 @@ class Gathered:
     async def ask_others(self, topics: Set[str]) -> None:
         self.asked.append(topics)
         self.news.set()
+
+    async def wait_for_change(self) -> None:
+        await self.changed.wait()
+        self.changed.clear()
 
 
 class Scene:
@@ -295,6 +300,29 @@ def test_gathering_begins_with_the_first_look_and_ends_a_while_after_the_last(mo
         scene.hub.look()
         scene.now_s += LINGER_S
         await until(scene, lambda: scene.gathered.calls == ["start", "stop"])
+        running.cancel()
+
+    playing(play())
+
+
+def test_a_topic_whose_looks_are_dear_is_looked_at_seldom_but_at_once_when_the_fleet_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("diptych.router.console.hub.INTERVAL_S", 0.001)
+    monkeypatch.setattr("diptych.router.console.hub.MAX_SHARE", 1e-9)
+
+    async def play() -> None:
+        scene = Scene()
+        running = asyncio.ensure_future(scene.hub.run())
+        viewer = scene.hub.join(["fleet"])
+        await heard(viewer)
+        scene.worker.document = {"workers": {"a": {"state": "draining"}}}
+        scene.hub.tell_all(scene.hub._due(scene.now_s))
+        assert scene.worker.num_looks == 1
+        scene.gathered.changed.set()
+        while not (events := await heard(viewer)):
+            pass  # a ping
+        assert events[0][1]["patch"] == {"workers": {"a": {"queue_s": None, "state": "draining"}}}
         running.cancel()
 
     playing(play())

@@ -6,7 +6,7 @@ import asyncio
 import math
 
 from diptych.router.tracing.record import CallTrace, EntryPoint
-from diptych.router.tracing.tracer import Tracer
+from diptych.router.tracing.tracer import MAX_IN_WINDOW, WINDOW_S, Tracer
 
 EDGE = EntryPoint("POST /v1/completions", {}, "http.response.status_code", "/v1/completions")
 
@@ -88,5 +88,33 @@ def test_a_call_is_handed_to_everybody_who_wants_it_to_the_export_first() -> Non
         assert export.calls == console.calls == [call]
         assert order == [export, console]
         assert call.parent == {"traceparent": "mine"}
+
+    asyncio.run(test())
+
+
+def test_of_many_calls_at_once_some_are_followed_and_others_again_a_moment_later() -> None:
+    async def test() -> None:
+        tracer, console = Tracer(), Taker()
+        tracer.hand_to(console)
+        tracer.follow_until(math.inf)
+        while tracer.is_on:
+            with tracer.follow(EDGE, dict):
+                pass
+        assert 1 < len(console.calls) <= MAX_IN_WINDOW
+        later = asyncio.Event()
+        asyncio.get_running_loop().call_later(2 * WINDOW_S, later.set)  # behind that of the tracer
+        await later.wait()
+        assert tracer.is_on
+
+    asyncio.run(test())
+
+
+def test_what_is_exported_is_followed_however_many_calls_there_are() -> None:
+    async def test() -> None:
+        tracer = Tracer(Taker())
+        for _ in range(2 * MAX_IN_WINDOW):
+            with tracer.follow(EDGE, dict):
+                assert tracer.is_on
+        await tracer.close()
 
     asyncio.run(test())

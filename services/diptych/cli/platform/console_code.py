@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from diptych.common.config import env_name
 from diptych.common.trust.token_files import private_folder, write_private
 from diptych.common.trust.tokens import SCHEME
 from diptych.common.trust.trust import INSECURE, Trust
@@ -37,6 +38,12 @@ class ConsoleCode:
     def address(self, url: str) -> str:
         """Return the page's address at a router, with the code."""
         return f"{url}/console/{f'#code={self.code}' if self.code else ''}"
+
+
+def can_be_entered(trust: Trust, environ: Mapping[str, str]) -> bool:
+    """Whether the router serves the console, to somebody: with certificates alone there is no token to sign in by."""
+    is_on = environ.get(env_name("console"), "on") != "off"
+    return is_on and (trust.tokens is not None or trust.tls is None)
 
 
 def operator_token(trust: Trust) -> str | None:

@@ -190,8 +190,12 @@ class WorkerGroup:
         self._complete(status)
         return status
 
-    async def watch(self) -> AsyncGenerator[worker_pb2.WorkerNews, None]:
-        """Tell one watcher what is done here. Raises `Overloaded`, `SchedulerDied` and `SchedulerSilent`."""
+    async def watch(self, interval_s: float = 0.0) -> AsyncGenerator[worker_pb2.WorkerNews, None]:
+        """Tell one watcher what is done here, at most once in `interval_s`.
+
+        Raises `Overloaded`, `SchedulerDied` and `SchedulerSilent`.
+        """
+        pause_s = min(interval_s, RENEW_S)
         watcher = self._watchers.open()
         came = has_heard = False
         try:
@@ -207,6 +211,7 @@ class WorkerGroup:
                         news.status.instance.ClearField("transfer")
                     has_heard = True
                     yield news
+                    await self._until(asyncio.Event(), pause_s)
         finally:
             self._watchers.close(watcher)
 

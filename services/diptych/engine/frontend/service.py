@@ -60,7 +60,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self, request: worker_pb2.WatchWorkerRequest, context: Context
     ) -> AsyncIterator[worker_pb2.WorkerNews]:
         group = await self.find(name_of(request.instance_id), context)
-        async with _refusing(context), aclosing(group.watch()) as told:
+        async with _refusing(context), aclosing(group.watch(request.interval_ms / 1e3)) as told:
             async for news in told:
                 yield news
 

@@ -9,12 +9,14 @@ from typing import Any, Protocol
 
 from diptych.router.console.documents import AllRouters
 from diptych.router.console.watches import Watches
+from diptych.router.workers.fleet import Fleet
 
 
 class Looking:
     """Implements `hub.Gathering`: what is done while somebody looks."""
 
-    def __init__(self, watches: Watches, routers: AllRouters) -> None:
+    def __init__(self, watches: Watches, routers: AllRouters, fleet: Fleet) -> None:
+        self._fleet = fleet
         self._watches = watches
         self._routers = routers
 
@@ -24,7 +26,11 @@ class Looking:
     def stop(self) -> None:
         self._watches.stop()
 
+    async def wait_for_change(self) -> None:
+        await self._fleet.wait_for_change()
+
     async def ask_others(self, topics: Set[str]) -> None:
+        await self._routers.keep_following()
         await self._routers.ask_others(topics)
 
 

@@ -25,6 +25,7 @@ PATHS: Final = {  # of what others are asked for, by topic
     "cache": f"/console/api/cache?{HERE}",
     "charts": f"/console/api/charts?{HERE}",
 }
+FOLLOW_AGAIN_S: Final = 60.0  # between two words to others that somebody looks: they follow calls for minutes
 AGE_S: Final = {"requests": 0.9, "cache": 4.0, "charts": 4.5}  # of what others said, before they are asked again
 
 Json = Mapping[str, Any]
@@ -75,6 +76,14 @@ class AllRouters:
         self._clock = clock
         self._said: dict[str, Sequence[Json]] = {}  # by topic
         self._asked_s: dict[str, float] = {}
+        self._followed_s = -math.inf  # when others were told last
+
+    async def keep_following(self) -> None:
+        """Somebody looks, at whatever: have all routers follow calls, so that those of now can be told of later."""
+        self._here.followed_calls()
+        if self._clock() - self._followed_s >= FOLLOW_AGAIN_S:
+            self._followed_s = self._clock()
+            await self._ask(f"{PATHS['requests']}&limit=1")
 
     async def requests(self, rows: RowFilter) -> RequestList:
         return await requests_of_all(self._here.followed_calls(), self._others, rows)

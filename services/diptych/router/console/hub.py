@@ -2,7 +2,8 @@
 
 Rule: nothing is gathered while nobody looks. The first look starts it, and it ends `LINGER_S` after the last one. A
 viewer that takes too little loses its place at once, and its stream ends when it reads on: it may come again and begin
-with a snapshot.
+with a snapshot. A topic is looked at as often as what a look costs allows, but at once where something happened that
+changes who may serve.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from diptych.router.console.feed import PING, StepsFeed, StepsReader
 logger = logging.getLogger(__name__)
 
 STEPS: Final = "steps"  # the topic that is only added to
-INTERVAL_S: Final = 0.25  # between two looks; longer where looking would take more than `MAX_SHARE` of a core
-MAX_SHARE: Final = 0.008  # 64 workers: a look each 0.36 s
-SLOWER_S: Final[Mapping[str, float]] = {"requests": 0.45, "cache": 2.0, "charts": 4.0}
+INTERVAL_S: Final = 0.25  # between two looks; longer of a topic that would take more than `MAX_SHARE` of a core
+MAX_SHARE: Final = 0.003  # 64 workers: a look at the fleet each second, if nothing happens
+SLOWER_S: Final[Mapping[str, float]] = {"cache": 2.0, "charts": 4.0}
+FLEET: Final = "fleet"
 OTHERS_S: Final = 1.0  # between two questions to other routers
 PING_S: Final = 10.0
 LINGER_S: Final = 10.0
@@ -53,6 +55,10 @@ class Gathering(Protocol):
 
     async def ask_others(self, topics: Set[str]) -> None:
         """Hear from other routers what belongs to these topics."""
+        ...
+
+    async def wait_for_change(self) -> None:
+        """Wait until something happens to the fleet."""
         ...
 
 
@@ -176,25 +182,28 @@ class Hub:
         while True:
             await self._somebody_looks.wait()
             self._gathering.start()
-            asking = asyncio.ensure_future(self._ask_others())
+            beside = [asyncio.ensure_future(each) for each in (self._ask_others(), self._notice_changes())]
             try:
                 await self._tell_while_looked_at()
             finally:
-                asking.cancel()
+                for each in beside:
+                    each.cancel()
                 self._gathering.stop()
 
     async def _tell_while_looked_at(self) -> None:
         while self._viewers or self._clock() - self._looked_s < LINGER_S:
-            begun_s = time.thread_time()
             self.tell_all(self._due(self._clock()))
-            await asyncio.sleep(max(INTERVAL_S, (time.thread_time() - begun_s) / MAX_SHARE))
+            await asyncio.sleep(INTERVAL_S)
         self._somebody_looks.clear()
 
+    async def _notice_changes(self) -> None:
+        while True:
+            await self._gathering.wait_for_change()
+            self._due_s.pop(FLEET, None)
+
     def _due(self, now_s: float) -> frozenset[str]:
-        """Return the topics that it is time to look at; some change less often, or cost more."""
-        due = frozenset(topic for topic in self.topics if now_s >= self._due_s.get(topic, 0.0))
-        self._due_s.update({topic: now_s + SLOWER_S.get(topic, 0.0) for topic in due})
-        return due
+        """Return the topics that it is time to look at."""
+        return frozenset(topic for topic in self.topics if now_s >= self._due_s.get(topic, 0.0))
 
     def tell_all(self, topics: Set[str]) -> None:
         """Look at these topics, and send what has changed to who follows them."""
@@ -210,12 +219,15 @@ class Hub:
     def _tell(self, topic: str) -> None:
         if self._clock() < self._paused_until_s.get(topic, 0.0):
             return
+        begun_s = time.thread_time()
         try:
             event = self._sources[topic].news()
         except Exception:  # our bug, which shall cost no request
             logger.exception("the console can't show %s", topic)
             self._paused_until_s[topic] = self._clock() + PAUSE_S
             return
+        pause_s = max(SLOWER_S.get(topic, 0.0), (time.thread_time() - begun_s) / MAX_SHARE)
+        self._due_s[topic] = self._clock() + pause_s
         if event:
             self._send(event, [viewer for viewer in self._viewers if topic in viewer.topics])
 

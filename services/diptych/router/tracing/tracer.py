@@ -19,6 +19,8 @@ from diptych.common.errors import ConfigError
 from diptych.router.tracing.record import CallTrace, EntryPoint, parent_of
 from diptych.router.values.request import ChatPrompt, ClientRequest
 
+WINDOW_S: Final = 0.2
+MAX_IN_WINDOW: Final = 6  # calls that are followed for the console: 30 a second, which take 0.2 % of a core
 LINGER_S: Final = 1.0  # after a call's end, for the last words of its prefill legs
 PAUSE_S: Final = 0.005  # at least, between two times that calls are handed on: a timer a call costs more than it does
 MAX_INT: Final = (1 << 63) - 1  # in a trace; a client may ask for more
@@ -51,6 +53,8 @@ class Tracer:
         self.is_on = export is not None  # to be asked before `follow`: all that a call costs that nobody follows
         self._export = export
         self._until_s = -math.inf if export is None else math.inf
+        self._window_s = -math.inf  # when the calls that are counted began to be
+        self._num_in_window = 0
         self._takers: list[Taker] = [] if export is None else [export]  # the export first: it gives calls their ids
         self._running: dict[CallTrace, None] = {}  # the oldest first
         self._ended: deque[CallTrace] = deque()  # and not handed on yet; the oldest first
@@ -78,6 +82,8 @@ class Tracer:
         parent = parent_of(fields()) if is_exported else {}
         call = CallTrace(entry_point, time.monotonic(), time.time_ns(), parent, time.monotonic, is_exported=is_exported)
         self.is_on = call.begun_s < self._until_s  # this one is the last, if it is over
+        if not is_exported:
+            self._count(call.begun_s)
         self._running[call] = None
         try:
             yield call
@@ -88,6 +94,18 @@ class Tracer:
                 self._linger(call)
             else:
                 self._finish(call)
+
+    def _count(self, now_s: float) -> None:
+        """Follow no more calls for a moment once many were: the console may cost a busy router only so much."""
+        if now_s - self._window_s >= WINDOW_S:
+            self._window_s, self._num_in_window = now_s, 0
+        self._num_in_window += 1
+        if self._num_in_window >= MAX_IN_WINDOW and self.is_on:
+            self.is_on = False
+            asyncio.get_running_loop().call_later(self._window_s + WINDOW_S - now_s, self._go_on)
+
+    def _go_on(self) -> None:
+        self.is_on = time.monotonic() < self._until_s
 
     def _linger(self, call: CallTrace) -> None:
         self._ended.append(call)
