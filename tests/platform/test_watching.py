@@ -12,8 +12,8 @@ import pytest
 
 from diptych.common.net.rpc import open_sync_channel
 from diptych.common.trust.tokens import TOKEN_VARIABLE
-from diptych.router.console.step_history import rows
-from diptych.router.console.watches import Watches
+from diptych.router.console.fleet.step_history import rows
+from diptych.router.console.fleet.watches import Watches
 from diptych.v1 import bootstrap_pb2
 from diptych.v1.admin_pb2 import SetLogLevelRequest, SetLogLevelResponse
 from diptych.v1.admin_pb2_grpc import WorkerAdminStub

@@ -8,7 +8,7 @@ from typing import Any
 from diptych.common.members.record import State
 from diptych.common.members.roles import Role
 from diptych.common.members.terms import Terms, terms_to_wire
-from diptych.router.console.worker_facts import WorkerFacts
+from diptych.router.console.fleet.worker_facts import WorkerFacts
 from diptych.router.workers.known_worker import KnownWorker
 from diptych.v1 import worker_pb2
 from diptych.v1.bootstrap_pb2 import Instance, WorkerLoad

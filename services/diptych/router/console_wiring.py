@@ -15,17 +15,17 @@ from diptych.router.admission.admission import Admission
 from diptych.router.admission.body_budget import BodyBudget
 from diptych.router.config import RouterConfig
 from diptych.router.console.acts import Acts
-from diptych.router.console.cache_state import CacheView
-from diptych.router.console.calls import Calls
+from diptych.router.console.cache.cache_state import CacheView
+from diptych.router.console.calls.calls import Calls
 from diptych.router.console.console import Console, Looking, keep_sampling
 from diptych.router.console.documents import AllRouters, ThisProcess
 from diptych.router.console.feed import Feed, StepsFeed
-from diptych.router.console.fleet_view import FleetView
+from diptych.router.console.fleet.fleet_view import FleetView
+from diptych.router.console.fleet.watches import Watches
 from diptych.router.console.history import History
 from diptych.router.console.hub import Hub
 from diptych.router.console.one_time_code import OneTimeCode, code_file
 from diptych.router.console.other_routers import OtherRouters
-from diptych.router.console.watches import Watches
 from diptych.router.http.console.act_routes import ActBodies, Origins, act_routes, sign_in_route
 from diptych.router.http.console.app import console_app, with_console
 from diptych.router.http.console.documents_routes import document_routes

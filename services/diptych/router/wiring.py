@@ -24,7 +24,7 @@ from diptych.router.choose.policies import plan_of
 from diptych.router.choose.policies.policy import Objectives
 from diptych.router.choose.seen_prompts import SeenPrompts
 from diptych.router.config import RouterConfig
-from diptych.router.console.calls import Calls
+from diptych.router.console.calls.calls import Calls
 from diptych.router.console.console import Console
 from diptych.router.console_wiring import ConsoleParts, add_console
 from diptych.router.grpc.inference import INFERENCE, InferenceService

@@ -12,10 +12,11 @@ from typing import Any
 import grpc
 import pytest
 
-from diptych.router.console.calls import Calls
-from diptych.router.console.request_rows import RowFilter
+from diptych.router.console.calls.calls import Calls
+from diptych.router.console.calls.request_rows import RowFilter
 from diptych.router.console.state import Bar, RequestRow, RequestStory
 from diptych.router.keys.keyring import digest_of
+from diptych.router.tracing import tracer
 from diptych.v1 import inference_pb2, inference_pb2_grpc, worker_pb2
 from diptych.v1.worker_pb2 import LegStats
 
@@ -24,8 +25,9 @@ STATS = LegStats(queue_us=100, compute_us=200, transfer_us=300, verify_us=50, jo
 
 
 @pytest.fixture
-def cluster(start_cluster: Callable[..., Any]) -> Any:
-    """Somebody looks at its calls."""
+def cluster(start_cluster: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Somebody looks at its calls, and however many come at once, all are followed."""
+    monkeypatch.setattr(tracer, "MAX_IN_WINDOW", 1 << 30)
     cluster = start_cluster(prefill=2, decode=2)
     look(cluster)
     return cluster

@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from diptych.router.console.cache_state import CacheView
-from diptych.router.console.calls import Calls
+from diptych.router.console.cache.cache_state import CacheView
+from diptych.router.console.calls.calls import Calls
+from diptych.router.console.calls.request_rows import ALL, RowFilter
 from diptych.router.console.documents import AGE_S, FOLLOW_AGAIN_S, PATHS, AllRouters, ThisProcess
 from diptych.router.console.history import History
 from diptych.router.console.other_routers import OtherRouters
-from diptych.router.console.request_rows import ALL, RowFilter
 
 CACHE: Mapping[str, Any] = {
     "window_s": 60.0, "prompt_tokens": 100, "cached_tokens": 50, "seen": None, "tiers": {}, "prefixes": {}

@@ -14,9 +14,9 @@ import pytest
 from diptych.common.trust.tokens import Tokens
 from diptych.common.trust.trust import INSECURE, Trust
 from diptych.router.choose.explain import Explanations
-from diptych.router.console.calls import Calls
+from diptych.router.console.calls.calls import Calls
+from diptych.router.console.calls.request_rows import RowFilter
 from diptych.router.console.other_routers import OtherRouters, requests_of_all, story_of_any
-from diptych.router.console.request_rows import RowFilter
 from diptych.router.tracing.record import CallTrace, EntryPoint
 from diptych.router.tracing.tracer import Tracer
 from diptych.v1.bootstrap_pb2 import Instance

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from diptych.router.choose.cached_prefixes import CachedPrefixes
-from diptych.router.console.cache_state import CacheView
+from diptych.router.console.cache.cache_state import CacheView
 from diptych.router.console.history import INTERVAL_S, History
 from diptych.v1.worker_pb2 import ERROR_CODE_RETRACTED
 

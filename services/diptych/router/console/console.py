@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Set
 from typing import Any, Protocol
 
 from diptych.router.console.documents import AllRouters
-from diptych.router.console.watches import Watches
+from diptych.router.console.fleet.watches import Watches
 from diptych.router.workers.fleet import Fleet
 
 

@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Final, cast
 
-from diptych.router.console.cache_state import CacheView, cache_of
-from diptych.router.console.calls import Calls
+from diptych.router.console.cache.cache_state import CacheView, cache_of
+from diptych.router.console.calls.calls import Calls
+from diptych.router.console.calls.request_rows import ALL, RowFilter, list_of, merged
 from diptych.router.console.history import History, charts_of
 from diptych.router.console.other_routers import HERE, REQUESTS_PATH, OtherRouters, requests_of_all, story_of_any
-from diptych.router.console.request_rows import ALL, RowFilter, list_of, merged
 from diptych.router.console.state import CacheCounts, CacheState, ChartCounts, Charts, RequestList, RequestStory
 
 PATHS: Final = {  # of what others are asked for, by topic

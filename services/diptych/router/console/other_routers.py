@@ -16,8 +16,8 @@ import httptools
 import orjson
 
 from diptych.common.trust.trust import Trust
-from diptych.router.console.calls import Calls
-from diptych.router.console.request_rows import RowFilter, list_of, merged
+from diptych.router.console.calls.calls import Calls
+from diptych.router.console.calls.request_rows import RowFilter, list_of, merged
 from diptych.router.console.state import RequestList, RequestStory
 from diptych.v1.bootstrap_pb2 import Instance
 

@@ -15,9 +15,9 @@ from starlette.routing import Route
 from typing_extensions import TypedDict
 
 from diptych.common.errors import InvalidRequest, NotFound
+from diptych.router.console.calls.request_rows import RowFilter
 from diptych.router.console.feed import StepLog
 from diptych.router.console.hub import Hub
-from diptych.router.console.request_rows import RowFilter
 from diptych.router.console.state import FleetState, RequestList, RequestStory, Step, Steps
 from diptych.router.http.console.guard import Guard, json_answer
 from diptych.router.http.console.stream import live_stream

@@ -19,7 +19,7 @@ from diptych.common.draining import DrainAnswer
 from diptych.common.health.health import ProbeAnswer
 from diptych.common.trust.operator_route import OperatorError
 from diptych.router.choose.explain import Explanation
-from diptych.router.console.request_rows import MAX_ROWS
+from diptych.router.console.calls.request_rows import MAX_ROWS
 from diptych.router.console.state import (
     CacheCounts,
     CacheState,

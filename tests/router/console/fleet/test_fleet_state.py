@@ -12,7 +12,7 @@ from diptych.common.members.roles import Role
 from diptych.router.choose.breakers import Pause
 from diptych.router.choose.estimates import WorkerSpeed
 from diptych.router.choose.fits import Curve
-from diptych.router.console.fleet_state import (
+from diptych.router.console.fleet.fleet_state import (
     MAX_LINKS,
     LinkMemo,
     fleet_state,
@@ -21,8 +21,8 @@ from diptych.router.console.fleet_state import (
     significant,
     worker_card,
 )
+from diptych.router.console.fleet.worker_facts import RouterFacts
 from diptych.router.console.state import Drain, FleetState, Link, RouterCard, StepRate, Unpaired, WorkerCard
-from diptych.router.console.worker_facts import RouterFacts
 from diptych.router.workers.worker_view import WorkerLoad
 from diptych.v1 import bootstrap_pb2, worker_pb2
 from diptych.v1.worker_pb2 import LINK_STATE_DOWN, LinkStatus, WorkerStatus

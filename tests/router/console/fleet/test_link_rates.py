@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from diptych.router.console.link_rates import MIN_S, LinkRates
+from diptych.router.console.fleet.link_rates import MIN_S, LinkRates
 from diptych.v1.worker_pb2 import LinkStatus
 
 WORKER = 1

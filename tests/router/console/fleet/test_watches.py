@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from diptych.common.trust.trust import INSECURE
-from diptych.router.console.fleet_view import FleetView
-from diptych.router.console.watches import Watches
+from diptych.router.console.fleet.fleet_view import FleetView
+from diptych.router.console.fleet.watches import Watches
 from diptych.v1 import bootstrap_pb2
 from diptych.v1.worker_pb2 import LINK_STATE_UP, LinkStatus, StepMark, StepRecords, WorkerNews, WorkerStatus
 
@@ -129,7 +129,7 @@ def test_a_worker_that_comes_is_watched_and_one_that_goes_is_not(watching: Watch
 
 
 def test_a_worker_that_restarts_its_stream_is_asked_again(watching: Watching, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diptych.router.console.watches.RETRY_S", 0.01)
+    monkeypatch.setattr("diptych.router.console.fleet.watches.RETRY_S", 0.01)
     cluster, worker = watching.cluster, watching.cluster.workers[0]
     watching.start()
     cluster.wait_for(lambda: worker.watchers)

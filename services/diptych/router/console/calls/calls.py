@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
 from diptych.router.choose.explain import Explanations, RequestRecord
-from diptych.router.console.call_facts import CallFacts, facts_of, routing_facts_of
-from diptych.router.console.request_rows import ALL, RowFilter, newest, row_of
+from diptych.router.console.calls.call_facts import CallFacts, facts_of, routing_facts_of
+from diptych.router.console.calls.request_rows import ALL, RowFilter, newest, row_of
+from diptych.router.console.calls.waterfall import bars_of, unnamed_s
 from diptych.router.console.state import RequestList, RequestRow, RequestStory
-from diptych.router.console.waterfall import bars_of, unnamed_s
 from diptych.router.tracing.record import CallTrace
 
 FOLLOWED_S: Final = 600.0  # after the last look

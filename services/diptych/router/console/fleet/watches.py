@@ -18,9 +18,9 @@ import grpc
 from diptych.common.event_loop import raise_if_cancelled
 from diptych.common.net.rpc import open_channel
 from diptych.common.trust.trust import Trust
-from diptych.router.console.link_rates import LinkRates
+from diptych.router.console.fleet.link_rates import LinkRates
+from diptych.router.console.fleet.step_history import StepHistory
 from diptych.router.console.state import StepRate, Steps
-from diptych.router.console.step_history import StepHistory
 from diptych.router.workers.session import Session
 from diptych.v1.worker_pb2 import LinkStatus, WatchWorkerRequest, WorkerNews, WorkerStatus
 from diptych.v1.worker_pb2_grpc import WorkerStub

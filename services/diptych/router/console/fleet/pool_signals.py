@@ -15,8 +15,8 @@ from diptych.common.members.instances import computable_tokens, kv_demand, kv_oc
 from diptych.common.members.record import State
 from diptych.common.members.roles import LegKind, WorkerRole
 from diptych.router.choose.estimates import PRIOR_PREFILL
+from diptych.router.console.fleet.worker_facts import WorkerFacts
 from diptych.router.console.state import PoolSignal
-from diptych.router.console.worker_facts import WorkerFacts
 
 BACKLOG_S: Final = 10.0  # of prompts that wait at a worker
 BUSY: Final = 0.7  # share of the time in which a worker computes prompts

@@ -11,10 +11,10 @@ import pytest
 from diptych.router.choose.explain import AttemptRecord, Explanations, Selection
 from diptych.router.choose.policies import plan_of
 from diptych.router.choose.policies.policy import Candidates, RequestView, Worker
-from diptych.router.console import calls as calls_module
-from diptych.router.console.call_facts import MAX_WORDS, facts_of
-from diptych.router.console.calls import FOLLOWED_S, MAX_ENDED, MAX_ENDED_BYTES, Calls
-from diptych.router.console.request_rows import RowFilter
+from diptych.router.console.calls import calls as calls_module
+from diptych.router.console.calls.call_facts import MAX_WORDS, facts_of
+from diptych.router.console.calls.calls import FOLLOWED_S, MAX_ENDED, MAX_ENDED_BYTES, Calls
+from diptych.router.console.calls.request_rows import RowFilter
 from diptych.router.tracing.record import (
     MAX_MARKS,
     MAX_OUTPUTS,

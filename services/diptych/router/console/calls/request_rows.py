@@ -9,7 +9,7 @@ from typing import Any, Final, cast, get_args
 from urllib.parse import urlencode
 
 from diptych.common.errors import InvalidRequest
-from diptych.router.console.call_facts import CallFacts
+from diptych.router.console.calls.call_facts import CallFacts
 from diptych.router.console.state import RequestList, RequestPhase, RequestRow
 
 MAX_ROWS: Final = 1000

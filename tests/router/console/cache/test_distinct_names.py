@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from diptych.common.arrays import U64
-from diptych.router.console.distinct_names import NUM_REGISTERS, DistinctNames, from_text, union
+from diptych.router.console.cache.distinct_names import NUM_REGISTERS, DistinctNames, from_text, union
 
 
 def names(count: int, seed: int = 1) -> U64:

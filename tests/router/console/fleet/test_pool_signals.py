@@ -9,9 +9,9 @@ from diptych.common.members.record import State
 from diptych.common.members.roles import Role
 from diptych.router.choose.estimates import WorkerSpeed
 from diptych.router.choose.fits import Curve
-from diptych.router.console.pool_signals import num_wanted, pool_signals
+from diptych.router.console.fleet.pool_signals import num_wanted, pool_signals
+from diptych.router.console.fleet.worker_facts import WorkerFacts
 from diptych.router.console.state import PoolSignal
-from diptych.router.console.worker_facts import WorkerFacts
 from diptych.v1.bootstrap_pb2 import WorkerLoad
 from diptych.v1.worker_pb2 import WorkerStatus
 

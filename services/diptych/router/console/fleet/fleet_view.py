@@ -7,10 +7,10 @@ from collections.abc import Callable
 from importlib.metadata import version
 
 from diptych.router.choose.breakers import Breakers
-from diptych.router.console.fleet_state import LinkMemo, fleet_state
+from diptych.router.console.fleet.fleet_state import LinkMemo, fleet_state
+from diptych.router.console.fleet.watches import Watches
+from diptych.router.console.fleet.worker_facts import RouterFacts, WorkerFacts
 from diptych.router.console.state import FleetState
-from diptych.router.console.watches import Watches
-from diptych.router.console.worker_facts import RouterFacts, WorkerFacts
 from diptych.router.workers.fleet import Fleet
 from diptych.router.workers.session import Session
 

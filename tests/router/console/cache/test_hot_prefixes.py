@@ -9,7 +9,7 @@ import pytest
 
 from diptych.generation.page_hash import page_hashes
 from diptych.router.choose.seen_prompts import SeenPrompts
-from diptych.router.console.hot_prefixes import DEPTHS, Chain, HotPrefix, chain_of, hottest
+from diptych.router.console.cache.hot_prefixes import DEPTHS, Chain, HotPrefix, chain_of, hottest
 
 
 def chain(*pages: int, page_size: int = 16) -> Chain:

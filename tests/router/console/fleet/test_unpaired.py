@@ -8,8 +8,8 @@ from diptych.common.members.record import State
 from diptych.common.members.roles import Role
 from diptych.router.choose.breakers import Pause
 from diptych.router.choose.pairing import pair_up
-from diptych.router.console.unpaired import MAX_UNPAIRED, unpaired
-from diptych.router.console.worker_facts import WorkerFacts
+from diptych.router.console.fleet.unpaired import MAX_UNPAIRED, unpaired
+from diptych.router.console.fleet.worker_facts import WorkerFacts
 from diptych.router.workers.worker_view import Pair
 from diptych.v1.worker_pb2 import LINK_STATE_CONNECTING, LINK_STATE_DOWN, LINK_STATE_REFUSED
 

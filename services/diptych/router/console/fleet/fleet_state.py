@@ -14,10 +14,10 @@ from typing import Final, NamedTuple
 from diptych.common.members.instances import role_of, state_of
 from diptych.common.members.roles import LegKind
 from diptych.router.choose.breakers import Pause, Suspect
-from diptych.router.console.pool_signals import pool_signals
+from diptych.router.console.fleet.pool_signals import pool_signals
+from diptych.router.console.fleet.unpaired import state_name, unpaired
+from diptych.router.console.fleet.worker_facts import RouterFacts, WorkerFacts
 from diptych.router.console.state import Drain, FleetState, Link, RouterCard, WorkerCard
-from diptych.router.console.unpaired import state_name, unpaired
-from diptych.router.console.worker_facts import RouterFacts, WorkerFacts
 from diptych.v1 import worker_pb2
 from diptych.v1.bootstrap_pb2 import Instance
 from diptych.v1.worker_pb2 import LINK_STATE_UP, LinkStatus, WorkerStatus

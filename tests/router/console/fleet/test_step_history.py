@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from diptych.router.console.fleet.step_history import MAX_BYTES, MEMORY_S, STEPS_AT_ONCE, StepHistory, rows
 from diptych.router.console.state import StepRate
-from diptych.router.console.step_history import MAX_BYTES, MEMORY_S, STEPS_AT_ONCE, StepHistory, rows
 from diptych.v1.worker_pb2 import StepMark, StepRecords
 
 ONE, TWO = 0x11, 0x22

@@ -22,9 +22,9 @@ import numpy as np
 
 from diptych.router.choose.page_set import Hashes
 from diptych.router.choose.seen_prompts import SeenPrompt, SeenPrompts
-from diptych.router.console.distinct_names import DistinctNames, from_text, union
+from diptych.router.console.cache.distinct_names import DistinctNames, from_text, union
+from diptych.router.console.cache.hot_prefixes import Chain, HotPrefix, chain_of, hottest
 from diptych.router.console.history import Tokens
-from diptych.router.console.hot_prefixes import Chain, HotPrefix, chain_of, hottest
 from diptych.router.console.state import CacheCounts, CacheState, CacheTier, Prefix, SeenPages
 from diptych.v1.worker_pb2 import WorkerStatus
 

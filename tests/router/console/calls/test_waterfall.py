@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from diptych.common.members.roles import LegKind
-from diptych.router.console.call_facts import AttemptFacts, CallFacts, LegTimes
+from diptych.router.console.calls.call_facts import AttemptFacts, CallFacts, LegTimes
+from diptych.router.console.calls.waterfall import bars_of, unnamed_s
 from diptych.router.console.state import Bar
-from diptych.router.console.waterfall import bars_of, unnamed_s
 from diptych.router.tracing.record import Stage
 from diptych.router.values.output import Usage
 

@@ -13,8 +13,8 @@ from diptych.common.members.record import State
 from diptych.common.members.roles import LegKind
 from diptych.common.members.terms import Terms, mismatch
 from diptych.router.choose.breakers import Pause, Suspect
+from diptych.router.console.fleet.worker_facts import WorkerFacts
 from diptych.router.console.state import Unpaired
-from diptych.router.console.worker_facts import WorkerFacts
 from diptych.router.workers.worker_view import Pair
 from diptych.v1.worker_pb2 import (
     LINK_STATE_CONNECTING,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from diptych.router.console.call_facts import AttemptFacts, CallFacts, LegTimes
+from diptych.router.console.calls.call_facts import AttemptFacts, CallFacts, LegTimes
 from diptych.router.console.state import Bar
 from diptych.router.errors import DISCONNECTED
 from diptych.router.tracing.record import Mark, Stage

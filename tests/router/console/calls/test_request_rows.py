@@ -7,8 +7,8 @@ from urllib.parse import parse_qsl
 import pytest
 
 from diptych.common.errors import InvalidRequest
-from diptych.router.console.call_facts import CallFacts
-from diptych.router.console.request_rows import ALL, MAX_ROWS, RowFilter, list_of, merged, newest, row_of
+from diptych.router.console.calls.call_facts import CallFacts
+from diptych.router.console.calls.request_rows import ALL, MAX_ROWS, RowFilter, list_of, merged, newest, row_of
 from diptych.router.console.state import RequestRow
 from diptych.router.values.output import Usage
 

@@ -11,7 +11,7 @@ from diptych.generation.page_hash import extra_key, page_hashes
 from diptych.router.choose.cached_prefixes import ApproximateIndex, CachedPrefixes
 from diptych.router.choose.prefix_index import KvNews, PrefixIndex
 from diptych.router.choose.seen_prompts import MAX_PROMPTS, SeenPrompts
-from diptych.router.console.cache_state import MAX_PREFIXES, REFRESH_S, WINDOW_S, CacheView, cache_of, tiers_of
+from diptych.router.console.cache.cache_state import MAX_PREFIXES, REFRESH_S, WINDOW_S, CacheView, cache_of, tiers_of
 from diptych.router.console.history import Tokens
 from diptych.router.console.state import CacheTier
 from diptych.v1.worker_pb2 import WorkerStatus
