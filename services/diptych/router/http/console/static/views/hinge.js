@@ -4,7 +4,7 @@ import { html, useLayoutEffect, useRef, useState } from "../vendor/htm-preact.js
 import { bytes, speed, workerName } from "../format.js";
 import { BELOW } from "./fleet_model.js";
 
-const FULL = 6; // links that have all words
+const FULL = 3; // links that have all words
 const BRIEF = 30; // links that have words where they leave; of more, only those that are not up or are looked at
 
 /** Where workers are in the picture: {width, height, places: Map(instance -> {left, right, top, bottom})}. */
