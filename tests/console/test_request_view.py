@@ -153,6 +153,6 @@ def test_a_call_that_runs_is_asked_for_again_and_one_that_nobody_knows_is_told_i
 def test_why_it_is_slow_and_why_it_went_there_are_two_clicks_away(site: Site) -> None:
     page = site.open("fleet")
     page.get_by_role("link", name="Requests").click()
-    page.locator(".call a").last.click()
+    page.locator(".call.ended a").first.click()
     expect(page.locator(".lead")).to_contain_text("The first token took")
     expect(page.get_by_role("heading", name="Why it went there")).to_be_attached()
