@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +35,7 @@ from diptych.router.http.console.page_files import read_files
 from diptych.router.http.exchange.body import BodyLimits, BodyReader
 from diptych.router.keys.caller import Callers
 from diptych.router.serve.execution import Dispatcher
+from diptych.router.tracing.tracer import Tracer
 from diptych.router.values.request import ServedModel
 from diptych.router.workers.adapter_admin import AdapterAdmin
 from diptych.router.workers.fleet import Fleet
@@ -53,7 +55,7 @@ class ConsoleParts:
     fleet: Fleet
     admission: Admission
     dispatcher: Dispatcher
-    calls: Calls
+    tracer: Tracer
     callers: Callers | None
     budget: BodyBudget
 
@@ -62,7 +64,9 @@ def add_console(app: ASGIApp, parts: ConsoleParts) -> tuple[ASGIApp, Console]:
     """Return an application with the console in it, and what has to run for it."""
     watches = Watches(parts.fleet, parts.trust)
     history = History(parts.dispatcher.metrics.served, parts.admission, parts.fleet.pool_members)
-    here = ThisProcess(parts.calls, history, _cache_view(parts, history, watches))
+    explanations = parts.dispatcher.explanations
+    calls = Calls(parts.tracer, explanations, parts.fleet.router_id, time.monotonic, time.time)
+    here = ThisProcess(calls, history, _cache_view(parts, history, watches))
     routers = AllRouters(here, OtherRouters(parts.fleet, parts.trust))
     fleet = FleetView(parts.fleet, watches, parts.dispatcher.selector.breakers)
     feeds = {
@@ -82,7 +86,7 @@ def add_console(app: ASGIApp, parts: ConsoleParts) -> tuple[ASGIApp, Console]:
         text_allowed=parts.config.console_text,
     )
     page = console_app(read_files(), [*shown, *_acts(parts, guard)])
-    return with_console(app, page), Console(hub.close, hub.run, watches.run, partial(keep_sampling, history))
+    return with_console(app, page), Console(calls, hub.close, hub.run, watches.run, partial(keep_sampling, history))
 
 
 def _cache_view(parts: ConsoleParts, history: History, watches: Watches) -> CacheView:

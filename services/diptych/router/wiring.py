@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from diptych.common.build_info import register_certificate_expiry
 from diptych.common.draining import Draining
@@ -24,9 +24,6 @@ from diptych.router.choose.policies import plan_of
 from diptych.router.choose.policies.policy import Objectives
 from diptych.router.choose.seen_prompts import SeenPrompts
 from diptych.router.config import RouterConfig
-from diptych.router.console.calls.calls import Calls
-from diptych.router.console.console import Console
-from diptych.router.console_wiring import ConsoleParts, add_console
 from diptych.router.grpc.inference import INFERENCE, InferenceService
 from diptych.router.grpc.server import CallGate, GrpcServer, MessageReader
 from diptych.router.http.exchange.app import clients_app, operators_app
@@ -47,6 +44,9 @@ from diptych.router.values.progress import RetryLimits
 from diptych.router.values.request import ServedModel
 from diptych.router.workers.drain import DrainableApp, OpenRequests, RouterDrain
 from diptych.router.workers.fleet import Fleet, Membership
+
+if TYPE_CHECKING:
+    from diptych.router.console.console import Console
 
 MAX_CONNECTIONS: Final = 8192  # of HTTP; of gRPC as many
 MAX_CONNECTION_S: Final = 60.0  # of gRPC, before a client is told to connect anew
@@ -69,7 +69,6 @@ class Router:
     grpc: GrpcServer
     budget: BodyBudget
     tracer: Tracer
-    calls: Calls
     console: Console | None  # None: it is off
 
 
@@ -110,21 +109,22 @@ def build(
     pipeline = _pipeline(config, model, preparer, dispatcher, admission)
     callers = _callers(config, metrics, share)
     tracer = _tracer(config, fleet, open_export)
-    calls = Calls(tracer, dispatcher.explanations, router_id, time.monotonic, time.time)
     budget = BodyBudget(BODIES_IN_MEMORY * config.max_body_bytes)
     app = clients_app(config, trust, fleet, pipeline, health.probes, callers, tracer, budget)
     if share is not None and config.open_metrics:
         app = with_all_metrics(app, metrics, ProcessMetrics(config.host, share.ports), share)
     console = None
     if config.console == "on":
-        parts = ConsoleParts(config, trust, model, fleet, admission, dispatcher, calls, callers, budget)
+        from diptych.router.console_wiring import ConsoleParts, add_console  # a router without it imports nothing of it
+
+        parts = ConsoleParts(config, trust, model, fleet, admission, dispatcher, tracer, callers, budget)
         app, console = add_console(app, parts)
     drain = RouterDrain(draining, f"{fleet.router_id:016x}", config.drain_s)
     http = _http(config, DrainableApp(app, draining, operators_app(trust, fleet, pipeline, drain, callers)), share)
     service = InferenceService(pipeline, callers, tracer, stall_s=config.client_stall_s)
     gate = CallGate(callers, budget, MessageReader(INFERENCE), stall_s=config.client_stall_s)
     grpc = _grpc(config, service, gate, health, share)
-    return Router(fleet, health, admission, dispatcher, draining, preparer, http, grpc, budget, tracer, calls, console)
+    return Router(fleet, health, admission, dispatcher, draining, preparer, http, grpc, budget, tracer, console)
 
 
 def _dispatcher(config: RouterConfig, fleet: Fleet, metrics: RouterMetrics, objectives: Objectives) -> Dispatcher:

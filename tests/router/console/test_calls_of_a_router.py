@@ -34,7 +34,7 @@ def cluster(start_cluster: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) 
 
 
 def look(cluster: Any) -> None:
-    cluster.router.calls.want(time.monotonic())
+    cluster.router.console.calls.want(time.monotonic())
 
 
 def chat(cluster: Any, request_id: str, headers: Any = None, **fields: Any) -> None:
@@ -45,7 +45,7 @@ def chat(cluster: Any, request_id: str, headers: Any = None, **fields: Any) -> N
 
 
 def rows(cluster: Any, **fields: Any) -> dict[str, RequestRow]:
-    calls: Calls = cluster.router.calls
+    calls: Calls = cluster.router.console.calls
 
     async def asked() -> dict[str, RequestRow]:
         return calls.requests(RowFilter(**fields))["rows"]
@@ -56,7 +56,7 @@ def rows(cluster: Any, **fields: Any) -> dict[str, RequestRow]:
 
 def story(cluster: Any, request_id: str) -> RequestStory:
     async def asked() -> RequestStory | None:
-        return cluster.router.calls.story(request_id)  # type: ignore[no-any-return]
+        return cluster.router.console.calls.story(request_id)  # type: ignore[no-any-return]
 
     found = cluster.call(asked())
     assert found is not None

@@ -18,7 +18,6 @@ from diptych.common.trust.token_files import private_folder, write_private
 from diptych.common.trust.tokens import SCHEME
 from diptych.common.trust.trust import INSECURE, Trust
 from diptych.common.verdicts.permissions import Party
-from diptych.router.console.one_time_code import VARIABLE
 
 CODE_BYTES: Final = 12
 
@@ -33,6 +32,8 @@ class ConsoleCode:
     @property
     def environment(self) -> Mapping[str, str]:
         """What tells the router."""
+        from diptych.router.console.one_time_code import VARIABLE  # `--help` needs nothing of it
+
         return {VARIABLE: str(self.file)} if self.file else {}
 
     def address(self, url: str) -> str:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Coroutine, Set
 from typing import Any, Protocol
 
+from diptych.router.console.calls.calls import Calls
 from diptych.router.console.documents import AllRouters
 from diptych.router.console.fleet.watches import Watches
 from diptych.router.workers.fleet import Fleet
@@ -52,8 +53,11 @@ async def keep_sampling(history: Sampled, wall_clock: Callable[[], float] = time
 class Console:
     """What runs of the console in one process. `run` must be running."""
 
-    def __init__(self, close: Callable[[], None], *parts: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def __init__(
+        self, calls: Calls, close: Callable[[], None], *parts: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
         """`close` ends the streams of all viewers."""
+        self.calls = calls
         self.close = close
         self._parts = parts
 
