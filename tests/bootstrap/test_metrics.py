@@ -57,6 +57,8 @@ def test_members_are_counted_by_role_and_state_and_changes_by_kind() -> None:
         "diptych_bootstrap_evictions_total": 1,
         "diptych_bootstrap_goodbyes_total": 0,
         "diptych_bootstrap_mismatches_total": 0,
+        'diptych_auth_refusals_total{reason="no_token"}': 0,
+        'diptych_auth_refusals_total{reason="not_permitted"}': 0,
         'diptych_auth_refusals_total{reason="wrong_token"}': 1,
         f'diptych_build_info{{version="{version("diptych")}"}}': 1,
     }

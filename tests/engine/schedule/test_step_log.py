@@ -44,7 +44,7 @@ def test_what_a_step_computed_is_noted_by_its_mode() -> None:
     for now_s, step in enumerate((PROMPTS, OUTPUTS, DRAFTED, MIXED)):
         meter.begin(step, now_s)
         meter.end(now_s + 0.5)
-    sizes = (StepSize(100, 1, 2), StepSize(0, 3, 3), StepSize(0, 4, 2), StepSize(7, 3, 3))
+    sizes = (StepSize(100, 0, 2), StepSize(0, 3, 3), StepSize(0, 4, 2), StepSize(7, 2, 3))
     assert meter.log.pop().steps == [LoggedStep(now_s, 0.5, size) for now_s, size in enumerate(sizes)]
     assert meter.log.pop() == LoggedSteps()
 
