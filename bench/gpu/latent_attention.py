@@ -126,7 +126,7 @@ def decompressed_runs(pool: Pool, plan: Decompression, new: int) -> Sequence[Run
     q, _ = pool.queries(batch * new)
     out, heads = q.new_empty(len(q), plan.num_heads, HEAD_DIM), Heads(plan.num_heads)
     step = stage(batch_of([new] * batch, [seq_len] * batch, pool.page_table.cpu().numpy()), q.device)
-    prompts = LatentPrompts(plan, SCALE, torch.bfloat16)
+    prompts = LatentPrompts(plan, SCALE, torch.bfloat16, q.device)
 
     def run(layer: Tensor) -> Run:
         return lambda: prompts.attend(layer, 1.0, q, out, step, heads)

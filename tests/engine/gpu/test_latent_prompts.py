@@ -84,7 +84,7 @@ def test_they_give_what_latents_give(kv_dtype: torch.dtype, scale: float, device
     assert config.latent is not None
     kv = torch.randn(64, config.num_layers, 1, PAGE_SIZE, 1, config.head_dim, device=device).to(kv_dtype)
     plan = Decompression(config.latent, HEADS, 4, PAGE_SIZE, 128)
-    prompts = LatentPrompts(plan, config.score_scale, torch.float32)
+    prompts = LatentPrompts(plan, config.score_scale, torch.float32, device)
     ours, reference = TritonAttention(config, kv.clone(), prompts=prompts), TorchAttention(config, kv, torch.float32)
     batch, heads = stage(batch_of([9, 30, 1], [40, 30, 17]), device), Heads(device)
     qkv = torch.randn(40, HEADS + 1, config.head_dim, device=device)

@@ -36,23 +36,23 @@ class _Workspace:
 class LatentPrompts:
     """Computes a layer of a step in which all requests have many new tokens.
 
-    Its memory comes with the first such step, whatever its lengths: of a worker that computes prompts, while it
-    measures what its largest step takes.
+    Its memory is there from the beginning: the step that a GPU's memory is measured by has few tokens a request, so it
+    would not count what comes with the first long prompts.
     """
 
-    def __init__(self, plan: Decompression, scale: float, dtype: torch.dtype) -> None:
+    def __init__(self, plan: Decompression, scale: float, dtype: torch.dtype, device: torch.device) -> None:
         """`scale`: of scores; `dtype`: of states."""
         self._plan, self._scale, self._dtype = plan, scale, dtype
-        self._workspace: _Workspace | None = None
+        self._workspace = _Workspace.allocate(plan, dtype, device)
 
     @staticmethod
-    def of(config: ModelConfig, page_size: int, dtype: torch.dtype) -> LatentPrompts | None:
+    def of(config: ModelConfig, page_size: int, dtype: torch.dtype, device: torch.device) -> LatentPrompts | None:
         """Return those of a model whose layers keep latents, all of them alike."""
         latent = config.latent
         if latent is None or config.still_layers or max(latent.nope_dim, latent.value_dim) > latent.rank:
             return None
         plan = Decompression(latent, config.num_heads, dtype.itemsize, page_size, config.context_len)
-        return LatentPrompts(plan, config.score_scale, dtype)
+        return LatentPrompts(plan, config.score_scale, dtype, device)
 
     def pay(self, batch: StagedBatch) -> bool:
         """Whether a step takes fewer operations so."""
@@ -77,29 +77,24 @@ class LatentPrompts:
     def _attend_one(
         self, queries: Tensor, out: Tensor, seq_len: int, entries_of: Callable[[slice], Tensor], heads: LatentHeads
     ) -> None:
-        latent, workspace = self._plan.latent, self._reserved(queries.device)
+        latent = self._plan.latent
         for piece in self._plan.pieces(len(queries), seq_len):
-            made = self._made(entries_of(piece.keys), piece.keys.start, heads, workspace)
+            made = self._made(entries_of(piece.keys), piece.keys.start, heads)
             own = queries[piece.tokens]
             decompressed_attention(
                 own[..., : latent.nope_dim],
                 own[..., latent.rank :],
                 made,
-                workspace.found,
+                self._workspace.found,
                 out[piece.tokens],
                 first_position=seq_len - len(queries) + piece.tokens.start,
                 scale=self._scale,
             )
 
-    def _reserved(self, device: torch.device) -> _Workspace:
-        if self._workspace is None:
-            self._workspace = _Workspace.allocate(self._plan, self._dtype, device)
-        return self._workspace
-
-    def _made(self, entries: Tensor, begin: int, heads: LatentHeads, workspace: _Workspace) -> Made:
+    def _made(self, entries: Tensor, begin: int, heads: LatentHeads) -> Made:
         rank, shape = self._plan.latent.rank, (self._plan.num_heads, len(entries))
-        keys = _shaped(workspace.keys, *shape, self._plan.latent.nope_dim)
-        values = _shaped(workspace.values, *shape, self._plan.latent.value_dim)
+        keys = _shaped(self._workspace.keys, *shape, self._plan.latent.nope_dim)
+        values = _shaped(self._workspace.values, *shape, self._plan.latent.value_dim)
         heads.keys_of(entries[:, :rank], keys)
         heads.values_of(entries[:, :rank], values)
         return Made(keys, values, entries[:, rank:], begin)

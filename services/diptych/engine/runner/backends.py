@@ -170,7 +170,7 @@ def _triton(setting: Setting) -> Made:
     from diptych.engine.attention.latent_prompts import LatentPrompts
     from diptych.engine.attention.triton_backend import TritonAttention
 
-    prompts = LatentPrompts.of(setting.config, setting.kv.shape[3], setting.dtype)
+    prompts = LatentPrompts.of(setting.config, setting.kv.shape[3], setting.dtype, setting.kv.device)
     attention = TritonAttention(setting.config, setting.kv, setting.sinks, setting.ropes, prompts)
     return attention, attention
 
