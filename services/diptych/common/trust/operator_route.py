@@ -58,6 +58,11 @@ def _is_from_here(request: Request) -> bool:
 
 def seconds(request: Request, name: str) -> float | None:
     """Return a query parameter that is a number of seconds, None if it is not given. Raises `InvalidRequest`."""
+    return number(request, name, "a number of seconds")
+
+
+def number(request: Request, name: str, words: str = "a number") -> float | None:
+    """Return a query parameter that is a number from 0 on, None if it is not given. Raises `InvalidRequest`."""
     text = request.query_params.get(name)
     if text is None:
         return None
@@ -66,7 +71,7 @@ def seconds(request: Request, name: str) -> float | None:
     except ValueError:
         value = math.nan
     if not 0 <= value < math.inf:
-        raise InvalidRequest(f"{name} must be a number of seconds from 0 on, not {text!r}", param=name)
+        raise InvalidRequest(f"{name} must be {words} from 0 on, not {text!r}", param=name)
     return value
 
 

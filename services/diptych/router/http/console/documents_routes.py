@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, Protocol, cast
@@ -15,6 +14,7 @@ from starlette.routing import Route
 from typing_extensions import TypedDict
 
 from diptych.common.errors import InvalidRequest, NotFound
+from diptych.common.trust.operator_route import number
 from diptych.router.console.calls.request_rows import RowFilter
 from diptych.router.console.feed import StepLog
 from diptych.router.console.hub import Hub
@@ -71,7 +71,7 @@ def document_routes(
 
     async def steps(request: Request) -> Response:
         hub.look()
-        return json_answer(await steps_from(log.steps_since, number(request, "since_ms", 0.0)))
+        return json_answer(await steps_from(log.steps_since, number(request, "since_ms") or 0.0))
 
     async def requests(request: Request) -> Response:
         return json_answer(await _scope(scopes, request).requests(RowFilter.of_query(request.query_params)))
@@ -117,20 +117,6 @@ async def steps_from(steps_since: Callable[[int], tuple[int, Steps]], since_ms: 
     for name, step in itertools.chain.from_iterable(parts):
         found.setdefault(name, []).append(step)
     return Steps(workers=found)
-
-
-def number(request: Request, name: str, default: float) -> float:
-    """Return a query parameter that is a number from 0 on. Raises `InvalidRequest`."""
-    text = request.query_params.get(name)
-    if text is None:
-        return default
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise InvalidRequest(f"{name} must be a number from 0 on, not {text!r}", param=name)
-    return value
 
 
 def _scope(scopes: Mapping[Scope, Documents], request: Request) -> Documents:
