@@ -21,7 +21,7 @@ from diptych.router.console.feed import PING, StepsFeed, StepsReader
 logger = logging.getLogger(__name__)
 
 STEPS: Final = "steps"  # the topic that is only added to
-INTERVAL_S: Final = 0.25  # between two looks; longer of a topic that would take more than `MAX_SHARE` of a core
+INTERVAL_S: Final = 0.2  # between two looks; longer of a topic that would take more than `MAX_SHARE` of a core
 MAX_SHARE: Final = 0.003  # 64 workers: a look at the fleet each second, if nothing happens
 SLOWER_S: Final[Mapping[str, float]] = {"cache": 2.0, "charts": 4.0}
 FLEET: Final = "fleet"
