@@ -248,7 +248,7 @@ def start_attempt(fleet: Fleet, progress: Progress, selection: Selection, now_s:
 
 def _start_leg(progress: Progress, now_s: float) -> StartLeg:
     client = progress.request.client
-    leg = leg_to_wire(client.account, client.hints, client.life, now_s)
+    leg = leg_to_wire(client.account, client.hints, client.life, client.slo, now_s)
     leg.room = random.getrandbits(64) or 1
     leg.sampling.CopyFrom(params_to_wire(progress.params))
     leg.num_prior_output_tokens = len(progress.output_ids)
