@@ -32,7 +32,7 @@ class Platform:
         self.decisions = Decisions()
         self._delay_s = setup.delays.leg_s
         self._living: dict[int, SimWorker] = {}
-        self.front = Front(setup, self.clock, self.decisions, self._send, self._given)
+        self.front = Front(setup, self.clock, self.decisions, self._send, self._given, self._catch_up)
         self.fleet = Fleet(setup, self.clock, self.decisions, self._living, self._tell, self._announce)
         self.fleet.begin()
 
@@ -61,6 +61,14 @@ class Platform:
 
     def _tell(self, worker: SimWorker, news: News) -> None:
         self.clock.after(self._delay_s, lambda: self.front.workers.on_news(worker.worker_id, news))
+
+    def _catch_up(self) -> None:
+        """Let the router know what it would know by now."""
+        until_s = self.clock.now_s - self._delay_s
+        for worker in self._living.values():
+            news = worker.catch_up(until_s)
+            if news is not None:
+                self.front.workers.on_news(worker.worker_id, news)
 
     def _announce(self, member: Member) -> None:
         record = Record(
