@@ -6,12 +6,19 @@ that block, as in Mooncake's traces; the last block need not be full, and its na
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from diptych.common.arrays import U64
+import numpy as np
+import xxhash
+
+from diptych.common.arrays import I64, U64
 
 BLOCK_TOKENS: Final = 512
+_ONE: Final = np.uint64(1)
+_SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)
+_GATHER: Final = np.uint64(pow(0x9E3779B97F4A7C15, -1, 1 << 64))  # undoes it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,3 +32,23 @@ class Call:
     tenant: str = ""
     tier: str = ""  # the named objectives it asks for
     session: str = ""  # the conversation or the agent that it belongs to
+
+
+def names_of(numbers: I64 | U64) -> U64:
+    """Return the names of blocks that a trace counts: counts are small and dense, and hashes of pages are not."""
+    return (numbers.astype(np.uint64) + _ONE) * _SPREAD
+
+
+def numbers_of(names: U64) -> U64:
+    """Return what `names_of` made the names from. Any other name becomes a number of 64 bits, and back."""
+    return names * _GATHER - _ONE
+
+
+def digest_of(calls: Iterable[Call]) -> str:
+    """Return a digest of all that a trace says: equal ones are the same load."""
+    digest = xxhash.xxh3_128()
+    for call in calls:
+        words = (call.arrival_s, call.prompt_len, call.output_len, call.tenant, call.tier, call.session)
+        digest.update(repr(words).encode())
+        digest.update(call.blocks.astype("<u8", copy=False).tobytes())
+    return digest.hexdigest()
