@@ -232,7 +232,7 @@ class Need(NamedTuple):
 
     at_s: float
     kinds: tuple[Kind, ...]
-    work: float  # workers that would be busy with it, prompts and output, if all of them did both
+    work: float  # workers that would be busy with it, if steps themselves cost nothing
 
 
 class Trouble(NamedTuple):
@@ -248,12 +248,13 @@ class Trouble(NamedTuple):
 class Memory:
     """What the planner must remember from one round to the next. A new planner begins with `Memory()`."""
 
+    began_s: float | None = None  # when the load was first known
     needs: tuple[Need, ...] = ()  # of the last rounds, oldest first
     asked: Sizes | None = None  # what the last plan wanted
     shrunk_s: float = NEVER
     flipped_s: float = NEVER
-    flip_to: Sizes | None = None  # what flips would make of the fleet
-    flip_rounds: int = 0  # for how many rounds in a row that was worth it
+    flip_way: tuple[Role, Role] | None = None  # from which role to which a flip would be worth it
+    flip_rounds: int = 0  # for how many rounds in a row
     unknown_since_s: float | None = None  # when the load's metrics went missing
     troubles: tuple[Trouble, ...] = ()
     troubled_ids: frozenset[int] = frozenset()  # workers that did not come, and were counted
