@@ -40,8 +40,10 @@ def with_backlog(observed: Observed, ready: Sizes, demand: Demand, sizing: Sizin
     waits_s = max((each.longest_wait_s for _, each in held), default=0.0)
     words = (
         f"when new workers could be ready, prompts will keep {backlog:.1f} of them busy and {rows:.0f} outputs more "
-        f"than usual will run; the oldest request without a first token has waited for {waits_s:.1f} s"
+        f"than usual will run"
     )
+    if waits_s:
+        words += f"; the oldest request without a first token has waited for {waits_s:.1f} s"
     return Backlog(replace(demand, backlog=backlog, extra_rows=rows), (*reasons, Reason(Why.BACKLOG, words)))
 
 

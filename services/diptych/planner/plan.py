@@ -119,14 +119,14 @@ def _flip_case(scene: Scene, sizes: Sizes) -> Case:
 
 
 def _budgets(scene: Scene) -> tuple[tuple[int, int], ...]:
-    """Return the tokens of prompts that a step of each ready worker may have, by what it serves."""
+    """Return the tokens of prompts that a step of each ready worker may have; of one that can't keep up, nothing."""
     found = predict(scene.observed.capacity, scene.workers.ready, scene.present, scene.sizing.goal)
-    whole = scene.observed.capacity.max_step_tokens
-    piece = math.floor(found.piece_tokens)
-    both = UNBOUNDED if not scene.sizing.goal.tpot_s or piece >= whole or not piece else piece
-    of_role = {Role.PREFILL: UNBOUNDED, Role.DECODE: 0, Role.UNIFIED: both}
+    is_whole = not scene.sizing.goal.tpot_s or found.piece_tokens >= scene.observed.capacity.max_step_tokens
+    of_role = {Role.PREFILL: UNBOUNDED, Role.DECODE: 0}
+    if is_whole or found.piece_tokens >= 1:
+        of_role[Role.UNIFIED] = UNBOUNDED if is_whole else math.floor(found.piece_tokens)
     ready = [each for each in scene.observed.workers if each.state is WorkerState.READY]
-    return tuple((each.worker_id, of_role[each.role]) for each in ready)
+    return tuple((each.worker_id, of_role[each.role]) for each in ready if each.role in of_role)
 
 
 def _admission(scene: Scene) -> tuple[Admission, tuple[Reason, ...]]:

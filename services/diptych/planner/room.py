@@ -31,7 +31,7 @@ def room_for(observed: Observed, workers: Fleet, begun: Starts) -> tuple[Room, t
         least = _trimmed(least, total)
     allowed = limits.most or Sizes(MANY, MANY, MANY)
     most = Sizes(*(max(low, min(pair)) for low, *pair in zip(least, allowed, begun.most, strict=True)))
-    return Room(least, most, total), tuple(reasons)
+    return Room(least, most, max(least.total, min(total, begun.most_total))), tuple(reasons)
 
 
 def _trimmed(sizes: Sizes, total: int) -> Sizes:

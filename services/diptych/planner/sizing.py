@@ -29,6 +29,11 @@ class Room:
     most: Sizes
     max_total: int
 
+    @property
+    def highest(self) -> int:
+        """Return how many workers there may be, by roles and in all."""
+        return min(self.max_total, self.most.total)
+
     def __contains__(self, sizes: Sizes) -> bool:
         within = all(low <= each <= high for low, each, high in zip(self.least, sizes, self.most, strict=True))
         return within and sizes.total <= self.max_total
@@ -53,7 +58,7 @@ class Sizing:
 
     def smallest(self, demand: Demand, room: Room, near: Sizes | None = None) -> Sizes | None:
         """Return the fewest workers that hold the load, divided as near to `near` as can be; None: there are not."""
-        low, high = room.least.total - 1, room.max_total
+        low, high = room.least.total - 1, room.highest
         found = self._of(high, demand, room, near)
         if found is None:
             return None
@@ -72,7 +77,7 @@ class Sizing:
 
         def can(factor: float) -> bool:
             nonlocal found
-            better = self._of(room.max_total, demand.times(factor), room, None)
+            better = self._of(room.highest, demand.times(factor), room, None)
             found = better or found
             return better is not None
 

@@ -68,27 +68,37 @@ class Starts(NamedTuple):
     troubles: tuple[Trouble, ...]
     troubled_ids: frozenset[int]
     most: Sizes  # that may be asked for now
+    most_total: int
     reasons: tuple[Reason, ...]
 
 
 def starts(observed: Observed, workers: Fleet, memory: Memory) -> Starts:
-    """Return how many workers of each role it makes sense to ask for."""
+    """Return how many workers it makes sense to ask for: of each role by those that fail, in all by places."""
     told = {each.role: each for each in memory.troubles}
-    found = [_trouble(role, told.get(role), observed, workers, memory) for role in PLANNED_ROLES]
-    troubles = tuple(each for each in found if each is not None)
-    most = Sizes(*(_bound(each, observed.now_s) for each in found))
+    found = {kind: _trouble(kind, told.get(kind), observed, workers, memory) for kind in (*PLANNED_ROLES, None)}
+    troubles = tuple(each for each in found.values() if each is not None)
+    most = Sizes(*(_bound(found[role], observed.now_s) for role in PLANNED_ROLES))
     reasons = tuple(each for trouble in troubles for each in _words(trouble, workers, observed.now_s))
-    return Starts(troubles, frozenset(each.worker_id for each in workers.stuck), most, reasons)
+    ids = frozenset(each.worker_id for each in workers.stuck)
+    return Starts(troubles, ids, most, _bound(found[None], observed.now_s), reasons)
 
 
-def _trouble(role: Role, told: Trouble | None, observed: Observed, workers: Fleet, memory: Memory) -> Trouble | None:
-    placed = workers.counted.of(role)
-    fresh = [each for each in workers.stuck if each.role is role and each.worker_id not in memory.troubled_ids]
-    if fresh:
+def _stuck(workers: Fleet, kind: Role | None) -> list[Worker]:
+    """Return those that do not start of a role, or those of any role that find no place."""
+    if kind is None:
+        return [each for each in workers.stuck if each.state is WorkerState.PENDING]
+    return [each for each in workers.stuck if each.state is not WorkerState.PENDING and each.role is kind]
+
+
+def _trouble(
+    kind: Role | None, told: Trouble | None, observed: Observed, workers: Fleet, memory: Memory
+) -> Trouble | None:
+    placed, ready = (sizes.total if kind is None else sizes.of(kind) for sizes in (workers.counted, workers.ready))
+    if any(each.worker_id not in memory.troubled_ids for each in _stuck(workers, kind)):
         num_failures = told.num_failures + 1 if told else 1
         pause_s = min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, observed.start_s) * 2 ** (num_failures - 1))
-        return Trouble(role, placed, num_failures, observed.now_s + pause_s)
-    if told is None or workers.ready.of(role) > told.placed or observed.now_s > told.retry_s + LONGEST_PAUSE_S:
+        return Trouble(kind, placed, num_failures, observed.now_s + pause_s)
+    if told is None or ready > told.placed or observed.now_s > told.retry_s + LONGEST_PAUSE_S:
         return None  # one more came, or it was long ago
     return told._replace(placed=min(told.placed, placed))
 
@@ -100,17 +110,17 @@ def _bound(trouble: Trouble | None, now_s: float) -> int:
 
 
 def _words(trouble: Trouble, workers: Fleet, now_s: float) -> tuple[Reason, ...]:
-    stuck = [each for each in workers.stuck if each.role is trouble.role]
-    reasons = []
+    name = "" if trouble.role is None else f"{trouble.role.value} "
+    stuck, reasons = _stuck(workers, trouble.role), []
     if stuck:
         states = ", ".join(
             f"{each.worker_id} {each.state.value} for {now_s - each.since_s:.0f} s" for each in stuck[:8]
         )
-        reasons.append(Reason(Why.STUCK, f"{len(stuck)} {trouble.role.value} workers do not come ({states})"))
+        reasons.append(Reason(Why.STUCK, f"{len(stuck)} {name}workers do not come ({states})"))
     if now_s < trouble.retry_s:
         words = (
-            f"no more than {trouble.placed} {trouble.role.value} workers are asked for in the next "
-            f"{trouble.retry_s - now_s:.0f} s, after {trouble.num_failures} attempts in a row"
+            f"no more than {trouble.placed} {name}workers are asked for in the next {trouble.retry_s - now_s:.0f} s, "
+            f"after {trouble.num_failures} attempts in a row"
         )
         reasons.append(Reason(Why.BACKS_OFF, words))
     return tuple(reasons)

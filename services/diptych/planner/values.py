@@ -236,9 +236,9 @@ class Need(NamedTuple):
 
 
 class Trouble(NamedTuple):
-    """Workers of one role could not be had: a bound on how many are asked for, until it is time to try again."""
+    """Workers could not be had: a bound on how many are asked for, until it is time to try again."""
 
-    role: Role
+    role: Role | None  # whose workers do not start; None: no places for any
     placed: int  # workers that there were without those that did not come
     num_failures: int  # in a row
     retry_s: float  # when to ask for more again
