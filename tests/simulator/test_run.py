@@ -77,8 +77,10 @@ def test_steps_that_are_passed_together_change_nothing(roles: str, monkeypatch: 
 
 @pytest.mark.parametrize("roles", FLEETS)
 @pytest.mark.parametrize("num_pages", [2001, 521], ids=["room", "hardly any room"])
-def test_every_call_is_served_and_every_page_comes_back(roles: str, num_pages: int) -> None:
-    setup = platform(roles, worker_changes={"num_pages": num_pages}, transfer=TransferRules(num_windows=4))
+@pytest.mark.parametrize("overlap", [False, True])
+def test_every_call_is_served_and_every_page_comes_back(roles: str, num_pages: int, overlap: bool) -> None:
+    changes = {"num_pages": num_pages, "overlap": overlap}
+    setup = platform(roles, worker_changes=changes, transfer=TransferRules(num_windows=4))
     made, failures = run_to_rest(setup, chats(100, apart_s=0.02))
     assert set(failures) == {""}
     check_clean(made)
@@ -111,6 +113,18 @@ def test_an_idle_platform_takes_as_long_as_its_parts(
     assert outcome.first_s[0] - 2 == pytest.approx(first_s, abs=1e-9)
     assert outcome.last_s[0] - 2 == pytest.approx(last_s, abs=1e-9)
     assert outcome.moved_bytes == (1_600_000 if roles == "PD" else 0)
+
+
+@pytest.mark.parametrize("roles", ["U", "PD"])
+def test_with_overlap_steps_follow_each_other_without_a_gap_and_a_prompt_waits_for_one_more(roles: str) -> None:
+    calls = [call(1.0, 1600, 100), call(1.5, 800, 2, 7, 8)]
+    apart, overlapped = (
+        simulate(platform(roles, worker_changes={"overlap": overlap}), calls) for overlap in (False, True)
+    )
+    assert overlapped.last_s[0] == pytest.approx(apart.last_s[0], abs=0.020)
+    assert apart.failure == overlapped.failure == ("", "")
+    later_s = overlapped.first_s[1] - apart.first_s[1]
+    assert later_s == pytest.approx(0.011 if roles == "U" else 0.0, abs=1e-3)  # a step of one request
 
 
 def test_a_worker_that_serves_alone_is_the_core_stepped_by_hand() -> None:
