@@ -11,6 +11,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field, replace
 
+from diptych.engine.schedule.step_pace import HEADROOM, PATIENCE
 from diptych.engine.values.prompt_cost import MIN_CHUNK
 from diptych.router.workers.worker_view import Pair
 from routing.block_cache import BlockCache
@@ -80,8 +81,11 @@ class Engine:
     waiting: deque[Job] = field(default_factory=deque)  # for memory
     reserved_tokens: int = 0
     next_s: float = math.inf
+    tpot_s: float = 0.0  # that all requests are to keep; 0: nobody said
     _batch: list[tuple[int, int, Job]] = field(default_factory=list)  # a heap by the step that ends the request
     _joining: list[Job] = field(default_factory=list)
+    _due: list[tuple[float, int, Job]] = field(default_factory=list)  # by when tokens are due: see `TokenDeadlines`
+    _num_refused: int = 0  # steps in which a prompt that waits had no part
     _context_tokens: int = 0
     _num_steps: int = 0
     _stretch: _Stretch | None = None
@@ -90,6 +94,17 @@ class Engine:
     @property
     def free_tokens(self) -> int:
         return self.hardware.kv_tokens - self.reserved_tokens
+
+    @property
+    def output_tokens(self) -> int:
+        """Contexts of the requests that decode."""
+        return self._context_tokens
+
+    def prompt_budget(self, now_s: float) -> int:
+        """Return how many tokens of a prompt the next step may have; -1: any number."""
+        if not self._batch:
+            return -1
+        return max(0, self._fitting(0, max(now_s, self.next_s if self._stretch else now_s), self._decode_s))
 
     def add_prompt(self, job: Job, now_s: float) -> None:
         self.prompts.append(job)
@@ -162,35 +177,55 @@ class Engine:
         for job in self._joining:
             heapq.heappush(self._batch, (self._num_steps + job.request.output_len - 1, job.number, job))
             self._context_tokens += job.request.prompt_len + 1
+            heapq.heappush(self._due, (job.first_token_s - self._num_steps * self.tpot_s, job.number, job))
         self._joining.clear()
         self._stretch = self._next_stretch(now_s)
         self.next_s = self._stretch.end_s() if self._stretch else math.inf
 
     def _next_stretch(self, now_s: float) -> _Stretch | None:
-        hardware = self.hardware
-        decode_s = hardware.step_s + hardware.context_token_s * self._context_tokens if self._batch else 0.0
+        decode_s = self._decode_s
         if self.prompts:
-            computed_len, compute_s = self._chunk(self.prompts[0], now_s, decode_s)
+            budget = self._budget(self.prompts[0].computed_len, now_s, decode_s)
+            computed_len, compute_s = self._chunk(self.prompts[0], now_s, budget) if budget else (0, 0.0)
             return _Stretch(now_s, 1, compute_s + decode_s, computed_len=computed_len)
         if self._batch:
             num_steps = self._batch[0][0] - self._num_steps
-            return _Stretch(now_s, num_steps, decode_s, hardware.context_token_s * len(self._batch))
+            return _Stretch(now_s, num_steps, decode_s, self.hardware.context_token_s * len(self._batch))
         return None
 
-    def _chunk(self, job: Job, now_s: float, decode_s: float) -> tuple[int, float]:
+    @property
+    def _decode_s(self) -> float:
+        hardware = self.hardware
+        return hardware.step_s + hardware.context_token_s * self._context_tokens if self._batch else 0.0
+
+    def _chunk(self, job: Job, now_s: float, budget: int) -> tuple[int, float]:
         """Return how much of the prompt is computed after its next chunk, and the time for it."""
         overhead_s = 0.0
         if not job.computed_len:  # its first one
             job.started_s, overhead_s = now_s, self.hardware.prompt_s
             job.cached_blocks = self.cache.cached(job.request.block_list)
             job.computed_len = job.cached_len
-        end = min(job.computed_len + self._budget(job.computed_len, decode_s), job.request.prompt_len)
+        end = min(job.computed_len + budget, job.request.prompt_len)
         return end, overhead_s + self.hardware.compute_s(job.computed_len, end)
 
-    def _budget(self, first: int, decode_s: float) -> int:
+    def _budget(self, first: int, now_s: float, decode_s: float) -> int:
         """Return how many tokens of a prompt a step computes, beside requests that take `decode_s` of it."""
-        hardware = self.hardware
         if not self._batch:
-            return hardware.chunk_tokens
-        fitting = hardware.num_tokens(first, hardware.mixed_step_s - decode_s)
-        return min(hardware.chunk_tokens, max(MIN_CHUNK, len(self._batch), fitting))
+            return self.hardware.chunk_tokens
+        fitting = self._fitting(first, now_s, decode_s)
+        if not self.tpot_s or decode_s >= self.tpot_s:
+            return min(self.hardware.chunk_tokens, max(MIN_CHUNK, len(self._batch), fitting))
+        self._num_refused = 0 if fitting >= MIN_CHUNK else self._num_refused + 1
+        if fitting < MIN_CHUNK and self._num_refused < PATIENCE:
+            return 0
+        self._num_refused = 0
+        return min(self.hardware.chunk_tokens, max(MIN_CHUNK, fitting))
+
+    def _fitting(self, first: int, now_s: float, decode_s: float) -> int:
+        """Return how many fit into the time that is left before tokens are due."""
+        left_s = self.hardware.mixed_step_s
+        if self.tpot_s and decode_s < self.tpot_s:
+            while self._due[0][2].finished_s:
+                heapq.heappop(self._due)
+            left_s = HEADROOM * (self._due[0][0] + (self._num_steps + 1) * self.tpot_s - now_s)
+        return self.hardware.num_tokens(first, left_s - decode_s)
