@@ -11,7 +11,9 @@ import math
 from collections import deque
 from dataclasses import dataclass, field, replace
 
+from diptych.engine.schedule.kv_forecast import OutputLengths
 from diptych.engine.schedule.step_pace import HEADROOM, PATIENCE
+from diptych.engine.schedule.token_deadlines import CATCH_UP, MAX_BORROWED
 from diptych.engine.values.prompt_cost import MIN_CHUNK
 from diptych.router.workers.worker_view import Pair
 from routing.block_cache import BlockCache
@@ -85,6 +87,8 @@ class Engine:
     _batch: list[tuple[int, int, Job]] = field(default_factory=list)  # a heap by the step that ends the request
     _joining: list[Job] = field(default_factory=list)
     _due: list[tuple[float, int, Job]] = field(default_factory=list)  # by when tokens are due: see `TokenDeadlines`
+    _young: deque[tuple[float, int, Job]] = field(default_factory=deque)  # with few tokens yet, and when they began
+    _lengths: OutputLengths = field(default_factory=OutputLengths)
     _num_refused: int = 0  # steps in which a prompt that waits had no part
     _context_tokens: int = 0
     _num_steps: int = 0
@@ -157,6 +161,7 @@ class Engine:
         while self._batch and self._batch[0][0] <= self._num_steps:
             job = heapq.heappop(self._batch)[2]
             self._context_tokens -= job.context_len
+            self._lengths.observe(job.request.output_len)
             finished.append(job)
         return finished
 
@@ -177,7 +182,7 @@ class Engine:
         for job in self._joining:
             heapq.heappush(self._batch, (self._num_steps + job.request.output_len - 1, job.number, job))
             self._context_tokens += job.request.prompt_len + 1
-            heapq.heappush(self._due, (job.first_token_s - self._num_steps * self.tpot_s, job.number, job))
+            self._young.append((job.first_token_s, self._num_steps, job))
         self._joining.clear()
         self._stretch = self._next_stretch(now_s)
         self.next_s = self._stretch.end_s() if self._stretch else math.inf
@@ -221,11 +226,23 @@ class Engine:
         self._num_refused = 0
         return min(self.hardware.chunk_tokens, max(MIN_CHUNK, fitting))
 
+    def _next_due_s(self, decode_s: float) -> float:
+        borrowed = max(1, min(MAX_BORROWED, self._lengths.short))
+        while self._young and (self._young[0][2].finished_s or self._num_steps - self._young[0][1] >= borrowed):
+            first_s, num_steps, job = self._young.popleft()
+            heapq.heappush(self._due, (first_s - num_steps * self.tpot_s, job.number, job))
+        while self._due and self._due[0][2].finished_s:
+            heapq.heappop(self._due)
+        due_s = self._due[0][0] + (self._num_steps + 1) * self.tpot_s if self._due else math.inf
+        if self._young:
+            first_s, num_steps, _ = self._young[0]
+            num_left = borrowed - 1 - (self._num_steps - num_steps)
+            due_s = min(due_s, first_s + borrowed * self.tpot_s - num_left * CATCH_UP * decode_s)
+        return due_s
+
     def _fitting(self, first: int, now_s: float, decode_s: float) -> int:
         """Return how many fit into the time that is left before tokens are due."""
         left_s = self.hardware.mixed_step_s
         if self.tpot_s and decode_s < self.tpot_s:
-            while self._due[0][2].finished_s:
-                heapq.heappop(self._due)
-            left_s = HEADROOM * (self._due[0][0] + (self._num_steps + 1) * self.tpot_s - now_s)
+            left_s = HEADROOM * (self._next_due_s(decode_s) - now_s)
         return self.hardware.num_tokens(first, left_s - decode_s)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from diptych.engine.schedule.kv_forecast import OutputLengths
 from diptych.engine.schedule.step_pace import PATIENCE, UNBOUNDED, StepPace
 from diptych.engine.schedule.token_deadlines import FORGIVEN, TokenDeadlines, grouped
 from diptych.engine.values.prompt_cost import MIN_CHUNK
@@ -189,6 +190,43 @@ def test_what_is_shown_follows_the_slack() -> None:
     assert base_s == pytest.approx(STEP_S, rel=0.15)
     assert 0 < slope_s < 1e-6
     assert prompt_s == pytest.approx(TOKEN_S, rel=0.25)
+
+
+def test_young_outputs_may_be_late_as_long_as_they_can_catch_up() -> None:
+    worker = Worker()
+    warm(worker)
+    worker.pace.expect(50)
+    worker.join(running(1, 0.010))
+    spent = worker.step(MOST)
+    assert spent * TOKEN_S > 0.7 * 50 * (0.010 - 1.1 * STEP_S)
+    assert worker.latest_s > 0.0
+    for _ in range(49):
+        worker.step(MOST)
+    worker.latest_s = -math.inf
+    for _ in range(200):
+        worker.step(MOST)
+    assert worker.latest_s <= 0.0
+
+
+def test_a_request_that_may_not_have_so_many_tokens_borrows_none() -> None:
+    worker = Worker()
+    warm(worker)
+    worker.pace.expect(50)
+    short = running(1, 0.010)
+    short.max_len = short.num_tokens + 40
+    worker.join(short)
+    for _ in range(40):
+        worker.step(MOST)
+    assert worker.latest_s <= 0.0
+
+
+@pytest.mark.parametrize("lengths", [(5,) * 30, (5,) * 10, tuple(range(100, 200))])
+def test_what_is_short_for_an_output_is_learned_from_those_that_ended(lengths: Sequence[int]) -> None:
+    known = OutputLengths()
+    for length in lengths:
+        known.observe(length)
+    shorter = sum(length < known.short for length in lengths)
+    assert known.short == 0 if len(lengths) < 20 else shorter <= 0.05 * len(lengths) + 1 and known.short > 3
 
 
 def test_deadlines_are_those_of_every_request_one_by_one() -> None:

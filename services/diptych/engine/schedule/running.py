@@ -251,6 +251,7 @@ class Running:
     def finish(self, request: Request) -> None:
         """Take out a request that has come to its own end."""
         self._forecast.learn(request)
+        self._pace.expect(self._forecast.short_output)
         self.retire(request)
 
     def retire(self, request: Request) -> None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from diptych.engine.schedule.step_times import ContextCount, StepLine
-from diptych.engine.schedule.token_deadlines import TokenDeadlines
+from diptych.engine.schedule.token_deadlines import MAX_BORROWED, TokenDeadlines
 from diptych.engine.values.prompt_cost import MIN_CHUNK, STEP_COST
 from diptych.engine.values.request import Request
 
@@ -109,6 +109,10 @@ class StepPace:
         """A step brought a request so many tokens beside the first."""
         self._deadlines.ahead(request, num_tokens)
         self._contexts.ahead(request, num_tokens)
+
+    def expect(self, num_tokens: int) -> None:
+        """Hardly an output ends with fewer tokens."""
+        self._deadlines.borrowed = max(1, min(MAX_BORROWED, num_tokens))
 
     # what prompts may cost
 
