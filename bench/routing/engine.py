@@ -12,15 +12,19 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 
 from diptych.engine.schedule.kv_forecast import OutputLengths
+from diptych.engine.schedule.policies import PATIENCE_S
 from diptych.engine.schedule.step_pace import HEADROOM, PATIENCE
 from diptych.engine.schedule.token_deadlines import CATCH_UP, MAX_BORROWED
 from diptych.engine.values.prompt_cost import MIN_CHUNK
+from diptych.router.choose.policies.policy import NO_OBJECTIVES, Objectives
 from diptych.router.workers.worker_view import Pair
 from routing.block_cache import BlockCache
 from routing.hardware import Hardware
 from routing.trace import BLOCK_TOKENS, TracedRequest
 
 
+import os
+EXTRA=float(os.environ.get('E','0'))
 @dataclass(slots=True, eq=False)
 class Job:
     """A request under way, and what became of it."""
@@ -83,7 +87,7 @@ class Engine:
     waiting: deque[Job] = field(default_factory=deque)  # for memory
     reserved_tokens: int = 0
     next_s: float = math.inf
-    tpot_s: float = 0.0  # that all requests are to keep; 0: nobody said
+    slo: Objectives = NO_OBJECTIVES  # of all requests
     _batch: list[tuple[int, int, Job]] = field(default_factory=list)  # a heap by the step that ends the request
     _joining: list[Job] = field(default_factory=list)
     _due: list[tuple[float, int, Job]] = field(default_factory=list)  # by when tokens are due: see `TokenDeadlines`
@@ -190,6 +194,7 @@ class Engine:
     def _next_stretch(self, now_s: float) -> _Stretch | None:
         decode_s = self._decode_s
         if self.prompts:
+            self._choose_prompt(now_s)
             budget = self._budget(self.prompts[0].computed_len, now_s, decode_s)
             computed_len, compute_s = self._chunk(self.prompts[0], now_s, budget) if budget else (0, 0.0)
             return _Stretch(now_s, 1, compute_s + decode_s, computed_len=computed_len)
@@ -197,6 +202,17 @@ class Engine:
             num_steps = self._batch[0][0] - self._num_steps
             return _Stretch(now_s, num_steps, decode_s, self.hardware.context_token_s * len(self._batch))
         return None
+
+    def _choose_prompt(self, now_s: float) -> None:
+        """Have a prompt go before others that are late already, if it may still be in time."""
+        ttft_s = self.slo.ttft_s
+        if not ttft_s or self.prompts[0].computed_len:
+            return
+        first = self.prompts[0].arrival_s
+        if first + ttft_s < now_s < first + ttft_s + PATIENCE_S:
+            chosen = next((job for job in self.prompts if now_s <= job.arrival_s + ttft_s - EXTRA*self.hardware.compute_s(0,job.request.prompt_len)), self.prompts[0])
+            self.prompts.remove(chosen)
+            self.prompts.appendleft(chosen)
 
     @property
     def _decode_s(self) -> float:
@@ -218,7 +234,7 @@ class Engine:
         if not self._batch:
             return self.hardware.chunk_tokens
         fitting = self._fitting(first, now_s, decode_s)
-        if not self.tpot_s or decode_s >= self.tpot_s:
+        if not self.slo.tpot_s or decode_s >= self.slo.tpot_s:
             return min(self.hardware.chunk_tokens, max(MIN_CHUNK, len(self._batch), fitting))
         self._num_refused = 0 if fitting >= MIN_CHUNK else self._num_refused + 1
         if fitting < MIN_CHUNK and self._num_refused < PATIENCE:
@@ -230,19 +246,19 @@ class Engine:
         borrowed = max(1, min(MAX_BORROWED, self._lengths.short))
         while self._young and (self._young[0][2].finished_s or self._num_steps - self._young[0][1] >= borrowed):
             first_s, num_steps, job = self._young.popleft()
-            heapq.heappush(self._due, (first_s - num_steps * self.tpot_s, job.number, job))
+            heapq.heappush(self._due, (first_s - num_steps * self.slo.tpot_s, job.number, job))
         while self._due and self._due[0][2].finished_s:
             heapq.heappop(self._due)
-        due_s = self._due[0][0] + (self._num_steps + 1) * self.tpot_s if self._due else math.inf
+        due_s = self._due[0][0] + (self._num_steps + 1) * self.slo.tpot_s if self._due else math.inf
         if self._young:
             first_s, num_steps, _ = self._young[0]
             num_left = borrowed - 1 - (self._num_steps - num_steps)
-            due_s = min(due_s, first_s + borrowed * self.tpot_s - num_left * CATCH_UP * decode_s)
+            due_s = min(due_s, first_s + borrowed * self.slo.tpot_s - num_left * CATCH_UP * decode_s)
         return due_s
 
     def _fitting(self, first: int, now_s: float, decode_s: float) -> int:
         """Return how many fit into the time that is left before tokens are due."""
         left_s = self.hardware.mixed_step_s
-        if self.tpot_s and decode_s < self.tpot_s:
+        if self.slo.tpot_s and decode_s < self.slo.tpot_s:
             left_s = HEADROOM * (self._next_due_s(decode_s) - now_s)
         return self.hardware.num_tokens(first, left_s - decode_s)

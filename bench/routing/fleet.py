@@ -38,7 +38,7 @@ class Fleet:
         """Return a run that has not begun."""
         ids = sorted({*self.prefill_ids, *self.decode_ids})
         engines = {
-            key: Engine(key, self.hardware, BlockCache(self.num_blocks), tpot_s=objectives.tpot_s) for key in ids
+            key: Engine(key, self.hardware, BlockCache(self.num_blocks), slo=objectives) for key in ids
         }
         return Replay(engines, Dispatch(policy, engines, self._pairs(), objectives, self.chance))
 

@@ -25,7 +25,7 @@ from diptych.engine.values.request import Request
 KEPT_BACK: Final = 0.01  # of each token's time, for what happens outside: hand-offs, the way to the client
 PER_OCTAVE: Final = 64  # groups: times that differ by less than 1 % are the same, the shorter one
 FORGIVEN: Final = 8  # tokens
-MAX_BORROWED: Final = 64  # tokens
+MAX_BORROWED: Final = 128  # tokens
 CATCH_UP: Final = 1.1  # steps that bring young requests their tokens may each take so much longer than expected
 MIN_TPOT_S: Final = 1e-6
 

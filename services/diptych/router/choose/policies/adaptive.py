@@ -1,11 +1,10 @@
 """Chooses the pair under which fewest SLOs are missed: the request's own, and those of whom it delays.
 
-A worker's role is how many tokens of prompts its steps may have beside outputs (`WorkerLoad.prompt_budget`), so any
-mixture of roles is a choice of pairs. New outputs are *packed*: they go to the first worker that keeps their time per
-token with one more, and leave the others free for prompts. A prompt goes where its first token is soonest; beside
-outputs it has their slack at once, and then only what each of their steps leaves. So short prompts are computed where
-their output is made, and a worker with slack takes prompts that would come too late elsewhere. Packing is that of
-Arrow (arXiv:2505.11916), the two kinds of slack those of TaiChi (arXiv:2508.01989).
+A worker's role is how many tokens of prompts its steps may have beside outputs (`beside`), so any mixture of roles is a
+choice of pairs. New outputs are *packed*: they go to the first worker that keeps their time per token with one more,
+and leave the others free for prompts. A prompt goes where its first token is soonest: so a short one may be computed
+where its output is made, and a worker with slack takes prompts that would come too late elsewhere. Packing is that of
+Arrow (arXiv:2505.11916), lending slack to prompts that of TaiChi (arXiv:2508.01989).
 
 Everything is counted in requests that miss their SLO (`missed`). An output costs those outputs that its worker then
 does not keep, and those prompts that come while it lasts and find a slower worker. What is expected follows from who
@@ -15,16 +14,16 @@ knows what would be missed: `pair_cost` chooses.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+import heapq
+from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
-from diptych.router.choose.fits import weight_of
+from diptych.router.choose.policies.beside import compute_s, share_of, slowed_s, step_s
 from diptych.router.choose.policies.cost import grant_s
-from diptych.router.choose.policies.pair_cost import pair_cost
+from diptych.router.choose.policies.pair_cost import SHORTLIST, pair_cost
 from diptych.router.choose.policies.policy import Candidates, Decision, RequestView, Worker
+from diptych.router.workers.worker_view import Pair
 
-LEAST_SHARE: Final = 0.02  # of their time that outputs leave to prompts: workers let no prompt starve
 UNSURE: Final = 0.1  # of an SLO: within so much of it nobody knows whether it will be kept
 LATE: Final = 0.1  # what being late by a whole SLO more costs, once it is missed: less than another's miss
 SOON: Final = 0.05  # what a first token is worth that comes at once, not when it is due
@@ -32,117 +31,101 @@ PLACE: Final = 0.02  # what another place in the order of workers is worth, for 
 MAX_BUSY: Final = 0.98
 
 
-class _Outputs(NamedTuple):
-    """What a worker does for its outputs."""
-
-    step_s: float  # a step without prompts
-    share: float  # of its time that prompts have beside them
-
-
 def adaptive(candidates: Candidates, request: RequestView) -> Decision:
     if not request.objectives.are_known:
         return pair_cost(candidates, request)
     workers = candidates.workers
     firsts = {key: first_s(workers[key], request) for key in candidates.partners}
-    demand = _demand(candidates, request)
-    outputs = {key: _output_loss(candidates, request, key, demand) for key in candidates.decode_ids}
-    order = sorted(outputs, key=lambda key: (outputs[key], key))
-    places = {key: PLACE * place for place, key in enumerate(order)}
+    outputs = _outputs_missed(candidates, request)
     losses = {
         pair: outputs[pair.decode_id]
-        + places[pair.decode_id]
-        + _first_loss(max(firsts[pair.prefill_id], grant_s(workers[pair.decode_id], request)), request)
-        for pair in candidates.pairs()
+        + _first_missed(max(firsts[pair.prefill_id], grant_s(workers[pair.decode_id], request)), request)
+        for pair in _in_question(candidates, firsts)
     }
     return Decision(min(losses, key=losses.__getitem__), "fewest SLOs missed")
 
 
 def missed(share: float) -> float:
-    """Return how many requests miss an SLO of which they take such a share: between none and one, and a little more."""
-    certain = min(1.0, max(0.0, (share - 1 + UNSURE) / (2 * UNSURE)))
-    return certain + LATE * max(0.0, share - 1 - UNSURE)
+    """Return how many requests miss an SLO of which they take such a share: none up to one, and a little more if late.
 
-
-def step_s(worker: Worker, context_tokens: float = 0.0) -> float:
-    """Return how long a step without prompts takes with so much context more than there is."""
-    load, line = worker.load, worker.learned.decode
-    num_tokens = load.output_tokens + context_tokens
-    return load.output_step_s + load.context_token_s * num_tokens if load.output_step_s else line.at(num_tokens)
-
-
-def compute_s(worker: Worker, num_tokens: float, cached_tokens: float = 0.0) -> float:
-    """Return how long a prompt takes that has the worker for itself."""
-    curve = worker.learned.prefill
-    slope_s = worker.load.prompt_token_s
-    if not slope_s:
-        return curve.at(num_tokens, cached_tokens)
-    return slope_s * weight_of(num_tokens, cached_tokens, curve.double)
+    Nobody knows what comes of those that take nearly all of it, or hardly more.
+    """
+    likely = min(1.0, max(0.0, (share - 1 + UNSURE) / (2 * UNSURE)))
+    return likely + LATE * max(0.0, share - 1 - UNSURE)
 
 
 def first_s(worker: Worker, request: RequestView) -> float:
     """Return when a worker would have the first token: behind its queue, and beside its outputs."""
     load = worker.load
-    one_s = compute_s(worker, load.queued_tokens / max(1, load.num_queued))
-    queue_s = one_s * load.num_queued
-    work_s = queue_s + compute_s(worker, max(1, request.prompt_len - worker.cached_tokens), worker.cached_tokens)
-    if not load.output_tokens:
-        return work_s
-    slack_s = queue_s if load.prompt_budget < 0 else compute_s(worker, load.prompt_budget)
-    if work_s <= slack_s:
-        return work_s
-    return slack_s + (work_s - slack_s) / share_of(worker, request.objectives.tpot_s)
+    queue_s = load.num_queued * compute_s(worker, load.queued_tokens / max(1, load.num_queued))
+    own_s = compute_s(worker, max(1, request.prompt_len - worker.cached_tokens), worker.cached_tokens)
+    if load.prompt_budget < 0 and load.output_tokens:  # of prompts in its queue: they come before this one
+        return queue_s + own_s / share_of(worker, request.objectives.tpot_s)
+    return slowed_s(worker, queue_s + own_s, request.objectives.tpot_s)
 
 
-def share_of(worker: Worker, tpot_s: float, context_tokens: float = 0.0) -> float:
-    """Return which share of its time a worker has for prompts, with so much context more than there is."""
-    if not worker.load.output_tokens + context_tokens:
-        return 1.0
-    return max(LEAST_SHARE, 1 - step_s(worker, context_tokens) / tpot_s)
+def _in_question(candidates: Candidates, firsts: Mapping[int, float]) -> Iterator[Pair]:
+    """Yield the pairs of the prefill workers whose first token is soonest, and workers that would serve alone."""
+    soonest = set(heapq.nsmallest(SHORTLIST, firsts, key=lambda key: (firsts[key], key)))
+    for key, partners in candidates.partners.items():
+        yield from (Pair(key, each) for each in partners if key in soonest or key == each)
 
 
-def _first_loss(ttft_s: float, request: RequestView) -> float:
+def _first_missed(ttft_s: float, request: RequestView) -> float:
     share = ttft_s / request.objectives.ttft_s
     return missed(share) + SOON * min(1.0, share)
 
 
-class _Demand(NamedTuple):
-    """The prompts that come."""
+def _outputs_missed(candidates: Candidates, request: RequestView) -> Mapping[int, float]:
+    """Return what an output costs at each worker that may make it; of equals the first is the best."""
+    workers, prompts = candidates.workers, _Prompts.of(candidates, request)
+    losses = {key: _output_missed(workers[key], request, prompts) for key in candidates.decode_ids}
+    order = sorted(losses, key=lambda key: (losses[key], key))
+    return {key: losses[key] + PLACE * place for place, key in enumerate(order)}
+
+
+def _output_missed(worker: Worker, request: RequestView, prompts: _Prompts) -> float:
+    """Return how many requests miss their SLO because the output is made there: outputs, itself too, and prompts."""
+    tpot_s, added = request.objectives.tpot_s, request.prompt_len + request.output_len / 2
+    before, after = missed(step_s(worker) / tpot_s), missed(step_s(worker, added) / tpot_s)
+    own = after + worker.load.num_outputs * max(0.0, after - before)
+    if worker.instance_id not in prompts.shares:
+        return own
+    lasts_s = request.output_len * tpot_s
+    return own + lasts_s * prompts.missed_with(worker.instance_id, share_of(worker, tpot_s, added))
+
+
+class _Prompts(NamedTuple):
+    """The prompts that come, and the workers that compute them."""
 
     rate: float  # a second
     work_s: float  # of each, at a worker that does nothing else
+    ttft_s: float  # they are to have their first tokens within so long
+    shares: Mapping[int, float]  # of their time that workers have for them
+    longest: tuple[float, float]  # the two largest of these
+    sum: float
 
+    @staticmethod
+    def of(candidates: Candidates, request: RequestView) -> _Prompts:
+        """Return what is known: those that come are like those that came, and like this one."""
+        usual, slo = request.usual, request.objectives
+        shares = {key: share_of(candidates.workers[key], slo.tpot_s) for key in candidates.partners}
+        rate = usual.busy * len(shares) / usual.prompt_s if usual.prompt_s > 0 else 0.0
+        work_s = min(compute_s(candidates.workers[key], request.prompt_len) for key in shares)
+        largest = heapq.nlargest(2, shares.values())
+        return _Prompts(rate, work_s, slo.ttft_s, shares, (largest[0], largest[-1]), sum(shares.values()))
 
-def _demand(candidates: Candidates, request: RequestView) -> _Demand:
-    usual = request.usual
-    if usual.prompt_s <= 0:
-        return _Demand(0.0, 0.0)
-    worker = candidates.workers[next(iter(candidates.partners))]
-    rate = usual.busy * len(candidates.partners) / usual.prompt_s
-    return _Demand(rate, compute_s(worker, request.prompt_len))
+    def missed_with(self, key: int, share: float) -> float:
+        """Return how many prompts a second miss their SLO once a worker has less time for them."""
+        if not self.rate:
+            return 0.0
+        others = self.longest[self.shares[key] == self.longest[0]] if len(self.shares) > 1 else 0.0
+        now = self._missed(self.sum, self.longest[0])
+        return self.rate * max(0.0, self._missed(self.sum - self.shares[key] + share, max(others, share)) - now)
 
-
-def _output_loss(candidates: Candidates, request: RequestView, key: int, demand: _Demand) -> float:
-    """Return how many requests miss their SLO because the output is made there: outputs, itself too, and prompts."""
-    worker, tpot_s = candidates.workers[key], request.objectives.tpot_s
-    added = request.prompt_len + request.output_len / 2
-    before, after = missed(step_s(worker) / tpot_s), missed(step_s(worker, added) / tpot_s)
-    loss = after + worker.load.num_outputs * max(0.0, after - before)
-    if key not in candidates.partners or not demand.rate:
-        return loss
-    shares = {each: share_of(candidates.workers[each], tpot_s) for each in candidates.partners}
-    now = _prompts_missed(shares.values(), demand, request)
-    shares[key] = share_of(worker, tpot_s, added)
-    then = _prompts_missed(shares.values(), demand, request)
-    return loss + demand.rate * request.output_len * tpot_s * max(0.0, then - now)
-
-
-def _prompts_missed(shares, demand: _Demand, request: RequestView) -> float:
-    """Return which share of the prompts that come miss their SLO at workers with such shares of their time."""
-    total = sum(shares)
-    busy = demand.rate * demand.work_s / total
-    longest = max(shares)
-    alone_s = demand.work_s / longest
-    if busy >= MAX_BUSY:
-        return missed(alone_s / request.objectives.ttft_s + 1.0 / (1 - MAX_BUSY) * (busy - MAX_BUSY + 1 - MAX_BUSY))
-    wait_s = busy / (1 - busy) * demand.work_s / total / 2
-    return missed((alone_s + wait_s) / request.objectives.ttft_s)
+    def _missed(self, total: float, longest: float) -> float:
+        """Return the share of prompts that miss it, as if one worker computed them, of `total` times the speed."""
+        busy = self.rate * self.work_s / total
+        bounded = min(MAX_BUSY, busy)
+        wait_s = bounded / (1 - bounded) * self.work_s / total / 2
+        return missed((self.work_s / longest + wait_s) / self.ttft_s) + max(0.0, busy - MAX_BUSY)
