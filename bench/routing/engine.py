@@ -23,8 +23,6 @@ from routing.hardware import Hardware
 from routing.trace import BLOCK_TOKENS, TracedRequest
 
 
-import os
-EXTRA=float(os.environ.get('E','0'))
 @dataclass(slots=True, eq=False)
 class Job:
     """A request under way, and what became of it."""
@@ -208,11 +206,11 @@ class Engine:
         ttft_s = self.slo.ttft_s
         if not ttft_s or self.prompts[0].computed_len:
             return
-        first = self.prompts[0].arrival_s
-        if first + ttft_s < now_s < first + ttft_s + PATIENCE_S:
-            chosen = next((job for job in self.prompts if now_s <= job.arrival_s + ttft_s - EXTRA*self.hardware.compute_s(0,job.request.prompt_len)), self.prompts[0])
-            self.prompts.remove(chosen)
-            self.prompts.appendleft(chosen)
+        if PATIENCE_S > now_s - self.prompts[0].arrival_s - ttft_s > 0:
+            in_time = (job for job in self.prompts if now_s <= job.arrival_s + ttft_s)
+            if chosen := next(in_time, None):
+                self.prompts.remove(chosen)
+                self.prompts.appendleft(chosen)
 
     @property
     def _decode_s(self) -> float:
