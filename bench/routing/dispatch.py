@@ -45,6 +45,8 @@ class _Open:
     num_queued: int = 0
     queued_tokens: int = 0
     queued_transfer_bytes: int = 0
+    num_outputs: int = 0
+    output_tokens: int = 0  # of their prompts
 
     def add_prompt(self, job: Job) -> None:
         self.num_queued += 1
@@ -98,6 +100,8 @@ class Dispatch:
         for instance_id in {pair.prefill_id, pair.decode_id}:
             self._open[instance_id].num_legs += 1
         self._open[pair.prefill_id].add_prompt(job)
+        self._open[pair.decode_id].num_outputs += 1
+        self._open[pair.decode_id].output_tokens += request.prompt_len
         self._prefixes.sent({pair.prefill_id, pair.decode_id}, chains)
         return job
 
@@ -130,6 +134,8 @@ class Dispatch:
             gap_s = (job.finished_s - job.joined_s) / num_gaps
             self._estimates.decoded(decode_id, self._engines[decode_id].reserved_tokens, gap_s)
         self._open[decode_id].num_legs -= 1
+        self._open[decode_id].num_outputs -= 1
+        self._open[decode_id].output_tokens -= job.request.prompt_len
         self._estimates.ended(job.request.output_len)
 
     def _moved_bytes(self, job: Job) -> int:
@@ -176,4 +182,10 @@ class Dispatch:
             queued_transfer_bytes=opened.queued_transfer_bytes,
             num_queued=opened.num_queued,
             context_tokens=engine.reserved_tokens,
+            prompt_budget=engine.prompt_budget(self._now_s),
+            output_tokens=max(engine.output_tokens, opened.output_tokens),
+            num_outputs=opened.num_outputs,
+            output_step_s=engine.hardware.step_s,
+            context_token_s=engine.hardware.context_token_s,
+            prompt_token_s=engine.hardware.token_s,
         )

@@ -2,7 +2,7 @@
 
 So a role changes without a reload, and what began in a former role still comes to its end. An event goes to the core
 that has its room; a note of a room that nobody has, to the one that hears such notes. A step belongs to one core, and
-they take turns while both have something to compute.
+they take turns while both have something to compute, and outputs have time for a step of prompts (`StepPace`).
 
 `Reserve` keeps some memory free for prompts that are computed for others, so that no workers wait for each other.
 
@@ -259,6 +259,11 @@ class UnifiedCore:
             grantable_pages=decode.grantable_pages if self._role.serves(LegKind.DECODE) else 0,
             blocked_tokens=prefill.blocked_tokens,
             num_ungranted=decode.num_ungranted,
+            prompt_budget=decode.prompt_budget if self._role.serves(LegKind.PREFILL) else 0,
+            output_tokens=decode.output_tokens,
+            output_step_s=decode.output_step_s,
+            context_token_s=decode.context_token_s,
+            prompt_token_s=decode.prompt_token_s,
         )
 
     def report(self) -> CoreReport:

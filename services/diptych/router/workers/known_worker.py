@@ -57,6 +57,11 @@ def counted_load(
         link_speeds=link_speeds,
         num_queued=load.num_waiting_prompts,
         context_tokens=(load.total_pages - load.free_pages) * page_size,
+        prompt_budget=load.prompt_budget if load.HasField("prompt_budget") else -1,
+        output_tokens=load.output_tokens,
+        output_step_s=load.output_step_s,
+        context_token_s=load.context_token_s,
+        prompt_token_s=load.prompt_token_s,
     )
 
 
