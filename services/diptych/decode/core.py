@@ -6,7 +6,7 @@ is computed here from its first token on, as one that was retracted is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 
 from diptych.common.members.roles import LegKind
@@ -257,8 +257,8 @@ class DecodeCore:
         """See `UnifiedCore.plain_steps`."""
         return NO_PLAIN_STEPS if self._waiting or self._effects else self._running.plain_steps(token_id)
 
-    def pass_plain_steps(self, count: int, token_id: int, now_s: float) -> None:
-        self._running.pass_plain_steps(count, token_id, now_s)
+    def pass_plain_steps(self, began_s: float, ends_s: Sequence[float], token_id: int) -> None:
+        self._running.pass_plain_steps(began_s, ends_s, token_id)
 
     # time and state
 

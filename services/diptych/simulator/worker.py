@@ -84,10 +84,11 @@ class Launched(NamedTuple):
 class Stretch:
     """Plain steps that run one after the other: nothing needs to be decided before the last has ended."""
 
-    def __init__(self, ends_s: F64, rooms: Sequence[int]) -> None:
+    def __init__(self, began_s: float, ends_s: F64, rooms: Sequence[int]) -> None:
         self.ends_s = ends_s  # of each step
         self.rooms = rooms  # that they continue
         self.num_passed = 0  # steps that the core has been told of
+        self._told_s = began_s  # when the last of those had ended
 
     @property
     def end_s(self) -> float:
@@ -104,6 +105,14 @@ class Stretch:
     def num_over(self, now_s: float) -> int:
         """Return how many steps are over that the core has not been told of."""
         return int(np.searchsorted(self.ends_s, now_s, side="right")) - self.num_passed
+
+    def take(self, count: int) -> tuple[float, Sequence[float]]:
+        """Return when the next steps began, and when each of so many ended; the core is told of these."""
+        began_s, first = self._told_s, self.num_passed
+        self.num_passed += count
+        ends_s: list[float] = self.ends_s[first : self.num_passed].tolist()
+        self._told_s = ends_s[-1]
+        return began_s, ends_s
 
 
 class SimWorker:
@@ -193,19 +202,11 @@ class SimWorker:
         stretch = self._stretch
         if stretch is None or not (count := stretch.num_over(until_s)):
             return None
-        stretch.num_passed += count
-        self.core.pass_plain_steps(count, OUTPUT_TOKEN, float(stretch.ends_s[stretch.num_passed - 1]))
+        self.core.pass_plain_steps(*stretch.take(count), OUTPUT_TOKEN)
         self._record.repeated([self._call_of[room] for room in stretch.rooms], count)
         for room in stretch.rooms:
             self.given[room] += count
-        if stretch.num_passed > count and not self._pages_changed:
-            return None  # since the last time: nothing else changes in such steps
         return self._news()
-
-    @property
-    def _pages_changed(self) -> bool:
-        assert self._told is not None
-        return not self.cache.changes.is_empty or self._told[0].free_pages != self.cache.num_available
 
     # the loop
 
@@ -311,7 +312,7 @@ class SimWorker:
         deadline_s = self.core.next_deadline_s()
         if deadline_s is not None:  # it is heard behind the step that runs then
             ends_s = ends_s[: int(np.searchsorted(ends_s, deadline_s)) + 1]
-        self._stretch = Stretch(ends_s, tuple(lens))
+        self._stretch = Stretch(self._clock.now_s, ends_s, tuple(lens))
         self._clock.at(self._stretch.end_s, partial(self._end_stretch, self._stretch))
         return True
 

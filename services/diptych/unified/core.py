@@ -19,7 +19,7 @@ states of recurrent layers leave.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from typing import Final
 
@@ -216,10 +216,13 @@ class UnifiedCore:
         """
         return NO_PLAIN_STEPS if self._prefill.has_prompts else self._decode.plain_steps(token_id)
 
-    def pass_plain_steps(self, count: int, token_id: int, now_s: float) -> None:
-        """Be where so many of these steps lead to, the last of which is over now. Their tokens are not told."""
+    def pass_plain_steps(self, began_s: float, ends_s: Sequence[float], token_id: int) -> None:
+        """Be behind some of these steps, which ended at these times, one after the other from `began_s` on.
+
+        Their tokens are not told.
+        """
         self._stepping = self._decode
-        self._decode.pass_plain_steps(count, token_id, now_s)
+        self._decode.pass_plain_steps(began_s, ends_s, token_id)
 
     # time and state
 
@@ -246,8 +249,6 @@ class UnifiedCore:
         decode = self._decode.load()
         if self._role is Role.LOCAL:
             return decode
-        if not self._prefill.num_open_rooms:
-            return decode if self._role.serves(LegKind.DECODE) else decode._replace(grantable_pages=0)
         prefill = self._prefill.load()
         return Load(
             num_waiting=prefill.num_waiting + decode.num_waiting,

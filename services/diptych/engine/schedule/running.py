@@ -238,12 +238,11 @@ class Running:
             count //= 2
         return PlainSteps(count, tuple(self._batch))
 
-    def pass_plain_steps(self, count: int, token_id: int, now_s: float) -> None:
-        """Be where `count` of them lead to, the last of which is over now."""
-        self._pace.begin(0, now_s)
-        self._pace.end(now_s)
+    def pass_plain_steps(self, began_s: float, ends_s: Sequence[float], token_id: int) -> None:
+        """Be behind some of them, which ended at these times, one after the other from `began_s` on."""
+        self._pace.pass_steps(len(self._batch), began_s, ends_s)
         for request in self._batch:
-            end = request.num_tokens + count
+            end = request.num_tokens + len(ends_s)
             request.tokens[request.num_tokens : end] = token_id
             request.num_tokens, request.computed_len = end, end - 1
             if end - 1 > request.num_pages * self._cache.page_size:

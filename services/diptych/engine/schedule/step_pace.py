@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -207,6 +207,21 @@ class StepPace:
         for request in step.joining:
             self._deadlines.correct(request, now_s, sum(later.num_rows > 0 for later in self._running))
 
+    def pass_steps(self, num_rows: int, began_s: float, ends_s: Iterable[float]) -> None:
+        """Be behind steps that brought tokens to so many requests, one after the other from `began_s` on.
+
+        The same as to `begin` and `end` each. No step is launched.
+        """
+        num_steps = 0
+        for end_s in ends_s:
+            self._learn_tokens(_work(num_rows, self._contexts.num_tokens), end_s - max(began_s, self._ended_s))
+            self._contexts.stepped(1)
+            num_steps += 1
+            began_s = self._ended_s = self._free_s = end_s
+        self._deadlines.stepped(num_steps)
+        for prompts in (self._beside, self._apart):
+            prompts.stepped(True, 0)
+
     def give_up(self) -> None:
         """The only step that runs will never be complete: its time says nothing."""
         if self._running.popleft().num_rows:
@@ -215,13 +230,16 @@ class StepPace:
 
     def _learn(self, step: _Launched, took_s: float) -> None:
         if not step.cost:
-            if not self._tokens.is_known:
-                self._beside.line = StepLine()  # what it has is of whole steps
-            self._tokens.learn(step.work, took_s)
+            self._learn_tokens(step.work, took_s)
         elif step.num_rows:
             self._beside.line.learn(step.cost, max(0.0, took_s - self._tokens.at(step.work)))
         else:
             self._apart.line.learn(step.cost, took_s)
+
+    def _learn_tokens(self, work: int, took_s: float) -> None:
+        if not self._tokens.is_known:
+            self._beside.line = StepLine()  # what it has is of whole steps
+        self._tokens.learn(work, took_s)
 
     def _expected_s(self, cost: int, num_rows: int, work: int) -> float:
         if not num_rows:
