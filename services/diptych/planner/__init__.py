@@ -1,5 +1,5 @@
-"""The planner: how many workers of which role a load needs, and why. Pure, but for the shells that it names.
+"""The planner: how many workers of which role a load needs within an SLO, and why. Pure.
 
-`values` is what it sees, says and remembers; `plan` is the door. `capacity` predicts what workers of each role keep of a
-load, `sizing` finds the fewest, and the rest decides when to act on it.
+`values` is what it sees, says and remembers; `plan` is the door. `demand` and `predict` say what a load costs and how
+well workers serve it, `sizing` finds the fewest, and the other modules each decide one thing about acting on it.
 """

@@ -1,7 +1,7 @@
 """What the planner sees, what it says, and what it remembers. Pure values.
 
-Rule: what nobody knows is `None` or nan, never a number that looks like one. A load of zero is a number: nobody asks for
-anything. Loads are offered loads: they count requests when they come, whether or not they are served, and those in
+Rule: what nobody knows is `None` or nan, never a number that looks like one. A load of zero is a number: nobody asks
+for anything. Loads are offered loads: they count requests when they come, whether or not they are served, and those in
 flight, whose outputs are as long as they are expected to become.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from diptych.common.members.roles import Role
@@ -47,6 +47,7 @@ class Sizes(NamedTuple):
 
 
 PLANNED_ROLES: Final = (Role.PREFILL, Role.DECODE, Role.UNIFIED)  # in the order of `Sizes`
+NO_WORKERS: Final = Sizes()
 
 
 class WorkerState(enum.Enum):
@@ -130,7 +131,7 @@ class Capacity:
 class Limits:
     """What operators allow. A `most` of None is none."""
 
-    least: Sizes = Sizes()  # kept whatever is known or not
+    least: Sizes = NO_WORKERS  # kept whatever is known or not
     most: Sizes | None = None
     budget_gpus: int | None = None  # that there are for workers; None: can't be read, which is no permission
     may_flip: bool = True  # roles of running workers may change
@@ -148,6 +149,7 @@ class Observed:
     limits: Limits
     num_queued: int = 0  # requests that no worker has yet
     queued_prompt_tokens: int = 0  # of theirs
+    attained: float = math.nan  # share of the requests lately that kept the goal; who waits for longer already did not
     start_s: float = 60.0  # that a worker took from being asked for to being ready, lately
     flip_s: float = 10.0  # that a worker serves less while it changes its role
 
@@ -176,6 +178,7 @@ class Why(enum.Enum):
     STUCK = "stuck"  # workers that nobody finds a place for, or that don't start
     BACKS_OFF = "backs_off"
     CHANGED_BY_OTHERS = "changed_by_others"
+    MISSED = "missed"  # measured worse than predicted
     SHEDS = "sheds"
 
 
@@ -199,6 +202,9 @@ class Admission(NamedTuple):
     requests_per_s: float = math.inf
 
 
+EVERYBODY: Final = Admission()
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What shall be. Numbers are of workers that are wanted, those that start among them, those that drain not."""
@@ -209,7 +215,7 @@ class Plan:
     roles: tuple[Flip, ...] = ()
     leaving: tuple[int, ...] = ()  # workers that shall go, those first whose going costs least
     budgets: tuple[tuple[int, int], ...] = ()  # worker and the tokens of prompts that a step of it may have
-    admission: Admission = Admission()
+    admission: Admission = EVERYBODY
     reasons: tuple[Reason, ...] = ()
 
     @property
@@ -222,25 +228,35 @@ class Plan:
 
 
 class Need(NamedTuple):
-    """What a load needed at some time."""
+    """What was asked for at some time, and how much work that is."""
 
     at_s: float
-    sizes: Sizes
-    requests_per_s: float
+    kinds: tuple[Kind, ...]
+    work: float  # workers that would be busy with it, if steps themselves cost nothing
+
+
+class Trouble(NamedTuple):
+    """Workers could not be had: a bound on how many are asked for, until it is time to try again."""
+
+    role: Role | None  # whose workers do not start; None: no places for any
+    placed: int  # workers that there were without those that did not come
+    num_failures: int  # in a row
+    retry_s: float  # when to ask for more again
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
     """What the planner must remember from one round to the next. A new planner begins with `Memory()`."""
 
+    began_s: float | None = None  # when the load was first known
     needs: tuple[Need, ...] = ()  # of the last rounds, oldest first
     asked: Sizes | None = None  # what the last plan wanted
     shrunk_s: float = NEVER
     flipped_s: float = NEVER
-    flip_to: Sizes | None = None  # what flips would make of the fleet, round after round
-    flip_rounds: int = 0  # in a row
+    flip_way: tuple[Role, Role] | None = None  # from which role to which a flip would be worth it
+    flip_rounds: int = 0  # for how many rounds in a row
     unknown_since_s: float | None = None  # when the load's metrics went missing
-    failed_ids: frozenset[int] = field(default_factory=frozenset)  # workers that did not start, already counted
-    num_failures: int = 0  # in a row, of starting more workers
-    placed: int | None = None  # workers that were found a place for, while asking for more has failed
-    retry_s: float = NEVER  # when to ask for more than that again
+    troubles: tuple[Trouble, ...] = ()
+    troubled_ids: frozenset[int] = frozenset()  # workers that did not come, and were counted
+    correction: float = 1.0  # by what loads are harder than predicted, as measured
+    missed_rounds: int = 0  # in a row in which the goal was missed although it should have been kept

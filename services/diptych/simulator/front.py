@@ -36,7 +36,10 @@ PREFIX_TOKENS: Final = 256  # of a prompt, that name its family
 
 
 class Front:
-    """One router. `send` brings commands to a worker; `given` says how many tokens of a room it has told of."""
+    """One router. `send` brings commands to a worker; `given` says how many tokens of a room it has told of.
+
+    `catch_up` brings what workers have said by now, where nobody had to hear of it before.
+    """
 
     def __init__(
         self,
@@ -45,12 +48,14 @@ class Front:
         decisions: Decisions,
         send: Callable[[int, Command], None],
         given: Callable[[int, int], int],
+        catch_up: Callable[[], None],
     ) -> None:
         self._setup = setup
         self._clock = clock
         self._decisions = decisions
         self._send = send
         self._given = given
+        self._catch_up = catch_up
         self._rng = random.Random(setup.seed)
         self._plan = plan_of(setup.policy)
         self.workers = KnownWorkers(clock, self._serve_pairless)
@@ -121,6 +126,7 @@ class Front:
             self._start(served, self._select(served))
 
     def _select(self, served: Served) -> Selection:
+        self._catch_up()
         progress, now_s = served.progress, self._clock.now_s
         pairs = self._breakers.choose(least_blamed(self.workers.pairs, progress.blamed), now_s)
         prompt, slo = self._find(served.prompt), self._setup.slo_of(served.call.tier)
@@ -217,6 +223,7 @@ class Front:
         served, now_s = attempt.served, self._clock.now_s
         if served.attempt is not attempt:
             return
+        self._catch_up()
         if attempt.fill_up_to(self.given(attempt.worker_of(attempt.kinds[-1]), attempt.room)):
             self.heard(attempt)
         if now_s < served.progress.wait_budget.ends_s:

@@ -5,26 +5,25 @@ The counterpart of `router.workers.fleet` and its sessions. Everything here happ
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from diptych.common.members.record import State
 from diptych.common.members.roles import Role
 from diptych.common.members.terms import Terms
-from diptych.engine.scheduler.codec import load_to_wire, output_to_wire
+from diptych.engine.scheduler.codec import output_to_wire
 from diptych.router.choose.cached_prefixes import LATELY_S, ApproximateIndex, CachedPrefixes
 from diptych.router.choose.chooser import State as StateNow
 from diptych.router.choose.estimates import Estimates
 from diptych.router.choose.pairing import is_missing, pair_up
 from diptych.router.choose.prefix_index import KvNews, PrefixIndex
-from diptych.router.workers.known_worker import reported_load
+from diptych.router.workers.known_worker import counted_load
 from diptych.router.workers.learning import learn
 from diptych.router.workers.legs import OpenLegs
 from diptych.router.workers.worker_view import Pair, WorkerLoad, WorkerView
 from diptych.simulator.setup import WorkerSetup
 from diptych.simulator.worker import News
-from diptych.v1 import bootstrap_pb2
 
 MODEL: Final = "simulated"
 _TERMS: Final = Terms()
@@ -47,6 +46,7 @@ class Known:
     """One worker."""
 
     record: Record
+    link_speeds: Mapping[int, float]  # bytes/s to peers
     reported: WorkerLoad
     legs: OpenLegs = field(default_factory=OpenLegs)
     num_news: int = 0  # of its cache
@@ -106,12 +106,14 @@ class KnownWorkers:
 
     def on_record(self, record: Record) -> None:
         """A worker has changed."""
+        link_speeds = dict.fromkeys(sorted(record.linked), record.setup.link_bytes_per_s)
         if record.state is State.GONE:
             self._forget(record)
         elif record.worker_id in self._known:
-            self._known[record.worker_id].record = record
+            known = self._known[record.worker_id]
+            known.record, known.link_speeds = record, link_speeds
         else:
-            self._known[record.worker_id] = Known(record, WorkerLoad(0, 0, 0))
+            self._known[record.worker_id] = Known(record, link_speeds, WorkerLoad(0, 0, 0))
         is_loaded = record.state in (State.READY, State.DRAINING)
         if is_loaded and not self._known[record.worker_id].num_news:
             self._known[record.worker_id].num_news = 1
@@ -135,24 +137,14 @@ class KnownWorkers:
             if leg is not None and wire.finish_reason:
                 learn(self.estimates, worker_id, known.load, leg, wire, now_s)
         if news.load is not None:
-            known.reported = self._reported(known.record, news)
+            setup = known.record.setup
+            num_bytes = news.num_open_pages * setup.page_size * setup.kv_token_bytes
+            known.reported = counted_load(news.load, setup.page_size, num_bytes, known.link_speeds)
         if news.cached is not None:
             known.num_news += 1
             delta = news.cached
             is_first = known.num_news == 1
             self.prefixes.told.apply(worker_id, KvNews(known.num_news, is_first, delta.removed, delta.stored))
-
-    def _reported(self, record: Record, news: News) -> WorkerLoad:
-        assert news.load is not None
-        setup = record.setup
-        links = bootstrap_pb2.WorkerLoad(
-            queued_transfer_bytes=news.num_open_pages * setup.page_size * setup.kv_token_bytes,
-            link_speeds=[
-                bootstrap_pb2.LinkSpeed(peer_instance_id=peer, bytes_per_s=setup.link_bytes_per_s)
-                for peer in sorted(record.linked)
-            ],
-        )
-        return reported_load(load_to_wire(news.load, links), setup.page_size)
 
     def _forget(self, record: Record) -> None:
         """A worker is gone: whoever has a leg there hears of it."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -30,8 +31,10 @@ from diptych.generation.sampling_params import SamplingParams
 from diptych.generation.slo import Slo
 from diptych.simulator.clock import Clock
 from diptych.simulator.decisions import StepRecord
+from diptych.simulator.outcome import F64
 from diptych.simulator.prompts import OUTPUT_TOKEN, SimPrompt
 from diptych.simulator.setup import VOCAB_SIZE, Setup, WorkerSetup
+from diptych.simulator.sizes import sizes_only
 from diptych.unified.core import UnifiedCore
 
 
@@ -48,6 +51,8 @@ class NewLeg(NamedTuple):
     slo: Slo
     num_prior: int  # tokens of the prompt's tail that are output of an earlier attempt
 
+
+MIN_STRETCH: Final = 2  # steps
 
 Command = NewLeg | AbortRoom | HandBack | ServeRole
 
@@ -67,6 +72,31 @@ class Posting(Protocol):
     def perform(self, worker: SimWorker, effect: Effect, step_s: float) -> None:
         """`step_s`: of the step that begins now."""
         ...
+
+
+class Stretch:
+    """Plain steps that run one after the other: nothing needs to be decided before the last has ended."""
+
+    def __init__(self, ends_s: F64, rooms: Sequence[int]) -> None:
+        self.ends_s = ends_s  # of each step
+        self.rooms = rooms  # that they continue
+        self.num_passed = 0  # steps that the core has been told of
+
+    @property
+    def end_s(self) -> float:
+        return float(self.ends_s[-1])
+
+    def cut(self, now_s: float) -> bool:
+        """End with the step that runs now; return whether that is another one than before."""
+        num_steps = max(self.num_passed, int(np.searchsorted(self.ends_s, now_s))) + 1
+        if num_steps >= len(self.ends_s):
+            return False
+        self.ends_s = self.ends_s[:num_steps]
+        return True
+
+    def num_over(self, now_s: float) -> int:
+        """Return how many steps are over that the core has not been told of."""
+        return int(np.searchsorted(self.ends_s, now_s, side="right")) - self.num_passed
 
 
 class SimWorker:
@@ -101,7 +131,7 @@ class SimWorker:
             prompt_cost=setup.prompt_cost,
             mixed_step_s=setup.mixed_step_s,
         )
-        self.core = UnifiedCore(self.cache, limits, platform.transfer, self.page_nbytes, setup.role)
+        self.core = UnifiedCore(self.cache, limits, platform.transfer, self.page_nbytes, setup.role, sizes_only)
         self._clock = clock
         self._posting = posting
         self._tell = tell
@@ -111,6 +141,7 @@ class SimWorker:
         self._outputs: list[Output] = []
         self._told: tuple[Load, int] | None = None
         self._batch: ForwardBatch | None = None  # that is being computed
+        self._stretch: Stretch | None = None  # likewise
         self._is_waking = False
         self._wakes_s = math.inf  # for a deadline
         self._is_dead = False
@@ -146,18 +177,34 @@ class SimWorker:
             self.command(HandBack(room))
 
     def die(self) -> None:
+        self._say(self.catch_up(self._clock.now_s))
         self._is_dead = True
+
+    def catch_up(self, until_s: float) -> News | None:
+        """Have the core where it was then; return what it has said by then that has not been told yet."""
+        stretch = self._stretch
+        if stretch is None or not (count := stretch.num_over(until_s)):
+            return None
+        stretch.num_passed += count
+        self.core.pass_plain_steps(count, OUTPUT_TOKEN, float(stretch.ends_s[stretch.num_passed - 1]))
+        self._record.repeated([self._call_of[room] for room in stretch.rooms], count)
+        for room in stretch.rooms:
+            self.given[room] += count
+        return self._news()
 
     # the loop
 
     def _wake(self) -> None:
-        if self._batch is None and not self._is_waking:
+        if self._stretch is not None:
+            if self._stretch.cut(self._clock.now_s):
+                self._clock.at(self._stretch.end_s, partial(self._end_stretch, self._stretch))
+        elif self._batch is None and not self._is_waking:
             self._is_waking = True
             self._clock.after(0.0, self._on_wake)
 
     def _on_wake(self) -> None:
         self._is_waking = False
-        if self._batch is None and not self._is_dead:
+        if self._batch is None and self._stretch is None and not self._is_dead:
             self._iterate()
 
     def _iterate(self) -> None:
@@ -170,6 +217,8 @@ class SimWorker:
             core.handle(self._events.popleft(), now_s)
         core.expire(now_s)
         self._perform(0.0)
+        if self._begin_stretch():
+            return
         batch = core.plan(now_s)
         if batch is None:
             self._perform(0.0)
@@ -181,6 +230,30 @@ class SimWorker:
         self._record.launched([self._call_of[room] for room in core.rooms_of_step()], batch)
         self._batch = batch
         self._clock.after(step_s, self._end_step)
+
+    def _begin_stretch(self) -> bool:
+        """Run the plain steps that follow, if there are several."""
+        num_steps, requests = self.core.plain_steps(OUTPUT_TOKEN)
+        if num_steps < MIN_STRETCH or self._outputs:  # these are told at the end of the next step
+            return False
+        lens = {request.room: request.num_tokens for request in requests}
+        contexts: Any = sum(lens.values()) + len(lens) * np.arange(num_steps)
+        seconds = self.setup.step_model.seconds(StepShape(len(lens), contexts, 0, 0.0, 0))  # of each
+        ends_s = np.cumsum(np.concatenate([[self._clock.now_s], seconds]))[1:]
+        deadline_s = self.core.next_deadline_s()
+        if deadline_s is not None:  # it is heard behind the step that runs then
+            ends_s = ends_s[: int(np.searchsorted(ends_s, deadline_s)) + 1]
+        self._stretch = Stretch(ends_s, tuple(lens))
+        self._clock.at(self._stretch.end_s, partial(self._end_stretch, self._stretch))
+        return True
+
+    def _end_stretch(self, stretch: Stretch) -> None:
+        if self._stretch is not stretch or stretch.end_s > self._clock.now_s or self._is_dead:
+            return  # it has been cut, and is over, or goes on
+        self._say(self.catch_up(self._clock.now_s))
+        self._stretch = None
+        self._say(self._news())
+        self._iterate()
 
     def _start(self, leg: NewLeg) -> Start:
         """Return the request of a leg, as `codec.start_from_wire` makes it."""
@@ -240,10 +313,18 @@ class SimWorker:
         self._outputs.append(output)
 
     def _flush(self) -> None:
+        self._say(self._news())
+
+    def _say(self, news: News | None) -> None:
+        if news is not None:
+            self._tell(self, news)
+
+    def _news(self) -> News | None:
+        """Return what has not been told yet."""
         busy = self.core.load(), self.num_open_pages
         changes = self.cache.changes
         if busy == self._told and changes.is_empty and not self._outputs:
-            return
+            return None
         load = None if self._told == busy else busy[0]
         self._told = busy
         cached = None if changes.is_empty else changes.pop()
@@ -252,4 +333,4 @@ class SimWorker:
             if output.finish is not None or output.failure is not None:
                 self._call_of.pop(output.room, None)
                 self.given.pop(output.room, None)
-        self._tell(self, News(outputs, load, busy[1], cached))
+        return News(outputs, load, busy[1], cached)
