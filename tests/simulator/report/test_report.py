@@ -100,7 +100,7 @@ def test_policies_stand_side_by_side_as_a_table_and_as_json() -> None:
 def test_errors_are_of_calls_that_have_both_times() -> None:
     served = OUTCOME.first_s - OUTCOME.arrival_s
     measured = Measured(
-        2 * served, np.full(5, NAN), OUTCOME.last_s - OUTCOME.arrival_s, OUTCOME.prompt_len, np.zeros(5)
+        2 * served, np.full(5, NAN), OUTCOME.last_s - OUTCOME.arrival_s, OUTCOME.prompt_len, np.zeros(5, np.int64)
     )
     found = {each.name: each for each in errors(OUTCOME, measured)}
     assert found["TTFT p50"].relative == pytest.approx(-0.5)
