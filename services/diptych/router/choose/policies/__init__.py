@@ -31,7 +31,9 @@ POLICIES: Final[Mapping[str, Policy]] = {
     "random": ByRole(at_random, "drawn"),
     "round_robin": ByRole(round_robin, "its turn"),
 }
-READS_PROMPT: Final = frozenset({"adaptive", "cache_aware", "pair_cost", "prefix_hash"})  # the others do without its hashes
+READS_PROMPT: Final = frozenset(
+    {"adaptive", "cache_aware", "pair_cost", "prefix_hash"}
+)  # the others do without its hashes
 
 
 class Plan(NamedTuple):
