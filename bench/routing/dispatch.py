@@ -46,7 +46,7 @@ class _Open:
     queued_tokens: int = 0
     queued_transfer_bytes: int = 0
     num_outputs: int = 0
-    output_tokens: int = 0  # of their prompts
+    joining_tokens: int = 0  # of the prompts of those whose KV is not there
 
     def add_prompt(self, job: Job) -> None:
         self.num_queued += 1
@@ -101,7 +101,7 @@ class Dispatch:
             self._open[instance_id].num_legs += 1
         self._open[pair.prefill_id].add_prompt(job)
         self._open[pair.decode_id].num_outputs += 1
-        self._open[pair.decode_id].output_tokens += request.prompt_len
+        self._open[pair.decode_id].joining_tokens += request.prompt_len
         self._prefixes.sent({pair.prefill_id, pair.decode_id}, chains)
         return job
 
@@ -115,6 +115,8 @@ class Dispatch:
         opened = self._open[job.pair.prefill_id]
         opened.remove_prompt(job)
         opened.num_legs -= not job.pair.is_local
+        if job.pair.is_local or job.request.output_len == 1:
+            self._open[job.pair.decode_id].joining_tokens -= job.request.prompt_len
         computed_len = job.request.prompt_len - job.cached_len
         self._estimates.prefilled(job.pair.prefill_id, computed_len, job.cached_len, job.first_token_s - job.started_s)
 
@@ -125,6 +127,7 @@ class Dispatch:
     def handed_off(self, job: Job, now_s: float) -> None:
         """The KV is at the decode worker."""
         self._open[job.pair.prefill_id].queued_transfer_bytes -= self._moved_bytes(job)
+        self._open[job.pair.decode_id].joining_tokens -= job.request.prompt_len
         tested_s = self._engines[job.pair.prefill_id].hardware.transfer_s(job.moved_len)
         self._estimates.transferred(job.pair.prefill_id, job.pair.decode_id, tested_s, now_s - job.first_token_s)
 
@@ -135,7 +138,6 @@ class Dispatch:
             self._estimates.decoded(decode_id, self._engines[decode_id].reserved_tokens, gap_s)
         self._open[decode_id].num_legs -= 1
         self._open[decode_id].num_outputs -= 1
-        self._open[decode_id].output_tokens -= job.request.prompt_len
         self._estimates.ended(job.request.output_len)
 
     def _moved_bytes(self, job: Job) -> int:
@@ -183,7 +185,7 @@ class Dispatch:
             num_queued=opened.num_queued,
             context_tokens=engine.reserved_tokens,
             prompt_budget=engine.prompt_budget(self._now_s),
-            output_tokens=max(engine.output_tokens, opened.output_tokens),
+            output_tokens=engine.output_tokens + opened.joining_tokens,
             num_outputs=opened.num_outputs,
             output_step_s=engine.hardware.step_s,
             context_token_s=engine.hardware.context_token_s,

@@ -34,6 +34,7 @@ STEP_CONTEXT: Final = 100_000  # tokens of context that an H200 reads while it r
 ROW_CONTEXT: Final = 64  # and while it does the rest for one request
 SHOWN_BITS: Final = 2  # of a budget that is told to others, who need not hear of each small change
 CONTEXT_BITS: Final = 5  # and of contexts
+TOLD_EVERY: Final = 16  # steps, as to how long their parts take
 
 
 @dataclass(slots=True)
@@ -92,6 +93,8 @@ class StepPace:
         self._tokens = StepLine()  # by context
         self._beside = _Prompts(MIN_CHUNK)
         self._apart = _Prompts(STEP_COST)
+        self._num_learned = self._parts_due = 0  # steps, and as of which `_parts_s` is made anew
+        self._parts_s = (0.0, 0.0, 0.0)
 
     # who decodes
 
@@ -148,8 +151,12 @@ class StepPace:
     @property
     def step_parts_s(self) -> tuple[float, float, float]:
         """Return the seconds, roughly, of a step, of a token of context, and of a token of a prompt; 0: not measured."""
-        line, prompts = self._tokens, self._known(self._beside)
-        return _rounded(line.usual(STEP_CONTEXT)), _rounded(line.slope_s), _rounded(prompts.line.slope_s)
+        if self._num_learned >= self._parts_due:
+            self._parts_due = self._num_learned + min(self._num_learned + 1, TOLD_EVERY)
+            line, prompts = self._tokens, self._known(self._beside)
+            seconds = line.usual(STEP_CONTEXT), line.slope_s, prompts.line.slope_s
+            self._parts_s = _rounded(seconds[0]), _rounded(seconds[1]), _rounded(seconds[2])
+        return self._parts_s
 
     def _budget(self, most: int, prompts: _Prompts, num_rows: int, spare_s: float, longest_s: float) -> int:
         """Return what prompts may cost: deadlines leave them `spare_s`, and requests without deadlines `longest_s`."""
@@ -229,6 +236,7 @@ class StepPace:
             self._contexts.stepped(-1)
 
     def _learn(self, step: _Launched, took_s: float) -> None:
+        self._num_learned += 1
         if not step.cost:
             self._learn_tokens(step.work, took_s)
         elif step.num_rows:

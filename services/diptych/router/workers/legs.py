@@ -54,7 +54,7 @@ class OpenLegs:
         self.num_queued = 0  # legs that compute their prompts, and have not answered yet
         self.prompt_tokens = 0  # of all legs
         self.num_outputs = 0  # legs that make output
-        self.output_tokens = 0  # prompt tokens of these
+        self.joining_tokens = 0  # prompt tokens of those of which no output has come yet
 
     def __len__(self) -> int:
         return len(self._legs)
@@ -73,7 +73,7 @@ class OpenLegs:
             max(reported.num_queued, self.num_queued),
             max(reported.context_tokens, self.prompt_tokens),
             reported.prompt_budget,
-            max(reported.output_tokens, self.output_tokens),
+            reported.output_tokens + self.joining_tokens,
             self.num_outputs,
             reported.output_step_s,
             reported.context_token_s,
@@ -113,7 +113,7 @@ class OpenLegs:
 
     def lose_all(self, reason: str) -> None:
         legs, self._legs = self._legs, {}
-        self.queued_tokens = self.num_queued = self.prompt_tokens = self.num_outputs = self.output_tokens = 0
+        self.queued_tokens = self.num_queued = self.prompt_tokens = self.num_outputs = self.joining_tokens = 0
         for leg in legs.values():
             leg.receiver.lose(leg.kind, reason)
 
@@ -125,8 +125,8 @@ class OpenLegs:
         self.prompt_tokens += change * leg.work.prompt_len
         if leg.kind is not LegKind.PREFILL:
             self.num_outputs += change
-            self.output_tokens += change * leg.work.prompt_len
 
     def _count_queued(self, leg: Leg, change: int) -> None:
         self.queued_tokens += change * leg.work.queued_tokens(leg.kind)
         self.num_queued += change * (leg.kind is not LegKind.DECODE)
+        self.joining_tokens += change * leg.work.prompt_len * (leg.kind is not LegKind.PREFILL)

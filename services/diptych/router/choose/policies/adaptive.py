@@ -88,11 +88,18 @@ def _output_missed(worker: Worker, request: RequestView, prompts: _Prompts) -> f
     """Return how many requests miss their SLO because the output is made there: outputs, itself too, and prompts."""
     tpot_s, added = request.objectives.tpot_s, request.prompt_len + request.output_len / 2
     before, after = missed(step_s(worker) / tpot_s), missed(step_s(worker, added) / tpot_s)
-    own = after + worker.load.num_outputs * max(0.0, after - before)
+    own = after + worker.load.num_outputs * max(0.0, after - before) + (not _has_memory(worker, request))
     if worker.instance_id not in prompts.shares:
         return own
     lasts_s = request.output_len * tpot_s
     return own + lasts_s * prompts.missed_with(worker.instance_id, share_of(worker, tpot_s, added))
+
+
+def _has_memory(worker: Worker, request: RequestView) -> bool:
+    """Whether the output and those that are there will have pages, as far as is known: else somebody gives way."""
+    load = worker.load
+    growth = request.output_len * (1 + load.num_outputs / 2)
+    return load.has_credit and load.free_tokens >= request.prompt_len + growth
 
 
 class _Prompts(NamedTuple):
@@ -107,11 +114,12 @@ class _Prompts(NamedTuple):
 
     @staticmethod
     def of(candidates: Candidates, request: RequestView) -> _Prompts:
-        """Return what is known: those that come are like those that came, and like this one."""
+        """Return what is known: those that come are like those that came, and as long as this one."""
         usual, slo = request.usual, request.objectives
         shares = {key: share_of(candidates.workers[key], slo.tpot_s) for key in candidates.partners}
         rate = usual.busy * len(shares) / usual.prompt_s if usual.prompt_s > 0 else 0.0
-        work_s = min(compute_s(candidates.workers[key], request.prompt_len) for key in shares)
+        num_tokens = request.prompt_len / (1 + usual.found)  # that are not cached
+        work_s = min(compute_s(candidates.workers[key], num_tokens) for key in shares)
         largest = heapq.nlargest(2, shares.values())
         return _Prompts(rate, work_s, slo.ttft_s, shares, (largest[0], largest[-1]), sum(shares.values()))
 

@@ -1,7 +1,6 @@
 """What serving a request with a pair is expected to take, in seconds: all formulas, and nothing else.
 
-Prefill: the tokens that wait and those that are not cached, at the worker's measured speed; beside outputs it has what
-they leave (`beside`). Link: the bytes that wait
+Prefill: the tokens that wait and those that are not cached, at the worker's measured speed. Link: the bytes that wait
 and ours, as measured. Decode: pages, where there are none to grant, the prompts that are computed before it, then the
 output at the worker's pace.
 
@@ -26,7 +25,6 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final, NamedTuple
 
-from diptych.router.choose.policies.beside import slowed_s
 from diptych.router.choose.policies.policy import Candidates, RequestView, Worker
 from diptych.router.workers.worker_view import Pair
 
@@ -162,12 +160,7 @@ def prefill_cost(worker: Worker, request: RequestView, *, decodes: bool) -> Pref
     compute_s = curve.at(max(1, request.prompt_len - worker.cached_tokens), worker.cached_tokens)
     num_stopped = load.num_requests - load.num_queued if decodes else 0
     queue_s = curve.base * load.num_queued + curve.mean_slope * load.queued_tokens
-    stall_s = compute_s * num_stopped
-    if load.prompt_budget >= 0:
-        tpot_s, whole_s = request.objectives.tpot_s, queue_s + compute_s
-        queue_s = slowed_s(worker, queue_s, tpot_s)
-        compute_s = slowed_s(worker, whole_s, tpot_s) - queue_s
-    return PrefillCost(queue_s, compute_s, stall_s)
+    return PrefillCost(queue_s, compute_s, compute_s * num_stopped)
 
 
 def decode_cost(worker: Worker, request: RequestView, prefill: PrefillCost | None) -> DecodeCost:
