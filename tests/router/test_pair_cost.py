@@ -17,6 +17,7 @@ from diptych.router.choose.pairing import partners
 from diptych.router.choose.policies.cost import Cost, costs_of, later_of, ttft_s
 from diptych.router.choose.policies.pair_cost import pair_cost
 from diptych.router.choose.policies.policy import Candidates, RequestView, Worker
+from diptych.router.choose.stakes import urgency
 from diptych.router.workers.worker_view import Pair, WorkerLoad
 
 SPEED = WorkerSpeed(prefill=Curve(0.01, 1e-4), decode=Line(0.01, 1e-6))  # 10,000 tokens/s
@@ -302,3 +303,32 @@ def test_a_busier_decode_worker_that_has_the_kv_is_found_among_many(num_decode: 
     workers[103] = replace(decoding(1), token_bytes=10**6, cached_tokens=900)
     candidates = among([Pair(1, key) for key in workers if key != 1], workers)
     assert {pair_cost(candidates, replace(REQUEST, number=n)).pair for n in range(16)} == {Pair(1, 103)}
+
+
+def test_a_request_delays_those_who_can_spare_it_rather_than_those_who_cannot() -> None:
+    """Two workers with an output each, of which one may take 20 ms a token and takes 10, the other may take 500."""
+    tight, loose = Slo(1.0, 0.02), Slo(30.0, 0.5, 0.5)
+    alone = [Pair(1, 1), Pair(2, 2)]
+    for slo in (tight, loose, NO_SLO):
+        request = replace(REQUEST, usual=CROWDED, slo=slo)
+        beside = [replace(decoding(1), load=replace(decoding(1).load, outputs=((each, 1),))) for each in (tight, loose)]
+        assert chosen_for(request, alone, w1=beside[0], w2=beside[1]) == {Pair(2, 2)}
+        assert chosen_for(request, alone, w1=beside[1], w2=beside[0]) == {Pair(1, 1)}
+
+
+@pytest.mark.parametrize("slo", [NO_SLO, Slo(0.3, 0.025, 2.0, sheddable=True)])
+@pytest.mark.parametrize("seed", range(5))
+def test_where_all_slos_are_equal_a_pair_costs_what_it_costs_without_knowing_those_of_others(
+    seed: int, slo: Slo
+) -> None:
+    rng = random.Random(seed)
+    pairs = [Pair(p, d) for p in (1, 2) for d in (2, 11)]
+    workers = {key: _random_worker(rng) for key in (1, 2, 11)}
+    told = {
+        key: replace(each, load=replace(each.load, outputs=((slo, each.load.num_requests - each.load.num_queued),)))
+        for key, each in workers.items()
+    }
+    usual = RecentMeans(rng.random(), rng.random(), rng.random() / 10, rng.random())
+    request = replace(REQUEST, usual=usual, slo=slo)
+    also = replace(request, usual=usual._replace(urgency=urgency(slo)))
+    assert costs_of(among(pairs, told), also, pairs) == costs_of(among(pairs, workers), request, pairs)
