@@ -20,7 +20,6 @@ from diptych.router.choose.chooser import Asked, Chooser, FoundPrompt
 from diptych.router.choose.explain import Selection
 from diptych.router.choose.pairing import has_fresh, least_blamed
 from diptych.router.choose.policies import plan_of
-from diptych.router.choose.policies.policy import Objectives
 from diptych.router.values.failure import LegFailure
 from diptych.router.workers.legs import Leg
 from diptych.router.workers.worker_view import Pair
@@ -130,7 +129,7 @@ class Front:
         progress, now_s = served.progress, self._clock.now_s
         pairs = self._breakers.choose(least_blamed(self.workers.pairs, progress.blamed), now_s)
         prompt, slo = self._find(served.prompt), self._setup.slo_of(served.call.tier)
-        asked = Asked(progress.params.max_tokens, served.call.session, Objectives(slo.ttft_s, slo.tpot_s))
+        asked = Asked(progress.params.max_tokens, served.call.session, slo)
         selection = self._chooser.choose(self._plan, pairs, asked, prompt)
         self._chooser.note(selection)
         self._breakers.begin(selection.pair, now_s)

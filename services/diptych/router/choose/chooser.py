@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from diptych.common.arrays import U64
+from diptych.generation.slo import Slo
 from diptych.router.choose.estimates import Estimates
 from diptych.router.choose.explain import Selection
 from diptych.router.choose.pairing import partners
 from diptych.router.choose.policies import Plan
-from diptych.router.choose.policies.policy import Candidates, Objectives, RequestView, Worker
+from diptych.router.choose.policies.policy import Candidates, RequestView, Worker
 from diptych.router.workers.worker_view import Pair, WorkerLoad
 
 
@@ -36,7 +37,7 @@ class Asked(NamedTuple):
 
     max_tokens: int  # of output
     session: str
-    objectives: Objectives
+    slo: Slo
 
 
 class State(NamedTuple):
@@ -59,13 +60,13 @@ class Chooser:
 
     def choose(self, plan: Plan, pairs: Sequence[Pair], asked: Asked, prompt: FoundPrompt) -> Selection:
         """Return what a request would be sent to now."""
-        view, candidates = self._view(asked, prompt), self._candidates(pairs, prompt.cached_tokens)
+        view, candidates = self._view(asked, prompt), self.candidates(pairs, prompt.cached_tokens)
         return Selection(plan, candidates, view, plan.choose(candidates, view).pair)
 
     def note(self, selection: Selection) -> None:
         """A request is sent there."""
         self.number += 1
-        self._estimates.came(selection.candidates.busy_share)
+        self._estimates.came(selection.candidates.busy_share, selection.request.slo)
 
     def _view(self, asked: Asked, prompt: FoundPrompt) -> RequestView:
         return RequestView(
@@ -76,10 +77,11 @@ class Chooser:
             prefix_key=prompt.key,
             output_len=min(self._estimates.output_len, asked.max_tokens),
             usual=self._estimates.usual,
-            objectives=asked.objectives,
+            slo=asked.slo,
         )
 
-    def _candidates(self, pairs: Sequence[Pair], cached_tokens: Mapping[int, int]) -> Candidates:
+    def candidates(self, pairs: Sequence[Pair], cached_tokens: Mapping[int, int]) -> Candidates:
+        """Return what there is to choose from, for a prompt that is cached so."""
         if self._paired.pairs is not pairs:
             self._paired = _paired(pairs)
         workers = {key: self._worker(key, cached_tokens.get(key, 0)) for key in self._paired.ids}

@@ -101,7 +101,7 @@ def entry_of(request: GenerationRequest, served: Served, epoch_s: float) -> Logg
         cached_len=served.cached_len,
         blocks=_blocks(request),
         session=xxhash.xxh3_64_hexdigest(client.routing.session.encode()) if client.routing.session else "",
-        tier="",
+        tier=client.tier.name,
         ttft_s=None if first_s is None else round(first_s - client.life.arrival_s, 6),
         tpot_s=round((served.last_s - first_s) / gaps, 6) if first_s is not None and gaps > 0 else None,
         finish=served.finish,

@@ -24,7 +24,7 @@ from diptych.router.choose.explain import Selection
 from diptych.router.choose.page_chain import page_hashes
 from diptych.router.choose.pairing import has_fresh, least_blamed
 from diptych.router.choose.policies import Plan, plan_of
-from diptych.router.choose.policies.policy import NO_OBJECTIVES, Objectives
+from diptych.router.choose.policies.cost import Outlook, outlook_of
 from diptych.router.choose.seen_prompts import SeenPrompts
 from diptych.router.values.failure import LegFailure
 from diptych.router.values.progress import Progress
@@ -46,12 +46,10 @@ class Selector:
         plan: Plan,
         breakers: Breakers,
         rng: random.Random,
-        objectives: Objectives = NO_OBJECTIVES,
         seen: SeenPrompts | None = None,
     ) -> None:
         self._fleet = fleet
         self._plan = plan
-        self._objectives = objectives
         self._estimates = fleet.estimates
         self.breakers = breakers
         self.seen = seen or SeenPrompts()
@@ -88,6 +86,11 @@ class Selector:
         selection = self._choose(pairs, request, look_up(self._fleet, request, request.prompt.ids))
         return selection.ttft_s
 
+    def outlook(self) -> Outlook | None:
+        """Return what a request that came now would find; None: nobody knows yet."""
+        pairs = self.breakers.choose(self._fleet.pairs(""), time.monotonic())
+        return outlook_of(self._chooser.candidates(pairs, {})) if pairs and self._estimates.are_measured else None
+
     def succeeded(self, pair: Pair) -> None:
         """A pair has served a request, as far as it may fail it."""
         self.breakers.succeed(pair)
@@ -118,7 +121,7 @@ class Selector:
         return find(self._fleet, request, prompt_ids)
 
     def _asked(self, request: GenerationRequest) -> Asked:
-        return Asked(request.params.max_tokens, request.client.routing.session, self._objectives)
+        return Asked(request.params.max_tokens, request.client.routing.session, request.client.tier.slo)
 
     def _state(self, instance_id: int) -> State:
         session = self._fleet.session(instance_id)

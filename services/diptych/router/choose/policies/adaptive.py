@@ -32,7 +32,7 @@ MAX_BUSY: Final = 0.98
 
 
 def adaptive(candidates: Candidates, request: RequestView) -> Decision:
-    if not request.objectives.are_known:
+    if not request.slo.are_known:
         return pair_cost(candidates, request)
     workers = candidates.workers
     firsts = {key: first_s(workers[key], request) for key in candidates.partners}
@@ -60,8 +60,8 @@ def first_s(worker: Worker, request: RequestView) -> float:
     queue_s = load.num_queued * compute_s(worker, load.queued_tokens / max(1, load.num_queued))
     own_s = compute_s(worker, max(1, request.prompt_len - worker.cached_tokens), worker.cached_tokens)
     if load.prompt_budget < 0 and load.output_tokens:  # of prompts in its queue: they come before this one
-        return queue_s + own_s / share_of(worker, request.objectives.tpot_s)
-    return slowed_s(worker, queue_s + own_s, request.objectives.tpot_s)
+        return queue_s + own_s / share_of(worker, request.slo.tpot_s)
+    return slowed_s(worker, queue_s + own_s, request.slo.tpot_s)
 
 
 def _in_question(candidates: Candidates, firsts: Mapping[int, float]) -> Iterator[Pair]:
@@ -72,7 +72,7 @@ def _in_question(candidates: Candidates, firsts: Mapping[int, float]) -> Iterato
 
 
 def _first_missed(ttft_s: float, request: RequestView) -> float:
-    share = ttft_s / request.objectives.ttft_s
+    share = ttft_s / request.slo.ttft_s
     return missed(share) + SOON * min(1.0, share)
 
 
@@ -86,7 +86,7 @@ def _outputs_missed(candidates: Candidates, request: RequestView) -> Mapping[int
 
 def _output_missed(worker: Worker, request: RequestView, prompts: _Prompts) -> float:
     """Return how many requests miss their SLO because the output is made there: outputs, itself too, and prompts."""
-    tpot_s, added = request.objectives.tpot_s, request.prompt_len + request.output_len / 2
+    tpot_s, added = request.slo.tpot_s, request.prompt_len + request.output_len / 2
     before, after = missed(step_s(worker) / tpot_s), missed(step_s(worker, added) / tpot_s)
     own = after + worker.load.num_outputs * max(0.0, after - before) + (not _has_memory(worker, request))
     if worker.instance_id not in prompts.shares:
@@ -115,7 +115,7 @@ class _Prompts(NamedTuple):
     @staticmethod
     def of(candidates: Candidates, request: RequestView) -> _Prompts:
         """Return what is known: those that come are like those that came, and as long as this one."""
-        usual, slo = request.usual, request.objectives
+        usual, slo = request.usual, request.slo
         shares = {key: share_of(candidates.workers[key], slo.tpot_s) for key in candidates.partners}
         rate = usual.busy * len(shares) / usual.prompt_s if usual.prompt_s > 0 else 0.0
         num_tokens = request.prompt_len / (1 + usual.found)  # that are not cached
