@@ -11,7 +11,7 @@ from collections.abc import Callable, Set
 
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.admission import refuse
-from diptych.engine.schedule.batch_builder import build_batch
+from diptych.engine.schedule.batch_builder import BuildBatch, build_batch
 from diptych.engine.schedule.extend_queue import ExtendQueue
 from diptych.engine.schedule.sampled import NO_TOKEN_FAILURE, Sampled, collect_prompt_logprobs, refuse_tokens, sampled
 from diptych.engine.schedule.sampling_builder import build_sampling
@@ -67,11 +67,13 @@ class PrefillCore:
         page_nbytes: int,
         pace: StepPace,
         num_decoding: Callable[[], int] = int,
+        build: BuildBatch = build_batch,
     ) -> None:
         """`num_decoding` says how many requests wait for each step."""
         self._cache = cache
         self._pace = pace
         self._num_decoding = num_decoding
+        self._build = build
         self._limits = limits
         self._token_nbytes = page_nbytes // cache.page_size
         self.max_tokens = min(limits.context_len, cache.max_request_tokens)
@@ -167,7 +169,7 @@ class PrefillCore:
     def plan(self, now_s: float) -> ForwardBatch | None:
         if not self.has_prompts:
             return None
-        budget = self._pace.budget(self._limits.max_step_tokens, self._num_decoding())
+        budget = self._pace.apart(self._limits.max_step_tokens, self._num_decoding(), now_s)
         chunks = self._queue.plan(now_s, budget, lambda request: 0)
         for chunk in chunks:
             room = self._rooms[chunk.request.room]
@@ -183,7 +185,7 @@ class PrefillCore:
             return None
         self._step = new_step((), chunks)
         cache = self._cache
-        batch = build_batch(
+        batch = self._build(
             self._step,
             cache.page_table,
             cache.page_size,
