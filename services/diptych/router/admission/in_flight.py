@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from diptych.router.admission.shed import MAX_RATIO, NOTHING_SEEN, Seen
+from diptych.router.admission.shed import MAX_RATIO, Seen
 from diptych.router.values.slo_tiers import Tier
 
 MIN_TOKENS: Final = 4  # of an output, to have a pace
@@ -55,21 +55,21 @@ class InFlight:
 
     def seen(self, now_s: float) -> Mapping[str, Seen]:
         """Return what those of each tier have seen; of a tier without any there is no entry."""
-        found: dict[str, Seen] = {}
+        found: dict[str, list[InFlightRequest]] = {}
         for request in self._requests:
-            found[request.tier.name] = _added(found.get(request.tier.name, NOTHING_SEEN), request, now_s)
-        return found
+            found.setdefault(request.tier.name, []).append(request)
+        return {name: _seen(requests, now_s) for name, requests in found.items()}
 
 
-def _added(seen: Seen, request: InFlightRequest, now_s: float) -> Seen:
-    slo, answer = request.tier.slo, request.answer
-    if not answer.first_s:
-        if not slo.ttft_s:
-            return seen
-        waited_s = max(0.0, now_s - request.arrival_s - request.compute_s())
-        waited = min(MAX_RATIO, waited_s / slo.ttft_s)
-        return seen._replace(num_waiting=seen.num_waiting + 1, waited=seen.waited + waited)
-    if not slo.tpot_s or answer.num_tokens < MIN_TOKENS:
-        return seen
-    paced = min(MAX_RATIO, (now_s - answer.first_s) / (answer.num_tokens - 1) / slo.tpot_s)
-    return seen._replace(num_running=seen.num_running + 1, paced=seen.paced + paced)
+def _seen(requests: Sequence[InFlightRequest], now_s: float) -> Seen:
+    num_waiting, waited, num_running, paced = 0, 0.0, 0, 0.0
+    for request in requests:
+        slo, first_s, num_tokens = request.tier.slo, request.answer.first_s, request.answer.num_tokens
+        if not first_s and slo.ttft_s:
+            waited_s = max(0.0, now_s - request.arrival_s - request.compute_s())
+            waited += min(MAX_RATIO, waited_s / slo.ttft_s)
+            num_waiting += 1
+        elif first_s and slo.tpot_s and num_tokens >= MIN_TOKENS:
+            paced += min(MAX_RATIO, (now_s - first_s) / (num_tokens - 1) / slo.tpot_s)
+            num_running += 1
+    return Seen(num_waiting, waited, num_running, paced)

@@ -28,8 +28,10 @@ def outputs_at_stake(load: WorkerLoad, slo: Slo, num_outputs: int, pace_s: float
     """
     if not load.outputs:
         return num_outputs
-    num_known = sum(count for _, count in load.outputs)
-    known = sum(count * _output_stake(other, slo, pace_s) for other, count in load.outputs)
+    known, num_known, own = 0.0, 0, math.sqrt(_spare(slo, pace_s)) / slo.weight
+    for other, count in load.outputs:
+        num_known += count
+        known += count if other == slo else count * _bounded(own * other.weight / math.sqrt(_spare(other, pace_s)))
     return known + max(0, num_outputs - num_known)
 
 
@@ -43,15 +45,10 @@ def prompts_stake(usual_urgency: float, slo: Slo) -> float:
     return _bounded(usual_urgency / urgency(slo)) if usual_urgency else 1.0
 
 
-def _output_stake(other: Slo, own: Slo, pace_s: float) -> float:
-    if other == own:
-        return 1.0
-    return _bounded(other.weight / own.weight * math.sqrt(_spare(own, pace_s) / _spare(other, pace_s)))
-
-
 def _spare(slo: Slo, pace_s: float) -> float:
     allowed_s = slo.tpot_s or UNSAID_TPOT_S
-    return max(allowed_s - pace_s, MIN_SPARE * allowed_s)
+    spare_s, least_s = allowed_s - pace_s, MIN_SPARE * allowed_s
+    return spare_s if spare_s > least_s else least_s  # quicker than `max`
 
 
 def _bounded(stake: float) -> float:
