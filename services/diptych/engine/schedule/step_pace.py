@@ -8,9 +8,9 @@ prompt of `n` tokens is computed within `PATIENCE * n / MIN_CHUNK` such steps fr
 2024) bounds steps by a fixed number of tokens, and DuetServe (2025) predicts when a time per token would not be kept;
 here both are one rule.
 
-Requests without a time per token have a step wait for `longest_s` at most, and always let prompts have `MIN_CHUNK`
-tokens, and as many as there are requests that decode, of which each costs no less. So it is, too, where steps without
-any prompt don't keep a time per token.
+No step that requests wait for is to take longer than `longest_s`: who comes meanwhile, or asks for pages, is heard when
+it is over. Where nobody has a time per token, or steps without any prompt don't keep it, that is the only bound; prompts
+then always have `MIN_CHUNK` tokens, and as many as there are requests that decode, of which each costs no less.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class StepPace:
     """Tell it who decodes, and when steps begin and end, in their order."""
 
     def __init__(self, longest_s: float) -> None:
-        """`longest_s`: of a step that computes prompts and continues requests without an SLO; infinite: no bound."""
+        """`longest_s`: of a step that computes prompts and that others wait for; infinite: no bound."""
         self._longest_s = longest_s
         self._deadlines = TokenDeadlines()
         self._contexts = ContextCount()
@@ -139,7 +139,7 @@ class StepPace:
         if not num_rows:
             return UNBOUNDED
         tokens_s, spare_s = self._left(num_rows, self._ended_s)
-        if self._is_bounded(spare_s):
+        if self._deadlines.num_free or spare_s == math.inf:
             spare_s = min(spare_s, self._longest_s - tokens_s)
         return UNBOUNDED if spare_s == math.inf else coarse(self._known(self._beside).cost_in(spare_s), SHOWN_BITS)
 
@@ -159,16 +159,12 @@ class StepPace:
         return self._parts_s
 
     def _budget(self, most: int, prompts: _Prompts, num_rows: int, spare_s: float, longest_s: float) -> int:
-        """Return what prompts may cost: deadlines leave them `spare_s`, and requests without deadlines `longest_s`."""
+        """Return what prompts may cost: deadlines leave them `spare_s`, and no step is to give them over `longest_s`."""
         known = self._known(prompts)
         budget = most if spare_s == math.inf else min(most, prompts.patient(known.cost_in(spare_s)))
-        if longest_s == math.inf or not known.line.is_known or not self._is_bounded(spare_s):
+        if longest_s == math.inf or not known.line.is_known:
             return budget
         return min(budget, max(MIN_CHUNK, num_rows, known.cost_in(longest_s)))
-
-    def _is_bounded(self, spare_s: float) -> bool:
-        """Whether somebody runs without a deadline that is kept."""
-        return self._deadlines.num_free > 0 or spare_s == math.inf
 
     def _known(self, prompts: _Prompts) -> _Prompts:
         """Return these prompts, or those of the other kind as long as nothing is known of these."""

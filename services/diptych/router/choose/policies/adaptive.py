@@ -28,7 +28,8 @@ UNSURE: Final = 0.1  # of an SLO: within so much of it nobody knows whether it w
 LATE: Final = 0.1  # what being late by a whole SLO more costs, once it is missed: less than another's miss
 SOON: Final = 0.05  # what a first token is worth that comes at once, not when it is due
 PLACE: Final = 0.02  # what another place in the order of workers is worth, for an output
-MAX_BUSY: Final = 0.98
+MAX_BUSY: Final = 0.98  # workers whose time is needed to a higher share are overloaded
+MAX_GRANT_S: Final = 0.1  # until a step with prompts is over, in the mean: about half of the largest ones
 
 
 def adaptive(candidates: Candidates, request: RequestView) -> Decision:
@@ -39,7 +40,7 @@ def adaptive(candidates: Candidates, request: RequestView) -> Decision:
     outputs = _outputs_missed(candidates, request)
     losses = {
         pair: outputs[pair.decode_id]
-        + _first_missed(max(firsts[pair.prefill_id], grant_s(workers[pair.decode_id], request)), request)
+        + _first_missed(max(firsts[pair.prefill_id], _granted_s(workers, pair, request)), request)
         for pair in _in_question(candidates, firsts)
     }
     return Decision(min(losses, key=losses.__getitem__), "fewest SLOs missed")
@@ -62,6 +63,19 @@ def first_s(worker: Worker, request: RequestView) -> float:
     if load.prompt_budget < 0 and load.output_tokens:  # of prompts in its queue: they come before this one
         return queue_s + own_s / share_of(worker, request.objectives.tpot_s)
     return slowed_s(worker, queue_s + own_s, request.objectives.tpot_s)
+
+
+def _granted_s(workers: Mapping[int, Worker], pair: Pair, request: RequestView) -> float:
+    """Return when the first token may come as far as the decode worker is concerned.
+
+    Another worker does not begin with a prompt before it has pages there, and grants wait for the end of a step.
+    """
+    prefill, decode = workers[pair.prefill_id], workers[pair.decode_id]
+    if pair.is_local:
+        return grant_s(decode, request)
+    step_s = compute_s(decode, decode.load.queued_tokens / max(1, decode.load.num_queued))
+    own_s = compute_s(prefill, max(1, request.prompt_len - prefill.cached_tokens), prefill.cached_tokens)
+    return grant_s(decode, request) + min(step_s / 2, MAX_GRANT_S) + own_s
 
 
 def _in_question(candidates: Candidates, firsts: Mapping[int, float]) -> Iterator[Pair]:
