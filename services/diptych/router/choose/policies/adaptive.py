@@ -105,8 +105,10 @@ def _output_missed(worker: Worker, request: RequestView, prompts: _Prompts) -> f
     own = after + worker.load.num_outputs * max(0.0, after - before) + (not _has_memory(worker, request))
     if worker.instance_id not in prompts.shares:
         return own
-    lasts_s = request.output_len * tpot_s
-    return own + lasts_s * prompts.missed_with(worker.instance_id, share_of(worker, tpot_s, added))
+    key, others, share = worker.instance_id, worker.load.num_outputs, share_of(worker, tpot_s, added)
+    beside = prompts.missed_more(key, prompts.shares[key], share)
+    alone = prompts.missed_more(key, 1.0, share)  # for as long as it outlasts the others: so a worker becomes free again
+    return own + request.output_len * tpot_s * (others * beside + alone) / (others + 1)
 
 
 def _has_memory(worker: Worker, request: RequestView) -> bool:
@@ -137,13 +139,14 @@ class _Prompts(NamedTuple):
         largest = heapq.nlargest(2, shares.values())
         return _Prompts(rate, work_s, slo.ttft_s, shares, (largest[0], largest[-1]), sum(shares.values()))
 
-    def missed_with(self, key: int, share: float) -> float:
-        """Return how many prompts a second miss their SLO once a worker has less time for them."""
+    def missed_more(self, key: int, before: float, after: float) -> float:
+        """Return how many prompts a second miss their SLO because a worker has less of its time for them."""
         if not self.rate:
             return 0.0
         others = self.longest[self.shares[key] == self.longest[0]] if len(self.shares) > 1 else 0.0
-        now = self._missed(self.sum, self.longest[0])
-        return self.rate * max(0.0, self._missed(self.sum - self.shares[key] + share, max(others, share)) - now)
+        rest = self.sum - self.shares[key]
+        more = self._missed(rest + after, max(others, after)) - self._missed(rest + before, max(others, before))
+        return self.rate * max(0.0, more)
 
     def _missed(self, total: float, longest: float) -> float:
         """Return the share of prompts that miss it, as if one worker computed them, of `total` times the speed."""
