@@ -29,6 +29,7 @@ LATE: Final = 0.1  # what being late by a whole SLO more costs, once it is misse
 SOON: Final = 0.05  # what a first token is worth that comes at once, not when it is due
 PLACE: Final = 0.02  # what another place in the order of workers is worth, for an output
 MAX_BUSY: Final = 0.98  # workers whose time is needed to a higher share are overloaded
+GRANT_STEPS: Final = 2  # of a decode worker, for which a prompt counts as queued while nobody computes it
 MAX_GRANT_S: Final = 0.1  # until a step with prompts is over, in the mean: about half of the largest ones
 
 
@@ -133,7 +134,8 @@ class _Prompts(NamedTuple):
         """Return what is known: those that come are like those that came, and as long as this one."""
         usual, slo = request.usual, request.objectives
         shares = {key: share_of(candidates.workers[key], slo.tpot_s) for key in candidates.partners}
-        rate = usual.busy * len(shares) / usual.prompt_s if usual.prompt_s > 0 else 0.0
+        granted_s = GRANT_STEPS * max(step_s(worker) for worker in candidates.workers.values())
+        rate = usual.busy * len(shares) / (usual.prompt_s + granted_s) if usual.prompt_s > 0 else 0.0
         num_tokens = request.prompt_len / (1 + usual.found)  # that are not cached
         work_s = min(compute_s(candidates.workers[key], num_tokens) for key in shares)
         largest = heapq.nlargest(2, shares.values())
