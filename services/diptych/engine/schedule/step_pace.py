@@ -94,8 +94,8 @@ class StepPace:
         self._tokens = StepLine()  # by context
         self._beside = _Prompts(MIN_CHUNK)
         self._apart = _Prompts(WORTH * STEP_COST)
-        self._num_learned = self._parts_due = 0  # steps, and as of which `_parts_s` is made anew
-        self._parts_s = (0.0, 0.0, 0.0)
+        self._num_learned = self._parts_due = 0  # steps, and as of which `step_parts_s` is made anew
+        self.step_parts_s = (0.0, 0.0, 0.0)  # roughly, of a step, a token of context, a token of a prompt; 0: not known
 
     # who decodes
 
@@ -148,16 +148,6 @@ class StepPace:
     def output_tokens(self) -> int:
         """Return the contexts of those who decode, roughly."""
         return coarse(self._contexts.num_tokens, CONTEXT_BITS)
-
-    @property
-    def step_parts_s(self) -> tuple[float, float, float]:
-        """Return the seconds, roughly, of a step, of a token of context, and of a token of a prompt; 0: not measured."""
-        if self._num_learned >= self._parts_due:
-            self._parts_due = self._num_learned + min(self._num_learned + 1, TOLD_EVERY)
-            line, prompts = self._tokens, self._known(self._beside)
-            seconds = line.usual(STEP_CONTEXT), line.slope_s, prompts.line.slope_s
-            self._parts_s = _rounded(seconds[0]), _rounded(seconds[1]), _rounded(seconds[2])
-        return self._parts_s
 
     def _budget(self, most: int, prompts: _Prompts, num_rows: int, spare_s: float, longest_s: float) -> int:
         """Return what prompts may cost: deadlines leave them `spare_s`, and no step is to give them over `longest_s`."""
@@ -219,6 +209,7 @@ class StepPace:
         num_steps = 0
         for end_s in ends_s:
             self._learn_tokens(_work(num_rows, self._contexts.num_tokens), end_s - max(began_s, self._ended_s))
+            self._note_learned()
             self._contexts.stepped(1)
             num_steps += 1
             began_s = self._ended_s = self._free_s = end_s
@@ -233,13 +224,22 @@ class StepPace:
             self._contexts.stepped(-1)
 
     def _learn(self, step: _Launched, took_s: float) -> None:
-        self._num_learned += 1
         if not step.cost:
             self._learn_tokens(step.work, took_s)
         elif step.num_rows:
             self._beside.line.learn(step.cost, max(0.0, took_s - self._tokens.at(step.work)))
         else:
             self._apart.line.learn(step.cost, took_s)
+        self._note_learned()
+
+    def _note_learned(self) -> None:
+        """One more step has been learned from: now and then others are to hear of it."""
+        self._num_learned += 1
+        if self._num_learned >= self._parts_due:
+            self._parts_due = self._num_learned + min(self._num_learned + 1, TOLD_EVERY)
+            line, prompts = self._tokens, self._known(self._beside)
+            seconds = line.usual(STEP_CONTEXT), line.slope_s, prompts.line.slope_s
+            self.step_parts_s = _rounded(seconds[0]), _rounded(seconds[1]), _rounded(seconds[2])
 
     def _learn_tokens(self, work: int, took_s: float) -> None:
         if not self._tokens.is_known:
