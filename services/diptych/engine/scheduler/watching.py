@@ -77,6 +77,10 @@ def steps_to_wire(noted: LoggedSteps, now_s: float) -> worker_pb2.StepRecords:
         prompt_tokens=[step.size.prompt_tokens for step in steps],
         output_tokens=[step.size.output_tokens for step in steps],
         requests=[step.size.num_requests for step in steps],
+        context_tokens=[step.size.context_tokens for step in steps],
+        prompt_pairs=[step.size.prompt_pairs for step in steps],
+        prompts=[step.size.num_prompts for step in steps],
+        host_s=[step.host_s for step in steps],
         dropped=noted.num_dropped,
     )
     for crossing, index, room in noted.marks:
