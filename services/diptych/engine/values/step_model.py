@@ -45,7 +45,7 @@ class StepShape(NamedTuple):
             context_tokens -= end * num_tokens
             prompt_tokens += num_tokens
             doubled_pairs += num_tokens * (2 * end - num_tokens)
-        num_rows = len(batch.input_ids) - prompt_tokens
+        num_rows = int(new.sum()) - prompt_tokens
         return StepShape(num_rows, context_tokens, prompt_tokens, doubled_pairs / 2, len(chunks))
 
 
