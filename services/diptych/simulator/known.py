@@ -22,8 +22,8 @@ from diptych.router.workers.known_worker import counted_load
 from diptych.router.workers.learning import learn
 from diptych.router.workers.legs import OpenLegs
 from diptych.router.workers.worker_view import Pair, WorkerLoad, WorkerView
+from diptych.simulator.messages import News
 from diptych.simulator.setup import WorkerSetup
-from diptych.simulator.worker import News
 
 MODEL: Final = "simulated"
 _TERMS: Final = Terms()
@@ -139,7 +139,8 @@ class KnownWorkers:
         if news.load is not None:
             setup = known.record.setup
             num_bytes = news.num_open_pages * setup.page_size * setup.kv_token_bytes
-            known.reported = counted_load(news.load, setup.page_size, num_bytes, known.link_speeds)
+            budget = news.load.prompt_budget
+            known.reported = counted_load(news.load, setup.page_size, budget, num_bytes, known.link_speeds)
         if news.cached is not None:
             known.num_news += 1
             delta = news.cached

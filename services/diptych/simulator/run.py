@@ -15,11 +15,12 @@ from diptych.simulator.decisions import Decisions
 from diptych.simulator.fleet import Fleet, Member
 from diptych.simulator.front import Front
 from diptych.simulator.known import Record
+from diptych.simulator.messages import Command, News
 from diptych.simulator.outcome import Outcome
 from diptych.simulator.served import Served
 from diptych.simulator.setup import Controller, Setup
 from diptych.simulator.traces.call import Call
-from diptych.simulator.worker import Command, News, SimWorker
+from diptych.simulator.worker import SimWorker
 
 REST_S: Final = 60.0  # for what workers still do when the last call has ended
 
@@ -112,7 +113,8 @@ def simulate(setup: Setup, calls: Sequence[Call], controller: Controller | None 
     platform = Platform(setup, controller)
     served = platform.offer(calls)
     while platform.front.num_ended < len(served):
-        platform.clock.step()
+        is_due = platform.clock.step()
+        assert is_due, "calls are open, and nothing is due that could end them"
     return _outcome(platform, served)
 
 
