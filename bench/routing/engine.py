@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from diptych.engine.schedule.kv_forecast import OutputLengths
 from diptych.engine.schedule.policies import PATIENCE_S
 from diptych.engine.schedule.step_pace import HEADROOM, PATIENCE
-from diptych.engine.schedule.token_deadlines import CATCH_UP, MAX_BORROWED
+from diptych.engine.schedule.token_deadlines import CATCH_UP, LOST, MAX_BORROWED
 from diptych.engine.values.prompt_cost import MIN_CHUNK
 from diptych.router.choose.policies.policy import NO_OBJECTIVES, Objectives
 from diptych.router.workers.worker_view import Pair
@@ -232,7 +232,7 @@ class Engine:
         if not self._batch:
             return self.hardware.chunk_tokens
         fitting = self._fitting(first, now_s, decode_s)
-        if not self.slo.tpot_s or decode_s >= self.slo.tpot_s:
+        if not self.slo.tpot_s or decode_s >= LOST * self.slo.tpot_s:
             return min(self.hardware.chunk_tokens, max(MIN_CHUNK, len(self._batch), fitting))
         self._num_refused = 0 if fitting >= MIN_CHUNK else self._num_refused + 1
         if fitting < MIN_CHUNK and self._num_refused < PATIENCE:
@@ -257,6 +257,6 @@ class Engine:
     def _fitting(self, first: int, now_s: float, decode_s: float) -> int:
         """Return how many fit into the time that is left before tokens are due."""
         left_s = self.hardware.mixed_step_s
-        if self.slo.tpot_s and decode_s < self.slo.tpot_s:
+        if self.slo.tpot_s and decode_s < LOST * self.slo.tpot_s:
             left_s = HEADROOM * (self._next_due_s(decode_s) - now_s)
         return self.hardware.num_tokens(first, left_s - decode_s)

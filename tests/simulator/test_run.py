@@ -66,9 +66,13 @@ def test_another_seed_draws_others() -> None:
     assert len(digests) == 2
 
 
-@pytest.mark.parametrize("roles", FLEETS)
-def test_steps_that_are_passed_together_change_nothing(roles: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    setup = platform(roles, worker_changes={"num_pages": 601}, slo=Slo(0.3, 0.02))
+@pytest.mark.parametrize(
+    ("roles", "policy"), [("U", "pair_cost"), ("UU", "adaptive"), ("PPDD", "pair_cost"), ("PUD", "adaptive")]
+)
+def test_steps_that_are_passed_together_change_nothing(
+    roles: str, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = platform(roles, policy=policy, worker_changes={"num_pages": 601}, slo=Slo(0.3, 0.02))
     calls = chats(40, apart_s=0.15)
     together = simulate(setup, calls)
     monkeypatch.setattr(worker_module, "MIN_STRETCH", 1 << 60)

@@ -8,9 +8,9 @@ prompt of `n` tokens is computed within `PATIENCE * n / MIN_CHUNK` such steps fr
 2024) bounds steps by a fixed number of tokens, and DuetServe (2025) predicts when a time per token would not be kept;
 here both are one rule.
 
-Requests without a time per token have a step wait for `longest_s` at most, and always let prompts have `MIN_CHUNK`
-tokens, and as many as there are requests that decode, of which each costs no less. So it is, too, where steps without
-any prompt don't keep a time per token.
+No step that requests wait for is to take longer than `longest_s`: who comes meanwhile, or asks for pages, is heard when
+it is over. Where nobody has a time per token, or steps without any prompt don't keep it, that is the only bound; prompts
+then always have `MIN_CHUNK` tokens, and as many as there are requests that decode, of which each costs no less.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from diptych.engine.values.request import Request
 UNBOUNDED: Final = -1
 PATIENCE: Final = 8  # steps
 HEADROOM: Final = 0.92  # of the time that is left is planned: what is spared comes back, as slack, in the next step
+WORTH: Final = 8  # times what a step costs that has nothing else: prompts wait until there is time for so much
 SHARED: Final = 0.5  # of it is for prompts beside tokens while others wait to have a step of their own
 STEP_CONTEXT: Final = 100_000  # tokens of context that an H200 reads while it reads weights: for a step's first guess
 ROW_CONTEXT: Final = 64  # and while it does the rest for one request
@@ -52,12 +53,12 @@ class _Prompts:
             return self.least if seconds > 0 else 0  # to find out
         return max(0, self.line.work_in(seconds))
 
-    def patient(self, budget: int) -> int:
+    def patient(self, budget: int, wanted: int) -> int:
         """Return what they get where so much would be right: nothing where that is too little, but not for ever."""
-        if budget >= self.least:
+        if budget >= min(self.least, wanted):
             return budget
         self.is_refused = True
-        return MIN_CHUNK if self.num_refused + 1 >= PATIENCE else 0
+        return max(MIN_CHUNK, budget) if self.num_refused + 1 >= PATIENCE else 0
 
     def stepped(self, has_tokens: bool, cost: int) -> None:
         if cost:
@@ -83,7 +84,7 @@ class StepPace:
     """Tell it who decodes, and when steps begin and end, in their order."""
 
     def __init__(self, longest_s: float) -> None:
-        """`longest_s`: of a step that computes prompts and continues requests without an SLO; infinite: no bound."""
+        """`longest_s`: of a step that computes prompts and that others wait for; infinite: no bound."""
         self._longest_s = longest_s
         self._deadlines = TokenDeadlines()
         self._contexts = ContextCount()
@@ -92,9 +93,9 @@ class StepPace:
         self._free_s = -math.inf  # when all that is launched will be over
         self._tokens = StepLine()  # by context
         self._beside = _Prompts(MIN_CHUNK)
-        self._apart = _Prompts(STEP_COST)
-        self._num_learned = self._parts_due = 0  # steps, and as of which `_parts_s` is made anew
-        self._parts_s = (0.0, 0.0, 0.0)
+        self._apart = _Prompts(WORTH * STEP_COST)
+        self._num_learned = self._parts_due = 0  # steps, and as of which `step_parts_s` is made anew
+        self.step_parts_s = (0.0, 0.0, 0.0)  # roughly, of a step, a token of context, a token of a prompt; 0: not known
 
     # who decodes
 
@@ -139,7 +140,7 @@ class StepPace:
         if not num_rows:
             return UNBOUNDED
         tokens_s, spare_s = self._left(num_rows, self._ended_s)
-        if self._is_bounded(spare_s):
+        if self._deadlines.num_free or spare_s == math.inf:
             spare_s = min(spare_s, self._longest_s - tokens_s)
         return UNBOUNDED if spare_s == math.inf else coarse(self._known(self._beside).cost_in(spare_s), SHOWN_BITS)
 
@@ -148,27 +149,13 @@ class StepPace:
         """Return the contexts of those who decode, roughly."""
         return coarse(self._contexts.num_tokens, CONTEXT_BITS)
 
-    @property
-    def step_parts_s(self) -> tuple[float, float, float]:
-        """Return the seconds, roughly, of a step, of a token of context, and of a token of a prompt; 0: not measured."""
-        if self._num_learned >= self._parts_due:
-            self._parts_due = self._num_learned + min(self._num_learned + 1, TOLD_EVERY)
-            line, prompts = self._tokens, self._known(self._beside)
-            seconds = line.usual(STEP_CONTEXT), line.slope_s, prompts.line.slope_s
-            self._parts_s = _rounded(seconds[0]), _rounded(seconds[1]), _rounded(seconds[2])
-        return self._parts_s
-
     def _budget(self, most: int, prompts: _Prompts, num_rows: int, spare_s: float, longest_s: float) -> int:
-        """Return what prompts may cost: deadlines leave them `spare_s`, and requests without deadlines `longest_s`."""
+        """Return what prompts may cost: deadlines leave them `spare_s`, and no step is to give them over `longest_s`."""
         known = self._known(prompts)
-        budget = most if spare_s == math.inf else min(most, prompts.patient(known.cost_in(spare_s)))
-        if longest_s == math.inf or not known.line.is_known or not self._is_bounded(spare_s):
+        budget = most if spare_s == math.inf else min(most, prompts.patient(known.cost_in(spare_s), most))
+        if longest_s == math.inf or not known.line.is_known:
             return budget
         return min(budget, max(MIN_CHUNK, num_rows, known.cost_in(longest_s)))
-
-    def _is_bounded(self, spare_s: float) -> bool:
-        """Whether somebody runs without a deadline that is kept."""
-        return self._deadlines.num_free > 0 or spare_s == math.inf
 
     def _known(self, prompts: _Prompts) -> _Prompts:
         """Return these prompts, or those of the other kind as long as nothing is known of these."""
@@ -222,6 +209,7 @@ class StepPace:
         num_steps = 0
         for end_s in ends_s:
             self._learn_tokens(_work(num_rows, self._contexts.num_tokens), end_s - max(began_s, self._ended_s))
+            self._note_learned()
             self._contexts.stepped(1)
             num_steps += 1
             began_s = self._ended_s = self._free_s = end_s
@@ -236,13 +224,22 @@ class StepPace:
             self._contexts.stepped(-1)
 
     def _learn(self, step: _Launched, took_s: float) -> None:
-        self._num_learned += 1
         if not step.cost:
             self._learn_tokens(step.work, took_s)
         elif step.num_rows:
             self._beside.line.learn(step.cost, max(0.0, took_s - self._tokens.at(step.work)))
         else:
             self._apart.line.learn(step.cost, took_s)
+        self._note_learned()
+
+    def _note_learned(self) -> None:
+        """One more step has been learned from: now and then others are to hear of it."""
+        self._num_learned += 1
+        if self._num_learned >= self._parts_due:
+            self._parts_due = self._num_learned + min(self._num_learned + 1, TOLD_EVERY)
+            line, prompts = self._tokens, self._known(self._beside)
+            seconds = line.usual(STEP_CONTEXT), line.slope_s, prompts.line.slope_s
+            self.step_parts_s = _rounded(seconds[0]), _rounded(seconds[1]), _rounded(seconds[2])
 
     def _learn_tokens(self, work: int, took_s: float) -> None:
         if not self._tokens.is_known:

@@ -10,7 +10,7 @@ so few: until it has `borrowed` tokens it may be late, as long as steps without 
 time. Of such *young* requests the one that came first is due first: those behind it got fewer tokens in less time.
 
 Who is late by more than `FORGIVEN` tokens can't be mended by hurrying: its deadlines are counted anew. A time per token
-that steps without any prompt don't keep binds nobody: prompts would wait for nothing.
+that steps without any prompt don't keep by far binds nobody: prompts would wait for nothing.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ KEPT_BACK: Final = 0.01  # of each token's time, for what happens outside: hand-
 PER_OCTAVE: Final = 64  # groups: times that differ by less than 1 % are the same, the shorter one
 FORGIVEN: Final = 8  # tokens
 MAX_BORROWED: Final = 128  # tokens
+LOST: Final = 1.25  # times a time per token that steps without prompts take, who don't keep it by far
 CATCH_UP: Final = 1.1  # steps that bring young requests their tokens may each take so much longer than expected
 MIN_TPOT_S: Final = 1e-6
 
@@ -166,7 +167,7 @@ class TokenDeadlines:
 
         `step_s`: of a step without prompts.
         """
-        kept = (group for group in self._groups.values() if group.tpot_s > step_s)
+        kept = (group for group in self._groups.values() if LOST * group.tpot_s > step_s)
         return min((group.due_s(now_s, step_s, self.borrowed) for group in kept), default=math.inf)
 
     def _is_young(self, request: Request) -> bool:

@@ -28,7 +28,9 @@ UNSURE: Final = 0.1  # of an SLO: within so much of it nobody knows whether it w
 LATE: Final = 0.1  # what being late by a whole SLO more costs, once it is missed: less than another's miss
 SOON: Final = 0.05  # what a first token is worth that comes at once, not when it is due
 PLACE: Final = 0.02  # what another place in the order of workers is worth, for an output
-MAX_BUSY: Final = 0.98
+MAX_BUSY: Final = 0.98  # workers whose time is needed to a higher share are overloaded
+GRANT_STEPS: Final = 2  # of a decode worker, for which a prompt counts as queued while nobody computes it
+MAX_GRANT_S: Final = 0.1  # until a step with prompts is over, in the mean: about half of the largest ones
 
 
 def adaptive(candidates: Candidates, request: RequestView) -> Decision:
@@ -39,7 +41,7 @@ def adaptive(candidates: Candidates, request: RequestView) -> Decision:
     outputs = _outputs_missed(candidates, request)
     losses = {
         pair: outputs[pair.decode_id]
-        + _first_missed(max(firsts[pair.prefill_id], grant_s(workers[pair.decode_id], request)), request)
+        + _first_missed(max(firsts[pair.prefill_id], _granted_s(workers, pair, request)), request)
         for pair in _in_question(candidates, firsts)
     }
     return Decision(min(losses, key=losses.__getitem__), "fewest SLOs missed")
@@ -62,6 +64,19 @@ def first_s(worker: Worker, request: RequestView) -> float:
     if load.prompt_budget < 0 and load.output_tokens:  # of prompts in its queue: they come before this one
         return queue_s + own_s / share_of(worker, request.objectives.tpot_s)
     return slowed_s(worker, queue_s + own_s, request.objectives.tpot_s)
+
+
+def _granted_s(workers: Mapping[int, Worker], pair: Pair, request: RequestView) -> float:
+    """Return when the first token may come as far as the decode worker is concerned.
+
+    Another worker does not begin with a prompt before it has pages there, and grants wait for the end of a step.
+    """
+    prefill, decode = workers[pair.prefill_id], workers[pair.decode_id]
+    if pair.is_local:
+        return grant_s(decode, request)
+    step_s = compute_s(decode, decode.load.queued_tokens / max(1, decode.load.num_queued))
+    own_s = compute_s(prefill, max(1, request.prompt_len - prefill.cached_tokens), prefill.cached_tokens)
+    return grant_s(decode, request) + min(step_s / 2, MAX_GRANT_S) + own_s
 
 
 def _in_question(candidates: Candidates, firsts: Mapping[int, float]) -> Iterator[Pair]:
@@ -91,8 +106,10 @@ def _output_missed(worker: Worker, request: RequestView, prompts: _Prompts) -> f
     own = after + worker.load.num_outputs * max(0.0, after - before) + (not _has_memory(worker, request))
     if worker.instance_id not in prompts.shares:
         return own
-    lasts_s = request.output_len * tpot_s
-    return own + lasts_s * prompts.missed_with(worker.instance_id, share_of(worker, tpot_s, added))
+    key, others, share = worker.instance_id, worker.load.num_outputs, share_of(worker, tpot_s, added)
+    beside = prompts.missed_more(key, prompts.shares[key], share)
+    alone = prompts.missed_more(key, 1.0, share)  # for as long as it outlasts the others: so a worker becomes free again
+    return own + request.output_len * tpot_s * (others * beside + alone) / (others + 1)
 
 
 def _has_memory(worker: Worker, request: RequestView) -> bool:
@@ -117,19 +134,21 @@ class _Prompts(NamedTuple):
         """Return what is known: those that come are like those that came, and as long as this one."""
         usual, slo = request.usual, request.objectives
         shares = {key: share_of(candidates.workers[key], slo.tpot_s) for key in candidates.partners}
-        rate = usual.busy * len(shares) / usual.prompt_s if usual.prompt_s > 0 else 0.0
+        granted_s = GRANT_STEPS * max(step_s(worker) for worker in candidates.workers.values())
+        rate = usual.busy * len(shares) / (usual.prompt_s + granted_s) if usual.prompt_s > 0 else 0.0
         num_tokens = request.prompt_len / (1 + usual.found)  # that are not cached
         work_s = min(compute_s(candidates.workers[key], num_tokens) for key in shares)
         largest = heapq.nlargest(2, shares.values())
         return _Prompts(rate, work_s, slo.ttft_s, shares, (largest[0], largest[-1]), sum(shares.values()))
 
-    def missed_with(self, key: int, share: float) -> float:
-        """Return how many prompts a second miss their SLO once a worker has less time for them."""
+    def missed_more(self, key: int, before: float, after: float) -> float:
+        """Return how many prompts a second miss their SLO because a worker has less of its time for them."""
         if not self.rate:
             return 0.0
         others = self.longest[self.shares[key] == self.longest[0]] if len(self.shares) > 1 else 0.0
-        now = self._missed(self.sum, self.longest[0])
-        return self.rate * max(0.0, self._missed(self.sum - self.shares[key] + share, max(others, share)) - now)
+        rest = self.sum - self.shares[key]
+        more = self._missed(rest + after, max(others, after)) - self._missed(rest + before, max(others, before))
+        return self.rate * max(0.0, more)
 
     def _missed(self, total: float, longest: float) -> float:
         """Return the share of prompts that miss it, as if one worker computed them, of `total` times the speed."""
