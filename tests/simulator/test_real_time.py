@@ -8,7 +8,6 @@ from simulated import chats, platform
 
 from diptych.common.members.roles import LegKind, Role
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.options.sim_timing import Timing
 from diptych.engine.scheduler.stepping import SynchronousStepping
 from diptych.engine.sim.answers import SimVocabulary
 from diptych.engine.sim.hardware import SimRunner
@@ -17,6 +16,7 @@ from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
 from diptych.engine.values.events import Emit, Start
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.request import new_request
+from diptych.engine.values.step_model import StepModel
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.sampling_params import SamplingParams
 from diptych.kvtransfer.layout import PoolLayout
@@ -28,7 +28,7 @@ from diptych.simulator.traces.call import Call
 from diptych.unified.core import UnifiedCore
 
 NUM_PAGES = 601  # far fewer than the prompts have: what is cached is evicted again
-STEPS = Timing(step=10_000, request=1_000, prompt=10)  # those of `simulated`
+STEPS = StepModel(step=0.01, row=0.001, prompt_token=1e-5)  # those of `simulated`
 WORDS = SimVocabulary(np.arange(2, 200))
 
 

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, fields
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, NamedTuple
+
+import numpy as np
 
 from diptych.common.errors import ConfigError
 from diptych.engine.values.batch import ForwardBatch, ForwardMode
 
 FORMAT: Final = "diptych step model 1"
+SPEED_TOKENS: Final = 2048  # of the prompt whose speed counts as that of prompts
 
 
 class StepShape(NamedTuple):
@@ -34,25 +38,26 @@ class StepShape(NamedTuple):
         if batch.mode is ForwardMode.DECODE:
             num_tokens = len(batch.input_ids)
             return StepShape(num_tokens, int(lens.sum() if num_tokens == len(lens) else lens @ new), 0, 0.0, 0)
-        is_row = batch.is_row
-        row_lens, chunks = new[is_row], new[~is_row]
-        ends = lens[~is_row]
-        return StepShape(
-            int(row_lens.sum()),
-            int(lens[is_row] @ row_lens),
-            int(chunks.sum()),
-            float(chunks @ (2 * ends - chunks)) / 2,
-            len(chunks),
-        )
+        context_tokens = int(lens @ new)
+        prompt_tokens, doubled_pairs = 0, 0
+        chunks = np.flatnonzero(new > np.maximum(batch.num_sampled, 1))  # no rows; few: a loop is faster than arrays
+        for end, num_tokens in zip(lens[chunks].tolist(), new[chunks].tolist(), strict=True):
+            context_tokens -= end * num_tokens
+            prompt_tokens += num_tokens
+            doubled_pairs += num_tokens * (2 * end - num_tokens)
+        num_rows = int(new.sum()) - prompt_tokens
+        return StepShape(num_rows, context_tokens, prompt_tokens, doubled_pairs / 2, len(chunks))
 
 
 class Evidence(NamedTuple):
     """What a model was fitted to."""
 
     num_steps: int = 0
-    median_error: float = 0.0  # of |predicted - measured| / measured, over those steps
+    median_error: float = 0.0  # of |predicted - measured| / measured, over the newest of those steps
     p90_error: float = 0.0
+    time_ratio: float = 1.0  # all time that these took, over what is predicted: above 1 by what outliers cost
     unidentified: tuple[str, ...] = ()  # terms that the steps did not tell: their values are no measurement
+    largest: tuple[float, ...] = ()  # in a step, of what each term is multiplied by: beyond it nothing was seen
 
 
 NO_EVIDENCE: Final = Evidence()
@@ -89,6 +94,24 @@ class StepModel:
         """Return the seconds of all terms, in the order of `TERMS`."""
         return tuple(getattr(self, name) for name in TERMS)
 
+    @property
+    def prompt_tokens_per_s(self) -> float:
+        """Return how fast a long prompt is computed beside the constant of a step; infinite where it costs nothing."""
+        num_tokens = SPEED_TOKENS
+        took_s = self.seconds(StepShape(0, 0, num_tokens, num_tokens**2 / 2, 1)) - self.step
+        return num_tokens / took_s if took_s > 0 else math.inf
+
+    @staticmethod
+    def of(terms: Iterable[float], evidence: Evidence = NO_EVIDENCE) -> StepModel:
+        """Return the model with these terms, in the order of `TERMS`."""
+        step, row, context, prompt_step, prompt_token, prompt_pair, prompt = terms
+        return StepModel(step, row, context, prompt_step, prompt_token, prompt_pair, prompt, evidence=evidence)
+
+    def with_term(self, name: str, seconds: float) -> StepModel:
+        """Return the model with one term, of `TERMS`, changed."""
+        changed: Any = {name: seconds}
+        return replace(self, **changed)
+
     def to_json(self) -> str:
         """Return the text of a model's file."""
         whose = {name: getattr(self, name) for name in _WHOSE}
@@ -104,9 +127,13 @@ class StepModel:
         terms = held.get("seconds")
         if not isinstance(terms, dict) or set(terms) - set(TERMS):
             raise ConfigError(f'a step model has "seconds": an object with {", ".join(TERMS)}, not {terms!r}')
-        numbers = {name: _seconds(name, value) for name, value in terms.items()}
-        words = {name: _word(name, held[name]) for name in _WHOSE if name != "tp" and name in held}
-        return StepModel(**numbers, **words, tp=_whole("tp", held.get("tp", 1)), evidence=_evidence(held))
+        return replace(
+            StepModel.of((_number(name, terms.get(name, 0.0)) for name in TERMS), _evidence(held)),
+            model=_word("model", held),
+            device=_word("device", held),
+            kv_dtype=_word("kv_dtype", held),
+            tp=_whole("tp", held.get("tp", 1)),
+        )
 
 
 _WHOSE: Final = ("model", "device", "kv_dtype", "tp")
@@ -131,13 +158,14 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
-def _seconds(name: str, value: Any) -> float:
+def _number(name: str, value: Any) -> float:
     if not _is_number(value):
-        raise ConfigError(f'"{name}" of a step model is seconds, 0 or more, not {value!r}')
+        raise ConfigError(f'"{name}" of a step model is a number, 0 or more, not {value!r}')
     return float(value)
 
 
-def _word(name: str, value: Any) -> str:
+def _word(name: str, held: dict[str, Any]) -> str:
+    value = held.get(name, "")
     if not isinstance(value, str):
         raise ConfigError(f'"{name}" of a step model is a text, not {value!r}')
     return value
@@ -153,5 +181,14 @@ def _evidence(held: dict[str, Any]) -> Evidence:
     unidentified = held.get("unidentified", [])
     if not isinstance(unidentified, list) or not set(map(str, unidentified)) <= set(TERMS):
         raise ConfigError(f'"unidentified" of a step model lists terms ({", ".join(TERMS)}), not {unidentified!r}')
-    errors = [_seconds(name, held.get(name, 0.0)) for name in ("median_error", "p90_error")]
-    return Evidence(_whole("num_steps", held.get("num_steps", 0)), *errors, tuple(unidentified))
+    largest = held.get("largest", [])
+    if not isinstance(largest, list) or not all(map(_is_number, largest)):
+        raise ConfigError(f'"largest" of a step model lists numbers, not {largest!r}')
+    return Evidence(
+        num_steps=_whole("num_steps", held.get("num_steps", 0)),
+        median_error=_number("median_error", held.get("median_error", 0.0)),
+        p90_error=_number("p90_error", held.get("p90_error", 0.0)),
+        time_ratio=_number("time_ratio", held.get("time_ratio", 1.0)),
+        unidentified=tuple(unidentified),
+        largest=tuple(map(float, largest)),
+    )
