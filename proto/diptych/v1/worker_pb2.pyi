@@ -70,8 +70,20 @@ class ContentSegment(_message.Message):
     digest: bytes
     def __init__(self, start: _Optional[int] = ..., num_tokens: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
+class Slo(_message.Message):
+    __slots__ = ("ttft_ms", "tpot_ms", "weight", "sheddable")
+    TTFT_MS_FIELD_NUMBER: _ClassVar[int]
+    TPOT_MS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    SHEDDABLE_FIELD_NUMBER: _ClassVar[int]
+    ttft_ms: float
+    tpot_ms: float
+    weight: float
+    sheddable: bool
+    def __init__(self, ttft_ms: _Optional[float] = ..., tpot_ms: _Optional[float] = ..., weight: _Optional[float] = ..., sheddable: _Optional[bool] = ...) -> None: ...
+
 class StartLeg(_message.Message):
-    __slots__ = ("room", "request_id", "prompt_token_ids", "sampling", "peer_instance_id", "num_prior_output_tokens", "timeout_ms", "cache_salt", "priority", "tenant", "lora", "compat", "kind", "prompt_text", "add_special_tokens", "prompt_tokens", "contents")
+    __slots__ = ("room", "request_id", "prompt_token_ids", "sampling", "peer_instance_id", "num_prior_output_tokens", "timeout_ms", "cache_salt", "priority", "tenant", "lora", "compat", "kind", "prompt_text", "add_special_tokens", "prompt_tokens", "contents", "slo")
     ROOM_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +101,7 @@ class StartLeg(_message.Message):
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CONTENTS_FIELD_NUMBER: _ClassVar[int]
+    SLO_FIELD_NUMBER: _ClassVar[int]
     room: int
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -106,7 +119,8 @@ class StartLeg(_message.Message):
     add_special_tokens: bool
     prompt_tokens: bytes
     contents: _containers.RepeatedCompositeFieldContainer[ContentSegment]
-    def __init__(self, room: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., peer_instance_id: _Optional[int] = ..., num_prior_output_tokens: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., lora: _Optional[str] = ..., compat: _Optional[str] = ..., kind: _Optional[_Union[LegKind, str]] = ..., prompt_text: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ..., prompt_tokens: _Optional[bytes] = ..., contents: _Optional[_Iterable[_Union[ContentSegment, _Mapping]]] = ...) -> None: ...
+    slo: Slo
+    def __init__(self, room: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., peer_instance_id: _Optional[int] = ..., num_prior_output_tokens: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., lora: _Optional[str] = ..., compat: _Optional[str] = ..., kind: _Optional[_Union[LegKind, str]] = ..., prompt_text: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ..., prompt_tokens: _Optional[bytes] = ..., contents: _Optional[_Iterable[_Union[ContentSegment, _Mapping]]] = ..., slo: _Optional[_Union[Slo, _Mapping]] = ...) -> None: ...
 
 class RouterBatch(_message.Message):
     __slots__ = ("start", "abort", "resync_kv", "router_instance_id")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Literal
 
 from diptych.common.config import option
@@ -80,6 +81,11 @@ class RouterConfig(LogConfig, TrustConfig, KeyConfig):
     )
     pair_wait_s: float = option(1.5, help="how long a new request waits for a pair of workers", group="routing")
     explained_requests: int = option(1000, help="last requests whose routing can be explained", group="routing")
+    request_log: Path | None = option(
+        None,
+        help="file that gets a line a request for `diptych simulate`: lengths, times and names of blocks, no text",
+        group="routing",
+    )
     lost_pair_wait_s: float = option(
         1.5, help="how long a request that lost a worker waits for another pair", group="routing"
     )

@@ -18,6 +18,7 @@ from diptych.generation.leg_prompt import BYTES_PER_TOKEN
 from diptych.generation.request_groups import NO_ACCOUNT, NO_HINTS, NO_LIFE, Account, Hints, Life
 from diptych.generation.sampling_params import SamplingParams
 from diptych.generation.segments import ContentSegment, content_len
+from diptych.generation.slo import NO_SLO, Slo
 from diptych.router.choose.policies import POLICIES
 from diptych.router.keys.cache_namespace import hints_of
 from diptych.router.keys.caller import ANYBODY, Caller
@@ -91,6 +92,7 @@ class ClientRequest:
     account: Account = NO_ACCOUNT
     hints: Hints = NO_HINTS  # without an adapter until its model is known
     life: Life = NO_LIFE  # on the monotonic clock
+    slo: Slo = NO_SLO  # within what time it is served well
     num_choices: int = 1  # of each prompt
     best_of: int | None = None  # outputs to make of each prompt, of which `num_choices` are chosen; None: those only
     stream: bool = False  # the answer is wanted as it comes

@@ -1,0 +1,56 @@
+"""Reads the request log of routers (`--request-log`), so that yesterday's load can be simulated today.
+
+Calls are as long as they were served. Prompts of which the router saw no tokens share nothing. Names of blocks become
+numbers in the order of their coming, so a trace that is saved afterwards has no hash of anybody's prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from diptych.common.arrays import U64
+from diptych.common.errors import ConfigError
+from diptych.router.values.logged_request import LoggedRequest, logged_request, names_in
+from diptych.simulator.traces.call import BLOCK_TOKENS, Call, names_of
+from diptych.simulator.traces.lines import json_objects
+
+
+def read(lines: Iterable[str]) -> list[Call]:
+    """Return the calls of one log or several, the first at 0. Raises `ConfigError` that names the line."""
+    logged = [_logged(line, row) for line, row in enumerate(json_objects(lines), 1)]
+    logged.sort(key=lambda each: each.arrival)
+    known: dict[int, int] = {}
+    sessions: dict[str, str] = {"": ""}
+    return [
+        Call(
+            round(each.arrival - logged[0].arrival, 6),
+            each.prompt_len,
+            max(1, each.output_len),
+            _numbered(each, known),
+            tier=each.tier,
+            session=sessions.setdefault(each.session, str(len(sessions))),
+        )
+        for each in logged
+    ]
+
+
+def _logged(line: int, row: Mapping[str, Any]) -> LoggedRequest:
+    try:
+        found = logged_request(dict(row))
+        num_names, num_blocks = len(names_in(found.blocks)), -(-found.prompt_len // BLOCK_TOKENS)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"line {line} is none of a request log: {error}") from None
+    if num_names not in (0, num_blocks) or found.prompt_len < 1:
+        words = f"has {num_names} names of blocks for a prompt of {found.prompt_len} tokens"
+        raise ConfigError(f"line {line} {words}: one for each {BLOCK_TOKENS} are needed, or none")
+    return found
+
+
+def _numbered(each: LoggedRequest, known: dict[int, int]) -> U64:
+    """Return names that are made from numbers; blocks without a name get new ones."""
+    num_blocks = -(-each.prompt_len // BLOCK_TOKENS)
+    names = names_in(each.blocks).tolist() or range(-len(known) - 1, -len(known) - 1 - num_blocks, -1)
+    return names_of(np.array([known.setdefault(name, len(known)) for name in names], np.int64))
