@@ -35,7 +35,17 @@ class Member:
     state: State = State.STARTING
     is_paused: bool = False
     linked: set[int] = field(default_factory=set)
+    since_s: float = 0.0  # it is in this state
     gone_s: float | None = None
+    flips_to: Role | None = None  # the role that it is about to serve
+
+    @property
+    def serves_next(self) -> Role:
+        """What it serves once it has done what it was asked for."""
+        return self.flips_to or self.role
+
+    def enter(self, state: State, now_s: float) -> None:
+        self.state, self.since_s = state, now_s
 
 
 class Fleet:
@@ -74,7 +84,7 @@ class Fleet:
             self._start(action.worker)
             return
         member = self.members[action.worker_id]
-        if member.gone_s is not None or member.worker_id not in self.living:
+        if member.worker_id not in self.living:
             return
         match action:
             case Drain(_, _, within_s):
@@ -93,7 +103,9 @@ class Fleet:
 
     def _start(self, setup: WorkerSetup) -> None:
         worker_id = len(self.members) + 1
-        self.members[worker_id] = member = Member(worker_id, setup, self._clock.now_s, setup.role)
+        self.members[worker_id] = member = Member(
+            worker_id, setup, self._clock.now_s, setup.role, since_s=self._clock.now_s
+        )
         self._told(member)
         if setup.start_s:
             self._clock.after(setup.start_s, lambda: self._loaded(member))
@@ -143,14 +155,16 @@ class Fleet:
     def _become_ready(self, member: Member) -> None:
         serves_alone = member.role is Role.UNIFIED and len(self.living) == 1
         if member.state is State.STARTING and (member.linked or serves_alone):
-            member.state = State.READY
+            member.enter(State.READY, self._clock.now_s)
             self._told(member)
 
     # going
 
     def _drain(self, member: Member, within_s: float) -> None:
+        if member.state is State.DRAINING:
+            return
         self._decisions.changed(member.worker_id, "drains")
-        member.state = State.DRAINING
+        member.enter(State.DRAINING, self._clock.now_s)
         self._vacate(member, within_s, lambda: self._leave(member))
 
     def _vacate(self, member: Member, within_s: float, then: Callable[[], None]) -> None:
@@ -174,7 +188,8 @@ class Fleet:
 
     def _leave(self, member: Member) -> None:
         self._decisions.changed(member.worker_id, "gone")
-        member.state, member.gone_s = State.GONE, self._clock.now_s
+        member.enter(State.GONE, self._clock.now_s)
+        member.gone_s = self._clock.now_s
         self._lose_links(member, "it has left")
         del self.living[member.worker_id]
         self._told(member)
@@ -187,7 +202,7 @@ class Fleet:
         self._clock.after(self._setup.delays.loss_s, lambda: self._bury(member))
 
     def _bury(self, member: Member) -> None:
-        member.state = State.GONE
+        member.enter(State.GONE, self._clock.now_s)
         self._lose_links(member, "it has died")
         self._told(member)
 
@@ -201,7 +216,7 @@ class Fleet:
         if role is member.role or member.is_paused or member.state is not State.READY:
             return
         self._decisions.changed(member.worker_id, f"serves {role.value}")
-        member.is_paused = True
+        member.is_paused, member.flips_to = True, role
         self._vacate(member, within_s, lambda: self._serve(member, role))
 
     def _serve(self, member: Member, role: Role) -> None:
@@ -210,7 +225,7 @@ class Fleet:
         worker = self.living[member.worker_id]
         worker.is_closed, worker.role = False, role
         worker.command(ServeRole(role))
-        member.role, member.is_paused = role, False
+        member.role, member.is_paused, member.flips_to = role, False, None
         self.num_flips += 1
         self._meet(member)
         self._told(member)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from typing import Final
 
@@ -10,13 +10,14 @@ import numpy as np
 
 from diptych.common.arrays import I64
 from diptych.simulator.clock import Clock
+from diptych.simulator.control import Control
 from diptych.simulator.decisions import Decisions
 from diptych.simulator.fleet import Fleet, Member
 from diptych.simulator.front import Front
 from diptych.simulator.known import Record
 from diptych.simulator.outcome import Outcome
 from diptych.simulator.served import Served
-from diptych.simulator.setup import Setup
+from diptych.simulator.setup import Controller, Setup
 from diptych.simulator.traces.call import Call
 from diptych.simulator.worker import Command, News, SimWorker
 
@@ -26,7 +27,7 @@ REST_S: Final = 60.0  # for what workers still do when the last call has ended
 class Platform:
     """A router and its workers, and what they say to each other."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, controller: Controller | None = None) -> None:
         setup.validate()
         self.clock = Clock()
         self.decisions = Decisions()
@@ -34,14 +35,37 @@ class Platform:
         self._living: dict[int, SimWorker] = {}
         self.front = Front(setup, self.clock, self.decisions, self._send, self._given, self._catch_up)
         self.fleet = Fleet(setup, self.clock, self.decisions, self._living, self._tell, self._announce)
+        self._control: Control | None = None
+        if controller is not None:
+            estimates = self.front.workers.estimates
+            self._control = Control(controller, setup, self.fleet, self.clock, lambda: estimates.output_len)
+            self._every_s = controller.every_s
+            self.clock.after(self._every_s, self._round)
         self.fleet.begin()
 
     def offer(self, calls: Sequence[Call]) -> list[Served]:
         """Let calls arrive at their times."""
         served = [Served(call, number) for number, call in enumerate(calls)]
         for each in served:
-            self.clock.at(each.call.arrival_s, partial(self.front.arrive, each))
+            self.clock.at(each.call.arrival_s, partial(self._arrive, each))
         return served
+
+    def _arrive(self, served: Served) -> None:
+        if self._control is not None:
+            self._control.came(served)
+        self.front.arrive(served)
+
+    def _round(self) -> None:
+        """Let the controller act; the next round comes as long as the run lasts."""
+        assert self._control is not None
+        self._catch_up()
+        self._control.round()
+        self.clock.after(self._every_s, self._round)
+
+    @property
+    def living(self) -> Collection[SimWorker]:
+        """The workers that are there now."""
+        return self._living.values()
 
     def settle(self, within_s: float = REST_S) -> None:
         """Let workers end what they still do when all calls have ended."""
@@ -80,9 +104,12 @@ class Platform:
             self.front.workers.on_record(record)
 
 
-def simulate(setup: Setup, calls: Sequence[Call]) -> Outcome:
-    """Return what becomes of calls. Raises `ConfigError` for what can't be simulated."""
-    platform = Platform(setup)
+def simulate(setup: Setup, calls: Sequence[Call], controller: Controller | None = None) -> Outcome:
+    """Return what becomes of calls, on a fleet that a controller changes if there is one.
+
+    Raises `ConfigError` for what can't be simulated.
+    """
+    platform = Platform(setup, controller)
     served = platform.offer(calls)
     while platform.front.num_ended < len(served):
         platform.clock.step()

@@ -16,7 +16,7 @@ from diptych.engine.values.prompt_cost import PromptCost
 from diptych.engine.values.step_model import H200_LLAMA_8B, StepModel
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.slo import NO_SLO, Slo
-from diptych.planner.values import Observed, Plan
+from diptych.planner.values import Limits, Observed, Plan
 from diptych.router.admission.queue import AdmissionLimits
 from diptych.router.choose.policies import POLICIES
 from diptych.router.values.progress import RetryLimits
@@ -74,6 +74,8 @@ class RouterSetup:
 
 
 DELAYS: Final = Delays()
+MORE: Final = WorkerSetup(start_s=60.0)
+NO_BOUNDS: Final = Limits()
 ROUTER: Final = RouterSetup()
 
 
@@ -138,6 +140,8 @@ class Setup:
     delays: Delays = DELAYS
     transfer: TransferRules = TRANSFER
     actions: tuple[Action, ...] = ()
+    more: WorkerSetup = MORE  # what a controller gets when it asks for more workers, but for the role
+    bounds: Limits = NO_BOUNDS  # of what it may ask for
 
     def validate(self) -> None:
         """Raise `ConfigError` for what can't be simulated."""
