@@ -7,7 +7,7 @@ else to whoever does not know the tokens. Who can guess all of a prompt can see 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 import numpy as np
@@ -35,7 +35,10 @@ class LoggedRequest:
     finish: str  # how it ended; empty: it was broken off
 
     def to_line(self) -> str:
-        return json.dumps({"log": FORMAT, **asdict(self)}, separators=(",", ":")) + "\n"
+        return json.dumps({"log": FORMAT, **{name: getattr(self, name) for name in _FIELDS}}, separators=(",", ":")) + "\n"
+
+
+_FIELDS: Final = tuple(field.name for field in fields(LoggedRequest))
 
 
 def logged_request(row: dict[str, Any]) -> LoggedRequest:
