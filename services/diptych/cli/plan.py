@@ -154,11 +154,11 @@ def _kept(outcome: Outcome, goal: Goal) -> float:
 
 
 def _as_text(answer: Answer, config: PlanConfig, calls: Sequence[Call]) -> str:
-    goal = answer.sizing.goal
+    goal, share = answer.sizing.goal, f"{answer.sizing.goal.share:.0%} of the calls"
     lines = [
         f"load       {config.trace}: {trace_words(calls)}",
         f"busiest    {answer.load.requests_per_s:.2f} calls a second, {answer.load.work:.2f} workers' time at least",
-        f"goal       {goal.share:.0%} of the calls: {_limit(goal.ttft_s)} to the first token, {_limit(goal.tpot_s)} a token",
+        f"goal       {share}: {_limit(goal.ttft_s)} to the first token, {_limit(goal.tpot_s)} a token",
         *(f"note       {each}" for each in answer.remarks),
         *(f"predicted  {each.family}: {_gpus(each.sizes, config)}" for each in answer.predicted),
         *(f"tried      {sizes}: {kept:.1%} keep it" for sizes, kept in answer.tried.items()),

@@ -94,11 +94,15 @@ class Search:
 
     def _of(self, number: int) -> Sizes | None:
         """Return a division of so many workers that keeps the goal, the most promising of each family tried first."""
+        known = [each for each, kept in self.tried.items() if each.total == number and kept >= self.sizing.goal.share]
+        if known:
+            return known[0]
         for sizes in self._candidates(number):
-            if sizes not in self.tried:
-                if not self._may_try:
-                    return None
-                self.tried[sizes] = self.try_out(sizes)
+            if sizes in self.tried:
+                continue
+            if not self._may_try:
+                return None
+            self.tried[sizes] = self.try_out(sizes)
             if self.tried[sizes] >= self.sizing.goal.share:
                 return sizes
         return None
