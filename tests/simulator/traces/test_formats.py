@@ -88,7 +88,7 @@ def test_a_trace_is_replayed_faster_or_slower() -> None:
         (request_log.read, ['{"log": 1}'], "line 1 is none of a request log"),
         (request_log.read, [logged(1.0, [1] * 600).replace('"prompt_len":600', '"prompt_len":9')], "has 2 names"),
         (read_calls, ["hello\n"], "no known format"),
-        (read_calls, [], "no known format"),
+        (read_calls, [], "it is empty"),
     ],
 )
 def test_a_wrong_line_is_named_with_what_it_lacks(

@@ -19,6 +19,8 @@ def read_calls(lines: Iterable[str]) -> list[Call]:
     rest = iter(lines)
     first = next(rest, "").lstrip("\ufeff")
     whole = itertools.chain([first], rest)
+    if not first:
+        raise ConfigError("it is empty: nobody has written a call to it yet")
     if '"hash_ids"' in first:
         calls = mooncake.read(whole)
     elif '"log"' in first:
