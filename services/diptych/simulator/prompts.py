@@ -6,7 +6,7 @@ halves of its name, in turns: equal names give equal tokens, and other names oth
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -26,13 +26,16 @@ class SimPrompt:
     """A prompt's tokens, and who asks for their pages by name."""
 
     ids: I64
+    _names: dict[int, U64] = field(default_factory=dict)  # by page size, once somebody has asked
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def names(self, page_size: int) -> U64:
         """Return the names of its whole pages."""
-        return page_hashes(self.ids.astype(np.uint32), page_size)
+        if page_size not in self._names:
+            self._names[page_size] = page_hashes(self.ids.astype(np.uint32), page_size)
+        return self._names[page_size]
 
     def followed_by(self, num_tokens: int) -> SimPrompt:
         """Return the prompt of a request that goes on behind so many tokens of output."""

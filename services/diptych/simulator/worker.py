@@ -190,7 +190,14 @@ class SimWorker:
         self._record.repeated([self._call_of[room] for room in stretch.rooms], count)
         for room in stretch.rooms:
             self.given[room] += count
+        if stretch.num_passed > count and not self._pages_changed:
+            return None  # since the last time: nothing else changes in such steps
         return self._news()
+
+    @property
+    def _pages_changed(self) -> bool:
+        assert self._told is not None
+        return not self.cache.changes.is_empty or self._told[0].free_pages != self.cache.num_available
 
     # the loop
 

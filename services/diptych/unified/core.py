@@ -246,6 +246,8 @@ class UnifiedCore:
         decode = self._decode.load()
         if self._role is Role.LOCAL:
             return decode
+        if not self._prefill.num_open_rooms:
+            return decode if self._role.serves(LegKind.DECODE) else decode._replace(grantable_pages=0)
         prefill = self._prefill.load()
         return Load(
             num_waiting=prefill.num_waiting + decode.num_waiting,

@@ -12,9 +12,11 @@ import pytest
 
 from diptych.generation.slo import Slo
 from diptych.simulator.outcome import Outcome
+from diptych.simulator.report.errors import errors, rank_agreement, typical
 from diptych.simulator.report.plot import plot
 from diptych.simulator.report.summary import Percentiles, of_tiers, summary
-from diptych.simulator.report.table import Result, as_json, table
+from diptych.simulator.report.table import Result, as_json, error_table, table
+from diptych.simulator.traces.measured import Measured
 
 NAN = math.nan
 SLO = Slo(1.0, 0.1)
@@ -93,6 +95,28 @@ def test_policies_stand_side_by_side_as_a_table_and_as_json() -> None:
     again = json.loads(json.dumps(as_json(results), allow_nan=False))
     assert again["random"]["good"] == 3
     assert again["pair_cost"]["ttft_s"] == {"p50": 0.5, "p90": None, "p99": None}
+
+
+def test_errors_are_of_calls_that_have_both_times() -> None:
+    served = OUTCOME.first_s - OUTCOME.arrival_s
+    measured = Measured(
+        2 * served, np.full(5, NAN), OUTCOME.last_s - OUTCOME.arrival_s, OUTCOME.prompt_len, np.zeros(5, np.int64)
+    )
+    found = {each.name: each for each in errors(OUTCOME, measured)}
+    assert found["TTFT p50"].relative == pytest.approx(-0.5)
+    assert found["E2E p99"].relative == 0.0
+    assert "TPOT mean" not in found
+    assert found["hit rate"][1:] == (0.0, 150 / 5500)
+    assert typical(OUTCOME, measured)[0] == ("TTFT", 0.5, 0.5)
+    assert "-50.0 %" in error_table(list(found.values()), typical(OUTCOME, measured))
+
+
+def test_rank_agreement_is_the_share_of_pairs_in_the_measured_order() -> None:
+    measured = np.array([1.0, 2.0, 3.0, 3.0])
+    assert rank_agreement(measured, 7 * measured) == 1.0
+    assert rank_agreement(measured, np.array([2.0, 1.0, 3.0, 4.0])) == pytest.approx(4 / 5)  # of two nobody knows
+    assert math.isnan(rank_agreement(np.ones(3), measured[:3]))
+    assert rank_agreement(np.arange(5000.0), np.arange(5000.0)) == 1.0
 
 
 @pytest.mark.parametrize("is_empty", [False, True])

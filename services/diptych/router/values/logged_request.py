@@ -35,7 +35,9 @@ class LoggedRequest:
     finish: str  # how it ended; empty: it was broken off
 
     def to_line(self) -> str:
-        return json.dumps({"log": FORMAT, **{name: getattr(self, name) for name in _FIELDS}}, separators=(",", ":")) + "\n"
+        return (
+            json.dumps({"log": FORMAT, **{name: getattr(self, name) for name in _FIELDS}}, separators=(",", ":")) + "\n"
+        )
 
 
 _FIELDS: Final = tuple(field.name for field in fields(LoggedRequest))

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from diptych.simulator.report.errors import HIT_RATE, Error, Typical
 from diptych.simulator.report.summary import Percentiles, Summary
 
 GAP: Final = "  "
@@ -64,12 +65,29 @@ def table(results: Mapping[str, Result]) -> str:
     return "\n".join((*shown, *_failures(wholes)))
 
 
+def error_table(found: Sequence[Error], calls: Sequence[Typical]) -> str:
+    """Return aligned lines: what was measured, what was simulated, and by how much that is off."""
+    lines = [["", "measured", "simulated", "error"], *map(_error_line, found)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    shown = [GAP.join((line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:]))) for line in lines]
+    words = (f"{name}: half of the calls within {_share(p50)}, 90 % within {_share(p90)}" for name, p50, p90 in calls)
+    return "\n".join((*shown, *words))
+
+
 def as_json(results: Mapping[str, Result]) -> dict[str, dict[str, Any]]:
     """Return the same as plain values. JSON has no infinity: what never came is null."""
     return {
         name: {**_fields(whole), "tiers": {tier: _fields(each, TIER_FIELDS) for tier, each in tiers.items()}}
         for name, (whole, tiers) in results.items()
     }
+
+
+def _error_line(of: Error) -> list[str]:
+    if of.name == HIT_RATE:
+        points = 100 * (of.simulated - of.measured)
+        return [of.name, _share(of.measured), _share(of.simulated), f"{points:+.1f} points"]
+    times = (f"{_number(MS * value)} ms" for value in (of.measured, of.simulated))
+    return [of.name, *times, f"{100 * of.relative:+.1f} %"]
 
 
 def _rows(rows: Rows, summaries: Mapping[str, Summary], prefix: str) -> list[list[str]]:

@@ -10,6 +10,7 @@ from typing import Final
 from diptych.common.errors import ConfigError
 from diptych.simulator.traces import azure, mooncake, request_log
 from diptych.simulator.traces.call import Call
+from diptych.simulator.traces.measured import Measured
 
 FORMATS: Final = "rows with hash_ids (Mooncake's, or saved), Azure's CSV with TIMESTAMP, or a router's request log"
 
@@ -30,6 +31,13 @@ def read_calls(lines: Iterable[str]) -> list[Call]:
     else:
         raise ConfigError(f"its first line is that of no known format: {FORMATS}")
     return sorted(calls, key=lambda call: call.arrival_s)
+
+
+def measured_in(lines: Sequence[str]) -> Measured:
+    """Return how the calls of a request log were served. Raises `ConfigError` for any other file: none says so."""
+    if not lines or '"log"' not in lines[0]:
+        raise ConfigError("only a router's request log says how its calls were served: give it as --trace")
+    return request_log.measured_in(lines)
 
 
 def at_rate(calls: Sequence[Call], rate: float) -> list[Call]:

@@ -16,12 +16,12 @@ from diptych.common.errors import ConfigError
 from diptych.router.values.logged_request import LoggedRequest, logged_request, names_in
 from diptych.simulator.traces.call import BLOCK_TOKENS, Call, names_of
 from diptych.simulator.traces.lines import json_objects
+from diptych.simulator.traces.measured import Measured
 
 
 def read(lines: Iterable[str]) -> list[Call]:
     """Return the calls of one log or several, the first at 0. Raises `ConfigError` that names the line."""
-    logged = [_logged(line, row) for line, row in enumerate(json_objects(lines), 1)]
-    logged.sort(key=lambda each: each.arrival)
+    logged = _in_order(lines)
     known: dict[int, int] = {}
     sessions: dict[str, str] = {"": ""}
     return [
@@ -35,6 +35,22 @@ def read(lines: Iterable[str]) -> list[Call]:
         )
         for each in logged
     ]
+
+
+def measured_in(lines: Iterable[str]) -> Measured:
+    """Return how the same calls were served. Raises `ConfigError` likewise."""
+    logged = _in_order(lines)
+    ttft_s, tpot_s = (np.array([getattr(each, name) for each in logged], float) for name in ("ttft_s", "tpot_s"))
+    prompt_len, output_len, cached_len = (
+        np.array([getattr(each, name) for each in logged]) for name in ("prompt_len", "output_len", "cached_len")
+    )
+    e2e_s = np.where(output_len > 1, ttft_s + tpot_s * (output_len - 1), ttft_s)
+    return Measured(ttft_s, tpot_s, e2e_s, prompt_len, cached_len)
+
+
+def _in_order(lines: Iterable[str]) -> list[LoggedRequest]:
+    logged = [_logged(line, row) for line, row in enumerate(json_objects(lines), 1)]
+    return sorted(logged, key=lambda each: each.arrival)
 
 
 def _logged(line: int, row: Mapping[str, Any]) -> LoggedRequest:
