@@ -53,7 +53,9 @@ OTHERS: Final[Mapping[str, Command]] = MappingProxyType(
         "values": Command("print a values file for the Helm chart", "diptych.cli.values", "ValuesConfig"),
         "describe": Command("say what a model needs, from its config.json", "diptych.cli.describe", "DescribeConfig"),
         "plan": Command("say which workers a load needs, before any GPU is bought", "diptych.cli.plan", "PlanConfig"),
-        "planner": Command("say what workers a running platform needs, in shadow", "diptych.cli.planner", "PlannerConfig"),
+        "planner": Command(
+            "say what workers a running platform needs, in shadow", "diptych.cli.planner", "PlannerConfig"
+        ),
         "deletion-costs": Command(
             "have Kubernetes end the emptiest workers first", "diptych.cli.deletion_costs", "DeletionCostsConfig"
         ),
