@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 
@@ -23,10 +24,14 @@ SIZING = Sizing(CAPACITY, Goal(1.0, 0.03, 0.9))
 LOAD = demand((Kind(20.0, 4000, 0, 200),), CAPACITY)
 
 
+def _kept(enough: int, sizes: Sizes) -> float:
+    return 0.95 if sizes.total >= enough else 0.5
+
+
 def test_trials_go_up_until_something_is_enough_and_down_until_nothing_is() -> None:
     predicted = min(each.sizes.total for each in proposals(LOAD, SIZING, 16) if each.sizes)
     for enough in (predicted - 1, predicted, predicted + 2):
-        search = Search(LOAD, SIZING, 16, lambda sizes, enough=enough: 0.95 if sizes.total >= enough else 0.5, 20)
+        search = Search(LOAD, SIZING, 16, partial(_kept, enough), 20)
         fewest = search.fewest()
         assert fewest is not None
         assert fewest.total == enough

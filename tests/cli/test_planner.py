@@ -10,19 +10,30 @@ from prometheus_client import generate_latest
 
 from diptych.cli.planner import PlanMetrics, PlannerConfig, Watcher, counts_of, sizes_of
 from diptych.common.errors import ConfigError
-from diptych.common.members.record import State
 from diptych.engine.values.step_model import H200_LLAMA_8B
 from diptych.planner.counters import Counts
 from diptych.planner.values import Sizes, Why
 from diptych.router.metrics import RouterMetrics
-from diptych.v1.bootstrap_pb2 import ROLE_DECODE, ROLE_PREFILL, ROLE_UNIFIED, Instance, Role, WorkerLoad
+from diptych.v1.bootstrap_pb2 import (
+    INSTANCE_STATE_DRAINING,
+    INSTANCE_STATE_READY,
+    ROLE_DECODE,
+    ROLE_PREFILL,
+    ROLE_UNIFIED,
+    Instance,
+    InstanceState,
+    Role,
+    WorkerLoad,
+)
 
 CONFIG = PlannerConfig(gpus=8, least=("unified=1",))
 
 
-def worker(number: int, role: Role = ROLE_UNIFIED, state: State = State.READY, num_running: int = 0) -> Instance:
+def worker(
+    number: int, role: Role = ROLE_UNIFIED, state: InstanceState = INSTANCE_STATE_READY, num_running: int = 0
+) -> Instance:
     load = WorkerLoad(num_running=num_running, total_pages=50_000, free_pages=50_000)
-    return Instance(instance_id=number, role=role, state=state.value, load=load)
+    return Instance(instance_id=number, role=role, state=state, load=load)
 
 
 def test_a_routers_page_is_read_as_what_it_counted() -> None:
@@ -56,7 +67,7 @@ def test_a_load_that_is_too_much_is_seen_planned_for_and_told_once(caplog: pytes
 
 def test_missing_routers_and_loads_are_said() -> None:
     watcher = Watcher(CONFIG, H200_LLAMA_8B)
-    silent = Instance(instance_id=2, role=ROLE_UNIFIED, state=State.READY.value)
+    silent = Instance(instance_id=2, role=ROLE_UNIFIED, state=INSTANCE_STATE_READY)
     plan = watcher.round(0.0, [worker(1), silent], {"router:1": None})
     assert plan.sizes == Sizes(both=2)
     assert plan.why == {Why.LOAD_UNKNOWN}
@@ -66,7 +77,7 @@ def test_missing_routers_and_loads_are_said() -> None:
 
 def test_roles_and_states_are_those_of_the_members() -> None:
     watcher = Watcher(CONFIG, H200_LLAMA_8B)
-    there = [worker(1, ROLE_PREFILL), worker(2, ROLE_DECODE, num_running=3), worker(3, state=State.DRAINING)]
+    there = [worker(1, ROLE_PREFILL), worker(2, ROLE_DECODE, num_running=3), worker(3, state=INSTANCE_STATE_DRAINING)]
     for now_s in (0.0, 15.0):
         watcher.round(now_s, there, {"router:1": Counts()})
     assert {mark[0]: since_s for mark, since_s in watcher.since_s.items()} == {1: 0.0, 2: 0.0, 3: 0.0}

@@ -124,7 +124,8 @@ def _divided(
     rows = tuple(each for each in ((1 - row_share, apart), (row_share, mixed)) if each[0] > 0)
     early = sum(share * each.within(goal.ttft_s or _MAX_S, demand) for share, each in prompts)
     steady = sum(share * each.kept for share, each in rows)
-    return Prediction(early * steady, prompts, rows, piece_s / _token_s(demand, capacity))
+    told_s = piece_s if mixed.mean else _piece_s(capacity, demand, goal, apart)  # they may get outputs, too
+    return Prediction(early * steady, prompts, rows, told_s / _token_s(demand, capacity))
 
 
 def _time_for_prompts(demand: Demand, num_workers: int, share: float) -> float:

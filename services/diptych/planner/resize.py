@@ -52,7 +52,8 @@ def sized(scene: Scene, memory: Memory) -> Sized:
     if _nobody_asks(scene, watched_s):
         words = f"nobody has asked for anything in {STABLE_S:.0f} s"
         return Sized(scene.room.least, memory, (Reason(Why.IDLE, words),))
-    if not scene.sizing.holds(current, scene.demand):
+    is_asleep = scene.observed.num_queued > 0 and not current.serves
+    if is_asleep or not scene.sizing.holds(current, scene.demand):
         return _grown(scene, current, memory)
     fewer, most_asked = _shrunk(scene, current), scene.hardest.requests_per_s
     if fewer == current:
