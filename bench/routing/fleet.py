@@ -37,7 +37,7 @@ class Fleet:
     def replay(self, policy: Policy, objectives: Objectives = NO_OBJECTIVES) -> Replay:
         """Return a run that has not begun."""
         ids = sorted({*self.prefill_ids, *self.decode_ids})
-        engines = {key: Engine(key, self.hardware, BlockCache(self.num_blocks)) for key in ids}
+        engines = {key: Engine(key, self.hardware, BlockCache(self.num_blocks), slo=objectives) for key in ids}
         return Replay(engines, Dispatch(policy, engines, self._pairs(), objectives, self.chance))
 
     def drawn(self, number: int) -> Fleet:

@@ -12,7 +12,7 @@ from diptych.common.members.roles import Role
 from diptych.generation.slo import Slo
 from diptych.planner.plan import plan
 from diptych.planner.values import Flip, Limits, Memory, Observed, Plan, WorkerState
-from diptych.simulator.run import Platform, simulate
+from diptych.simulator.run import simulate
 
 
 @dataclass
@@ -76,13 +76,9 @@ def test_a_controller_sees_who_is_there_what_came_and_who_is_busy() -> None:
 
 def test_the_planner_gets_more_workers_for_a_load_that_one_can_not_keep() -> None:
     setup = platform("U", slo=Slo(0.5, 0.05), more=worker("U", start_s=2.0), bounds=Limits(budget_gpus=6))
-    calls = chats(600, apart_s=0.03)
+    calls = chats(350, apart_s=0.03)
     alone, planned = simulate(setup, calls), simulate(setup, calls, Planner())
-    assert planned.failure.count("") >= alone.failure.count("")
-    made = Platform(setup, Planner())
-    made.offer(calls)
-    while made.clock.now_s < 18.0:
-        made.clock.step()
-    assert len(made.living) > 1
-    late = planned.arrival_s > 12
+    assert set(planned.failure) == {""}
+    assert planned.gpu_s > 1.5 * planned.virtual_s
+    late = planned.arrival_s > 8
     assert np.nanmedian(planned.ttft_s[late]) < np.nanmedian(alone.ttft_s[late])

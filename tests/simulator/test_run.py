@@ -19,6 +19,7 @@ from diptych.engine.values.request import new_request
 from diptych.engine.values.step_model import StepShape
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.sampling_params import SamplingParams
+from diptych.generation.slo import Slo
 from diptych.simulator import worker as worker_module
 from diptych.simulator.outcome import Outcome
 from diptych.simulator.prompts import prompt_of
@@ -67,7 +68,8 @@ def test_another_seed_draws_others() -> None:
 
 @pytest.mark.parametrize("roles", FLEETS)
 def test_steps_that_are_passed_together_change_nothing(roles: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    setup, calls = platform(roles, worker_changes={"num_pages": 601}), chats(80, apart_s=0.15)
+    setup = platform(roles, worker_changes={"num_pages": 601}, slo=Slo(0.3, 0.02))
+    calls = chats(40, apart_s=0.15)
     together = simulate(setup, calls)
     monkeypatch.setattr(worker_module, "MIN_STRETCH", 1 << 60)
     one_by_one = simulate(setup, calls)
@@ -76,10 +78,11 @@ def test_steps_that_are_passed_together_change_nothing(roles: str, monkeypatch: 
 
 
 @pytest.mark.parametrize("roles", FLEETS)
-@pytest.mark.parametrize("num_pages", [2001, 521], ids=["room", "hardly any room"])
-def test_every_call_is_served_and_every_page_comes_back(roles: str, num_pages: int) -> None:
-    setup = platform(roles, worker_changes={"num_pages": num_pages}, transfer=TransferRules(num_windows=4))
-    made, failures = run_to_rest(setup, chats(100, apart_s=0.02))
+@pytest.mark.parametrize(("num_pages", "overlap"), [(2001, False), (521, False), (521, True)])
+def test_every_call_is_served_and_every_page_comes_back(roles: str, num_pages: int, overlap: bool) -> None:
+    changes = {"num_pages": num_pages, "overlap": overlap}
+    setup = platform(roles, worker_changes=changes, transfer=TransferRules(num_windows=4))
+    made, failures = run_to_rest(setup, chats(50, apart_s=0.02))
     assert set(failures) == {""}
     check_clean(made)
 
@@ -111,6 +114,18 @@ def test_an_idle_platform_takes_as_long_as_its_parts(
     assert outcome.first_s[0] - 2 == pytest.approx(first_s, abs=1e-9)
     assert outcome.last_s[0] - 2 == pytest.approx(last_s, abs=1e-9)
     assert outcome.moved_bytes == (1_600_000 if roles == "PD" else 0)
+
+
+@pytest.mark.parametrize("roles", ["U", "PD"])
+def test_with_overlap_steps_follow_each_other_without_a_gap_and_a_prompt_waits_for_one_more(roles: str) -> None:
+    calls = [call(1.0, 1600, 100), call(1.5, 800, 2, 7, 8)]
+    apart, overlapped = (
+        simulate(platform(roles, worker_changes={"overlap": overlap}), calls) for overlap in (False, True)
+    )
+    assert overlapped.last_s[0] == pytest.approx(apart.last_s[0], abs=0.020)
+    assert apart.failure == overlapped.failure == ("", "")
+    later_s = overlapped.first_s[1] - apart.first_s[1]
+    assert later_s == pytest.approx(0.011 if roles == "U" else 0.0, abs=1e-3)  # a step of one request
 
 
 def test_a_worker_that_serves_alone_is_the_core_stepped_by_hand() -> None:
@@ -161,7 +176,7 @@ def stepped_by_hand(calls: list[Call]) -> tuple[list[float], list[float]]:
     ids=str,
 )
 def test_nothing_is_lost_when_a_worker_comes_goes_dies_or_changes(roles: str, action: Any) -> None:
-    made, failures = run_to_rest(platform(roles, actions=(action,)), chats(80, apart_s=0.03))
+    made, failures = run_to_rest(platform(roles, actions=(action,)), chats(60, apart_s=0.03))
     assert set(failures) == {""}
     check_clean(made)
     assert made.fleet.num_flips == isinstance(action, Flip)
@@ -170,6 +185,18 @@ def test_nothing_is_lost_when_a_worker_comes_goes_dies_or_changes(roles: str, ac
         assert made.fleet.gpu_s() < len(roles) * made.clock.now_s - 1
     if isinstance(action, StartWorker):
         assert len(made.fleet.living) == 3
+
+
+def test_a_worker_that_is_drained_before_it_has_loaded_never_comes() -> None:
+    actions = (StartWorker(0.5, new_worker("U", start_s=5.0)), Drain(1.0, 2))
+    made, failures = run_to_rest(platform("U", actions=actions), chats(100, apart_s=0.1))
+    assert set(failures) == {""}
+    assert list(made.fleet.living) == [1]
+    assert made.fleet.gpu_s() == pytest.approx(made.clock.now_s + 0.5)
+
+
+def test_nobody_who_calls_is_an_outcome_too() -> None:
+    assert simulate(platform("U"), []).failure == ()
 
 
 def test_what_a_worker_has_cached_is_found_again() -> None:

@@ -52,6 +52,9 @@ OTHERS: Final[Mapping[str, Command]] = MappingProxyType(
         "drain": Command("have members leave without losing a request", "diptych.cli.drain", "DrainConfig"),
         "values": Command("print a values file for the Helm chart", "diptych.cli.values", "ValuesConfig"),
         "describe": Command("say what a model needs, from its config.json", "diptych.cli.describe", "DescribeConfig"),
+        "simulate": Command(
+            "see how a platform would serve a load, in virtual time", "diptych.cli.simulate", "SimulateConfig"
+        ),
         "plan": Command("say which workers a load needs, before any GPU is bought", "diptych.cli.plan", "PlanConfig"),
         "planner": Command(
             "say what workers a running platform needs, in shadow", "diptych.cli.planner", "PlannerConfig"

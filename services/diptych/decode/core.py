@@ -6,7 +6,7 @@ is computed here from its first token on, as one that was retracted is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 
 from diptych.common.members.roles import LegKind
@@ -230,6 +230,8 @@ class DecodeCore:
             return
         index = request.num_output_tokens
         taken, finish = append_tokens(request, token_ids, self._limits.eos_ids)
+        if len(taken) > 1:
+            self._running.ahead(request, len(taken) - 1)
         room.measure_token(index, now_s)
         stats = room.stats if finish or index == 0 else None  # a client may stop reading before the end
         of_prompt = pop_prompt_logprobs(request)
@@ -255,8 +257,8 @@ class DecodeCore:
         """See `UnifiedCore.plain_steps`."""
         return NO_PLAIN_STEPS if self._waiting or self._effects else self._running.plain_steps(token_id)
 
-    def pass_plain_steps(self, count: int, token_id: int, now_s: float) -> None:
-        self._running.pass_plain_steps(count, token_id, now_s)
+    def pass_plain_steps(self, began_s: float, ends_s: Sequence[float], token_id: int) -> None:
+        self._running.pass_plain_steps(began_s, ends_s, token_id)
 
     # time and state
 
@@ -281,6 +283,7 @@ class DecodeCore:
         return effects
 
     def load(self) -> Load:
+        output_step_s, context_token_s, prompt_token_s = self._running.step_parts_s
         return Load(
             num_waiting=len(self._rooms) - len(self._running) - self._rooms.num_given_up,
             num_running=len(self._running),
@@ -290,6 +293,11 @@ class DecodeCore:
             num_waiting_prompts=self._waiting.num_prompts + self._running.num_prompts,
             grantable_pages=self._grants.num_pages_left,
             num_ungranted=len(self._waiting) + len(self._rooms.retracted),
+            prompt_budget=self._running.prompt_budget,
+            output_tokens=self._running.output_tokens,
+            output_step_s=output_step_s,
+            context_token_s=context_token_s,
+            prompt_token_s=prompt_token_s,
         )
 
     @property

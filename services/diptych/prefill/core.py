@@ -169,7 +169,7 @@ class PrefillCore:
     def plan(self, now_s: float) -> ForwardBatch | None:
         if not self.has_prompts:
             return None
-        budget = self._pace.budget(self._limits.max_step_tokens, self._num_decoding())
+        budget = self._pace.apart(self._limits.max_step_tokens, self._num_decoding(), now_s)
         chunks = self._queue.plan(now_s, budget, lambda request: 0)
         for chunk in chunks:
             room = self._rooms[chunk.request.room]

@@ -85,6 +85,8 @@ class Fleet:
             return
         member = self.members[action.worker_id]
         if member.worker_id not in self.living:
+            if member.state is State.STARTING and isinstance(action, Drain | Kill):
+                self._cancel(member)
             return
         match action:
             case Drain(_, _, within_s):
@@ -112,7 +114,16 @@ class Fleet:
         else:
             self._loaded(member)
 
+    def _cancel(self, member: Member) -> None:
+        """A worker that has not loaded goes at once."""
+        self._decisions.changed(member.worker_id, "never came")
+        member.enter(State.GONE, self._clock.now_s)
+        member.gone_s = self._clock.now_s
+        self._told(member)
+
     def _loaded(self, member: Member) -> None:
+        if member.state is State.GONE:
+            return
         self._decisions.changed(member.worker_id, "loaded")
         record = self._decisions.of_worker(member.worker_id)
         worker = SimWorker(member.worker_id, member.setup, self._setup, self._clock, self.wire, self._tell, record)

@@ -139,7 +139,8 @@ class KnownWorkers:
         if news.load is not None:
             setup = known.record.setup
             num_bytes = news.num_open_pages * setup.page_size * setup.kv_token_bytes
-            known.reported = counted_load(news.load, setup.page_size, num_bytes, known.link_speeds)
+            budget = news.load.prompt_budget
+            known.reported = counted_load(news.load, setup.page_size, budget, num_bytes, known.link_speeds)
         if news.cached is not None:
             known.num_news += 1
             delta = news.cached

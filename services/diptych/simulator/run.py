@@ -112,7 +112,8 @@ def simulate(setup: Setup, calls: Sequence[Call], controller: Controller | None 
     platform = Platform(setup, controller)
     served = platform.offer(calls)
     while platform.front.num_ended < len(served):
-        platform.clock.step()
+        is_due = platform.clock.step()
+        assert is_due, "calls are open, and nothing is due that could end them"
     return _outcome(platform, served)
 
 

@@ -44,6 +44,9 @@ class WorkerSetup:
     link_bytes_per_s: float = 300e9  # of its port, that all its peers share
     start_s: float = 0.0  # from being asked for to being loaded
     num_gpus: int = 1
+    overlap: bool = (
+        False  # each step is planned while the one before it runs, as on GPUs; then all are simulated singly
+    )
     scheduling: Scheduling = FCFS
 
     @property

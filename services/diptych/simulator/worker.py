@@ -19,7 +19,7 @@ import numpy as np
 from diptych.common.members.roles import LegKind
 from diptych.engine.cache.cache_changes import CacheChanges, CacheDelta
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.values.batch import ForwardBatch, StepResult
+from diptych.engine.values.batch import StepResult
 from diptych.engine.values.core_report import Load
 from diptych.engine.values.events import AbortRoom, Effect, Emit, EmitTokens, Event, HandBack, ServeRole, Start
 from diptych.engine.values.limits import Limits
@@ -74,13 +74,21 @@ class Posting(Protocol):
         ...
 
 
+class Launched(NamedTuple):
+    """A step that is computed, or about to be."""
+
+    num_samples: int
+    ends_s: float
+
+
 class Stretch:
     """Plain steps that run one after the other: nothing needs to be decided before the last has ended."""
 
-    def __init__(self, ends_s: F64, rooms: Sequence[int]) -> None:
+    def __init__(self, began_s: float, ends_s: F64, rooms: Sequence[int]) -> None:
         self.ends_s = ends_s  # of each step
         self.rooms = rooms  # that they continue
         self.num_passed = 0  # steps that the core has been told of
+        self._told_s = began_s  # when the last of those had ended
 
     @property
     def end_s(self) -> float:
@@ -97,6 +105,14 @@ class Stretch:
     def num_over(self, now_s: float) -> int:
         """Return how many steps are over that the core has not been told of."""
         return int(np.searchsorted(self.ends_s, now_s, side="right")) - self.num_passed
+
+    def take(self, count: int) -> tuple[float, Sequence[float]]:
+        """Return when the next steps began, and when each of so many ended; the core is told of these."""
+        began_s, first = self._told_s, self.num_passed
+        self.num_passed += count
+        ends_s: list[float] = self.ends_s[first : self.num_passed].tolist()
+        self._told_s = ends_s[-1]
+        return began_s, ends_s
 
 
 class SimWorker:
@@ -140,8 +156,9 @@ class SimWorker:
         self._events: deque[Event] = deque()
         self._outputs: list[Output] = []
         self._told: tuple[Load, int] | None = None
-        self._batch: ForwardBatch | None = None  # that is being computed
-        self._stretch: Stretch | None = None  # likewise
+        self._running: Launched | None = None  # the step that was launched last, and is not committed
+        self._is_waiting = False  # for a step
+        self._stretch: Stretch | None = None  # of steps that are being computed
         self._is_waking = False
         self._wakes_s = math.inf  # for a deadline
         self._is_dead = False
@@ -185,19 +202,11 @@ class SimWorker:
         stretch = self._stretch
         if stretch is None or not (count := stretch.num_over(until_s)):
             return None
-        stretch.num_passed += count
-        self.core.pass_plain_steps(count, OUTPUT_TOKEN, float(stretch.ends_s[stretch.num_passed - 1]))
+        self.core.pass_plain_steps(*stretch.take(count), OUTPUT_TOKEN)
         self._record.repeated([self._call_of[room] for room in stretch.rooms], count)
         for room in stretch.rooms:
             self.given[room] += count
-        if stretch.num_passed > count and not self._pages_changed:
-            return None  # since the last time: nothing else changes in such steps
         return self._news()
-
-    @property
-    def _pages_changed(self) -> bool:
-        assert self._told is not None
-        return not self.cache.changes.is_empty or self._told[0].free_pages != self.cache.num_available
 
     # the loop
 
@@ -205,13 +214,13 @@ class SimWorker:
         if self._stretch is not None:
             if self._stretch.cut(self._clock.now_s):
                 self._clock.at(self._stretch.end_s, partial(self._end_stretch, self._stretch))
-        elif self._batch is None and not self._is_waking:
+        elif not self._is_waiting and not self._is_waking:
             self._is_waking = True
             self._clock.after(0.0, self._on_wake)
 
     def _on_wake(self) -> None:
         self._is_waking = False
-        if self._batch is None and self._stretch is None and not self._is_dead:
+        if not self._is_waiting and self._stretch is None and not self._is_dead:
             self._iterate()
 
     def _iterate(self) -> None:
@@ -224,22 +233,75 @@ class SimWorker:
             core.handle(self._events.popleft(), now_s)
         core.expire(now_s)
         self._perform(0.0)
-        if self._begin_stretch():
-            return
-        batch = core.plan(now_s)
-        if batch is None:
-            self._perform(0.0)
+        if not self._begin_stretch():
+            self._advance()
+
+    # steps: as `engine.scheduler.stepping` advances a core, one after the other or with the next one launched behind it
+
+    def _advance(self) -> None:
+        if self._running is not None and not self._overlaps:
+            self._when_over(self._running, self._launch)
+        else:
+            self._launch()
+
+    def _launch(self) -> None:
+        """Plan a step behind the one that runs, if one does, and wait for that one."""
+        launched, running = self._plan(), self._running
+        if running is None:
+            self._follow(launched, has_run=False)
+        else:
+            self._when_over(running, lambda: self._follow(launched, has_run=True))
+
+    def _follow(self, launched: Launched | None, *, has_run: bool) -> None:
+        """All steps but the one that was launched last are over."""
+        self._running = launched
+        if launched is not None and not self._overlaps:
+            self._when_over(launched, self._go_round)
+        elif launched is not None or has_run:
+            self._go_round()
+        else:
             self._flush()
             self._sleep()
-            return
+
+    def _go_round(self) -> None:
+        self._flush()
+        self._iterate()
+
+    @property
+    def _overlaps(self) -> bool:
+        return self.setup.overlap and self.core.can_overlap
+
+    def _plan(self) -> Launched | None:
+        """Launch the next step, if there is one."""
+        now_s, running = self._clock.now_s, self._running
+        batch = self.core.plan(now_s)
+        if batch is None:
+            self._perform(0.0)
+            return None
         step_s = self.setup.step_model.seconds(StepShape.of(batch))
         self._perform(step_s)
-        self._record.launched([self._call_of[room] for room in core.rooms_of_step()], batch)
-        self._batch = batch
-        self._clock.after(step_s, self._end_step)
+        self._record.launched([self._call_of[room] for room in self.core.rooms_of_step()], batch)
+        begins_s = now_s if running is None else max(now_s, running.ends_s)
+        return Launched(batch.num_samples, begins_s + step_s)
+
+    def _when_over(self, step: Launched, then: Callable[[], None]) -> None:
+        """Commit a step when it is over, and go on."""
+        self._is_waiting = True
+        self._clock.at(step.ends_s, lambda: self._commit(step, then))
+
+    def _commit(self, step: Launched, then: Callable[[], None]) -> None:
+        if self._is_dead:
+            return
+        self._is_waiting = False
+        self._running = None
+        self.core.commit(StepResult(np.full(step.num_samples, OUTPUT_TOKEN)), self._clock.now_s)
+        self._perform(0.0)
+        then()
 
     def _begin_stretch(self) -> bool:
-        """Run the plain steps that follow, if there are several."""
+        """Run the plain steps that follow, if there are several. With another one launched behind each, none is."""
+        if self.setup.overlap:
+            return False
         num_steps, requests = self.core.plain_steps(OUTPUT_TOKEN)
         if num_steps < MIN_STRETCH or self._outputs:  # these are told at the end of the next step
             return False
@@ -250,7 +312,7 @@ class SimWorker:
         deadline_s = self.core.next_deadline_s()
         if deadline_s is not None:  # it is heard behind the step that runs then
             ends_s = ends_s[: int(np.searchsorted(ends_s, deadline_s)) + 1]
-        self._stretch = Stretch(ends_s, tuple(lens))
+        self._stretch = Stretch(self._clock.now_s, ends_s, tuple(lens))
         self._clock.at(self._stretch.end_s, partial(self._end_stretch, self._stretch))
         return True
 
@@ -277,16 +339,6 @@ class SimWorker:
         )
         request.page_names = leg.prompt.names(self.setup.page_size).tolist()
         return Start(request, leg.peer_id, leg.kind)
-
-    def _end_step(self) -> None:
-        if self._is_dead:
-            return
-        batch, self._batch = self._batch, None
-        assert batch is not None
-        self.core.commit(StepResult(np.full(batch.num_samples, OUTPUT_TOKEN)), self._clock.now_s)
-        self._perform(0.0)
-        self._flush()
-        self._iterate()
 
     def _sleep(self) -> None:
         """Nothing is to be done before something comes, or a deadline."""

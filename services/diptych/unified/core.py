@@ -2,7 +2,7 @@
 
 So a role changes without a reload, and what began in a former role still comes to its end. An event goes to the core
 that has its room; a note of a room that nobody has, to the one that hears such notes. A step belongs to one core, and
-they take turns while both have something to compute.
+they take turns while both have something to compute, and outputs have time for a step of prompts (`StepPace`).
 
 `Reserve` keeps some memory free for prompts that are computed for others, so that no workers wait for each other.
 
@@ -19,7 +19,7 @@ states of recurrent layers leave.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from typing import Final
 
@@ -216,10 +216,13 @@ class UnifiedCore:
         """
         return NO_PLAIN_STEPS if self._prefill.has_prompts else self._decode.plain_steps(token_id)
 
-    def pass_plain_steps(self, count: int, token_id: int, now_s: float) -> None:
-        """Be where so many of these steps lead to, the last of which is over now. Their tokens are not told."""
+    def pass_plain_steps(self, began_s: float, ends_s: Sequence[float], token_id: int) -> None:
+        """Be behind some of these steps, which ended at these times, one after the other from `began_s` on.
+
+        Their tokens are not told.
+        """
         self._stepping = self._decode
-        self._decode.pass_plain_steps(count, token_id, now_s)
+        self._decode.pass_plain_steps(began_s, ends_s, token_id)
 
     # time and state
 
@@ -246,8 +249,6 @@ class UnifiedCore:
         decode = self._decode.load()
         if self._role is Role.LOCAL:
             return decode
-        if not self._prefill.num_open_rooms:
-            return decode if self._role.serves(LegKind.DECODE) else decode._replace(grantable_pages=0)
         prefill = self._prefill.load()
         return Load(
             num_waiting=prefill.num_waiting + decode.num_waiting,
@@ -259,6 +260,11 @@ class UnifiedCore:
             grantable_pages=decode.grantable_pages if self._role.serves(LegKind.DECODE) else 0,
             blocked_tokens=prefill.blocked_tokens,
             num_ungranted=decode.num_ungranted,
+            prompt_budget=decode.prompt_budget if self._role.serves(LegKind.PREFILL) else 0,
+            output_tokens=decode.output_tokens,
+            output_step_s=decode.output_step_s,
+            context_token_s=decode.context_token_s,
+            prompt_token_s=decode.prompt_token_s,
         )
 
     def report(self) -> CoreReport:

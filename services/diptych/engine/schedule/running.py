@@ -127,6 +127,21 @@ class Running:
         return self._steps.leaving
 
     @property
+    def prompt_budget(self) -> int:
+        """What prompts may cost in the next step, roughly; -1: nothing bounds it."""
+        return self._pace.shown(len(self._batch))
+
+    @property
+    def output_tokens(self) -> int:
+        """The contexts of those who decode, roughly."""
+        return self._pace.output_tokens
+
+    @property
+    def step_parts_s(self) -> tuple[float, float, float]:
+        """See `StepPace`."""
+        return self._pace.step_parts_s
+
+    @property
     def waiting_tokens(self) -> int:
         """Tokens of prompts and of retracted requests that are to be computed."""
         return self._queue.waiting_tokens
@@ -154,7 +169,8 @@ class Running:
         return new_step(decodes, chunks, drafts) if decodes or chunks else None
 
     def launch(self, step: Step, now_s: float) -> ForwardBatch:
-        self._pace.begin(self._limits.prompt_cost.of_chunks(step.chunks) if step.chunks else 0, now_s)
+        cost = self._limits.prompt_cost.of_chunks(step.chunks) if step.chunks else 0
+        self._pace.begin(cost, now_s, len(step.decodes), [chunk.request for chunk in step.chunks if chunk.is_last])
         cache = self._cache
         pending, pages_per_state = self._steps.samples(), cache.pages_per_state
         batch = self._build(step, cache.page_table, cache.page_size, pending, pages_per_state, cache.window_table)
@@ -222,12 +238,11 @@ class Running:
             count //= 2
         return PlainSteps(count, tuple(self._batch))
 
-    def pass_plain_steps(self, count: int, token_id: int, now_s: float) -> None:
-        """Be where `count` of them lead to, the last of which is over now."""
-        self._pace.begin(0, now_s)
-        self._pace.end(now_s)
+    def pass_plain_steps(self, began_s: float, ends_s: Sequence[float], token_id: int) -> None:
+        """Be behind some of them, which ended at these times, one after the other from `began_s` on."""
+        self._pace.pass_steps(len(self._batch), began_s, ends_s)
         for request in self._batch:
-            end = request.num_tokens + count
+            end = request.num_tokens + len(ends_s)
             request.tokens[request.num_tokens : end] = token_id
             request.num_tokens, request.computed_len = end, end - 1
             if end - 1 > request.num_pages * self._cache.page_size:
@@ -250,17 +265,23 @@ class Running:
         """Return how many tokens of a request need not be computed: cached, or coming from who computes them."""
         return self._queue.given_len(request)
 
-    def join(self, request: Request) -> None:
-        """Take in a request whose KV is here."""
+    def join(self, request: Request, first_s: float) -> None:
+        """Take in a request whose KV is here; its first token came at `first_s`."""
         self._batch.add(request)
+        self._pace.join(request, first_s)
 
     def extend(self, request: Request) -> None:
         """Take in a request that holds its pages, to be computed."""
         self._queue.add_admitted(request)
 
+    def ahead(self, request: Request, num_tokens: int) -> None:
+        """A step brought a request so many tokens beside the first."""
+        self._pace.ahead(request, num_tokens)
+
     def finish(self, request: Request) -> None:
         """Take out a request that has come to its own end."""
         self._forecast.learn(request)
+        self._pace.expect(self._forecast.short_output)
         self.retire(request)
 
     def retire(self, request: Request) -> None:
@@ -281,13 +302,13 @@ class Running:
 
     def _remove(self, request: Request) -> None:
         if request in self._batch:
-            self._batch.remove(request)
+            self._leave(request)
         else:
             self._queue.remove(request)
 
     def _chunks(self, now_s: float, decodes: Sequence[Request], drafts: Drafts | None) -> list[Chunk]:
         num_tokens = len(decodes) + (sum(map(len, drafts.values())) if drafts else 0)
-        budget = self._pace.budget(self._limits.max_step_tokens - num_tokens, len(decodes))
+        budget = self._pace.beside(self._limits.max_step_tokens - num_tokens, len(decodes), now_s)
         return self._queue.plan(now_s, budget, self.spare_pages)
 
     def _decodes(self) -> list[Request]:
@@ -303,8 +324,12 @@ class Running:
         kept = {r.room: self._batch.admit_drafts(r, proposed[r.room]) for r in decodes if r.room in proposed}
         return {room: drafts for room, drafts in kept.items() if drafts}
 
-    def _retract(self, request: Request) -> None:
+    def _leave(self, request: Request) -> None:
         self._batch.remove(request)
+        self._pace.leave(request)
+
+    def _retract(self, request: Request) -> None:
+        self._leave(request)
         self._cache.retire(request)
         self._waiting.add_first(request)
         self._on_retracted(request)

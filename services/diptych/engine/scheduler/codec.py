@@ -105,6 +105,11 @@ def load_to_wire(load: Load, links: bootstrap_pb2.WorkerLoad) -> bootstrap_pb2.W
         grantable_pages=load.grantable_pages,
         blocked_tokens=load.blocked_tokens,
         num_ungranted=load.num_ungranted,
+        prompt_budget=None if load.prompt_budget < 0 else load.prompt_budget,
+        output_tokens=load.output_tokens,
+        output_step_s=load.output_step_s,
+        context_token_s=load.context_token_s,
+        prompt_token_s=load.prompt_token_s,
     )
     wire.MergeFrom(links)
     return wire

@@ -38,15 +38,24 @@ class Counts(Protocol):
     def num_waiting_prompts(self) -> int: ...
     @property
     def grantable_pages(self) -> int: ...
+    @property
+    def output_tokens(self) -> int: ...
+    @property
+    def output_step_s(self) -> float: ...
+    @property
+    def context_token_s(self) -> float: ...
+    @property
+    def prompt_token_s(self) -> float: ...
 
 
 def reported_load(load: bootstrap_pb2.WorkerLoad, page_size: int) -> WorkerLoad:
     link_speeds = {link.peer_instance_id: link.bytes_per_s for link in load.link_speeds}
-    return counted_load(load, page_size, load.queued_transfer_bytes, link_speeds)
+    prompt_budget = load.prompt_budget if load.HasField("prompt_budget") else -1
+    return counted_load(load, page_size, prompt_budget, load.queued_transfer_bytes, link_speeds)
 
 
 def counted_load(
-    load: Counts, page_size: int, queued_transfer_bytes: int, link_speeds: Mapping[int, float]
+    load: Counts, page_size: int, prompt_budget: int, queued_transfer_bytes: int, link_speeds: Mapping[int, float]
 ) -> WorkerLoad:
     return WorkerLoad(
         num_requests=load.num_waiting + load.num_running,
@@ -57,6 +66,11 @@ def counted_load(
         link_speeds=link_speeds,
         num_queued=load.num_waiting_prompts,
         context_tokens=(load.total_pages - load.free_pages) * page_size,
+        prompt_budget=prompt_budget,
+        output_tokens=load.output_tokens,
+        output_step_s=load.output_step_s,
+        context_token_s=load.context_token_s,
+        prompt_token_s=load.prompt_token_s,
     )
 
 

@@ -44,6 +44,12 @@ class WorkerLoad:
     link_speeds: Mapping[int, float] = field(default_factory=dict)  # prefill: bytes/s to peers, where measured
     num_queued: int = 0  # requests whose prompts wait to be computed
     context_tokens: int = 0  # of all requests there, as far as their KV is
+    prompt_budget: int = -1  # tokens of prompts that a step may have beside its outputs; -1: any number
+    output_tokens: int = 0  # contexts of requests that make output there, or will when their prompts are computed
+    num_outputs: int = 0  # such requests of this router
+    output_step_s: float = 0.0  # of a step without prompts, for outputs without context; 0: not measured
+    context_token_s: float = 0.0  # and for each token of their contexts
+    prompt_token_s: float = 0.0  # that a token at the beginning of a prompt adds to a step; 0: not measured
 
     def tested_s(self, peer_id: int, num_bytes: float) -> float:
         """Return how long so much KV takes to a peer at the speed that a test of the link found."""
