@@ -52,7 +52,7 @@ limits = st.builds(Limits, sizes, st.none() | st.just(Sizes(4, 4, 4)), st.none()
 goals = st.builds(Goal, st.sampled_from([0.0, 0.05, 1.0]), st.sampled_from([0.0, 0.003, 0.03]), st.just(0.9))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(workers, windows, limits, goals, st.integers(0, 50))
 def test_every_plan_keeps_within_its_limits_names_workers_that_exist_and_says_why(
     there: tuple[Worker, ...], asked: tuple[Offered, ...], bounds: Limits, goal: Goal, num_queued: int
