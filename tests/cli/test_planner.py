@@ -39,7 +39,8 @@ def worker(
 def test_a_routers_page_is_read_as_what_it_counted() -> None:
     metrics = RouterMetrics()
     for api in ("chat", "completions", "tokens"):
-        metrics.requests.labels(api, "stop").inc()
+        metrics.requests.labels(api, "ok").inc()
+        metrics.requests.labels(api, "invalid").inc()
     metrics.finished(0.1, 0.01, 1.0)
     metrics.prompt_tokens.inc(100)
     metrics.output_tokens.inc(30)

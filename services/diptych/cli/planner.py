@@ -18,6 +18,7 @@ from typing import Final, get_args
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 from prometheus_client.parser import text_string_to_metric_families
 
+from diptych.cli.platform.whereabouts import MembersConfig, located
 from diptych.cli.requests.asking import ask_all, members
 from diptych.cli.simulate import H200, SimulateConfig, worker_of
 from diptych.common import event_loop
@@ -27,7 +28,6 @@ from diptych.common.logging import LogConfig, setup
 from diptych.common.members.instances import computable_tokens
 from diptych.common.members.record import State
 from diptych.common.members.roles import WORKER_ROLES, WorkerRole
-from diptych.common.trust.trust import TrustConfig
 from diptych.engine.values.step_model import StepModel
 from diptych.planner.counters import Counts, Sample, offered_by
 from diptych.planner.planner import EVERY_S, Planner
@@ -50,6 +50,7 @@ logger = logging.getLogger(__name__)
 WINDOWS_S: Final = (60.0, 300.0)
 ANSWER_S: Final = 5.0  # that a router's page may take
 OUTPUT_LEN: Final = 100.0  # of a request, until one has finished
+REFUSED: Final = frozenset({"forbidden", "invalid", "not_found", "rate_limited", "unauthenticated"})  # by nature
 _PREFIX: Final = "diptych_router_"
 _STATES: Final = {
     State.STARTING: WorkerState.STARTING,
@@ -59,16 +60,13 @@ _STATES: Final = {
 _DIRECTLY: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-@dataclass(frozen=True, slots=True)
-class PlannerConfig(LogConfig, TrustConfig):
+@dataclass(frozen=True)  # no slots, as its base
+class PlannerConfig(LogConfig, MembersConfig):
     """Say how many workers of which role a running platform needs within its SLO, and why; change nothing.
 
     It reads bootstrap and the metrics of routers, and needs no other rights.
     """
 
-    bootstrap: tuple[str, ...] = option(
-        ("127.0.0.1:7000",), help="bootstrap replicas; dns:///NAME:PORT: all behind a name"
-    )
     interval_s: float = option(EVERY_S, help="how often to plan, in seconds")
     ttft_slo_ms: float = option(1000.0, help="time to the first token; 0: any", group="slo")
     tpot_slo_ms: float = option(50.0, help="time for each token after it, in a request's mean; 0: any", group="slo")
@@ -184,6 +182,7 @@ class Watcher:
 
 def main(config: PlannerConfig) -> int:
     """Run until SIGTERM; return the exit code."""
+    config = located(config)
     setup("planner", config.log_format, config.log_level)
     trust, metrics = config.trust(), PlanMetrics()
     watcher = Watcher(config, worker_of(SimulateConfig(step_model=config.step_model)).step_model)
@@ -225,7 +224,8 @@ def counts_of(page: str) -> Counts:
     sums: dict[str, float] = {}
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
-            if sample.name.startswith(_PREFIX) and sample.labels.get("api") != "tokens":
+            is_load = sample.labels.get("api") != "tokens" and sample.labels.get("outcome") not in REFUSED
+            if sample.name.startswith(_PREFIX) and is_load:
                 name = sample.name.removeprefix(_PREFIX)
                 sums[name] = sums.get(name, 0.0) + sample.value
     if "requests_running" not in sums:
