@@ -78,7 +78,7 @@ def test_steps_that_are_passed_together_change_nothing(roles: str, monkeypatch: 
 
 
 @pytest.mark.parametrize("roles", FLEETS)
-@pytest.mark.parametrize(("num_pages", "overlap"), [(2001, False), (521, False), (521, True)])
+@pytest.mark.parametrize(("num_pages", "overlap"), [(521, False), (521, True)])
 def test_every_call_is_served_and_every_page_comes_back(roles: str, num_pages: int, overlap: bool) -> None:
     changes = {"num_pages": num_pages, "overlap": overlap}
     setup = platform(roles, worker_changes=changes, transfer=TransferRules(num_windows=4))

@@ -17,9 +17,10 @@ from diptych.common.members.roles import Role
 from diptych.engine.values.events import ServeRole
 from diptych.simulator.clock import Clock
 from diptych.simulator.decisions import Decisions
+from diptych.simulator.messages import News
 from diptych.simulator.setup import Action, Drain, Flip, Kill, Setup, Start, WorkerSetup
 from diptych.simulator.wire import Wire
-from diptych.simulator.worker import News, SimWorker
+from diptych.simulator.worker import SimWorker
 
 ASK_AGAIN_S: Final = 0.05  # whether a worker that is to leave holds requests
 

@@ -27,10 +27,10 @@ from diptych.router.workers.worker_view import Pair
 from diptych.simulator.clock import Clock
 from diptych.simulator.decisions import Decisions
 from diptych.simulator.known import KnownWorkers
+from diptych.simulator.messages import Command, NewLeg
 from diptych.simulator.prompts import SimPrompt
 from diptych.simulator.served import Attempt, Served
 from diptych.simulator.setup import Setup
-from diptych.simulator.worker import Command, NewLeg
 
 PREFIX_TOKENS: Final = 256  # of a prompt, that name its family
 

@@ -22,8 +22,8 @@ from diptych.router.workers.known_worker import counted_load
 from diptych.router.workers.learning import learn
 from diptych.router.workers.legs import OpenLegs
 from diptych.router.workers.worker_view import Pair, WorkerLoad, WorkerView
+from diptych.simulator.messages import News
 from diptych.simulator.setup import WorkerSetup
-from diptych.simulator.worker import News
 
 MODEL: Final = "simulated"
 _TERMS: Final = Terms()

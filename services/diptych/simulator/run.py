@@ -15,11 +15,12 @@ from diptych.simulator.decisions import Decisions
 from diptych.simulator.fleet import Fleet, Member
 from diptych.simulator.front import Front
 from diptych.simulator.known import Record
+from diptych.simulator.messages import Command, News
 from diptych.simulator.outcome import Outcome
 from diptych.simulator.served import Served
 from diptych.simulator.setup import Controller, Setup
 from diptych.simulator.traces.call import Call
-from diptych.simulator.worker import Command, News, SimWorker
+from diptych.simulator.worker import SimWorker
 
 REST_S: Final = 60.0  # for what workers still do when the last call has ended
 

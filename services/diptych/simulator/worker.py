@@ -9,61 +9,33 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 
-from diptych.common.members.roles import LegKind
-from diptych.engine.cache.cache_changes import CacheChanges, CacheDelta
+from diptych.engine.cache.cache_changes import CacheChanges
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.values.batch import StepResult
 from diptych.engine.values.core_report import Load
-from diptych.engine.values.events import AbortRoom, Effect, Emit, EmitTokens, Event, HandBack, ServeRole, Start
+from diptych.engine.values.events import Effect, Emit, EmitTokens, Event, HandBack, Start
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.request import new_request
 from diptych.engine.values.step_model import StepShape
 from diptych.generation.output import LEAVING, Output
 from diptych.generation.request_groups import Account, Life
-from diptych.generation.sampling_params import SamplingParams
-from diptych.generation.slo import Slo
 from diptych.simulator.clock import Clock
 from diptych.simulator.decisions import StepRecord
-from diptych.simulator.outcome import F64
-from diptych.simulator.prompts import OUTPUT_TOKEN, SimPrompt
+from diptych.simulator.messages import Command, NewLeg, News
+from diptych.simulator.prompts import OUTPUT_TOKEN
 from diptych.simulator.setup import VOCAB_SIZE, Setup, WorkerSetup
 from diptych.simulator.sizes import sizes_only
+from diptych.simulator.stretch import Launched, Stretch
 from diptych.unified.core import UnifiedCore
 
-
-class NewLeg(NamedTuple):
-    """A leg that a router starts."""
-
-    call: int  # its number
-    room: int
-    kind: LegKind
-    peer_id: int
-    prompt: SimPrompt
-    params: SamplingParams
-    tenant: str
-    slo: Slo
-    num_prior: int  # tokens of the prompt's tail that are output of an earlier attempt
-
-
 MIN_STRETCH: Final = 2  # steps
-
-Command = NewLeg | AbortRoom | HandBack | ServeRole
-
-
-class News(NamedTuple):
-    """What an iteration says."""
-
-    outputs: tuple[Output, ...]  # but those that are nothing but one more token
-    load: Load | None  # None: as before
-    num_open_pages: int  # on their way to peers
-    cached: CacheDelta | None  # None: as before
 
 
 class Posting(Protocol):
@@ -72,47 +44,6 @@ class Posting(Protocol):
     def perform(self, worker: SimWorker, effect: Effect, step_s: float) -> None:
         """`step_s`: of the step that begins now."""
         ...
-
-
-class Launched(NamedTuple):
-    """A step that is computed, or about to be."""
-
-    num_samples: int
-    ends_s: float
-
-
-class Stretch:
-    """Plain steps that run one after the other: nothing needs to be decided before the last has ended."""
-
-    def __init__(self, began_s: float, ends_s: F64, rooms: Sequence[int]) -> None:
-        self.ends_s = ends_s  # of each step
-        self.rooms = rooms  # that they continue
-        self.num_passed = 0  # steps that the core has been told of
-        self._told_s = began_s  # when the last of those had ended
-
-    @property
-    def end_s(self) -> float:
-        return float(self.ends_s[-1])
-
-    def cut(self, now_s: float) -> bool:
-        """End with the step that runs now; return whether that is another one than before."""
-        num_steps = max(self.num_passed, int(np.searchsorted(self.ends_s, now_s))) + 1
-        if num_steps >= len(self.ends_s):
-            return False
-        self.ends_s = self.ends_s[:num_steps]
-        return True
-
-    def num_over(self, now_s: float) -> int:
-        """Return how many steps are over that the core has not been told of."""
-        return int(np.searchsorted(self.ends_s, now_s, side="right")) - self.num_passed
-
-    def take(self, count: int) -> tuple[float, Sequence[float]]:
-        """Return when the next steps began, and when each of so many ended; the core is told of these."""
-        began_s, first = self._told_s, self.num_passed
-        self.num_passed += count
-        ends_s: list[float] = self.ends_s[first : self.num_passed].tolist()
-        self._told_s = ends_s[-1]
-        return began_s, ends_s
 
 
 class SimWorker:

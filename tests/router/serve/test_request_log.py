@@ -42,5 +42,5 @@ def test_each_output_gets_a_line_with_lengths_times_and_names_of_blocks(
 
 
 def test_a_file_that_can_not_be_written_is_said_at_the_start(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--request-log: .* can't be written: Is a directory"):
+    with pytest.raises(ConfigError, match=r"--request-log: .* can't be written: Is a directory"):
         RequestLog(tmp_path)
