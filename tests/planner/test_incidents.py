@@ -68,9 +68,8 @@ def test_a_worker_that_is_pending_for_an_hour_freezes_nothing() -> None:
     world = World(places=2, limits=BOTH).has(ONE).run(900, 8.0, documents)
     assert world.sizes() == TWO
     assert any({Why.STUCK, Why.BACKS_OFF} <= each.why for _, each in world.plans)
-    assert (
-        world.last.sizes == TWO
-    )  # what was asked for in vain is given up, and asked for again after longer and longer
+    backs_off = [each.sizes for at_s, each in world.plans if at_s > 300 and Why.BACKS_OFF in each.why]
+    assert set(backs_off) == {TWO}  # what was asked for in vain is given up, and tried again after longer and longer
     assert sum(each.total > before.total for before, each in pairwise(world.targets())) <= 4
     assert Why.SHEDS in world.last.why
     world.run(900, 0.0, documents)

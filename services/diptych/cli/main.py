@@ -55,6 +55,10 @@ OTHERS: Final[Mapping[str, Command]] = MappingProxyType(
         "simulate": Command(
             "see how a platform would serve a load, in virtual time", "diptych.cli.simulate", "SimulateConfig"
         ),
+        "plan": Command("say which workers a load needs, before any GPU is bought", "diptych.cli.plan", "PlanConfig"),
+        "planner": Command(
+            "say what workers a running platform needs, in shadow", "diptych.cli.planner", "PlannerConfig"
+        ),
         "deletion-costs": Command(
             "have Kubernetes end the emptiest workers first", "diptych.cli.deletion_costs", "DeletionCostsConfig"
         ),

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from diptych.engine.values.step_model import StepShape
 from diptych.planner.values import Capacity, Kind
+
+FEW: Final = 0.05  # of the requests may have shorter outputs than is counted on
+MOST_YOUNG: Final = 128.0  # tokens
 
 
 class Cost(NamedTuple):
@@ -30,6 +33,7 @@ class Demand:
     output_tokens_per_s: float  # by steps of rows: the first token of an output comes with its prompt
     context: float  # tokens of a row's context, in the mean over time
     row_s: float  # that a row adds to steps that take place anyway
+    young_tokens: float  # that hardly an output ends with fewer of
     handed_tokens: float  # of KV that a hand-off moves for each token of output
     backlog: float = 0.0  # workers that work off what is there already, beside what comes
     extra_rows: float = 0.0  # that are there beyond those that the load would keep there
@@ -68,6 +72,7 @@ def demand(kinds: Sequence[Kind], capacity: Capacity) -> Demand:
         tokens,
         context,
         capacity.step_model.row + capacity.step_model.context * context,
+        _young(kinds, rate),
         sum(each.requests_per_s * each.prompt_len for each in kinds) / tokens if tokens else 0.0,
     )
 
@@ -75,6 +80,16 @@ def demand(kinds: Sequence[Kind], capacity: Capacity) -> Demand:
 def _new(kind: Kind) -> float:
     """Return the tokens of a prompt to compute: one at least, even if all is cached."""
     return max(1.0, kind.prompt_len - kind.cached_len)
+
+
+def _young(kinds: Sequence[Kind], rate: float) -> float:
+    """Return half of the shortest outputs, without the few that are shorter than nearly all."""
+    shorter = 0.0
+    for kind in sorted(kinds, key=lambda each: each.output_len):
+        shorter += kind.requests_per_s
+        if shorter >= FEW * rate:
+            return min(MOST_YOUNG, kind.output_len / 2)
+    return 0.0
 
 
 def _cost(kind: Kind, share: float, capacity: Capacity) -> Cost:

@@ -106,10 +106,11 @@ def _first(ways: tuple[tuple[Role, Role], ...], case: Case, held: float) -> tupl
 
 
 def after_flips(sizes: Sizes, ways: tuple[tuple[Role, Role], ...]) -> Sizes:
-    """Return the sizes after changes of role."""
+    """Return the sizes after changes of role; who was to go anyway takes the place of one that would have come."""
     for before, after in ways:
-        sizes = sizes.changed(before, sizes.of(before) - 1)
-        sizes = sizes.changed(after, sizes.of(after) + 1)
+        if sizes.of(before):
+            sizes = sizes.changed(before, sizes.of(before) - 1)
+            sizes = sizes.changed(after, sizes.of(after) + 1)
     return sizes
 
 

@@ -1,10 +1,11 @@
 """How well workers of each role would serve a demand: a share of its requests that keep the goal. Pure.
 
-Workers that do both put a piece of a prompt into each step, as large as the time per token allows; those that prefill
-are the same without rows, those that decode without prompts. So one formula holds for all: steps with prompts last
-`pause_s` for what is in them anyway and up to `piece_s` for the piece, and prompts queue for as many servers as there
-are workers. Rows are as many as stay when each gets a token a step (Little's law). What one kind of request does to
-the others is in it: long prompts make waits long for all, by their square.
+Workers that do both put a piece of a prompt into each step, as large as the time per token allows, and at first as much
+as outputs catch up with before they end; those that prefill are the same without rows, those that decode without
+prompts. So one formula holds for all: steps with prompts last `pause_s` for what is in them anyway and up to `piece_s`
+for the piece, and prompts queue for as many servers as there are workers. Rows are as many as stay when each gets a
+token a step (Little's law). What one kind of request does to the others is in it: long prompts make waits long for all,
+by their square.
 """
 
 from __future__ import annotations
@@ -43,11 +44,12 @@ class Prompts:
     wait: Wait
     pause_s: float  # of a step, beside its piece of a prompt
     piece_s: float  # that a step has for prompts
+    slack_s: float  # of prompts that outputs bear at once, as they catch up before they end
     busy: float  # share of the workers' time; 1 and above: they never catch up
 
     def own_s(self, cost: Cost) -> float:
         """Return how long a prompt takes that has a worker's steps for itself."""
-        return self.pause_s * max(cost.num_steps, cost.work_s / self.piece_s) + cost.work_s
+        return self.pause_s * max(cost.num_steps, (cost.work_s - self.slack_s) / self.piece_s) + cost.work_s
 
     def within(self, limit_s: float, demand: Demand) -> float:
         """Return the share of the requests with a first token by then."""
@@ -118,13 +120,15 @@ def _divided(
     apart = _rows(capacity, demand, limit_s - hand_s, sizes.decode, 1 - row_share, 0.0)
     mixed = _rows(capacity, demand, limit_s - hand_s * (1 - prompt_share), sizes.both, row_share, busy)
     piece_s = _piece_s(capacity, demand, goal, mixed)
-    alone = _prompts(capacity, demand, sizes.prefill, 1 - prompt_share, _whole_piece_s(capacity, demand), 0.0)
-    shared = _prompts(capacity, demand, sizes.both, prompt_share, piece_s, mixed.step_s)
+    slack_s = demand.young_tokens * max(0.0, goal.tpot_s * SPARE - mixed.step_s)
+    alone = _prompts(capacity, demand, sizes.prefill, 1 - prompt_share, _whole_piece_s(capacity, demand), 0.0, 0.0)
+    shared = _prompts(capacity, demand, sizes.both, prompt_share, piece_s, slack_s, mixed.step_s)
     prompts = tuple(each for each in ((1 - prompt_share, alone), (prompt_share, shared)) if each[0] > 0)
     rows = tuple(each for each in ((1 - row_share, apart), (row_share, mixed)) if each[0] > 0)
     early = sum(share * each.within(goal.ttft_s or _MAX_S, demand) for share, each in prompts)
     steady = sum(share * each.kept for share, each in rows)
-    return Prediction(early * steady, prompts, rows, piece_s / _token_s(demand, capacity))
+    told_s = piece_s if mixed.mean else _piece_s(capacity, demand, goal, apart)  # they may get outputs, too
+    return Prediction(early * steady, prompts, rows, told_s / _token_s(demand, capacity))
 
 
 def _time_for_prompts(demand: Demand, num_workers: int, share: float) -> float:
@@ -178,21 +182,21 @@ def _piece_s(capacity: Capacity, demand: Demand, goal: Goal, rows: Rows) -> floa
 
 
 def _prompts(
-    capacity: Capacity, demand: Demand, num_workers: int, share: float, piece_s: float, step_s: float
+    capacity: Capacity, demand: Demand, num_workers: int, share: float, piece_s: float, slack_s: float, step_s: float
 ) -> Prompts:
     """Return how prompts fare with so many workers, which have such a share of them and steps of rows so long."""
     model = capacity.step_model
     pause_s = max(step_s, model.step) + model.prompt_step
     if num_workers == 0 or piece_s < MIN_PIECE_TOKENS * _token_s(demand, capacity):
-        return Prompts(FOR_EVER, pause_s, max(piece_s, 1e-9), math.inf)
-    each = Prompts(FOR_EVER, pause_s, piece_s, 0.0)
+        return Prompts(FOR_EVER, pause_s, max(piece_s, 1e-9), 0.0, math.inf)
+    each = Prompts(FOR_EVER, pause_s, piece_s, slack_s, 0.0)
     own = [(cost.share, each.own_s(cost)) for cost in demand.costs]
     together_s = demand.work_s * (1 + pause_s / piece_s)  # in steps that prompts fill together
     alone_s = sum(part * seconds for part, seconds in own)
     rate = demand.requests_per_s * share
     backlog = demand.backlog * share * (1 + pause_s / piece_s)
     crowded = min(1.0, (rate * together_s + backlog) / num_workers)
-    mean_s = max(together_s, crowded * together_s + (1 - crowded) * alone_s)
+    mean_s = crowded * together_s + (1 - crowded) * alone_s
     square = sum(part * seconds**2 for part, seconds in own)
     offered = rate * mean_s + backlog
-    return Prompts(wait(num_workers, offered, mean_s, square), pause_s, piece_s, offered / num_workers)
+    return Prompts(wait(num_workers, offered, mean_s, square), pause_s, piece_s, slack_s, offered / num_workers)

@@ -52,23 +52,29 @@ def sized(scene: Scene, memory: Memory) -> Sized:
     if _nobody_asks(scene, watched_s):
         words = f"nobody has asked for anything in {STABLE_S:.0f} s"
         return Sized(scene.room.least, memory, (Reason(Why.IDLE, words),))
-    if not scene.sizing.holds(current, scene.demand):
+    is_asleep = scene.observed.num_queued > 0 and not current.serves
+    if is_asleep or not scene.sizing.holds(current, scene.demand):
         return _grown(scene, current, memory)
-    fewer, most_asked = _shrunk(scene, current), scene.hardest.requests_per_s
-    if fewer == current:
-        words = (
-            f"{current} hold {scene.demand.requests_per_s:.2f} requests/s, and one less would not hold {most_asked:.2f}"
-        )
-        return Sized(current, memory, (Reason(Why.HOLDS, words),))
-    just_now = scene.observed.now_s < max(memory.shrunk_s, _came_s(scene)) + SHRINK_EVERY_S
+    fewer = _shrunk(scene, current)
+    if fewer != current:
+        return _shrinking(scene, current, fewer, watched_s, memory)
+    words = (
+        f"{current} hold {scene.demand.requests_per_s:.2f} requests/s; one less would not hold "
+        f"{scene.hardest.requests_per_s:.2f} with a margin, or may not be"
+    )
+    return Sized(current, memory, (Reason(Why.HOLDS, words),))
+
+
+def _shrinking(scene: Scene, current: Sizes, fewer: Sizes, watched_s: float, memory: Memory) -> Sized:
+    """Return fewer workers, if the load was watched for long enough and the fleet has settled."""
+    now_s, most_asked = scene.observed.now_s, f"{scene.hardest.requests_per_s:.2f} requests/s"
+    just_now = now_s < max(memory.shrunk_s, _came_s(scene)) + SHRINK_EVERY_S
     if watched_s < STABLE_S or just_now:
-        words = f"{fewer} would hold {most_asked:.2f} requests/s; watched for {watched_s:.0f} s, and the fleet "
+        words = f"{fewer} would hold {most_asked}; watched for {watched_s:.0f} s, and the fleet "
         words += "changed just now" if just_now else "is as it was"
         return Sized(current, memory, (Reason(Why.WAITS_TO_SHRINK, words),))
-    words = (
-        f"{fewer} hold {SHRINK_MARGIN:g} times the {most_asked:.2f} requests/s that were the most in {STABLE_S:.0f} s"
-    )
-    return Sized(fewer, replace(memory, shrunk_s=scene.observed.now_s), (Reason(Why.SHRINKS, words),))
+    words = f"{fewer} hold {SHRINK_MARGIN:g} times the {most_asked} that were the most in {STABLE_S:.0f} s"
+    return Sized(fewer, replace(memory, shrunk_s=now_s), (Reason(Why.SHRINKS, words),))
 
 
 def _nobody_asks(scene: Scene, watched_s: float) -> bool:

@@ -54,7 +54,11 @@ class Sizing:
 
     def held(self, sizes: Sizes, demand: Demand) -> float:
         """Return how many times the load so many workers hold, 0 to `MAX_HELD`."""
-        return _largest(lambda factor: self.holds(sizes, demand.times(factor)), MAX_HELD)
+
+        def can(factor: float) -> bool:
+            return self.holds(sizes, demand.times(factor))
+
+        return _largest(can, 1.0, MAX_HELD) if can(1.0) else _largest(can, 0.0, 1.0)
 
     def smallest(self, demand: Demand, room: Room, near: Sizes | None = None) -> Sizes | None:
         """Return the fewest workers that hold the load, divided as near to `near` as can be; None: there are not."""
@@ -81,7 +85,7 @@ class Sizing:
             found = better or found
             return better is not None
 
-        _largest(can, 1.0)
+        _largest(can, 0.0, 1.0)
         return found
 
     def _of(self, total: int, demand: Demand, room: Room, near: Sizes | None) -> Sizes | None:
@@ -132,11 +136,10 @@ def _likely(total: int, prefill_part: float, room: Room) -> Iterator[Sizes]:
                 yield Sizes(prefill, rest - prefill, both)
 
 
-def _largest(can: Callable[[float], bool], limit: float) -> float:
-    """Return the largest factor up to `limit` with which it can be done, to a 128th of the limit; 0: with none."""
-    if can(limit):
-        return limit
-    low, high = 0.0, limit
+def _largest(can: Callable[[float], bool], low: float, high: float) -> float:
+    """Return the largest factor between two with which it can be done, to a 128th of their difference; else `low`."""
+    if can(high):
+        return high
     for _ in range(_PRECISION):
         middle = (low + high) / 2
         low, high = (middle, high) if can(middle) else (low, middle)
