@@ -16,8 +16,15 @@ Rates = Mapping[int, float]  # bytes/s by peer
 NONE: Final[Rates] = MappingProxyType({})
 
 
+class _Told(NamedTuple):
+    """A worker's word of all its links."""
+
+    at_s: float
+    links: Sequence[LinkStatus]
+
+
 class _Counted(NamedTuple):
-    """What a worker told last."""
+    """What was made of one."""
 
     at_s: float
     counts: Counts
@@ -25,33 +32,41 @@ class _Counted(NamedTuple):
 
 
 class LinkRates:
-    """Tell it what comes; ask it for values."""
+    """Tell it what comes; ask it for values. They are made when somebody asks: workers tell more than is looked at."""
 
     def __init__(self) -> None:
-        self._workers: dict[int, _Counted] = {}
+        self._counted: dict[int, _Counted] = {}
+        self._told: dict[int, _Told] = {}  # and not counted yet
 
     def of(self, instance_id: int) -> Rates:
-        """Return the rates of a worker's links that have any."""
-        counted = self._workers.get(instance_id)
-        return NONE if counted is None else counted.rates
+        """Return the rates of a worker's links that have any: the same object until there are newer ones."""
+        told, before = self._told.pop(instance_id, None), self._counted.get(instance_id)
+        if told is not None and before is not None:
+            counts = counts_of(told.links)
+            rates = rates_of(before.counts, counts, told.at_s - before.at_s)
+            before = self._counted[instance_id] = _Counted(told.at_s, counts, rates)
+        return NONE if before is None else before.rates
 
     def add(self, instance_id: int, links: Sequence[LinkStatus], now_s: float) -> None:
         """A worker has told of all its links."""
-        before = self._workers.get(instance_id)
-        if before is not None and now_s - before.at_s < MIN_S:
-            return
-        counts = {link.peer_instance_id: link.bytes_sent for link in links}
-        rates = NONE if before is None else rates_of(before.counts, counts, now_s - before.at_s)
-        self._workers[instance_id] = _Counted(now_s, counts, rates)
+        before = self._counted.get(instance_id)
+        if before is None:
+            self._counted[instance_id] = _Counted(now_s, counts_of(links), NONE)
+        elif now_s - before.at_s >= MIN_S:
+            self._told[instance_id] = _Told(now_s, links)
 
     def forget(self, instance_id: int) -> None:
-        self._workers.pop(instance_id, None)
+        self._counted.pop(instance_id, None)
+        self._told.pop(instance_id, None)
+
+
+def counts_of(links: Sequence[LinkStatus]) -> Counts:
+    return {link.peer_instance_id: link.bytes_sent for link in links}
 
 
 def rates_of(before: Counts, after: Counts, elapsed_s: float) -> Rates:
     """Return what has been sent since, by second. A count that is smaller has begun again: its link is another one."""
     if before == after:
         return NONE
-    sent = {peer: count - before.get(peer, 0) for peer, count in after.items()}
-    sent = {peer: after[peer] if num_bytes < 0 else num_bytes for peer, num_bytes in sent.items()}
-    return {peer: num_bytes / elapsed_s for peer, num_bytes in sent.items() if num_bytes}
+    sent = ((peer, count, count - before.get(peer, 0)) for peer, count in after.items())
+    return {peer: (count if more < 0 else more) / elapsed_s for peer, count, more in sent if more}
