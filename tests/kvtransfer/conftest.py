@@ -660,7 +660,7 @@ def make_inproc_end() -> Iterator[Make]:
         end.close()
 
 
-@pytest.fixture(params=["shm", "tcp", nixl("shm"), nixl("tcp")])
+@pytest.fixture(params=["shm", "tcp", nixl("tcp")])
 def make_process_end(request: pytest.FixtureRequest, make_child_end: Make) -> Make:
     """The same, of processes only."""
     return lambda instance_id, **options: make_child_end(request.param, instance_id, **options)

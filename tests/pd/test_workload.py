@@ -23,7 +23,7 @@ VOCAB = 1000
 PAGE = 4
 NUM_REQUESTS = 2000
 IS_DEEP = bool(os.environ.get("DIPTYCH_DEEP_CHECKS"))
-NUM_EQUAL = 100_000 if IS_DEEP else 2500  # in each of two plays
+NUM_EQUAL = 100_000 if IS_DEEP else 1500  # in each of two plays
 SEED = secrets.randbits(32) if IS_DEEP else 1
 EXPECTED = {FailureCode.ABORTED, FailureCode.DEADLINE, FailureCode.OVERLOADED, FailureCode.RETRACTED}
 

@@ -80,8 +80,7 @@ class Clients:
                 self.wrong.append(answer)
 
 
-@pytest.mark.parametrize("victim", ["prefill", "decode"])
-@pytest.mark.parametrize("part", ["worker", "scheduler"])
+@pytest.mark.parametrize(("part", "victim"), [("worker", "prefill"), ("scheduler", "decode")])
 def test_what_freezes_costs_no_request_and_harms_nothing_when_it_wakes(
     platform: Platform, expected: list[tuple[int, ...]], victim: str, part: str, wait_until: Callable[..., Any]
 ) -> None:

@@ -63,7 +63,7 @@ def test_a_stream_joined_is_the_whole(stub: Any) -> None:
 
 def test_a_busy_client_is_told_to_connect_anew_while_its_running_call_goes_on(start_cluster: Any, hang: Any) -> None:
     """Else it would keep to a router that drains."""
-    cluster = start_cluster(1, 1)
+    cluster = start_cluster(1, 1, drain_s=6.0)  # a connection lives for a third of it
     cluster.script = SCRIPT
     cluster.decode().faults = [hang(1)]
     states: queue.SimpleQueue[grpc.ChannelConnectivity] = queue.SimpleQueue()
