@@ -129,9 +129,7 @@ class TimedWorker(worker_pb2_grpc.WorkerServicer):
             for peer in self._instance.load.linked_instances
         ]
         pages = {"free": 900_000, "owned": 90_000 + num_told, "cached": 10_000 - num_told % 100}
-        return worker_pb2.WorkerStatus(
-            instance=self._instance, pages_by_state=pages, links=links if has_links else ()
-        )
+        return worker_pb2.WorkerStatus(instance=self._instance, pages_by_state=pages, links=links if has_links else ())
 
     async def _read(self, batches: Any, stream: _Stream) -> None:
         async for batch in batches:

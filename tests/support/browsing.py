@@ -82,8 +82,9 @@ class Look:
 
 def serious_faults(page: Page) -> list[tuple[str, str, str]]:
     """Return what axe finds, and in dark of colours alone, as nothing else differs: theme, rule and the first node."""
-    found = []
-    for scheme, options in (("light", {}), ("dark", {"runOnly": ["color-contrast"]})):
+    found: list[tuple[str, str, str]] = []
+    themes: dict[Literal["light", "dark"], Any] = {"light": {}, "dark": {"runOnly": ["color-contrast"]}}
+    for scheme, options in themes.items():
         page.emulate_media(color_scheme=scheme)
         violations = Axe().run(page, options={"resultTypes": ["violations"], **options}).response["violations"]
         faults = [each for each in violations if each["impact"] in ("serious", "critical")]

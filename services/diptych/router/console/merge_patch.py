@@ -24,7 +24,7 @@ def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any
             continue
         if type(value) is not type(before):
             patch[name] = value
-        elif type(value) is dict:
+        elif isinstance(value, dict) and isinstance(before, dict):
             if inner := merge_patch(before, value):
                 patch[name] = inner
         elif value != before:
