@@ -33,15 +33,9 @@ from diptych.v1.worker_pb2 import LegOutput, LegStats, StartLeg, WorkerBatch
 
 PAGE_SIZE: Final = 16
 PAGE_NBYTES: Final = 1 << 20
-NEWS_S: Final = 0.25  # between two that a watcher is told
-STEPS_A_NEWS: Final = 5  # 20 a second
-STEPS: Final = worker_pb2.StepRecords(
-    began_s=[NEWS_S * (1 - step / STEPS_A_NEWS) for step in range(STEPS_A_NEWS)],
-    duration_s=[0.04] * STEPS_A_NEWS,
-    prompt_tokens=[0] * STEPS_A_NEWS,
-    output_tokens=[64] * STEPS_A_NEWS,
-    requests=[64] * STEPS_A_NEWS,
-)
+NEWS_S: Final = 0.25  # at least, between two that a watcher is told
+LINKS_S: Final = 1.0  # likewise, of links
+STEPS_A_SECOND: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +106,18 @@ class TimedWorker(worker_pb2_grpc.WorkerServicer):
             reading.cancel()
 
     async def Watch(self, request: worker_pb2.WatchWorkerRequest, context: Any) -> AsyncIterator[worker_pb2.WorkerNews]:
-        """Tell of steps that never were and of a page that moved on every link, as often as a busy worker does."""
-        num_told = 0
+        """Tell of steps that never were and of a page that moved on every link, as a busy worker does: no oftener than
+        the watcher wants, with all steps since, and of links once a second.
+        """
+        num_told, interval_s = 0, max(NEWS_S, request.interval_ms / 1e3)
+        steps, links_every = _steps(interval_s), max(1, round(LINKS_S / interval_s))
         while True:
+            has_links = num_told % links_every == 0
             num_told += 1
-            yield worker_pb2.WorkerNews(status=self._status(num_told), steps=STEPS, has_links=num_told % 4 == 1)
-            await asyncio.sleep(NEWS_S)
+            yield worker_pb2.WorkerNews(status=self._status(num_told, has_links), steps=steps, has_links=has_links)
+            await asyncio.sleep(interval_s)
 
-    def _status(self, num_told: int) -> worker_pb2.WorkerStatus:
+    def _status(self, num_told: int, has_links: bool) -> worker_pb2.WorkerStatus:
         links = [
             worker_pb2.LinkStatus(
                 peer_instance_id=peer,
@@ -131,9 +129,7 @@ class TimedWorker(worker_pb2_grpc.WorkerServicer):
             for peer in self._instance.load.linked_instances
         ]
         pages = {"free": 900_000, "owned": 90_000 + num_told, "cached": 10_000 - num_told % 100}
-        return worker_pb2.WorkerStatus(
-            instance=self._instance, pages_by_state=pages, links=links if num_told % 4 == 1 else ()
-        )
+        return worker_pb2.WorkerStatus(instance=self._instance, pages_by_state=pages, links=links if has_links else ())
 
     async def _read(self, batches: Any, stream: _Stream) -> None:
         async for batch in batches:
@@ -200,6 +196,18 @@ class TimedWorker(worker_pb2_grpc.WorkerServicer):
                 stream.running[room] = index + 1, num_tokens
             else:
                 del stream.running[room]
+
+
+def _steps(told_s: float) -> worker_pb2.StepRecords:
+    """Return the steps of so many seconds."""
+    number = max(1, round(told_s * STEPS_A_SECOND))
+    return worker_pb2.StepRecords(
+        began_s=[told_s * (1 - step / number) for step in range(number)],
+        duration_s=[0.04] * number,
+        prompt_tokens=[0] * number,
+        output_tokens=[64] * number,
+        requests=[64] * number,
+    )
 
 
 def _record(plan: Plan, instance_id: int, role_name: str, port: int) -> Instance:

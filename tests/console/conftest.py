@@ -3,84 +3,100 @@
 from __future__ import annotations
 
 import shutil
-import socket
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Final
 
 import pytest
-import uvicorn
-from browsing import WIDE, Console, Served, Site, serving
-from feed import Feed, create_app
+from browsing import Console, Host, Look, Served, Site, Window, hosting
+from feed import Feed
 from feed_documents import Platform
-from playwright.sync_api import Browser, expect, sync_playwright
+from playwright.sync_api import expect, sync_playwright
 
+HERE: Final = Path(__file__).parent
+OPENED: Final = pytest.StashKey[ExitStack]()
+WINDOW: Final = pytest.StashKey[Window]()
 NOW_S: Final = 1_790_000_000.0
 CHROMIUM: Final = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
-@pytest.fixture(scope="module")  # not longer: meanwhile no other test of the process may run an event loop
-def browser() -> Iterator[Browser]:
+@pytest.fixture
+def window(request: pytest.FixtureRequest) -> Window:
+    """The one window that tests of this folder look at, as long as they come in a row."""
     if CHROMIUM is None:
         pytest.skip("no Chromium is installed")
+    stash = request.config.stash
+    if OPENED not in stash:
+        stash[OPENED] = stack = ExitStack()
+        stash[WINDOW] = stack.enter_context(opened(CHROMIUM))
+    return stash[WINDOW]
+
+
+@contextmanager
+def opened(chromium: str) -> Iterator[Window]:
     expect.set_options(timeout=20_000)  # machines may be busy
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        context = browser.new_context(timezone_id="UTC", locale="en")
+        context.set_default_timeout(20_000)
+        yield Window(context.new_page())
         browser.close()
 
 
-@pytest.fixture
-def feed() -> Feed:
-    feed = Feed(Platform(3, 3, now_s=NOW_S), history_s=1.0)
-    feed.is_paused = True
-    return feed
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
+    """Close the window behind the last test in a row: while it is open no other test may run an event loop."""
+    yield
+    if nextitem is None or HERE not in nextitem.path.parents:
+        item.config.stash.setdefault(OPENED, ExitStack()).close()
+        del item.config.stash[OPENED]
+
+
+@pytest.fixture(scope="session")
+def host() -> Iterator[Host]:
+    with hosting() as host:
+        yield host
 
 
 @pytest.fixture
-def url(feed: Feed) -> Iterator[str]:
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(create_app(feed), log_level="error"))
-    serving = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    serving.start()
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    feed.is_cut = True
-    server.should_exit = True
-    serving.join()
-    listener.close()
-
-
-@pytest.fixture
-def site(feed: Feed, url: str, browser: Browser) -> Iterator[Site]:
-    """Every error of the page fails the test."""
-    context = browser.new_context(viewport={"width": WIDE, "height": 800}, timezone_id="UTC", locale="en")
-    context.set_default_timeout(10_000)
-    page, errors = context.new_page(), list[str]()
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    yield Site(feed, url, page)
-    context.close()
+def fresh(window: Window) -> Iterator[Window]:
+    """The window as nobody has looked at anything; every error of the page fails the test."""
+    yield window
+    errors = [*window.errors]
+    window.clear()
     assert errors == []
 
 
 @pytest.fixture
-def console(browser: Browser) -> Iterator[Console]:
-    """Every error of a page fails the test."""
-    console = Console(browser)
-    yield console
-    for context in browser.contexts:
-        context.close()
-    assert console.errors == []
+def feed() -> Feed:
+    return still(Feed(Platform(3, 3, now_s=NOW_S), history_s=1.0))
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[..., Served]]:
-    """Serve fleets of so many workers, which stand still until the test moves them."""
+def site(feed: Feed, host: Host, fresh: Window) -> Iterator[Site]:
+    fresh.look(Look(height=800))
+    with host.showing(feed) as served:
+        yield Site(feed, served.url, fresh.page)
+
+
+@pytest.fixture
+def console(fresh: Window) -> Console:
+    return Console(fresh)
+
+
+@pytest.fixture
+def serve(host: Host) -> Iterator[Callable[..., Served]]:
+    """Serve a fleet of so many workers, which stand still until the test moves them; one a test."""
     with ExitStack() as stack:
 
         def start(prefill: int = 2, decode: int = 2, unified: int = 0, *, needs_token: bool = False) -> Served:
-            feed = Feed(Platform(prefill, decode, unified), needs_token=needs_token, history_s=20.0)
-            feed.is_paused = True
-            return Served(stack.enter_context(serving(feed)), feed)
+            feed = still(Feed(Platform(prefill, decode, unified), needs_token=needs_token, history_s=20.0))
+            return stack.enter_context(host.showing(feed))
 
         yield start
+
+
+def still(feed: Feed) -> Feed:
+    feed.is_paused = True
+    return feed

@@ -73,6 +73,35 @@ def picture(page: Page, name: str) -> None:
         page.screenshot(path=Path(folder, f"console-{name}.png"))
 
 
+def see_one_that_freezes(platform: Platform, page: Page) -> None:
+    """A worker that stands still leaves the page once its lease is over, and comes back when it wakes."""
+    worker = platform.components("decode")[0]
+    processes = [*worker.children(), worker]
+    cards = page.locator('.panel[data-role="decode"] .worker')
+    for process in processes:
+        process.suspend()  # SIGSTOP
+    try:
+        expect(cards).to_have_count(1)
+        expect(page.locator(".line")).to_have_count(2)
+    finally:
+        for process in processes:
+            process.resume()
+    expect(page.locator('.panel[data-role="decode"] .worker[data-kind="ready"]')).to_have_count(2)
+
+
+def see_one_that_is_flipped(page: Page) -> None:
+    """A prefill worker that becomes a decode worker goes to the other panel, which says so."""
+    panel = page.locator('.panel[data-role="decode"]')
+    page.locator('.panel[data-role="prefill"] .worker').last.get_by_role("link").first.click()
+    page.get_by_role("button", name="Change role").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_role("combobox").select_option("decode")
+    dialog.get_by_role("button", name="Change role").click()
+    expect(panel.locator(".worker")).to_have_count(3)
+    expect(panel.get_by_text("Served as prefill until a moment ago")).to_be_visible()
+    expect(page.get_by_text("Its role is changed; it was prefill.")).to_be_visible()
+
+
 def test_an_operator_signs_in_by_the_printed_address_and_finds_his_answers(
     start_platform: Callable[..., Platform], page: Page
 ) -> None:
@@ -124,9 +153,12 @@ def test_an_operator_signs_in_by_the_printed_address_and_finds_his_answers(
 
     page.get_by_role("link", name="Fleet", exact=True).click()  # what scales next, and who is gone?
     expect(page.locator('.panel[data-role="prefill"]')).to_contain_text(re.compile("worker"))
+    see_one_that_freezes(platform, page)
+    see_one_that_is_flipped(page)
     before = workers(platform, "decode")
     platform.kill("decode")
-    expect(cards.filter(has_text=re.compile("|".join(instance[:6] for instance in before)))).to_have_count(1)
+    named = cards.filter(has_text=re.compile("|".join(instance[:6] for instance in before)))
+    expect(named).to_have_count(len(before) - 1)
     expect(cards).to_have_count(4)  # `up` has started another one
 
     page.locator('.panel[data-role="prefill"] .worker').first.get_by_role("link").first.click()  # and he acts

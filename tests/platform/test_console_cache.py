@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -35,16 +34,6 @@ def document(platform: Platform, name: str) -> Any:
         return json.load(answer)
 
 
-@pytest.fixture
-def _viewer(simulated: Platform) -> Iterator[None]:
-    """Somebody looks: so workers are watched, and tell of their tiers."""
-    connection = http.client.HTTPConnection(simulated.url.removeprefix("http://"), timeout=200)
-    connection.request("GET", "/console/api/stream?topics=cache", headers=dict(simulated.trust().metadata()))
-    connection.getresponse().readline()
-    yield
-    connection.close()
-
-
 def infinite_cache(prompts: Sequence[Sequence[int]]) -> float:
     """The share of tokens that a cache which forgets nothing has of prompts, one after the other."""
     known: set[tuple[int, ...]] = set()
@@ -56,7 +45,6 @@ def infinite_cache(prompts: Sequence[Sequence[int]]) -> float:
     return found / sum(map(len, prompts))
 
 
-@pytest.mark.usefixtures("_viewer")
 def test_the_console_says_what_the_cache_did_and_what_it_could_have_done(
     simulated: Platform, wait_until: Callable[..., Any]
 ) -> None:

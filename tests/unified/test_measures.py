@@ -69,6 +69,17 @@ def test_the_prompts_ahead_of_a_request_served_alone_are_its_queue_and_not_its_c
     assert queued == sorted(set(queued)), "each waits for those before it"
 
 
+@pytest.mark.parametrize("roles", [(Role.UNIFIED,), (Role.PREFILL, Role.DECODE)], ids=["alone", "a pair"])
+def test_the_steps_of_a_prompt_are_told_from_the_first_one_on(fleet_class: FleetClass, roles: tuple[Role, ...]) -> None:
+    seconds = itertools.count()
+    fleet = fleet_class(*roles, clock=lambda: float(next(seconds)))
+    fleet.start(1, PROMPT, 1, len(roles), max_tokens=1)
+    fleet.run()
+    (stats,) = {id(each.stats): each.stats for each in fleet.workers[1].outputs[1] if each.stats}.values()
+    assert 1 < len(stats.chunks_s) < 10, "a step takes fewer tokens than the prompt has"
+    assert [0.0, *stats.chunks_s, stats.compute_s] == sorted({0.0, *stats.chunks_s, stats.compute_s})
+
+
 LONG = list(range(200))  # enough of a prompt for others to wait until it is computed
 
 

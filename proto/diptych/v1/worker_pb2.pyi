@@ -143,7 +143,7 @@ class LegError(_message.Message):
     def __init__(self, code: _Optional[_Union[ErrorCode, str]] = ..., message: _Optional[str] = ...) -> None: ...
 
 class LegStats(_message.Message):
-    __slots__ = ("cached_tokens", "pages_moved", "bytes_moved", "kv_digest", "queue_us", "compute_us", "transfer_us", "join_us", "verify_us", "prompt_tokens", "added_ttft_us", "grant_us")
+    __slots__ = ("cached_tokens", "pages_moved", "bytes_moved", "kv_digest", "queue_us", "compute_us", "transfer_us", "join_us", "verify_us", "prompt_tokens", "added_ttft_us", "grant_us", "tokenize_us", "chunk_us")
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PAGES_MOVED_FIELD_NUMBER: _ClassVar[int]
     BYTES_MOVED_FIELD_NUMBER: _ClassVar[int]
@@ -156,6 +156,8 @@ class LegStats(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ADDED_TTFT_US_FIELD_NUMBER: _ClassVar[int]
     GRANT_US_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZE_US_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_US_FIELD_NUMBER: _ClassVar[int]
     cached_tokens: int
     pages_moved: int
     bytes_moved: int
@@ -168,7 +170,9 @@ class LegStats(_message.Message):
     prompt_tokens: int
     added_ttft_us: int
     grant_us: int
-    def __init__(self, cached_tokens: _Optional[int] = ..., pages_moved: _Optional[int] = ..., bytes_moved: _Optional[int] = ..., kv_digest: _Optional[int] = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., transfer_us: _Optional[int] = ..., join_us: _Optional[int] = ..., verify_us: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., added_ttft_us: _Optional[int] = ..., grant_us: _Optional[int] = ...) -> None: ...
+    tokenize_us: int
+    chunk_us: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, cached_tokens: _Optional[int] = ..., pages_moved: _Optional[int] = ..., bytes_moved: _Optional[int] = ..., kv_digest: _Optional[int] = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., transfer_us: _Optional[int] = ..., join_us: _Optional[int] = ..., verify_us: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., added_ttft_us: _Optional[int] = ..., grant_us: _Optional[int] = ..., tokenize_us: _Optional[int] = ..., chunk_us: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LegOutput(_message.Message):
     __slots__ = ("room", "first_index", "token_ids", "finish_reason", "error", "stats", "logprobs", "prompt_logprobs")

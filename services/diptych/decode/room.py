@@ -44,8 +44,12 @@ class DecodeRoom:
 
     def measure_step(self, now_s: float) -> None:
         """A step is to compute some of its prompt: before the first token only if the request is local."""
-        if self.first_step_s is None and not self.peer:
+        if self.peer:
+            return
+        if self.first_step_s is None:
             self.first_step_s, self.stats.queue_s = now_s, now_s - self.arrival_s
+        elif not self.stats.compute_s:
+            self.stats.note_chunk(now_s - self.first_step_s)
 
     def measure_token(self, index: int, now_s: float) -> None:
         """An output token has come: the first one here only if the request is local."""

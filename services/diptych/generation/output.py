@@ -42,6 +42,9 @@ class Failure:
 LEAVING: Final = Failure(FailureCode.HANDED_BACK, "the worker is leaving")
 
 
+MAX_CHUNKS: Final = 32  # of a prompt that are told apart
+
+
 @dataclass(slots=True)
 class Stats:
     """Where the time and the bytes of a leg went. Durations in seconds."""
@@ -53,10 +56,16 @@ class Stats:
     queue_s: float = 0.0
     grant_s: float = 0.0
     compute_s: float = 0.0
+    chunks_s: list[float] = field(default_factory=list)  # begin of each later step of the prompt, since the first
     transfer_s: float = 0.0
     verify_s: float = 0.0
     added_ttft_s: float = 0.0
     join_s: float = 0.0
+
+    def note_chunk(self, since_first_s: float) -> None:
+        """Another step computes some of the prompt; of very long ones the last steps count as one."""
+        if len(self.chunks_s) < MAX_CHUNKS - 1:
+            self.chunks_s.append(since_first_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,6 +183,8 @@ class PrefillCore:
                 room.stats.cached_tokens = chunk.request.cached_len
                 self._queue.expect_from(chunk.request, self._not_begun)
                 self._sender.move_complete_pages(room, now_s)
+            else:
+                room.stats.note_chunk(now_s - room.first_step_s)
             if chunk.is_last:
                 self._sender.follow_last_chunk(room, now_s)
         if not chunks:

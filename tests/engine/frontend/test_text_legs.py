@@ -182,19 +182,21 @@ def test_a_worker_without_a_tokenizer_says_so() -> None:
     assert asyncio.run(run()) == {1: LegError(code=worker_pb2.ERROR_CODE_INTERNAL, message=message)}
 
 
-def test_the_length_of_a_text_is_told_with_what_the_scheduler_measured(worker: Worker) -> None:
+def test_the_length_of_a_text_and_the_time_for_its_tokens_are_told_with_what_is_measured(worker: Worker) -> None:
     outputs = [LegOutput(room=room, stats=LegStats(cached_tokens=1)) for room in (1, 2)]
     last = LegOutput(room=1, finish_reason=inference_pb2.FINISH_REASON_STOP, stats=LegStats())
     late = LegOutput(room=1, stats=LegStats())
 
     async def run() -> None:
         await worker.start(text_leg("hello"), StartLeg(room=2, prompt_token_ids=[3]))
+        worker.now_s += 0.25
         await worker.news()
 
     asyncio.run(run())
     for output in (*outputs, last, late):
         worker.legs.note([output])
-    assert [output.stats.prompt_tokens for output in (*outputs, last, late)] == [5, 0, 5, 0]
+    told = [(output.stats.prompt_tokens, output.stats.tokenize_us) for output in (*outputs, last, late)]
+    assert told == [(5, 250_000), (0, 0), (5, 250_000), (0, 0)]
 
 
 @pytest.mark.parametrize("num_ends", [1, 2])

@@ -34,6 +34,8 @@ class Here:
 
     def __init__(self) -> None:
         self.wanted_s: list[float] = []
+        self.listed = self.requests(ALL)
+        self.told = CACHE
 
     def want(self, now_s: float) -> None:
         self.wanted_s.append(now_s)
@@ -44,8 +46,11 @@ class Here:
     def story(self, request_id: str) -> dict[str, Any] | None:
         return {"row": row("mine", 1.0)} if request_id == "mine" else None
 
+    def newest(self) -> dict[str, Any]:
+        return self.listed
+
     def counts(self, now_s: float) -> Mapping[str, Any]:
-        return CACHE
+        return self.told
 
 
 class Others:
@@ -107,6 +112,17 @@ def test_who_follows_is_told_what_others_said_last(scene: Scene) -> None:
     assert scene.all.cache_now()["prompt_tokens"] == 200
     assert [*scene.all.requests_now()["rows"]] == ["theirs", "mine"]
     assert sorted(scene.others.asked) == [PATHS["cache"], PATHS["requests"]]
+
+
+def test_a_document_is_made_again_only_when_what_it_is_made_of_is_another(scene: Scene) -> None:
+    for now in (scene.all.requests_now, scene.all.cache_now):
+        assert now() is now()
+    asyncio.run(scene.all.ask_others({"cache", "requests"}))
+    for now in (scene.all.requests_now, scene.all.cache_now):
+        assert now() is now()
+    before = scene.all.cache_now()
+    scene.here.told = {**CACHE, "prompt_tokens": 300}
+    assert (scene.all.cache_now()["prompt_tokens"], before["prompt_tokens"]) == (400, 200)
 
 
 def test_others_are_asked_no_more_often_than_what_they_say_changes(scene: Scene) -> None:

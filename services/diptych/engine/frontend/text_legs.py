@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 from diptych.common.errors import DiptychError, InvalidRequest
 from diptych.engine.frontend.scheduler_client import Commands
@@ -31,6 +31,13 @@ _DEADLINE: Final = LegError(code=worker_pb2.ERROR_CODE_DEADLINE, message="the de
 _OVERLOADED: Final = LegError(code=worker_pb2.ERROR_CODE_OVERLOADED, message="too much text waits to be tokenised here")
 
 
+class _Read(NamedTuple):
+    """A text that is tokens now."""
+
+    num_tokens: int
+    took_s: float  # with the wait for a thread
+
+
 class TextLegs:
     """Implements `Commands` before a scheduler's own."""
 
@@ -49,7 +56,7 @@ class TextLegs:
         self._clock = clock
         self._held: dict[int, tuple[asyncio.Task[None], int]] = {}  # with its number of characters
         self._held_chars = 0
-        self._prompt_lens: dict[int, int] = {}  # of rooms that were passed on and have not ended
+        self._read: dict[int, _Read] = {}  # of rooms that were passed on and have not ended
 
     async def send(self, commands: SchedulerCommands) -> None:
         texts = [leg for leg in commands.start if leg.prompt_text]
@@ -64,14 +71,18 @@ class TextLegs:
         await self._scheduler.send(commands)  # it ignores rooms that it does not know
 
     def note(self, outputs: Iterable[LegOutput]) -> None:
-        """Say in what the scheduler answers how many tokens the text had: the router can't know."""
-        if not self._prompt_lens:
+        """Say in what the scheduler answers how many tokens the text had, and how long they took to make.
+
+        The router can't know.
+        """
+        if not self._read:
             return
         for output in outputs:
-            if output.room in self._prompt_lens and output.HasField("stats"):
-                output.stats.prompt_tokens = self._prompt_lens[output.room]
+            if output.room in self._read and output.HasField("stats"):
+                read = self._read[output.room]
+                output.stats.prompt_tokens, output.stats.tokenize_us = read.num_tokens, round(read.took_s * 1e6)
             if output.finish_reason or output.HasField("error"):
-                self._prompt_lens.pop(output.room, None)
+                self._read.pop(output.room, None)
 
     def _hold(self, leg: StartLeg) -> None:
         num_chars = len(leg.prompt_text)
@@ -79,7 +90,7 @@ class TextLegs:
             self._answer([LegOutput(room=leg.room, error=_OVERLOADED)])
             return
         self._held_chars += num_chars
-        self._held[leg.room] = asyncio.create_task(self._pass_on(leg)), num_chars
+        self._held[leg.room] = asyncio.create_task(self._pass_on(leg, self._clock())), num_chars
 
     def _end(self, rooms: Iterable[int], error: LegError) -> None:
         for room in rooms:
@@ -92,15 +103,15 @@ class TextLegs:
         self._held_chars -= num_chars
         return task
 
-    async def _pass_on(self, leg: StartLeg) -> None:
-        start_s = self._clock()
+    async def _pass_on(self, leg: StartLeg, came_s: float) -> None:
         error = await self._tokenize(leg)
         self._release(leg.room)
-        error = error or _spend(leg, self._clock() - start_s)
+        took_s = self._clock() - came_s
+        error = error or _spend(leg, took_s)
         if error:
             self._answer([LegOutput(room=leg.room, error=error)])
             return
-        self._prompt_lens[leg.room] = prompt_len(leg)
+        self._read[leg.room] = _Read(prompt_len(leg), took_s)
         await self._scheduler.send(SchedulerCommands(start=[leg]))
 
     async def _tokenize(self, leg: StartLeg) -> LegError | None:

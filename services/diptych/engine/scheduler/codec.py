@@ -89,6 +89,7 @@ def _stats_to_wire(stats: Stats) -> worker_pb2.LegStats:
         pages_moved=stats.pages_moved,
         bytes_moved=stats.bytes_moved,
         kv_digest=stats.kv_digest,
+        chunk_us=[round(chunk_s * 1e6) for chunk_s in stats.chunks_s],
         **{f"{name}_us": round(getattr(stats, f"{name}_s") * 1e6) for name in _DURATIONS},
     )
 

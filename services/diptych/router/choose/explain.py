@@ -7,6 +7,7 @@ somebody asks.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -124,15 +125,18 @@ class Explanations:
 
     def __init__(self, size: int) -> None:
         self._records: deque[RequestRecord] = deque(maxlen=size)
+        self.end = 0  # number of the next record: they are counted from 0
 
     def begin(self, request_id: str, arrival_s: float) -> RequestRecord:
         record = RequestRecord(request_id, arrival_s)
         self._records.append(record)
+        self.end += 1
         return record
 
-    def records(self) -> Sequence[RequestRecord]:
-        """Return all, the oldest first. They go on changing."""
-        return tuple(self._records)
+    def records(self, since: int = 0) -> Sequence[RequestRecord]:
+        """Return those from a number on that are kept, the oldest first. They go on changing."""
+        first = self.end - len(self._records)
+        return tuple(itertools.islice(self._records, max(0, since - first), None))
 
     def find(self, request_id: str) -> Explanation | None:
         """Return what is known of a request, or of all that were made for one call; None if that is forgotten."""

@@ -11,7 +11,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any, Final, cast
+from typing import Any, Final, Generic, TypeVar, cast
 
 from diptych.router.console.cache.cache_state import CacheView, cache_of
 from diptych.router.console.calls.calls import Calls
@@ -29,6 +29,7 @@ FOLLOW_AGAIN_S: Final = 60.0  # between two words to others that somebody looks:
 AGE_S: Final = {"requests": 0.9, "cache": 4.0, "charts": 4.5}  # of what others said, before they are asked again
 
 Json = Mapping[str, Any]
+Document = TypeVar("Document")
 
 
 class ThisProcess:
@@ -66,6 +67,24 @@ class ThisProcess:
     def charts_now(self) -> ChartCounts:
         return self._history.counts()
 
+    @property
+    def charts_end(self) -> int:
+        """Another number once the charts have changed."""
+        return self._history.end
+
+
+class Made(Generic[Document]):
+    """A document that is made again only when what it is made of is something else: the same object is no news."""
+
+    def __init__(self) -> None:
+        self._made: tuple[Sequence[object], Document] | None = None
+
+    def of(self, parts: Sequence[object], make: Callable[[], Document]) -> Document:
+        """Return the document of these parts: what is the same object is the same."""
+        if self._made is None or any(old is not new for old, new in zip(self._made[0], parts, strict=True)):
+            self._made = parts, make()
+        return self._made[1]
+
 
 class AllRouters:
     """The documents of all routers. What others said last is remembered for who follows a topic."""
@@ -77,6 +96,7 @@ class AllRouters:
         self._said: dict[str, Sequence[Json]] = {}  # by topic
         self._asked_s: dict[str, float] = {}
         self._followed_s = -math.inf  # when others were told last
+        self._requests, self._cache, self._charts = Made[RequestList](), Made[CacheState](), Made[Charts]()
 
     async def keep_following(self) -> None:
         """Somebody looks, at whatever: have all routers follow calls, so that those of now can be told of later."""
@@ -110,14 +130,18 @@ class AllRouters:
             del self._said[name], self._asked_s[name]  # nobody follows it: it would be old when somebody does
 
     def requests_now(self) -> RequestList:
-        said = map(list_of, self._said.get("requests", ()))
-        return merged([self._here.followed_calls().requests(ALL), *said], ALL.limit)
+        own, said = self._here.followed_calls().newest(), self._said.get("requests", ())
+        if not said:
+            return own
+        return self._requests.of((own, said), lambda: merged([own, *map(list_of, said)], ALL.limit))
 
     def cache_now(self) -> CacheState:
-        return self._cache_of(self._said.get("cache", ()))
+        own, said = self._here.cache_now(), self._said.get("cache", ())
+        return self._cache.of((own, said), lambda: self._cache_of(said))
 
     def charts_now(self) -> Charts:
-        return self._charts_of(self._said.get("charts", ()))
+        said = self._said.get("charts", ())
+        return self._charts.of((self._here.charts_end, said), lambda: self._charts_of(said))
 
     async def _ask(self, path: str) -> Sequence[Json]:
         return [*(await self._others.ask(path)).values()]

@@ -92,6 +92,11 @@ class History:
     def nbytes(self) -> int:
         return self._counts.nbytes + self._levels.nbytes
 
+    @property
+    def end(self) -> int:
+        """The number after that of the newest interval; intervals are counted from 1970."""
+        return self._end
+
     def pause_s(self, now_s: float) -> float:
         """Return how long it is until the next sample."""
         return INTERVAL_S - now_s % INTERVAL_S

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 STEPS: Final = "steps"  # the topic that is only added to
 INTERVAL_S: Final = 0.2  # between two looks; longer of a topic that would take more than `MAX_SHARE` of a core
-MAX_SHARE: Final = 0.003  # 64 workers: a look at the fleet each second, if nothing happens
+MAX_SHARE: Final = 0.002  # 64 workers with 32 links each: a look at the fleet each three seconds, if nothing happens
 SLOWER_S: Final[Mapping[str, float]] = {"cache": 2.0, "charts": 4.0}
 FLEET: Final = "fleet"
 OTHERS_S: Final = 1.0  # between two questions to other routers

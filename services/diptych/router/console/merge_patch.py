@@ -15,15 +15,19 @@ def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any
     """Return what makes `new` of `old`; empty if that is nothing. Parts that are one object are not looked into."""
     if old is new:
         return {}
-    patch: dict[str, Any] = {name: None for name in old if name not in new and old[name] is not None}
+    patch: dict[str, Any] = {}
+    if not old.keys() <= new.keys():
+        patch = {name: None for name in old if name not in new and old[name] is not None}
     for name, value in new.items():
         before = old.get(name)
         if value is before:
             continue
-        if isinstance(value, dict) and isinstance(before, dict):
+        if type(value) is not type(before):
+            patch[name] = value
+        elif isinstance(value, dict) and isinstance(before, dict):
             if inner := merge_patch(before, value):
                 patch[name] = inner
-        elif type(value) is not type(before) or value != before:
+        elif value != before:
             patch[name] = value
     return patch
 

@@ -30,9 +30,9 @@ MAX_MARKS: Final = 64  # of a call; then the last one grows: there are as many p
 MAX_TOKEN_TIMES: Final = 512  # of a call: its first tokens
 MAX_WRITES: Final = 64  # of a call, of those that wait for the client
 STAGES: Final[Mapping[LegKind, Sequence[str]]] = {  # of a leg, one after the other, as `LegStats` names them
-    LegKind.PREFILL: ("queue", "compute", "transfer"),
+    LegKind.PREFILL: ("tokenize", "queue", "compute", "transfer"),
     LegKind.DECODE: ("queue", "transfer", "verify", "join"),
-    LegKind.LOCAL: ("queue", "compute"),
+    LegKind.LOCAL: ("tokenize", "queue", "compute"),
 }
 
 Attribute: TypeAlias = str | bool | int | float | Sequence[str]

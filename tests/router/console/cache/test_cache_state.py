@@ -225,6 +225,16 @@ def status(pages: Mapping[str, int], **fields: int) -> WorkerStatus:
     return WorkerStatus(pages_by_state=pages, **fields)  # type: ignore[arg-type]
 
 
+def test_tiers_are_told_as_soon_as_workers_have_told_of_them() -> None:
+    router = Router()
+    before = router.view.counts(router.now_s)
+    assert router.view.counts(router.now_s) is before
+    router.statuses = [WorkerStatus(pages_by_state={"cached": 3, "free": 5})]
+    told = router.view.counts(router.now_s)
+    assert told == {**before, "tiers": tiers_of(router.statuses)}
+    assert router.view.counts(router.now_s) is told
+
+
 def test_tiers_are_the_sums_of_what_workers_tell() -> None:
     workers = [
         status({"free": 10, "cached": 5, "owned": 1}),

@@ -94,6 +94,23 @@ def test_a_call_is_listed_while_it_runs_and_after_it_ended() -> None:
     assert calls.story("never") is None
 
 
+def test_the_newest_calls_are_the_same_object_while_nothing_happens() -> None:
+    recent, explanations = Recent(), Explanations(100)
+    calls = make_calls(recent, explanations)
+    calls.add(ended("followed"))
+    first = calls.newest()
+    assert calls.newest() is first
+    record = explanations.begin("routed", 11.0)
+    assert calls.newest()["rows"]["routed"]["phase"] == "waiting"
+    record.is_over = True
+    assert calls.newest()["rows"]["routed"]["phase"] == "ended"
+    assert calls.newest() is calls.newest()
+    recent.running = [trace("runs")]
+    assert calls.newest()["rows"].keys() == {"runs", "routed", "followed"}
+    recent.running = []
+    assert calls.newest()["rows"].keys() == {"routed", "followed"}
+
+
 def test_of_calls_with_one_id_the_last_counts() -> None:
     calls = make_calls(Recent())
     calls.add(ended("same", 1.0))

@@ -148,6 +148,21 @@ def test_a_worker_that_says_it_took_longer_than_the_router_waited_is_cut() -> No
     assert line(bars[7]["parts"]) == [("prefill_queue", 0.1), ("prefill_compute", 0.6), ("decode_transfer", 2.3)]
 
 
+def test_a_prompt_that_takes_several_steps_has_a_bar_for_each_and_its_text_one_before_its_queue() -> None:
+    slow = PREFILL._replace(tokenize_us=50_000, chunk_us=(200_000, 300_000))
+    tokenize, queue, compute, *_ = told(call([attempt(legs={LegKind.PREFILL: slow})]))[7]["parts"]
+    assert line([tokenize, queue, compute]) == [
+        ("prefill_tokenize", 0.05),
+        ("prefill_queue", 0.1),
+        ("prefill_compute", 0.5),
+    ]
+    assert line(compute["parts"]) == [("chunk", 0.2), ("chunk", 0.1), ("chunk", 0.2)]
+    check_line(compute["parts"], compute["begun_s"])
+    late = slow._replace(chunk_us=(200_000, 900_000))  # the router had the first token before the last one began
+    compute = told(call([attempt(legs={LegKind.PREFILL: late}, first_token_s=11.45)]))[7]["parts"][2]
+    assert line(compute["parts"]) == [("chunk", 0.2), ("chunk", 0.1)]
+
+
 def test_a_worker_that_serves_alone_has_no_stages_of_a_peer() -> None:
     alone = attempt(decode=P, legs={LegKind.LOCAL: PREFILL})
     (bar,) = tried(told(call([alone])))

@@ -43,3 +43,11 @@ def test_a_worker_that_is_forgotten_begins_anew() -> None:
     rates.forget(WORKER)
     rates.add(WORKER, links(p5=1000), 1.0)
     assert rates.of(WORKER) == {}
+
+
+def test_rates_are_those_between_the_last_two_words_and_one_object_until_the_next() -> None:
+    rates = LinkRates()
+    for second, count in enumerate((0, 1000, 1500)):
+        rates.add(WORKER, links(p5=count), float(second))
+    assert rates.of(WORKER) == {5: 500.0}
+    assert rates.of(WORKER) is rates.of(WORKER)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from diptych.router.console.fleet.step_history import MAX_BYTES, MEMORY_S, STEPS_AT_ONCE, StepHistory, rows
@@ -41,6 +43,14 @@ def test_a_message_whose_arrays_differ_costs_what_it_lacks() -> None:
     del told.requests[1:]
     told.handed.add(step=99, room=5)
     assert len(rows(told, 1000.0)) == 1
+
+
+@pytest.mark.parametrize("times", ["began_s", "duration_s"])
+def test_a_message_with_times_that_are_no_numbers_is_not_kept(times: str) -> None:
+    history, told = StepHistory(), steps(2)
+    getattr(told, times)[1] = math.nan
+    history.add(ONE, told, 1.0)
+    assert history.since(0) == (0, {"workers": {}})
 
 
 def test_reading_goes_on_where_it_ended() -> None:

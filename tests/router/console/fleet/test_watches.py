@@ -93,6 +93,19 @@ def test_each_worker_is_asked_once_and_no_more_when_nobody_looks(watching: Watch
     cluster.wait_for(lambda: all(worker.watchers for worker in cluster.workers))
 
 
+def test_who_needs_to_know_waits_for_all_that_can_tell_and_for_nobody_else(watching: Watching) -> None:
+    cluster, watches = watching.cluster, watching.watches
+    watching.start()
+    cluster.call(watches.wait_for_statuses(200.0))
+    assert [watches.status(worker.instance.instance_id) is not None for worker in cluster.workers] == [True, True]
+    watching.tell(cluster.workers[0], None)  # its stream ends, and is begun again after a pause
+    cluster.wait_until(lambda: watches.status(100) is None)
+    cluster.call(watches.wait_for_statuses(200.0))
+    watching.stop()
+    cluster.wait_until(lambda: watches.status(101) is None)
+    cluster.call(watches.wait_for_statuses(0.01))
+
+
 def test_what_a_worker_tells_is_known(watching: Watching) -> None:
     cluster, watches, worker = watching.cluster, watching.watches, watching.cluster.workers[0]
     watching.start()

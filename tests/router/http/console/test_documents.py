@@ -43,6 +43,10 @@ def test_readers_see_all_documents(client: Any, document: str, party: str) -> No
     assert not [name for name in answer.headers if name.startswith("access-control-")]
 
 
+def test_the_cache_is_told_with_the_tiers_of_workers_though_nobody_follows(client: Any) -> None:
+    assert client.ask("GET", "/console/api/cache", "viewer").json["tiers"].keys() == {"pool"}
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_workers_see_none(client: Any, document: str) -> None:
     answer = client.ask("GET", f"/console/api/{document}", "worker")

@@ -96,9 +96,15 @@ class CacheView:
         return cache_of([self.counts(now_s)])
 
     def counts(self, now_s: float) -> CacheCounts:
-        """Return what other processes may add to theirs; the last answer, if it is not older than `REFRESH_S`."""
+        """Return what other processes may add to theirs; the last answer, if it is not older than `REFRESH_S`.
+
+        One that knew of no tiers gets them as soon as workers have told.
+        """
         if self._made is None or now_s - self._made[0] >= REFRESH_S:
             self._made = now_s, self._make(now_s)
+        made_s, counts = self._made
+        if not counts["tiers"] and (tiers := tiers_of(self._statuses())):
+            self._made = made_s, CacheCounts(**{**counts, "tiers": tiers})
         return self._made[1]
 
     def _make(self, now_s: float) -> CacheCounts:

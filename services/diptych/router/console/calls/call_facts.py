@@ -38,6 +38,8 @@ class LegTimes(NamedTuple):
     transfer_us: int
     verify_us: int
     join_us: int
+    tokenize_us: int = 0
+    chunk_us: tuple[int, ...] = ()  # from the first step of the prompt to each later one
 
 
 class AttemptFacts(NamedTuple):
@@ -168,7 +170,7 @@ def _routed(record: RequestRecord) -> tuple[AttemptFacts, ...]:
 def _facts(record: AttemptRecord, asked_s: float, stats: Mapping[LegKind, LegStats]) -> AttemptFacts:
     selection, prompt, decode = record.selection, None, None
     for kind, told in stats.items():
-        times = LegTimes(told.queue_us, told.compute_us, told.transfer_us, told.verify_us, told.join_us)
+        times = _times(told)
         if kind is LegKind.DECODE:
             decode = times
         else:
@@ -184,6 +186,18 @@ def _facts(record: AttemptRecord, asked_s: float, stats: Mapping[LegKind, LegSta
         selection.request.prompt_len,
         prompt,
         decode,
+    )
+
+
+def _times(told: LegStats) -> LegTimes:
+    return LegTimes(
+        told.queue_us,
+        told.compute_us,
+        told.transfer_us,
+        told.verify_us,
+        told.join_us,
+        told.tokenize_us,
+        tuple(told.chunk_us),
     )
 
 

@@ -6,8 +6,9 @@ followed only what the explanations of routing have is shown. Times of `want` ar
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol
 
 from diptych.router.choose.explain import Explanations, RequestRecord
@@ -68,6 +69,9 @@ class Calls:
         self._ended: deque[Ended] = deque()  # the oldest first
         self._by_id: dict[str, Ended] = {}  # of those; of several with an id, the last one
         self.ended_bytes = 0  # about how much memory they take
+        self._num_kept = 0  # since the beginning
+        self._num_settled = 0  # records of routing of which nothing more is to be kept: those before them, too
+        self._listed: tuple[tuple[int, int], RequestList] | None = None  # by what there was; None: some run
         tracer.hand_to(self)
 
     def want(self, now_s: float) -> None:
@@ -81,12 +85,20 @@ class Calls:
     def requests(self, rows: RowFilter = ALL) -> RequestList:
         """Return the calls that are asked for: those that run, and the last that ended."""
         chosen: dict[str, RequestRow] = {}
-        for row in self._rows():
-            if row["id"] not in chosen and rows.takes(row):
-                chosen[row["id"]] = row
-                if len(chosen) == rows.limit:
-                    break
+        for row in self._rows() if rows.takes_all else filter(rows.takes, self._rows()):
+            if chosen.setdefault(row["id"], row) is row and len(chosen) == rows.limit:
+                break
         return newest(chosen.values(), rows.limit)
+
+    def newest(self) -> RequestList:
+        """Return the last calls of all: the same object as before while none comes, runs or ends."""
+        begun = self._explanations.end, self._num_kept
+        if self._listed is None or self._listed[0] != begun or self._tracer.calls():
+            listed = self.requests()
+            is_over = all(row["phase"] == "ended" for row in listed["rows"].values())
+            self._listed = ((self._explanations.end, self._num_kept), listed) if is_over else None
+            return listed
+        return self._listed[1]
 
     def story(self, request_id: str) -> RequestStory | None:
         """Return all that is known of a call; None if that is nothing."""
@@ -129,10 +141,10 @@ class Calls:
 
     def _routed(self) -> list[CallFacts]:
         """Return what is known of calls that run and are not followed, and keep those that have ended."""
-        known = self._by_id.keys() | {call.request_id for call in self._followed()}
+        followed = {call.request_id for call in self._followed()}
         groups: dict[str, list[RequestRecord]] = {}
-        for record in self._explanations.records():
-            if record.request_id not in known:
+        for record in self._unsettled():
+            if record.request_id not in self._by_id and record.request_id not in followed:
                 groups.setdefault(record.request_id, []).append(record)
         wall_s = self._wall_clock() - self._clock()
         running = []
@@ -143,7 +155,16 @@ class Calls:
                 self._keep(facts)
         return running
 
+    def _unsettled(self) -> Sequence[RequestRecord]:
+        """Return the records of routing but the first ones, if they are of calls that are kept."""
+        records = self._explanations.records(self._num_settled)
+        first = self._explanations.end - len(records)
+        num_kept = sum(1 for _ in itertools.takewhile(lambda record: record.request_id in self._by_id, records))
+        self._num_settled = first + num_kept
+        return records[num_kept:]
+
     def _keep(self, call: CallFacts) -> None:
+        self._num_kept += 1
         ended = Ended(call)
         self._ended.append(ended)
         self._by_id[call.request_id] = ended

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, cast, get_args
@@ -40,6 +41,10 @@ class RowFilter:
         """Return the parameters as a query."""
         return urlencode(asdict(self))
 
+    @property
+    def takes_all(self) -> bool:
+        return self == RowFilter(limit=self.limit)
+
     def takes(self, row: RequestRow) -> bool:
         return (
             self.phase in ("", row["phase"])
@@ -52,6 +57,7 @@ class RowFilter:
 
 
 ALL: Final = RowFilter()
+_ARRIVED: Final = operator.itemgetter("arrived_unix_s")
 FIELDS: Final = RequestRow.__required_keys__
 
 
@@ -82,8 +88,11 @@ def row_of(call: CallFacts, router: str, now_s: float) -> RequestRow:
 
 def newest(rows: Iterable[RequestRow], limit: int) -> RequestList:
     """Return a list of rows: those that run, and then those that came last, up to `limit`; the newest first."""
-    most = sorted(rows, key=lambda row: (row["phase"] != "ended", row["arrived_unix_s"]), reverse=True)[:limit]
-    return {"rows": {row["id"]: row for row in sorted(most, key=lambda row: -row["arrived_unix_s"])}}
+    most = sorted(rows, key=_ARRIVED, reverse=True)
+    if len(most) > limit:
+        most.sort(key=lambda row: row["phase"] == "ended")  # those of a kind stay in their order
+        most = sorted(most[:limit], key=_ARRIVED, reverse=True)
+    return {"rows": {row["id"]: row for row in most}}
 
 
 def list_of(answer: Mapping[str, Any]) -> RequestList:

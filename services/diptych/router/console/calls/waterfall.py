@@ -8,6 +8,7 @@ time; what has none is counted by `unnamed_s`, and never shown as if it had.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -182,7 +183,7 @@ def _overlap(line: Sequence[AttemptFacts], index: int, end_s: float) -> tuple[li
 def _attempt(name: str, attempt: AttemptFacts, upto_s: float, beside: Sequence[Span], writes: Sequence[Stage]) -> Span:
     both = [*_decoding(attempt), *beside]
     tiles = [tile for each in _tiles(attempt, upto_s) for tile in _cut(each, writes if each.name == "output" else ())]
-    parts = tuple(tile._replace(parts=tuple(_within(tile, both))) for tile in tiles)
+    parts = tuple(tile._replace(parts=(*tile.parts, *_within(tile, both))) for tile in tiles)
     upto_s = max(upto_s, attempt.begun_s)
     return Span(name, attempt.begun_s, upto_s, _hex(attempt.decode_id), parts, attempt.is_failure)
 
@@ -194,7 +195,8 @@ def _tiles(attempt: AttemptFacts, upto_s: float) -> Iterator[Span]:
     times = attempt.prompt
     for name, duration_s in _of_prompt(times):
         ended_s = min(at_s + duration_s, until_s)
-        yield from _positive(Span(name, at_s, ended_s, prefill))
+        chunks = _chunks(times, at_s, ended_s, prefill) if name == "prefill_compute" else ()
+        yield from _positive(Span(name, at_s, ended_s, prefill, tuple(chunks)))
         at_s = ended_s
     yield from _positive(Span("prefill" if times is None else "messages", at_s, until_s, prefill))
     at_s = until_s
@@ -208,8 +210,18 @@ def _tiles(attempt: AttemptFacts, upto_s: float) -> Iterator[Span]:
 
 def _of_prompt(times: LegTimes | None) -> Iterator[tuple[str, float]]:
     if times is not None:
+        yield "prefill_tokenize", times.tokenize_us / 1e6
         yield "prefill_queue", times.queue_us / 1e6
         yield "prefill_compute", times.compute_us / 1e6
+
+
+def _chunks(times: LegTimes | None, begun_s: float, ended_s: float, where: str) -> Iterator[Span]:
+    """Yield the steps that computed a prompt, if they were several: from the begin of one to that of the next."""
+    if times is None or not times.chunk_us:
+        return
+    begins_s = [begun_s, *(begun_s + chunk_us / 1e6 for chunk_us in times.chunk_us), ended_s]
+    for from_s, to_s in itertools.pairwise(begins_s):
+        yield from _positive(Span("chunk", from_s, min(to_s, ended_s), where))
 
 
 def _decoding(attempt: AttemptFacts) -> Iterator[Span]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final
 
 from diptych.v1.worker_pb2 import LinkStatus
 
@@ -16,42 +16,62 @@ Rates = Mapping[int, float]  # bytes/s by peer
 NONE: Final[Rates] = MappingProxyType({})
 
 
-class _Counted(NamedTuple):
-    """What a worker told last."""
+class _Told:
+    """A worker's word of all its links, and the rates since the word before. Both are counted when somebody asks."""
 
-    at_s: float
-    counts: Counts
-    rates: Rates
+    __slots__ = ("_before", "_counts", "_links", "_rates", "at_s")
+
+    def __init__(self, at_s: float, links: Sequence[LinkStatus], before: _Told | None) -> None:
+        self.at_s = at_s
+        self._links = links
+        self._before = before
+        self._counts: Counts | None = None
+        self._rates: Rates = NONE
+
+    @property
+    def rates(self) -> Rates:
+        """The same object each time."""
+        if self._before is not None:
+            self._rates = rates_of(self._before.counts(), self.counts(), self.at_s - self._before.at_s)
+            self.forget_before()
+        return self._rates
+
+    def counts(self) -> Counts:
+        if self._counts is None:
+            self._counts = {link.peer_instance_id: link.bytes_sent for link in self._links}
+        return self._counts
+
+    def forget_before(self) -> None:
+        self._before = None
 
 
 class LinkRates:
-    """Tell it what comes; ask it for values."""
+    """Tell it what comes; ask it for values. They are made when somebody asks: workers tell more than is looked at."""
 
     def __init__(self) -> None:
-        self._workers: dict[int, _Counted] = {}
+        self._told: dict[int, _Told] = {}
 
     def of(self, instance_id: int) -> Rates:
-        """Return the rates of a worker's links that have any."""
-        counted = self._workers.get(instance_id)
-        return NONE if counted is None else counted.rates
+        """Return the rates of a worker's links that have any: the same object until there are newer ones."""
+        told = self._told.get(instance_id)
+        return NONE if told is None else told.rates
 
     def add(self, instance_id: int, links: Sequence[LinkStatus], now_s: float) -> None:
         """A worker has told of all its links."""
-        before = self._workers.get(instance_id)
+        before = self._told.get(instance_id)
         if before is not None and now_s - before.at_s < MIN_S:
             return
-        counts = {link.peer_instance_id: link.bytes_sent for link in links}
-        rates = NONE if before is None else rates_of(before.counts, counts, now_s - before.at_s)
-        self._workers[instance_id] = _Counted(now_s, counts, rates)
+        if before is not None:
+            before.forget_before()
+        self._told[instance_id] = _Told(now_s, links, before)
 
     def forget(self, instance_id: int) -> None:
-        self._workers.pop(instance_id, None)
+        self._told.pop(instance_id, None)
 
 
 def rates_of(before: Counts, after: Counts, elapsed_s: float) -> Rates:
     """Return what has been sent since, by second. A count that is smaller has begun again: its link is another one."""
     if before == after:
         return NONE
-    sent = {peer: count - before.get(peer, 0) for peer, count in after.items()}
-    sent = {peer: after[peer] if num_bytes < 0 else num_bytes for peer, num_bytes in sent.items()}
-    return {peer: num_bytes / elapsed_s for peer, num_bytes in sent.items() if num_bytes}
+    sent = ((peer, count, count - before.get(peer, 0)) for peer, count in after.items())
+    return {peer: (count if more < 0 else more) / elapsed_s for peer, count, more in sent if more}

@@ -6,6 +6,7 @@ steps at once that nobody else waits for long.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -71,8 +72,8 @@ class StepHistory:
         recent = self._recent.setdefault(instance_id, _Recent(now_s, deque()))
         while recent.sums and recent.sums[0].at_s <= now_s - RATE_S:
             recent.sums.popleft()
-        if not records.duration_s:
-            return
+        if not records.duration_s or not math.isfinite(sum(records.began_s) + sum(records.duration_s)):
+            return  # a worker's mistake costs what it tells
         recent.sums.append(_sum(records, now_s))
         num_bytes = BYTES_A_MESSAGE + BYTES_A_STEP * len(records.duration_s)
         num_bytes += BYTES_A_MARK * (len(records.handed) + len(records.joined))
@@ -90,12 +91,19 @@ class StepHistory:
         recent = self._recent.get(instance_id)
         if recent is None or (elapsed_s := min(RATE_S, now_s - recent.since_s)) < MIN_RATE_S:
             return None
-        sums = [each for each in recent.sums if each.at_s > now_s - RATE_S]
+        num_steps = prompt_tokens = output_tokens = 0
+        busy_s = 0.0
+        for each in recent.sums:
+            if each.at_s > now_s - RATE_S:
+                num_steps += each.num_steps
+                prompt_tokens += each.prompt_tokens
+                output_tokens += each.output_tokens
+                busy_s += each.busy_s
         return StepRate(
-            steps_per_s=round(sum(each.num_steps for each in sums) / elapsed_s, 1),
-            prompt_tokens_per_s=round(sum(each.prompt_tokens for each in sums) / elapsed_s),
-            output_tokens_per_s=round(sum(each.output_tokens for each in sums) / elapsed_s),
-            busy=round(min(1.0, sum(each.busy_s for each in sums) / elapsed_s), 2),
+            steps_per_s=round(num_steps / elapsed_s, 1),
+            prompt_tokens_per_s=round(prompt_tokens / elapsed_s),
+            output_tokens_per_s=round(output_tokens / elapsed_s),
+            busy=round(min(1.0, busy_s / elapsed_s), 2),
         )
 
     def since(self, cursor: int) -> tuple[int, Steps]:
@@ -128,6 +136,7 @@ class StepHistory:
 def rows(records: StepRecords, at_s: float) -> list[Step]:
     """Return steps that a message told which came at `at_s`, since 1970."""
     handed, joined = _by_step(records.handed), _by_step(records.joined)
+    none: list[str] = []  # most steps have none: one list for all of them
     columns = zip(
         records.began_s,
         records.duration_s,
@@ -136,15 +145,16 @@ def rows(records: StepRecords, at_s: float) -> list[Step]:
         records.requests,
         strict=False,  # a worker's mistake costs what can't be told
     )
+    at_tenths = at_s * 1e4 + 0.5
     return [
         (
-            round((at_s - ago_s) * 1e3, 1),
-            round(took_s * 1e3, 2),
+            int(at_tenths - ago_s * 1e4) / 10,  # to 0.1 ms, and to 0.01 ms: a third of the time of `round`
+            int(took_s * 1e5 + 0.5) / 100,
             prompt_tokens,
             output_tokens,
             num_requests,
-            handed.get(index, []),
-            joined.get(index, []),
+            handed.get(index, none),
+            joined.get(index, none),
         )
         for index, (ago_s, took_s, prompt_tokens, output_tokens, num_requests) in enumerate(columns)
     ]

@@ -24,6 +24,7 @@ from diptych.router.http.console.stream import live_stream
 
 API: Final = "/console/api"
 MAX_STEPS: Final = 65_536  # of one answer
+STATUSES_S: Final = 1.0  # at most, until workers have told what only they know
 Scope = Literal["here", "all"]
 
 
@@ -47,11 +48,19 @@ class Documents(Protocol):
     async def charts(self) -> Any: ...
 
 
+class Workers(StepLog, Protocol):
+    """What workers tell while somebody looks."""
+
+    async def wait_for_statuses(self, timeout_s: float) -> None:
+        """Wait until each has told of itself, for so long at most."""
+        ...
+
+
 def document_routes(
     guard: Guard,
     hub: Hub,
     own_fleet: Callable[[], FleetState],
-    log: StepLog,
+    workers: Workers,
     scopes: Mapping[Scope, Documents],
     *,
     text_allowed: bool,
@@ -71,7 +80,7 @@ def document_routes(
 
     async def steps(request: Request) -> Response:
         hub.look()
-        return json_answer(await steps_from(log.steps_since, number(request, "since_ms") or 0.0))
+        return json_answer(await steps_from(workers.steps_since, number(request, "since_ms") or 0.0))
 
     async def requests(request: Request) -> Response:
         return json_answer(await _scope(scopes, request).requests(RowFilter.of_query(request.query_params)))
@@ -84,7 +93,11 @@ def document_routes(
         return json_answer(found)
 
     async def cache(request: Request) -> Response:
-        return json_answer(await _scope(scopes, request).cache())
+        documents = _scope(scopes, request)
+        if documents is scopes["all"]:
+            hub.look()
+            await workers.wait_for_statuses(STATUSES_S)
+        return json_answer(await documents.cache())
 
     async def charts(request: Request) -> Response:
         return json_answer(await _scope(scopes, request).charts())
