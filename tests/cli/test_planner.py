@@ -14,6 +14,7 @@ from diptych.engine.values.step_model import H200_LLAMA_8B
 from diptych.planner.counters import Counts
 from diptych.planner.values import Sizes, Why
 from diptych.router.metrics import RouterMetrics
+from diptych.router.values.slo_tiers import NO_TIER
 from diptych.v1.bootstrap_pb2 import (
     INSTANCE_STATE_DRAINING,
     INSTANCE_STATE_READY,
@@ -41,7 +42,7 @@ def test_a_routers_page_is_read_as_what_it_counted() -> None:
     for api in ("chat", "completions", "tokens"):
         metrics.requests.labels(api, "ok").inc()
         metrics.requests.labels(api, "invalid").inc()
-    metrics.finished(0.1, 0.01, 1.0)
+    metrics.finished(NO_TIER, 0.1, 0.01, 1.0)
     metrics.prompt_tokens.inc(100)
     metrics.output_tokens.inc(30)
     assert counts_of(metrics.exposition().decode()) == Counts(2, 1, 100, 0, 30, 0)
