@@ -10,17 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from diptych.generation.slo import NO_SLO, Slo
 from diptych.router.choose.cached_prefixes import LATELY_S, ApproximateIndex, CachedPrefixes
 from diptych.router.choose.estimates import Estimates
 from diptych.router.choose.pairing import partners
-from diptych.router.choose.policies.policy import (
-    NO_OBJECTIVES,
-    Candidates,
-    Objectives,
-    Policy,
-    RequestView,
-    Worker,
-)
+from diptych.router.choose.policies.policy import Candidates, Policy, RequestView, Worker
 from diptych.router.choose.prefix_index import KvNews, PrefixIndex
 from diptych.router.workers.worker_view import Pair, WorkerLoad
 from routing.engine import Engine, Job
@@ -45,6 +39,8 @@ class _Open:
     num_queued: int = 0
     queued_tokens: int = 0
     queued_transfer_bytes: int = 0
+    num_outputs: int = 0
+    joining_tokens: int = 0  # of the prompts of those whose KV is not there
 
     def add_prompt(self, job: Job) -> None:
         self.num_queued += 1
@@ -63,7 +59,7 @@ class Dispatch:
         policy: Policy,
         engines: Mapping[int, Engine],
         pairs: Sequence[Pair],
-        objectives: Objectives = NO_OBJECTIVES,
+        objectives: Slo = NO_SLO,
         chance: Chance = AS_BUILT,
     ) -> None:
         self._policy = policy
@@ -98,6 +94,8 @@ class Dispatch:
         for instance_id in {pair.prefill_id, pair.decode_id}:
             self._open[instance_id].num_legs += 1
         self._open[pair.prefill_id].add_prompt(job)
+        self._open[pair.decode_id].num_outputs += 1
+        self._open[pair.decode_id].joining_tokens += request.prompt_len
         self._prefixes.sent({pair.prefill_id, pair.decode_id}, chains)
         return job
 
@@ -111,6 +109,8 @@ class Dispatch:
         opened = self._open[job.pair.prefill_id]
         opened.remove_prompt(job)
         opened.num_legs -= not job.pair.is_local
+        if job.pair.is_local or job.request.output_len == 1:
+            self._open[job.pair.decode_id].joining_tokens -= job.request.prompt_len
         computed_len = job.request.prompt_len - job.cached_len
         self._estimates.prefilled(job.pair.prefill_id, computed_len, job.cached_len, job.first_token_s - job.started_s)
 
@@ -121,6 +121,7 @@ class Dispatch:
     def handed_off(self, job: Job, now_s: float) -> None:
         """The KV is at the decode worker."""
         self._open[job.pair.prefill_id].queued_transfer_bytes -= self._moved_bytes(job)
+        self._open[job.pair.decode_id].joining_tokens -= job.request.prompt_len
         tested_s = self._engines[job.pair.prefill_id].hardware.transfer_s(job.moved_len)
         self._estimates.transferred(job.pair.prefill_id, job.pair.decode_id, tested_s, now_s - job.first_token_s)
 
@@ -130,6 +131,7 @@ class Dispatch:
             gap_s = (job.finished_s - job.joined_s) / num_gaps
             self._estimates.decoded(decode_id, self._engines[decode_id].reserved_tokens, gap_s)
         self._open[decode_id].num_legs -= 1
+        self._open[decode_id].num_outputs -= 1
         self._estimates.ended(job.request.output_len)
 
     def _moved_bytes(self, job: Job) -> int:
@@ -149,7 +151,7 @@ class Dispatch:
             prefix_key=family,
             output_len=self._estimates.output_len,
             usual=self._estimates.usual,
-            objectives=self._objectives,
+            slo=self._objectives,
         )
 
     def _candidates(self, cached: Mapping[int, int]) -> Candidates:
@@ -176,4 +178,10 @@ class Dispatch:
             queued_transfer_bytes=opened.queued_transfer_bytes,
             num_queued=opened.num_queued,
             context_tokens=engine.reserved_tokens,
+            prompt_budget=engine.prompt_budget(self._now_s),
+            output_tokens=engine.output_tokens + opened.joining_tokens,
+            num_outputs=opened.num_outputs,
+            output_step_s=engine.hardware.step_s,
+            context_token_s=engine.hardware.context_token_s,
+            prompt_token_s=engine.hardware.token_s,
         )

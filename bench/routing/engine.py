@@ -11,7 +11,12 @@ import math
 from collections import deque
 from dataclasses import dataclass, field, replace
 
+from diptych.engine.schedule.kv_forecast import OutputLengths
+from diptych.engine.schedule.policies import PATIENCE_S
+from diptych.engine.schedule.step_pace import HEADROOM, PATIENCE
+from diptych.engine.schedule.token_deadlines import CATCH_UP, LOST, MAX_BORROWED
 from diptych.engine.values.prompt_cost import MIN_CHUNK
+from diptych.generation.slo import NO_SLO, Slo
 from diptych.router.workers.worker_view import Pair
 from routing.block_cache import BlockCache
 from routing.hardware import Hardware
@@ -80,8 +85,13 @@ class Engine:
     waiting: deque[Job] = field(default_factory=deque)  # for memory
     reserved_tokens: int = 0
     next_s: float = math.inf
+    slo: Slo = NO_SLO  # of all requests
     _batch: list[tuple[int, int, Job]] = field(default_factory=list)  # a heap by the step that ends the request
     _joining: list[Job] = field(default_factory=list)
+    _due: list[tuple[float, int, Job]] = field(default_factory=list)  # by when tokens are due: see `TokenDeadlines`
+    _young: deque[tuple[float, int, Job]] = field(default_factory=deque)  # with few tokens yet, and when they began
+    _lengths: OutputLengths = field(default_factory=OutputLengths)
+    _num_refused: int = 0  # steps in which a prompt that waits had no part
     _context_tokens: int = 0
     _num_steps: int = 0
     _stretch: _Stretch | None = None
@@ -90,6 +100,17 @@ class Engine:
     @property
     def free_tokens(self) -> int:
         return self.hardware.kv_tokens - self.reserved_tokens
+
+    @property
+    def output_tokens(self) -> int:
+        """Contexts of the requests that decode."""
+        return self._context_tokens
+
+    def prompt_budget(self, now_s: float) -> int:
+        """Return how many tokens of a prompt the next step may have; -1: any number."""
+        if not self._batch:
+            return -1
+        return max(0, self._fitting(0, max(now_s, self.next_s if self._stretch else now_s), self._decode_s))
 
     def add_prompt(self, job: Job, now_s: float) -> None:
         self.prompts.append(job)
@@ -142,6 +163,7 @@ class Engine:
         while self._batch and self._batch[0][0] <= self._num_steps:
             job = heapq.heappop(self._batch)[2]
             self._context_tokens -= job.context_len
+            self._lengths.observe(job.request.output_len)
             finished.append(job)
         return finished
 
@@ -162,35 +184,79 @@ class Engine:
         for job in self._joining:
             heapq.heappush(self._batch, (self._num_steps + job.request.output_len - 1, job.number, job))
             self._context_tokens += job.request.prompt_len + 1
+            self._young.append((job.first_token_s, self._num_steps, job))
         self._joining.clear()
         self._stretch = self._next_stretch(now_s)
         self.next_s = self._stretch.end_s() if self._stretch else math.inf
 
     def _next_stretch(self, now_s: float) -> _Stretch | None:
-        hardware = self.hardware
-        decode_s = hardware.step_s + hardware.context_token_s * self._context_tokens if self._batch else 0.0
+        decode_s = self._decode_s
         if self.prompts:
-            computed_len, compute_s = self._chunk(self.prompts[0], now_s, decode_s)
+            self._choose_prompt(now_s)
+            budget = self._budget(self.prompts[0].computed_len, now_s, decode_s)
+            computed_len, compute_s = self._chunk(self.prompts[0], now_s, budget) if budget else (0, 0.0)
             return _Stretch(now_s, 1, compute_s + decode_s, computed_len=computed_len)
         if self._batch:
             num_steps = self._batch[0][0] - self._num_steps
-            return _Stretch(now_s, num_steps, decode_s, hardware.context_token_s * len(self._batch))
+            return _Stretch(now_s, num_steps, decode_s, self.hardware.context_token_s * len(self._batch))
         return None
 
-    def _chunk(self, job: Job, now_s: float, decode_s: float) -> tuple[int, float]:
+    def _choose_prompt(self, now_s: float) -> None:
+        """Have a prompt go before others that are late already, if it may still be in time."""
+        ttft_s = self.slo.ttft_s
+        if not ttft_s or self.prompts[0].computed_len:
+            return
+        if PATIENCE_S > now_s - self.prompts[0].arrival_s - ttft_s > 0:
+            in_time = (job for job in self.prompts if now_s <= job.arrival_s + ttft_s)
+            if chosen := next(in_time, None):
+                self.prompts.remove(chosen)
+                self.prompts.appendleft(chosen)
+
+    @property
+    def _decode_s(self) -> float:
+        hardware = self.hardware
+        return hardware.step_s + hardware.context_token_s * self._context_tokens if self._batch else 0.0
+
+    def _chunk(self, job: Job, now_s: float, budget: int) -> tuple[int, float]:
         """Return how much of the prompt is computed after its next chunk, and the time for it."""
         overhead_s = 0.0
         if not job.computed_len:  # its first one
             job.started_s, overhead_s = now_s, self.hardware.prompt_s
             job.cached_blocks = self.cache.cached(job.request.block_list)
             job.computed_len = job.cached_len
-        end = min(job.computed_len + self._budget(job.computed_len, decode_s), job.request.prompt_len)
+        end = min(job.computed_len + budget, job.request.prompt_len)
         return end, overhead_s + self.hardware.compute_s(job.computed_len, end)
 
-    def _budget(self, first: int, decode_s: float) -> int:
+    def _budget(self, first: int, now_s: float, decode_s: float) -> int:
         """Return how many tokens of a prompt a step computes, beside requests that take `decode_s` of it."""
-        hardware = self.hardware
         if not self._batch:
-            return hardware.chunk_tokens
-        fitting = hardware.num_tokens(first, hardware.mixed_step_s - decode_s)
-        return min(hardware.chunk_tokens, max(MIN_CHUNK, len(self._batch), fitting))
+            return self.hardware.chunk_tokens
+        fitting = self._fitting(first, now_s, decode_s)
+        if not self.slo.tpot_s or decode_s >= LOST * self.slo.tpot_s:
+            return min(self.hardware.chunk_tokens, max(MIN_CHUNK, len(self._batch), fitting))
+        self._num_refused = 0 if fitting >= MIN_CHUNK else self._num_refused + 1
+        if fitting < MIN_CHUNK and self._num_refused < PATIENCE:
+            return 0
+        self._num_refused = 0
+        return min(self.hardware.chunk_tokens, max(MIN_CHUNK, fitting))
+
+    def _next_due_s(self, decode_s: float) -> float:
+        borrowed = max(1, min(MAX_BORROWED, self._lengths.short))
+        while self._young and (self._young[0][2].finished_s or self._num_steps - self._young[0][1] >= borrowed):
+            first_s, num_steps, job = self._young.popleft()
+            heapq.heappush(self._due, (first_s - num_steps * self.slo.tpot_s, job.number, job))
+        while self._due and self._due[0][2].finished_s:
+            heapq.heappop(self._due)
+        due_s = self._due[0][0] + (self._num_steps + 1) * self.slo.tpot_s if self._due else math.inf
+        if self._young:
+            first_s, num_steps, _ = self._young[0]
+            num_left = borrowed - 1 - (self._num_steps - num_steps)
+            due_s = min(due_s, first_s + borrowed * self.slo.tpot_s - num_left * CATCH_UP * decode_s)
+        return due_s
+
+    def _fitting(self, first: int, now_s: float, decode_s: float) -> int:
+        """Return how many fit into the time that is left before tokens are due."""
+        left_s = self.hardware.mixed_step_s
+        if self.slo.tpot_s and decode_s < LOST * self.slo.tpot_s:
+            left_s = HEADROOM * (self._next_due_s(decode_s) - now_s)
+        return self.hardware.num_tokens(first, left_s - decode_s)

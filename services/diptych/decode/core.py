@@ -6,7 +6,7 @@ is computed here from its first token on, as one that was retracted is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 
 from diptych.common.members.roles import LegKind
@@ -17,6 +17,7 @@ from diptych.decode.room import DecodeRoom
 from diptych.decode.rooms import JOINED, Rooms
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.admission import refuse
+from diptych.engine.schedule.batch_builder import BuildBatch, build_batch
 from diptych.engine.schedule.running import Drafter, Running
 from diptych.engine.schedule.sampled import (
     NO_TOKEN_FAILURE,
@@ -54,6 +55,7 @@ from diptych.engine.values.events import (
 )
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.request import Request
+from diptych.engine.values.step import NO_PLAIN_STEPS, PlainSteps
 from diptych.generation.grammar import Matcher
 from diptych.generation.output import LEAVING, Failure, FailureCode, Output
 from diptych.generation.stop.conditions import end_ids
@@ -71,6 +73,7 @@ class DecodeCore:
         pace: StepPace,
         reserve: Callable[[], Headroom] = Headroom,
         drafter: Drafter | None = None,
+        build: BuildBatch = build_batch,
     ) -> None:
         """`reserve` says what new rooms must leave of the cache."""
         self._cache = cache
@@ -78,7 +81,7 @@ class DecodeCore:
         self._counts = CoreCounts()
         self.max_tokens = min(limits.context_len, cache.max_request_tokens)
         retracted = new_waiting_queue(cache, limits.scheduling)
-        self._running = Running(cache, limits, retracted, pace, self._note_retraction, drafter)
+        self._running = Running(cache, limits, retracted, pace, self._note_retraction, drafter, build)
         self._waiting = new_waiting_queue(cache, limits.scheduling)  # for their first pages
         self._effects: list[Effect] = []
         self._rooms = Rooms(cache, self._waiting, self._running, self._effects, limits.retracted_s)
@@ -227,6 +230,8 @@ class DecodeCore:
             return
         index = request.num_output_tokens
         taken, finish = append_tokens(request, token_ids, self._limits.eos_ids)
+        if len(taken) > 1:
+            self._running.ahead(request, len(taken) - 1)
         room.measure_token(index, now_s)
         stats = room.stats if finish or index == 0 else None  # a client may stop reading before the end
         of_prompt = pop_prompt_logprobs(request)
@@ -247,6 +252,13 @@ class DecodeCore:
         """Out of KV memory: the request waits here, and later computes again what is not cached any more."""
         self._counts.retractions += 1
         self._rooms.retracted.add(self._rooms[request.room], self._now_s)
+
+    def plain_steps(self, token_id: int) -> PlainSteps:
+        """See `UnifiedCore.plain_steps`."""
+        return NO_PLAIN_STEPS if self._waiting or self._effects else self._running.plain_steps(token_id)
+
+    def pass_plain_steps(self, began_s: float, ends_s: Sequence[float], token_id: int) -> None:
+        self._running.pass_plain_steps(began_s, ends_s, token_id)
 
     # time and state
 
@@ -271,6 +283,7 @@ class DecodeCore:
         return effects
 
     def load(self) -> Load:
+        output_step_s, context_token_s, prompt_token_s = self._running.step_parts_s
         return Load(
             num_waiting=len(self._rooms) - len(self._running) - self._rooms.num_given_up,
             num_running=len(self._running),
@@ -280,6 +293,11 @@ class DecodeCore:
             num_waiting_prompts=self._waiting.num_prompts + self._running.num_prompts,
             grantable_pages=self._grants.num_pages_left,
             num_ungranted=len(self._waiting) + len(self._rooms.retracted),
+            prompt_budget=self._running.prompt_budget,
+            output_tokens=self._running.output_tokens,
+            output_step_s=output_step_s,
+            context_token_s=context_token_s,
+            prompt_token_s=prompt_token_s,
         )
 
     @property

@@ -121,7 +121,7 @@ class Imports:
         request.computed_len = request.prompt_len
         self._cache.begin_from_import(request)
         request.append(note.first_token)
-        self._running.join(request)
+        self._running.join(request, room.handed_off_s)
         failure = refuse_tokens(request, (note.first_token,))
         if failure is not None:
             self._rooms.drop(room, failure)

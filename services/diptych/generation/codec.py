@@ -12,6 +12,7 @@ from diptych.generation.logprobs import TokenLogprobs
 from diptych.generation.request_groups import Account, Hints, Life
 from diptych.generation.sampling_params import SamplingParams
 from diptych.generation.segments import ContentSegment
+from diptych.generation.slo import NO_SLO, Slo
 from diptych.v1 import inference_pb2, worker_pb2
 
 FINISH_TO_WIRE: Final[Mapping[Finish, inference_pb2.FinishReason]] = {
@@ -50,7 +51,21 @@ def life_from_wire(leg: worker_pb2.StartLeg, now_s: float) -> Life:
     return Life(leg.request_id, now_s, now_s + leg.timeout_ms / 1000 if leg.timeout_ms else math.inf)
 
 
-def leg_to_wire(account: Account, hints: Hints, life: Life, now_s: float) -> worker_pb2.StartLeg:
+def slo_from_wire(leg: worker_pb2.StartLeg) -> Slo:
+    wire = leg.slo
+    return Slo(wire.ttft_ms / 1000, wire.tpot_ms / 1000, wire.weight or NO_SLO.weight, wire.sheddable)
+
+
+def slo_to_wire(slo: Slo) -> worker_pb2.Slo | None:
+    """Return nothing of one that says nothing."""
+    if slo == NO_SLO:
+        return None
+    return worker_pb2.Slo(
+        ttft_ms=1000 * slo.ttft_s, tpot_ms=1000 * slo.tpot_s, weight=slo.weight, sheddable=slo.sheddable
+    )
+
+
+def leg_to_wire(account: Account, hints: Hints, life: Life, slo: Slo, now_s: float) -> worker_pb2.StartLeg:
     """Return a leg that says this, and nothing else yet."""
     return worker_pb2.StartLeg(
         tenant=account.tenant,
@@ -59,6 +74,7 @@ def leg_to_wire(account: Account, hints: Hints, life: Life, now_s: float) -> wor
         lora=hints.adapter,
         request_id=life.request_id,
         timeout_ms=_timeout_ms(life.deadline_s - now_s),
+        slo=slo_to_wire(slo),
     )
 
 

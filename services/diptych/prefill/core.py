@@ -11,7 +11,7 @@ from collections.abc import Callable, Set
 
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.admission import refuse
-from diptych.engine.schedule.batch_builder import build_batch
+from diptych.engine.schedule.batch_builder import BuildBatch, build_batch
 from diptych.engine.schedule.extend_queue import ExtendQueue
 from diptych.engine.schedule.sampled import NO_TOKEN_FAILURE, Sampled, collect_prompt_logprobs, refuse_tokens, sampled
 from diptych.engine.schedule.sampling_builder import build_sampling
@@ -38,6 +38,7 @@ from diptych.engine.values.events import (
     compile_grammar,
 )
 from diptych.engine.values.limits import Limits
+from diptych.engine.values.prompt_cost import MIN_CHUNK
 from diptych.engine.values.request import Request
 from diptych.engine.values.step import new_step
 from diptych.engine.values.transfer_rules import TransferRules
@@ -67,11 +68,13 @@ class PrefillCore:
         page_nbytes: int,
         pace: StepPace,
         num_decoding: Callable[[], int] = int,
+        build: BuildBatch = build_batch,
     ) -> None:
         """`num_decoding` says how many requests wait for each step."""
         self._cache = cache
         self._pace = pace
         self._num_decoding = num_decoding
+        self._build = build
         self._limits = limits
         self._token_nbytes = page_nbytes // cache.page_size
         self.max_tokens = min(limits.context_len, cache.max_request_tokens)
@@ -167,7 +170,10 @@ class PrefillCore:
     def plan(self, now_s: float) -> ForwardBatch | None:
         if not self.has_prompts:
             return None
-        budget = self._pace.budget(self._limits.max_step_tokens, self._num_decoding())
+        most = self._limits.max_step_tokens
+        if num_decoding := self._num_decoding():
+            most = min(most, self._limits.prompt_cost.of(0, self._queue.waiting_tokens) + MIN_CHUNK)
+        budget = self._pace.apart(most, num_decoding, now_s)
         chunks = self._queue.plan(now_s, budget, lambda request: 0)
         for chunk in chunks:
             room = self._rooms[chunk.request.room]
@@ -185,7 +191,7 @@ class PrefillCore:
             return None
         self._step = new_step((), chunks)
         cache = self._cache
-        batch = build_batch(
+        batch = self._build(
             self._step,
             cache.page_table,
             cache.page_size,

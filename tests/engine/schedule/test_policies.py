@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from flat_request import flat_request
 
-from diptych.engine.schedule.policies import AGING_S, PATIENCE_S, POLICIES, LongestPrefixMatch
+from diptych.engine.schedule.policies import AGING_S, PATIENCE_S, POLICIES, InTime, LongestPrefixMatch
 from diptych.engine.values.policy_names import SchedulePolicy
 from diptych.engine.values.request import Request
 from diptych.generation.sampling_params import SamplingParams
+from diptych.generation.slo import Slo
 
 
 def request(
@@ -60,3 +61,13 @@ def test_the_option_names_every_policy() -> None:
 def test_every_policy_chooses_one_of_the_line(name: str) -> None:
     line = [request(1), request(2)]
     assert POLICIES[name](lambda request: 0).choose(line, 0.0) in line
+
+
+def test_who_is_late_already_lets_those_pass_who_may_still_be_in_time_but_not_for_ever() -> None:
+    policy = InTime(POLICIES["fcfs"](lambda request: 0))
+    line = [request(1, 0.0), request(2, 0.1), request(3, 0.2)]
+    for each in line:
+        each.slo = Slo(0.5, 0.0)
+    assert [policy.choose(line, now_s).room for now_s in (0.4, 0.55, 0.65, 0.75, 0.6 + PATIENCE_S)] == [1, 2, 3, 1, 1]
+    line[0].slo = Slo()
+    assert policy.choose(line, 0.65).room == 1, "who wants nothing is never late"

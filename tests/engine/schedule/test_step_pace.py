@@ -26,9 +26,9 @@ class Machine:
 
     def step(self, num_decoding: int, num_waiting_tokens: int = MOST) -> tuple[int, float]:
         """Run a step as large as it may be; return how many tokens of prompts it had, and how long it took."""
-        cost = min(num_waiting_tokens, self.pace.budget(MOST, num_decoding))
+        cost = min(num_waiting_tokens, self.pace.beside(MOST, num_decoding, self.now_s))
         took_s = self.step_s + self.token_s * cost + self.row_s * num_decoding
-        self.pace.begin(cost, self.now_s)
+        self.pace.begin(cost, self.now_s, num_decoding)
         self.now_s += took_s
         self.pace.end(self.now_s)
         return cost, took_s
@@ -84,15 +84,15 @@ def test_a_machine_that_becomes_slow_is_noticed_within_a_few_steps() -> None:
 
 def test_a_step_launched_behind_another_is_timed_from_the_end_of_that() -> None:
     pace = StepPace(LONGEST_S)
-    pace.begin(100, 0.0)
-    pace.begin(100, 0.0)
+    pace.begin(100, 0.0, 1)
+    pace.begin(100, 0.0, 1)
     pace.end(0.1)
     pace.end(0.2)
-    assert pace.budget(MOST, 1) == 100
+    assert pace.beside(MOST, 1, 0.2) == 100
 
 
 def test_a_step_that_was_given_up_says_nothing() -> None:
     pace = StepPace(LONGEST_S)
     pace.begin(100, 0.0)
     pace.give_up()
-    assert pace.budget(MOST, 1) == MOST
+    assert pace.beside(MOST, 1, 0.0) == MOST

@@ -6,22 +6,30 @@ Pools are summed up over the workers that answer.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from diptych.cli.requests.asking import Answer
-from diptych.common.members.instances import computable_tokens, kv_occupancy, name_of, role_of, state_of
+from diptych.common.members.instances import (
+    computable_tokens,
+    kv_occupancy,
+    name_of,
+    prompt_budget,
+    role_of,
+    state_of,
+)
 from diptych.common.members.pods import Pod
 from diptych.common.members.record import State
 from diptych.common.members.roles import WORKER_ROLES, LegKind, part_of
 from diptych.common.members.terms import mismatch, terms_of
-from diptych.v1.bootstrap_pb2 import Instance
+from diptych.v1.bootstrap_pb2 import Instance, WorkerLoad
 from diptych.v1.worker_pb2 import LINK_STATE_UP, Drain, WorkerStatus
 
 COLUMNS: Final = (
     *("role", "pool", "pod", "instance", "state", "address", "version"),
-    *("running", "waiting", "free pages", "credit", "links"),
+    *("running", "waiting", "free pages", "credit", "prompts", "links"),
 )
 MEMBER_FIELDS: Final = ("address", "dp_rank", "version", "pool", "pod", "model_id", "not_ready")
 POOL_COLUMNS: Final = ("role", "pool", "workers", "ready", "running", "waiting", "backlog", "busy", "KV in use")
@@ -96,14 +104,20 @@ def _row(answer: Answer) -> tuple[str, ...]:
     names = (role_of(member), member.pool, member.pod, _id(member))
     head = (*names, _state(answer), f"{member.address}{rank}", member.version)
     if answer.status is None:
-        return (*head, "-", "-", "-", "-", "-")
+        return (*head, "-", "-", "-", "-", "", "-")
     load = member.load
     most = answer.status.max_requests  # 0: it has not loaded, or is no worker
     running = f"{load.num_running}/{most}" if most else str(load.num_running)
     counts = (running, str(load.num_waiting), f"{load.free_pages}/{load.total_pages}")
     role = WORKER_ROLES.get(member.role)
     credit = str(load.grantable_pages) if role and role.serves(LegKind.DECODE) else "-"
-    return (*head, *counts, credit, _links(answer.status))
+    return (*head, *counts, credit, _prompts(load), _links(answer.status))
+
+
+def _prompts(load: WorkerLoad) -> str:
+    """Say how many tokens of prompts a step may have; nothing where that is any number."""
+    budget = prompt_budget(load)
+    return "" if budget == math.inf else str(budget)
 
 
 def _links(status: WorkerStatus) -> str:
@@ -149,6 +163,8 @@ def _member_json(answer: Answer) -> dict[str, Any]:
         record["max_requests"] = answer.status.max_requests
         record["max_step_tokens"] = answer.status.max_step_tokens
         record["load"] = {name: getattr(member.load, name) for name in names}
+        budget = prompt_budget(member.load)
+        record["load"]["prompt_budget"] = None if budget == math.inf else budget
         record["links_up"] = sum(link.state == LINK_STATE_UP for link in answer.status.links)
         record["lanes"] = sorted({link.lanes for link in answer.status.links if link.state == LINK_STATE_UP})
     if (drain := answer.drain) is not None:

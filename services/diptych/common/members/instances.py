@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Final
 
@@ -54,6 +55,11 @@ def kv_demand(load: WorkerLoad) -> float:
     """
     num_granted = load.num_running + load.num_waiting - load.num_ungranted
     return kv_occupancy(load) * (1 + load.num_ungranted / max(1, num_granted))
+
+
+def prompt_budget(load: WorkerLoad) -> float:
+    """Return how many tokens of prompts a step may have beside its outputs; infinite: any number."""
+    return load.prompt_budget if load.HasField("prompt_budget") else math.inf
 
 
 def place_of(instance: Instance) -> str:

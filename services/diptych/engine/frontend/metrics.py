@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from diptych.common.build_info import register_certificate_expiry, register_version
-from diptych.common.members.instances import computable_tokens, kv_demand, kv_occupancy, role_of
+from diptych.common.members.instances import computable_tokens, kv_demand, kv_occupancy, prompt_budget, role_of
 from diptych.common.members.record import State
 from diptych.common.refusals import Refusals
 from diptych.engine.frontend.group import WorkerGroup
@@ -55,6 +55,11 @@ GAUGES: Final[Sequence[Row]] = (  # how a scheduler is now
         "kv_listener_guarded",
         "1 where strangers get no connection of the transfer library",
         lambda s: not s.kv_port_open,
+    ),
+    (
+        "prompt_budget_tokens",
+        "Prompt tokens that a step may have beside its outputs",
+        lambda s: prompt_budget(s.instance.load),
     ),
     ("gpu_graphs", "Sizes of steps that are captured", lambda s: s.graphs),
     ("gpu_graph_bytes", "GPU memory that these took", lambda s: s.graph_bytes),

@@ -19,6 +19,7 @@ from diptych.common.arrays import I64
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.values.request import Request
 
+SHORT: Final = 0.05  # of outputs are shorter than what is called a short one
 QUANTILE: Final = 0.7  # above the median: too little means retraction, too much only a smaller batch
 MEMORY: Final = 500  # outputs after which one counts a third
 FIRST_GUESS: Final = 128  # tokens
@@ -38,6 +39,13 @@ class OutputLengths:
         """Learn that an output ended by itself, or at its limit, with `num_tokens`."""
         self._counts *= 1.0 - 1.0 / MEMORY
         self._counts[np.searchsorted(_BOUNDS, num_tokens)] += 1.0
+
+    @property
+    def short(self) -> int:
+        """How many tokens hardly an output is shorter than; 0: not known."""
+        known = np.cumsum(self._counts)
+        bucket = int(np.searchsorted(known, SHORT * known[-1], side="right"))
+        return int(_BOUNDS[bucket - 1]) + 1 if bucket and SHORT * known[-1] >= 1 else 0
 
     def remaining(self, made: I64, limit: I64) -> I64:
         """Return how many tokens requests will still make that have `made` some and may make `limit`; both `[n]`."""
@@ -60,6 +68,11 @@ class KvForecast:
     def learn(self, request: Request) -> None:
         """Take note of an output that has come to its own end."""
         self._lengths.observe(request.num_output_tokens)
+
+    @property
+    def short_output(self) -> int:
+        """How many tokens hardly an output is shorter than; 0: not known."""
+        return self._lengths.short
 
     def spare_pages(self, holders: Sequence[Request], candidate: Request) -> int:
         """Return how many pages must be left when `candidate` has got its own, beside the `holders` of pages.

@@ -74,6 +74,32 @@ class LongestPrefixMatch:
         return max(line, key=self._cached_len)  # of equal ones the first
 
 
+class InTime:
+    """Implements `Policy` by another one, but who may still have its first token in time passes those who can't.
+
+    They are late already: so a queue that is too long for a moment costs their SLOs, and not everybody's that comes
+    behind them. No more than `PATIENCE_S` later they have their turn again.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+
+    def rank(self, request: Request) -> float:
+        return self._policy.rank(request)
+
+    def choose(self, line: Sequence[Request], now_s: float) -> Request:
+        first = self._policy.choose(line, now_s)
+        if not PATIENCE_S > now_s - _due_s(first) > 0:
+            return first
+        in_time = [request for request in line if now_s <= _due_s(request)]
+        return self._policy.choose(in_time, now_s) if in_time else first
+
+
+def _due_s(request: Request) -> float:
+    """Return when its first token is due."""
+    return request.life.arrival_s + request.slo.ttft_s if request.slo.ttft_s else math.inf
+
+
 POLICIES: Final[Mapping[str, Callable[[Callable[[Request], int]], Policy]]] = {
     "fcfs": lambda cached_len: ByRank(arrival),
     "lpm": LongestPrefixMatch,

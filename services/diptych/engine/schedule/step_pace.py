@@ -1,50 +1,268 @@
-"""How much of prompts a step computes beside requests that decode, so that these wait for a bounded time. Pure.
+"""How much of prompts a step computes beside requests that decode: the one number that makes a worker's role. Pure.
 
-A step that has both is to take so long at most. What prompts may cost in it follows from what the steps before it took,
-all in all: what they did for requests that decode is not told apart, so a large batch leaves less for prompts. But they
-go on: they always get `MIN_CHUNK` tokens, and as many as there are requests that decode, of which each costs no less.
+Without such requests nothing bounds a step: the worker prefills. With some, prompts get the time that is left until
+the first of their next tokens is due (`TokenDeadlines`), less what the tokens themselves take (`StepLine`). What
+requests are ahead of their deadlines may be spent at once; no deadline is missed for it. Where too little is left,
+prompts wait; but not for more than `PATIENCE` steps with tokens: then they get `MIN_CHUNK` tokens all the same, so a
+prompt of `n` tokens is computed within `PATIENCE * n / MIN_CHUNK` such steps from its turn on. Sarathi-Serve (OSDI
+2024) bounds steps by a fixed number of tokens, and DuetServe (2025) predicts when a time per token would not be kept;
+here both are one rule.
+
+No step that requests wait for is to take longer than `longest_s`: who comes meanwhile, or asks for pages, is heard when
+it is over. Where nobody has a time per token, or steps without any prompt don't keep it, that is the only bound; prompts
+then always have `MIN_CHUNK` tokens, and as many as there are requests that decode, of which each costs no less.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from typing import Final
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
-from diptych.engine.values.prompt_cost import MIN_CHUNK
+from diptych.engine.schedule.step_times import ContextCount, StepLine
+from diptych.engine.schedule.token_deadlines import MAX_BORROWED, TokenDeadlines
+from diptych.engine.values.prompt_cost import MIN_CHUNK, STEP_COST
+from diptych.engine.values.request import Request
 
-KEPT: Final = 0.25  # of what was known, when one more step is: a few steps tell how fast the machine is now
+UNBOUNDED: Final = -1
+PATIENCE: Final = 8  # steps
+HEADROOM: Final = 0.92  # of the time that is left is planned: what is spared comes back, as slack, in the next step
+WORTH: Final = 8  # times what a step costs that has nothing else: prompts wait until there is time for so much
+SHARED: Final = 0.5  # of it is for prompts beside tokens while others wait to have a step of their own
+STEP_CONTEXT: Final = 100_000  # tokens of context that an H200 reads while it reads weights: for a step's first guess
+ROW_CONTEXT: Final = 64  # and while it does the rest for one request
+SHOWN_BITS: Final = 2  # of a budget that is told to others, who need not hear of each small change
+CONTEXT_BITS: Final = 5  # and of contexts
+TOLD_EVERY: Final = 16  # steps, as to how long their parts take
+
+
+@dataclass(slots=True)
+class _Prompts:
+    """Prompts of one kind: computed beside tokens, or in steps of their own."""
+
+    least: int  # that is worth a step
+    line: StepLine = field(default_factory=StepLine)  # the seconds of them
+    num_refused: int = 0  # steps with tokens since they had some of one
+    is_refused: bool = False  # they want some of the next, and don't get it
+
+    def cost_in(self, seconds: float) -> int:
+        """Return what prompts may cost that take so long."""
+        if not self.line.is_known:
+            return self.least if seconds > 0 else 0  # to find out
+        return max(0, self.line.work_in(seconds))
+
+    def patient(self, budget: int, wanted: int) -> int:
+        """Return what they get where so much would be right: nothing where that is too little, but not for ever."""
+        if budget >= min(self.least, wanted):
+            return budget
+        self.is_refused = True
+        return max(MIN_CHUNK, budget) if self.num_refused + 1 >= PATIENCE else 0
+
+    def stepped(self, has_tokens: bool, cost: int) -> None:
+        if cost:
+            self.num_refused = 0
+        elif has_tokens and self.is_refused:
+            self.num_refused += 1
+        if cost or has_tokens:
+            self.is_refused = False
+
+
+class _Launched(NamedTuple):
+    """A step that runs, or is about to."""
+
+    cost: int  # of its prompts
+    num_rows: int  # requests that get a token
+    work: int  # of these tokens
+    began_s: float
+    expected_s: float
+    joining: Collection[Request]  # who has its first token by it
 
 
 class StepPace:
-    """Tell it when steps begin and end, in their order."""
+    """Tell it who decodes, and when steps begin and end, in their order."""
 
     def __init__(self, longest_s: float) -> None:
-        """`longest_s`: of a step that computes prompts and continues requests; infinite: no bound."""
+        """`longest_s`: of a step that computes prompts and that others wait for; infinite: no bound."""
         self._longest_s = longest_s
-        self._running: deque[tuple[int, float]] = deque()  # steps: what their prompts cost, when they were launched
+        self._deadlines = TokenDeadlines()
+        self._contexts = ContextCount()
+        self._running: deque[_Launched] = deque()
         self._ended_s = -math.inf  # the last step
-        self._cost = self._seconds = 0.0  # of late, in steps with prompts
+        self._free_s = -math.inf  # when all that is launched will be over
+        self._tokens = StepLine()  # by context
+        self._beside = _Prompts(MIN_CHUNK)
+        self._apart = _Prompts(WORTH * STEP_COST)
+        self._num_learned = self._parts_due = 0  # steps, and as of which `step_parts_s` is made anew
+        self.step_parts_s = (0.0, 0.0, 0.0)  # roughly, of a step, a token of context, a token of a prompt; 0: not known
 
-    def budget(self, most: int, num_decoding: int) -> int:
-        """Return what prompts may cost in a step that so many requests wait for; `most` at most."""
-        if not num_decoding or not self._seconds:
+    # who decodes
+
+    def join(self, request: Request, first_s: float) -> None:
+        """A request decodes from the next step on; its first token came at `first_s`."""
+        self._deadlines.add(request, first_s)
+        self._contexts.add(request)
+
+    def leave(self, request: Request) -> None:
+        """It does not any more."""
+        self._deadlines.remove(request)
+        self._contexts.remove(request)
+
+    def ahead(self, request: Request, num_tokens: int) -> None:
+        """A step brought a request so many tokens beside the first."""
+        self._deadlines.ahead(request, num_tokens)
+        self._contexts.ahead(request, num_tokens)
+
+    def expect(self, num_tokens: int) -> None:
+        """Hardly an output ends with fewer tokens."""
+        self._deadlines.borrowed = max(1, min(MAX_BORROWED, num_tokens))
+
+    # what prompts may cost
+
+    def beside(self, most: int, num_rows: int, now_s: float) -> int:
+        """Return what prompts may cost in a step that also brings tokens to so many requests; `most` at most."""
+        if not num_rows:
             return most
-        return int(min(most, max(MIN_CHUNK, num_decoding, self._longest_s * self._cost / self._seconds)))
+        tokens_s, spare_s = self._left(num_rows, now_s)
+        share = SHARED if self._apart.num_refused else 1.0
+        return self._budget(most, self._beside, num_rows, share * spare_s, self._longest_s - tokens_s)
 
-    def begin(self, cost: int, now_s: float) -> None:
-        """A step is launched whose prompts cost so much."""
-        self._running.append((cost, now_s))
+    def apart(self, most: int, num_rows: int, now_s: float) -> int:
+        """Return what prompts may cost in a step of their own, for which so many requests wait; `most` at most."""
+        if not num_rows:
+            return most
+        _, spare_s = self._left(num_rows, now_s)
+        return self._budget(most, self._apart, num_rows, spare_s, self._longest_s)
+
+    def shown(self, num_rows: int) -> int:
+        """Return what prompts may cost in the step behind those that are launched, roughly, for others to hear of."""
+        if not num_rows:
+            return UNBOUNDED
+        tokens_s, spare_s = self._left(num_rows, self._ended_s)
+        if self._deadlines.num_free or spare_s == math.inf:
+            spare_s = min(spare_s, self._longest_s - tokens_s)
+        return UNBOUNDED if spare_s == math.inf else coarse(self._known(self._beside).cost_in(spare_s), SHOWN_BITS)
+
+    @property
+    def output_tokens(self) -> int:
+        """Return the contexts of those who decode, roughly."""
+        return coarse(self._contexts.num_tokens, CONTEXT_BITS)
+
+    def _budget(self, most: int, prompts: _Prompts, num_rows: int, spare_s: float, longest_s: float) -> int:
+        """Return what prompts may cost: deadlines leave them `spare_s`, and no step is to give them over `longest_s`."""
+        known = self._known(prompts)
+        budget = most if spare_s == math.inf else min(most, prompts.patient(known.cost_in(spare_s), most))
+        if longest_s == math.inf or not known.line.is_known:
+            return budget
+        return min(budget, max(MIN_CHUNK, num_rows, known.cost_in(longest_s)))
+
+    def _known(self, prompts: _Prompts) -> _Prompts:
+        """Return these prompts, or those of the other kind as long as nothing is known of these."""
+        if prompts.line.is_known:
+            return prompts
+        return self._apart if prompts is self._beside else self._beside
+
+    def _left(self, num_rows: int, now_s: float) -> tuple[float, float]:
+        """Return what the next step with tokens takes without prompts, and how much time is left before it."""
+        work = _work(num_rows, self._contexts.num_tokens)
+        tokens_s = self._tokens.at(work)
+        begin_s = max(now_s, self._free_s) if self._running else now_s
+        due_s = self._deadlines.next_due_s(begin_s, self._tokens.usual(work))
+        return tokens_s, (due_s - begin_s) * HEADROOM - tokens_s
+
+    # steps
+
+    def begin(self, cost: int, now_s: float, num_rows: int = 0, joining: Collection[Request] = ()) -> None:
+        """A step is launched whose prompts cost so much, and which brings so many requests a token.
+
+        Prompts of `joining` are complete with it: they decode from the next step on.
+        """
+        work = _work(num_rows, self._contexts.num_tokens)
+        expected_s = self._expected_s(cost, num_rows, work)
+        self._free_s = (max(now_s, self._free_s) if self._running else now_s) + expected_s
+        self._running.append(_Launched(cost, num_rows, work, now_s, expected_s, joining))
+        if num_rows:
+            self._deadlines.stepped(1)
+            self._contexts.stepped(1)
+        self._beside.stepped(num_rows > 0, cost if num_rows else 0)
+        self._apart.stepped(num_rows > 0, 0 if num_rows else cost)
+        for request in joining:
+            self.join(request, self._free_s)
 
     def end(self, now_s: float) -> None:
         """The oldest step that runs is complete."""
-        cost, began_s = self._running.popleft()
-        took_s = now_s - max(began_s, self._ended_s)
-        self._ended_s = now_s
-        if cost and self._longest_s < math.inf:
-            self._cost = self._cost * KEPT + cost
-            self._seconds = self._seconds * KEPT + took_s
+        step = self._running.popleft()
+        took_s = now_s - max(step.began_s, self._ended_s)
+        self._ended_s = self._free_s = now_s
+        for later in self._running:
+            self._free_s += later.expected_s
+        self._learn(step, took_s)
+        for request in step.joining:
+            self._deadlines.correct(request, now_s, sum(later.num_rows > 0 for later in self._running))
+
+    def pass_steps(self, num_rows: int, began_s: float, ends_s: Iterable[float]) -> None:
+        """Be behind steps that brought tokens to so many requests, one after the other from `began_s` on.
+
+        The same as to `begin` and `end` each. No step is launched.
+        """
+        num_steps = 0
+        for end_s in ends_s:
+            self._learn_tokens(_work(num_rows, self._contexts.num_tokens), end_s - max(began_s, self._ended_s))
+            self._note_learned()
+            self._contexts.stepped(1)
+            num_steps += 1
+            began_s = self._ended_s = self._free_s = end_s
+        self._deadlines.stepped(num_steps)
+        for prompts in (self._beside, self._apart):
+            prompts.stepped(True, 0)
 
     def give_up(self) -> None:
         """The only step that runs will never be complete: its time says nothing."""
-        self._running.popleft()
+        if self._running.popleft().num_rows:
+            self._deadlines.stepped(-1)
+            self._contexts.stepped(-1)
+
+    def _learn(self, step: _Launched, took_s: float) -> None:
+        if not step.cost:
+            self._learn_tokens(step.work, took_s)
+        elif step.num_rows:
+            self._beside.line.learn(step.cost, max(0.0, took_s - self._tokens.at(step.work)))
+        else:
+            self._apart.line.learn(step.cost, took_s)
+        self._note_learned()
+
+    def _note_learned(self) -> None:
+        """One more step has been learned from: now and then others are to hear of it."""
+        self._num_learned += 1
+        if self._num_learned >= self._parts_due:
+            self._parts_due = self._num_learned + min(self._num_learned + 1, TOLD_EVERY)
+            line, prompts = self._tokens, self._known(self._beside)
+            seconds = line.usual(STEP_CONTEXT), line.slope_s, prompts.line.slope_s
+            self.step_parts_s = _rounded(seconds[0]), _rounded(seconds[1]), _rounded(seconds[2])
+
+    def _learn_tokens(self, work: int, took_s: float) -> None:
+        if not self._tokens.is_known:
+            self._beside.line = StepLine()  # what it has is of whole steps
+        self._tokens.learn(work, took_s)
+
+    def _expected_s(self, cost: int, num_rows: int, work: int) -> float:
+        if not num_rows:
+            return self._apart.line.at(cost)
+        tokens_s = self._tokens.at(work)
+        return tokens_s + self._known(self._beside).line.at(cost) if cost else tokens_s
+
+
+def _rounded(seconds: float) -> float:
+    return float(f"{seconds:.2g}")
+
+
+def coarse(number: int, num_bits: int) -> int:
+    """Return a number that does not change with each step: no more than it, and the same in its first bits."""
+    shift = max(0, number.bit_length() - num_bits)
+    return number >> shift << shift
+
+
+def _work(num_rows: int, context_tokens: int) -> int:
+    """Return what it takes to bring so many requests a token."""
+    return STEP_CONTEXT + ROW_CONTEXT * num_rows + context_tokens

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.schedule.policies import POLICIES, Policy
+from diptych.engine.schedule.policies import POLICIES, InTime, Policy
 from diptych.engine.schedule.tenant_shares import TenantShares
 from diptych.engine.values.limits import Scheduling
 from diptych.engine.values.request import Request
@@ -204,4 +204,5 @@ class WaitingQueue:
 
 def new_waiting_queue(cache: KvCache, scheduling: Scheduling) -> WaitingQueue:
     """Return an empty queue that is ordered as `scheduling` says."""
-    return WaitingQueue(POLICIES[scheduling.policy](cache.cached_len), TenantShares(scheduling.tenant_weights))
+    policy = InTime(POLICIES[scheduling.policy](cache.cached_len))
+    return WaitingQueue(policy, TenantShares(scheduling.tenant_weights))

@@ -17,6 +17,7 @@ from diptych.generation.codec import (
     life_from_wire,
     logprobs_to_wire,
     params_from_wire,
+    slo_from_wire,
 )
 from diptych.generation.leg_prompt import contents_of, prompt_of
 from diptych.generation.output import Output, Stats
@@ -40,6 +41,8 @@ def start_from_wire(leg: worker_pb2.StartLeg, adapter: Loaded, *, now_s: float, 
     params.validate()
     account = account_from_wire(leg)
     account.validate()
+    slo = slo_from_wire(leg)
+    slo.validate()
     room_left = max(1, max_tokens - len(prompt))
     hints = hints_from_wire(leg)
     request = new_request(
@@ -49,6 +52,7 @@ def start_from_wire(leg: worker_pb2.StartLeg, adapter: Loaded, *, now_s: float, 
         account=account,
         hints=hints,
         life=life_from_wire(leg, now_s),
+        slo=slo,
         extra_key=extra_key(hints.cache_namespace, adapter.fingerprint),
         num_prior_output_tokens=leg.num_prior_output_tokens,
         adapter=adapter.slot,
@@ -102,6 +106,11 @@ def load_to_wire(load: Load, links: bootstrap_pb2.WorkerLoad) -> bootstrap_pb2.W
         grantable_pages=load.grantable_pages,
         blocked_tokens=load.blocked_tokens,
         num_ungranted=load.num_ungranted,
+        prompt_budget=None if load.prompt_budget < 0 else load.prompt_budget,
+        output_tokens=load.output_tokens,
+        output_step_s=load.output_step_s,
+        context_token_s=load.context_token_s,
+        prompt_token_s=load.prompt_token_s,
     )
     wire.MergeFrom(links)
     return wire

@@ -22,6 +22,11 @@ class Load(NamedTuple):
     grantable_pages: int = 0  # decode: for new requests; 0 while requests wait for theirs
     num_ungranted: int = 0  # decode: of those that wait, requests for which there are no pages yet
     blocked_tokens: int = 0  # prefill: of `waiting_tokens`, those for which decode has not granted pages yet
+    prompt_budget: int = -1  # tokens of prompts that a step may have beside its outputs, roughly; -1: any number
+    output_tokens: int = 0  # contexts of the requests that get a token in each step, roughly
+    output_step_s: float = 0.0  # of a step without prompts, for outputs without context, roughly; 0: not measured
+    context_token_s: float = 0.0  # and for each token of their contexts
+    prompt_token_s: float = 0.0  # a token at the beginning of a prompt adds to a step; 0: not measured
 
 
 @dataclass(slots=True)

@@ -25,6 +25,7 @@ from diptych.generation.logprobs import PromptLogprobs
 from diptych.generation.request_groups import NO_ACCOUNT, NO_HINTS, NO_LIFE, Account, Hints, Life
 from diptych.generation.sampling_params import SamplingParams
 from diptych.generation.segments import ContentSegment
+from diptych.generation.slo import NO_SLO, Slo
 from diptych.kvtransfer.ownership import Pages
 
 NO_PAGES: Pages = np.empty(0, dtype=np.int32)
@@ -85,6 +86,7 @@ class Request:
     account: Account
     hints: Hints
     life: Life  # on the scheduler's clock
+    slo: Slo  # within what time it is served well, by the time that it is here
     extra_key: bytes  # what its hints and its adapter's weights make of it: see `page_hash.extra_key`
     tokens: I64  # room for prompt and output; valid up to num_tokens. Where content is, its keys: see `segments`
     prompt_len: int
@@ -176,6 +178,7 @@ def new_request(
     account: Account = NO_ACCOUNT,
     hints: Hints = NO_HINTS,
     life: Life = NO_LIFE,
+    slo: Slo = NO_SLO,
     extra_key: bytes = b"",
     num_prior_output_tokens: int = 0,
     adapter: int = NO_ADAPTER,
@@ -194,6 +197,7 @@ def new_request(
         account=account,
         hints=hints,
         life=life,
+        slo=slo,
         extra_key=extra_key,
         tokens=tokens,
         prompt_len=prompt_len,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from diptych.router.choose.policies.adaptive import adaptive
 from diptych.router.choose.policies.least_load import least_load
 from diptych.router.choose.policies.pair_cost import pair_cost
 from diptych.router.choose.policies.policy import Policy
@@ -20,6 +21,7 @@ from diptych.router.choose.policies.worker_policies import (
 )
 
 POLICIES: Final[Mapping[str, Policy]] = {
+    "adaptive": adaptive,
     "cache_aware": ByRole(cache_aware, "most of the prompt cached, or least busy"),
     "consistent_hash": ByRole(consistent_hash, "the session's worker"),
     "least_load": least_load,
@@ -29,7 +31,9 @@ POLICIES: Final[Mapping[str, Policy]] = {
     "random": ByRole(at_random, "drawn"),
     "round_robin": ByRole(round_robin, "its turn"),
 }
-READS_PROMPT: Final = frozenset({"cache_aware", "pair_cost", "prefix_hash"})  # the others do without its hashes
+READS_PROMPT: Final = frozenset(
+    {"adaptive", "cache_aware", "pair_cost", "prefix_hash"}
+)  # the others do without its hashes
 
 
 class Plan(NamedTuple):

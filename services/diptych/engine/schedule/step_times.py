@@ -1,0 +1,126 @@
+"""How long steps take, learned from those before: one part for requests that get a token, and one for prompts. Pure.
+
+Each part is a line through what was measured, of which the newest counts most: it tells what more work would take. How
+fast the machine is at this moment is told by the last few steps, against the line: so a machine that slows down is
+noticed at once. Where they clearly differ, all that was measured before is taken to be slower or faster, too.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from diptych.engine.values.request import Request
+
+KEPT: Final = 1 - 1 / 32  # of what was known of a line, when one more step is
+PACE_KEPT: Final = 0.25  # and of the last few steps' pace
+MIN_SPREAD: Final = 0.05  # of the work, against its mean, for a line to have a slope of its own
+ROUNDING: Final = 1e-6
+REACH: Final = 4  # times the most work of late that a line is believed to tell of
+CLEAR: Final = 1.3  # times slower or faster than the line: no noise
+OUTLIER: Final = 10.0  # no step counts as slower than so many times what was expected
+
+
+class StepLine:
+    """The seconds of steps by their work, for both of which no part is negative."""
+
+    def __init__(self) -> None:
+        self.base_s = 0.0  # of a step without work
+        self.slope_s = 0.0  # of each unit of it
+        self._has_slope = False  # that was measured
+        self._largest = 0.0  # work of late
+        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+        self._expected = self._measured = 0.0  # of the last few steps
+
+    @property
+    def is_known(self) -> bool:
+        return self._weight > 0
+
+    @property
+    def pace(self) -> float:
+        """How long the last few steps took, against the line."""
+        return self._measured / self._expected if self._expected else 1.0
+
+    def usual(self, work: float) -> float:
+        """Return how long a step with so much work takes, as a rule."""
+        return self.base_s + self.slope_s * work
+
+    def at(self, work: float) -> float:
+        """Return how long a step with so much work takes now."""
+        return self.pace * self.usual(work)
+
+    def work_in(self, seconds: float) -> int:
+        """Return how much work takes so long now; negative where none does. It is not much more than was measured."""
+        pace, most = self.pace, REACH * self._largest
+        spare_s, slope_s = seconds - pace * self.base_s, pace * self.slope_s
+        return int(min(most, spare_s / slope_s + ROUNDING if slope_s > 0 else math.copysign(most, spare_s)))
+
+    def learn(self, work: float, seconds: float) -> None:
+        expected_s = self.usual(work)
+        self._largest = max(work, self._largest * KEPT)
+        if expected_s > 0:
+            seconds = min(seconds, OUTLIER * expected_s * max(1.0, self.pace))
+            self._expected = self._expected * PACE_KEPT + expected_s
+            self._measured = self._measured * PACE_KEPT + seconds
+            if self._has_slope and not 1 / CLEAR < self.pace < CLEAR:
+                self._rescale(self.pace)
+                return
+        self._weight = self._weight * KEPT + 1
+        self._x = self._x * KEPT + work
+        self._y = self._y * KEPT + seconds
+        self._xx = self._xx * KEPT + work * work
+        self._xy = self._xy * KEPT + work * seconds
+        self._fit()
+
+    def _rescale(self, pace: float) -> None:
+        self._y *= pace
+        self._xy *= pace
+        self._expected = self._measured = 0.0
+        self._fit()
+
+    def _fit(self) -> None:
+        mean, mean_s = self._x / self._weight, self._y / self._weight
+        variance = self._xx / self._weight - mean * mean
+        if variance > (MIN_SPREAD * mean) ** 2:
+            slope_s = max(0.0, (self._xy / self._weight - mean * mean_s) / variance)
+            base_s = mean_s - slope_s * mean
+            if base_s < 0:
+                base_s, slope_s = 0.0, self._xy / self._xx
+            self.base_s, self.slope_s, self._has_slope = base_s, slope_s, True
+        elif self._has_slope:
+            scale = mean_s / self.usual(mean) if mean_s else 0.0
+            self.base_s, self.slope_s = scale * self.base_s, scale * self.slope_s
+        else:
+            self.base_s, self.slope_s = 0.0, mean_s / mean if mean else 0.0
+
+
+class ContextCount:
+    """How many tokens of context requests have that get one more in each step. A step costs one addition."""
+
+    def __init__(self) -> None:
+        self._at_first: dict[int, int] = {}  # tokens at step 0, by room
+        self._sum = 0
+        self._num_steps = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return self._sum + len(self._at_first) * self._num_steps
+
+    def add(self, request: Request) -> None:
+        at_first = request.num_tokens - self._num_steps
+        self._at_first[request.room] = at_first
+        self._sum += at_first
+
+    def remove(self, request: Request) -> None:
+        """Take out a request, if it is here."""
+        self._sum -= self._at_first.pop(request.room, 0)
+
+    def ahead(self, request: Request, num_tokens: int) -> None:
+        """A step brought a request, if it is here, so many tokens beside the first."""
+        if request.room in self._at_first:
+            self._at_first[request.room] += num_tokens
+            self._sum += num_tokens
+
+    def stepped(self, num_steps: int) -> None:
+        """A step is launched that brings each request a token; -1: it was given up."""
+        self._num_steps += num_steps

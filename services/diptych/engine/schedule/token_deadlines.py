@@ -1,0 +1,180 @@
+"""When running requests' next tokens are due, so that each keeps the time per token that its SLO allows. Pure.
+
+Token `i` of an output is due `i` times that time after the first one, wherever the output will end: so the mean is kept
+at any end, and a request that is ahead has slack that a step may spend. Requests with the same time per token are a
+*group*. A step brings each of them one token, which moves all their deadlines alike: their order stays as it is, and
+what a step costs here is a count for each group.
+
+A request with few tokens has no slack yet, and prompts would wait for it to have some. But hardly an output ends with
+so few: until it has `borrowed` tokens it may be late, as long as steps without prompts still bring it that many in
+time. Of such *young* requests the one that came first is due first: those behind it got fewer tokens in less time.
+
+Who is late by more than `FORGIVEN` tokens can't be mended by hurrying: its deadlines are counted anew. A time per token
+that steps without any prompt don't keep by far binds nobody: prompts would wait for nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass, field
+from typing import Final
+
+from diptych.engine.values.request import Request
+
+KEPT_BACK: Final = 0.01  # of each token's time, for what happens outside: hand-offs, the way to the client
+PER_OCTAVE: Final = 64  # groups: times that differ by less than 1 % are the same, the shorter one
+FORGIVEN: Final = 8  # tokens
+MAX_BORROWED: Final = 128  # tokens
+LOST: Final = 1.25  # times a time per token that steps without prompts take, who don't keep it by far
+CATCH_UP: Final = 1.1  # steps that bring young requests their tokens may each take so much longer than expected
+MIN_TPOT_S: Final = 1e-6
+
+_Entry = tuple[float, int, int]  # the base of its deadlines, a number for order, its room
+_Begun = tuple[float, int]  # when a request had its first token, and the number of the group's steps before its second
+
+
+@dataclass(slots=True)
+class _Group:
+    """Requests with one time per token. A request's next token is due at its base and `num_steps` times that time."""
+
+    tpot_s: float
+    num_steps: int = 0
+    young: dict[int, _Begun] = field(default_factory=dict)  # by room, in the order in which they came
+    bases: dict[int, float] = field(default_factory=dict)  # of the others, by room
+    heap: list[_Entry] = field(default_factory=list)  # of these, and of some that have left, until they come up
+    num_pushed: int = 0
+
+    def begin(self, room: int, first_s: float, num_launched: int, *, is_young: bool) -> None:
+        """A request had its first token, and has so many in steps that are launched."""
+        begun = (first_s, self.num_steps - num_launched)
+        if is_young:
+            self.young[room] = begun
+        else:
+            self.push(room, self._base_s(begun))
+
+    def due_s(self, now_s: float, step_s: float, borrowed: int) -> float:
+        """Return when the first token is due that a step brings, while steps without prompts take `step_s`."""
+        self._grow_up(borrowed)
+        return min(self._grown_due_s(now_s), self._young_due_s(step_s, borrowed))
+
+    def ahead(self, room: int, num_tokens: int) -> None:
+        if room in self.young:
+            first_s, num_steps = self.young[room]
+            self.young[room] = first_s, num_steps - num_tokens
+        else:
+            self.push(room, self.bases[room] + num_tokens * self.tpot_s)
+
+    def remove(self, room: int) -> None:
+        if self.young.pop(room, None) is None:
+            del self.bases[room]
+
+    def push(self, room: int, base_s: float) -> None:
+        self.num_pushed += 1
+        self.bases[room] = base_s
+        heapq.heappush(self.heap, (base_s, self.num_pushed, room))
+        if len(self.heap) > 2 * len(self.bases) + PER_OCTAVE:
+            self.heap = [entry for entry in self.heap if self.bases.get(entry[2]) == entry[0]]
+            heapq.heapify(self.heap)
+
+    def _grow_up(self, borrowed: int) -> None:
+        while self.young:
+            room, begun = next(iter(self.young.items()))
+            if self.num_steps - begun[1] < borrowed:
+                return
+            del self.young[room]
+            self.push(room, self._base_s(begun))
+
+    def _young_due_s(self, step_s: float, borrowed: int) -> float:
+        if not self.young:
+            return math.inf
+        first_s, num_steps = next(iter(self.young.values()))
+        num_left = borrowed - 1 - (self.num_steps - num_steps)  # behind the next one
+        return first_s + borrowed * self.tpot_s - num_left * min(self.tpot_s, CATCH_UP * step_s)
+
+    def _grown_due_s(self, now_s: float) -> float:
+        while self.bases:
+            base_s, _, room = self.heap[0]
+            due_s = base_s + self.num_steps * self.tpot_s
+            if self.bases.get(room) != base_s:
+                heapq.heappop(self.heap)
+            elif due_s < now_s - FORGIVEN * self.tpot_s:
+                self.push(room, self._base_s((now_s, self.num_steps)))
+            else:
+                return due_s
+        return math.inf
+
+    def _base_s(self, begun: _Begun) -> float:
+        first_s, num_steps = begun
+        return first_s + (1 - num_steps) * self.tpot_s
+
+
+class TokenDeadlines:
+    """Of the requests that run. Those without a time per token are only counted."""
+
+    def __init__(self) -> None:
+        self.borrowed = 1  # tokens that an output has at least, as a rule; 1: nobody knows
+        self._groups: dict[float, _Group] = {}  # by time per token
+        self._group_of: dict[int, _Group] = {}  # by room
+        self._free: set[int] = set()  # rooms of requests without one
+
+    @property
+    def num_free(self) -> int:
+        """How many of the requests have no time per token."""
+        return len(self._free)
+
+    def add(self, request: Request, first_s: float) -> None:
+        """Take in a request that has its first token at `first_s`; no step that is launched brings it another."""
+        if request.slo.tpot_s <= 0:
+            self._free.add(request.room)
+            return
+        tpot_s = grouped(request.slo.tpot_s)
+        group = self._groups.get(tpot_s)
+        if group is None:
+            group = self._groups[tpot_s] = _Group(tpot_s)
+        self._group_of[request.room] = group
+        group.begin(request.room, first_s, 0, is_young=self._is_young(request))
+
+    def correct(self, request: Request, first_s: float, num_launched: int) -> None:
+        """The first token of a request, if it is here, came at `first_s`; so many steps are launched behind it."""
+        group = self._group_of.get(request.room)
+        if group is not None:
+            group.remove(request.room)
+            group.begin(request.room, first_s, num_launched, is_young=self._is_young(request))
+
+    def remove(self, request: Request) -> None:
+        """Take out a request, if it is here."""
+        self._free.discard(request.room)
+        group = self._group_of.pop(request.room, None)
+        if group is not None:
+            group.remove(request.room)
+            if not (group.bases or group.young):
+                del self._groups[group.tpot_s]
+
+    def stepped(self, num_steps: int) -> None:
+        """A step is launched that brings each request a token; -1: it was given up."""
+        for group in self._groups.values():
+            group.num_steps += num_steps
+
+    def ahead(self, request: Request, num_tokens: int) -> None:
+        """A request got so many tokens more than the one that a step brings."""
+        group = self._group_of.get(request.room)
+        if group is not None:
+            group.ahead(request.room, num_tokens)
+
+    def next_due_s(self, now_s: float, step_s: float) -> float:
+        """Return when the first of the tokens is due that a step brings which begins at `now_s`; infinite: never.
+
+        `step_s`: of a step without prompts.
+        """
+        kept = (group for group in self._groups.values() if LOST * group.tpot_s > step_s)
+        return min((group.due_s(now_s, step_s, self.borrowed) for group in kept), default=math.inf)
+
+    def _is_young(self, request: Request) -> bool:
+        return request.max_len - request.num_tokens >= self.borrowed > 1
+
+
+def grouped(tpot_s: float) -> float:
+    """Return the time per token that a request is held to, which has `tpot_s`: no more than 2.1 % less."""
+    octaves = math.log2(max(MIN_TPOT_S, tpot_s * (1 - KEPT_BACK)))
+    return float(2 ** (math.floor(octaves * PER_OCTAVE) / PER_OCTAVE))

@@ -1,0 +1,158 @@
+"""Chooses the pair under which fewest SLOs are missed: the request's own, and those of whom it delays.
+
+A worker's role is how many tokens of prompts its steps may have beside outputs (`beside`), so any mixture of roles is a
+choice of pairs. New outputs are *packed*: they go to the first worker that keeps their time per token with one more,
+and leave the others free for prompts. A prompt goes where its first token is soonest: so a short one may be computed
+where its output is made, and a worker with slack takes prompts that would come too late elsewhere. Packing is that of
+Arrow (arXiv:2505.11916), lending slack to prompts that of TaiChi (arXiv:2508.01989).
+
+Everything is counted in requests that miss their SLO (`missed`). An output costs those outputs that its worker then
+does not keep, and those prompts that come while it lasts and find a slower worker. What is expected follows from who
+runs, and for how long, not from queues alone: a worker without a queue may be full. Without both times of an SLO nobody
+knows what would be missed: `pair_cost` chooses.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+
+from diptych.router.choose.policies.beside import compute_s, share_of, slowed_s, step_s
+from diptych.router.choose.policies.cost import grant_s
+from diptych.router.choose.policies.pair_cost import SHORTLIST, pair_cost
+from diptych.router.choose.policies.policy import Candidates, Decision, RequestView, Worker
+from diptych.router.workers.worker_view import Pair
+
+UNSURE: Final = 0.1  # of an SLO: within so much of it nobody knows whether it will be kept
+LATE: Final = 0.1  # what being late by a whole SLO more costs, once it is missed: less than another's miss
+SOON: Final = 0.05  # what a first token is worth that comes at once, not when it is due
+PLACE: Final = 0.02  # what another place in the order of workers is worth, for an output
+MAX_BUSY: Final = 0.98  # workers whose time is needed to a higher share are overloaded
+GRANT_STEPS: Final = 2  # of a decode worker, for which a prompt counts as queued while nobody computes it
+MAX_GRANT_S: Final = 0.1  # until a step with prompts is over, in the mean: about half of the largest ones
+
+
+def adaptive(candidates: Candidates, request: RequestView) -> Decision:
+    if not request.slo.are_known:
+        return pair_cost(candidates, request)
+    workers = candidates.workers
+    firsts = {key: first_s(workers[key], request) for key in candidates.partners}
+    outputs = _outputs_missed(candidates, request)
+    losses = {
+        pair: outputs[pair.decode_id]
+        + _first_missed(max(firsts[pair.prefill_id], _granted_s(workers, pair, request)), request)
+        for pair in _in_question(candidates, firsts)
+    }
+    return Decision(min(losses, key=losses.__getitem__), "fewest SLOs missed")
+
+
+def missed(share: float) -> float:
+    """Return how many requests miss an SLO of which they take such a share: none up to one, and a little more if late.
+
+    Nobody knows what comes of those that take nearly all of it, or hardly more.
+    """
+    likely = min(1.0, max(0.0, (share - 1 + UNSURE) / (2 * UNSURE)))
+    return likely + LATE * max(0.0, share - 1 - UNSURE)
+
+
+def first_s(worker: Worker, request: RequestView) -> float:
+    """Return when a worker would have the first token: behind its queue, and beside its outputs."""
+    load = worker.load
+    queue_s = load.num_queued * compute_s(worker, load.queued_tokens / max(1, load.num_queued))
+    own_s = compute_s(worker, max(1, request.prompt_len - worker.cached_tokens), worker.cached_tokens)
+    if load.prompt_budget < 0 and load.output_tokens:  # of prompts in its queue: they come before this one
+        return queue_s + own_s / share_of(worker, request.slo.tpot_s)
+    return slowed_s(worker, queue_s + own_s, request.slo.tpot_s)
+
+
+def _granted_s(workers: Mapping[int, Worker], pair: Pair, request: RequestView) -> float:
+    """Return when the first token may come as far as the decode worker is concerned.
+
+    Another worker does not begin with a prompt before it has pages there, and grants wait for the end of a step.
+    """
+    prefill, decode = workers[pair.prefill_id], workers[pair.decode_id]
+    if pair.is_local:
+        return grant_s(decode, request)
+    step_s = compute_s(decode, decode.load.queued_tokens / max(1, decode.load.num_queued))
+    own_s = compute_s(prefill, max(1, request.prompt_len - prefill.cached_tokens), prefill.cached_tokens)
+    return grant_s(decode, request) + min(step_s / 2, MAX_GRANT_S) + own_s
+
+
+def _in_question(candidates: Candidates, firsts: Mapping[int, float]) -> Iterator[Pair]:
+    """Yield the pairs of the prefill workers whose first token is soonest, and workers that would serve alone."""
+    soonest = set(heapq.nsmallest(SHORTLIST, firsts, key=lambda key: (firsts[key], key)))
+    for key, partners in candidates.partners.items():
+        yield from (Pair(key, each) for each in partners if key in soonest or key == each)
+
+
+def _first_missed(ttft_s: float, request: RequestView) -> float:
+    share = ttft_s / request.slo.ttft_s
+    return missed(share) + SOON * min(1.0, share)
+
+
+def _outputs_missed(candidates: Candidates, request: RequestView) -> Mapping[int, float]:
+    """Return what an output costs at each worker that may make it; of equals the first is the best."""
+    workers, prompts = candidates.workers, _Prompts.of(candidates, request)
+    losses = {key: _output_missed(workers[key], request, prompts) for key in candidates.decode_ids}
+    order = sorted(losses, key=lambda key: (losses[key], key))
+    return {key: losses[key] + PLACE * place for place, key in enumerate(order)}
+
+
+def _output_missed(worker: Worker, request: RequestView, prompts: _Prompts) -> float:
+    """Return how many requests miss their SLO because the output is made there: outputs, itself too, and prompts."""
+    tpot_s, added = request.slo.tpot_s, request.prompt_len + request.output_len / 2
+    before, after = missed(step_s(worker) / tpot_s), missed(step_s(worker, added) / tpot_s)
+    own = after + worker.load.num_outputs * max(0.0, after - before) + (not _has_memory(worker, request))
+    if worker.instance_id not in prompts.shares:
+        return own
+    key, others, share = worker.instance_id, worker.load.num_outputs, share_of(worker, tpot_s, added)
+    beside = prompts.missed_more(key, prompts.shares[key], share)
+    alone = prompts.missed_more(key, 1.0, share)  # for as long as it outlasts the others: so a worker becomes free again
+    return own + request.output_len * tpot_s * (others * beside + alone) / (others + 1)
+
+
+def _has_memory(worker: Worker, request: RequestView) -> bool:
+    """Whether the output and those that are there will have pages, as far as is known: else somebody gives way."""
+    load = worker.load
+    growth = request.output_len * (1 + load.num_outputs / 2)
+    return load.has_credit and load.free_tokens >= request.prompt_len + growth
+
+
+class _Prompts(NamedTuple):
+    """The prompts that come, and the workers that compute them."""
+
+    rate: float  # a second
+    work_s: float  # of each, at a worker that does nothing else
+    ttft_s: float  # they are to have their first tokens within so long
+    shares: Mapping[int, float]  # of their time that workers have for them
+    longest: tuple[float, float]  # the two largest of these
+    sum: float
+
+    @staticmethod
+    def of(candidates: Candidates, request: RequestView) -> _Prompts:
+        """Return what is known: those that come are like those that came, and as long as this one."""
+        usual, slo = request.usual, request.slo
+        shares = {key: share_of(candidates.workers[key], slo.tpot_s) for key in candidates.partners}
+        granted_s = GRANT_STEPS * max(step_s(worker) for worker in candidates.workers.values())
+        rate = usual.busy * len(shares) / (usual.prompt_s + granted_s) if usual.prompt_s > 0 else 0.0
+        num_tokens = request.prompt_len / (1 + usual.found)  # that are not cached
+        work_s = min(compute_s(candidates.workers[key], num_tokens) for key in shares)
+        largest = heapq.nlargest(2, shares.values())
+        return _Prompts(rate, work_s, slo.ttft_s, shares, (largest[0], largest[-1]), sum(shares.values()))
+
+    def missed_more(self, key: int, before: float, after: float) -> float:
+        """Return how many prompts a second miss their SLO because a worker has less of its time for them."""
+        if not self.rate:
+            return 0.0
+        others = self.longest[self.shares[key] == self.longest[0]] if len(self.shares) > 1 else 0.0
+        rest = self.sum - self.shares[key]
+        more = self._missed(rest + after, max(others, after)) - self._missed(rest + before, max(others, before))
+        return self.rate * max(0.0, more)
+
+    def _missed(self, total: float, longest: float) -> float:
+        """Return the share of prompts that miss it, as if one worker computed them, of `total` times the speed."""
+        busy = self.rate * self.work_s / total
+        bounded = min(MAX_BUSY, busy)
+        wait_s = bounded / (1 - bounded) * self.work_s / total / 2
+        return missed((self.work_s / longest + wait_s) / self.ttft_s) + max(0.0, busy - MAX_BUSY)

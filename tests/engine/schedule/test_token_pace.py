@@ -1,0 +1,261 @@
+"""What prompts may cost beside requests that have a time per token: no token is late, and no prompt waits for ever."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from diptych.engine.schedule.kv_forecast import OutputLengths
+from diptych.engine.schedule.step_pace import PATIENCE, UNBOUNDED, StepPace
+from diptych.engine.schedule.token_deadlines import FORGIVEN, TokenDeadlines, grouped
+from diptych.engine.values.prompt_cost import MIN_CHUNK
+from diptych.engine.values.request import Request, new_request
+from diptych.generation.sampling_params import SamplingParams
+from diptych.generation.slo import Slo
+
+MOST = 1 << 20
+STEP_S, TOKEN_S, CONTEXT_S = 0.004, 25e-6, 0.034e-6
+
+
+def running(room: int, tpot_s: float, prompt_len: int = 1000) -> Request:
+    return new_request(room, np.zeros(prompt_len, np.int64), SamplingParams(max_tokens=2000), slo=Slo(0.0, tpot_s))
+
+
+@dataclass
+class Worker:
+    """Runs steps on a clock, as an H200 would; `overlapped`: each is planned while the one before it runs."""
+
+    pace: StepPace = field(default_factory=lambda: StepPace(math.inf))
+    overlapped: bool = False
+    noise: random.Random | None = None
+    now_s: float = 0.0
+    firsts: dict[int, float] = field(default_factory=dict)
+    requests: dict[int, Request] = field(default_factory=dict)
+    tokens: dict[int, int] = field(default_factory=dict)  # after the first
+    latest_s: float = -math.inf  # by how much the latest token was late
+    _flying: list[tuple[float, Sequence[int]]] = field(default_factory=list)  # when they take so long, for whom
+
+    def join(self, request: Request) -> None:
+        """Between steps: what is launched before it came may take long."""
+        while self._flying:
+            self._land()
+        self.requests[request.room], self.firsts[request.room], self.tokens[request.room] = request, self.now_s, 0
+        self.pace.join(request, self.now_s)
+
+    def leave(self, room: int) -> None:
+        self.pace.leave(self.requests.pop(room))
+
+    def step(self, wanted: int, *, apart: bool = False) -> int:
+        """Launch a step; return how many tokens of prompts it has: None of either kind where there is nothing to do."""
+        rows = [] if apart else list(self.requests)
+        plan = self.pace.apart if apart else self.pace.beside
+        cost = min(wanted, plan(MOST, len(self.requests), self.now_s)) if wanted else 0
+        if not cost and not rows:
+            return 0
+        context = sum(self.requests[room].num_tokens + self.tokens[room] for room in rows)
+        took_s = max(STEP_S, TOKEN_S * cost) if apart else STEP_S + TOKEN_S * cost + CONTEXT_S * context
+        if self.noise is not None:
+            took_s *= self.noise.uniform(0.97, 1.03)
+        self.pace.begin(cost, self.now_s, len(rows))
+        self._flying.append((took_s, rows))
+        if not self.overlapped or len(self._flying) > 1:
+            self._land()
+        return cost
+
+    def _land(self) -> None:
+        took_s, rows = self._flying.pop(0)
+        self.now_s += took_s
+        self.pace.end(self.now_s)
+        for room in rows:
+            if room in self.requests and self.requests[room].slo.tpot_s:
+                self.tokens[room] += 1
+                due_s = self.firsts[room] + self.tokens[room] * self.requests[room].slo.tpot_s
+                self.latest_s = max(self.latest_s, self.now_s - due_s)
+
+
+def warm(worker: Worker) -> None:
+    """Let it learn how long steps take."""
+    worker.join(running(10_000, 0.0))
+    for cost in (16, 500, 1000, 4000, 8000, 0, 0, 0):
+        worker.step(cost)
+        worker.step(cost, apart=True)
+    worker.leave(10_000)
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_no_token_is_late_and_prompts_go_on_wherever_there_is_slack(seed: int, overlapped: bool) -> None:
+    rng = random.Random(seed)
+    worker = Worker(overlapped=overlapped, noise=random.Random(seed + 100))
+    warm(worker)
+    computed = 0
+    for number in range(3000):
+        if rng.random() < 0.03:
+            worker.join(running(number, rng.choice((0.0101, 0.025, 0.1)), rng.randrange(100, 4000)))
+        if worker.requests and rng.random() < 0.02:
+            worker.leave(rng.choice(list(worker.requests)))
+        if len(worker.requests) > 20:
+            worker.leave(next(iter(worker.requests)))
+        computed += worker.step(rng.choice((0, 500, 8192)))
+    assert worker.latest_s <= 0.0
+    assert computed / worker.now_s > 0.25 / TOKEN_S
+
+
+def test_prompts_in_steps_of_their_own_make_no_token_late() -> None:
+    worker = Worker()
+    warm(worker)
+    for room in range(8):
+        worker.join(running(room, 0.012))
+    computed = 0
+    for _ in range(1500):
+        computed += worker.step(MOST, apart=True)
+        worker.step(0)
+    assert worker.latest_s <= 0.0
+    assert computed / worker.now_s > 0.25 / TOKEN_S
+
+
+def test_slack_that_was_earned_is_spent_at_once() -> None:
+    worker = Worker()
+    warm(worker)
+    worker.join(running(1, 0.05))
+    for _ in range(100):
+        worker.step(0)
+    spent = sum(worker.step(MOST) for _ in range(3))
+    assert spent * TOKEN_S > 0.7 * (100 * 0.046)
+    assert worker.latest_s <= 0.0
+
+
+def test_without_requests_that_decode_nothing_bounds_a_step() -> None:
+    worker = Worker()
+    warm(worker)
+    assert worker.pace.beside(MOST, 0, 1.0) == worker.pace.apart(MOST, 0, 1.0) == MOST
+    assert worker.pace.shown(0) == UNBOUNDED
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_prompts_do_not_starve_where_there_is_no_slack(apart: bool) -> None:
+    """A step without prompts takes nearly all of the time per token."""
+    worker = Worker()
+    warm(worker)
+    worker.join(running(1, STEP_S * 1.03))
+    waits, waited = [], 0
+    for _ in range(400):
+        cost = worker.step(MOST, apart=apart)
+        if apart:
+            worker.step(0)
+        if cost:
+            waits.append(waited)
+            waited = 0
+            assert cost >= MIN_CHUNK
+        else:
+            waited += 1
+    assert max(waits) < PATIENCE
+    assert len(waits) >= 400 // PATIENCE
+
+
+def test_a_time_per_token_that_no_step_keeps_binds_nobody_but_the_longest_step_does() -> None:
+    worker = Worker(StepPace(0.1))
+    warm(worker)
+    worker.join(running(1, 0.001))
+    costs = [worker.step(MOST) for _ in range(20)]
+    assert min(costs) * TOKEN_S > 0.06
+    assert worker.latest_s > 0.0
+
+
+def test_those_without_a_time_per_token_and_those_with_one_bound_a_step_both() -> None:
+    worker = Worker(StepPace(0.02))
+    warm(worker)
+    worker.join(running(1, 0.0))
+    worker.join(running(2, 1.0))
+    assert 0.01 < worker.step(MOST) * TOKEN_S <= 0.02
+    worker.leave(1)
+    assert 0.01 < worker.step(MOST) * TOKEN_S <= 0.02, "who comes meanwhile waits for the step"
+    assert worker.pace.shown(1) * TOKEN_S > 0.03, "but there is more slack than that"
+
+
+def test_what_is_shown_follows_the_slack() -> None:
+    worker = Worker()
+    warm(worker)
+    worker.join(running(1, 0.010))
+    worker.step(0)
+    first = worker.pace.shown(1)
+    for _ in range(50):
+        worker.step(0)
+    assert MIN_CHUNK < first < 300 < worker.pace.shown(1)
+    base_s, slope_s, prompt_s = worker.pace.step_parts_s
+    assert base_s == pytest.approx(STEP_S, rel=0.15)
+    assert 0 < slope_s < 1e-6
+    assert prompt_s == pytest.approx(TOKEN_S, rel=0.25)
+
+
+def test_young_outputs_may_be_late_as_long_as_they_can_catch_up() -> None:
+    worker = Worker()
+    warm(worker)
+    worker.pace.expect(50)
+    worker.join(running(1, 0.010))
+    spent = worker.step(MOST)
+    assert spent * TOKEN_S > 0.7 * 50 * (0.010 - 1.1 * STEP_S)
+    assert worker.latest_s > 0.0
+    for _ in range(49):
+        worker.step(MOST)
+    worker.latest_s = -math.inf
+    for _ in range(200):
+        worker.step(MOST)
+    assert worker.latest_s <= 0.0
+
+
+def test_a_request_that_may_not_have_so_many_tokens_borrows_none() -> None:
+    worker = Worker()
+    warm(worker)
+    worker.pace.expect(50)
+    short = running(1, 0.010)
+    short.max_len = short.num_tokens + 40
+    worker.join(short)
+    for _ in range(40):
+        worker.step(MOST)
+    assert worker.latest_s <= 0.0
+
+
+@pytest.mark.parametrize("lengths", [(5,) * 30, (5,) * 10, tuple(range(100, 200))])
+def test_what_is_short_for_an_output_is_learned_from_those_that_ended(lengths: Sequence[int]) -> None:
+    known = OutputLengths()
+    for length in lengths:
+        known.observe(length)
+    shorter = sum(length < known.short for length in lengths)
+    assert known.short == 0 if len(lengths) < 20 else shorter <= 0.05 * len(lengths) + 1 and known.short > 3
+
+
+def test_deadlines_are_those_of_every_request_one_by_one() -> None:
+    rng = random.Random(5)
+    deadlines, due, tpots = TokenDeadlines(), dict[int, float](), dict[int, float]()
+    requests = dict[int, Request]()
+    for number in range(600):
+        now_s = number * 0.01
+        if rng.random() < 0.3:
+            request = running(number, rng.choice((0.02, 0.03, 0.3)))
+            requests[number], tpots[number] = request, grouped(request.slo.tpot_s)
+            deadlines.add(request, now_s)
+            due[number] = now_s + tpots[number]
+        if requests and rng.random() < 0.25:
+            gone = rng.choice(list(requests))
+            deadlines.remove(requests.pop(gone))
+            del due[gone]
+        if requests and rng.random() < 0.1:
+            lucky = rng.choice(list(requests))
+            deadlines.ahead(requests[lucky], 3)
+            due[lucky] += 3 * tpots[lucky]
+        for room, at_s in due.items():  # who is too late to be mended
+            due[room] = now_s + tpots[room] if at_s < now_s - FORGIVEN * tpots[room] else at_s
+        assert deadlines.next_due_s(now_s, 0.0) == pytest.approx(min(due.values(), default=math.inf))
+        deadlines.stepped(1)
+        due = {room: at_s + tpots[room] for room, at_s in due.items()}
+
+
+def test_a_request_is_held_to_a_little_less_than_it_has() -> None:
+    for tpot_s in (0.001, 0.0101, 0.025, 0.3, 7.0):
+        assert 0.979 * tpot_s <= grouped(tpot_s) <= 0.99 * tpot_s
