@@ -3,8 +3,8 @@
 A real router before two prefill and two decode workers, simulated in processes of their own (`router_rig`): a prompt
 takes 80 ms of a prefill worker's time, one after the other, so two of them serve 25 requests/s. Requests arrive at
 random, whatever became of those before. *Goodput*: requests/s whose first token came within a second. With the
-limit in their header (`x-diptych-ttft-slo-ms`) the router refuses at once what would come later; without it everybody
-waits for everybody.
+limit in their header (`x-diptych-ttft-deadline-ms`) the router refuses at once what would come later; without it
+everybody waits for everybody.
 
     python bench/router_overload.py [--quick] [--json]
 """
@@ -25,7 +25,7 @@ SERVICE_S: Final = 0.08  # of a prefill worker, a request
 CAPACITY: Final = NUM_PAIRS / SERVICE_S  # requests/s
 SLO_S: Final = 1.0
 NUM_TOKENS: Final = 8
-SLO_HEADER: Final = {"x-diptych-ttft-slo-ms": f"{1000 * SLO_S:g}"}
+DEADLINE: Final = {"x-diptych-ttft-deadline-ms": f"{1000 * SLO_S:g}"}
 QUESTION: Final = f"{NUMBER}: " + "What is served when everybody asks at once, and who is told to come back? " * 8
 PROMPT_LEN: Final = 178  # tokens of the question in its chat
 BODY: Final[Mapping[str, Any]] = {
@@ -62,7 +62,7 @@ def main() -> None:
     cast = Cast(num_pairs=NUM_PAIRS, prefill_s_per_token=SERVICE_S / PROMPT_LEN)
     with report.Report(as_json=options.json) as out, platform(cast) as running:
         goodputs = {
-            load: add_to_report(out, load, measure(running, load, seconds, SLO_HEADER), seconds, "with a limit")
+            load: add_to_report(out, load, measure(running, load, seconds, DEADLINE), seconds, "with a limit")
             for load in loads
         }
         past = [goodput for load, goodput in goodputs.items() if load >= 1.5]

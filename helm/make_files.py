@@ -24,7 +24,7 @@ import yaml
 from diptych.bootstrap.main import BootstrapConfig
 from diptych.common.config import described
 from diptych.engine.frontend.config import WorkerConfig
-from diptych.router.config import RouterConfig
+from diptych.router.config import RENAMED, RouterConfig
 
 ROOT: Final = Path(__file__).parents[1]
 CHART: Final = ROOT / "helm" / "diptych"
@@ -152,7 +152,9 @@ def _type_of(default: object) -> str:
 
 
 def _options_schema(config: type[Any]) -> Json:
-    told = {_camel(name): {**_option_schema(kind), "description": text} for name, kind, text in _options(config)}
+    told: Json = {_camel(name): {**_option_schema(kind), "description": text} for name, kind, text in _options(config)}
+    for name, now in (RENAMED if config is RouterConfig else {}).items():
+        told[_camel(name)] = {"description": f"Refused, with words: it is {_camel(now)} now."}
     return {"type": "object", "additionalProperties": False, "properties": told}
 
 

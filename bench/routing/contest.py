@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from diptych.generation.slo import NO_SLO, Slo
 from diptych.router.choose.policies import POLICIES
-from diptych.router.choose.policies.policy import NO_OBJECTIVES, Objectives
 from routing.cell import Cell, Goodputs
 from routing.family import Member
 from routing.fleet import Fleet
@@ -29,7 +29,7 @@ class Contest:
 
     member: Member
     untold: Sequence[Outcome]  # of `pair_cost` without objectives
-    told: Mapping[Objectives, Sequence[Outcome]]  # and with those of each cell
+    told: Mapping[Slo, Sequence[Outcome]]  # and with those of each cell
     others: Mapping[str, Sequence[Outcome]]
 
     @property
@@ -51,13 +51,13 @@ class Contest:
         """Return how many cells that one of the others misses which misses fewest: each has to do for all cells."""
         return min(sum(cell.misses(name) for cell in self.untold_cells) for name in self.others)
 
-    def _cell(self, wanted: Objectives, own: Sequence[Outcome]) -> Cell:
+    def _cell(self, wanted: Slo, own: Sequence[Outcome]) -> Cell:
         others = {name: _goodputs(found, wanted) for name, found in self.others.items()}
         return Cell(_goodputs(own, wanted), others)
 
 
-def _goodputs(found: Sequence[Outcome], wanted: Objectives) -> Goodputs:
-    return tuple(one.goodput(*wanted) for one in found)
+def _goodputs(found: Sequence[Outcome], wanted: Slo) -> Goodputs:
+    return tuple(one.goodput(wanted.ttft_s, wanted.tpot_s) for one in found)
 
 
 def hold(member: Member, num_drawings: int = 1) -> Contest:
@@ -78,6 +78,6 @@ def _singles(fleet: Fleet) -> Iterator[tuple[str, Fleet, str]]:
         yield from ((f"{policy}, always two", two, policy) for policy in HELD)
 
 
-def _run(member: Member, fleet: Fleet, policy: str, objectives: Objectives = NO_OBJECTIVES) -> Outcome:
+def _run(member: Member, fleet: Fleet, policy: str, objectives: Slo = NO_SLO) -> Outcome:
     jobs = fleet.replay(POLICIES[policy], objectives).open_loop(member.requests, 1.0)
     return outcome(jobs, fleet.prefill_ids)

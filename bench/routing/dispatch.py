@@ -10,17 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from diptych.generation.slo import NO_SLO, Slo
 from diptych.router.choose.cached_prefixes import LATELY_S, ApproximateIndex, CachedPrefixes
 from diptych.router.choose.estimates import Estimates
 from diptych.router.choose.pairing import partners
-from diptych.router.choose.policies.policy import (
-    NO_OBJECTIVES,
-    Candidates,
-    Objectives,
-    Policy,
-    RequestView,
-    Worker,
-)
+from diptych.router.choose.policies.policy import Candidates, Policy, RequestView, Worker
 from diptych.router.choose.prefix_index import KvNews, PrefixIndex
 from diptych.router.workers.worker_view import Pair, WorkerLoad
 from routing.engine import Engine, Job
@@ -65,7 +59,7 @@ class Dispatch:
         policy: Policy,
         engines: Mapping[int, Engine],
         pairs: Sequence[Pair],
-        objectives: Objectives = NO_OBJECTIVES,
+        objectives: Slo = NO_SLO,
         chance: Chance = AS_BUILT,
     ) -> None:
         self._policy = policy
@@ -157,7 +151,7 @@ class Dispatch:
             prefix_key=family,
             output_len=self._estimates.output_len,
             usual=self._estimates.usual,
-            objectives=self._objectives,
+            slo=self._objectives,
         )
 
     def _candidates(self, cached: Mapping[int, int]) -> Candidates:

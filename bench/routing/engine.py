@@ -16,7 +16,7 @@ from diptych.engine.schedule.policies import PATIENCE_S
 from diptych.engine.schedule.step_pace import HEADROOM, PATIENCE
 from diptych.engine.schedule.token_deadlines import CATCH_UP, LOST, MAX_BORROWED
 from diptych.engine.values.prompt_cost import MIN_CHUNK
-from diptych.router.choose.policies.policy import NO_OBJECTIVES, Objectives
+from diptych.generation.slo import NO_SLO, Slo
 from diptych.router.workers.worker_view import Pair
 from routing.block_cache import BlockCache
 from routing.hardware import Hardware
@@ -85,7 +85,7 @@ class Engine:
     waiting: deque[Job] = field(default_factory=deque)  # for memory
     reserved_tokens: int = 0
     next_s: float = math.inf
-    slo: Objectives = NO_OBJECTIVES  # of all requests
+    slo: Slo = NO_SLO  # of all requests
     _batch: list[tuple[int, int, Job]] = field(default_factory=list)  # a heap by the step that ends the request
     _joining: list[Job] = field(default_factory=list)
     _due: list[tuple[float, int, Job]] = field(default_factory=list)  # by when tokens are due: see `TokenDeadlines`

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from diptych.router.choose.policies.policy import Objectives
+from diptych.generation.slo import Slo
 from routing.fleet import Fleet, disaggregated, unified
 from routing.hardware import DENSE_32B, Hardware
 from routing.outcome import pooled_hit_rate
@@ -55,10 +55,10 @@ class Member:
     requests: Sequence[TracedRequest]
 
     @property
-    def objectives(self) -> Sequence[Objectives]:
+    def objectives(self) -> Sequence[Slo]:
         hardware = self.fleet.hardware
         prompt, step = hardware.token_s / DENSE_32B.token_s, hardware.step_s / DENSE_32B.step_s
-        return [Objectives(ttft_s * prompt, tpot_s * step) for tpot_s in TPOTS_S for ttft_s in TTFTS_S]
+        return [Slo(ttft_s * prompt, tpot_s * step) for tpot_s in TPOTS_S for ttft_s in TTFTS_S]
 
 
 def member(seed: int, num_requests: int = NUM_REQUESTS) -> Member:

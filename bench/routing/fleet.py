@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from diptych.router.choose.policies.policy import NO_OBJECTIVES, Objectives, Policy
+from diptych.generation.slo import NO_SLO, Slo
+from diptych.router.choose.policies.policy import Policy
 from diptych.router.workers.worker_view import Pair
 from routing.block_cache import BlockCache
 from routing.dispatch import AS_BUILT, Chance, Dispatch
@@ -34,7 +35,7 @@ class Fleet:
     def is_unified(self) -> bool:
         return self.prefill_ids == self.decode_ids
 
-    def replay(self, policy: Policy, objectives: Objectives = NO_OBJECTIVES) -> Replay:
+    def replay(self, policy: Policy, objectives: Slo = NO_SLO) -> Replay:
         """Return a run that has not begun."""
         ids = sorted({*self.prefill_ids, *self.decode_ids})
         engines = {key: Engine(key, self.hardware, BlockCache(self.num_blocks), slo=objectives) for key in ids}

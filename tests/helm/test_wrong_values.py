@@ -13,6 +13,7 @@ WRONG = {
     "router: {replicas: two}": "at '/router/replicas': got string, want integer",
     "router: {replicas: -1}": "at '/router/replicas': minimum: got -1, want 0",
     "router: {options: {maxConcurent: 5}}": "at '/router/options': additional properties 'maxConcurent' not allowed",
+    "router: {options: {ttftSloS: 2}}": "router.options.ttftSloS is ttftDeadlineMs now, in milliseconds",
     "router: {options: {policy: fastest}}": "at '/router/options/policy': value must be one of",
     "router: {options: {console: 'off'}}": "at '/router/options': additional properties 'console' not allowed",
     "router: {options: {httpPort: 80}}": "at '/router/options': additional properties 'httpPort' not allowed",

@@ -241,7 +241,7 @@ def test_a_prompt_that_is_refused_for_its_first_token_costs_nothing(
     cluster = start_cluster(api_keys_file=keys)
     cluster.prefill().stats = worker_pb2.LegStats(compute_us=20_000_000)
     for slo_ms, status in (("", 200), ("60000", 200), ("5000", 429)):
-        headers = {**bearer("b-key" if status == 429 else "o-key"), "x-diptych-ttft-slo-ms": slo_ms}
+        headers = {**bearer("b-key" if status == 429 else "o-key"), "x-diptych-ttft-deadline-ms": slo_ms}
         assert cluster.post("/v1/completions", {"prompt": "p"}, headers)[0] == status
     assert metric(cluster, 'diptych_router_key_prompt_tokens_total{key="bob"}') == 0
 

@@ -10,12 +10,14 @@ from dataclasses import replace
 
 import pytest
 
+from diptych.generation.slo import NO_SLO, Slo
 from diptych.router.choose.estimates import RecentMeans, WorkerSpeed
 from diptych.router.choose.fits import Curve, Line
 from diptych.router.choose.pairing import partners
 from diptych.router.choose.policies.cost import Cost, costs_of, later_of, ttft_s
 from diptych.router.choose.policies.pair_cost import pair_cost
-from diptych.router.choose.policies.policy import NO_OBJECTIVES, Candidates, Objectives, RequestView, Worker
+from diptych.router.choose.policies.policy import Candidates, RequestView, Worker
+from diptych.router.choose.stakes import urgency
 from diptych.router.workers.worker_view import Pair, WorkerLoad
 
 SPEED = WorkerSpeed(prefill=Curve(0.01, 1e-4), decode=Line(0.01, 1e-6))  # 10,000 tokens/s
@@ -66,14 +68,14 @@ def test_a_cost_is_the_sum_of_what_happens_one_after_the_other() -> None:
     assert pair_cost(candidates, REQUEST).pair == Pair(2, 11)
 
 
-@pytest.mark.parametrize("objectives", [NO_OBJECTIVES, Objectives(0.3, 0.025)], ids=["untold", "told"])
+@pytest.mark.parametrize("objectives", [NO_SLO, Slo(0.3, 0.025)], ids=["untold", "told"])
 @pytest.mark.parametrize("seed", range(20))
-def test_what_is_chosen_costs_least_of_what_is_explained(seed: int, objectives: Objectives) -> None:
+def test_what_is_chosen_costs_least_of_what_is_explained(seed: int, objectives: Slo) -> None:
     rng = random.Random(seed)
     pairs = [Pair(p, d) for p in (1, 2, 3) for d in (2, 3, 11)]
     candidates = among(pairs, {key: _random_worker(rng) for key in (1, 2, 3, 11)})
     usual = RecentMeans(rng.random(), rng.random(), rng.random() / 10, rng.random())
-    request = replace(REQUEST, usual=usual, objectives=objectives)
+    request = replace(REQUEST, usual=usual, slo=objectives)
     costs = costs_of(candidates, request, pairs)
     common_s = request.output_len * 0.01
     least_s = min(cost.total_s for cost in costs.values())
@@ -200,42 +202,42 @@ def test_outputs_with_much_slack_are_stopped_rather_than_a_prompt_kept_waiting()
 
 @pytest.mark.parametrize(
     ("objectives", "wanted"),
-    [(NO_OBJECTIVES, Pair(1, 1)), (Objectives(0.02, 0.1), Pair(2, 2)), (Objectives(5.0, 0.02), Pair(1, 1))],
+    [(NO_SLO, Pair(1, 1)), (Slo(0.02, 0.1), Pair(2, 2)), (Slo(5.0, 0.02), Pair(1, 1))],
     ids=["nobody said", "first tokens are urgent", "outputs are urgent"],
 )
-def test_who_knows_the_objectives_waits_or_stops_outputs_as_these_allow(objectives: Objectives, wanted: Pair) -> None:
+def test_who_knows_the_objectives_waits_or_stops_outputs_as_these_allow(objectives: Slo, wanted: Pair) -> None:
     """The same queue and the same outputs: an output of 10 tokens takes 0.11 s here, a prompt as a rule 0.1 s."""
-    request = replace(REQUEST, usual=RecentMeans(prompt_s=0.1), objectives=objectives)
+    request = replace(REQUEST, usual=RecentMeans(prompt_s=0.1), slo=objectives)
     queue, outputs = busy(num_queued=1, queued_tokens=700), decoding(2)
     assert chosen_for(request, [Pair(1, 1), Pair(2, 2)], w1=queue, w2=outputs) == {wanted}
 
 
-@pytest.mark.parametrize("objectives", [Objectives(1.0, 0.0), Objectives(0.0, 0.1), NO_OBJECTIVES])
-def test_one_objective_alone_weighs_nothing(objectives: Objectives) -> None:
-    request = replace(REQUEST, usual=CROWDED, objectives=objectives)
+@pytest.mark.parametrize("objectives", [Slo(1.0, 0.0), Slo(0.0, 0.1), NO_SLO])
+def test_one_objective_alone_weighs_nothing(objectives: Slo) -> None:
+    request = replace(REQUEST, usual=CROWDED, slo=objectives)
     assert later_of(request, 0.4) == pytest.approx(0.5)
 
 
 def test_a_second_after_the_first_token_is_worth_what_objectives_spare() -> None:
     """0.1 s a token allow an output of ten 1 s; it takes 0.4 s, so 0.6 s are spare, and for the first token 0.15 s."""
-    request = replace(REQUEST, usual=CROWDED, objectives=Objectives(0.15, 0.1))
+    request = replace(REQUEST, usual=CROWDED, slo=Slo(0.15, 0.1))
     assert later_of(request, 0.4) == pytest.approx(math.sqrt(0.15 / 0.6 * 0.1 / 0.4))
-    assert later_of(replace(request, objectives=Objectives(30.0, 0.1)), 0.4) == 1.0  # as seconds, at most
+    assert later_of(replace(request, slo=Slo(30.0, 0.1)), 0.4) == 1.0  # as seconds, at most
     assert later_of(request, -1.0) == 1.0  # as of a worker that reports more free pages than it has
     assert later_of(request, 2.0) == pytest.approx(math.sqrt(0.15 / 0.05 * 0.1 / 2.0))  # it has nothing to spare
 
 
 @pytest.mark.parametrize(
     ("busy_share", "objectives", "is_local"),
-    [(0.9, NO_OBJECTIVES, True), (0.1, Objectives(1.0, 0.1), True), (0.9, Objectives(1.0, 0.1), False)],
+    [(0.9, NO_SLO, True), (0.1, Slo(1.0, 0.1), True), (0.9, Slo(1.0, 0.1), False)],
     ids=["nobody said", "few prompts", "many prompts"],
 )
 def test_outputs_keep_away_from_prompts_that_are_still_to_come(
-    busy_share: float, objectives: Objectives, is_local: bool
+    busy_share: float, objectives: Slo, is_local: bool
 ) -> None:
     """A hand-off delays an output by 0.03 s."""
     usual, far = RecentMeans(busy_share, prompt_s=0.1, found=0.0), replace(IDLE, token_bytes=30_000)
-    pairs = chosen_for(replace(REQUEST, usual=usual, objectives=objectives), UNIFIED, w1=far, w2=far)
+    pairs = chosen_for(replace(REQUEST, usual=usual, slo=objectives), UNIFIED, w1=far, w2=far)
     assert {pair.is_local for pair in pairs} == {is_local}
 
 
@@ -301,3 +303,32 @@ def test_a_busier_decode_worker_that_has_the_kv_is_found_among_many(num_decode: 
     workers[103] = replace(decoding(1), token_bytes=10**6, cached_tokens=900)
     candidates = among([Pair(1, key) for key in workers if key != 1], workers)
     assert {pair_cost(candidates, replace(REQUEST, number=n)).pair for n in range(16)} == {Pair(1, 103)}
+
+
+def test_a_request_delays_those_who_can_spare_it_rather_than_those_who_cannot() -> None:
+    """Two workers with an output each, of which one may take 20 ms a token and takes 10, the other may take 500."""
+    tight, loose = Slo(1.0, 0.02), Slo(30.0, 0.5, 0.5)
+    alone = [Pair(1, 1), Pair(2, 2)]
+    for slo in (tight, loose, NO_SLO):
+        request = replace(REQUEST, usual=CROWDED, slo=slo)
+        beside = [replace(decoding(1), load=replace(decoding(1).load, outputs=((each, 1),))) for each in (tight, loose)]
+        assert chosen_for(request, alone, w1=beside[0], w2=beside[1]) == {Pair(2, 2)}
+        assert chosen_for(request, alone, w1=beside[1], w2=beside[0]) == {Pair(1, 1)}
+
+
+@pytest.mark.parametrize("slo", [NO_SLO, Slo(0.3, 0.025, 2.0, sheddable=True)])
+@pytest.mark.parametrize("seed", range(5))
+def test_where_all_slos_are_equal_a_pair_costs_what_it_costs_without_knowing_those_of_others(
+    seed: int, slo: Slo
+) -> None:
+    rng = random.Random(seed)
+    pairs = [Pair(p, d) for p in (1, 2) for d in (2, 11)]
+    workers = {key: _random_worker(rng) for key in (1, 2, 11)}
+    told = {
+        key: replace(each, load=replace(each.load, outputs=((slo, each.load.num_requests - each.load.num_queued),)))
+        for key, each in workers.items()
+    }
+    usual = RecentMeans(rng.random(), rng.random(), rng.random() / 10, rng.random())
+    request = replace(REQUEST, usual=usual, slo=slo)
+    also = replace(request, usual=usual._replace(urgency=urgency(slo)))
+    assert costs_of(among(pairs, told), also, pairs) == costs_of(among(pairs, workers), request, pairs)

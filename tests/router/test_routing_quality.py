@@ -20,9 +20,9 @@ from routing.outcome import Outcome, outcome, pooled_hit_rate
 from routing.trace import parse_rows, read_trace, synthetic_rows, whole_blocks
 
 from diptych.engine.options.config import EngineOptions
+from diptych.generation.slo import NO_SLO
 from diptych.router.choose.policies import POLICIES
 from diptych.router.choose.policies.pair_cost import pair_cost
-from diptych.router.choose.policies.policy import NO_OBJECTIVES
 from diptych.router.workers.worker_view import Pair
 
 NUM_BLOCKS = 512
@@ -77,7 +77,7 @@ def test_no_policy_is_much_better_where_a_weight_for_misses_did_harm(seed: int, 
         for policy in ("pair_cost", rival)
     )
     for wanted in load.objectives:
-        assert own.goodput(*wanted) > 0.9 * other.goodput(*wanted)
+        assert own.goodput(wanted.ttft_s, wanted.tpot_s) > 0.9 * other.goodput(wanted.ttft_s, wanted.tpot_s)
 
 
 @pytest.mark.parametrize("cell", [0, 2, 5])
@@ -86,9 +86,9 @@ def test_unified_workers_meet_more_objectives_when_these_are_known(cell: int) ->
     wanted = load.objectives[cell]
     told, untold = (
         outcome(load.fleet.replay(pair_cost, known).open_loop(load.requests, 1.0), load.fleet.prefill_ids)
-        for known in (wanted, NO_OBJECTIVES)
+        for known in (wanted, NO_SLO)
     )
-    assert told.goodput(*wanted) > 1.15 * untold.goodput(*wanted)
+    assert told.goodput(wanted.ttft_s, wanted.tpot_s) > 1.15 * untold.goodput(wanted.ttft_s, wanted.tpot_s)
 
 
 # the family
@@ -118,9 +118,9 @@ def test_a_contest_gives_each_cell_the_best_of_all_others() -> None:
     assert "pair_cost" not in contest.others
     assert list(contest.told) == list(contest.member.objectives)
     for wanted, told, untold in zip(contest.told, contest.cells, contest.untold_cells, strict=True):
-        assert told.own == (contest.told[wanted][0].goodput(*wanted),)
-        assert untold.own == (contest.untold[0].goodput(*wanted),)
-        most = max(found.goodput(*wanted) for (found,) in contest.others.values())
+        assert told.own == (contest.told[wanted][0].goodput(wanted.ttft_s, wanted.tpot_s),)
+        assert untold.own == (contest.untold[0].goodput(wanted.ttft_s, wanted.tpot_s),)
+        most = max(found.goodput(wanted.ttft_s, wanted.tpot_s) for (found,) in contest.others.values())
         assert told.best == untold.best == (most,)
 
 

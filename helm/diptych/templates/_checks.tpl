@@ -72,6 +72,11 @@ model.volume.image needs Kubernetes 1.33 or later, this is {{ $.Capabilities.Kub
 {{- end }}
 
 {{- define "diptych.routerProblems" -}}
+{{- range $former, $now := dict "ttftObjectiveS" "ttftSloMs" "tpotObjectiveS" "tpotSloMs" "ttftSloS" "ttftDeadlineMs" }}
+{{- if hasKey $.Values.router.options $former }}
+router.options.{{ $former }} is {{ $now }} now, in milliseconds
+{{- end }}
+{{- end }}
 {{- with .Values.router }}
 {{- $grace := include "diptych.routerGrace" . | int }}
 {{- if and .terminationGracePeriodSeconds (lt (int .terminationGracePeriodSeconds) $grace) }}

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from diptych.common.config import option
+from diptych.common.config import env_name, flag_name, option
 from diptych.common.errors import ConfigError
 from diptych.common.logging import LogConfig
 from diptych.common.members.replicas import check_replicas
 from diptych.common.net.reachable import reachable_host
 from diptych.common.net.served import LoadFormat, check_max_model_len, check_names
 from diptych.common.trust.trust import TrustConfig
+from diptych.generation.slo import Slo
 from diptych.router.choose.policies import POLICIES
 from diptych.router.http.exchange.cors import check_origins
 from diptych.router.keys.config import KeyConfig
 from diptych.router.text.parsing.formats import TOOL_FORMATS
 from diptych.router.text.parsing.message_formats import AUTO, NONE, REASONING_FORMATS
 from diptych.router.text.tokenization import TokenizeAt
+from diptych.router.values.slo_tiers import Tiers, tiers_of
 
 _POSITIVE: Final = (
     "max_choices",
@@ -37,10 +41,16 @@ _NOT_NEGATIVE: Final = (
     "hedge_after_s",
     "max_queued",
     "tokenizer_cache_bytes",
-    "tpot_objective_s",
-    "ttft_objective_s",
-    "ttft_slo_s",
+    "tpot_slo_ms",
+    "ttft_deadline_ms",
+    "ttft_slo_ms",
 )
+
+RENAMED: Final[Mapping[str, str]] = {  # options by their former names
+    "tpot_objective_s": "tpot_slo_ms",
+    "ttft_objective_s": "ttft_slo_ms",
+    "ttft_slo_s": "ttft_deadline_ms",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +108,14 @@ class RouterConfig(LogConfig, TrustConfig, KeyConfig):
         group="chat",
         choices=(AUTO, NONE, *sorted(REASONING_FORMATS)),
     )
-    ttft_objective_s: float = option(
-        0.0, help="a request is served well with its first token within so long; 0: not said", group="routing"
+    ttft_slo_ms: float = option(
+        0.0, help="a request is served well with its first token within so long; 0: not said", group="slo"
     )
-    tpot_objective_s: float = option(
-        0.0, help="and with each token after it within so long, in the mean; 0: not said", group="routing"
+    tpot_slo_ms: float = option(
+        0.0, help="and with each token after it within so long, in the mean; 0: not said", group="slo"
+    )
+    slo_tiers: tuple[str, ...] = option(
+        (), help="SLOs that requests may name: NAME:ttft_ms=300:tpot_ms=40:weight=2:sheddable", group="slo"
     )
     hedge_after_s: float = option(
         0.0, help="start a second attempt elsewhere after so long without a first token; 0: never", group="routing"
@@ -114,8 +127,8 @@ class RouterConfig(LogConfig, TrustConfig, KeyConfig):
     max_concurrent: int = option(1024, help="requests worked on at once; more wait in line", group="limits")
     max_queued: int = option(256, help="requests in line, by priority; more get 429. 0: no line", group="limits")
     max_queue_wait_s: float = option(5.0, help="a request that would wait longer in line gets 429", group="limits")
-    ttft_slo_s: float = option(
-        0.0, help="429 at once for what won't get its first token in so many seconds; 0: never", group="limits"
+    ttft_deadline_ms: float = option(
+        0.0, help="429 at once for what won't get its first token in so many milliseconds; 0: never", group="limits"
     )
     max_choices: int = option(128, help="outputs of a prompt (`n`, `best_of`); each takes a place", group="limits")
     max_body_bytes: int = option(8 << 20, help="longest request body or gRPC message", group="limits")
@@ -132,12 +145,24 @@ class RouterConfig(LogConfig, TrustConfig, KeyConfig):
     )
 
     @property
+    def tiers(self) -> Tiers:
+        """Raises `ConfigError`."""
+        return tiers_of(self.slo_tiers, Slo(self.ttft_slo_ms / 1000, self.tpot_slo_ms / 1000))
+
+    @staticmethod
+    def advice(unknown: Sequence[str]) -> str:
+        """Return what an option is called now, that had another name."""
+        name = unknown[0].partition("=")[0].removeprefix("--").replace("-", "_")
+        return f"; {_renamed(name)}" if name in RENAMED else ""
+
+    @property
     def advertised_host(self) -> str:
         return reachable_host(self.host, self.advertise_host)
 
     def validate(self) -> None:
         """Raise `ConfigError` for values that cannot work."""
         self.check_access(self.host, is_insecure=self.insecure)
+        _check_variables(os.environ)
         check_replicas(self.bootstrap)
         check_max_model_len(self.max_model_len)
         check_origins(self.cors_origins)
@@ -148,3 +173,16 @@ class RouterConfig(LogConfig, TrustConfig, KeyConfig):
         for name in _POSITIVE:
             if getattr(self, name) <= 0:
                 raise ConfigError(f"--{name.replace('_', '-')} must be positive, not {getattr(self, name)}")
+        self.tiers  # noqa: B018  # raises
+
+
+def _check_variables(environ: Mapping[str, str]) -> None:
+    """Raise `ConfigError` for an option by its former name: else nobody would notice that it has no effect."""
+    for name in RENAMED:
+        if environ.get(env_name(name)):
+            raise ConfigError(f"{env_name(name)}: {_renamed(name)}")
+
+
+def _renamed(name: str) -> str:
+    now = RENAMED[name]
+    return f"{flag_name(name)} is {flag_name(now)} ({env_name(now)}) now, in milliseconds"

@@ -9,7 +9,8 @@ DiptychError
 │   └── BodyCutOff              400  the client left before its body was complete: nobody hears it
 │       └── BodyTooSlow         408  its body stopped coming, or would take too long
 ├── Overloaded
-│   └── RateLimited             429  a limit of the key is reached
+│   ├── RateLimited             429  a limit of the key is reached
+│   └── Shed                    429  others are served in its place
 └── NotFound
     └── ModelNotFound           404  this router serves another model
 """
@@ -38,6 +39,10 @@ class PermissionDenied(DiptychError):
 
 class RateLimited(Overloaded):
     """A limit of the key is reached."""
+
+
+class Shed(Overloaded):
+    """Others are served in its place, whose SLO tiers come first."""
 
 
 class ContextLengthExceeded(InvalidRequest):

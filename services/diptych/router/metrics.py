@@ -13,7 +13,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, cast
+from typing import Final, NamedTuple, Protocol, cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -30,10 +30,10 @@ from diptych.grammars.checks import GrammarChecks
 from diptych.router.admission.admission import Admission
 from diptych.router.admission.queue import Reason
 from diptych.router.choose.fits import Curve
-from diptych.router.choose.policies.policy import NO_OBJECTIVES, Objectives
 from diptych.router.keys.caller import Callers, KeyHolder
 from diptych.router.tracing.record import FAILURES
 from diptych.router.values.served import ITL_BOUNDS, TTFT_BOUNDS, Served
+from diptych.router.values.slo_tiers import NO_TIERS, Tier, Tiers
 from diptych.tokens.segment_cache import SegmentCache
 from diptych.v1.bootstrap_pb2 import Instance, WorkerLoad
 from diptych.v1.worker_pb2 import LegStats
@@ -66,16 +66,24 @@ class FleetCounts(Protocol):
     def pool_members(self) -> Iterable[PoolMember]: ...
 
 
+class TierCounts(NamedTuple):
+    """The counters of a tier."""
+
+    offered: Counter
+    within: Counter
+    shed: Counter
+
+
 class RouterMetrics:
     """What the router counts and measures."""
 
-    def __init__(self, objectives: Objectives = NO_OBJECTIVES) -> None:
-        self._objectives = objectives
+    def __init__(self, tiers: Tiers = NO_TIERS) -> None:
         self.registry = CollectorRegistry()
         self.refusals = Refusals()  # of what only operators may do
         self.registry.register(self.refusals)
         register_version(self.registry)
         self._add_counters()
+        self._tiers = {name: self._tier_counts(name) for name in tiers.slos}
         self._add_histograms()
         self._add_gauges()
 
@@ -100,7 +108,9 @@ class RouterMetrics:
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of finished requests")
         self.cached_tokens = counter("cached_tokens", "Prompt tokens found in a prefill worker's prefix cache")
         self.output_tokens = counter("output_tokens", "Output tokens of finished requests")
-        self.within_objectives = counter("within_objectives", "Finished requests that kept the objectives of latency")
+        self._offered = counter("offered", "Requests that came, valid and within the limits of their keys", "tier")
+        self._within = counter("within_objectives", "Finished requests that kept the SLO that they had", "tier")
+        self._shed = counter("shed", "Requests refused because their tier gives way to others", "tier")
         self.attempts = counter("attempts", "Attempts begun, by policy and number of workers", "policy", "workers")
         self.retries = counter("retries", "Attempts that failed and were tried again, by reason", "reason")
         self.handed_back = counter("handed_back", "Attempts that a leaving worker handed back, done elsewhere")
@@ -172,11 +182,22 @@ class RouterMetrics:
         for duration, stage in self._leg_stages[leg].items():
             stage.observe(getattr(stats, duration) / 1e6)
 
-    def finished(self, ttft_s: float, tpot_s: float, e2e_s: float) -> None:
+    def _tier_counts(self, name: str) -> TierCounts:
+        return TierCounts(self._offered.labels(name), self._within.labels(name), self._shed.labels(name))
+
+    def offered(self, tier: Tier, num_requests: int) -> None:
+        """A call has come, of so many requests."""
+        self._tiers[tier.name].offered.inc(num_requests)
+
+    def shed(self, tier: Tier, num_requests: int) -> None:
+        """And is refused, as its tier gives way."""
+        self._tiers[tier.name].shed.inc(num_requests)
+
+    def finished(self, tier: Tier, ttft_s: float, tpot_s: float, e2e_s: float) -> None:
         """A request has all of its output: the first token after `ttft_s`, each other one after `tpot_s`."""
         self.e2e.observe(e2e_s)
-        if self._objectives.are_kept(ttft_s, tpot_s):
-            self.within_objectives.inc()
+        if tier.slo.are_kept(ttft_s, tpot_s):
+            self._tiers[tier.name].within.inc()
 
     def served(self) -> Served:
         """Return counts, in microseconds: `collect` would make an object of each sample."""
@@ -189,7 +210,7 @@ class RouterMetrics:
             errors=sum(ended[outcome] for outcome in FAILURES),
             refused=ended["overloaded"],
             finished=sum(e2e),
-            good=self.within_objectives._value.get(),
+            good=sum(each.within._value.get() for each in self._tiers.values()),
             prompt_tokens=self.prompt_tokens._value.get(),
             cached_tokens=self.cached_tokens._value.get(),
             output_tokens=self.output_tokens._value.get(),

@@ -16,12 +16,13 @@ from diptych.common.trust.trust import Trust
 from diptych.grammars.checks import GrammarChecks
 from diptych.router.admission.admission import Admission
 from diptych.router.admission.body_budget import BodyBudget
+from diptych.router.admission.in_flight import InFlight
 from diptych.router.admission.queue import AdmissionLimits
+from diptych.router.admission.shedder import Shedder
 from diptych.router.admission.ttft_gate import TtftGate
 from diptych.router.choose.breakers import Breakers
 from diptych.router.choose.explain import Explanations
 from diptych.router.choose.policies import plan_of
-from diptych.router.choose.policies.policy import Objectives
 from diptych.router.choose.seen_prompts import SeenPrompts
 from diptych.router.config import RouterConfig
 from diptych.router.grpc.inference import INFERENCE, InferenceService
@@ -83,8 +84,7 @@ def build(
     open_export: OpenExport | None = None,
 ) -> Router:
     """Wire a router, or one of its processes, as an instance. Its ports are bound, but nothing runs yet."""
-    objectives = Objectives(config.ttft_objective_s, config.tpot_objective_s)
-    metrics = RouterMetrics(objectives)
+    metrics = RouterMetrics(config.tiers)
     register_certificate_expiry(metrics.registry, trust.tls)
     fleet = Fleet(membership, trust, model.model_id, metrics, router_id)
     health = RouterHealth(fleet)
@@ -104,7 +104,7 @@ def build(
             await grpc.stop(STOP_GRACE_S)
 
     draining = Draining(OpenRequests(admission, fleet, leave_shared_ports), leave)
-    dispatcher = _dispatcher(config, fleet, metrics, objectives)
+    dispatcher = _dispatcher(config, fleet, metrics)
     preparer = _preparer(config, model, fleet, metrics)
     pipeline = _pipeline(config, model, preparer, dispatcher, admission)
     callers = _callers(config, metrics, share)
@@ -127,13 +127,13 @@ def build(
     return Router(fleet, health, admission, dispatcher, draining, preparer, http, grpc, budget, tracer, console)
 
 
-def _dispatcher(config: RouterConfig, fleet: Fleet, metrics: RouterMetrics, objectives: Objectives) -> Dispatcher:
+def _dispatcher(config: RouterConfig, fleet: Fleet, metrics: RouterMetrics) -> Dispatcher:
     breakers = Breakers(config.breaker_failures)
     metrics.watch_breakers(lambda: len(breakers.opened(time.monotonic())))
     plan = plan_of(config.policy, config.prefill_policy, config.decode_policy)
     rng, hedging = random.Random(), Hedging(config.hedge_after_s)
     seen = SeenPrompts(keeps_tokens=config.console_text)
-    selector = Selector(fleet, plan, breakers, rng, objectives, seen)
+    selector = Selector(fleet, plan, breakers, rng, seen)
     return Dispatcher(fleet, selector, metrics, Explanations(config.explained_requests), hedging, rng)
 
 
@@ -154,15 +154,18 @@ def _preparer(config: RouterConfig, model: ServedModel, fleet: Fleet, metrics: R
         grammars,
         timeout_s=config.request_timeout_s,
         max_choices=config.max_choices,
+        tiers=config.tiers,
     )
 
 
 def _pipeline(
     config: RouterConfig, model: ServedModel, preparer: Preparer, dispatcher: Dispatcher, admission: Admission
 ) -> Pipeline:
-    gate = TtftGate(dispatcher.selector, config.ttft_slo_s, dispatcher.metrics.turned_away_for)
+    selector, metrics, in_flight = dispatcher.selector, dispatcher.metrics, InFlight()
+    gate = TtftGate(selector, config.ttft_deadline_ms / 1000, metrics.turned_away_for)
+    shedder = Shedder(config.tiers, selector.outlook, in_flight, dispatcher.rng)
     retries = RetryLimits(config.pair_wait_s, config.lost_pair_wait_s)
-    return Pipeline(model, preparer, dispatcher, admission, gate, retries)
+    return Pipeline(model, preparer, dispatcher, admission, gate, shedder, in_flight, retries)
 
 
 def _callers(config: RouterConfig, metrics: RouterMetrics, share: Share | None) -> Callers | None:

@@ -100,13 +100,13 @@ def test_nobody_waits_in_line_for_longer_than_it_may(busy: Any) -> None:
 def test_a_first_token_that_would_come_too_late_is_refused_before_a_worker_hears_of_it(cluster: Cluster) -> None:
     cluster.prefill().stats = worker_pb2.LegStats(compute_us=20_000_000)
     for slo_ms in ("", "60000"):  # the worker's speed is known then
-        assert cluster.post("/v1/completions", {"prompt": "p"}, {"x-diptych-ttft-slo-ms": slo_ms})[0] == 200
-    with cluster.ask(headers={"x-diptych-ttft-slo-ms": "5000"}) as answer:
+        assert cluster.post("/v1/completions", {"prompt": "p"}, {"x-diptych-ttft-deadline-ms": slo_ms})[0] == 200
+    with cluster.ask(headers={"x-diptych-ttft-deadline-ms": "5000"}) as answer:
         assert answer.status == 429
         assert int(answer.headers["retry-after"]) >= 1
         assert "later than the request allows" in json.load(answer)["error"]["message"]
     assert len(cluster.prefill().started) == 2
-    assert 'diptych_router_turned_away_total{reason="slo"} 1.0' in cluster.get("/metrics")[1]
+    assert 'diptych_router_turned_away_total{reason="ttft_deadline"} 1.0' in cluster.get("/metrics")[1]
 
 
 def test_a_deadline_passes_in_line_too(busy: Any) -> None:

@@ -8,7 +8,7 @@ from itertools import count
 
 import pytest
 
-from diptych.router.admission.fair_queue import MANY_GONE, FairQueue, Waiting
+from diptych.router.admission.fair_queue import MANY_GONE, ONLY_RANK, FairQueue, Waiting
 
 
 class Line:
@@ -19,7 +19,7 @@ class Line:
         self._numbers = count()
 
     def add(self, tenant: str, num_places: int = 1) -> Waiting:
-        claim = Waiting(next(self._numbers), tenant, 0, num_places, 0.0)
+        claim = Waiting(next(self._numbers), tenant, ONLY_RANK, num_places, 0.0)
         self.line.add(claim)
         return claim
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -286,3 +287,28 @@ def test_every_claim_is_answered_once_and_no_place_is_lost(seed: int) -> None:
     for number in sorted(running | waiting):
         queue.leave(number, now_s)
     assert (queue.num_running, queue.num_waiting) in {(0, 0)}
+
+
+def test_tiers_that_are_not_sheddable_go_first_then_heavier_ones_whatever_the_priorities() -> None:
+    queue = full_queue(AdmissionLimits(max_running=2, max_waiting=9, max_wait_s=10.0))
+    for weight, priority in ((0.1, 9), (0.5, 9), (math.inf, -9), (0.5, 10), (math.inf, 0)):
+        queue.offer(Claim(weight=weight, priority=priority), 1.0)
+    admitted = [queue.leave(number, 2.0) for number in (0, 1, 6, 4, 5)]
+    assert admitted == [[Admitted(number)] for number in (6, 4, 5, 3, 2)]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_full_line_refuses_nobody_while_somebody_lighter_waits(seed: int) -> None:
+    rng = random.Random(seed)
+    queue = full_queue(AdmissionLimits(max_running=2, max_waiting=8, max_wait_s=1e9))
+    weights: dict[int, float] = {}  # of those that wait
+    for _ in range(200):
+        claim = Claim(weight=rng.choice((0.1, 0.5, math.inf)), priority=rng.randrange(-3, 4), tenant=rng.choice("ab"))
+        number, outcomes = queue.offer(claim, 1.0)
+        weights[number] = claim.weight
+        for refused in outcomes:
+            assert isinstance(refused, Refused)
+            weight = weights.pop(refused.number)
+            assert all(weight <= other for other in weights.values())
+            if refused.number != number and weight < claim.weight:
+                assert refused.reason is Reason.SHED

@@ -9,17 +9,18 @@ from typing import Any
 
 import pytest
 
+from diptych.generation.slo import Slo
 from diptych.router.choose.estimates import RecentMeans
 from diptych.router.choose.policies.adaptive import adaptive, first_s, missed
 from diptych.router.choose.policies.beside import share_of, slowed_s, step_s
 from diptych.router.choose.policies.pair_cost import pair_cost
-from diptych.router.choose.policies.policy import Candidates, Objectives, RequestView, Worker
+from diptych.router.choose.policies.policy import Candidates, RequestView, Worker
 from diptych.router.workers.worker_view import Pair, WorkerLoad
 
 PARTS = {"output_step_s": 0.004, "context_token_s": 0.034e-6, "prompt_token_s": 25e-6}
 IDLE = WorkerLoad(0, 0, 1_000_000, **PARTS)
-SLO = Objectives(0.3, 0.010)
-REQUEST = RequestView(2000, 0, output_len=500, objectives=SLO)
+SLO = Slo(0.3, 0.010)
+REQUEST = RequestView(2000, 0, output_len=500, slo=SLO)
 COMING = RecentMeans(busy=0.7, prompt_s=0.1, found=0.0)
 
 
@@ -58,7 +59,7 @@ def test_a_worker_that_prompts_need_gets_no_output_even_if_another_has_too_much(
     """A step of the first takes a little too long; the second would have half of its time for prompts that come."""
     loads = {1: making(28, 5800), 2: IDLE}
     assert chosen(loads, replace(REQUEST, usual=COMING)).decode_id == 1
-    assert chosen(loads, replace(REQUEST, usual=COMING, objectives=Objectives(5.0, 0.010), prompt_len=500)).decode_id == 2
+    assert chosen(loads, replace(REQUEST, usual=COMING, slo=Slo(5.0, 0.010), prompt_len=500)).decode_id == 2
 
 
 def test_a_prompt_goes_where_its_first_token_is_soonest_by_who_runs_not_only_who_waits() -> None:
@@ -71,7 +72,7 @@ def test_a_prompt_goes_where_its_first_token_is_soonest_by_who_runs_not_only_who
 def test_short_prompts_are_computed_where_their_output_is_made() -> None:
     loads = {1: making(20, 2000, budget=256), 2: computing(2, 8000)}
     assert chosen(loads, replace(REQUEST, prompt_len=128)) == Pair(1, 1)
-    assert chosen(loads, replace(REQUEST, prompt_len=100_000, objectives=Objectives(9.0, 0.010))).prefill_id == 2
+    assert chosen(loads, replace(REQUEST, prompt_len=100_000, slo=Slo(9.0, 0.010))).prefill_id == 2
 
 
 @pytest.mark.parametrize("short", [{"has_credit": False}, {"free_tokens": 4000}])
@@ -79,12 +80,12 @@ def test_a_worker_without_memory_for_the_growth_of_its_outputs_gets_no_more(shor
     assert chosen({1: replace(making(10, 2500), **short), 2: IDLE}).decode_id == 2
 
 
-@pytest.mark.parametrize("objectives", [Objectives(), Objectives(1.0, 0.0), Objectives(0.0, 0.1)])
-def test_without_both_times_pair_cost_chooses(objectives: Objectives) -> None:
+@pytest.mark.parametrize("slo", [Slo(), Slo(1.0, 0.0), Slo(0.0, 0.1)])
+def test_without_both_times_pair_cost_chooses(slo: Slo) -> None:
     workers = {key: Worker(key, making(key, 1000)) for key in (1, 2)}
     candidates = Candidates(workers, {1: (1, 2), 2: (1, 2)})
     for number in range(4):
-        request = replace(REQUEST, objectives=objectives, number=number)
+        request = replace(REQUEST, slo=slo, number=number)
         assert adaptive(candidates, request).pair == pair_cost(candidates, request).pair
 
 

@@ -143,7 +143,7 @@ def test_what_is_usual_is_the_mean_of_what_came_lately(estimates: Estimates) -> 
         estimates.prefilled(1, 100, 300, 0.1 if step % 2 else 0.3)
         estimates.transferred(1, 2, 0.05, 0.01)
     usual = estimates.usual
-    assert usual == pytest.approx((0.5, 0.2, 0.05, 3.0), rel=0.05)
+    assert usual == pytest.approx((0.5, 0.2, 0.05, 3.0, 0.0), rel=0.05)
     assert usual.crowd == pytest.approx(0.5 / 0.2 / (1 - 0.5), rel=0.1)
     assert usual.link_crowd == pytest.approx(0.5 / 0.2 / (1 - 0.125), rel=0.1)
     assert usual.reuse == 1.0

@@ -60,11 +60,11 @@ def test_a_policy_is_told_what_is_usual(start_cluster: Callable[..., Any]) -> No
     assert 0 < attempt["pairs"][0]["later"] < 0.5
 
 
-def test_a_policy_is_told_the_objectives_that_the_operator_set(start_cluster: Callable[..., Any]) -> None:
-    cluster = without_contexts(start_cluster(policy="pair_cost", ttft_objective_s=0.01, tpot_objective_s=10.0))
+def test_a_policy_is_told_the_slo_that_the_operator_set(start_cluster: Callable[..., Any]) -> None:
+    cluster = without_contexts(start_cluster(policy="pair_cost", ttft_slo_ms=10.0, tpot_slo_ms=10_000.0))
     cluster.router.fleet.estimates.prefilled(100, 100, 300, 0.01)
-    post(cluster, "objectives")
-    (attempt,) = explained(cluster, "objectives")
+    post(cluster, "slo")
+    (attempt,) = explained(cluster, "slo")
     assert 0 < attempt["pairs"][0]["later"] < 0.02
 
 

@@ -76,7 +76,9 @@ def unified(u1: WorkerLoad = IDLE, u2: WorkerLoad = IDLE) -> Candidates:
     return among({1: u1, 2: u2}, [Pair(p, d) for p in (1, 2) for d in (1, 2)])
 
 
-@pytest.mark.parametrize("name", sorted(TAKING_TURNS.keys() - {"adaptive", "pair_cost"}))  # these count what the other's cache loses
+@pytest.mark.parametrize(
+    "name", sorted(TAKING_TURNS.keys() - {"adaptive", "pair_cost"})
+)  # these count what the other's cache loses
 def test_equal_unified_workers_serve_each_other(name: str) -> None:
     policy = TAKING_TURNS[name]
     assert Counter(chosen(policy, unified(), 40)) == {Pair(1, 2): 20, Pair(2, 1): 20}

@@ -12,9 +12,10 @@ from diptych.v1 import inference_pb2, inference_pb2_grpc
 
 
 def test_headers_choose_a_policy_a_session_and_a_goal() -> None:
-    headers = {"x-diptych-policy": "round_robin", "x-diptych-session": "s", "x-diptych-ttft-slo-ms": "250"}
+    headers = {"x-diptych-policy": "round_robin", "x-diptych-session": "s", "x-diptych-ttft-deadline-ms": "250"}
     assert routing_of(headers) == Routing("round_robin", "s", 0.25)
     assert routing_of({"content-type": "application/json"}) == Routing()
+    assert routing_of({"x-diptych-ttft-slo-ms": "250"}) == Routing(ttft_deadline_s=0.25)  # its former name
 
 
 @pytest.mark.parametrize(
@@ -22,9 +23,9 @@ def test_headers_choose_a_policy_a_session_and_a_goal() -> None:
     [
         ("x-diptych-policy", "best", "there is no policy 'best': use one of "),
         ("x-diptych-session", "s" * 257, "at most 256 characters"),
-        ("x-diptych-ttft-slo-ms", "soon", "positive number of milliseconds, not 'soon'"),
-        ("x-diptych-ttft-slo-ms", "nan", "positive number"),
-        ("x-diptych-ttft-slo-ms", "-1", "positive number"),
+        ("x-diptych-ttft-deadline-ms", "soon", "positive number of milliseconds, not 'soon'"),
+        ("x-diptych-ttft-deadline-ms", "nan", "positive number"),
+        ("x-diptych-ttft-deadline-ms", "-1", "positive number"),
     ],
 )
 def test_a_header_that_makes_no_sense_is_refused_with_words(name: str, value: str, words: str) -> None:

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from diptych.generation.slo import NO_SLO, Slo
 from diptych.router.choose.fits import Curve
-from diptych.router.choose.policies.policy import Objectives
 from diptych.router.console.history import INTERVAL_S, NUM_INTERVALS, History, Tokens, charts_of, quantile
 from diptych.router.metrics import PoolMember, RouterMetrics
 from diptych.router.values.served import ITL_BOUNDS, TTFT_BOUNDS
+from diptych.router.values.slo_tiers import Tier
 from diptych.v1.bootstrap_pb2 import (
     INSTANCE_STATE_DRAINING,
     INSTANCE_STATE_READY,
@@ -20,6 +21,7 @@ from diptych.v1.bootstrap_pb2 import (
     WorkerLoad,
 )
 
+SLO = Slo(0.2, 0.05)
 BEGUN_S = 1_800_000_000.0  # a multiple of the interval
 
 
@@ -33,7 +35,8 @@ class Line:
 class World:
     """A router's process that counts, and what is kept of it."""
 
-    metrics: RouterMetrics = field(default_factory=lambda: RouterMetrics(Objectives(0.2, 0.05)))
+    metrics: RouterMetrics = field(default_factory=RouterMetrics)
+    slo: Slo = SLO
     line: Line = field(default_factory=Line)
     members: list[PoolMember] = field(default_factory=list)
 
@@ -44,7 +47,7 @@ class World:
         self.metrics.ttft.observe(ttft_s)
         for _ in range(num_tokens - 1):
             self.metrics.itl.observe(tpot_s)
-        self.metrics.finished(ttft_s, tpot_s, ttft_s + num_tokens * tpot_s)
+        self.metrics.finished(Tier(slo=self.slo), ttft_s, tpot_s, ttft_s + num_tokens * tpot_s)
         self.metrics.output_tokens.inc(num_tokens)
         self.metrics.prompt_tokens.inc(prompt[0])
         self.metrics.cached_tokens.inc(prompt[1])
@@ -102,7 +105,7 @@ def test_goodput_is_the_share_within_the_objectives_and_what_we_failed_or_refuse
 
 
 def test_without_objectives_all_that_is_finished_is_good() -> None:
-    world = World(RouterMetrics())
+    world = World(slo=NO_SLO)
     world.history.sample(BEGUN_S)
     world.serve(50.0)
     world.history.sample(BEGUN_S + INTERVAL_S)

@@ -40,6 +40,8 @@ def test_keys_are_found_by_their_digest() -> None:
         (f"[alice]\nsha256 = {'1' * 64}", "needs sha256, 64 hexadecimal digits"),
         (f'[alice]\nsha256 = "{DIGEST}"\nlimit = 3', "unknown: limit; there is: admin, max_concurrent"),
         (f'[alice]\nsha256 = "{DIGEST}"\nmax_priority = 101', "max_priority is a whole number from 0 to 100"),
+        (f'[alice]\nsha256 = "{DIGEST}"\nslo_tiers = []', "slo_tiers is a list of tiers"),
+        (f'[alice]\nsha256 = "{DIGEST}"\nslo_tiers = ["two words"]', "slo_tiers is a list of tiers"),
         (f'[alice]\nsha256 = "{DIGEST}"\nmax_priority = true', "max_priority is a whole number from 0 to 100"),
         (f'[alice]\nsha256 = "{DIGEST}"\nshare_cache = ""', "share_cache is the name of a group, which takes up to 64"),
         (f'[alice]\nsha256 = "{DIGEST}"\nshare_cache = true', "share_cache is the name of a group"),

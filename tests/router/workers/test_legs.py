@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from diptych.common.members.roles import LegKind
+from diptych.generation.slo import NO_SLO, Slo
 from diptych.router.workers.legs import Leg, OpenLegs, Work
+from diptych.router.workers.worker_view import WorkerLoad
 from diptych.v1 import inference_pb2
 from diptych.v1.worker_pb2 import LegError, LegOutput
 
@@ -84,3 +86,16 @@ def test_a_receiver_may_start_another_leg_while_it_is_told(recorder: Recorder) -
     legs.add(1, Leg(Restarter(), LegKind.DECODE, Work(100)))
     legs.lose_all("gone")
     assert (len(legs), legs.queued_tokens) == (1, 1)
+
+
+def test_outputs_are_counted_by_their_slos_from_the_first_token_to_the_last() -> None:
+    legs, tight, nobody = OpenLegs(), Slo(0.3, 0.04, 4.0), Recorder()
+    for room, kind in enumerate((LegKind.DECODE, LegKind.LOCAL, LegKind.PREFILL, LegKind.DECODE), 1):
+        legs.add(room, Leg(nobody, kind, Work(10, slo=NO_SLO if kind is LegKind.LOCAL else tight)))
+    seen = []
+    for room, ends in ((2, False), (3, False), (1, False), (4, False), (1, True), (3, True), (4, True), (2, True)):
+        finish = inference_pb2.FINISH_REASON_STOP if ends else inference_pb2.FINISH_REASON_UNSPECIFIED
+        legs.deliver(LegOutput(room=room, token_ids=[1], finish_reason=finish), 1.0)
+        seen.append(dict(legs.load(WorkerLoad(0, 0, 0)).outputs))
+    both = {NO_SLO: 1, tight: 2}
+    assert seen == [{}, {}, {**both, tight: 1}, both, {**both, tight: 1}, {**both, tight: 1}, {}, {}]

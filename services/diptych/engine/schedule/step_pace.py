@@ -8,9 +8,9 @@ prompt of `n` tokens is computed within `PATIENCE * n / MIN_CHUNK` such steps fr
 2024) bounds steps by a fixed number of tokens, and DuetServe (2025) predicts when a time per token would not be kept;
 here both are one rule.
 
-No step that requests wait for is to take longer than `longest_s`: who comes meanwhile, or asks for pages, is heard when
-it is over. Where nobody has a time per token, or steps without any prompt don't keep it, that is the only bound; prompts
-then always have `MIN_CHUNK` tokens, and as many as there are requests that decode, of which each costs no less.
+No step that requests wait for is to take longer than `longest_s`: who comes meanwhile, or asks for pages, is heard
+when it is over. Where nobody has a time per token, or steps without any prompt don't keep it, that is the only bound;
+prompts then always have `MIN_CHUNK` tokens, and as many as there are requests that decode, of which each costs no less.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class StepPace:
 
     @property
     def step_parts_s(self) -> tuple[float, float, float]:
-        """Return the seconds, roughly, of a step, of a token of context, and of a token of a prompt; 0: not measured."""
+        """Return the seconds, roughly, of a step, of a token of context, and of one of a prompt; 0: not measured."""
         if self._num_learned >= self._parts_due:
             self._parts_due = self._num_learned + min(self._num_learned + 1, TOLD_EVERY)
             line, prompts = self._tokens, self._known(self._beside)
@@ -160,7 +160,7 @@ class StepPace:
         return self._parts_s
 
     def _budget(self, most: int, prompts: _Prompts, num_rows: int, spare_s: float, longest_s: float) -> int:
-        """Return what prompts may cost: deadlines leave them `spare_s`, and no step is to give them over `longest_s`."""
+        """Return what prompts may cost: deadlines leave them `spare_s`, and the longest step `longest_s`."""
         known = self._known(prompts)
         budget = most if spare_s == math.inf else min(most, prompts.patient(known.cost_in(spare_s), most))
         if longest_s == math.inf or not known.line.is_known:

@@ -19,12 +19,14 @@ from diptych.router.admission.queue import (
     Reason,
     Refused,
 )
+from diptych.router.errors import Shed
 
 _WORDS: Final = {
     Reason.FULL: "the router is busy with {running} requests, and {waiting} wait",
     Reason.DISPLACED: "the router is busy, and requests of higher priority have come",
     Reason.OVER_SHARE: "the router is busy, and others have come who wait for fewer places than you",
     Reason.TOO_LATE: "the router is busy: the request would wait for longer than it may",
+    Reason.SHED: "the router is busy, and requests have come whose SLO tiers come first",
     Reason.EXPIRED: "the router is busy: the request has waited for as long as it may",
 }
 
@@ -142,7 +144,8 @@ class Admission:
         self._on_refusal(refused.reason)
         retry_after_s = max(1, math.ceil(refused.retry_after_s))
         words = _WORDS[refused.reason].format(running=self.num_running, waiting=self.num_waiting)
-        return Overloaded(f"{words}; try again in {retry_after_s} s", retry_after_s=retry_after_s)
+        error = Shed if refused.reason is Reason.SHED else Overloaded
+        return error(f"{words}; try again in {retry_after_s} s", retry_after_s=retry_after_s)
 
     def _set_timer(self) -> None:
         """While somebody waits, be woken when the first has waited for too long."""

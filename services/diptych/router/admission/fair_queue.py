@@ -19,13 +19,17 @@ from typing import Final
 MANY_GONE: Final = 64  # tenants that do not wait any more, of which a line remembers what they were charged
 
 
+Rank = tuple[float, int]  # the lower, the sooner: minus the weight of a sheddable tier, then minus the priority
+ONLY_RANK: Final[Rank] = (0.0, 0)  # where there is one line
+
+
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """A claim in line."""
 
     number: int  # later ones have higher numbers
     tenant: str
-    rank: int  # of the line that it waits in
+    rank: Rank  # of the line that it waits in
     num_places: int
     latest_s: float  # to begin
 

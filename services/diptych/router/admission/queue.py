@@ -1,22 +1,24 @@
 """Who is worked on next when more is asked for than the router takes at once. Pure: it is told the time.
 
-Rule: the highest priority goes first; among equals tenants take turns by places (`fair_queue`), and a tenant's claims
-go as they came. Nobody passes the head of a line, so that what needs many places gets them. Whoever can't begin in
-time, by the pace at which places come free, is refused when it comes and not when its time is up; but the first in line
-may always wait, else a pace that was slow once would never be corrected. A full line refuses for a newcomer whoever has
-less right to wait: the lowest priorities, then the newest claims of tenants that wait for more places than the
-newcomer's will. Where that is not enough, it refuses the newcomer.
+Rule: what is of no sheddable tier goes first, then heavier tiers before lighter ones; within a tier the highest
+priority goes first; among equals tenants take turns by places (`fair_queue`), and a tenant's claims go as they came.
+Nobody passes the head of a line, so that what needs many places gets them. Whoever can't begin in time, by the pace at
+which places come free, is refused when it comes and not when its time is up; but the first in line may always wait,
+else a pace that was slow once would never be corrected. A full line refuses for a newcomer whoever has less right to
+wait: the lightest sheddable tiers, then the lowest priorities, then the newest claims of tenants that wait for more
+places than the newcomer's will. Where that is not enough, it refuses the newcomer.
 """
 
 from __future__ import annotations
 
 import enum
 import heapq
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from diptych.router.admission.fair_queue import FairQueue, Waiting
+from diptych.router.admission.fair_queue import FairQueue, Rank, Waiting
 
 MAX_RETRY_AFTER_S: Final = 60.0
 PACE_WEIGHT: Final = 0.1  # of the newest interval between departures
@@ -40,6 +42,7 @@ class Claim:
     priority: int = 0  # higher first
     patience_s: float = float("inf")  # to begin later than that is of no use
     tenant: str = ""  # whose share of the places it takes
+    weight: float = math.inf  # of its sheddable tier; infinite: it is of none
 
 
 class Reason(enum.Enum):
@@ -50,7 +53,8 @@ class Reason(enum.Enum):
     OVER_SHARE = "over_share"  # by a tenant that waited for fewer places, when the line was full
     TOO_LATE = "too_late"  # it would not begin in time
     EXPIRED = "expired"  # it has not begun in time
-    SLO = "slo"  # its first token would come later than it wants it
+    TTFT_DEADLINE = "ttft_deadline"  # its first token would come later than it is of use
+    SHED = "shed"  # its tier gives way to others
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,7 @@ class AdmissionQueue:
         self._limits = limits
         self._running: dict[int, int] = {}  # claim to its places
         self._waiting: dict[int, Waiting] = {}  # by number
-        self._lines: dict[int, FairQueue] = {}  # by rank, that is minus the priority; never empty
+        self._lines: dict[Rank, FairQueue] = {}  # never empty
         self._expiries = _Expiries()
         self._pace = _Pace()
         self._next_number = 0
@@ -96,7 +100,8 @@ class AdmissionQueue:
         number = self._next_number
         self._next_number += 1
         patience_s = min(claim.patience_s, self._limits.max_wait_s)
-        newcomer = Waiting(number, claim.tenant, -claim.priority, claim.num_requests, now_s + patience_s)
+        rank = (-claim.weight, -claim.priority)
+        newcomer = Waiting(number, claim.tenant, rank, claim.num_requests, now_s + patience_s)
         ahead = self._places_ahead(newcomer)
         if not ahead and self._has_room(newcomer):
             return number, [self._begin(newcomer)]
@@ -198,6 +203,8 @@ class AdmissionQueue:
 
 
 def _reason(displaced: Waiting, newcomer: Waiting) -> Reason:
+    if displaced.rank[0] > newcomer.rank[0]:
+        return Reason.SHED
     return Reason.DISPLACED if displaced.rank > newcomer.rank else Reason.OVER_SHARE
 
 

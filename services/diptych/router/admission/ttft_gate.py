@@ -1,4 +1,4 @@
-"""Refuses requests whose first token would come later than they want it, before a worker hears of them.
+"""Refuses requests whose first token would come later than it is of use to them, before a worker hears of them.
 
 `EarlyRejection` judges; `TtftGate` asks for predictions, and tells it what came true. Rule: when nobody was let through
 for as long as a request would wait, it tries, whatever is predicted: else a wrong prediction might never be corrected.
@@ -42,31 +42,31 @@ class TtftGate:
     def __init__(
         self,
         predictor: Predictor,
-        default_slo_s: float,
+        default_deadline_s: float,
         on_refusal: Callable[[Reason], None] = lambda reason: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._predictor = predictor
-        self._default_slo_s = default_slo_s or math.inf  # 0: who asks for nothing waits for as long as it takes
+        self._default_deadline_s = default_deadline_s or math.inf  # 0: who asks for nothing takes what comes
         self._on_refusal = on_refusal
         self._clock = clock
         self._rejection = EarlyRejection()
         self._last_passed_s = -math.inf
 
-    def slo_s(self, routing: Routing) -> float:
-        """How soon a request wants its first token, from its arrival."""
-        return self._default_slo_s if routing.ttft_slo_s is None else routing.ttft_slo_s
+    def deadline_s(self, routing: Routing) -> float:
+        """How soon a request needs its first token, from its arrival."""
+        return self._default_deadline_s if routing.ttft_deadline_s is None else routing.ttft_deadline_s
 
     def check(self, requests: Sequence[GenerationRequest]) -> Sequence[GenerationRequest]:
         """Return the requests of one call with what is predicted for them: all pass, or none. Raises `Overloaded`."""
-        slo_s = self.slo_s(requests[0].client.routing)
-        if slo_s == math.inf:
+        deadline_s = self.deadline_s(requests[0].client.routing)
+        if deadline_s == math.inf:
             return requests
         now_s = self._clock()
         predicted = [self._predicted(request, now_s) for request in requests]
-        late_s = max(self._late_s(request, slo_s) for request in predicted)
-        if late_s > 0 and now_s - self._last_passed_s < slo_s:
-            raise self._refusal(late_s, slo_s)
+        late_s = max(self._late_s(request, deadline_s) for request in predicted)
+        if late_s > 0 and now_s - self._last_passed_s < deadline_s:
+            raise self._refusal(late_s, deadline_s)
         if any(request.prediction for request in predicted):
             self._last_passed_s = now_s
         return predicted
@@ -74,23 +74,23 @@ class TtftGate:
     def learn(self, request: GenerationRequest) -> None:
         """The first token of a request that was let through is here."""
         if (prediction := request.prediction) is not None:
-            slo_s = self.slo_s(request.client.routing)
-            self._rejection.learn(prediction.ttft_s, self._clock() - prediction.made_s, slo_s)
+            deadline_s = self.deadline_s(request.client.routing)
+            self._rejection.learn(prediction.ttft_s, self._clock() - prediction.made_s, deadline_s)
 
     def _predicted(self, request: GenerationRequest, now_s: float) -> GenerationRequest:
         ttft_s = self._predictor.predict_ttft(request)
         return request if ttft_s is None else replace(request, prediction=Prediction(now_s, ttft_s))
 
-    def _late_s(self, request: GenerationRequest, slo_s: float) -> float:
+    def _late_s(self, request: GenerationRequest, deadline_s: float) -> float:
         if (prediction := request.prediction) is None:
             return 0.0
-        return self._rejection.late_s(prediction.made_s - request.client.life.arrival_s, prediction.ttft_s, slo_s)
+        return self._rejection.late_s(prediction.made_s - request.client.life.arrival_s, prediction.ttft_s, deadline_s)
 
-    def _refusal(self, late_s: float, slo_s: float) -> Overloaded:
-        self._on_refusal(Reason.SLO)
+    def _refusal(self, late_s: float, deadline_s: float) -> Overloaded:
+        self._on_refusal(Reason.TTFT_DEADLINE)
         retry_after_s = max(1, math.ceil(min(late_s, MAX_RETRY_AFTER_S)))
         return Overloaded(
-            f"the first token would come {late_s:.1f} s later than the request allows, which is {slo_s:g} s; "
+            f"the first token would come {late_s:.1f} s later than the request allows, which is {deadline_s:g} s; "
             f"try again in {retry_after_s} s",
             retry_after_s=retry_after_s,
         )

@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from diptych.generation.slo import NO_SLO, Slo
 from diptych.router.choose.fits import MEMORY, MIN_POINTS, OUTLIER, Curve, CurveFit, Fit, Line, Pace, Ratio
+from diptych.router.choose.stakes import urgency
 
 PATIENCE: Final = 8 * MEMORY  # measurements of others that make those of a worker fade
 PRIOR_PREFILL: Final = Curve(0.005, 1e-4)  # 10,000 tokens/s: only what is cached and queued counts until measured
@@ -46,6 +48,7 @@ class RecentMeans(NamedTuple):
     prompt_s: float = 0.0  # that a prompt is computed; 0: not known
     link_s: float = 0.0  # that links take for its KV
     found: float = 1.0  # tokens of prompts that were cached, for each that was not
+    urgency: float = 0.0  # see `stakes`; 0: nobody said an SLO
 
     @property
     def crowd(self) -> float:
@@ -105,6 +108,7 @@ class Estimates:
         self._output_len = Ratio()
         self._busy = Ratio()
         self._found = Ratio()
+        self._urgency: Ratio | None = None  # once somebody has said an SLO
 
     @property
     def output_len(self) -> float:
@@ -115,7 +119,8 @@ class Estimates:
     def usual(self) -> RecentMeans:
         prompt_s = self._prefill.mean_y if self._prefill.weight else 0.0
         link_s = self._transfer.mean_x if self._transfer.weight else 0.0
-        return RecentMeans(self._busy.value(0.0), prompt_s, link_s, self._found.value(UNKNOWN_USUAL.found))
+        found, urgent = self._found.value(UNKNOWN_USUAL.found), self._urgency.value(0.0) if self._urgency else 0.0
+        return RecentMeans(self._busy.value(0.0), prompt_s, link_s, found, urgent)
 
     @property
     def are_measured(self) -> bool:
@@ -137,9 +142,13 @@ class Estimates:
 
     # what was measured
 
-    def came(self, busy_share: float) -> None:
+    def came(self, busy_share: float, slo: Slo = NO_SLO) -> None:
         """A request came when such a share of the prefill workers had prompts to compute."""
         self._busy.learn(busy_share)
+        if self._urgency is None and slo != NO_SLO:
+            self._urgency = Ratio()
+        if self._urgency is not None:
+            self._urgency.learn(urgency(slo))
 
     def prefilled(self, instance_id: int, num_tokens: int, cached_tokens: int, duration_s: float) -> None:
         """A worker computed so many tokens of a prompt, behind those that it had cached."""

@@ -15,7 +15,7 @@ from typing import Any, Final
 from typing_extensions import TypedDict
 
 from diptych.router.choose.policies import Plan
-from diptych.router.choose.policies.cost import costs_of, ttft_s
+from diptych.router.choose.policies.cost import costs_of, prefill_cost, ttft_s
 from diptych.router.choose.policies.policy import Candidates, Decision, RequestView, Worker
 from diptych.router.values.failure import LegFailure
 from diptych.router.workers.legs import Work
@@ -37,7 +37,13 @@ class Selection:
 
     @property
     def work(self) -> Work:
-        return Work(self.request.prompt_len, self.candidates.workers[self.pair.prefill_id].cached_tokens)
+        request, prefill = self.request, self.candidates.workers[self.pair.prefill_id]
+        return Work(request.prompt_len, prefill.cached_tokens, request.slo)
+
+    @property
+    def compute_s(self) -> float:
+        """What computing the prompt was expected to take."""
+        return prefill_cost(self.candidates.workers[self.pair.prefill_id], self.request, decodes=False).compute_s
 
     @property
     def ttft_s(self) -> float:

@@ -17,6 +17,7 @@ from diptych.router.text.parsing.parts import Content, Part, Reasoning, ToolArgu
 from diptych.router.text.parsing.tool_use import NO_ARGUMENTS, NO_TOOLS, Choice, Function, ToolUse, choose
 from diptych.router.values.output import Output, Piece, Scores, Usage, choose_best, total_usage
 from diptych.router.values.request import ChatPrompt, ClientRequest, Prompt, TextPrompt, TokenPrompt
+from diptych.router.values.slo_tiers import SloWish
 from diptych.v1 import inference_pb2
 from diptych.v1.inference_pb2 import ChatAnswer, ChatMessage, ChatMessages, ChatPart, Tool, ToolCall
 
@@ -37,6 +38,7 @@ def request_from_wire(request: inference_pb2.GenerateRequest, caller: Caller) ->
         seed=sampling.seed if sampling.HasField("seed") else None,
         account=replace(account, tenant=caller.name or account.tenant),  # a key's holder takes nobody else's share
         hints=hints_of(caller.cache_owner, request.cache_salt),
+        wish=SloWish(request.slo.tier, request.slo.ttft_ms, request.slo.tpot_ms),
         num_choices=request.n or 1,
         best_of=request.best_of or None,
         echo=request.echo,

@@ -24,6 +24,7 @@ from diptych.router.serve.response import interleave, wholes
 from diptych.router.tracing.record import NO_TRACE, Attributes, EntryPoint, Trace
 from diptych.router.tracing.tracer import Tracer
 from diptych.router.values.request import ClientRequest, is_usable, new_request_id, request_for_tokens, routing_of
+from diptych.router.values.slo_tiers import wish_in
 from diptych.router.values.validation import MAX_TOKENS
 from diptych.v1 import inference_pb2, inference_pb2_grpc
 
@@ -99,11 +100,13 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             )
         trace.note_origin(request_id, caller.name)
         now_s, left_s = time.monotonic(), context.time_remaining()
+        asked, metadata = request_from_wire(request, caller), _metadata(context)
         client = replace(
-            request_from_wire(request, caller),
+            asked,
+            wish=wish_in(metadata).over(asked.wish),
             life=Life(request_id, now_s, math.inf if left_s is None else now_s + left_s),
             stream=stream,
-            routing=routing_of(_metadata(context)),
+            routing=routing_of(metadata),
             trace=trace,
         )
         trace.note_parsed(stream)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from typing import Final
 
@@ -41,6 +41,11 @@ class Caller:
     def max_priority(self) -> int:
         """The highest that its requests may ask for."""
         return MAX_PRIORITY
+
+    @property
+    def slo_tiers(self) -> Sequence[str]:
+        """Those that its requests may name; none: all."""
+        return ()
 
     @property
     def cache_owner(self) -> bytes:
@@ -87,6 +92,10 @@ class KeyHolder(Caller):
     @property
     def max_priority(self) -> int:
         return self._key.max_priority
+
+    @property
+    def slo_tiers(self) -> Sequence[str]:
+        return self._key.slo_tiers
 
     @property
     def cache_owner(self) -> bytes:

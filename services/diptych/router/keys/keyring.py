@@ -7,6 +7,7 @@
     tokens_per_minute = 100000   # prompt + output
     max_priority = 10            # that requests may ask for; 0 unless said
     share_cache = "research"     # a group: its keys share cached prefixes; alone unless said
+    slo_tiers = ["batch"]        # that requests may name, the first unless they do; all unless said
 
 Only a key's SHA-256 is kept. A slow hash would add nothing: keys are random, with 256 bits, so nobody can guess one.
 For the same reason it gives nothing away how long it takes to find one by its hash in a dictionary.
@@ -17,17 +18,18 @@ from __future__ import annotations
 import hashlib
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from diptych.common.errors import ConfigError
 from diptych.generation.request_groups import MAX_PRIORITY
+from diptych.router.values.slo_tiers import MAX_TIERS, NAME, NAME_RULE
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")  # harmless in logs and metrics
 _DIGEST: Final = re.compile("[0-9a-fA-F]{64}")
 _LIMITS: Final = ("max_concurrent", "requests_per_minute", "tokens_per_minute")
-_SETTINGS: Final = ("admin", *_LIMITS, "max_priority", "share_cache")
+_SETTINGS: Final = ("admin", *_LIMITS, "max_priority", "share_cache", "slo_tiers")
 _NAME_RULE: Final = "takes up to 64 of A-Z a-z 0-9 . _ -"
 
 
@@ -42,6 +44,7 @@ class ApiKey:
     tokens_per_minute: int | None = None  # prompt + output
     max_priority: int = 0  # that a request may ask for
     share_cache: str | None = None  # the group whose keys share cached prefixes; None: nobody does
+    slo_tiers: Sequence[str] = ()  # that its requests may name; none: all
 
 
 Keyring = Mapping[bytes, ApiKey]  # by `digest_of` the key
@@ -96,9 +99,16 @@ def _wanted(setting: str, value: Any) -> str:
         case "share_cache":
             fits = isinstance(value, str) and _NAME.fullmatch(value) is not None
             words = f"is the name of a group, which {_NAME_RULE}"
+        case "slo_tiers":
+            fits = isinstance(value, list) and 1 <= len(value) <= MAX_TIERS and all(map(_is_tier, value))
+            words = f"is a list of tiers, each of which {NAME_RULE}"
         case "max_priority":
             fits = type(value) is int and 0 <= value <= MAX_PRIORITY
             words = f"is a whole number from 0 to {MAX_PRIORITY}"
         case _:
             fits, words = type(value) is int and value >= 1, "is a whole number, at least 1"
     return "" if fits else words
+
+
+def _is_tier(value: object) -> bool:
+    return isinstance(value, str) and NAME.fullmatch(value) is not None

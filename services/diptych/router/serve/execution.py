@@ -83,6 +83,10 @@ class Execution:
         await self._attempt.wait_for_prefill_end(timeout_s)
         return self._attempt.report(self._pair)
 
+    def compute_s(self) -> float:
+        """Return what computing the prompt is expected to take; 0 before it is sent."""
+        return self._record.attempts[-1].selection.compute_s if self._record.attempts else 0.0
+
     def close(self) -> None:
         """Abort what is still running. Idempotent."""
         self._record.is_over = True
@@ -248,7 +252,7 @@ def start_attempt(fleet: Fleet, progress: Progress, selection: Selection, now_s:
 
 def _start_leg(progress: Progress, now_s: float) -> StartLeg:
     client = progress.request.client
-    leg = leg_to_wire(client.account, client.hints, client.life, client.slo, now_s)
+    leg = leg_to_wire(client.account, client.hints, client.life, client.tier.slo, now_s)
     leg.room = random.getrandbits(64) or 1
     leg.sampling.CopyFrom(params_to_wire(progress.params))
     leg.num_prior_output_tokens = len(progress.output_ids)

@@ -5,6 +5,7 @@ The HTTP and gRPC services both stand on this; neither knows workers, and this k
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import AsyncGenerator, Generator, Sequence
@@ -21,9 +22,12 @@ from diptych.generation.sampling_params import MAX_SEED, SamplingParams
 from diptych.generation.segments import content_len
 from diptych.grammars.checks import GrammarChecks
 from diptych.router.admission.admission import Admission, Place
+from diptych.router.admission.in_flight import InFlight, InFlightRequest
 from diptych.router.admission.queue import Claim
+from diptych.router.admission.shedder import Shedder
 from diptych.router.admission.ttft_gate import TtftGate
 from diptych.router.choose.explain import Explanation
+from diptych.router.errors import Shed
 from diptych.router.keys.caller import Caller
 from diptych.router.metrics import RouterMetrics
 from diptych.router.serve.execution import Dispatcher, Execution
@@ -35,6 +39,7 @@ from diptych.router.values.leg_results import Report
 from diptych.router.values.output import End, Piece
 from diptych.router.values.progress import Progress, RetryLimits
 from diptych.router.values.request import ClientRequest, GenerationRequest, ServedModel
+from diptych.router.values.slo_tiers import NO_TIERS, Tier, Tiers
 from diptych.router.values.validation import check_request, output_room
 from diptych.router.workers.fleet import Fleet
 
@@ -52,6 +57,8 @@ class Pipeline:
         dispatcher: Dispatcher,
         admission: Admission,
         gate: TtftGate,
+        shedder: Shedder,
+        in_flight: InFlight,
         retries: RetryLimits,
     ) -> None:
         self._model = model
@@ -59,6 +66,8 @@ class Pipeline:
         self._dispatcher = dispatcher
         self._admission = admission
         self._gate = gate
+        self._shedder = shedder
+        self._in_flight = in_flight
         self._retries = retries
         self._eos_ids = frozenset(model.tokenizer.eos_ids)
         self._parsed_tokenizer = model.tokenizer.showing(model.formats.tokens)
@@ -110,11 +119,15 @@ class Pipeline:
         Raises the caller's `DiptychError`.
         """
         self._preparer.check(client)
+        client = self._preparer.with_tier(client)
         if isinstance(client.trace, CallTrace):
             note_request(client.trace, client, self.model.model_id, self._preparer.adapter(client.model))
-        patience_s = min(self._preparer.timeout_s(client), self._gate.slo_s(client.routing))
-        claim = Claim(client.num_requests, client.account.priority, patience_s, client.account.tenant)
-        with self._place(claim, client.caller) as place:
+        num_requests, tier = client.num_requests, client.tier
+        with (
+            client.caller.admit(num_requests),
+            self._counted(tier, num_requests),
+            self._admission.admit(self._claim(client)) as place,
+        ):
             await place.wait()
             _took("admit", self.metrics.admit, place.begun_s, client.trace)
             start_s = time.monotonic()
@@ -123,6 +136,27 @@ class Pipeline:
             requests = self._gate.check(prepared)
             client.caller.charge_prompt(sum(request.prompt.num_tokens for request in requests[:: client.num_made]))
             yield requests
+
+    @contextmanager
+    def _counted(self, tier: Tier, num_requests: int) -> Generator[None, None, None]:
+        """Count a call for its tier. Raises `Shed` if it has to give way; so may what is inside."""
+        self.metrics.offered(tier, num_requests)
+        try:
+            self._shedder.check(tier)
+            yield
+        except Shed:
+            self.metrics.shed(tier, num_requests)
+            raise
+
+    def _claim(self, client: ClientRequest) -> Claim:
+        slo = client.tier.slo
+        return Claim(
+            client.num_requests,
+            client.account.priority,
+            min(self._preparer.timeout_s(client), self._gate.deadline_s(client.routing)),
+            client.account.tenant,
+            slo.weight if slo.sheddable else math.inf,
+        )
 
     @contextmanager
     def _place(self, claim: Claim, caller: Caller) -> Generator[Place, None, None]:
@@ -146,24 +180,27 @@ class Pipeline:
         """Yield the output in pieces, the last one with `finish` and `usage`. Close it to abort the request."""
         execution = Execution(Progress(request, self._eos_ids, self._retries, self._dispatcher.rng), self._dispatcher)
         response = response_for(request, OutputText(self._tokenizer_of(request), request.params), self.metrics)
-        try:
-            piece, finish = response.on_delta(await execution.next())
-            self._gate.learn(request)
-            while finish is None:
-                if piece.text or piece.token_ids or piece.prompt:
-                    yield piece
-                response.handed_over()
+        client = request.client
+        flight = InFlightRequest(client.tier, client.life.arrival_s, response, execution.compute_s)
+        with self._in_flight.holding(flight):
+            try:
                 piece, finish = response.on_delta(await execution.next())
-            execution.close()  # a stop string has cut it short: no more steps for it
-            report = await self._report(execution, request) if request.client.wants_report else None
-            usage = response.finished(execution.prompt_len, execution.cached_tokens)
-            end = End(finish, usage, report, response.stop, response.stop_token)
-            execution.trace.end = end
-            yield piece._replace(end=end)
-        finally:
-            execution.close()
-            response.close()
-            request.client.caller.charge_output(response.num_tokens)
+                self._gate.learn(request)
+                while finish is None:
+                    if piece.text or piece.token_ids or piece.prompt:
+                        yield piece
+                    response.handed_over()
+                    piece, finish = response.on_delta(await execution.next())
+                execution.close()  # a stop string has cut it short: no more steps for it
+                report = await self._report(execution, request) if request.client.wants_report else None
+                usage = response.finished(execution.prompt_len, execution.cached_tokens)
+                end = End(finish, usage, report, response.stop, response.stop_token)
+                execution.trace.end = end
+                yield piece._replace(end=end)
+            finally:
+                execution.close()
+                response.close()
+                client.caller.charge_output(response.num_tokens)
 
     async def _report(self, execution: Execution, request: GenerationRequest) -> Report | None:
         report = await execution.report(REPORT_WAIT_S)
@@ -195,6 +232,7 @@ class Preparer:
         *,
         timeout_s: float,
         max_choices: int,
+        tiers: Tiers = NO_TIERS,
     ) -> None:
         self._model = model
         self._workers = workers
@@ -202,6 +240,7 @@ class Preparer:
         self._grammars = grammars
         self._timeout_s = timeout_s
         self._max_choices = max_choices
+        self._tiers = tiers
 
     def close(self) -> None:
         self.tokenization.close()
@@ -215,6 +254,11 @@ class Preparer:
         """Raise what can be said without looking at the prompt."""
         workers = self._workers
         check_request(client, self._model, workers.model_ids, workers.adapters(), self._max_choices)
+
+    def with_tier(self, client: ClientRequest) -> ClientRequest:
+        """Return the request with what its wish comes to. Raises `InvalidRequest`."""
+        tier = self._tiers.of(client.wish, client.caller.slo_tiers)
+        return client if tier == client.tier else replace(client, tier=tier)
 
     async def tokens(self, client: ClientRequest) -> list[Sequence[int]]:
         """Return the tokens of each prompt of a request that was checked. Raises the caller's `DiptychError`."""

@@ -25,7 +25,8 @@ from diptych.router.choose.explain import Selection
 from diptych.router.choose.page_chain import page_hashes
 from diptych.router.choose.pairing import has_fresh, least_blamed, partners
 from diptych.router.choose.policies import Plan, plan_of
-from diptych.router.choose.policies.policy import NO_OBJECTIVES, Candidates, Objectives, RequestView, Worker
+from diptych.router.choose.policies.cost import Outlook, outlook_of
+from diptych.router.choose.policies.policy import Candidates, RequestView, Worker
 from diptych.router.choose.seen_prompts import SeenPrompts
 from diptych.router.values.failure import LegFailure
 from diptych.router.values.progress import Progress
@@ -58,12 +59,10 @@ class Selector:
         plan: Plan,
         breakers: Breakers,
         rng: random.Random,
-        objectives: Objectives = NO_OBJECTIVES,
         seen: SeenPrompts | None = None,
     ) -> None:
         self._fleet = fleet
         self._plan = plan
-        self._objectives = objectives
         self._estimates = fleet.estimates
         self.breakers = breakers
         self._rng = rng
@@ -79,7 +78,7 @@ class Selector:
         prompt = self._find(progress.request, progress.prompt_ids)
         selection = self._choose(pairs, progress.request, prompt)
         self.number += 1
-        self._estimates.came(selection.candidates.busy_share)
+        self._estimates.came(selection.candidates.busy_share, progress.request.client.tier.slo)
         self.breakers.begin(selection.pair, now_s)
         prompt.sent(selection.pair)
         if progress.is_new:
@@ -93,6 +92,11 @@ class Selector:
             return None
         selection = self._choose(pairs, request, look_up(self._fleet, request, request.prompt.ids))
         return selection.ttft_s
+
+    def outlook(self) -> Outlook | None:
+        """Return what a request that came now would find; None: nobody knows yet."""
+        pairs = self.breakers.choose(self._fleet.pairs(""), time.monotonic())
+        return outlook_of(self._candidates(pairs, {})) if pairs and self._estimates.are_measured else None
 
     def succeeded(self, pair: Pair) -> None:
         """A pair has served a request, as far as it may fail it."""
@@ -135,7 +139,7 @@ class Selector:
             prefix_key=prompt.key,
             output_len=min(self._estimates.output_len, request.params.max_tokens),
             usual=self._estimates.usual,
-            objectives=self._objectives,
+            slo=request.client.tier.slo,
         )
 
     def _candidates(self, pairs: Sequence[Pair], cached_tokens: Mapping[int, int]) -> Candidates:

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 from diptych.generation.finish import Finish
 from diptych.generation.output_text import OutputText
 from diptych.generation.sampling_params import SamplingParams
-from diptych.router.admission.fair_queue import FairQueue, Waiting
+from diptych.router.admission.fair_queue import ONLY_RANK, FairQueue, Waiting
 from diptych.router.text.chat_text import render
 from diptych.router.values.request import (
     ChatPrompt,
@@ -230,7 +230,7 @@ class FairThreadPool:
 
     async def _turn(self, tenant: str, num_steps: int) -> None:
         """Wait in line for the thread of somebody who is done."""
-        claim = Waiting(self._next_number, tenant, 0, num_steps, math.inf)
+        claim = Waiting(self._next_number, tenant, ONLY_RANK, num_steps, math.inf)
         self._next_number += 1
         self._line.add(claim)
         turn = self._turns[claim.number] = asyncio.get_running_loop().create_future()

@@ -18,7 +18,6 @@ from diptych.generation.leg_prompt import BYTES_PER_TOKEN
 from diptych.generation.request_groups import NO_ACCOUNT, NO_HINTS, NO_LIFE, Account, Hints, Life
 from diptych.generation.sampling_params import SamplingParams
 from diptych.generation.segments import ContentSegment, content_len
-from diptych.generation.slo import NO_SLO, Slo
 from diptych.router.choose.policies import POLICIES
 from diptych.router.keys.cache_namespace import hints_of
 from diptych.router.keys.caller import ANYBODY, Caller
@@ -26,11 +25,13 @@ from diptych.router.text.parsing.message_formats import DEFAULT_FORMATS, Message
 from diptych.router.text.parsing.parts import MessageParser
 from diptych.router.text.parsing.tool_use import NO_TOOLS, ToolUse
 from diptych.router.tracing.record import NO_TRACE, Trace
+from diptych.router.values.slo_tiers import NO_TIER, NO_WISH, SloWish, Tier
 from diptych.tokens.tokenizer import Tokenizer
 
 POLICY_HEADER: Final = "x-diptych-policy"
 SESSION_HEADER: Final = "x-diptych-session"
-TTFT_SLO_HEADER: Final = "x-diptych-ttft-slo-ms"
+TTFT_DEADLINE_HEADER: Final = "x-diptych-ttft-deadline-ms"
+OLD_DEADLINE_HEADER: Final = "x-diptych-ttft-slo-ms"  # its former name, which clients still send
 MAX_SESSION_LEN: Final = 256
 _USABLE: Final = re.compile(r"[!-~]{1,128}")  # printable ASCII without spaces: harmless in headers, logs and memory
 
@@ -70,11 +71,11 @@ Prompt = TextPrompt | TokenPrompt | ChatPrompt
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Where a client wants its request to go, and how soon its first token. Empty: the router decides."""
+    """Where a client wants its request to go, and when it is of no use any more. Empty: the router decides."""
 
     policy: str = ""  # one of `POLICIES`, instead of the configured one
     session: str = ""  # requests of one session go to the same workers, where the policy heeds it
-    ttft_slo_s: float | None = None  # a first token that comes later than this is worth nothing
+    ttft_deadline_s: float | None = None  # a first token that comes later than this is worth nothing
 
 
 DEFAULT_ROUTING: Final = Routing()
@@ -92,7 +93,8 @@ class ClientRequest:
     account: Account = NO_ACCOUNT
     hints: Hints = NO_HINTS  # without an adapter until its model is known
     life: Life = NO_LIFE  # on the monotonic clock
-    slo: Slo = NO_SLO  # within what time it is served well
+    wish: SloWish = NO_WISH  # what it says of its SLO
+    tier: Tier = NO_TIER  # and so what it is of, once it was looked at
     num_choices: int = 1  # of each prompt
     best_of: int | None = None  # outputs to make of each prompt, of which `num_choices` are chosen; None: those only
     stream: bool = False  # the answer is wanted as it comes
@@ -216,15 +218,15 @@ def new_answer_id(prefix: str) -> str:
 def routing_of(headers: Mapping[str, str]) -> Routing:
     """Read a request's headers, or its metadata over gRPC: the names are the same. Raises `InvalidRequest`."""
     policy, session = headers.get(POLICY_HEADER, ""), headers.get(SESSION_HEADER, "")
-    slo_ms = headers.get(TTFT_SLO_HEADER, "")
-    if not (policy or session or slo_ms):
+    deadline_ms = headers.get(TTFT_DEADLINE_HEADER) or headers.get(OLD_DEADLINE_HEADER, "")
+    if not (policy or session or deadline_ms):
         return DEFAULT_ROUTING
     if policy and policy not in POLICIES:
         text = f"there is no policy {policy!r}: use one of {', '.join(sorted(POLICIES))}"
         raise InvalidRequest(text, param=POLICY_HEADER)
     if len(session) > MAX_SESSION_LEN:
         raise InvalidRequest(f"a session's name has at most {MAX_SESSION_LEN} characters", param=SESSION_HEADER)
-    return Routing(policy, session, _seconds(slo_ms) if slo_ms else None)
+    return Routing(policy, session, _seconds(deadline_ms) if deadline_ms else None)
 
 
 def _seconds(milliseconds: str) -> float:
@@ -233,6 +235,6 @@ def _seconds(milliseconds: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
-        text = f"{TTFT_SLO_HEADER} must be a positive number of milliseconds, not {milliseconds!r}"
-        raise InvalidRequest(text, param=TTFT_SLO_HEADER)
+        text = f"{TTFT_DEADLINE_HEADER} must be a positive number of milliseconds, not {milliseconds!r}"
+        raise InvalidRequest(text, param=TTFT_DEADLINE_HEADER)
     return value / 1000

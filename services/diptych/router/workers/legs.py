@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from diptych.common.members.roles import LegKind
+from diptych.generation.slo import NO_SLO, Slo
 from diptych.router.workers.worker_view import WorkerLoad
 from diptych.v1.worker_pb2 import LegOutput
 
@@ -26,6 +29,7 @@ class Work:
 
     prompt_len: int
     cached_tokens: int = 0  # of the prompt, where it is computed: believed, and not to be computed again
+    slo: Slo = NO_SLO
 
     def queued_tokens(self, kind: LegKind) -> int:
         """Prompt tokens that a leg of this kind computes."""
@@ -55,6 +59,8 @@ class OpenLegs:
         self.prompt_tokens = 0  # of all legs
         self.num_outputs = 0  # legs that make output
         self.joining_tokens = 0  # prompt tokens of those of which no output has come yet
+        self._outputs: Counter[Slo] = Counter()  # legs that make outputs, and have answered
+        self._shown: Sequence[tuple[Slo, int]] | None = ()  # the same as a value; None: it has changed
 
     def __len__(self) -> int:
         return len(self._legs)
@@ -78,6 +84,7 @@ class OpenLegs:
             reported.output_step_s,
             reported.context_token_s,
             reported.prompt_token_s,
+            self._outputs_by_slo(),
         )
 
     def add(self, room: int, leg: Leg) -> None:
@@ -104,6 +111,7 @@ class OpenLegs:
         if output.finish_reason or output.HasField("error"):
             del self._legs[output.room]
             self._count(leg, -1)
+            self._count_output(leg, -1)
         try:
             leg.receiver.receive(leg.kind, output)
         except Exception:  # malformed: this costs the session, and so the leg, whose owner must hear of it
@@ -114,12 +122,14 @@ class OpenLegs:
     def lose_all(self, reason: str) -> None:
         legs, self._legs = self._legs, {}
         self.queued_tokens = self.num_queued = self.prompt_tokens = self.num_outputs = self.joining_tokens = 0
+        self._outputs, self._shown = Counter(), ()
         for leg in legs.values():
             leg.receiver.lose(leg.kind, reason)
 
     def _answered(self, leg: Leg, output: LegOutput, now_s: float) -> None:
         leg.first_s, leg.first_tokens = now_s, output.first_index + len(output.token_ids)
         self._count_queued(leg, -1)
+        self._count_output(leg, 1)
 
     def _count(self, leg: Leg, change: int) -> None:
         self.prompt_tokens += change * leg.work.prompt_len
@@ -130,3 +140,15 @@ class OpenLegs:
         self.queued_tokens += change * leg.work.queued_tokens(leg.kind)
         self.num_queued += change * (leg.kind is not LegKind.DECODE)
         self.joining_tokens += change * leg.work.prompt_len * (leg.kind is not LegKind.PREFILL)
+
+    def _count_output(self, leg: Leg, change: int) -> None:
+        if leg.kind is not LegKind.PREFILL:
+            self._outputs[leg.work.slo] += change
+            self._shown = None
+
+    def _outputs_by_slo(self) -> Sequence[tuple[Slo, int]]:
+        if self._shown is None:
+            self._outputs = +self._outputs
+            says_any = any(slo != NO_SLO for slo in self._outputs)
+            self._shown = tuple(self._outputs.items()) if says_any else ()
+        return self._shown

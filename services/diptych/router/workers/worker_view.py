@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from diptych.common.members.record import State
 from diptych.common.members.roles import Role
 from diptych.common.members.terms import Terms
+from diptych.generation.slo import Slo
 
 UNTESTED_BYTES_PER_S: Final = 1e9  # of a link
 
@@ -50,6 +51,7 @@ class WorkerLoad:
     output_step_s: float = 0.0  # of a step without prompts, for outputs without context; 0: not measured
     context_token_s: float = 0.0  # and for each token of their contexts
     prompt_token_s: float = 0.0  # that a token at the beginning of a prompt adds to a step; 0: not measured
+    outputs: Sequence[tuple[Slo, int]] = ()  # that are made there for this router, by their SLOs; none: nobody said one
 
     def tested_s(self, peer_id: int, num_bytes: float) -> float:
         """Return how long so much KV takes to a peer at the speed that a test of the link found."""

@@ -28,13 +28,13 @@ UNSURE: Final = 0.1  # of an SLO: within so much of it nobody knows whether it w
 LATE: Final = 0.1  # what being late by a whole SLO more costs, once it is missed: less than another's miss
 SOON: Final = 0.05  # what a first token is worth that comes at once, not when it is due
 PLACE: Final = 0.02  # what another place in the order of workers is worth, for an output
-MAX_BUSY: Final = 0.98  # workers whose time is needed to a higher share are overloaded
+MAX_BUSY: Final = 0.85  # workers whose time is needed to a higher share may be overloaded: no estimate is better
 GRANT_STEPS: Final = 2  # of a decode worker, for which a prompt counts as queued while nobody computes it
 MAX_GRANT_S: Final = 0.1  # until a step with prompts is over, in the mean: about half of the largest ones
 
 
 def adaptive(candidates: Candidates, request: RequestView) -> Decision:
-    if not request.objectives.are_known:
+    if not request.slo.are_known:
         return pair_cost(candidates, request)
     workers = candidates.workers
     firsts = {key: first_s(workers[key], request) for key in candidates.partners}
@@ -62,8 +62,8 @@ def first_s(worker: Worker, request: RequestView) -> float:
     queue_s = load.num_queued * compute_s(worker, load.queued_tokens / max(1, load.num_queued))
     own_s = compute_s(worker, max(1, request.prompt_len - worker.cached_tokens), worker.cached_tokens)
     if load.prompt_budget < 0 and load.output_tokens:  # of prompts in its queue: they come before this one
-        return queue_s + own_s / share_of(worker, request.objectives.tpot_s)
-    return slowed_s(worker, queue_s + own_s, request.objectives.tpot_s)
+        return queue_s + own_s / share_of(worker, request.slo.tpot_s)
+    return slowed_s(worker, queue_s + own_s, request.slo.tpot_s)
 
 
 def _granted_s(workers: Mapping[int, Worker], pair: Pair, request: RequestView) -> float:
@@ -87,7 +87,7 @@ def _in_question(candidates: Candidates, firsts: Mapping[int, float]) -> Iterato
 
 
 def _first_missed(ttft_s: float, request: RequestView) -> float:
-    share = ttft_s / request.objectives.ttft_s
+    share = ttft_s / request.slo.ttft_s
     return missed(share) + SOON * min(1.0, share)
 
 
@@ -101,14 +101,16 @@ def _outputs_missed(candidates: Candidates, request: RequestView) -> Mapping[int
 
 def _output_missed(worker: Worker, request: RequestView, prompts: _Prompts) -> float:
     """Return how many requests miss their SLO because the output is made there: outputs, itself too, and prompts."""
-    tpot_s, added = request.objectives.tpot_s, request.prompt_len + request.output_len / 2
+    tpot_s, added = request.slo.tpot_s, request.prompt_len + request.output_len / 2
     before, after = missed(step_s(worker) / tpot_s), missed(step_s(worker, added) / tpot_s)
     own = after + worker.load.num_outputs * max(0.0, after - before) + (not _has_memory(worker, request))
     if worker.instance_id not in prompts.shares:
         return own
     key, others, share = worker.instance_id, worker.load.num_outputs, share_of(worker, tpot_s, added)
     beside = prompts.missed_more(key, prompts.shares[key], share)
-    alone = prompts.missed_more(key, 1.0, share)  # for as long as it outlasts the others: so a worker becomes free again
+    alone = prompts.missed_more(
+        key, 1.0, share
+    )  # for as long as it outlasts the others: so a worker becomes free again
     return own + request.output_len * tpot_s * (others * beside + alone) / (others + 1)
 
 
@@ -132,7 +134,7 @@ class _Prompts(NamedTuple):
     @staticmethod
     def of(candidates: Candidates, request: RequestView) -> _Prompts:
         """Return what is known: those that come are like those that came, and as long as this one."""
-        usual, slo = request.usual, request.objectives
+        usual, slo = request.usual, request.slo
         shares = {key: share_of(candidates.workers[key], slo.tpot_s) for key in candidates.partners}
         granted_s = GRANT_STEPS * max(step_s(worker) for worker in candidates.workers.values())
         rate = usual.busy * len(shares) / (usual.prompt_s + granted_s) if usual.prompt_s > 0 else 0.0
@@ -153,6 +155,7 @@ class _Prompts(NamedTuple):
     def _missed(self, total: float, longest: float) -> float:
         """Return the share of prompts that miss it, as if one worker computed them, of `total` times the speed."""
         busy = self.rate * self.work_s / total
-        bounded = min(MAX_BUSY, busy)
-        wait_s = bounded / (1 - bounded) * self.work_s / total / 2
-        return missed((self.work_s / longest + wait_s) / self.ttft_s) + max(0.0, busy - MAX_BUSY)
+        if busy >= MAX_BUSY:
+            return 1 + busy - MAX_BUSY
+        wait_s = busy / (1 - busy) * self.work_s / total / 2
+        return missed((self.work_s / longest + wait_s) / self.ttft_s)

@@ -13,10 +13,11 @@ them, and one more slows them. What KV from elsewhere evicts is computed again.
 
 A second before the first token and one after it are not worth the same: an output that takes long anyway has more slack
 than a prompt. As seconds they are equal; as shares of what either phase takes, they differ by the ratio of both. The
-geometric mean is what counts here (`later_of`). Where objectives are known, seconds are not equal, but worth what each
+geometric mean is what counts here (`later_of`). Where a request has an SLO, seconds are not equal, but worth what each
 can spare: the ratio of what a first token may take to what is left of the time that the output may take. An output that
 is made where its prompt was computed then also pays for prompts that come later and stop it, for as much of its time as
-prefill workers compute (`Prices.beside`). Without objectives nobody knows whether that matters more than a hand-off.
+prefill workers compute (`Prices.beside`). Without an SLO nobody knows whether that matters more than a hand-off.
+Seconds of others count by their own SLOs and weights, beside the request's (`stakes`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Final, NamedTuple
 
 from diptych.router.choose.policies.policy import Candidates, RequestView, Worker
+from diptych.router.choose.stakes import outputs_at_stake, prompts_stake
 from diptych.router.workers.worker_view import Pair
 
 MIN_GRANT_WAIT_S: Final = 0.5  # for pages, where a decode worker has none to grant
@@ -51,6 +53,13 @@ class Cost(NamedTuple):
     @property
     def total_s(self) -> float:
         return self.ttft_s + self.late_s + self.later * (self.transfer_s + self.decode_s + self.stall_s)
+
+
+class Outlook(NamedTuple):
+    """What a request would find that came now, whatever its prompt."""
+
+    wait_s: float  # until its prompt would be computed
+    pace_s: float  # of each token of its output
 
 
 class PrefillCost(NamedTuple):
@@ -104,6 +113,15 @@ def ttft_s(candidates: Candidates, request: RequestView, pair: Pair) -> float:
     return Cost(prefill.queue_s, grant_s(candidates.workers[pair.decode_id], request), prefill.compute_s).ttft_s
 
 
+def outlook_of(candidates: Candidates) -> Outlook:
+    """Return what a request finds that comes now and goes where it waits least."""
+    decoders = [candidates.workers[key] for key in candidates.decode_ids]
+    granted_s = min(0.0 if each.load.has_credit else _scarce_s(each) for each in decoders)
+    queued_s = min(queue_s(candidates.workers[key]) for key in candidates.partners)
+    pace_s = min(each.learned.decode.at(each.load.context_tokens) for each in decoders)
+    return Outlook(max(queued_s, granted_s), pace_s)
+
+
 def costs_of(candidates: Candidates, request: RequestView, pairs: Collection[Pair]) -> Mapping[Pair, Cost]:
     prefills, decodes = parts_of(candidates, request)
     prices = prices_of(request, prefills.values(), decodes.values())
@@ -122,8 +140,9 @@ def parts_of(
 def prices_of(request: RequestView, prefills: Iterable[PrefillCost], decodes: Iterable[DecodeCost]) -> Prices:
     usual, output_s = request.usual, min(cost.decode_s for cost in decodes)
     wait_s = min(cost.queue_s for cost in prefills)
-    beside = usual.busy if request.objectives.are_known else 0.0
-    return Prices(usual.crowd, wait_s, later_of(request, output_s), usual.link_crowd, beside)
+    beside = usual.busy if request.slo.are_known else 0.0
+    stake = prompts_stake(usual.urgency, request.slo)
+    return Prices(stake * usual.crowd, wait_s, later_of(request, output_s), stake * usual.link_crowd, beside)
 
 
 def later_of(request: RequestView, output_s: float) -> float:
@@ -131,7 +150,7 @@ def later_of(request: RequestView, output_s: float) -> float:
     prompt_s = request.usual.prompt_s
     if prompt_s <= 0 or output_s <= 0:
         return 1.0  # not known
-    spare = request.objectives.spare(request.output_len, output_s)
+    spare = request.slo.spare(request.output_len, output_s)
     return min(1.0, math.sqrt(spare * prompt_s / output_s))
 
 
@@ -158,9 +177,22 @@ def prefill_cost(worker: Worker, request: RequestView, *, decodes: bool) -> Pref
     """`decodes`: outputs are made there, too, and stop while it computes."""
     load, curve = worker.load, worker.learned.prefill
     compute_s = curve.at(max(1, request.prompt_len - worker.cached_tokens), worker.cached_tokens)
-    num_stopped = load.num_requests - load.num_queued if decodes else 0
-    queue_s = curve.base * load.num_queued + curve.mean_slope * load.queued_tokens
-    return PrefillCost(queue_s, compute_s, compute_s * num_stopped)
+    num_stopped = at_stake(worker, request, load.num_requests - load.num_queued) if decodes else 0
+    return PrefillCost(queue_s(worker), compute_s, compute_s * num_stopped)
+
+
+def queue_s(worker: Worker) -> float:
+    """Return how long the prompts take that a worker has to compute."""
+    load, curve = worker.load, worker.learned.prefill
+    return curve.base * load.num_queued + curve.mean_slope * load.queued_tokens
+
+
+def at_stake(worker: Worker, request: RequestView, num_outputs: int) -> float:
+    """Return how many outputs like the request's own those of a worker count for."""
+    load = worker.load
+    if not load.outputs:
+        return num_outputs
+    return outputs_at_stake(load, request.slo, num_outputs, worker.learned.decode.at(load.context_tokens))
 
 
 def decode_cost(worker: Worker, request: RequestView, prefill: PrefillCost | None) -> DecodeCost:
@@ -170,7 +202,7 @@ def decode_cost(worker: Worker, request: RequestView, prefill: PrefillCost | Non
         grant_s(worker, request),
         lacking * worker.token_bytes,
         request.output_len * line.at(load.context_tokens + request.prompt_len),
-        request.output_len / 2 * line.slope * request.prompt_len * load.num_requests,
+        request.output_len / 2 * line.slope * request.prompt_len * at_stake(worker, request, load.num_requests),
         request.usual.reuse * worker.learned.prefill.mean_slope * lacking if prefill else 0.0,
         prefill.queue_s if prefill else 0.0,
     )
@@ -179,7 +211,11 @@ def decode_cost(worker: Worker, request: RequestView, prefill: PrefillCost | Non
 def grant_s(worker: Worker, request: RequestView) -> float:
     """Return how long a decode worker has no pages for the request."""
     has_room = worker.load.has_credit and worker.load.free_tokens >= _lacking(worker, request)
-    return 0.0 if has_room else max(worker.learned.grant_wait_s, MIN_GRANT_WAIT_S)
+    return 0.0 if has_room else _scarce_s(worker)
+
+
+def _scarce_s(worker: Worker) -> float:
+    return max(worker.learned.grant_wait_s, MIN_GRANT_WAIT_S)
 
 
 def _lacking(worker: Worker, request: RequestView) -> int:

@@ -11,15 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 from diptych.common.members.roles import LegKind
+from diptych.generation.slo import NO_SLO, Slo
 from diptych.router.choose.estimates import UNKNOWN, UNKNOWN_USUAL, RecentMeans, WorkerSpeed
 from diptych.router.workers.worker_view import Pair, WorkerLoad
 
 MAX_SHARE: Final = 1.25  # of the mean load: who would have more, with this request, has more than its share
 SLACK: Final[Mapping[LegKind, float]] = {LegKind.PREFILL: 8192, LegKind.DECODE: 4}  # and always at least so much
-MIN_SPARE: Final = 0.05  # of the time that an output may take: less can't be told from none
 _MASK: Final = (1 << 64) - 1
 
 
@@ -34,31 +34,6 @@ class Worker:
     token_bytes: int = 0  # of KV, a token of its pool
 
 
-class Objectives(NamedTuple):
-    """Within what time a request is served well; 0: nobody said."""
-
-    ttft_s: float = 0.0  # to the first token
-    tpot_s: float = 0.0  # for each token after it, in the mean
-
-    @property
-    def are_known(self) -> bool:
-        return self.ttft_s > 0 and self.tpot_s > 0
-
-    def are_kept(self, ttft_s: float, tpot_s: float) -> bool:
-        """Whether a request was served well; it was where nobody said what that is."""
-        return (self.ttft_s <= 0 or ttft_s <= self.ttft_s) and (self.tpot_s <= 0 or tpot_s <= self.tpot_s)
-
-    def spare(self, output_len: float, output_s: float) -> float:
-        """Return what a first token may take by what an output of so many seconds can spare; 1 where nobody said."""
-        if not self.are_known:
-            return 1.0
-        allowed_s = self.tpot_s * output_len
-        return self.ttft_s / max(allowed_s - output_s, MIN_SPARE * allowed_s)
-
-
-NO_OBJECTIVES: Final = Objectives()
-
-
 @dataclass(frozen=True, slots=True)
 class RequestView:
     """What a policy may know of a request."""
@@ -70,7 +45,7 @@ class RequestView:
     prefix_key: int = 0  # hash of the prompt's first tokens
     output_len: float = 0.0  # tokens, as expected
     usual: RecentMeans = UNKNOWN_USUAL
-    objectives: Objectives = NO_OBJECTIVES
+    slo: Slo = NO_SLO
 
 
 @dataclass(frozen=True, slots=True)

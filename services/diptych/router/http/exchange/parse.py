@@ -31,6 +31,7 @@ from diptych.router.http.openai.responses_request import ResponsesRequest
 from diptych.router.keys.caller import Caller
 from diptych.router.tracing.record import Trace
 from diptych.router.values.request import ClientRequest, Prompt, ServedModel, routing_of
+from diptych.router.values.slo_tiers import wish_in
 
 TENANT_HEADER: Final = "x-tenant"
 
@@ -64,6 +65,7 @@ class Origin:
             params=params,
             account=fields.account(tenant),
             hints=fields.hints(caller.cache_owner),
+            wish=wish_in(self.headers).over(fields.wish()),
             life=Life(self.request_id, time.monotonic()),
             stream=bool(fields.stream),
             wants_report=self.headers.get(TIMINGS_HEADER) == "1",

@@ -18,8 +18,10 @@ from diptych.generation.sampling_params import (
     MAX_STOP_TOKEN_IDS,
     SamplingParams,
 )
-from diptych.router.http.fields.strict_model import GenerationBody
+from diptych.generation.slo import MAX_SLO_S
+from diptych.router.http.fields.strict_model import GenerationBody, StrictModel
 from diptych.router.keys.cache_namespace import hints_of
+from diptych.router.values.slo_tiers import NO_WISH, SloWish
 
 _SAMPLING: Final = {field.name for field in fields(SamplingParams)} - {"max_tokens", "seed"}
 
@@ -49,6 +51,7 @@ StopStrings = Annotated[StopList, Field(max_length=MAX_STOP_STRINGS)]
 TopK = Annotated[int, BeforeValidator(_off)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
 Token = Annotated[int, Field(ge=0, lt=2**32)]
+Milliseconds = Annotated[float, Field(gt=0, le=1000 * MAX_SLO_S)]
 LogitBias = Annotated[
     dict[Token, float],
     BeforeValidator(_by_token),
@@ -58,6 +61,14 @@ LogitBias = Annotated[
 ]
 
 
+class SloFields(StrictModel):
+    """What a request says of its service-level objective. `None` is the same as absent."""
+
+    tier: str | None = None
+    ttft_ms: Milliseconds | None = None
+    tpot_ms: Milliseconds | None = None
+
+
 class RequestFields(GenerationBody):
     """`None` is the same as absent."""
 
@@ -65,6 +76,7 @@ class RequestFields(GenerationBody):
     stream: bool | None = None
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     cache_salt: str | None = None
+    slo: SloFields | None = None
 
     @property
     def model_name(self) -> str | None:
@@ -72,6 +84,10 @@ class RequestFields(GenerationBody):
 
     def account(self, tenant: str) -> Account:
         return Account(tenant, self.priority or 0)
+
+    def wish(self) -> SloWish:
+        said = self.slo
+        return NO_WISH if said is None else SloWish(said.tier or "", said.ttft_ms or 0.0, said.tpot_ms or 0.0)
 
     def hints(self, cache_owner: bytes) -> Hints:
         """Raises `InvalidRequest`."""
