@@ -28,7 +28,7 @@ UNSURE: Final = 0.1  # of an SLO: within so much of it nobody knows whether it w
 LATE: Final = 0.1  # what being late by a whole SLO more costs, once it is missed: less than another's miss
 SOON: Final = 0.05  # what a first token is worth that comes at once, not when it is due
 PLACE: Final = 0.02  # what another place in the order of workers is worth, for an output
-MAX_BUSY: Final = 0.85  # workers whose time is needed to a higher share may be overloaded: no estimate is better
+MAX_BUSY: Final = 0.98  # workers whose time is needed to a higher share are overloaded
 GRANT_STEPS: Final = 2  # of a decode worker, for which a prompt counts as queued while nobody computes it
 MAX_GRANT_S: Final = 0.1  # until a step with prompts is over, in the mean: about half of the largest ones
 
@@ -155,7 +155,6 @@ class _Prompts(NamedTuple):
     def _missed(self, total: float, longest: float) -> float:
         """Return the share of prompts that miss it, as if one worker computed them, of `total` times the speed."""
         busy = self.rate * self.work_s / total
-        if busy >= MAX_BUSY:
-            return 1 + busy - MAX_BUSY
-        wait_s = busy / (1 - busy) * self.work_s / total / 2
-        return missed((self.work_s / longest + wait_s) / self.ttft_s)
+        bounded = min(MAX_BUSY, busy)
+        wait_s = bounded / (1 - bounded) * self.work_s / total / 2
+        return missed((self.work_s / longest + wait_s) / self.ttft_s) + max(0.0, busy - MAX_BUSY)
