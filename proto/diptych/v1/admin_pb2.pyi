@@ -15,9 +15,7 @@ class LoadLoraRequest(_message.Message):
     instance_id: int
     name: str
     path: str
-    def __init__(
-        self, instance_id: _Optional[int] = ..., name: _Optional[str] = ..., path: _Optional[str] = ...
-    ) -> None: ...
+    def __init__(self, instance_id: _Optional[int] = ..., name: _Optional[str] = ..., path: _Optional[str] = ...) -> None: ...
 
 class LoadLoraResponse(_message.Message):
     __slots__ = ("adapter", "was_loaded")
@@ -25,9 +23,7 @@ class LoadLoraResponse(_message.Message):
     WAS_LOADED_FIELD_NUMBER: _ClassVar[int]
     adapter: _bootstrap_pb2.LoraAdapter
     was_loaded: bool
-    def __init__(
-        self, adapter: _Optional[_Union[_bootstrap_pb2.LoraAdapter, _Mapping]] = ..., was_loaded: _Optional[bool] = ...
-    ) -> None: ...
+    def __init__(self, adapter: _Optional[_Union[_bootstrap_pb2.LoraAdapter, _Mapping]] = ..., was_loaded: _Optional[bool] = ...) -> None: ...
 
 class UnloadLoraRequest(_message.Message):
     __slots__ = ("instance_id", "name")
@@ -61,9 +57,7 @@ class UpdateWeightsRequest(_message.Message):
     instance_id: int
     model: str
     drain_ms: int
-    def __init__(
-        self, instance_id: _Optional[int] = ..., model: _Optional[str] = ..., drain_ms: _Optional[int] = ...
-    ) -> None: ...
+    def __init__(self, instance_id: _Optional[int] = ..., model: _Optional[str] = ..., drain_ms: _Optional[int] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("instance_id", "deadline_ms")
@@ -85,12 +79,7 @@ class SetRoleRequest(_message.Message):
     instance_id: int
     role: _bootstrap_pb2.Role
     drain_ms: int
-    def __init__(
-        self,
-        instance_id: _Optional[int] = ...,
-        role: _Optional[_Union[_bootstrap_pb2.Role, str]] = ...,
-        drain_ms: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, instance_id: _Optional[int] = ..., role: _Optional[_Union[_bootstrap_pb2.Role, str]] = ..., drain_ms: _Optional[int] = ...) -> None: ...
 
 class SetRoleResponse(_message.Message):
     __slots__ = ("previous_role", "not_ready")
@@ -98,9 +87,7 @@ class SetRoleResponse(_message.Message):
     NOT_READY_FIELD_NUMBER: _ClassVar[int]
     previous_role: _bootstrap_pb2.Role
     not_ready: str
-    def __init__(
-        self, previous_role: _Optional[_Union[_bootstrap_pb2.Role, str]] = ..., not_ready: _Optional[str] = ...
-    ) -> None: ...
+    def __init__(self, previous_role: _Optional[_Union[_bootstrap_pb2.Role, str]] = ..., not_ready: _Optional[str] = ...) -> None: ...
 
 class SetLogLevelRequest(_message.Message):
     __slots__ = ("instance_id", "level")
@@ -124,12 +111,7 @@ class UpdateWeightsResponse(_message.Message):
     model_id: str
     previous_model_id: str
     previous_model: str
-    def __init__(
-        self,
-        model_id: _Optional[str] = ...,
-        previous_model_id: _Optional[str] = ...,
-        previous_model: _Optional[str] = ...,
-    ) -> None: ...
+    def __init__(self, model_id: _Optional[str] = ..., previous_model_id: _Optional[str] = ..., previous_model: _Optional[str] = ...) -> None: ...
 
 class AdminCommand(_message.Message):
     __slots__ = ("query", "load_lora", "unload_lora", "prepare_weights", "switch_weights", "drop_weights")
@@ -145,15 +127,7 @@ class AdminCommand(_message.Message):
     prepare_weights: PrepareWeights
     switch_weights: SwitchWeights
     drop_weights: DropWeights
-    def __init__(
-        self,
-        query: _Optional[int] = ...,
-        load_lora: _Optional[_Union[LoadLoraRequest, _Mapping]] = ...,
-        unload_lora: _Optional[_Union[UnloadLoraRequest, _Mapping]] = ...,
-        prepare_weights: _Optional[_Union[PrepareWeights, _Mapping]] = ...,
-        switch_weights: _Optional[_Union[SwitchWeights, _Mapping]] = ...,
-        drop_weights: _Optional[_Union[DropWeights, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, query: _Optional[int] = ..., load_lora: _Optional[_Union[LoadLoraRequest, _Mapping]] = ..., unload_lora: _Optional[_Union[UnloadLoraRequest, _Mapping]] = ..., prepare_weights: _Optional[_Union[PrepareWeights, _Mapping]] = ..., switch_weights: _Optional[_Union[SwitchWeights, _Mapping]] = ..., drop_weights: _Optional[_Union[DropWeights, _Mapping]] = ...) -> None: ...
 
 class AdminAnswer(_message.Message):
     __slots__ = ("query", "grpc_status", "message", "load_lora", "unload_lora", "switch_weights")
@@ -169,15 +143,7 @@ class AdminAnswer(_message.Message):
     load_lora: LoadLoraResponse
     unload_lora: UnloadLoraResponse
     switch_weights: SwitchWeightsResult
-    def __init__(
-        self,
-        query: _Optional[int] = ...,
-        grpc_status: _Optional[str] = ...,
-        message: _Optional[str] = ...,
-        load_lora: _Optional[_Union[LoadLoraResponse, _Mapping]] = ...,
-        unload_lora: _Optional[_Union[UnloadLoraResponse, _Mapping]] = ...,
-        switch_weights: _Optional[_Union[SwitchWeightsResult, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, query: _Optional[int] = ..., grpc_status: _Optional[str] = ..., message: _Optional[str] = ..., load_lora: _Optional[_Union[LoadLoraResponse, _Mapping]] = ..., unload_lora: _Optional[_Union[UnloadLoraResponse, _Mapping]] = ..., switch_weights: _Optional[_Union[SwitchWeightsResult, _Mapping]] = ...) -> None: ...
 
 class PrepareWeights(_message.Message):
     __slots__ = ("model",)
@@ -203,10 +169,4 @@ class SwitchWeightsResult(_message.Message):
     previous_model_id: str
     previous_model: str
     terms: _bootstrap_pb2.Terms
-    def __init__(
-        self,
-        model_id: _Optional[str] = ...,
-        previous_model_id: _Optional[str] = ...,
-        previous_model: _Optional[str] = ...,
-        terms: _Optional[_Union[_bootstrap_pb2.Terms, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, model_id: _Optional[str] = ..., previous_model_id: _Optional[str] = ..., previous_model: _Optional[str] = ..., terms: _Optional[_Union[_bootstrap_pb2.Terms, _Mapping]] = ...) -> None: ...

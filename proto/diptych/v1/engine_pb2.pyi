@@ -10,20 +10,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class SchedulerCommands(_message.Message):
-    __slots__ = (
-        "start",
-        "abort",
-        "peers",
-        "shutdown",
-        "status_query",
-        "admin",
-        "ping",
-        "hand_back",
-        "role",
-        "watch_s",
-        "log_level",
-        "watcher_came",
-    )
+    __slots__ = ("start", "abort", "peers", "shutdown", "status_query", "admin", "ping", "hand_back", "role", "watch_s", "log_level", "watcher_came")
     START_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
@@ -48,21 +35,7 @@ class SchedulerCommands(_message.Message):
     watch_s: float
     log_level: str
     watcher_came: bool
-    def __init__(
-        self,
-        start: _Optional[_Iterable[_Union[_worker_pb2.StartLeg, _Mapping]]] = ...,
-        abort: _Optional[_Iterable[int]] = ...,
-        peers: _Optional[_Union[PeerView, _Mapping]] = ...,
-        shutdown: _Optional[bool] = ...,
-        status_query: _Optional[int] = ...,
-        admin: _Optional[_Iterable[_Union[_admin_pb2.AdminCommand, _Mapping]]] = ...,
-        ping: _Optional[int] = ...,
-        hand_back: _Optional[_Iterable[int]] = ...,
-        role: _Optional[_Union[_bootstrap_pb2.Role, str]] = ...,
-        watch_s: _Optional[float] = ...,
-        log_level: _Optional[str] = ...,
-        watcher_came: _Optional[bool] = ...,
-    ) -> None: ...
+    def __init__(self, start: _Optional[_Iterable[_Union[_worker_pb2.StartLeg, _Mapping]]] = ..., abort: _Optional[_Iterable[int]] = ..., peers: _Optional[_Union[PeerView, _Mapping]] = ..., shutdown: _Optional[bool] = ..., status_query: _Optional[int] = ..., admin: _Optional[_Iterable[_Union[_admin_pb2.AdminCommand, _Mapping]]] = ..., ping: _Optional[int] = ..., hand_back: _Optional[_Iterable[int]] = ..., role: _Optional[_Union[_bootstrap_pb2.Role, str]] = ..., watch_s: _Optional[float] = ..., log_level: _Optional[str] = ..., watcher_came: _Optional[bool] = ...) -> None: ...
 
 class PeerView(_message.Message):
     __slots__ = ("instances",)
@@ -71,21 +44,7 @@ class PeerView(_message.Message):
     def __init__(self, instances: _Optional[_Iterable[_Union[_bootstrap_pb2.Instance, _Mapping]]] = ...) -> None: ...
 
 class SchedulerEvents(_message.Message):
-    __slots__ = (
-        "outputs",
-        "load",
-        "kv_events",
-        "ready",
-        "status",
-        "status_answers",
-        "fatal",
-        "admin_answers",
-        "loras",
-        "link_news",
-        "pong",
-        "context_len",
-        "news",
-    )
+    __slots__ = ("outputs", "load", "kv_events", "ready", "status", "status_answers", "fatal", "admin_answers", "loras", "link_news", "pong", "context_len", "news")
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     KV_EVENTS_FIELD_NUMBER: _ClassVar[int]
@@ -112,22 +71,7 @@ class SchedulerEvents(_message.Message):
     pong: int
     context_len: int
     news: _worker_pb2.WorkerNews
-    def __init__(
-        self,
-        outputs: _Optional[_Iterable[_Union[_worker_pb2.LegOutput, _Mapping]]] = ...,
-        load: _Optional[_Union[_bootstrap_pb2.WorkerLoad, _Mapping]] = ...,
-        kv_events: _Optional[_Union[_worker_pb2.KvEvents, _Mapping]] = ...,
-        ready: _Optional[_Union[SchedulerReady, _Mapping]] = ...,
-        status: _Optional[_Union[_worker_pb2.WorkerStatus, _Mapping]] = ...,
-        status_answers: _Optional[_Iterable[int]] = ...,
-        fatal: _Optional[str] = ...,
-        admin_answers: _Optional[_Iterable[_Union[_admin_pb2.AdminAnswer, _Mapping]]] = ...,
-        loras: _Optional[_Union[LoraSet, _Mapping]] = ...,
-        link_news: _Optional[_Union[LinkNews, _Mapping]] = ...,
-        pong: _Optional[int] = ...,
-        context_len: _Optional[int] = ...,
-        news: _Optional[_Union[_worker_pb2.WorkerNews, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, outputs: _Optional[_Iterable[_Union[_worker_pb2.LegOutput, _Mapping]]] = ..., load: _Optional[_Union[_bootstrap_pb2.WorkerLoad, _Mapping]] = ..., kv_events: _Optional[_Union[_worker_pb2.KvEvents, _Mapping]] = ..., ready: _Optional[_Union[SchedulerReady, _Mapping]] = ..., status: _Optional[_Union[_worker_pb2.WorkerStatus, _Mapping]] = ..., status_answers: _Optional[_Iterable[int]] = ..., fatal: _Optional[str] = ..., admin_answers: _Optional[_Iterable[_Union[_admin_pb2.AdminAnswer, _Mapping]]] = ..., loras: _Optional[_Union[LoraSet, _Mapping]] = ..., link_news: _Optional[_Union[LinkNews, _Mapping]] = ..., pong: _Optional[int] = ..., context_len: _Optional[int] = ..., news: _Optional[_Union[_worker_pb2.WorkerNews, _Mapping]] = ...) -> None: ...
 
 class SchedulerReady(_message.Message):
     __slots__ = ("transfer", "context_len", "loras", "terms", "max_requests", "max_step_tokens")
@@ -143,15 +87,7 @@ class SchedulerReady(_message.Message):
     terms: _bootstrap_pb2.Terms
     max_requests: int
     max_step_tokens: int
-    def __init__(
-        self,
-        transfer: _Optional[_Union[_bootstrap_pb2.TransferInfo, _Mapping]] = ...,
-        context_len: _Optional[int] = ...,
-        loras: _Optional[_Union[LoraSet, _Mapping]] = ...,
-        terms: _Optional[_Union[_bootstrap_pb2.Terms, _Mapping]] = ...,
-        max_requests: _Optional[int] = ...,
-        max_step_tokens: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, transfer: _Optional[_Union[_bootstrap_pb2.TransferInfo, _Mapping]] = ..., context_len: _Optional[int] = ..., loras: _Optional[_Union[LoraSet, _Mapping]] = ..., terms: _Optional[_Union[_bootstrap_pb2.Terms, _Mapping]] = ..., max_requests: _Optional[int] = ..., max_step_tokens: _Optional[int] = ...) -> None: ...
 
 class LinkNews(_message.Message):
     __slots__ = ("problem",)

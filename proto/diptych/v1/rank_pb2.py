@@ -4,56 +4,61 @@
 # source: diptych/v1/rank.proto
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
-_runtime_version.ValidateProtobufRuntimeVersion(_runtime_version.Domain.PUBLIC, 7, 35, 1, "", "diptych/v1/rank.proto")
+_runtime_version.ValidateProtobufRuntimeVersion(
+    _runtime_version.Domain.PUBLIC,
+    7,
+    35,
+    1,
+    '',
+    'diptych/v1/rank.proto'
+)
 # @@protoc_insertion_point(imports)
 
 _sym_db = _symbol_database.Default()
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x15\x64iptych/v1/rank.proto\x12\ndiptych.v1"\xc0\x03\n\tRankEntry\x12 \n\x04step\x18\x01 \x01(\x0b\x32\x10.diptych.v1.StepH\x00\x12*\n\x07\x63onnect\x18\x02 \x01(\x0b\x32\x17.diptych.v1.ConnectPeerH\x00\x12\x14\n\ndisconnect\x18\x03 \x01(\x06H\x00\x12%\n\x04\x63opy\x18\x04 \x01(\x0b\x32\x15.diptych.v1.CopyPagesH\x00\x12\x18\n\x0eis_writer_gone\x18\x06 \x01(\x06H\x00\x12\x12\n\x08shutdown\x18\x07 \x01(\x08H\x00\x12$\n\x04save\x18\x08 \x01(\x0b\x32\x14.diptych.v1.HostCopyH\x00\x12\'\n\x07restore\x18\t \x01(\x0b\x32\x14.diptych.v1.HostCopyH\x00\x12\x32\n\x0c\x64igest_pages\x18\n \x01(\x0b\x32\x1a.diptych.v1.DigestOwnPagesH\x00\x12\'\n\x08use_path\x18\x0b \x01(\x0b\x32\x13.diptych.v1.UsePathH\x00\x12\x14\n\nfill_probe\x18\x0c \x01(\x06H\x00\x12)\n\x06unpack\x18\r \x01(\x0b\x32\x17.diptych.v1.UnpackPagesH\x00\x42\x07\n\x05\x65ntryJ\x04\x08\x05\x10\x06"\x8b\x02\n\x04Step\x12\x0c\n\x04mode\x18\x01 \x01(\t\x12\x11\n\tinput_ids\x18\x02 \x01(\x0c\x12\x11\n\tpositions\x18\x03 \x01(\x0c\x12\x11\n\tout_slots\x18\x04 \x01(\x0c\x12\x12\n\npage_table\x18\x05 \x01(\x0c\x12\x10\n\x08seq_lens\x18\x06 \x01(\x0c\x12\x13\n\x0b\x65xtend_lens\x18\x07 \x01(\x0c\x12\x13\n\x0bprompt_rows\x18\t \x01(\x0c\x12\x13\n\x0bnum_sampled\x18\n \x01(\x0c\x12&\n\x06states\x18\x0b \x01(\x0b\x32\x16.diptych.v1.StateMoves\x12)\n\x07windows\x18\x0c \x01(\x0b\x32\x18.diptych.v1.WindowGroupsJ\x04\x08\x08\x10\t"J\n\x0cWindowGroups\x12\x12\n\nnum_groups\x18\x01 \x01(\r\x12\x13\n\x0bpage_tables\x18\x02 \x01(\x0c\x12\x11\n\tout_slots\x18\x03 \x01(\x0c"\x9b\x01\n\nStateMoves\x12\r\n\x05slots\x18\x01 \x01(\x0c\x12\x0f\n\x07\x63leared\x18\x02 \x01(\x0c\x12\x12\n\nread_slots\x18\x03 \x01(\x0c\x12\x12\n\nread_pages\x18\x04 \x01(\x0c\x12\x15\n\rwritten_slots\x18\x05 \x01(\x0c\x12\x15\n\rwritten_pages\x18\x06 \x01(\x0c\x12\x17\n\x0fpages_per_state\x18\x07 \x01(\r"-\n\x0b\x43onnectPeer\x12\x0c\n\x04peer\x18\x01 \x01(\x06\x12\x10\n\x08metadata\x18\x02 \x01(\x0c"\xe0\x01\n\tCopyPages\x12\x11\n\toperation\x18\x01 \x01(\x04\x12\x0c\n\x04peer\x18\x02 \x01(\x06\x12\x0b\n\x03src\x18\x03 \x01(\x0c\x12\x0b\n\x03\x64st\x18\x04 \x01(\x0c\x12\x13\n\x0b\x66irst_layer\x18\x05 \x01(\r\x12\x11\n\tend_layer\x18\x06 \x01(\r\x12\x13\n\x0bskip_tokens\x18\x07 \x01(\r\x12\x0e\n\x06stream\x18\x08 \x01(\x06\x12\x10\n\x08priority\x18\t \x01(\x11\x12\x16\n\ttimeout_s\x18\n \x01(\x01H\x00\x88\x01\x01\x12\x13\n\x0bwith_digest\x18\x0b \x01(\x08\x42\x0c\n\n_timeout_s"2\n\x0e\x44igestOwnPages\x12\x11\n\toperation\x18\x01 \x01(\x04\x12\r\n\x05pages\x18\x02 \x01(\x0c"=\n\x0bUnpackPages\x12\x11\n\toperation\x18\x01 \x01(\x04\x12\x0c\n\x04peer\x18\x02 \x01(\x06\x12\r\n\x05pages\x18\x03 \x01(\x0c"%\n\x07UsePath\x12\x0c\n\x04peer\x18\x01 \x01(\x06\x12\x0c\n\x04path\x18\x02 \x01(\t"(\n\x08HostCopy\x12\r\n\x05pages\x18\x01 \x01(\x0c\x12\r\n\x05slots\x18\x02 \x01(\x0c"z\n\nRankAnswer\x12\x19\n\x0f\x65ngine_metadata\x18\x01 \x01(\x0cH\x00\x12\x13\n\tis_loaded\x18\x02 \x01(\x08H\x00\x12\x18\n\x0eis_writer_gone\x18\x04 \x01(\x08H\x00\x12\x12\n\x08is_saved\x18\x05 \x01(\x08H\x00\x42\x08\n\x06\x61nswerJ\x04\x08\x03\x10\x04"\x93\x01\n\tRankEvent\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x11\n\x07link_up\x18\x02 \x01(\x06H\x00\x12(\n\tlink_down\x18\x03 \x01(\x0b\x32\x13.diptych.v1.LinkEndH\x00\x12\x32\n\x0eoperation_done\x18\x04 \x01(\x0b\x32\x18.diptych.v1.OperationEndH\x00\x42\x07\n\x05\x65vent"\'\n\x07LinkEnd\x12\x0c\n\x04peer\x18\x01 \x01(\x06\x12\x0e\n\x06reason\x18\x02 \x01(\t"P\n\x0cOperationEnd\x12\x11\n\toperation\x18\x01 \x01(\x04\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x13\n\x06\x64igest\x18\x03 \x01(\x06H\x00\x88\x01\x01\x42\t\n\x07_digest"6\n\x14RankedEngineMetadata\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\r\n\x05ranks\x18\x02 \x03(\x0c\x62\x06proto3'
-)
+
+
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x64iptych/v1/rank.proto\x12\ndiptych.v1\"\xc0\x03\n\tRankEntry\x12 \n\x04step\x18\x01 \x01(\x0b\x32\x10.diptych.v1.StepH\x00\x12*\n\x07\x63onnect\x18\x02 \x01(\x0b\x32\x17.diptych.v1.ConnectPeerH\x00\x12\x14\n\ndisconnect\x18\x03 \x01(\x06H\x00\x12%\n\x04\x63opy\x18\x04 \x01(\x0b\x32\x15.diptych.v1.CopyPagesH\x00\x12\x18\n\x0eis_writer_gone\x18\x06 \x01(\x06H\x00\x12\x12\n\x08shutdown\x18\x07 \x01(\x08H\x00\x12$\n\x04save\x18\x08 \x01(\x0b\x32\x14.diptych.v1.HostCopyH\x00\x12\'\n\x07restore\x18\t \x01(\x0b\x32\x14.diptych.v1.HostCopyH\x00\x12\x32\n\x0c\x64igest_pages\x18\n \x01(\x0b\x32\x1a.diptych.v1.DigestOwnPagesH\x00\x12\'\n\x08use_path\x18\x0b \x01(\x0b\x32\x13.diptych.v1.UsePathH\x00\x12\x14\n\nfill_probe\x18\x0c \x01(\x06H\x00\x12)\n\x06unpack\x18\r \x01(\x0b\x32\x17.diptych.v1.UnpackPagesH\x00\x42\x07\n\x05\x65ntryJ\x04\x08\x05\x10\x06\"\x8b\x02\n\x04Step\x12\x0c\n\x04mode\x18\x01 \x01(\t\x12\x11\n\tinput_ids\x18\x02 \x01(\x0c\x12\x11\n\tpositions\x18\x03 \x01(\x0c\x12\x11\n\tout_slots\x18\x04 \x01(\x0c\x12\x12\n\npage_table\x18\x05 \x01(\x0c\x12\x10\n\x08seq_lens\x18\x06 \x01(\x0c\x12\x13\n\x0b\x65xtend_lens\x18\x07 \x01(\x0c\x12\x13\n\x0bprompt_rows\x18\t \x01(\x0c\x12\x13\n\x0bnum_sampled\x18\n \x01(\x0c\x12&\n\x06states\x18\x0b \x01(\x0b\x32\x16.diptych.v1.StateMoves\x12)\n\x07windows\x18\x0c \x01(\x0b\x32\x18.diptych.v1.WindowGroupsJ\x04\x08\x08\x10\t\"J\n\x0cWindowGroups\x12\x12\n\nnum_groups\x18\x01 \x01(\r\x12\x13\n\x0bpage_tables\x18\x02 \x01(\x0c\x12\x11\n\tout_slots\x18\x03 \x01(\x0c\"\x9b\x01\n\nStateMoves\x12\r\n\x05slots\x18\x01 \x01(\x0c\x12\x0f\n\x07\x63leared\x18\x02 \x01(\x0c\x12\x12\n\nread_slots\x18\x03 \x01(\x0c\x12\x12\n\nread_pages\x18\x04 \x01(\x0c\x12\x15\n\rwritten_slots\x18\x05 \x01(\x0c\x12\x15\n\rwritten_pages\x18\x06 \x01(\x0c\x12\x17\n\x0fpages_per_state\x18\x07 \x01(\r\"-\n\x0b\x43onnectPeer\x12\x0c\n\x04peer\x18\x01 \x01(\x06\x12\x10\n\x08metadata\x18\x02 \x01(\x0c\"\xe0\x01\n\tCopyPages\x12\x11\n\toperation\x18\x01 \x01(\x04\x12\x0c\n\x04peer\x18\x02 \x01(\x06\x12\x0b\n\x03src\x18\x03 \x01(\x0c\x12\x0b\n\x03\x64st\x18\x04 \x01(\x0c\x12\x13\n\x0b\x66irst_layer\x18\x05 \x01(\r\x12\x11\n\tend_layer\x18\x06 \x01(\r\x12\x13\n\x0bskip_tokens\x18\x07 \x01(\r\x12\x0e\n\x06stream\x18\x08 \x01(\x06\x12\x10\n\x08priority\x18\t \x01(\x11\x12\x16\n\ttimeout_s\x18\n \x01(\x01H\x00\x88\x01\x01\x12\x13\n\x0bwith_digest\x18\x0b \x01(\x08\x42\x0c\n\n_timeout_s\"2\n\x0e\x44igestOwnPages\x12\x11\n\toperation\x18\x01 \x01(\x04\x12\r\n\x05pages\x18\x02 \x01(\x0c\"=\n\x0bUnpackPages\x12\x11\n\toperation\x18\x01 \x01(\x04\x12\x0c\n\x04peer\x18\x02 \x01(\x06\x12\r\n\x05pages\x18\x03 \x01(\x0c\"%\n\x07UsePath\x12\x0c\n\x04peer\x18\x01 \x01(\x06\x12\x0c\n\x04path\x18\x02 \x01(\t\"(\n\x08HostCopy\x12\r\n\x05pages\x18\x01 \x01(\x0c\x12\r\n\x05slots\x18\x02 \x01(\x0c\"z\n\nRankAnswer\x12\x19\n\x0f\x65ngine_metadata\x18\x01 \x01(\x0cH\x00\x12\x13\n\tis_loaded\x18\x02 \x01(\x08H\x00\x12\x18\n\x0eis_writer_gone\x18\x04 \x01(\x08H\x00\x12\x12\n\x08is_saved\x18\x05 \x01(\x08H\x00\x42\x08\n\x06\x61nswerJ\x04\x08\x03\x10\x04\"\x93\x01\n\tRankEvent\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x11\n\x07link_up\x18\x02 \x01(\x06H\x00\x12(\n\tlink_down\x18\x03 \x01(\x0b\x32\x13.diptych.v1.LinkEndH\x00\x12\x32\n\x0eoperation_done\x18\x04 \x01(\x0b\x32\x18.diptych.v1.OperationEndH\x00\x42\x07\n\x05\x65vent\"\'\n\x07LinkEnd\x12\x0c\n\x04peer\x18\x01 \x01(\x06\x12\x0e\n\x06reason\x18\x02 \x01(\t\"P\n\x0cOperationEnd\x12\x11\n\toperation\x18\x01 \x01(\x04\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x13\n\x06\x64igest\x18\x03 \x01(\x06H\x00\x88\x01\x01\x42\t\n\x07_digest\"6\n\x14RankedEngineMetadata\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\r\n\x05ranks\x18\x02 \x03(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "diptych.v1.rank_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'diptych.v1.rank_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_RANKENTRY"]._serialized_start = 38
-    _globals["_RANKENTRY"]._serialized_end = 486
-    _globals["_STEP"]._serialized_start = 489
-    _globals["_STEP"]._serialized_end = 756
-    _globals["_WINDOWGROUPS"]._serialized_start = 758
-    _globals["_WINDOWGROUPS"]._serialized_end = 832
-    _globals["_STATEMOVES"]._serialized_start = 835
-    _globals["_STATEMOVES"]._serialized_end = 990
-    _globals["_CONNECTPEER"]._serialized_start = 992
-    _globals["_CONNECTPEER"]._serialized_end = 1037
-    _globals["_COPYPAGES"]._serialized_start = 1040
-    _globals["_COPYPAGES"]._serialized_end = 1264
-    _globals["_DIGESTOWNPAGES"]._serialized_start = 1266
-    _globals["_DIGESTOWNPAGES"]._serialized_end = 1316
-    _globals["_UNPACKPAGES"]._serialized_start = 1318
-    _globals["_UNPACKPAGES"]._serialized_end = 1379
-    _globals["_USEPATH"]._serialized_start = 1381
-    _globals["_USEPATH"]._serialized_end = 1418
-    _globals["_HOSTCOPY"]._serialized_start = 1420
-    _globals["_HOSTCOPY"]._serialized_end = 1460
-    _globals["_RANKANSWER"]._serialized_start = 1462
-    _globals["_RANKANSWER"]._serialized_end = 1584
-    _globals["_RANKEVENT"]._serialized_start = 1587
-    _globals["_RANKEVENT"]._serialized_end = 1734
-    _globals["_LINKEND"]._serialized_start = 1736
-    _globals["_LINKEND"]._serialized_end = 1775
-    _globals["_OPERATIONEND"]._serialized_start = 1777
-    _globals["_OPERATIONEND"]._serialized_end = 1857
-    _globals["_RANKEDENGINEMETADATA"]._serialized_start = 1859
-    _globals["_RANKEDENGINEMETADATA"]._serialized_end = 1913
+  DESCRIPTOR._loaded_options = None
+  _globals['_RANKENTRY']._serialized_start=38
+  _globals['_RANKENTRY']._serialized_end=486
+  _globals['_STEP']._serialized_start=489
+  _globals['_STEP']._serialized_end=756
+  _globals['_WINDOWGROUPS']._serialized_start=758
+  _globals['_WINDOWGROUPS']._serialized_end=832
+  _globals['_STATEMOVES']._serialized_start=835
+  _globals['_STATEMOVES']._serialized_end=990
+  _globals['_CONNECTPEER']._serialized_start=992
+  _globals['_CONNECTPEER']._serialized_end=1037
+  _globals['_COPYPAGES']._serialized_start=1040
+  _globals['_COPYPAGES']._serialized_end=1264
+  _globals['_DIGESTOWNPAGES']._serialized_start=1266
+  _globals['_DIGESTOWNPAGES']._serialized_end=1316
+  _globals['_UNPACKPAGES']._serialized_start=1318
+  _globals['_UNPACKPAGES']._serialized_end=1379
+  _globals['_USEPATH']._serialized_start=1381
+  _globals['_USEPATH']._serialized_end=1418
+  _globals['_HOSTCOPY']._serialized_start=1420
+  _globals['_HOSTCOPY']._serialized_end=1460
+  _globals['_RANKANSWER']._serialized_start=1462
+  _globals['_RANKANSWER']._serialized_end=1584
+  _globals['_RANKEVENT']._serialized_start=1587
+  _globals['_RANKEVENT']._serialized_end=1734
+  _globals['_LINKEND']._serialized_start=1736
+  _globals['_LINKEND']._serialized_end=1775
+  _globals['_OPERATIONEND']._serialized_start=1777
+  _globals['_OPERATIONEND']._serialized_end=1857
+  _globals['_RANKEDENGINEMETADATA']._serialized_start=1859
+  _globals['_RANKEDENGINEMETADATA']._serialized_end=1913
 # @@protoc_insertion_point(module_scope)

@@ -7,20 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RankEntry(_message.Message):
-    __slots__ = (
-        "step",
-        "connect",
-        "disconnect",
-        "copy",
-        "is_writer_gone",
-        "shutdown",
-        "save",
-        "restore",
-        "digest_pages",
-        "use_path",
-        "fill_probe",
-        "unpack",
-    )
+    __slots__ = ("step", "connect", "disconnect", "copy", "is_writer_gone", "shutdown", "save", "restore", "digest_pages", "use_path", "fill_probe", "unpack")
     STEP_FIELD_NUMBER: _ClassVar[int]
     CONNECT_FIELD_NUMBER: _ClassVar[int]
     DISCONNECT_FIELD_NUMBER: _ClassVar[int]
@@ -45,36 +32,10 @@ class RankEntry(_message.Message):
     use_path: UsePath
     fill_probe: int
     unpack: UnpackPages
-    def __init__(
-        self,
-        step: _Optional[_Union[Step, _Mapping]] = ...,
-        connect: _Optional[_Union[ConnectPeer, _Mapping]] = ...,
-        disconnect: _Optional[int] = ...,
-        copy: _Optional[_Union[CopyPages, _Mapping]] = ...,
-        is_writer_gone: _Optional[int] = ...,
-        shutdown: _Optional[bool] = ...,
-        save: _Optional[_Union[HostCopy, _Mapping]] = ...,
-        restore: _Optional[_Union[HostCopy, _Mapping]] = ...,
-        digest_pages: _Optional[_Union[DigestOwnPages, _Mapping]] = ...,
-        use_path: _Optional[_Union[UsePath, _Mapping]] = ...,
-        fill_probe: _Optional[int] = ...,
-        unpack: _Optional[_Union[UnpackPages, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, step: _Optional[_Union[Step, _Mapping]] = ..., connect: _Optional[_Union[ConnectPeer, _Mapping]] = ..., disconnect: _Optional[int] = ..., copy: _Optional[_Union[CopyPages, _Mapping]] = ..., is_writer_gone: _Optional[int] = ..., shutdown: _Optional[bool] = ..., save: _Optional[_Union[HostCopy, _Mapping]] = ..., restore: _Optional[_Union[HostCopy, _Mapping]] = ..., digest_pages: _Optional[_Union[DigestOwnPages, _Mapping]] = ..., use_path: _Optional[_Union[UsePath, _Mapping]] = ..., fill_probe: _Optional[int] = ..., unpack: _Optional[_Union[UnpackPages, _Mapping]] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = (
-        "mode",
-        "input_ids",
-        "positions",
-        "out_slots",
-        "page_table",
-        "seq_lens",
-        "extend_lens",
-        "prompt_rows",
-        "num_sampled",
-        "states",
-        "windows",
-    )
+    __slots__ = ("mode", "input_ids", "positions", "out_slots", "page_table", "seq_lens", "extend_lens", "prompt_rows", "num_sampled", "states", "windows")
     MODE_FIELD_NUMBER: _ClassVar[int]
     INPUT_IDS_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
@@ -97,20 +58,7 @@ class Step(_message.Message):
     num_sampled: bytes
     states: StateMoves
     windows: WindowGroups
-    def __init__(
-        self,
-        mode: _Optional[str] = ...,
-        input_ids: _Optional[bytes] = ...,
-        positions: _Optional[bytes] = ...,
-        out_slots: _Optional[bytes] = ...,
-        page_table: _Optional[bytes] = ...,
-        seq_lens: _Optional[bytes] = ...,
-        extend_lens: _Optional[bytes] = ...,
-        prompt_rows: _Optional[bytes] = ...,
-        num_sampled: _Optional[bytes] = ...,
-        states: _Optional[_Union[StateMoves, _Mapping]] = ...,
-        windows: _Optional[_Union[WindowGroups, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, mode: _Optional[str] = ..., input_ids: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., out_slots: _Optional[bytes] = ..., page_table: _Optional[bytes] = ..., seq_lens: _Optional[bytes] = ..., extend_lens: _Optional[bytes] = ..., prompt_rows: _Optional[bytes] = ..., num_sampled: _Optional[bytes] = ..., states: _Optional[_Union[StateMoves, _Mapping]] = ..., windows: _Optional[_Union[WindowGroups, _Mapping]] = ...) -> None: ...
 
 class WindowGroups(_message.Message):
     __slots__ = ("num_groups", "page_tables", "out_slots")
@@ -120,9 +68,7 @@ class WindowGroups(_message.Message):
     num_groups: int
     page_tables: bytes
     out_slots: bytes
-    def __init__(
-        self, num_groups: _Optional[int] = ..., page_tables: _Optional[bytes] = ..., out_slots: _Optional[bytes] = ...
-    ) -> None: ...
+    def __init__(self, num_groups: _Optional[int] = ..., page_tables: _Optional[bytes] = ..., out_slots: _Optional[bytes] = ...) -> None: ...
 
 class StateMoves(_message.Message):
     __slots__ = ("slots", "cleared", "read_slots", "read_pages", "written_slots", "written_pages", "pages_per_state")
@@ -140,16 +86,7 @@ class StateMoves(_message.Message):
     written_slots: bytes
     written_pages: bytes
     pages_per_state: int
-    def __init__(
-        self,
-        slots: _Optional[bytes] = ...,
-        cleared: _Optional[bytes] = ...,
-        read_slots: _Optional[bytes] = ...,
-        read_pages: _Optional[bytes] = ...,
-        written_slots: _Optional[bytes] = ...,
-        written_pages: _Optional[bytes] = ...,
-        pages_per_state: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, slots: _Optional[bytes] = ..., cleared: _Optional[bytes] = ..., read_slots: _Optional[bytes] = ..., read_pages: _Optional[bytes] = ..., written_slots: _Optional[bytes] = ..., written_pages: _Optional[bytes] = ..., pages_per_state: _Optional[int] = ...) -> None: ...
 
 class ConnectPeer(_message.Message):
     __slots__ = ("peer", "metadata")
@@ -160,19 +97,7 @@ class ConnectPeer(_message.Message):
     def __init__(self, peer: _Optional[int] = ..., metadata: _Optional[bytes] = ...) -> None: ...
 
 class CopyPages(_message.Message):
-    __slots__ = (
-        "operation",
-        "peer",
-        "src",
-        "dst",
-        "first_layer",
-        "end_layer",
-        "skip_tokens",
-        "stream",
-        "priority",
-        "timeout_s",
-        "with_digest",
-    )
+    __slots__ = ("operation", "peer", "src", "dst", "first_layer", "end_layer", "skip_tokens", "stream", "priority", "timeout_s", "with_digest")
     OPERATION_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     SRC_FIELD_NUMBER: _ClassVar[int]
@@ -195,20 +120,7 @@ class CopyPages(_message.Message):
     priority: int
     timeout_s: float
     with_digest: bool
-    def __init__(
-        self,
-        operation: _Optional[int] = ...,
-        peer: _Optional[int] = ...,
-        src: _Optional[bytes] = ...,
-        dst: _Optional[bytes] = ...,
-        first_layer: _Optional[int] = ...,
-        end_layer: _Optional[int] = ...,
-        skip_tokens: _Optional[int] = ...,
-        stream: _Optional[int] = ...,
-        priority: _Optional[int] = ...,
-        timeout_s: _Optional[float] = ...,
-        with_digest: _Optional[bool] = ...,
-    ) -> None: ...
+    def __init__(self, operation: _Optional[int] = ..., peer: _Optional[int] = ..., src: _Optional[bytes] = ..., dst: _Optional[bytes] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., skip_tokens: _Optional[int] = ..., stream: _Optional[int] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., with_digest: _Optional[bool] = ...) -> None: ...
 
 class DigestOwnPages(_message.Message):
     __slots__ = ("operation", "pages")
@@ -226,9 +138,7 @@ class UnpackPages(_message.Message):
     operation: int
     peer: int
     pages: bytes
-    def __init__(
-        self, operation: _Optional[int] = ..., peer: _Optional[int] = ..., pages: _Optional[bytes] = ...
-    ) -> None: ...
+    def __init__(self, operation: _Optional[int] = ..., peer: _Optional[int] = ..., pages: _Optional[bytes] = ...) -> None: ...
 
 class UsePath(_message.Message):
     __slots__ = ("peer", "path")
@@ -256,13 +166,7 @@ class RankAnswer(_message.Message):
     is_loaded: bool
     is_writer_gone: bool
     is_saved: bool
-    def __init__(
-        self,
-        engine_metadata: _Optional[bytes] = ...,
-        is_loaded: _Optional[bool] = ...,
-        is_writer_gone: _Optional[bool] = ...,
-        is_saved: _Optional[bool] = ...,
-    ) -> None: ...
+    def __init__(self, engine_metadata: _Optional[bytes] = ..., is_loaded: _Optional[bool] = ..., is_writer_gone: _Optional[bool] = ..., is_saved: _Optional[bool] = ...) -> None: ...
 
 class RankEvent(_message.Message):
     __slots__ = ("rank", "link_up", "link_down", "operation_done")
@@ -274,13 +178,7 @@ class RankEvent(_message.Message):
     link_up: int
     link_down: LinkEnd
     operation_done: OperationEnd
-    def __init__(
-        self,
-        rank: _Optional[int] = ...,
-        link_up: _Optional[int] = ...,
-        link_down: _Optional[_Union[LinkEnd, _Mapping]] = ...,
-        operation_done: _Optional[_Union[OperationEnd, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, rank: _Optional[int] = ..., link_up: _Optional[int] = ..., link_down: _Optional[_Union[LinkEnd, _Mapping]] = ..., operation_done: _Optional[_Union[OperationEnd, _Mapping]] = ...) -> None: ...
 
 class LinkEnd(_message.Message):
     __slots__ = ("peer", "reason")
@@ -298,9 +196,7 @@ class OperationEnd(_message.Message):
     operation: int
     error: str
     digest: int
-    def __init__(
-        self, operation: _Optional[int] = ..., error: _Optional[str] = ..., digest: _Optional[int] = ...
-    ) -> None: ...
+    def __init__(self, operation: _Optional[int] = ..., error: _Optional[str] = ..., digest: _Optional[int] = ...) -> None: ...
 
 class RankedEngineMetadata(_message.Message):
     __slots__ = ("version", "ranks")

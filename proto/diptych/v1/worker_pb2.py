@@ -4,14 +4,19 @@
 # source: diptych/v1/worker.proto
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
-_runtime_version.ValidateProtobufRuntimeVersion(_runtime_version.Domain.PUBLIC, 7, 35, 1, "", "diptych/v1/worker.proto")
+_runtime_version.ValidateProtobufRuntimeVersion(
+    _runtime_version.Domain.PUBLIC,
+    7,
+    35,
+    1,
+    '',
+    'diptych/v1/worker.proto'
+)
 # @@protoc_insertion_point(imports)
 
 _sym_db = _symbol_database.Default()
@@ -21,63 +26,61 @@ from diptych.v1 import bootstrap_pb2 as diptych_dot_v1_dot_bootstrap__pb2
 from diptych.v1 import inference_pb2 as diptych_dot_v1_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x17\x64iptych/v1/worker.proto\x12\ndiptych.v1\x1a\x1a\x64iptych/v1/bootstrap.proto\x1a\x1a\x64iptych/v1/inference.proto"C\n\x0e\x43ontentSegment\x12\r\n\x05start\x18\x01 \x01(\r\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c"J\n\x03Slo\x12\x0f\n\x07ttft_ms\x18\x01 \x01(\x01\x12\x0f\n\x07tpot_ms\x18\x02 \x01(\x01\x12\x0e\n\x06weight\x18\x03 \x01(\x01\x12\x11\n\tsheddable\x18\x04 \x01(\x08"\xce\x03\n\x08StartLeg\x12\x0c\n\x04room\x18\x01 \x01(\x06\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12,\n\x08sampling\x18\x04 \x01(\x0b\x32\x1a.diptych.v1.SamplingParams\x12\x18\n\x10peer_instance_id\x18\x05 \x01(\x06\x12\x1f\n\x17num_prior_output_tokens\x18\x06 \x01(\r\x12\x12\n\ntimeout_ms\x18\x07 \x01(\r\x12\x12\n\ncache_salt\x18\x08 \x01(\x0c\x12\x10\n\x08priority\x18\t \x01(\x11\x12\x0e\n\x06tenant\x18\n \x01(\t\x12\x0c\n\x04lora\x18\x0b \x01(\t\x12\x0e\n\x06\x63ompat\x18\x0c \x01(\t\x12!\n\x04kind\x18\r \x01(\x0e\x32\x13.diptych.v1.LegKind\x12\x13\n\x0bprompt_text\x18\x0e \x01(\t\x12\x1a\n\x12\x61\x64\x64_special_tokens\x18\x0f \x01(\x08\x12\x15\n\rprompt_tokens\x18\x10 \x01(\x0c\x12,\n\x08\x63ontents\x18\x11 \x03(\x0b\x32\x1a.diptych.v1.ContentSegment\x12\x1c\n\x03slo\x18\x12 \x01(\x0b\x32\x0f.diptych.v1.Slo"p\n\x0bRouterBatch\x12#\n\x05start\x18\x01 \x03(\x0b\x32\x14.diptych.v1.StartLeg\x12\r\n\x05\x61\x62ort\x18\x02 \x03(\x06\x12\x11\n\tresync_kv\x18\x03 \x01(\x08\x12\x1a\n\x12router_instance_id\x18\x04 \x01(\x06"@\n\x08LegError\x12#\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x15.diptych.v1.ErrorCode\x12\x0f\n\x07message\x18\x02 \x01(\t"\x90\x02\n\x08LegStats\x12\x15\n\rcached_tokens\x18\x01 \x01(\r\x12\x13\n\x0bpages_moved\x18\x02 \x01(\r\x12\x13\n\x0b\x62ytes_moved\x18\x03 \x01(\x04\x12\x16\n\tkv_digest\x18\x04 \x01(\x06H\x00\x88\x01\x01\x12\x10\n\x08queue_us\x18\x05 \x01(\x04\x12\x12\n\ncompute_us\x18\x06 \x01(\x04\x12\x13\n\x0btransfer_us\x18\x07 \x01(\x04\x12\x0f\n\x07join_us\x18\x08 \x01(\x04\x12\x11\n\tverify_us\x18\t \x01(\x04\x12\x15\n\rprompt_tokens\x18\x0b \x01(\r\x12\x15\n\radded_ttft_us\x18\n \x01(\x04\x12\x10\n\x08grant_us\x18\x0c \x01(\x04\x42\x0c\n\n_kv_digest"\x9d\x02\n\tLegOutput\x12\x0c\n\x04room\x18\x01 \x01(\x06\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12/\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x18.diptych.v1.FinishReason\x12#\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x14.diptych.v1.LegError\x12#\n\x05stats\x18\x06 \x01(\x0b\x32\x14.diptych.v1.LegStats\x12+\n\x08logprobs\x18\x07 \x01(\x0b\x32\x19.diptych.v1.TokenLogprobs\x12\x32\n\x0fprompt_logprobs\x18\x08 \x01(\x0b\x32\x19.diptych.v1.TokenLogprobs"\xac\x01\n\x0bWorkerBatch\x12&\n\x07outputs\x18\x01 \x03(\x0b\x32\x15.diptych.v1.LegOutput\x12$\n\x04load\x18\x02 \x01(\x0b\x32\x16.diptych.v1.WorkerLoad\x12\'\n\tkv_events\x18\x03 \x01(\x0b\x32\x14.diptych.v1.KvEvents\x12&\n\x08instance\x18\x04 \x01(\x0b\x32\x14.diptych.v1.Instance"\\\n\x08KvEvents\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0e\n\x06stored\x18\x02 \x03(\x06\x12\x0f\n\x07removed\x18\x03 \x03(\x06\x12\x0f\n\x07\x63leared\x18\x04 \x01(\x08\x12\x0c\n\x04more\x18\x05 \x01(\x08"$\n\rStatusRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06">\n\x12WatchWorkerRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06\x12\x13\n\x0binterval_ms\x18\x02 \x01(\r"q\n\nWorkerNews\x12(\n\x06status\x18\x01 \x01(\x0b\x32\x18.diptych.v1.WorkerStatus\x12&\n\x05steps\x18\x02 \x01(\x0b\x32\x17.diptych.v1.StepRecords\x12\x11\n\thas_links\x18\x03 \x01(\x08"\xcf\x01\n\x0bStepRecords\x12\x0f\n\x07\x62\x65gan_s\x18\x01 \x03(\x01\x12\x12\n\nduration_s\x18\x02 \x03(\x02\x12\x15\n\rprompt_tokens\x18\x03 \x03(\r\x12\x15\n\routput_tokens\x18\x04 \x03(\r\x12\x10\n\x08requests\x18\x05 \x03(\r\x12$\n\x06handed\x18\x06 \x03(\x0b\x32\x14.diptych.v1.StepMark\x12$\n\x06joined\x18\x07 \x03(\x0b\x32\x14.diptych.v1.StepMark\x12\x0f\n\x07\x64ropped\x18\x08 \x01(\x04"&\n\x08StepMark\x12\x0c\n\x04step\x18\x01 \x01(\r\x12\x0c\n\x04room\x18\x02 \x01(\x06"\xff\x05\n\x0cWorkerStatus\x12&\n\x08instance\x18\x01 \x01(\x0b\x32\x14.diptych.v1.Instance\x12\x12\n\nopen_rooms\x18\x02 \x01(\r\x12\x42\n\x0epages_by_state\x18\x03 \x03(\x0b\x32*.diptych.v1.WorkerStatus.PagesByStateEntry\x12\x12\n\npages_sent\x18\x04 \x01(\x04\x12\x16\n\x0epages_received\x18\x05 \x01(\x04\x12\x1a\n\x12integrity_failures\x18\x06 \x01(\x04\x12\x13\n\x0bleaks_found\x18\x07 \x01(\x04\x12\x10\n\x08problems\x18\x08 \x03(\t\x12\x12\n\nhost_pages\x18\t \x01(\x04\x12\x18\n\x10host_pages_saved\x18\n \x01(\x04\x12\x1b\n\x13host_pages_restored\x18\x0b \x01(\x04\x12%\n\x05links\x18\x0c \x03(\x0b\x32\x16.diptych.v1.LinkStatus\x12\x15\n\rlink_failures\x18\r \x01(\x04\x12\x13\n\x0bretractions\x18\x0e \x01(\x04\x12 \n\x05\x64rain\x18\x10 \x01(\x0b\x32\x11.diptych.v1.Drain\x12\x1b\n\x13quarantine_oldest_s\x18\x0f \x01(\x01\x12 \n\x18unauthenticated_messages\x18\x14 \x01(\x04\x12\x1b\n\x13refused_page_writes\x18\x15 \x01(\x04\x12\x0e\n\x06graphs\x18\x16 \x01(\r\x12\x13\n\x0bgraph_bytes\x18\x17 \x01(\x04\x12\x11\n\tprefill_s\x18\x18 \x01(\x01\x12\x14\n\x0cprefill_busy\x18\x19 \x01(\x01\x12\x1c\n\x14prefill_tokens_per_s\x18\x1a \x01(\x01\x12\x14\n\x0ckv_port_open\x18\x1b \x01(\x08\x12\x14\n\x0cmax_requests\x18\x1c \x01(\r\x12\x17\n\x0fmax_step_tokens\x18\x1d \x01(\r\x1a\x33\n\x11PagesByStateEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01"\xb1\x01\n\x05\x44rain\x12&\n\x05phase\x18\x01 \x01(\x0e\x32\x17.diptych.v1.Drain.Phase\x12\x15\n\rrequests_left\x18\x02 \x01(\r\x12\x10\n\x08oldest_s\x18\x03 \x01(\x01\x12\x12\n\ndeadline_s\x18\x04 \x01(\x01"C\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x12\n\x0ePHASE_DRAINING\x10\x01\x12\x0f\n\x0bPHASE_EMPTY\x10\x02"\xac\x02\n\nLinkStatus\x12\x18\n\x10peer_instance_id\x18\x01 \x01(\x06\x12$\n\x05state\x18\x02 \x01(\x0e\x32\x15.diptych.v1.LinkState\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\r\n\x05lanes\x18\x04 \x01(\t\x12\x0f\n\x07library\x18\x05 \x01(\t\x12\x0c\n\x04path\x18\x06 \x01(\t\x12\x13\n\x0b\x62ytes_per_s\x18\x07 \x01(\x01\x12\r\n\x05rtt_s\x18\x08 \x01(\x01\x12\x12\n\nbytes_sent\x18\t \x01(\x04\x12\x17\n\x0fin_flight_bytes\x18\n \x01(\x04\x12\x14\n\x0cqueued_bytes\x18\x0b \x01(\x04\x12\x14\n\x0clast_heard_s\x18\x0c \x01(\x01\x12#\n\x05tests\x18\r \x03(\x0b\x32\x14.diptych.v1.PathTest"<\n\x08PathTest\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x13\n\x0b\x62ytes_per_s\x18\x02 \x01(\x01\x12\r\n\x05\x65rror\x18\x03 \x01(\t*b\n\x07LegKind\x12\x18\n\x14LEG_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10LEG_KIND_PREFILL\x10\x01\x12\x13\n\x0fLEG_KIND_DECODE\x10\x02\x12\x12\n\x0eLEG_KIND_LOCAL\x10\x03*\xad\x02\n\tErrorCode\x12\x1a\n\x16\x45RROR_CODE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x45RROR_CODE_INVALID\x10\x01\x12\x19\n\x15\x45RROR_CODE_OVERLOADED\x10\x02\x12\x18\n\x14\x45RROR_CODE_PEER_LOST\x10\x03\x12\x1e\n\x1a\x45RROR_CODE_TRANSFER_FAILED\x10\x04\x12\x17\n\x13\x45RROR_CODE_DEADLINE\x10\x05\x12\x16\n\x12\x45RROR_CODE_ABORTED\x10\x06\x12\x18\n\x14\x45RROR_CODE_RETRACTED\x10\x07\x12\x17\n\x13\x45RROR_CODE_INTERNAL\x10\x08\x12\x1a\n\x16\x45RROR_CODE_HANDED_BACK\x10\t\x12\x17\n\x13\x45RROR_CODE_TOO_LONG\x10\n*\x9a\x01\n\tLinkState\x12\x1a\n\x16LINK_STATE_UNSPECIFIED\x10\x00\x12\x13\n\x0fLINK_STATE_DOWN\x10\x01\x12\x19\n\x15LINK_STATE_CONNECTING\x10\x02\x12\x16\n\x12LINK_STATE_TESTING\x10\x03\x12\x11\n\rLINK_STATE_UP\x10\x04\x12\x16\n\x12LINK_STATE_REFUSED\x10\x05\x32\xce\x01\n\x06Worker\x12?\n\x07Session\x12\x17.diptych.v1.RouterBatch\x1a\x17.diptych.v1.WorkerBatch(\x01\x30\x01\x12@\n\tGetStatus\x12\x19.diptych.v1.StatusRequest\x1a\x18.diptych.v1.WorkerStatus\x12\x41\n\x05Watch\x12\x1e.diptych.v1.WatchWorkerRequest\x1a\x16.diptych.v1.WorkerNews0\x01\x62\x06proto3'
-)
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64iptych/v1/worker.proto\x12\ndiptych.v1\x1a\x1a\x64iptych/v1/bootstrap.proto\x1a\x1a\x64iptych/v1/inference.proto\"C\n\x0e\x43ontentSegment\x12\r\n\x05start\x18\x01 \x01(\r\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\"J\n\x03Slo\x12\x0f\n\x07ttft_ms\x18\x01 \x01(\x01\x12\x0f\n\x07tpot_ms\x18\x02 \x01(\x01\x12\x0e\n\x06weight\x18\x03 \x01(\x01\x12\x11\n\tsheddable\x18\x04 \x01(\x08\"\xce\x03\n\x08StartLeg\x12\x0c\n\x04room\x18\x01 \x01(\x06\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12,\n\x08sampling\x18\x04 \x01(\x0b\x32\x1a.diptych.v1.SamplingParams\x12\x18\n\x10peer_instance_id\x18\x05 \x01(\x06\x12\x1f\n\x17num_prior_output_tokens\x18\x06 \x01(\r\x12\x12\n\ntimeout_ms\x18\x07 \x01(\r\x12\x12\n\ncache_salt\x18\x08 \x01(\x0c\x12\x10\n\x08priority\x18\t \x01(\x11\x12\x0e\n\x06tenant\x18\n \x01(\t\x12\x0c\n\x04lora\x18\x0b \x01(\t\x12\x0e\n\x06\x63ompat\x18\x0c \x01(\t\x12!\n\x04kind\x18\r \x01(\x0e\x32\x13.diptych.v1.LegKind\x12\x13\n\x0bprompt_text\x18\x0e \x01(\t\x12\x1a\n\x12\x61\x64\x64_special_tokens\x18\x0f \x01(\x08\x12\x15\n\rprompt_tokens\x18\x10 \x01(\x0c\x12,\n\x08\x63ontents\x18\x11 \x03(\x0b\x32\x1a.diptych.v1.ContentSegment\x12\x1c\n\x03slo\x18\x12 \x01(\x0b\x32\x0f.diptych.v1.Slo\"p\n\x0bRouterBatch\x12#\n\x05start\x18\x01 \x03(\x0b\x32\x14.diptych.v1.StartLeg\x12\r\n\x05\x61\x62ort\x18\x02 \x03(\x06\x12\x11\n\tresync_kv\x18\x03 \x01(\x08\x12\x1a\n\x12router_instance_id\x18\x04 \x01(\x06\"@\n\x08LegError\x12#\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x15.diptych.v1.ErrorCode\x12\x0f\n\x07message\x18\x02 \x01(\t\"\x90\x02\n\x08LegStats\x12\x15\n\rcached_tokens\x18\x01 \x01(\r\x12\x13\n\x0bpages_moved\x18\x02 \x01(\r\x12\x13\n\x0b\x62ytes_moved\x18\x03 \x01(\x04\x12\x16\n\tkv_digest\x18\x04 \x01(\x06H\x00\x88\x01\x01\x12\x10\n\x08queue_us\x18\x05 \x01(\x04\x12\x12\n\ncompute_us\x18\x06 \x01(\x04\x12\x13\n\x0btransfer_us\x18\x07 \x01(\x04\x12\x0f\n\x07join_us\x18\x08 \x01(\x04\x12\x11\n\tverify_us\x18\t \x01(\x04\x12\x15\n\rprompt_tokens\x18\x0b \x01(\r\x12\x15\n\radded_ttft_us\x18\n \x01(\x04\x12\x10\n\x08grant_us\x18\x0c \x01(\x04\x42\x0c\n\n_kv_digest\"\x9d\x02\n\tLegOutput\x12\x0c\n\x04room\x18\x01 \x01(\x06\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12/\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x18.diptych.v1.FinishReason\x12#\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x14.diptych.v1.LegError\x12#\n\x05stats\x18\x06 \x01(\x0b\x32\x14.diptych.v1.LegStats\x12+\n\x08logprobs\x18\x07 \x01(\x0b\x32\x19.diptych.v1.TokenLogprobs\x12\x32\n\x0fprompt_logprobs\x18\x08 \x01(\x0b\x32\x19.diptych.v1.TokenLogprobs\"\xac\x01\n\x0bWorkerBatch\x12&\n\x07outputs\x18\x01 \x03(\x0b\x32\x15.diptych.v1.LegOutput\x12$\n\x04load\x18\x02 \x01(\x0b\x32\x16.diptych.v1.WorkerLoad\x12\'\n\tkv_events\x18\x03 \x01(\x0b\x32\x14.diptych.v1.KvEvents\x12&\n\x08instance\x18\x04 \x01(\x0b\x32\x14.diptych.v1.Instance\"\\\n\x08KvEvents\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0e\n\x06stored\x18\x02 \x03(\x06\x12\x0f\n\x07removed\x18\x03 \x03(\x06\x12\x0f\n\x07\x63leared\x18\x04 \x01(\x08\x12\x0c\n\x04more\x18\x05 \x01(\x08\"$\n\rStatusRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06\">\n\x12WatchWorkerRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06\x12\x13\n\x0binterval_ms\x18\x02 \x01(\r\"q\n\nWorkerNews\x12(\n\x06status\x18\x01 \x01(\x0b\x32\x18.diptych.v1.WorkerStatus\x12&\n\x05steps\x18\x02 \x01(\x0b\x32\x17.diptych.v1.StepRecords\x12\x11\n\thas_links\x18\x03 \x01(\x08\"\xcf\x01\n\x0bStepRecords\x12\x0f\n\x07\x62\x65gan_s\x18\x01 \x03(\x01\x12\x12\n\nduration_s\x18\x02 \x03(\x02\x12\x15\n\rprompt_tokens\x18\x03 \x03(\r\x12\x15\n\routput_tokens\x18\x04 \x03(\r\x12\x10\n\x08requests\x18\x05 \x03(\r\x12$\n\x06handed\x18\x06 \x03(\x0b\x32\x14.diptych.v1.StepMark\x12$\n\x06joined\x18\x07 \x03(\x0b\x32\x14.diptych.v1.StepMark\x12\x0f\n\x07\x64ropped\x18\x08 \x01(\x04\"&\n\x08StepMark\x12\x0c\n\x04step\x18\x01 \x01(\r\x12\x0c\n\x04room\x18\x02 \x01(\x06\"\xff\x05\n\x0cWorkerStatus\x12&\n\x08instance\x18\x01 \x01(\x0b\x32\x14.diptych.v1.Instance\x12\x12\n\nopen_rooms\x18\x02 \x01(\r\x12\x42\n\x0epages_by_state\x18\x03 \x03(\x0b\x32*.diptych.v1.WorkerStatus.PagesByStateEntry\x12\x12\n\npages_sent\x18\x04 \x01(\x04\x12\x16\n\x0epages_received\x18\x05 \x01(\x04\x12\x1a\n\x12integrity_failures\x18\x06 \x01(\x04\x12\x13\n\x0bleaks_found\x18\x07 \x01(\x04\x12\x10\n\x08problems\x18\x08 \x03(\t\x12\x12\n\nhost_pages\x18\t \x01(\x04\x12\x18\n\x10host_pages_saved\x18\n \x01(\x04\x12\x1b\n\x13host_pages_restored\x18\x0b \x01(\x04\x12%\n\x05links\x18\x0c \x03(\x0b\x32\x16.diptych.v1.LinkStatus\x12\x15\n\rlink_failures\x18\r \x01(\x04\x12\x13\n\x0bretractions\x18\x0e \x01(\x04\x12 \n\x05\x64rain\x18\x10 \x01(\x0b\x32\x11.diptych.v1.Drain\x12\x1b\n\x13quarantine_oldest_s\x18\x0f \x01(\x01\x12 \n\x18unauthenticated_messages\x18\x14 \x01(\x04\x12\x1b\n\x13refused_page_writes\x18\x15 \x01(\x04\x12\x0e\n\x06graphs\x18\x16 \x01(\r\x12\x13\n\x0bgraph_bytes\x18\x17 \x01(\x04\x12\x11\n\tprefill_s\x18\x18 \x01(\x01\x12\x14\n\x0cprefill_busy\x18\x19 \x01(\x01\x12\x1c\n\x14prefill_tokens_per_s\x18\x1a \x01(\x01\x12\x14\n\x0ckv_port_open\x18\x1b \x01(\x08\x12\x14\n\x0cmax_requests\x18\x1c \x01(\r\x12\x17\n\x0fmax_step_tokens\x18\x1d \x01(\r\x1a\x33\n\x11PagesByStateEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"\xb1\x01\n\x05\x44rain\x12&\n\x05phase\x18\x01 \x01(\x0e\x32\x17.diptych.v1.Drain.Phase\x12\x15\n\rrequests_left\x18\x02 \x01(\r\x12\x10\n\x08oldest_s\x18\x03 \x01(\x01\x12\x12\n\ndeadline_s\x18\x04 \x01(\x01\"C\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x12\n\x0ePHASE_DRAINING\x10\x01\x12\x0f\n\x0bPHASE_EMPTY\x10\x02\"\xac\x02\n\nLinkStatus\x12\x18\n\x10peer_instance_id\x18\x01 \x01(\x06\x12$\n\x05state\x18\x02 \x01(\x0e\x32\x15.diptych.v1.LinkState\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\r\n\x05lanes\x18\x04 \x01(\t\x12\x0f\n\x07library\x18\x05 \x01(\t\x12\x0c\n\x04path\x18\x06 \x01(\t\x12\x13\n\x0b\x62ytes_per_s\x18\x07 \x01(\x01\x12\r\n\x05rtt_s\x18\x08 \x01(\x01\x12\x12\n\nbytes_sent\x18\t \x01(\x04\x12\x17\n\x0fin_flight_bytes\x18\n \x01(\x04\x12\x14\n\x0cqueued_bytes\x18\x0b \x01(\x04\x12\x14\n\x0clast_heard_s\x18\x0c \x01(\x01\x12#\n\x05tests\x18\r \x03(\x0b\x32\x14.diptych.v1.PathTest\"<\n\x08PathTest\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x13\n\x0b\x62ytes_per_s\x18\x02 \x01(\x01\x12\r\n\x05\x65rror\x18\x03 \x01(\t*b\n\x07LegKind\x12\x18\n\x14LEG_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10LEG_KIND_PREFILL\x10\x01\x12\x13\n\x0fLEG_KIND_DECODE\x10\x02\x12\x12\n\x0eLEG_KIND_LOCAL\x10\x03*\xad\x02\n\tErrorCode\x12\x1a\n\x16\x45RROR_CODE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x45RROR_CODE_INVALID\x10\x01\x12\x19\n\x15\x45RROR_CODE_OVERLOADED\x10\x02\x12\x18\n\x14\x45RROR_CODE_PEER_LOST\x10\x03\x12\x1e\n\x1a\x45RROR_CODE_TRANSFER_FAILED\x10\x04\x12\x17\n\x13\x45RROR_CODE_DEADLINE\x10\x05\x12\x16\n\x12\x45RROR_CODE_ABORTED\x10\x06\x12\x18\n\x14\x45RROR_CODE_RETRACTED\x10\x07\x12\x17\n\x13\x45RROR_CODE_INTERNAL\x10\x08\x12\x1a\n\x16\x45RROR_CODE_HANDED_BACK\x10\t\x12\x17\n\x13\x45RROR_CODE_TOO_LONG\x10\n*\x9a\x01\n\tLinkState\x12\x1a\n\x16LINK_STATE_UNSPECIFIED\x10\x00\x12\x13\n\x0fLINK_STATE_DOWN\x10\x01\x12\x19\n\x15LINK_STATE_CONNECTING\x10\x02\x12\x16\n\x12LINK_STATE_TESTING\x10\x03\x12\x11\n\rLINK_STATE_UP\x10\x04\x12\x16\n\x12LINK_STATE_REFUSED\x10\x05\x32\xce\x01\n\x06Worker\x12?\n\x07Session\x12\x17.diptych.v1.RouterBatch\x1a\x17.diptych.v1.WorkerBatch(\x01\x30\x01\x12@\n\tGetStatus\x12\x19.diptych.v1.StatusRequest\x1a\x18.diptych.v1.WorkerStatus\x12\x41\n\x05Watch\x12\x1e.diptych.v1.WatchWorkerRequest\x1a\x16.diptych.v1.WorkerNews0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "diptych.v1.worker_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'diptych.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_WORKERSTATUS_PAGESBYSTATEENTRY"]._loaded_options = None
-    _globals["_WORKERSTATUS_PAGESBYSTATEENTRY"]._serialized_options = b"8\001"
-    _globals["_LEGKIND"]._serialized_start = 3499
-    _globals["_LEGKIND"]._serialized_end = 3597
-    _globals["_ERRORCODE"]._serialized_start = 3600
-    _globals["_ERRORCODE"]._serialized_end = 3901
-    _globals["_LINKSTATE"]._serialized_start = 3904
-    _globals["_LINKSTATE"]._serialized_end = 4058
-    _globals["_CONTENTSEGMENT"]._serialized_start = 95
-    _globals["_CONTENTSEGMENT"]._serialized_end = 162
-    _globals["_SLO"]._serialized_start = 164
-    _globals["_SLO"]._serialized_end = 238
-    _globals["_STARTLEG"]._serialized_start = 241
-    _globals["_STARTLEG"]._serialized_end = 703
-    _globals["_ROUTERBATCH"]._serialized_start = 705
-    _globals["_ROUTERBATCH"]._serialized_end = 817
-    _globals["_LEGERROR"]._serialized_start = 819
-    _globals["_LEGERROR"]._serialized_end = 883
-    _globals["_LEGSTATS"]._serialized_start = 886
-    _globals["_LEGSTATS"]._serialized_end = 1158
-    _globals["_LEGOUTPUT"]._serialized_start = 1161
-    _globals["_LEGOUTPUT"]._serialized_end = 1446
-    _globals["_WORKERBATCH"]._serialized_start = 1449
-    _globals["_WORKERBATCH"]._serialized_end = 1621
-    _globals["_KVEVENTS"]._serialized_start = 1623
-    _globals["_KVEVENTS"]._serialized_end = 1715
-    _globals["_STATUSREQUEST"]._serialized_start = 1717
-    _globals["_STATUSREQUEST"]._serialized_end = 1753
-    _globals["_WATCHWORKERREQUEST"]._serialized_start = 1755
-    _globals["_WATCHWORKERREQUEST"]._serialized_end = 1817
-    _globals["_WORKERNEWS"]._serialized_start = 1819
-    _globals["_WORKERNEWS"]._serialized_end = 1932
-    _globals["_STEPRECORDS"]._serialized_start = 1935
-    _globals["_STEPRECORDS"]._serialized_end = 2142
-    _globals["_STEPMARK"]._serialized_start = 2144
-    _globals["_STEPMARK"]._serialized_end = 2182
-    _globals["_WORKERSTATUS"]._serialized_start = 2185
-    _globals["_WORKERSTATUS"]._serialized_end = 2952
-    _globals["_WORKERSTATUS_PAGESBYSTATEENTRY"]._serialized_start = 2901
-    _globals["_WORKERSTATUS_PAGESBYSTATEENTRY"]._serialized_end = 2952
-    _globals["_DRAIN"]._serialized_start = 2955
-    _globals["_DRAIN"]._serialized_end = 3132
-    _globals["_DRAIN_PHASE"]._serialized_start = 3065
-    _globals["_DRAIN_PHASE"]._serialized_end = 3132
-    _globals["_LINKSTATUS"]._serialized_start = 3135
-    _globals["_LINKSTATUS"]._serialized_end = 3435
-    _globals["_PATHTEST"]._serialized_start = 3437
-    _globals["_PATHTEST"]._serialized_end = 3497
-    _globals["_WORKER"]._serialized_start = 4061
-    _globals["_WORKER"]._serialized_end = 4267
+  DESCRIPTOR._loaded_options = None
+  _globals['_WORKERSTATUS_PAGESBYSTATEENTRY']._loaded_options = None
+  _globals['_WORKERSTATUS_PAGESBYSTATEENTRY']._serialized_options = b'8\001'
+  _globals['_LEGKIND']._serialized_start=3499
+  _globals['_LEGKIND']._serialized_end=3597
+  _globals['_ERRORCODE']._serialized_start=3600
+  _globals['_ERRORCODE']._serialized_end=3901
+  _globals['_LINKSTATE']._serialized_start=3904
+  _globals['_LINKSTATE']._serialized_end=4058
+  _globals['_CONTENTSEGMENT']._serialized_start=95
+  _globals['_CONTENTSEGMENT']._serialized_end=162
+  _globals['_SLO']._serialized_start=164
+  _globals['_SLO']._serialized_end=238
+  _globals['_STARTLEG']._serialized_start=241
+  _globals['_STARTLEG']._serialized_end=703
+  _globals['_ROUTERBATCH']._serialized_start=705
+  _globals['_ROUTERBATCH']._serialized_end=817
+  _globals['_LEGERROR']._serialized_start=819
+  _globals['_LEGERROR']._serialized_end=883
+  _globals['_LEGSTATS']._serialized_start=886
+  _globals['_LEGSTATS']._serialized_end=1158
+  _globals['_LEGOUTPUT']._serialized_start=1161
+  _globals['_LEGOUTPUT']._serialized_end=1446
+  _globals['_WORKERBATCH']._serialized_start=1449
+  _globals['_WORKERBATCH']._serialized_end=1621
+  _globals['_KVEVENTS']._serialized_start=1623
+  _globals['_KVEVENTS']._serialized_end=1715
+  _globals['_STATUSREQUEST']._serialized_start=1717
+  _globals['_STATUSREQUEST']._serialized_end=1753
+  _globals['_WATCHWORKERREQUEST']._serialized_start=1755
+  _globals['_WATCHWORKERREQUEST']._serialized_end=1817
+  _globals['_WORKERNEWS']._serialized_start=1819
+  _globals['_WORKERNEWS']._serialized_end=1932
+  _globals['_STEPRECORDS']._serialized_start=1935
+  _globals['_STEPRECORDS']._serialized_end=2142
+  _globals['_STEPMARK']._serialized_start=2144
+  _globals['_STEPMARK']._serialized_end=2182
+  _globals['_WORKERSTATUS']._serialized_start=2185
+  _globals['_WORKERSTATUS']._serialized_end=2952
+  _globals['_WORKERSTATUS_PAGESBYSTATEENTRY']._serialized_start=2901
+  _globals['_WORKERSTATUS_PAGESBYSTATEENTRY']._serialized_end=2952
+  _globals['_DRAIN']._serialized_start=2955
+  _globals['_DRAIN']._serialized_end=3132
+  _globals['_DRAIN_PHASE']._serialized_start=3065
+  _globals['_DRAIN_PHASE']._serialized_end=3132
+  _globals['_LINKSTATUS']._serialized_start=3135
+  _globals['_LINKSTATUS']._serialized_end=3435
+  _globals['_PATHTEST']._serialized_start=3437
+  _globals['_PATHTEST']._serialized_end=3497
+  _globals['_WORKER']._serialized_start=4061
+  _globals['_WORKER']._serialized_end=4267
 # @@protoc_insertion_point(module_scope)

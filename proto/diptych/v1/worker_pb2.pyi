@@ -38,7 +38,6 @@ class LinkState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LINK_STATE_TESTING: _ClassVar[LinkState]
     LINK_STATE_UP: _ClassVar[LinkState]
     LINK_STATE_REFUSED: _ClassVar[LinkState]
-
 LEG_KIND_UNSPECIFIED: LegKind
 LEG_KIND_PREFILL: LegKind
 LEG_KIND_DECODE: LegKind
@@ -69,9 +68,7 @@ class ContentSegment(_message.Message):
     start: int
     num_tokens: int
     digest: bytes
-    def __init__(
-        self, start: _Optional[int] = ..., num_tokens: _Optional[int] = ..., digest: _Optional[bytes] = ...
-    ) -> None: ...
+    def __init__(self, start: _Optional[int] = ..., num_tokens: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class Slo(_message.Message):
     __slots__ = ("ttft_ms", "tpot_ms", "weight", "sheddable")
@@ -83,35 +80,10 @@ class Slo(_message.Message):
     tpot_ms: float
     weight: float
     sheddable: bool
-    def __init__(
-        self,
-        ttft_ms: _Optional[float] = ...,
-        tpot_ms: _Optional[float] = ...,
-        weight: _Optional[float] = ...,
-        sheddable: _Optional[bool] = ...,
-    ) -> None: ...
+    def __init__(self, ttft_ms: _Optional[float] = ..., tpot_ms: _Optional[float] = ..., weight: _Optional[float] = ..., sheddable: _Optional[bool] = ...) -> None: ...
 
 class StartLeg(_message.Message):
-    __slots__ = (
-        "room",
-        "request_id",
-        "prompt_token_ids",
-        "sampling",
-        "peer_instance_id",
-        "num_prior_output_tokens",
-        "timeout_ms",
-        "cache_salt",
-        "priority",
-        "tenant",
-        "lora",
-        "compat",
-        "kind",
-        "prompt_text",
-        "add_special_tokens",
-        "prompt_tokens",
-        "contents",
-        "slo",
-    )
+    __slots__ = ("room", "request_id", "prompt_token_ids", "sampling", "peer_instance_id", "num_prior_output_tokens", "timeout_ms", "cache_salt", "priority", "tenant", "lora", "compat", "kind", "prompt_text", "add_special_tokens", "prompt_tokens", "contents", "slo")
     ROOM_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -148,27 +120,7 @@ class StartLeg(_message.Message):
     prompt_tokens: bytes
     contents: _containers.RepeatedCompositeFieldContainer[ContentSegment]
     slo: Slo
-    def __init__(
-        self,
-        room: _Optional[int] = ...,
-        request_id: _Optional[str] = ...,
-        prompt_token_ids: _Optional[_Iterable[int]] = ...,
-        sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ...,
-        peer_instance_id: _Optional[int] = ...,
-        num_prior_output_tokens: _Optional[int] = ...,
-        timeout_ms: _Optional[int] = ...,
-        cache_salt: _Optional[bytes] = ...,
-        priority: _Optional[int] = ...,
-        tenant: _Optional[str] = ...,
-        lora: _Optional[str] = ...,
-        compat: _Optional[str] = ...,
-        kind: _Optional[_Union[LegKind, str]] = ...,
-        prompt_text: _Optional[str] = ...,
-        add_special_tokens: _Optional[bool] = ...,
-        prompt_tokens: _Optional[bytes] = ...,
-        contents: _Optional[_Iterable[_Union[ContentSegment, _Mapping]]] = ...,
-        slo: _Optional[_Union[Slo, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, room: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., peer_instance_id: _Optional[int] = ..., num_prior_output_tokens: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., lora: _Optional[str] = ..., compat: _Optional[str] = ..., kind: _Optional[_Union[LegKind, str]] = ..., prompt_text: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ..., prompt_tokens: _Optional[bytes] = ..., contents: _Optional[_Iterable[_Union[ContentSegment, _Mapping]]] = ..., slo: _Optional[_Union[Slo, _Mapping]] = ...) -> None: ...
 
 class RouterBatch(_message.Message):
     __slots__ = ("start", "abort", "resync_kv", "router_instance_id")
@@ -180,13 +132,7 @@ class RouterBatch(_message.Message):
     abort: _containers.RepeatedScalarFieldContainer[int]
     resync_kv: bool
     router_instance_id: int
-    def __init__(
-        self,
-        start: _Optional[_Iterable[_Union[StartLeg, _Mapping]]] = ...,
-        abort: _Optional[_Iterable[int]] = ...,
-        resync_kv: _Optional[bool] = ...,
-        router_instance_id: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, start: _Optional[_Iterable[_Union[StartLeg, _Mapping]]] = ..., abort: _Optional[_Iterable[int]] = ..., resync_kv: _Optional[bool] = ..., router_instance_id: _Optional[int] = ...) -> None: ...
 
 class LegError(_message.Message):
     __slots__ = ("code", "message")
@@ -197,20 +143,7 @@ class LegError(_message.Message):
     def __init__(self, code: _Optional[_Union[ErrorCode, str]] = ..., message: _Optional[str] = ...) -> None: ...
 
 class LegStats(_message.Message):
-    __slots__ = (
-        "cached_tokens",
-        "pages_moved",
-        "bytes_moved",
-        "kv_digest",
-        "queue_us",
-        "compute_us",
-        "transfer_us",
-        "join_us",
-        "verify_us",
-        "prompt_tokens",
-        "added_ttft_us",
-        "grant_us",
-    )
+    __slots__ = ("cached_tokens", "pages_moved", "bytes_moved", "kv_digest", "queue_us", "compute_us", "transfer_us", "join_us", "verify_us", "prompt_tokens", "added_ttft_us", "grant_us")
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PAGES_MOVED_FIELD_NUMBER: _ClassVar[int]
     BYTES_MOVED_FIELD_NUMBER: _ClassVar[int]
@@ -235,21 +168,7 @@ class LegStats(_message.Message):
     prompt_tokens: int
     added_ttft_us: int
     grant_us: int
-    def __init__(
-        self,
-        cached_tokens: _Optional[int] = ...,
-        pages_moved: _Optional[int] = ...,
-        bytes_moved: _Optional[int] = ...,
-        kv_digest: _Optional[int] = ...,
-        queue_us: _Optional[int] = ...,
-        compute_us: _Optional[int] = ...,
-        transfer_us: _Optional[int] = ...,
-        join_us: _Optional[int] = ...,
-        verify_us: _Optional[int] = ...,
-        prompt_tokens: _Optional[int] = ...,
-        added_ttft_us: _Optional[int] = ...,
-        grant_us: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, cached_tokens: _Optional[int] = ..., pages_moved: _Optional[int] = ..., bytes_moved: _Optional[int] = ..., kv_digest: _Optional[int] = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., transfer_us: _Optional[int] = ..., join_us: _Optional[int] = ..., verify_us: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., added_ttft_us: _Optional[int] = ..., grant_us: _Optional[int] = ...) -> None: ...
 
 class LegOutput(_message.Message):
     __slots__ = ("room", "first_index", "token_ids", "finish_reason", "error", "stats", "logprobs", "prompt_logprobs")
@@ -269,17 +188,7 @@ class LegOutput(_message.Message):
     stats: LegStats
     logprobs: _inference_pb2.TokenLogprobs
     prompt_logprobs: _inference_pb2.TokenLogprobs
-    def __init__(
-        self,
-        room: _Optional[int] = ...,
-        first_index: _Optional[int] = ...,
-        token_ids: _Optional[_Iterable[int]] = ...,
-        finish_reason: _Optional[_Union[_inference_pb2.FinishReason, str]] = ...,
-        error: _Optional[_Union[LegError, _Mapping]] = ...,
-        stats: _Optional[_Union[LegStats, _Mapping]] = ...,
-        logprobs: _Optional[_Union[_inference_pb2.TokenLogprobs, _Mapping]] = ...,
-        prompt_logprobs: _Optional[_Union[_inference_pb2.TokenLogprobs, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, room: _Optional[int] = ..., first_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[_inference_pb2.FinishReason, str]] = ..., error: _Optional[_Union[LegError, _Mapping]] = ..., stats: _Optional[_Union[LegStats, _Mapping]] = ..., logprobs: _Optional[_Union[_inference_pb2.TokenLogprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_inference_pb2.TokenLogprobs, _Mapping]] = ...) -> None: ...
 
 class WorkerBatch(_message.Message):
     __slots__ = ("outputs", "load", "kv_events", "instance")
@@ -291,13 +200,7 @@ class WorkerBatch(_message.Message):
     load: _bootstrap_pb2.WorkerLoad
     kv_events: KvEvents
     instance: _bootstrap_pb2.Instance
-    def __init__(
-        self,
-        outputs: _Optional[_Iterable[_Union[LegOutput, _Mapping]]] = ...,
-        load: _Optional[_Union[_bootstrap_pb2.WorkerLoad, _Mapping]] = ...,
-        kv_events: _Optional[_Union[KvEvents, _Mapping]] = ...,
-        instance: _Optional[_Union[_bootstrap_pb2.Instance, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, outputs: _Optional[_Iterable[_Union[LegOutput, _Mapping]]] = ..., load: _Optional[_Union[_bootstrap_pb2.WorkerLoad, _Mapping]] = ..., kv_events: _Optional[_Union[KvEvents, _Mapping]] = ..., instance: _Optional[_Union[_bootstrap_pb2.Instance, _Mapping]] = ...) -> None: ...
 
 class KvEvents(_message.Message):
     __slots__ = ("sequence", "stored", "removed", "cleared", "more")
@@ -311,14 +214,7 @@ class KvEvents(_message.Message):
     removed: _containers.RepeatedScalarFieldContainer[int]
     cleared: bool
     more: bool
-    def __init__(
-        self,
-        sequence: _Optional[int] = ...,
-        stored: _Optional[_Iterable[int]] = ...,
-        removed: _Optional[_Iterable[int]] = ...,
-        cleared: _Optional[bool] = ...,
-        more: _Optional[bool] = ...,
-    ) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., stored: _Optional[_Iterable[int]] = ..., removed: _Optional[_Iterable[int]] = ..., cleared: _Optional[bool] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ("instance_id",)
@@ -342,12 +238,7 @@ class WorkerNews(_message.Message):
     status: WorkerStatus
     steps: StepRecords
     has_links: bool
-    def __init__(
-        self,
-        status: _Optional[_Union[WorkerStatus, _Mapping]] = ...,
-        steps: _Optional[_Union[StepRecords, _Mapping]] = ...,
-        has_links: _Optional[bool] = ...,
-    ) -> None: ...
+    def __init__(self, status: _Optional[_Union[WorkerStatus, _Mapping]] = ..., steps: _Optional[_Union[StepRecords, _Mapping]] = ..., has_links: _Optional[bool] = ...) -> None: ...
 
 class StepRecords(_message.Message):
     __slots__ = ("began_s", "duration_s", "prompt_tokens", "output_tokens", "requests", "handed", "joined", "dropped")
@@ -367,17 +258,7 @@ class StepRecords(_message.Message):
     handed: _containers.RepeatedCompositeFieldContainer[StepMark]
     joined: _containers.RepeatedCompositeFieldContainer[StepMark]
     dropped: int
-    def __init__(
-        self,
-        began_s: _Optional[_Iterable[float]] = ...,
-        duration_s: _Optional[_Iterable[float]] = ...,
-        prompt_tokens: _Optional[_Iterable[int]] = ...,
-        output_tokens: _Optional[_Iterable[int]] = ...,
-        requests: _Optional[_Iterable[int]] = ...,
-        handed: _Optional[_Iterable[_Union[StepMark, _Mapping]]] = ...,
-        joined: _Optional[_Iterable[_Union[StepMark, _Mapping]]] = ...,
-        dropped: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, began_s: _Optional[_Iterable[float]] = ..., duration_s: _Optional[_Iterable[float]] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., output_tokens: _Optional[_Iterable[int]] = ..., requests: _Optional[_Iterable[int]] = ..., handed: _Optional[_Iterable[_Union[StepMark, _Mapping]]] = ..., joined: _Optional[_Iterable[_Union[StepMark, _Mapping]]] = ..., dropped: _Optional[int] = ...) -> None: ...
 
 class StepMark(_message.Message):
     __slots__ = ("step", "room")
@@ -388,34 +269,7 @@ class StepMark(_message.Message):
     def __init__(self, step: _Optional[int] = ..., room: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = (
-        "instance",
-        "open_rooms",
-        "pages_by_state",
-        "pages_sent",
-        "pages_received",
-        "integrity_failures",
-        "leaks_found",
-        "problems",
-        "host_pages",
-        "host_pages_saved",
-        "host_pages_restored",
-        "links",
-        "link_failures",
-        "retractions",
-        "drain",
-        "quarantine_oldest_s",
-        "unauthenticated_messages",
-        "refused_page_writes",
-        "graphs",
-        "graph_bytes",
-        "prefill_s",
-        "prefill_busy",
-        "prefill_tokens_per_s",
-        "kv_port_open",
-        "max_requests",
-        "max_step_tokens",
-    )
+    __slots__ = ("instance", "open_rooms", "pages_by_state", "pages_sent", "pages_received", "integrity_failures", "leaks_found", "problems", "host_pages", "host_pages_saved", "host_pages_restored", "links", "link_failures", "retractions", "drain", "quarantine_oldest_s", "unauthenticated_messages", "refused_page_writes", "graphs", "graph_bytes", "prefill_s", "prefill_busy", "prefill_tokens_per_s", "kv_port_open", "max_requests", "max_step_tokens")
     class PagesByStateEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -423,7 +277,6 @@ class WorkerStatus(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
-
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     OPEN_ROOMS_FIELD_NUMBER: _ClassVar[int]
     PAGES_BY_STATE_FIELD_NUMBER: _ClassVar[int]
@@ -476,35 +329,7 @@ class WorkerStatus(_message.Message):
     kv_port_open: bool
     max_requests: int
     max_step_tokens: int
-    def __init__(
-        self,
-        instance: _Optional[_Union[_bootstrap_pb2.Instance, _Mapping]] = ...,
-        open_rooms: _Optional[int] = ...,
-        pages_by_state: _Optional[_Mapping[str, int]] = ...,
-        pages_sent: _Optional[int] = ...,
-        pages_received: _Optional[int] = ...,
-        integrity_failures: _Optional[int] = ...,
-        leaks_found: _Optional[int] = ...,
-        problems: _Optional[_Iterable[str]] = ...,
-        host_pages: _Optional[int] = ...,
-        host_pages_saved: _Optional[int] = ...,
-        host_pages_restored: _Optional[int] = ...,
-        links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ...,
-        link_failures: _Optional[int] = ...,
-        retractions: _Optional[int] = ...,
-        drain: _Optional[_Union[Drain, _Mapping]] = ...,
-        quarantine_oldest_s: _Optional[float] = ...,
-        unauthenticated_messages: _Optional[int] = ...,
-        refused_page_writes: _Optional[int] = ...,
-        graphs: _Optional[int] = ...,
-        graph_bytes: _Optional[int] = ...,
-        prefill_s: _Optional[float] = ...,
-        prefill_busy: _Optional[float] = ...,
-        prefill_tokens_per_s: _Optional[float] = ...,
-        kv_port_open: _Optional[bool] = ...,
-        max_requests: _Optional[int] = ...,
-        max_step_tokens: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, instance: _Optional[_Union[_bootstrap_pb2.Instance, _Mapping]] = ..., open_rooms: _Optional[int] = ..., pages_by_state: _Optional[_Mapping[str, int]] = ..., pages_sent: _Optional[int] = ..., pages_received: _Optional[int] = ..., integrity_failures: _Optional[int] = ..., leaks_found: _Optional[int] = ..., problems: _Optional[_Iterable[str]] = ..., host_pages: _Optional[int] = ..., host_pages_saved: _Optional[int] = ..., host_pages_restored: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., link_failures: _Optional[int] = ..., retractions: _Optional[int] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., quarantine_oldest_s: _Optional[float] = ..., unauthenticated_messages: _Optional[int] = ..., refused_page_writes: _Optional[int] = ..., graphs: _Optional[int] = ..., graph_bytes: _Optional[int] = ..., prefill_s: _Optional[float] = ..., prefill_busy: _Optional[float] = ..., prefill_tokens_per_s: _Optional[float] = ..., kv_port_open: _Optional[bool] = ..., max_requests: _Optional[int] = ..., max_step_tokens: _Optional[int] = ...) -> None: ...
 
 class Drain(_message.Message):
     __slots__ = ("phase", "requests_left", "oldest_s", "deadline_s")
@@ -513,7 +338,6 @@ class Drain(_message.Message):
         PHASE_UNSPECIFIED: _ClassVar[Drain.Phase]
         PHASE_DRAINING: _ClassVar[Drain.Phase]
         PHASE_EMPTY: _ClassVar[Drain.Phase]
-
     PHASE_UNSPECIFIED: Drain.Phase
     PHASE_DRAINING: Drain.Phase
     PHASE_EMPTY: Drain.Phase
@@ -525,30 +349,10 @@ class Drain(_message.Message):
     requests_left: int
     oldest_s: float
     deadline_s: float
-    def __init__(
-        self,
-        phase: _Optional[_Union[Drain.Phase, str]] = ...,
-        requests_left: _Optional[int] = ...,
-        oldest_s: _Optional[float] = ...,
-        deadline_s: _Optional[float] = ...,
-    ) -> None: ...
+    def __init__(self, phase: _Optional[_Union[Drain.Phase, str]] = ..., requests_left: _Optional[int] = ..., oldest_s: _Optional[float] = ..., deadline_s: _Optional[float] = ...) -> None: ...
 
 class LinkStatus(_message.Message):
-    __slots__ = (
-        "peer_instance_id",
-        "state",
-        "reason",
-        "lanes",
-        "library",
-        "path",
-        "bytes_per_s",
-        "rtt_s",
-        "bytes_sent",
-        "in_flight_bytes",
-        "queued_bytes",
-        "last_heard_s",
-        "tests",
-    )
+    __slots__ = ("peer_instance_id", "state", "reason", "lanes", "library", "path", "bytes_per_s", "rtt_s", "bytes_sent", "in_flight_bytes", "queued_bytes", "last_heard_s", "tests")
     PEER_INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -575,22 +379,7 @@ class LinkStatus(_message.Message):
     queued_bytes: int
     last_heard_s: float
     tests: _containers.RepeatedCompositeFieldContainer[PathTest]
-    def __init__(
-        self,
-        peer_instance_id: _Optional[int] = ...,
-        state: _Optional[_Union[LinkState, str]] = ...,
-        reason: _Optional[str] = ...,
-        lanes: _Optional[str] = ...,
-        library: _Optional[str] = ...,
-        path: _Optional[str] = ...,
-        bytes_per_s: _Optional[float] = ...,
-        rtt_s: _Optional[float] = ...,
-        bytes_sent: _Optional[int] = ...,
-        in_flight_bytes: _Optional[int] = ...,
-        queued_bytes: _Optional[int] = ...,
-        last_heard_s: _Optional[float] = ...,
-        tests: _Optional[_Iterable[_Union[PathTest, _Mapping]]] = ...,
-    ) -> None: ...
+    def __init__(self, peer_instance_id: _Optional[int] = ..., state: _Optional[_Union[LinkState, str]] = ..., reason: _Optional[str] = ..., lanes: _Optional[str] = ..., library: _Optional[str] = ..., path: _Optional[str] = ..., bytes_per_s: _Optional[float] = ..., rtt_s: _Optional[float] = ..., bytes_sent: _Optional[int] = ..., in_flight_bytes: _Optional[int] = ..., queued_bytes: _Optional[int] = ..., last_heard_s: _Optional[float] = ..., tests: _Optional[_Iterable[_Union[PathTest, _Mapping]]] = ...) -> None: ...
 
 class PathTest(_message.Message):
     __slots__ = ("path", "bytes_per_s", "error")
@@ -600,6 +389,4 @@ class PathTest(_message.Message):
     path: str
     bytes_per_s: float
     error: str
-    def __init__(
-        self, path: _Optional[str] = ..., bytes_per_s: _Optional[float] = ..., error: _Optional[str] = ...
-    ) -> None: ...
+    def __init__(self, path: _Optional[str] = ..., bytes_per_s: _Optional[float] = ..., error: _Optional[str] = ...) -> None: ...

@@ -111,8 +111,9 @@ class StepPace:
 
     def ahead(self, request: Request, num_tokens: int) -> None:
         """A step brought a request so many tokens beside the first."""
-        self._deadlines.ahead(request, num_tokens)
-        self._contexts.ahead(request, num_tokens)
+        if num_tokens:
+            self._deadlines.ahead(request, num_tokens)
+            self._contexts.ahead(request, num_tokens)
 
     def expect(self, num_tokens: int) -> None:
         """Hardly an output ends with fewer tokens."""
