@@ -1,25 +1,21 @@
-"""Requests to replay: a trace in Mooncake's format, or a synthetic one with the same shape.
-
-A row has `timestamp` (ms), `input_length`, `output_length` and `hash_ids`, one for each block of 512 prompt tokens:
-equal ids name equal prefixes. Traces stamp their requests on a coarse grid; those of one instant are spread evenly up
-to the next one, since no user waits for a round second.
-"""
+"""Requests to replay: a trace in Mooncake's format, or a synthetic one with the same shape."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-BLOCK_TOKENS: Final = 512
-_SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)  # ids of a trace are small and dense; page hashes are not
+from diptych.common.arrays import U64
+from diptych.simulator.traces import call, mooncake
+from diptych.simulator.traces.call import Call, names_of
+
+BLOCK_TOKENS: Final = call.BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,7 +23,7 @@ class TracedRequest:
     arrival_s: float
     prompt_len: int
     output_len: int
-    blocks: NDArray[np.uint64]  # hashes of the prompt's blocks, the last of which need not be full
+    blocks: U64  # hashes of the prompt's blocks, the last of which need not be full
     block_list: Sequence[int]  # the same, for code that looks at them one by one
 
     @property
@@ -38,19 +34,12 @@ class TracedRequest:
 def read_trace(path: Path, limit: int | None = None) -> list[TracedRequest]:
     """Read a trace file, or its first `limit` requests."""
     with path.open(encoding="utf-8") as lines:
-        return parse_rows(json.loads(line) for line in itertools.islice(lines, limit))
+        return [_traced(each) for each in mooncake.read(itertools.islice(lines, limit))]
 
 
-def parse_rows(rows: Iterable[Mapping[str, Any]]) -> list[TracedRequest]:
+def parse_rows(rows: Iterable[mooncake.Row]) -> list[TracedRequest]:
     """Make requests of rows, in the order of their timestamps."""
-    by_stamp = [list(group) for _, group in itertools.groupby(rows, key=lambda row: int(row["timestamp"]))]
-    stamps = [int(group[0]["timestamp"]) / 1000 for group in by_stamp]
-    slots = [later - stamp for stamp, later in itertools.pairwise(stamps)] + [0.0]
-    return [
-        _request(row, stamp + slot * index / len(group))
-        for group, stamp, slot in zip(by_stamp, stamps, slots, strict=True)
-        for index, row in enumerate(group)
-    ]
+    return [_traced(each) for each in mooncake.calls_of(rows)]
 
 
 def whole_blocks(requests: Iterable[TracedRequest]) -> list[TracedRequest]:
@@ -58,7 +47,7 @@ def whole_blocks(requests: Iterable[TracedRequest]) -> list[TracedRequest]:
     return [replace(request, prompt_len=BLOCK_TOKENS * request.num_blocks, output_len=1) for request in requests]
 
 
-def synthetic_rows(num_requests: int, seed: int = 0) -> Iterator[dict[str, Any]]:
+def synthetic_rows(num_requests: int, seed: int = 0) -> Iterator[mooncake.Row]:
     """Conversations over one system prompt: each turn repeats the turns before it and adds to them.
 
     Turns come in random order, 12 or so at a time every 3 s; lengths are log-normal, like those of people.
@@ -80,9 +69,9 @@ def synthetic_rows(num_requests: int, seed: int = 0) -> Iterator[dict[str, Any]]
 
 
 def traced(arrival_s: float, block_ids: Sequence[int], prompt_len: int, output_len: int) -> TracedRequest:
-    blocks = (np.array(block_ids, np.uint64) + np.uint64(1)) * _SPREAD
+    blocks = names_of(np.array(block_ids, np.uint64))
     return TracedRequest(arrival_s, prompt_len, max(1, output_len), blocks, blocks.tolist())
 
 
-def _request(row: Mapping[str, Any], arrival_s: float) -> TracedRequest:
-    return traced(arrival_s, row["hash_ids"], int(row["input_length"]), int(row["output_length"]))
+def _traced(each: Call) -> TracedRequest:
+    return TracedRequest(each.arrival_s, each.prompt_len, each.output_len, each.blocks, each.blocks.tolist())

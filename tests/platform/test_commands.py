@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from diptych.common.trust.tokens import TOKEN_VARIABLE
+from diptych.engine.values.step_model import StepModel
 from diptych.v1 import bootstrap_pb2
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
@@ -45,6 +46,9 @@ def test_commands_need_neither_address_nor_token(
     assert diptych(platform, "generate", "Once upon a time").strip()
     assert "HTTP and gRPC agree" in diptych(platform, "check", "answers")
     assert "from prefill" in diptych(platform, "check", "kv")
+    steps = platform.log.parent / "steps.json"
+    assert "sim on sim, KV in" in diptych(platform, "fit", "--out", str(steps), "--max-clients=2", "--max-prompt=64")
+    assert StepModel.from_json(steps.read_text()).evidence.num_steps > 100
     (decode,) = [each.address for each in platform.instances() if each.role == bootstrap_pb2.ROLE_DECODE]
     assert "now serves unified" in diptych(platform, "role", decode, "unified")
     assert "empty" in diptych(platform, "drain", "--role", "prefill", "--hurry")

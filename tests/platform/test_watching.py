@@ -110,6 +110,11 @@ def test_a_request_is_handed_by_one_worker_and_joins_at_the_other(
     assert sum(handed.steps.prompt_tokens) == len(PROMPT)
     assert list(joined.steps.output_tokens) == [1] * (NUM_TOKENS - 1)
     assert set(joined.steps.requests) == {1}
+    assert (sum(handed.steps.prompts), sum(handed.steps.prompt_pairs)) == (1, len(PROMPT) ** 2 / 2)
+    assert list(joined.steps.context_tokens) == [len(PROMPT) + token for token in range(1, NUM_TOKENS)]
+    assert list(joined.steps.prompts) == [0] * (NUM_TOKENS - 1)
+    assert len(joined.steps.host_s) == NUM_TOKENS - 1
+    assert (prefill.first.status.computing.device, decode.first.status.computing.tp) == ("sim", 1)
     last, first = rows(handed.steps, 0.0)[out.step], rows(joined.steps, 0.0)[0]
     assert last[5] == first[6] == [f"{out.room:016x}"]
     assert not handed.status.instance.HasField("transfer")

@@ -14,7 +14,7 @@ from diptych.common.members.roles import LegKind
 from diptych.generation.codec import logprobs_from_wire
 from diptych.router.choose import prefix_index
 from diptych.router.choose.prefix_index import KvNews, PrefixIndex
-from diptych.router.serve.attempt import Merger
+from diptych.router.serve.attempt_legs import Merger
 from diptych.router.workers.legs import Leg, OpenLegs, Work
 from diptych.v1 import inference_pb2, worker_pb2
 

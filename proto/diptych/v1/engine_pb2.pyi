@@ -74,20 +74,22 @@ class SchedulerEvents(_message.Message):
     def __init__(self, outputs: _Optional[_Iterable[_Union[_worker_pb2.LegOutput, _Mapping]]] = ..., load: _Optional[_Union[_bootstrap_pb2.WorkerLoad, _Mapping]] = ..., kv_events: _Optional[_Union[_worker_pb2.KvEvents, _Mapping]] = ..., ready: _Optional[_Union[SchedulerReady, _Mapping]] = ..., status: _Optional[_Union[_worker_pb2.WorkerStatus, _Mapping]] = ..., status_answers: _Optional[_Iterable[int]] = ..., fatal: _Optional[str] = ..., admin_answers: _Optional[_Iterable[_Union[_admin_pb2.AdminAnswer, _Mapping]]] = ..., loras: _Optional[_Union[LoraSet, _Mapping]] = ..., link_news: _Optional[_Union[LinkNews, _Mapping]] = ..., pong: _Optional[int] = ..., context_len: _Optional[int] = ..., news: _Optional[_Union[_worker_pb2.WorkerNews, _Mapping]] = ...) -> None: ...
 
 class SchedulerReady(_message.Message):
-    __slots__ = ("transfer", "context_len", "loras", "terms", "max_requests", "max_step_tokens")
+    __slots__ = ("transfer", "context_len", "loras", "terms", "max_requests", "max_step_tokens", "computing")
     TRANSFER_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_LEN_FIELD_NUMBER: _ClassVar[int]
     LORAS_FIELD_NUMBER: _ClassVar[int]
     TERMS_FIELD_NUMBER: _ClassVar[int]
     MAX_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     MAX_STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTING_FIELD_NUMBER: _ClassVar[int]
     transfer: _bootstrap_pb2.TransferInfo
     context_len: int
     loras: LoraSet
     terms: _bootstrap_pb2.Terms
     max_requests: int
     max_step_tokens: int
-    def __init__(self, transfer: _Optional[_Union[_bootstrap_pb2.TransferInfo, _Mapping]] = ..., context_len: _Optional[int] = ..., loras: _Optional[_Union[LoraSet, _Mapping]] = ..., terms: _Optional[_Union[_bootstrap_pb2.Terms, _Mapping]] = ..., max_requests: _Optional[int] = ..., max_step_tokens: _Optional[int] = ...) -> None: ...
+    computing: _worker_pb2.Computing
+    def __init__(self, transfer: _Optional[_Union[_bootstrap_pb2.TransferInfo, _Mapping]] = ..., context_len: _Optional[int] = ..., loras: _Optional[_Union[LoraSet, _Mapping]] = ..., terms: _Optional[_Union[_bootstrap_pb2.Terms, _Mapping]] = ..., max_requests: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., computing: _Optional[_Union[_worker_pb2.Computing, _Mapping]] = ...) -> None: ...
 
 class LinkNews(_message.Message):
     __slots__ = ("problem",)

@@ -241,7 +241,7 @@ class WorkerNews(_message.Message):
     def __init__(self, status: _Optional[_Union[WorkerStatus, _Mapping]] = ..., steps: _Optional[_Union[StepRecords, _Mapping]] = ..., has_links: _Optional[bool] = ...) -> None: ...
 
 class StepRecords(_message.Message):
-    __slots__ = ("began_s", "duration_s", "prompt_tokens", "output_tokens", "requests", "handed", "joined", "dropped")
+    __slots__ = ("began_s", "duration_s", "prompt_tokens", "output_tokens", "requests", "handed", "joined", "dropped", "context_tokens", "prompt_pairs", "prompts", "host_s")
     BEGAN_S_FIELD_NUMBER: _ClassVar[int]
     DURATION_S_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -250,6 +250,10 @@ class StepRecords(_message.Message):
     HANDED_FIELD_NUMBER: _ClassVar[int]
     JOINED_FIELD_NUMBER: _ClassVar[int]
     DROPPED_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_PAIRS_FIELD_NUMBER: _ClassVar[int]
+    PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    HOST_S_FIELD_NUMBER: _ClassVar[int]
     began_s: _containers.RepeatedScalarFieldContainer[float]
     duration_s: _containers.RepeatedScalarFieldContainer[float]
     prompt_tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -258,7 +262,11 @@ class StepRecords(_message.Message):
     handed: _containers.RepeatedCompositeFieldContainer[StepMark]
     joined: _containers.RepeatedCompositeFieldContainer[StepMark]
     dropped: int
-    def __init__(self, began_s: _Optional[_Iterable[float]] = ..., duration_s: _Optional[_Iterable[float]] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., output_tokens: _Optional[_Iterable[int]] = ..., requests: _Optional[_Iterable[int]] = ..., handed: _Optional[_Iterable[_Union[StepMark, _Mapping]]] = ..., joined: _Optional[_Iterable[_Union[StepMark, _Mapping]]] = ..., dropped: _Optional[int] = ...) -> None: ...
+    context_tokens: _containers.RepeatedScalarFieldContainer[int]
+    prompt_pairs: _containers.RepeatedScalarFieldContainer[float]
+    prompts: _containers.RepeatedScalarFieldContainer[int]
+    host_s: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, began_s: _Optional[_Iterable[float]] = ..., duration_s: _Optional[_Iterable[float]] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., output_tokens: _Optional[_Iterable[int]] = ..., requests: _Optional[_Iterable[int]] = ..., handed: _Optional[_Iterable[_Union[StepMark, _Mapping]]] = ..., joined: _Optional[_Iterable[_Union[StepMark, _Mapping]]] = ..., dropped: _Optional[int] = ..., context_tokens: _Optional[_Iterable[int]] = ..., prompt_pairs: _Optional[_Iterable[float]] = ..., prompts: _Optional[_Iterable[int]] = ..., host_s: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class StepMark(_message.Message):
     __slots__ = ("step", "room")
@@ -269,7 +277,7 @@ class StepMark(_message.Message):
     def __init__(self, step: _Optional[int] = ..., room: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("instance", "open_rooms", "pages_by_state", "pages_sent", "pages_received", "integrity_failures", "leaks_found", "problems", "host_pages", "host_pages_saved", "host_pages_restored", "links", "link_failures", "retractions", "drain", "quarantine_oldest_s", "unauthenticated_messages", "refused_page_writes", "graphs", "graph_bytes", "prefill_s", "prefill_busy", "prefill_tokens_per_s", "kv_port_open", "max_requests", "max_step_tokens")
+    __slots__ = ("instance", "open_rooms", "pages_by_state", "pages_sent", "pages_received", "integrity_failures", "leaks_found", "problems", "host_pages", "host_pages_saved", "host_pages_restored", "links", "link_failures", "retractions", "drain", "quarantine_oldest_s", "unauthenticated_messages", "refused_page_writes", "graphs", "graph_bytes", "prefill_s", "prefill_busy", "prefill_tokens_per_s", "kv_port_open", "max_requests", "max_step_tokens", "step_model", "computing")
     class PagesByStateEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -303,6 +311,8 @@ class WorkerStatus(_message.Message):
     KV_PORT_OPEN_FIELD_NUMBER: _ClassVar[int]
     MAX_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     MAX_STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STEP_MODEL_FIELD_NUMBER: _ClassVar[int]
+    COMPUTING_FIELD_NUMBER: _ClassVar[int]
     instance: _bootstrap_pb2.Instance
     open_rooms: int
     pages_by_state: _containers.ScalarMap[str, int]
@@ -329,7 +339,49 @@ class WorkerStatus(_message.Message):
     kv_port_open: bool
     max_requests: int
     max_step_tokens: int
-    def __init__(self, instance: _Optional[_Union[_bootstrap_pb2.Instance, _Mapping]] = ..., open_rooms: _Optional[int] = ..., pages_by_state: _Optional[_Mapping[str, int]] = ..., pages_sent: _Optional[int] = ..., pages_received: _Optional[int] = ..., integrity_failures: _Optional[int] = ..., leaks_found: _Optional[int] = ..., problems: _Optional[_Iterable[str]] = ..., host_pages: _Optional[int] = ..., host_pages_saved: _Optional[int] = ..., host_pages_restored: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., link_failures: _Optional[int] = ..., retractions: _Optional[int] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., quarantine_oldest_s: _Optional[float] = ..., unauthenticated_messages: _Optional[int] = ..., refused_page_writes: _Optional[int] = ..., graphs: _Optional[int] = ..., graph_bytes: _Optional[int] = ..., prefill_s: _Optional[float] = ..., prefill_busy: _Optional[float] = ..., prefill_tokens_per_s: _Optional[float] = ..., kv_port_open: _Optional[bool] = ..., max_requests: _Optional[int] = ..., max_step_tokens: _Optional[int] = ...) -> None: ...
+    step_model: StepModel
+    computing: Computing
+    def __init__(self, instance: _Optional[_Union[_bootstrap_pb2.Instance, _Mapping]] = ..., open_rooms: _Optional[int] = ..., pages_by_state: _Optional[_Mapping[str, int]] = ..., pages_sent: _Optional[int] = ..., pages_received: _Optional[int] = ..., integrity_failures: _Optional[int] = ..., leaks_found: _Optional[int] = ..., problems: _Optional[_Iterable[str]] = ..., host_pages: _Optional[int] = ..., host_pages_saved: _Optional[int] = ..., host_pages_restored: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., link_failures: _Optional[int] = ..., retractions: _Optional[int] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., quarantine_oldest_s: _Optional[float] = ..., unauthenticated_messages: _Optional[int] = ..., refused_page_writes: _Optional[int] = ..., graphs: _Optional[int] = ..., graph_bytes: _Optional[int] = ..., prefill_s: _Optional[float] = ..., prefill_busy: _Optional[float] = ..., prefill_tokens_per_s: _Optional[float] = ..., kv_port_open: _Optional[bool] = ..., max_requests: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., step_model: _Optional[_Union[StepModel, _Mapping]] = ..., computing: _Optional[_Union[Computing, _Mapping]] = ...) -> None: ...
+
+class Computing(_message.Message):
+    __slots__ = ("device", "kv_dtype", "tp")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    KV_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    TP_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    kv_dtype: str
+    tp: int
+    def __init__(self, device: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., tp: _Optional[int] = ...) -> None: ...
+
+class StepModel(_message.Message):
+    __slots__ = ("step", "row", "context", "prompt_step", "prompt_token", "prompt_pair", "prompt", "steps", "median_error", "p90_error", "time_ratio", "unidentified", "largest")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_STEP_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_PAIR_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    MEDIAN_ERROR_FIELD_NUMBER: _ClassVar[int]
+    P90_ERROR_FIELD_NUMBER: _ClassVar[int]
+    TIME_RATIO_FIELD_NUMBER: _ClassVar[int]
+    UNIDENTIFIED_FIELD_NUMBER: _ClassVar[int]
+    LARGEST_FIELD_NUMBER: _ClassVar[int]
+    step: float
+    row: float
+    context: float
+    prompt_step: float
+    prompt_token: float
+    prompt_pair: float
+    prompt: float
+    steps: int
+    median_error: float
+    p90_error: float
+    time_ratio: float
+    unidentified: _containers.RepeatedScalarFieldContainer[str]
+    largest: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, step: _Optional[float] = ..., row: _Optional[float] = ..., context: _Optional[float] = ..., prompt_step: _Optional[float] = ..., prompt_token: _Optional[float] = ..., prompt_pair: _Optional[float] = ..., prompt: _Optional[float] = ..., steps: _Optional[int] = ..., median_error: _Optional[float] = ..., p90_error: _Optional[float] = ..., time_ratio: _Optional[float] = ..., unidentified: _Optional[_Iterable[str]] = ..., largest: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Drain(_message.Message):
     __slots__ = ("phase", "requests_left", "oldest_s", "deadline_s")

@@ -52,9 +52,17 @@ OTHERS: Final[Mapping[str, Command]] = MappingProxyType(
         "drain": Command("have members leave without losing a request", "diptych.cli.drain", "DrainConfig"),
         "values": Command("print a values file for the Helm chart", "diptych.cli.values", "ValuesConfig"),
         "describe": Command("say what a model needs, from its config.json", "diptych.cli.describe", "DescribeConfig"),
+        "simulate": Command(
+            "see how a platform would serve a load, in virtual time", "diptych.cli.simulate", "SimulateConfig"
+        ),
+        "plan": Command("say which workers a load needs, before any GPU is bought", "diptych.cli.plan", "PlanConfig"),
+        "planner": Command(
+            "say what workers a running platform needs, in shadow", "diptych.cli.planner", "PlannerConfig"
+        ),
         "deletion-costs": Command(
             "have Kubernetes end the emptiest workers first", "diptych.cli.deletion_costs", "DeletionCostsConfig"
         ),
+        "fit": Command("learn how long steps of running workers take", "diptych.cli.fit", "FitConfig"),
         "check": Command("see whether a running platform works", "diptych.cli.check", "CheckConfig"),
         "bench": Command("measure KV transfers: diptych bench kv", "diptych.cli.bench", "BenchConfig"),
         "build": Command("compile the C parts now, not at their first use", "diptych.cli.build", "BuildConfig"),

@@ -1,4 +1,4 @@
-"""Names the types of numpy arrays that hold tokens, positions and scores."""
+"""Names the types of numpy arrays that hold tokens, positions, scores and times."""
 
 from __future__ import annotations
 
@@ -8,4 +8,5 @@ import numpy.typing as npt
 I64 = npt.NDArray[np.int64]
 I32 = npt.NDArray[np.int32]
 F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
 U64 = npt.NDArray[np.uint64]

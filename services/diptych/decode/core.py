@@ -6,7 +6,7 @@ is computed here from its first token on, as one that was retracted is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 
 from diptych.common.members.roles import LegKind
@@ -17,6 +17,7 @@ from diptych.decode.room import DecodeRoom
 from diptych.decode.rooms import JOINED, Rooms
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.admission import refuse
+from diptych.engine.schedule.batch_builder import BuildBatch, build_batch
 from diptych.engine.schedule.running import Drafter, Running
 from diptych.engine.schedule.sampled import (
     NO_TOKEN_FAILURE,
@@ -54,6 +55,7 @@ from diptych.engine.values.events import (
 )
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.request import Request
+from diptych.engine.values.step import NO_PLAIN_STEPS, PlainSteps
 from diptych.generation.grammar import Matcher
 from diptych.generation.output import LEAVING, Failure, FailureCode, Output
 from diptych.generation.stop.conditions import end_ids
@@ -71,6 +73,7 @@ class DecodeCore:
         pace: StepPace,
         reserve: Callable[[], Headroom] = Headroom,
         drafter: Drafter | None = None,
+        build: BuildBatch = build_batch,
     ) -> None:
         """`reserve` says what new rooms must leave of the cache."""
         self._cache = cache
@@ -79,7 +82,7 @@ class DecodeCore:
         self._counts = CoreCounts()
         self.max_tokens = min(limits.context_len, cache.max_request_tokens)
         retracted = new_waiting_queue(cache, limits.scheduling)
-        self._running = Running(cache, limits, retracted, pace, self._note_retraction, drafter)
+        self._running = Running(cache, limits, retracted, pace, self._note_retraction, drafter, build)
         self._waiting = new_waiting_queue(cache, limits.scheduling)  # for their first pages
         self._effects: list[Effect] = []
         self._rooms = Rooms(cache, self._waiting, self._running, self._effects, limits.retracted_s)
@@ -249,6 +252,13 @@ class DecodeCore:
         """Out of KV memory: the request waits here, and later computes again what is not cached any more."""
         self._counts.retractions += 1
         self._rooms.retracted.add(self._rooms[request.room], self._now_s)
+
+    def plain_steps(self, token_id: int) -> PlainSteps:
+        """See `UnifiedCore.plain_steps`."""
+        return NO_PLAIN_STEPS if self._waiting or self._effects else self._running.plain_steps(token_id)
+
+    def pass_plain_steps(self, began_s: float, ends_s: Sequence[float], token_id: int) -> None:
+        self._running.pass_plain_steps(began_s, ends_s, token_id)
 
     # time and state
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Set
 
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.admission import refuse
-from diptych.engine.schedule.batch_builder import build_batch
+from diptych.engine.schedule.batch_builder import BuildBatch, build_batch
 from diptych.engine.schedule.extend_queue import ExtendQueue
 from diptych.engine.schedule.sampled import NO_TOKEN_FAILURE, Sampled, collect_prompt_logprobs, refuse_tokens, sampled
 from diptych.engine.schedule.sampling_builder import build_sampling
@@ -67,11 +67,13 @@ class PrefillCore:
         page_nbytes: int,
         pace: StepPace,
         num_decoding: Callable[[], int] = int,
+        build: BuildBatch = build_batch,
     ) -> None:
         """`num_decoding` says how many requests wait for each step."""
         self._cache = cache
         self._pace = pace
         self._num_decoding = num_decoding
+        self._build = build
         self._limits = limits
         self._token_nbytes = page_nbytes // cache.page_size
         self.max_tokens = min(limits.context_len, cache.max_request_tokens)
@@ -185,7 +187,7 @@ class PrefillCore:
             return None
         self._step = new_step((), chunks)
         cache = self._cache
-        batch = build_batch(
+        batch = self._build(
             self._step,
             cache.page_table,
             cache.page_size,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Literal
 
 from diptych.common.config import env_name, flag_name, option
@@ -90,6 +91,11 @@ class RouterConfig(LogConfig, TrustConfig, KeyConfig):
     )
     pair_wait_s: float = option(1.5, help="how long a new request waits for a pair of workers", group="routing")
     explained_requests: int = option(1000, help="last requests whose routing can be explained", group="routing")
+    request_log: Path | None = option(
+        None,
+        help="file that gets a line a request for `diptych simulate`: lengths, times and names of blocks, no text",
+        group="routing",
+    )
     lost_pair_wait_s: float = option(
         1.5, help="how long a request that lost a worker waits for another pair", group="routing"
     )

@@ -38,6 +38,7 @@ from diptych.router.process.share import Share
 from diptych.router.serve.execution import Dispatcher
 from diptych.router.serve.hedging import Hedging
 from diptych.router.serve.pipeline import Pipeline, Preparer
+from diptych.router.serve.request_log import RequestLog
 from diptych.router.serve.selection import Selector
 from diptych.router.text.tokenization import Tokenization
 from diptych.router.tracing.tracer import OpenExport, Tracer
@@ -134,7 +135,8 @@ def _dispatcher(config: RouterConfig, fleet: Fleet, metrics: RouterMetrics) -> D
     rng, hedging = random.Random(), Hedging(config.hedge_after_s)
     seen = SeenPrompts(keeps_tokens=config.console_text)
     selector = Selector(fleet, plan, breakers, rng, seen)
-    return Dispatcher(fleet, selector, metrics, Explanations(config.explained_requests), hedging, rng)
+    log = RequestLog(config.request_log) if config.request_log else None
+    return Dispatcher(fleet, selector, metrics, Explanations(config.explained_requests), hedging, rng, log)
 
 
 def _preparer(config: RouterConfig, model: ServedModel, fleet: Fleet, metrics: RouterMetrics) -> Preparer:

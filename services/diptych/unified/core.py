@@ -19,7 +19,7 @@ states of recurrent layers leave.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from typing import Final
 
@@ -28,6 +28,7 @@ from diptych.common.members.roles import LegKind, Role
 from diptych.decode.core import DecodeCore
 from diptych.decode.grants import Headroom
 from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.schedule.batch_builder import BuildBatch, build_batch
 from diptych.engine.schedule.step_pace import StepPace
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
 from diptych.engine.values.core_report import CoreReport, Load
@@ -52,6 +53,7 @@ from diptych.engine.values.events import (
     WriterGone,
 )
 from diptych.engine.values.limits import Limits
+from diptych.engine.values.step import NO_PLAIN_STEPS, PlainSteps
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.output import Failure, FailureCode, Output
 from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, Note, PagesReady
@@ -99,13 +101,21 @@ def max_tokens(role: Role, context_len: int, cache: KvCache) -> int:
 class UnifiedCore:
     """Implements `SchedulerCore` for any role."""
 
-    def __init__(self, cache: KvCache, limits: Limits, rules: TransferRules, page_nbytes: int, role: Role) -> None:
+    def __init__(
+        self,
+        cache: KvCache,
+        limits: Limits,
+        rules: TransferRules,
+        page_nbytes: int,
+        role: Role,
+        build: BuildBatch = build_batch,
+    ) -> None:
         self._cache = cache
         self._limits = limits
         pace = StepPace(limits.mixed_step_s)
-        self._prefill = PrefillCore(cache, limits, rules, page_nbytes, pace, lambda: self._decode.num_decoding)
+        self._prefill = PrefillCore(cache, limits, rules, page_nbytes, pace, lambda: self._decode.num_decoding, build)
         self._reserve = Reserve(cache, self._prefill)
-        self._decode = DecodeCore(cache, limits, page_nbytes, pace, self._reserve.headroom)
+        self._decode = DecodeCore(cache, limits, page_nbytes, pace, self._reserve.headroom, build=build)
         self._refusals: list[Effect] = []
         self._stepping: RoleCore = self._decode  # that launched the last step
         self._serve(role)
@@ -196,6 +206,23 @@ class UnifiedCore:
 
     def give_up(self) -> None:
         self._stepping.give_up()
+
+    # steps that can be told beforehand: a simulation need not take them one by one
+
+    def plain_steps(self, token_id: int) -> PlainSteps:
+        """Return the steps that follow, as far as they do nothing but give each request its next token, `token_id`.
+
+        That is what they do unless something is heard meanwhile, or a deadline comes. No step may run.
+        """
+        return NO_PLAIN_STEPS if self._prefill.has_prompts else self._decode.plain_steps(token_id)
+
+    def pass_plain_steps(self, began_s: float, ends_s: Sequence[float], token_id: int) -> None:
+        """Be behind some of these steps, which ended at these times, one after the other from `began_s` on.
+
+        Their tokens are not told.
+        """
+        self._stepping = self._decode
+        self._decode.pass_plain_steps(began_s, ends_s, token_id)
 
     # time and state
 

@@ -36,6 +36,10 @@ def steps(*numbers: int, joined: int = 0) -> StepRecords:
         prompt_tokens=numbers,
         output_tokens=sizes,
         requests=sizes,
+        context_tokens=numbers,
+        prompt_pairs=numbers,
+        prompts=sizes,
+        host_s=[0.25] * count,
         joined=marks,
     )
 
@@ -73,6 +77,8 @@ def test_who_takes_late_gets_all_in_one_message_as_of_now(watchers: Watchers, cl
     told = watchers.take(watcher)
     assert (told.status.open_rooms, list(told.steps.prompt_tokens), peers(told)) == (2, [10, 20, 30], [7])
     assert list(told.steps.began_s) == [3.5, 1.5, 1.5]
+    assert list(told.steps.context_tokens) == list(told.steps.prompt_pairs) == [10, 20, 30]
+    assert (list(told.steps.prompts), list(told.steps.host_s)) == ([1, 1, 1], [0.25] * 3)
     assert list(told.steps.joined) == [StepMark(step=0, room=5), StepMark(step=2, room=6)]
 
 

@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from diptych.engine.schedule.prefill_meter import PrefillMeter, prompt_tokens
+from diptych.engine.schedule.prefill_meter import PrefillMeter
 from diptych.engine.values.batch import ForwardBatch, ForwardMode
+from diptych.engine.values.step_model import StepShape
 
 
 def batch(mode: ForwardMode, *lens: int) -> ForwardBatch:
@@ -21,8 +22,23 @@ OUTPUT = batch(ForwardMode.DECODE, 1, 1)
 
 
 def test_tokens_of_prompts_are_those_that_are_no_outputs() -> None:
-    assert [prompt_tokens(each) for each in (PROMPT, OUTPUT, batch(ForwardMode.MIXED, 1, 1, 7))] == [100, 0, 7]
-    assert prompt_tokens(replace(batch(ForwardMode.MIXED, 3, 1, 7), num_sampled=np.array([3, 1, 0]))) == 7
+    drafted = replace(batch(ForwardMode.MIXED, 3, 1, 7), num_sampled=np.array([3, 1, 0]))
+    meter = PrefillMeter()
+    meter.log.switch(True)
+    for step in (PROMPT, OUTPUT, batch(ForwardMode.MIXED, 1, 1, 7), drafted, batch(ForwardMode.EXTEND, 1)):
+        meter.begin(step, 0.0)
+        meter.end(1.0)
+    assert [step.size.prompt_tokens for step in meter.log.pop().steps] == [100, 0, 7, 7, 1]
+
+
+def test_steps_are_learned_with_the_time_of_the_scheduler_before_them() -> None:
+    meter = PrefillMeter()
+    for number in range(40):
+        meter.begin(OUTPUT, 2.0 * number)
+        meter.end(2.0 * number + 1.5)
+    found = meter.fit.model()
+    assert found is not None
+    assert found.seconds(StepShape.of(OUTPUT)) == pytest.approx(2.0)
 
 
 def test_speed_and_time_are_those_of_steps_with_prompts() -> None:

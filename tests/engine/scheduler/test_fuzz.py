@@ -21,7 +21,10 @@ from diptych.engine.scheduler import codec
 from diptych.engine.tensor_parallel import rank_log
 from diptych.engine.values.batch import ForwardBatch, ForwardMode
 from diptych.engine.values.limits import Limits
+from diptych.generation.codec import params_to_wire
 from diptych.generation.request_groups import MAX_PRIORITY
+from diptych.generation.sampling_params import SamplingParams
+from diptych.generation.slo import Slo
 from diptych.v1 import inference_pb2, rank_pb2, worker_pb2
 
 MAX_TOKENS, VOCAB = 64, 100
@@ -71,6 +74,8 @@ def legs() -> st.SearchStrategy[worker_pb2.StartLeg]:
         tenant=st.text(max_size=5),
         compat=st.sampled_from(("", "other")),
         kind=I32,
+        slo=st.none()
+        | st.builds(worker_pb2.Slo, ttft_ms=FLOATS, tpot_ms=FLOATS, weight=FLOATS, sheddable=st.booleans()),
     )
 
 
@@ -81,6 +86,8 @@ def test_legs_become_requests_that_can_be_served_or_are_refused(leg: worker_pb2.
         request = codec.start_from_wire(leg, BARE, now_s=1.0, max_tokens=MAX_TOKENS).request
     except InvalidRequest:
         return
+    assert all(map(math.isfinite, request.slo))
+    assert min(request.slo.ttft_s, request.slo.tpot_s) >= 0 < request.slo.weight
     num_tokens = len(leg.prompt_tokens) // 4 + len(leg.prompt_token_ids)
     assert len(request.tokens) <= max(MAX_TOKENS, num_tokens + 1)
     if refuse(request, LIMITS, is_known=False, max_tokens=MAX_TOKENS, num_waiting=0) is None:
@@ -89,6 +96,13 @@ def test_legs_become_requests_that_can_be_served_or_are_refused(leg: worker_pb2.
         assert 0 < num_tokens < MAX_TOKENS
         assert request.tokens[: request.prompt_len].max() < VOCAB
         assert 1 <= params.max_tokens <= MAX_TOKENS
+
+
+def test_a_request_has_the_slo_of_its_leg() -> None:
+    slo = worker_pb2.Slo(ttft_ms=250, tpot_ms=40, weight=4, sheddable=True)
+    leg = worker_pb2.StartLeg(room=1, prompt_token_ids=[1], sampling=params_to_wire(SamplingParams()), slo=slo)
+    request = codec.start_from_wire(leg, BARE, now_s=0.0, max_tokens=MAX_TOKENS).request
+    assert request.slo == Slo(0.25, 0.04, 4.0, sheddable=True)
 
 
 def test_what_a_leg_asks_for_is_looked_at_before_room_is_made_for_it() -> None:

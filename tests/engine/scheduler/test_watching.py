@@ -104,7 +104,10 @@ def test_the_cache_is_audited_now_and_then(scheduler: Scheduler, monkeypatch: py
 
 
 def test_steps_are_told_by_how_long_ago_they_began() -> None:
-    steps = [LoggedStep(10.0, 0.5, StepSize(100, 1, 2)), LoggedStep(10.5, 0.25, StepSize(0, 3, 3))]
+    steps = [
+        LoggedStep(10.0, 0.5, StepSize(100, 1, 2, 40, 5000.0, 1)),
+        LoggedStep(10.5, 0.25, StepSize(0, 3, 3, 200), host_s=0.125),
+    ]
     noted = LoggedSteps(steps, [(Crossing.HANDED, 0, 7), (Crossing.JOINED, 1, 8)], num_dropped=4)
     assert steps_to_wire(noted, 12.0) == StepRecords(
         began_s=[2.0, 1.5],
@@ -112,6 +115,10 @@ def test_steps_are_told_by_how_long_ago_they_began() -> None:
         prompt_tokens=[100, 0],
         output_tokens=[1, 3],
         requests=[2, 3],
+        context_tokens=[40, 200],
+        prompt_pairs=[5000.0, 0.0],
+        prompts=[1, 0],
+        host_s=[0.0, 0.125],
         handed=[StepMark(step=0, room=7)],
         joined=[StepMark(step=1, room=8)],
         dropped=4,
@@ -131,6 +138,6 @@ def test_who_begins_to_watch_while_others_do_hears_all_at_once(scheduler: Schedu
 def test_each_step_is_told_once(scheduler: Scheduler) -> None:
     scheduler.watch(100.0)
     scheduler.news(0.0)
-    scheduler.log.add(StepSize(0, 1, 1), 0.1, 0.1)
+    scheduler.log.add(LoggedStep(0.1, 0.1, StepSize(0, 1, 1)))
     told = [scheduler.news(now_s) for now_s in (0.2, 0.3, 0.6)]
     assert [list(news.steps.output_tokens) if news else None for news in told] == [None, [1], []]

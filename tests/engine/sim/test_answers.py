@@ -11,11 +11,11 @@ import pytest
 from stepped_engine import PAGE
 
 from diptych.common.errors import ConfigError
-from diptych.engine.options.sim_timing import Timing
 from diptych.engine.sim.answers import SimVocabulary, expected_tokens
 from diptych.engine.sim.hardware import IMPOSSIBLE, SimRunner
 from diptych.engine.sim.marked_pages import MarkedPages
 from diptych.engine.values.batch import ForwardBatch, ForwardMode, PromptRows, SamplingBatch
+from diptych.engine.values.step_model import StepModel
 from diptych.kvtransfer.layout import DTYPE_NBYTES, PoolLayout
 
 SPEECH = SimVocabulary(np.arange(100, 201))
@@ -25,11 +25,11 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
 class Pool:
     """The memory of a pool of 64 pages, and the model on it."""
 
-    def __init__(self, dtype: str = "bfloat16", timing: Timing | None = None, **clocks: Any) -> None:
+    def __init__(self, dtype: str = "bfloat16", timing: StepModel | None = None, **clocks: Any) -> None:
         self.layout = PoolLayout.kv(64, 2, PAGE, 1, 8, dtype)
         memory = memoryview(bytearray(self.layout.nbytes))
         self.bytes = np.frombuffer(memory, np.uint8).reshape(64, -1)
-        self.runner = SimRunner(MarkedPages(memory, self.layout), SPEECH, timing or Timing(), **clocks)
+        self.runner = SimRunner(MarkedPages(memory, self.layout), SPEECH, timing or StepModel(), **clocks)
 
 
 def extend(tokens: list[int], pages: list[int], start: int = 0, prompt_rows: PromptRows | None = None) -> ForwardBatch:
@@ -158,7 +158,9 @@ def test_a_step_takes_its_time_layer_by_layer() -> None:
         now[0] += seconds
 
     listener = lambda: lambda layer: layers.append((layer, now[0] - 100))  # noqa: E731
-    pool = Pool(timing=Timing(step=1e6, prompt=1e5), layer_listener=listener, clock=lambda: now[0], sleep=sleep)
+    pool = Pool(
+        timing=StepModel(step=1.0, prompt_token=0.1), layer_listener=listener, clock=lambda: now[0], sleep=sleep
+    )
     pool.runner.execute(extend(PROMPT, [5, 6, 7]), greedy())
     assert layers == [(0, 0.0), (1, 1.0)]
     assert now == [102.0]

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from diptych.generation.logprobs import TokenLogprobs
-from diptych.router.serve.attempt import Merger
+from diptych.router.serve.attempt_legs import Merger
 
 RUNS = [(0, [10]), (1, [11]), (2, [12, 13]), (4, [14])]
 

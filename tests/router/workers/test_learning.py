@@ -4,8 +4,8 @@ import pytest
 
 from diptych.common.members.roles import LegKind
 from diptych.router.choose.estimates import PRIOR_DECODE, PRIOR_PREFILL, Estimates
+from diptych.router.workers.learning import learn
 from diptych.router.workers.legs import Leg, Work
-from diptych.router.workers.session import learn
 from diptych.router.workers.worker_view import WorkerLoad
 from diptych.v1.worker_pb2 import LegOutput, LegStats
 

@@ -8,7 +8,7 @@ parents first: after every part of the news the listener's copy holds whole pref
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -38,12 +38,10 @@ class CacheChanges:
         return not (self._cleared or self._stored or self._removed)
 
     def store(self, hashes: Iterable[int]) -> None:
-        for page_hash in hashes:
-            _move(page_hash, self._removed, self._stored)
+        _move(tuple(hashes), self._removed, self._stored)
 
     def remove(self, hashes: Iterable[int]) -> None:
-        for page_hash in hashes:
-            _move(page_hash, self._stored, self._removed)
+        _move(tuple(hashes), self._stored, self._removed)
 
     def clear(self) -> None:
         """The set is empty, whatever the listener has."""
@@ -76,11 +74,15 @@ class NoChanges(CacheChanges):
 NO_CHANGES: Final = NoChanges()
 
 
-def _move(page_hash: int, undone: dict[int, None], done: dict[int, None]) -> None:
-    if page_hash in undone:
-        del undone[page_hash]
-    else:
-        done[page_hash] = None
+def _move(hashes: Sequence[int], undone: dict[int, None], done: dict[int, None]) -> None:
+    if undone.keys().isdisjoint(hashes):  # which is quickly told, and nearly always so
+        done.update(dict.fromkeys(hashes))
+        return
+    for page_hash in hashes:
+        if page_hash in undone:
+            del undone[page_hash]
+        else:
+            done[page_hash] = None
 
 
 def _pop(hashes: dict[int, None], limit: int | None) -> tuple[int, ...]:

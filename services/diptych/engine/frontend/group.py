@@ -50,6 +50,7 @@ class WorkerGroup:
         self._instance = instance
         self._readiness = Readiness(instance)
         self._max_requests = self._max_step_tokens = 0  # what the scheduler found right; 0: it has not loaded
+        self._computing = worker_pb2.Computing()
         self._on_news = on_news  # called when others should hear of the record at once
         self._sessions = sessions
         self.peers = Peers(instance, scheduler, self._on_peers)
@@ -116,6 +117,7 @@ class WorkerGroup:
         self._instance.transfer.CopyFrom(ready.transfer)
         self._instance.loras.extend(ready.loras.adapters)
         self._max_requests, self._max_step_tokens = ready.max_requests, ready.max_step_tokens
+        self._computing = ready.computing
         self._readiness.loaded(requirement)
         self._announce()
         logger.info("loaded as %s, metrics at %s; %s", self, self._instance.metrics_address, self._instance.not_ready)
@@ -233,6 +235,7 @@ class WorkerGroup:
         status.instance.CopyFrom(self.describe())
         hide_link_key(status.instance)
         status.max_requests, status.max_step_tokens = self._max_requests, self._max_step_tokens
+        status.computing.CopyFrom(self._computing)
         if drain := self.departure.progress():
             status.drain.CopyFrom(drain)
 

@@ -76,6 +76,10 @@ def merged(told: deque[_Told], now_s: float) -> StepRecords:
         merged.prompt_tokens.extend(records.prompt_tokens)
         merged.output_tokens.extend(records.output_tokens)
         merged.requests.extend(records.requests)
+        merged.context_tokens.extend(records.context_tokens)
+        merged.prompt_pairs.extend(records.prompt_pairs)
+        merged.prompts.extend(records.prompts)
+        merged.host_s.extend(records.host_s)
         merged.handed.extend(StepMark(step=num_before + mark.step, room=mark.room) for mark in records.handed)
         merged.joined.extend(StepMark(step=num_before + mark.step, room=mark.room) for mark in records.joined)
     return merged

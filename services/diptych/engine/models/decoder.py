@@ -13,7 +13,7 @@ from diptych.architectures.config import ModelConfig
 from diptych.engine.attention.backend import PhasedAttention
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.models.layer import Layer, new_layer
-from diptych.engine.models.layers.buffers import Buffers
+from diptych.engine.models.layers.buffers import Buffers, Widths
 from diptych.engine.models.layers.layer_end import PerLayerInputs
 from diptych.engine.models.layers.norm import Norm, new_norm
 from diptych.engine.models.ops import Ops
@@ -44,6 +44,8 @@ class Decoder:
         self._per_layer = PerLayerInputs.build(config, weights, ops, dtype)
         self._input_norm = new_norm(config, weights, ops, "0.input_norm") if config.pre_norms else None
         self._places = {layer: place for place, layer in enumerate(config.attention_layers)}
+        self._widths = [Widths.of_layer(config, index) for index in range(config.num_layers)]
+        self._widest = Widths(*map(max, zip(*self._widths, strict=True)))
         self._layers = [new_layer(config, weights, ops, index) for index in range(config.num_layers)]
         *first, last = self._layers  # the last one's attention is picked from, as latents
         self._decompressed = [*(layer.decompressed() for layer in first), last]
@@ -67,16 +69,21 @@ class Decoder:
             layers = self._decompressed if attention.decompresses else self._layers
         else:
             layers = self._layers
-        buffers = pieces.buffers
-        x = pieces.run(lambda: self._begin(layers, batch.input_ids, buffers))
-        for index in range(len(layers)):
+        buffers = self._of_layers(pieces.buffers)
+        held = self._of_layers(pieces.buffers.first(len(batch.positions)))
+        x = pieces.run(lambda: self._begin(layers, batch.input_ids, buffers[0]))
+        for index, own in enumerate(held):
             if index:
                 pieces.run(partial(self._between, layers, index, x, buffers))
-            self._look_back(layers, index, batch, attention, states, buffers.first(len(batch.positions)))
+            self._look_back(layers, index, batch, attention, states, own)
             if on_layer is not None:
                 on_layer(index)
-        last = buffers.of_layer(self._config, len(layers) - 1)
-        return self._last(x[batch.logits_rows], last.picked(batch.logits_rows))
+        return self._last(x[batch.logits_rows], buffers[-1].picked(batch.logits_rows))
+
+    def _of_layers(self, buffers: Buffers) -> Sequence[Buffers]:
+        """Return the buffers of each layer, in the same memory: layers of equal widths share them."""
+        of_widths = {widths: buffers.narrowed(widths) for widths in set(self._widths)}
+        return [of_widths[widths] for widths in self._widths]
 
     def _look_back(
         self,
@@ -85,10 +92,10 @@ class Decoder:
         batch: StagedBatch,
         attention: PhasedAttention,
         states: States | None,
-        buffers: Buffers,
+        own: Buffers,
     ) -> None:
         """What a layer makes of each token and of those before it."""
-        layer, own = layers[index], buffers.of_layer(self._config, index)
+        layer = layers[index]
         if layer.mixer is not None:
             assert states is not None
             layer.mixer.mix(own.projected, states.of(index), batch, own.mixed)
@@ -103,7 +110,7 @@ class Decoder:
 
     def new_buffers(self, num_tokens: int, device: torch.device) -> Buffers:
         """Return what a step of so many tokens needs for its pieces."""
-        return Buffers.allocate(self._config, num_tokens, self._dtype, device)
+        return Buffers.allocate(self._config, self._widest, num_tokens, self._dtype, device)
 
     def _begin(self, layers: Sequence[Layer], input_ids: Tensor, buffers: Buffers) -> Tensor:
         """From tokens to the first attention; return the residual stream `[num_tokens, hidden_size]`."""
@@ -114,33 +121,31 @@ class Decoder:
             buffers.normed.copy_(x)
         else:
             self._input_norm.apply(x, buffers.normed)
-        self._project_in(layers, 0, buffers)
+        self._project_in(layers[0], buffers)
         return x
 
-    def _between(self, layers: Sequence[Layer], index: int, x: Tensor, buffers: Buffers) -> None:
+    def _between(self, layers: Sequence[Layer], index: int, x: Tensor, buffers: Sequence[Buffers]) -> None:
         """From the attention before to that of layer `index`."""
-        self._finish(layers, index - 1, x, buffers)
-        self._project_in(layers, index, buffers)
+        self._finish(layers[index - 1], x, buffers[index - 1])
+        self._project_in(layers[index], buffers[index])
 
-    def _project_in(self, layers: Sequence[Layer], index: int, buffers: Buffers) -> None:
-        attention = layers[index].attention
-        if attention is not None:
-            attention.project_in(buffers.of_layer(self._config, index))
+    def _project_in(self, layer: Layer, buffers: Buffers) -> None:
+        if layer.attention is not None:
+            layer.attention.project_in(buffers)
 
     def _last(self, x: Tensor, buffers: Buffers) -> Tensor:
         """Finish the last layer for the tokens whose logits are wanted; return those. Nothing is launched for none."""
         if not len(x):
             return x.new_empty(0, self._config.vocab_size)
-        self._finish(self._layers, len(self._layers) - 1, x, buffers)
+        self._finish(self._layers[-1], x, buffers)
         return self._logits(buffers.normed)
 
     def _embedded(self, input_ids: Tensor) -> Tensor:
         x = self._embed.rows(input_ids)
         return x if self._embedding_scale is None else x.mul_(self._embedding_scale)
 
-    def _finish(self, layers: Sequence[Layer], index: int, x: Tensor, buffers: Buffers) -> None:
+    def _finish(self, layer: Layer, x: Tensor, buffers: Buffers) -> None:
         """From what attention of a layer found to the next one's normed input; `x` is the residual stream."""
-        layer, buffers = layers[index], buffers.of_layer(self._config, index)
         if layer.attention is not None:
             layer.attention.project_out(buffers)
             self._add(x, buffers, layer.attention_post_norm, layer.next_norm if layer.ffn is None else layer.ffn_norm)

@@ -62,7 +62,7 @@ class EngineOptions:
     )
     sim_timing: tuple[str, ...] = option(
         ("h200",),
-        help="of --device sim: h200, none, or microseconds: step=4000,prompt=25.5,request=0,context=0.034",
+        help="of --device sim: h200, none, FILE.json, or microseconds: step=4000,prompt=25.5,request=0,context=0.034",
         group="engine",
     )
     base_gpu: int = option(0, help="GPU of the first process; each further process takes the next", group="engine")

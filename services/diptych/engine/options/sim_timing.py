@@ -1,67 +1,58 @@
 """How long a step of a simulated model takes. Pure.
 
 `h200` is Llama-3-8B in bfloat16 on one H200: 4,096 prompt tokens took 104 ms, and a step of 64 requests with 4,096
-tokens each 12.9 ms, of which 4 ms are for reading the weights (`bench/results/gpu.md`).
+tokens each 12.9 ms, of which 4 ms are for reading the weights (`bench/results/gpu.md`). A file that `diptych fit` wrote
+is another device with another model.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 from diptych.common.errors import ConfigError
+from diptych.engine.values.step_model import H200_LLAMA_8B, StepModel
 
-if TYPE_CHECKING:
-    from diptych.engine.values.batch import ForwardBatch
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """In microseconds."""
-
-    step: float = 0.0  # of each step, however small
-    prompt: float = 0.0  # and for each token of a prompt that is computed
-    request: float = 0.0  # and for each token of a request that continues
-    context: float = 0.0  # and for each token of its context
-
-    @property
-    def prompt_tokens_per_s(self) -> float:
-        return 1e6 / self.prompt if self.prompt else math.inf
-
-    def step_s(self, batch: ForwardBatch) -> float:
-        """Return how long `batch` takes."""
-        row_lens, contexts = batch.extend_lens[batch.is_row], batch.seq_lens[batch.is_row]
-        num_prompt_tokens = len(batch.input_ids) - int(row_lens.sum())
-        decode_us = self.request * int(row_lens.sum()) + self.context * int((contexts * row_lens).sum())
-        return (self.step + self.prompt * num_prompt_tokens + decode_us) / 1e6
-
-
-NAMED: Final[Mapping[str, Timing]] = {
-    "none": Timing(),
-    "h200": Timing(step=4000.0, prompt=25.5, context=0.034),
+NAMED: Final[Mapping[str, StepModel]] = {"none": StepModel(), "h200": H200_LLAMA_8B}
+PARTS: Final[Mapping[str, str]] = {  # and the terms that they are, of a model
+    "step": "step",
+    "prompt": "prompt_token",
+    "request": "row",
+    "context": "context",
+    "prompt-step": "prompt_step",
+    "pair": "prompt_pair",
+    "chunk": "prompt",
 }
-_NAMES: Final = tuple(field.name for field in dataclasses.fields(Timing))
 
 
-def read_timing(words: Sequence[str]) -> Timing:
-    """Return what `--sim-timing` says: a name, parts as name=microseconds, or both. Raises `ConfigError`."""
+def read_timing(words: Sequence[str]) -> StepModel:
+    """Return what `--sim-timing` says: a name or a file, parts as name=microseconds, or both. Raises `ConfigError`."""
     timing = NAMED["none"]
     for word in words:
         name, _, number = word.partition("=")
         if word in NAMED:
             timing = NAMED[word]
-        elif name in _NAMES:
-            timing = dataclasses.replace(timing, **{name: _microseconds(number, word)})
+        elif name in PARTS:
+            timing = timing.with_term(PARTS[name], _microseconds(number, word) / 1e6)
+        elif word.endswith(".json"):
+            timing = _read_file(Path(word))
         else:
-            raise ConfigError(f"--sim-timing takes {', '.join(NAMED)} or NAME=MICROSECONDS ({_listed()}), not {word!r}")
+            raise ConfigError(
+                f"--sim-timing takes {', '.join(NAMED)}, a file of `diptych fit` (FILE.json) or NAME=MICROSECONDS "
+                f"({', '.join(PARTS)}), not {word!r}"
+            )
     return timing
 
 
-def _listed() -> str:
-    return ", ".join(_NAMES)
+def _read_file(path: Path) -> StepModel:
+    try:
+        return StepModel.from_json(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"--sim-timing can't read {path}: {error.strerror}") from None
+    except (ConfigError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--sim-timing takes a file of `diptych fit`; {path}: {error}") from None
 
 
 def _microseconds(number: str, word: str) -> float:

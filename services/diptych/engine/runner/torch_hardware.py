@@ -41,6 +41,12 @@ class TorchHardware:
         self.options = options.on("cuda" if self._device.type == "cuda" else "cpu")
         self._communicator: Communicator | None = None
 
+    @property
+    def device_name(self) -> str:
+        if self._device.type == "cuda":
+            return torch.cuda.get_device_name(self._device)
+        return f"CPU, {self.options.num_threads} thread{'s' if self.options.num_threads > 1 else ''}"
+
     def open(self, model: str) -> ModelSource:
         return as_served(open_model(model, self.options.load_format), self.options)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -15,6 +15,20 @@ from diptych.engine.values.step import Chunk, Step
 from diptych.kvtransfer.ownership import NULL_PAGE, Pages
 
 NOTHING_PENDING: Final[Mapping[int, int]] = {}
+
+
+class BuildBatch(Protocol):
+    """Makes the arrays of a step: `build_batch`, or who needs fewer of them."""
+
+    def __call__(
+        self,
+        step: Step,
+        page_table: I32,
+        page_size: int,
+        pending: Mapping[int, int] = NOTHING_PENDING,
+        pages_per_state: int = 0,
+        window_table: I32 | None = None,
+    ) -> ForwardBatch: ...
 
 
 def build_batch(

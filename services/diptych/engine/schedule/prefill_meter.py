@@ -3,20 +3,35 @@
 A step counts from when it was planned, or from the end of the step before it where that was later. What a step does for
 requests that decode beside its prompts is not told apart: prompts are as fast as they are there.
 
-While somebody watches, each step is noted in `log`.
+While somebody watches, each step is noted in `log`. What steps cost by their shape is learned in `fit`, with the time
+that the scheduler itself took before each: requests wait for that, too.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from typing import Final
+from typing import Final, NamedTuple
 
-from diptych.engine.schedule.step_log import StepLog, StepSize
+from diptych.engine.schedule.step_fit import StepFit
+from diptych.engine.schedule.step_log import LoggedStep, StepLog, StepSize
 from diptych.engine.values.batch import ForwardBatch, ForwardMode
+from diptych.engine.values.step_model import StepShape
 
 BUSY_MEMORY_S: Final = 60.0  # what was longer ago counts less than 1/e
 SPEED_MEMORY_S: Final = 30.0  # likewise, in time that was spent on prompts
+FIT_MEMORY_STEPS: Final = 4096  # likewise, of steps of one kind
+
+
+class _Begun(NamedTuple):
+    """A step that runs."""
+
+    num_prompt_tokens: int
+    began_s: float  # when it was planned
+    host_s: float  # before that, since the end of another one
+    shape: StepShape
+    num_requests: int
+    is_noted: bool
 
 
 class PrefillMeter:
@@ -25,8 +40,9 @@ class PrefillMeter:
     def __init__(self) -> None:
         self.total_s = 0.0  # in steps that computed prompts
         self.log = StepLog()
-        # Steps: tokens of prompts, when it was planned, what is to be noted of it.
-        self._running: deque[tuple[int, float, StepSize | None]] = deque()
+        self.fit = StepFit(FIT_MEMORY_STEPS)
+        self._running: deque[_Begun] = deque()
+        self._rested = True  # there was nothing to compute since the last step
         self._ended_s = -math.inf  # the last step
         self._busy = 0.0  # as of `_ended_s`
         self._tokens = self._seconds = 0.0  # of late
@@ -41,43 +57,47 @@ class PrefillMeter:
         return self._busy * _kept(now_s - self._ended_s)
 
     def begin(self, batch: ForwardBatch, now_s: float) -> None:
-        num_tokens = prompt_tokens(batch)
-        self._running.append((num_tokens, now_s, self.log.size_of(batch, num_tokens) if self.log.is_on else None))
+        host_s = 0.0 if self._rested or self._running else max(0.0, now_s - self._ended_s)
+        shape, is_noted = StepShape.of(batch), self.log.is_on
+        self._running.append(_Begun(_prompt_tokens(batch, shape), now_s, host_s, shape, batch.batch_size, is_noted))
+        self._rested = False
+
+    def rest(self) -> None:
+        """There is nothing to compute: the time until the next step is not the scheduler's."""
+        self._rested = True
 
     def end(self, now_s: float) -> None:
         """The oldest step that runs is complete."""
-        num_tokens, took_s = self._spend(now_s)
-        if num_tokens:
+        step, took_s = self._spend(now_s)
+        self.fit.learn(step.shape, step.host_s + took_s)
+        if step.num_prompt_tokens:
             keep = math.exp(-took_s / SPEED_MEMORY_S)
-            self._tokens = self._tokens * keep + num_tokens
+            self._tokens = self._tokens * keep + step.num_prompt_tokens
             self._seconds = self._seconds * keep + took_s
 
     def give_up(self, now_s: float) -> None:
         """The only step that runs will never be complete: its time was spent, and says nothing of the speed."""
         self._spend(now_s)
 
-    def _spend(self, now_s: float) -> tuple[int, float]:
-        """Return the oldest step's tokens of prompts, and its time, which is spent."""
-        num_tokens, began_s, size = self._running.popleft()
-        began_s = max(began_s, self._ended_s)
+    def _spend(self, now_s: float) -> tuple[_Begun, float]:
+        """Return the oldest step, and its time, which is spent."""
+        step = self._running.popleft()
+        began_s = max(step.began_s, self._ended_s)
         took_s = now_s - began_s
-        if size is not None:
-            self.log.add(size, began_s, took_s)
+        if step.is_noted:
+            size = StepSize.of(step.shape, step.num_prompt_tokens, step.num_requests)
+            self.log.add(LoggedStep(began_s, took_s, size, step.host_s))
         self._busy = self.busy(now_s)
         self._ended_s = now_s
-        if num_tokens:
+        if step.num_prompt_tokens:
             self.total_s += took_s
             self._busy += 1 - _kept(took_s)
-        return num_tokens, took_s
+        return step, took_s
 
 
-def prompt_tokens(batch: ForwardBatch) -> int:
+def _prompt_tokens(batch: ForwardBatch, shape: StepShape) -> int:
     """Return how many tokens of prompts a step computes; of a mixed step not those of rows, as outputs have."""
-    if batch.mode is ForwardMode.DECODE:
-        return 0
-    if batch.mode is ForwardMode.EXTEND:
-        return len(batch.input_ids)
-    return int(batch.extend_lens[~batch.is_row].sum())
+    return len(batch.input_ids) if batch.mode is ForwardMode.EXTEND else shape.prompt_tokens
 
 
 def _kept(elapsed_s: float) -> float:

@@ -5,20 +5,22 @@ brings it goes on. Nobody is bound by that: whether it goes on is asked each tim
 longer. Pure.
 
 Pages are found by their names (`page_hash`), which cover all that is before them: so the longest common prefix is found
-by bisection, however many bring pages and however long their prompts are.
+by bisection, however many bring pages and however long their prompts are. Only some pages of each are looked up, as a
+prompt of many tokens has many pages; between two of these, names are compared with those of whoever brings the first.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from diptych.engine.values.request import Request
 from diptych.generation.page_hash import chain_hashes, root_hash
 
+STRIDE: Final = 32  # pages from one that is looked up to the next
 NUM_LOOKED_AT: Final = 2  # of those who have been remembered longest, for each one that is new
 
 
@@ -78,22 +80,38 @@ class PrefixesInFlight:
         if not self._producers:
             return None
         names = page_names(request, self._page_size)
-        found, low, high = None, 0, min(len(names), request.matchable_len // self._page_size)
+        most = min(len(names), request.matchable_len // self._page_size)
+        low, high = 0, -(-most // STRIDE)  # looked up pages
         while low < high:  # whoever brings a page brings those before it
             middle = (low + high) // 2
-            producer = self._producer_of((source, names[middle]))
-            if producer is None:
-                high = middle
+            if any(self._producers_of((source, names[middle * STRIDE]))):
+                low = middle + 1
             else:
-                found, low = producer, middle + 1
-        return None if found is None else PendingPrefix(found, low)
+                high = middle
+        if not low:
+            return None
+        start = (low - 1) * STRIDE
+        return self._longest_of(self._producers_of((source, names[start])), names, start, min(most, low * STRIDE))
 
-    def _producer_of(self, name: tuple[int, int]) -> PrefixProducer | None:
-        producers = self._producers.get(name, ())
-        return next((producer for producer in producers if producer.is_on_its_way), None)
+    def _producers_of(self, name: tuple[int, int]) -> Iterator[PrefixProducer]:
+        return (producer for producer in self._producers.get(name, ()) if producer.is_on_its_way)
+
+    def _longest_of(
+        self, producers: Iterator[PrefixProducer], names: Sequence[int], start: int, most: int
+    ) -> PendingPrefix | None:
+        """Return which of those who bring page `start` brings most, up to page `most`; of equals the first."""
+        best: PendingPrefix | None = None
+        for producer in producers:
+            others = page_names(producer.request, self._page_size)
+            num_pages = _num_common(names, others, start, min(most, producer.num_pages))
+            if best is None or num_pages > best.num_pages:
+                best = PendingPrefix(producer, num_pages)
+            if num_pages == most:
+                break
+        return best
 
     def _names(self, producer: PrefixProducer) -> Iterator[tuple[int, int]]:
-        for name in page_names(producer.request, self._page_size)[: producer.num_pages]:
+        for name in page_names(producer.request, self._page_size)[: producer.num_pages : STRIDE]:
             yield producer.source, name
 
     def _forget_ended(self) -> None:
@@ -116,11 +134,15 @@ class PrefixesInFlight:
 def common_len(one: Request, other: Request, page_size: int) -> int:
     """Return how many tokens of `one` could be found in whole pages, were `other` computed."""
     names, others = page_names(one, page_size), page_names(other, page_size)
-    low, high = 0, min(len(names), len(others), one.matchable_len // page_size)
+    return _num_common(names, others, 0, min(len(names), len(others), one.matchable_len // page_size)) * page_size
+
+
+def _num_common(names: Sequence[int], others: Sequence[int], low: int, high: int) -> int:
+    """Return how many pages both have in common, of which `low` are known to be, and `high` at most."""
     while low < high:  # names cover all that is before them
         middle = (low + high) // 2
         low, high = (middle + 1, high) if names[middle] == others[middle] else (low, middle)
-    return low * page_size
+    return low
 
 
 def page_names(request: Request, page_size: int) -> list[int]:

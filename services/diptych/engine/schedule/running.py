@@ -11,7 +11,7 @@ from typing import Protocol
 
 from diptych.common.errors import ConfigError
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.schedule.batch_builder import build_batch
+from diptych.engine.schedule.batch_builder import BuildBatch, build_batch
 from diptych.engine.schedule.extend_queue import ExtendQueue
 from diptych.engine.schedule.kv_forecast import KvForecast
 from diptych.engine.schedule.prefixes_in_flight import PendingPrefix
@@ -22,7 +22,7 @@ from diptych.engine.schedule.waiting_queue import WaitingQueue
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.request import Request
-from diptych.engine.values.step import Chunk, Drafts, Step, new_step
+from diptych.engine.values.step import NO_PLAIN_STEPS, Chunk, Drafts, PlainSteps, Step, new_step
 
 
 class DecodeBatch:
@@ -95,6 +95,7 @@ class Running:
         pace: StepPace,
         on_retracted: Callable[[Request], None],
         drafter: Drafter | None = None,
+        build: BuildBatch = build_batch,
     ) -> None:
         if drafter is not None and cache.pages_per_state:
             raise ConfigError("a guess that was wrong can't be taken out of the state of a recurrent layer again")
@@ -104,6 +105,7 @@ class Running:
         self._pace = pace
         self._on_retracted = on_retracted
         self._drafter = drafter
+        self._build = build
         self._queue = ExtendQueue(cache, waiting, limits)
         self._batch = DecodeBatch(cache)
         self._steps = StepsInFlight(cache)
@@ -156,7 +158,7 @@ class Running:
         self._pace.begin(cost, now_s, len(step.decodes), [chunk.request for chunk in step.chunks if chunk.is_last])
         cache = self._cache
         pending, pages_per_state = self._steps.samples(), cache.pages_per_state
-        batch = build_batch(step, cache.page_table, cache.page_size, pending, pages_per_state, cache.window_table)
+        batch = self._build(step, cache.page_table, cache.page_size, pending, pages_per_state, cache.window_table)
         begun = [request for request in step.decodes if request.state_from is not None] if pages_per_state else ()
         self._steps.launch(step)
         for request in begun:
@@ -205,6 +207,34 @@ class Running:
     def spare_pages(self, candidate: Request, importing: Sequence[Request] = ()) -> int:
         """Return how many pages must be left when `candidate` has got its own."""
         return self._forecast.spare_pages([*self.admitted, *importing], candidate)
+
+    # steps that can be told beforehand
+
+    def plain_steps(self, token_id: int) -> PlainSteps:
+        """Return the steps that follow, as far as they do nothing but give each request its next token, `token_id`.
+
+        That is what they do unless something is heard meanwhile.
+        """
+        is_told = not self._steps and not self._queue and self._drafter is None
+        if not is_told or self._cache.pages_per_state or self._cache.windows.num_groups:
+            return NO_PLAIN_STEPS
+        count = min((_plain_steps(request, token_id) for request in self._batch), default=0)
+        while count and sum(self._new_pages(each, count) for each in self._batch) > self._cache.num_available:
+            count //= 2
+        return PlainSteps(count, tuple(self._batch))
+
+    def pass_plain_steps(self, began_s: float, ends_s: Sequence[float], token_id: int) -> None:
+        """Be behind some of them, which ended at these times, one after the other from `began_s` on."""
+        self._pace.pass_steps(len(self._batch), began_s, ends_s)
+        for request in self._batch:
+            end = request.num_tokens + len(ends_s)
+            request.tokens[request.num_tokens : end] = token_id
+            request.num_tokens, request.computed_len = end, end - 1
+            if end - 1 > request.num_pages * self._cache.page_size:
+                self._cache.grow(request, end - 1)
+
+    def _new_pages(self, request: Request, count: int) -> int:
+        return max(0, self._cache.pages_for(request.computed_len + count) - request.num_pages)
 
     # requests
 
@@ -284,3 +314,10 @@ class Running:
         self._cache.retire(request)
         self._waiting.add_first(request)
         self._on_retracted(request)
+
+
+def _plain_steps(request: Request, token_id: int) -> int:
+    """Return how many steps of a request `append_plain` will take such a token of."""
+    is_plain = request.samples_plainly and request.num_output_tokens > 1 and token_id not in request.end_ids
+    is_known = request.computed_len + 1 == request.num_tokens and not request.has_ended
+    return max(0, request.max_len - 1 - request.num_tokens) if is_plain and is_known else 0

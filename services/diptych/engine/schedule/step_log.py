@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from diptych.engine.values.batch import ForwardBatch, ForwardMode
 from diptych.engine.values.events import Crossing
+from diptych.engine.values.step_model import StepShape
 
 MAX_STEPS: Final = 4096  # that are kept until they are told
 
@@ -20,6 +20,21 @@ class StepSize(NamedTuple):
     prompt_tokens: int
     output_tokens: int  # of requests that go on: the first one of a prompt is the prompt's
     num_requests: int
+    context_tokens: int = 0  # see `StepShape`
+    prompt_pairs: float = 0.0
+    num_prompts: int = 0
+
+    @staticmethod
+    def of(shape: StepShape, num_prompt_tokens: int, num_requests: int) -> StepSize:
+        """`num_prompt_tokens`: with those that are computed as rows."""
+        return StepSize(
+            num_prompt_tokens,
+            shape.num_rows,
+            num_requests,
+            shape.context_tokens,
+            shape.prompt_pairs,
+            shape.num_prompts,
+        )
 
 
 class LoggedStep(NamedTuple):
@@ -28,6 +43,7 @@ class LoggedStep(NamedTuple):
     began_s: float
     duration_s: float
     size: StepSize
+    host_s: float = 0.0  # before it, since the end of another one, while there was work: the scheduler's own
 
 
 @dataclass(slots=True)
@@ -52,18 +68,12 @@ class StepLog:
         if not is_on:
             self._noted = LoggedSteps()
 
-    def size_of(self, batch: ForwardBatch, num_prompt_tokens: int) -> StepSize:
-        """Return what is to be noted of a step that begins."""
-        is_decode = batch.mode is ForwardMode.DECODE  # of a row each token has its sample
-        num_outputs = len(batch.input_ids) if is_decode else int(batch.extend_lens[batch.is_row].sum())
-        return StepSize(num_prompt_tokens, num_outputs, batch.batch_size)
-
-    def add(self, size: StepSize, began_s: float, duration_s: float) -> None:
+    def add(self, step: LoggedStep) -> None:
         """A step has ended that was to be noted when it began."""
         if not self.is_on:
             return
         if len(self._noted.steps) < MAX_STEPS:
-            self._noted.steps.append(LoggedStep(began_s, duration_s, size))
+            self._noted.steps.append(step)
         else:
             self._noted.num_dropped += 1
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -94,8 +94,8 @@ class StepPace:
         self._tokens = StepLine()  # by context
         self._beside = _Prompts(MIN_CHUNK)
         self._apart = _Prompts(WORTH * STEP_COST)
-        self._num_learned = self._parts_due = 0  # steps, and as of which `_parts_s` is made anew
-        self._parts_s = (0.0, 0.0, 0.0)
+        self._num_learned = self._parts_due = 0  # steps, and as of which `step_parts_s` is made anew
+        self.step_parts_s = (0.0, 0.0, 0.0)  # roughly, of a step, a token of context, a token of a prompt; 0: not known
 
     # who decodes
 
@@ -150,16 +150,6 @@ class StepPace:
         """Return the contexts of those who decode, roughly."""
         return coarse(self._contexts.num_tokens, CONTEXT_BITS)
 
-    @property
-    def step_parts_s(self) -> tuple[float, float, float]:
-        """Return the seconds, roughly, of a step, of a token of context, and of one of a prompt; 0: not measured."""
-        if self._num_learned >= self._parts_due:
-            self._parts_due = self._num_learned + min(self._num_learned + 1, TOLD_EVERY)
-            line, prompts = self._tokens, self._known(self._beside)
-            seconds = line.usual(STEP_CONTEXT), line.slope_s, prompts.line.slope_s
-            self._parts_s = _rounded(seconds[0]), _rounded(seconds[1]), _rounded(seconds[2])
-        return self._parts_s
-
     def _budget(self, most: int, prompts: _Prompts, num_rows: int, spare_s: float, longest_s: float) -> int:
         """Return what prompts may cost: deadlines leave them `spare_s`, and the longest step `longest_s`."""
         known = self._known(prompts)
@@ -212,6 +202,22 @@ class StepPace:
         for request in step.joining:
             self._deadlines.correct(request, now_s, sum(later.num_rows > 0 for later in self._running))
 
+    def pass_steps(self, num_rows: int, began_s: float, ends_s: Iterable[float]) -> None:
+        """Be behind steps that brought tokens to so many requests, one after the other from `began_s` on.
+
+        The same as to `begin` and `end` each. No step is launched.
+        """
+        num_steps = 0
+        for end_s in ends_s:
+            self._learn_tokens(_work(num_rows, self._contexts.num_tokens), end_s - max(began_s, self._ended_s))
+            self._note_learned()
+            self._contexts.stepped(1)
+            num_steps += 1
+            began_s = self._ended_s = self._free_s = end_s
+        self._deadlines.stepped(num_steps)
+        for prompts in (self._beside, self._apart):
+            prompts.stepped(True, 0)
+
     def give_up(self) -> None:
         """The only step that runs will never be complete: its time says nothing."""
         if self._running.popleft().num_rows:
@@ -219,15 +225,27 @@ class StepPace:
             self._contexts.stepped(-1)
 
     def _learn(self, step: _Launched, took_s: float) -> None:
-        self._num_learned += 1
         if not step.cost:
-            if not self._tokens.is_known:
-                self._beside.line = StepLine()  # what it has is of whole steps
-            self._tokens.learn(step.work, took_s)
+            self._learn_tokens(step.work, took_s)
         elif step.num_rows:
             self._beside.line.learn(step.cost, max(0.0, took_s - self._tokens.at(step.work)))
         else:
             self._apart.line.learn(step.cost, took_s)
+        self._note_learned()
+
+    def _note_learned(self) -> None:
+        """One more step has been learned from: now and then others are to hear of it."""
+        self._num_learned += 1
+        if self._num_learned >= self._parts_due:
+            self._parts_due = self._num_learned + min(self._num_learned + 1, TOLD_EVERY)
+            line, prompts = self._tokens, self._known(self._beside)
+            seconds = line.usual(STEP_CONTEXT), line.slope_s, prompts.line.slope_s
+            self.step_parts_s = _rounded(seconds[0]), _rounded(seconds[1]), _rounded(seconds[2])
+
+    def _learn_tokens(self, work: int, took_s: float) -> None:
+        if not self._tokens.is_known:
+            self._beside.line = StepLine()  # what it has is of whole steps
+        self._tokens.learn(work, took_s)
 
     def _expected_s(self, cost: int, num_rows: int, work: int) -> float:
         if not num_rows:

@@ -60,6 +60,11 @@ class Hardware(Protocol):
         """As they were given, with what `auto` means here."""
         ...
 
+    @property
+    def device_name(self) -> str:
+        """What computes, in words that are the same wherever it is as fast."""
+        ...
+
     def open(self, model: str) -> ModelSource:
         """Open a model as it is served here. Raises `ConfigError`."""
         ...

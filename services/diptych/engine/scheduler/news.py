@@ -10,6 +10,7 @@ from typing import Any
 
 from diptych.engine.cache import kv_codec
 from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.schedule import step_codec
 from diptych.engine.schedule.prefill_meter import PrefillMeter
 from diptych.engine.scheduler import codec
 from diptych.engine.scheduler.adapters import Adapters
@@ -135,10 +136,12 @@ class News:
 
     def _steps_status(self) -> WorkerStatus:
         graphs, meter = self._graph_use(), self._meter
+        step_model = meter.fit.model()
         return WorkerStatus(
             graphs=graphs.num_graphs,
             graph_bytes=graphs.nbytes,
             prefill_s=meter.total_s,
             prefill_busy=meter.busy(time.monotonic()),
             prefill_tokens_per_s=meter.tokens_per_s,
+            step_model=None if step_model is None else step_codec.model_to_wire(step_model),
         )

@@ -57,7 +57,7 @@ from diptych.grammars.compiler import Compiler
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.notes import PROTOCOL_VERSION
 from diptych.kvtransfer.transport import Transport
-from diptych.v1 import engine_pb2, rank_pb2
+from diptych.v1 import engine_pb2, rank_pb2, worker_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -205,12 +205,20 @@ def _report_ready(
         context_len=core.max_tokens,
         max_requests=sizes.max_requests,
         max_step_tokens=sizes.max_step_tokens,
+        computing=_computing(base),
     )
     ready.loras.adapters.extend(adapters.news() or ())
     channel.send(engine_pb2.SchedulerEvents(ready=ready).SerializeToString())
     model = base.source.config
     logger.info("%s", words(base.chosen))
     logger.info("ready: %s, %s", model.model_id, pool_words(model, layout, config.engine, sizes.max_requests))
+
+
+def _computing(base: SchedulerBase) -> worker_pb2.Computing:
+    dtypes = sorted({region.dtype for region in base.layout.regions})
+    return worker_pb2.Computing(
+        device=base.hardware.device_name, kv_dtype=" and ".join(dtypes), tp=base.config.engine.tp
+    )
 
 
 def _stepping(options: EngineOptions, core: SchedulerCore, runner: OverlapRunner) -> Stepping:

@@ -128,6 +128,7 @@ class SynchronousStepping:
         batch = self._core.plan(now_s)
         perform()
         if batch is None:
+            self.meter.rest()
             return False
         self.meter.begin(batch, now_s)
         try:
@@ -169,6 +170,8 @@ class OverlappedStepping:
         if batch is not None:
             self.meter.begin(batch, now_s)
             self._worker.forward(batch)
+        else:
+            self.meter.rest()
         if self._is_running:
             self._commit(perform)
         if batch is not None:

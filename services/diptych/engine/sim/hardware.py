@@ -20,7 +20,7 @@ from diptych.common.errors import ConfigError
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.pool_size import pool_layout, token_nbytes
 from diptych.engine.options.served_model import as_served
-from diptych.engine.options.sim_timing import Timing, read_timing
+from diptych.engine.options.sim_timing import read_timing
 from diptych.engine.schedule.step_sizes import Chosen, Found, choose
 from diptych.engine.sim.answers import SimVocabulary, digests, marks, vocabulary_of
 from diptych.engine.sim.marked_pages import MarkedPages
@@ -34,6 +34,7 @@ from diptych.engine.values.batch import (
     StepResult,
     WaitForResult,
 )
+from diptych.engine.values.step_model import StepModel, StepShape
 from diptych.generation.logprobs import LogprobsBatch
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.transport import Pool, TransportMemory
@@ -65,6 +66,7 @@ class SimulatedModel:
 class SimHardware:
     """Implements `Hardware`."""
 
+    device_name = "sim"
     chosen: Chosen
     _memory: memoryview
     _pages: MarkedPages
@@ -113,7 +115,7 @@ class SimRunner:
         self,
         pages: MarkedPages,
         vocabulary: SimVocabulary,
-        timing: Timing,
+        timing: StepModel,
         layer_listener: Callable[[], OnLayer | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -134,7 +136,7 @@ class SimRunner:
 
     def logits(self, batch: ForwardBatch) -> U64:
         """Write the batch's KV; return the digests behind the rows to sample from, and then behind the prompt rows."""
-        start_s, step_s = self._clock(), self._timing.step_s(batch)
+        start_s, step_s = self._clock(), self._timing.seconds(StepShape.of(batch))
         fresh, on_layer = marks(batch.input_ids, batch.positions), self._layer_listener()
         for layer in range(self._pages.num_layers):
             self._wait_until(start_s + step_s * layer / self._pages.num_layers)

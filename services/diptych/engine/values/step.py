@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Final
+from typing import Final, NamedTuple
 
 from diptych.engine.values.request import Request
 
@@ -104,3 +104,13 @@ def new_step(decodes: Sequence[Request], chunks: Sequence[Chunk], drafts: Drafts
     """Return the step that computes `decodes` and `chunks`, at least one of either."""
     last = [chunk.request for chunk in chunks if chunk.is_last]
     return Step(decodes, chunks, [*decodes, *last] if last else decodes, drafts)
+
+
+class PlainSteps(NamedTuple):
+    """Steps that follow each other and do nothing but give each request its next token."""
+
+    num_steps: int
+    requests: Sequence[Request]
+
+
+NO_PLAIN_STEPS: Final = PlainSteps(0, ())

@@ -21,6 +21,7 @@ from diptych.router.errors import ContextLengthExceeded, ModelNotFound
 from diptych.router.metrics import RouterMetrics
 from diptych.router.serve.attempt import Attempt, AttemptFailed, legs_of
 from diptych.router.serve.hedging import Hedging, first_answer
+from diptych.router.serve.request_log import RequestLog, Served
 from diptych.router.serve.selection import Selector
 from diptych.router.tracing.record import AttemptTrace
 from diptych.router.values.failure import LegFailure
@@ -44,6 +45,7 @@ class Dispatcher:
     explanations: Explanations
     hedging: Hedging
     rng: random.Random
+    request_log: RequestLog | None = None  # of all that ends
 
 
 class Execution:
@@ -89,11 +91,25 @@ class Execution:
 
     def close(self) -> None:
         """Abort what is still running. Idempotent."""
-        self._record.is_over = True
+        was_over, self._record.is_over = self._record.is_over, True
         if self._attempt is not None:
             self._attempt.close()
             for record in self._record.attempts:
                 record.end("closed", time.monotonic())
+        if not was_over and self._dispatcher.request_log is not None:
+            self._dispatcher.request_log.add(self._progress.request, self._served())
+
+    def _served(self) -> Served:
+        """Return what came of it, once it is over."""
+        attempts = self._record.attempts
+        return Served(
+            self._progress.request_len,
+            self.cached_tokens,
+            len(self._progress.output_ids),
+            next((each.first_token_s for each in attempts if each.first_token_s is not None), None),
+            (attempts[-1].ended_s if attempts else None) or time.monotonic(),
+            attempts[-1].outcome.partition(":")[0] if attempts else "",
+        )
 
     def _may_hedge(self) -> bool:
         return self._dispatcher.hedging.is_on and not self._progress.output_ids and len(self._record.attempts) == 1

@@ -1,18 +1,16 @@
 """Chooses the pair for an attempt: waits until there is one, avoids blamed instances, asks the policy.
 
-All that a policy may know is gathered here: fleet, prefix index and estimates become values.
+What is known of the fleet and its caches goes to a `Chooser`, which makes values of it.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 import random
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
@@ -21,12 +19,12 @@ from diptych.generation import page_hash
 from diptych.generation.page_hash import extra_key, prompt_hash
 from diptych.generation.segments import content_len, prompt_keys
 from diptych.router.choose.breakers import Breakers
+from diptych.router.choose.chooser import Asked, Chooser, FoundPrompt, State
 from diptych.router.choose.explain import Selection
 from diptych.router.choose.page_chain import page_hashes
-from diptych.router.choose.pairing import has_fresh, least_blamed, partners
+from diptych.router.choose.pairing import has_fresh, least_blamed
 from diptych.router.choose.policies import Plan, plan_of
 from diptych.router.choose.policies.cost import Outlook, outlook_of
-from diptych.router.choose.policies.policy import Candidates, RequestView, Worker
 from diptych.router.choose.seen_prompts import SeenPrompts
 from diptych.router.values.failure import LegFailure
 from diptych.router.values.progress import Progress
@@ -37,17 +35,6 @@ from diptych.router.workers.worker_view import Pair
 logger = logging.getLogger(__name__)
 
 PREFIX_TOKENS: Final = 256  # of a prompt, that name its family
-
-
-@dataclass(frozen=True, slots=True)
-class FoundPrompt:
-    """What routing depends on of a prompt: its length, its family, and who has how much of it cached."""
-
-    num_tokens: int
-    key: int = 0  # of its beginning
-    cached_tokens: Mapping[int, int] = field(default_factory=dict)  # by worker; who has none is left out
-    sent: Callable[[Pair], None] = lambda pair: None  # to be called when a pair has been chosen for it
-    chains: Mapping[int, U64] = field(default_factory=dict)  # names of its pages, by page size; empty: not read
 
 
 class Selector:
@@ -65,10 +52,17 @@ class Selector:
         self._plan = plan
         self._estimates = fleet.estimates
         self.breakers = breakers
-        self._rng = rng
         self.seen = seen or SeenPrompts()
-        self.number = rng.getrandbits(32)  # of choices; other routers have other turns
-        self._paired: _Paired = _paired(())  # of the last choice: pairs seldom change
+        self._chooser = Chooser(self._state, self._estimates, rng, rng.getrandbits(32))  # other routers: other turns
+
+    @property
+    def number(self) -> int:
+        """Which choice the next one is: whose turn it is among equals."""
+        return self._chooser.number
+
+    @number.setter
+    def number(self, number: int) -> None:
+        self._chooser.number = number
 
     async def select(self, progress: Progress, wait_s: float) -> Selection:
         """Choose a pair whose sessions are open. Raises `Unavailable` if there is none within `wait_s`."""
@@ -77,8 +71,7 @@ class Selector:
         pairs = self.breakers.choose(least_blamed(everybody, progress.blamed), now_s)
         prompt = self._find(progress.request, progress.prompt_ids)
         selection = self._choose(pairs, progress.request, prompt)
-        self.number += 1
-        self._estimates.came(selection.candidates.busy_share, progress.request.client.tier.slo)
+        self._chooser.note(selection)
         self.breakers.begin(selection.pair, now_s)
         prompt.sent(selection.pair)
         if progress.is_new:
@@ -96,7 +89,7 @@ class Selector:
     def outlook(self) -> Outlook | None:
         """Return what a request that came now would find; None: nobody knows yet."""
         pairs = self.breakers.choose(self._fleet.pairs(""), time.monotonic())
-        return outlook_of(self._candidates(pairs, {})) if pairs and self._estimates.are_measured else None
+        return outlook_of(self._chooser.candidates(pairs, {})) if pairs and self._estimates.are_measured else None
 
     def succeeded(self, pair: Pair) -> None:
         """A pair has served a request, as far as it may fail it."""
@@ -113,10 +106,7 @@ class Selector:
         return has_fresh(self._fleet.pairs(adapter), blamed)
 
     def _choose(self, pairs: Sequence[Pair], request: GenerationRequest, prompt: FoundPrompt) -> Selection:
-        plan, view = self._plan_of(request), self._view(request, prompt)
-        candidates = self._candidates(pairs, prompt.cached_tokens)
-        decision = plan.choose(candidates, view)
-        return Selection(plan, candidates, view, decision.pair)
+        return self._chooser.choose(self._plan_of(request), pairs, self._asked(request), prompt)
 
     def _note(self, request: GenerationRequest, prompt: FoundPrompt, now_s: float) -> None:
         is_private = bool(request.client.hints.cache_namespace or request.prompt.contents)
@@ -130,41 +120,12 @@ class Selector:
         find = look_up if self._plan_of(request).reads_prompt else measure
         return find(self._fleet, request, prompt_ids)
 
-    def _view(self, request: GenerationRequest, prompt: FoundPrompt) -> RequestView:
-        return RequestView(
-            prompt_len=prompt.num_tokens,
-            number=self.number,
-            entropy=self._rng.getrandbits(64),
-            session=request.client.routing.session,
-            prefix_key=prompt.key,
-            output_len=min(self._estimates.output_len, request.params.max_tokens),
-            usual=self._estimates.usual,
-            slo=request.client.tier.slo,
-        )
+    def _asked(self, request: GenerationRequest) -> Asked:
+        return Asked(request.params.max_tokens, request.client.routing.session, request.client.tier.slo)
 
-    def _candidates(self, pairs: Sequence[Pair], cached_tokens: Mapping[int, int]) -> Candidates:
-        if self._paired.pairs is not pairs:
-            self._paired = _paired(pairs)
-        workers = {key: self._worker(key, cached_tokens.get(key, 0)) for key in self._paired.ids}
-        return Candidates(workers, self._paired.partners)
-
-    def _worker(self, instance_id: int, cached_tokens: int) -> Worker:
+    def _state(self, instance_id: int) -> State:
         session = self._fleet.session(instance_id)
-        learned, token_bytes = self._estimates.of(instance_id), session.worker.token_bytes
-        return Worker(instance_id, session.load(), cached_tokens, learned, token_bytes)
-
-
-class _Paired(NamedTuple):
-    """Pairs by their workers."""
-
-    pairs: Sequence[Pair]
-    ids: Sequence[int]  # of all workers
-    partners: Mapping[int, Sequence[int]]
-
-
-def _paired(pairs: Sequence[Pair]) -> _Paired:
-    by_prefill = partners(pairs)
-    return _Paired(pairs, tuple(dict.fromkeys(itertools.chain(by_prefill, *by_prefill.values()))), by_prefill)
+        return State(session.load(), session.worker.token_bytes)
 
 
 def measure(fleet: Fleet, request: GenerationRequest, prompt_ids: Sequence[int]) -> FoundPrompt:

@@ -7,7 +7,8 @@ What workers tell of themselves becomes values when it comes, not whenever a req
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, Protocol
 
 from diptych.common.members.record import State
 from diptych.common.members.roles import WORKER_ROLES, Role
@@ -20,17 +21,52 @@ from diptych.v1.bootstrap_pb2 import Instance
 _STATES: Final[frozenset[int]] = frozenset(State)
 
 
+class Counts(Protocol):
+    """What a worker counts of itself, as values or as a message."""
+
+    @property
+    def num_waiting(self) -> int: ...
+    @property
+    def num_running(self) -> int: ...
+    @property
+    def free_pages(self) -> int: ...
+    @property
+    def total_pages(self) -> int: ...
+    @property
+    def waiting_tokens(self) -> int: ...
+    @property
+    def num_waiting_prompts(self) -> int: ...
+    @property
+    def grantable_pages(self) -> int: ...
+    @property
+    def output_tokens(self) -> int: ...
+    @property
+    def output_step_s(self) -> float: ...
+    @property
+    def context_token_s(self) -> float: ...
+    @property
+    def prompt_token_s(self) -> float: ...
+
+
 def reported_load(load: bootstrap_pb2.WorkerLoad, page_size: int) -> WorkerLoad:
+    link_speeds = {link.peer_instance_id: link.bytes_per_s for link in load.link_speeds}
+    prompt_budget = load.prompt_budget if load.HasField("prompt_budget") else -1
+    return counted_load(load, page_size, prompt_budget, load.queued_transfer_bytes, link_speeds)
+
+
+def counted_load(
+    load: Counts, page_size: int, prompt_budget: int, queued_transfer_bytes: int, link_speeds: Mapping[int, float]
+) -> WorkerLoad:
     return WorkerLoad(
         num_requests=load.num_waiting + load.num_running,
         queued_tokens=load.waiting_tokens,
         free_tokens=load.free_pages * page_size,
         has_credit=load.grantable_pages > 0,
-        queued_transfer_bytes=load.queued_transfer_bytes,
-        link_speeds={link.peer_instance_id: link.bytes_per_s for link in load.link_speeds},
+        queued_transfer_bytes=queued_transfer_bytes,
+        link_speeds=link_speeds,
         num_queued=load.num_waiting_prompts,
         context_tokens=(load.total_pages - load.free_pages) * page_size,
-        prompt_budget=load.prompt_budget if load.HasField("prompt_budget") else -1,
+        prompt_budget=prompt_budget,
         output_tokens=load.output_tokens,
         output_step_s=load.output_step_s,
         context_token_s=load.context_token_s,

@@ -2,8 +2,6 @@
 
 Rule: a session is open only while its stream lives and `GetStatus` over the same connection named the expected
 instance. When it breaks, the worker aborts its legs and we tell their owners at once; none survives a reconnect.
-
-`learn` takes what the end of a leg says of its worker's speed.
 """
 
 from __future__ import annotations
@@ -24,23 +22,20 @@ from diptych.router.choose.estimates import Estimates
 from diptych.router.choose.prefix_index import KvNews, PrefixIndex
 from diptych.router.metrics import RouterMetrics
 from diptych.router.workers.known_worker import KnownWorker
+from diptych.router.workers.learning import learn
 from diptych.router.workers.legs import Leg, LegReceiver, OpenLegs, Work
 from diptych.router.workers.outbox import Outbox, open_session
 from diptych.router.workers.worker_view import WorkerLoad, WorkerView
 from diptych.v1 import bootstrap_pb2
-from diptych.v1.worker_pb2 import KvEvents, LegOutput, LegStats, StartLeg, StatusRequest, WorkerBatch
+from diptych.v1.worker_pb2 import KvEvents, StartLeg, StatusRequest, WorkerBatch
 from diptych.v1.worker_pb2_grpc import WorkerStub
 
 logger = logging.getLogger(__name__)
-
-Load = Callable[[], WorkerLoad]  # asked for where it is needed: short outputs tell nothing by it
 
 STATUS_TIMEOUT_S: Final = 10.0
 FIRST_BACKOFF_S: Final = 0.1
 MAX_BACKOFF_S: Final = 2.0
 SESSION_OPTIONS: Final = (("grpc.use_local_subchannel_pool", 1),)  # no reconnect backoff inherited from an earlier one
-MIN_WAIT_S: Final = 0.01  # for pages: whoever got them sooner did not wait
-MIN_GAPS: Final = 4  # between tokens, for a mean
 
 
 class WrongInstance(Exception):
@@ -218,31 +213,3 @@ class Session:
     def _on_load(self, load: bootstrap_pb2.WorkerLoad) -> None:
         if self.worker.on_load(load):
             self._on_change()
-
-
-def learn(estimates: Estimates, instance_id: int, load: Load, leg: Leg, end: LegOutput, now_s: float) -> None:
-    """Take the last output of a leg that ended well, on a worker with such a load."""
-    if leg.kind is not LegKind.DECODE:
-        _learn_prefill(estimates, instance_id, load, leg, end.stats)
-    if leg.kind is not LegKind.PREFILL:
-        _learn_decode(estimates, instance_id, load, leg, end, now_s)
-
-
-def _learn_prefill(estimates: Estimates, instance_id: int, load: Load, leg: Leg, stats: LegStats) -> None:
-    prompt_len = stats.prompt_tokens or leg.work.prompt_len
-    if stats.compute_us:
-        num_tokens = max(1, prompt_len - stats.cached_tokens)
-        estimates.prefilled(instance_id, num_tokens, stats.cached_tokens, stats.compute_us / 1e6)
-    if stats.transfer_us and leg.peer_id:
-        tested_s = load().tested_s(leg.peer_id, stats.bytes_moved)
-        estimates.transferred(instance_id, leg.peer_id, tested_s, stats.transfer_us / 1e6)
-
-
-def _learn_decode(estimates: Estimates, instance_id: int, load: Load, leg: Leg, end: LegOutput, now_s: float) -> None:
-    num_tokens = end.first_index + len(end.token_ids)
-    estimates.ended(num_tokens)
-    if end.stats.grant_us > MIN_WAIT_S * 1e6:
-        estimates.granted(instance_id, end.stats.grant_us / 1e6)
-    num_gaps = num_tokens - leg.first_tokens
-    if leg.first_s is not None and num_gaps >= MIN_GAPS:
-        estimates.decoded(instance_id, load().context_tokens, (now_s - leg.first_s) / num_gaps)

@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from diptych.architectures.config import ModelConfig, inner_size
+
+
+class Widths(NamedTuple):
+    """How many numbers of a token a layer has in those buffers that may be wider for others."""
+
+    qkv: int
+    attended: int
+    gate_up: int
+    activated: int
+
+    @staticmethod
+    def of_layer(config: ModelConfig, layer: int) -> Widths:
+        ffn = config.ffn_size_of(layer)
+        return Widths(
+            config.qkv_size_of(layer), config.attended_size_of(layer), inner_size(config.activation, ffn), ffn
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,28 +43,20 @@ class Buffers:
     per_layer: Tensor  # [num_tokens, num_layers * per_layer_dim]: what tokens give each layer
 
     @staticmethod
-    def allocate(config: ModelConfig, num_tokens: int, dtype: torch.dtype, device: torch.device) -> Buffers:
-        hidden, layers = config.hidden_size, range(config.num_layers)
-        qkv, attended, ffn = (
-            max(map(size_of, layers)) for size_of in (config.qkv_size_of, config.attended_size_of, config.ffn_size_of)
-        )
+    def allocate(
+        config: ModelConfig, widest: Widths, num_tokens: int, dtype: torch.dtype, device: torch.device
+    ) -> Buffers:
+        qkv, attended, gate_up, activated = widest
+        hidden = config.hidden_size
         mixer = config.recurrent.mixer if config.recurrent else None
         mixed = (mixer.in_size, mixer.out_size) if mixer else (0, 0)
         gates, per_layer = attended if config.attention_gate else 0, config.num_layers * config.per_layer_dim
-        inner = inner_size(config.activation, ffn)
-        sizes = (hidden, qkv, gates, attended, *mixed, hidden, inner, ffn, per_layer)
+        sizes = (hidden, qkv, gates, attended, *mixed, hidden, gate_up, activated, per_layer)
         return Buffers(*(torch.empty(num_tokens, size, dtype=dtype, device=device) for size in sizes))
 
-    def of_layer(self, config: ModelConfig, layer: int) -> Buffers:
-        """Return those of a layer, in the same memory: other layers may have wider ones."""
-        ffn = config.ffn_size_of(layer)
-        return replace(
-            self,
-            qkv=_narrow(self.qkv, config.qkv_size_of(layer)),
-            attended=_narrow(self.attended, config.attended_size_of(layer)),
-            gate_up=_narrow(self.gate_up, inner_size(config.activation, ffn)),
-            activated=_narrow(self.activated, ffn),
-        )
+    def narrowed(self, widths: Widths) -> Buffers:
+        """Return those of a layer with such widths, in the same memory."""
+        return replace(self, **{name: _narrow(getattr(self, name), size) for name, size in widths._asdict().items()})
 
     def picked(self, rows: Tensor) -> Buffers:
         """Return new ones with what layers have found for the tokens `rows`, for those that project it back."""

@@ -19,7 +19,7 @@ MAX_BYTES: Final = 16 * 2**20  # of all workers
 STEPS_AT_ONCE: Final = 4096  # read: some milliseconds
 RATE_S: Final = 5.0  # that rates are of
 MIN_RATE_S: Final = 0.2
-BYTES_A_STEP: Final = 24
+BYTES_A_STEP: Final = 44
 BYTES_A_MARK: Final = 128
 BYTES_A_MESSAGE: Final = 512
 

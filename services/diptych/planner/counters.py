@@ -1,0 +1,72 @@
+"""What was asked for over windows, out of what routers count. Pure.
+
+Routers count requests when they end. Those that came are those that ended and those by which more are in flight now
+than when the window began. Their lengths are the means of those that finished, which hide how they vary: where single
+requests are known, `offered` is the better source.
+A router that is new or began anew counts from zero on; one that does not answer makes the windows unknown in which it
+is missing, as its share may be all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from diptych.planner.values import Kind, Offered
+
+
+class Counts(NamedTuple):
+    """What one router has counted since it began, and how many requests it has now."""
+
+    ended: float = 0.0  # requests, however they ended
+    finished: float = 0.0  # of them: those with all of their output
+    prompt_tokens: float = 0.0  # of those
+    cached_tokens: float = 0.0  # of those prompts
+    output_tokens: float = 0.0
+    in_flight: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """All routers at one time; None: one that does not answer."""
+
+    at_s: float
+    routers: Mapping[str, Counts | None]
+
+    @property
+    def is_whole(self) -> bool:
+        return bool(self.routers) and all(each is not None for each in self.routers.values())
+
+
+def offered_by(samples: Sequence[Sample], windows_s: Sequence[float]) -> tuple[Offered, ...]:
+    """Return what was asked for over each window that ends with the last sample; samples are in their order."""
+    if not samples or not samples[-1].is_whole:
+        return tuple(Offered(each, None) for each in sorted(windows_s))
+    last, found = samples[-1], []
+    for window_s in sorted(windows_s):
+        since = [each for each in samples[:-1] if each.at_s >= last.at_s - window_s - 1e-6]
+        if not since or not since[0].is_whole:
+            found.append(Offered(window_s, None))
+        elif not found or found[-1].window_s < last.at_s - since[0].at_s:
+            found.append(_between(since[0], last))
+    return tuple(found)
+
+
+def _between(first: Sample, last: Sample) -> Offered:
+    window_s = last.at_s - first.at_s
+    changes = [_change(first.routers.get(name), counts) for name, counts in last.routers.items()]
+    ended, finished, prompt, cached, output, in_flight = (sum(column) for column in zip(*changes, strict=True))
+    came = max(0.0, ended + in_flight)
+    if not came:
+        return Offered(window_s, ())
+    lens = [each / finished if finished else math.nan for each in (prompt, cached, output)]
+    return Offered(window_s, (Kind(came / window_s, *lens),))
+
+
+def _change(before: Counts | None, now: Counts | None) -> Counts:
+    """Return what a router counted meanwhile; one that began anew has counted all of it meanwhile."""
+    now = now or Counts()
+    began = before is None or now.ended < before.ended or now.finished < before.finished
+    return now if began or before is None else Counts(*(b - a for a, b in zip(before, now, strict=True)))

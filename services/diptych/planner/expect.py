@@ -1,0 +1,126 @@
+"""Which load to plan for, out of those that were measured over several windows. Pure.
+
+A long window is steady and late, a short one noisy and early: the shorter one counts where it differs by more than
+chance would have it. A load that rises is expected to go on rising until a worker that is asked for now is ready.
+Missing metrics are not zero: what is missing is said, the last load is kept for a while, and after that the plan goes
+by what workers hold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from diptych.planner.demand import demand
+from diptych.planner.values import Capacity, Kind, Memory, Need, Observed, Offered, Reason, Why
+
+HOLD_S: Final = 300.0  # for which the load is taken for what it was, when its metrics go missing
+MAX_RISE: Final = 1.5  # by what a load may be expected to rise until workers are ready
+_SIGMAS: Final = 2.0
+_LEAST_REQUESTS: Final = 4.0  # fewer in a window say nothing
+
+
+class Expected(NamedTuple):
+    """What to plan for."""
+
+    kinds: tuple[Kind, ...] | None  # None: nobody knows; keep what there is
+    unknown_since_s: float | None
+    rise: float = 1.0  # the load that is to come, for the present one
+    reasons: tuple[Reason, ...] = ()
+
+
+def expect(observed: Observed, memory: Memory) -> Expected:
+    """Return the load to plan for."""
+    whole = [_whole(each) for each in observed.offered]
+    known = [each for each in whole if each is not None]
+    if not known:
+        return _unknown(observed, memory)
+    missing = len(whole) - len(known)
+    reasons = (Reason(Why.LOAD_UNKNOWN, f"{missing} of {len(whole)} windows are missing"),) if missing else ()
+    steady, present = known[-1], _present(known, observed.capacity)
+    rise = _rise(steady, present, observed)
+    if rise > 1.0:
+        words = f"the load rises: {rise:.2f} times the present one is expected in {observed.start_s:.0f} s"
+        reasons = (*reasons, Reason(Why.RISING, words))
+    return Expected(present.kinds or (), None, rise, reasons)
+
+
+def _whole(offered: Offered) -> Offered | None:
+    """Return a window without kinds that nobody asked for, whose mean lengths are no numbers; None: some is missing."""
+    if offered.kinds is None:
+        return None
+    kinds = tuple(each for each in offered.kinds if each.requests_per_s != 0)
+    return replace(offered, kinds=kinds) if all(map(math.isfinite, sum(kinds, ()))) else None
+
+
+def _present(known: Sequence[Offered], capacity: Capacity) -> Offered:
+    """Return the shortest window that says something else than those longer than it, else the longest."""
+    present = known[-1]
+    for shorter in reversed(known[:-1]):
+        if _differs(shorter, present, capacity):
+            present = shorter
+    return present
+
+
+def _differs(short: Offered, long: Offered, capacity: Capacity) -> bool:
+    number, usual = short.requests_per_s * short.window_s, long.requests_per_s * short.window_s
+    if max(number, usual) < _LEAST_REQUESTS:
+        return False
+    here, there = _work(short, capacity), _work(long, capacity)
+    noise = _SIGMAS * math.sqrt(2.0 / max(number, usual))  # lengths vary about as much as numbers
+    return abs(here - there) > noise * max(here, there)
+
+
+def _work(offered: Offered, capacity: Capacity) -> float:
+    return demand(offered.kinds or (), capacity).work
+
+
+def _rise(steady: Offered, present: Offered, observed: Observed) -> float:
+    """Return how much higher the load will be when workers that are asked for now are ready."""
+    now, before = _work(present, observed.capacity), _work(steady, observed.capacity)
+    if present is steady or now <= before:
+        return 1.0
+    slope = (now - before) / ((steady.window_s - present.window_s) / 2)
+    return min(MAX_RISE, 1.0 + slope * observed.start_s / now)
+
+
+def _unknown(observed: Observed, memory: Memory) -> Expected:
+    """Return what to do without metrics of the load."""
+    since = observed.now_s if memory.unknown_since_s is None else memory.unknown_since_s
+    missing_s = observed.now_s - since
+    if missing_s < HOLD_S:
+        words = (
+            f"the load's metrics have been missing for {missing_s:.0f} s: sizes are kept, for {HOLD_S:.0f} s at most"
+        )
+        return Expected(None, since, 1.0, (Reason(Why.LOAD_UNKNOWN, words),))
+    if _nobody_is_there(observed):
+        words = f"the load's metrics have been missing for {missing_s:.0f} s, and all workers say that they are empty"
+        return Expected((), since, 1.0, (Reason(Why.LOAD_UNKNOWN, words),))
+    if not memory.needs:
+        words = f"the load's metrics have been missing for {missing_s:.0f} s and were never there: sizes are kept"
+        return Expected(None, since, 1.0, (Reason(Why.LOAD_UNKNOWN, words),))
+    last = memory.needs[-1]
+    words = (
+        f"the load's metrics have been missing for {missing_s:.0f} s: planned for the load of "
+        f"{observed.now_s - last.at_s:.0f} s ago and for what workers hold"
+    )
+    return Expected(last.kinds, since, 1.0, (Reason(Why.LOAD_UNKNOWN, words),))
+
+
+def _nobody_is_there(observed: Observed) -> bool:
+    """Whether it is known of all workers that nobody runs and nobody waits."""
+    held = [each.occupancy for each in observed.workers]
+    return not observed.num_queued and all(
+        each is not None and not each.num_running + each.num_waiting for each in held
+    )
+
+
+def remembered(memory: Memory, observed: Observed, kinds: Sequence[Kind], keep_s: float) -> Memory:
+    """Return the memory with the present load, without what is older than `keep_s`."""
+    now = Need(observed.now_s, tuple(kinds), demand(kinds, observed.capacity).work)
+    began_s = observed.now_s if memory.began_s is None else memory.began_s
+    return replace(
+        memory, began_s=began_s, needs=(*(each for each in memory.needs if each.at_s > observed.now_s - keep_s), now)
+    )

@@ -1,0 +1,133 @@
+"""How many workers of each role there shall be, of those that are there and may come; roles stay as they are. Pure.
+
+Growing has one margin and shrinking a larger one, over the hardest load of a while: so a load at the border between two
+sizes costs no turns. Whoever shrinks asks whether those that are left hold all of the load, not whether those that are
+there have much to do.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+from diptych.planner.demand import Demand
+from diptych.planner.room import clipped
+from diptych.planner.sizing import Room, Sizing
+from diptych.planner.starts import Fleet
+from diptych.planner.values import NEVER, PLANNED_ROLES, Memory, Observed, Reason, Sizes, Why, WorkerState
+
+GROW_MARGIN: Final = 1.1  # times the load that is grown for
+SHRINK_MARGIN: Final = 1.2  # times the load that one less has to hold
+STABLE_S: Final = 300.0  # before anything goes that was needed
+SHRINK_EVERY_S: Final = 60.0
+SHRINK_PART: Final = 0.25  # of what is too much goes at once, one worker at least
+
+
+class Sized(NamedTuple):
+    """Sizes, and what is said and remembered of them."""
+
+    sizes: Sizes
+    memory: Memory
+    reasons: tuple[Reason, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What a round knows before it decides."""
+
+    observed: Observed
+    workers: Fleet
+    room: Room
+    sizing: Sizing
+    demand: Demand  # to be held when workers that are asked for now are ready
+    present: Demand  # what comes now
+    hardest: Demand  # of the last while
+
+
+def sized(scene: Scene, memory: Memory) -> Sized:
+    """Return how many workers of each role there shall be, without changes of role."""
+    current = clipped(scene.workers.counted, scene.room)
+    watched_s = scene.observed.now_s - (scene.observed.now_s if memory.began_s is None else memory.began_s)
+    if _nobody_asks(scene, watched_s):
+        words = f"nobody has asked for anything in {STABLE_S:.0f} s"
+        return Sized(scene.room.least, memory, (Reason(Why.IDLE, words),))
+    is_asleep = scene.observed.num_queued > 0 and not current.serves
+    if is_asleep or not scene.sizing.holds(current, scene.demand):
+        return _grown(scene, current, memory)
+    fewer = _shrunk(scene, current)
+    if fewer != current:
+        return _shrinking(scene, current, fewer, watched_s, memory)
+    words = (
+        f"{current} hold {scene.demand.requests_per_s:.2f} requests/s; one less would not hold "
+        f"{scene.hardest.requests_per_s:.2f} with a margin, or may not be"
+    )
+    return Sized(current, memory, (Reason(Why.HOLDS, words),))
+
+
+def _shrinking(scene: Scene, current: Sizes, fewer: Sizes, watched_s: float, memory: Memory) -> Sized:
+    """Return fewer workers, if the load was watched for long enough and the fleet has settled."""
+    now_s, most_asked = scene.observed.now_s, f"{scene.hardest.requests_per_s:.2f} requests/s"
+    just_now = now_s < max(memory.shrunk_s, _came_s(scene)) + SHRINK_EVERY_S
+    if watched_s < STABLE_S or just_now:
+        words = f"{fewer} would hold {most_asked}; watched for {watched_s:.0f} s, and the fleet "
+        words += "changed just now" if just_now else "is as it was"
+        return Sized(current, memory, (Reason(Why.WAITS_TO_SHRINK, words),))
+    words = f"{fewer} hold {SHRINK_MARGIN:g} times the {most_asked} that were the most in {STABLE_S:.0f} s"
+    return Sized(fewer, replace(memory, shrunk_s=now_s), (Reason(Why.SHRINKS, words),))
+
+
+def _nobody_asks(scene: Scene, watched_s: float) -> bool:
+    """Whether there was no load for a while, and none is left."""
+    demands = (scene.demand, scene.hardest)
+    idle = watched_s >= STABLE_S and all(
+        each.requests_per_s <= 0 and not each.backlog and not each.extra_rows for each in demands
+    )
+    return idle and not scene.observed.num_queued
+
+
+def _came_s(scene: Scene) -> float:
+    """Return when the last worker came: it is given time to take its share."""
+    return max((each.since_s for each in scene.observed.workers if each.state is WorkerState.READY), default=NEVER)
+
+
+def _grown(scene: Scene, current: Sizes, memory: Memory) -> Sized:
+    """Return the fewest workers, those that are there among them, that hold the load with a margin."""
+    room = replace(scene.room, least=current)
+    more = scene.sizing.smallest(scene.demand.times(GROW_MARGIN), room, current)
+    rate = scene.demand.requests_per_s
+    if more is not None:
+        words = f"{current} do not hold {rate:.2f} requests/s; {more} do, with a margin of {GROW_MARGIN - 1:.0%}"
+        return Sized(more, memory, (Reason(Why.GROWS, words),))
+    most = scene.sizing.best(scene.demand, room)
+    held = min(1.0, scene.sizing.held(most, scene.demand))
+    why = Why.BUDGET if most.total >= scene.room.max_total else Why.CEILING
+    words = f"{most} are the most that there may be, and hold {held:.0%} of {rate:.2f} requests/s"
+    return Sized(most, memory, (Reason(why, words),))
+
+
+def _shrunk(scene: Scene, current: Sizes) -> Sizes:
+    """Return what is left when a part of what is too much has gone."""
+    load = harder(scene.hardest, scene.demand).times(SHRINK_MARGIN)
+    room = replace(scene.room, most=current, max_total=current.total)
+    enough = scene.sizing.smallest(load, room, current)
+    if enough is None or enough == current:
+        return current
+    left = current
+    for _ in range(max(1, math.floor((current.total - enough.total) * SHRINK_PART))):
+        left = _one_less(scene, left, load)
+    return left
+
+
+def harder(one: Demand, other: Demand) -> Demand:
+    """Return the demand that is more work; what is there already counts for either."""
+    harder = max(one, other, key=lambda each: each.work)
+    return replace(harder, backlog=max(one.backlog, other.backlog), extra_rows=max(one.extra_rows, other.extra_rows))
+
+
+def _one_less(scene: Scene, sizes: Sizes, load: Demand) -> Sizes:
+    """Return the sizes without one worker, of the role that is missed least; the same if each would be missed."""
+    fewer = [sizes.changed(each, sizes.of(each) - 1) for each in PLANNED_ROLES if sizes.of(each)]
+    kept = [(scene.sizing.kept(each, load), each) for each in fewer if each in scene.room]
+    best = max(kept, default=(0.0, sizes))
+    return best[1] if best[0] >= scene.sizing.goal.share else sizes

@@ -1,0 +1,193 @@
+"""What the legs of an attempt say: merged into one run of tokens, and how the attempt ends. Pure.
+
+The attempt ends when the leg that decodes ended and no token is missing, or with the first failure, which aborts the
+other leg at once. A leg that its peer aborted is not believed for a moment: the peer's own words say more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from diptych.common.members.roles import LegKind
+from diptych.generation.codec import FINISH_TO_WIRE, logprobs_from_wire
+from diptych.generation.finish import Finish
+from diptych.generation.logprobs import TokenLogprobs, join
+from diptych.generation.output import FailureCode
+from diptych.router.values.failure import LegFailure
+from diptych.v1.worker_pb2 import LegOutput, LegStats
+
+REASON_GRACE_S: Final = 1.0  # a leg that its peer aborted waits this long for the peer's own words
+
+_FINISH: Final[Mapping[int, Finish]] = {FINISH_TO_WIRE[each]: each for each in (Finish.STOP, Finish.LENGTH)}
+_CODES: Final = {code.value: code for code in FailureCode}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Consecutive output tokens of one leg."""
+
+    first_index: int
+    token_ids: Sequence[int]
+    logprobs: TokenLogprobs | None = None
+
+    @property
+    def end(self) -> int:
+        return self.first_index + len(self.token_ids)
+
+    def starting_at(self, index: int) -> Run:
+        """Return the part from output `index` on."""
+        count = index - self.first_index
+        logprobs = None if self.logprobs is None else self.logprobs.span(count, len(self.token_ids))
+        return Run(index, self.token_ids[count:], logprobs)
+
+
+class Merger:
+    """Takes runs of tokens in any order and gives them back in theirs, each token once. Pure.
+
+    Rule: prefill gives output token 0, decode the ones after it; a leg that is alone gives all. Two legs arrive over
+    two connections, so decode may be first: its tokens are held until token 0 is here. A token that was taken already
+    is dropped.
+
+    Tokens are copied out of their runs: a run may be part of a message with those of many requests, which must not
+    stay for a client that is slow to take its own.
+    """
+
+    def __init__(self) -> None:
+        self._ready: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []  # of those
+        self._held: list[Run] = []
+        self.num_tokens = 0  # ready so far, with those that were taken
+
+    @property
+    def has_gap(self) -> bool:
+        """A token is missing before some that are held."""
+        return bool(self._held)
+
+    @property
+    def has_ready(self) -> bool:
+        return bool(self._ready)
+
+    def accept(self, first_index: int, token_ids: Sequence[int], logprobs: TokenLogprobs | None = None) -> None:
+        """Take a run, from output `first_index` on."""
+        if first_index == self.num_tokens and not self._held:
+            self._make_ready(token_ids, logprobs)
+        elif token_ids:
+            self._sort_in(Run(first_index, list(token_ids), logprobs))
+
+    def pop(self) -> tuple[list[int], TokenLogprobs | None]:
+        """Return the tokens that are next, and their log-probabilities if they have them."""
+        ready, self._ready = self._ready, []
+        if not self._logprobs:
+            return ready, None
+        logprobs, self._logprobs = self._logprobs, []
+        return ready, join(logprobs)
+
+    def _make_ready(self, token_ids: Sequence[int], logprobs: TokenLogprobs | None) -> None:
+        self._ready.extend(token_ids)
+        self.num_tokens += len(token_ids)
+        if logprobs is not None and token_ids:
+            self._logprobs.append(logprobs)
+
+    def _sort_in(self, run: Run) -> None:
+        self._held.append(run)
+        if run.first_index > self.num_tokens:  # so are all that are held
+            return
+        waiting = []
+        for held in sorted(self._held, key=lambda held: held.first_index):
+            if held.first_index > self.num_tokens:
+                waiting.append(held)
+            elif held.end > self.num_tokens:
+                rest = held.starting_at(self.num_tokens)
+                self._make_ready(rest.token_ids, rest.logprobs)
+        self._held = waiting
+
+
+class AttemptLegs:
+    """The legs of one attempt, as far as they are known.
+
+    `abort` has a leg aborted that is open; it may do so again. `wait_for_words` has `settle` called with a failure
+    after `REASON_GRACE_S`, and with nothing else any more.
+    """
+
+    def __init__(
+        self,
+        kinds: Iterable[LegKind],
+        abort: Callable[[LegKind], None],
+        wait_for_words: Callable[[LegFailure], None],
+    ) -> None:
+        self.open = set(kinds)
+        self.told: set[LegKind] = set()  # legs that ended well, and said all that they measured
+        self.stats: dict[LegKind, LegStats] = {}
+        self.merger = Merger()
+        self.prompt_logprobs: TokenLogprobs | None = None
+        self.finish: Finish | None = None
+        self.failure: LegFailure | None = None
+        self._abort = abort
+        self._wait_for_words = wait_for_words
+        self._suspected: LegFailure | None = None  # the failure, unless the other leg knows better
+
+    @property
+    def is_complete(self) -> bool:
+        return self.finish is not None and self.merger.num_tokens > 0 and not self.merger.has_gap
+
+    @property
+    def has_ended(self) -> bool:
+        return self.is_complete or self.failure is not None
+
+    def receive(self, kind: LegKind, output: LegOutput) -> None:
+        if output.HasField("stats"):
+            self.stats[kind] = output.stats
+        if output.HasField("prompt_logprobs"):
+            self.prompt_logprobs = logprobs_from_wire(output.prompt_logprobs)
+        logprobs = logprobs_from_wire(output.logprobs) if output.HasField("logprobs") else None
+        self.merger.accept(output.first_index, output.token_ids, logprobs)
+        if output.finish_reason or output.HasField("error"):
+            self._end(kind, output)
+
+    def lose(self, kind: LegKind, reason: str) -> None:
+        """The worker is gone."""
+        self.open.discard(kind)
+        self._fail(LegFailure(kind, FailureCode.PEER_LOST, reason, session_lost=True))
+
+    def settle(self, failure: LegFailure) -> None:
+        """The first reason counts."""
+        if self.failure is None and not self.is_complete:
+            self.failure = failure
+            self.close()
+
+    def close(self) -> None:
+        """Abort what is still open, unless the request is complete: then prefill is about to end by itself."""
+        if self.is_complete and not self.failure:
+            return
+        for kind in self.open:
+            self._abort(kind)
+
+    def _end(self, kind: LegKind, output: LegOutput) -> None:
+        self.open.discard(kind)
+        if output.finish_reason not in _FINISH:
+            code = _CODES.get(output.error.code, FailureCode.INTERNAL)
+            self._fail(LegFailure(kind, code, output.error.message))
+        else:
+            self.told.add(kind)
+            if kind is not LegKind.PREFILL:
+                self.finish = _FINISH[output.finish_reason]
+        if self._suspected and not self.open:
+            self.settle(self._suspected)
+
+    def _fail(self, failure: LegFailure) -> None:
+        """Take a leg's failure: abort the other leg, and settle on the reason that says most."""
+        if failure.leg is LegKind.PREFILL and not self._needs_prefill():
+            return
+        if failure.code is FailureCode.ABORTED and self.open:
+            self._suspected = failure
+            for other in self.open:
+                self._abort(other)
+            self._wait_for_words(failure)
+            return
+        self.settle(failure)
+
+    def _needs_prefill(self) -> bool:
+        """Once decode has produced a token or has ended, and token 0 is here, prefill has done its part."""
+        return self.merger.num_tokens < 1 or (self.merger.num_tokens < 2 and self.finish is None)

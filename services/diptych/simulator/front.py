@@ -1,0 +1,247 @@
+"""The router in virtual time: the real admission queue, policies, indexes, estimates, breakers, legs and retry rules.
+
+What is left out is what reads and writes: text, tokens and connections. A call is admitted, gets a pair, and has its
+legs followed until it is complete or nobody may try any more, as `serve.execution` does it.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from diptych.common.members.roles import LegKind
+from diptych.engine.values.events import AbortRoom
+from diptych.generation.page_hash import prompt_hash
+from diptych.router.admission.queue import AdmissionQueue, Admitted, Claim, Outcome
+from diptych.router.choose.breakers import Breakers
+from diptych.router.choose.chooser import Asked, Chooser, FoundPrompt
+from diptych.router.choose.explain import Selection
+from diptych.router.choose.pairing import has_fresh, least_blamed
+from diptych.router.choose.policies import plan_of
+from diptych.router.values.failure import LegFailure
+from diptych.router.workers.legs import Leg
+from diptych.router.workers.worker_view import Pair
+from diptych.simulator.clock import Clock
+from diptych.simulator.decisions import Decisions
+from diptych.simulator.known import KnownWorkers
+from diptych.simulator.messages import Command, NewLeg
+from diptych.simulator.prompts import SimPrompt
+from diptych.simulator.served import Attempt, Served
+from diptych.simulator.setup import Setup
+
+PREFIX_TOKENS: Final = 256  # of a prompt, that name its family
+
+
+class Front:
+    """One router. `send` brings commands to a worker; `given` says how many tokens of a room it has told of.
+
+    `catch_up` brings what workers have said by now, where nobody had to hear of it before.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        clock: Clock,
+        decisions: Decisions,
+        send: Callable[[int, Command], None],
+        given: Callable[[int, int], int],
+        catch_up: Callable[[], None],
+    ) -> None:
+        self._setup = setup
+        self._clock = clock
+        self._decisions = decisions
+        self._send = send
+        self._given = given
+        self._catch_up = catch_up
+        self._rng = random.Random(setup.seed)
+        self._plan = plan_of(setup.policy)
+        self.workers = KnownWorkers(clock, self._serve_pairless)
+        self._breakers = Breakers(setup.router.breaker_failures)
+        self._chooser = Chooser(self.workers.state, self.workers.estimates, self._rng, 0)
+        self._queue = AdmissionQueue(setup.router.limits)
+        self._claims: dict[int, Served] = {}  # that are open, by number
+        self._pairless: dict[int, Served] = {}  # that wait for a pair, in order
+        self._looks_s = math.inf  # at claims that have waited for too long
+        self.num_ended = 0  # calls
+
+    # admission
+
+    def arrive(self, served: Served) -> None:
+        """A call is offered."""
+        claim = Claim(patience_s=self._setup.router.silence_s, tenant=served.call.tenant)
+        served.claim, outcomes = self._queue.offer(claim, self._clock.now_s)
+        self._claims[served.claim] = served
+        self._take(outcomes)
+
+    def _take(self, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            served = self._claims[outcome.number]
+            if isinstance(outcome, Admitted):
+                self._decisions.admitted(served.number, "admitted")
+                served.begin(self._setup.router, self._rng)
+                self._dispatch(served)
+            else:
+                self._decisions.admitted(served.number, outcome.reason.value)
+                self._close(served, f"refused: {outcome.reason.value}")
+        due_s = self._queue.next_expiry_s if self._queue.num_waiting else None
+        if due_s is not None and due_s < self._looks_s:
+            self._looks_s = due_s
+            self._clock.at(due_s, self._expire)
+
+    def _expire(self) -> None:
+        self._looks_s = math.inf
+        self._take(self._queue.expire(self._clock.now_s))
+
+    def _close(self, served: Served, failure: str) -> None:
+        served.failure = failure
+        served.end()
+        self.num_ended += 1
+        del self._claims[served.claim]
+
+    def _leave(self, served: Served, failure: str = "") -> None:
+        """A call that was admitted has ended."""
+        self._close(served, failure)
+        self._take(self._queue.leave(served.claim, self._clock.now_s))
+
+    # pairs
+
+    def _dispatch(self, served: Served) -> None:
+        if self.workers.pairs:
+            self._start(served, self._select(served))
+            return
+        wait_s = served.progress.pair_wait_s(self._clock.now_s, self.workers.missing_since_s)
+        self._pairless[served.number] = served
+        self._clock.after(wait_s, lambda: self._give_up_waiting(served))
+
+    def _give_up_waiting(self, served: Served) -> None:
+        if self._pairless.pop(served.number, None) is not None:
+            self._leave(served, "no worker is available")
+
+    def _serve_pairless(self) -> None:
+        while self._pairless and self.workers.pairs:
+            served = self._pairless.pop(next(iter(self._pairless)))
+            self._start(served, self._select(served))
+
+    def _select(self, served: Served) -> Selection:
+        self._catch_up()
+        progress, now_s = served.progress, self._clock.now_s
+        pairs = self._breakers.choose(least_blamed(self.workers.pairs, progress.blamed), now_s)
+        prompt, slo = self._find(served.prompt), self._setup.slo_of(served.call.tier)
+        asked = Asked(progress.params.max_tokens, served.call.session, slo)
+        selection = self._chooser.choose(self._plan, pairs, asked, prompt)
+        self._chooser.note(selection)
+        self._breakers.begin(selection.pair, now_s)
+        prompt.sent(selection.pair)
+        return selection
+
+    def _find(self, prompt: SimPrompt) -> FoundPrompt:
+        if not self._plan.reads_prompt:
+            return FoundPrompt(len(prompt))
+        prefixes = self.workers.prefixes
+        chains = {size: prompt.names(size) for size in self.workers.page_sizes}
+
+        def sent(pair: Pair) -> None:
+            prefixes.sent({pair.prefill_id, pair.decode_id}, chains)
+
+        key = prompt_hash(prompt.ids[:PREFIX_TOKENS])
+        return FoundPrompt(len(prompt), key, prefixes.cached_tokens(chains), sent, chains)
+
+    def _start(self, served: Served, selection: Selection) -> None:
+        """Send the legs of the next attempt."""
+        progress, pair = served.progress, selection.pair
+        self._decisions.paired(served.number, pair.prefill_id, pair.decode_id)
+        progress.begin(self._clock.now_s)
+        served.pair = pair
+        room = self._rng.getrandbits(64) or 1
+        served.attempt = attempt = Attempt(self, served, room, pair)
+        for kind in attempt.kinds:
+            peer_id = 0 if pair.is_local else attempt.worker_of(_OTHER[kind])
+            worker_id = attempt.worker_of(kind)
+            self.workers[worker_id].legs.add(room, Leg(attempt, kind, selection.work, peer_id))
+            self._send(worker_id, self._leg(served, room, kind, peer_id))
+        self._clock.at(progress.wait_budget.ends_s, lambda: self._end_if_it_is_time(attempt))
+
+    def _leg(self, served: Served, room: int, kind: LegKind, peer_id: int) -> NewLeg:
+        call, num_prior = served.call, len(served.progress.output_ids)
+        slo = self._setup.slo_of(call.tier)
+        return NewLeg(
+            served.number, room, kind, peer_id, served.prompt, served.progress.params, call.tenant, slo, num_prior
+        )
+
+    # what legs say
+
+    def heard(self, attempt: Attempt) -> None:
+        """The legs of an attempt have said something."""
+        served, legs = attempt.served, attempt.legs
+        if served.attempt is not attempt:
+            return
+        token_ids, _ = legs.merger.pop()
+        if token_ids:
+            self._on_tokens(served, token_ids)
+        if not attempt.is_proven and (served.progress.num_attempt_tokens > 1 or legs.is_complete):
+            attempt.is_proven = True
+            self._breakers.succeed(attempt.pair)
+        if legs.is_complete:
+            served.last_s = self._clock.now_s
+            self._leave(served)
+        elif legs.failure is not None:
+            self._recover(attempt, legs.failure)
+
+    def _on_tokens(self, served: Served, token_ids: Sequence[int]) -> None:
+        now_s, attempt = self._clock.now_s, served.attempt
+        assert attempt is not None
+        if math.isnan(served.first_s):
+            served.first_s = now_s
+        stats = attempt.legs.stats.get(attempt.kinds[0])
+        if not served.knows_cached and served.progress.is_first_attempt and stats is not None:
+            served.cached_len, served.knows_cached = stats.cached_tokens, True
+        served.progress.wait_budget.on_tokens(now_s)
+        served.progress.add(token_ids)
+
+    def _recover(self, attempt: Attempt, failure: LegFailure) -> None:
+        """Try again elsewhere, if that may be."""
+        served, now_s = attempt.served, self._clock.now_s
+        self._breakers.fail(failure.suspects(attempt.pair), now_s)
+        served.attempt = None
+        progress = served.progress
+        pause_s = progress.fail(failure, attempt.pair, now_s)
+        if progress.finish is not None:
+            served.last_s = now_s
+            self._leave(served)
+        elif pause_s is None:
+            self._leave(served, f"{failure.leg.value}: {failure.code.name}: {failure.message}")
+        elif has_fresh(self.workers.pairs, progress.blamed):
+            self._dispatch(served)
+        else:
+            self._clock.after(pause_s, lambda: self._dispatch(served))
+
+    def _end_if_it_is_time(self, attempt: Attempt) -> None:
+        """End an attempt of which nothing has come for too long."""
+        served, now_s = attempt.served, self._clock.now_s
+        if served.attempt is not attempt:
+            return
+        self._catch_up()
+        if attempt.fill_up_to(self.given(attempt.worker_of(attempt.kinds[-1]), attempt.room)):
+            self.heard(attempt)
+        if now_s < served.progress.wait_budget.ends_s:
+            self._clock.at(served.progress.wait_budget.ends_s, lambda: self._end_if_it_is_time(attempt))
+            return
+        attempt.end_by_deadline(served.progress.wait_budget.words(now_s))
+
+    # of attempts
+
+    def given(self, worker_id: int, room: int) -> int:
+        return self._given(worker_id, room)
+
+    def abort(self, worker_id: int, room: int) -> None:
+        """Have a leg aborted, unless it has ended."""
+        if worker_id in self.workers and self.workers[worker_id].legs.mark_aborted(room):
+            self._send(worker_id, AbortRoom(room, "aborted by the router"))
+
+    def after(self, seconds: float, act: Callable[[], None]) -> None:
+        self._clock.after(seconds, act)
+
+
+_OTHER: Final = {LegKind.PREFILL: LegKind.DECODE, LegKind.DECODE: LegKind.PREFILL}

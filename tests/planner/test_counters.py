@@ -1,0 +1,43 @@
+"""What was asked for, out of what routers count."""
+
+from __future__ import annotations
+
+import math
+
+from diptych.planner.counters import Counts, Sample, offered_by
+from diptych.planner.values import Kind, Offered
+
+
+def counts(ended: float, in_flight: float = 0.0, length: float = 100.0) -> Counts:
+    return Counts(ended, ended, ended * length, ended * 20, ended * 50, in_flight)
+
+
+def test_requests_in_flight_have_come_and_lengths_are_those_of_the_finished() -> None:
+    samples = [Sample(0.0, {"a": counts(10, 2)}), Sample(60.0, {"a": counts(30, 42)})]
+    assert offered_by(samples, [60.0]) == (Offered(60.0, (Kind(1.0, 100.0, 20.0, 50.0),)),)
+
+
+def test_a_router_that_began_anew_counts_from_zero_and_a_new_one_too() -> None:
+    samples = [Sample(0.0, {"a": counts(1000)}), Sample(60.0, {"a": counts(30), "b": counts(30)})]
+    (window,) = offered_by(samples, [60.0])
+    assert window.requests_per_s == 1.0
+
+
+def test_a_router_that_does_not_answer_makes_a_window_unknown_and_not_empty() -> None:
+    whole = Sample(0.0, {"a": counts(10), "b": counts(10)})
+    assert offered_by([whole, Sample(60.0, {"a": counts(20), "b": None})], [60.0]) == (Offered(60.0, None),)
+    assert offered_by([whole, Sample(60.0, {})], [60.0]) == (Offered(60.0, None),)
+    assert offered_by([], [60.0]) == (Offered(60.0, None),)
+
+
+def test_nobody_who_asks_is_a_load_of_zero() -> None:
+    samples = [Sample(at_s, {"a": counts(10)}) for at_s in (0.0, 30.0, 60.0)]
+    assert offered_by(samples, [30.0, 60.0]) == (Offered(30.0, ()), Offered(60.0, ()))
+
+
+def test_windows_are_as_long_as_was_watched_and_lengths_that_nobody_knows_are_no_numbers() -> None:
+    samples = [Sample(0.0, {"a": counts(0)}), Sample(15.0, {"a": counts(0, in_flight=30)})]
+    (window,) = offered_by(samples, [60.0, 300.0])
+    assert window.window_s == 15.0
+    assert window.requests_per_s == 2.0
+    assert all(math.isnan(each) for kind in window.kinds or () for each in kind[1:])

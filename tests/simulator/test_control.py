@@ -1,0 +1,84 @@
+"""A controller sees what a real one would, and its plans are carried out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+from simulated import chats, platform, worker
+
+from diptych.common.members.roles import Role
+from diptych.generation.slo import Slo
+from diptych.planner.plan import plan
+from diptych.planner.values import Flip, Limits, Memory, Observed, Plan, WorkerState
+from diptych.simulator.run import simulate
+
+
+@dataclass
+class Told:
+    """Wants what it was told, round by round, and then the last of it."""
+
+    plans: list[Plan]
+    every_s: float = 1.0
+    seen: list[Observed] = field(default_factory=list)
+
+    def __call__(self, observed: Observed) -> Plan:
+        self.seen.append(observed)
+        return self.plans.pop(0) if len(self.plans) > 1 else self.plans[0]
+
+
+@dataclass
+class Planner:
+    """The product's."""
+
+    every_s: float = 2.0
+    memory: Memory = Memory()  # noqa: RUF009  # a frozen value
+
+    def __call__(self, observed: Observed) -> Plan:
+        made, self.memory = plan(observed, self.memory)
+        return made
+
+
+def test_workers_come_go_and_change_as_planned_and_no_call_is_lost() -> None:
+    plans = [
+        Plan(0, 0, 1),
+        Plan(0, 0, 3),
+        Plan(0, 0, 3),
+        Plan(1, 1, 1, roles=(Flip(2, Role.PREFILL), Flip(3, Role.DECODE))),
+        Plan(0, 0, 1, leaving=(2, 3)),
+    ]
+    told = Told(plans)
+    outcome = simulate(platform("U", more=worker("U", start_s=0.5)), chats(160, apart_s=0.05), told)
+    assert set(outcome.failure) == {""}
+    assert outcome.num_flips == 2
+    numbers = [[each.role for each in seen.workers if each.state is WorkerState.READY] for seen in told.seen]
+    assert [len(each) for each in numbers[:4]] == [1, 1, 3, 3]
+    assert sorted(map(str, numbers[4])) == sorted(map(str, [Role.UNIFIED, Role.PREFILL, Role.DECODE]))
+    assert numbers[-1] == [Role.UNIFIED]
+    assert outcome.gpu_s < 3 * outcome.virtual_s
+
+
+def test_a_controller_sees_who_is_there_what_came_and_who_is_busy() -> None:
+    told = Told([Plan(0, 0, 1)])
+    simulate(platform("U"), chats(100, apart_s=0.05), told)
+    seen = told.seen[2]
+    assert seen.now_s == 3.0
+    (offered, _) = seen.offered
+    assert math.isclose(offered.requests_per_s, 61 / 3)
+    assert offered.kinds is not None
+    assert all(0 < kind.prompt_len < 4096 and kind.output_len > 0 for kind in offered.kinds)
+    occupancy = seen.workers[0].occupancy
+    assert occupancy is not None
+    assert occupancy.num_running + occupancy.num_waiting > 0
+    assert occupancy.context_tokens > 0
+
+
+def test_the_planner_gets_more_workers_for_a_load_that_one_can_not_keep() -> None:
+    setup = platform("U", slo=Slo(0.5, 0.05), more=worker("U", start_s=2.0), bounds=Limits(budget_gpus=6))
+    calls = chats(350, apart_s=0.03)
+    alone, planned = simulate(setup, calls), simulate(setup, calls, Planner())
+    assert set(planned.failure) == {""}
+    assert planned.gpu_s > 1.5 * planned.virtual_s
+    late = planned.arrival_s > 8
+    assert np.nanmedian(planned.ttft_s[late]) < np.nanmedian(alone.ttft_s[late])
