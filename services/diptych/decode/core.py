@@ -78,6 +78,7 @@ class DecodeCore:
         """`reserve` says what new rooms must leave of the cache."""
         self._cache = cache
         self._limits = limits
+        self._pace = pace
         self._counts = CoreCounts()
         self.max_tokens = min(limits.context_len, cache.max_request_tokens)
         retracted = new_waiting_queue(cache, limits.scheduling)
@@ -230,8 +231,7 @@ class DecodeCore:
             return
         index = request.num_output_tokens
         taken, finish = append_tokens(request, token_ids, self._limits.eos_ids)
-        if len(taken) > 1:
-            self._running.ahead(request, len(taken) - 1)
+        self._pace.ahead(request, len(taken) - 1)
         room.measure_token(index, now_s)
         stats = room.stats if finish or index == 0 else None  # a client may stop reading before the end
         of_prompt = pop_prompt_logprobs(request)
@@ -283,7 +283,7 @@ class DecodeCore:
         return effects
 
     def load(self) -> Load:
-        output_step_s, context_token_s, prompt_token_s = self._running.step_parts_s
+        output_step_s, context_token_s, prompt_token_s = self._pace.step_parts_s
         return Load(
             num_waiting=len(self._rooms) - len(self._running) - self._rooms.num_given_up,
             num_running=len(self._running),
@@ -293,8 +293,8 @@ class DecodeCore:
             num_waiting_prompts=self._waiting.num_prompts + self._running.num_prompts,
             grantable_pages=self._grants.num_pages_left,
             num_ungranted=len(self._waiting) + len(self._rooms.retracted),
-            prompt_budget=self._running.prompt_budget,
-            output_tokens=self._running.output_tokens,
+            prompt_budget=self._pace.shown(len(self._running)),
+            output_tokens=self._pace.output_tokens,
             output_step_s=output_step_s,
             context_token_s=context_token_s,
             prompt_token_s=prompt_token_s,

@@ -38,7 +38,6 @@ from diptych.engine.values.events import (
     compile_grammar,
 )
 from diptych.engine.values.limits import Limits
-from diptych.engine.values.prompt_cost import MIN_CHUNK
 from diptych.engine.values.request import Request
 from diptych.engine.values.step import new_step
 from diptych.engine.values.transfer_rules import TransferRules
@@ -170,10 +169,9 @@ class PrefillCore:
     def plan(self, now_s: float) -> ForwardBatch | None:
         if not self.has_prompts:
             return None
-        most = self._limits.max_step_tokens
-        if num_decoding := self._num_decoding():
-            most = min(most, self._limits.prompt_cost.of(0, self._queue.waiting_tokens) + MIN_CHUNK)
-        budget = self._pace.apart(most, num_decoding, now_s)
+        num_decoding, most = self._num_decoding(), self._limits.max_step_tokens
+        wanted = self._queue.waiting_tokens if num_decoding else most
+        budget = self._pace.apart(min(most, max(1, wanted)), num_decoding, now_s)
         chunks = self._queue.plan(now_s, budget, lambda request: 0)
         for chunk in chunks:
             room = self._rooms[chunk.request.room]

@@ -250,21 +250,14 @@ class UnifiedCore:
         if self._role is Role.LOCAL:
             return decode
         prefill = self._prefill.load()
-        return Load(
+        return decode._replace(
             num_waiting=prefill.num_waiting + decode.num_waiting,
             num_running=prefill.num_running + decode.num_running,
-            free_pages=prefill.free_pages,
-            total_pages=prefill.total_pages,
             waiting_tokens=prefill.waiting_tokens + decode.waiting_tokens,
             num_waiting_prompts=prefill.num_waiting_prompts + decode.num_waiting_prompts,
             grantable_pages=decode.grantable_pages if self._role.serves(LegKind.DECODE) else 0,
             blocked_tokens=prefill.blocked_tokens,
-            num_ungranted=decode.num_ungranted,
             prompt_budget=decode.prompt_budget if self._role.serves(LegKind.PREFILL) else 0,
-            output_tokens=decode.output_tokens,
-            output_step_s=decode.output_step_s,
-            context_token_s=decode.context_token_s,
-            prompt_token_s=decode.prompt_token_s,
         )
 
     def report(self) -> CoreReport:

@@ -82,6 +82,7 @@ def test_what_a_scheduler_says_becomes_samples_of_its_rank_and_its_links() -> No
         "diptych_kv_pages,1,free": 5,
         "diptych_kv_pages,1,quarantined": 2,
         "diptych_kv_quarantine_oldest_seconds,1": 1.5,
+        "diptych_prompt_budget_tokens,1": float("inf"),
         "diptych_gpu_graphs,1": 4,
         "diptych_gpu_graph_bytes,1": 5 << 20,
         "diptych_kv_link_info,1,sysv/memory,UCX 1.22.0,copy,00000000000000ab": 1,

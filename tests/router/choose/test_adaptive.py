@@ -17,8 +17,7 @@ from diptych.router.choose.policies.pair_cost import pair_cost
 from diptych.router.choose.policies.policy import Candidates, RequestView, Worker
 from diptych.router.workers.worker_view import Pair, WorkerLoad
 
-PARTS: Any = {"output_step_s": 0.004, "context_token_s": 0.034e-6, "prompt_token_s": 25e-6}
-IDLE = WorkerLoad(0, 0, 1_000_000, **PARTS)
+IDLE = WorkerLoad(0, 0, 1_000_000, output_step_s=0.004, context_token_s=0.034e-6, prompt_token_s=25e-6)
 SLO = Slo(0.3, 0.010)
 REQUEST = RequestView(2000, 0, output_len=500, slo=SLO)
 COMING = RecentMeans(busy=0.7, prompt_s=0.1, found=0.0)

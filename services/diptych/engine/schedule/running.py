@@ -127,21 +127,6 @@ class Running:
         return self._steps.leaving
 
     @property
-    def prompt_budget(self) -> int:
-        """What prompts may cost in the next step, roughly; -1: nothing bounds it."""
-        return self._pace.shown(len(self._batch))
-
-    @property
-    def output_tokens(self) -> int:
-        """The contexts of those who decode, roughly."""
-        return self._pace.output_tokens
-
-    @property
-    def step_parts_s(self) -> tuple[float, float, float]:
-        """See `StepPace`."""
-        return self._pace.step_parts_s
-
-    @property
     def waiting_tokens(self) -> int:
         """Tokens of prompts and of retracted requests that are to be computed."""
         return self._queue.waiting_tokens
@@ -273,10 +258,6 @@ class Running:
     def extend(self, request: Request) -> None:
         """Take in a request that holds its pages, to be computed."""
         self._queue.add_admitted(request)
-
-    def ahead(self, request: Request, num_tokens: int) -> None:
-        """A step brought a request so many tokens beside the first."""
-        self._pace.ahead(request, num_tokens)
 
     def finish(self, request: Request) -> None:
         """Take out a request that has come to its own end."""

@@ -8,9 +8,9 @@ prompt of `n` tokens is computed within `PATIENCE * n / MIN_CHUNK` such steps fr
 2024) bounds steps by a fixed number of tokens, and DuetServe (2025) predicts when a time per token would not be kept;
 here both are one rule.
 
-No step that requests wait for is to take longer than `longest_s`: who comes meanwhile, or asks for pages, is heard when
-it is over. Where nobody has a time per token, or steps without any prompt don't keep it, that is the only bound; prompts
-then always have `MIN_CHUNK` tokens, and as many as there are requests that decode, of which each costs no less.
+No step that requests wait for is to take longer than `longest_s`: who comes meanwhile, or asks for pages, is heard
+when it is over. Where nobody has a time per token, or steps without any prompt don't keep it, that is the only bound;
+prompts then always have `MIN_CHUNK` tokens, and as many as there are requests that decode, of which each costs no less.
 """
 
 from __future__ import annotations
@@ -111,8 +111,9 @@ class StepPace:
 
     def ahead(self, request: Request, num_tokens: int) -> None:
         """A step brought a request so many tokens beside the first."""
-        self._deadlines.ahead(request, num_tokens)
-        self._contexts.ahead(request, num_tokens)
+        if num_tokens:
+            self._deadlines.ahead(request, num_tokens)
+            self._contexts.ahead(request, num_tokens)
 
     def expect(self, num_tokens: int) -> None:
         """Hardly an output ends with fewer tokens."""
@@ -150,7 +151,7 @@ class StepPace:
         return coarse(self._contexts.num_tokens, CONTEXT_BITS)
 
     def _budget(self, most: int, prompts: _Prompts, num_rows: int, spare_s: float, longest_s: float) -> int:
-        """Return what prompts may cost: deadlines leave them `spare_s`, and no step is to give them over `longest_s`."""
+        """Return what prompts may cost: deadlines leave them `spare_s`, and the longest step `longest_s`."""
         known = self._known(prompts)
         budget = most if spare_s == math.inf else min(most, prompts.patient(known.cost_in(spare_s), most))
         if longest_s == math.inf or not known.line.is_known:

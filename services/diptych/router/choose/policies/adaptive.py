@@ -108,7 +108,9 @@ def _output_missed(worker: Worker, request: RequestView, prompts: _Prompts) -> f
         return own
     key, others, share = worker.instance_id, worker.load.num_outputs, share_of(worker, tpot_s, added)
     beside = prompts.missed_more(key, prompts.shares[key], share)
-    alone = prompts.missed_more(key, 1.0, share)  # for as long as it outlasts the others: so a worker becomes free again
+    alone = prompts.missed_more(
+        key, 1.0, share
+    )  # for as long as it outlasts the others: so a worker becomes free again
     return own + request.output_len * tpot_s * (others * beside + alone) / (others + 1)
 
 
