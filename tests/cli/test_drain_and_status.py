@@ -204,7 +204,7 @@ def test_programs_see_the_same() -> None:
     assert [member["state"] for member in report["members"]] == ["starting", "draining", "ready", "empty"]
     assert report["members"][1]["drain"] == {"requests_left": 3, "oldest_s": 12.4, "deadline_s": 18.0}
     load = {"num_running": 2, "num_waiting": 1, "free_pages": 6, "total_pages": 8}
-    assert report["members"][0]["load"] == {**load, "waiting_tokens": 300, "grantable_pages": 0}
+    assert report["members"][0]["load"] == {**load, "waiting_tokens": 300, "grantable_pages": 0, "prompt_budget": None}
     assert {name: report["members"][0][name] for name in SIZES} == SIZES
     assert report["members"][1]["lanes"] == ["rc_mlx5/mlx5_0:1", "tcp/eth0"]
     assert [pool["backlog_s"] for pool in report["pools"]] == [1.5, 0.0]
