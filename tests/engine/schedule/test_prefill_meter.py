@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from diptych.engine.schedule.prefill_meter import PrefillMeter
+from diptych.engine.schedule.prefill_meter import LEARNED_EVERY, PrefillMeter
 from diptych.engine.values.batch import ForwardBatch, ForwardMode
 from diptych.engine.values.step_model import StepShape
 
@@ -33,7 +33,7 @@ def test_tokens_of_prompts_are_those_that_are_no_outputs() -> None:
 
 def test_steps_are_learned_with_the_time_of_the_scheduler_before_them() -> None:
     meter = PrefillMeter()
-    for number in range(40):
+    for number in range(40 * LEARNED_EVERY):
         meter.begin(OUTPUT, 2.0 * number)
         meter.end(2.0 * number + 1.5)
     found = meter.fit.model()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from diptych.engine.schedule.step_pace import StepPace
+from diptych.engine.schedule.step_times import StepLine
 from diptych.engine.values.prompt_cost import MIN_CHUNK
 
 LONGEST_S = 0.1
@@ -96,3 +97,12 @@ def test_a_step_that_was_given_up_says_nothing() -> None:
     pace.begin(100, 0.0)
     pace.give_up()
     assert pace.beside(MOST, 1, 0.0) == MOST
+
+
+def test_steps_that_took_no_time_are_forgotten_when_they_take_some() -> None:
+    line = StepLine()
+    for work in (1000, 2000, 3000, *[1000] * 400):
+        line.learn(work, 0.0)
+    for _ in range(400):
+        line.learn(1000, 0.5)
+    assert line.at(1000) == pytest.approx(0.5, rel=0.01)

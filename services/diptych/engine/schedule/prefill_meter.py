@@ -20,6 +20,7 @@ from diptych.engine.values.step_model import StepShape
 
 BUSY_MEMORY_S: Final = 60.0  # what was longer ago counts less than 1/e
 SPEED_MEMORY_S: Final = 30.0  # likewise, in time that was spent on prompts
+LEARNED_EVERY: Final = 8  # steps without prompts, which are alike: each would cost microseconds
 FIT_MEMORY_STEPS: Final = 4096  # likewise, of steps of one kind
 
 
@@ -29,9 +30,8 @@ class _Begun(NamedTuple):
     num_prompt_tokens: int
     began_s: float  # when it was planned
     host_s: float  # before that, since the end of another one
-    shape: StepShape
+    shape: StepShape | None  # None: nobody wants to know
     num_requests: int
-    is_noted: bool
 
 
 class PrefillMeter:
@@ -42,6 +42,7 @@ class PrefillMeter:
         self.log = StepLog()
         self.fit = StepFit(FIT_MEMORY_STEPS)
         self._running: deque[_Begun] = deque()
+        self._num_plain = 0  # steps without prompts
         self._rested = True  # there was nothing to compute since the last step
         self._ended_s = -math.inf  # the last step
         self._busy = 0.0  # as of `_ended_s`
@@ -58,9 +59,16 @@ class PrefillMeter:
 
     def begin(self, batch: ForwardBatch, now_s: float) -> None:
         host_s = 0.0 if self._rested or self._running else max(0.0, now_s - self._ended_s)
-        shape, is_noted = StepShape.of(batch), self.log.is_on
-        self._running.append(_Begun(_prompt_tokens(batch, shape), now_s, host_s, shape, batch.batch_size, is_noted))
+        shape = StepShape.of(batch) if self._wants_shape(batch) else None
+        self._running.append(_Begun(_prompt_tokens(batch, shape), now_s, host_s, shape, batch.batch_size))
         self._rested = False
+
+    def _wants_shape(self, batch: ForwardBatch) -> bool:
+        """Whether the step is noted, or learned from."""
+        if batch.mode is not ForwardMode.DECODE:
+            return True
+        self._num_plain += 1
+        return self.log.is_on or self._num_plain % LEARNED_EVERY == 0
 
     def rest(self) -> None:
         """There is nothing to compute: the time until the next step is not the scheduler's."""
@@ -69,7 +77,8 @@ class PrefillMeter:
     def end(self, now_s: float) -> None:
         """The oldest step that runs is complete."""
         step, took_s = self._spend(now_s)
-        self.fit.learn(step.shape, step.host_s + took_s)
+        if step.shape is not None:
+            self.fit.learn(step.shape, step.host_s + took_s)
         if step.num_prompt_tokens:
             keep = math.exp(-took_s / SPEED_MEMORY_S)
             self._tokens = self._tokens * keep + step.num_prompt_tokens
@@ -84,7 +93,7 @@ class PrefillMeter:
         step = self._running.popleft()
         began_s = max(step.began_s, self._ended_s)
         took_s = now_s - began_s
-        if step.is_noted:
+        if self.log.is_on and step.shape is not None:
             size = StepSize.of(step.shape, step.num_prompt_tokens, step.num_requests)
             self.log.add(LoggedStep(began_s, took_s, size, step.host_s))
         self._busy = self.busy(now_s)
@@ -95,8 +104,10 @@ class PrefillMeter:
         return step, took_s
 
 
-def _prompt_tokens(batch: ForwardBatch, shape: StepShape) -> int:
+def _prompt_tokens(batch: ForwardBatch, shape: StepShape | None) -> int:
     """Return how many tokens of prompts a step computes; of a mixed step not those of rows, as outputs have."""
+    if shape is None:
+        return 0
     return len(batch.input_ids) if batch.mode is ForwardMode.EXTEND else shape.prompt_tokens
 
 

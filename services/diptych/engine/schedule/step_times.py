@@ -87,8 +87,8 @@ class StepLine:
             if base_s < 0:
                 base_s, slope_s = 0.0, self._xy / self._xx
             self.base_s, self.slope_s, self._has_slope = base_s, slope_s, True
-        elif self._has_slope:
-            scale = mean_s / self.usual(mean) if mean_s else 0.0
+        elif self._has_slope and (usual_s := self.usual(mean)) > 0:
+            scale = mean_s / usual_s
             self.base_s, self.slope_s = scale * self.base_s, scale * self.slope_s
         else:
             self.base_s, self.slope_s = 0.0, mean_s / mean if mean else 0.0
