@@ -83,3 +83,18 @@ def test_a_plan_for_programs_and_a_load_for_which_there_are_not_enough_gpus(caps
 def test_what_cannot_be_is_refused(words: list[str]) -> None:
     with pytest.raises((ConfigError, SystemExit)):
         parse(PlanConfig, words, prog="diptych plan")
+
+
+def test_what_came_first_is_looked_at_too_and_calls_at_once_have_no_rate() -> None:
+    blocks = generate("chat", 2, 1.0, 1)[0].blocks[:2]
+    early = [Call(each / 2, 1024, 8, blocks) for each in range(200)]
+    late = [Call(100.0 + 10 * each, 1024, 8, blocks) for each in range(30)]
+    found = busiest([*early, *late], [0] * 230, SIZING, 100.0)
+    assert demand(found, CAPACITY).requests_per_s > 1.9
+    with pytest.raises(ConfigError, match="all come at once"):
+        busiest([Call(1.0, 1024, 8, blocks)], [0], SIZING, 100.0)
+
+
+def test_a_trial_that_was_enough_is_not_forgotten_where_more_was_predicted() -> None:
+    search = Search(LOAD, SIZING, 16, lambda sizes: 0.0, 1, {Sizes(both=1): 0.95})
+    assert search.fewest() == Sizes(both=1)

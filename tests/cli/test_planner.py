@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from prometheus_client import generate_latest
@@ -90,3 +91,21 @@ def test_floors_are_read() -> None:
     for text in ("both=1", "prefill", "decode=-1"):
         with pytest.raises(ConfigError, match="none of prefill=N"):
             sizes_of([text])
+
+
+def test_a_plan_that_nobody_carries_out_stays_the_same() -> None:
+    watcher, sizes = Watcher(CONFIG, H200_LLAMA_8B), []
+    for number in range(40):
+        came = number * 15 * 0.5
+        counted = Counts(came, came, came * 2000, 0, came * 100, 2)
+        plan = watcher.round(1000.0 + 15 * number, [worker(each) for each in range(1, 7)], {"router:1": counted})
+        sizes.append(plan.sizes.total)
+    assert len(set(sizes[25:])) == 1
+    assert sizes[-1] < 6
+    assert Why.CHANGED_BY_OTHERS not in plan.why
+
+
+@pytest.mark.parametrize("value", [{"gpus": -1}, {"interval_s": 60.0}, {"ttft_slo_ms": -5.0}, {"metrics_port": 99_999}])
+def test_options_that_cannot_be_are_refused(value: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="--" + next(iter(value)).replace("_", "-")):
+        replace(CONFIG, **value).validate()

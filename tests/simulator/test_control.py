@@ -82,3 +82,24 @@ def test_the_planner_gets_more_workers_for_a_load_that_one_can_not_keep() -> Non
     assert planned.gpu_s > 1.5 * planned.virtual_s
     late = planned.arrival_s > 8
     assert np.nanmedian(planned.ttft_s[late]) < np.nanmedian(alone.ttft_s[late])
+
+
+@dataclass
+class FlipsOnce:
+    """Wants one worker to change its role, and from then on what is there."""
+
+    every_s: float = 0.2
+    num_rounds: int = 0
+
+    def __call__(self, observed: Observed) -> Plan:
+        self.num_rounds += 1
+        there = [each.role for each in observed.workers]
+        flips = (Flip(3, Role.PREFILL),) if self.num_rounds == 1 else ()
+        return Plan(there.count(Role.PREFILL) + len(flips), there.count(Role.DECODE) - len(flips), 0, roles=flips)
+
+
+def test_a_role_that_changes_is_seen_as_what_it_becomes() -> None:
+    platform_ = platform("PDD", more=worker("U", start_s=0.5))
+    outcome = simulate(platform_, chats(60, apart_s=0.05), FlipsOnce())
+    assert outcome.num_flips == 1
+    assert outcome.gpu_s <= 3 * outcome.virtual_s + 1e-6

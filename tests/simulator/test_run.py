@@ -214,3 +214,17 @@ def test_a_platform_that_can_not_be_is_refused() -> None:
         simulate(platform("U", policy="luck"), [])
     with pytest.raises(ConfigError, match="a worker at least"):
         simulate(platform(""), [])
+
+
+def test_an_output_that_a_small_pool_cuts_short_was_not_served() -> None:
+    outcome = simulate(platform("U", worker_changes={"num_pages": 101}), [call(0.0, 100, 5000), call(0.1, 100, 50)])
+    assert outcome.failure[0].startswith("cut: its workers' KV pools hold no request of 5100 tokens")
+    assert outcome.failure[1] == ""
+    assert list(outcome.is_served) == [False, True]
+
+
+def test_who_comes_for_the_only_worker_serves_alone_when_that_has_gone() -> None:
+    actions = (StartWorker(1.0, new_worker("U")), Drain(1.5, 1, within_s=0.5))
+    outcome = simulate(platform("U", actions=actions), chats(60, apart_s=0.1))
+    assert set(outcome.failure) == {""}
+    assert outcome.decode_id[-1] == 2

@@ -73,7 +73,7 @@ model.volume.image needs Kubernetes 1.33 or later, this is {{ $.Capabilities.Kub
 
 {{- define "diptych.routerProblems" -}}
 {{- range $former, $now := dict "ttftObjectiveS" "ttftSloMs" "tpotObjectiveS" "tpotSloMs" "ttftSloS" "ttftDeadlineMs" }}
-{{- if hasKey $.Values.router.options $former }}
+{{- if hasKey ($.Values.router.options | default dict) $former }}
 router.options.{{ $former }} is {{ $now }} now, in milliseconds
 {{- end }}
 {{- end }}

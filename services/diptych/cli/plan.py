@@ -104,12 +104,13 @@ def _answer(config: PlanConfig, calls: Sequence[Call], worker: WorkerSetup) -> A
         kept = [each.sizes for each in predicted if each.sizes]
         return Answer(load, sizing, predicted, {}, min(kept, key=lambda each: each.total, default=None), remarks)
     first = _first(load, sizing, most)
-    outcome = _simulated(config, calls, worker, first)  # what is really found cached, with such a fleet
+    outcome = _simulated(config, calls, worker, first, sizing.goal)  # what is really found cached, with such a fleet
     load, sizing, remarks = _predicted(config, calls, capacity, outcome.cached_len.tolist())
-    tried = {first: _kept(outcome, config.goal)}
+    goal = sizing.goal
+    tried = {first: _kept(outcome, goal)}
 
     def try_out(sizes: Sizes) -> float:
-        return _kept(_simulated(config, calls, worker, sizes), config.goal)
+        return _kept(_simulated(config, calls, worker, sizes, goal), goal)
 
     search = Search(load, sizing, most, try_out, config.trials, tried)
     fewest = search.fewest()
@@ -131,11 +132,11 @@ def _first(load: Demand, sizing: Sizing, most: int) -> Sizes:
     return min(found, key=lambda each: each.total, default=Sizes(both=most))
 
 
-def _simulated(config: PlanConfig, calls: Sequence[Call], worker: WorkerSetup, sizes: Sizes) -> Outcome:
+def _simulated(config: PlanConfig, calls: Sequence[Call], worker: WorkerSetup, sizes: Sizes, goal: Goal) -> Outcome:
     workers = [replace(worker, role=role) for role in PLANNED_ROLES for _ in range(sizes.of(role))]
     begun_s = time.monotonic()
     outcome = simulate(setup_of(config.simulation, "pair_cost", workers, calls), calls)
-    kept = _kept(outcome, config.goal)
+    kept = _kept(outcome, goal)
     print(f"tried {sizes}: {kept:.1%} keep the goal ({time.monotonic() - begun_s:.1f} s)", file=sys.stderr)
     return outcome
 
@@ -162,13 +163,19 @@ def _as_text(answer: Answer, config: PlanConfig, calls: Sequence[Call]) -> str:
         *(f"note       {each}" for each in answer.remarks),
         *(f"predicted  {each.family}: {_gpus(each.sizes, config)}" for each in answer.predicted),
         *(f"tried      {sizes}: {kept:.1%} keep it" for sizes, kept in answer.tried.items()),
-        f"plan       {_gpus(answer.fewest, config)}",
+        f"plan       {_fewest(answer, config)}",
     ]
     return "\n".join([*lines, *_why(answer)])
 
 
 def _limit(seconds: float) -> str:
     return f"{seconds * 1000:g} ms" if seconds else "any time"
+
+
+def _fewest(answer: Answer, config: PlanConfig) -> str:
+    if answer.fewest is None and answer.tried:
+        return f"none of the {len(answer.tried)} that were tried keeps it: --trials tries more, --gpus allows more"
+    return _gpus(answer.fewest, config)
 
 
 def _gpus(sizes: Sizes | None, config: PlanConfig) -> str:

@@ -12,7 +12,7 @@ import math
 import time
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
@@ -36,6 +36,7 @@ from diptych.planner.values import (
     Capacity,
     Goal,
     Limits,
+    Memory,
     Observed,
     Occupancy,
     Plan,
@@ -85,6 +86,14 @@ class PlannerConfig(LogConfig, MembersConfig):
         """Raise `ConfigError` for values that cannot be."""
         if min(self.interval_s, self.start_s) <= 0 or min(self.tp, self.page_size) < 1:
             raise ConfigError("--interval-s, --start-s, --tp and --page-size must be positive")
+        if not self.interval_s <= WINDOWS_S[0] / 2:
+            raise ConfigError(
+                f"--interval-s must be {WINDOWS_S[0] / 2:g} at most: loads are means of {WINDOWS_S[0]:g} s"
+            )
+        if self.gpus < 0 or not min(self.ttft_slo_ms, self.tpot_slo_ms) >= 0:
+            raise ConfigError("--gpus, --ttft-slo-ms and --tpot-slo-ms must not be negative")
+        if not 0 <= self.metrics_port < 1 << 16:
+            raise ConfigError(f"--metrics-port must be a port, not {self.metrics_port}")
         if not 0 < self.share < 1:
             raise ConfigError(f"--share must be above 0 and below 1, not {self.share:g}")
         sizes_of(self.least)
@@ -125,6 +134,11 @@ class PlanMetrics:
             self._reasons.labels(why.value).inc()
 
 
+def _unheard(memory: Memory, before: Memory) -> Memory:
+    """Return what a planner remembers whose plans nobody carries out: what it saw, not what it asked for."""
+    return replace(memory, asked=None, shrunk_s=before.shrunk_s, flipped_s=before.flipped_s)
+
+
 @dataclass(slots=True)
 class Watcher:
     """What is kept of a platform from one round to the next, beside the planner's own memory."""
@@ -140,7 +154,9 @@ class Watcher:
         """Return what is planned for what there is now; log it where it is something new."""
         kept = [each for each in self.samples if each.at_s >= now_s - WINDOWS_S[-1] - self.config.interval_s]
         self.samples = [*kept, Sample(now_s, routers)]
+        before = self.planner.memory
         made = self.planner(self._observed(now_s, list(listed)))
+        self.planner.memory = _unheard(self.planner.memory, before)
         if self.last is None or (made.sizes, made.roles, made.why) != (self.last.sizes, self.last.roles, self.last.why):
             logger.info("%s: %s", made.sizes, "; ".join(f"[{each.why.value}] {each.words}" for each in made.reasons))
         self.last = made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import sys
 import time
@@ -165,7 +166,7 @@ def worker_of(config: SimulateConfig) -> WorkerSetup:
         step_model=_step_model(config.step_model),
         max_step_tokens=config.max_step_tokens,
         max_requests=config.max_requests,
-        mixed_step_s=config.mixed_step_ms / 1000,
+        mixed_step_s=config.mixed_step_ms / 1000 or math.inf,
         kv_token_bytes=config.kv_token_bytes,
         link_bytes_per_s=config.link_gb_per_s * 1e9,
         num_gpus=config.tp,

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from diptych.common.errors import InvalidRequest
 
 MIN_SPARE: Final = 0.05  # of the time that an output may take: less can't be told from none
+MIN_SLO_S: Final = 0.001
 MAX_SLO_S: Final = 24 * 3600.0
 MAX_WEIGHT: Final = 1000.0
 
@@ -28,6 +29,11 @@ class Slo(NamedTuple):
         """Whether both times were said."""
         return self.ttft_s > 0 and self.tpot_s > 0
 
+    @property
+    def coarse(self) -> Slo:
+        """The same with times of two digits: however many differ by little, few are told apart."""
+        return self._replace(ttft_s=float(f"{self.ttft_s:.1e}"), tpot_s=float(f"{self.tpot_s:.1e}"))
+
     def are_kept(self, ttft_s: float, tpot_s: float) -> bool:
         """Whether a request was served well; it was where nobody said what that is."""
         return (self.ttft_s <= 0 or ttft_s <= self.ttft_s) and (self.tpot_s <= 0 or tpot_s <= self.tpot_s)
@@ -42,9 +48,9 @@ class Slo(NamedTuple):
     def validate(self) -> None:
         """Raise `InvalidRequest`, naming the field, for a value out of range."""
         for name in ("ttft_s", "tpot_s"):
-            if not 0 <= (value := getattr(self, name)) <= MAX_SLO_S:
+            if (value := getattr(self, name)) and not MIN_SLO_S <= value <= MAX_SLO_S:
                 ms = f"slo.{name[:-2]}_ms"
-                words = f"{ms} must be between 0 and {1000 * MAX_SLO_S:.0f} milliseconds, not {1000 * value:g}"
+                words = f"{ms} must be 0, or between 1 and {1000 * MAX_SLO_S:.0f} milliseconds, not {1000 * value:g}"
                 raise InvalidRequest(words, param=ms)
         if not 1 / MAX_WEIGHT <= self.weight <= MAX_WEIGHT:
             words = f"slo.weight must be between {1 / MAX_WEIGHT:g} and {MAX_WEIGHT:g}, not {self.weight:g}"

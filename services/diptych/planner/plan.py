@@ -17,7 +17,7 @@ from diptych.planner.backlog import with_backlog
 from diptych.planner.correction import corrected
 from diptych.planner.demand import demand
 from diptych.planner.expect import Expected, expect, remembered
-from diptych.planner.flips import Case, after_flips, flips
+from diptych.planner.flips import Case, Flips, after_flips, flips
 from diptych.planner.leaving import leaving
 from diptych.planner.predict import predict
 from diptych.planner.reach import reachable
@@ -98,6 +98,8 @@ def _made(scene: Scene, memory: Memory) -> tuple[Plan, Memory]:
     flipped = flips(_flip_case(scene, resized.sizes), observed, resized.memory)
     roles = {each.worker_id: each.role for each in observed.workers}
     sizes = after_flips(resized.sizes, tuple((roles[each.worker_id], each.role) for each in flipped.flips))
+    if sizes not in scene.room:  # the fleet grows or shrinks at the same time: one after the other
+        flipped, sizes = Flips((), resized.memory, ()), resized.sizes
     admission, shed = _admission(scene)
     made = Plan(
         *sizes,

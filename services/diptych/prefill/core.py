@@ -171,7 +171,7 @@ class PrefillCore:
             return None
         num_decoding, most = self._num_decoding(), self._limits.max_step_tokens
         wanted = self._queue.waiting_tokens if num_decoding else most
-        budget = self._pace.apart(min(most, max(1, wanted)), num_decoding, now_s)
+        budget = self._pace.apart(most, num_decoding, now_s, max(1, wanted))
         chunks = self._queue.plan(now_s, budget, lambda request: 0)
         for chunk in chunks:
             room = self._rooms[chunk.request.room]

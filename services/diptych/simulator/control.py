@@ -99,7 +99,7 @@ class Control:
         state = _STATES[member.state]
         worker = self._fleet.living.get(member.worker_id)
         if worker is None:
-            return Worker(member.worker_id, member.role, state, member.since_s)
+            return Worker(member.worker_id, member.serves_next, state, member.since_s)
         load, page_size = worker.core.load(), member.setup.page_size
         unanswered = [
             each.call.arrival_s
@@ -114,7 +114,7 @@ class Control:
             load.num_running * self._output_len() / 2 + load.num_waiting * self._output_len(),
             self._clock() - min(unanswered, default=self._clock()),
         )
-        return Worker(member.worker_id, member.role, state, member.since_s, occupancy)
+        return Worker(member.worker_id, member.serves_next, state, member.since_s, occupancy)
 
     def _forget(self) -> None:
         while self._lately and self._lately[0].call.arrival_s <= self._clock() - WINDOWS_S[-1]:

@@ -205,6 +205,7 @@ class Fleet:
         self._lose_links(member, "it has left")
         del self.living[member.worker_id]
         self._told(member)
+        self._look_around()
 
     def _kill(self, member: Member) -> None:
         """Nobody knows at first."""
@@ -217,10 +218,16 @@ class Fleet:
         member.enter(State.GONE, self._clock.now_s)
         self._lose_links(member, "it has died")
         self._told(member)
+        self._look_around()
 
     def _lose_links(self, member: Member, reason: str) -> None:
         for other_id in sorted(member.linked):
             self._unlink(member, self.members[other_id], reason)
+
+    def _look_around(self) -> None:
+        """Somebody has gone: who is left alone may serve alone."""
+        for other_id in sorted(self.living):
+            self._become_ready(self.members[other_id])
 
     # roles
 

@@ -105,6 +105,17 @@ class Front:
         self._close(served, failure)
         self._take(self._queue.leave(served.claim, self._clock.now_s))
 
+    def _complete(self, served: Served) -> None:
+        """An output has ended. One that a small pool cut short was not served as it was asked for."""
+        got, wanted = len(served.progress.output_ids), served.call.output_len
+        if got < wanted:
+            self._leave(
+                served, f"cut: its workers' KV pools hold no request of {served.call.prompt_len + wanted} tokens"
+            )
+            return
+        served.last_s = self._clock.now_s
+        self._leave(served)
+
     # pairs
 
     def _dispatch(self, served: Served) -> None:
@@ -184,8 +195,7 @@ class Front:
             attempt.is_proven = True
             self._breakers.succeed(attempt.pair)
         if legs.is_complete:
-            served.last_s = self._clock.now_s
-            self._leave(served)
+            self._complete(served)
         elif legs.failure is not None:
             self._recover(attempt, legs.failure)
 
@@ -208,8 +218,7 @@ class Front:
         progress = served.progress
         pause_s = progress.fail(failure, attempt.pair, now_s)
         if progress.finish is not None:
-            served.last_s = now_s
-            self._leave(served)
+            self._complete(served)
         elif pause_s is None:
             self._leave(served, f"{failure.leg.value}: {failure.code.name}: {failure.message}")
         elif has_fresh(self.workers.pairs, progress.blamed):

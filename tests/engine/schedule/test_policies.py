@@ -71,3 +71,9 @@ def test_who_is_late_already_lets_those_pass_who_may_still_be_in_time_but_not_fo
     assert [policy.choose(line, now_s).room for now_s in (0.4, 0.55, 0.65, 0.75, 0.6 + PATIENCE_S)] == [1, 2, 3, 1, 1]
     line[0].slo = Slo()
     assert policy.choose(line, 0.65).room == 1, "who wants nothing is never late"
+
+
+def test_who_has_no_time_to_keep_does_not_pass_who_is_late() -> None:
+    chat, batch = request(1, 0.0), request(2, 0.1)
+    chat.slo = Slo(0.3)
+    assert InTime(POLICIES["fcfs"](lambda _: 0)).choose([chat, batch], 0.31) is chat

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from diptych.engine.schedule.kv_forecast import OutputLengths
-from diptych.engine.schedule.step_pace import PATIENCE, UNBOUNDED, StepPace
+from diptych.engine.schedule.step_pace import AT_LAST, PATIENCE, UNBOUNDED, StepPace
 from diptych.engine.schedule.token_deadlines import FORGIVEN, TokenDeadlines, grouped
 from diptych.engine.values.prompt_cost import MIN_CHUNK
 from diptych.engine.values.request import Request, new_request
@@ -53,8 +53,9 @@ class Worker:
     def step(self, wanted: int, *, apart: bool = False) -> int:
         """Launch a step; return how many tokens of prompts it has: None of either kind where there is nothing to do."""
         rows = [] if apart else list(self.requests)
-        plan = self.pace.apart if apart else self.pace.beside
-        cost = min(wanted, plan(MOST, len(self.requests), self.now_s)) if wanted else 0
+        num_rows, now_s = len(self.requests), self.now_s
+        budget = self.pace.apart(MOST, num_rows, now_s, wanted) if apart else self.pace.beside(MOST, num_rows, now_s)
+        cost = min(wanted, budget) if wanted else 0
         if not cost and not rows:
             return 0
         context = sum(self.requests[room].num_tokens + self.tokens[room] for room in rows)
@@ -133,7 +134,7 @@ def test_slack_that_was_earned_is_spent_at_once() -> None:
 def test_without_requests_that_decode_nothing_bounds_a_step() -> None:
     worker = Worker()
     warm(worker)
-    assert worker.pace.beside(MOST, 0, 1.0) == worker.pace.apart(MOST, 0, 1.0) == MOST
+    assert worker.pace.beside(MOST, 0, 1.0) == worker.pace.apart(MOST, 0, 1.0, MOST) == MOST
     assert worker.pace.shown(0) == UNBOUNDED
 
 
@@ -151,11 +152,38 @@ def test_prompts_do_not_starve_where_there_is_no_slack(apart: bool) -> None:
         if cost:
             waits.append(waited)
             waited = 0
-            assert cost >= MIN_CHUNK
+            assert cost >= AT_LAST
         else:
             waited += 1
     assert max(waits) < PATIENCE
     assert len(waits) >= 400 // PATIENCE
+
+
+def test_who_waited_for_a_step_of_its_own_and_left_holds_up_no_prompts_beside_outputs() -> None:
+    def beside(is_refused: bool) -> int:
+        worker = Worker()
+        warm(worker)
+        worker.join(running(1, STEP_S * 1.03))
+        if is_refused:
+            assert worker.step(MOST, apart=True) == 0
+        worker.step(0)
+        worker.leave(1)
+        worker.join(running(2, 0.1))
+        for _ in range(20):
+            worker.step(0)
+        return worker.pace.beside(MOST, 1, worker.now_s)
+
+    assert beside(True) == beside(False)
+
+
+def test_a_long_prompt_behind_short_ones_does_not_wait_where_there_is_time() -> None:
+    worker = Worker()
+    for _ in range(20):
+        worker.step(50, apart=True)
+    worker.join(running(1, 1.0))
+    for _ in range(20):
+        worker.step(0)
+    assert worker.step(2000, apart=True) > 0
 
 
 def test_a_time_per_token_that_no_step_keeps_binds_nobody_but_the_longest_step_does() -> None:

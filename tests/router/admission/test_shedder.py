@@ -22,6 +22,7 @@ CHAT, BATCH = Tier("chat", Slo(0.5, 0.05)), Tier("batch", Slo(weight=0.1, shedda
 class Answer:
     first_s: float = 0.0
     num_tokens: int = 0
+    last_s: float = 0.0
 
 
 class World:
@@ -83,13 +84,13 @@ def test_what_is_seen_of_those_in_flight_is_their_time_as_a_share_of_their_slo()
     with ExitStack() as open_:
         for answer, arrival_s, compute_s in (
             (Answer(), 99.75, 0.125),  # waits for 0.125 s beyond what its prompt takes
-            (Answer(), 50.0, 0.0),  # far too late: counts twice
-            (Answer(first_s=99.0, num_tokens=21), 98.0, 0.0),  # 0.05 s a token
+            (Answer(), 50.0, 0.0),  # far too late: counts once
+            (Answer(first_s=90.0, num_tokens=21, last_s=91.0), 89.0, 0.0),  # 0.05 s a token; its client reads slowly
             (Answer(first_s=99.9, num_tokens=2), 98.0, 0.0),  # has no pace yet
         ):
             open_.enter_context(world.in_flight.holding(world.flying(CHAT, arrival_s, answer, compute_s)))
         open_.enter_context(world.in_flight.holding(world.flying(BATCH, 1.0, Answer())))
         seen = dict(world.in_flight.seen(world.now_s))
     assert seen.pop("batch") == Seen()
-    assert seen == {"chat": pytest.approx(Seen(2, 2.25, 1, 1.0))}
+    assert seen == {"chat": pytest.approx(Seen(2, 1.25, 1, 1.0))}
     assert len(world.in_flight) == 0

@@ -34,7 +34,7 @@ def test_an_output_counts_more_the_heavier_it_is_and_the_less_it_can_spare() -> 
 @pytest.mark.parametrize("seed", range(20))
 def test_what_two_requests_are_to_each_other_is_the_reverse(seed: int) -> None:
     rng = random.Random(seed)
-    one, other = (Slo(rng.random(), rng.random(), rng.uniform(0.1, 10)) for _ in range(2))
+    one, other = (Slo(rng.random(), rng.random(), rng.uniform(0.1, 10)).coarse for _ in range(2))
     pace_s = rng.random()
     there, back = (outputs_at_stake(load((a, 1)), b, 1, pace_s) for a, b in ((one, other), (other, one)))
     assert there * back == pytest.approx(1.0)

@@ -30,7 +30,7 @@ def test_a_tier_has_what_it_says_and_what_is_common_besides() -> None:
         (["a:weight"], "'weight'"),
         (["a:weight=2:weight=3"], "each once at most"),
         (["a:weight=heavy"], "slo.weight must be between 0.001 and 1000"),
-        (["a:ttft_ms=-1"], "slo.ttft_ms must be between"),
+        (["a:ttft_ms=-1"], "slo.ttft_ms must be 0, or between 1"),
         ([f"t{index}" for index in range(16)], "17 tiers with 'default'; at most 16"),
     ],
 )
@@ -58,6 +58,18 @@ def test_a_key_is_held_to_its_tiers_and_the_first_is_its_own() -> None:
         with pytest.raises(InvalidRequest, match=words) as refused:
             TIERS.of(wish, allowed)
         assert refused.value.param == param
+
+
+def test_a_key_may_ask_for_just_the_times_of_its_tier_and_for_none_where_it_has_none() -> None:
+    tiers = tiers_of(["even:ttft_ms=2007", "free:sheddable"], Slo())
+    assert tiers.of(SloWish("even", ttft_ms=2007), ["even"]).slo.ttft_s == 2.007
+    with pytest.raises(InvalidRequest, match=r"slo.tpot_ms can't be said in the tier 'free', which has none"):
+        tiers.of(SloWish("free", tpot_ms=1.0), ["free"])
+
+
+def test_common_times_that_no_request_may_have_are_no_options() -> None:
+    with pytest.raises(ConfigError, match=r"--ttft-slo-ms and --tpot-slo-ms: slo.ttft_ms must be"):
+        tiers_of([], Slo(1e6))
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_shares_and_percentiles_are_of_all_that_was_offered() -> None:
     found = summary(OUTCOME, SLO)
     assert (found.offered, found.served, found.good) == (5, 3, 1)
     assert (found.attainment, found.ttft_attainment, found.tpot_attainment) == (0.2, 0.4, 0.4)
-    assert found.ttft_s == Percentiles(0.5, math.inf, math.inf)
+    assert found.ttft_s == Percentiles(2.0, math.inf, math.inf)
     assert found.e2e_s == Percentiles(7.5, math.inf, math.inf)
     assert found.hit_rate == 150 / 500  # of prompts that somebody computed
     assert (found.goodput_per_s, found.gpu_hours, found.good_per_gpu_hour) == (0.1, 2.0, 0.5)
@@ -90,11 +90,11 @@ def test_policies_stand_side_by_side_as_a_table_and_as_json() -> None:
     assert lines[0].split() == ["pair_cost", "random"]
     assert len({len(line) for line in lines[:20]}) == 1
     (row,) = (line for line in lines if line.startswith("TTFT ms"))
-    assert row.split()[-2:] == ["500/never/never", "500/never/never"]
+    assert row.split()[-2:] == ["2000/never/never", "2000/never/never"]
     assert "pair_cost: 1 of 5 failed: worker died" in lines
     again = json.loads(json.dumps(as_json(results), allow_nan=False))
     assert again["random"]["good"] == 3
-    assert again["pair_cost"]["ttft_s"] == {"p50": 0.5, "p90": None, "p99": None}
+    assert again["pair_cost"]["ttft_s"] == {"p50": 2.0, "p90": None, "p99": None}
 
 
 def test_errors_are_of_calls_that_have_both_times() -> None:

@@ -6,10 +6,13 @@ what is recommended was tried: the fewest workers that keep the goal, while one 
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from diptych.common.errors import ConfigError
 from diptych.planner.demand import Demand, demand
 from diptych.planner.offered import Asked, offered
 from diptych.planner.predict import predict
@@ -32,15 +35,22 @@ class Proposal(NamedTuple):
 
 
 def busiest(calls: Sequence[Call], cached_lens: Sequence[int], sizing: Sizing, window_s: float) -> tuple[Kind, ...]:
-    """Return the load of the window that has most work, of those that follow each other, as kinds."""
+    """Return the load of the window that has most work, of those that begin half a window after each other, as kinds.
+
+    Raises `ConfigError` where nobody can say how many calls come a second.
+    """
     asked = [
         Asked(call.arrival_s, call.prompt_len, cached, call.output_len, is_over=True)
         for call, cached in zip(calls, cached_lens, strict=True)
     ]
-    end_s, began_s = calls[-1].arrival_s, calls[0].arrival_s - 1e-6
-    number = max(1, int((end_s - began_s) / window_s))
-    ends = [end_s - each * window_s for each in range(number)]
-    found = [offered(asked, each, [window_s], began_s)[0].kinds or () for each in ends]
+    arrivals = [call.arrival_s for call in calls]
+    end_s, began_s = arrivals[-1], arrivals[0] - 1e-6
+    if arrivals[0] == end_s:
+        raise ConfigError("the calls of the trace all come at once: give one in which they come one after the other")
+    number = 1 + max(0, math.ceil(2 * (end_s - began_s - window_s) / window_s))
+    ends = [max(end_s - each * window_s / 2, min(began_s + window_s, end_s)) for each in range(number)]
+    windows = [(each, asked[bisect_right(arrivals, each - window_s) : bisect_right(arrivals, each)]) for each in ends]
+    found = [offered(there, each, [window_s], began_s)[0].kinds or () for each, there in windows]
     return max(found, key=lambda kinds: demand(kinds, sizing.capacity).work)
 
 
@@ -86,7 +96,8 @@ class Search:
         while found is not None and found.total == number and number > 1 and self._may_try:
             number -= 1
             found = self._of(number) or found
-        return found
+        kept = [sizes for sizes, share in self.tried.items() if share >= self.sizing.goal.share]
+        return min(kept, key=lambda each: each.total, default=None)
 
     @property
     def _may_try(self) -> bool:

@@ -91,7 +91,7 @@ class InTime:
         first = self._policy.choose(line, now_s)
         if not PATIENCE_S > now_s - _due_s(first) > 0:
             return first
-        in_time = [request for request in line if now_s <= _due_s(request)]
+        in_time = [request for request in line if now_s <= _due_s(request) < math.inf]
         return self._policy.choose(in_time, now_s) if in_time else first
 
 

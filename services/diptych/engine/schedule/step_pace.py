@@ -3,8 +3,8 @@
 Without such requests nothing bounds a step: the worker prefills. With some, prompts get the time that is left until
 the first of their next tokens is due (`TokenDeadlines`), less what the tokens themselves take (`StepLine`). What
 requests are ahead of their deadlines may be spent at once; no deadline is missed for it. Where too little is left,
-prompts wait; but not for more than `PATIENCE` steps with tokens: then they get `MIN_CHUNK` tokens all the same, so a
-prompt of `n` tokens is computed within `PATIENCE * n / MIN_CHUNK` such steps from its turn on. Sarathi-Serve (OSDI
+prompts wait; but not for more than `PATIENCE` steps with tokens: then they get `AT_LAST` tokens all the same, so a
+prompt of `n` tokens is computed within `PATIENCE * n / AT_LAST` such steps from its turn on. Sarathi-Serve (OSDI
 2024) bounds steps by a fixed number of tokens, and DuetServe (2025) predicts when a time per token would not be kept;
 here both are one rule.
 
@@ -30,6 +30,7 @@ UNBOUNDED: Final = -1
 PATIENCE: Final = 8  # steps
 HEADROOM: Final = 0.92  # of the time that is left is planned: what is spared comes back, as slack, in the next step
 WORTH: Final = 8  # times what a step costs that has nothing else: prompts wait until there is time for so much
+AT_LAST: Final = 2 * STEP_COST  # for who has waited: fewer would be hardly cheaper than the step that they are in
 SHARED: Final = 0.5  # of it is for prompts beside tokens while others wait to have a step of their own
 STEP_CONTEXT: Final = 100_000  # tokens of context that an H200 reads while it reads weights: for a step's first guess
 ROW_CONTEXT: Final = 64  # and while it does the rest for one request
@@ -55,16 +56,17 @@ class _Prompts:
 
     def patient(self, budget: int, wanted: int) -> int:
         """Return what they get where so much would be right: nothing where that is too little, but not for ever."""
-        if budget >= min(self.least, wanted):
+        enough = min(self.least, wanted, self.line.reach) if self.line.is_known else min(self.least, wanted)
+        if budget >= enough:
             return budget
         self.is_refused = True
-        return max(MIN_CHUNK, budget) if self.num_refused + 1 >= PATIENCE else 0
+        return max(AT_LAST, budget) if self.num_refused + 1 >= PATIENCE else 0
 
     def stepped(self, has_tokens: bool, cost: int) -> None:
-        if cost:
-            self.num_refused = 0
-        elif has_tokens and self.is_refused:
+        if has_tokens and not cost and self.is_refused:
             self.num_refused += 1
+        elif cost or has_tokens:
+            self.num_refused = 0
         if cost or has_tokens:
             self.is_refused = False
 
@@ -127,14 +129,17 @@ class StepPace:
             return most
         tokens_s, spare_s = self._left(num_rows, now_s)
         share = SHARED if self._apart.num_refused else 1.0
-        return self._budget(most, self._beside, num_rows, share * spare_s, self._longest_s - tokens_s)
+        return self._budget(most, most, self._beside, num_rows, share * spare_s, self._longest_s - tokens_s)
 
-    def apart(self, most: int, num_rows: int, now_s: float) -> int:
-        """Return what prompts may cost in a step of their own, for which so many requests wait; `most` at most."""
+    def apart(self, most: int, num_rows: int, now_s: float, wanted: int) -> int:
+        """Return what prompts may cost in a step of their own, for which so many requests wait; `most` at most.
+
+        All that wait to be computed have `wanted` tokens: where those are few, few are worth a step.
+        """
         if not num_rows:
             return most
         _, spare_s = self._left(num_rows, now_s)
-        return self._budget(most, self._apart, num_rows, spare_s, self._longest_s)
+        return self._budget(most, wanted, self._apart, num_rows, spare_s, self._longest_s)
 
     def shown(self, num_rows: int) -> int:
         """Return what prompts may cost in the step behind those that are launched, roughly, for others to hear of."""
@@ -150,10 +155,12 @@ class StepPace:
         """Return the contexts of those who decode, roughly."""
         return coarse(self._contexts.num_tokens, CONTEXT_BITS)
 
-    def _budget(self, most: int, prompts: _Prompts, num_rows: int, spare_s: float, longest_s: float) -> int:
+    def _budget(
+        self, most: int, wanted: int, prompts: _Prompts, num_rows: int, spare_s: float, longest_s: float
+    ) -> int:
         """Return what prompts may cost: deadlines leave them `spare_s`, and the longest step `longest_s`."""
         known = self._known(prompts)
-        budget = most if spare_s == math.inf else min(most, prompts.patient(known.cost_in(spare_s), most))
+        budget = most if spare_s == math.inf else min(most, prompts.patient(known.cost_in(spare_s), wanted))
         if longest_s == math.inf or not known.line.is_known:
             return budget
         return min(budget, max(MIN_CHUNK, num_rows, known.cost_in(longest_s)))

@@ -37,6 +37,11 @@ class StepLine:
         return self._weight > 0
 
     @property
+    def reach(self) -> int:
+        """The most work that the line is believed to tell of."""
+        return int(REACH * self._largest)
+
+    @property
     def pace(self) -> float:
         """How long the last few steps took, against the line."""
         return self._measured / self._expected if self._expected else 1.0

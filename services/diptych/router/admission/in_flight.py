@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from diptych.router.admission.shed import MAX_RATIO, Seen
+from diptych.router.admission.shed import MAX_PACE, MAX_WAITED, Seen
 from diptych.router.values.slo_tiers import Tier
 
 MIN_TOKENS: Final = 4  # of an output, to have a pace
@@ -19,6 +19,11 @@ class Answer(Protocol):
     @property
     def first_s(self) -> float:
         """When its first token came; 0: it has not."""
+        ...
+
+    @property
+    def last_s(self) -> float:
+        """When its last tokens came, whether its client has read them or not."""
         ...
 
     @property
@@ -67,9 +72,10 @@ def _seen(requests: Sequence[InFlightRequest], now_s: float) -> Seen:
         slo, first_s, num_tokens = request.tier.slo, request.answer.first_s, request.answer.num_tokens
         if not first_s and slo.ttft_s:
             waited_s = max(0.0, now_s - request.arrival_s - request.compute_s())
-            waited += min(MAX_RATIO, waited_s / slo.ttft_s)
+            waited += min(MAX_WAITED, waited_s / slo.ttft_s)
             num_waiting += 1
         elif first_s and slo.tpot_s and num_tokens >= MIN_TOKENS:
-            paced += min(MAX_RATIO, (now_s - first_s) / (num_tokens - 1) / slo.tpot_s)
+            pace_s = (request.answer.last_s - first_s) / (num_tokens - 1)
+            paced += min(MAX_PACE, pace_s / slo.tpot_s)
             num_running += 1
     return Seen(num_waiting, waited, num_running, paced)

@@ -18,7 +18,9 @@ from diptych.router.choose.policies.cost import Outlook
 
 FIRST_FROM: Final = 0.3  # pressure at which the lightest tier begins to give way
 ALL_FROM: Final = 0.8  # and at which all sheddable ones have: the rest is for what comes in bursts
-MAX_RATIO: Final = 2.0  # of one request's time to what it may take: one alone is no crowd
+MAX_WAITED: Final = 1.0  # of one request's wait to what it may take, and
+MAX_PACE: Final = 2.0  # of its pace: one alone is no crowd
+FEW: Final = 3  # waiting requests
 
 
 class Seen(NamedTuple):
@@ -40,7 +42,7 @@ def pressure(slo: Slo, outlook: Outlook, seen: Seen) -> float:
     many. A pace is meant to be near its limit, which workers make use of, and counts from there on.
     """
     expected = outlook.wait_s / slo.ttft_s if slo.ttft_s else 0.0
-    waits = max(expected, 2 * seen.waited / (seen.num_waiting + 1))
+    waits = max(expected, 2 * seen.waited / (seen.num_waiting + FEW))
     expected = outlook.pace_s / slo.tpot_s if slo.tpot_s else 0.0
     pace = max(expected, seen.paced / (seen.num_running + 1))
     return max(waits, pace - 1 + FIRST_FROM if pace > 1 else 0.0)

@@ -28,6 +28,7 @@ def outputs_at_stake(load: WorkerLoad, slo: Slo, num_outputs: int, pace_s: float
     """
     if not load.outputs:
         return num_outputs
+    slo = slo.coarse
     known, num_known, own = 0.0, 0, math.sqrt(_spare(slo, pace_s)) / slo.weight
     for other, count in load.outputs:
         num_known += count

@@ -41,7 +41,7 @@ class Response:
         self.stop = ""  # the stop string at which the output ended, if one did
         self.stop_token: int | None = None  # likewise: the token
         self.first_s = 0.0  # when the first tokens came; 0: they have not
-        self._last_s = 0.0
+        self.last_s = 0.0
         self._received_s = 0.0  # when the last delta came, until what became of it is handed over
         self._busy_s = 0.0
 
@@ -85,7 +85,7 @@ class Response:
     def finished(self, prompt_len: int, cached_tokens: int) -> Usage:
         """Return the final counts and take them into the metrics."""
         metrics, now_s, arrival_s = self._metrics, time.monotonic(), self._request.client.life.arrival_s
-        tpot_s = (self._last_s - self.first_s) / max(1, self.num_tokens - 1)
+        tpot_s = (self.last_s - self.first_s) / max(1, self.num_tokens - 1)
         metrics.finished(self._request.client.tier, (self.first_s or now_s) - arrival_s, tpot_s, now_s - arrival_s)
         metrics.prompt_tokens.inc(prompt_len)
         metrics.cached_tokens.inc(cached_tokens)
@@ -103,12 +103,12 @@ class Response:
         return Scores(prompt.ids, logprobs, prompt.echo.offsets if prompt.echo else ())
 
     def _observe_arrival(self, now_s: float, num_tokens: int) -> None:
-        if self._last_s:
-            self._metrics.itl.observe(now_s - self._last_s)
+        if self.last_s:
+            self._metrics.itl.observe(now_s - self.last_s)
         else:
             self.first_s = now_s
             self._metrics.ttft.observe(now_s - self._request.client.life.arrival_s)
-        self._last_s = now_s
+        self.last_s = now_s
 
     def _note_slow(self, took_s: float) -> None:
         """What came last was handed over only now: its client takes its time."""

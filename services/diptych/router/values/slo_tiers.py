@@ -86,7 +86,10 @@ class Tiers:
 def _check_not_tighter(wish: SloWish, name: str, slo: Slo) -> None:
     """A key that is held to tiers is held to their times, too."""
     for param, wished_ms, least_s in (("ttft_ms", wish.ttft_ms, slo.ttft_s), ("tpot_ms", wish.tpot_ms, slo.tpot_s)):
-        if wished_ms and wished_ms < 1000 * least_s:
+        if wished_ms and not least_s:
+            words = f"slo.{param} can't be said in the tier {name!r}, which has none: leave it out"
+            raise InvalidRequest(words, param=f"slo.{param}")
+        if wished_ms and wished_ms / 1000 < least_s:
             words = f"slo.{param} must be at least {1000 * least_s:g} in the tier {name!r}, not {wished_ms:g}"
             raise InvalidRequest(words, param=f"slo.{param}")
 
@@ -96,6 +99,10 @@ NO_TIERS: Final = Tiers({DEFAULT_TIER: NO_SLO})
 
 def tiers_of(texts: Sequence[str], common: Slo) -> Tiers:
     """Read the entries of `--slo-tiers`; `common` is what they leave unsaid. Raises `ConfigError`."""
+    try:
+        common.validate()
+    except InvalidRequest as error:
+        raise ConfigError(f"--ttft-slo-ms and --tpot-slo-ms: {error}") from None
     slos = {DEFAULT_TIER: common}
     for text in texts:
         name, said = _read_tier(text)

@@ -143,7 +143,7 @@ class OpenLegs:
 
     def _count_output(self, leg: Leg, change: int) -> None:
         if leg.kind is not LegKind.PREFILL:
-            self._outputs[leg.work.slo] += change
+            self._outputs[leg.work.slo.coarse] += change
             self._shown = None
 
     def _outputs_by_slo(self) -> Sequence[tuple[Slo, int]]:

@@ -79,7 +79,7 @@ def summary(outcome: Outcome, slo: Slo, by_call: Sequence[Slo] = ()) -> Summary:
         tpot_attainment=_ratio(int(tpot_kept.sum()), offered),
         holds_90=attainment >= ATTAINMENTS[0],
         holds_99=attainment >= ATTAINMENTS[1],
-        ttft_s=_percentiles(outcome.ttft_s),
+        ttft_s=_percentiles(np.where(outcome.is_served, outcome.ttft_s, np.nan)),
         tpot_s=_percentiles(outcome.tpot_s[has_tpot]),
         e2e_s=_percentiles(outcome.last_s - outcome.arrival_s),
         hit_rate=_ratio(int(outcome.cached_len[was_computed].sum()), int(outcome.prompt_len[was_computed].sum())),

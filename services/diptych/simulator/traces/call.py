@@ -6,8 +6,8 @@ that block, as in Mooncake's traces; the last block need not be full, and its na
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -52,3 +52,11 @@ def digest_of(calls: Iterable[Call]) -> str:
         digest.update(repr(words).encode())
         digest.update(call.blocks.astype("<u8", copy=False).tobytes())
     return digest.hexdigest()
+
+
+def from_zero(calls: Sequence[Call]) -> list[Call]:
+    """Return calls in their order, of which the first comes at 0 s: what was before it is nobody's time."""
+    if not calls or not calls[0].arrival_s:
+        return list(calls)
+    began_s = calls[0].arrival_s
+    return [replace(call, arrival_s=round(call.arrival_s - began_s, 6)) for call in calls]

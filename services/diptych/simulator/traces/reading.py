@@ -9,7 +9,7 @@ from typing import Final
 
 from diptych.common.errors import ConfigError
 from diptych.simulator.traces import azure, mooncake, request_log
-from diptych.simulator.traces.call import Call
+from diptych.simulator.traces.call import Call, from_zero
 from diptych.simulator.traces.measured import Measured
 
 FORMATS: Final = "rows with hash_ids (Mooncake's, or saved), Azure's CSV with TIMESTAMP, or a router's request log"
@@ -30,7 +30,7 @@ def read_calls(lines: Iterable[str]) -> list[Call]:
         calls = azure.read(whole)
     else:
         raise ConfigError(f"its first line is that of no known format: {FORMATS}")
-    return sorted(calls, key=lambda call: call.arrival_s)
+    return from_zero(sorted(calls, key=lambda call: call.arrival_s))
 
 
 def measured_in(lines: Sequence[str]) -> Measured:

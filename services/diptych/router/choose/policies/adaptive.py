@@ -102,8 +102,9 @@ def _outputs_missed(candidates: Candidates, request: RequestView) -> Mapping[int
 def _output_missed(worker: Worker, request: RequestView, prompts: _Prompts) -> float:
     """Return how many requests miss their SLO because the output is made there: outputs, itself too, and prompts."""
     tpot_s, added = request.slo.tpot_s, request.prompt_len + request.output_len / 2
-    before, after = missed(step_s(worker) / tpot_s), missed(step_s(worker, added) / tpot_s)
-    own = after + worker.load.num_outputs * max(0.0, after - before) + (not _has_memory(worker, request))
+    before_s, after_s = step_s(worker), step_s(worker, added)
+    own = missed(after_s / tpot_s) + _others_missed(worker, request, before_s, after_s)
+    own += not _has_memory(worker, request)
     if worker.instance_id not in prompts.shares:
         return own
     key, others, share = worker.instance_id, worker.load.num_outputs, share_of(worker, tpot_s, added)
@@ -112,6 +113,21 @@ def _output_missed(worker: Worker, request: RequestView, prompts: _Prompts) -> f
         key, 1.0, share
     )  # for as long as it outlasts the others: so a worker becomes free again
     return own + request.output_len * tpot_s * (others * beside + alone) / (others + 1)
+
+
+def _others_missed(worker: Worker, request: RequestView, before_s: float, after_s: float) -> float:
+    """Return how many outputs miss their own SLOs when a token takes longer, by their weights against the request's.
+
+    Those whose SLOs are not known are taken to have the request's.
+    """
+    outputs, slo = worker.load.outputs, request.slo
+    lost = [
+        count * other.weight / slo.weight * max(0.0, missed(after_s / other.tpot_s) - missed(before_s / other.tpot_s))
+        for other, count in outputs
+        if other.tpot_s
+    ]
+    num_unknown = max(0, worker.load.num_outputs - sum(count for _, count in outputs))
+    return sum(lost) + num_unknown * max(0.0, missed(after_s / slo.tpot_s) - missed(before_s / slo.tpot_s))
 
 
 def _has_memory(worker: Worker, request: RequestView) -> bool:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Final
 
 from diptych.common.errors import ConfigError
-from diptych.simulator.traces.call import Call
+from diptych.simulator.traces.call import Call, from_zero
 from diptych.simulator.traces.columns import Columns, calls_of
 from diptych.simulator.traces.generators.agentic import agentic
 from diptych.simulator.traces.generators.bimodal import bimodal
@@ -26,4 +26,4 @@ def generate(name: str, num_calls: int, rate: float, seed: int) -> list[Call]:
         raise ConfigError(f"nothing generates {name!r}; there are {', '.join(GENERATORS)}")
     if num_calls < 2 or not 0 < rate < 1e6:
         raise ConfigError(f"a trace has two calls or more, at a rate above 0; not {num_calls} at {rate:g} a second")
-    return calls_of(GENERATORS[name](num_calls, rate, seed))
+    return from_zero(calls_of(GENERATORS[name](num_calls, rate, seed)))
