@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from diptych.common.errors import InvalidRequest
 
 MIN_SPARE: Final = 0.05  # of the time that an output may take: less can't be told from none
-MIN_SLO_S: Final = 0.001
+MIN_SLO_S: Final = 1e-4
 MAX_SLO_S: Final = 24 * 3600.0
 MAX_WEIGHT: Final = 1000.0
 
@@ -50,7 +50,8 @@ class Slo(NamedTuple):
         for name in ("ttft_s", "tpot_s"):
             if (value := getattr(self, name)) and not MIN_SLO_S <= value <= MAX_SLO_S:
                 ms = f"slo.{name[:-2]}_ms"
-                words = f"{ms} must be 0, or between 1 and {1000 * MAX_SLO_S:.0f} milliseconds, not {1000 * value:g}"
+                bounds = f"between {1000 * MIN_SLO_S:g} and {1000 * MAX_SLO_S:.0f} milliseconds"
+                words = f"{ms} must be 0, or {bounds}, not {1000 * value:g}"
                 raise InvalidRequest(words, param=ms)
         if not 1 / MAX_WEIGHT <= self.weight <= MAX_WEIGHT:
             words = f"slo.weight must be between {1 / MAX_WEIGHT:g} and {MAX_WEIGHT:g}, not {self.weight:g}"

@@ -30,7 +30,7 @@ def test_a_tier_has_what_it_says_and_what_is_common_besides() -> None:
         (["a:weight"], "'weight'"),
         (["a:weight=2:weight=3"], "each once at most"),
         (["a:weight=heavy"], "slo.weight must be between 0.001 and 1000"),
-        (["a:ttft_ms=-1"], "slo.ttft_ms must be 0, or between 1"),
+        (["a:ttft_ms=-1"], "slo.ttft_ms must be 0, or between 0.1"),
         ([f"t{index}" for index in range(16)], "17 tiers with 'default'; at most 16"),
     ],
 )
