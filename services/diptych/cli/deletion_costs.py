@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from diptych.cli.requests.asking import members
 from diptych.common import event_loop
 from diptych.common.config import option
-from diptych.common.errors import ConfigError, DiptychError, Unavailable
+from diptych.common.errors import ConfigError, Unavailable
 from diptych.common.logging import LogConfig, setup
 from diptych.common.members.kubernetes_api import KubernetesApi, in_cluster
 from diptych.common.members.record import State
@@ -59,17 +59,8 @@ def main(config: DeletionCostsConfig) -> int:
     def look() -> None:
         update(api, config.selector, members(config.bootstrap, trust))
 
-    asyncio.run(event_loop.run_until_signal(lambda stop: _look_again_and_again(look, config.interval_s, stop)))
+    asyncio.run(event_loop.run_until_signal(lambda stop: event_loop.repeat(look, config.interval_s, stop)))
     return 0
-
-
-async def _look_again_and_again(look: Callable[[], None], interval_s: float, stop: asyncio.Event) -> None:
-    while not stop.is_set():
-        try:
-            await asyncio.to_thread(look)
-        except DiptychError as error:
-            logger.warning("%s; trying again", error)
-        await event_loop.wait_or_timeout(stop, interval_s)
 
 
 def update(api: KubernetesApi, selector: str, listed: Iterable[Instance]) -> None:

@@ -11,7 +11,7 @@ import logging
 import math
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, get_args
 
@@ -23,7 +23,7 @@ from diptych.cli.requests.asking import ask_all, members
 from diptych.cli.simulate import H200, SimulateConfig, worker_of
 from diptych.common import event_loop
 from diptych.common.config import option
-from diptych.common.errors import ConfigError, DiptychError
+from diptych.common.errors import ConfigError
 from diptych.common.logging import LogConfig, setup
 from diptych.common.members.instances import computable_tokens
 from diptych.common.members.record import State
@@ -212,17 +212,8 @@ def main(config: PlannerConfig) -> int:
         counts = ask_all(pages.values(), lambda router: _counted(router.metrics_address))
         metrics.show(watcher.round(time.monotonic(), listed, dict(zip(pages, counts, strict=True))))
 
-    asyncio.run(event_loop.run_until_signal(lambda stop: _look_again_and_again(look, config.interval_s, stop)))
+    asyncio.run(event_loop.run_until_signal(lambda stop: event_loop.repeat(look, config.interval_s, stop)))
     return 0
-
-
-async def _look_again_and_again(look: Callable[[], None], interval_s: float, stop: asyncio.Event) -> None:
-    while not stop.is_set():
-        try:
-            await asyncio.to_thread(look)
-        except DiptychError as error:
-            logger.warning("%s; trying again", error)
-        await event_loop.wait_or_timeout(stop, interval_s)
 
 
 def _counted(address: str) -> Counts | None:

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import time
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
+from diptych.common.errors import DiptychError
 from diptych.common.members.heartbeat import BEAT_S, DESCRIPTOR_VARIABLE, NO_BEAT, SharedHeartbeat
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -57,6 +61,19 @@ async def run_until_signal(serve: Callable[[Stop], Awaitable[T]], *, grace_s: in
         signal.alarm(0)
         for number in _STOP_SIGNALS:
             loop.remove_signal_handler(number)
+
+
+async def repeat(act: Callable[[], None], every_s: float, stop: asyncio.Event) -> None:
+    """Call `act` on another thread, and again `every_s` after it has ended, until `stop` is set.
+
+    What goes wrong outside is told, and tried again.
+    """
+    while not stop.is_set():
+        try:
+            await asyncio.to_thread(act)
+        except DiptychError as error:
+            logger.warning("%s; trying again", error)
+        await wait_or_timeout(stop, every_s)
 
 
 async def beat_for_supervisor() -> None:
