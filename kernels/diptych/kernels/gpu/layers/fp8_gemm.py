@@ -18,7 +18,7 @@ from torch import Tensor
 
 from diptych.kernels.gpu.grid import cdiv
 from diptych.kernels.gpu.layers.dot_rows import Tile
-from diptych.kernels.gpu.layers.fp8_gemv import MAX_ROWS, fp8_gemv
+from diptych.kernels.gpu.layers.fp8_gemv import fp8_gemv
 from diptych.kernels.gpu.layers.fp8_matrix import Fp8Matrix
 from diptych.kernels.gpu.layers.fp8_rows import GROUP, Fp8Rows, numbers_of, pointer, quantize_rows
 
@@ -33,7 +33,7 @@ def fp8_gemm(x: Tensor, weight: Fp8Matrix, out: Tensor) -> None:
     """`x [m, k] @ weight [n, k]^T -> out [m, n]`, whose rows may be parts of longer ones; x is contiguous."""
     if not len(x):
         return
-    if len(x) <= MAX_ROWS:
+    if len(x) == 1:
         fp8_gemv(x, weight, out)
         return
     rows = quantize_rows(x, weight.group)
