@@ -134,7 +134,9 @@ def fp8_gemm_kernel(
             inside = (column + step * BLOCK_K < K)[None, :]
             rows, weights = tl.load(of_x, mask=inside, other=0.0), tl.load(of_codes, mask=inside, other=0.0)
         if GROUP:
-            factors = tl.load(of_rows + step * m)[:, None] * tl.load(scales + of_weight // GROUP * PITCH + step)[None, :]
+            factors = (
+                tl.load(of_rows + step * m)[:, None] * tl.load(scales + of_weight // GROUP * PITCH + step)[None, :]
+            )
             total += product(rows, weights, tl.zeros_like(total), COMPILED) * factors
         else:
             total = product(rows, weights, total, COMPILED)
