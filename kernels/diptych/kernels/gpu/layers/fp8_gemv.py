@@ -39,9 +39,9 @@ class Strip:
 
 
 STRIP: Final = Strip(4, 4096, 4)
-LONG_STRIP: Final = Strip(8, 1024, 4)  # more rows for each that x is quantised
+LONG_STRIP: Final = Strip(8, 512, 4)  # more rows for each that x is quantised
 LONG: Final = 8192  # columns
-GATED_STRIP: Final = Strip(4, 2048, 4)
+GATED_STRIP: Final = Strip(2, 4096, 4)
 FIRST_EARLY: Final = (9, 0)  # capability of GPUs that let a kernel begin before the one before it has ended
 
 
@@ -171,11 +171,11 @@ def fp8_gated_gemv_kernel(
 
 
 @triton.jit
-def codes_at(codes, row, step: tl.constexpr, K: tl.constexpr, TILE: tl.constexpr):
+def codes_at(codes, row, step, K: tl.constexpr, TILE: tl.constexpr):
     """Load a step's columns of some rows of the weight."""
     column = step * TILE + tl.arange(0, TILE)
     place = codes + row.to(tl.int64)[:, None] * K + column[None, :]
-    if (step + 1) * TILE <= K:
+    if K % TILE == 0:
         return tl.load(place)
     else:
         return tl.load(place, mask=(column < K)[None, :], other=0.0)
@@ -187,7 +187,7 @@ def largest_of_row(x, K: tl.constexpr, TILE: tl.constexpr, STEPS: tl.constexpr, 
     largest = 0.0
     if GROUP == 0:
         seen = tl.zeros((TILE,), tl.float32)
-        for step in tl.static_range(STEPS):
+        for step in range(STEPS):
             column = step * TILE + tl.arange(0, TILE)
             seen = tl.maximum(seen, tl.abs(tl.load(x + column, mask=column < K, other=0.0).to(tl.float32)))
         largest = tl.max(seen, axis=0)
@@ -211,10 +211,10 @@ def sums(
 ):
     """Return the products of x with some rows of the weight, `[BLOCK_N]`."""
     total = tl.zeros((row.shape[0], TILE), tl.float32)
-    for step in tl.static_range(STEPS):
+    for step in range(STEPS):
         coming = weights
-        if step + 1 < STEPS:
-            coming = codes_at(codes, row, step + 1, K, TILE)
+        if STEPS > 1:
+            coming = codes_at(codes, row, tl.minimum(step + 1, STEPS - 1), K, TILE)
         column = step * TILE + tl.arange(0, TILE)
         values = tl.load(x + column, mask=column < K, other=0.0).to(tl.float32)
         if GROUP == 0:
@@ -231,7 +231,7 @@ def sums(
 
 
 @triton.jit
-def in_groups(values, of_block, num_columns: tl.constexpr, GROUP: tl.constexpr, COMPILED: tl.constexpr):
+def in_groups(values, of_block, num_columns, GROUP: tl.constexpr, COMPILED: tl.constexpr):
     """Return numbers quantised in groups, with their scales and those of the weight's block of rows."""
     groups: tl.constexpr = values.shape[0] // GROUP
     grouped, number = values.reshape(groups, GROUP), tl.arange(0, groups)
