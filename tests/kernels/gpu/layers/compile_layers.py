@@ -153,8 +153,8 @@ def fp8() -> Iterator[Kernel]:
     constants = {"COMPILED": True} | fp8_rows.row_constants(FFN)
     yield Kernel("FP8, rows", fp8_rows.quantize_rows_kernel, types, constants, num_warps=8, loads=CELLS)
     constants = {"K": FFN, "GROUPS": fp8_rows.TILE // GROUP, "GROUP": GROUP, "COMPILED": True}
-    types |= {"m": "i32"}
-    yield Kernel("FP8, groups", fp8_rows.quantize_groups_kernel, types, constants, frozenset({"m"}), loads=CELLS)
+    of_m, kernel = {"m": "i32"}, fp8_rows.quantize_groups_kernel
+    yield Kernel("FP8, groups", kernel, types | of_m, constants, frozenset(of_m), loads=CELLS)
     for group in (0, GROUP):
         yield fp8_row(group)
         yield fp8_gates(group)
@@ -184,7 +184,7 @@ def fp8_gates(group: int) -> Kernel:
 
 
 def fp8_rows_of(block: int, group: int) -> Kernel:
-    tile = fp8_gemm.choose_tile(HIDDEN, group)
+    tile = fp8_gemm.choose_tile(block, HIDDEN, group)
     types = {"x": "*fp8e4nv", "x_scales": "*fp32", "codes": "*fp8e4nv", "scales": "*fp32", "out": "*bf16"}
     return Kernel(
         f"FP8, {block} rows, groups of {group}",
