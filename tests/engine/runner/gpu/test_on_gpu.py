@@ -188,7 +188,7 @@ def greedy(num_samples: int) -> SamplingBatch:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_deterministic_outputs_have_the_same_bits_alone_beside_others_and_continued(folder: Path, dtype: str) -> None:
+def test_deterministic_outputs_have_the_same_bits_alone_beside_others_and_continued(folder: Path, dtype: Any) -> None:
     options = replace(OPTIONS, dtype=dtype, deterministic=True, cuda_graphs="on", max_step_tokens=40)
     params = replace(SEEDED, logprobs=3)
     with Engine(str(folder), options) as engine:
