@@ -8,7 +8,17 @@ from typing import Any
 import torch
 from ahead_of_time import Kernel
 
-from diptych.kernels.gpu.layers import activations, int4_experts, moe, mxfp4_experts, norms, skinny_gated_gemm, skinny_gemm
+from diptych.kernels.gpu.layers import (
+    activations,
+    fp8_experts,
+    int4_experts,
+    moe,
+    mxfp4_experts,
+    norms,
+    skinny_gated_gemm,
+    skinny_gemm,
+)
+from diptych.kernels.gpu.layers.fp8_matrix import Fp8Matrix
 
 HIDDEN, FFN = 4096, 14_336
 CELLS = frozenset({"v4.b32"})
@@ -85,6 +95,10 @@ def experts() -> Iterator[Kernel]:
     for few, _ in int4_experts.TILES_OF_FEW:
         yield int4(int4_experts.INT4_BLOCKS[0], "bf16", 128, few)
     yield int4(int4_experts.INT4_BLOCKS[0], "fp16", 32)
+    for block in fp8_experts.FP8_BLOCKS:
+        yield fp8_grouped(block, 128)
+    yield fp8_grouped(fp8_experts.FP8_BLOCKS[0], 0)
+    yield fp8_grouped(fp8_experts.FP8_BLOCKS[-1], 0)
     types, constants = pointers("results shares out"), {"SIZE": HIDDEN, "NUM_CHOICES": 2, "CHOICES": 2, "TILE": 1024}
     types = {name: types.get(name, "*i64") for name in ("results", "chosen", "shares", "out")}
     yield Kernel("MoE, combine", moe.combine_kernel, types, constants, loads=CELLS, stores=CELLS)
@@ -140,6 +154,25 @@ def int4(block: int, dtype: str, group: int, num_rows: int = 1 << 20) -> Kernel:
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         loads=frozenset({"async 16", "async 4"}),  # codes and states, scales
+    )
+
+
+def fp8_grouped(block: int, group: int) -> Kernel:
+    tile = fp8_experts.TILES[block]
+    codes = torch.empty(2 * FFN, HIDDEN, dtype=torch.float8_e4m3fn, device="meta")
+    matrix = Fp8Matrix(codes, torch.empty(1, 1, device="meta"), group)
+    types = {"x": "*fp8e4nv", "x_scales": "*fp32", "codes": "*i64", "scales": "*i64", "assignments": "*i32"}
+    types |= {"experts": "*i32", "bias": "*bf16", "out": "*bf16"}
+    types |= dict.fromkeys(("num_assignments", "num_rows", "max_blocks", "n"), "i32")
+    return Kernel(
+        f"FP8 experts, {block} rows, a scale {group or 'all'} columns",
+        fp8_experts.grouped_fp8_kernel,
+        types,
+        fp8_experts.constants(tile, block, matrix, 8, has_bias=True) | {"COMPILED": True},
+        frozenset({"num_assignments", "num_rows", "max_blocks"}),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        loads=COPIES,
     )
 
 

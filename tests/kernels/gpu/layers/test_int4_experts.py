@@ -108,7 +108,8 @@ def test_every_code_and_zero_point_becomes_its_number(group: int, dtype: torch.d
 
 
 @pytest.mark.parametrize(
-    ("instructions", "dtype", "power"), [(TO_BFLOAT16.value, torch.bfloat16, 0x4300), (TO_FLOAT16.value, torch.float16, 0x6400)]
+    ("instructions", "dtype", "power"),
+    [(TO_BFLOAT16.value, torch.bfloat16, 0x4300), (TO_FLOAT16.value, torch.float16, 0x6400)],
 )
 def test_the_instructions_of_gpus_make_the_numbers_of_all_words(
     instructions: str, dtype: torch.dtype, power: int
