@@ -101,7 +101,8 @@ def test_the_model_computes_what_its_dequantised_weights_would(folders: tuple[Pa
 
 
 def test_gpus_compute_the_same_without_expanding_experts(folders: tuple[Path, Path], device: torch.device) -> None:
-    from diptych.engine.models.gpu_ops import GpuOps, PackedMatrix
+    from diptych.engine.models.gpu_experts import PackedMatrix
+    from diptych.engine.models.gpu_ops import GpuOps
 
     part = ModelPart.of(open_model(str(folders[0])), None)
     ops = GpuOps(torch.float32, device)

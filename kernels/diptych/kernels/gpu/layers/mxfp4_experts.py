@@ -103,6 +103,11 @@ class Mxfp4Matrix:
     def shape(self) -> tuple[int, int]:
         return self.words.shape[1], self.k
 
+    @property
+    def group(self) -> int:
+        """Columns of a scale."""
+        return GROUP
+
     @staticmethod
     def of(array: QuantizedArray, device: torch.device) -> Mxfp4Matrix:
         """Lay out what `can_keep` is true of, in memory of `device`."""
