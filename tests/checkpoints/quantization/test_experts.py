@@ -23,11 +23,8 @@ def test_gpus_keep_experts_as_stored_and_compute_what_cpus_do(experts_checkpoint
     part, ops = ModelPart.of(open_model(str(experts_checkpoint)), None), GpuOps(torch.float32, device)
     weights = load(part.config, part.placement, part.tensors, ops, torch.float32, device)
     matrices = [weights.matrix(name) for name in EXPERTS]
-    codes = {
-        code for code in ERRORS for each in matrices if isinstance(each, PackedMatrix) and each.form == FORMATS[code]
-    }
-    assert len(codes) == 1
     assert {type(each) for each in matrices} == {PackedMatrix}
+    codes = {code for code, form in FORMATS.items() for each in matrices if getattr(each, "form", None) == form}
     on_gpu = prompt_logits(experts_checkpoint, "triton", "auto", device).cpu()
     on_cpu = prompt_logits(experts_checkpoint, "cpu", "auto")
-    assert (on_gpu - on_cpu).norm() <= ERRORS[codes.pop()] * on_cpu.norm()
+    assert (on_gpu - on_cpu).norm() <= max(ERRORS[code] for code in codes) * on_cpu.norm()

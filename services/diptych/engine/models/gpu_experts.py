@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 from diptych.checkpoints.quantization.weight import QuantizedWeight
+from diptych.engine.models.gpu_fp8 import has_fp8
 from diptych.engine.models.matrix import Activate
-from diptych.kernels.gpu.layers import fp8_matrix, int4_experts, mxfp4_experts
+from diptych.kernels.gpu.layers import int4_experts, mxfp4_experts
 from diptych.kernels.gpu.layers.fp8_experts import Fp8Experts
-from diptych.kernels.gpu.layers.fp8_matrix import Fp8Matrix
+from diptych.kernels.gpu.layers.fp8_matrix import Fp8Matrix, blocks_of, can_keep
+from diptych.kernels.gpu.layers.fp8_rows import quantize_rows
 from diptych.kernels.gpu.layers.int4_experts import Int4Experts, Int4Matrix
 from diptych.kernels.gpu.layers.moe import VECTOR_NBYTES, AlignedExperts, align_experts, combine_experts
 from diptych.kernels.gpu.layers.mxfp4_experts import Mxfp4Experts, Mxfp4Matrix
@@ -94,6 +96,14 @@ def packed(weight: QuantizedWeight, dtype: torch.dtype, device: torch.device) ->
     return PackedMatrix(found, form, dtype) if form and found else None
 
 
+def narrowed(weight: Tensor) -> PackedMatrix | None:
+    """Quantise an expert's weight to FP8 with a scale a row; None if the grouped product could not read it."""
+    if weight.shape[1] % VECTOR_NBYTES:
+        return None
+    rows = quantize_rows(weight, 0)
+    return PackedMatrix(Fp8Matrix(rows.codes, rows.scales, 0), FORMATS["fp8"], weight.dtype)
+
+
 def grouped(matrices: Sequence[PackedMatrix]) -> GroupedWeights | None:
     """Put the matrices of experts together; None if they are not all of one format."""
     if len({(id(matrix.form), matrix.packed.group) for matrix in matrices}) > 1:
@@ -134,9 +144,10 @@ def _mxfp4(arrays: Sequence[QuantizedArray], device: torch.device) -> Mxfp4Matri
 
 
 def _fp8(arrays: Sequence[QuantizedArray], device: torch.device) -> Fp8Matrix | None:
-    if len(arrays) > 1 or not fp8_matrix.can_keep(arrays[0]) or arrays[0].shape[1] % VECTOR_NBYTES:
+    first = arrays[0]
+    if len(arrays) > 1 or not can_keep(first) or not has_fp8(device) or first.shape[1] % VECTOR_NBYTES:
         return None
-    return Fp8Matrix.of(arrays[0], device)
+    return Fp8Matrix.of(first, device) if len(blocks_of(first)) == 1 else None
 
 
 def _int4(arrays: Sequence[QuantizedArray], device: torch.device) -> Int4Matrix | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -17,7 +18,8 @@ from diptych.checkpoints.quantization.weight import QuantizedWeight
 from diptych.engine.models.delta_rule import DeltaRule, DeltaWeights
 from diptych.engine.models.dense import dense
 from diptych.engine.models.gpu_delta_rule import GpuDeltaRule
-from diptych.engine.models.gpu_experts import GroupedExperts, GroupedWeights, PackedMatrix, grouped, packed
+from diptych.engine.models.gpu_experts import GroupedExperts, GroupedWeights, PackedMatrix, grouped, narrowed, packed
+from diptych.engine.models.gpu_fp8 import Fp8Gated, Fp8Kept
 from diptych.engine.models.gpu_quantized import TWO_BYTES, kept
 from diptych.engine.models.gpu_state_rules import TritonStateRules
 from diptych.engine.models.lora import LoraMatrix
@@ -72,22 +74,28 @@ class GpuGated:
 class GpuOps:
     """Weights that `kept` or, of experts, `packed` knows stay as stored; others are expanded to the states' dtype.
 
-    Nothing waits for the device.
+    Of these, targets that match `to_narrow` are made FP8. Nothing waits for the device.
     """
 
     num_ranks: Final = 1
     state_rules: Final[StateRules] = TritonStateRules()
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, dtype: torch.dtype, device: torch.device, to_narrow: re.Pattern[str] | None = None) -> None:
         self._dtype = dtype
         self._device = device
+        self._to_narrow = to_narrow
         self._expanded = set[str]()  # formats that the log names
 
     def matrix(self, name: str, weight: Weight, split: Split) -> Matrix:
-        if not isinstance(weight, QuantizedWeight):
+        if isinstance(weight, QuantizedWeight):
+            keep = packed if EXPERT.match(name) else kept
+            as_stored = keep(weight, self._dtype, self._device)
+            if as_stored is not None:
+                return as_stored
+            weight = self._dense(name, weight)
+        if self._to_narrow is None or not self._to_narrow.fullmatch(name):
             return GpuMatrix(weight)
-        keep = packed if EXPERT.match(name) else kept
-        return keep(weight, self._dtype, self._device) or GpuMatrix(self._dense(name, weight))
+        return narrowed(weight) or GpuMatrix(weight) if EXPERT.match(name) else Fp8Kept.made(weight)
 
     def _dense(self, name: str, weight: QuantizedWeight) -> Tensor:
         """Expand it, and say so, once for each format."""
@@ -110,6 +118,8 @@ class GpuOps:
     def gated(self, gate_up: Matrix, activation: Activation) -> Gated:
         in_turn = GatedInTurn(gate_up, activate_of(self, activation))
         base = gate_up.base if isinstance(gate_up, LoraMatrix) else gate_up
+        if isinstance(base, Fp8Kept) and activation in ("silu", "gelu_tanh"):
+            return Fp8Gated(gate_up, base, activation, in_turn)
         return GpuGated(gate_up, base, activation, in_turn) if isinstance(base, GpuMatrix) else in_turn
 
     def experts(

@@ -44,7 +44,7 @@ class Fp8Experts:
         first = matrices[0]
         for matrix in matrices:
             assert (matrix.shape, matrix.group) == (first.shape, first.group), (matrix.shape, first.shape)
-            assert matrix.scales.stride() == (matrix.pitch, 1), matrix.scales.stride()
+            assert matrix.scales.stride(0) == matrix.pitch, matrix.scales.stride()
             assert matrix.codes.data_ptr() % VECTOR_NBYTES == 0, matrix.codes.data_ptr()
         codes, scales = (
             torch.tensor([getattr(matrix, name).data_ptr() for matrix in matrices], device=first.codes.device)

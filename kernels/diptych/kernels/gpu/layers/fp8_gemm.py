@@ -18,7 +18,7 @@ from torch import Tensor
 
 from diptych.kernels.gpu.grid import cdiv
 from diptych.kernels.gpu.layers.dot_rows import Tile
-from diptych.kernels.gpu.layers.fp8_gemv import MAX_ROWS, fp8_gemv
+from diptych.kernels.gpu.layers.fp8_gemv import fp8_gemv
 from diptych.kernels.gpu.layers.fp8_matrix import Fp8Matrix
 from diptych.kernels.gpu.layers.fp8_rows import GROUP, Fp8Rows, numbers_of, pointer, quantize_rows
 
@@ -33,7 +33,7 @@ def fp8_gemm(x: Tensor, weight: Fp8Matrix, out: Tensor) -> None:
     """`x [m, k] @ weight [n, k]^T -> out [m, n]`, whose rows may be parts of longer ones; x is contiguous."""
     if not len(x):
         return
-    if len(x) <= MAX_ROWS:
+    if len(x) == 1:
         fp8_gemv(x, weight, out)
         return
     rows = quantize_rows(x, weight.group)
@@ -134,7 +134,9 @@ def fp8_gemm_kernel(
             inside = (column + step * BLOCK_K < K)[None, :]
             rows, weights = tl.load(of_x, mask=inside, other=0.0), tl.load(of_codes, mask=inside, other=0.0)
         if GROUP:
-            factors = tl.load(of_rows + step * m)[:, None] * tl.load(scales + of_weight // GROUP * PITCH + step)[None, :]
+            factors = (
+                tl.load(of_rows + step * m)[:, None] * tl.load(scales + of_weight // GROUP * PITCH + step)[None, :]
+            )
             total += product(rows, weights, tl.zeros_like(total), COMPILED) * factors
         else:
             total = product(rows, weights, total, COMPILED)

@@ -1,8 +1,8 @@
-"""Products of 1 to 4 rows with a weight in FP8: what a decode step of few requests multiplies, bound by memory.
+"""The product of one row with a weight in FP8: what a decode step of one request multiplies, bound by memory.
 
-Every program quantises all of x for itself, by `codes_of`, beside the loads of its rows of the weight: a step has no
-launch for it. The arithmetic is that of the ordinary cores; a weight goes from memory to registers, and each is widened
-once. Many small programs share a multiprocessor, so that some load while others add up.
+Every program quantises all of x for itself, by `codes_of`, while its first rows of the weight are on their way: a step
+has no launch for it. The arithmetic is that of the ordinary cores: a weight goes from memory to registers. Many small
+programs share a multiprocessor, so that some load while others add up. Rule: as `fp8_gemm`, of which this is a case.
 """
 
 from __future__ import annotations
@@ -20,219 +20,193 @@ from diptych.kernels.gpu.layers.activations import Activation, gated
 from diptych.kernels.gpu.layers.fp8_matrix import Fp8Matrix
 from diptych.kernels.gpu.layers.fp8_rows import GROUP, codes_of, numbers_of, pointer, scale_of
 
-MAX_ROWS: Final = 4
-
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """What a program reads at once of a weight."""
+    """What a program has of a weight, and how much of it is on its way at once."""
 
-    block_n: int  # rows
-    columns: int
+    block_n: int  # rows; of gates, and of ups
+    columns: int  # of a step
     num_warps: int
 
-    def constants(self, weight: Fp8Matrix, m: int) -> dict[str, int]:
-        """Return what a kernel is compiled with for `m` rows of x."""
-        k = weight.shape[1]
+    def constants(self, k: int, group: int, pitch: int) -> dict[str, int]:
+        """Return what a kernel is compiled with for a weight of `k` columns; `group` and `pitch`: see `Fp8Matrix`."""
         columns = max(GROUP, min(self.columns, power_of_two(k)))
-        strip = {"BLOCK_N": self.block_n, "TILE": columns, "STEPS": cdiv(k, columns), "EVEN": k % columns == 0}
-        return {"K": k, "M": power_of_two(m), **strip, "GROUP": weight.group, "PITCH": weight.pitch}
+        strip = {"BLOCK_N": self.block_n, "TILE": columns, "STEPS": cdiv(k, columns)}
+        return {"K": k, **strip, "GROUP": group, "PITCH": pitch}
 
 
-STRIPS: Final = {1: Strip(4, 2048, 4), 2: Strip(4, 1024, 4), 4: Strip(4, 1024, 4)}  # by rows of x
+STRIP: Final = Strip(4, 2048, 4)
+GATED_STRIP: Final = Strip(2, 2048, 4)
 
 
-def fp8_gemv(x: Tensor, weight: Fp8Matrix, out: Tensor, strip: Strip | None = None) -> None:
-    """`x [m, k] @ weight [n, k]^T -> out [m, n]`, m from 1 to 4, whose rows may be parts of longer ones.
-
-    x is quantised as `quantize_rows` does it. Added up in float32.
-    """
-    (m, k), n = x.shape, weight.shape[0]
-    _check(x, weight, out, (m, n))
-    strip = strip or STRIPS[power_of_two(m)]
+def fp8_gemv(x: Tensor, weight: Fp8Matrix, out: Tensor, strip: Strip = STRIP) -> None:
+    """`x [1, k] @ weight [n, k]^T -> out [1, n]`. x is quantised as `quantize_rows` does it."""
+    n, k = weight.shape
+    assert (x.shape, out.shape) == ((1, k), (1, n)), (x.shape, weight.shape, out.shape)
+    _check(x, out)
     with torch.cuda.device_of(x):
         fp8_gemv_kernel[(cdiv(n, strip.block_n),)](
             x,
             pointer(weight.codes),
             weight.scales,
             out,
-            m,
             n,
-            out.stride(0),
-            **strip.constants(weight, m),
+            **strip.constants(k, weight.group, weight.pitch),
             COMPILED=not triton.knobs.runtime.interpret,
             num_warps=strip.num_warps,
         )
 
 
+def can_gate(weight: Fp8Matrix) -> bool:
+    """Whether `fp8_gated_gemv` takes the weight: its gates come in whole strips."""
+    return weight.shape[0] // 2 % GATED_STRIP.block_n == 0
+
+
 def fp8_gated_gemv(
-    x: Tensor, weight: Fp8Matrix, out: Tensor, activation: Activation, strip: Strip | None = None
+    x: Tensor, weight: Fp8Matrix, out: Tensor, activation: Activation, strip: Strip = GATED_STRIP
 ) -> None:
-    """`activation(x @ gates^T) * (x @ ups^T) -> out [m, ffn_size]`, m from 1 to 4, contiguous.
+    """`activation(x @ gates^T) * (x @ ups^T) -> out [1, ffn_size]`.
 
     `weight [2 * ffn_size, k]` has the gates first. Gates and ups are rounded as if they were stored.
     """
-    m, ffn_size = len(x), weight.shape[0] // 2
-    _check(x, weight, out, (m, ffn_size))
-    assert out.is_contiguous(), out.stride()
-    strip = strip or STRIPS[power_of_two(m)]
+    ffn_size, k = weight.shape[0] // 2, weight.shape[1]
+    assert (x.shape, out.shape) == ((1, k), (1, ffn_size)), (x.shape, weight.shape, out.shape)
+    assert ffn_size % strip.block_n == 0, weight.shape
+    _check(x, out)
     with torch.cuda.device_of(x):
-        fp8_gated_gemv_kernel[(cdiv(ffn_size, strip.block_n),)](
+        fp8_gated_gemv_kernel[(ffn_size // strip.block_n,)](
             x,
             pointer(weight.codes),
             weight.scales,
             out,
-            m,
             FFN_SIZE=ffn_size,
             ACTIVATION=activation,
-            **strip.constants(weight, m),
+            **strip.constants(k, weight.group, weight.pitch),
             COMPILED=not triton.knobs.runtime.interpret,
             num_warps=strip.num_warps,
         )
 
 
-def _check(x: Tensor, weight: Fp8Matrix, out: Tensor, shape: tuple[int, int]) -> None:
-    assert 1 <= len(x) <= MAX_ROWS, x.shape
-    assert (x.shape[1], out.shape) == (weight.shape[1], shape), (x.shape, weight.shape, out.shape)
+def _check(x: Tensor, out: Tensor) -> None:
     assert x.dtype == out.dtype, (x.dtype, out.dtype)
-    assert x.is_contiguous(), x.stride()
-    assert out.stride(1) == 1, out.stride()
+    assert x.stride(1) == out.stride(1) == 1, (x.stride(), out.stride())
 
 
-@triton.jit(do_not_specialize=["m"])
+@triton.jit
 def fp8_gemv_kernel(
     x,
     codes,
     scales,
     out,
-    m,
     n,
-    out_stride,
     K: tl.constexpr,
-    M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     TILE: tl.constexpr,
     STEPS: tl.constexpr,
-    EVEN: tl.constexpr,
     GROUP: tl.constexpr,
     PITCH: tl.constexpr,
     COMPILED: tl.constexpr,
 ):
-    number = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)  # of rows of the weight
-    inside = tl.minimum(number, n - 1)
-    largest = largest_of_rows(x, m, K, M, TILE, STEPS, GROUP)
-    total = products(x, codes, scales, inside, largest, m, K, M, TILE, STEPS, EVEN, GROUP, PITCH, COMPILED)
-    row = tl.arange(0, M)[:, None]
-    place = out + row.to(tl.int64) * out_stride + number[None, :]
-    tl.store(place, total.to(out.dtype.element_ty), mask=(row < m) & (number < n)[None, :])
+    row = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside = tl.minimum(row, n - 1)
+    first = codes_at(codes, inside, 0, K, TILE)
+    largest = largest_of_row(x, K, TILE, STEPS, GROUP)
+    total = sums(first, x, codes, scales, inside, largest, K, TILE, STEPS, GROUP, PITCH, COMPILED)
+    tl.store(out + row, total.to(out.dtype.element_ty), mask=row < n)
 
 
-@triton.jit(do_not_specialize=["m"])
+@triton.jit
 def fp8_gated_gemv_kernel(
     x,
     codes,
     scales,
     out,
-    m,
     FFN_SIZE: tl.constexpr,
     ACTIVATION: tl.constexpr,
     K: tl.constexpr,
-    M: tl.constexpr,
-    BLOCK_N: tl.constexpr,  # gates, and as many ups
+    BLOCK_N: tl.constexpr,
     TILE: tl.constexpr,
     STEPS: tl.constexpr,
-    EVEN: tl.constexpr,
     GROUP: tl.constexpr,
     PITCH: tl.constexpr,
     COMPILED: tl.constexpr,
 ):
-    number = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    inside = tl.minimum(number, FFN_SIZE - 1)
-    largest = largest_of_rows(x, m, K, M, TILE, STEPS, GROUP)
-    gate = products(x, codes, scales, inside, largest, m, K, M, TILE, STEPS, EVEN, GROUP, PITCH, COMPILED)
-    inside += FFN_SIZE
-    up = products(x, codes, scales, inside, largest, m, K, M, TILE, STEPS, EVEN, GROUP, PITCH, COMPILED)
+    row = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    first, also_first = codes_at(codes, row, 0, K, TILE), codes_at(codes, row + FFN_SIZE, 0, K, TILE)
+    largest = largest_of_row(x, K, TILE, STEPS, GROUP)
+    gate = sums(first, x, codes, scales, row, largest, K, TILE, STEPS, GROUP, PITCH, COMPILED)
+    up = sums(also_first, x, codes, scales, row + FFN_SIZE, largest, K, TILE, STEPS, GROUP, PITCH, COMPILED)
     dtype: tl.constexpr = out.dtype.element_ty
-    row = tl.arange(0, M)[:, None]
-    place = out + row * FFN_SIZE + number[None, :]
-    mask = (row < m) & (number < FFN_SIZE)[None, :]
-    tl.store(place, gated(gate.to(dtype), up.to(dtype), ACTIVATION), mask=mask)
+    tl.store(out + row, gated(gate.to(dtype), up.to(dtype), ACTIVATION))
 
 
 @triton.jit
-def largest_of_rows(
-    x, m, K: tl.constexpr, M: tl.constexpr, TILE: tl.constexpr, STEPS: tl.constexpr, GROUP: tl.constexpr
-):
-    """Return the largest magnitude of each row, `[M]`; where groups have scales of their own, nothing of use."""
-    row, column = tl.arange(0, M), tl.arange(0, TILE)
-    largest = tl.zeros((M,), tl.float32)
+def codes_at(codes, row, step: tl.constexpr, K: tl.constexpr, TILE: tl.constexpr):
+    """Load a step's columns of some rows of the weight."""
+    column = step * TILE + tl.arange(0, TILE)
+    place = codes + row.to(tl.int64)[:, None] * K + column[None, :]
+    if (step + 1) * TILE <= K:
+        return tl.load(place)
+    else:
+        return tl.load(place, mask=(column < K)[None, :], other=0.0)
+
+
+@triton.jit
+def largest_of_row(x, K: tl.constexpr, TILE: tl.constexpr, STEPS: tl.constexpr, GROUP: tl.constexpr):
+    """Return the largest magnitude of x; nothing of use where groups have scales of their own."""
+    largest = 0.0
     if GROUP == 0:
+        seen = tl.zeros((TILE,), tl.float32)
         for step in tl.static_range(STEPS):
-            at = column + step * TILE
-            there = (row < m)[:, None] & (at < K)[None, :]
-            values = tl.load(x + row[:, None] * K + at[None, :], mask=there, other=0.0)
-            largest = tl.maximum(largest, tl.max(tl.abs(values.to(tl.float32)), axis=1))
+            column = step * TILE + tl.arange(0, TILE)
+            seen = tl.maximum(seen, tl.abs(tl.load(x + column, mask=column < K, other=0.0).to(tl.float32)))
+        largest = tl.max(seen, axis=0)
     return largest
 
 
 @triton.jit
-def products(
+def sums(
+    weights,  # [BLOCK_N, TILE], of the first step
     x,
     codes,
     scales,
-    number,  # [BLOCK_N], of rows of the weight
-    largest,  # [M], of rows of x, where GROUP is 0
-    m,
+    row,  # [BLOCK_N], of the weight
+    largest,  # of x, where GROUP is 0
     K: tl.constexpr,
-    M: tl.constexpr,
     TILE: tl.constexpr,
     STEPS: tl.constexpr,
-    EVEN: tl.constexpr,
     GROUP: tl.constexpr,
     PITCH: tl.constexpr,
     COMPILED: tl.constexpr,
 ):
-    """Return the products `[M, BLOCK_N]` of each row of x with some rows of the weight."""
-    block_n: tl.constexpr = number.shape[0]
-    row, column = tl.arange(0, M), tl.arange(0, TILE)
-    of_codes = codes + number.to(tl.int64)[:, None] * K + column[None, :]
-    total = tl.zeros((M, block_n, TILE), tl.float32)
+    """Return the products of x with some rows of the weight, `[BLOCK_N]`."""
+    total = tl.zeros((row.shape[0], TILE), tl.float32)
     for step in tl.static_range(STEPS):
-        at = column + step * TILE
-        if EVEN:
-            weights = tl.load(of_codes + step * TILE)
-        else:
-            weights = tl.load(of_codes + step * TILE, mask=(at < K)[None, :], other=0.0)
-        there = (row < m)[:, None] & (at < K)[None, :]
-        values = tl.load(x + row[:, None] * K + at[None, :], mask=there, other=0.0).to(tl.float32)
+        coming = weights
+        if step + 1 < STEPS:
+            coming = codes_at(codes, row, step + 1, K, TILE)
+        column = step * TILE + tl.arange(0, TILE)
+        values = tl.load(x + column, mask=column < K, other=0.0).to(tl.float32)
         if GROUP == 0:
-            values = numbers_of(codes_of(values, largest[:, None], COMPILED), COMPILED)
+            values = numbers_of(codes_of(values, largest, COMPILED), COMPILED)
         else:
-            values = in_groups(values, scales, number, step * (TILE // GROUP), K, GROUP, PITCH, COMPILED)
-        total += numbers_of(weights, COMPILED)[None, :, :] * values[:, None, :]
-    result = tl.sum(total, axis=2)
+            of_block = scales + tl.min(row, axis=0) // GROUP * PITCH + step * (TILE // GROUP)
+            values = in_groups(values, of_block, K - step * TILE, GROUP, COMPILED)
+        total += numbers_of(weights, COMPILED) * values[None, :]
+        weights = coming
+    result = tl.sum(total, axis=1)
     if GROUP == 0:
-        result *= scale_of(largest)[:, None] * tl.load(scales + number)[None, :]
+        result *= scale_of(largest) * tl.load(scales + row)
     return result
 
 
 @triton.jit
-def in_groups(
-    values,  # [M, TILE]
-    scales,
-    number,  # [BLOCK_N], of rows of the weight that share their scales
-    first,  # group
-    K: tl.constexpr,
-    GROUP: tl.constexpr,
-    PITCH: tl.constexpr,
-    COMPILED: tl.constexpr,
-):
-    """Return numbers quantised in groups, with their scales and those of the weight."""
-    groups: tl.constexpr = values.shape[1] // GROUP
-    grouped = values.reshape(values.shape[0], groups, GROUP)
-    largest = tl.max(tl.abs(grouped), axis=2)
-    group = first + tl.arange(0, groups)
-    of_weight = scales + tl.min(number, axis=0) // GROUP * PITCH + group
-    factors = scale_of(largest) * tl.load(of_weight, mask=group * GROUP < K, other=0.0)[None, :]
-    numbers = numbers_of(codes_of(grouped, largest[:, :, None], COMPILED), COMPILED) * factors[:, :, None]
-    return numbers.reshape(values.shape[0], groups * GROUP)
+def in_groups(values, of_block, num_columns: tl.constexpr, GROUP: tl.constexpr, COMPILED: tl.constexpr):
+    """Return numbers quantised in groups, with their scales and those of the weight's block of rows."""
+    groups: tl.constexpr = values.shape[0] // GROUP
+    grouped, number = values.reshape(groups, GROUP), tl.arange(0, groups)
+    largest = tl.max(tl.abs(grouped), axis=1)
+    factors = scale_of(largest) * tl.load(of_block + number, mask=number * GROUP < num_columns, other=0.0)
+    numbers = numbers_of(codes_of(grouped, largest[:, None], COMPILED), COMPILED)
+    return (numbers * factors[:, None]).reshape(groups * GROUP)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,6 +15,7 @@ from diptych.kernels.gpu.layers.fp8_rows import FP8, GROUP
 from diptych.kernels.quantized import Array, QuantizedArray
 
 PITCH: Final = 4  # rows of scales begin at multiples of so many, as cuBLAS wants them
+MAX_PARTS: Final = 8  # of rows; more: scales that are no blocks'
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +39,8 @@ class Fp8Matrix:
     def of(array: QuantizedArray, device: torch.device) -> Fp8Matrix:
         """Take over what `can_keep` is true of, in memory of `device`."""
         assert array.scales is not None
-        codes = torch.from_numpy(array.codes).to(device).view(FP8)
-        scales = torch.from_numpy(np.ascontiguousarray(array.scales[:: array.group or 1], np.float32)).to(device)
+        codes = torch.tensor(array.codes, device=device).view(FP8)  # a copy: files are read where they are
+        scales = torch.tensor(array.scales[:: array.group or 1], dtype=torch.float32, device=device)
         return Fp8Matrix(codes, _pitched(scales) if array.group else scales, array.group)
 
     def rows(self, ids: Tensor) -> Tensor:
@@ -63,12 +65,26 @@ def can_keep(array: QuantizedArray) -> bool:
     """Whether it is FP8 with a scale a row, or with one a block of 128 x 128."""
     if array.code != "fp8" or array.scales is None or array.mins is not None:
         return False
-    return array.group == 0 or (array.group == GROUP and _has_blocks(array.scales))
+    return array.group == 0 or (array.group == GROUP and len(_starts(array.scales)) <= MAX_PARTS)
 
 
-def _has_blocks(scales: Array) -> bool:
-    """Whether rows share their scales in blocks."""
-    return all((scales[start : start + GROUP] == scales[start]).all() for start in range(0, len(scales), GROUP))
+def blocks_of(array: QuantizedArray) -> list[QuantizedArray]:
+    """Cut the rows of what `can_keep` is true of so that blocks begin with each part: `Fp8Matrix.of` takes those.
+
+    Matrices with a last block that is not full may be on top of each other.
+    """
+    assert array.scales is not None
+    starts = _starts(array.scales) if array.group else [0]
+    return [array.rows(slice(start, end)) for start, end in itertools.pairwise([*starts, len(array)])]
+
+
+def _starts(scales: Array) -> list[int]:
+    """Return where blocks of rows that share their scales begin anew."""
+    starts = [0]
+    for change in np.flatnonzero((scales[1:] != scales[:-1]).any(axis=1)) + 1:
+        if (change - starts[-1]) % GROUP:
+            starts.append(int(change))
+    return starts
 
 
 def _pitched(scales: Tensor) -> Tensor:

@@ -82,7 +82,14 @@ def row_constants(k: int) -> dict[str, int]:
 def _quantize_groups(x: Tensor, codes: Tensor, scales: Tensor) -> None:
     m, k = x.shape
     quantize_groups_kernel[(m, cdiv(k, TILE))](
-        x, pointer(codes), scales, m, K=k, GROUPS=TILE // GROUP, GROUP=GROUP, COMPILED=not triton.knobs.runtime.interpret
+        x,
+        pointer(codes),
+        scales,
+        m,
+        K=k,
+        GROUPS=TILE // GROUP,
+        GROUP=GROUP,
+        COMPILED=not triton.knobs.runtime.interpret,
     )
 
 
