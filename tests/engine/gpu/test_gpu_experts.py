@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from diptych.architectures.placement import Split
+from diptych.architectures.size import LINEAR
 from diptych.checkpoints.quantization.weight import QuantizedWeight
 from diptych.engine.models.matrix import Weight
 from diptych.engine.models.ops import Ops, TorchOps
@@ -58,10 +59,9 @@ def test_a_layer_computes_what_expanded_weights_would(
 
 def test_weights_are_made_fp8_where_that_is_asked_for(device: torch.device) -> None:
     from diptych.engine.models.gpu_experts import FORMATS, PackedMatrix
-    from diptych.engine.models.gpu_fp8 import TO_NARROW
     from diptych.engine.models.gpu_ops import GpuMatrix, GpuOps
 
-    weight, ops = torch.randn(16, FFN, device=device), GpuOps(torch.float32, device, TO_NARROW)
+    weight, ops = torch.randn(16, FFN, device=device), GpuOps(torch.float32, device, LINEAR)
     made = ops.matrix("0.experts.11.down", weight, Split.COLUMNS)
     assert isinstance(made, PackedMatrix)
     assert made.form == FORMATS["fp8"]

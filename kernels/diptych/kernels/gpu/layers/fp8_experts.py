@@ -130,7 +130,7 @@ def constants(tile: Tile, block: int, matrix: Fp8Matrix, repeats: int, *, has_bi
     assert matrix.group in (0, tile.block_k), (matrix.group, tile)
     fixed = {"REPEATS": repeats, "GROUP": BLOCKS_A_GROUP, "ALIGNMENT": VECTOR_NBYTES, "BIASED": has_bias}
     scales = {"BLOCKED": matrix.group > 0, "ROWS_A_SCALE": matrix.group or 1, "PITCH": matrix.pitch}
-    scales["TOKENS_FIRST"] = block >= FIRST_BLOCK
+    scales |= {"TOKENS_FIRST": block >= FIRST_BLOCK, "FAST": False}
     return tile.constants(block, matrix.shape[1]) | fixed | scales
 
 
@@ -171,6 +171,7 @@ def grouped_fp8_kernel(
     ROWS_A_SCALE: tl.constexpr,
     PITCH: tl.constexpr,  # scales
     TOKENS_FIRST: tl.constexpr,  # whether tokens are the left side
+    FAST: tl.constexpr,
     COMPILED: tl.constexpr,
 ):
     expert, block, number = place_of_program(experts, max_blocks, n, BLOCK_N, GROUP)
@@ -198,12 +199,15 @@ def grouped_fp8_kernel(
             rows = tl.load(of_x, mask=there & inside, other=0.0)
             weights = tl.load(of_codes, mask=inside, other=0.0)
         if BLOCKED:
-            total += dot(rows, weights, TOKENS_FIRST, COMPILED) * by_tile(x_scale, scale, TOKENS_FIRST)
+            product = dot(rows, weights, tl.zeros_like(total), TOKENS_FIRST, COMPILED)
+            total += product * by_tile(x_scale, scale, TOKENS_FIRST)
             following = tl.minimum(step + 1, STEPS - 1)  # is loaded while this one is multiplied
             x_scale = tl.load(of_x_scales + following * num_rows, mask=is_there, other=0.0)
             scale = tl.load(of_scales + following)
+        elif FAST:
+            total = dot(rows, weights, total, TOKENS_FIRST, COMPILED)
         else:
-            total += dot(rows, weights, TOKENS_FIRST, COMPILED)
+            total += dot(rows, weights, tl.zeros_like(total), TOKENS_FIRST, COMPILED)
         of_x += BLOCK_K
         of_codes += BLOCK_K
     if not BLOCKED:
@@ -218,13 +222,13 @@ def grouped_fp8_kernel(
 
 
 @triton.jit
-def dot(rows, weights, TOKENS_FIRST: tl.constexpr, COMPILED: tl.constexpr):
+def dot(rows, weights, total, TOKENS_FIRST: tl.constexpr, COMPILED: tl.constexpr):
     if not COMPILED:
         rows, weights = numbers_of(rows, COMPILED), numbers_of(weights, COMPILED)
     if TOKENS_FIRST:
-        return tl.dot(rows, weights.T, input_precision="ieee")
+        return tl.dot(rows, weights.T, total, input_precision="ieee")
     else:
-        return tl.dot(weights, rows.T, input_precision="ieee")
+        return tl.dot(weights, rows.T, total, input_precision="ieee")
 
 
 @triton.jit
