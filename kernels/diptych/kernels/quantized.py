@@ -34,6 +34,7 @@ NIBBLES: Final = 8  # four-bit codes are packed by so many columns
 
 MXFP4_GROUP: Final = 32  # columns of a scale
 STRIP: Final = 128  # columns of experts in four bits that lie together on GPUs
+INT4_GROUPS: Final = (32, 64, STRIP)  # columns of a scale that GPUs keep in four bits; multiples of a strip are, too
 
 # e2m1: one bit of mantissa, a bias of 1; the fourth bit is the sign. No infinity, no NaN.
 FP4_VALUES: Final = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)

@@ -26,11 +26,10 @@ from torch import Tensor
 from diptych.kernels.gpu.grid import cdiv, power_of_two
 from diptych.kernels.gpu.layers.dot_rows import Tile
 from diptych.kernels.gpu.layers.moe import BLOCKS_A_GROUP, VECTOR_NBYTES, AlignedExperts, place_of_program
-from diptych.kernels.quantized import STRIP, Array, QuantizedArray
+from diptych.kernels.quantized import INT4_GROUPS, STRIP, Array, QuantizedArray
 
 PARTS: Final = 4  # of a word
 WORDS: Final = STRIP // PARTS  # of a row of a strip
-GROUPS: Final = (32, 64, 128)  # columns of a scale
 MIDDLE: Final = 8  # the zero point of signed codes
 ZERO_BITS: Final = 0xFF  # of a scale's word
 
@@ -135,7 +134,7 @@ def group_of(arrays: Sequence[QuantizedArray]) -> int | None:
     if len(groups) > 1 or any(array.code != "int4" or array.scales is None for array in arrays):
         return None
     group = groups.pop()
-    return group if group in GROUPS and all(_scale_words(array) is not None for array in arrays) else None
+    return group if group in INT4_GROUPS and all(_scale_words(array) is not None for array in arrays) else None
 
 
 def _strip_group(array: QuantizedArray) -> int:
@@ -171,7 +170,7 @@ def _strip_scales(array: QuantizedArray) -> Array:
 def pack(codes: Tensor, scales: Tensor, group: int) -> Int4Matrix:
     """Lay out `codes [n, k]`, uint8 and one a byte, and `scales [n, k / group]`, int32, where they are."""
     (n, k), num_strips = codes.shape, cdiv(codes.shape[1], STRIP)
-    assert group in GROUPS, group
+    assert group in INT4_GROUPS, group
     assert scales.shape == (n, cdiv(k, group)), (codes.shape, scales.shape)
     filled = codes.new_zeros(n, num_strips * STRIP, dtype=torch.int16)
     filled[:, :k] = codes
