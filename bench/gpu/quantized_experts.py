@@ -35,7 +35,7 @@ from diptych.kernels.gpu.layers.moe import ExpertWeights, align_experts
 
 ROWS: Final = (1, 8, 16, 32, 64, 128, 256, 4096)  # tokens of a step
 QUICK: Final = (1, 32, 4096)
-SWEPT: Final = (8, 64, 256, 4096)
+SWEPT: Final = (1, 8, 64, 256, 4096)
 READ_NBYTES: Final = 1 << 30  # by the steps that take turns: many times the L2 cache
 MAX_STEPS: Final = 16
 ROUNDS: Final = 8
@@ -164,7 +164,7 @@ def tiles(kind: Kind, num_tokens: int) -> Iterator[tuple[int, Tile]]:
     few = [(32, 4), (64, 4), (128, 4), (128, 8)] if kind.is_fp8 else [(64, 2), (64, 4), (128, 4), (128, 8)]
     many = [(128, 4), (128, 8), (256, 8), (256, 16)] if kind.is_fp8 else [(64, 4), (128, 4), (128, 8), (256, 8)]
     shapes, stages = (few, (3, 4, 6)) if num_tokens <= 64 else (many, (2, 3, 4))
-    blocks = {8: (8, 16), 64: (8, 16, 32), 256: (16, 32, 64), 4096: (64, 128)}[num_tokens]
+    blocks = {1: (8, 16), 8: (8, 16), 64: (8, 16, 32), 256: (16, 32, 64), 4096: (64, 128)}[num_tokens]
     widths = (GROUP, 2 * GROUP) if kind.name.endswith("row") and num_tokens <= 64 else (GROUP,)
     for block, (block_n, warps), width, num_stages in itertools.product(blocks, shapes, widths, stages):
         if block in (FP8_BLOCKS if kind.is_fp8 else INT4_BLOCKS):
@@ -208,7 +208,7 @@ def main() -> None:
     with torch.inference_mode(), Report(as_json=options.json) as report:
         if options.sweep:
             for kind in KINDS[:4]:
-                sweep(report, limits, MODELS[0], kind, SWEPT[1::2] if options.quick else SWEPT)
+                sweep(report, limits, MODELS[0], kind, SWEPT[1::3] if options.quick else SWEPT)
             return
         for model, kind in itertools.product(MODELS, KINDS):
             served(report, limits, model, kind, QUICK if options.quick else ROWS)
