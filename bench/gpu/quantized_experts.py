@@ -164,7 +164,7 @@ def tiles(kind: Kind, num_tokens: int) -> Iterator[tuple[int, Tile]]:
     few = [(32, 4), (64, 4), (128, 4), (128, 8)] if kind.is_fp8 else [(64, 2), (64, 4), (128, 4), (128, 8)]
     many = [(128, 4), (128, 8), (256, 8), (256, 16)] if kind.is_fp8 else [(64, 4), (128, 4), (128, 8), (256, 8)]
     shapes, stages = (few, (3, 4, 6)) if num_tokens <= 64 else (many, (2, 3, 4))
-    blocks = {1: (8, 16), 8: (8, 16), 64: (8, 16, 32), 256: (16, 32, 64), 4096: (64, 128)}[num_tokens]
+    blocks = {1: (8, 16), 8: (8, 16), 64: (8, 16, 32), 256: (16, 32), 4096: (64, 128)}[num_tokens]
     widths = (GROUP, 2 * GROUP) if kind.name.endswith("row") and num_tokens <= 64 else (GROUP,)
     for block, (block_n, warps), width, num_stages in itertools.product(blocks, shapes, widths, stages):
         if block in (FP8_BLOCKS if kind.is_fp8 else INT4_BLOCKS):
@@ -184,7 +184,7 @@ def sweep(report: Report, limits: Roofline, model: Model, kind: Kind, cases: Seq
             found.append(
                 (took_s, f"block {block} tile {tile.block_n}x{tile.block_k} s{tile.num_stages} w{tile.num_warps}")
             )
-        for took_s, name in sorted(found, reverse=True)[-10:]:
+        for took_s, name in sorted(found, reverse=True)[-6:]:
             limit_s = least_s(limits, kind, weights, chosen, model.choices)
             row(report, f"{model.name}, {kind.name}: gate_up, {num_tokens} tokens, {name}", took_s, limit_s)
 
