@@ -89,12 +89,12 @@ def gptq(bits: int, *, symmetric: bool = False, offset: int = 1, act_order: bool
 
 
 def float8(kind: str, name: str = "weight_scale") -> Quantize:
-    """`kind`: one scale a "tensor", a "row", a "block" of 16 x 32, or a "large block" of 128 x 128."""
+    """`kind`: one scale a "tensor", a "row", or a "block" of 16 x 32, or "large block" of 128 x 128 or less."""
 
     def quantize(weight: Tensor) -> tuple[Parts, Tensor]:
         rows, columns = weight.shape
-        sizes = {"tensor": (rows, columns), "row": (1, columns), "block": (16, 32), "large block": (128, 128)}
-        block = sizes[kind]
+        large = min(rows, 128), min(columns, 128)
+        block = {"tensor": (rows, columns), "row": (1, columns), "block": (16, 32), "large block": large}[kind]
         blocks = weight.view(rows // block[0], block[0], columns // block[1], block[1])
         scales = blocks.abs().amax((1, 3)) / 448
         spread = scales.repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)
@@ -157,10 +157,12 @@ EXPERT_FORMATS: dict[str, tuple[dict[str, Any], Quantize]] = {
 }
 
 
-def save(folder: Path, config: Mapping[str, Any], quantize: Quantize) -> dict[str, Tensor]:
+def save(
+    folder: Path, config: Mapping[str, Any], quantize: Quantize, settings: Mapping[str, Any] = TINY
+) -> dict[str, Tensor]:
     """Write a tiny Llama with quantised projections; return the values of all its weights."""
     torch.manual_seed(0)
-    model: Any = transformers.LlamaForCausalLM(transformers.LlamaConfig(**TINY, tie_word_embeddings=False))
+    model: Any = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings, tie_word_embeddings=False))
     return _write(folder, model.config, model.state_dict(), "_proj", config, quantize)
 
 
@@ -211,6 +213,15 @@ def experts_checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     folder = tmp_path / "experts"
     save_experts(folder, *EXPERT_FORMATS[request.param])
     return folder
+
+
+@pytest.fixture(params=["row", "large block"])
+def fp8_folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A model in FP8 as GPUs keep it. Its keys and values have half a block each."""
+    block = {"weight_block_size": [128, 128]} if request.param == "large block" else {}
+    config = {"quant_method": "fp8", "fmt": "e4m3", **block}
+    save(tmp_path, config, float8(request.param, "weight_scale_inv"), TINY | {"hidden_size": 128, "head_dim": 32})
+    return tmp_path
 
 
 @pytest.fixture(params=FORMATS)
