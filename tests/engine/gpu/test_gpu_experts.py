@@ -67,3 +67,22 @@ def test_weights_are_made_fp8_where_that_is_asked_for(device: torch.device) -> N
     assert made.form == FORMATS["fp8"]
     assert (made.dense() - weight).norm() <= 0.04 * weight.norm()
     assert isinstance(ops.matrix("0.experts.11.down", weight[:, :24].contiguous(), Split.COLUMNS), GpuMatrix)
+
+
+def test_parts_of_ranks_are_kept_where_blocks_begin_with_them(device: torch.device) -> None:
+    from diptych.engine.models.gpu_experts import packed
+
+    codes = np.random.default_rng(0).integers(0, 0x78, (384, 256), np.uint8)
+    scales = np.random.default_rng(1).uniform(0.001, 0.01, (3, 2)).astype(np.float32).repeat(128, axis=0)
+    whole = QuantizedArray("fp8", codes, scales, None, 128)
+    kept = (
+        whole.columns(128, 256),
+        whole.rows(slice(128, 384)),
+        whole.rows(slice(0, 200)),
+        int4(6, 256, 0).columns(64, 192),
+    )
+    for part in kept:
+        found = packed(QuantizedWeight((part,)), torch.float32, device)
+        assert found is not None
+        torch.testing.assert_close(found.dense().cpu(), torch.from_numpy(part.dequantize()), rtol=1e-6, atol=1e-7)
+    assert packed(QuantizedWeight((whole.rows(slice(64, 256)),)), torch.float32, device) is None
