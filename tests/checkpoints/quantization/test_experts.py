@@ -13,7 +13,7 @@ from diptych.engine.models.weights import load
 from diptych.engine.runner.model_part import ModelPart
 
 EXPERTS: Final = [f"0.experts.{i}.{kind}" for i in range(4) for kind in ("gate_up", "down")]
-ERRORS: Final = {"fp8": 0.05, "int4": 1e-5}  # of all logits together; CPUs do not quantise states
+ERRORS: Final = {"fp8": 0.05, "int4": 1e-4}  # of all logits together; CPUs do not quantise states
 
 
 def test_gpus_keep_experts_as_stored_and_compute_what_cpus_do(experts_checkpoint: Path, device: torch.device) -> None:

@@ -19,8 +19,8 @@ from diptych.kernels.gpu.layers.fp8_rows import quantize_rows
 from diptych.kernels.gpu.layers.moe import align_experts
 from diptych.kernels.quantized import QuantizedArray
 
-# Of what is rounded once. Tensor cores keep 14 bits of the sums of 128 columns that are not added up in float32 yet.
-TOLERANCES = {torch.float32: 2e-4, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}  # of what is rounded once
+IMPRECISE = 3e-3  # tensor cores keep 14 bits of sums of FP8 products, until those of 128 columns are added up in float32
 DISTINCT = 5
 
 
@@ -86,7 +86,7 @@ def test_each_assignment_is_multiplied_by_its_expert(
         expected = reference_grouped_fp8(x, matrices, chosen)
         if added is not None:
             expected += added[chosen.flatten()].double()
-        bound = TOLERANCES[dtype]
+        bound = max(TOLERANCES[dtype], IMPRECISE if device.type == "cuda" else 0)
         torch.testing.assert_close(out.double(), expected, rtol=bound, atol=bound * float(expected.std()))
 
 
