@@ -20,7 +20,7 @@ from diptych.kernels.gpu.layers.moe import align_experts
 from diptych.kernels.quantized import QuantizedArray
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}  # of what is rounded once
-IMPRECISE = 3e-3  # tensor cores keep 14 bits of sums of FP8 products, until those of 128 columns are added up in float32
+IMPRECISE = 3e-3  # tensor cores keep 14 bits of sums of FP8 products, until 128 columns are added up in float32
 DISTINCT = 5
 
 
