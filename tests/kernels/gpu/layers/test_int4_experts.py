@@ -18,11 +18,10 @@ from diptych.kernels.gpu.layers.int4_experts import (
     choose_block,
     group_of,
     grouped_int4,
-    reference_grouped_int4,
     tile_of,
     unpack,
 )
-from diptych.kernels.gpu.layers.moe import align_experts
+from diptych.kernels.gpu.layers.moe import align_experts, reference_grouped_quantized
 from diptych.kernels.quantized import QuantizedArray, int4_nbytes
 
 TOLERANCES = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}  # of what is rounded once
@@ -167,7 +166,7 @@ def test_each_assignment_is_multiplied_by_its_expert(
         x = torch.randn(num_rows, k, device=device).to(dtype)
         out = torch.full((chosen.numel(), n), torch.nan, dtype=dtype, device=device)
         grouped_int4(x, weights, aligned, out, added)
-        expected = reference_grouped_int4(x, arrays, chosen)
+        expected = reference_grouped_quantized(x, arrays, chosen)
         if added is not None:
             expected += added[chosen.flatten()].double()
         bound = TOLERANCES[dtype]

@@ -17,7 +17,7 @@ from diptych.checkpoints.quantization.weight import QuantizedWeight
 from diptych.engine.models.gpu_experts import PackedMatrix
 from diptych.engine.models.gpu_ops import GpuMatrix, GpuOps
 from diptych.engine.models.ops import Ops, TorchOps, activate_of
-from diptych.kernels.gpu.layers.moe import BLOCKS, ExpertWeights, align_experts
+from diptych.kernels.gpu.layers.moe import BLOCKS, ExpertWeights, align_experts, reference_grouped_quantized
 from diptych.kernels.gpu.layers.mxfp4_experts import (
     BIAS,
     MXFP4_BLOCKS,
@@ -30,7 +30,6 @@ from diptych.kernels.gpu.layers.mxfp4_experts import (
     can_keep,
     choose_block,
     grouped_mxfp4,
-    reference_grouped_mxfp4,
     tile_of,
     unpack,
 )
@@ -168,7 +167,7 @@ def test_each_assignment_is_multiplied_by_its_expert(
         x = torch.randn(num_rows, k, device=device).to(dtype)
         out = torch.full((chosen.numel(), n), torch.nan, dtype=dtype, device=device)
         grouped_mxfp4(x, weights, aligned, out, added)
-        expected = reference_grouped_mxfp4(x, arrays, chosen)
+        expected = reference_grouped_quantized(x, arrays, chosen)
         if added is not None:
             expected += added[chosen.flatten()].double()
         bound = TOLERANCES[dtype]

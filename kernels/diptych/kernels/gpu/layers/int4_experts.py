@@ -260,14 +260,6 @@ def constants(tile: Tile, block: int, k: int, repeats: int, group: int, *, has_b
     return tile.constants(block, k) | fixed | {"SCALES": STRIP // group}
 
 
-def reference_grouped_int4(x: Tensor, arrays: Sequence[QuantizedArray], chosen: Tensor) -> Tensor:
-    """Return what `grouped_int4` writes without a bias, in float64."""
-    rows, numbers = x.double().repeat_interleave(chosen.numel() // len(x), dim=0), chosen.flatten().tolist()
-    used = {id(arrays[number]): arrays[number] for number in numbers}  # of experts that are alike, one is expanded
-    weights = {key: torch.from_numpy(array.dequantize()).to(x.device).double() for key, array in used.items()}
-    return torch.stack([weights[id(arrays[number])] @ row for row, number in zip(rows, numbers, strict=True)])
-
-
 @triton.jit(do_not_specialize=["num_assignments", "max_blocks"])
 def grouped_int4_kernel(
     x,

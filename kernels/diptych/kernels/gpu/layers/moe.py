@@ -18,6 +18,7 @@ from torch import Tensor
 
 from diptych.kernels.gpu.grid import cdiv, power_of_two
 from diptych.kernels.gpu.layers.dot_rows import Tile, dot_rows
+from diptych.kernels.quantized import QuantizedArray
 
 TILE_ASSIGNMENTS: Final = 1024
 MIN_COUNTED: Final = 128  # assignments
@@ -190,6 +191,14 @@ def reference_grouped_gemm(x: Tensor, weights: ExpertWeights, chosen: Tensor) ->
     rows = x.double().repeat_interleave(chosen.numel() // len(x), dim=0)
     products = [weights.tensors[expert].double() @ row for row, expert in zip(rows, chosen.flatten(), strict=True)]
     return torch.stack(products)
+
+
+def reference_grouped_quantized(x: Tensor, arrays: Sequence[QuantizedArray], chosen: Tensor) -> Tensor:
+    """Return what products with experts in few bits should be, of states as they are and without a bias, in float64."""
+    rows, numbers = x.double().repeat_interleave(chosen.numel() // len(x), dim=0), chosen.flatten().tolist()
+    used = {id(arrays[number]): arrays[number] for number in numbers}  # of experts that are alike, one is expanded
+    weights = {key: torch.from_numpy(array.dequantize()).to(x.device).double() for key, array in used.items()}
+    return torch.stack([weights[id(arrays[number])] @ row for row, number in zip(rows, numbers, strict=True)])
 
 
 def reference_combine(results: Tensor, shares: Tensor) -> Tensor:
