@@ -185,8 +185,8 @@ def fp8() -> Iterator[Kernel]:
     constants = {"COMPILED": True} | fp8_rows.row_constants(FFN)
     yield Kernel("FP8, rows", fp8_rows.quantize_rows_kernel, types, constants, num_warps=8, loads=CELLS)
     constants = {"K": FFN, "GROUPS": fp8_rows.TILE // GROUP, "GROUP": GROUP, "COMPILED": True}
-    types |= {"m": "i32"}
-    yield Kernel("FP8, groups", fp8_rows.quantize_groups_kernel, types, constants, frozenset({"m"}), loads=CELLS)
+    of_m, kernel = {"m": "i32"}, fp8_rows.quantize_groups_kernel
+    yield Kernel("FP8, groups", kernel, types | of_m, constants, frozenset(of_m), loads=CELLS)
     for group in (0, GROUP):
         yield fp8_row(group)
         yield fp8_gates(group)
