@@ -15,7 +15,6 @@ from diptych.kernels.gpu.layers.int4_experts import (
     TO_FLOAT16,
     Int4Experts,
     Int4Matrix,
-    choose_block,
     group_of,
     grouped_int4,
     tile_of,
@@ -171,12 +170,6 @@ def test_each_assignment_is_multiplied_by_its_expert(
             expected += added[chosen.flatten()].double()
         bound = TOLERANCES[dtype]
         torch.testing.assert_close(out.double(), expected, rtol=bound, atol=bound * k**0.5 + 2**-21 * k)
-
-
-def test_blocks_have_room_for_twice_what_an_expert_gets_unless_it_is_much() -> None:
-    sizes = {average: choose_block(128 * average, 128) for average in (4, 16, 32, 64, 65, 128, 1 << 12)}
-    assert sizes == {4: 8, 16: 32, 32: 64, 64: 64, 65: 128, 128: 128, 1 << 12: 128}
-    assert choose_block(1, 128) == INT4_BLOCKS[0]
 
 
 @pytest.mark.parametrize("num_rows", [most + more for most, _ in TILES_OF_FEW for more in (0, 1)])

@@ -80,6 +80,7 @@ class ExpertWeights:
 
 
 BLOCKS: Final = (16, 32, 64, 128)  # rows that are multiplied at once
+ROOMY: Final = 64  # the largest block that may have room for twice what an expert gets
 NARROW_TILES: Final = dict(
     zip(BLOCKS, (*[Tile(64, 128, 4, 4)] * 2, Tile(128, 64, 4, 4), Tile(128, 64, 4, 8)), strict=True)
 )
@@ -90,6 +91,15 @@ def choose_block(num_assignments: int, num_experts: int) -> int:
     """Return how many rows `grouped_gemm` should multiply at once: what an expert has on average, within its tiles."""
     average = power_of_two(max(1, num_assignments // num_experts))
     return int(min(BLOCKS[-1], max(BLOCKS[0], average)))
+
+
+def roomy_block(num_assignments: int, num_experts: int, smallest: int) -> int:
+    """Return the same for weights of which a second block of an expert unpacks its part, or reads it, once more.
+
+    There is room for twice what an expert has on average, unless that is much.
+    """
+    average = power_of_two(max(1, num_assignments // num_experts))
+    return int(min(BLOCKS[-1], max(smallest, average, min(ROOMY, 2 * average))))
 
 
 def tile_of(block: int, nbytes: int) -> Tile:
