@@ -45,7 +45,7 @@ class End:
         if memory == "cuda":
             from diptych.kernels.gpu.pages.transfer_images import transfer_kernels
 
-            kernels = transfer_kernels(number - 1, layout.layer_nbytes)
+            kernels = transfer_kernels(number - 1, layout.page_shape)
             self.pool: Any = self.transport.allocate_device_pool(layout, Device("cuda", number - 1, kernels))
         else:
             self.pool = self.transport.allocate_pool(layout)

@@ -240,11 +240,15 @@ def test_only_pages_of_a_peer_that_was_linked_are_unpacked(make_child_end: Make)
         end.unpack_pages(2, [1])
 
 
-@pytest.mark.parametrize("kinds", [("shm", "emulated-mover"), ("emulated-mover", "shm"), ("emulated-mover",) * 2])
-def test_pools_in_device_memory_refuse_what_would_have_to_be_converted(
-    make_child_end: Make, kinds: Sequence[str]
-) -> None:
-    ends = [make_child_end(kind, 1 + i, layouts(1, (8, 16)[i], "bfloat16")[0]) for i, kind in enumerate(kinds)]
-    for end, other in (ends, ends[::-1]):
-        with pytest.raises(Exception, match="pools in device memory exchange pages of equal layouts only"):
-            end.connect(other.instance_id, other.metadata())
+DEVICES = ["emulated-mover", "emulated-staged"]
+ON_GPUS = [pytest.param(f"cuda-{path}", marks=pytest.mark.gpu) for path in ("mover", "put", "staged")]
+
+
+@pytest.mark.parametrize("kind", [*DEVICES, *ON_GPUS])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_devices_convert_the_same(make_child_end: Make, link: Link, kind: str, case: Case) -> None:
+    workers = Workers(case, lambda instance, layout: make_child_end(kind, instance, layout), link)
+    workers.write()
+    assert workers.digests() == workers.landed()
+    workers.unpack()
+    workers.assert_arrived()

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Any, Final
 
-from diptych.kernels.image import KernelImage
+from diptych.kernels.image import KernelImage, TransferKernels
 from diptych.kvtransfer.device import Device
 from diptych.kvtransfer.errors import TransferError
 from diptych.kvtransfer.layout import PoolLayout
@@ -51,11 +51,18 @@ def _allocate(layout: PoolLayout, allocate: Callable[..., int]) -> int:
 
 def _device_options(device: Device) -> binding.DeviceOptions:
     options = binding.DeviceOptions(kind=binding.DEVICE_KINDS[device.kind], ordinal=device.ordinal)
-    if device.kernels is not None:
-        options.mover = _kernel(device.kernels.mover)
-        options.digester = _kernel(device.kernels.digester)
+    images = _images(device.kernels) if device.kernels is not None else {}
+    for place, name in enumerate(binding.KERNELS):
+        if image := images.get(name):
+            options.kernels[place] = _kernel(image)
     return options
 
 
+def _images(kernels: TransferKernels) -> dict[str | tuple[str, str], KernelImage | None]:
+    """By the names that the shim has them by."""
+    return {"mover": kernels.mover, "digester": kernels.digester, "unpacker": kernels.unpacker, **kernels.packers}
+
+
 def _kernel(image: KernelImage) -> binding.Kernel:
-    return binding.Kernel(image.binary, image.name.encode(), image.num_warps, image.shared_nbytes, image.num_programs)
+    numbers = image.num_warps, image.shared_nbytes, image.num_programs, image.chunk
+    return binding.Kernel(image.binary, image.name.encode(), *numbers)
