@@ -666,6 +666,12 @@ def make_process_end(request: pytest.FixtureRequest, make_child_end: Make) -> Ma
     return lambda instance_id, **options: make_child_end(request.param, instance_id, **options)
 
 
+@pytest.fixture(params=device_kinds())
+def make_device_end(request: pytest.FixtureRequest, make_child_end: Make) -> Make:
+    """The same, of pools in device memory, by every path from it."""
+    return lambda instance_id, layout, **options: make_child_end(request.param, instance_id, layout, **options)
+
+
 @pytest.fixture(params=["shm", "tcp"])
 def make_ucx_end(request: pytest.FixtureRequest, make_child_end: Make) -> Make:
     """The same, of UCX only."""
