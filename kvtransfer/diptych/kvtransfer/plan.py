@@ -238,7 +238,7 @@ def check(src: PoolLayout, dst: PoolLayout) -> None:
 
 
 def check_on_device(conversion: Conversion, own: PoolLayout) -> None:
-    """Raise `LayoutMismatch` unless a device, with a pool of `own`, can convert so: whole lines, heads of whole steps."""
+    """Raise `LayoutMismatch` unless a device with a pool of `own` can convert so: whole lines, heads of whole steps."""
     if conversion.is_trivial:
         return
     if own.page_shape.head_dim % HEAD_STEP:

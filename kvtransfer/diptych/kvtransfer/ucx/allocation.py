@@ -51,16 +51,17 @@ def _allocate(layout: PoolLayout, allocate: Callable[..., int]) -> int:
 
 def _device_options(device: Device) -> binding.DeviceOptions:
     options = binding.DeviceOptions(kind=binding.DEVICE_KINDS[device.kind], ordinal=device.ordinal)
-    images = _images(device.kernels) if device.kernels is not None else {}
-    for place, name in enumerate(binding.KERNELS):
-        if image := images.get(name):
-            options.kernels[place] = _kernel(image)
+    if device.kernels is not None:
+        for place, image in enumerate(_images(device.kernels)):
+            if image is not None:
+                options.kernels[place] = _kernel(image)
     return options
 
 
-def _images(kernels: TransferKernels) -> dict[str | tuple[str, str], KernelImage | None]:
-    """By the names that the shim has them by."""
-    return {"mover": kernels.mover, "digester": kernels.digester, "unpacker": kernels.unpacker, **kernels.packers}
+def _images(kernels: TransferKernels) -> tuple[KernelImage | None, ...]:
+    """In the order in which the shim has them."""
+    packers = (kernels.packers.get(pair) for pair in binding.PACKERS)
+    return (kernels.mover, kernels.digester, kernels.unpacker, *packers)
 
 
 def _kernel(image: KernelImage) -> binding.Kernel:

@@ -42,10 +42,8 @@ PATHS: Final = ("copy", "mover", "put", "message", "staged")  # by KVT_PATH_*, b
 HANDLE_NBYTES: Final = 64
 KEY_NBYTES: Final = 16
 DEVICE_KINDS: Final = {"cuda": 1, "emulated": 2}
-KERNELS: Final = (  # by KVT_MOVER, ...
-    *("mover", "digester", "unpacker"),
-    *product(CELLS, CELLS),  # packers, from one type to another
-)
+PACKERS: Final = tuple(product(CELLS, CELLS))  # from which type to which; behind the mover, digester and unpacker
+NUM_KERNELS: Final = 3 + len(PACKERS)
 
 LINK_UP: Final = 1
 LINK_DOWN: Final = 2
@@ -133,7 +131,7 @@ class Kernel(Structure):
 class DeviceOptions(Structure):
     """`kvt_device_options`"""
 
-    _fields_ = (("kind", c_int32), ("ordinal", c_int32), ("kernels", Kernel * len(KERNELS)))
+    _fields_ = (("kind", c_int32), ("ordinal", c_int32), ("kernels", Kernel * NUM_KERNELS))
 
 
 class Copy(Structure):

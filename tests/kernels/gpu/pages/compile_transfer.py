@@ -30,7 +30,8 @@ def digest() -> Kernel:
 
 def pack(name: str, src_dtype: str, dst_dtype: str, head_dim: int = 128) -> Kernel:
     types = {"src": "i64", "dst": "i64", "src_pages": "*i64", "first_tokens": "*i64"}
-    any_number = ("num_images", "num_src_pages", "src_page_size", "dst_page_size", "row_chunks", "first_row", "num_rows")
+    any_number = ["num_images", "num_src_pages", "src_page_size", "dst_page_size"]
+    any_number += ["row_chunks", "first_row", "num_rows"]
     types |= dict.fromkeys((*any_number, "src_stride", "src_cells", "first_cell"), "i32")
     constants = pack_constants(src_dtype, dst_dtype, head_dim)
     return Kernel(name, pack_pages_kernel, types, constants, frozenset(any_number), loads=CELLS, stores=CELLS)

@@ -70,7 +70,7 @@ def pack_pages(
 
 
 def pack_constants(src_dtype: str, dst_dtype: str, head_dim: int) -> dict[str, Any]:
-    """Return what the compiler must know of packs between two types, of heads whose sizes are multiples of `head_dim`."""
+    """Return what the compiler must know of packs between two types, of heads of multiples of `head_dim` numbers."""
     chunk = min(head_dim & -head_dim, MAX_CHUNK_CELLS)
     if chunk % CHUNK_STEP:
         raise ValueError(f"heads of {head_dim} numbers are not packed on GPUs: multiples of {CHUNK_STEP} are")
@@ -108,7 +108,7 @@ def pack_pages_kernel(
     image_chunks = num_rows * row_chunks
     tiles_an_image = tl.cdiv(image_chunks, TILE)
     tile = tl.program_id(0)
-    while tile < num_images * tiles_an_image:  # Triton's interpreter can't have a `range` of such numbers with NumPy 2.4
+    while tile < num_images * tiles_an_image:  # Triton's interpreter can't have a `range` of such numbers
         image = tile // tiles_an_image
         chunk = tile % tiles_an_image * TILE + tl.arange(0, TILE)
         inside = chunk < image_chunks

@@ -1,14 +1,15 @@
 """Compiles the kernels of the KV transfer engine ahead of time, for its thread to launch: no interpreter, no lock.
 
 The engine passes the arguments by position, so their order in `page_mover.py`, `page_digest.py`, `pack_pages.py` and
-`unpack_pages.py` is an interface; and it promises that pools, pages, windows and images are multiples of 128 bytes, which
-is what makes the stores 16 bytes wide. Peers come and go while a worker runs, so what turns pages into theirs is compiled
-for every type that a pool may have.
+`unpack_pages.py` is an interface; and it promises that pools, pages, windows and images are multiples of 128 bytes,
+which is what makes the stores 16 bytes wide. Peers come and go while a worker runs, so what turns pages into theirs is
+compiled for every type that a pool may have.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 from typing import Any, Final
 
 import torch
@@ -73,8 +74,9 @@ def compile_for(capability: tuple[int, int], shape: PageShape) -> TransferKernel
     )
     if shape.head_dim % pack_pages.CHUNK_STEP:
         return TransferKernels(mover, digester)
-    pairs = {(src, dst): _packer(src, dst, shape, capability) for src in shape.dtypes for dst in pack_pages.DTYPE_NBYTES}
-    return TransferKernels(mover, digester, pairs, _unpacker(shape, capability))
+    pairs = product(shape.dtypes, pack_pages.DTYPE_NBYTES)
+    packers = {(src, dst): _packer(src, dst, shape, capability) for src, dst in pairs}
+    return TransferKernels(mover, digester, packers, _unpacker(shape, capability))
 
 
 def _packer(src_dtype: str, dst_dtype: str, shape: PageShape, capability: tuple[int, int]) -> KernelImage:

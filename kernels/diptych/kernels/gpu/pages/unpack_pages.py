@@ -1,8 +1,8 @@
 """`page_pack.unpack_page` on a GPU, for many pages at once: parts that several ranks wrote become a page, in place.
 
 The region of some pages is copied to scratch memory, then each part of it is put where its heads belong. Rules: only
-scratch pages hold a page meanwhile, never memory as large as what was received; shapes are arguments, so that one kernel
-serves peers of every layout.
+scratch pages hold a page meanwhile, never memory as large as what was received; shapes are arguments, so that one
+kernel serves peers of every layout.
 """
 
 from __future__ import annotations
