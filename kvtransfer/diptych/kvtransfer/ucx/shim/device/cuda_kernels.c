@@ -146,53 +146,82 @@ static cu_result cuda_send_images(cuda_queue *work, const image_pack *pack, int6
     return result;
 }
 
-/* The same for `pack_pages_kernel`. */
+#define MAX_ARGUMENTS 20
+
+/* Launch a kernel whose arguments are addresses, then numbers, then the two scratch pointers. */
+static const char *cuda_launch_with(device_queue *queue, const cuda_kernel *kernel, cu_address *addresses, size_t num_addresses,
+                                    int32_t *numbers, size_t num_numbers)
+{
+    cu_address none = 0;
+    void *arguments[MAX_ARGUMENTS], **end = arguments;
+    for (size_t i = 0; i < num_addresses; i++)
+        *end++ = &addresses[i];
+    for (size_t i = 0; i < num_numbers; i++)
+        *end++ = &numbers[i];
+    *end++ = &none;
+    *end++ = &none;
+    return cuda_words(cuda_launch(kernel, ((cuda_queue *)queue->work)->stream, arguments));
+}
+
+/* With the arguments of `pack_pages_kernel`. */
 static const char *cuda_pack(device_queue *queue, const image_pack *pack)
 {
     const struct page_pack *how = pack->how;
     const cuda_kernel *kernel = kernel_of(queue, KVT_PACKERS + how->src_type * KVT_NUM_CELL_TYPES + how->dst_type);
     if (kernel->function == NULL)
         return "no kernel packs cells of these types";
-    cuda_queue *work = queue->work;
-    int64_t last = pack->images[pack->num_images - 1].src, num = num_source_pages(how, pack->num_source, pack->images[0].src, last);
-    cu_address src_pages, first_tokens, none = 0;
-    cu_result result = cuda_send_images(work, pack, num, &src_pages, &first_tokens);
+    int64_t first = pack->images[0].src, last = pack->images[pack->num_images - 1].src;
+    int64_t num_source = num_source_pages(how, pack->num_source, first, last);
+    cu_address addresses[] = {(uintptr_t)pack->pool + (uint64_t)how->src_offset, (uintptr_t)pack->to, 0, 0};
+    cu_result result = cuda_send_images(queue->work, pack, num_source, &addresses[2], &addresses[3]);
     if (result != CU_SUCCESS)
         return cuda_words(result);
-    cu_address src = (uintptr_t)pack->pool + (uint64_t)how->src_offset, dst = (uintptr_t)pack->to;
-    int32_t num_images = (int32_t)pack->num_images, num_src_pages = (int32_t)num;
-    int32_t src_stride = (int32_t)(how->src_page_bytes / cell_bytes(how->src_type)), src_size = (int32_t)how->src_page_size;
-    int32_t src_cells = (int32_t)(how->src_num_heads * how->head_dim), first_cell = (int32_t)(how->first_head * how->head_dim);
-    int32_t dst_size = (int32_t)how->dst_page_size, chunks = (int32_t)(how->num_heads * how->head_dim / kernel->chunk);
-    int32_t first_row = (int32_t)pack->first_row, num_rows = (int32_t)pack->num_rows;
-    void *arguments[] = {&src,       &dst,        &src_pages, &first_tokens, &num_images, &num_src_pages, &src_stride, &src_size,
-                         &src_cells, &first_cell, &dst_size,  &chunks,       &first_row,  &num_rows,      &none,       &none};
-    return cuda_words(cuda_launch(kernel, work->stream, arguments));
+    int32_t numbers[] = {
+        (int32_t)pack->num_images,
+        (int32_t)num_source,
+        (int32_t)(how->src_page_bytes / cell_bytes(how->src_type)),
+        (int32_t)how->src_page_size,
+        (int32_t)(how->src_num_heads * how->head_dim),
+        (int32_t)(how->first_head * how->head_dim),
+        (int32_t)how->dst_page_size,
+        (int32_t)(how->num_heads * how->head_dim / kernel->chunk),
+        (int32_t)pack->first_row,
+        (int32_t)pack->num_rows,
+    };
+    return cuda_launch_with(queue, kernel, addresses, 4, numbers, sizeof numbers / sizeof numbers[0]);
 }
 
-/* The same for `unpack_part_kernel`, a launch for each part. */
+static cu_result cuda_send_pages(cuda_queue *work, const page_unpack *unpack, cu_address *pages)
+{
+    int64_t *list;
+    cu_result result = cuda_take_list(work, &list);
+    if (result != CU_SUCCESS)
+        return result;
+    for (uint32_t i = 0; i < unpack->num_pages; i++)
+        list[i] = unpack->pages[i].src;
+    return cuda_bring_list(work, list, unpack->num_pages, pages);
+}
+
+/* With the arguments of `unpack_part_kernel`, a launch for each part. */
 static const char *cuda_unpack(device_queue *queue, const page_unpack *unpack)
 {
     const struct page_parts *how = unpack->how;
     const cuda_kernel *kernel = kernel_of(queue, KVT_UNPACKER);
     if (kernel->function == NULL)
         return "no kernel puts parts of pages together";
-    cuda_queue *work = queue->work;
-    int64_t *list;
-    cu_address pages, copied = (uintptr_t)unpack->copied, pool = (uintptr_t)unpack->pool + (uint64_t)how->offset, none = 0;
-    cu_result result = cuda_take_list(work, &list);
-    for (uint32_t i = 0; i < unpack->num_pages && result == CU_SUCCESS; i++)
-        list[i] = unpack->pages[i].src;
-    if (result == CU_SUCCESS)
-        result = cuda_bring_list(work, list, unpack->num_pages, &pages);
-    int32_t num_pages = (int32_t)unpack->num_pages, region_words = (int32_t)(parts_bytes(how) / 8);
-    int32_t page_words = (int32_t)(unpack->page_nbytes / 8), num_rows = (int32_t)how->num_rows, chunk_bytes = 8 * kernel->chunk;
-    int32_t row_chunks = (int32_t)(parts_row_bytes(how) / chunk_bytes), first_chunk = 0, part_chunks;
-    void *arguments[] = {&copied,   &pool,       &pages,       &num_pages,   &region_words, &page_words,
-                         &num_rows, &row_chunks, &first_chunk, &part_chunks, &none,         &none};
-    for (int64_t part = 0; part < how->num_parts && result == CU_SUCCESS; part++, first_chunk += part_chunks) {
-        part_chunks = (int32_t)(how->part_heads[part] * how->head_bytes / chunk_bytes);
-        result = cuda_launch(kernel, work->stream, arguments);
+    cu_address addresses[] = {(uintptr_t)unpack->copied, (uintptr_t)unpack->pool + (uint64_t)how->offset, 0};
+    const char *trouble = cuda_words(cuda_send_pages(queue->work, unpack, &addresses[2]));
+    const int64_t chunk_bytes = 8 * kernel->chunk;
+    int32_t numbers[] = {(int32_t)unpack->num_pages,
+                         (int32_t)(parts_bytes(how) / 8),
+                         (int32_t)(unpack->page_nbytes / 8),
+                         (int32_t)how->num_rows,
+                         (int32_t)(parts_row_bytes(how) / chunk_bytes),
+                         0,
+                         0};
+    for (int64_t part = 0; part < how->num_parts && trouble == NULL; part++, numbers[5] += numbers[6]) {
+        numbers[6] = (int32_t)(how->part_heads[part] * how->head_bytes / chunk_bytes);
+        trouble = cuda_launch_with(queue, kernel, addresses, 3, numbers, sizeof numbers / sizeof numbers[0]);
     }
-    return cuda_words(result);
+    return trouble;
 }

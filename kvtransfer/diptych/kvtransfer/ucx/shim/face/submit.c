@@ -8,6 +8,13 @@ static bool in_range(uint64_t num, const int64_t *pages, uint64_t num_pages)
     return true;
 }
 
+/* Whether images can be made so, of pages of ours. */
+static bool can_pack(const kvt_engine *engine, const kvt_copy *wanted)
+{
+    return packs_from(wanted->pack, engine->page_nbytes) && (engine->device == NULL || fits_device(wanted->pack)) &&
+           in_range(wanted->num_pages, wanted->first_tokens, UINT32_MAX);
+}
+
 /* Whether the bytes that are wanted of each page are in the pages, or images, of both sides. */
 static bool fits(const kvt_link *link, const kvt_copy *wanted)
 {
@@ -19,9 +26,8 @@ static bool fits(const kvt_link *link, const kvt_copy *wanted)
            (wanted->nbytes > 0 && wanted->nbytes % unit == 0 && wanted->src_offset % unit == 0 &&
             wanted->dst_offset % word == 0 && wanted->nbytes <= ours && wanted->src_offset <= ours - wanted->nbytes &&
             wanted->nbytes <= theirs && wanted->dst_offset <= theirs - wanted->nbytes &&
-            (!pack || (packs_from(pack, link->engine->page_nbytes) && (!link->engine->device || fits_device(pack)))) && in_range(num_src, wanted->src, link->engine->num_pages) &&
-            in_range(wanted->num_pages, wanted->dst, link->num_pages) &&
-            (!pack || in_range(wanted->num_pages, wanted->first_tokens, UINT32_MAX)));
+            (!pack || can_pack(link->engine, wanted)) && in_range(num_src, wanted->src, link->engine->num_pages) &&
+            in_range(wanted->num_pages, wanted->dst, link->num_pages));
 }
 
 static bool all_fit(const kvt_link *link, const kvt_operation *wanted)
