@@ -2,7 +2,7 @@
 
 Pages are scattered on both sides, and moved with their digests. Time is from `write_pages` with a note until its
 `OpDone`; bytes are those that land. The limit is a device-to-device copy, and beside each case is that of equal layouts
-by the same path. Unpacking is compared with a copy inside of one GPU. Needs two GPUs: `bench/gpu/run_kv.sh`.
+by the same path. Unpacking is compared with a copy inside of one GPU. Needs two GPUs: `bench/gpu/run.sh layouts`.
 """
 
 from __future__ import annotations
