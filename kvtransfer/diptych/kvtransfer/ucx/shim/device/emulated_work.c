@@ -35,7 +35,8 @@ static const char *give_work(device *base, emulated_work wanted, const page_pair
     if (work == NULL)
         return "out of memory";
     *work = wanted;
-    memcpy(work->pages, pages, num_pages * sizeof *pages);
+    if (num_pages > 0)
+        memcpy(work->pages, pages, num_pages * sizeof *pages);
     work->move.pages = work->pack.images = work->unpack.pages = work->pages;
     pthread_mutex_lock(&device->lock);
     if (device->first == NULL)
