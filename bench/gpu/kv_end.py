@@ -41,15 +41,18 @@ def layout_latents(pool_nbytes: int, page_size: int) -> PoolLayout:
 
 
 class End:
-    """A transport with a pool: on GPU `number - 1`, or in host memory."""
+    """A transport with a pool: on GPU `number - 1`, or on the only one, or in host memory."""
 
     def __init__(self, number: int, memory: str, transports: str, layout: PoolLayout) -> None:
         self.transport = open_transport(number, options=UcxOptions(transports=transports, connect_s=15.0))  # type: ignore[arg-type]
         if memory == "cuda":
+            import torch
+
             from diptych.kernels.gpu.pages.transfer_images import transfer_kernels
 
-            kernels = transfer_kernels(number - 1, layout.page_shape)
-            self.pool: Any = self.transport.allocate_device_pool(layout, Device("cuda", number - 1, kernels))
+            ordinal = (number - 1) % torch.cuda.device_count()
+            kernels = transfer_kernels(ordinal, layout.page_shape)
+            self.pool: Any = self.transport.allocate_device_pool(layout, Device("cuda", ordinal, kernels))
         else:
             self.pool = self.transport.allocate_pool(layout)
 

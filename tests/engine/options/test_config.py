@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -51,3 +52,12 @@ def test_what_can_not_be_simulated_is_refused(options: Any) -> None:
     with pytest.raises(ConfigError, match="sim"):
         EngineOptions(device="sim", **options).validate()
     assert EngineOptions(device="sim").num_lora_slots == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"), [({"tp": 4}, "--tp"), ({"quantization": "fp8"}, "fp8"), ({"lora": ("a=/a",)}, "--lora")]
+)
+def test_what_is_not_deterministic_is_refused_beside_it(changes: Any, word: str) -> None:
+    replace(EngineOptions(**changes), deterministic=False).validate()
+    with pytest.raises(ConfigError, match=f"--deterministic.*{word}"):
+        EngineOptions(**changes, deterministic=True).validate()

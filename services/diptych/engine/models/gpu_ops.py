@@ -6,6 +6,8 @@ a graph can capture it.
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Sequence
 from typing import Final, Protocol
 
@@ -20,6 +22,8 @@ from diptych.checkpoints.quantization.weight import QuantizedWeight
 from diptych.engine.models.delta_rule import DeltaRule, DeltaWeights
 from diptych.engine.models.dense import dense
 from diptych.engine.models.gpu_delta_rule import GpuDeltaRule
+from diptych.engine.models.gpu_fp8 import Fp8Gated, Fp8Kept
+from diptych.engine.models.gpu_quantized import TWO_BYTES, kept
 from diptych.engine.models.gpu_state_rules import TritonStateRules
 from diptych.engine.models.lora import LoraMatrix
 from diptych.engine.models.matrix import Activate, HeadMatrices, Matrix, TorchHeadMatrices, Weight
@@ -29,6 +33,8 @@ from diptych.kernels.gpu.layers import activations, mxfp4_experts, norms, skinny
 from diptych.kernels.gpu.layers.moe import AlignedExperts, ExpertWeights, align_experts, combine_experts
 from diptych.kernels.gpu.layers.mxfp4_experts import Mxfp4Experts, Mxfp4Matrix
 from diptych.kernels.gpu.layers.skinny_gemm import pays_up_to, skinny_gemm
+
+logger = logging.getLogger(__name__)
 
 
 class GpuMatrix:
@@ -70,9 +76,9 @@ class PackedMatrix:
 class GpuGated:
     """Activates the products of a few rows where they are computed, those of more, or with adapters, afterwards."""
 
-    def __init__(self, matrix: GpuMatrix | LoraMatrix, activation: Activation, in_turn: Gated) -> None:
+    def __init__(self, matrix: Matrix, base: GpuMatrix, activation: Activation, in_turn: Gated) -> None:
         self._adapted = matrix if isinstance(matrix, LoraMatrix) else None
-        self._weight = _weight(matrix.base if isinstance(matrix, LoraMatrix) else matrix)
+        self._weight = base.weight
         self._activation = activation
         self._in_turn = in_turn
         num_rows, num_columns = self._weight.shape
@@ -88,28 +94,59 @@ class GpuGated:
 
 
 class GpuOps:
-    """Experts in MXFP4 stay so; other weights are expanded to the states' dtype. Nothing waits for the device."""
+    """Weights that `kept` knows, and experts in MXFP4, stay as stored; others are expanded to the states' dtype.
+
+    Of these, targets that match `to_narrow` are made FP8. Nothing waits for the device.
+    """
 
     num_ranks: Final = 1
     state_rules: Final[StateRules] = TritonStateRules()
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, dtype: torch.dtype, device: torch.device, to_narrow: re.Pattern[str] | None = None) -> None:
         self._dtype = dtype
         self._device = device
+        self._to_narrow = to_narrow
+        self._expanded = set[str]()  # formats that the log names
 
-    def matrix(self, name: str, weight: Weight, split: Split) -> GpuMatrix | PackedMatrix:
+    def matrix(self, name: str, weight: Weight, split: Split) -> Matrix:
         if isinstance(weight, QuantizedWeight):
-            if EXPERT.match(name) and len(weight.parts) == 1 and mxfp4_experts.can_keep(weight.parts[0]):
-                return PackedMatrix(Mxfp4Matrix.of(weight.parts[0], self._device), self._dtype)
-            weight = dense(weight.parts, self._dtype, self._device)
-        return GpuMatrix(weight)
+            as_stored = self._expert(weight) if EXPERT.match(name) else kept(weight, self._dtype, self._device)
+            if as_stored is not None:
+                return as_stored
+            weight = self._dense(name, weight)
+        is_narrowed = self._to_narrow is not None and self._to_narrow.fullmatch(name)
+        return Fp8Kept.made(weight) if is_narrowed else GpuMatrix(weight)
+
+    def _expert(self, weight: QuantizedWeight) -> Matrix | None:
+        """Return an expert's matrix as it is stored, if there is a kernel."""
+        if len(weight.parts) == 1 and mxfp4_experts.can_keep(weight.parts[0]):
+            return PackedMatrix(Mxfp4Matrix.of(weight.parts[0], self._device), self._dtype)
+        return None
+
+    def _dense(self, name: str, weight: QuantizedWeight) -> Tensor:
+        """Expand it, and say so, once for each format."""
+        for part in weight.parts:
+            if part.code not in TWO_BYTES and part.code not in self._expanded:
+                self._expanded.add(part.code)
+                logger.warning(
+                    "weights in %s are expanded to %s, no kernel keeps them: the first is %s, %d bytes instead of %d",
+                    part.code,
+                    str(self._dtype).removeprefix("torch."),
+                    name,
+                    part.codes.size * self._dtype.itemsize,
+                    part.nbytes,
+                )
+        return dense(weight.parts, self._dtype, self._device)
 
     def head_matrices(self, weights: Tensor) -> HeadMatrices:
         return TorchHeadMatrices(weights)
 
     def gated(self, gate_up: Matrix, activation: Activation) -> Gated:
-        assert isinstance(gate_up, GpuMatrix | LoraMatrix), gate_up
-        return GpuGated(gate_up, activation, GatedInTurn(gate_up, activate_of(self, activation)))
+        in_turn = GatedInTurn(gate_up, activate_of(self, activation))
+        base = gate_up.base if isinstance(gate_up, LoraMatrix) else gate_up
+        if isinstance(base, Fp8Kept) and activation in ("silu", "gelu_tanh"):
+            return Fp8Gated(gate_up, base, activation, in_turn)
+        return GpuGated(gate_up, base, activation, in_turn) if isinstance(base, GpuMatrix) else in_turn
 
     def experts(
         self,

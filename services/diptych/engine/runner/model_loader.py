@@ -171,4 +171,5 @@ class ModelLoader:
             num_threads=options.num_threads,
             max_loras=options.num_lora_slots,
             max_requests=self.chosen.sizes.max_requests,
+            deterministic=options.deterministic,
         )

@@ -13,6 +13,7 @@ import transformers
 
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.common.arrays import I64
+from diptych.embedded.engine import Generation
 from diptych.engine import Engine, EngineOptions, SamplingParams
 from diptych.engine.values.batch import ForwardBatch, ForwardMode, SamplingBatch
 
@@ -184,3 +185,23 @@ def greedy(num_samples: int) -> SamplingBatch:
     zeros = np.zeros(num_samples, np.int64)
     ones = np.ones(num_samples, np.float32)
     return SamplingBatch(ones * 0, ones, zeros, zeros.astype(np.uint64), zeros)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_deterministic_outputs_have_the_same_bits_alone_beside_others_and_continued(folder: Path, dtype: Any) -> None:
+    options = replace(OPTIONS, dtype=dtype, deterministic=True, cuda_graphs="on", max_step_tokens=40)
+    params = replace(SEEDED, logprobs=3)
+    with Engine(str(folder), options) as engine:
+        together = engine.generate_batch(PROMPTS, params)
+        for prompt, beside in zip(PROMPTS[::5], together[::5], strict=True):
+            assert said(engine.generate(prompt, params)) == said(beside)
+            head, tail = beside.token_ids[:10], replace(params, max_tokens=14)
+            assert said(engine.generate([*prompt, *head], tail)) == said(beside)[10:]
+        again = engine.generate_batch(PROMPTS, params)  # from the prefix cache
+        assert list(map(said, again)) == list(map(said, together))
+
+
+def said(generation: Generation) -> list[tuple[int, float]]:
+    """Return each token and its log-probability, to the bit."""
+    assert generation.logprobs is not None
+    return list(zip(generation.token_ids, generation.logprobs.logprobs, strict=True))
