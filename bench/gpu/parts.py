@@ -69,7 +69,7 @@ PARTS: Final = (
     _tests("tests_transfer", 300, "-n 0 --confcutdir=tests/kvtransfer tests/kvtransfer", num_gpus=2),
     Part("sanitizer", 240, "bench/gpu/sanitizer.sh"),
     _table("roofline", 60, "roofline.py"),
-    _table("parity", 240, "parity.py --gpus {gpus}"),
+    _table("parity", 360, "parity.py --gpus {gpus}"),
     _table("attention", 150, "attention.py"),
     _table("latents", 120, "latent_attention.py"),
     _table("sparse", 180, "sparse_attention.py"),
@@ -90,6 +90,7 @@ PARTS: Final = (
     _table("peers", 100, "peers.py"),
     _table("pd", 480, "pd.py", num_gpus=2),
     _table("transfer", 400, "kv_transfer.py", num_gpus=2),
+    _table("layouts", 300, "kv_layouts.py", num_gpus=2),
     _table("ttft_mover", 120, "kv_ttft.py --path mover", num_gpus=2),
     _table("ttft_put", 120, "kv_ttft.py --path put", num_gpus=2),
 )
