@@ -1,12 +1,13 @@
-"""The host tier's memory on a CPU: pages are copied by memcpy, a run of neighbours at once."""
+"""The host tier's memory beside a pool in host memory: pages are copied by memcpy, a run of neighbours at once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from diptych.common.arrays import I32, I64
 from diptych.engine.cache.tier import Slots
 from diptych.kvtransfer.ownership import Pages
 
@@ -14,7 +15,10 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class HostPages:
-    """Implements `PageCopier` between a KV pool and memory of its own, which the system provides as it is used."""
+    """Implements `PageCopier` between a KV pool and memory of its own, which the system provides as it is used.
+
+    Every copy is done on return.
+    """
 
     def __init__(self, pool: memoryview, page_nbytes: int, num_slots: int) -> None:
         num_pages = len(pool) // page_nbytes
@@ -22,15 +26,28 @@ class HostPages:
         self._slots: Bytes = np.empty((num_slots, page_nbytes), np.uint8)
 
     def save(self, pages: Pages, slots: Slots) -> None:
-        for page, slot, length in _runs(pages, slots):
+        for page, slot, length in runs(pages, slots):
             self._slots[slot : slot + length] = self._pool[page : page + length]
 
-    def restore(self, slots: Slots, pages: Pages) -> None:
-        for page, slot, length in _runs(pages, slots):
+    def finish_saves(self) -> None:
+        pass
+
+    def restore(self, number: int, slots: Slots, pages: Pages) -> bool:
+        for page, slot, length in runs(pages, slots):
             self._pool[page : page + length] = self._slots[slot : slot + length]
+        return True
+
+    def restored(self) -> Sequence[int]:
+        return ()
+
+    def descriptors(self) -> Sequence[int]:
+        return ()
+
+    def close(self) -> None:
+        pass
 
 
-def _runs(pages: Pages, slots: Slots) -> Iterator[tuple[int, int, int]]:
+def runs(pages: I32 | I64, slots: I32 | I64) -> Iterator[tuple[int, int, int]]:
     """Yield (first page, first slot, length) of each run in which both lists count up by one."""
     breaks = np.flatnonzero((np.diff(pages) != 1) | (np.diff(slots) != 1)) + 1
     starts = [0, *breaks.tolist()]
