@@ -22,6 +22,7 @@ pytestmark = [
     pytest.mark.timeout(600),  # kernels are compiled
     pytest.mark.skipif(not HAS_GPU, reason="needs a GPU"),
 ]
+TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
 SEEDED = SamplingParams(max_tokens=24, temperature=0.8, top_p=0.9, top_k=50, seed=7, ignore_eos=True)
 PENALISED = SamplingParams(max_tokens=24, temperature=0.0, repetition_penalty=1.3, logprobs=2, ignore_eos=True)
@@ -87,10 +88,25 @@ def test_nothing_is_compiled_while_requests_wait(folder: Path, capfd: pytest.Cap
     assert "while serving" not in capfd.readouterr().err
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@TWO_GPUS
 @pytest.mark.parametrize("cuda_graphs", ["off", "on"])
 def test_two_ranks_give_the_tokens_of_one(folder: Path, plain: Tokens, cuda_graphs: Any) -> None:
     assert tokens(folder, replace(OPTIONS, tp=2, cuda_graphs=cuda_graphs)) == plain
+
+
+@pytest.mark.parametrize("tp", [1, pytest.param(2, marks=TWO_GPUS)])
+@pytest.mark.parametrize("cuda_graphs", ["off", "on"])
+def test_pages_that_went_to_host_memory_and_back_give_the_same_tokens(
+    folder: Path, plain: Tokens, tp: int, cuda_graphs: Any
+) -> None:
+    """The pool holds two thirds of the prompts; of those that come again nearly all is cached."""
+    small = replace(OPTIONS, kv_cache_mib=4 // tp, host_cache_mib=32, tp=tp, cuda_graphs=cuda_graphs)
+    assert tokens(folder, small) == plain
+    with Engine(str(folder), small) as engine:
+        for _ in range(3):
+            answers = engine.generate_batch(PROMPTS, GREEDY)
+    assert [each.token_ids for each in answers] == plain[: len(PROMPTS)]
+    assert sum(each.cached_tokens for each in answers) > 1500
 
 
 def test_steps_of_the_sizes_that_were_found_give_the_same_tokens(folder: Path, plain: Tokens) -> None:
