@@ -49,7 +49,16 @@ class HostPages:
 
 def runs(pages: I32 | I64, slots: I32 | I64) -> Iterator[tuple[int, int, int]]:
     """Yield (first page, first slot, length) of each run in which both lists count up by one."""
-    breaks = np.flatnonzero((np.diff(pages) != 1) | (np.diff(slots) != 1)) + 1
-    starts = [0, *breaks.tolist()]
+    starts = [0, *_breaks(pages, slots).tolist()]
     for start, end in zip(starts, [*starts[1:], len(pages)], strict=True):
         yield int(pages[start]), int(slots[start]), end - start
+
+
+def num_runs(pages: I32 | I64, slots: I32 | I64) -> int:
+    """Return how many there are."""
+    return 1 + len(_breaks(pages, slots))
+
+
+def _breaks(pages: I32 | I64, slots: I32 | I64) -> I64:
+    found: I64 = np.flatnonzero((np.diff(pages) != 1) | (np.diff(slots) != 1)) + 1
+    return found

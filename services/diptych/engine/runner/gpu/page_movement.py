@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from diptych.common.arrays import I64
-from diptych.engine.cache.host_pages import runs
+from diptych.engine.cache.host_pages import num_runs, runs
 from diptych.kernels.gpu.pages.page_mover import move_pages
 
 PIECE_NBYTES: Final = 512 << 10  # the shortest that a copy engine is called for: 10 us on the bus, as the call itself
@@ -46,11 +46,10 @@ class PageMovement:
         self._cross(self._host, self._pool, slots, pages)
 
     def _cross(self, src: Tensor, dst: Tensor, src_pages: I64, dst_pages: I64) -> None:
-        pieces = list(runs(src_pages, dst_pages))
-        if len(pieces) * PIECE_NBYTES > len(src_pages) * self._page_nbytes:
+        if num_runs(src_pages, dst_pages) * PIECE_NBYTES > len(src_pages) * self._page_nbytes:
             self._move(src, dst, src_pages, dst_pages, CROSSING)
             return
-        for start, place, length in pieces:
+        for start, place, length in runs(src_pages, dst_pages):
             dst[place : place + length].copy_(src[start : start + length], non_blocking=True)
 
     def _move(self, src: Tensor, dst: Tensor, src_pages: I64, dst_pages: I64, num_programs: int) -> None:
