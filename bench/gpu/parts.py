@@ -82,6 +82,7 @@ PARTS: Final = (
     _table("decode", 160, "decode_step.py"),
     _table("prefill", 150, "prefill.py"),
     _table("defaults", 400, "defaults.py"),
+    _table("host_tier", 120, "host_tier.py"),
     _table("peers", 100, "peers.py"),
     _table("pd", 480, "pd.py", num_gpus=2),
     _table("transfer", 400, "kv_transfer.py", num_gpus=2),

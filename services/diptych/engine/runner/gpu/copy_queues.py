@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 
-FIRST: int = -1  # a queue whose kernels go before those of steps; streams have 0 unless told so
+FIRST: Final = -1  # a queue whose kernels go before those of steps; streams have 0 unless told so
 
 
 class Mark(Protocol):
@@ -53,7 +53,8 @@ class StreamMark:
         self.event.record()
 
     def wait(self) -> None:
-        self.event.synchronize()
+        with torch.cuda.device(self.event.device):  # in a thread that is new, another GPU is current
+            self.event.synchronize()
 
 
 class StreamQueue:

@@ -31,4 +31,5 @@ def new_host_pages(kv: Tensor, num_slots: int, num_buffered: int, rank: int) -> 
         ) from error
     host = pinned_for_gpus(num_slots * page_nbytes).tensor.view(num_slots, page_nbytes)
     movement = PageMovement(pool, buffer, host)
+    movement.warm_up()
     return GpuHostPages(movement, stream_queues(kv.device, rank=rank), num_slots, num_buffered)

@@ -23,6 +23,7 @@ from diptych.kernels.gpu.pages.page_mover import move_pages
 PIECE_NBYTES: Final = 512 << 10  # the shortest that a copy engine is called for: 10 us on the bus, as the call itself
 GATHERING: Final = 64  # programs of a kernel that copies within the GPU
 CROSSING: Final = 16  # and of one that copies over the bus, whose latency they hide
+SPECIAL_COUNTS: Final = (1, 2, 3, 16)  # of pages: Triton compiles one, even, odd and sixteen apart
 
 
 class PageMovement:
@@ -33,6 +34,12 @@ class PageMovement:
         self._pool, self._buffer, self._host = pool, buffer, host
         self._page_nbytes: int = pool.shape[1]
         self._done = torch.zeros(1, dtype=torch.int32, device=pool.device)  # of kernels; nobody reads it
+
+    def warm_up(self) -> None:
+        """Compile the kernel for all counts before requests wait. Moves nothing."""
+        for count in SPECIAL_COUNTS:
+            nowhere = np.zeros(count, np.int64)
+            self._move(self._buffer, self._buffer, nowhere, nowhere, CROSSING)
 
     def read(self, pages: I64, first: int) -> None:
         """Gather `pages` of the pool in the buffer, from its page `first` on."""
