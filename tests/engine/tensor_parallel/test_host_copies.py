@@ -35,6 +35,11 @@ class Ranks:
     def apply(self) -> None:
         self.other.apply_due(self._runner, None, self.copiers[1])
 
+    def apply_restore(self) -> None:
+        """Wait for a restore in the log."""
+        while not self.copiers[1].is_busy:
+            self.apply()
+
     def end_restore(self, rank: int) -> None:
         assert self.copiers[rank].advance()
         if rank:
@@ -55,7 +60,7 @@ def test_a_restore_ends_with_the_slowest_rank(ranks: Ranks, order: tuple[int, in
     before = [pool[PAGES].copy() for pool in ranks.pools]
     ranks.lead.save(PAGES, SLOTS)
     assert not ranks.lead.restore(7, SLOTS, PAGES + 1)
-    ranks.apply()
+    ranks.apply_restore()
     ranks.end_restore(order[0])
     assert ranks.lead.restored() == []
     ranks.end_restore(order[1])
@@ -74,7 +79,7 @@ def test_a_peer_is_let_in_when_every_rank_has_read(ranks: Ranks) -> None:
     for each in ranks.pools:
         each[PAGES] = 0
     ranks.lead.restore(1, SLOTS, PAGES)
-    ranks.apply()
+    ranks.apply_restore()
     for rank in range(2):
         ranks.end_restore(rank)
     assert ranks.lead.restored() == [1]
