@@ -112,6 +112,15 @@ def test_pages_that_went_to_host_memory_and_back_give_the_same_tokens(
     assert sum(each.cached_tokens for each in answers) > 1500
 
 
+@TWO_GPUS
+def test_a_pair_whose_pages_go_to_host_memory_and_back_gives_the_same_tokens(folder: Path, plain: Tokens) -> None:
+    """Pages that decode grants have just been evicted, and prefill sends pages that have just come back."""
+    small = replace(OPTIONS, kv_cache_mib=4, host_cache_mib=32, cuda_graphs="on")
+    with Engine(str(folder), small, prefill=1, decode=1) as engine:
+        for _ in range(2):
+            assert answered(engine) == plain
+
+
 def test_steps_of_the_sizes_that_were_found_give_the_same_tokens(folder: Path, plain: Tokens) -> None:
     found = replace(OPTIONS, max_step_tokens=None, max_requests=None, cuda_graphs="on")
     assert tokens(folder, found) == plain
