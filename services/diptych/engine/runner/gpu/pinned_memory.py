@@ -20,7 +20,7 @@ from diptych.common.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 GIB: Final = 2**30
-PIECE_NBYTES: Final = GIB  # that is touched or pinned at once
+PIECE_NBYTES: Final = GIB  # that a thread touches
 SMALL_PAGE: Final = 4096  # of the system's memory: one byte of each is touched
 MOST_THREADS: Final = 8
 
@@ -49,20 +49,19 @@ class PinnedMemory:
             list(pool.map(_touch, pieces))
         touched_s = clock()
         try:
-            for piece in pieces:
-                pin(piece.ctypes.data, piece.nbytes)
+            pin(array.ctypes.data, num_bytes)  # at once: no copy may cross from one pinned piece into the next
         except RuntimeError as error:
             raise ConfigError(f"{num_bytes / GIB:.1f} GiB of host memory can't be pinned ({error})") from error
         self.tensor: Tensor = torch.from_numpy(array)
-        self._unpin, self._addresses = unpin, [piece.ctypes.data for piece in pieces]
+        self._unpin, self._is_open = unpin, True
         words = "pinned %.1f GiB of host memory in %.1f s, of which %.1f s to get it"
         logger.info(words, num_bytes / GIB, clock() - began_s, touched_s - began_s)
 
     def close(self) -> None:
         """No GPU uses it any more. Idempotent."""
-        addresses, self._addresses = self._addresses, []
-        for address in addresses:
-            self._unpin(address)
+        if self._is_open:
+            self._is_open = False
+            self._unpin(self.tensor.data_ptr())
 
 
 def pinned_for_gpus(num_bytes: int) -> PinnedMemory:
