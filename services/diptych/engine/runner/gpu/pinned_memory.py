@@ -20,7 +20,7 @@ from diptych.common.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 GIB: Final = 2**30
-PIECE_NBYTES: Final = GIB  # that a thread touches
+PIECE_NBYTES: Final = 128 << 20  # that a thread touches at a time
 SMALL_PAGE: Final = 4096  # of the system's memory: one byte of each is touched
 MOST_THREADS: Final = 8
 
