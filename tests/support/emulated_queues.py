@@ -1,4 +1,4 @@
-"""A device whose queues go on when the test lets them, in any order that their marks allow."""
+"""Devices without one: queues that go on when the test lets them, in any order that their marks allow, or at once."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+import numpy as np
+
+from diptych.common.arrays import I64, U64
 from diptych.engine.runner.gpu.copy_queues import CopyQueues, Mark
 
 
@@ -75,3 +78,35 @@ class EmulatedDevice:
     def advance(self) -> bool:
         """Return whether anything could be done."""
         return any(queue.advance() for queue in self._rng.sample(self._all, len(self._all)))
+
+
+class AtOnce:
+    """Implements `Queue` and `Mark`: nothing is ever left to do."""
+
+    def put(self, work: Callable[[], None]) -> None:
+        work()
+
+    def mark(self) -> Mark:
+        return self
+
+    def wait(self, mark: Mark | None = None) -> None:
+        pass
+
+
+class ArrayMovement:
+    """Implements `Movement` between arrays whose rows are pages: `pool`, a buffer, and so many slots."""
+
+    def __init__(self, pool: U64, num_buffered: int, num_slots: int) -> None:
+        self._pool = pool
+        self._buffer, self._host = (
+            np.zeros((count, *pool.shape[1:]), np.uint64) for count in (num_buffered, num_slots)
+        )
+
+    def read(self, pages: I64, first: int) -> None:
+        self._buffer[first : first + len(pages)] = self._pool[pages]
+
+    def save(self, first: int, slots: I64) -> None:
+        self._host[slots] = self._buffer[first : first + len(slots)]
+
+    def restore(self, slots: I64, pages: I64) -> None:
+        self._pool[pages] = self._host[slots]

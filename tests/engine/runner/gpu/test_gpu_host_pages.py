@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from emulated_queues import EmulatedDevice
+from emulated_queues import ArrayMovement, EmulatedDevice
 
 from diptych.common.arrays import I32, I64
 from diptych.engine.runner.gpu.copy_queues import CopyQueues, Mark
@@ -22,23 +22,15 @@ NUM_CHECKED = 300
 MOST_WAITED_S = 60
 
 
-class Emulated:
+class Emulated(ArrayMovement):
     """Pages that hold a number each. A copy that overtakes another brings a wrong one."""
 
     def __init__(self, rng: random.Random) -> None:
+        self.pool = np.zeros(NUM_PAGES, np.uint64)
+        super().__init__(self.pool, NUM_BUFFERED, NUM_SLOTS)
         self._device = EmulatedDevice(rng)
         self.queues = self._device.queues
         self.advance = self._device.advance
-        self.pool, self._buffer, self._host = (np.zeros(n, np.int64) for n in (NUM_PAGES, NUM_BUFFERED, NUM_SLOTS))
-
-    def read(self, pages: I64, first: int) -> None:
-        self._buffer[first : first + len(pages)] = self.pool[pages]
-
-    def save(self, first: int, slots: I64) -> None:
-        self._host[slots] = self._buffer[first : first + len(slots)]
-
-    def restore(self, slots: I64, pages: I64) -> None:
-        self.pool[pages] = self._host[slots]
 
     def write(self, pages: I64, values: I64) -> None:
         """What a step or a peer does."""
@@ -220,15 +212,11 @@ def test_of_pages_for_one_slot_the_last_is_kept() -> None:
 
 
 def test_what_a_device_says_instead_of_an_end_reaches_whoever_asks() -> None:
-    class Failing(Emulated):
-        def restore(self, slots: I64, pages: I64) -> None:
-            pass
-
     class Broken:
         def wait(self) -> None:
             raise RuntimeError("an illegal memory access")
 
-    memory = Failing(random.Random(0))
+    memory = Emulated(random.Random(0))
     copier = GpuHostPages(memory, memory.queues, NUM_SLOTS, NUM_BUFFERED)
     copier._ends.expect(1, Broken())
     with pytest.raises(RuntimeError, match="illegal memory access"):
