@@ -80,8 +80,9 @@ class StreamQueue:
 def stream_queues(device: torch.device, *, rank: int) -> CopyQueues:
     """Return the queues of a rank's GPU.
 
-    Rank 0's host knows that the steps are over that computed an evicted page, so the page may be read before the step
-    that runs has ended. Other ranks are told of no step's end; there reads queue up behind the steps.
+    Rank 0's host knows that the steps are over that touched an evicted or a free page, so it may be read, or restored
+    to, before the step that runs has ended. Other ranks are told of no step's end; there reads queue up behind the
+    steps, and restores wait for the reads.
     """
     steps = StreamQueue(lambda: torch.cuda.current_stream(device))
     own = [torch.cuda.Stream(device, priority=priority) for priority in (FIRST, 0, 0)]

@@ -7,8 +7,8 @@ Rules, in the order in which a page meets them:
    waits for nothing on this device, is let in by `finish_saves`.
 2. From the buffer it is *saved* to its slot. The buffer has parts that take turns. One is read into again only when it
    was saved: that is what holds back whoever evicts faster than the bus can carry.
-3. A *restore* of a slot waits for the save into that slot, if it may still be on its way. The host is told when the
-   device has done it, by a thread that waits for nothing else. Nobody touches slots or pages of a restore until then.
+3. A *restore* waits for all reads, and for the save into its slots, if that may still be on its way. The host is told
+   when the device has done it, by a thread that waits for nothing else. Nobody touches its slots and pages until then.
 """
 
 from __future__ import annotations
@@ -70,8 +70,7 @@ class GpuHostPages:
 
     def restore(self, number: int, slots: Slots, pages: Pages) -> bool:
         queue = self._queues.restores
-        if self._last_read is not None:
-            queue.wait(self._last_read)
+        queue.wait(self._queues.reads.mark())
         newest = int(self._part_of[slots].max())
         mark = self._saved[newest % NUM_PARTS]
         if mark is not None and newest > self._num_parts - NUM_PARTS - 1:  # else a later read has waited for it
