@@ -27,6 +27,7 @@ BLOCKS: Final = (16, 32, 64, 128)  # rows of a program
 MIN_PROGRAMS: Final = 96
 ALIGNMENT: Final = 16  # cuBLAS: of both sides of a weight
 GROUPS_ALIGNMENT: Final = 512  # of the columns of one with blocks
+HOPPER: Final = 9  # major capability of GPUs for which cuBLAS multiplies with blocks
 EVEN_ROWS: Final = 8  # cuBLAS: multiples of rows that it multiplies with blocks
 TILES: Final = {16: Tile(16, 512, 5, 4), 32: Tile(32, 256, 6, 4), 64: Tile(64, 256, 6, 4), 128: Tile(128, 256, 4, 4)}
 PRECISE_COLUMNS: Final = tl.constexpr(128)  # that tensor cores add up by themselves, in fewer bits than float32 has
@@ -52,7 +53,9 @@ def has_library(weight: Fp8Matrix, out: Tensor) -> bool:
     """Whether cuBLAS has such a product."""
     n, k = weight.shape
     is_even = n % (weight.group or ALIGNMENT) == 0 == k % (GROUPS_ALIGNMENT if weight.group else ALIGNMENT)
-    return out.is_cuda and out.dtype == torch.bfloat16 and out.is_contiguous() and is_even
+    if not (out.is_cuda and out.dtype == torch.bfloat16 and out.is_contiguous() and is_even):
+        return False
+    return not weight.group or torch.cuda.get_device_capability(out.device)[0] == HOPPER
 
 
 def library_gemm(rows: Fp8Rows, weight: Fp8Matrix, out: Tensor) -> None:
