@@ -33,8 +33,6 @@ def test_the_device_says_what_auto_means() -> None:
     assert (cpu.device, cpu.kv_cache_mib, cuda.device, cuda.kv_cache_mib) == ("cpu", 512, "cuda", 0)  # 0: measured
     assert EngineOptions(dtype="float16", kv_cache_mib=7).on("cuda").kv_cache_mib == 7
     assert EngineOptions(dtype="float16").on("cuda").kv_dtype == "float16"
-    with pytest.raises(ConfigError, match="--host-cache-mib"):
-        EngineOptions(host_cache_mib=1).on("cuda")
 
 
 def test_every_process_has_a_gpu_of_its_own() -> None:

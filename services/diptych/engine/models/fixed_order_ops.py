@@ -15,7 +15,8 @@ from diptych.architectures.config import Activation
 from diptych.architectures.placement import Split
 from diptych.checkpoints.quantization.weight import QuantizedWeight
 from diptych.engine.models.dense import dense
-from diptych.engine.models.gpu_ops import GpuOps, GroupedExperts
+from diptych.engine.models.gpu_experts import GroupedExperts
+from diptych.engine.models.gpu_ops import GpuOps
 from diptych.engine.models.matrix import Activate, Matrix, Weight
 from diptych.engine.models.ops import Experts, Gated, GatedInTurn, activate_of
 from diptych.kernels.gpu.layers.fixed_gemm import fixed_gemm

@@ -161,9 +161,7 @@ class EngineOptions:
             )
 
     def on(self, device: DeviceKind) -> EngineOptions:
-        """Return what `auto` means on a device. Raises `ConfigError` for what can't be there."""
-        if device == "cuda" and self.host_cache_mib:
-            raise ConfigError("--host-cache-mib needs --device cpu: a GPU's pages are not kept in host memory yet")
+        """Return what `auto` means on a device."""
         dtype: Dtype = DTYPE_ON[device] if self.dtype == "auto" else self.dtype
         kv_cache_mib = self.kv_cache_mib or KV_CACHE_MIB_ON[device]
         return replace(self, device=device, dtype=dtype, kv_cache_mib=kv_cache_mib)

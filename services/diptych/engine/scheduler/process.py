@@ -26,17 +26,15 @@ from diptych.common.logging import setup
 from diptych.common.members.heartbeat import SharedHeartbeat
 from diptych.common.members.terms import FEATURES, Feature, Terms, bits, terms_to_wire
 from diptych.common.net.reachable import transfer_where
-from diptych.engine.cache.host_tier import NO_COPIER
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.lora.registry import LoraRegistry
 from diptych.engine.options.config import EngineOptions, SchedulerConfig
-from diptych.engine.options.pool_size import num_host_slots, pool_words
-from diptych.engine.runner.host_pages import HostPages
+from diptych.engine.options.pool_size import pool_words
 from diptych.engine.runner.threads import configure_threads
 from diptych.engine.schedule.step_sizes import words
 from diptych.engine.scheduler.adapters import Adapters, open_adapters
 from diptych.engine.scheduler.admin_thread import AdminThread
-from diptych.engine.scheduler.base import ModelOnHardware, OpenTransport, SchedulerBase, build_base
+from diptych.engine.scheduler.base import ModelOnHardware, OpenTransport, SchedulerBase, build_base, open_host_pages
 from diptych.engine.scheduler.grammar_thread import GrammarThread
 from diptych.engine.scheduler.loop import Parts, SchedulerLoop
 from diptych.engine.scheduler.news import News
@@ -157,14 +155,14 @@ def serve_rank(config: SchedulerConfig, transport: Transport | None) -> None:
     communicator = hardware.join(config.endpoint, config.rank)
     layout = hardware.pool_layout(source, config.rank)
     pool = hardware.allocate(layout, transport)
+    copier = open_host_pages(hardware, layout, config.rank)
     if transport is not None:
         worker.answer(rank_pb2.RankAnswer(engine_metadata=transport.metadata()))
     runner = hardware.load(source, lambda: None)
     worker.answer(rank_pb2.RankAnswer(is_loaded=True))
-    num_slots = num_host_slots(layout, hardware.options)
-    copier = HostPages(hardware.pool_bytes(), layout.page_nbytes, num_slots) if num_slots else NO_COPIER
     spare_what_stays()
     worker.run(runner, RankTransfer(transport, pool) if transport and pool else None, copier)
+    copier.close()
     worker.close()
     communicator.close()
 
@@ -188,7 +186,7 @@ def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCor
     grammars.wait_until_open()
     _report_ready(base, channel, core, adapters)
     beat = SharedHeartbeat(base.config.heartbeat_fd).beat
-    parts = Parts(base.links, grammars, admin, adapters, base.watch)
+    parts = Parts(base.links, grammars, admin, adapters, base.watch, base.copier)
     news = News(core, cache, base.links, adapters, stepping.meter, lambda: weights.runner.graph_use)
     loop = SchedulerLoop(core, stepping, channel, parts, news, beat)
     spare_what_stays()
