@@ -3,11 +3,12 @@
     python bench/gpu/host_tier.py [--parts start copies steps] [--quick] [--json]
 
 Start: host memory is touched and pinned; the limit is `cudaHostAlloc` of as much.
-Copies: the limit is one copy of as many bytes between the GPU and pinned memory, in the same run. `scattered` pages lie
-in slots in any order. `both` saves and restores at once, the sum of both.
+Copies: the limit is one copy of as many bytes between the GPU and pinned memory, in the same run; of `both`, which is
+the sum of two directions at once, two such copies at once. `scattered` pages lie in slots in any order.
 Steps: Llama-3-8B by shape decodes for 64 requests, made-up weights in bfloat16, as an overlapping scheduler does. Gaps
-between its tokens are taken with nothing beside them, and with pages going down and up at every step: as many as the
-prompts of such a GPU fill (`PROMPTS_GB_S`), and as many as the bus carries. Turns alternate.
+between its tokens are taken with nothing beside them, and with pages going down and up: at every step as many as the
+prompts of such a GPU fill (`PROMPTS_GB_S`), at every step nearly as many as the bus carries one way, and 512 each way
+at once every 40 steps. Turns alternate.
 """
 
 from __future__ import annotations
@@ -96,11 +97,7 @@ def measure_copies(report: Report, page_nbytes: int, rounds: int) -> None:
     tier = Pages(pool, 2 * num_pages, num_pages // 2)
     in_order, above = np.arange(num_pages, dtype=np.int32), np.arange(num_pages, 2 * num_pages, dtype=np.int32)
     scattered = np.random.default_rng(0).permutation(in_order)
-    host, device = tier.pinned.tensor[:num_bytes], pool.view(-1)[:num_bytes]
-    limits = {
-        "save": best(lambda: host.copy_(device, non_blocking=True), rounds),
-        "restore": best(lambda: device.copy_(host, non_blocking=True), rounds),
-    }
+    limits = plain_copies(tier.pinned.tensor, pool.view(-1), num_bytes, rounds)
     for order, slots in (("neighbours", in_order), ("scattered", scattered)):
         works: dict[str, Callable[[], object]] = {
             "save": partial(tier.save, in_order, slots),
@@ -109,12 +106,30 @@ def measure_copies(report: Report, page_nbytes: int, rounds: int) -> None:
         }
         for name, work in works.items():
             amount = num_bytes * (2 if name == "both" else 1)
-            limit_s = limits.get(name, max(limits.values()))
-            value, limit = amount / best(work, rounds) / GB, amount / limit_s / GB
+            value, limit = amount / best(work, rounds) / GB, amount / limits[name] / GB
             calls = {"host ms": 1e3 * queued_s(work), "wanted": WANTED_GB_S * amount / num_bytes}
             case = f"{name}, {order}, {page_nbytes >> 10} KiB"
-            report.row("gpu/host_tier", case, value, "GB/s", limit, "one pinned copy", value / limit, calls)
+            report.row("gpu/host_tier", case, value, "GB/s", limit, "pinned copies", value / limit, calls)
     tier.close()
+
+
+def plain_copies(host: Tensor, device: Tensor, num_bytes: int, rounds: int) -> dict[str, float]:
+    """Return seconds of one copy of so many bytes in each direction, and of both at once."""
+    streams = [torch.cuda.Stream(DEVICE) for _ in range(2)]
+
+    def save() -> None:
+        with torch.cuda.stream(streams[0]):
+            host[:num_bytes].copy_(device[:num_bytes], non_blocking=True)
+
+    def restore() -> None:
+        with torch.cuda.stream(streams[1]):
+            device[num_bytes:].copy_(host[num_bytes:], non_blocking=True)
+
+    def both() -> None:
+        save()
+        restore()
+
+    return {"save": best(save, rounds), "restore": best(restore, rounds), "both": best(both, rounds)}
 
 
 def measure_steps(report: Report, num_steps: int, num_turns: int) -> None:
@@ -133,7 +148,7 @@ def measure_steps(report: Report, num_steps: int, num_turns: int) -> None:
         "as prompts fill": Traffic(prompts, prompts),
         "down": Traffic(bus, 0),
         "up": Traffic(0, bus),
-        "both": Traffic(bus, bus),
+        "a prompt of 8,192 at once": Traffic(HALF, HALF, every=40),
     }
     found: dict[str, list[F64]] = {name: [] for name in cases}
     gc.disable()  # it would be in the slowest gaps
@@ -143,7 +158,7 @@ def measure_steps(report: Report, num_steps: int, num_turns: int) -> None:
     for q in (50, 99):
         quiet_s = percentile(found["nothing"], q)
         for name, traffic in cases.items():
-            gap_s, gb_s = percentile(found[name], q), traffic.most * pool.shape[1] / usual_s / GB
+            gap_s, gb_s = percentile(found[name], q), traffic.most_a_step * pool.shape[1] / usual_s / GB
             case = f"B {BATCH_SIZE}, L {CONTEXT}: gap p{q}, {name} ({gb_s:.0f} GB/s)"
             wanted = {"wanted": 1e3 * WANTED * quiet_s}
             report.row("gpu/host_tier", case, 1e3 * gap_s, "ms", 1e3 * quiet_s, "nothing", quiet_s / gap_s, wanted)
@@ -152,14 +167,15 @@ def measure_steps(report: Report, num_steps: int, num_turns: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Pages at each step."""
+    """Pages that move at once, at each step or every so many steps."""
 
     down: int
     up: int
+    every: int = 1
 
     @property
-    def most(self) -> int:
-        return max(self.down, self.up)
+    def most_a_step(self) -> float:
+        return max(self.down, self.up) / self.every
 
 
 NOTHING: Final = Traffic(0, 0)
@@ -179,8 +195,8 @@ class Decoding:
         """Return seconds between results."""
         times = list[float]()
         pending = self._queue(self._batch.input_ids, NOTHING)
-        for _ in range(num_steps + WARM_STEPS):
-            queued = self._queue(-1 - np.arange(BATCH_SIZE), traffic)
+        for step in range(num_steps + WARM_STEPS):
+            queued = self._queue(-1 - np.arange(BATCH_SIZE), NOTHING if step % traffic.every else traffic)
             pending()
             times.append(time.perf_counter())
             pending = queued
