@@ -20,7 +20,7 @@ from diptych.kernels.gpu.layers.moe import align_experts
 from diptych.kernels.quantized import QuantizedArray
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}  # of what is rounded once
-IMPRECISE = 3e-3  # tensor cores keep 14 bits of sums of FP8 products, until 128 columns are added up in float32
+IMPRECISE = 8e-3  # tensor cores keep 14 bits of sums of FP8 products, until 128 columns are added up in float32
 DISTINCT = 5
 
 
@@ -90,9 +90,9 @@ def test_each_assignment_is_multiplied_by_its_expert(
         torch.testing.assert_close(out.double(), expected, rtol=bound, atol=bound * float(expected.std()))
 
 
-def test_blocks_have_what_an_expert_gets_on_average() -> None:
-    sizes = {average: choose_block(128 * average, 128) for average in (1, 16, 17, 64, 65, 1 << 12)}
-    assert sizes == {1: 16, 16: 16, 17: 32, 64: 64, 65: 128, 1 << 12: 128}
+def test_blocks_are_large_only_where_the_last_of_an_expert_is_one_of_many() -> None:
+    sizes = {average: choose_block(128 * average, 128) for average in (1, 8, 9, 16, 17, 511, 512, 1 << 12)}
+    assert sizes == {1: 16, 8: 16, 9: 32, 16: 32, 17: 64, 511: 64, 512: 128, 1 << 12: 128}
     assert choose_block(1, 128) == FP8_BLOCKS[0]
 
 

@@ -20,15 +20,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diptych.kernels.gpu.grid import cdiv, power_of_two
+from diptych.kernels.gpu.grid import cdiv
 from diptych.kernels.gpu.layers.dot_rows import Tile
 from diptych.kernels.gpu.layers.fp8_matrix import Fp8Matrix
 from diptych.kernels.gpu.layers.fp8_rows import GROUP, Fp8Rows, numbers_of, pointer, quantize_rows
-from diptych.kernels.gpu.layers.moe import BLOCKS_A_GROUP, VECTOR_NBYTES, AlignedExperts, place_of_program
+from diptych.kernels.gpu.layers.moe import BLOCKS_A_GROUP, VECTOR_NBYTES, AlignedExperts, place_of_program, roomy_block
 
 FP8_BLOCKS: Final = (16, 32, 64, 128)  # tokens, which are the columns of a tile
 FIRST_BLOCK: Final = 64  # from so many tokens on, they are the left side: wgmma takes 64 rows there
-TILES: Final = dict.fromkeys(FP8_BLOCKS, Tile(128, GROUP, 4, 4)) | {128: Tile(128, GROUP, 3, 8)}
+TILES: Final = {
+    16: Tile(64, GROUP, 4, 4),
+    32: Tile(128, GROUP, 3, 4),
+    64: Tile(128, GROUP, 3, 4),
+    128: Tile(128, GROUP, 4, 8),
+}
+MANY: Final = 512  # tokens of an expert that make its last block of 128, which is half empty, cheap
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +79,9 @@ class Fp8Experts:
 
 
 def choose_block(num_assignments: int, num_experts: int) -> int:
-    """Return how many rows `grouped_fp8` should multiply at once: what an expert has on average, within its tiles."""
-    average = power_of_two(max(1, num_assignments // num_experts))
-    return int(min(FP8_BLOCKS[-1], max(FP8_BLOCKS[0], average)))
+    """Return how many rows `grouped_fp8` should multiply at once."""
+    largest = FP8_BLOCKS[-1] if num_assignments >= MANY * num_experts else FP8_BLOCKS[-2]
+    return roomy_block(num_assignments, num_experts, FP8_BLOCKS[0], largest)
 
 
 def grouped_fp8(
