@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol
 
 import torch
@@ -18,7 +19,7 @@ from diptych.kernels.gpu.attention.decode_attention import (
     launch_for,
     num_splits,
 )
-from diptych.kernels.gpu.attention.extend_attention import extend_attention
+from diptych.kernels.gpu.attention.extend_attention import WIDE_DIM, extend_attention
 from diptych.kernels.gpu.attention.latent_attention import (
     LatentShape,
     LatentWorkspace,
@@ -26,6 +27,7 @@ from diptych.kernels.gpu.attention.latent_attention import (
     latent_extend,
     latent_splits,
 )
+from diptych.kernels.gpu.attention.split_extend_attention import SplitWorkspace, is_short, split_extend_attention
 
 LARGEST_BATCH: Final = 4096  # requests of a decode step, unless the pool has more pages
 INTERPRETER_SMS: Final = 2
@@ -47,6 +49,7 @@ class Chunks:
     requests: Requests
     starts: Tensor  # int32 [num_requests + 1], from the first of their tokens on
     max_len: int
+    longest: int  # tokens of a request, with its new ones, at most
 
 
 class AttentionKernels(Protocol):
@@ -95,6 +98,7 @@ class PairKernels:
         heads, batch = (config.num_heads, config.num_kv_heads, config.head_dim), max(LARGEST_BATCH, len(kv))
         most = max(self._few.num_splits, self._many.num_splits)
         self._workspace = decode_workspace(batch, *heads, most, kv.device)
+        self._shares = SplitWorkspace.allocate(config.head_dim, kv.device) if config.head_dim <= WIDE_DIM else None
 
     def decode(self, at: GpuLayer, queries: Tensor, out: Tensor, requests: Requests) -> None:
         sharing = self._few if len(queries) <= FEW_REQUESTS else self._many
@@ -117,7 +121,13 @@ class PairKernels:
         )
 
     def extend(self, at: GpuLayer, queries: Tensor, out: Tensor, chunks: Chunks) -> None:
-        extend_attention(
+        num_tokens, num_heads, head_dim = queries.shape
+        num_rows, num_kv_heads = num_tokens * num_heads // at.kv.shape[3], at.kv.shape[3]
+        if self._shares is not None and is_short(num_rows, num_kv_heads, head_dim):
+            attend = partial(split_extend_attention, workspace=self._shares, longest=chunks.longest)
+        else:
+            attend = extend_attention
+        attend(
             queries,
             at.kv,
             chunks.requests.page_table,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -10,6 +11,7 @@ from ahead_of_time import Kernel
 
 from diptych.kernels.gpu.attention.extend_attention import choose_tile, extend_attention_kernel
 from diptych.kernels.gpu.attention.rope_store import rope_store_kernel
+from diptych.kernels.gpu.attention.split_extend_attention import split_extend_attention_kernel, split_tile
 
 TYPES: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
 GROUP: Final = 4
@@ -35,7 +37,7 @@ def extend(name: str, head_dim: int, num_tokens: int, q: str, kv: str, **options
         **options,
     }
     constants |= {"PAGE_STRIDE": 1 << 20, "VALUE_STRIDE": 128 * head_dim, "SLOT_STRIDE": 8 * head_dim}
-    constants |= {"KV_HEAD_STRIDE": head_dim, "ROWS": tile.rows, "KEYS": tile.keys, "DIMS": head_dim}
+    constants = {"KV_HEAD_STRIDE": head_dim, "ROWS": tile.rows, "KEYS": tile.keys, "DIMS": head_dim, **constants}
     return Kernel(
         name,
         extend_attention_kernel,
@@ -45,6 +47,20 @@ def extend(name: str, head_dim: int, num_tokens: int, q: str, kv: str, **options
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         loads=frozenset({"async 16"}),
+    )
+
+
+def split(name: str, head_dim: int, num_tokens: int, q: str, kv: str) -> Kernel:
+    """Describe the same of shares: parts are stored beside what is returned."""
+    tile = split_tile(num_tokens * GROUP, head_dim, TYPES[q])
+    whole = extend(name, head_dim, num_tokens, q, kv, ROWS=tile.rows, KEYS=tile.keys)
+    types = {**whole.types, "part_values": "*fp32", "part_maxima": "*fp32", "part_sums": "*fp32", "arrived": "*i32"}
+    return replace(
+        whole,
+        function=split_extend_attention_kernel,
+        types=types,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
     )
 
 
@@ -78,5 +94,9 @@ def kernels() -> Iterator[Kernel]:
     yield extend("extend attention, heads of 512 in float32", 512, 4096, "fp32", "fp32")
     yield extend("extend attention, heads of 512, few rows", 512, 1, "bf16", "bf16")
     yield extend("extend attention, few rows", 64, 1, "bf16", "bf16")
+    yield split("shares of extend attention", 128, 64, "bf16", "bf16")
+    yield split("shares of extend attention, FP8", 128, 64, "bf16", "fp8e4nv")
+    yield split("shares of extend attention, few rows", 128, 4, "bf16", "bf16")
+    yield split("shares of extend attention, heads of 256", 256, 64, "bf16", "bf16")
     yield rope("rope and store", "bf16")
     yield rope("rope and store, FP8", "i8")

@@ -1,7 +1,7 @@
 """Top-k, top-p, min-p and the draw among the few tokens of a row that can be left: without another look at the logits.
 
-What maxima and sums of blocks tell bounds the threshold of the first cut from below. Tokens that reach the bound are the
-candidates: for a language model's logits tens or hundreds. They are collected once, in the order of their ids, and
+What maxima and sums of blocks tell bounds the threshold of the first cut from below. Tokens that reach the bound are
+the candidates: for a language model's logits tens or hundreds. They are collected once, in the order of their ids, and
 stay in registers from then on: a cut is a search over their weights, and a draw looks a number up in their running sum.
 Rows with more candidates than `FEW` are flat, and are left to `sampling_threshold`. All functions run in the one
 program of a row.
@@ -39,7 +39,6 @@ def candidates(
 
     More than `FEW`: there are too many, and what was collected means nothing.
     """
-    _, _, _, _, few, _, _ = row
     counts = (k > 0) & (k < vocab_size)
     low = tl.zeros((), tl.int32)
     if counts | (p < 1):
