@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
@@ -121,12 +122,11 @@ class PairKernels:
         )
 
     def extend(self, at: GpuLayer, queries: Tensor, out: Tensor, chunks: Chunks) -> None:
-        num_tokens, num_heads, head_dim = queries.shape
-        num_rows, num_kv_heads = num_tokens * num_heads // at.kv.shape[3], at.kv.shape[3]
-        if self._shares is not None and is_short(num_rows, num_kv_heads, head_dim):
+        num_kv_heads, group = at.kv.shape[3], queries.shape[1] // at.kv.shape[3]
+        rows = len(queries) * group, chunks.max_len * group
+        attend: Callable[..., None] = extend_attention
+        if self._shares is not None and is_short(*rows, num_kv_heads, queries.shape[2]):
             attend = partial(split_extend_attention, workspace=self._shares, longest=chunks.longest)
-        else:
-            attend = extend_attention
         attend(
             queries,
             at.kv,

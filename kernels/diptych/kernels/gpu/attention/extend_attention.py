@@ -101,7 +101,7 @@ def extend_attention(
     """
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads, batch = kv_layer.shape[3], len(seq_lens)
-    _check(q, kv_layer, page_table, seq_lens, extend_starts, out)
+    check_extend(q, kv_layer, page_table, seq_lens, extend_starts, out)
     group = num_heads // num_kv_heads
     tile = tile or choose_tile(num_tokens * group, max_extend_len * group, num_kv_heads, head_dim, q.dtype)
     score_factor = softcap or scale * k_scale
@@ -140,9 +140,10 @@ def extend_attention(
         )
 
 
-def _check(
+def check_extend(
     q: Tensor, kv_layer: Tensor, page_table: Tensor, seq_lens: Tensor, extend_starts: Tensor, out: Tensor
 ) -> None:
+    """Assert that shapes, dtypes and strides are those of `extend_attention`."""
     assert q.shape == out.shape, (q.shape, out.shape)
     assert q.shape[1] % kv_layer.shape[3] == 0, (q.shape, kv_layer.shape)
     assert q.shape[2] == kv_layer.shape[4], (q.shape, kv_layer.shape)

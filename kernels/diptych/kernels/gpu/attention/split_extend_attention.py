@@ -24,8 +24,8 @@ from diptych.kernels.gpu.attention.extend_attention import (
     POWERS_OF_TWO,
     WIDE_DIM,
     Tile,
-    _check,
     attend_to_keys,
+    check_extend,
     find_request,
     first_key,
     load_rows,
@@ -34,6 +34,7 @@ from diptych.kernels.gpu.grid import cdiv, power_of_two
 
 AT_ONCE: Final = 2 * NUM_SMS  # programs: two of this size are on a multiprocessor
 MIN_KEYS: Final = 256  # of a share: less takes no longer than adding it up
+FEW_ROWS: Final = 16  # the smallest tile of tensor cores
 MAX_ROWS: Final = 64  # of a tile
 SLOTS: Final = 2 * AT_ONCE  # of a workspace: a request has at most one empty tile beside its own
 TOGETHER: Final = tl.constexpr(8)  # shares whose parts are on their way at once
@@ -60,19 +61,20 @@ class SplitWorkspace:
         )
 
 
-def is_short(num_rows: int, num_kv_heads: int, head_dim: int) -> bool:
-    """Whether `num_rows` pairs of a token and a head of its group make too few programs for a GPU.
+def is_short(num_rows: int, max_rows: int, num_kv_heads: int, head_dim: int) -> bool:
+    """Whether `num_rows` pairs of a token and a head of its group, `max_rows` of a request at most, come here.
 
-    By tiles that are not split; wider heads than `WIDE_DIM` are left to those.
+    They do where tiles that are not split make too few programs for a GPU, or are the smallest. Wider heads than
+    `WIDE_DIM` do not.
     """
-    return head_dim <= WIDE_DIM and num_kv_heads * cdiv(num_rows, MAX_ROWS) < NUM_SMS
+    return head_dim <= WIDE_DIM and (max_rows <= FEW_ROWS or num_kv_heads * cdiv(num_rows, MAX_ROWS) < NUM_SMS)
 
 
 def split_tile(max_rows: int, head_dim: int, dtype: torch.dtype) -> Tile:
     """Return the tile for requests of at most `max_rows` pairs."""
     if dtype == torch.float32:
         return Tile(rows=32, keys=32, num_warps=4, num_stages=2)
-    rows = 16 if max_rows <= 16 else MAX_ROWS
+    rows = FEW_ROWS if max_rows <= FEW_ROWS else MAX_ROWS
     return Tile(rows=rows, keys=64 if head_dim <= 128 else 32, num_warps=4, num_stages=3)
 
 
@@ -115,7 +117,7 @@ def split_extend_attention(
     """
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads, batch = kv_layer.shape[3], len(seq_lens)
-    _check(q, kv_layer, page_table, seq_lens, extend_starts, out)
+    check_extend(q, kv_layer, page_table, seq_lens, extend_starts, out)
     group = num_heads // num_kv_heads
     num_rows = num_tokens * group
     tile = tile or split_tile(max_extend_len * group, head_dim, q.dtype)
@@ -171,7 +173,7 @@ def _constants(group: int, kv_layer: Tensor, window: int, tile: Tile) -> dict[st
 
 
 def _dims(head_dim: int) -> int:
-    return max(COLUMNS.value, power_of_two(head_dim))
+    return max(int(COLUMNS.value), power_of_two(head_dim))
 
 
 @triton.jit(  # what differs from step to step must not be compiled for while serving
