@@ -42,9 +42,7 @@ def choose_tile(n: int) -> Tile:
     return TILES[block_n]
 
 
-def skinny_gemm(
-    x: Tensor, weight: Tensor, out: Tensor, tile: Tile | None = None, ahead: Tensor | None = None
-) -> None:
+def skinny_gemm(x: Tensor, weight: Tensor, out: Tensor, tile: Tile | None = None, ahead: Tensor | None = None) -> None:
     """`x [m, k] @ weight [n, k]^T -> out [m, n]`, m at most 16, all contiguous and of one type of two bytes.
 
     Added up in float32. The weight's shape chooses the `tile` if it is None. `ahead`: a weight that is needed next, see
