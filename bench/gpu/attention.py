@@ -29,6 +29,7 @@ from warm_cache import in_processes
 
 from diptych.kernels.gpu.attention.decode_attention import decode_attention, decode_workspace, launch_for, num_splits
 from diptych.kernels.gpu.attention.extend_attention import extend_attention
+from diptych.kernels.gpu.attention.split_extend_attention import SplitWorkspace, is_short, split_extend_attention
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 NAMES: Final = {BF16: "bf16", FP8: "fp8"}
@@ -40,6 +41,7 @@ QUICK_DECODE: Final = ((BF16, 8, 1024), (BF16, 64, 4096), (FP8, 64, 4096))
 EXTEND: Final = (  # requests, cached tokens of each, new ones
     *((BF16, *case) for case in ((1, 0, 4096), (4, 0, 1024), (1, 3072, 1024), (1, 31744, 1024))),
     (FP8, 1, 3072, 1024),
+    *((BF16, *case) for case in ((1, 8192, 64), (1, 1024, 16), (4, 1024, 64))),
 )
 QUICK_EXTEND: Final = ((BF16, 1, 0, 4096), (BF16, 1, 3072, 1024))
 Run = Callable[[], object]
@@ -63,10 +65,14 @@ def decode_runs(states: States, q: torch.Tensor) -> list[Run]:
 
 def extend_runs(states: States, q: torch.Tensor, new: int) -> list[Run]:
     starts = torch.arange(states.batch_size + 1, dtype=torch.int32, device="cuda") * new
-    out = torch.empty_like(q)
+    out, group = torch.empty_like(q), NUM_HEADS // NUM_KV_HEADS
+    attend: Callable[..., None] = extend_attention
+    if is_short(len(q) * group, new * group, NUM_KV_HEADS, HEAD_DIM):
+        workspace = SplitWorkspace.allocate(HEAD_DIM, q.device)
+        attend = partial(split_extend_attention, workspace=workspace, longest=states.seq_len)
 
     def run(layer: torch.Tensor) -> Run:
-        return lambda: extend_attention(
+        return lambda: attend(
             q, layer, states.page_table, states.seq_lens, starts, out, max_extend_len=new, scale=SCALE
         )
 
