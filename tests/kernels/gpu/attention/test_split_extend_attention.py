@@ -26,7 +26,7 @@ def check(step: Step, shares: int | None = None, tile: Tile | None = None, times
     """Also of launches one after the other: each leaves the workspace as the next one needs it."""
     options = {"scale": step["q"].shape[2] ** -0.5, **options}
     out = torch.full(step["q"].shape, torch.nan, dtype=step["q"].dtype, device=step["q"].device)
-    lens = {"max_extend_len": int(step["extend_starts"].diff().max()), "longest": int(step["seq_lens"].max())}
+    lens: dict[str, Any] = {"max_extend_len": int(step["extend_starts"].diff().max()), "longest": int(step["seq_lens"].max())}
     expected = reference_extend_attention(**step, **options)
     forget_unseen(step, options.get("window", 0), chunked=options.get("chunked", False))
     workspace = SplitWorkspace.allocate(step["q"].shape[2], out.device)
