@@ -13,7 +13,7 @@ from diptych.kernels.gpu.layers import activations, moe, mxfp4_experts, norms, s
 HIDDEN, FFN = 4096, 14_336
 CELLS = frozenset({"v4.b32"})
 COPIES = frozenset({"async 16"})
-AHEAD = {"AHEAD_N": HIDDEN, "AHEAD_K": FFN, "LINES": 24, "COMPILED": True}
+AHEAD = {"AHEAD_N": HIDDEN, "AHEAD_K": FFN, "LINES": 24, "SPREAD": 2, "COMPILED": True}
 
 
 def pointers(names: str, **others: str) -> dict[str, str]:

@@ -90,6 +90,7 @@ def skinny_gated_gemm_kernel(
     AHEAD_N: tl.constexpr,
     AHEAD_K: tl.constexpr,
     LINES: tl.constexpr,  # of each row of `ahead`
+    SPREAD: tl.constexpr,
     COMPILED: tl.constexpr,
 ):
     PAIRS: tl.constexpr = BLOCK_N // 2
@@ -101,7 +102,7 @@ def skinny_gated_gemm_kernel(
     there = (row < m)[:, None]
     total = dot_rows(of_x, of_weight, there, column, K, STEPS, EVEN).to(out.dtype.element_ty)
     if LINES:
-        fetch(ahead, AHEAD_N, tl.program_id(0), tl.num_programs(0), AHEAD_K, LINES, COMPILED)
+        fetch(ahead, AHEAD_N, tl.program_id(0), tl.num_programs(0), AHEAD_K, LINES, SPREAD, COMPILED)
     gate, up = tl.split(tl.permute(tl.reshape(total, (BLOCK_M, 2, PAIRS)), (0, 2, 1)))
     place = out + row[:, None] * FFN_SIZE + first + tl.arange(0, PAIRS)[None, :]
     tl.store(place, gated(gate, up, ACTIVATION), mask=there)

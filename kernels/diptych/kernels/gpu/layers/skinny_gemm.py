@@ -84,6 +84,7 @@ def skinny_gemm_kernel(
     AHEAD_N: tl.constexpr,
     AHEAD_K: tl.constexpr,
     LINES: tl.constexpr,  # of each row of `ahead`
+    SPREAD: tl.constexpr,
     COMPILED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -96,6 +97,6 @@ def skinny_gemm_kernel(
     of_weight = weight + tl.minimum(number, n - 1).to(tl.int64)[:, None] * K + column[None, :]
     total = dot_rows(of_x, of_weight, (row < m)[:, None], column, K, STEPS, EVEN)
     if LINES:
-        fetch(ahead, AHEAD_N, tl.program_id(0), tl.num_programs(0), AHEAD_K, LINES, COMPILED)
+        fetch(ahead, AHEAD_N, tl.program_id(0), tl.num_programs(0), AHEAD_K, LINES, SPREAD, COMPILED)
     place = out + row.to(tl.int64)[:, None] * n + number[None, :]
     tl.store(place, total.to(out.dtype.element_ty), mask=(row < m)[:, None] & (number < n)[None, :])
