@@ -26,12 +26,13 @@ def check(step: Step, shares: int | None = None, tile: Tile | None = None, times
     """Also of launches one after the other: each leaves the workspace as the next one needs it."""
     options = {"scale": step["q"].shape[2] ** -0.5, **options}
     out = torch.full(step["q"].shape, torch.nan, dtype=step["q"].dtype, device=step["q"].device)
-    lens: dict[str, Any] = {"max_extend_len": int(step["extend_starts"].diff().max()), "longest": int(step["seq_lens"].max())}
+    new, longest = int(step["extend_starts"].diff().max()), int(step["seq_lens"].max())
+    settings: dict[str, Any] = {"max_extend_len": new, "longest": longest, "tile": tile, "shares": shares, **options}
     expected = reference_extend_attention(**step, **options)
     forget_unseen(step, options.get("window", 0), chunked=options.get("chunked", False))
     workspace = SplitWorkspace.allocate(step["q"].shape[2], out.device)
     for _ in range(times):
-        split_extend_attention(**step, out=out, workspace=workspace, **lens, tile=tile, shares=shares, **options)
+        split_extend_attention(**step, out=out, workspace=workspace, **settings)
         assert_rows_are_rounded(out[: len(expected)], expected, out.dtype)
     assert out[len(expected) :].isnan().all()
     assert not workspace.arrived.any()
