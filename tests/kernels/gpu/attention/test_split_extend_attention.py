@@ -85,9 +85,9 @@ def test_requests_without_tokens_and_padding_behind_the_last_are_left_alone(devi
 
 def test_a_prefix_is_cut_as_its_length_and_the_free_multiprocessors_allow() -> None:
     tile = split_tile(256, 128, torch.bfloat16)
-    shares = [num_shares(256, 256, 1, longest, 8, tile) for longest in (64, 512, 1088, 8256, 100_000)]
+    shares = [num_shares(256, 256, 1, longest, 8, 128, tile) for longest in (64, 512, 1088, 8256, 100_000)]
     assert shares == [1, 2, 4, 8, 8]
-    assert num_shares(4 * 256, 256, 4, 9000, 8, tile) == 2
+    assert num_shares(4 * 256, 256, 4, 9000, 8, 128, tile) == 2
     assert [is_short(4 * n, 4 * n, 8, 128) for n in (1, 64, 256, 257, 4096)] == [True, True, True, False, False]
     assert is_short(4096, 16, 8, 128)
     assert not is_short(4, 4, 8, 512)
@@ -98,7 +98,7 @@ def test_no_step_that_is_short_has_more_shares_than_the_workspace(rows: int) -> 
     tile = Tile(rows, 64, 4, 3)
     for num_rows in range(1, 1100, 9):
         for batch in (1, 2, 7, num_rows):
-            shares = num_shares(num_rows, num_rows, batch, 1 << 20, 8, tile)
+            shares = num_shares(num_rows, num_rows, batch, 1 << 20, 8, 128, tile)
             assert shares == 1 or shares * 8 * (num_rows // rows + batch) <= SLOTS
             assert shares * 8 * -(-num_rows // rows) <= max(AT_ONCE, 8 * -(-num_rows // rows))
 

@@ -32,7 +32,8 @@ from diptych.kernels.gpu.attention.extend_attention import (
 )
 from diptych.kernels.gpu.grid import cdiv, power_of_two
 
-AT_ONCE: Final = 2 * NUM_SMS  # programs: two of this size are on a multiprocessor
+NARROW_DIM: Final = 128  # of heads up to this two programs are on a multiprocessor
+AT_ONCE: Final = 2 * NUM_SMS  # programs of those
 MIN_KEYS: Final = 256  # of a share: less takes no longer than adding it up
 FEW_ROWS: Final = 16  # the smallest tile of tensor cores
 MAX_ROWS: Final = 64  # of a tile
@@ -78,7 +79,9 @@ def split_tile(max_rows: int, head_dim: int, dtype: torch.dtype) -> Tile:
     return Tile(rows=rows, keys=64 if head_dim <= 128 else 32, num_warps=4, num_stages=3)
 
 
-def num_shares(num_rows: int, max_rows: int, batch: int, longest: int, num_kv_heads: int, tile: Tile) -> int:
+def num_shares(
+    num_rows: int, max_rows: int, batch: int, longest: int, num_kv_heads: int, head_dim: int, tile: Tile
+) -> int:
     """Return into how many shares the keys of each tile are cut: as many as run at once, `MIN_KEYS` each at least.
 
     `max_rows`: of a request; `longest`: keys that a tile sees, both at most. 1 where `batch` requests have more tiles
@@ -86,7 +89,8 @@ def num_shares(num_rows: int, max_rows: int, batch: int, longest: int, num_kv_he
     """
     tiles = min((num_rows + batch * (tile.rows - 1)) // tile.rows, batch * cdiv(max_rows, tile.rows))  # at most
     slots = num_kv_heads * (num_rows // tile.rows + batch)
-    return max(1, min(AT_ONCE // (num_kv_heads * tiles), SLOTS // slots, longest // MIN_KEYS))
+    at_once = AT_ONCE if head_dim <= NARROW_DIM else NUM_SMS
+    return max(1, min(at_once // (num_kv_heads * tiles), SLOTS // slots, longest // MIN_KEYS))
 
 
 def split_extend_attention(
@@ -122,7 +126,7 @@ def split_extend_attention(
     num_rows = num_tokens * group
     tile = tile or split_tile(max_extend_len * group, head_dim, q.dtype)
     seen = min(longest, window + max_extend_len) if window else longest
-    shares = shares or num_shares(num_rows, max_extend_len * group, batch, seen, num_kv_heads, tile)
+    shares = shares or num_shares(num_rows, max_extend_len * group, batch, seen, num_kv_heads, head_dim, tile)
     num_tiles = num_rows // tile.rows + batch
     assert shares == 1 or shares * num_tiles * num_kv_heads <= SLOTS, (shares, num_tiles, num_kv_heads)
     score_factor = softcap or scale * k_scale
