@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from diptych.architectures.config import ModelConfig, Rope
 from diptych.architectures.placement import Split, llama
 from diptych.checkpoints.quantization.weight import QuantizedWeight, Stored, as_floats
 from diptych.common.errors import ConfigError
-from diptych.engine.models.matrix import Matrix, TorchMatrix, Weight
+from diptych.engine.models.matrix import TorchMatrix, Weight
 from diptych.engine.models.ops import TorchOps
 from diptych.engine.models.weights import Weights, load
 from diptych.kernels.quantized import Array, QuantizedArray
@@ -39,17 +38,10 @@ class RecordingOps(TorchOps):
     def __init__(self) -> None:
         super().__init__(torch.float32)
         self.made: dict[str, tuple[Weight, Split]] = {}
-        self.names: dict[int, str] = {}  # by the identity of a matrix
-        self.following: list[tuple[str, str]] = []
 
     def matrix(self, name: str, weight: Weight, split: Split) -> TorchMatrix:
         self.made[name] = weight, split
-        matrix = super().matrix(name, weight, split)
-        self.names[id(matrix)] = name
-        return matrix
-
-    def follow(self, first: Matrix, second: Matrix) -> None:
-        self.following.append((self.names[id(first)], self.names[id(second)]))
+        return super().matrix(name, weight, split)
 
 
 def checkpoint(dtype: Any = np.float32) -> dict[str, Array]:
@@ -81,11 +73,6 @@ def test_every_matrix_comes_with_its_name_and_how_ranks_divide_it() -> None:
     layer = {"qkv": Split.ROWS, "o": Split.COLUMNS, "gate_up": Split.ROWS, "down": Split.COLUMNS}
     expected = {f"{i}.{name}": split for i in range(2) for name, split in layer.items()}
     assert splits == {"embed": Split.ROWS, "lm_head": Split.ROWS} | expected
-
-
-def test_every_matrix_is_told_which_one_a_step_multiplies_by_next() -> None:
-    names = [f"{layer}.{name}" for layer in range(2) for name in ("qkv", "o", "gate_up", "down")]
-    assert read(checkpoint())[1].following == [*pairwise([*names, "lm_head"])]
 
 
 def test_biases_of_projections_that_are_one_matrix_are_one_vector() -> None:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
@@ -65,16 +64,6 @@ def test_two_programs_that_multiply_gates_fit_into_a_multiprocessor(code: Code) 
     sizes = [each["shared_nbytes"] for name, each in code.items() if name.startswith("gated GEMM")]
     assert len(sizes) == 2
     assert max(sizes) + SYSTEM_NBYTES <= (SHARED_NBYTES + SYSTEM_NBYTES) // 2
-
-
-@pytest.mark.parametrize("kernel", ["skinny GEMM, of 4096 rows", "gated GEMM, of 14,336 pairs"])
-def test_products_ask_for_the_next_weight_behind_their_last_load(code: Code, kernel: str) -> None:
-    order = re.findall(r"cp\.async\.c[ag]\.shared|prefetch\.global\.L2|st\.global", code[kernel]["ptx"])
-    assert [what for what, _ in itertools.groupby(order)][-3:] == [
-        "cp.async.cg.shared",
-        "prefetch.global.L2",
-        "st.global",
-    ]
 
 
 @pytest.mark.parametrize("kernel", ["mover, large pages", "mover, small pages"])

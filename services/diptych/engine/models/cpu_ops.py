@@ -32,9 +32,6 @@ class CpuOps:
         parts = [QuantizedMatrix(part) for part in weight.parts]
         return parts[0] if len(parts) == 1 else StackedMatrix(parts)
 
-    def follow(self, first: Matrix, second: Matrix) -> None:
-        """It changes nothing."""
-
     def head_matrices(self, weights: Tensor) -> HeadMatrices:
         return HeadMatricesInTurn([PackedMatrix(each.contiguous()) for each in weights])
 

@@ -38,11 +38,10 @@ class GpuMatrix:
         self.weight = weight
         self._transposed = weight.T
         self._few = pays_up_to(*weight.shape) if weight.dtype.itemsize == 2 else 0  # rows
-        self.ahead: Tensor | None = None  # what is multiplied by next
 
     def multiply(self, x: Tensor, out: Tensor) -> None:
         if 0 < len(x) <= self._few:
-            skinny_gemm(x, self.weight, out, ahead=self.ahead)
+            skinny_gemm(x, self.weight, out)
         else:
             torch.mm(x, self._transposed, out=out)
 
@@ -73,20 +72,17 @@ class GpuGated:
 
     def __init__(self, matrix: GpuMatrix | LoraMatrix, activation: Activation, in_turn: Gated) -> None:
         self._adapted = matrix if isinstance(matrix, LoraMatrix) else None
-        base = matrix.base if isinstance(matrix, LoraMatrix) else matrix
-        assert isinstance(base, GpuMatrix), base
-        self._base = base
+        self._weight = _weight(matrix.base if isinstance(matrix, LoraMatrix) else matrix)
         self._activation = activation
         self._in_turn = in_turn
-        num_rows, num_columns = base.weight.shape
-        is_fused = base.weight.dtype.itemsize == 2 and activation in ("silu", "gelu_tanh")
+        num_rows, num_columns = self._weight.shape
+        is_fused = self._weight.dtype.itemsize == 2 and activation in ("silu", "gelu_tanh")
         self._few = skinny_gated_gemm.pays_up_to(num_rows // 2, num_columns) if is_fused else 0  # rows
 
     def forward(self, x: Tensor, gate_up: Tensor, out: Tensor) -> None:
         is_adapted = self._adapted is not None and self._adapted.is_adapted
         if 0 < len(x) <= self._few and not is_adapted and self._activation in ("silu", "gelu_tanh"):
-            weight, ahead = self._base.weight, self._base.ahead
-            skinny_gated_gemm.skinny_gated_gemm(x, weight, out, self._activation, ahead)
+            skinny_gated_gemm.skinny_gated_gemm(x, self._weight, out, self._activation)
         else:
             self._in_turn.forward(x, gate_up, out)
 
@@ -107,10 +103,6 @@ class GpuOps:
                 return PackedMatrix(Mxfp4Matrix.of(weight.parts[0], self._device), self._dtype)
             weight = dense(weight.parts, self._dtype, self._device)
         return GpuMatrix(weight)
-
-    def follow(self, first: Matrix, second: Matrix) -> None:
-        if isinstance(first, GpuMatrix) and isinstance(second, GpuMatrix):
-            first.ahead = second.weight
 
     def head_matrices(self, weights: Tensor) -> HeadMatrices:
         return TorchHeadMatrices(weights)

@@ -66,10 +66,6 @@ class Ops(Protocol):
         """Take over the weight `[num_rows, num_columns]` called `name`: "embed", "lm_head", "0.qkv", ..."""
         ...
 
-    def follow(self, first: Matrix, second: Matrix) -> None:
-        """Take note that a step multiplies by `second` next after `first`, both made by `matrix`."""
-        ...
-
     def head_matrices(self, weights: Tensor) -> HeadMatrices:
         """Take over `[num_heads, num_rows, num_columns]`, in the dtype that a matrix gives its rows in."""
         ...
@@ -207,9 +203,6 @@ class TorchOps:
         if isinstance(weight, QuantizedWeight):  # torch's products want one dtype
             weight = dense(weight.parts, self._dtype, self._device)
         return TorchMatrix(weight)
-
-    def follow(self, first: Matrix, second: Matrix) -> None:
-        """It changes nothing."""
 
     def head_matrices(self, weights: Tensor) -> HeadMatrices:
         return TorchHeadMatrices(weights)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -99,18 +98,7 @@ def load(
                 matrices[piece.target] = ops.matrix(piece.target, full, piece.split)
     if places:
         raise ConfigError(f"{config.model_id}: the checkpoint lacks {', '.join(sorted(places)[:5])}")
-    for first, second in _following(config.num_layers):
-        if first in matrices and second in matrices:
-            ops.follow(matrices[first], matrices[second])
     return Weights(matrices, vectors, config.norm_offset)
-
-
-def _following(num_layers: int) -> Iterator[tuple[str, str]]:
-    """Yield which matrices are multiplied by one after the other, in layers that have them."""
-    for layer in range(num_layers):
-        names = (*(f"{layer}.{name}" for name in ("qkv", "o", "gate_up", "down")), f"{layer + 1}.qkv")
-        yield from pairwise(names)
-    yield f"{num_layers - 1}.down", "lm_head"
 
 
 def _targets(places: dict[str, tuple[Piece, ...]]) -> dict[str, _Target]:

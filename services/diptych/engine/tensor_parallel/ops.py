@@ -38,9 +38,6 @@ class TensorParallelOps:
         matrix = self._ops.matrix(name, weight, split)
         return VocabularyMatrix(matrix, weight.shape[0], self._communicator) if name in _VOCABULARY else matrix
 
-    def follow(self, first: Matrix, second: Matrix) -> None:
-        self._ops.follow(first, second)
-
     def head_matrices(self, weights: Tensor) -> HeadMatrices:
         return self._ops.head_matrices(weights)
 

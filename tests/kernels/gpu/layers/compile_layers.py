@@ -13,7 +13,6 @@ from diptych.kernels.gpu.layers import activations, moe, mxfp4_experts, norms, s
 HIDDEN, FFN = 4096, 14_336
 CELLS = frozenset({"v4.b32"})
 COPIES = frozenset({"async 16"})
-AHEAD = {"AHEAD_N": HIDDEN, "AHEAD_K": FFN, "LINES": 24, "SPREAD": 2, "COMPILED": True}
 
 
 def pointers(names: str, **others: str) -> dict[str, str]:
@@ -41,8 +40,8 @@ def skinny(name: str, n: int, k: int) -> Kernel:
     return Kernel(
         f"skinny GEMM, {name}",
         skinny_gemm.skinny_gemm_kernel,
-        pointers("x weight out ahead", m="i32", n="i32"),
-        {**tile.constants(skinny_gemm.MAX_ROWS, k), **AHEAD},
+        pointers("x weight out", m="i32", n="i32"),
+        tile.constants(skinny_gemm.MAX_ROWS, k),
         frozenset({"m"}),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
@@ -52,11 +51,11 @@ def skinny(name: str, n: int, k: int) -> Kernel:
 
 def gates(name: str, ffn_size: int, called: str) -> Kernel:
     tile = skinny_gated_gemm.choose_tile(ffn_size)
-    constants = {"FFN_SIZE": ffn_size, "ACTIVATION": called, **tile.constants(skinny_gemm.MAX_ROWS, HIDDEN), **AHEAD}
+    constants = {"FFN_SIZE": ffn_size, "ACTIVATION": called, **tile.constants(skinny_gemm.MAX_ROWS, HIDDEN)}
     return Kernel(
         f"gated GEMM, {name}",
         skinny_gated_gemm.skinny_gated_gemm_kernel,
-        pointers("x weight out ahead", m="i32"),
+        pointers("x weight out", m="i32"),
         constants,
         frozenset({"m"}),
         num_warps=tile.num_warps,

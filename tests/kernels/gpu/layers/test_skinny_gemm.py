@@ -53,16 +53,6 @@ def test_a_row_comes_out_the_same_bit_for_bit_beside_any_others_and_every_time(
         assert torch.equal(fewer, out[-m:])
 
 
-@pytest.mark.parametrize(("n", "k"), [(33, 528), on_gpu(4096, 4096), on_gpu(512, 14_336)])
-def test_to_ask_for_another_weight_changes_nothing(n: int, k: int, device: torch.device) -> None:
-    x, weight, out = inputs(3, n, k, torch.float16, device)
-    skinny_gemm(x, weight, out)
-    for shape in ((n, k), (7, 64), (700, 1024)):
-        again, ahead = torch.full_like(out, torch.nan), torch.randn(shape, device=device).half()
-        skinny_gemm(x, weight, again, ahead=ahead)
-        assert torch.equal(again, out)
-
-
 def test_more_than_sixteen_rows_are_refused(device: torch.device) -> None:
     x, weight, out = inputs(17, 16, 64, torch.float16, device)
     with pytest.raises(AssertionError):

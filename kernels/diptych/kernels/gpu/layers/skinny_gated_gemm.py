@@ -16,7 +16,6 @@ from torch import Tensor
 from diptych.kernels.gpu.grid import cdiv
 from diptych.kernels.gpu.layers.activations import Activation, gated
 from diptych.kernels.gpu.layers.dot_rows import Tile, dot_rows
-from diptych.kernels.gpu.layers.fetch_ahead import ahead_constants, fetch
 from diptych.kernels.gpu.layers.skinny_gemm import MAX_PROGRAMS, MAX_ROWS, MIN_PROGRAMS
 
 TILES: Final = {128: Tile(128, 128, 3, 4), 64: Tile(64, 256, 2, 4)}  # two of either fit into a multiprocessor
@@ -39,14 +38,11 @@ def choose_tile(ffn_size: int) -> Tile:
     return TILES[block_n]
 
 
-def skinny_gated_gemm(
-    x: Tensor, weight: Tensor, out: Tensor, activation: Activation, ahead: Tensor | None = None
-) -> None:
+def skinny_gated_gemm(x: Tensor, weight: Tensor, out: Tensor, activation: Activation) -> None:
     """`activation(x @ gates^T) * (x @ ups^T) -> out [m, ffn_size]`, for x `[m, k]` with m at most 16.
 
     `weight [2 * ffn_size, k]` has the gates first. All are contiguous and of one type of two bytes, `ffn_size` is a
     multiple of half a tile's rows. Added up in float32; gates and ups are rounded as if they were stored.
-    `ahead`: a weight that is needed next, see `fetch_ahead`.
     """
     (m, k), ffn_size = x.shape, len(weight) // 2
     tile = choose_tile(ffn_size)
@@ -61,12 +57,10 @@ def skinny_gated_gemm(
             x,
             weight,
             out,
-            weight if ahead is None else ahead,
             m,
             FFN_SIZE=ffn_size,
             ACTIVATION=activation,
             **tile.constants(MAX_ROWS, k),
-            **ahead_constants(ahead),
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
         )
@@ -77,7 +71,6 @@ def skinny_gated_gemm_kernel(
     x,
     weight,
     out,
-    ahead,
     m,
     FFN_SIZE: tl.constexpr,
     K: tl.constexpr,
@@ -87,11 +80,6 @@ def skinny_gated_gemm_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,  # half of them gates, half of them ups
     BLOCK_K: tl.constexpr,
-    AHEAD_N: tl.constexpr,
-    AHEAD_K: tl.constexpr,
-    LINES: tl.constexpr,  # of each row of `ahead`
-    SPREAD: tl.constexpr,
-    COMPILED: tl.constexpr,
 ):
     PAIRS: tl.constexpr = BLOCK_N // 2
     row, part, column = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
@@ -101,8 +89,6 @@ def skinny_gated_gemm_kernel(
     of_weight = weight + number.to(tl.int64)[:, None] * K + column[None, :]
     there = (row < m)[:, None]
     total = dot_rows(of_x, of_weight, there, column, K, STEPS, EVEN).to(out.dtype.element_ty)
-    if LINES:
-        fetch(ahead, AHEAD_N, tl.program_id(0), tl.num_programs(0), AHEAD_K, LINES, SPREAD, COMPILED)
     gate, up = tl.split(tl.permute(tl.reshape(total, (BLOCK_M, 2, PAIRS)), (0, 2, 1)))
     place = out + row[:, None] * FFN_SIZE + first + tl.arange(0, PAIRS)[None, :]
     tl.store(place, gated(gate, up, ACTIVATION), mask=there)

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from diptych.kernels.gpu.grid import cdiv
 from diptych.kernels.gpu.layers.dot_rows import Tile, dot_rows
-from diptych.kernels.gpu.layers.fetch_ahead import ahead_constants, fetch
 
 MAX_ROWS: Final = 16  # the tensor cores' smallest tile
 MIN_PROGRAMS: Final = 120  # an H100 or H200 has 132 multiprocessors; some idle ones cost no bandwidth
@@ -42,11 +41,10 @@ def choose_tile(n: int) -> Tile:
     return TILES[block_n]
 
 
-def skinny_gemm(x: Tensor, weight: Tensor, out: Tensor, tile: Tile | None = None, ahead: Tensor | None = None) -> None:
+def skinny_gemm(x: Tensor, weight: Tensor, out: Tensor, tile: Tile | None = None) -> None:
     """`x [m, k] @ weight [n, k]^T -> out [m, n]`, m at most 16, all contiguous and of one type of two bytes.
 
-    Added up in float32. The weight's shape chooses the `tile` if it is None. `ahead`: a weight that is needed next, see
-    `fetch_ahead`.
+    Added up in float32. The weight's shape chooses the `tile` if it is None.
     """
     (m, k), n = x.shape, len(weight)
     tile = tile or choose_tile(n)
@@ -60,11 +58,9 @@ def skinny_gemm(x: Tensor, weight: Tensor, out: Tensor, tile: Tile | None = None
             x,
             weight,
             out,
-            weight if ahead is None else ahead,
             m,
             n,
             **tile.constants(MAX_ROWS, k),
-            **ahead_constants(ahead),
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
         )
@@ -75,17 +71,11 @@ def skinny_gemm_kernel(
     x,
     weight,
     out,
-    ahead,
     m,
     n,
     K: tl.constexpr,
     STEPS: tl.constexpr,  # of BLOCK_K columns each
     EVEN: tl.constexpr,  # whether the steps end where the columns do
-    AHEAD_N: tl.constexpr,
-    AHEAD_K: tl.constexpr,
-    LINES: tl.constexpr,  # of each row of `ahead`
-    SPREAD: tl.constexpr,
-    COMPILED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -96,7 +86,5 @@ def skinny_gemm_kernel(
     of_x = x + row[:, None] * K + column[None, :]
     of_weight = weight + tl.minimum(number, n - 1).to(tl.int64)[:, None] * K + column[None, :]
     total = dot_rows(of_x, of_weight, (row < m)[:, None], column, K, STEPS, EVEN)
-    if LINES:
-        fetch(ahead, AHEAD_N, tl.program_id(0), tl.num_programs(0), AHEAD_K, LINES, SPREAD, COMPILED)
     place = out + row.to(tl.int64)[:, None] * n + number[None, :]
     tl.store(place, total.to(out.dtype.element_ty), mask=(row < m)[:, None] & (number < n)[None, :])
