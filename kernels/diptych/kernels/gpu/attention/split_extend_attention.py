@@ -2,10 +2,10 @@
 
 `extend_attention` has one program for a tile of queries and a KV head. A short prompt has few of those, and behind a
 long prefix each would walk thousands of keys while most multiprocessors idle. Here several programs share the keys that
-a tile sees, each leaves what it attended to, and who comes last adds up (FlashDecoding's split, merged in the same
-launch as in decode attention), in the order of shares: equal inputs give equal bits. Which steps come here follows from
-the number of tokens alone (`is_short`), so that warm-up meets them; how many shares there are, from lengths that
-the host knows.
+a tile sees, each leaves what it attended to, and a second launch adds up (FlashDecoding's split), in the order of
+shares: equal inputs give equal bits. Parts of a tile of queries are large, 32 KiB each: who comes last would add them
+up alone for longer than a launch takes, unlike in decode attention. Which steps come here follows from the number of
+tokens alone (`is_short`), so that warm-up meets them; how many shares there are, from lengths that the host knows.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FEW_ROWS: Final = 16  # the smallest tile of tensor cores
 MAX_ROWS: Final = 64  # of a tile
 SLOTS: Final = 2 * AT_ONCE  # of a workspace: a request has at most one empty tile beside its own
 TOGETHER: Final = tl.constexpr(8)  # shares whose parts are on their way at once
-COLUMNS: Final = tl.constexpr(32)  # of parts that are added up at once
+ADDED_ROWS: Final = 8  # of a program that adds up
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,6 @@ class SplitWorkspace:
     values: Tensor  # float32 [SLOTS, MAX_ROWS, DIMS]
     maxima: Tensor  # float32 [SLOTS, MAX_ROWS], of exponents of two
     sums: Tensor  # like maxima
-    arrived: Tensor  # int32 [SLOTS]; zeros between launches
 
     @staticmethod
     def allocate(head_dim: int, device: torch.device) -> SplitWorkspace:
@@ -58,7 +57,6 @@ class SplitWorkspace:
             values=torch.empty(*stats, _dims(head_dim), device=device),
             maxima=torch.empty(stats, device=device),
             sums=torch.empty(stats, device=device),
-            arrived=torch.zeros(SLOTS, dtype=torch.int32, device=device),
         )
 
 
@@ -141,7 +139,6 @@ def split_extend_attention(
             workspace.values,
             workspace.maxima,
             workspace.sums,
-            workspace.arrived,
             batch,
             *out.stride()[:2],
             *q.stride()[:2],
@@ -157,6 +154,36 @@ def split_extend_attention(
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
         )
+        if shares > 1:
+            _add_up(out, extend_starts, workspace, (num_kv_heads, num_tiles, shares), group, v_scale, tile)
+
+
+def _add_up(
+    out: Tensor,
+    extend_starts: Tensor,
+    workspace: SplitWorkspace,
+    grid: tuple[int, int, int],
+    group: int,
+    v_scale: float,
+    tile: Tile,
+) -> None:
+    num_kv_heads, num_tiles, shares = grid
+    add_up_kernel[(num_kv_heads, num_tiles, tile.rows // ADDED_ROWS)](
+        out,
+        extend_starts,
+        workspace.values,
+        workspace.maxima,
+        workspace.sums,
+        len(extend_starts) - 1,
+        shares,
+        *out.stride()[:2],
+        v_scale,
+        GROUP=group,
+        HEAD_DIM=out.shape[2],
+        TILE_ROWS=tile.rows,
+        ROWS=ADDED_ROWS,
+        DIMS=_dims(out.shape[2]),
+    )
 
 
 def _constants(group: int, kv_layer: Tensor, window: int, tile: Tile) -> dict[str, Any]:
@@ -177,7 +204,7 @@ def _constants(group: int, kv_layer: Tensor, window: int, tile: Tile) -> dict[st
 
 
 def _dims(head_dim: int) -> int:
-    return max(int(COLUMNS.value), power_of_two(head_dim))
+    return max(16, power_of_two(head_dim))
 
 
 @triton.jit(  # what differs from step to step must not be compiled for while serving
@@ -194,7 +221,6 @@ def split_extend_attention_kernel(
     part_values,  # [shares of tiles of heads, ROWS, DIMS]
     part_maxima,  # [.., ROWS], of exponents of two
     part_sums,  # like part_maxima
-    arrived,  # [tiles of heads]: parts that are ready; 0 again at the end
     batch,
     out_token_stride,
     out_head_stride,
@@ -267,25 +293,16 @@ def split_extend_attention_kernel(
         HEAD_DIM, PAGE_SIZE, PAGE_STRIDE, VALUE_STRIDE, SLOT_STRIDE, WINDOW, CHUNKED, CAPPED, ROWS, KEYS, DIMS,
     )  # fmt: skip
 
-    out_rows = out + row_ids * out_token_stride + heads * out_head_stride
     if num_shares == 1:
         attended *= (v_scale / total)[:, None]
+        out_rows = out + row_ids * out_token_stride + heads * out_head_stride
         inside = in_request[:, None] & in_head[None, :]
         tl.store(out_rows[:, None] + dims[None, :], attended.to(out.dtype.element_ty), mask=inside)
     else:
-        own = tile * tl.num_programs(0) + kv_head
-        slot = own * num_shares + share
+        slot = (tile * tl.num_programs(0) + kv_head) * num_shares + share
         tl.store(part_maxima + slot * ROWS + row, largest)
         tl.store(part_sums + slot * ROWS + row, total)
-        part = part_values + slot * (ROWS * DIMS)
-        tl.store(part + row[:, None] * DIMS + dims[None, :], attended)
-        tl.debug_barrier()  # the stores of all threads come before the release of the one that adds
-        if tl.atomic_add(arrived + own, 1, sem="acq_rel", scope="gpu") == num_shares - 1:
-            add_up(
-                part_values, part_maxima, part_sums, own * num_shares, num_shares, out_rows, in_request,
-                v_scale, HEAD_DIM, ROWS, DIMS,
-            )  # fmt: skip
-            tl.store(arrived + own, 0)
+        tl.store(part_values + slot * (ROWS * DIMS) + row[:, None] * DIMS + dims[None, :], attended)
 
 
 @triton.jit
@@ -293,44 +310,51 @@ def within(bound, low, high):
     return tl.minimum(tl.maximum(bound, low), high)
 
 
-@triton.jit
-def add_up(
-    part_values,
+@triton.jit(do_not_specialize=["batch", "num_shares"], do_not_specialize_on_alignment=["extend_starts"])
+def add_up_kernel(
+    out,
+    extend_starts,
+    part_values,  # as in `split_extend_attention_kernel`
     part_maxima,
     part_sums,
-    first_slot,
+    batch,
     num_shares,
-    out_rows,
-    in_request,
+    out_token_stride,
+    out_head_stride,
     v_scale,
+    GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    ROWS: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    ROWS: tl.constexpr,  # of the tile that a program adds up
     DIMS: tl.constexpr,
 ):
-    """Write what the parts of a tile come to. A share that sees no key of a row has -inf there, and zeros."""
-    row = tl.arange(0, ROWS)
+    """Write what the parts of some rows come to. A share that sees no key of a row has -inf there, and zeros."""
+    kv_head, tile = tl.program_id(0), tl.program_id(1)
+    request = find_request(tile, extend_starts, batch, GROUP, TILE_ROWS)
+    extend_start = tl.load(extend_starts + request)
+    extend_len = tl.load(extend_starts + request + 1) - extend_start
+    row, dims = tl.program_id(2) * ROWS + tl.arange(0, ROWS), tl.arange(0, DIMS)
+    first_row = (tile - extend_start * GROUP // TILE_ROWS - request) * TILE_ROWS
+    tokens, heads = (first_row + row) // GROUP, kv_head * GROUP + (first_row + row) % GROUP
+    if first_row + tl.program_id(2) * ROWS >= extend_len * GROUP:
+        return
     largest = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
+    values = tl.zeros((ROWS, DIMS), tl.float32)
+    first_slot = (tile * tl.num_programs(0) + kv_head) * num_shares
     for first in tl.range(0, num_shares, TOGETHER):
-        share = first + tl.arange(0, TOGETHER)
-        place, exists = ((first_slot + share) * ROWS)[:, None] + row[None, :], (share < num_shares)[:, None]
-        maxima = tl.load(part_maxima + place, mask=exists, other=float("-inf"), cache_modifier=".cg")
-        sums = tl.load(part_sums + place, mask=exists, other=0.0, cache_modifier=".cg")
-        new_largest = tl.maximum(largest, tl.max(maxima, axis=0))
-        total = total * tl.exp2(largest - new_largest) + tl.sum(sums * tl.exp2(maxima - new_largest[None, :]), axis=0)
-        largest = new_largest
-    for start in tl.static_range(0, DIMS, COLUMNS):
-        dims = start + tl.arange(0, COLUMNS)
-        values = tl.zeros((ROWS, COLUMNS), tl.float32)
-        for first in tl.range(0, num_shares, TOGETHER):
-            for later in tl.static_range(TOGETHER):  # all on their way at once
-                share = first + later
-                rows = (first_slot + share) * ROWS + row
-                exists = share < num_shares
-                maxima = tl.load(part_maxima + rows, mask=exists, other=float("-inf"), cache_modifier=".cg")
-                place = rows[:, None] * DIMS + dims[None, :]
-                value = tl.load(part_values + place, mask=exists, other=0.0, cache_modifier=".cg")
-                values += value * tl.exp2(maxima - largest)[:, None]
-        values *= (v_scale / total)[:, None]
-        inside = in_request[:, None] & (dims < HEAD_DIM)[None, :]
-        tl.store(out_rows[:, None] + dims[None, :], values.to(out_rows.dtype.element_ty), mask=inside)
+        for later in tl.static_range(TOGETHER):  # all on their way at once
+            share = first + later
+            rows, exists = (first_slot + share) * TILE_ROWS + row, share < num_shares
+            part_largest = tl.load(part_maxima + rows, mask=exists, other=float("-inf"))
+            part_total = tl.load(part_sums + rows, mask=exists, other=0.0)
+            part = tl.load(part_values + rows[:, None] * DIMS + dims[None, :], mask=exists, other=0.0)
+            new_largest = tl.maximum(largest, part_largest)
+            shrink, weight = tl.exp2(largest - new_largest), tl.exp2(part_largest - new_largest)
+            total = total * shrink + part_total * weight
+            values = values * shrink[:, None] + part * weight[:, None]
+            largest = new_largest
+    values *= (v_scale / total)[:, None]
+    out_rows = out + (extend_start + tokens).to(tl.int64) * out_token_stride + heads * out_head_stride
+    inside = (tokens < extend_len)[:, None] & (dims < HEAD_DIM)[None, :]
+    tl.store(out_rows[:, None] + dims[None, :], values.to(out.dtype.element_ty), mask=inside)
