@@ -20,7 +20,7 @@ from diptych.kernels.gpu.attention.decode_attention import (
     launch_for,
     num_splits,
 )
-from diptych.kernels.gpu.attention.extend_attention import WIDE_DIM, extend_attention
+from diptych.kernels.gpu.attention.extend_attention import WIDE_DIM, extend_attention, fixed_tile
 from diptych.kernels.gpu.attention.latent_attention import (
     LatentShape,
     LatentWorkspace,
@@ -32,6 +32,7 @@ from diptych.kernels.gpu.attention.split_extend_attention import SplitWorkspace,
 
 LARGEST_BATCH: Final = 4096  # requests of a decode step, unless the pool has more pages
 INTERPRETER_SMS: Final = 2
+Attend = Callable[..., None]
 DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)  # of states
 
 
@@ -50,7 +51,7 @@ class Chunks:
     requests: Requests
     starts: Tensor  # int32 [num_requests + 1], from the first of their tokens on
     max_len: int
-    longest: int  # tokens of a request, with its new ones, at most
+    longest: int = 0  # tokens of a request, with its new ones, at most; 0: its prefix is not to be shared out
 
 
 class AttentionKernels(Protocol):
@@ -124,25 +125,52 @@ class PairKernels:
     def extend(self, at: GpuLayer, queries: Tensor, out: Tensor, chunks: Chunks) -> None:
         num_kv_heads, group = at.kv.shape[3], queries.shape[1] // at.kv.shape[3]
         rows = len(queries) * group, chunks.max_len * group
-        attend: Callable[..., None] = extend_attention
+        attend: Attend = extend_attention
         if self._shares is not None and is_short(*rows, num_kv_heads, queries.shape[2]):
             attend = partial(split_extend_attention, workspace=self._shares, longest=chunks.longest)
-        attend(
-            queries,
-            at.kv,
-            chunks.requests.page_table,
-            chunks.requests.seq_lens,
-            chunks.starts,
-            out,
-            max_extend_len=chunks.max_len,
-            scale=self._config.score_scale,
-            window=at.window,
-            chunked=self._config.chunked,
-            softcap=self._config.attention_softcap,
-            k_scale=at.k_scale,
-            v_scale=at.v_scale,
-            sinks=at.sinks,
-        )
+        extend_pairs(self._config, at, queries, out, chunks, attend)
+
+
+class FixedOrderKernels:
+    """`AttentionKernels` for keys and values, by which a token gets the same bits whatever else its step computes.
+
+    A token of a prompt and one of an output walk the keys before them in tiles of one size, one after the other: the
+    order of its sums depends on its position alone. Long contexts are not shared out among multiprocessors.
+    """
+
+    def __init__(self, config: ModelConfig, kv: Tensor) -> None:
+        self._config = config
+        most = max(LARGEST_BATCH, len(kv)) + 1
+        self._starts = torch.arange(most, dtype=torch.int32, device=kv.device)  # of requests with one token each
+
+    def decode(self, at: GpuLayer, queries: Tensor, out: Tensor, requests: Requests) -> None:
+        self.extend(at, queries, out, Chunks(requests, self._starts[: len(queries) + 1], 1))
+
+    def extend(self, at: GpuLayer, queries: Tensor, out: Tensor, chunks: Chunks) -> None:
+        tile = fixed_tile(self._config.head_dim, queries.dtype)
+        extend_pairs(self._config, at, queries, out, chunks, partial(extend_attention, tile=tile))
+
+
+def extend_pairs(
+    config: ModelConfig, at: GpuLayer, queries: Tensor, out: Tensor, chunks: Chunks, attend: Attend
+) -> None:
+    """Attend as `AttentionKernels.extend`, by `extend_attention` or what takes the same."""
+    attend(
+        queries,
+        at.kv,
+        chunks.requests.page_table,
+        chunks.requests.seq_lens,
+        chunks.starts,
+        out,
+        max_extend_len=chunks.max_len,
+        scale=config.score_scale,
+        window=at.window,
+        chunked=config.chunked,
+        softcap=config.attention_softcap,
+        k_scale=at.k_scale,
+        v_scale=at.v_scale,
+        sinks=at.sinks,
+    )
 
 
 class LatentKernels:
