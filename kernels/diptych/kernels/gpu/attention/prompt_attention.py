@@ -1,0 +1,144 @@
+"""Attention of prompts on Hopper, over pages: what `extend_attention` computes, at the speed of FlashAttention-3.
+
+Serves heads of 64 or 128 dimensions in 16 bits that see all before them, over pages of 8 to 128 tokens of the same type
+(`serves`); the rest, and steps that do not fill the GPU, are `extend_attention`'s. FP8 pages are expanded first, into a
+pool of the states' type with pages of a whole tile (`ExpandedPages`). The work is shared out on the host, once a step
+for all layers (`PromptWork`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+from triton.experimental.gluon.language import NVMMASharedLayout
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from diptych.kernels.gpu.attention.extend_attention import LOG2_E
+from diptych.kernels.gpu.attention.prompt_attention_kernel import prompt_attention_kernel
+from diptych.kernels.gpu.attention.prompt_work import I64, share_work
+
+HOPPER: Final = (9, 0)
+HEAD_DIMS: Final = (64, 128)
+DTYPES: Final = (torch.bfloat16, torch.float16)
+PAGE_SIZES: Final = (8, 16, 32, 64, 128)
+BOX: Final = 64  # dimensions that the copy engine brings at once
+LAYOUT: Final = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTile:
+    """How much a program computes at once, and with what."""
+
+    keys: int = 128
+    stages: int = 2
+    groups: int = 2  # of warps that multiply
+    num_warps: int = 4  # of a group; 16 rows each
+    takes_turns: bool = False  # groups issue their products one after the other
+    copy_registers: int = 24
+    registers: int = 240
+
+    @property
+    def rows(self) -> int:
+        """Pairs of a token and a query head."""
+        return self.groups * self.num_warps * 16
+
+
+TILE: Final = PromptTile()
+
+
+def serves(kv: Tensor, dtype: torch.dtype) -> bool:
+    """Whether `prompt_attention` can compute states of this type over pages like these: of any layer, last five sizes."""
+    page_size, _, head_dim = kv.shape[-3:]
+    slot_stride, head_stride, _ = kv.stride()[-3:]
+    return (
+        kv.is_cuda
+        and torch.cuda.get_device_capability(kv.device) == HOPPER
+        and dtype in DTYPES
+        and kv.dtype == dtype
+        and head_dim in HEAD_DIMS
+        and page_size in PAGE_SIZES
+        and head_stride == head_dim
+        and kv.stride(0) % slot_stride == kv.stride(-4) % slot_stride == 0
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptWork:
+    """A step's tiles, shared out. `items` int32 `[rounds * programs, 4]` on the GPU."""
+
+    items: Tensor
+    programs: int
+
+    @staticmethod
+    def of(extend_lens: I64, seq_lens: I64, kv_layer: Tensor, num_heads: int, tile: PromptTile = TILE) -> PromptWork:
+        """Share out on the host; nothing waits for the device."""
+        num_kv_heads, head_dim = kv_layer.shape[-2:]
+        programs = torch.cuda.get_device_properties(kv_layer.device).multi_processor_count
+        items = share_work(
+            extend_lens,
+            seq_lens,
+            num_heads // num_kv_heads,
+            num_kv_heads,
+            tile.rows,
+            tile.keys,
+            4 * head_dim,
+            programs,
+        )
+        pinned = torch.from_numpy(items).pin_memory()  # not written again before the copy is over: torch sees to it
+        return PromptWork(pinned.to(kv_layer.device, non_blocking=True), programs)
+
+
+def prompt_attention(
+    q: Tensor,
+    kv_layer: Tensor,
+    page_table: Tensor,
+    seq_lens: Tensor,
+    extend_starts: Tensor,
+    out: Tensor,
+    work: PromptWork,
+    *,
+    scale: float,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    tile: PromptTile = TILE,
+) -> None:
+    """See `extend_attention`; `work` is that of these lengths."""
+    num_heads, head_dim = q.shape[1:]
+    num_pages, _, page_size, num_kv_heads, _ = kv_layer.shape
+    page_stride, value_stride, slot_stride, head_stride, _ = kv_layer.stride()
+    assert head_stride == head_dim, kv_layer.stride()
+    page_rows, value_rows = page_stride // slot_stride, value_stride // slot_stride
+    rows = (num_pages - 1) * page_rows + value_rows + page_size
+    columns = num_kv_heads * head_dim
+    pool = TensorDescriptor(kv_layer, [rows, columns], [slot_stride, 1], [page_size, BOX], LAYOUT)
+    with torch.cuda.device_of(q):
+        prompt_attention_kernel[(work.programs,)](
+            out,
+            q,
+            pool,
+            page_table,
+            seq_lens,
+            extend_starts,
+            work.items,
+            len(work.items),
+            *out.stride()[:2],
+            *q.stride()[:2],
+            page_table.stride(0),
+            scale * k_scale * LOG2_E,
+            v_scale,
+            GROUP=num_heads // num_kv_heads,
+            KEYS=tile.keys,
+            DIM=head_dim,
+            STAGES=tile.stages,
+            PAGE_SIZE=page_size,
+            PAGE_ROWS=page_rows,
+            VALUE_ROWS=value_rows,
+            CONSUMERS=tile.groups,
+            PINGPONG=tile.takes_turns,
+            PRODUCER_REGS=tile.copy_registers,
+            CONSUMER_REGS=tile.registers,
+            num_warps=tile.num_warps,
+        )
