@@ -46,8 +46,11 @@ def starts(b, new):
     return torch.arange(b + 1, dtype=torch.int32, device="cuda") * new
 
 
+REAL = module.prompt_attention_kernel
+
+
 def compile_only(tile):
-    kernel = module.prompt_attention_kernel
+    kernel = REAL
 
     class Warm:
         def __getitem__(self, grid):
@@ -151,8 +154,19 @@ def main():
     torch.manual_seed(0)
     if what == "peers":
         return peers()
+    if what == "list":
+        for one in sys.argv[2:]:
+            try:
+                measure("run", one)
+            except Exception as error:
+                print(one, type(error).__name__, str(error)[:300], flush=True)
+        return
+    measure(what, name)
+
+
+def measure(what, name):
     options = dict(VARIANTS[name])
-    kv_states.PAGE_SIZE = options.pop("page", kv_states.PAGE_SIZE)
+    kv_states.PAGE_SIZE = options.pop("page", 16)
     tile = PromptTile(**options)
     began = time.time()
     compiled = compile_only(tile)
@@ -165,7 +179,7 @@ def main():
             said = subprocess.run([ptxas, "-v", "-arch=sm_90a", file.name, "-o", "/dev/null"], capture_output=True, text=True).stderr
         print(name, f"{time.time() - began:.0f} s", "shared", compiled.metadata.shared, sorted(set(re.findall(r"setmaxnreg[^;]*", ptx))), " | ".join(l for l in said.splitlines() if "spill" in l or "Used" in l or "C75" in l or "arning" in l), flush=True)
         return
-    module.prompt_attention_kernel = module.prompt_attention_kernel if not hasattr(module.prompt_attention_kernel, "compiled") else __import__("diptych.kernels.gpu.attention.prompt_attention_kernel", fromlist=["x"]).prompt_attention_kernel
+    module.prompt_attention_kernel = REAL
     off = [check(tile, *case) for case in ((1, 0, 777), (2, 1000, 700))]
     print(name, "off by", [f"{x:.1e}" for x in off], flush=True)
     dtypes = (BF16, FP8) if name in ("A", "B turns") else (BF16,)
