@@ -145,7 +145,7 @@ def _turn(
     PINGPONG: gl.constexpr,
 ):
     """Scores of tile `count`, and values of the one before."""
-    WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, ATTENDED, 2)
+    WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=ATTENDED, k_width=2)
     ROWS: gl.constexpr = attended.shape[0]
     KEYS: gl.constexpr = keys.shape[1]
     stage, before = count % STAGES, (count - 1) % STAGES
@@ -200,9 +200,9 @@ def _attend(
     PINGPONG: gl.constexpr,
 ):
     OWN: gl.constexpr = WARPS * 16  # rows of this group
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, KEYS, 16])
-    ATTENDED: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, DIM, 16])
-    WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, ATTENDED, 2)
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[WARPS, 1], instr_shape=[16, KEYS, 16])
+    ATTENDED: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[WARPS, 1], instr_shape=[16, DIM, 16])
+    WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=ATTENDED, k_width=2)
     COPY: gl.constexpr = gl.BlockedLayout([1, 8], [256 // DIM, DIM // 8], [WARPS, 1], [1, 0])
     own = queries.index(WHICH)
     dims = gl.arange(0, DIM, layout=gl.SliceLayout(0, COPY))
@@ -312,7 +312,7 @@ def prompt_attention_kernel(
 ):
     ROWS: gl.constexpr = num_warps * 16 * CONSUMERS
     DTYPE: gl.constexpr = q.dtype.element_ty
-    TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    TILE: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     queries = gl.allocate_shared_memory(DTYPE, [CONSUMERS, num_warps * 16, DIM], TILE)
     keys = gl.allocate_shared_memory(DTYPE, [STAGES, KEYS, DIM], TILE)
     values = gl.allocate_shared_memory(DTYPE, [STAGES, KEYS, DIM], TILE)
