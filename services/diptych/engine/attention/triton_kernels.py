@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from diptych.architectures.config import ModelConfig
+from diptych.common.arrays import I64
 from diptych.engine.attention.gpu_layers import GpuLayer
+from diptych.engine.attention.hopper_prompts import HopperPrompts, PromptStep
 from diptych.kernels.gpu.attention.decode_attention import (
     FEW_REQUESTS,
     Launch,
@@ -47,6 +49,7 @@ class Chunks:
     requests: Requests
     starts: Tensor  # int32 [num_requests + 1], from the first of their tokens on
     max_len: int
+    prompts: PromptStep | None = None
 
 
 class AttentionKernels(Protocol):
@@ -58,6 +61,10 @@ class AttentionKernels(Protocol):
 
     def extend(self, at: GpuLayer, queries: Tensor, out: Tensor, chunks: Chunks) -> None:
         """Each has any number of them."""
+        ...
+
+    def plan(self, extend_lens: I64, seq_lens: I64) -> PromptStep | None:
+        """Return what `extend` of such a step shares between layers."""
         ...
 
 
@@ -95,6 +102,10 @@ class PairKernels:
         heads, batch = (config.num_heads, config.num_kv_heads, config.head_dim), max(LARGEST_BATCH, len(kv))
         most = max(self._few.num_splits, self._many.num_splits)
         self._workspace = decode_workspace(batch, *heads, most, kv.device)
+        self._prompts = HopperPrompts.of(config, kv)
+
+    def plan(self, extend_lens: I64, seq_lens: I64) -> PromptStep | None:
+        return None if self._prompts is None else self._prompts.plan(extend_lens, seq_lens)
 
     def decode(self, at: GpuLayer, queries: Tensor, out: Tensor, requests: Requests) -> None:
         sharing = self._few if len(queries) <= FEW_REQUESTS else self._many
@@ -117,12 +128,14 @@ class PairKernels:
         )
 
     def extend(self, at: GpuLayer, queries: Tensor, out: Tensor, chunks: Chunks) -> None:
+        where = chunks.requests.page_table, chunks.requests.seq_lens, chunks.starts
+        if self._prompts is not None and chunks.prompts is not None and self._prompts.attends(at, queries.dtype):
+            self._prompts.attend(at, queries, out, *where, chunks.prompts)
+            return
         extend_attention(
             queries,
             at.kv,
-            chunks.requests.page_table,
-            chunks.requests.seq_lens,
-            chunks.starts,
+            *where,
             out,
             max_extend_len=chunks.max_len,
             scale=self._config.score_scale,
@@ -160,6 +173,9 @@ class LatentKernels:
             kv_scale=at.k_scale,
             num_splits=self._num_shares(queries.dtype, len(queries)),
         )
+
+    def plan(self, extend_lens: I64, seq_lens: I64) -> None:
+        """Nothing: see `LatentPrompts`."""
 
     def _num_shares(self, dtype: torch.dtype, batch: int) -> int:
         return latent_splits(self._shapes[dtype], batch, self._longest, self._num_sms)

@@ -47,7 +47,7 @@ def attend(step: Step, **options: Any) -> torch.Tensor:
         new_table = torch.from_numpy(table).to(q.device)
         expand_pages(kv, step["page_table"], step["seq_lens"], pool, new_table)
         step = {**step, "kv_layer": pool, "page_table": new_table}
-    assert serves(step["kv_layer"], q.dtype)
+    assert serves(step["kv_layer"])
     work = PromptWork.of(*lens, step["kv_layer"], q.shape[1])
     prompt_attention(**step, out=out, work=work, **options)
     return out

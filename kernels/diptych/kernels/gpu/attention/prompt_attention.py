@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from triton.experimental.gluon.language import NVMMASharedLayout
@@ -22,6 +24,7 @@ from diptych.kernels.gpu.attention.prompt_work import I64, share_work
 
 HOPPER: Final = (9, 0)
 HEAD_DIMS: Final = (64, 128)
+FP8: Final = torch.float8_e4m3fn
 DTYPES: Final = (torch.bfloat16, torch.float16)
 PAGE_SIZES: Final = (8, 16, 32, 64, 128)
 BOX: Final = 64  # dimensions that the copy engine brings at once
@@ -49,19 +52,18 @@ class PromptTile:
 TILE: Final = PromptTile()
 
 
-def serves(kv: Tensor, dtype: torch.dtype) -> bool:
-    """Whether `prompt_attention` can compute states of this type over pages like these: of any layer, last five sizes."""
+def serves(kv: Tensor) -> bool:
+    """Whether `prompt_attention` reads pages like these, of one layer or of all; FP8 once they are expanded."""
     page_size, _, head_dim = kv.shape[-3:]
-    slot_stride, head_stride, _ = kv.stride()[-3:]
+    plane_stride, slot_stride, head_stride, _ = kv.stride()[-4:]
     return (
         kv.is_cuda
         and torch.cuda.get_device_capability(kv.device) == HOPPER
-        and dtype in DTYPES
-        and kv.dtype == dtype
+        and kv.dtype in (*DTYPES, FP8)
         and head_dim in HEAD_DIMS
-        and page_size in PAGE_SIZES
+        and (page_size in PAGE_SIZES or kv.dtype == FP8)
         and head_stride == head_dim
-        and kv.stride(0) % slot_stride == kv.stride(-4) % slot_stride == 0
+        and kv.stride(0) % slot_stride == plane_stride % slot_stride == 0
     )
 
 
@@ -87,8 +89,12 @@ class PromptWork:
             4 * head_dim,
             programs,
         )
-        pinned = torch.from_numpy(items).pin_memory()  # not written again before the copy is over: torch sees to it
-        return PromptWork(pinned.to(kv_layer.device, non_blocking=True), programs)
+        return PromptWork(to_device(items, kv_layer.device), programs)
+
+
+def to_device(array: npt.NDArray[np.int32], device: torch.device) -> Tensor:
+    """Copy without waiting: torch keeps the pinned memory until the copy is over."""
+    return torch.from_numpy(array).pin_memory().to(device, non_blocking=True)
 
 
 def prompt_attention(

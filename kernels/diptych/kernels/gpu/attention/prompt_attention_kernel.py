@@ -200,8 +200,12 @@ def _attend(
     PINGPONG: gl.constexpr,
 ):
     OWN: gl.constexpr = WARPS * 16  # rows of this group
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[WARPS, 1], instr_shape=[16, KEYS, 16])
-    ATTENDED: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[WARPS, 1], instr_shape=[16, DIM, 16])
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[WARPS, 1], instr_shape=[16, KEYS, 16]
+    )
+    ATTENDED: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[WARPS, 1], instr_shape=[16, DIM, 16]
+    )
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=ATTENDED, k_width=2)
     COPY: gl.constexpr = gl.BlockedLayout([1, 8], [256 // DIM, DIM // 8], [WARPS, 1], [1, 0])
     own = queries.index(WHICH)
