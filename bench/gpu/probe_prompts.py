@@ -20,17 +20,17 @@ import kv_states
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 CASES = ((1, 0, 4096), (2, 0, 4096), (8, 0, 1024), (1, 3072, 1024), (1, 31744, 1024), (1, 0, 32768))
+SMALL = ((1, 0, 512), (1, 1024, 256), (1, 8192, 128), (4, 1024, 256), (1, 0, 1024), (1, 8192, 512), (16, 0, 64), (1, 0, 2048))
 VARIANTS = {
     "A": {},
-    "B turns": {"takes_turns": True},
-    "C 64s2": {"keys": 64},
-    "C 64s4": {"keys": 64, "stages": 4},
-    "C 64s4 turns": {"keys": 64, "stages": 4, "takes_turns": True},
-    "D 1x8": {"groups": 1, "num_warps": 8},
-    "E 3x64": {"keys": 64, "stages": 3, "groups": 3, "registers": 160, "copy_registers": 24},
-    "F 232": {"registers": 232, "copy_registers": 40},
-    "G pages 128": {"page": 128},
-    "G pages 64": {"page": 64},
+    "A ahead": {"ahead": True},
+    "turns": {"ahead": True, "takes_turns": True},
+    "64s4": {"ahead": True, "keys": 64, "stages": 4},
+    "64s4 turns": {"ahead": True, "keys": 64, "stages": 4, "takes_turns": True},
+    "1x8": {"ahead": True, "groups": 1, "num_warps": 8},
+    "3x64": {"keys": 64, "stages": 3, "groups": 3, "registers": 160, "copy_registers": 24},
+    "232": {"ahead": True, "registers": 232, "copy_registers": 40},
+    "pages 128": {"ahead": True, "page": 128},
 }
 
 
@@ -154,6 +154,14 @@ def main():
     torch.manual_seed(0)
     if what == "peers":
         return peers()
+    if what == "small":
+        for case in SMALL:
+            b, prefix, new = case
+            s, q = make_states(b, prefix + new, BF16), random_queries(b * new)
+            out, st = torch.empty_like(q), starts(b, new)
+            old = [lambda layer=layer: extend_attention(q, layer, s.page_table, s.seq_lens, st, out, max_extend_len=new, scale=SCALE) for layer in s.layers]
+            print("small", case, f"old {rate(old, case):.0f}", *(f"{v} {rate(run_ours(s, q, b, prefix, new, PromptTile(**VARIANTS[v]), out), case):.0f}" for v in sys.argv[2:]), flush=True)
+        return
     if what == "list":
         for one in sys.argv[2:]:
             try:
@@ -182,7 +190,7 @@ def measure(what, name):
     module.prompt_attention_kernel = REAL
     off = [check(tile, *case) for case in ((1, 0, 777), (2, 1000, 700))]
     print(name, "off by", [f"{x:.1e}" for x in off], flush=True)
-    dtypes = (BF16, FP8) if name in ("A", "B turns") else (BF16,)
+    dtypes = (BF16, FP8) if name in ("A ahead",) else (BF16,)
     for dtype in dtypes:
         found = {}
         for case in CASES:

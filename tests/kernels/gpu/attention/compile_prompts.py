@@ -30,6 +30,7 @@ def prompts(name: str, head_dim: int, dtype: str, page_size: int) -> Kernel:
         "VALUE_ROWS": page_size,
         "CONSUMERS": TILE.groups,
         "PINGPONG": TILE.takes_turns,
+        "AHEAD": TILE.ahead,
         "PRODUCER_REGS": TILE.copy_registers,
         "CONSUMER_REGS": TILE.registers,
         "num_warps": TILE.num_warps,

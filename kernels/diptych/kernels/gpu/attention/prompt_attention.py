@@ -40,6 +40,7 @@ class PromptTile:
     groups: int = 2  # of warps that multiply
     num_warps: int = 4  # of a group; 16 rows each
     takes_turns: bool = False  # groups issue their products one after the other
+    ahead: bool = False  # queries of the next tile come while one is computed
     copy_registers: int = 24
     registers: int = 240
 
@@ -144,6 +145,7 @@ def prompt_attention(
             VALUE_ROWS=value_rows,
             CONSUMERS=tile.groups,
             PINGPONG=tile.takes_turns,
+            AHEAD=tile.ahead,
             PRODUCER_REGS=tile.copy_registers,
             CONSUMER_REGS=tile.registers,
             num_warps=tile.num_warps,

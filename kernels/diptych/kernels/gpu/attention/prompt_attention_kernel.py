@@ -15,6 +15,7 @@ from typing import Final
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
+    async_copy,
     fence_async_shared,
     mbarrier,
     tma,
@@ -169,6 +170,28 @@ def _turn(
 
 
 @gluon.jit
+def _rows(
+    states,
+    kv_head,
+    first_row,
+    begin,
+    extend_len,
+    token_stride,
+    head_stride,
+    GROUP: gl.constexpr,
+    OWN: gl.constexpr,
+    DIM: gl.constexpr,
+    COPY: gl.constexpr,
+):
+    """Where rows of queries, or of what they attend to, are; and which of them are a request's."""
+    rows = first_row + gl.arange(0, OWN, layout=gl.SliceLayout(1, COPY))
+    dims = gl.arange(0, DIM, layout=gl.SliceLayout(0, COPY))
+    tokens, heads = rows // GROUP, kv_head * GROUP + rows % GROUP
+    places = states + (begin + tokens).to(gl.int64) * token_stride + heads * head_stride
+    return places[:, None] + dims[None, :], (tokens < extend_len)[:, None]
+
+
+@gluon.jit
 def _attend(
     WHICH: gl.constexpr,  # of the groups of warps that multiply
     WARPS: gl.constexpr,
@@ -198,6 +221,7 @@ def _attend(
     DIM: gl.constexpr,
     STAGES: gl.constexpr,
     PINGPONG: gl.constexpr,
+    AHEAD: gl.constexpr,
 ):
     OWN: gl.constexpr = WARPS * 16  # rows of this group
     SCORES: gl.constexpr = gl.NVMMADistributedLayout(
@@ -208,21 +232,32 @@ def _attend(
     )
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=ATTENDED, k_width=2)
     COPY: gl.constexpr = gl.BlockedLayout([1, 8], [256 // DIM, DIM // 8], [WARPS, 1], [1, 0])
-    own = queries.index(WHICH)
-    dims = gl.arange(0, DIM, layout=gl.SliceLayout(0, COPY))
-    count = 0
+    BUFFERS: gl.constexpr = 2 if AHEAD else 1
+    count, parity = 0, 0
+    request, kv_head, tile_row, begin, extend_len, seq_len, num_turns = _tile_of(
+        work, gl.program_id(0), seq_lens, extend_starts, GROUP, KEYS, ROWS
+    )
+    if AHEAD:
+        rows, inside = _rows(
+            q, kv_head, tile_row + WHICH * OWN, begin, extend_len, q_token_stride, q_head_stride, GROUP, OWN, DIM, COPY
+        )
+        async_copy.async_copy_global_to_shared(queries.index(WHICH * BUFFERS), rows, mask=inside)
+        async_copy.commit_group()
     for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
-        request, kv_head, tile_row, begin, extend_len, seq_len, num_turns = _tile_of(
-            work, item, seq_lens, extend_starts, GROUP, KEYS, ROWS
+        own = queries.index(WHICH * BUFFERS + parity)
+        following = item + gl.num_programs(0)
+        next_request, next_head, next_row, next_begin, next_len, next_seq_len, next_turns = _tile_of(
+            work, gl.minimum(following, num_items - 1), seq_lens, extend_starts, GROUP, KEYS, ROWS
         )
         if num_turns > 0:
             first_row = tile_row + WHICH * OWN
-            rows = first_row + gl.arange(0, OWN, layout=gl.SliceLayout(1, COPY))
-            token_ids = (begin + rows // GROUP).to(gl.int64)
-            heads = kv_head * GROUP + rows % GROUP
-            inside = (rows // GROUP < extend_len)[:, None]
-            q_rows = q + token_ids * q_token_stride + heads * q_head_stride
-            own.store(gl.load(q_rows[:, None] + dims[None, :], mask=inside, other=0.0))
+            if AHEAD:
+                async_copy.wait_group(0)
+            else:
+                rows, inside = _rows(
+                    q, kv_head, first_row, begin, extend_len, q_token_stride, q_head_stride, GROUP, OWN, DIM, COPY
+                )
+                own.store(gl.load(rows, mask=inside, other=0.0))
             fence_async_shared()
 
             prefix_len = seq_len - extend_len
@@ -241,6 +276,15 @@ def _attend(
             scores = warpgroup_mma(own, keys.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
             if PINGPONG:
                 mbarrier.arrive(turns.index(1 - WHICH))
+            if AHEAD:
+                rows, inside = _rows(
+                    q, next_head, next_row + WHICH * OWN, next_begin, next_len, q_token_stride, q_head_stride,
+                    GROUP, OWN, DIM, COPY,
+                )  # fmt: skip
+                async_copy.async_copy_global_to_shared(
+                    queries.index(WHICH * BUFFERS + 1 - parity), rows, mask=inside & (following < num_items)
+                )
+                async_copy.commit_group()
             scores = warpgroup_mma_wait(0, deps=[scores])
             mbarrier.arrive(empty_keys.index(stage))
             largest = gl.full([OWN], -float("inf"), gl.float32, layout=gl.SliceLayout(1, SCORES))
@@ -277,8 +321,14 @@ def _attend(
             mbarrier.arrive(empty_values.index(before))
             attended = attended * gl.convert_layout(v_scale / total, gl.SliceLayout(1, ATTENDED))[:, None]
             own.store(attended.to(own.dtype))
-            out_rows = out + token_ids * out_token_stride + heads * out_head_stride
-            gl.store(out_rows[:, None] + dims[None, :], own.load(COPY), mask=inside)
+            rows, inside = _rows(
+                out, kv_head, first_row, begin, extend_len, out_token_stride, out_head_stride, GROUP, OWN, DIM, COPY
+            )
+            gl.store(rows, own.load(COPY), mask=inside)
+        if AHEAD:
+            parity = 1 - parity
+        kv_head, tile_row, begin, extend_len = next_head, next_row, next_begin, next_len
+        seq_len, num_turns = next_seq_len, next_turns
 
 
 @gluon.jit(  # what differs from step to step must not be compiled for while serving
@@ -310,6 +360,7 @@ def prompt_attention_kernel(
     VALUE_ROWS: gl.constexpr,  # from a page's keys to its values
     CONSUMERS: gl.constexpr,
     PINGPONG: gl.constexpr,
+    AHEAD: gl.constexpr,
     PRODUCER_REGS: gl.constexpr,
     CONSUMER_REGS: gl.constexpr,
     num_warps: gl.constexpr,
@@ -317,7 +368,7 @@ def prompt_attention_kernel(
     ROWS: gl.constexpr = num_warps * 16 * CONSUMERS
     DTYPE: gl.constexpr = q.dtype.element_ty
     TILE: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    queries = gl.allocate_shared_memory(DTYPE, [CONSUMERS, num_warps * 16, DIM], TILE)
+    queries = gl.allocate_shared_memory(DTYPE, [CONSUMERS * (2 if AHEAD else 1), num_warps * 16, DIM], TILE)
     keys = gl.allocate_shared_memory(DTYPE, [STAGES, KEYS, DIM], TILE)
     values = gl.allocate_shared_memory(DTYPE, [STAGES, KEYS, DIM], TILE)
     BOXES: gl.constexpr = KEYS // PAGE_SIZE * (DIM // BOX_DIMS) * STAGES
@@ -343,7 +394,7 @@ def prompt_attention_kernel(
                 (_attend, (0, num_warps, out, q, work, seq_lens, extend_starts, num_items,
                            out_token_stride, out_head_stride, q_token_stride, q_head_stride, factor, v_scale,
                            queries, keys, values, full_keys, full_values, empty_keys, empty_values, turns,
-                           GROUP, KEYS, ROWS, DIM, STAGES, PINGPONG)),
+                           GROUP, KEYS, ROWS, DIM, STAGES, PINGPONG, AHEAD)),
                 (_copy, (kv, page_table, work, seq_lens, extend_starts, num_items, table_stride, key_boxes,
                          full_keys, empty_keys, 0, GROUP, KEYS, ROWS, DIM, STAGES, PAGE_SIZE, PAGE_ROWS)),
                 (_copy, (kv, page_table, work, seq_lens, extend_starts, num_items, table_stride, value_boxes,
@@ -358,11 +409,11 @@ def prompt_attention_kernel(
                 (_attend, (0, num_warps, out, q, work, seq_lens, extend_starts, num_items,
                            out_token_stride, out_head_stride, q_token_stride, q_head_stride, factor, v_scale,
                            queries, keys, values, full_keys, full_values, empty_keys, empty_values, turns,
-                           GROUP, KEYS, ROWS, DIM, STAGES, PINGPONG)),
+                           GROUP, KEYS, ROWS, DIM, STAGES, PINGPONG, AHEAD)),
                 (_attend, (1, num_warps, out, q, work, seq_lens, extend_starts, num_items,
                            out_token_stride, out_head_stride, q_token_stride, q_head_stride, factor, v_scale,
                            queries, keys, values, full_keys, full_values, empty_keys, empty_values, turns,
-                           GROUP, KEYS, ROWS, DIM, STAGES, PINGPONG)),
+                           GROUP, KEYS, ROWS, DIM, STAGES, PINGPONG, AHEAD)),
                 (_copy, (kv, page_table, work, seq_lens, extend_starts, num_items, table_stride, key_boxes,
                          full_keys, empty_keys, 0, GROUP, KEYS, ROWS, DIM, STAGES, PAGE_SIZE, PAGE_ROWS)),
                 (_copy, (kv, page_table, work, seq_lens, extend_starts, num_items, table_stride, value_boxes,
@@ -377,15 +428,15 @@ def prompt_attention_kernel(
                 (_attend, (0, num_warps, out, q, work, seq_lens, extend_starts, num_items,
                            out_token_stride, out_head_stride, q_token_stride, q_head_stride, factor, v_scale,
                            queries, keys, values, full_keys, full_values, empty_keys, empty_values, turns,
-                           GROUP, KEYS, ROWS, DIM, STAGES, PINGPONG)),
+                           GROUP, KEYS, ROWS, DIM, STAGES, PINGPONG, AHEAD)),
                 (_attend, (1, num_warps, out, q, work, seq_lens, extend_starts, num_items,
                            out_token_stride, out_head_stride, q_token_stride, q_head_stride, factor, v_scale,
                            queries, keys, values, full_keys, full_values, empty_keys, empty_values, turns,
-                           GROUP, KEYS, ROWS, DIM, STAGES, PINGPONG)),
+                           GROUP, KEYS, ROWS, DIM, STAGES, PINGPONG, AHEAD)),
                 (_attend, (2, num_warps, out, q, work, seq_lens, extend_starts, num_items,
                            out_token_stride, out_head_stride, q_token_stride, q_head_stride, factor, v_scale,
                            queries, keys, values, full_keys, full_values, empty_keys, empty_values, turns,
-                           GROUP, KEYS, ROWS, DIM, STAGES, PINGPONG)),
+                           GROUP, KEYS, ROWS, DIM, STAGES, PINGPONG, AHEAD)),
                 (_copy, (kv, page_table, work, seq_lens, extend_starts, num_items, table_stride, key_boxes,
                          full_keys, empty_keys, 0, GROUP, KEYS, ROWS, DIM, STAGES, PAGE_SIZE, PAGE_ROWS)),
                 (_copy, (kv, page_table, work, seq_lens, extend_starts, num_items, table_stride, value_boxes,
