@@ -66,7 +66,7 @@ def test_new_tokens_see_their_prefix_and_themselves(case: str, dtype: torch.dtyp
 def test_float8_is_what_is_stored_times_a_scale(case: str) -> None:
     torch.manual_seed(0)
     made = step(device=torch.device("cuda"), dtype=torch.bfloat16, kv_dtype=FP8, **{"head_dim": 128, **CASES[case]})
-    scales = {"scale": 0.1, "k_scale": 0.5, "v_scale": 1.5}
+    scales: dict[str, Any] = {"scale": 0.1, "k_scale": 0.5, "v_scale": 1.5}
     assert_rows_are_rounded(attend(made, **scales), reference_extend_attention(**made, **scales), torch.bfloat16)
 
 

@@ -28,7 +28,10 @@ def expanded_table(seq_lens: npt.NDArray[np.int64], page_size: int) -> npt.NDArr
 
 
 def expand_pages(kv_layer: Tensor, page_table: Tensor, seq_lens: Tensor, pool: Tensor, new_table: Tensor) -> None:
-    """Fill `pool` `[num_pages, 2, page_size, num_kv_heads, head_dim]` where `new_table` says; see `extend_attention`."""
+    """Fill `pool` `[num_pages, 2, page_size, num_kv_heads, head_dim]`, contiguous, where `new_table` says.
+
+    The others: see `extend_attention`. Runs on the current stream, and can be part of a CUDA graph.
+    """
     page_size, num_kv_heads, head_dim = pool.shape[2:]
     assert kv_layer.stride()[3:] == (head_dim, 1), kv_layer.stride()
     assert pool.is_contiguous(), pool.stride()

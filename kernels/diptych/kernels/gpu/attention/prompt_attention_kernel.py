@@ -67,7 +67,7 @@ def _copy(
     PARTS: gl.constexpr = DIM // BOX_DIMS
     count = 0
     for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
-        request, kv_head, first_row, begin, extend_len, seq_len, turns = _tile_of(
+        request, kv_head, _first_row, _begin, _extend_len, seq_len, turns = _tile_of(
             work, item, seq_lens, extend_starts, GROUP, KEYS, ROWS
         )
         table = page_table + request * table_stride
@@ -77,7 +77,7 @@ def _copy(
             rows = ()
             for i in gl.static_range(PAGES):  # all are asked for before the first is used
                 page = gl.load(table + first + i, mask=first + i < num_pages, other=-1)
-                rows = rows + (page * PAGE_ROWS + FIRST,)
+                rows = rows + (page * PAGE_ROWS + FIRST,)  # type: ignore[assignment]  # noqa: RUF005
             stage = count % STAGES
             mbarrier.wait(empty.index(stage), (count // STAGES & 1) ^ 1)
             mbarrier.expect(full.index(stage), KEYS * DIM * 2)
@@ -94,9 +94,9 @@ def _copy(
 
 @gluon.jit
 def _pack(weights, DTYPE: gl.constexpr):
-    """As pairs in one register each: those of a tile live through a turn of the loop, and half as many spill nothing."""
+    """As pairs in one register each: those of a tile live through a turn of the loop, where registers are few."""
     even, odd = gl.split(gl.reshape(weights, [weights.shape[0], weights.shape[1] // 2, 2]))
-    ASM: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;" if DTYPE == gl.bfloat16 else "cvt.rn.f16x2.f32 $0, $2, $1;"
+    ASM: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;" if DTYPE.is_bf16() else "cvt.rn.f16x2.f32 $0, $2, $1;"
     return gl.inline_asm_elementwise(ASM, "=r,r,r", [even, odd], dtype=gl.int32, is_pure=True, pack=1)
 
 
@@ -234,7 +234,7 @@ def _attend(
     COPY: gl.constexpr = gl.BlockedLayout([1, 8], [256 // DIM, DIM // 8], [WARPS, 1], [1, 0])
     BUFFERS: gl.constexpr = 2 if AHEAD else 1
     count, parity = 0, 0
-    request, kv_head, tile_row, begin, extend_len, seq_len, num_turns = _tile_of(
+    _request, kv_head, tile_row, begin, extend_len, seq_len, num_turns = _tile_of(
         work, gl.program_id(0), seq_lens, extend_starts, GROUP, KEYS, ROWS
     )
     if AHEAD:
@@ -246,7 +246,7 @@ def _attend(
     for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
         own = queries.index(WHICH * BUFFERS + parity)
         following = item + gl.num_programs(0)
-        next_request, next_head, next_row, next_begin, next_len, next_seq_len, next_turns = _tile_of(
+        _next_request, next_head, next_row, next_begin, next_len, next_seq_len, next_turns = _tile_of(
             work, gl.minimum(following, num_items - 1), seq_lens, extend_starts, GROUP, KEYS, ROWS
         )
         if num_turns > 0:
@@ -289,7 +289,7 @@ def _attend(
             mbarrier.arrive(empty_keys.index(stage))
             largest = gl.full([OWN], -float("inf"), gl.float32, layout=gl.SliceLayout(1, SCORES))
             total = gl.zeros([OWN], gl.float32, layout=gl.SliceLayout(1, SCORES))
-            weights, largest, total, shrink = _weigh(scores, largest, total, factor, seen - last * KEYS, True, SCORES)
+            weights, largest, total, _shrink = _weigh(scores, largest, total, factor, seen - last * KEYS, True, SCORES)
             packed = _pack(weights, own.dtype)
             attended = gl.zeros([OWN, DIM], gl.float32, layout=ATTENDED)
             if num_turns * KEYS > seq_len:  # what is behind the end may be NaN, whose product with 0 is NaN
@@ -306,7 +306,7 @@ def _attend(
                     WHICH, True, SCORES, ATTENDED, STAGES, PINGPONG,
                 )  # fmt: skip
                 count += 1
-            for turn in range(masked, num_turns):
+            for _turn_number in range(masked, num_turns):
                 packed, attended, largest, total = _turn(
                     own, keys, values, packed, attended, largest, total, factor, seen, count,
                     full_keys, full_values, empty_keys, empty_values, turns,

@@ -32,7 +32,8 @@ def share_work(
 ) -> I32:
     """Return `[rounds * programs, 4]`: request, KV head, and first row of each item; program p has every p-th.
 
-    `rows` are pairs of a token and a head of its group, `keys` those of one turn, `token_nbytes` a head's key and value.
+    `rows` are pairs of a token and a head of its group, `keys` those of one turn; a head's key and value of a token
+    take `token_nbytes`.
     """
     request, first_row = _tiles(extend_lens * group, rows)
     ends = np.minimum(seq_lens[request] - extend_lens[request] + (first_row + rows - 1) // group + 1, seq_lens[request])
