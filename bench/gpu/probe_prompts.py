@@ -20,7 +20,16 @@ import kv_states
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 CASES = ((1, 0, 4096), (2, 0, 4096), (8, 0, 1024), (1, 3072, 1024), (1, 31744, 1024), (1, 0, 32768))
-SMALL = ((1, 0, 512), (1, 1024, 256), (1, 8192, 128), (4, 1024, 256), (1, 0, 1024), (1, 8192, 512), (16, 0, 64), (1, 0, 2048))
+SMALL = (
+    (1, 0, 512),
+    (1, 1024, 256),
+    (1, 8192, 128),
+    (4, 1024, 256),
+    (1, 0, 1024),
+    (1, 8192, 512),
+    (16, 0, 64),
+    (1, 0, 2048),
+)
 VARIANTS = {
     "A": {},
     "A ahead": {"ahead": True},
@@ -56,13 +65,16 @@ def compile_only(tile):
         def __getitem__(self, grid):
             def launch(*a, **k):
                 self.compiled = kernel.warmup(*a, grid=(1,), **k)
+
             return launch
 
     warm = module.prompt_attention_kernel = Warm()
     s, q = make_states(1, 256, BF16), random_queries(256)
     for layer in (s.layers[0],):
         work = PromptWork.of(*lens(1, 0, 256), layer, NUM_HEADS, tile)
-        prompt_attention(q, layer, s.page_table, s.seq_lens, starts(1, 256), torch.empty_like(q), work, scale=SCALE, tile=tile)
+        prompt_attention(
+            q, layer, s.page_table, s.seq_lens, starts(1, 256), torch.empty_like(q), work, scale=SCALE, tile=tile
+        )
     return warm.compiled
 
 
@@ -91,6 +103,7 @@ def run_ours(s, q, b, prefix, new, tile, out):
             else:
                 expand_pages(layer, s.page_table, s.seq_lens, pool, table)
                 prompt_attention(q, pool, table, s.seq_lens, st, out, work, scale=SCALE, tile=tile)
+
         return go
 
     return [run(layer) for layer in s.layers]
@@ -107,6 +120,7 @@ def product():
 
 def peers():
     import flashinfer_peer
+
     print(f"bf16 product {product():.0f}", flush=True)
     for dtype in (BF16, FP8):
         for case in CASES:
@@ -114,10 +128,19 @@ def peers():
             s, q = make_states(b, prefix + new, dtype), random_queries(b * new)
             out = torch.empty_like(q)
             found = {}
-            old = [lambda layer=layer: extend_attention(q, layer, s.page_table, s.seq_lens, starts_, out, max_extend_len=new, scale=SCALE) for layer in s.layers]
+            old = [
+                lambda layer=layer: extend_attention(
+                    q, layer, s.page_table, s.seq_lens, starts_, out, max_extend_len=new, scale=SCALE
+                )
+                for layer in s.layers
+            ]
             starts_ = starts(b, new)
             found["old"] = rate(old, case)
-            for name, make in {"flashinfer": lambda: flashinfer_peer.extend_runs(s, q, new), "sdpa": lambda: sdpa(b, prefix, new), "fa3": lambda: fa3(b, prefix, new, s, q)}.items():
+            for name, make in {
+                "flashinfer": lambda: flashinfer_peer.extend_runs(s, q, new),
+                "sdpa": lambda: sdpa(b, prefix, new),
+                "fa3": lambda: fa3(b, prefix, new, s, q),
+            }.items():
                 if name == "sdpa" and dtype == FP8:
                     continue
                 try:
@@ -132,21 +155,36 @@ def peers():
 def sdpa(b, prefix, new):
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.attention.bias import causal_lower_right
+
     q = torch.randn(b, NUM_HEADS, new, HEAD_DIM, dtype=BF16, device="cuda")
     k, v = (torch.randn(b, NUM_KV_HEADS, prefix + new, HEAD_DIM, dtype=BF16, device="cuda") for _ in range(2))
 
     def run():
         with sdpa_kernel([SDPBackend.CUDNN_ATTENTION]):
             if prefix:
-                F.scaled_dot_product_attention(q, k, v, attn_mask=causal_lower_right(new, prefix + new), enable_gqa=True)
+                F.scaled_dot_product_attention(
+                    q, k, v, attn_mask=causal_lower_right(new, prefix + new), enable_gqa=True
+                )
             else:
                 F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
     return [run]
 
 
 def fa3(b, prefix, new, s, q):
     import flash_attn_interface as f
-    return [lambda layer=layer: f.flash_attn_with_kvcache(q.view(b, new, NUM_HEADS, HEAD_DIM), layer[:, 0], layer[:, 1], cache_seqlens=s.seq_lens, page_table=s.page_table, causal=True) for layer in s.layers]
+
+    return [
+        lambda layer=layer: f.flash_attn_with_kvcache(
+            q.view(b, new, NUM_HEADS, HEAD_DIM),
+            layer[:, 0],
+            layer[:, 1],
+            cache_seqlens=s.seq_lens,
+            page_table=s.page_table,
+            causal=True,
+        )
+        for layer in s.layers
+    ]
 
 
 def main():
@@ -159,8 +197,22 @@ def main():
             b, prefix, new = case
             s, q = make_states(b, prefix + new, BF16), random_queries(b * new)
             out, st = torch.empty_like(q), starts(b, new)
-            old = [lambda layer=layer: extend_attention(q, layer, s.page_table, s.seq_lens, st, out, max_extend_len=new, scale=SCALE) for layer in s.layers]
-            print("small", case, f"old {rate(old, case):.0f}", *(f"{v} {rate(run_ours(s, q, b, prefix, new, PromptTile(**VARIANTS[v]), out), case):.0f}" for v in sys.argv[2:]), flush=True)
+            old = [
+                lambda layer=layer: extend_attention(
+                    q, layer, s.page_table, s.seq_lens, st, out, max_extend_len=new, scale=SCALE
+                )
+                for layer in s.layers
+            ]
+            print(
+                "small",
+                case,
+                f"old {rate(old, case):.0f}",
+                *(
+                    f"{v} {rate(run_ours(s, q, b, prefix, new, PromptTile(**VARIANTS[v]), out), case):.0f}"
+                    for v in sys.argv[2:]
+                ),
+                flush=True,
+            )
         return
     if what == "list":
         for one in sys.argv[2:]:
@@ -181,11 +233,23 @@ def measure(what, name):
     if what == "compile":
         ptx = compiled.asm["ptx"]
         import re, subprocess, tempfile, os, triton
+
         with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
-            file.write(ptx); file.flush()
+            file.write(ptx)
+            file.flush()
             ptxas = os.path.dirname(triton.__file__) + "/backends/nvidia/bin/ptxas"
-            said = subprocess.run([ptxas, "-v", "-arch=sm_90a", file.name, "-o", "/dev/null"], capture_output=True, text=True).stderr
-        print(name, f"{time.time() - began:.0f} s", "shared", compiled.metadata.shared, sorted(set(re.findall(r"setmaxnreg[^;]*", ptx))), " | ".join(l for l in said.splitlines() if "spill" in l or "Used" in l or "C75" in l or "arning" in l), flush=True)
+            said = subprocess.run(
+                [ptxas, "-v", "-arch=sm_90a", file.name, "-o", "/dev/null"], capture_output=True, text=True
+            ).stderr
+        print(
+            name,
+            f"{time.time() - began:.0f} s",
+            "shared",
+            compiled.metadata.shared,
+            sorted(set(re.findall(r"setmaxnreg[^;]*", ptx))),
+            " | ".join(l for l in said.splitlines() if "spill" in l or "Used" in l or "C75" in l or "arning" in l),
+            flush=True,
+        )
         return
     module.prompt_attention_kernel = REAL
     off = [check(tile, *case) for case in ((1, 0, 777), (2, 1000, 700))]

@@ -125,7 +125,7 @@ def seconds(run: Callable[[], object]) -> float:
         run()
     marks[1].record()
     torch.cuda.synchronize()
-    return marks[0].elapsed_time(marks[1]) / 1e3 / REPEATS
+    return float(marks[0].elapsed_time(marks[1])) / 1e3 / REPEATS
 
 
 def by_library(library: str, run: Callable[[], object]) -> Callable[[], object]:
