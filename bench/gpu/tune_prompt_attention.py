@@ -26,10 +26,10 @@ LAYERS: Final = 8  # measured together
 SHOWN: Final = 3
 TILES: Final = (
     TILE,
-    PromptTile(takes_turns=not TILE.takes_turns),
+    PromptTile(take_turns=not TILE.take_turns),
     PromptTile(keys=64, stages=2),
     PromptTile(keys=64, stages=4),
-    PromptTile(keys=64, stages=4, takes_turns=not TILE.takes_turns),
+    PromptTile(keys=64, stages=4, take_turns=not TILE.take_turns),
 )
 LARGE: Final = ((1, 0, 4096), (2, 0, 4096), (8, 0, 1024), (1, 3072, 1024), (1, 31_744, 1024), (1, 0, 32_768))
 SMALL: Final = ((1, 0, 512), (1, 1024, 256), (1, 8192, 128), (4, 1024, 256), (16, 0, 64), (1, 8192, 512), (1, 0, 1024))
@@ -65,9 +65,9 @@ def _compile(tile: PromptTile) -> None:
 
 
 def _name(tile: PromptTile) -> str:
-    """Groups x rows x keys, stages."""
-    turns = " turns" if tile.takes_turns else ""
-    return f"{tile.groups}x{tile.num_warps * 16}x{tile.keys} s{tile.stages}{turns}"
+    """What of a tile is swept."""
+    turns = ", turns" if tile.take_turns else ""
+    return f"{tile.keys} keys, {tile.stages} stages{turns}"
 
 
 if __name__ == "__main__":

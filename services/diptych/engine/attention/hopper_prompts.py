@@ -16,6 +16,7 @@ from diptych.kernels.gpu.attention.decode_attention import FP8
 from diptych.kernels.gpu.attention.expand_pages import expand_pages, expanded_table
 from diptych.kernels.gpu.attention.prompt_attention import (
     DTYPES,
+    NUM_ROWS,
     TILE,
     PromptWork,
     prompt_attention,
@@ -24,7 +25,8 @@ from diptych.kernels.gpu.attention.prompt_attention import (
 )
 
 EXPANDED_NBYTES: Final = 256 << 20  # of FP8 pages as 16 bits, a layer: 65,536 tokens of 8 heads of 128
-FEWEST_TILES: Final = 132  # one for each multiprocessor of an H200: of fewer, `extend_attention` makes smaller ones
+FEWEST_TOKENS_AND_HEADS: Final = 4096  # of fewer, `extend_attention` makes more programs
+LEAST_USE: Final = 0.5  # of rows of tiles: `extend_attention` has smaller ones for a few tokens each of many requests
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,7 +58,7 @@ class HopperPrompts:
 
     def plan(self, extend_lens: I64, seq_lens: I64) -> PromptStep | None:
         """Return None for a step that `extend_attention` computes as fast, or that there is no memory for."""
-        if int(extend_lens.sum()) * self._config.num_heads < FEWEST_TILES * TILE.rows:
+        if not self._pays(extend_lens):
             return None
         table = None
         if self._like.dtype == FP8:
@@ -65,6 +67,12 @@ class HopperPrompts:
                 return None
             table = to_device(pages, self._like.device)
         return PromptStep(PromptWork.of(extend_lens, seq_lens, self._like, self._config.num_heads), table)
+
+    def _pays(self, extend_lens: I64) -> bool:
+        rows = extend_lens * (self._config.num_heads // self._config.num_kv_heads)
+        in_tiles = -(-rows // NUM_ROWS) * NUM_ROWS
+        enough = int(rows.sum()) * self._config.num_kv_heads >= FEWEST_TOKENS_AND_HEADS
+        return enough and float(rows.sum()) >= LEAST_USE * float(in_tiles.sum())
 
     def attends(self, at: GpuLayer, dtype: torch.dtype) -> bool:
         """Whether it computes a layer for states of this type."""

@@ -28,12 +28,10 @@ def prompts(name: str, head_dim: int, dtype: str, page_size: int) -> Kernel:
         "PAGE_SIZE": page_size,
         "PAGE_ROWS": 64 * page_size,
         "VALUE_ROWS": page_size,
-        "CONSUMERS": TILE.groups,
-        "PINGPONG": TILE.takes_turns,
+        "TAKE_TURNS": TILE.take_turns,
         "AHEAD": TILE.ahead,
-        "PRODUCER_REGS": TILE.copy_registers,
-        "CONSUMER_REGS": TILE.registers,
-        "num_warps": TILE.num_warps,
+        "REGISTERS": TILE.registers,
+        "COPY_REGISTERS": TILE.copy_registers,
     }
     return Kernel(
         name,
@@ -41,8 +39,8 @@ def prompts(name: str, head_dim: int, dtype: str, page_size: int) -> Kernel:
         types,
         constants,
         OF_A_STEP,
-        num_warps=TILE.num_warps,
-        loads=frozenset({"v4.b32"}),
+        num_warps=4,
+        loads=frozenset({"async 16"}),
         stores=frozenset({"v4.b32"}),
     )
 

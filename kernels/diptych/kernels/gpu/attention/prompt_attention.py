@@ -19,7 +19,7 @@ from triton.experimental.gluon.language import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from diptych.kernels.gpu.attention.extend_attention import LOG2_E
-from diptych.kernels.gpu.attention.prompt_attention_kernel import prompt_attention_kernel
+from diptych.kernels.gpu.attention.prompt_attention_kernel import ROWS, prompt_attention_kernel
 from diptych.kernels.gpu.attention.prompt_work import I64, share_work
 
 HOPPER: Final = (9, 0)
@@ -27,6 +27,7 @@ HEAD_DIMS: Final = (64, 128)
 FP8: Final = torch.float8_e4m3fn
 DTYPES: Final = (torch.bfloat16, torch.float16)
 PAGE_SIZES: Final = (8, 16, 32, 64, 128)
+NUM_ROWS: Final = int(ROWS.value)  # of a tile: pairs of a token and a query head
 BOX: Final = 64  # dimensions that the copy engine brings at once
 LAYOUT: Final = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 
@@ -36,18 +37,11 @@ class PromptTile:
     """How much a program computes at once, and with what."""
 
     keys: int = 128
-    stages: int = 2
-    groups: int = 2  # of warps that multiply
-    num_warps: int = 4  # of a group; 16 rows each
-    takes_turns: bool = False  # groups issue their products one after the other
-    ahead: bool = False  # queries of the next tile come while one is computed
-    copy_registers: int = 24
-    registers: int = 240
-
-    @property
-    def rows(self) -> int:
-        """Pairs of a token and a query head."""
-        return self.groups * self.num_warps * 16
+    stages: int = 2  # tiles of keys, and of values, that are there or come
+    take_turns: bool = False  # the two groups of warps issue their products one after the other
+    ahead: bool = True  # queries of the next tile come while one is computed
+    registers: int = 240  # of a thread that multiplies
+    copy_registers: int = 24  # with those of two groups that multiply: what a multiprocessor has
 
 
 TILE: Final = PromptTile()
@@ -85,7 +79,7 @@ class PromptWork:
             seq_lens,
             num_heads // num_kv_heads,
             num_kv_heads,
-            tile.rows,
+            NUM_ROWS,
             tile.keys,
             4 * head_dim,
             programs,
@@ -143,10 +137,9 @@ def prompt_attention(
             PAGE_SIZE=page_size,
             PAGE_ROWS=page_rows,
             VALUE_ROWS=value_rows,
-            CONSUMERS=tile.groups,
-            PINGPONG=tile.takes_turns,
+            TAKE_TURNS=tile.take_turns,
             AHEAD=tile.ahead,
-            PRODUCER_REGS=tile.copy_registers,
-            CONSUMER_REGS=tile.registers,
-            num_warps=tile.num_warps,
+            REGISTERS=tile.registers,
+            COPY_REGISTERS=tile.copy_registers,
+            num_warps=4,
         )

@@ -24,11 +24,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 MASKED: Final = gl.constexpr(-(2.0**100))  # see `extend_attention`
+GROUPS: Final = gl.constexpr(2)  # of four warps that multiply
+OWN: Final = gl.constexpr(64)  # rows of a group: as many as its products have
+ROWS: Final = gl.constexpr(128)
 BOX_DIMS: Final = gl.constexpr(64)  # what the copy engine brings at once of a row: 128 bytes, its widest pattern
 
 
 @gluon.jit
-def _tile_of(work, item, seq_lens, extend_starts, GROUP: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr):
+def _tile_of(work, item, seq_lens, extend_starts, GROUP: gl.constexpr, KEYS: gl.constexpr):
     """Where an item is, and how many tiles of keys it sees: none if there is no such item."""
     request = gl.load(work + item * 4)
     kv_head = gl.load(work + item * 4 + 1)
@@ -56,7 +59,6 @@ def _copy(
     FIRST: gl.constexpr,  # row of a page's first key, or value
     GROUP: gl.constexpr,
     KEYS: gl.constexpr,
-    ROWS: gl.constexpr,
     DIM: gl.constexpr,
     STAGES: gl.constexpr,
     PAGE_SIZE: gl.constexpr,
@@ -68,7 +70,7 @@ def _copy(
     count = 0
     for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
         request, kv_head, _first_row, _begin, _extend_len, seq_len, turns = _tile_of(
-            work, item, seq_lens, extend_starts, GROUP, KEYS, ROWS
+            work, item, seq_lens, extend_starts, GROUP, KEYS
         )
         table = page_table + request * table_stride
         num_pages = (seq_len + PAGE_SIZE - 1) // PAGE_SIZE
@@ -143,7 +145,7 @@ def _turn(
     SCORES: gl.constexpr,
     ATTENDED: gl.constexpr,
     STAGES: gl.constexpr,
-    PINGPONG: gl.constexpr,
+    TAKE_TURNS: gl.constexpr,
 ):
     """Scores of tile `count`, and values of the one before."""
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=ATTENDED, k_width=2)
@@ -152,13 +154,13 @@ def _turn(
     stage, before = count % STAGES, (count - 1) % STAGES
     zeros = gl.zeros([ROWS, KEYS], gl.float32, layout=SCORES)
     mbarrier.wait(full_keys.index(stage), count // STAGES & 1)
-    if PINGPONG:
+    if TAKE_TURNS:
         mbarrier.wait(turns.index(WHICH), (count & 1) ^ (1 - WHICH))
     scores = warpgroup_mma(queries, keys.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
     mbarrier.wait(full_values.index(before), (count - 1) // STAGES & 1)
     weights = _unpack(packed, queries.dtype, WEIGHTS)
     attended = warpgroup_mma(weights, values.index(before), attended, is_async=True)
-    if PINGPONG:
+    if TAKE_TURNS:
         mbarrier.arrive(turns.index(1 - WHICH))
     scores = warpgroup_mma_wait(1, deps=[scores])
     mbarrier.arrive(empty_keys.index(stage))
@@ -179,7 +181,6 @@ def _rows(
     token_stride,
     head_stride,
     GROUP: gl.constexpr,
-    OWN: gl.constexpr,
     DIM: gl.constexpr,
     COPY: gl.constexpr,
 ):
@@ -194,7 +195,6 @@ def _rows(
 @gluon.jit
 def _attend(
     WHICH: gl.constexpr,  # of the groups of warps that multiply
-    WARPS: gl.constexpr,
     out,
     q,
     work,
@@ -217,37 +217,31 @@ def _attend(
     turns,
     GROUP: gl.constexpr,
     KEYS: gl.constexpr,
-    ROWS: gl.constexpr,
     DIM: gl.constexpr,
     STAGES: gl.constexpr,
-    PINGPONG: gl.constexpr,
+    TAKE_TURNS: gl.constexpr,
     AHEAD: gl.constexpr,
 ):
-    OWN: gl.constexpr = WARPS * 16  # rows of this group
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[WARPS, 1], instr_shape=[16, KEYS, 16]
-    )
-    ATTENDED: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[WARPS, 1], instr_shape=[16, DIM, 16]
-    )
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, KEYS, 16])
+    ATTENDED: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, DIM, 16])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=ATTENDED, k_width=2)
-    COPY: gl.constexpr = gl.BlockedLayout([1, 8], [256 // DIM, DIM // 8], [WARPS, 1], [1, 0])
+    COPY: gl.constexpr = gl.BlockedLayout([1, 8], [256 // DIM, DIM // 8], [4, 1], [1, 0])
     BUFFERS: gl.constexpr = 2 if AHEAD else 1
     count, parity = 0, 0
     _request, kv_head, tile_row, begin, extend_len, seq_len, num_turns = _tile_of(
-        work, gl.program_id(0), seq_lens, extend_starts, GROUP, KEYS, ROWS
+        work, gl.program_id(0), seq_lens, extend_starts, GROUP, KEYS
     )
     if AHEAD:
         rows, inside = _rows(
-            q, kv_head, tile_row + WHICH * OWN, begin, extend_len, q_token_stride, q_head_stride, GROUP, OWN, DIM, COPY
+            q, kv_head, tile_row + WHICH * OWN, begin, extend_len, q_token_stride, q_head_stride, GROUP, DIM, COPY
         )
-        async_copy.async_copy_global_to_shared(queries.index(WHICH * BUFFERS), rows, mask=inside)
+        async_copy.async_copy_global_to_shared(queries.index(WHICH * BUFFERS), rows, mask=inside & (num_turns > 0))
         async_copy.commit_group()
     for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
         own = queries.index(WHICH * BUFFERS + parity)
         following = item + gl.num_programs(0)
         _next_request, next_head, next_row, next_begin, next_len, next_seq_len, next_turns = _tile_of(
-            work, gl.minimum(following, num_items - 1), seq_lens, extend_starts, GROUP, KEYS, ROWS
+            work, gl.minimum(following, num_items - 1), seq_lens, extend_starts, GROUP, KEYS
         )
         if num_turns > 0:
             first_row = tile_row + WHICH * OWN
@@ -255,7 +249,7 @@ def _attend(
                 async_copy.wait_group(0)
             else:
                 rows, inside = _rows(
-                    q, kv_head, first_row, begin, extend_len, q_token_stride, q_head_stride, GROUP, OWN, DIM, COPY
+                    q, kv_head, first_row, begin, extend_len, q_token_stride, q_head_stride, GROUP, DIM, COPY
                 )
                 own.store(gl.load(rows, mask=inside, other=0.0))
             fence_async_shared()
@@ -271,18 +265,20 @@ def _attend(
             stage = count % STAGES
             zeros = gl.zeros([OWN, KEYS], gl.float32, layout=SCORES)
             mbarrier.wait(full_keys.index(stage), count // STAGES & 1)
-            if PINGPONG:
+            if TAKE_TURNS:
                 mbarrier.wait(turns.index(WHICH), (count & 1) ^ (1 - WHICH))
             scores = warpgroup_mma(own, keys.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
-            if PINGPONG:
+            if TAKE_TURNS:
                 mbarrier.arrive(turns.index(1 - WHICH))
             if AHEAD:
                 rows, inside = _rows(
                     q, next_head, next_row + WHICH * OWN, next_begin, next_len, q_token_stride, q_head_stride,
-                    GROUP, OWN, DIM, COPY,
+                    GROUP, DIM, COPY,
                 )  # fmt: skip
                 async_copy.async_copy_global_to_shared(
-                    queries.index(WHICH * BUFFERS + 1 - parity), rows, mask=inside & (following < num_items)
+                    queries.index(WHICH * BUFFERS + 1 - parity),
+                    rows,
+                    mask=inside & (following < num_items) & (next_turns > 0),
                 )
                 async_copy.commit_group()
             scores = warpgroup_mma_wait(0, deps=[scores])
@@ -303,14 +299,14 @@ def _attend(
                 packed, attended, largest, total = _turn(
                     own, keys, values, packed, attended, largest, total, factor, seen - (last - turn) * KEYS, count,
                     full_keys, full_values, empty_keys, empty_values, turns,
-                    WHICH, True, SCORES, ATTENDED, STAGES, PINGPONG,
+                    WHICH, True, SCORES, ATTENDED, STAGES, TAKE_TURNS,
                 )  # fmt: skip
                 count += 1
             for _turn_number in range(masked, num_turns):
                 packed, attended, largest, total = _turn(
                     own, keys, values, packed, attended, largest, total, factor, seen, count,
                     full_keys, full_values, empty_keys, empty_values, turns,
-                    WHICH, False, SCORES, ATTENDED, STAGES, PINGPONG,
+                    WHICH, False, SCORES, ATTENDED, STAGES, TAKE_TURNS,
                 )  # fmt: skip
                 count += 1
             before = (count - 1) % STAGES
@@ -322,7 +318,7 @@ def _attend(
             attended = attended * gl.convert_layout(v_scale / total, gl.SliceLayout(1, ATTENDED))[:, None]
             own.store(attended.to(own.dtype))
             rows, inside = _rows(
-                out, kv_head, first_row, begin, extend_len, out_token_stride, out_head_stride, GROUP, OWN, DIM, COPY
+                out, kv_head, first_row, begin, extend_len, out_token_stride, out_head_stride, GROUP, DIM, COPY
             )
             gl.store(rows, own.load(COPY), mask=inside)
         if AHEAD:
@@ -358,17 +354,14 @@ def prompt_attention_kernel(
     PAGE_SIZE: gl.constexpr,
     PAGE_ROWS: gl.constexpr,  # from a page to the next
     VALUE_ROWS: gl.constexpr,  # from a page's keys to its values
-    CONSUMERS: gl.constexpr,
-    PINGPONG: gl.constexpr,
+    TAKE_TURNS: gl.constexpr,
     AHEAD: gl.constexpr,
-    PRODUCER_REGS: gl.constexpr,
-    CONSUMER_REGS: gl.constexpr,
-    num_warps: gl.constexpr,
+    REGISTERS: gl.constexpr,  # of a thread that multiplies
+    COPY_REGISTERS: gl.constexpr,
 ):
-    ROWS: gl.constexpr = num_warps * 16 * CONSUMERS
     DTYPE: gl.constexpr = q.dtype.element_ty
     TILE: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    queries = gl.allocate_shared_memory(DTYPE, [CONSUMERS * (2 if AHEAD else 1), num_warps * 16, DIM], TILE)
+    queries = gl.allocate_shared_memory(DTYPE, [GROUPS * (2 if AHEAD else 1), OWN, DIM], TILE)
     keys = gl.allocate_shared_memory(DTYPE, [STAGES, KEYS, DIM], TILE)
     values = gl.allocate_shared_memory(DTYPE, [STAGES, KEYS, DIM], TILE)
     BOXES: gl.constexpr = KEYS // PAGE_SIZE * (DIM // BOX_DIMS) * STAGES
@@ -382,67 +375,28 @@ def prompt_attention_kernel(
     for i in gl.static_range(STAGES):
         mbarrier.init(full_keys.index(i), count=1)
         mbarrier.init(full_values.index(i), count=1)
-        mbarrier.init(empty_keys.index(i), count=CONSUMERS)
-        mbarrier.init(empty_values.index(i), count=CONSUMERS)
+        mbarrier.init(empty_keys.index(i), count=GROUPS)
+        mbarrier.init(empty_values.index(i), count=GROUPS)
     for i in gl.static_range(2):
         mbarrier.init(turns.index(i), count=1)
     fence_async_shared()
     # fmt: off
-    if CONSUMERS == 1:
-        gl.warp_specialize(
-            [
-                (_attend, (0, num_warps, out, q, work, seq_lens, extend_starts, num_items,
-                           out_token_stride, out_head_stride, q_token_stride, q_head_stride, factor, v_scale,
-                           queries, keys, values, full_keys, full_values, empty_keys, empty_values, turns,
-                           GROUP, KEYS, ROWS, DIM, STAGES, PINGPONG, AHEAD)),
-                (_copy, (kv, page_table, work, seq_lens, extend_starts, num_items, table_stride, key_boxes,
-                         full_keys, empty_keys, 0, GROUP, KEYS, ROWS, DIM, STAGES, PAGE_SIZE, PAGE_ROWS)),
-                (_copy, (kv, page_table, work, seq_lens, extend_starts, num_items, table_stride, value_boxes,
-                         full_values, empty_values, VALUE_ROWS, GROUP, KEYS, ROWS, DIM, STAGES, PAGE_SIZE, PAGE_ROWS)),
-            ],
-            [1, 1],
-            [PRODUCER_REGS, PRODUCER_REGS],
-        )
-    elif CONSUMERS == 2:
-        gl.warp_specialize(
-            [
-                (_attend, (0, num_warps, out, q, work, seq_lens, extend_starts, num_items,
-                           out_token_stride, out_head_stride, q_token_stride, q_head_stride, factor, v_scale,
-                           queries, keys, values, full_keys, full_values, empty_keys, empty_values, turns,
-                           GROUP, KEYS, ROWS, DIM, STAGES, PINGPONG, AHEAD)),
-                (_attend, (1, num_warps, out, q, work, seq_lens, extend_starts, num_items,
-                           out_token_stride, out_head_stride, q_token_stride, q_head_stride, factor, v_scale,
-                           queries, keys, values, full_keys, full_values, empty_keys, empty_values, turns,
-                           GROUP, KEYS, ROWS, DIM, STAGES, PINGPONG, AHEAD)),
-                (_copy, (kv, page_table, work, seq_lens, extend_starts, num_items, table_stride, key_boxes,
-                         full_keys, empty_keys, 0, GROUP, KEYS, ROWS, DIM, STAGES, PAGE_SIZE, PAGE_ROWS)),
-                (_copy, (kv, page_table, work, seq_lens, extend_starts, num_items, table_stride, value_boxes,
-                         full_values, empty_values, VALUE_ROWS, GROUP, KEYS, ROWS, DIM, STAGES, PAGE_SIZE, PAGE_ROWS)),
-            ],
-            [4, 1, 1],
-            [CONSUMER_REGS, PRODUCER_REGS, PRODUCER_REGS],
-        )
-    else:
-        gl.warp_specialize(
-            [
-                (_attend, (0, num_warps, out, q, work, seq_lens, extend_starts, num_items,
-                           out_token_stride, out_head_stride, q_token_stride, q_head_stride, factor, v_scale,
-                           queries, keys, values, full_keys, full_values, empty_keys, empty_values, turns,
-                           GROUP, KEYS, ROWS, DIM, STAGES, PINGPONG, AHEAD)),
-                (_attend, (1, num_warps, out, q, work, seq_lens, extend_starts, num_items,
-                           out_token_stride, out_head_stride, q_token_stride, q_head_stride, factor, v_scale,
-                           queries, keys, values, full_keys, full_values, empty_keys, empty_values, turns,
-                           GROUP, KEYS, ROWS, DIM, STAGES, PINGPONG, AHEAD)),
-                (_attend, (2, num_warps, out, q, work, seq_lens, extend_starts, num_items,
-                           out_token_stride, out_head_stride, q_token_stride, q_head_stride, factor, v_scale,
-                           queries, keys, values, full_keys, full_values, empty_keys, empty_values, turns,
-                           GROUP, KEYS, ROWS, DIM, STAGES, PINGPONG, AHEAD)),
-                (_copy, (kv, page_table, work, seq_lens, extend_starts, num_items, table_stride, key_boxes,
-                         full_keys, empty_keys, 0, GROUP, KEYS, ROWS, DIM, STAGES, PAGE_SIZE, PAGE_ROWS)),
-                (_copy, (kv, page_table, work, seq_lens, extend_starts, num_items, table_stride, value_boxes,
-                         full_values, empty_values, VALUE_ROWS, GROUP, KEYS, ROWS, DIM, STAGES, PAGE_SIZE, PAGE_ROWS)),
-            ],
-            [4, 4, 1, 1],
-            [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS, PRODUCER_REGS],
-        )
+    gl.warp_specialize(
+        [
+            (_attend, (0, out, q, work, seq_lens, extend_starts, num_items,
+                       out_token_stride, out_head_stride, q_token_stride, q_head_stride, factor, v_scale,
+                       queries, keys, values, full_keys, full_values, empty_keys, empty_values, turns,
+                       GROUP, KEYS, DIM, STAGES, TAKE_TURNS, AHEAD)),
+            (_attend, (1, out, q, work, seq_lens, extend_starts, num_items,
+                       out_token_stride, out_head_stride, q_token_stride, q_head_stride, factor, v_scale,
+                       queries, keys, values, full_keys, full_values, empty_keys, empty_values, turns,
+                       GROUP, KEYS, DIM, STAGES, TAKE_TURNS, AHEAD)),
+            (_copy, (kv, page_table, work, seq_lens, extend_starts, num_items, table_stride, key_boxes,
+                     full_keys, empty_keys, 0, GROUP, KEYS, DIM, STAGES, PAGE_SIZE, PAGE_ROWS)),
+            (_copy, (kv, page_table, work, seq_lens, extend_starts, num_items, table_stride, value_boxes,
+                     full_values, empty_values, VALUE_ROWS, GROUP, KEYS, DIM, STAGES, PAGE_SIZE, PAGE_ROWS)),
+        ],
+        [4, 1, 1],
+        [REGISTERS, COPY_REGISTERS, COPY_REGISTERS],
+    )
     # fmt: on
