@@ -1,12 +1,13 @@
 """Which program computes which tiles of prompt attention, in which order.
 
 Programs stay on a multiprocessor and take a list of tiles each, so the lists are made to end at about the same time:
-longest first, round by round, each time the longest to the program that has the least. Heads of requests are taken
-together as long as their keys and values fit into the L2 cache, since every tile of a head walks the same ones.
+longest first, each to the program that has the least to do. Heads of requests are taken together as long as their keys
+and values fit into the L2 cache, since every tile of a head walks the same ones.
 """
 
 from __future__ import annotations
 
+from heapq import heapreplace
 from typing import Final
 
 import numpy as np
@@ -62,13 +63,14 @@ def _sections(nbytes: I64, num_kv_heads: int) -> I64:
 
 
 def _lists(items: I64, costs: npt.NDArray[np.float64], programs: int) -> I32:
-    rounds = -(-len(items) // programs)
-    lists = np.full((rounds, programs, 4), (0, NOTHING, 0, 0), dtype=np.int32)
-    loads = np.zeros(programs)
-    for turn in range(rounds):
-        part = slice(turn * programs, (turn + 1) * programs)
-        takers = np.argsort(loads, kind="stable")[: len(items[part])]
-        longest_first = np.argsort(-costs[part], kind="stable")
-        lists[turn, takers, :3] = items[part][longest_first]
-        loads[takers] += costs[part][longest_first]
+    """Give each item to the program that has the least to do; what is behind the end of a list is `NOTHING`."""
+    loads = [(0.0, program) for program in range(programs)]
+    lengths, places = [0] * programs, np.empty((len(items), 2), dtype=np.int64)
+    for index, cost in enumerate(costs.tolist()):
+        load, program = loads[0]
+        heapreplace(loads, (load + cost, program))
+        places[index] = lengths[program], program
+        lengths[program] += 1
+    lists = np.full((max(lengths), programs, 4), (0, NOTHING, 0, 0), dtype=np.int32)
+    lists[places[:, 0], places[:, 1], :3] = items
     return lists.reshape(-1, 4)
