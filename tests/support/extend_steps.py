@@ -1,12 +1,15 @@
-"""Steps of new tokens over scattered pages, for tests of attention."""
+"""Steps with new tokens for tests of extend attention: random keys and values on random pages."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Final
 
+import pytest
 import torch
 
+ON_GPU: Final = (pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
+DTYPES: Final = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=ON_GPU)]
 FP8: Final = torch.float8_e4m3fn
 
 Step = dict[str, Any]
@@ -44,3 +47,12 @@ def step(
         "seq_lens": torch.tensor(lens, dtype=torch.int32, device=device),
         "extend_starts": starts.to(device),
     }
+
+
+def forget_unseen(step: Step, window: int, *, chunked: bool) -> None:
+    """Put NaN where tokens are that no window of a new token sees: their pages may be others' by then."""
+    page_size, extend_lens = step["kv_layer"].shape[2], step["extend_starts"].diff().tolist()
+    for pages, length, extend_len in zip(step["page_table"], step["seq_lens"].tolist(), extend_lens, strict=True):
+        begin = length - extend_len
+        slots = torch.arange((begin // window * window if chunked else max(0, begin + 1 - window)) if window else 0)
+        step["kv_layer"][pages[slots // page_size].long(), :, slots % page_size] = torch.nan

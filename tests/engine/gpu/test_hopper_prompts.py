@@ -69,7 +69,7 @@ def test_small_steps_and_fp8_without_room_for_it_expanded_are_not_planned(monkey
     from diptych.kernels.gpu.attention.prompt_attention import TILE
 
     monkeypatch.setattr(hopper_prompts, "EXPANDED_NBYTES", 38 * 2 * 2 * TILE.keys * 2 * 128)
-    few = np.full(300, 3), np.full(300, 90)
+    few = np.full(400, 3), np.full(400, 90)
     small, large = (np.array([40]), np.array([4000])), (EXTEND_LENS, SEQ_LENS)
     narrow, wide = (hopper_prompts.HopperPrompts.of(CONFIG, new_pool(CONFIG, dtype)) for dtype in (FP8, torch.bfloat16))
     assert narrow is not None

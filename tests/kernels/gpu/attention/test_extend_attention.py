@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import pytest
 import torch
-from extend_steps import FP8, Step, step
+from extend_steps import DTYPES, FP8, Step, forget_unseen, step
 from rounding import assert_rows_are_rounded
 
 from diptych.kernels.gpu.attention.extend_attention import (
@@ -16,8 +16,6 @@ from diptych.kernels.gpu.attention.extend_attention import (
     reference_extend_attention,
 )
 
-ON_GPU: Final = (pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
-DTYPES: Final = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=ON_GPU)]
 SMALL: Final = Tile(rows=16, keys=16, num_warps=4, num_stages=2)  # several turns of each phase in few tokens
 
 
@@ -30,15 +28,6 @@ def check(step: Step, tile: Tile | None = None, **options: Any) -> None:
     extend_attention(**step, out=out, max_extend_len=max_extend_len, tile=tile, **options)
     assert_rows_are_rounded(out[: len(expected)], expected, out.dtype)
     assert out[len(expected) :].isnan().all()
-
-
-def forget_unseen(step: Step, window: int, *, chunked: bool) -> None:
-    """Put NaN where tokens are that no window of a new token sees: their pages may be others' by then."""
-    page_size, extend_lens = step["kv_layer"].shape[2], step["extend_starts"].diff().tolist()
-    for pages, length, extend_len in zip(step["page_table"], step["seq_lens"].tolist(), extend_lens, strict=True):
-        begin = length - extend_len
-        slots = torch.arange((begin // window * window if chunked else max(0, begin + 1 - window)) if window else 0)
-        step["kv_layer"][pages[slots // page_size].long(), :, slots % page_size] = torch.nan
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
