@@ -28,7 +28,7 @@ def decode(name: str, kv_dtype: torch.dtype, kv_pointer: str, batch: int = 64, *
         types,
         {
             **constants(*shapes, torch.bfloat16, kv_dtype, False, launch),
-            **{"SINKS": False, "CHUNKED": False, "COMPILED": True, "DEPENDS": True},
+            **{"SINKS": False, "CHUNKED": False, "COMPILED": True},
             **options,
         },
         ANY_NUMBER,

@@ -94,7 +94,6 @@ def rope(name: str, kv: str) -> Kernel:
         "ROWS": 32,
         "COLUMNS": 64,
         "REST": 0,
-        "DEPENDS": True,
     }
     return Kernel(
         name, rope_store_kernel, types, constants, frozenset({"positions", "out_slots"}), loads=frozenset({"v4.b32"})

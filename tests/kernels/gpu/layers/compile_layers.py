@@ -35,7 +35,7 @@ def pointers(names: str, **others: str) -> dict[str, str]:
 
 
 def rowwise(name: str, kernel: Any, types: Mapping[str, str]) -> Kernel:
-    constants = {"SIZE": HIDDEN, "COLUMNS": HIDDEN, "DEPENDS": True}
+    constants = {"SIZE": HIDDEN, "COLUMNS": HIDDEN}
     return Kernel(name, kernel, types, constants, num_warps=norms.warps(HIDDEN), loads=CELLS)
 
 
@@ -70,7 +70,7 @@ def skinny(name: str, n: int, k: int) -> Kernel:
         f"skinny GEMM, {name}",
         skinny_gemm.skinny_gemm_kernel,
         pointers("x weight out", m="i32", n="i32"),
-        {"ROWS": tile.num_rows, **tile.constants(skinny_gemm.MAX_ROWS, k), "DEPENDS": True},
+        {"ROWS": tile.num_rows, **tile.constants(skinny_gemm.MAX_ROWS, k)},
         frozenset({"m"}),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
@@ -81,7 +81,6 @@ def skinny(name: str, n: int, k: int) -> Kernel:
 def gates(name: str, ffn_size: int, called: str) -> Kernel:
     tile = skinny_gated_gemm.choose_tile(ffn_size)
     constants = {"FFN_SIZE": ffn_size, "ACTIVATION": called, **tile.constants(skinny_gemm.MAX_ROWS, HIDDEN)}
-    constants |= {"DEPENDS": True}
     return Kernel(
         f"gated GEMM, {name}",
         skinny_gated_gemm.skinny_gated_gemm_kernel,

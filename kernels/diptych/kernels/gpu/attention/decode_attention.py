@@ -18,7 +18,6 @@ import triton.language as tl
 from torch import Tensor
 
 from diptych.kernels.gpu.attention.decode_attention_kernel import PARTS, decode_attention_kernel
-from diptych.kernels.gpu.dependent_launch import launch_options
 from diptych.kernels.gpu.grid import power_of_two
 
 FP8: Final = torch.float8_e4m3fn
@@ -165,7 +164,6 @@ def decode_attention(
             COMPILED=not triton.knobs.runtime.interpret,
             num_warps=launch.num_warps,
             maxnreg=launch.max_registers,
-            **launch_options(q),
         )
 
 

@@ -19,7 +19,6 @@ import triton
 import triton.language as tl
 
 from diptych.kernels.gpu.casts import widen
-from diptych.kernels.gpu.dependent_launch import release, wait
 
 PARTS: Final = tl.constexpr(64)  # of a request whose maxima are read at once
 TOGETHER: Final = tl.constexpr(8)  # of a request whose values are
@@ -69,7 +68,6 @@ def decode_attention_kernel(
     DTYPE: tl.constexpr,  # of products
     STAGES: tl.constexpr,
     COMPILED: tl.constexpr,
-    DEPENDS: tl.constexpr,
 ):
     kv_head, worker = tl.program_id(0) % NUM_KV_HEADS, tl.program_id(0) // NUM_KV_HEADS
     requests = tl.arange(0, BATCH)
@@ -102,6 +100,8 @@ def decode_attention_kernel(
 
         pages = page_table + request.to(tl.int64) * table_stride
         query = q + request.to(tl.int64) * q_stride + head_offsets
+        q_0 = tl.load(query, mask=is_head & is_dim, other=0.0).to(DTYPE)
+        q_1 = tl.load(query + other_half, mask=is_head & is_dim, other=0.0).to(DTYPE)
         maxima = tl.full((HEADS,), float("-inf"), tl.float32)
         sums = tl.zeros((HEADS, BLOCK), tl.float32)  # over tiles only: one sum over tokens at the end
         if SINKS:  # of the share that a request begins in: a first score, without a value
@@ -111,9 +111,6 @@ def decode_attention_kernel(
         acc_0 = tl.zeros((HEADS, HALF_BLOCK), tl.float32)
         acc_1 = tl.zeros((HEADS, HALF_BLOCK), tl.float32)
         page = page_of(pages, start, seq_len, PAGE_SIZE, BLOCK)
-        wait(DEPENDS)
-        q_0 = tl.load(query, mask=is_head & is_dim, other=0.0).to(DTYPE)
-        q_1 = tl.load(query + other_half, mask=is_head & is_dim, other=0.0).to(DTYPE)
         for block in tl.range(start, stop, num_stages=STAGES):
             token = block * BLOCK + tl.arange(0, BLOCK)
             row = page.to(tl.int64) * page_stride + token % PAGE_SIZE * token_stride
@@ -136,7 +133,6 @@ def decode_attention_kernel(
             acc_0 = tl.dot(weights.to(DTYPE), v_0.to(DTYPE), acc_0 * decay[:, None], input_precision="ieee")
             acc_1 = tl.dot(weights.to(DTYPE), v_1.to(DTYPE), acc_1 * decay[:, None], input_precision="ieee")
 
-        release(DEPENDS)
         sum_ = tl.sum(sums, 1)
         target = out + request.to(tl.int64) * out_stride + head_offsets
         first_worker = request_start // share

@@ -15,7 +15,6 @@ import triton.language as tl
 from torch import Tensor
 
 from diptych.kernels.gpu.casts import narrow
-from diptych.kernels.gpu.dependent_launch import launch_options, release, wait
 from diptych.kernels.gpu.grid import cdiv, power_of_two
 
 TILE: Final = 4096  # numbers of a program
@@ -90,7 +89,6 @@ def rope_store(
             REST=rest,
             num_warps=4,
             enable_fp_fusion=False,
-            **launch_options(qkv),
         )
 
 
@@ -125,7 +123,6 @@ def rope_store_kernel(
     ROWS: tl.constexpr,  # heads a program: of queries, keys and values
     COLUMNS: tl.constexpr,  # ROPE_HALF as a power of two
     REST: tl.constexpr,  # dimensions that are not rotated, as a power of two
-    DEPENDS: tl.constexpr,
 ):
     DTYPE: tl.constexpr = qkv.dtype.element_ty
     token = tl.program_id(0).to(tl.int64)
@@ -135,8 +132,6 @@ def rope_store_kernel(
     angles = rope_table + tl.load(positions + token).to(tl.int64) * 2 * ROPE_HALF + columns
     cos = tl.load(angles, mask=in_half & (slot >= 0), other=0.0).to(DTYPE)
     sin = tl.load(angles + ROPE_HALF, mask=in_half & (slot >= 0), other=0.0).to(DTYPE)
-    wait(DEPENDS)
-    release(DEPENDS)
     if slot < 0:
         return
     heads = tl.program_id(1) * ROWS + tl.arange(0, ROWS)

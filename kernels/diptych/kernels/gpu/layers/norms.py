@@ -14,7 +14,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diptych.kernels.gpu.dependent_launch import launch_options, release, wait
 from diptych.kernels.gpu.grid import cdiv, power_of_two
 
 TILE_NUMBERS: Final = 1024  # of heads
@@ -75,7 +74,7 @@ def _launch(kernel: Any, x: Tensor, *others: Tensor | float) -> None:
     size = x.shape[1]
     columns = power_of_two(size)
     with torch.cuda.device_of(x):
-        kernel[(len(x),)](x, *others, SIZE=size, COLUMNS=columns, num_warps=warps(columns), **launch_options(x))
+        kernel[(len(x),)](x, *others, SIZE=size, COLUMNS=columns, num_warps=warps(columns))
 
 
 def _check(x: Tensor, weight: Tensor, *others: Tensor) -> None:
@@ -88,18 +87,14 @@ def _check(x: Tensor, weight: Tensor, *others: Tensor) -> None:
 
 
 @triton.jit
-def rms_norm_kernel(x, weight, out, eps, SIZE: tl.constexpr, COLUMNS: tl.constexpr, DEPENDS: tl.constexpr):
-    wait(DEPENDS)
-    release(DEPENDS)
+def rms_norm_kernel(x, weight, out, eps, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
     start, column = tl.program_id(0).to(tl.int64) * SIZE, tl.arange(0, COLUMNS)
     values = tl.load(x + start + column, mask=column < SIZE, other=0.0).to(tl.float32)
     _store_normed(values, weight, out + start, eps, SIZE, COLUMNS)
 
 
 @triton.jit
-def add_rms_norm_kernel(x, delta, weight, out, eps, SIZE: tl.constexpr, COLUMNS: tl.constexpr, DEPENDS: tl.constexpr):
-    wait(DEPENDS)
-    release(DEPENDS)
+def add_rms_norm_kernel(x, delta, weight, out, eps, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
     start, column = tl.program_id(0).to(tl.int64) * SIZE, tl.arange(0, COLUMNS)
     values = tl.load(x + start + column, mask=column < SIZE, other=0.0).to(tl.float32)
     added = tl.load(delta + start + column, mask=column < SIZE, other=0.0).to(tl.float32)

@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diptych.kernels.gpu.dependent_launch import launch_options, release, wait
 from diptych.kernels.gpu.grid import cdiv
 from diptych.kernels.gpu.layers.activations import Activation, gated
 from diptych.kernels.gpu.layers.dot_rows import Tile, dot_rows
@@ -64,7 +63,6 @@ def skinny_gated_gemm(x: Tensor, weight: Tensor, out: Tensor, activation: Activa
             **tile.constants(MAX_ROWS, k),
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
-            **launch_options(x),
         )
 
 
@@ -82,7 +80,6 @@ def skinny_gated_gemm_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,  # half of them gates, half of them ups
     BLOCK_K: tl.constexpr,
-    DEPENDS: tl.constexpr,
 ):
     PAIRS: tl.constexpr = BLOCK_N // 2
     row, part, column = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
@@ -91,9 +88,7 @@ def skinny_gated_gemm_kernel(
     of_x = x + row[:, None] * K + column[None, :]
     of_weight = weight + number.to(tl.int64)[:, None] * K + column[None, :]
     there = (row < m)[:, None]
-    wait(DEPENDS)
     total = dot_rows(of_x, of_weight, there, column, K, STEPS, EVEN).to(out.dtype.element_ty)
-    release(DEPENDS)
     gate, up = tl.split(tl.permute(tl.reshape(total, (BLOCK_M, 2, PAIRS)), (0, 2, 1)))
     place = out + row[:, None] * FFN_SIZE + first + tl.arange(0, PAIRS)[None, :]
     tl.store(place, gated(gate, up, ACTIVATION), mask=there)

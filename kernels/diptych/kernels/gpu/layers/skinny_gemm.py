@@ -16,7 +16,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diptych.kernels.gpu.dependent_launch import launch_options, release, wait
 from diptych.kernels.gpu.grid import cdiv
 from diptych.kernels.gpu.layers.dot_rows import Tile, dot_rows
 
@@ -75,7 +74,6 @@ def skinny_gemm(x: Tensor, weight: Tensor, out: Tensor, tile: Tile | None = None
             **tile.constants(MAX_ROWS, k),
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
-            **launch_options(x),
         )
 
 
@@ -93,7 +91,6 @@ def skinny_gemm_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    DEPENDS: tl.constexpr,
 ):
     row = tl.arange(0, BLOCK_M)
     part = tl.arange(0, BLOCK_N)
@@ -102,8 +99,6 @@ def skinny_gemm_kernel(
     column = tl.arange(0, BLOCK_K)
     of_x = x + row[:, None] * K + column[None, :]
     of_weight = weight + tl.minimum(number, n - 1).to(tl.int64)[:, None] * K + column[None, :]
-    wait(DEPENDS)
     total = dot_rows(of_x, of_weight, (row < m)[:, None], column, K, STEPS, EVEN, is_row)
-    release(DEPENDS)
     place = out + row.to(tl.int64)[:, None] * n + number[None, :]
     tl.store(place, total.to(out.dtype.element_ty), mask=(row < m)[:, None] & ((number < n) & (part < ROWS))[None, :])
