@@ -70,7 +70,7 @@ def skinny(name: str, n: int, k: int) -> Kernel:
         f"skinny GEMM, {name}",
         skinny_gemm.skinny_gemm_kernel,
         pointers("x weight out", m="i32", n="i32"),
-        {"ROWS": tile.num_rows, **tile.constants(skinny_gemm.MAX_ROWS, k)},
+        tile.constants(skinny_gemm.MAX_ROWS, k),
         frozenset({"m"}),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
@@ -257,7 +257,6 @@ def kernels() -> Iterator[Kernel]:
     yield fixed("many rows", 4096)
     yield skinny("of 2048 rows", 2048, HIDDEN)
     yield skinny("of 4096 rows", HIDDEN, FFN)
-    yield skinny("of 6144 rows", 6144, HIDDEN)
     yield skinny("of 8192 rows", 8192, 8192)
     yield skinny("of a vocabulary", 128_256, HIDDEN)
     yield gates("of 14,336 pairs", FFN, "silu")

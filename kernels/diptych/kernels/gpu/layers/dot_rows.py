@@ -22,12 +22,6 @@ class Tile:
     block_k: int  # columns of a stage
     num_stages: int
     num_warps: int
-    rows: int = 0  # of a program that there are, if fewer than `block_n`
-
-    @property
-    def num_rows(self) -> int:
-        """How many rows of the weight a program has."""
-        return self.rows or self.block_n
 
     def constants(self, block_m: int, k: int) -> dict[str, int]:
         """Return what a kernel is compiled with that multiplies `block_m` rows at once with weights of `k` columns."""
@@ -44,19 +38,17 @@ def dot_rows(
     K: tl.constexpr,  # columns there are
     STEPS: tl.constexpr,  # of BLOCK_K columns each
     EVEN: tl.constexpr,  # whether all columns of all steps are there
-    is_row=None,  # [BLOCK_N, 1]: which rows of the weight there are, if not all
 ):
     """Return the products `[BLOCK_M, BLOCK_N]` of each row of x with each of the weight."""
     block_k: tl.constexpr = of_x.shape[1]
     total = tl.zeros((of_x.shape[0], of_weight.shape[0]), tl.float32)
     for step in range(STEPS):
         if EVEN:
-            rows = tl.load(of_x, mask=there, other=0.0)
-            weights = tl.load(of_weight) if is_row is None else tl.load(of_weight, mask=is_row, other=0.0)
+            rows, weights = tl.load(of_x, mask=there, other=0.0), tl.load(of_weight)
         else:
             inside = (column + step * block_k < K)[None, :]
             rows = tl.load(of_x, mask=there & inside, other=0.0)
-            weights = tl.load(of_weight, mask=inside if is_row is None else inside & is_row, other=0.0)
+            weights = tl.load(of_weight, mask=inside, other=0.0)
         total = tl.dot(rows, weights.T, total, input_precision="ieee")
         of_x += block_k
         of_weight += block_k

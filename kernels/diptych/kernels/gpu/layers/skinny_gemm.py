@@ -8,7 +8,6 @@ beside any other rows.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
 import torch
@@ -25,28 +24,19 @@ MAX_PROGRAMS: Final = 132
 MANY_PROGRAMS: Final = 8 * MAX_PROGRAMS  # how the last of them come out hardly counts
 TILES: Final = {16: Tile(16, 256, 6, 4), 32: Tile(32, 256, 5, 4), 64: Tile(64, 128, 5, 4)}  # 64 KiB on the way, or 40
 
-PART: Final = Tile(64, 128, 6, 4)  # of which some rows are there: 60 KiB on the way
-ALIGNED: Final = 16  # rows
-
 
 def pays_up_to(n: int, k: int) -> int:
     """Return for how many rows of x, at most, `skinny_gemm` is meant to multiply a weight `[n, k]` in two bytes.
 
     0 where some multiprocessors had two programs and others one, or many had none: there, cuBLAS is faster.
     """
-    programs = cdiv(n, choose_tile(n).num_rows)
+    programs = cdiv(n, choose_tile(n).block_n)
     is_even = MIN_PROGRAMS <= programs <= MAX_PROGRAMS or programs >= MANY_PROGRAMS
     return MAX_ROWS if is_even and k % 16 == 0 else 0
 
 
 def choose_tile(n: int) -> Tile:
-    """Return the tile for a weight of `n` rows: the largest block of rows that keeps the GPU busy.
-
-    Of a tile that is a power of two, some rows may stay empty: multiprocessors have the same to read then.
-    """
-    rows = cdiv(cdiv(n, MAX_PROGRAMS), ALIGNED) * ALIGNED
-    if min(TILES) < rows < max(TILES) and rows not in TILES and cdiv(n, rows) >= MIN_PROGRAMS:
-        return replace(PART, rows=rows)
+    """Return the tile for a weight of `n` rows: the largest block of rows that keeps the GPU busy."""
     block_n = next((block for block in sorted(TILES, reverse=True) if cdiv(n, block) >= MIN_PROGRAMS), min(TILES))
     return TILES[block_n]
 
@@ -64,13 +54,12 @@ def skinny_gemm(x: Tensor, weight: Tensor, out: Tensor, tile: Tile | None = None
     assert x.dtype.itemsize == 2, x.dtype
     assert all(tensor.is_contiguous() for tensor in (x, weight, out))
     with torch.cuda.device_of(x):
-        skinny_gemm_kernel[(cdiv(n, tile.num_rows),)](
+        skinny_gemm_kernel[(cdiv(n, tile.block_n),)](
             x,
             weight,
             out,
             m,
             n,
-            ROWS=tile.num_rows,
             **tile.constants(MAX_ROWS, k),
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
@@ -84,7 +73,6 @@ def skinny_gemm_kernel(
     out,
     m,
     n,
-    ROWS: tl.constexpr,  # of the weight, BLOCK_N or less
     K: tl.constexpr,
     STEPS: tl.constexpr,  # of BLOCK_K columns each
     EVEN: tl.constexpr,  # whether the steps end where the columns do
@@ -93,12 +81,10 @@ def skinny_gemm_kernel(
     BLOCK_K: tl.constexpr,
 ):
     row = tl.arange(0, BLOCK_M)
-    part = tl.arange(0, BLOCK_N)
-    number = tl.program_id(0) * ROWS + part  # of a row of the weight
-    is_row = (part < ROWS)[:, None] if ROWS < BLOCK_N else None
+    number = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)  # of a row of the weight
     column = tl.arange(0, BLOCK_K)
     of_x = x + row[:, None] * K + column[None, :]
     of_weight = weight + tl.minimum(number, n - 1).to(tl.int64)[:, None] * K + column[None, :]
-    total = dot_rows(of_x, of_weight, (row < m)[:, None], column, K, STEPS, EVEN, is_row)
+    total = dot_rows(of_x, of_weight, (row < m)[:, None], column, K, STEPS, EVEN)
     place = out + row.to(tl.int64)[:, None] * n + number[None, :]
-    tl.store(place, total.to(out.dtype.element_ty), mask=(row < m)[:, None] & ((number < n) & (part < ROWS))[None, :])
+    tl.store(place, total.to(out.dtype.element_ty), mask=(row < m)[:, None] & (number < n)[None, :])
