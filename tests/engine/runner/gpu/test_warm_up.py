@@ -29,10 +29,10 @@ def test_steps_have_all_sizes_and_write_to_the_null_page_alone() -> None:
 
 
 def test_a_few_tokens_come_behind_a_prefix_of_the_null_page_too() -> None:
-    steps = warm_up_steps(StepLimits(max_step_tokens=512, max_requests=2, max_pages=200), page_size=16, longest=512)
+    steps = warm_up_steps(StepLimits(max_step_tokens=512, max_requests=2, max_pages=1000), page_size=16, longest=512)
     behind = [step for step in steps if (step.seq_lens != step.extend_lens).any()]
-    assert [(step.extend_lens.tolist(), step.seq_lens.tolist()) for step in behind] == [([2], [1026]), ([32], [1056])]
-    assert [step.positions[0] for step in behind] == [1024, 1024]
+    assert [(step.extend_lens.tolist(), step.seq_lens.tolist()) for step in behind] == [([2], [2050]), ([32], [2080])]
+    assert [step.positions[0] for step in behind] == [2048, 2048]
     assert max(step.out_slots.max() for step in behind) < 16
 
 

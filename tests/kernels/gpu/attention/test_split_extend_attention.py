@@ -83,8 +83,8 @@ def test_requests_without_tokens_and_padding_behind_the_last_are_left_alone(devi
 
 def test_a_prefix_is_cut_as_its_length_and_the_free_multiprocessors_allow() -> None:
     tile = split_tile(256, 128, torch.bfloat16)
-    shares = [num_shares(256, 256, 1, longest, 8, 128, tile) for longest in (64, 512, 1088, 8256, 100_000)]
-    assert shares == [1, 2, 4, 8, 8]
+    shares = [num_shares(256, 256, 1, longest, 8, 128, tile) for longest in (64, 1088, 2112, 8256, 100_000)]
+    assert shares == [1, 1, 2, 8, 8]
     assert num_shares(4 * 256, 256, 4, 9000, 8, 128, tile) == 2
     assert [is_short(4 * n, 4 * n, 8, 128) for n in (1, 64, 256, 257, 4096)] == [True, True, True, False, False]
     assert is_short(4096, 16, 8, 128)

@@ -34,7 +34,7 @@ from diptych.kernels.gpu.grid import cdiv, power_of_two
 
 NARROW_DIM: Final = 128  # of heads up to this two programs are on a multiprocessor
 AT_ONCE: Final = 2 * NUM_SMS  # programs of those
-MIN_KEYS: Final = 256  # of a share: less takes no longer than adding it up
+MIN_KEYS: Final = 1024  # of a share: fewer take no longer than adding parts up
 FEW_ROWS: Final = 16  # the smallest tile of tensor cores
 MAX_ROWS: Final = 64  # of a tile
 SLOTS: Final = 2 * AT_ONCE  # of a workspace: a request has at most one empty tile beside its own

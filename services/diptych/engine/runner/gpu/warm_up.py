@@ -19,7 +19,7 @@ from diptych.engine.runner.gpu.inputs import StepLimits
 from diptych.engine.values.batch import ForwardBatch, ForwardMode, Runner, SamplingBatch, WindowGroups
 
 logger = logging.getLogger(__name__)
-PREFIX_TOKENS: Final = 1024
+PREFIX_TOKENS: Final = 2048
 FEW_TOKENS: Final = (2, 32)  # of the smallest tile of attention, and of a larger one
 
 
