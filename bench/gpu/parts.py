@@ -81,6 +81,7 @@ PARTS: Final = (
     _table("recurrent", 90, "recurrent_prompts.py"),
     _table("launches", 240, "tune_recurrent_prompts.py"),
     _table("kernels", 80, "other_kernels.py"),
+    _table("products", 60, "wide_products.py"),
     _table("decode", 160, "decode_step.py"),
     _table("prefill", 150, "prefill.py"),
     _table("deterministic", 120, "deterministic.py"),

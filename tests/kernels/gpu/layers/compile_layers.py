@@ -177,7 +177,7 @@ def int4(block: int, dtype: str, group: int, num_rows: int = 1 << 20) -> Kernel:
 
 
 def fp8_grouped(block: int, group: int) -> Kernel:
-    tile = fp8_experts.TILES[block]
+    tile = fp8_experts.tile_of(block, group)
     codes = torch.empty(2 * FFN, HIDDEN, dtype=torch.float8_e4m3fn, device="meta")
     matrix = Fp8Matrix(codes, torch.empty(1, 1, device="meta"), group)
     types = {"x": "*fp8e4nv", "x_scales": "*fp32", "codes": "*i64", "scales": "*i64", "assignments": "*i32"}
