@@ -12,12 +12,18 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from emulated_gpu import emulated_runner
 from torch import Tensor
 
 from diptych.architectures.registry import FAMILIES
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.engine.lora.peft_folder import read_adapter
 from diptych.engine.lora.registry import InvalidAdapter
+from diptych.engine.runner.gpu.gpu_runner import GpuRunner
+from diptych.engine.runner.gpu.inputs import StepLimits
+from diptych.engine.runner.loaded_model import ModelOptions, load_model
+from diptych.engine.runner.model_runner import ModelRunner
+from diptych.engine.values.batch import ForwardMode
 
 NewDriver = Callable[..., Any]
 WriteAdapter = Callable[..., dict[str, Tensor]]
@@ -262,3 +268,36 @@ def test_an_adapter_stands_beside_quantised_weights_as_beside_the_same_weights_e
         logits.append(driver.extend({0: text}))
         assert (logits[-1] - base).abs().max() > 0.5
     torch.testing.assert_close(logits[0], logits[1], atol=1e-3, rtol=1e-4)
+
+
+@pytest.fixture
+def recording(llama: Case, device: torch.device) -> GpuRunner:
+    """A runner by the kernels of GPUs, with the adapters in their slots."""
+    layout = ModelRunner.pool_layout(llama.source.config, num_pages=64, page_size=16, dtype="float32")
+    kv = torch.full(layout.shape, torch.nan, device=device)
+    options = ModelOptions("float32", attention_backend="triton", max_loras=3, max_requests=4)
+    model, limits = load_model(llama.source, kv, options), StepLimits(16, 4, 64, max_loras=3)
+    for slot, folder in llama.folders.items():
+        adapter = read_adapter(folder, FAMILIES["llama"].placement(llama.source.config))
+        model.loras.install(slot, model.loras.prepare(adapter))
+    if device.type == "cpu":
+        return emulated_runner(model, kv, limits, rungs=(4,), token_rungs=(16,))
+    from diptych.engine.runner.gpu.new_runner import new_runner
+
+    return new_runner(model, limits, device, with_graphs=True)
+
+
+def test_recorded_steps_with_adapters_and_without_give_the_logits_of_the_c_kernels(
+    new_driver: NewDriver, llama: Case, recording: GpuRunner
+) -> None:
+    """Prompts in pieces, and decode steps that are padded; then by the same graphs with other adapters in the rows."""
+    texts = {0: [3, 1, 4], 1: [7], 2: list(range(9))}
+    for slots in ([2, -1, 0], [-1, 2, 2], None):
+        reference, planner = llama.driver(new_driver, "cpu"), new_driver(llama.source, "cpu")
+        reference.adapters = planner.adapters = {} if slots is None else dict(enumerate(slots))
+        for mode, chunks in ((ForwardMode.EXTEND, texts), (ForwardMode.DECODE, dict.fromkeys(texts, [5]))):
+            expected = reference.runner.logits(reference.batch(mode, chunks))
+            found = recording.logits(planner.batch(mode, chunks))
+            torch.testing.assert_close(found.cpu(), expected, atol=1e-3, rtol=1e-4)
+    parts = recording.recorded, recording.recorded_with_adapters
+    assert [(len(each.graphs), len(each.pieces)) for each in parts] == [(1, 1), (1, 1)]

@@ -15,8 +15,10 @@ from typing import Final
 from diptych.common.arrays import F32
 from diptych.common.errors import InvalidRequest, NotFound, Overloaded
 
-# matrices that see every token and are multiplied as they are: not experts, not embeddings, not "kv_b" of latents
-TARGETS: Final = re.compile(r"\d+\.(qkv|q|q_a|q_b|kv_a|o|gate_up|down)")
+# matrices that see every token and are multiplied or looked up as they are: not experts, not "kv_b" of latents
+TARGETS: Final = re.compile(r"\d+\.(qkv|q|q_a|q_b|kv_a|o|gate_up|down)|embed|lm_head")
+EMBEDDING: Final = "embed"  # which is looked up
+OUTPUT: Final = "lm_head"  # which is the embedding again in some models, to which an adapter is one of its own
 NO_ADAPTER: Final = -1  # in place of a slot
 
 _NAME: Final = re.compile(r"[\w.:/@+-]{1,128}", re.ASCII)
@@ -28,7 +30,7 @@ class InvalidAdapter(InvalidRequest):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Product:
-    """To add: `out[:, start : start + num_rows] += (x @ a.T) @ b.T`."""
+    """To add: `out[:, start : start + num_rows] += (x @ a.T) @ b.T`; with `EMBEDDING`, `a.T[ids] @ b.T`."""
 
     target: str  # the matrix, as the model calls it: "0.qkv", ...
     start: int

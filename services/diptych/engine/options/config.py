@@ -116,7 +116,8 @@ class EngineOptions:
     )
     kv_events: Switch = option("on", help="tell routers which prefixes are cached", group="engine")
     lora: tuple[str, ...] = option((), help="adapters to load at start, as name=folder (PEFT)", group="engine")
-    max_loras: int = option(8, help="adapters loaded at once; 0: none", group="engine")
+    max_loras: int = option(8, help="adapters that requests can run with at once; 0: none", group="engine")
+    max_lora_rank: int = option(64, help="the highest rank of an adapter on a GPU", group="engine")
     attention_backend: AttentionBackend = option("auto", help="attention implementation", group="engine")
     prefill_attention_backend: AttentionBackend | None = option(
         None, help="of steps with prompts; not given: as --attention-backend", group="engine"

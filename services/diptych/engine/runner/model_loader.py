@@ -112,7 +112,7 @@ class ModelLoader:
         options = self._options
         pages = region_views(kv, kv_regions(model.config, options.kv_dtype))[0]
         longest = min(model.config.context_len, pages.shape[0] * pages.shape[3])
-        limits, recorded_tokens = self._limits(model.config), runner.pieces.rungs
+        limits, recorded_tokens = self._limits(model.config), runner.token_rungs
         try:
             warm_up(self._new_runner(model), runner, limits, options.page_size, longest, recorded_tokens)
         except torch.OutOfMemoryError as error:
@@ -159,6 +159,7 @@ class ModelLoader:
             max_pages,
             sizes.max_graph_tokens,
             num_window_groups=len(model.page_groups) - 1,
+            max_loras=self._options.num_lora_slots,
         )
 
     def _model_options(self) -> ModelOptions:
@@ -170,5 +171,6 @@ class ModelLoader:
             decode_attention_backend=options.decode_backend,
             num_threads=options.num_threads,
             max_loras=options.num_lora_slots,
+            max_lora_rank=options.max_lora_rank,
             max_requests=self.chosen.sizes.max_requests,
         )

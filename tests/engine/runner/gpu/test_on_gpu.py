@@ -159,7 +159,7 @@ def logits(source: ModelSource, dtype: str, *, with_graphs: bool) -> torch.Tenso
     chosen = np.stack([wait().token_ids for wait in waits])
     found = torch.stack(steps)
     assert chosen.tolist() == found.argmax(-1).tolist()
-    assert (len(runner.graphs), len(runner.pieces)) == ((1, 1) if with_graphs else (0, 0))
+    assert (len(runner.recorded.graphs), len(runner.recorded.pieces)) == ((1, 1) if with_graphs else (0, 0))
     return found
 
 

@@ -125,19 +125,19 @@ def adapters() -> Iterator[Kernel]:
     """Of rank 16 to 64, few tokens and many."""
     slots = {"memory": "*bf16", "heads": "*i64", "tokens": "*i32", "tiles": "*i32"}
     sizes = {"num_tokens": "i32", "slot_size": "i64", "head_size": "i32", "first_part": "i32"}
-    odd = frozenset({"num_tokens", "first_part", "splits"})
+    odd = frozenset({"num_tokens", "first_part"})
     for tile, block_n in ((16, 64), (64, 128)):
         constants = {"MAX_RANK": 64, "TILE": tile, "BLOCK_R": 64}
         types = {"x": "*bf16", **slots, "inner": "*fp32", "k": "i32", "columns": "i32", **sizes}
         shrink = low_rank.shrink_kernel
         yield Kernel(f"shrink, {tile}", shrink, types, constants | {"BLOCK_K": 128}, odd, loads=COPIES)
-        types = {"inner": "*fp32", **slots, "out": "*bf16", "splits": "i32", "out_size": "i32", **sizes}
+        types = {"inner": "*fp32", **slots, "out": "*bf16", "out_size": "i32", **sizes}
         expand = low_rank.expand_kernel
         yield Kernel(
             f"expand, {tile}",
             expand,
             types,
-            constants | {"BLOCK_N": block_n, "ALIGNED": True},
+            constants | {"BLOCK_N": block_n, "SPLITS": 16 if tile == 16 else 1, "ALIGNED": True},
             odd,
             loads=CELLS,
             stores=CELLS,

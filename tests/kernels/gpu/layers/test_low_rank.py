@@ -8,6 +8,7 @@ import torch
 from gpu_cases import FLOATS, on_gpu
 from torch import Tensor
 
+from diptych.kernels.adapted_matrix import AdaptedMatrix
 from diptych.kernels.token_tiles import TokenTiles
 
 NUM_SLOTS = 4  # the last one stays empty
@@ -27,12 +28,12 @@ class Case:
     """Adapters of several ranks on one matrix, in parts that lie one behind the other, and one of the second part."""
 
     def __init__(self, k: int, n: int, num_parts: int, dtype: torch.dtype, device: torch.device) -> None:
-        from diptych.kernels.gpu.layers.adapter_slots import AdapterSlots, Place
+        from diptych.kernels.gpu.layers.adapter_slots import AdapterSlots
 
         rows = n // num_parts
         parts = tuple((i * rows, rows) for i in range(num_parts))
-        places = {"before": Place(16, ((0, 8),)), "matrix": Place(k, parts)}
-        self.slots = AdapterSlots(NUM_SLOTS, max(RANKS), places, dtype, device)
+        matrices = {"before": AdaptedMatrix(16, ((0, 8),)), "matrix": AdaptedMatrix(k, parts)}
+        self.slots = AdapterSlots(NUM_SLOTS, max(RANKS), matrices, dtype, device)
         self.shape, self.dtype, self.device = (k, n), dtype, device
         self.products: list[list[tuple[Tensor, Tensor, int]]] = []
         for slot, rank in enumerate(RANKS):
@@ -80,9 +81,9 @@ def test_no_token_is_nothing_to_do(device: torch.device) -> None:
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_what_is_looked_up_gets_what_an_adapter_of_embeddings_adds(dtype: torch.dtype, device: torch.device) -> None:
-    from diptych.kernels.gpu.layers.adapter_slots import AdapterSlots, Place
+    from diptych.kernels.gpu.layers.adapter_slots import AdapterSlots
 
-    slots = AdapterSlots(2, 24, {"embed": Place(31, ((0, 70),), is_embedding=True)}, dtype, device)
+    slots = AdapterSlots(2, 24, {"embed": AdaptedMatrix(31, ((0, 70),), is_embedding=True)}, dtype, device)
     a, b = torch.randn(9, 31).to(dtype), torch.randn(70, 9).to(dtype)
     slots.install(1, slots.prepare({"embed": [(a, b, 0)]}))
     ids, owner = torch.randint(0, 31, (40,)), torch.tensor([1, -1, 0, 1] * 10)

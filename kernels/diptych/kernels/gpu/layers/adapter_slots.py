@@ -7,58 +7,53 @@ ranks filled up by zeros. So it is brought there by one copy, as large as the ad
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from diptych.kernels.adapted_matrix import AdaptedMatrix, Product
 from diptych.kernels.gpu.grid import cdiv
-from diptych.kernels.gpu.layers.low_rank import PART_NUMBERS, RANKS, Parts, SlotMemory, add_low_rank, add_picked
-from diptych.kernels.token_tiles import LARGE_TILE, SMALL_TILE, TokenTiles, tile_tokens
+from diptych.kernels.gpu.layers.low_rank import (
+    PART_NUMBERS,
+    RANKS,
+    Parts,
+    SlotMemory,
+    add_low_rank,
+    add_picked,
+    run_all_expands,
+)
+from diptych.kernels.token_tiles import FEW_TOKENS, I64, SMALL_TILE, TokenTiles
 
 ALIGNMENT: Final = 16  # numbers
-FIRST_TOKENS: Final = (SMALL_TILE, 5 * LARGE_TILE)  # of batches that have small tiles, and large ones
-
-Product = tuple[Tensor, Tensor, int]  # a [rank, num_columns], b [num_rows, rank], first column of the result
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A matrix that adapters change, by parts: an adapter has a product for each, or for none."""
-
-    num_columns: int
-    parts: tuple[tuple[int, int], ...]  # first row and rows of each, ascending
-    is_embedding: bool = False  # its columns are picked, and A is kept transposed
-
-    @property
-    def num_parts(self) -> int:
-        return len(self.parts)
-
-    @property
-    def num_rows(self) -> int:
-        return sum(self.parts[-1])
+SIZES: Final = (SMALL_TILE, FEW_TOKENS + 1)  # of batches with small tiles, and with large ones
 
 
 class AdapterSlots:
     """The slots of one model. One thread at a time may prepare; the others' calls are of the thread that runs steps."""
 
     def __init__(
-        self, num_slots: int, max_rank: int, places: Mapping[str, Place], dtype: torch.dtype, device: torch.device
+        self,
+        num_slots: int,
+        max_rank: int,
+        matrices: Mapping[str, AdaptedMatrix],
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         self._num_slots = num_slots
-        self._places = places
+        self._matrices = matrices
         self._max_rank = cdiv(max_rank, RANKS) * RANKS
         self._dtype = dtype
         self._device = device
-        self._parts = dict(_parts(places))
-        num_parts = sum(place.num_parts for place in places.values())
+        self._parts = dict(_parts(matrices))
+        num_parts = sum(matrix.num_parts for matrix in matrices.values())
         self._head_size = _aligned(num_parts * PART_NUMBERS * 8 // dtype.itemsize)
         self._memory: SlotMemory | None = None
 
     @property
     def slot_nbytes(self) -> int:
-        """What a slot takes: an adapter of the highest rank on all places."""
+        """What a slot takes: an adapter of the highest rank on all matrices."""
         return self._slot_size * self._dtype.itemsize
 
     @property
@@ -68,7 +63,7 @@ class AdapterSlots:
 
     def table(self, name: str) -> SlotTable | EmbeddingSlotTable:
         """Return what is added to the matrix `name`."""
-        is_embedding = self._places[name].is_embedding
+        is_embedding = self._matrices[name].is_embedding
         return (EmbeddingSlotTable if is_embedding else SlotTable)(self, self._parts[name])
 
     def prepare(self, adapter: Mapping[str, Sequence[Product]]) -> Tensor:
@@ -90,8 +85,12 @@ class AdapterSlots:
         """Allocate the slots, and have the kernels compiled, so that no request waits for it."""
         memory = torch.zeros(self._num_slots, self._slot_size, dtype=self._dtype, device=self._device)
         self._memory = SlotMemory(memory, self._max_rank)
-        for num_tokens in FIRST_TOKENS:
+        for num_tokens in SIZES if self._device.type == "cuda" else ():
             self._run_all(num_tokens)
+
+    def group(self, owner: I64) -> TokenTiles | None:
+        """Return the tokens of these slots on the GPU, at once."""
+        return TokenTiles.of(owner, self._num_slots, self._device) if (owner >= 0).any() else None
 
     def install(self, slot: int, packed: Tensor) -> None:
         """Bring an adapter into a slot, behind the steps that are queued."""
@@ -102,34 +101,32 @@ class AdapterSlots:
 
     @property
     def _slot_size(self) -> int:
-        numbers = (self._max_rank * (p.num_parts * p.num_columns + p.num_rows) for p in self._places.values())
+        numbers = (self._max_rank * (p.num_parts * p.num_columns + p.num_rows) for p in self._matrices.values())
         return _aligned(self._head_size + sum(map(_aligned, numbers)))
 
     def _laid_out(self, adapter: Mapping[str, Sequence[Product]]) -> tuple[Tensor, list[tuple[int, Tensor]]]:
         """Return the head, and weights by where they begin."""
         end, weights = self._head_size, list[tuple[int, Tensor]]()
-        head = torch.zeros(sum(place.num_parts for place in self._places.values()), PART_NUMBERS, dtype=torch.int64)
+        head = torch.zeros(sum(matrix.num_parts for matrix in self._matrices.values()), PART_NUMBERS, dtype=torch.int64)
         for name, products in adapter.items():
-            place, parts = self._places[name], self._parts[name]
+            matrix, parts = self._matrices[name], self._parts[name]
             assert len(products) <= parts.count, (name, len(products))
             for part, (a, b, start) in enumerate(products, parts.first):
                 a, b = _filled_up(a, 0), _filled_up(b, 1)
                 assert len(a) <= self._max_rank, (name, a.shape)
                 head[part] = torch.tensor([end, end + a.numel(), len(a), start, len(b)])
-                weights += [(end, (a.T if place.is_embedding else a).flatten()), (end + a.numel(), b.flatten())]
+                weights += [(end, (a.T if matrix.is_embedding else a).flatten()), (end + a.numel(), b.flatten())]
                 end += a.numel() + b.numel()
         return head, weights
 
     def _run_all(self, num_tokens: int) -> None:
-        """Run every kernel on an empty slot: which programs see, and end."""
-        tokens, tiles = tile_tokens(torch.zeros(num_tokens, dtype=torch.int64).numpy(), self._num_slots)
-        there = TokenTiles(*(torch.from_numpy(each).to(self._device) for each in (tokens, tiles)))
-        for name, place in self._places.items():
-            out = torch.zeros(num_tokens, place.num_rows, dtype=self._dtype, device=self._device)
-            if place.is_embedding:
-                self.table(name).add(torch.zeros_like(there.tokens, dtype=torch.int64), there, out)
-            else:
-                self.table(name).add(out.new_zeros(num_tokens, place.num_columns), there, out)
+        """Run every variant of the kernels on an empty slot: which programs see, and end."""
+        there = TokenTiles.of(np.zeros(num_tokens, np.int64), self._num_slots, self._device)
+        for matrix, name in {matrix: name for name, matrix in self._matrices.items()}.items():
+            out = torch.zeros(num_tokens, matrix.num_rows, dtype=self._dtype, device=self._device)
+            x = there.tokens.long() * 0 if matrix.is_embedding else out.new_zeros(num_tokens, matrix.num_columns)
+            self.table(name).add(x, there, out)
+            run_all_expands(there, self.memory, self._parts[name], out)
 
 
 class SlotTable:
@@ -152,12 +149,12 @@ class EmbeddingSlotTable(SlotTable):
         add_picked(x, tokens, self._slots.memory, self._parts, out)
 
 
-def _parts(places: Mapping[str, Place]) -> Iterator[tuple[str, Parts]]:
+def _parts(matrices: Mapping[str, AdaptedMatrix]) -> Iterator[tuple[str, Parts]]:
     first = 0
-    for name, place in places.items():
-        is_aligned = all(number % ALIGNMENT == 0 for part in place.parts for number in part)
-        yield name, Parts(first, place.num_parts, max(size for _, size in place.parts), is_aligned)
-        first += place.num_parts
+    for name, matrix in matrices.items():
+        is_aligned = all(number % ALIGNMENT == 0 for part in matrix.parts for number in part)
+        yield name, Parts(first, matrix.num_parts, max(size for _, size in matrix.parts), is_aligned)
+        first += matrix.num_parts
 
 
 def _filled_up(side: Tensor, dim: int) -> Tensor:

@@ -25,6 +25,7 @@ PART_NUMBERS: Final = 5  # of a part in a slot's head: offsets of A and B in the
 MOST_RANKS: Final = 64  # of a program
 MIN_COLUMNS: Final = 256  # of x that a program multiplies
 PROGRAMS: Final = 264  # two on each multiprocessor of an H200
+MOST_SPLITS: Final = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,25 +106,37 @@ def add_picked(ids: Tensor, tiles: TokenTiles, slots: SlotMemory, parts: Parts, 
         _expand(inner, tiles, slots, parts, out)
 
 
+def run_all_expands(tiles: TokenTiles, slots: SlotMemory, parts: Parts, out: Tensor) -> None:
+    """Run each variant there is for such tiles, so that it is compiled; for slots whose parts have rank 0."""
+    with torch.cuda.device_of(out):
+        for exponent in range(MOST_SPLITS.bit_length()):
+            size = (1 << exponent, len(out), parts.count * slots.max_rank)
+            _expand(out.new_empty(size, dtype=torch.float32), tiles, slots, parts, out)
+
+
 def _expand(inner: Tensor, tiles: TokenTiles, slots: SlotMemory, parts: Parts, out: Tensor) -> None:
     block_n = 64 if tiles.size == SMALL_TILE else 128
     expand_kernel[(cdiv(parts.num_rows, block_n), len(tiles.tiles), parts.count)](
         *(inner, slots.memory, slots.heads, tiles.tokens, tiles.tiles, out),
-        *(len(inner), len(out), out.shape[1], slots.memory.stride(0), slots.heads.stride(0), parts.first),
+        *(len(out), out.shape[1], slots.memory.stride(0), slots.heads.stride(0), parts.first),
         MAX_RANK=slots.max_rank,
         TILE=tiles.size,
         BLOCK_R=min(MOST_RANKS, power_of_two(slots.max_rank)),
         BLOCK_N=block_n,
+        SPLITS=len(inner),
         ALIGNED=parts.is_aligned,
         num_warps=4,
     )
 
 
 def split(k: int, num_programs: int, block_k: int) -> tuple[int, int]:
-    """Return into how many parts to divide `k` columns for so many programs each, and how many a part has."""
-    splits = max(1, min(PROGRAMS // num_programs, k // MIN_COLUMNS))
-    columns = cdiv(cdiv(k, splits), block_k) * block_k
-    return cdiv(k, columns), columns
+    """Return into how many parts to divide `k` columns for so many programs each, and how many columns a part has.
+
+    They are a power of two, as each number of them is compiled for itself.
+    """
+    wanted = max(1, min(PROGRAMS // num_programs, k // MIN_COLUMNS, MOST_SPLITS))
+    splits: int = 1 << (wanted.bit_length() - 1)
+    return splits, cdiv(cdiv(k, splits), block_k) * block_k
 
 
 @triton.jit
@@ -221,7 +234,7 @@ def pick_kernel(
     tl.store(inner + row[:, None] + ranks[None, :], numbers.to(tl.float32), mask=inside)
 
 
-@triton.jit(do_not_specialize=["splits", "num_tokens", "first_part"])
+@triton.jit(do_not_specialize=["num_tokens", "first_part"])
 def expand_kernel(
     inner,  # [splits, num_tokens, num_parts * MAX_RANK], tokens as in `tokens`
     memory,
@@ -229,7 +242,6 @@ def expand_kernel(
     tokens,
     tiles,
     out,
-    splits,
     num_tokens,
     out_size,
     slot_size,
@@ -239,6 +251,7 @@ def expand_kernel(
     TILE: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    SPLITS: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
     tile, part = tl.program_id(1), tl.program_id(2)
@@ -248,11 +261,8 @@ def expand_kernel(
     _, b, rank, start, num_rows = head_of(memory, heads, slot, first_part + part, slot_size, head_size, ALIGNED)
     if (rank == 0) | (tl.program_id(0) * BLOCK_N >= num_rows):
         return
-    rows, column, width = (
-        tl.arange(0, TILE),
-        tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N),
-        tl.num_programs(2) * MAX_RANK,
-    )
+    rows, column = tl.arange(0, TILE), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    width = tl.num_programs(2) * MAX_RANK
     there, inside = (rows < count)[:, None], column < num_rows
     of_inner = inner + (first + rows).to(tl.int64)[:, None] * width + part * MAX_RANK
     total = tl.zeros((TILE, BLOCK_N), tl.float32)
@@ -261,7 +271,7 @@ def expand_kernel(
         known = (ranks < rank)[None, :]
         weights = tl.load(b + column[:, None] * rank + ranks[None, :], mask=inside[:, None] & known, other=0.0)
         shrunk, of_split = tl.zeros((TILE, BLOCK_R), tl.float32), of_inner + ranks[None, :]
-        for _ in range(splits):
+        for _ in tl.static_range(SPLITS):
             shrunk += tl.load(of_split, mask=there & known, other=0.0)
             of_split += num_tokens * width
         total = tl.dot(shrunk.to(weights.dtype), weights.T, total, input_precision="ieee")
