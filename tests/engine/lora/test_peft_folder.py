@@ -152,7 +152,6 @@ def test_a_missing_key_is_named(key: str) -> None:
         ({Q: (9, 6)}, {}, r"lora_B of .* is \(9, 4\)"),
         ({Q: (8, 6)}, {"r": 5}, r"lora_A of .* say \(5, 6\)"),
         ({"model.layers.7.self_attn.q_proj": (8, 6)}, {}, "no module 'model.layers.7"),
-        ({"lm_head": (50, 6)}, {}, "'lm_head' can't have an adapter"),
         ({"model.layers.1.mlp.experts.0.gate_proj": (5, 6)}, {}, "experts.0.gate_proj' can't have an adapter"),
         ({Q: (8, 6)}, {"target_modules": ["q_proj", "k_proj"]}, "no weights for k_proj"),
         ({Q: (8, 6), V: (4, 6)}, {"target_modules": ["q_proj"]}, "'.*v_proj', which is not among its target_modules"),

@@ -295,7 +295,7 @@ def test_recorded_steps_with_adapters_and_without_give_the_logits_of_the_c_kerne
     for slots in ([2, -1, 0], [-1, 2, 2], None):
         reference, planner = llama.driver(new_driver, "cpu"), new_driver(llama.source, "cpu")
         reference.adapters = planner.adapters = {} if slots is None else dict(enumerate(slots))
-        for mode, chunks in ((ForwardMode.EXTEND, texts), (ForwardMode.DECODE, dict.fromkeys(texts, [5]))):
+        for mode, chunks in ((ForwardMode.EXTEND, texts), (ForwardMode.DECODE, {each: [5] for each in texts})):
             expected = reference.runner.logits(reference.batch(mode, chunks))
             found = recording.logits(planner.batch(mode, chunks))
             torch.testing.assert_close(found.cpu(), expected, atol=1e-3, rtol=1e-4)

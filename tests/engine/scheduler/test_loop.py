@@ -19,6 +19,7 @@ from diptych.common.arrays import U64
 from diptych.common.logging import set_level
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.lora.registry import InvalidAdapter, LoraRegistry
+from diptych.engine.lora.turns import AdapterTurns
 from diptych.engine.scheduler.adapters import Adapters, ReadAdapter
 from diptych.engine.scheduler.admin_thread import AdminThread
 from diptych.engine.scheduler.grammar_thread import GrammarThread
@@ -94,13 +95,14 @@ class Frontend:
         channel.connect("inproc://loop")
         num_pages = 2 * context_len // PAGE + 1
         cache = KvCache(num_pages=num_pages, page_size=PAGE, max_requests=8, max_tokens_per_request=context_len)
-        core = local_core(cache, Limits(context_len, VOCAB, frozenset(), 16, 8, Scheduling(max_waiting=4)))
+        turns = AdapterTurns(2)
+        core = local_core(cache, Limits(context_len, VOCAB, frozenset(), 16, 8, Scheduling(max_waiting=4)), turns)
         watch = StepWatch()
         self.runner = StuckRunner(np.zeros((num_pages, PAGE), dtype=np.uint64), watch)
         self._links = links_of_nobody()
         self._grammars = GrammarThread(lambda: Compiler(tokenizer, VOCAB, tokenizer.eos_ids))
         self.slots = Slots()
-        adapters = Adapters(LoraRegistry(2, "base"), lambda: self.slots, self.slots.read)
+        adapters = Adapters(LoraRegistry(2, "base"), turns, lambda: self.slots, self.slots.read)
         self._admin = AdminThread(adapters.handlers)
         stepping = SynchronousStepping(core, self.runner, time.monotonic)
         parts = Parts(self._links, self._grammars, self._admin, adapters, watch)
