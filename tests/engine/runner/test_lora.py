@@ -32,9 +32,9 @@ LENGTHS = [1, 2, 17, 40, 65, 33]
 SLOTS = [2, -1, 0, 2, -1, 0]  # of each prompt's adapter: two adapters and the base model, interleaved
 NUM_OUTPUTS = 8
 FAMILY_CASES = {
-    "Llama": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    "Llama": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "embed_tokens", "lm_head"),
     "Qwen2": ("q_proj", "v_proj"),  # with biases
-    "Gemma2": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    "Gemma2": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "embed_tokens", "lm_head"),
     "Phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),  # fused in the checkpoint
     "Qwen3Moe": ("q_proj", "k_proj", "v_proj", "o_proj"),  # beside experts
     "Llama4": ("q_proj", "k_proj", "v_proj", "o_proj", "feed_forward.up_proj", "feed_forward.down_proj"),  # no halves
@@ -121,6 +121,7 @@ def install(driver: Any, source: ModelSource, slot: int, folder: Path) -> None:
 
 def merged(model: Any, deltas: Mapping[str, Tensor]) -> Any:
     changed = copy.deepcopy(model)
+    changed.lm_head.weight = torch.nn.Parameter(changed.lm_head.weight.detach().clone())  # it may be the embedding
     for module, delta in deltas.items():
         changed.get_submodule(module).weight.data += delta
     return changed.eval()

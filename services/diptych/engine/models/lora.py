@@ -57,6 +57,10 @@ class LowRankSlots(Protocol):
 
     def remove(self, slot: int) -> None: ...
 
+    def end(self, slots: Iterable[int]) -> None:
+        """Note that a step with adapters in these slots is queued."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class LowRankSetting:
@@ -182,6 +186,11 @@ class Loras:
     def begin_staged(self, tokens: Tokens | None, late_tokens: Tokens | None) -> None:
         """Note the tokens of a step, as tables want them: all, and those that are computed to the end."""
         self._all.tokens, self._late.tokens = tokens, late_tokens
+
+    def end(self, adapters: I64 | None) -> None:
+        """Note that the step is queued."""
+        if adapters is not None and self._slots is not None:
+            self._slots.end(slot for slot in np.unique(adapters).tolist() if slot >= 0)
 
     def _check_rank(self, rank: int) -> None:
         if self._setting.device.type == "cuda" and rank > self._setting.max_rank:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -58,6 +58,9 @@ class TableSlots:
     def remove(self, slot: int) -> None:
         for table in self._tables.values():
             table.remove(slot)
+
+    def end(self, slots: Iterable[int]) -> None:
+        """A step is over when it returns."""
 
 
 class TorchLowRankTable:

@@ -6,7 +6,7 @@ ranks filled up by zeros. So it is brought there by one copy, as large as the ad
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -50,6 +50,8 @@ class AdapterSlots:
         num_parts = sum(matrix.num_parts for matrix in matrices.values())
         self._head_size = _aligned(num_parts * PART_NUMBERS * 8 // dtype.itemsize)
         self._memory: SlotMemory | None = None
+        self._copies: torch.cuda.Stream | None = None
+        self._read: dict[int, torch.cuda.Event] = {}  # behind the last step that reads it, by slot
 
     @property
     def slot_nbytes(self) -> int:
@@ -93,8 +95,26 @@ class AdapterSlots:
         return TokenTiles.of(owner, self._num_slots, self._device) if (owner >= 0).any() else None
 
     def install(self, slot: int, packed: Tensor) -> None:
-        """Bring an adapter into a slot, behind the steps that are queued."""
-        self.memory.memory[slot, : len(packed)].copy_(packed, non_blocking=True)
+        """Bring an adapter into a slot, behind the steps that read it and before those that are queued from now on.
+
+        The copy has a stream of its own, so it runs beside a step of others that is queued already.
+        """
+        place = self.memory.memory[slot, : len(packed)]
+        if self._device.type != "cuda":
+            place.copy_(packed)
+            return
+        now = torch.cuda.current_stream(self._device)
+        copies = self._copies = self._copies or torch.cuda.Stream(self._device)
+        copies.wait_event(self._read.pop(slot, None) or now.record_event())
+        with torch.cuda.stream(copies):
+            place.copy_(packed, non_blocking=True)
+        now.wait_stream(copies)
+
+    def end(self, slots: Iterable[int]) -> None:
+        """Note that all that reads these slots is queued."""
+        if self._device.type == "cuda":
+            event = torch.cuda.current_stream(self._device).record_event()
+            self._read.update(dict.fromkeys(slots, event))
 
     def remove(self, slot: int) -> None:
         """Nobody reads a slot that no token has."""

@@ -108,12 +108,8 @@ class GpuRunner:
             self.loras.change()
             if self._model.communicator is not None and (batch.input_ids < 0).any():
                 self._model.communicator.broadcast(self._newest)
-            states = self._model.states
-            if states is None:
-                return self._queue(batch)
-            batch = states.before(batch)
-            logits = self._queue(batch)
-            states.behind(batch)
+            logits = self._between_states(batch)
+            self.loras.end(batch.adapters)
             return logits
 
     def sample(self, batch: ForwardBatch, logits: Tensor, sampling: SamplingBatch) -> WaitForResult:
@@ -122,6 +118,16 @@ class GpuRunner:
             sampled = self._launch_sampling(batch, logits, sampling)
             self._newest[: len(sampled.token_ids)].copy_(sampled.token_ids)
             return sampled.start_copy()
+
+    def _between_states(self, batch: ForwardBatch) -> Tensor:
+        """Queue the step, and the copies of its states before and behind it."""
+        states = self._model.states
+        if states is None:
+            return self._queue(batch)
+        batch = states.before(batch)
+        logits = self._queue(batch)
+        states.behind(batch)
+        return logits
 
     def _queue(self, batch: ForwardBatch) -> Tensor:
         graphs, pieces = self.recorded if batch.adapters is None else self.recorded_with_adapters
