@@ -51,15 +51,16 @@ def adapter(source: ModelSource, rank: int) -> tuple[Adapter, int]:
     return Adapter("0" * 32, tuple(products)), 2 * numbers
 
 
-def load(source: ModelSource, rank: int) -> GpuRunner:
-    """Load the model with all its adapters in their slots."""
+def load(source: ModelSource, rank: int) -> tuple[GpuRunner, int]:
+    """Load the model with all its adapters in their slots; return how many bytes one has, too."""
     options = ModelOptions(dtype="bfloat16", max_loras=NUM_ADAPTERS, max_lora_rank=rank)
     model = load_model(source, random_pool(source.config, NUM_PAGES), options)
     limits = StepLimits(MAX_STEP_TOKENS, MAX_REQUESTS, CONTEXT_LEN // PAGE_SIZE, max_loras=NUM_ADAPTERS)
-    prepared = model.loras.prepare(adapter(source, rank)[0])
+    weights, nbytes = adapter(source, rank)
+    prepared = model.loras.prepare(weights)
     for slot in range(NUM_ADAPTERS):
         model.loras.install(slot, prepared)
-    return new_runner(model, limits, DEVICE, with_graphs=True)
+    return new_runner(model, limits, DEVICE, with_graphs=True), nbytes
 
 
 def with_adapters(batch: ForwardBatch, num_adapters: int) -> ForwardBatch:
@@ -95,7 +96,7 @@ def main() -> None:
         source = open_model(str(folder), "dummy")
         for rank in options.ranks:
             with Report(as_json=options.json) as report:
-                runner, nbytes = load(source, rank), adapter(source, rank)[1]
+                runner, nbytes = load(source, rank)
                 for size in BATCHES[:: 2 if options.quick else 1]:
                     batch = decode_batch(size, CONTEXT, NUM_PAGES)
                     measure(report, limits, runner, batch, f"rank {rank}, B {size}", nbytes)
