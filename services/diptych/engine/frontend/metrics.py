@@ -47,6 +47,7 @@ COUNTERS: Final[Sequence[Row]] = (  # what a scheduler counts since its start
     ("unauthenticated_messages", "Transfer messages without our link key", lambda s: s.unauthenticated_messages),
     ("refused_page_writes", "Transfer messages for pages not granted", lambda s: s.refused_page_writes),
     ("retractions", "Requests that had to give up their pages for a while", lambda s: s.retractions),
+    ("adapters_placed", "Adapters that were brought into a slot of the model", lambda s: s.adapters_placed),
 )
 GAUGES: Final[Sequence[Row]] = (  # how a scheduler is now
     ("kv_leaks_found", "Contradictions in the books of KV pages; must be 0", lambda s: s.leaks_found),
@@ -61,6 +62,7 @@ GAUGES: Final[Sequence[Row]] = (  # how a scheduler is now
         "Prompt tokens that a step may have beside its outputs",
         lambda s: prompt_budget(s.instance.load),
     ),
+    ("waiting_for_adapter", "Requests whose adapter has no slot", lambda s: s.waiting_for_adapter),
     ("gpu_graphs", "Sizes of steps that are captured", lambda s: s.graphs),
     ("gpu_graph_bytes", "GPU memory that these took", lambda s: s.graph_bytes),
 )

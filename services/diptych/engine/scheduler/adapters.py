@@ -61,7 +61,7 @@ class Adapters(Generic[W]):
         read: Callable[[Path], ReadAdapter[W]],
     ) -> None:
         self._registry = registry
-        self._turns = turns
+        self.turns = turns
         turns.place_by(self._place)
         self._weights: dict[int, W] = {}  # by number
         self._slots = slots  # of the model that is served now
@@ -89,7 +89,7 @@ class Adapters(Generic[W]):
         return self._registry.start(room, name)
 
     def end(self, room: int) -> None:
-        self._turns.end(room)
+        self.turns.end(room)
         self._free(self._registry.end(room))
 
     def _place(self, number: int, slot: int) -> None:
@@ -104,7 +104,7 @@ class Adapters(Generic[W]):
         adapter, is_new = self._registry.load(name, read.fingerprint)
         if is_new:
             self._weights[adapter.number] = read.weights
-            self._turns.offer(adapter.number)
+            self.turns.offer(adapter.number)
             self._changed = True
             logger.info("loaded adapter %s (%s)", name, adapter.fingerprint)
         return LoadLoraResponse(adapter=_to_wire(adapter), was_loaded=not is_new)
@@ -122,7 +122,7 @@ class Adapters(Generic[W]):
     def _free(self, number: int | None) -> None:
         if number is not None:
             del self._weights[number]
-            slot = self._turns.forget(number)
+            slot = self.turns.forget(number)
             if slot is not None:
                 self._slots().remove(slot)
 

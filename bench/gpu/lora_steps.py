@@ -3,7 +3,7 @@
 Request i of a batch has adapter i of those that are loaded, in turns. The limit is the same step without adapters and
 one read of the adapters' weights at copy speed. Then steps of prompts, of one adapter and of eight.
 
-    python bench/gpu/lora.py [--ranks 16 64] [--quick] [--json]
+    python bench/gpu/lora_steps.py [--ranks 16 64] [--quick] [--json]
 """
 
 from __future__ import annotations
