@@ -44,7 +44,7 @@ def adapter(source: ModelSource, rank: int) -> tuple[Adapter, int]:
     for name, matrix in matrices.items():
         if name in ("embed", "lm_head"):
             continue
-        a = random.standard_normal((rank, matrix.num_columns), np.float32) / 100
+        a = random.standard_normal((rank, matrix.num_columns), np.float32) / np.float32(100)
         for start, size in matrix.parts:
             products.append(Product(name, start, a, np.full((size, rank), 0.01, np.float32)))
             numbers += rank * (matrix.num_columns + size)

@@ -38,7 +38,10 @@ FAMILY_CASES = {
     "Phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),  # fused in the checkpoint
     "Qwen3Moe": ("q_proj", "k_proj", "v_proj", "o_proj"),  # beside experts
     "Llama4": ("q_proj", "k_proj", "v_proj", "o_proj", "feed_forward.up_proj", "feed_forward.down_proj"),  # no halves
-    "DeepseekV3": ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"),  # around latents
+    "DeepseekV3": (  # around latents, and the expert that every token passes
+        *("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"),
+        *(f"shared_experts.{name}_proj" for name in ("gate", "up", "down")),
+    ),
     "Gemma4": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),  # of layers of two kinds
     "Lfm2": ("q_proj", "k_proj", "v_proj", "self_attn.out_proj", "w1", "w3", "w2"),  # beside short convolutions
     "Qwen3_5": ("k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),  # beside a delta rule
@@ -53,7 +56,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "Qwen3Moe": EXPERTS,
     "Llama4": {"num_local_experts": 4, "intermediate_size_mlp": 96, "attention_chunk_size": 16, "floor_scale": 8}
     | {"interleave_moe_layer_step": 2, "no_rope_layers": [1, 0, 1]},
-    "DeepseekV3": EXPERTS | LATENTS | {"num_key_value_heads": 4, "n_routed_experts": 4, "n_group": 1, "topk_group": 1},
+    "DeepseekV3": EXPERTS
+    | LATENTS
+    | {"num_key_value_heads": 4, "n_routed_experts": 4, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1},
     "Gemma4": {
         "num_hidden_layers": 6,
         "layer_types": ["sliding_attention", "full_attention"] * 3,

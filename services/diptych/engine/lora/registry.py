@@ -17,7 +17,7 @@ from diptych.common.arrays import F32
 from diptych.common.errors import InvalidRequest, NotFound, Overloaded
 
 # matrices that see every token and are multiplied or looked up as they are: not experts, not "kv_b" of latents
-TARGETS: Final = re.compile(r"\d+\.(qkv|q|q_a|q_b|kv_a|o|gate_up|down)|embed|lm_head")
+TARGETS: Final = re.compile(r"\d+\.(qkv|q|q_a|q_b|kv_a|o|(shared\.)?(gate_up|down))|embed|lm_head")
 EMBEDDING: Final = "embed"  # which is looked up
 OUTPUT: Final = "lm_head"  # which is the embedding again in some models, to which an adapter is one of its own
 NO_ADAPTER: Final = -1  # in place of a number, or of a slot

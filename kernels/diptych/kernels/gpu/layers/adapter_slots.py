@@ -105,7 +105,7 @@ class AdapterSlots:
             return
         now = torch.cuda.current_stream(self._device)
         copies = self._copies = self._copies or torch.cuda.Stream(self._device)
-        copies.wait_event(self._read.pop(slot, None) or now.record_event())
+        copies.wait_event(self._read.pop(slot) if slot in self._read else now.record_event())
         with torch.cuda.stream(copies):
             place.copy_(packed, non_blocking=True)
         now.wait_stream(copies)
