@@ -28,7 +28,7 @@ from diptych.common.members.roles import Role
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.cache.radix import RadixTree
 from diptych.engine.lora.registry import LoraRegistry
-from diptych.engine.lora.turns import AdapterTurns
+from diptych.engine.schedule.adapter_turns import AdapterTurns
 from diptych.engine.scheduler.adapters import Adapters
 from diptych.engine.scheduler.admin_thread import AdminThread
 from diptych.engine.scheduler.grammar_thread import GrammarThread

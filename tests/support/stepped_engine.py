@@ -18,7 +18,7 @@ from diptych.common.arrays import U64
 from diptych.common.members.roles import LegKind, Role
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.cache.tier import Tier
-from diptych.engine.lora.turns import ENOUGH_SLOTS, Turns
+from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
 from diptych.engine.scheduler.stepping import (
     ModelWorker,
     OverlappedStepping,

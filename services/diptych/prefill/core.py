@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Set
 
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.lora.turns import ENOUGH_SLOTS, Turns
+from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
 from diptych.engine.schedule.admission import refuse
 from diptych.engine.schedule.batch_builder import BuildBatch, build_batch
 from diptych.engine.schedule.extend_queue import ExtendQueue

@@ -28,7 +28,7 @@ from diptych.common.members.roles import LegKind, Role
 from diptych.decode.core import DecodeCore
 from diptych.decode.grants import Headroom
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.lora.turns import ENOUGH_SLOTS, Turns
+from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
 from diptych.engine.schedule.batch_builder import BuildBatch, build_batch
 from diptych.engine.schedule.step_pace import StepPace
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult

@@ -7,8 +7,8 @@ from typing import NoReturn
 
 from diptych.common.members.roles import Role
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.lora.turns import Turns
 from diptych.engine.options.config import SchedulerConfig
+from diptych.engine.schedule.adapter_turns import Turns
 from diptych.engine.scheduler.kv_backends import open_transport
 from diptych.engine.scheduler.process import run_scheduler
 from diptych.engine.values.limits import Limits

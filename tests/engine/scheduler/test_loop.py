@@ -19,7 +19,7 @@ from diptych.common.arrays import U64
 from diptych.common.logging import set_level
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.lora.registry import InvalidAdapter, LoraRegistry
-from diptych.engine.lora.turns import AdapterTurns
+from diptych.engine.schedule.adapter_turns import AdapterTurns
 from diptych.engine.scheduler.adapters import Adapters, ReadAdapter
 from diptych.engine.scheduler.admin_thread import AdminThread
 from diptych.engine.scheduler.grammar_thread import GrammarThread

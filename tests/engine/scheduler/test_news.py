@@ -7,7 +7,7 @@ from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
-from diptych.engine.lora.turns import AdapterTurns
+from diptych.engine.schedule.adapter_turns import AdapterTurns
 from diptych.engine.schedule.prefill_meter import PrefillMeter
 from diptych.engine.scheduler.links.links import links_of_nobody
 from diptych.engine.scheduler.news import News

@@ -4,7 +4,7 @@
 
 A request takes the adapter that is LOADED under a name when it arrives, and keeps it to its end. An UNLOADING adapter
 has no name any more, but its number: another one may be loaded under that name meanwhile. Which of them are in the
-model's slots, `turns` decides.
+model's slots, `AdapterTurns` decides.
 """
 
 from __future__ import annotations

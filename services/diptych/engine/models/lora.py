@@ -22,13 +22,8 @@ from diptych.engine.lora.registry import EMBEDDING, OUTPUT, TARGETS, Adapter, In
 from diptych.engine.models.matrix import Matrix
 from diptych.kernels.adapted_matrix import AdaptedMatrix, Product
 
-LATE: Final = (
-    "o",
-    "gate_up",
-    "down",
-    "shared.gate_up",
-    "shared.down",
-)  # matrices that come after the last attention, in the last layer
+# matrices that come after the last attention, in the last layer
+LATE: Final = ("o", "gate_up", "down", "shared.gate_up", "shared.down")
 
 Prepared = Any  # an adapter's weights, as its `LowRankSlots` want them
 Tokens = Any  # the tokens of a step by slot, as its `LowRankSlots` want them

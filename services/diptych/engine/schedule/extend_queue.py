@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.lora.turns import ENOUGH_SLOTS, Turns
+from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
 from diptych.engine.schedule.packing import Packing
 from diptych.engine.schedule.prefixes_in_flight import PendingPrefix, PrefixesInFlight, common_len
 from diptych.engine.schedule.waiting_queue import WaitingQueue

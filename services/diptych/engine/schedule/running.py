@@ -11,7 +11,7 @@ from typing import Protocol
 
 from diptych.common.errors import ConfigError
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.lora.turns import ENOUGH_SLOTS, Turns
+from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
 from diptych.engine.schedule.batch_builder import BuildBatch, build_batch
 from diptych.engine.schedule.extend_queue import ExtendQueue
 from diptych.engine.schedule.kv_forecast import KvForecast

@@ -17,7 +17,7 @@ from diptych.architectures.registry import FAMILIES
 from diptych.checkpoints.source import ModelSource
 from diptych.engine.lora.peft_folder import read_adapter
 from diptych.engine.lora.registry import Loaded, LoraRegistry
-from diptych.engine.lora.turns import AdapterTurns
+from diptych.engine.schedule.adapter_turns import AdapterTurns
 from diptych.engine.scheduler.admin_thread import Effect, Handler
 from diptych.v1 import bootstrap_pb2
 from diptych.v1.admin_pb2 import AdminAnswer, AdminCommand, LoadLoraResponse, UnloadLoraResponse

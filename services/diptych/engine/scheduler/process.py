@@ -28,11 +28,11 @@ from diptych.common.net.reachable import transfer_where
 from diptych.engine.cache.host_tier import NO_COPIER
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.lora.registry import LoraRegistry
-from diptych.engine.lora.turns import AdapterTurns, Turns
 from diptych.engine.options.config import EngineOptions, SchedulerConfig
 from diptych.engine.options.pool_size import num_host_slots, pool_words
 from diptych.engine.runner.host_pages import HostPages
 from diptych.engine.runner.threads import configure_threads
+from diptych.engine.schedule.adapter_turns import AdapterTurns, Turns
 from diptych.engine.schedule.step_sizes import words
 from diptych.engine.scheduler.adapters import Adapters, open_adapters
 from diptych.engine.scheduler.admin_thread import AdminThread

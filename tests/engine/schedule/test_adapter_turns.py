@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from diptych.engine.lora.turns import PATIENCE, AdapterTurns
+from diptych.engine.schedule.adapter_turns import PATIENCE, AdapterTurns
 from diptych.engine.values.request import Request, new_request
 from diptych.generation.sampling_params import SamplingParams
 
