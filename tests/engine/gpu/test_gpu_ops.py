@@ -12,7 +12,6 @@ from diptych.architectures.placement import Split
 from diptych.checkpoints.quantization.weight import QuantizedWeight
 from diptych.engine.lora.registry import Adapter, Product
 from diptych.engine.models.lora import Loras, LowRankSetting
-from diptych.engine.models.low_rank_tables import by_torch
 from diptych.engine.models.ops import Ops, TorchOps
 from diptych.kernels.adapted_matrix import AdaptedMatrix
 from diptych.kernels.quantized import QuantizedArray
@@ -82,13 +81,15 @@ def test_gated_products_of_few_and_of_many_rows_are_as_in_the_reference(
 def test_gates_and_ups_are_stored_before_they_are_activated_only_where_an_adapter_changes_them(
     adapters: list[int] | None, device: torch.device
 ) -> None:
+    from diptych.kernels.gpu.layers.adapter_slots import AdapterSlots
+
     weight, x = states(device, torch.float16, 2 * 4096, 64) / 8, states(device, torch.float16, 2, 64)
     product = Product("0.gate_up", 0, np.full((1, 64), 0.1, np.float32), np.ones((4096, 1), np.float32))
     results, stored = [], x.new_empty(0)
     for ops in reversed(both(torch.float16, device)):
         matrices = {"0.gate_up": AdaptedMatrix(64, ((0, 4096), (4096, 4096)))}
         setting = LowRankSetting(1, 16, matrices, torch.float16, device)
-        loras = Loras(2, setting, by_torch)
+        loras = Loras(2, setting, lambda of: AdapterSlots(1, of.max_rank, of.matrices, of.dtype, of.device))
         gated = ops.gated(loras.wrap("0.gate_up", ops.matrix("0.gate_up", weight, Split.NONE)), "silu")
         loras.install(0, loras.prepare(Adapter("0" * 32, (product,))))
         loras.begin(None if adapters is None else np.array(adapters), np.array([1, 1]), np.array([0, 1]))

@@ -25,7 +25,7 @@ PART_NUMBERS: Final = 5  # of a part in a slot's head: offsets of A and B in the
 MOST_RANKS: Final = 64  # of a program
 MIN_COLUMNS: Final = 256  # of x that a program multiplies
 PROGRAMS: Final = 264  # two on each multiprocessor of an H200
-MOST_SPLITS: Final = 16
+SPLITS: Final = (1, 4, 16)  # of the columns; each number of them is compiled for itself
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,8 +109,8 @@ def add_picked(ids: Tensor, tiles: TokenTiles, slots: SlotMemory, parts: Parts, 
 def run_all_expands(tiles: TokenTiles, slots: SlotMemory, parts: Parts, out: Tensor) -> None:
     """Run each variant there is for such tiles, so that it is compiled; for slots whose parts have rank 0."""
     with torch.cuda.device_of(out):
-        for exponent in range(MOST_SPLITS.bit_length()):
-            size = (1 << exponent, len(out), parts.count * slots.max_rank)
+        for splits in SPLITS:
+            size = (splits, len(out), parts.count * slots.max_rank)
             _expand(out.new_empty(size, dtype=torch.float32), tiles, slots, parts, out)
 
 
@@ -130,12 +130,9 @@ def _expand(inner: Tensor, tiles: TokenTiles, slots: SlotMemory, parts: Parts, o
 
 
 def split(k: int, num_programs: int, block_k: int) -> tuple[int, int]:
-    """Return into how many parts to divide `k` columns for so many programs each, and how many columns a part has.
-
-    They are a power of two, as each number of them is compiled for itself.
-    """
-    wanted = max(1, min(PROGRAMS // num_programs, k // MIN_COLUMNS, MOST_SPLITS))
-    splits: int = 1 << (wanted.bit_length() - 1)
+    """Return into how many parts to divide `k` columns for so many programs each, and how many columns a part has."""
+    most = max(1, min(PROGRAMS // num_programs, k // MIN_COLUMNS))
+    splits = max(each for each in SPLITS if each <= most)
     return splits, cdiv(cdiv(k, splits), block_k) * block_k
 
 
