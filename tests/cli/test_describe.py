@@ -13,6 +13,7 @@ import transformers
 
 from diptych.cli.describe import DescribeConfig, main
 from diptych.common.errors import ConfigError
+from diptych.engine.options.config import Quantization
 
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "original_max_position_embeddings": 8192}
 LLAMA3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -214,6 +215,54 @@ def test_experts_in_mxfp4_take_four_bits_a_weight_and_their_scales(
     assert described(tmp_path, capsys)["gpu"]["weights_bytes"] == plain - rows * 2880 * 2 + rows * strips * (64 + 4)
     assert main(DescribeConfig(model=str(tmp_path))) == 0
     assert "GiB in bfloat16, experts in MXFP4, at most" in capsys.readouterr().out
+
+
+PACKED = {"format": "pack-quantized", "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": 32}}}}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "strip_nbytes", "said"),  # of 128 columns with their scales
+    [
+        ({"quant_method": "awq", "group_size": 128}, 64 + 4, "experts in INT4"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": -1}, 64 + 4, "experts in INT4"),
+        ({"quant_method": "gptq", "bits": 4, "desc_act": True}, 256, "GiB in bfloat16, at most"),
+        ({"quant_method": "gptq", "bits": 8}, 256, "GiB in bfloat16, at most"),
+        (PACKED | {"quant_method": "compressed-tensors"}, 64 + 4 * 4, "experts in INT4"),
+    ],
+)
+def test_experts_in_four_bits_are_counted_as_gpus_keep_them(
+    quantization: dict[str, Any], strip_nbytes: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = transformers.Qwen3MoeConfig(architectures=["Qwen3MoeForCausalLM"], num_hidden_layers=2)
+    config.save_pretrained(tmp_path)
+    plain = described(tmp_path, capsys)["gpu"]["weights_bytes"]
+    values = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(values | {"quantization_config": quantization}))
+    strips = 2 * 128 * 3 * 768 * 2048 // 128
+    assert described(tmp_path, capsys)["gpu"]["weights_bytes"] == plain - strips * (256 - strip_nbytes)
+    assert described(tmp_path, capsys, quantization="none")["gpu"]["weights_bytes"] == plain
+    assert main(DescribeConfig(model=str(tmp_path))) == 0
+    assert said in capsys.readouterr().out
+
+
+def test_matrices_of_layers_in_fp8_take_a_byte_a_weight_and_a_scale_a_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = transformers.LlamaConfig(architectures=["LlamaForCausalLM"], num_hidden_layers=2)
+    config.save_pretrained(tmp_path)
+    plain = described(tmp_path, capsys)["gpu"]["weights_bytes"]
+    values = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(values | {"quantization_config": {"quant_method": "fp8"}}))
+    hidden, ffn = config.hidden_size, config.intermediate_size
+    weights, rows = 4 * hidden**2 + 3 * hidden * ffn, 5 * hidden + 2 * ffn
+    narrow = described(tmp_path, capsys)["gpu"]["weights_bytes"]
+    assert narrow == plain - config.num_hidden_layers * (weights - 4 * rows)
+    assert main(DescribeConfig(model=str(tmp_path))) == 0
+    assert "in bfloat16, matrices of layers in FP8, at most" in capsys.readouterr().out
+    asked: list[tuple[Quantization, int]] = [("none", plain), ("fp8", narrow)]
+    for quantization, nbytes in asked:
+        assert main(DescribeConfig(model=str(tmp_path), quantization=quantization, json=True)) == 0
+        assert json.loads(capsys.readouterr().out)["gpu"]["weights_bytes"] == nbytes
 
 
 GEMMA3_27B: dict[str, Any] = {

@@ -31,6 +31,7 @@ TINY: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 128,
 }
+SMALL_FP8 = {"hidden_size": 128, "head_dim": 32}  # keys and values have half a block each
 
 
 def words(fields: list[Tensor], bits: int) -> Tensor:
@@ -89,11 +90,12 @@ def gptq(bits: int, *, symmetric: bool = False, offset: int = 1, act_order: bool
 
 
 def float8(kind: str, name: str = "weight_scale") -> Quantize:
-    """`kind`: one scale a "tensor", a "row", or a "block" of 16 x 32."""
+    """`kind`: one scale a "tensor", a "row", or a "block" of 16 x 32, or "large block" of 128 x 128 or less."""
 
     def quantize(weight: Tensor) -> tuple[Parts, Tensor]:
         rows, columns = weight.shape
-        block = {"tensor": (rows, columns), "row": (1, columns), "block": (16, 32)}[kind]
+        large = min(rows, 128), min(columns, 128)
+        block = {"tensor": (rows, columns), "row": (1, columns), "block": (16, 32), "large block": large}[kind]
         blocks = weight.view(rows // block[0], block[0], columns // block[1], block[1])
         scales = blocks.abs().amax((1, 3)) / 448
         spread = scales.repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)
@@ -146,23 +148,81 @@ FORMATS: dict[str, tuple[dict[str, Any], Quantize]] = {
 }
 
 
-def save(folder: Path, config: Mapping[str, Any], quantize: Quantize) -> dict[str, Tensor]:
+EXPERT_FORMATS: dict[str, tuple[dict[str, Any], Quantize]] = {
+    "gptq 4 bits": FORMATS["gptq 4 bits"],
+    "fp8 row": FORMATS["fp8 row"],
+    "fp8 large block": (
+        {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]},
+        float8("large block", "weight_scale_inv"),
+    ),
+}
+
+
+def save(
+    folder: Path, config: Mapping[str, Any], quantize: Quantize, settings: Mapping[str, Any] = TINY
+) -> dict[str, Tensor]:
     """Write a tiny Llama with quantised projections; return the values of all its weights."""
     torch.manual_seed(0)
-    model: Any = transformers.LlamaForCausalLM(transformers.LlamaConfig(**TINY, tie_word_embeddings=False))
-    model.config.save_pretrained(folder)
+    model: Any = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings, tie_word_embeddings=False))
+    return _write(folder, model.config, model.state_dict(), "_proj", config, quantize)
+
+
+def save_experts(folder: Path, config: Mapping[str, Any], quantize: Quantize) -> dict[str, Tensor]:
+    """The same of a tiny Qwen 3 MoE with quantised experts."""
+    torch.manual_seed(0)
+    sizes = TINY | {"num_hidden_layers": 1, "hidden_size": 128, "moe_intermediate_size": 128, "num_experts": 4}
+    model: Any = transformers.Qwen3MoeForCausalLM(
+        transformers.Qwen3MoeConfig(**sizes, num_experts_per_tok=2, tie_word_embeddings=False)
+    )
+    weights: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        module, _, last = name.rpartition(".")
+        names = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.get(last, ())
+        for expert, stacked in enumerate(tensor if names else ()):
+            parts = zip(names, stacked.chunk(len(names)), strict=True)
+            weights |= {f"{module}.{expert}.{each}.weight": part for each, part in parts}
+        weights |= {} if names else {name: tensor}
+    return _write(folder, model.config, weights, ".experts.", config, quantize)
+
+
+def _write(
+    folder: Path,
+    model: Any,  # its configuration
+    weights: Mapping[str, Tensor],
+    quantized: str,  # is in the names of what is quantised
+    config: Mapping[str, Any],
+    quantize: Quantize,
+) -> dict[str, Tensor]:
+    model.save_pretrained(folder)
     written = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**written, "quantization_config": dict(config)}))
     tensors: dict[str, Tensor] = {}
     expected: dict[str, Tensor] = {}
-    for name, parameter in model.state_dict().items():
-        if "_proj" not in name:
-            tensors[name] = expected[name] = parameter.clone()
+    for name, weight in weights.items():
+        if quantized not in name:
+            tensors[name] = expected[name] = weight.clone()
             continue
-        parts, expected[name] = quantize(parameter)
+        parts, expected[name] = quantize(weight)
         tensors |= {f"{name.removesuffix('weight')}{suffix}": part.contiguous() for suffix, part in parts.items()}
     safetensors.torch.save_file(tensors, folder / "model.safetensors")
     return expected
+
+
+@pytest.fixture(params=EXPERT_FORMATS)
+def experts_checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A folder with experts in each of the formats that GPUs keep."""
+    folder = tmp_path / "experts"
+    save_experts(folder, *EXPERT_FORMATS[request.param])
+    return folder
+
+
+@pytest.fixture(params=["row", "large block"])
+def fp8_folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A model in FP8 as GPUs keep it."""
+    block = {"weight_block_size": [128, 128]} if request.param == "large block" else {}
+    config = {"quant_method": "fp8", "fmt": "e4m3", **block}
+    save(tmp_path, config, float8(request.param, "weight_scale_inv"), TINY | SMALL_FP8)
+    return tmp_path
 
 
 @pytest.fixture(params=FORMATS)

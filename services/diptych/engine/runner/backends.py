@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from diptych.architectures.config import ModelConfig
+from diptych.architectures.size import LINEAR
 from diptych.common.errors import ConfigError
 from diptych.engine.attention.backend import AttentionBackend, GraphAttention, PhasedAttention
 from diptych.engine.attention.cpu_backend import CpuAttention
@@ -56,6 +57,7 @@ class Setting:
     layers: tuple[int, ...] = ()  # of the model, those of `config`, where there are several kinds of them
     group: int | None = None  # of pages, where there are several
     index_keys: Tensor | None = None  # [num_pages, num_layers, 1, page_size, 1, index_head_dim], of an indexer's layers
+    fixed_order: bool = False  # sums are to be made in an order that does not depend on the step
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +81,39 @@ def choose(prefill: str, decode: str, *kinds: Setting) -> Backend:
     """
     setting = kinds[0]
     names = _resolved(prefill, kinds), _resolved(decode, kinds)
+    if setting.fixed_order:
+        _check_fixed_order(set(names), kinds)
     made = {name: _made(name, kinds) for name in dict.fromkeys(names)}
     (of_prompts, _), (of_decodes, recordable) = made[names[0]], made[names[1]]
     attention = PhasedAttention(of_prompts, of_decodes, recordable)
     if "cpu" in names:
         return Backend(attention, CpuOps(), _cpu_slots, CpuSampler(), only_queues=False)
     is_reference = set(names) == {"torch"}
-    ops = (TorchOps if is_reference else _gpu_ops)(setting.dtype, setting.kv.device)
+    new_ops = TorchOps if is_reference else _fixed_order_ops if setting.fixed_order else _gpu_ops
+    ops = new_ops(setting.dtype, setting.kv.device)
     slots = by_torch if is_reference and not setting.kv.is_cuda else _gpu_slots
     return Backend(attention, ops, slots, TorchSampler(), only_queues=not is_reference)
+
+
+def narrowing(backend: Backend, dtype: torch.dtype, device: torch.device) -> Ops:
+    """Return what computes in place of `backend.ops` if weights are to be made FP8. Raises `ConfigError`."""
+    if not backend.only_queues:
+        raise ConfigError("--quantization fp8 is for GPUs, with attention backend 'triton' or 'flashinfer': use 'auto'")
+    from diptych.engine.models.gpu_fp8 import has_fp8
+    from diptych.engine.models.gpu_ops import GpuOps
+
+    if not has_fp8(device):
+        raise ConfigError("--quantization fp8 needs a GPU that multiplies FP8, such as an L4, L40, H100 or H200")
+    return GpuOps(dtype, device, LINEAR)
+
+
+def _check_fixed_order(names: set[str], kinds: Sequence[Setting]) -> None:
+    """Raises `ConfigError` for what has kernels that add up in other orders for other steps."""
+    if names not in ({"cpu"}, {"triton"}):
+        raise ConfigError("--deterministic needs the attention backend 'triton' on GPUs, 'cpu' on CPUs: use 'auto'")
+    for setting in kinds:
+        if names == {"triton"} and (setting.config.num_planes == 1 or setting.index_keys is not None):
+            raise ConfigError("--deterministic is not for models with latents or an indexer on GPUs yet")
 
 
 def _made(name: str, kinds: Sequence[Setting]) -> Made:
@@ -143,6 +169,12 @@ def _gpu_slots(setting: LowRankSetting) -> LowRankSlots:
     return AdapterSlots(setting.num_slots, setting.max_rank, setting.matrices, setting.dtype, setting.device)
 
 
+def _fixed_order_ops(dtype: torch.dtype, device: torch.device) -> Ops:
+    from diptych.engine.models.fixed_order_ops import FixedOrderOps
+
+    return FixedOrderOps(dtype, device)
+
+
 def _cpu(setting: Setting) -> Made:
     _check_cpu(setting)
     if setting.index_keys is not None:
@@ -180,9 +212,11 @@ def _triton(setting: Setting) -> Made:
         return _triton_sparse(setting, setting.index_keys)
     from diptych.engine.attention.latent_prompts import LatentPrompts
     from diptych.engine.attention.triton_backend import TritonAttention
+    from diptych.engine.attention.triton_kernels import FixedOrderKernels
 
     prompts = LatentPrompts.of(setting.config, setting.kv.shape[3], setting.dtype, setting.kv.device)
-    attention = TritonAttention(setting.config, setting.kv, setting.sinks, setting.ropes, prompts)
+    kernels = FixedOrderKernels(setting.config, setting.kv) if setting.fixed_order else None
+    attention = TritonAttention(setting.config, setting.kv, setting.sinks, setting.ropes, prompts, kernels)
     return attention, attention
 
 

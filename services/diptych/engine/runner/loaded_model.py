@@ -25,7 +25,7 @@ from diptych.engine.models.decoder import Decoder
 from diptych.engine.models.lora import Loras, LowRankSetting, adapted_matrices
 from diptych.engine.models.pieces import Pieces
 from diptych.engine.models.weights import Weights, load
-from diptych.engine.runner.backends import Backend, Setting, choose
+from diptych.engine.runner.backends import Backend, Setting, choose, narrowing
 from diptych.engine.runner.kv_pool import DTYPES, KV_DTYPES, region_views
 from diptych.engine.runner.model_part import ModelPart
 from diptych.engine.runner.sampling.sampler import Sampler
@@ -47,6 +47,7 @@ class ModelOptions:
     max_loras: int = 0
     max_lora_rank: int = 16  # on GPUs
     max_requests: int = 1  # that run at once: each has a state, in models with recurrent layers
+    deterministic: bool = False  # a token's bits do not depend on what else is in its step
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,9 +91,11 @@ def load_model(
     with torch.inference_mode():
         part = ModelPart.of(source, communicator)
         sinks = new_sinks(part.config.attending, kv.device)
+        if options.deterministic and part.config.recurrent is not None and kv.is_cuda:
+            raise ConfigError("--deterministic is not for models with recurrent layers on GPUs yet")
         backend = _choose(part.config.attending, kv, options, sinks)
-        ops = part.wrap(backend.ops)
-        tensors = part.tensors if options.quantization == "auto" else expanded(part.tensors)
+        ops = part.wrap(narrowing(backend, dtype, kv.device) if options.quantization == "fp8" else backend.ops)
+        tensors = expanded(part.tensors) if options.quantization == "none" else part.tensors
         placement = list(part.placement)
         weights = load(part.config, placement, tensors, ops, dtype, kv.device)
         _fill(sinks, chain(*part.config.attending.layers_by_kind), weights)
@@ -140,6 +143,7 @@ def _choose(config: ModelConfig, kv: Tensor, options: ModelOptions, sinks: Tenso
     else:
         whole = Setting(config, views[0], dtype, options.num_threads, sinks, rope_tables(config, views[0]))
         kinds = _of_regions(whole, views) if config.wide is not None else _of_groups(whole)
+    kinds = [replace(kind, fixed_order=options.deterministic) for kind in kinds]
     return choose(extend, options.decode_attention_backend or extend, *kinds)
 
 

@@ -39,6 +39,7 @@ class ModelRunner:
         max_requests: int = 1,
         communicator: Communicator | None = None,
         layer_listener: Callable[[], OnLayer | None] = lambda: None,
+        deterministic: bool = False,
     ) -> None:
         """With a `communicator` load one rank's part; `kv` is then the pool of that part.
 
@@ -55,6 +56,7 @@ class ModelRunner:
             max_loras=max_loras,
             max_lora_rank=max_lora_rank,
             max_requests=max_requests,
+            deterministic=deterministic,
         )
         self._model = load_model(source, kv, options, communicator)
         self._device = kv.device

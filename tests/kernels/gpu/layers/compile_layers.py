@@ -8,7 +8,23 @@ from typing import Any
 import torch
 from ahead_of_time import Kernel
 
-from diptych.kernels.gpu.layers import activations, low_rank, moe, mxfp4_experts, norms, skinny_gated_gemm, skinny_gemm
+from diptych.kernels.gpu.layers import (
+    activations,
+    fixed_gemm,
+    fp8_experts,
+    fp8_gemm,
+    fp8_gemv,
+    fp8_rows,
+    int4_experts,
+    low_rank,
+    moe,
+    mxfp4_experts,
+    norms,
+    skinny_gated_gemm,
+    skinny_gemm,
+)
+from diptych.kernels.gpu.layers.fp8_matrix import Fp8Matrix, pitch_of
+from diptych.kernels.gpu.layers.fp8_rows import GROUP
 
 HIDDEN, FFN = 4096, 14_336
 CELLS = frozenset({"v4.b32"})
@@ -33,6 +49,20 @@ def heads() -> Kernel:
 def activation(name: str, called: str) -> Kernel:
     constants = {"SIZE": FFN, "TILE": activations.TILE_NUMBERS, "ACTIVATION": called, "ALPHA": 1.702, "LIMIT": 7.0}
     return Kernel(name, activations.activate_kernel, pointers("gate_up out"), constants, loads=CELLS, stores=CELLS)
+
+
+def fixed(name: str, num_rows: int) -> Kernel:
+    tile = fixed_gemm.choose_tile(num_rows, torch.bfloat16)
+    return Kernel(
+        f"fixed GEMM, {name}",
+        fixed_gemm.fixed_gemm_kernel,
+        pointers("x weight out", m="i32", n="i32"),
+        tile.weight.constants(tile.block_m, HIDDEN) | {"GROUP": fixed_gemm.BLOCKS_A_GROUP},
+        frozenset({"m"}),
+        num_warps=tile.weight.num_warps,
+        num_stages=tile.weight.num_stages,
+        loads=COPIES,
+    )
 
 
 def skinny(name: str, n: int, k: int) -> Kernel:
@@ -80,6 +110,15 @@ def experts() -> Iterator[Kernel]:
         yield mxfp4(mxfp4_experts.MXFP4_BLOCKS[0], "bf16", 2880, few)
     yield mxfp4(mxfp4_experts.MXFP4_BLOCKS[0], "fp16", 2880)
     yield mxfp4(mxfp4_experts.MXFP4_BLOCKS[0], "bf16", HIDDEN)
+    for block in int4_experts.INT4_BLOCKS:
+        yield int4(block, "bf16", 128)
+    for few, _ in int4_experts.TILES_OF_FEW:
+        yield int4(int4_experts.INT4_BLOCKS[0], "bf16", 128, few)
+    yield int4(int4_experts.INT4_BLOCKS[0], "fp16", 32)
+    for block in fp8_experts.FP8_BLOCKS:
+        yield fp8_grouped(block, 128)
+    yield fp8_grouped(fp8_experts.FP8_BLOCKS[0], 0)
+    yield fp8_grouped(fp8_experts.FP8_BLOCKS[-1], 0)
     types, constants = pointers("results shares out"), {"SIZE": HIDDEN, "NUM_CHOICES": 2, "CHOICES": 2, "TILE": 1024}
     types = {name: types.get(name, "*i64") for name in ("results", "chosen", "shares", "out")}
     yield Kernel("MoE, combine", moe.combine_kernel, types, constants, loads=CELLS, stores=CELLS)
@@ -147,6 +186,92 @@ def adapters() -> Iterator[Kernel]:
         yield Kernel(f"pick, {tile}", low_rank.pick_kernel, types, constants, odd)
 
 
+def int4(block: int, dtype: str, group: int, num_rows: int = 1 << 20) -> Kernel:
+    kind = {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+    tile = int4_experts.tile_of(block, kind, num_rows)
+    types = {"x": f"*{dtype}", "words": "*i64", "scales": "*i64", "assignments": "*i32", "experts": "*i32"}
+    types |= {"bias": f"*{dtype}", "out": f"*{dtype}", "num_assignments": "i32", "max_blocks": "i32", "n": "i32"}
+    return Kernel(
+        f"INT4 experts, {block} rows of {dtype}, groups of {group}, {num_rows} rows of weights",
+        int4_experts.grouped_int4_kernel,
+        types,
+        int4_experts.constants(tile, block, HIDDEN, 8, group, has_bias=True) | {"COMPILED": True},
+        frozenset({"num_assignments", "max_blocks"}),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        loads=frozenset({"async 16", "async 4"}),  # codes and states, scales
+    )
+
+
+def fp8_grouped(block: int, group: int) -> Kernel:
+    tile = fp8_experts.TILES[block]
+    codes = torch.empty(2 * FFN, HIDDEN, dtype=torch.float8_e4m3fn, device="meta")
+    matrix = Fp8Matrix(codes, torch.empty(1, 1, device="meta"), group)
+    types = {"x": "*fp8e4nv", "x_scales": "*fp32", "codes": "*i64", "scales": "*i64", "assignments": "*i32"}
+    types |= {"experts": "*i32", "bias": "*bf16", "out": "*bf16"}
+    types |= dict.fromkeys(("num_assignments", "num_rows", "max_blocks", "n"), "i32")
+    return Kernel(
+        f"FP8 experts, {block} rows, a scale {group or 'all'} columns",
+        fp8_experts.grouped_fp8_kernel,
+        types,
+        fp8_experts.constants(tile, block, matrix, 8, has_bias=True) | {"COMPILED": True},
+        frozenset({"num_assignments", "num_rows", "max_blocks"}),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        loads=COPIES,
+    )
+
+
+def fp8() -> Iterator[Kernel]:
+    types = pointers("x", codes="*fp8e4nv", scales="*fp32")
+    constants = {"COMPILED": True} | fp8_rows.row_constants(FFN)
+    yield Kernel("FP8, rows", fp8_rows.quantize_rows_kernel, types, constants, num_warps=8, loads=CELLS)
+    constants = {"K": FFN, "GROUPS": fp8_rows.TILE // GROUP, "GROUP": GROUP, "COMPILED": True}
+    of_m, kernel = {"m": "i32"}, fp8_rows.quantize_groups_kernel
+    yield Kernel("FP8, groups", kernel, types | of_m, constants, frozenset(of_m), loads=CELLS)
+    for group in (0, GROUP):
+        yield fp8_row(group)
+        yield fp8_gates(group)
+        for block in fp8_gemm.BLOCKS:
+            yield fp8_rows_of(block, group)
+
+
+def fp8_row(group: int) -> Kernel:
+    constants = fp8_gemv.STRIP.constants(FFN, group, pitch_of(FFN, group)) | {"COMPILED": True}
+    types = pointers("x", codes="*fp8e4nv", scales="*fp32", out="*bf16", n="i32")
+    name = f"FP8, one row, groups of {group}"
+    return Kernel(name, fp8_gemv.fp8_gemv_kernel, types, constants, num_warps=fp8_gemv.STRIP.num_warps, loads=CELLS)
+
+
+def fp8_gates(group: int) -> Kernel:
+    strip = fp8_gemv.GATED_STRIP
+    constants = strip.constants(HIDDEN, group, pitch_of(HIDDEN, group)) | {"FFN_SIZE": FFN, "ACTIVATION": "silu"}
+    types = pointers("x", codes="*fp8e4nv", scales="*fp32", out="*bf16")
+    return Kernel(
+        f"FP8, gates of one row, groups of {group}",
+        fp8_gemv.fp8_gated_gemv_kernel,
+        types,
+        constants | {"COMPILED": True},
+        num_warps=strip.num_warps,
+        loads=CELLS,
+    )
+
+
+def fp8_rows_of(block: int, group: int) -> Kernel:
+    tile = fp8_gemm.choose_tile(block, HIDDEN, group)
+    types = {"x": "*fp8e4nv", "x_scales": "*fp32", "codes": "*fp8e4nv", "scales": "*fp32", "out": "*bf16"}
+    return Kernel(
+        f"FP8, {block} rows, groups of {group}",
+        fp8_gemm.fp8_gemm_kernel,
+        types | {"m": "i32", "n": "i32", "out_stride": "i32"},
+        tile.constants(block, FFN) | {"GROUP": group, "PITCH": pitch_of(FFN, group), "COMPILED": True},
+        frozenset({"m"}),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        loads=COPIES,
+    )
+
+
 def kernels() -> Iterator[Kernel]:
     yield rowwise("norm", norms.rms_norm_kernel, pointers("x weight out", eps="fp32"))
     types = pointers("x delta weight out", eps="fp32")
@@ -155,6 +280,8 @@ def kernels() -> Iterator[Kernel]:
     yield activation("SiLU", "silu")
     yield activation("GELU", "gelu_tanh")
     yield activation("clamped SwiGLU", "clamped_swiglu")
+    yield fixed("few rows", 1)
+    yield fixed("many rows", 4096)
     yield skinny("of 2048 rows", 2048, HIDDEN)
     yield skinny("of 4096 rows", HIDDEN, FFN)
     yield skinny("of 8192 rows", 8192, 8192)
@@ -163,3 +290,5 @@ def kernels() -> Iterator[Kernel]:
     yield gates("of 4096 pairs", 4096, "gelu_tanh")
     yield from experts()
     yield from adapters()
+
+    yield from fp8()
