@@ -40,12 +40,21 @@ class LowRankTable(Protocol):
 class LowRankSlots(Protocol):
     """The adapters of a model by slot, as one kind of processor keeps and multiplies them."""
 
+    @property
+    def max_rank(self) -> int | None:
+        """The highest rank that there is room for; None: any."""
+        ...
+
     def table(self, name: str) -> LowRankTable:
         """Return what is added to the matrix `name`."""
         ...
 
+    def reserve(self) -> None:
+        """Take the memory of the slots, unless it is taken. Raises `torch.OutOfMemoryError`."""
+        ...
+
     def prepare(self, products: Mapping[str, Sequence[Product]]) -> Prepared:
-        """Lay out an adapter, given by matrix, on the host. One thread at a time, but beside the others' calls."""
+        """Lay out an adapter, given by matrix, on the host; slots are reserved. In any thread."""
         ...
 
     def group(self, owner: I64) -> Tokens | None:
@@ -145,21 +154,27 @@ class Loras:
         wrapper = LoraEmbedding if self._setting.matrices[name].is_embedding else LoraMatrix
         return wrapper(matrix, self._late if name in self._late_names else self._all, self._slots.table(name))
 
-    def prepare(self, adapter: Adapter) -> Prepared:
-        """Lay out the weights of an adapter. Raises `InvalidAdapter`, and `Overloaded` where there is no memory."""
+    def reserve(self) -> None:
+        """Take the memory of the slots, unless it is taken. Raises `Overloaded`."""
         assert self._slots is not None
-        self._check_rank(max((len(product.a) for product in adapter.products), default=0))
+        try:
+            self._slots.reserve()
+        except torch.OutOfMemoryError as error:
+            words = f"no GPU memory is left for {self.num_slots} adapters of rank {self._setting.max_rank}"
+            raise Overloaded(f"{words}: lower --max-loras, --max-lora-rank or --gpu-memory-share") from error
+
+    def prepare(self, adapter: Adapter) -> Prepared:
+        """Lay out the weights of an adapter. One thread at a time. Raises `InvalidAdapter`, and as `reserve`."""
+        assert self._slots is not None
+        _check_rank(adapter, self._slots.max_rank)
+        self.reserve()
         products: dict[str, list[Product]] = {}
         for product in adapter.products:
             a, b = (
                 torch.from_numpy(np.ascontiguousarray(side)).to(self._setting.dtype) for side in (product.a, product.b)
             )
             products.setdefault(product.target, []).append((a, b, product.start))
-        try:
-            return self._slots.prepare(products)
-        except torch.OutOfMemoryError as error:
-            words = f"no GPU memory is left for {self.num_slots} adapters of rank {self._setting.max_rank}"
-            raise Overloaded(f"{words}: lower --max-loras, --max-lora-rank or --gpu-memory-share") from error
+        return self._slots.prepare(products)
 
     def install(self, slot: int, prepared: Prepared) -> None:
         assert self._slots is not None
@@ -193,10 +208,12 @@ class Loras:
         if adapters is not None and self._slots is not None:
             self._slots.end(slot for slot in np.unique(adapters).tolist() if slot >= 0)
 
-    def _check_rank(self, rank: int) -> None:
-        if self._setting.device.type == "cuda" and rank > self._setting.max_rank:
-            words = f"it has rank {rank}, more than the {self._setting.max_rank} that this worker has room for"
-            raise InvalidAdapter(f"{words}: give --max-lora-rank {rank}")
+
+def _check_rank(adapter: Adapter, max_rank: int | None) -> None:
+    rank = max((len(product.a) for product in adapter.products), default=0)
+    if max_rank is not None and rank > max_rank:
+        words = f"it has rank {rank}, more than the {max_rank} that this worker has room for"
+        raise InvalidAdapter(f"{words}: give --max-lora-rank {rank}")
 
 
 def adapted_matrices(placement: Iterable[Placed]) -> dict[str, AdaptedMatrix]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
@@ -29,6 +29,8 @@ class Table(Protocol):
 class TableSlots:
     """Implements `LowRankSlots`."""
 
+    max_rank: Final = None
+
     def __init__(self, setting: LowRankSetting, prepare: Prepare, new_table: Callable[[int], Table]) -> None:
         self._embeddings = {name for name, matrix in setting.matrices.items() if matrix.is_embedding}
         self._prepare = prepare
@@ -39,6 +41,9 @@ class TableSlots:
 
     def table(self, name: str) -> Table:
         return self._tables[name]
+
+    def reserve(self) -> None:
+        """An adapter brings its own memory."""
 
     def prepare(self, products: Mapping[str, Sequence[Product]]) -> Prepared:
         of_embeddings = {name: products[name] for name in self._embeddings & products.keys()}

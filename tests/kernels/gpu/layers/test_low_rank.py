@@ -34,6 +34,7 @@ class Case:
         parts = tuple((i * rows, rows) for i in range(num_parts))
         matrices = {"before": AdaptedMatrix(16, ((0, 8),)), "matrix": AdaptedMatrix(k, parts)}
         self.slots = AdapterSlots(NUM_SLOTS, max(RANKS), matrices, dtype, device)
+        self.slots.reserve()
         self.shape, self.dtype, self.device = (k, n), dtype, device
         self.products: list[list[tuple[Tensor, Tensor, int]]] = []
         for slot, rank in enumerate(RANKS):
@@ -84,6 +85,7 @@ def test_what_is_looked_up_gets_what_an_adapter_of_embeddings_adds(dtype: torch.
     from diptych.kernels.gpu.layers.adapter_slots import AdapterSlots
 
     slots = AdapterSlots(2, 24, {"embed": AdaptedMatrix(31, ((0, 70),), is_embedding=True)}, dtype, device)
+    slots.reserve()
     a, b = torch.randn(9, 31).to(dtype), torch.randn(70, 9).to(dtype)
     slots.install(1, slots.prepare({"embed": [(a, b, 0)]}))
     ids, owner = torch.randint(0, 31, (40,)), torch.tensor([1, -1, 0, 1] * 10)

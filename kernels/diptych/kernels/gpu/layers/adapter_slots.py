@@ -31,7 +31,7 @@ SIZES: Final = (SMALL_TILE, FEW_TOKENS + 1)  # of batches with small tiles, and 
 
 
 class AdapterSlots:
-    """The slots of one model. One thread at a time may prepare; the others' calls are of the thread that runs steps."""
+    """The slots of one model. One thread at a time may reserve and prepare; the rest is for the one that runs steps."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class AdapterSlots:
     ) -> None:
         self._num_slots = num_slots
         self._matrices = matrices
-        self._max_rank = cdiv(max_rank, RANKS) * RANKS
+        self.max_rank = cdiv(max_rank, RANKS) * RANKS  # of a part
         self._dtype = dtype
         self._device = device
         self._parts = dict(_parts(matrices))
@@ -60,7 +60,7 @@ class AdapterSlots:
 
     @property
     def memory(self) -> SlotMemory:
-        assert self._memory is not None, "no adapter was prepared"
+        assert self._memory is not None, "not reserved"
         return self._memory
 
     def table(self, name: str) -> SlotTable | EmbeddingSlotTable:
@@ -69,12 +69,7 @@ class AdapterSlots:
         return (EmbeddingSlotTable if is_embedding else SlotTable)(self, self._parts[name])
 
     def prepare(self, adapter: Mapping[str, Sequence[Product]]) -> Tensor:
-        """Lay out an adapter in memory of the host, that GPUs read; the first one has the slots allocated.
-
-        Raises `torch.OutOfMemoryError` where the GPU has no room for them.
-        """
-        if self._memory is None:
-            self.reserve()
+        """Lay out an adapter in memory of the host, that GPUs read."""
         head, weights = self._laid_out(adapter)
         size = max((at + len(numbers) for at, numbers in weights), default=self._head_size)
         packed = torch.zeros(size, dtype=self._dtype, pin_memory=self._device.type == "cuda")
@@ -84,9 +79,14 @@ class AdapterSlots:
         return packed
 
     def reserve(self) -> None:
-        """Allocate the slots, and have the kernels compiled, so that no request waits for it."""
+        """Allocate the slots, and have the kernels compiled, so that no request waits for it; once.
+
+        Raises `torch.OutOfMemoryError` where the GPU has no room for them.
+        """
+        if self._memory is not None:
+            return
         memory = torch.zeros(self._num_slots, self._slot_size, dtype=self._dtype, device=self._device)
-        self._memory = SlotMemory(memory, self._max_rank)
+        self._memory = SlotMemory(memory, self.max_rank)
         for num_tokens in SIZES if self._device.type == "cuda" else ():
             self._run_all(num_tokens)
 
@@ -121,7 +121,7 @@ class AdapterSlots:
 
     @property
     def _slot_size(self) -> int:
-        numbers = (self._max_rank * (p.num_parts * p.num_columns + p.num_rows) for p in self._matrices.values())
+        numbers = (self.max_rank * (p.num_parts * p.num_columns + p.num_rows) for p in self._matrices.values())
         return _aligned(self._head_size + sum(map(_aligned, numbers)))
 
     def _laid_out(self, adapter: Mapping[str, Sequence[Product]]) -> tuple[Tensor, list[tuple[int, Tensor]]]:
@@ -133,7 +133,7 @@ class AdapterSlots:
             assert len(products) <= parts.count, (name, len(products))
             for part, (a, b, start) in enumerate(products, parts.first):
                 a, b = _filled_up(a, 0), _filled_up(b, 1)
-                assert len(a) <= self._max_rank, (name, a.shape)
+                assert len(a) <= self.max_rank, (name, a.shape)
                 head[part] = torch.tensor([end, end + a.numel(), len(a), start, len(b)])
                 weights += [(end, (a.T if matrix.is_embedding else a).flatten()), (end + a.numel(), b.flatten())]
                 end += a.numel() + b.numel()
