@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -18,8 +17,11 @@ from diptych.kernels.token_tiles import I32, TokenTiles, tile_tokens
 
 NUM_ARRAYS: Final = 14
 NO_STATES: Final = np.zeros(0, np.int64)
-NO_ADAPTERS: Final = (np.zeros(0, np.int32),) * 4
+NO_ADAPTERS: Final = (np.zeros(0, np.int32), np.zeros(0, np.int32))
 NO_WINDOWS: Final = WindowGroups(np.zeros((0, 0, 0), np.int32), np.zeros((0, 0), np.int64))
+
+
+Tiled = tuple[I32, I32]  # see `tile_tokens`
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,10 @@ class StepInputs:
         return self._stage(batch, batch.input_ids)
 
     def stage_filled_up(self, batch: ForwardBatch, rung: int) -> StagedBatch:
-        """Bring a step there whose pieces have `rung` tokens: so many `input_ids`, always at one address."""
+        """Bring a step there whose pieces have `rung` tokens: so many `input_ids`, always at one address.
+
+        So are their adapters.
+        """
         return self._stage(batch, fill_up(batch.input_ids, rung))
 
     def stage_padded(self, batch: ForwardBatch, rung: int) -> StagedBatch:
@@ -87,8 +92,10 @@ class StepInputs:
 
     def _stage(self, batch: ForwardBatch, input_ids: I64) -> StagedBatch:
         windows = batch.window_groups or NO_WINDOWS
+        of_all, of_late = self._adapters(batch, len(input_ids))
         arrays: list[Array] = [
             input_ids,
+            *of_all,  # which are read at one address, too
             batch.positions,
             batch.out_slots,
             logits_rows(batch),
@@ -96,26 +103,26 @@ class StepInputs:
             extend_starts(batch),
             NO_STATES if batch.states is None else batch.states.slots,
             windows.out_slots,
-            *self._adapters(batch, len(input_ids)),
+            *of_late,
             batch.page_table,
             windows.page_tables,
         ]
-        ids, positions, slots, rows, lens, starts, states, window_slots, *adapters, table, tables = (
+        ids, *all_adapters, positions, slots, rows, lens, starts, states, window_slots, late, tiles, table, tables = (
             self._staging.upload(arrays)
         )
         staged = StagedBatch(batch, ids, positions, slots, table, lens, starts, rows)
         if batch.adapters is not None:
-            staged = replace(staged, adapters=TokenTiles(*adapters[:2]), late_adapters=TokenTiles(*adapters[2:]))
+            staged = replace(staged, adapters=TokenTiles(*all_adapters), late_adapters=TokenTiles(late, tiles))
         if batch.states is not None:
             staged = replace(staged, state_slots=states)
         if batch.window_groups is not None:
             staged = replace(staged, window_tables=tables, window_slots=window_slots)
         return staged
 
-    def _adapters(self, batch: ForwardBatch, num_tokens: int) -> Sequence[I32]:
-        """Return the arrays of the step's `TokenTiles`; of tokens that fill it up, too, which have no adapter."""
+    def _adapters(self, batch: ForwardBatch, num_tokens: int) -> tuple[Tiled, Tiled]:
+        """Return the arrays of the step's two `TokenTiles`. Tokens that fill it up have no adapter."""
         if batch.adapters is None:
-            return NO_ADAPTERS
+            return NO_ADAPTERS, NO_ADAPTERS
         owner = fill_up(np.repeat(batch.adapters, batch.extend_lens), num_tokens, NO_SLOT)
-        tiles, late = (tile_tokens(each, self._num_adapters) for each in (owner, owner[logits_rows(batch)]))
-        return *tiles, *late
+        late = owner[logits_rows(batch)]
+        return tile_tokens(owner, self._num_adapters), tile_tokens(late, self._num_adapters)
