@@ -21,7 +21,7 @@ from roofline import Roofline, roofline
 
 from diptych.architectures.registry import FAMILIES
 from diptych.checkpoints.source import ModelSource, open_model
-from diptych.engine.lora.registry import Adapter, Product
+from diptych.engine.lora.registry import EMBEDDING, OUTPUT, Adapter, Product
 from diptych.engine.models.lora import adapted_matrices
 from diptych.engine.runner.gpu.gpu_runner import GpuRunner
 from diptych.engine.runner.gpu.inputs import StepLimits
@@ -42,7 +42,7 @@ def adapter(source: ModelSource, rank: int) -> tuple[Adapter, int]:
     matrices = adapted_matrices(FAMILIES[source.config.architecture].placement(source.config))
     random, products, numbers = np.random.default_rng(0), list[Product](), 0
     for name, matrix in matrices.items():
-        if name in ("embed", "lm_head"):
+        if name in (EMBEDDING, OUTPUT):
             continue
         a = random.standard_normal((rank, matrix.num_columns), np.float32) / np.float32(100)
         for start, size in matrix.parts:
