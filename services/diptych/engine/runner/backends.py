@@ -103,7 +103,7 @@ def narrowing(backend: Backend, dtype: torch.dtype, device: torch.device) -> Ops
     from diptych.engine.models.gpu_ops import GpuOps
 
     if not has_fp8(device):
-        raise ConfigError("--quantization fp8 needs a GPU that multiplies FP8, such as an L4, L40, H100 or H200")
+        raise ConfigError("--quantization fp8 needs a GPU whose FP8 there are kernels for, such as an H100 or H200")
     return GpuOps(dtype, device, LINEAR)
 
 

@@ -237,10 +237,11 @@ def fp8() -> Iterator[Kernel]:
 
 
 def fp8_row(group: int) -> Kernel:
-    constants = fp8_gemv.STRIP.constants(FFN, group, pitch_of(FFN, group)) | {"COMPILED": True}
+    strip = fp8_gemv.choose_strip(FFN)
+    constants = strip.constants(FFN, group, pitch_of(FFN, group)) | {"EARLY": True, "COMPILED": True}
     types = pointers("x", codes="*fp8e4nv", scales="*fp32", out="*bf16", n="i32")
     name = f"FP8, one row, groups of {group}"
-    return Kernel(name, fp8_gemv.fp8_gemv_kernel, types, constants, num_warps=fp8_gemv.STRIP.num_warps, loads=CELLS)
+    return Kernel(name, fp8_gemv.fp8_gemv_kernel, types, constants, num_warps=strip.num_warps, loads=CELLS)
 
 
 def fp8_gates(group: int) -> Kernel:
@@ -251,7 +252,7 @@ def fp8_gates(group: int) -> Kernel:
         f"FP8, gates of one row, groups of {group}",
         fp8_gemv.fp8_gated_gemv_kernel,
         types,
-        constants | {"COMPILED": True},
+        constants | {"EARLY": True, "COMPILED": True},
         num_warps=strip.num_warps,
         loads=CELLS,
     )
