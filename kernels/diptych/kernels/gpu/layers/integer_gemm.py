@@ -1,0 +1,312 @@
+"""The product of rows with a weight of integers in four or eight bits: the codes are read, and none is expanded.
+
+The weight is the left side of a product, as in `mxfp4_experts.py`: codes go from shared memory into the registers in
+which tensor cores want them, and become numbers of the states' type there, which holds every code exactly. That a code
+is put into the low bits of a number whose exponent makes them units is from FasterTransformer
+(`interleaved_numeric_conversion.h`; Kim et al., 2022, "Who says elephants can't run"). Several programs share the
+columns of a tile of rows; the one that is done last adds up what all have, in the order of the columns.
+
+Rule: the products of a group are added up in float32 and multiplied by its scale there; a min is multiplied by the sum
+of the states. So nothing is rounded but the result. The order of additions depends on the weight's shape and on the tile
+alone, not on what other rows there are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from diptych.kernels.gpu.grid import cdiv
+from diptych.kernels.gpu.layers.integer_matrix import IntegerMatrix, Layout, code_of, factor
+
+# The numbers of two words: $0.. are the parts'. `(a & b) | c` is the table 0xEA of lop3. A bfloat16 of 128, or a float16
+# of 1024, has units as its lowest bits.
+FOUR_BITS: Final = """{
+    .reg .b32 t, m, z;
+    mov.b32 m, MAGIC;
+    mov.b32 z, ZERO;
+    lop3.b32 $0, $4, 0x000F000F, m, 0xEA;
+    sub.rn.TYPE $0, $0, z;
+    shr.u32 t, $4, 4;
+    lop3.b32 $1, t, 0x000F000F, m, 0xEA;
+    sub.rn.TYPE $1, $1, z;
+    shr.u32 t, $4, 8;
+    lop3.b32 $2, t, 0x000F000F, m, 0xEA;
+    sub.rn.TYPE $2, $2, z;
+    shr.u32 t, $4, 12;
+    lop3.b32 $3, t, 0x000F000F, m, 0xEA;
+    sub.rn.TYPE $3, $3, z;
+}"""
+EIGHT_BITS: Final = """{
+    .reg .b32 t, m, s;
+    mov.b32 m, MAGIC;
+    lop3.b32 $0, $2, 0x007F007F, m, 0xEA;
+    lop3.b32 s, $2, 0x00800080, m, 0xEA;
+    sub.rn.TYPE $0, $0, s;
+    shr.u32 t, $2, 8;
+    lop3.b32 $1, t, 0x007F007F, m, 0xEA;
+    lop3.b32 s, t, 0x00800080, m, 0xEA;
+    sub.rn.TYPE $1, $1, s;
+}"""
+BRAIN_MAGIC: Final = 0x43004300
+HALF_MAGIC: Final = 0x64006400
+
+
+def instructions(template: str, magic: int, zero: int, type_name: str) -> str:
+    """Return PTX for words whose codes were stored with `zero` on top."""
+    text = template.replace("MAGIC", hex(magic)).replace("ZERO", hex(magic | zero << 16 | zero))
+    return text.replace("TYPE", type_name)
+
+
+FOUR_TO_BFLOAT16: Final = tl.constexpr(instructions(FOUR_BITS, BRAIN_MAGIC, 0, "bf16x2"))
+SIGNED_FOUR_TO_BFLOAT16: Final = tl.constexpr(instructions(FOUR_BITS, BRAIN_MAGIC, 8, "bf16x2"))
+EIGHT_TO_BFLOAT16: Final = tl.constexpr(instructions(EIGHT_BITS, BRAIN_MAGIC, 0, "bf16x2"))
+FOUR_TO_FLOAT16: Final = tl.constexpr(instructions(FOUR_BITS, HALF_MAGIC, 0, "f16x2"))
+SIGNED_FOUR_TO_FLOAT16: Final = tl.constexpr(instructions(FOUR_BITS, HALF_MAGIC, 8, "f16x2"))
+EIGHT_TO_FLOAT16: Final = tl.constexpr(instructions(EIGHT_BITS, HALF_MAGIC, 0, "f16x2"))
+
+BLOCKS: Final = (8, 16, 32, 64)  # rows of x that are multiplied at once
+SMALLEST_BLOCK_N: Final = 64
+MAX_ROWS: Final = 256
+MAX_SPLIT: Final = 8
+AT_ONCE: Final = 3 * 132  # programs that are wanted on an H100 or H200
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerTile:
+    """How a product is shared out."""
+
+    block_m: int  # rows of x of a program
+    block_n: int  # rows of the weight
+    block_k: int  # columns of a stage: whole strips
+    split: int  # programs that share the columns
+    num_stages: int
+    num_warps: int
+
+    def constants(self, layout: Layout, k: int) -> dict[str, int | bool]:
+        """Return what a kernel is compiled with that multiplies by weights of `k` columns."""
+        strips, unroll = cdiv(k, layout.strip), self.block_k // layout.strip
+        steps = cdiv(strips, unroll * self.split)
+        is_even = k == steps * self.split * self.block_k
+        blocks = {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "SPLIT": self.split}
+        return {"K": k, "STRIPS": strips, "STEPS": steps, "UNROLL": unroll, "EVEN": is_even} | blocks
+
+
+def pays_up_to(n: int, k: int, layout: Layout) -> int:
+    """Return for how many rows of x, at most, `integer_gemm` is meant to multiply such a weight `[n, k]`."""
+    return MAX_ROWS if k % 16 == 0 else 0
+
+
+def most_tiles(n: int) -> int:
+    """Return how many tiles, at most, a product has whose programs share columns."""
+    return cdiv(n, SMALLEST_BLOCK_N) * cdiv(MAX_ROWS, BLOCKS[-1])
+
+
+def choose_tile(m: int, n: int, k: int, layout: Layout, dtype: torch.dtype) -> IntegerTile:
+    """Return the tile for `m` rows with a weight `[n, k]`."""
+    smallest = BLOCKS[1] if layout.part < 32 else BLOCKS[0]  # states are read in four bytes a thread or more
+    block_m = next((block for block in BLOCKS if block >= max(m, smallest)), BLOCKS[-1])
+    if dtype.itemsize > 2:  # for comparisons
+        return IntegerTile(min(block_m, 16), 32, layout.strip, 1, 2, 8)
+    block_n, num_warps = (128, 8) if block_m == BLOCKS[-1] else (SMALLEST_BLOCK_N, 4)
+    block_k = max(128, layout.strip)
+    programs = cdiv(n, block_n) * cdiv(m, block_m)
+    split = min(MAX_SPLIT, max(1, AT_ONCE // programs), cdiv(k, block_k))
+    return IntegerTile(block_m, block_n, block_k, split, 4, num_warps)
+
+
+def integer_gemm(x: Tensor, matrix: IntegerMatrix, counters: Tensor, out: Tensor, tile: IntegerTile | None = None) -> None:
+    """`x [m, k] @ weight [n, k]^T -> out [m, n]`, x and out of one type; x is contiguous, and so is each row of out.
+
+    `counters`: int32, zeros before and afterwards, of as many numbers as there are tiles; a product at a time may have
+    them. The shapes choose the `tile` if it is None.
+    """
+    (m, k), (n, columns) = x.shape, matrix.shape
+    tile = tile or choose_tile(m, n, k, matrix.layout, x.dtype)
+    blocks, groups = cdiv(n, tile.block_n), cdiv(m, tile.block_m)
+    assert (columns, out.shape) == (k, (m, n)), (x.shape, matrix.shape, out.shape)
+    assert x.dtype == out.dtype, (x.dtype, out.dtype)
+    assert x.is_contiguous(), x.stride()
+    assert out.stride(1) == 1, out.stride()
+    assert tile.split == 1 or counters.numel() >= blocks * groups, (counters.shape, blocks, groups)
+    partials = x.new_empty(tile.split if tile.split > 1 else 0, m, n, dtype=torch.float32)
+    with torch.cuda.device_of(x):
+        integer_gemm_kernel[(blocks * tile.split, groups)](
+            x,
+            matrix.words,
+            matrix.scales,
+            matrix.mins,
+            partials,
+            counters,
+            out,
+            m,
+            out.stride(0),
+            N=n,
+            **tile.constants(matrix.layout, k),
+            **matrix.layout.constants(),
+            HAS_MINS=matrix.mins is not None,
+            COMPILED=not triton.knobs.runtime.interpret,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+        )
+
+
+@triton.jit(do_not_specialize=["m"])
+def integer_gemm_kernel(
+    x,
+    words,
+    scales,
+    mins,
+    partials,  # [SPLIT, m, n], float32
+    counters,
+    out,
+    m,
+    stride,  # of rows of out
+    N: tl.constexpr,
+    K: tl.constexpr,
+    STRIPS: tl.constexpr,
+    STEPS: tl.constexpr,  # of each program
+    UNROLL: tl.constexpr,  # strips of a step
+    EVEN: tl.constexpr,  # whether the steps of all programs end where the columns do
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BITS: tl.constexpr,
+    PART: tl.constexpr,
+    RUNS: tl.constexpr,
+    SPAN: tl.constexpr,
+    ZERO: tl.constexpr,
+    HALF: tl.constexpr,
+    HAS_MINS: tl.constexpr,
+    COMPILED: tl.constexpr,
+):
+    """Rows of the weight are those of the product: what is unpacked stays in registers, as the tensor cores take it."""
+    PARTS: tl.constexpr = 16 // BITS
+    STRIP: tl.constexpr = PARTS * PART
+    RUN: tl.constexpr = PARTS // RUNS if RUNS > 0 else PARTS  # parts that have one scale
+    block, share = tl.program_id(0) // SPLIT, tl.program_id(0) % SPLIT
+    token = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    number, column = block * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, PART)
+    there, row = (token < m)[:, None], tl.minimum(number, N - 1)
+    of_x = x + token.to(tl.int64)[:, None] * K + column[None, :]
+    of_words = words + row[:, None] * PART + column[None, :]
+    ones = tl.full((BLOCK_N, PART), 1.0, x.dtype.element_ty)
+    total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    level = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)  # the sum of the states, if there are mins
+    WHOLE: tl.constexpr = RUNS == 0 and SPAN == 0  # a row has one scale
+    if not WHOLE:
+        next_scales = factors_of(scales, share * STEPS, row, N, STRIPS, UNROLL, EVEN, RUNS, SPAN, HALF)
+        if HAS_MINS:
+            next_mins = factors_of(mins, share * STEPS, row, N, STRIPS, UNROLL, EVEN, RUNS, SPAN, HALF)
+    for step in range(share * STEPS, (share + 1) * STEPS):
+        if not WHOLE:  # what is read here is needed in the next step: these loads have no stages
+            these_scales = next_scales
+            next_scales = factors_of(scales, step + 1, row, N, STRIPS, UNROLL, False, RUNS, SPAN, HALF)
+            if HAS_MINS:
+                these_mins = next_mins
+                next_mins = factors_of(mins, step + 1, row, N, STRIPS, UNROLL, False, RUNS, SPAN, HALF)
+        for more in tl.static_range(UNROLL):
+            wanted = step * UNROLL + more
+            strip = wanted if EVEN else tl.minimum(wanted, STRIPS - 1)
+            bits = tl.load(of_words + strip.to(tl.int64) * (N * PART))
+            codes = unpacked(bits, x.dtype.element_ty, BITS, ZERO, COMPILED)
+            for part in tl.static_range(PARTS):
+                first = wanted * STRIP + part * PART
+                inside = there if EVEN else there & (first + column < K)[None, :]
+                states = tl.load(of_x + first, mask=inside, other=0.0).T
+                if WHOLE:
+                    total = tl.dot(codes[part], states, total, input_precision="ieee")
+                elif part % RUN == 0:
+                    products = tl.dot(codes[part], states, input_precision="ieee")
+                else:
+                    products = tl.dot(codes[part], states, products, input_precision="ieee")
+                if HAS_MINS:
+                    if part % RUN == 0 and not WHOLE:
+                        level = tl.dot(ones, states, input_precision="ieee")
+                    else:
+                        level = tl.dot(ones, states, level, input_precision="ieee")
+                if part % RUN == RUN - 1 and not WHOLE:
+                    total += products * these_scales[(more * PARTS + part) // RUN][:, None]
+                    if HAS_MINS:
+                        total += level * these_mins[(more * PARTS + part) // RUN][:, None]
+    if WHOLE:
+        total *= tl.load(scales + row)[:, None]
+        if HAS_MINS:
+            total += level * tl.load(mins + row)[:, None]
+    inside = (number < N)[:, None] & (token < m)[None, :]
+    place = out + token.to(tl.int64)[None, :] * stride + number[:, None]
+    if SPLIT == 1:
+        tl.store(place, total.to(out.dtype.element_ty), mask=inside)
+    else:
+        of_share = partials + token.to(tl.int64)[None, :] * N + number[:, None]
+        tl.store(of_share + share.to(tl.int64) * m * N, total, mask=inside)
+        tl.debug_barrier()  # all threads have stored theirs
+        counter = counters + tl.program_id(1) * tl.cdiv(N, BLOCK_N) + block
+        if tl.atomic_add(counter, 1) == SPLIT - 1:  # the last
+            total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+            for each in range(SPLIT):
+                total += tl.load(of_share, mask=inside, other=0.0, cache_modifier=".cg")
+                of_share += m.to(tl.int64) * N
+            tl.store(place, total.to(out.dtype.element_ty), mask=inside)
+            tl.store(counter, 0)
+
+
+@triton.jit
+def factors_of(
+    factors,
+    step,
+    row,
+    N: tl.constexpr,
+    STRIPS: tl.constexpr,
+    UNROLL: tl.constexpr,
+    EVEN: tl.constexpr,
+    RUNS: tl.constexpr,
+    SPAN: tl.constexpr,
+    HALF: tl.constexpr,
+):
+    """Return all scales, or mins, of a step, `[rows]` each."""
+    found = ()
+    for more in tl.static_range(UNROLL):
+        wanted = step * UNROLL + more
+        strip = wanted if EVEN else tl.minimum(wanted, STRIPS - 1)
+        for run in tl.static_range(RUNS if RUNS > 0 else 1):
+            found = found + (factor(factors, strip, run, row, N, RUNS, SPAN, HALF),)
+    return found
+
+
+@triton.jit
+def unpacked(bits, DTYPE: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr, COMPILED: tl.constexpr):
+    """Return the codes of each part of words `[rows, PART]`, as numbers."""
+    if not COMPILED or DTYPE.is_fp32():
+        if BITS == 4:
+            return (
+                code_of(bits, 0, BITS, ZERO).to(DTYPE),
+                code_of(bits, 1, BITS, ZERO).to(DTYPE),
+                code_of(bits, 2, BITS, ZERO).to(DTYPE),
+                code_of(bits, 3, BITS, ZERO).to(DTYPE),
+            )
+        else:
+            return code_of(bits, 0, BITS, ZERO).to(DTYPE), code_of(bits, 1, BITS, ZERO).to(DTYPE)
+    elif BITS == 8:
+        return two_numbers(bits, EIGHT_TO_BFLOAT16 if DTYPE.is_bf16() else EIGHT_TO_FLOAT16, DTYPE)
+    elif ZERO == 0:
+        return four_numbers(bits, FOUR_TO_BFLOAT16 if DTYPE.is_bf16() else FOUR_TO_FLOAT16, DTYPE)
+    else:
+        return four_numbers(bits, SIGNED_FOUR_TO_BFLOAT16 if DTYPE.is_bf16() else SIGNED_FOUR_TO_FLOAT16, DTYPE)
+
+
+@triton.jit
+def two_numbers(bits, INSTRUCTIONS: tl.constexpr, DTYPE: tl.constexpr):
+    dtype: tl.constexpr = (DTYPE.value, DTYPE.value)
+    return tl.inline_asm_elementwise(INSTRUCTIONS, "=&r,=&r,r", [bits], dtype.value, is_pure=True, pack=2)
+
+
+@triton.jit
+def four_numbers(bits, INSTRUCTIONS: tl.constexpr, DTYPE: tl.constexpr):
+    dtype: tl.constexpr = (DTYPE.value, DTYPE.value, DTYPE.value, DTYPE.value)
+    return tl.inline_asm_elementwise(INSTRUCTIONS, "=&r,=&r,=&r,=&r,r", [bits], dtype.value, is_pure=True, pack=2)

@@ -1,0 +1,247 @@
+"""A weight of integers in four or eight bits, as GPUs keep it, and its way back to numbers.
+
+A word of 16 bits has the codes of columns that are a *part* apart: 32 columns, or 16 where a scale has no more. A *strip*
+is as many columns as a row's words of one part have codes of, four parts or two. Its rows lie behind each other: a tile
+of rows is one stretch of memory. Scales, and mins, of a strip's rows lie behind each other, too. So a product takes
+each part by itself, with one scale a row.
+
+Rule: codes and scales are kept as they are stored; float16 scales are widened where a strip has one a row, or codes in
+eight bits have mins. What is expanded has the values of `QuantizedArray.dequantize`, rounded to the states' type once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from diptych.kernels.gpu.grid import cdiv
+from diptych.kernels.quantized import Array, QuantizedArray
+
+BITS: Final = {"int4": 4, "int8": 8}
+PART: Final = 32  # columns
+SMALL_PART: Final = 16  # where a group is that small
+MIDDLE: Final = 8  # of codes in four bits that have a sign: they are stored without
+WIDE_MIDDLE: Final = 128  # codes in eight bits are stored with a sign
+WIDEN_ROWS: Final = 32  # of a program
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the numbers of a weight lie."""
+
+    bits: int
+    part: int  # columns
+    group: int  # columns a scale; 0: all
+    zero: int  # what codes are stored with on top
+    is_half: bool  # two scales in float16 a word, rather than one in float32
+
+    @property
+    def strip(self) -> int:
+        """Columns."""
+        return self.part * (16 // self.bits)
+
+    @property
+    def runs(self) -> int:
+        """How many scales a strip has a row; 0: a scale is for several strips, or for the row."""
+        return self.strip // self.group if self.group and self.group <= self.strip else 0
+
+    @property
+    def span(self) -> int:
+        """How many strips have a scale; 0: all."""
+        return max(1, self.group // self.strip) if self.group else 0
+
+    def constants(self) -> dict[str, Any]:
+        """Return what kernels are compiled with."""
+        sizes = {"BITS": self.bits, "PART": self.part, "RUNS": self.runs, "SPAN": self.span}
+        return sizes | {"ZERO": self.zero, "HALF": self.is_half}
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerMatrix:
+    """A weight `[n, k]`; columns are filled up with zeros to whole strips."""
+
+    layout: Layout
+    words: Tensor  # int16 [num_strips, n, part]
+    scales: Tensor  # [.., n]: float32, a row for each group; or int32, a row for each two groups in float16
+    mins: Tensor | None  # like scales
+    k: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.words.shape[1], self.k
+
+    @property
+    def nbytes(self) -> int:
+        return self.words.nbytes + self.scales.nbytes * (1 if self.mins is None else 2)
+
+    @staticmethod
+    def of(array: QuantizedArray, device: torch.device) -> IntegerMatrix:
+        """Lay out what `can_keep` is true of, in memory of `device`."""
+        layout, k = layout_of(array), array.shape[1]
+        codes, mins = _stored_codes(array, layout, device)
+        factors = [_factors(each, layout, k, device) for each in (array.scales, mins) if each is not None]
+        return IntegerMatrix(layout, _words(codes, layout), factors[0], factors[1] if len(factors) > 1 else None, k)
+
+
+def can_keep(array: QuantizedArray) -> bool:
+    """Whether each part of a strip has one scale a row."""
+    if array.code not in BITS or array.scales is None or array.group % SMALL_PART:
+        return False
+    strip = _part(array.group) * (16 // BITS[array.code])
+    return array.group == 0 or strip % array.group == 0 or array.group % strip == 0
+
+
+def layout_of(array: QuantizedArray) -> Layout:
+    """Return how a weight that `can_keep` is true of is laid out."""
+    assert can_keep(array), array.format
+    assert array.scales is not None
+    bits, zero = BITS[array.code], MIDDLE if array.code == "int4" and array.mins is None else 0
+    wide = Layout(bits, _part(array.group), array.group, zero, is_half=False)
+    is_half = array.scales.dtype == np.float16 and wide.runs > 1 and (bits == 4 or array.mins is None)
+    return Layout(bits, _part(array.group), array.group, zero, is_half)
+
+
+def integer_nbytes(num_rows: int, num_columns: int, layout: Layout, *, has_mins: bool) -> int:
+    """Return what GPUs keep of a weight so laid out: `IntegerMatrix.nbytes`."""
+    num_strips = cdiv(num_columns, layout.strip)
+    num_factors = num_strips * layout.runs if layout.runs else cdiv(num_strips, layout.span) if layout.span else 1
+    factor_nbytes = (2 if layout.is_half else 4) * (2 if has_mins else 1)
+    return num_rows * (num_strips * layout.part * 2 + num_factors * factor_nbytes)
+
+
+def _part(group: int) -> int:
+    return SMALL_PART if group == SMALL_PART else PART
+
+
+def _stored_codes(array: QuantizedArray, layout: Layout, device: torch.device) -> tuple[Tensor, Array | None]:
+    """Return codes `[n, k]`, uint8, and mins. Large codes in eight bits lose their middle to the mins."""
+    codes = torch.from_numpy(array.codes.view(np.uint8)).to(device)
+    if array.mins is None or layout.bits == 4:
+        return codes + layout.zero & 15 if layout.bits == 4 else codes, array.mins
+    if int(codes.max()) < WIDE_MIDDLE:
+        return codes, array.mins
+    assert array.scales is not None
+    return codes - WIDE_MIDDLE, array.mins.astype(np.float32) + WIDE_MIDDLE * array.scales.astype(np.float32)
+
+
+def _words(codes: Tensor, layout: Layout) -> Tensor:
+    (n, k), num_strips = codes.shape, cdiv(codes.shape[1], layout.strip)
+    filled = codes if k % layout.strip == 0 else torch.nn.functional.pad(codes, (0, num_strips * layout.strip - k))
+    parts = filled.view(n, num_strips, 16 // layout.bits, layout.part).permute(2, 1, 0, 3)
+    low, high = (parts[0] | parts[1] << 4, parts[2] | parts[3] << 4) if layout.bits == 4 else (parts[0], parts[1])
+    return torch.stack([low, high], dim=-1).view(torch.int16)[..., 0]
+
+
+def _factors(factors: Array, layout: Layout, k: int, device: torch.device) -> Tensor:
+    """Put groups before rows, and fill up with zeros to whole strips."""
+    wide = torch.from_numpy(np.ascontiguousarray(factors)).to(device).T
+    num_strips = cdiv(k, layout.strip)
+    missing = num_strips * layout.runs - len(wide) if layout.runs else 0
+    wide = torch.nn.functional.pad(wide, (0, 0, 0, missing))
+    if not layout.is_half:
+        return wide.float().contiguous()
+    pairs = wide.half().reshape(-1, 2, wide.shape[1]).transpose(1, 2).contiguous()
+    return pairs.view(torch.int32)[..., 0]
+
+
+def widen(matrix: IntegerMatrix, rows: slice | Tensor, out: Tensor) -> None:
+    """Write rows of the weight, expanded, to `out [num_rows, k]`, of any float type and contiguous.
+
+    `rows`: some behind each other, or their numbers, int64. Allocates nothing, and can be recorded.
+    """
+    ids = None if isinstance(rows, slice) else rows
+    first = rows.start if isinstance(rows, slice) else 0
+    n, k = matrix.shape
+    assert out.shape[1] == k, (out.shape, matrix.shape)
+    assert out.is_contiguous(), out.stride()
+    if not len(out):
+        return
+    with torch.cuda.device_of(out):
+        widen_kernel[(cdiv(len(out), WIDEN_ROWS), len(matrix.words))](
+            matrix.words,
+            matrix.scales,
+            matrix.mins,
+            ids,
+            out,
+            first,
+            len(out),
+            N=n,
+            K=k,
+            EVEN=k % matrix.layout.strip == 0,
+            BLOCK=WIDEN_ROWS,
+            HAS_MINS=matrix.mins is not None,
+            HAS_IDS=ids is not None,
+            **matrix.layout.constants(),
+            num_warps=4,
+        )
+
+
+@triton.jit(do_not_specialize=["first", "num_rows"])
+def widen_kernel(
+    words,
+    scales,
+    mins,
+    ids,  # int64 [num_rows] if HAS_IDS
+    out,
+    first,  # row, otherwise
+    num_rows,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    EVEN: tl.constexpr,  # whether all columns of all strips are there
+    BLOCK: tl.constexpr,
+    HAS_MINS: tl.constexpr,
+    HAS_IDS: tl.constexpr,
+    BITS: tl.constexpr,
+    PART: tl.constexpr,
+    RUNS: tl.constexpr,
+    SPAN: tl.constexpr,
+    ZERO: tl.constexpr,
+    HALF: tl.constexpr,
+):
+    PARTS: tl.constexpr = 16 // BITS
+    number, strip, column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1), tl.arange(0, PART)
+    there = number < num_rows
+    if HAS_IDS:
+        row = tl.load(ids + number, mask=there, other=0)
+    else:
+        row = first + tl.minimum(number, num_rows - 1)
+    bits = tl.load(words + (strip.to(tl.int64) * N + row)[:, None] * PART + column[None, :])
+    place = out + number.to(tl.int64)[:, None] * K + (strip * PARTS * PART + column)[None, :]
+    for part in tl.static_range(PARTS):
+        run: tl.constexpr = part * RUNS // PARTS
+        values = code_of(bits, part, BITS, ZERO).to(tl.float32) * factor(scales, strip, run, row, N, RUNS, SPAN, HALF)[:, None]
+        if HAS_MINS:
+            values += factor(mins, strip, run, row, N, RUNS, SPAN, HALF)[:, None]
+        inside = there[:, None] if EVEN else there[:, None] & (strip * PARTS * PART + part * PART + column < K)[None, :]
+        tl.store(place + part * PART, values.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def code_of(bits, PLACE: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr):
+    """Return the codes of a part of words, int32."""
+    if BITS == 4:
+        return (bits.to(tl.int32) >> (4 * PLACE) & 15) - ZERO
+    else:
+        return bits.to(tl.int32) << (24 - 8 * PLACE) >> 24
+
+
+@triton.jit
+def factor(
+    factors, strip, RUN: tl.constexpr, row, N: tl.constexpr, RUNS: tl.constexpr, SPAN: tl.constexpr, HALF: tl.constexpr
+):
+    """Return the scales, or mins, `[rows]` in float32 of a strip's run of columns."""
+    if HALF:
+        word = tl.load(factors + strip.to(tl.int64) * (RUNS // 2 * N) + row + RUN // 2 * N)
+        return (word >> (RUN % 2 * 16)).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    elif RUNS > 0:
+        return tl.load(factors + strip.to(tl.int64) * (RUNS * N) + row + RUN * N)
+    elif SPAN > 0:
+        return tl.load(factors + (strip // SPAN).to(tl.int64) * N + row)
+    else:
+        return tl.load(factors + row)
