@@ -43,8 +43,11 @@ def model_folder(config: dict[str, Any] = CONFIG) -> Iterator[Path]:
         yield Path(folder)
 
 
-def decode_limit_s(limits: Roofline, config: ModelConfig, batch_size: int, context: int, kv_nbytes: int = 2) -> float:
-    """How long a decode step must take: weights and KV read once, or its arithmetic."""
+def decode_limit_s(
+    limits: Roofline, config: ModelConfig, batch_size: int, context: int, kv_nbytes: int = 2, weight_nbytes: int = 2
+) -> float:
+    """How long a decode step must take: weights and KV read once, or its arithmetic; `weight_nbytes`: of layers."""
     cached = batch_size * context
-    nbytes = 2 * (layer_weights(config) + output_weights(config)) + kv_nbytes * kv_numbers(config, cached)
+    weights = weight_nbytes * layer_weights(config) + 2 * output_weights(config)
+    nbytes = weights + kv_nbytes * kv_numbers(config, cached)
     return limits.seconds(nbytes, decode_flops(config, batch_size, cached))

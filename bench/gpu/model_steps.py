@@ -26,12 +26,14 @@ from diptych.engine.values.batch import ForwardBatch, ForwardMode, OverlapRunner
 MAX_REQUESTS: Final = 64
 MAX_STEP_TOKENS: Final = 8192
 DEVICE: Final = torch.device("cuda", 0)
+WEIGHTS: Final = {"bfloat16": "auto", "fp8": "fp8"}  # what a worker's `--quantization` is
 HOLD_CYCLES: Final = 60_000_000  # 30 ms, in which a step is queued
 
 
-def load(source: ModelSource, num_pages: int, kv_dtype: str = "bfloat16") -> LoadedModel:
-    """Load the model onto a pool of random KV."""
-    return load_model(source, random_pool(source.config, num_pages, kv_dtype), ModelOptions(dtype="bfloat16"))
+def load(source: ModelSource, num_pages: int, kv_dtype: str = "bfloat16", weights: str = "bfloat16") -> LoadedModel:
+    """Load the model onto a pool of random KV; `weights` as in `WEIGHTS`."""
+    options = ModelOptions(dtype="bfloat16", quantization=WEIGHTS[weights])
+    return load_model(source, random_pool(source.config, num_pages, kv_dtype), options)
 
 
 def random_pool(config: ModelConfig, num_pages: int, kv_dtype: str = "bfloat16") -> Tensor:

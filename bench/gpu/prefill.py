@@ -7,7 +7,7 @@ it, and *kernel by kernel*. *Kernels alone* is the same step when all of it was 
 that is the host's launching. Last, where FlashInfer is installed, the first prompts again with its attention, which
 it may have to compile first.
 
-    python bench/gpu/prefill.py [--quick] [--json]
+    python bench/gpu/prefill.py [--weights fp8] [--quick] [--json]
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Final
 from forward_batches import PAGE_SIZE, extend_batch
 from llama_8b import PROMPT_LEN, model_folder
 from model_cost import kv_numbers, layer_weights, output_weights, prefill_flops
-from model_steps import kernels_s, load, one_by_one, overlapped, random_pool, runner_of
+from model_steps import WEIGHTS, kernels_s, load, one_by_one, overlapped, random_pool, runner_of
 from report import Report, arguments
 from roofline import Roofline, roofline
 
@@ -33,6 +33,7 @@ CASES: Final = ((1, PROMPT_LEN, 0), (2, PROMPT_LEN, 0), (1, PROMPT_LEN // 2, PRO
 SMALL_CASES: Final = ((1, 16, 1024), (1, 128, 1024), (4, 64, 1024), (1, 512, 1024), (1, 64, 8192))
 NUM_PAGES: Final = 2 * 8192 // PAGE_SIZE
 WANTED: Final = 44_000  # tokens/s of 4k prompts
+WANTED_FP8: Final = 60_000  # with weights in FP8
 NUM_STEPS: Final = 12
 Case = tuple[int, int, int]  # requests, new tokens of each, tokens of each before
 
@@ -50,13 +51,19 @@ def measure_prompts(
     num_tokens = batch_size * new
     pace = overlapped(runner, extend_batch(new, NUM_PAGES, batch_size=batch_size, prefix_len=prefix), NUM_STEPS)
     value, limit = num_tokens / pace.step_s, num_tokens * limits.bf16_flops_s / flops_of(config, case)
-    peers = {"wanted": WANTED} if new == PROMPT_LEN else {}
+    peers = {"wanted": WANTED_FP8 if "FP8" in how else WANTED} if new == PROMPT_LEN else {}
     name = f"prefill {batch_size} x {new} after {prefix}{how}"
     report.row("gpu/prefill", name, value, "tokens/s", limit, "bf16 product", value / limit, peers)
 
 
 def measure_small(
-    report: Report, limits: Roofline, config: ModelConfig, runner: OverlapRunner, launching: OverlapRunner, case: Case
+    report: Report,
+    limits: Roofline,
+    config: ModelConfig,
+    runner: OverlapRunner,
+    launching: OverlapRunner,
+    case: Case,
+    how: str = "",
 ) -> None:
     batch_size, new, prefix = case
     batch = extend_batch(new, NUM_PAGES, batch_size=batch_size, prefix_len=prefix)
@@ -66,9 +73,10 @@ def measure_small(
         "kernel by kernel": 1e3 * overlapped(launching, batch, NUM_STEPS).step_s,
         "kernels alone": 1e3 * kernels_s(runner, batch, NUM_STEPS),
     }
-    nbytes = 2 * (layer_weights(config) + output_weights(config) + kv_numbers(config, batch_size * (prefix + new)))
+    others = output_weights(config) + kv_numbers(config, batch_size * (prefix + new))
+    nbytes = 2 * others + (1 if how else 2) * layer_weights(config)
     ms, limit_ms = 1e3 * pace.step_s, 1e3 * limits.seconds(nbytes, flops_of(config, case))
-    name = f"small step, {batch_size} x {new} after {prefix}"
+    name = f"small step, {batch_size} x {new} after {prefix}{how}"
     report.row("gpu/prefill", name, ms, "ms", limit_ms, "bytes at copy speed, or product", limit_ms / ms, beside)
 
 
@@ -83,16 +91,18 @@ def measure_flashinfer(report: Report, limits: Roofline, model: LoadedModel) -> 
 
 
 def main() -> None:
-    options = arguments(__doc__).parse_args()
-    limits = roofline()
+    parser = arguments(__doc__)
+    parser.add_argument("--weights", choices=list(WEIGHTS), default="bfloat16", help="of the layers")
+    options = parser.parse_args()
+    limits, how = roofline(), ", weights FP8" if options.weights == "fp8" else ""
     with model_folder() as folder, Report(as_json=options.json) as report:
-        model = load(open_model(str(folder), "dummy"), NUM_PAGES)
+        model = load(open_model(str(folder), "dummy"), NUM_PAGES, weights=options.weights)
         runner, launching = (runner_of(model, with_graphs=each) for each in (True, False))
         for case in CASES[: 1 if options.quick else None]:
-            measure_prompts(report, limits, model.config, runner, case)
+            measure_prompts(report, limits, model.config, runner, case, how)
         for case in SMALL_CASES[: 2 if options.quick else None]:
-            measure_small(report, limits, model.config, runner, launching, case)
-        if find_spec("flashinfer") is not None and not options.quick:
+            measure_small(report, limits, model.config, runner, launching, case, how)
+        if find_spec("flashinfer") is not None and not options.quick and not how:
             measure_flashinfer(report, limits, model)
 
 

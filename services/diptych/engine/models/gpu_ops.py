@@ -7,6 +7,7 @@ a graph can capture it.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from typing import Final, Protocol
 
@@ -21,6 +22,7 @@ from diptych.checkpoints.quantization.weight import QuantizedWeight
 from diptych.engine.models.delta_rule import DeltaRule, DeltaWeights
 from diptych.engine.models.dense import dense
 from diptych.engine.models.gpu_delta_rule import GpuDeltaRule
+from diptych.engine.models.gpu_fp8 import Fp8Gated, Fp8Kept
 from diptych.engine.models.gpu_quantized import TWO_BYTES, kept
 from diptych.engine.models.gpu_state_rules import TritonStateRules
 from diptych.engine.models.lora import LoraMatrix
@@ -94,22 +96,26 @@ class GpuGated:
 class GpuOps:
     """Weights that `kept` knows, and experts in MXFP4, stay as stored; others are expanded to the states' dtype.
 
-    Nothing waits for the device.
+    Of these, targets that match `to_narrow` are made FP8. Nothing waits for the device.
     """
 
     num_ranks: Final = 1
     state_rules: Final[StateRules] = TritonStateRules()
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, dtype: torch.dtype, device: torch.device, to_narrow: re.Pattern[str] | None = None) -> None:
         self._dtype = dtype
         self._device = device
+        self._to_narrow = to_narrow
         self._expanded = set[str]()  # formats that the log names
 
     def matrix(self, name: str, weight: Weight, split: Split) -> Matrix:
-        if not isinstance(weight, QuantizedWeight):
-            return GpuMatrix(weight)
-        as_stored = self._expert(weight) if EXPERT.match(name) else kept(weight, self._dtype, self._device)
-        return as_stored or GpuMatrix(self._dense(name, weight))
+        if isinstance(weight, QuantizedWeight):
+            as_stored = self._expert(weight) if EXPERT.match(name) else kept(weight, self._dtype, self._device)
+            if as_stored is not None:
+                return as_stored
+            weight = self._dense(name, weight)
+        is_narrowed = self._to_narrow is not None and self._to_narrow.fullmatch(name)
+        return Fp8Kept.made(weight) if is_narrowed else GpuMatrix(weight)
 
     def _expert(self, weight: QuantizedWeight) -> Matrix | None:
         """Return an expert's matrix as it is stored, if there is a kernel."""
@@ -138,6 +144,8 @@ class GpuOps:
     def gated(self, gate_up: Matrix, activation: Activation) -> Gated:
         in_turn = GatedInTurn(gate_up, activate_of(self, activation))
         base = gate_up.base if isinstance(gate_up, LoraMatrix) else gate_up
+        if isinstance(base, Fp8Kept) and activation in ("silu", "gelu_tanh"):
+            return Fp8Gated(gate_up, base, activation, in_turn)
         return GpuGated(gate_up, base, activation, in_turn) if isinstance(base, GpuMatrix) else in_turn
 
     def experts(

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from diptych.checkpoints.quantization.weight import QuantizedWeight
 from diptych.engine.models.dense import dense
+from diptych.engine.models.gpu_fp8 import Fp8Kept, has_fp8
 from diptych.engine.models.matrix import Matrix
+from diptych.kernels.gpu.layers.fp8_matrix import Fp8Matrix, blocks_of, can_keep
 from diptych.kernels.quantized import Code, QuantizedArray
 
 TWO_BYTES: Final = ("float16", "bfloat16")  # codes that are numbers
@@ -74,8 +76,16 @@ class StackedMatrix:
         return torch.cat([part.dense() for part in self._parts])
 
 
+def keep_fp8(array: QuantizedArray, dtype: torch.dtype, device: torch.device) -> KeptMatrix | None:
+    """Keep FP8 with a scale a row, or a block of 128 x 128."""
+    if not can_keep(array) or not has_fp8(device):
+        return None
+    blocks = [Fp8Kept(Fp8Matrix.of(each, device), dtype) for each in blocks_of(array)]
+    return blocks[0] if len(blocks) == 1 else StackedMatrix(blocks)
+
+
 Keep = Callable[[QuantizedArray, torch.dtype, torch.device], KeptMatrix | None]
-FORMATS: Final[Mapping[Code, Keep]] = {}  # None: not such an array
+FORMATS: Final[Mapping[Code, Keep]] = {"fp8": keep_fp8}  # None: not such an array
 
 
 def kept(weight: QuantizedWeight, dtype: torch.dtype, device: torch.device) -> KeptMatrix | None:

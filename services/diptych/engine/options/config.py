@@ -28,7 +28,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 AttentionBackend = Literal["auto", "cpu", "torch", "triton", "flashinfer"]
 Switch = Literal["on", "off"]
 KvCacheDtype = Literal["auto", "float32", "bfloat16", "float16", "fp8_e4m3"]
-Quantization = Literal["auto", "none"]
+Quantization = Literal["auto", "none", "fp8"]
 KvBackend = Literal["ucx", "nixl"]
 Overlap = Literal["auto", "on", "off"]
 KvWindows = Literal["free", "keep"]
@@ -72,7 +72,9 @@ class EngineOptions:
         group="engine",
     )
     quantization: Quantization = option(
-        "auto", help="weights in memory: auto, as the checkpoint stores them; none, in --dtype", group="engine"
+        "auto",
+        help="weights in memory: auto, as the checkpoint stores them; none, in --dtype; fp8, made so on GPUs",
+        group="engine",
     )
     kv_cache_dtype: KvCacheDtype = option("auto", help="of keys and values; auto: as --dtype", group="engine")
     tp: int = option(1, help="processes that share one model's weights and KV (tensor parallel)", group="engine")

@@ -89,6 +89,18 @@ def choose(prefill: str, decode: str, *kinds: Setting) -> Backend:
     return Backend(attention, ops, TORCH, TorchSampler(), only_queues=not is_reference)
 
 
+def narrowing(backend: Backend, dtype: torch.dtype, device: torch.device) -> Ops:
+    """Return what computes in place of `backend.ops` if weights are to be made FP8. Raises `ConfigError`."""
+    if not backend.only_queues:
+        raise ConfigError("--quantization fp8 is for GPUs, with attention backend 'triton' or 'flashinfer': use 'auto'")
+    from diptych.engine.models.gpu_fp8 import TO_NARROW, has_fp8
+    from diptych.engine.models.gpu_ops import GpuOps
+
+    if not has_fp8(device):
+        raise ConfigError("--quantization fp8 needs a GPU that multiplies FP8, such as an L4, L40, H100 or H200")
+    return GpuOps(dtype, device, TO_NARROW)
+
+
 def _made(name: str, kinds: Sequence[Setting]) -> Made:
     """Return a backend of all kinds of layers."""
     made = [ATTENTION[name](setting) for setting in kinds]

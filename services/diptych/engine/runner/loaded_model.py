@@ -24,7 +24,7 @@ from diptych.engine.models.decoder import Decoder
 from diptych.engine.models.lora import Loras
 from diptych.engine.models.pieces import Pieces
 from diptych.engine.models.weights import Weights, load
-from diptych.engine.runner.backends import Backend, Setting, choose
+from diptych.engine.runner.backends import Backend, Setting, choose, narrowing
 from diptych.engine.runner.kv_pool import DTYPES, KV_DTYPES, region_views
 from diptych.engine.runner.model_part import ModelPart
 from diptych.engine.runner.sampling.sampler import Sampler
@@ -89,8 +89,8 @@ def load_model(
         part = ModelPart.of(source, communicator)
         sinks = new_sinks(part.config.attending, kv.device)
         backend = _choose(part.config.attending, kv, options, sinks)
-        ops = part.wrap(backend.ops)
-        tensors = part.tensors if options.quantization == "auto" else expanded(part.tensors)
+        ops = part.wrap(narrowing(backend, dtype, kv.device) if options.quantization == "fp8" else backend.ops)
+        tensors = expanded(part.tensors) if options.quantization == "none" else part.tensors
         weights = load(part.config, part.placement, tensors, ops, dtype, kv.device)
         _fill(sinks, chain(*part.config.attending.layers_by_kind), weights)
         loras = Loras(part.config.num_layers, options.max_loras, backend.low_rank, dtype, kv.device)
