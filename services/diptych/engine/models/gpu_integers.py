@@ -41,13 +41,18 @@ class GpuIntegers:
     def shape(self) -> tuple[int, int]:
         return self._matrix.shape
 
+    @property
+    def nbytes(self) -> int:
+        return self._matrix.nbytes
+
     def multiply(self, x: Tensor, out: Tensor) -> None:
         if len(x) > self._few:
-            self._multiply_widened(x, out)
+            self.multiply_widened(x, out)
         elif len(x):
             integer_gemm(x, self._matrix, self._counters, out)
 
-    def _multiply_widened(self, x: Tensor, out: Tensor) -> None:
+    def multiply_widened(self, x: Tensor, out: Tensor) -> None:
+        """`multiply`, of any number of rows, a part of the weight after the other."""
         (n, k), workspace = self.shape, x.new_empty(self._at_once, self.shape[1])
         for start in range(0, n, self._at_once):
             rows = slice(start, min(n, start + self._at_once))
