@@ -112,7 +112,7 @@ def choose_tile(m: int, n: int, k: int, layout: Layout, dtype: torch.dtype) -> I
     smallest = BLOCKS[1] if layout.part < 32 else BLOCKS[0]  # states are read in four bytes a thread or more
     block_m = next((block for block in BLOCKS if block >= max(m, smallest)), BLOCKS[-1])
     if dtype.itemsize > 2:  # for comparisons
-        return IntegerTile(min(block_m, 16), 32, layout.strip, 1, 2, 8)
+        return IntegerTile(min(block_m, 16), 128, layout.strip, 1, 2, 8)
     block_n, num_warps = (128, 8) if block_m == BLOCKS[-1] else (SMALLEST_BLOCK_N, 4)
     block_k = max(128, layout.strip)
     programs = cdiv(n, block_n) * cdiv(m, block_m)
