@@ -217,6 +217,7 @@ class ModelConfig:
     ffn_only: frozenset[int] = frozenset()  # layers that have neither attention nor a state
     without_ffn: frozenset[int] = frozenset()  # layers that have no feed-forward network
     kv_scales: tuple[tuple[float, float], ...] = ()  # [num_layers]: of FP8 keys, of FP8 values. Empty: 1 everywhere
+    fp8_weights: bool = False  # as they are stored: GPUs quantise what they multiply them by
     keeps_all: bool = False  # layers with a window keep all tokens of a request, too; see `page_groups`
 
     @property

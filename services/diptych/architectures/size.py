@@ -10,8 +10,9 @@ from typing import Final
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.registry import FAMILIES
 
-MatrixNbytes = Callable[[int, int], int]  # of so many rows and columns
+MatrixNbytes = Callable[[str, int, int], int]  # of the matrix with a target, of so many rows and columns
 EXPERT: Final = re.compile(r"\d+\.experts\.")  # how the target of an expert's matrix begins
+LINEAR: Final = re.compile(r"\d+\.(qkv|q|q_a|q_b|kv_a|o|gate_up|down|shared\.gate_up|shared\.down)")  # what FP8 is for
 
 
 def num_parameters(config: ModelConfig) -> int:
@@ -26,13 +27,13 @@ def num_active_parameters(config: ModelConfig) -> int:
     return others if moe is None else others + experts * moe.experts_per_token // moe.num_experts
 
 
-def weights_nbytes(config: ModelConfig, number_nbytes: int, of_expert: MatrixNbytes) -> int:
-    """Return the bytes of all weights, of which the matrices of experts take what `of_expert` says."""
+def weights_nbytes(config: ModelConfig, number_nbytes: int, of_matrix: MatrixNbytes) -> int:
+    """Return the bytes of all weights, of which matrices take what `of_matrix` says."""
     total = 0
     for _, pieces in FAMILIES[config.architecture].placement(config):
         for piece in pieces:
-            is_matrix = len(piece.shape) == 2 and EXPERT.match(piece.target)
-            total += of_expert(*piece.shape) if is_matrix else math.prod(piece.shape) * number_nbytes
+            is_matrix = len(piece.shape) == 2
+            total += of_matrix(piece.target, *piece.shape) if is_matrix else math.prod(piece.shape) * number_nbytes
     return total
 
 

@@ -24,7 +24,7 @@ from diptych.architectures.registry import FAMILIES, from_hf
 from diptych.checkpoints.fingerprint import fingerprint
 from diptych.checkpoints.quantization.awq import awq
 from diptych.checkpoints.quantization.compressed_tensors import compressed_tensors
-from diptych.checkpoints.quantization.float8 import float8
+from diptych.checkpoints.quantization.float8 import float8, stores_fp8
 from diptych.checkpoints.quantization.gptq import gptq
 from diptych.checkpoints.quantization.mxfp4 import mxfp4
 from diptych.checkpoints.quantization.scheme import Scheme, assemble
@@ -72,10 +72,12 @@ class HfFolder:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         config = read_config(folder)
-        quantization = _quantization(read_json(folder / "config.json"))
+        quantization = quantization_of(read_json(folder / "config.json"))
         self._scheme = read_scheme(quantization, config.model_id) if quantization else None
         self._shards = _shards(folder)
-        self.config = _with_learned(replace(config, kv_scales=_kv_scales(self._shards, config)), self._shards)
+        kv_scales, fp8_weights = _kv_scales(self._shards, config), stores_fp8(quantization or {})
+        config = replace(config, kv_scales=kv_scales, fp8_weights=fp8_weights)
+        self.config = _with_learned(config, self._shards)
         header = (folder / "config.json").read_bytes() + b"".join(read_header(shard)[0] for shard in self._shards)
         self.weights_id = fingerprint(self._shards, header)
 
@@ -100,7 +102,7 @@ class HfFolder:
                     yield name, tensor
 
 
-def _quantization(values: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def quantization_of(values: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return what is said of quantised weights: models that know images may say it of their text."""
     said: Mapping[str, Any] | None = values.get("quantization_config")
     text = values.get("text_config")

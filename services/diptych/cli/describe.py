@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.registry import from_hf
 from diptych.checkpoints.gguf_model import GgufModel
+from diptych.checkpoints.hf_folder import quantization_of
+from diptych.checkpoints.quantization.float8 import stores_fp8
 from diptych.checkpoints.shard import check_divides
 from diptych.cli.reports.model_report import Plan, as_json, as_text
 from diptych.common.config import REQUIRED, argument, option
 from diptych.common.errors import ConfigError
 from diptych.common.json_file import read_json
-from diptych.engine.options.config import KV_WINDOWS, KvWindows
+from diptych.engine.options.config import KV_WINDOWS, KvWindows, Quantization
 from diptych.kvtransfer.layout import DTYPE_NBYTES
 
 
@@ -32,6 +36,7 @@ class DescribeConfig:
     tp: int = option(1, help="GPUs of a worker")
     page_size: int = option(16, help="tokens a KV page")
     kv_cache_dtype: str = option("bfloat16", help="of keys and values: bfloat16 or fp8_e4m3, for example")
+    quantization: Quantization = option("auto", help="of weights, as workers are given it: auto, none or fp8")
     kv_windows: KvWindows = option(
         KV_WINDOWS, help="KV behind the windows of layers that have some, as workers treat it"
     )
@@ -58,7 +63,8 @@ def main(config: DescribeConfig) -> int:
         config.tp,
         config.page_size,
         config.kv_cache_dtype,
-        has_mxfp4=has_mxfp4(path),
+        has_mxfp4=config.quantization != "none" and has_mxfp4(path),
+        has_fp8=config.quantization == "fp8" or (config.quantization == "auto" and has_fp8(path)),
     )
     print(json.dumps(as_json(model, plan), indent=2) if config.json else as_text(model, plan))
     return 0
@@ -78,10 +84,16 @@ def read(path: Path) -> ModelConfig:
 
 def has_mxfp4(path: Path) -> bool:
     """Whether a model that `read` can read has its experts in MXFP4."""
-    if path.suffix == ".gguf":
-        return False
-    quantization = read_json(_config_file(path)).get("quantization_config") or {}
-    return bool(quantization.get("quant_method") == "mxfp4")
+    return bool(_quantization(path).get("quant_method") == "mxfp4")
+
+
+def has_fp8(path: Path) -> bool:
+    """Whether a model that `read` can read has its matrices in FP8."""
+    return stores_fp8(_quantization(path))
+
+
+def _quantization(path: Path) -> Mapping[str, Any]:
+    return {} if path.suffix == ".gguf" else quantization_of(read_json(_config_file(path))) or {}
 
 
 def _config_file(path: Path) -> Path:

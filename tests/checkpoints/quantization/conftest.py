@@ -89,11 +89,12 @@ def gptq(bits: int, *, symmetric: bool = False, offset: int = 1, act_order: bool
 
 
 def float8(kind: str, name: str = "weight_scale") -> Quantize:
-    """`kind`: one scale a "tensor", a "row", or a "block" of 16 x 32."""
+    """`kind`: one scale a "tensor", a "row", or a "block" of 16 x 32, or "large block" of 128 x 128 or less."""
 
     def quantize(weight: Tensor) -> tuple[Parts, Tensor]:
         rows, columns = weight.shape
-        block = {"tensor": (rows, columns), "row": (1, columns), "block": (16, 32)}[kind]
+        large = min(rows, 128), min(columns, 128)
+        block = {"tensor": (rows, columns), "row": (1, columns), "block": (16, 32), "large block": large}[kind]
         blocks = weight.view(rows // block[0], block[0], columns // block[1], block[1])
         scales = blocks.abs().amax((1, 3)) / 448
         spread = scales.repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)
@@ -146,10 +147,12 @@ FORMATS: dict[str, tuple[dict[str, Any], Quantize]] = {
 }
 
 
-def save(folder: Path, config: Mapping[str, Any], quantize: Quantize) -> dict[str, Tensor]:
+def save(
+    folder: Path, config: Mapping[str, Any], quantize: Quantize, settings: Mapping[str, Any] = TINY
+) -> dict[str, Tensor]:
     """Write a tiny Llama with quantised projections; return the values of all its weights."""
     torch.manual_seed(0)
-    model: Any = transformers.LlamaForCausalLM(transformers.LlamaConfig(**TINY, tie_word_embeddings=False))
+    model: Any = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings, tie_word_embeddings=False))
     model.config.save_pretrained(folder)
     written = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**written, "quantization_config": dict(config)}))
@@ -163,6 +166,15 @@ def save(folder: Path, config: Mapping[str, Any], quantize: Quantize) -> dict[st
         tensors |= {f"{name.removesuffix('weight')}{suffix}": part.contiguous() for suffix, part in parts.items()}
     safetensors.torch.save_file(tensors, folder / "model.safetensors")
     return expected
+
+
+@pytest.fixture(params=["row", "large block"])
+def fp8_folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A model in FP8 as GPUs keep it. Its keys and values have half a block each."""
+    block = {"weight_block_size": [128, 128]} if request.param == "large block" else {}
+    config = {"quant_method": "fp8", "fmt": "e4m3", **block}
+    save(tmp_path, config, float8(request.param, "weight_scale_inv"), TINY | {"hidden_size": 128, "head_dim": 32})
+    return tmp_path
 
 
 @pytest.fixture(params=FORMATS)

@@ -1,8 +1,8 @@
 """FP8 (e4m3) weights with scales: one a tensor, one a row, or one a block of 128 x 128.
 
 `weight` and `weight_scale` (compressed-tensors, FBGEMM) or `weight_scale_inv` (blocks; it is multiplied with, too, see
-https://github.com/deepseek-ai/DeepSeek-V3/blob/main/README_WEIGHTS.md). Scales of activations are not used: they stay
-in float32.
+https://github.com/deepseek-ai/DeepSeek-V3/blob/main/README_WEIGHTS.md). Scales of activations are not used: CPUs
+leave those in float32, GPUs quantise each token by its own.
 """
 
 from __future__ import annotations
@@ -32,6 +32,12 @@ def float8(config: Mapping[str, Any]) -> Scheme:
 
     suffixes = ("weight", "weight_scale", "weight_scale_inv")
     return Scheme(key="weight_scale", suffixes=suffixes, build=build, ignored=("input_scale", "activation_scale"))
+
+
+def stores_fp8(config: Mapping[str, Any]) -> bool:
+    """Whether `quantization_config` says that weights are in FP8."""
+    is_plain = config.get("quant_method") in ("fp8", "fbgemm_fp8")
+    return is_plain or (config.get("quant_method"), config.get("format")) == ("compressed-tensors", "float-quantized")
 
 
 def _with_scales(codes: Array, scales: Array, block_rows: int, block_columns: int) -> QuantizedArray:

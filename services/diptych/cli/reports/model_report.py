@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from diptych.architectures.config import ModelConfig
-from diptych.architectures.size import MatrixNbytes, num_active_parameters, num_parameters, weights_nbytes
+from diptych.architectures.size import EXPERT, LINEAR, num_active_parameters, num_parameters, weights_nbytes
 from diptych.checkpoints.shard import Shard
 from diptych.engine.options.pool_size import region_words, whole_layout
 from diptych.engine.values.kv_regions import pages_per_state, region_names, state_nbytes, window_pages
 from diptych.kernels.quantized import mxfp4_nbytes
 
 STATE_DTYPE: Final = "bfloat16"  # of what is not kept in float32
-WEIGHT_NBYTES: Final = 2  # GPUs compute with bfloat16, whatever a file holds but for experts in MXFP4
+WEIGHT_NBYTES: Final = 2  # GPUs compute with bfloat16, whatever a file holds but for FP8 and experts in MXFP4
+SCALE_NBYTES: Final = 4  # of a row in FP8; blocks have fewer
 GIB: Final = 2**30
 PROMPT_LENS: Final = (1024, 32 * 1024, 128 * 1024)  # tokens
 UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -30,6 +32,7 @@ class Plan:
     page_size: int  # tokens
     kv_dtype: str
     has_mxfp4: bool = False  # as the checkpoint's experts are
+    has_fp8: bool = False  # as the matrices of layers are, stored or made so
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +48,19 @@ def fit(model: ModelConfig, plan: Plan) -> Fit:
     """Return what one of the worker's GPUs holds."""
     shard = Shard(0, plan.tp)
     part = replace(shard.config(model), vocab_size=shard.vocab_rows(model.vocab_size))
-    of_expert: MatrixNbytes = mxfp4_nbytes if plan.has_mxfp4 else lambda rows, columns: rows * columns * WEIGHT_NBYTES
-    weights = weights_nbytes(part, WEIGHT_NBYTES, of_expert)
+    weights = weights_nbytes(part, WEIGHT_NBYTES, partial(_matrix_nbytes, plan))
     page = whole_layout(part, plan.page_size, plan.kv_dtype).page_nbytes
     room = int(plan.gpu_gib * plan.memory_share * GIB) - weights
     return Fit(weights, page, max(0, room // page))
+
+
+def _matrix_nbytes(plan: Plan, target: str, num_rows: int, num_columns: int) -> int:
+    """Return what a GPU keeps of a matrix."""
+    if plan.has_mxfp4 and EXPERT.match(target):
+        return mxfp4_nbytes(num_rows, num_columns)
+    if plan.has_fp8 and LINEAR.fullmatch(target):
+        return num_rows * (num_columns + SCALE_NBYTES)
+    return num_rows * num_columns * WEIGHT_NBYTES
 
 
 def handed_over(model: ModelConfig, plan: Plan, num_tokens: int) -> int:
@@ -129,6 +140,7 @@ def _on_gpus(found: Fit, plan: Plan, num_windowed: int) -> str:
     """`num_windowed`: pages of a request in layers whose windows have their own."""
     gpu = f"of {plan.gpu_gib:g} GiB{', each' if plan.tp > 1 else ''}: weights {_size(found.weights)} in bfloat16"
     gpu += ", experts in MXFP4" if plan.has_mxfp4 else ""
+    gpu += ", matrices of layers in FP8" if plan.has_fp8 else ""
     if not found.pages:
         return f"{gpu}, which do not fit beside a KV pool: give a larger --tp or --gpu-gib"
     tokens = found.pages * plan.page_size

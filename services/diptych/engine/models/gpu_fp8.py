@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final, Literal
 
 import torch
@@ -17,7 +16,6 @@ from diptych.kernels.gpu.layers.fp8_matrix import Fp8Matrix
 from diptych.kernels.gpu.layers.fp8_rows import quantize_rows
 
 FIRST_CAPABILITY: Final = (8, 9)  # of a GPU that has FP8
-TO_NARROW: Final = re.compile(r"\d+\.(qkv|q|q_a|q_b|kv_a|o|gate_up|down|shared\.gate_up|shared\.down)")  # targets
 
 
 def has_fp8(device: torch.device) -> bool:

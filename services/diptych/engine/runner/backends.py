@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from diptych.architectures.config import ModelConfig
+from diptych.architectures.size import LINEAR
 from diptych.common.errors import ConfigError
 from diptych.engine.attention.backend import AttentionBackend, GraphAttention, PhasedAttention
 from diptych.engine.attention.cpu_backend import CpuAttention
@@ -93,12 +94,12 @@ def narrowing(backend: Backend, dtype: torch.dtype, device: torch.device) -> Ops
     """Return what computes in place of `backend.ops` if weights are to be made FP8. Raises `ConfigError`."""
     if not backend.only_queues:
         raise ConfigError("--quantization fp8 is for GPUs, with attention backend 'triton' or 'flashinfer': use 'auto'")
-    from diptych.engine.models.gpu_fp8 import TO_NARROW, has_fp8
+    from diptych.engine.models.gpu_fp8 import has_fp8
     from diptych.engine.models.gpu_ops import GpuOps
 
     if not has_fp8(device):
         raise ConfigError("--quantization fp8 needs a GPU that multiplies FP8, such as an L4, L40, H100 or H200")
-    return GpuOps(dtype, device, TO_NARROW)
+    return GpuOps(dtype, device, LINEAR)
 
 
 def _made(name: str, kinds: Sequence[Setting]) -> Made:

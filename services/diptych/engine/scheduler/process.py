@@ -16,6 +16,7 @@ from typing import Any, Final, NoReturn
 
 import zmq
 
+from diptych.architectures.config import ModelConfig
 from diptych.checkpoints.shard import check_divides
 from diptych.checkpoints.source import ModelSource
 from diptych.common import lifecycle
@@ -28,7 +29,7 @@ from diptych.common.net.reachable import transfer_where
 from diptych.engine.cache.host_tier import NO_COPIER
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.lora.registry import LoraRegistry
-from diptych.engine.options.config import EngineOptions, SchedulerConfig
+from diptych.engine.options.config import EngineOptions, Quantization, SchedulerConfig
 from diptych.engine.options.pool_size import num_host_slots, pool_words
 from diptych.engine.runner.host_pages import HostPages
 from diptych.engine.runner.threads import configure_threads
@@ -68,13 +69,18 @@ FP8: Final = "fp8_e4m3"
 
 
 def worker_terms(
-    source: ModelSource, kv_backend: str, layout: PoolLayout, state_dtype: str, rules: TransferRules
+    source: ModelSource,
+    kv_backend: str,
+    layout: PoolLayout,
+    state_dtype: str,
+    rules: TransferRules,
+    quantization: Quantization = "auto",
 ) -> Terms:
     """Return the terms on which a worker of this version pairs.
 
     Page size, ranks and type of the KV are no terms: pages are converted on their way, but for FP8 with scales, and for
     pages that hold states of recurrent layers. Where layers with a window have pages of their own, page size is a term.
-    `state_dtype` is that of layers.
+    `state_dtype` is that of layers. Of what is computed with, `product_terms` are terms.
     """
     model = source.config
     scaled = ", FP8 with scales" if model.kv_scales and layout.dtype == FP8 else ""
@@ -83,13 +89,23 @@ def worker_terms(
     return Terms(
         weights=source.weights_id,
         vocab_size=model.vocab_size,
-        kv_shape=kv_shape(model) + scaled + states + windows,
+        kv_shape=kv_shape(model) + scaled + states + windows + product_terms(model, quantization),
         kv_backend=kv_backend,
         oldest_protocol=PROTOCOL_VERSION,
         newest_protocol=PROTOCOL_VERSION,
         features=FEATURES,
         required_features=bits(Feature.VERIFIED_HAND_OFF) if rules.integrity == "always" else 0,
     )
+
+
+def product_terms(model: ModelConfig, quantization: Quantization) -> str:
+    """Say by what products KV is made, where they are no products of the weights with states as they are.
+
+    It is what was asked for that counts: a processor that has no such products makes finer ones.
+    """
+    if quantization == "fp8":
+        return ", made by FP8 products of weights that were quantised at start"
+    return ", made by FP8 products" if model.fp8_weights and quantization == "auto" else ""
 
 
 def run_scheduler(argv: list[str], build_core: BuildCore, open_transport: OpenTransport) -> NoReturn:
@@ -182,22 +198,26 @@ def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCor
 
 def host_of(base: SchedulerBase, core: SchedulerCore, cache: KvCache, registry: LoraRegistry) -> Host[ModelOnHardware]:
     """Return what of the scheduler bears on a change of its weights."""
-    config = base.config
     return Host(
         open=base.hardware.open,
         load=base.load,
-        terms=lambda source: worker_terms(source, config.kv_backend, base.layout, config.engine.dtype, config.transfer),
+        terms=lambda source: _terms(base, source),
         is_idle=lambda: core.report().num_open_rooms == 0 and not cache.is_held,
         clear_cache=cache.clear,
-        obstacle=lambda: _obstacle(config.engine, registry),
+        obstacle=lambda: _obstacle(base.config.engine, registry),
     )
+
+
+def _terms(base: SchedulerBase, source: ModelSource) -> Terms:
+    config, engine = base.config, base.config.engine
+    return worker_terms(source, config.kv_backend, base.layout, engine.dtype, config.transfer, engine.quantization)
 
 
 def _report_ready(
     base: SchedulerBase, channel: zmq.Socket[bytes], core: SchedulerCore, adapters: Adapters[Any]
 ) -> None:
     config, layout = base.config, base.layout
-    terms = terms_to_wire(worker_terms(base.source, config.kv_backend, layout, config.engine.dtype, config.transfer))
+    terms = terms_to_wire(_terms(base, base.source))
     sizes = base.chosen.sizes
     ready = engine_pb2.SchedulerReady(
         transfer=base.transfer,

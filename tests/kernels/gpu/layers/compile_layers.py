@@ -8,7 +8,19 @@ from typing import Any
 import torch
 from ahead_of_time import Kernel
 
-from diptych.kernels.gpu.layers import activations, moe, mxfp4_experts, norms, skinny_gated_gemm, skinny_gemm
+from diptych.kernels.gpu.layers import (
+    activations,
+    fp8_gemm,
+    fp8_gemv,
+    fp8_rows,
+    moe,
+    mxfp4_experts,
+    norms,
+    skinny_gated_gemm,
+    skinny_gemm,
+)
+from diptych.kernels.gpu.layers.fp8_matrix import pitch_of
+from diptych.kernels.gpu.layers.fp8_rows import GROUP
 
 HIDDEN, FFN = 4096, 14_336
 CELLS = frozenset({"v4.b32"})
@@ -121,6 +133,56 @@ def mxfp4(block: int, dtype: str, k: int, num_rows: int = 1 << 20) -> Kernel:
     )
 
 
+def fp8() -> Iterator[Kernel]:
+    types = pointers("x", codes="*fp8e4nv", scales="*fp32")
+    constants = {"COMPILED": True} | fp8_rows.row_constants(FFN)
+    yield Kernel("FP8, rows", fp8_rows.quantize_rows_kernel, types, constants, num_warps=8, loads=CELLS)
+    constants = {"K": FFN, "GROUPS": fp8_rows.TILE // GROUP, "GROUP": GROUP, "COMPILED": True}
+    types |= {"m": "i32"}
+    yield Kernel("FP8, groups", fp8_rows.quantize_groups_kernel, types, constants, frozenset({"m"}), loads=CELLS)
+    for group in (0, GROUP):
+        yield fp8_row(group)
+        yield fp8_gates(group)
+        for block in fp8_gemm.BLOCKS:
+            yield fp8_rows_of(block, group)
+
+
+def fp8_row(group: int) -> Kernel:
+    constants = fp8_gemv.STRIP.constants(FFN, group, pitch_of(FFN, group)) | {"COMPILED": True}
+    types = pointers("x", codes="*fp8e4nv", scales="*fp32", out="*bf16", n="i32")
+    name = f"FP8, one row, groups of {group}"
+    return Kernel(name, fp8_gemv.fp8_gemv_kernel, types, constants, num_warps=fp8_gemv.STRIP.num_warps, loads=CELLS)
+
+
+def fp8_gates(group: int) -> Kernel:
+    strip = fp8_gemv.GATED_STRIP
+    constants = strip.constants(HIDDEN, group, pitch_of(HIDDEN, group)) | {"FFN_SIZE": FFN, "ACTIVATION": "silu"}
+    types = pointers("x", codes="*fp8e4nv", scales="*fp32", out="*bf16")
+    return Kernel(
+        f"FP8, gates of one row, groups of {group}",
+        fp8_gemv.fp8_gated_gemv_kernel,
+        types,
+        constants | {"COMPILED": True},
+        num_warps=strip.num_warps,
+        loads=CELLS,
+    )
+
+
+def fp8_rows_of(block: int, group: int) -> Kernel:
+    tile = fp8_gemm.choose_tile(HIDDEN, group)
+    types = {"x": "*fp8e4nv", "x_scales": "*fp32", "codes": "*fp8e4nv", "scales": "*fp32", "out": "*bf16"}
+    return Kernel(
+        f"FP8, {block} rows, groups of {group}",
+        fp8_gemm.fp8_gemm_kernel,
+        types | {"m": "i32", "n": "i32", "out_stride": "i32"},
+        tile.constants(block, FFN) | {"GROUP": group, "PITCH": pitch_of(FFN, group), "COMPILED": True},
+        frozenset({"m"}),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        loads=COPIES,
+    )
+
+
 def kernels() -> Iterator[Kernel]:
     yield rowwise("norm", norms.rms_norm_kernel, pointers("x weight out", eps="fp32"))
     types = pointers("x delta weight out", eps="fp32")
@@ -136,3 +198,4 @@ def kernels() -> Iterator[Kernel]:
     yield gates("of 14,336 pairs", FFN, "silu")
     yield gates("of 4096 pairs", 4096, "gelu_tanh")
     yield from experts()
+    yield from fp8()

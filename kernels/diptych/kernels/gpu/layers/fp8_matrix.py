@@ -40,7 +40,7 @@ class Fp8Matrix:
         """Take over what `can_keep` is true of, in memory of `device`."""
         assert array.scales is not None
         codes = torch.from_numpy(array.codes).to(device).view(FP8)
-        scales = torch.from_numpy(np.ascontiguousarray(array.scales[:: array.group or 1], np.float32)).to(device)
+        scales = torch.from_numpy(np.array(array.scales[:: array.group or 1], np.float32)).to(device)
         return Fp8Matrix(codes, _pitched(scales) if array.group else scales, array.group)
 
     def rows(self, ids: Tensor) -> Tensor:
