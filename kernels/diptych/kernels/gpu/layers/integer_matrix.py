@@ -214,10 +214,10 @@ def widen_kernel(
     bits = tl.load(words + (strip.to(tl.int64) * N + row)[:, None] * PART + column[None, :])
     place = out + number.to(tl.int64)[:, None] * K + (strip * PARTS * PART + column)[None, :]
     for part in tl.static_range(PARTS):
-        run: tl.constexpr = part * RUNS // PARTS
-        values = code_of(bits, part, BITS, ZERO).to(tl.float32) * factor(scales, strip, run, row, N, RUNS, SPAN, HALF)[:, None]
+        scale = factor(scales, strip, part * RUNS // PARTS, row, N, RUNS, SPAN, HALF)
+        values = code_of(bits, part, BITS, ZERO).to(tl.float32) * scale[:, None]
         if HAS_MINS:
-            values += factor(mins, strip, run, row, N, RUNS, SPAN, HALF)[:, None]
+            values += factor(mins, strip, part * RUNS // PARTS, row, N, RUNS, SPAN, HALF)[:, None]
         inside = there[:, None] if EVEN else there[:, None] & (strip * PARTS * PART + part * PART + column < K)[None, :]
         tl.store(place + part * PART, values.to(out.dtype.element_ty), mask=inside)
 
