@@ -27,7 +27,7 @@ EXTRAS := demo$(if $(COMPILER),,$(comma)compiler)
 LOCKS := $(patsubst %,locks/%.lock,build sim cpu serve $(if $(COMPILER),,compiler)) $(TORCH_LOCK)
 INPUTS := pyproject.toml constraints.txt $(wildcard locks/*.lock)
 
-.PHONY: serve test e2e nixl helm lint bench chaos fuzz proto constraints lock chart package images clean
+.PHONY: serve test gpu e2e nixl helm lint bench chaos fuzz proto constraints lock chart package images clean
 
 serve: .venv/serve.stamp
 	@$(BIN)/diptych up $(ARGS)
@@ -40,6 +40,11 @@ test: .venv/dev.stamp .nixl/stamp .helm/stamp
 	@$(MAKE) --no-print-directory lint > .venv/lint.log 2>&1 & lint=$$!; \
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS); tests=$$?; \
 	wait $$lint || { cat .venv/lint.log; exit 1; }; exit $$tests
+
+# All tests and benchmarks for GPUs, with tables and pictures in dist/gpu: docs/operations/gpu.md. Run it again to go on where
+# it was stopped. ARGS="--budget-s 585": a part of ten minutes.
+gpu: .venv/dev.stamp
+	@PATH="$(CURDIR)/$(BIN):$$PATH" bench/gpu/run.sh $(ARGS)
 
 # NIXL beside .venv, not in it: the UCX that it brings would be preferred to the one that the tests run on.
 nixl: .nixl/stamp

@@ -34,8 +34,8 @@ KINDS: Final = {0: "a scale a row", GROUP: "blocks"}
 def weights(n: int, k: int, group: int) -> list[Fp8Matrix]:
     found = []
     for _ in range(max(2, math.ceil(READ_NBYTES / (n * k)))):
-        rows = quantize_rows(torch.randn(n, k, dtype=torch.bfloat16, device="cuda") / math.sqrt(k), 0)
-        found.append(Fp8Matrix(rows.codes, rows.scales if not group else _blocks(n, k), group))
+        made = Fp8Matrix.made(torch.randn(n, k, dtype=torch.bfloat16, device="cuda") / math.sqrt(k))
+        found.append(Fp8Matrix(made.codes, _blocks(n, k), group) if group else made)
     return found
 
 

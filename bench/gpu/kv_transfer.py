@@ -2,7 +2,7 @@
 
 Pages are scattered on both sides. Time is from `write_pages` with a note until its `OpDone`: every byte is there. The
 limit is a device-to-device copy, measured in the same run; of staging, what the same link reaches between pools in host
-memory. Beside it NIXL's Python API, where it is installed. Needs two GPUs: `bench/gpu/run_kv.sh`.
+memory. Beside it NIXL's Python API, where it is installed. Needs two GPUs: `bench/gpu/run.sh transfer`.
 """
 
 from __future__ import annotations

@@ -216,6 +216,25 @@ def test_experts_in_mxfp4_take_four_bits_a_weight_and_their_scales(
     assert "GiB in bfloat16, experts in MXFP4, at most" in capsys.readouterr().out
 
 
+def test_matrices_of_layers_in_fp8_take_a_byte_a_weight_and_a_scale_a_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = transformers.LlamaConfig(architectures=["LlamaForCausalLM"], num_hidden_layers=2)
+    config.save_pretrained(tmp_path)
+    plain = described(tmp_path, capsys)["gpu"]["weights_bytes"]
+    values = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(values | {"quantization_config": {"quant_method": "fp8"}}))
+    hidden, ffn = config.hidden_size, config.intermediate_size
+    weights, rows = 4 * hidden**2 + 3 * hidden * ffn, 5 * hidden + 2 * ffn
+    narrow = described(tmp_path, capsys)["gpu"]["weights_bytes"]
+    assert narrow == plain - config.num_hidden_layers * (weights - 4 * rows)
+    assert main(DescribeConfig(model=str(tmp_path))) == 0
+    assert "GiB in bfloat16, matrices of layers in FP8, at most" in capsys.readouterr().out
+    for quantization, nbytes in (("none", plain), ("fp8", narrow)):
+        assert main(DescribeConfig(model=str(tmp_path), quantization=quantization, json=True)) == 0
+        assert json.loads(capsys.readouterr().out)["gpu"]["weights_bytes"] == nbytes
+
+
 GEMMA3_27B: dict[str, Any] = {
     "hidden_size": 5376,
     "num_hidden_layers": 62,

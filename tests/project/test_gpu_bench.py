@@ -102,10 +102,44 @@ def test_json_lines_become_a_table_a_benchmark_and_other_lines_pass(capsys: pyte
     assert re.findall(r"^\w+", capsys.readouterr().out, re.MULTILINE) == ["case", "x", "x", "case", "x"]
 
 
-def test_every_part_of_the_whole_set_is_a_file_of_its_own() -> None:
-    script = (GPU / "run.sh").read_text()
-    listed = re.search(r"parts: ([\w ]+)", script)
-    assert listed is not None
-    parts = re.findall(r"^    (\w+)\) .*(bench/gpu/[\w.]+)", script, re.MULTILINE)
-    assert {name for name, _ in parts} == set(listed[1].split())
-    assert [path for _, path in parts if not (GPU.parents[1] / path).exists()] == []
+def test_every_part_of_the_whole_set_names_what_there_is() -> None:
+    from parts import PARTS
+
+    paths = [word for part in PARTS for word in part.command.split() if "/" in word and "=" not in word]
+    assert len({part.name for part in PARTS}) == len(PARTS)
+    assert [path for path in paths if not (GPU.parents[1] / path).exists()] == []
+    assert all(part.limit_s <= 600 for part in PARTS)
+
+
+def test_parts_that_have_passed_at_this_commit_are_not_run_again() -> None:
+    from parts import End, Part, to_run
+
+    parts = [Part(name, 1, "true") for name in ("passed", "failed", "older", "new")]
+    ends = {
+        name: End(code, 1.0, commit, "")
+        for name, code, commit in (("passed", 0, "b"), ("failed", 1, "b"), ("older", 0, "a"))
+    }
+    assert [part.name for part in to_run(parts, ends, "b")] == ["failed", "older", "new"]
+
+
+def test_a_part_begins_only_where_its_gpus_are_free_and_its_limit_fits() -> None:
+    from parts import Part, next_part
+
+    one, both = Part("one", 100, "true"), Part("both", 50, "true", num_gpus=2)
+    assert next_part([both, one], {0, 1}, 1000, num_gpus=2) == both
+    assert next_part([both, one], {1}, 1000, num_gpus=2) == one
+    assert next_part([both, one], {1}, 99, num_gpus=2) is None
+    assert next_part([both], {0}, 1000, num_gpus=1) is None  # this machine has no second one
+
+
+def test_a_part_that_is_out_of_time_keeps_its_rows_and_disturbs_no_other(tmp_path: Path) -> None:
+    from parts import OUT_OF_TIME, Part, Runner, kept_ends
+
+    row = json.dumps({"bench": "x", "case": "y"})
+    slow = Part("slow", 1, f"sh -c 'echo {json.dumps(row)}; exec sleep 60'")
+    others = [Part("fails", 9, "sh -c 'echo no; exit 3'"), Part("both", 9, "printenv CUDA_VISIBLE_DEVICES", num_gpus=2)]
+    runner = Runner(tmp_path, [0, 1], ("commit", "machine"), quick=False)
+    assert runner.run([slow, *others], budget_s=60) == []
+    assert {name: end.code for name, end in kept_ends(tmp_path).items()} == {"slow": OUT_OF_TIME, "fails": 3, "both": 0}
+    assert (tmp_path / "slow.jsonl").read_text() == f"{row}\n"
+    assert (tmp_path / "both.log").read_text() == "0,1\n"

@@ -31,6 +31,7 @@ TINY: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 128,
 }
+SMALL_FP8 = {"hidden_size": 128, "head_dim": 32}  # keys and values have half a block each
 
 
 def words(fields: list[Tensor], bits: int) -> Tensor:
@@ -170,10 +171,10 @@ def save(
 
 @pytest.fixture(params=["row", "large block"])
 def fp8_folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A model in FP8 as GPUs keep it. Its keys and values have half a block each."""
+    """A model in FP8 as GPUs keep it."""
     block = {"weight_block_size": [128, 128]} if request.param == "large block" else {}
     config = {"quant_method": "fp8", "fmt": "e4m3", **block}
-    save(tmp_path, config, float8(request.param, "weight_scale_inv"), TINY | {"hidden_size": 128, "head_dim": 32})
+    save(tmp_path, config, float8(request.param, "weight_scale_inv"), TINY | SMALL_FP8)
     return tmp_path
 
 

@@ -10,8 +10,10 @@ from typing import Any
 from tiny_config import tiny_config
 
 from diptych.architectures.config import ModelConfig
+from diptych.common.members.terms import mismatch
 from diptych.engine.lora.registry import LoraRegistry
 from diptych.engine.scheduler.process import host_of, worker_terms
+from diptych.engine.options.config import Quantization
 from diptych.engine.values.kv_regions import kv_layout
 from diptych.engine.values.transfer_rules import TransferRules
 
@@ -45,3 +47,17 @@ def test_workers_pair_only_with_pages_of_one_size_where_layers_with_a_window_hav
     grouped = "4 layers, 2 KV heads of 16, windows of 8 in 1 pages of their own"
     assert shapes(model) == {f"{grouped}, of 4 tokens", f"{grouped}, of 8 tokens"}
     assert shapes(replace(model, keeps_all=True)) == {"4 layers, 2 KV heads of 16"}
+
+
+def test_workers_pair_only_where_products_are_alike() -> None:
+    def pair(config: ModelConfig, a: Quantization, b: Quantization) -> str:
+        source: Any = SimpleNamespace(config=config, weights_id="")
+        layout = kv_layout(config, 8, 4, "float32")
+        return mismatch(*(worker_terms(source, "ucx", layout, "float32", TransferRules(), each) for each in (a, b)))
+
+    plain, stored = tiny_config(), tiny_config(fp8_weights=True)
+    shape = "2 layers, 2 KV heads of 16"
+    made = "made by FP8 products of weights that were quantised at start"
+    assert [pair(plain, "auto", "none"), pair(stored, "auto", "auto"), pair(plain, "fp8", "fp8")] == ["", "", ""]
+    assert pair(stored, "none", "auto") == f"KV of {shape} and of {shape}, made by FP8 products"
+    assert pair(plain, "fp8", "auto") == f"KV of {shape}, {made} and of {shape}"

@@ -13,7 +13,6 @@ from diptych.engine.models.ops import Gated
 from diptych.kernels.gpu.layers.fp8_gemm import fp8_gemm
 from diptych.kernels.gpu.layers.fp8_gemv import can_gate, fp8_gated_gemv
 from diptych.kernels.gpu.layers.fp8_matrix import Fp8Matrix
-from diptych.kernels.gpu.layers.fp8_rows import quantize_rows
 
 FIRST_CAPABILITY: Final = (8, 9)  # of a GPU that has FP8
 
@@ -33,8 +32,7 @@ class Fp8Kept:
     @staticmethod
     def made(weight: Tensor) -> Fp8Kept:
         """Quantise a weight in the states' dtype, with a scale a row."""
-        rows = quantize_rows(weight, 0)
-        return Fp8Kept(Fp8Matrix(rows.codes, rows.scales, 0), weight.dtype)
+        return Fp8Kept(Fp8Matrix.made(weight), weight.dtype)
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -15,6 +15,9 @@ from diptych.kernels.gpu.layers.fp8_rows import FP8, GROUP
 from diptych.kernels.quantized import Array, QuantizedArray
 
 PITCH: Final = 4  # rows of scales begin at multiples of so many, as cuBLAS wants them
+LARGEST: Final = 448.0  # of e4m3
+SMALLEST: Final = 1e-12  # a row whose numbers are all smaller is divided by this
+ROWS_AT_ONCE: Final = 4096  # that are quantised: in float32
 MAX_PARTS: Final = 8  # of rows; more: scales that are no blocks'
 
 
@@ -42,6 +45,16 @@ class Fp8Matrix:
         codes = torch.from_numpy(array.codes).to(device).view(FP8)
         scales = torch.from_numpy(np.array(array.scales[:: array.group or 1], np.float32)).to(device)
         return Fp8Matrix(codes, _pitched(scales) if array.group else scales, array.group)
+
+    @staticmethod
+    def made(weight: Tensor) -> Fp8Matrix:
+        """Quantise a weight `[n, k]` of floats, with a scale a row."""
+        scales = weight.abs().amax(dim=1, keepdim=True).float().clamp(min=SMALLEST) / LARGEST
+        codes = torch.empty(weight.shape, dtype=FP8, device=weight.device)
+        for start in range(0, len(weight), ROWS_AT_ONCE):
+            part = slice(start, start + ROWS_AT_ONCE)
+            codes[part] = (weight[part].float() / scales[part]).to(FP8)
+        return Fp8Matrix(codes, scales, 0)
 
     def rows(self, ids: Tensor) -> Tensor:
         """Return some rows in float32."""
