@@ -69,7 +69,7 @@ def write_gguf(path: Path) -> Path:
             writer.add_tensor(f"{name}.weight", np.ones(shape, np.float32))
         else:
             kind = AS_Q4_K_M.get(name.rpartition(".")[2], KINDS.Q4_K)
-            writer.add_tensor(f"{name}.weight", random_blocks(kind, *shape, random), raw_dtype=kind)
+            writer.add_tensor(f"{name}.weight", random_blocks(kind, shape, random), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -87,9 +87,9 @@ def tensors() -> list[tuple[str, tuple[int, ...]]]:
     return [("token_embd", (VOCAB, HIDDEN)), *layers, ("output_norm", (HIDDEN,)), ("output", (VOCAB, HIDDEN))]
 
 
-def random_blocks(kind: KINDS, rows: int, columns: int, random: np.random.Generator) -> npt.NDArray[np.uint8]:
+def random_blocks(kind: KINDS, shape: tuple[int, ...], random: np.random.Generator) -> npt.NDArray[np.uint8]:
     """Return random codes with scales that make numbers of about 1/16."""
-    size, nbytes = gguf.GGML_QUANT_SIZES[kind]
+    (rows, columns), (size, nbytes) = shape, gguf.GGML_QUANT_SIZES[kind]
     blocks = random.integers(0, 256, (rows, columns // size, nbytes), np.uint8)
     places = {KINDS.Q4_K: {0: 2e-4, 2: 1.5e-3}, KINDS.Q6_K: {208: 5e-5}, KINDS.Q8_0: {0: 1e-3}}[kind]
     for at, scale in places.items():

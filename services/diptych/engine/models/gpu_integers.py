@@ -1,7 +1,7 @@
 """Weights of integers on GPUs: widened inside the product where rows are few, and a part at a time before it else.
 
-A prompt of thousands of tokens is multiplied by cuBLAS, whose time hides what widening costs: two passes through memory,
-or one and a half where a part stays in the L2 cache. The workspace is torch's to share: a step's largest product has it,
+A prompt of thousands of tokens is multiplied by cuBLAS, whose time hides what widening costs: two passes through
+memory, or less where a part stays in the L2 cache. The workspace is torch's to share: a step's largest product has it,
 and the next one finds it free.
 """
 
@@ -53,7 +53,8 @@ class GpuIntegers:
 
     def multiply_widened(self, x: Tensor, out: Tensor) -> None:
         """`multiply`, of any number of rows, a part of the weight after the other."""
-        (n, k), workspace = self.shape, x.new_empty(self._at_once, self.shape[1])
+        n, k = self.shape
+        workspace = x.new_empty(self._at_once, k)
         for start in range(0, n, self._at_once):
             rows = slice(start, min(n, start + self._at_once))
             part = workspace[: rows.stop - rows.start]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from gpu_cases import FLOATS, on_gpu
@@ -15,7 +14,7 @@ from diptych.engine.models.gpu_integers import GpuIntegers
 from diptych.kernels.gpu.layers import integer_gemm as kernels
 from diptych.kernels.gpu.layers.integer_gemm import BLOCKS, IntegerTile, integer_gemm, most_tiles
 from diptych.kernels.gpu.layers.integer_matrix import IntegerMatrix, can_keep, integer_nbytes, widen
-from diptych.kernels.quantized import CODE_DTYPES, Code, QuantizedArray
+from diptych.kernels.quantized import CODE_DTYPES, Array, Code, QuantizedArray
 
 TOLERANCES = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}  # of what is rounded once
 CPU = torch.device("cpu")
@@ -44,7 +43,7 @@ def random_array(
     """Return a weight whose numbers are about 1, with codes of the whole range."""
     random, bits = np.random.default_rng(seed), 4 if code == "int4" else 8
     size, half = (n, -(-k // group) if group else 1), 1 << (bits - 1)
-    scales = (random.uniform(0.5, 1.5, size) / half).astype(dtype)
+    scales: Array = (random.uniform(0.5, 1.5, size) / half).astype(dtype)
     codes = random.integers(0, 2 * half, (n, k))
     if has_mins:
         return QuantizedArray(code, codes.astype(np.uint8), scales, random.normal(size=size).astype(dtype), group)
@@ -163,7 +162,7 @@ def test_a_row_comes_out_the_same_bit_for_bit_beside_any_others_of_its_block(m: 
     assert torch.equal(whole[m // 2 - 1 :], fewer)
 
 
-def executed(instructions: str, words: npt.NDArray[Any], dtype: type, shift: int) -> dict[str, npt.NDArray[Any]]:
+def executed(instructions: str, words: Array, dtype: type, shift: int) -> dict[str, Array]:
     """Return what the instructions leave in each register, as float64 of both halves."""
     registers: dict[str, Any] = {"$in": words}
     source = "$4" if "$3" in instructions else "$2"
@@ -171,9 +170,10 @@ def executed(instructions: str, words: npt.NDArray[Any], dtype: type, shift: int
     def value(name: str) -> Any:
         return registers["$in" if name == source else name] if name in {*registers, source} else np.uint32(int(name, 0))
 
-    def numbers(bits: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        halves = np.stack([bits >> 16, bits & 0xFFFF]).astype(np.uint32 if shift else np.uint16) << shift
-        return halves.view(dtype).astype(np.float64)
+    def numbers(bits: Array) -> Array:
+        halves = (np.stack([bits >> 16, bits & 0xFFFF]) << shift).astype(np.uint32 if shift else np.uint16)
+        floats: Array = halves.view(dtype).astype(np.float64)
+        return floats
 
     for line in instructions.strip("{} \n").split(";"):
         operation, *names = line.replace(",", " ").split() or [".reg"]
@@ -189,9 +189,7 @@ def executed(instructions: str, words: npt.NDArray[Any], dtype: type, shift: int
     return {name.removeprefix("of "): found for name, found in registers.items() if name.startswith("of ")}
 
 
-@pytest.mark.parametrize(
-    ("name", "bits", "zero"), [("FOUR_TO_", 4, 0), ("SIGNED_FOUR_TO_", 4, 8), ("EIGHT_TO_", 8, 0)]
-)
+@pytest.mark.parametrize(("name", "bits", "zero"), [("FOUR_TO_", 4, 0), ("SIGNED_FOUR_TO_", 4, 8), ("EIGHT_TO_", 8, 0)])
 @pytest.mark.parametrize(("kind", "dtype", "shift"), [("BFLOAT16", np.float32, 16), ("FLOAT16", np.float16, 0)])
 def test_the_instructions_of_gpus_make_the_numbers_of_all_words(
     name: str, bits: int, zero: int, kind: str, dtype: type, shift: int

@@ -7,14 +7,14 @@ is put into the low bits of a number whose exponent makes them units is from Fas
 columns of a tile of rows; the one that is done last adds up what all have, in the order of the columns.
 
 Rule: the products of a group are added up in float32 and multiplied by its scale there; a min is multiplied by the sum
-of the states. So nothing is rounded but the result. The order of additions depends on the weight's shape and on the tile
-alone, not on what other rows there are.
+of the states. So nothing is rounded but the result. The order of additions depends on the weight's shape and on the
+tile alone, not on what other rows there are.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 import triton
@@ -24,8 +24,8 @@ from torch import Tensor
 from diptych.kernels.gpu.grid import cdiv
 from diptych.kernels.gpu.layers.integer_matrix import IntegerMatrix, Layout, code_of, factor
 
-# The numbers of two words: $0.. are the parts'. `(a & b) | c` is the table 0xEA of lop3. A bfloat16 of 128, or a float16
-# of 1024, has units as its lowest bits.
+# The numbers of two words: $0.. are the parts'. `(a & b) | c` is the table 0xEA of lop3. A bfloat16 of 128, or a
+# float16 of 1024, has units as its lowest bits.
 FOUR_BITS: Final = """{
     .reg .b32 t, m, z;
     mov.b32 m, MAGIC;
@@ -120,7 +120,9 @@ def choose_tile(m: int, n: int, k: int, layout: Layout, dtype: torch.dtype) -> I
     return IntegerTile(block_m, block_n, block_k, split, 4, num_warps)
 
 
-def integer_gemm(x: Tensor, matrix: IntegerMatrix, counters: Tensor, out: Tensor, tile: IntegerTile | None = None) -> None:
+def integer_gemm(
+    x: Tensor, matrix: IntegerMatrix, counters: Tensor, out: Tensor, tile: IntegerTile | None = None
+) -> None:
     """`x [m, k] @ weight [n, k]^T -> out [m, n]`, x and out of one type; x is contiguous, and so is each row of out.
 
     `counters`: int32, zeros before and afterwards, of as many numbers as there are tiles; a product at a time may have
@@ -249,7 +251,7 @@ def integer_gemm_kernel(
         counter = counters + tl.program_id(1) * tl.cdiv(N, BLOCK_N) + block
         if tl.atomic_add(counter, 1) == SPLIT - 1:  # the last
             total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-            for each in range(SPLIT):
+            for _ in range(SPLIT):
                 total += tl.load(of_share, mask=inside, other=0.0, cache_modifier=".cg")
                 of_share += m.to(tl.int64) * N
             tl.store(place, total.to(out.dtype.element_ty), mask=inside)
@@ -270,12 +272,13 @@ def factors_of(
     HALF: tl.constexpr,
 ):
     """Return all scales, or mins, of a step, `[rows]` each."""
-    found = ()
+    found = ()  # type: tuple[Any, ...]
     for more in tl.static_range(UNROLL):
         wanted = step * UNROLL + more
         strip = wanted if EVEN else tl.minimum(wanted, STRIPS - 1)
         for run in tl.static_range(RUNS if RUNS > 0 else 1):
-            found = found + (factor(factors, strip, run, row, N, RUNS, SPAN, HALF),)
+            one = (factor(factors, strip, run, row, N, RUNS, SPAN, HALF),)
+            found = found + one
     return found
 
 

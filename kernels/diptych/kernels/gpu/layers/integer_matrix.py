@@ -1,9 +1,9 @@
 """A weight of integers in four or eight bits, as GPUs keep it, and its way back to numbers.
 
-A word of 16 bits has the codes of columns that are a *part* apart: 32 columns, or 16 where a scale has no more. A *strip*
-is as many columns as a row's words of one part have codes of, four parts or two. Its rows lie behind each other: a tile
-of rows is one stretch of memory. Scales, and mins, of a strip's rows lie behind each other, too. So a product takes
-each part by itself, with one scale a row.
+A word of 16 bits has the codes of columns that are a *part* apart: 32 columns, or 16 where a scale has no more. A
+*strip* is as many columns as a row's words of one part have codes of: four parts, or two. Its rows lie behind each
+other: a tile of rows is one stretch of memory. Scales, and mins, of a strip's rows lie behind each other, too. So a
+product takes each part by itself, with one scale a row.
 
 Rule: codes and scales are kept as they are stored; float16 scales are widened where a strip has one a row, or codes in
 eight bits have mins. What is expanded has the values of `QuantizedArray.dequantize`, rounded to the states' type once.
@@ -207,10 +207,8 @@ def widen_kernel(
     PARTS: tl.constexpr = 16 // BITS
     number, strip, column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1), tl.arange(0, PART)
     there = number < num_rows
-    if HAS_IDS:
-        row = tl.load(ids + number, mask=there, other=0)
-    else:
-        row = first + tl.minimum(number, num_rows - 1)
+    in_order = first + tl.minimum(number, num_rows - 1)
+    row = tl.load(ids + number, mask=there, other=0) if HAS_IDS else in_order
     bits = tl.load(words + (strip.to(tl.int64) * N + row)[:, None] * PART + column[None, :])
     place = out + number.to(tl.int64)[:, None] * K + (strip * PARTS * PART + column)[None, :]
     for part in tl.static_range(PARTS):
