@@ -14,7 +14,7 @@ tile alone, not on what other rows there are.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import torch
 import triton
@@ -272,7 +272,7 @@ def factors_of(
     HALF: tl.constexpr,
 ):
     """Return all scales, or mins, of a step, `[rows]` each."""
-    found = ()  # type: tuple[Any, ...]
+    found = ()  # type: tuple[object, ...]
     for more in tl.static_range(UNROLL):
         wanted = step * UNROLL + more
         strip = wanted if EVEN else tl.minimum(wanted, STRIPS - 1)
