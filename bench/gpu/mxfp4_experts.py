@@ -23,13 +23,12 @@ from roofline import Roofline, roofline
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from diptych.engine.models.gpu_ops import GroupedExperts
+from diptych.engine.models.gpu_experts import GroupedExperts
 from diptych.kernels.gpu.layers.activations import clamped_swiglu
 from diptych.kernels.gpu.layers.dot_rows import Tile
 from diptych.kernels.gpu.layers.moe import ExpertWeights, align_experts
 from diptych.kernels.gpu.layers.mxfp4_experts import Mxfp4Experts, Mxfp4Matrix, grouped_mxfp4, pack, tile_of, unpack
-from diptych.kernels.quantized import MXFP4_GROUP
-from diptych.kernels.quantized import MXFP4_STRIP as STRIP
+from diptych.kernels.quantized import MXFP4_GROUP, STRIP
 
 NUM_EXPERTS: Final = 128
 CHOICES: Final = 4

@@ -76,6 +76,7 @@ PARTS: Final = (
     _table("sinks", 60, "sink_attention.py"),
     _table("experts", 300, "mxfp4_experts.py"),
     _table("fp8", 180, "fp8_products.py"),
+    _table("kept_experts", 300, "quantized_experts.py"),
     _table("deltas", 60, "delta_rule.py"),
     _table("recurrent", 90, "recurrent_prompts.py"),
     _table("launches", 240, "tune_recurrent_prompts.py"),

@@ -235,6 +235,34 @@ def test_matrices_of_layers_in_fp8_take_a_byte_a_weight_and_a_scale_a_row(
         assert json.loads(capsys.readouterr().out)["gpu"]["weights_bytes"] == nbytes
 
 
+PACKED = {"format": "pack-quantized", "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": 32}}}}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "strip_nbytes", "said"),  # of 128 columns with their scales
+    [
+        ({"quant_method": "awq", "group_size": 128}, 64 + 4, "experts in INT4"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": -1}, 64 + 4, "experts in INT4"),
+        ({"quant_method": "gptq", "bits": 4, "desc_act": True}, 256, "GiB in bfloat16, at most"),
+        ({"quant_method": "gptq", "bits": 8}, 256, "GiB in bfloat16, at most"),
+        (PACKED | {"quant_method": "compressed-tensors"}, 64 + 4 * 4, "experts in INT4"),
+    ],
+)
+def test_experts_in_four_bits_are_counted_as_gpus_keep_them(
+    quantization: dict[str, Any], strip_nbytes: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = transformers.Qwen3MoeConfig(architectures=["Qwen3MoeForCausalLM"], num_hidden_layers=2)
+    config.save_pretrained(tmp_path)
+    plain = described(tmp_path, capsys)["gpu"]["weights_bytes"]
+    values = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(values | {"quantization_config": quantization}))
+    strips = 2 * 128 * 3 * 768 * 2048 // 128
+    assert described(tmp_path, capsys)["gpu"]["weights_bytes"] == plain - strips * (256 - strip_nbytes)
+    assert described(tmp_path, capsys, quantization="none")["gpu"]["weights_bytes"] == plain
+    assert main(DescribeConfig(model=str(tmp_path))) == 0
+    assert said in capsys.readouterr().out
+
+
 GEMMA3_27B: dict[str, Any] = {
     "hidden_size": 5376,
     "num_hidden_layers": 62,

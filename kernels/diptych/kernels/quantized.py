@@ -33,7 +33,8 @@ FOUR_BITS: Final = ("int4", "fp4")
 NIBBLES: Final = 8  # four-bit codes are packed by so many columns
 
 MXFP4_GROUP: Final = 32  # columns of a scale
-MXFP4_STRIP: Final = 128  # columns that lie together on GPUs
+STRIP: Final = 128  # columns of experts in four bits that lie together on GPUs
+INT4_GROUPS: Final = (32, 64, STRIP)  # columns of a scale that GPUs keep in four bits; multiples of a strip are, too
 
 # e2m1: one bit of mantissa, a bias of 1; the fourth bit is the sign. No infinity, no NaN.
 FP4_VALUES: Final = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
@@ -116,9 +117,15 @@ class QuantizedArray:
 
 
 def mxfp4_nbytes(num_rows: int, num_columns: int) -> int:
-    """Return what GPUs keep of an MXFP4 weight: in strips of `MXFP4_STRIP` columns, a byte a scale."""
-    num_strips = -(-num_columns // MXFP4_STRIP)
-    return num_rows * num_strips * (MXFP4_STRIP // 2 + MXFP4_STRIP // MXFP4_GROUP)
+    """Return what GPUs keep of an MXFP4 weight: in strips of `STRIP` columns, a byte a scale."""
+    num_strips = -(-num_columns // STRIP)
+    return num_rows * num_strips * (STRIP // 2 + STRIP // MXFP4_GROUP)
+
+
+def int4_nbytes(num_rows: int, num_columns: int, group: int) -> int:
+    """Return what GPUs keep of an expert in four bits: in strips, four bytes a scale and its zero point."""
+    num_strips = -(-num_columns // STRIP)
+    return num_rows * num_strips * (STRIP // 2 + STRIP // min(group or STRIP, STRIP) * 4)
 
 
 def stack(arrays: Sequence[QuantizedArray]) -> QuantizedArray:

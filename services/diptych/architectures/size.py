@@ -12,7 +12,9 @@ from diptych.architectures.registry import FAMILIES
 
 MatrixNbytes = Callable[[str, int, int], int]  # of the matrix with a target, of so many rows and columns
 EXPERT: Final = re.compile(r"\d+\.experts\.")  # how the target of an expert's matrix begins
-LINEAR: Final = re.compile(r"\d+\.(qkv|q|q_a|q_b|kv_a|o|gate_up|down|shared\.gate_up|shared\.down)")  # what FP8 is for
+LINEAR: Final = re.compile(  # what FP8 is for
+    r"\d+\.(qkv|q|q_a|q_b|kv_a|o|((shared|experts\.\d+)\.)?(gate_up|down))"
+)
 
 
 def num_parameters(config: ModelConfig) -> int:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.registry import from_hf
@@ -20,7 +20,10 @@ from diptych.common.config import REQUIRED, argument, option
 from diptych.common.errors import ConfigError
 from diptych.common.json_file import read_json
 from diptych.engine.options.config import KV_WINDOWS, KvWindows, Quantization
+from diptych.kernels.quantized import INT4_GROUPS, STRIP
 from diptych.kvtransfer.layout import DTYPE_NBYTES
+
+GROUP: Final = 128  # columns of a scale, where AWQ and GPTQ do not say it
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,7 @@ def main(config: DescribeConfig) -> int:
         config.page_size,
         config.kv_cache_dtype,
         has_mxfp4=config.quantization != "none" and has_mxfp4(path),
+        int4_group=None if config.quantization == "none" else int4_group(path),
         has_fp8=config.quantization == "fp8" or (config.quantization == "auto" and has_fp8(path)),
     )
     print(json.dumps(as_json(model, plan), indent=2) if config.json else as_text(model, plan))
@@ -85,6 +89,19 @@ def read(path: Path) -> ModelConfig:
 def has_mxfp4(path: Path) -> bool:
     """Whether a model that `read` can read has its experts in MXFP4."""
     return bool(_quantization(path).get("quant_method") == "mxfp4")
+
+
+def int4_group(path: Path) -> int | None:
+    """Return the columns of a scale of experts in integers of four bits, 0 for all; None if GPUs keep none."""
+    said = _quantization(path)
+    bits, group = said.get("bits", said.get("w_bit", 4)), said.get("group_size", said.get("q_group_size", GROUP))
+    if said.get("quant_method") == "compressed-tensors" and said.get("format") == "pack-quantized":
+        weights = next(iter(said["config_groups"].values()))["weights"]
+        bits, group = weights["num_bits"], weights.get("group_size")
+    elif said.get("quant_method") not in ("awq", "gptq") or said.get("desc_act"):
+        return None
+    group = max(0, group or 0)  # -1: all columns
+    return group if bits <= 4 and (group in INT4_GROUPS or group % STRIP == 0) else None
 
 
 def has_fp8(path: Path) -> bool:

@@ -148,25 +148,72 @@ FORMATS: dict[str, tuple[dict[str, Any], Quantize]] = {
 }
 
 
+EXPERT_FORMATS: dict[str, tuple[dict[str, Any], Quantize]] = {
+    "gptq 4 bits": FORMATS["gptq 4 bits"],
+    "fp8 row": FORMATS["fp8 row"],
+    "fp8 large block": (
+        {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]},
+        float8("large block", "weight_scale_inv"),
+    ),
+}
+
+
 def save(
     folder: Path, config: Mapping[str, Any], quantize: Quantize, settings: Mapping[str, Any] = TINY
 ) -> dict[str, Tensor]:
     """Write a tiny Llama with quantised projections; return the values of all its weights."""
     torch.manual_seed(0)
     model: Any = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings, tie_word_embeddings=False))
-    model.config.save_pretrained(folder)
+    return _write(folder, model.config, model.state_dict(), "_proj", config, quantize)
+
+
+def save_experts(folder: Path, config: Mapping[str, Any], quantize: Quantize) -> dict[str, Tensor]:
+    """The same of a tiny Qwen 3 MoE with quantised experts."""
+    torch.manual_seed(0)
+    sizes = TINY | {"num_hidden_layers": 1, "hidden_size": 128, "moe_intermediate_size": 128, "num_experts": 4}
+    model: Any = transformers.Qwen3MoeForCausalLM(
+        transformers.Qwen3MoeConfig(**sizes, num_experts_per_tok=2, tie_word_embeddings=False)
+    )
+    weights: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        module, _, last = name.rpartition(".")
+        names = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.get(last, ())
+        for expert, stacked in enumerate(tensor if names else ()):
+            parts = zip(names, stacked.chunk(len(names)), strict=True)
+            weights |= {f"{module}.{expert}.{each}.weight": part for each, part in parts}
+        weights |= {} if names else {name: tensor}
+    return _write(folder, model.config, weights, ".experts.", config, quantize)
+
+
+def _write(
+    folder: Path,
+    model: Any,  # its configuration
+    weights: Mapping[str, Tensor],
+    quantized: str,  # is in the names of what is quantised
+    config: Mapping[str, Any],
+    quantize: Quantize,
+) -> dict[str, Tensor]:
+    model.save_pretrained(folder)
     written = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**written, "quantization_config": dict(config)}))
     tensors: dict[str, Tensor] = {}
     expected: dict[str, Tensor] = {}
-    for name, parameter in model.state_dict().items():
-        if "_proj" not in name:
-            tensors[name] = expected[name] = parameter.clone()
+    for name, weight in weights.items():
+        if quantized not in name:
+            tensors[name] = expected[name] = weight.clone()
             continue
-        parts, expected[name] = quantize(parameter)
+        parts, expected[name] = quantize(weight)
         tensors |= {f"{name.removesuffix('weight')}{suffix}": part.contiguous() for suffix, part in parts.items()}
     safetensors.torch.save_file(tensors, folder / "model.safetensors")
     return expected
+
+
+@pytest.fixture(params=EXPERT_FORMATS)
+def experts_checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A folder with experts in each of the formats that GPUs keep."""
+    folder = tmp_path / "experts"
+    save_experts(folder, *EXPERT_FORMATS[request.param])
+    return folder
 
 
 @pytest.fixture(params=["row", "large block"])

@@ -12,22 +12,19 @@ import pytest
 import safetensors.torch
 import torch
 import transformers
+from prompt_logits import prompt_logits
 from torch import Tensor
 
 from diptych.architectures.registry import FAMILIES
 from diptych.checkpoints.quantization.weight import Stored, as_floats
 from diptych.checkpoints.shard import Shard, cut_tensors
-from diptych.checkpoints.source import keeping_all, open_model
+from diptych.checkpoints.source import open_model
 from diptych.common.errors import ConfigError
-from diptych.engine.models.dense import CPU
 from diptych.engine.models.weights import load
 from diptych.engine.runner.model_part import ModelPart
-from diptych.engine.runner.model_runner import ModelRunner
-from diptych.engine.values.batch import ForwardBatch, ForwardMode
 from diptych.kernels.quantized import QuantizedArray
 
 QUANTIZATION: Final = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
-NUM_TOKENS: Final = 40
 TINY: Final[dict[str, Any]] = {
     "vocab_size": 96,
     "hidden_size": 64,
@@ -95,41 +92,22 @@ def test_experts_stay_in_four_bits_until_they_are_laid_out(folders: tuple[Path, 
 
 @pytest.mark.parametrize("backend", ["cpu", "torch"])
 def test_the_model_computes_what_its_dequantised_weights_would(folders: tuple[Path, Path], backend: str) -> None:
-    packed, plain = (logits(folder, backend, "auto") for folder in folders)
+    packed, plain = (prompt_logits(folder, backend, "auto") for folder in folders)
     assert torch.equal(packed, plain)
-    assert torch.equal(packed, logits(folders[0], backend, "none"))
+    assert torch.equal(packed, prompt_logits(folders[0], backend, "none"))
 
 
 def test_gpus_compute_the_same_without_expanding_experts(folders: tuple[Path, Path], device: torch.device) -> None:
-    from diptych.engine.models.gpu_ops import GpuOps, PackedMatrix
+    from diptych.engine.models.gpu_experts import PackedMatrix
+    from diptych.engine.models.gpu_ops import GpuOps
 
     part = ModelPart.of(open_model(str(folders[0])), None)
     ops = GpuOps(torch.float32, device)
     weights = load(part.config, part.placement, part.tensors, ops, torch.float32, device)
     names = [f"{layer}.experts.{i}.{kind}" for layer in (0, 1) for i in range(4) for kind in ("gate_up", "down")]
     assert {type(weights.matrix(name)) for name in names} == {PackedMatrix}
-    packed, plain = (logits(folder, "triton", "auto", device) for folder in folders)
+    packed, plain = (prompt_logits(folder, "triton", "auto", device) for folder in folders)
     torch.testing.assert_close(packed, plain, rtol=1e-4, atol=1e-4)
-
-
-def logits(folder: Path, backend: str, quantization: str, device: torch.device = CPU) -> Tensor:
-    """Return the logits of a prompt's last token."""
-    source = keeping_all(open_model(str(folder)))
-    layout = ModelRunner.pool_layout(source.config, num_pages=4, page_size=16, dtype="float32")
-    kv = torch.zeros(layout.shape, device=device)
-    runner = ModelRunner(source, kv, dtype="float32", quantization=quantization, attention_backend=backend)
-    places = np.arange(NUM_TOKENS)
-    batch = ForwardBatch(
-        mode=ForwardMode.EXTEND,
-        input_ids=np.random.default_rng(0).integers(0, 96, NUM_TOKENS),
-        positions=places,
-        out_slots=places,
-        page_table=np.arange(4, dtype=np.int32)[None],
-        seq_lens=np.array([NUM_TOKENS]),
-        extend_lens=np.array([NUM_TOKENS]),
-        num_sampled=np.ones(1, np.int64),
-    )
-    return runner.logits(batch)
 
 
 def cut(folder: Path, size: int) -> dict[str, Stored]:

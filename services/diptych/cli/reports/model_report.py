@@ -12,10 +12,10 @@ from diptych.architectures.size import EXPERT, LINEAR, num_active_parameters, nu
 from diptych.checkpoints.shard import Shard
 from diptych.engine.options.pool_size import region_words, whole_layout
 from diptych.engine.values.kv_regions import pages_per_state, region_names, state_nbytes, window_pages
-from diptych.kernels.quantized import mxfp4_nbytes
+from diptych.kernels.quantized import int4_nbytes, mxfp4_nbytes
 
 STATE_DTYPE: Final = "bfloat16"  # of what is not kept in float32
-WEIGHT_NBYTES: Final = 2  # GPUs compute with bfloat16, whatever a file holds but for FP8 and experts in MXFP4
+WEIGHT_NBYTES: Final = 2  # GPUs compute with bfloat16, whatever a file holds but for FP8 and experts in four bits
 SCALE_NBYTES: Final = 4  # of a row in FP8; blocks have fewer
 GIB: Final = 2**30
 PROMPT_LENS: Final = (1024, 32 * 1024, 128 * 1024)  # tokens
@@ -32,6 +32,7 @@ class Plan:
     page_size: int  # tokens
     kv_dtype: str
     has_mxfp4: bool = False  # as the checkpoint's experts are
+    int4_group: int | None = None  # columns of a scale of experts in integers of four bits, 0: all; None: they are not
     has_fp8: bool = False  # as the matrices of layers are, stored or made so
 
 
@@ -58,6 +59,8 @@ def _matrix_nbytes(plan: Plan, target: str, num_rows: int, num_columns: int) -> 
     """Return what a GPU keeps of a matrix."""
     if plan.has_mxfp4 and EXPERT.match(target):
         return mxfp4_nbytes(num_rows, num_columns)
+    if plan.int4_group is not None and EXPERT.match(target):
+        return int4_nbytes(num_rows, num_columns, plan.int4_group)
     if plan.has_fp8 and LINEAR.fullmatch(target):
         return num_rows * (num_columns + SCALE_NBYTES)
     return num_rows * num_columns * WEIGHT_NBYTES
@@ -140,6 +143,7 @@ def _on_gpus(found: Fit, plan: Plan, num_windowed: int) -> str:
     """`num_windowed`: pages of a request in layers whose windows have their own."""
     gpu = f"of {plan.gpu_gib:g} GiB{', each' if plan.tp > 1 else ''}: weights {_size(found.weights)} in bfloat16"
     gpu += ", experts in MXFP4" if plan.has_mxfp4 else ""
+    gpu += ", experts in INT4" if plan.int4_group is not None else ""
     gpu += ", matrices of layers in FP8" if plan.has_fp8 else ""
     if not found.pages:
         return f"{gpu}, which do not fit beside a KV pool: give a larger --tp or --gpu-gib"

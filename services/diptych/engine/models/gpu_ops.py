@@ -1,15 +1,11 @@
-"""`Ops` by our Triton kernels and cuBLAS, on GPUs.
-
-`GroupedExperts` computes the experts of a mixture all at once, in two grouped products: nothing waits for the GPU, and
-a graph can capture it.
-"""
+"""`Ops` by our Triton kernels and cuBLAS, on GPUs."""
 
 from __future__ import annotations
 
 import logging
 import re
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -22,6 +18,7 @@ from diptych.checkpoints.quantization.weight import QuantizedWeight
 from diptych.engine.models.delta_rule import DeltaRule, DeltaWeights
 from diptych.engine.models.dense import dense
 from diptych.engine.models.gpu_delta_rule import GpuDeltaRule
+from diptych.engine.models.gpu_experts import GroupedExperts, GroupedWeights, PackedMatrix, grouped, narrowed, packed
 from diptych.engine.models.gpu_fp8 import Fp8Gated, Fp8Kept
 from diptych.engine.models.gpu_quantized import TWO_BYTES, kept
 from diptych.engine.models.gpu_state_rules import TritonStateRules
@@ -29,9 +26,8 @@ from diptych.engine.models.lora import LoraMatrix
 from diptych.engine.models.matrix import Activate, HeadMatrices, Matrix, TorchHeadMatrices, Weight
 from diptych.engine.models.ops import Experts, Gated, GatedInTurn, activate_of, relu_squared
 from diptych.engine.models.state_rules import StateRules
-from diptych.kernels.gpu.layers import activations, mxfp4_experts, norms, skinny_gated_gemm
-from diptych.kernels.gpu.layers.moe import AlignedExperts, ExpertWeights, align_experts, combine_experts
-from diptych.kernels.gpu.layers.mxfp4_experts import Mxfp4Experts, Mxfp4Matrix
+from diptych.kernels.gpu.layers import activations, norms, skinny_gated_gemm
+from diptych.kernels.gpu.layers.moe import ExpertWeights
 from diptych.kernels.gpu.layers.skinny_gemm import pays_up_to, skinny_gemm
 
 logger = logging.getLogger(__name__)
@@ -55,24 +51,6 @@ class GpuMatrix:
         return self.weight[ids]
 
 
-class PackedMatrix:
-    """An expert's weight in MXFP4, to be multiplied with those of all experts: see `GpuOps.experts`."""
-
-    def __init__(self, packed: Mxfp4Matrix, dtype: torch.dtype) -> None:
-        self.packed = packed
-        self._dtype = dtype  # of the states
-
-    def multiply(self, x: Tensor, out: Tensor) -> None:
-        torch.mm(x, self.dense().T, out=out)
-
-    def rows(self, ids: Tensor) -> Tensor:
-        return self.dense()[ids]
-
-    def dense(self) -> Tensor:
-        """Return it expanded, a new tensor."""
-        return mxfp4_experts.unpack(self.packed).to(self._dtype)
-
-
 class GpuGated:
     """Activates the products of a few rows where they are computed, those of more, or with adapters, afterwards."""
 
@@ -94,7 +72,7 @@ class GpuGated:
 
 
 class GpuOps:
-    """Weights that `kept` knows, and experts in MXFP4, stay as stored; others are expanded to the states' dtype.
+    """Weights that `kept` or, of experts, `packed` knows stay as stored; others are expanded to the states' dtype.
 
     Of these, targets that match `to_narrow` are made FP8. Nothing waits for the device.
     """
@@ -110,18 +88,14 @@ class GpuOps:
 
     def matrix(self, name: str, weight: Weight, split: Split) -> Matrix:
         if isinstance(weight, QuantizedWeight):
-            as_stored = self._expert(weight) if EXPERT.match(name) else kept(weight, self._dtype, self._device)
+            keep = packed if EXPERT.match(name) else kept
+            as_stored = keep(weight, self._dtype, self._device)
             if as_stored is not None:
                 return as_stored
             weight = self._dense(name, weight)
-        is_narrowed = self._to_narrow is not None and self._to_narrow.fullmatch(name)
-        return Fp8Kept.made(weight) if is_narrowed else GpuMatrix(weight)
-
-    def _expert(self, weight: QuantizedWeight) -> Matrix | None:
-        """Return an expert's matrix as it is stored, if there is a kernel."""
-        if len(weight.parts) == 1 and mxfp4_experts.can_keep(weight.parts[0]):
-            return PackedMatrix(Mxfp4Matrix.of(weight.parts[0], self._device), self._dtype)
-        return None
+        if self._to_narrow is None or not self._to_narrow.fullmatch(name):
+            return GpuMatrix(weight)
+        return narrowed(weight) or GpuMatrix(weight) if EXPERT.match(name) else Fp8Kept.made(weight)
 
     def _dense(self, name: str, weight: QuantizedWeight) -> Tensor:
         """Expand it, and say so, once for each format."""
@@ -181,56 +155,8 @@ def _weight(matrix: Matrix) -> Tensor:
 
 def _grouped(matrices: Sequence[Matrix]) -> GroupedWeights:
     """Put the matrices of experts together: packed if all are."""
-    packed = [matrix.packed for matrix in matrices if isinstance(matrix, PackedMatrix)]
-    if len(packed) == len(matrices):
-        return Mxfp4Experts.of(packed)
-    return ExpertWeights.of([each.dense() if isinstance(each, PackedMatrix) else _weight(each) for each in matrices])
-
-
-class GroupedWeights(Protocol):
-    """One matrix `[n, k]` of each expert."""
-
-    @property
-    def shape(self) -> tuple[int, int]: ...
-
-    @property
-    def num_experts(self) -> int: ...
-
-    def block(self, num_assignments: int) -> int:
-        """Return how many rows should be multiplied at once; more will do, too."""
-        ...
-
-    def multiply(
-        self, x: Tensor, aligned: AlignedExperts, chosen: Tensor, out: Tensor, bias: Tensor | None = None
-    ) -> None:
-        """Multiply each assignment's row of `x`, which has a row for each token or each assignment, into `out`.
-
-        `aligned` are the assignments `chosen`. `bias`, `[num_experts, n]`, is added.
-        """
-        ...
-
-
-class GroupedExperts:
-    """`Experts` whose weights stay where they are."""
-
-    def __init__(
-        self, gate_up: GroupedWeights, down: GroupedWeights, activate: Activate, bias: Tensor | None = None
-    ) -> None:
-        self._gate_up = gate_up
-        self._down = down
-        self._activate = activate
-        self._bias = bias  # [num_experts, num_rows] of `gate_up`
-
-    def forward(self, x: Tensor, chosen: Tensor, shares: Tensor, out: Tensor) -> None:
-        if not len(x):  # the last layer of a step that nobody samples from
-            return
-        sizes = self._gate_up.shape[0], self._down.shape[1]
-        rows, num_experts = chosen.numel(), self._down.num_experts
-        block = max(self._gate_up.block(rows), self._down.block(rows))
-        aligned = align_experts(chosen, num_experts, block)
-        gate_up, activated = (x.new_empty(rows, size) for size in sizes)
-        results = x.new_empty(rows, x.shape[1])
-        self._gate_up.multiply(x, aligned, chosen, gate_up, self._bias)
-        self._activate(gate_up, activated)
-        self._down.multiply(activated, aligned, chosen, results)
-        combine_experts(results, chosen, shares, out)
+    kept_so = [matrix for matrix in matrices if isinstance(matrix, PackedMatrix)]
+    together = grouped(kept_so) if len(kept_so) == len(matrices) else None
+    return together or ExpertWeights.of(
+        [each.dense() if isinstance(each, PackedMatrix) else _weight(each) for each in matrices]
+    )

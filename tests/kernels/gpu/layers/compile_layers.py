@@ -10,18 +10,20 @@ from ahead_of_time import Kernel
 
 from diptych.kernels.gpu.layers import (
     activations,
+    fp8_experts,
     fp8_gemm,
     fp8_gemv,
     fp8_rows,
     integer_gemm,
     integer_matrix,
+    int4_experts,
     moe,
     mxfp4_experts,
     norms,
     skinny_gated_gemm,
     skinny_gemm,
 )
-from diptych.kernels.gpu.layers.fp8_matrix import pitch_of
+from diptych.kernels.gpu.layers.fp8_matrix import Fp8Matrix, pitch_of
 from diptych.kernels.gpu.layers.fp8_rows import GROUP
 
 HIDDEN, FFN = 4096, 14_336
@@ -94,6 +96,15 @@ def experts() -> Iterator[Kernel]:
         yield mxfp4(mxfp4_experts.MXFP4_BLOCKS[0], "bf16", 2880, few)
     yield mxfp4(mxfp4_experts.MXFP4_BLOCKS[0], "fp16", 2880)
     yield mxfp4(mxfp4_experts.MXFP4_BLOCKS[0], "bf16", HIDDEN)
+    for block in int4_experts.INT4_BLOCKS:
+        yield int4(block, "bf16", 128)
+    for few, _ in int4_experts.TILES_OF_FEW:
+        yield int4(int4_experts.INT4_BLOCKS[0], "bf16", 128, few)
+    yield int4(int4_experts.INT4_BLOCKS[0], "fp16", 32)
+    for block in fp8_experts.FP8_BLOCKS:
+        yield fp8_grouped(block, 128)
+    yield fp8_grouped(fp8_experts.FP8_BLOCKS[0], 0)
+    yield fp8_grouped(fp8_experts.FP8_BLOCKS[-1], 0)
     types, constants = pointers("results shares out"), {"SIZE": HIDDEN, "NUM_CHOICES": 2, "CHOICES": 2, "TILE": 1024}
     types = {name: types.get(name, "*i64") for name in ("results", "chosen", "shares", "out")}
     yield Kernel("MoE, combine", moe.combine_kernel, types, constants, loads=CELLS, stores=CELLS)
@@ -132,6 +143,42 @@ def mxfp4(block: int, dtype: str, k: int, num_rows: int = 1 << 20) -> Kernel:
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         loads=frozenset({"async 16", "async 4"}),  # codes and states, scales
+    )
+
+
+def int4(block: int, dtype: str, group: int, num_rows: int = 1 << 20) -> Kernel:
+    kind = {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+    tile = int4_experts.tile_of(block, kind, num_rows)
+    types = {"x": f"*{dtype}", "words": "*i64", "scales": "*i64", "assignments": "*i32", "experts": "*i32"}
+    types |= {"bias": f"*{dtype}", "out": f"*{dtype}", "num_assignments": "i32", "max_blocks": "i32", "n": "i32"}
+    return Kernel(
+        f"INT4 experts, {block} rows of {dtype}, groups of {group}, {num_rows} rows of weights",
+        int4_experts.grouped_int4_kernel,
+        types,
+        int4_experts.constants(tile, block, HIDDEN, 8, group, has_bias=True) | {"COMPILED": True},
+        frozenset({"num_assignments", "max_blocks"}),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        loads=frozenset({"async 16", "async 4"}),  # codes and states, scales
+    )
+
+
+def fp8_grouped(block: int, group: int) -> Kernel:
+    tile = fp8_experts.TILES[block]
+    codes = torch.empty(2 * FFN, HIDDEN, dtype=torch.float8_e4m3fn, device="meta")
+    matrix = Fp8Matrix(codes, torch.empty(1, 1, device="meta"), group)
+    types = {"x": "*fp8e4nv", "x_scales": "*fp32", "codes": "*i64", "scales": "*i64", "assignments": "*i32"}
+    types |= {"experts": "*i32", "bias": "*bf16", "out": "*bf16"}
+    types |= dict.fromkeys(("num_assignments", "num_rows", "max_blocks", "n"), "i32")
+    return Kernel(
+        f"FP8 experts, {block} rows, a scale {group or 'all'} columns",
+        fp8_experts.grouped_fp8_kernel,
+        types,
+        fp8_experts.constants(tile, block, matrix, 8, has_bias=True) | {"COMPILED": True},
+        frozenset({"num_assignments", "num_rows", "max_blocks"}),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        loads=COPIES,
     )
 
 

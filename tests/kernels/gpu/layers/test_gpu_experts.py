@@ -4,7 +4,7 @@ import pytest
 import torch
 from gpu_cases import FLOATS, on_gpu
 
-from diptych.engine.models.gpu_ops import GroupedExperts
+from diptych.engine.models.gpu_experts import GroupedExperts
 from diptych.engine.models.matrix import TorchMatrix
 from diptych.engine.models.ops import ExpertsInTurn
 from diptych.kernels.gpu.layers.activations import silu_and_mul

@@ -14,7 +14,8 @@ from torch import Tensor
 from diptych.architectures.config import ClampedSwiglu
 from diptych.architectures.placement import Split
 from diptych.checkpoints.quantization.weight import QuantizedWeight
-from diptych.engine.models.gpu_ops import GpuMatrix, GpuOps, PackedMatrix
+from diptych.engine.models.gpu_experts import PackedMatrix
+from diptych.engine.models.gpu_ops import GpuMatrix, GpuOps
 from diptych.engine.models.ops import Ops, TorchOps, activate_of
 from diptych.kernels.gpu.layers.moe import BLOCKS, ExpertWeights, align_experts
 from diptych.kernels.gpu.layers.mxfp4_experts import (

@@ -42,8 +42,8 @@ class Fp8Matrix:
     def of(array: QuantizedArray, device: torch.device) -> Fp8Matrix:
         """Take over what `can_keep` is true of, in memory of `device`."""
         assert array.scales is not None
-        codes = torch.from_numpy(array.codes).to(device).view(FP8)
-        scales = torch.from_numpy(np.array(array.scales[:: array.group or 1], np.float32)).to(device)
+        codes = torch.tensor(array.codes, device=device).view(FP8)  # a copy: files are read where they are
+        scales = torch.tensor(array.scales[:: array.group or 1], dtype=torch.float32, device=device)
         return Fp8Matrix(codes, _pitched(scales) if array.group else scales, array.group)
 
     @staticmethod

@@ -28,8 +28,7 @@ from diptych.kernels.gpu.grid import cdiv, power_of_two
 from diptych.kernels.gpu.layers.dot_rows import Tile
 from diptych.kernels.gpu.layers.moe import BLOCKS, BLOCKS_A_GROUP, VECTOR_NBYTES, AlignedExperts, place_of_program
 from diptych.kernels.quantized import MXFP4_GROUP as GROUP
-from diptych.kernels.quantized import MXFP4_STRIP as STRIP
-from diptych.kernels.quantized import QuantizedArray
+from diptych.kernels.quantized import STRIP, QuantizedArray
 
 PARTS: Final = STRIP // GROUP  # of a word
 BIAS: Final = 126  # a code with its bits in a bfloat16 is so many powers of two too small: scales have them in them
@@ -103,6 +102,11 @@ class Mxfp4Matrix:
     @property
     def shape(self) -> tuple[int, int]:
         return self.words.shape[1], self.k
+
+    @property
+    def group(self) -> int:
+        """Columns of a scale."""
+        return GROUP
 
     @staticmethod
     def of(array: QuantizedArray, device: torch.device) -> Mxfp4Matrix:
