@@ -12,8 +12,8 @@ from tiny_config import tiny_config
 from diptych.architectures.config import ModelConfig
 from diptych.common.members.terms import mismatch
 from diptych.engine.lora.registry import LoraRegistry
-from diptych.engine.scheduler.process import host_of, worker_terms
 from diptych.engine.options.config import Quantization
+from diptych.engine.scheduler.process import host_of, worker_terms
 from diptych.engine.values.kv_regions import kv_layout
 from diptych.engine.values.transfer_rules import TransferRules
 
