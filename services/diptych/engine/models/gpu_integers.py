@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from diptych.kernels.gpu.layers.integer_gemm import integer_gemm, most_tiles, pays_up_to
-from diptych.kernels.gpu.layers.integer_matrix import IntegerMatrix, can_keep, widen
+from diptych.kernels.gpu.layers.integer_matrix import IntegerMatrix, widen
+from diptych.kernels.integer_layout import layout_of
 from diptych.kernels.quantized import QuantizedArray
 
 WORKSPACE_NBYTES: Final = 64 << 20
@@ -35,7 +36,7 @@ class GpuIntegers:
     @staticmethod
     def of(array: QuantizedArray, dtype: torch.dtype, device: torch.device) -> GpuIntegers | None:
         """Lay out `array`; None if its groups have no kernel."""
-        return GpuIntegers(IntegerMatrix.of(array, device), dtype) if can_keep(array) else None
+        return GpuIntegers(IntegerMatrix.of(array, device), dtype) if layout_of(array) else None
 
     @property
     def shape(self) -> tuple[int, int]:

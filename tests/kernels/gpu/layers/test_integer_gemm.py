@@ -13,7 +13,8 @@ from torch import Tensor
 from diptych.engine.models.gpu_integers import GpuIntegers
 from diptych.kernels.gpu.layers import integer_gemm as kernels
 from diptych.kernels.gpu.layers.integer_gemm import BLOCKS, IntegerTile, integer_gemm, most_tiles
-from diptych.kernels.gpu.layers.integer_matrix import IntegerMatrix, can_keep, integer_nbytes, widen
+from diptych.kernels.gpu.layers.integer_matrix import IntegerMatrix, widen
+from diptych.kernels.integer_layout import layout_of
 from diptych.kernels.quantized import CODE_DTYPES, Array, Code, QuantizedArray
 
 TOLERANCES = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}  # of what is rounded once
@@ -77,7 +78,7 @@ def test_what_is_kept_is_all_there(
     array = random_array(n, k, code, group, has_mins, dtype)
     matrix, expected = IntegerMatrix.of(array, device), torch.from_numpy(array.dequantize())
     assert matrix.shape == (n, k)
-    assert matrix.nbytes == integer_nbytes(n, k, matrix.layout, has_mins=has_mins)
+    assert matrix.nbytes == matrix.layout.nbytes(n, k)
     whole, some, ids = torch.empty(n, k), torch.empty(3, k), torch.tensor([4, 0, 4])
     on_device = whole.to(device), some.to(device)
     widen(matrix, slice(0, n), on_device[0])
@@ -144,7 +145,7 @@ def test_a_large_weight_is_widened_a_part_at_a_time(device: torch.device, monkey
 @pytest.mark.parametrize("group", [8, 24, 48, 96])
 def test_groups_that_strips_are_no_multiples_of_are_not_kept(group: int) -> None:
     array = random_array(2, 192, "int4", group, has_mins=False)
-    assert not can_keep(array)
+    assert layout_of(array) is None
     assert GpuIntegers.of(array, torch.float32, CPU) is None
 
 

@@ -22,7 +22,8 @@ import triton.language as tl
 from torch import Tensor
 
 from diptych.kernels.gpu.grid import cdiv
-from diptych.kernels.gpu.layers.integer_matrix import IntegerMatrix, Layout, code_of, factor
+from diptych.kernels.gpu.layers.integer_matrix import IntegerMatrix, code_of, factor
+from diptych.kernels.integer_layout import IntegerLayout
 
 # The numbers of two words: $0.. are the parts'. `(a & b) | c` is the table 0xEA of lop3. A bfloat16 of 128, or a
 # float16 of 1024, has units as its lowest bits.
@@ -88,16 +89,16 @@ class IntegerTile:
     num_stages: int
     num_warps: int
 
-    def constants(self, layout: Layout, k: int) -> dict[str, int | bool]:
+    def constants(self, layout: IntegerLayout, k: int) -> dict[str, int | bool]:
         """Return what a kernel is compiled with that multiplies by weights of `k` columns."""
-        strips, unroll = cdiv(k, layout.strip), self.block_k // layout.strip
+        strips, unroll = layout.num_strips(k), self.block_k // layout.strip
         steps = cdiv(strips, unroll * self.split)
         is_even = k == steps * self.split * self.block_k
         blocks = {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "SPLIT": self.split}
         return {"K": k, "STRIPS": strips, "STEPS": steps, "UNROLL": unroll, "EVEN": is_even} | blocks
 
 
-def pays_up_to(n: int, k: int, layout: Layout) -> int:
+def pays_up_to(n: int, k: int, layout: IntegerLayout) -> int:
     """Return for how many rows of x, at most, `integer_gemm` is meant to multiply such a weight `[n, k]`."""
     return MAX_ROWS if k % 16 == 0 else 0
 
@@ -107,7 +108,7 @@ def most_tiles(n: int) -> int:
     return cdiv(n, SMALLEST_BLOCK_N) * cdiv(MAX_ROWS, BLOCKS[-1])
 
 
-def choose_tile(m: int, n: int, k: int, layout: Layout, dtype: torch.dtype) -> IntegerTile:
+def choose_tile(m: int, n: int, k: int, layout: IntegerLayout, dtype: torch.dtype) -> IntegerTile:
     """Return the tile for `m` rows with a weight `[n, k]`."""
     smallest = BLOCKS[1] if layout.part < 32 else BLOCKS[0]  # states are read in four bytes a thread or more
     block_m = next((block for block in BLOCKS if block >= max(m, smallest)), BLOCKS[-1])
@@ -151,7 +152,6 @@ def integer_gemm(
             N=n,
             **tile.constants(matrix.layout, k),
             **matrix.layout.constants(),
-            HAS_MINS=matrix.mins is not None,
             COMPILED=not triton.knobs.runtime.interpret,
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,

@@ -5,14 +5,14 @@ A word of 16 bits has the codes of columns that are a *part* apart: 32 columns, 
 other: a tile of rows is one stretch of memory. Scales, and mins, of a strip's rows lie behind each other, too. So a
 product takes each part by itself, with one scale a row.
 
-Rule: codes and scales are kept as they are stored; float16 scales are widened where a strip has one a row, or codes in
-eight bits have mins. What is expanded has the values of `QuantizedArray.dequantize`, rounded to the states' type once.
+Rule: codes and scales are kept as they are stored, but for scales whose type `integer_layout.py` widens. What is
+expanded has the values of `QuantizedArray.dequantize`, rounded to the states' type once.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -21,52 +21,18 @@ import triton.language as tl
 from torch import Tensor
 
 from diptych.kernels.gpu.grid import cdiv
+from diptych.kernels.integer_layout import IntegerLayout, layout_of
 from diptych.kernels.quantized import Array, QuantizedArray
 
-BITS: Final = {"int4": 4, "int8": 8}
-PART: Final = 32  # columns
-SMALL_PART: Final = 16  # where a group is that small
-MIDDLE: Final = 8  # of codes in four bits that have a sign: they are stored without
-WIDE_MIDDLE: Final = 128  # codes in eight bits are stored with a sign
+WIDE_MIDDLE: Final = 128  # codes in eight bits are kept with a sign
 WIDEN_ROWS: Final = 32  # of a program
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Where the numbers of a weight lie."""
-
-    bits: int
-    part: int  # columns
-    group: int  # columns a scale; 0: all
-    zero: int  # what codes are stored with on top
-    is_half: bool  # two scales in float16 a word, rather than one in float32
-
-    @property
-    def strip(self) -> int:
-        """Columns."""
-        return self.part * (16 // self.bits)
-
-    @property
-    def runs(self) -> int:
-        """How many scales a strip has a row; 0: a scale is for several strips, or for the row."""
-        return self.strip // self.group if self.group and self.group <= self.strip else 0
-
-    @property
-    def span(self) -> int:
-        """How many strips have a scale; 0: all."""
-        return max(1, self.group // self.strip) if self.group else 0
-
-    def constants(self) -> dict[str, Any]:
-        """Return what kernels are compiled with."""
-        sizes = {"BITS": self.bits, "PART": self.part, "RUNS": self.runs, "SPAN": self.span}
-        return sizes | {"ZERO": self.zero, "HALF": self.is_half}
 
 
 @dataclass(frozen=True, slots=True)
 class IntegerMatrix:
     """A weight `[n, k]`; columns are filled up with zeros to whole strips."""
 
-    layout: Layout
+    layout: IntegerLayout
     words: Tensor  # int16 [num_strips, n, part]
     scales: Tensor  # [.., n]: float32, a row for each group; or int32, a row for each two groups in float16
     mins: Tensor | None  # like scales
@@ -82,44 +48,15 @@ class IntegerMatrix:
 
     @staticmethod
     def of(array: QuantizedArray, device: torch.device) -> IntegerMatrix:
-        """Lay out what `can_keep` is true of, in memory of `device`."""
+        """Lay out what has a layout, in memory of `device`."""
         layout, k = layout_of(array), array.shape[1]
+        assert layout is not None, array.format
         codes, mins = _stored_codes(array, layout, device)
         factors = [_factors(each, layout, k, device) for each in (array.scales, mins) if each is not None]
         return IntegerMatrix(layout, _words(codes, layout), factors[0], factors[1] if len(factors) > 1 else None, k)
 
 
-def can_keep(array: QuantizedArray) -> bool:
-    """Whether each part of a strip has one scale a row."""
-    if array.code not in BITS or array.scales is None or array.group % SMALL_PART:
-        return False
-    strip = _part(array.group) * (16 // BITS[array.code])
-    return array.group == 0 or strip % array.group == 0 or array.group % strip == 0
-
-
-def layout_of(array: QuantizedArray) -> Layout:
-    """Return how a weight that `can_keep` is true of is laid out."""
-    assert can_keep(array), array.format
-    assert array.scales is not None
-    bits, zero = BITS[array.code], MIDDLE if array.code == "int4" and array.mins is None else 0
-    wide = Layout(bits, _part(array.group), array.group, zero, is_half=False)
-    is_half = array.scales.dtype == np.float16 and wide.runs > 1 and (bits == 4 or array.mins is None)
-    return Layout(bits, _part(array.group), array.group, zero, is_half)
-
-
-def integer_nbytes(num_rows: int, num_columns: int, layout: Layout, *, has_mins: bool) -> int:
-    """Return what GPUs keep of a weight so laid out: `IntegerMatrix.nbytes`."""
-    num_strips = cdiv(num_columns, layout.strip)
-    num_factors = num_strips * layout.runs if layout.runs else cdiv(num_strips, layout.span) if layout.span else 1
-    factor_nbytes = (2 if layout.is_half else 4) * (2 if has_mins else 1)
-    return num_rows * (num_strips * layout.part * 2 + num_factors * factor_nbytes)
-
-
-def _part(group: int) -> int:
-    return SMALL_PART if group == SMALL_PART else PART
-
-
-def _stored_codes(array: QuantizedArray, layout: Layout, device: torch.device) -> tuple[Tensor, Array | None]:
+def _stored_codes(array: QuantizedArray, layout: IntegerLayout, device: torch.device) -> tuple[Tensor, Array | None]:
     """Return codes `[n, k]`, uint8, and mins. Large codes in eight bits lose their middle to the mins."""
     codes = torch.from_numpy(array.codes.view(np.uint8)).to(device)
     if array.mins is None or layout.bits == 4:
@@ -130,20 +67,18 @@ def _stored_codes(array: QuantizedArray, layout: Layout, device: torch.device) -
     return codes - WIDE_MIDDLE, array.mins.astype(np.float32) + WIDE_MIDDLE * array.scales.astype(np.float32)
 
 
-def _words(codes: Tensor, layout: Layout) -> Tensor:
-    (n, k), num_strips = codes.shape, cdiv(codes.shape[1], layout.strip)
+def _words(codes: Tensor, layout: IntegerLayout) -> Tensor:
+    (n, k), num_strips = codes.shape, layout.num_strips(codes.shape[1])
     filled = codes if k % layout.strip == 0 else torch.nn.functional.pad(codes, (0, num_strips * layout.strip - k))
     parts = filled.view(n, num_strips, 16 // layout.bits, layout.part).permute(2, 1, 0, 3)
     low, high = (parts[0] | parts[1] << 4, parts[2] | parts[3] << 4) if layout.bits == 4 else (parts[0], parts[1])
     return torch.stack([low, high], dim=-1).view(torch.int16)[..., 0]
 
 
-def _factors(factors: Array, layout: Layout, k: int, device: torch.device) -> Tensor:
+def _factors(factors: Array, layout: IntegerLayout, k: int, device: torch.device) -> Tensor:
     """Put groups before rows, and fill up with zeros to whole strips."""
     wide = torch.from_numpy(np.ascontiguousarray(factors)).to(device).T
-    num_strips = cdiv(k, layout.strip)
-    missing = num_strips * layout.runs - len(wide) if layout.runs else 0
-    wide = torch.nn.functional.pad(wide, (0, 0, 0, missing))
+    wide = torch.nn.functional.pad(wide, (0, 0, 0, layout.num_factors(k) - len(wide)))
     if not layout.is_half:
         return wide.float().contiguous()
     pairs = wide.half().reshape(-1, 2, wide.shape[1]).transpose(1, 2).contiguous()
@@ -175,7 +110,6 @@ def widen(matrix: IntegerMatrix, rows: slice | Tensor, out: Tensor) -> None:
             K=k,
             EVEN=k % matrix.layout.strip == 0,
             BLOCK=WIDEN_ROWS,
-            HAS_MINS=matrix.mins is not None,
             HAS_IDS=ids is not None,
             **matrix.layout.constants(),
             num_warps=4,
