@@ -229,7 +229,7 @@ def test_matrices_of_layers_in_fp8_take_a_byte_a_weight_and_a_scale_a_row(
     narrow = described(tmp_path, capsys)["gpu"]["weights_bytes"]
     assert narrow == plain - config.num_hidden_layers * (weights - 4 * rows)
     assert main(DescribeConfig(model=str(tmp_path))) == 0
-    assert "GiB in bfloat16, matrices of layers in FP8, at most" in capsys.readouterr().out
+    assert "in bfloat16, matrices of layers in FP8, at most" in capsys.readouterr().out
     for quantization, nbytes in (("none", plain), ("fp8", narrow)):
         assert main(DescribeConfig(model=str(tmp_path), quantization=quantization, json=True)) == 0
         assert json.loads(capsys.readouterr().out)["gpu"]["weights_bytes"] == nbytes

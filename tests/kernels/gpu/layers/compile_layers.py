@@ -219,7 +219,7 @@ def fp8_gates(group: int) -> Kernel:
 
 
 def fp8_rows_of(block: int, group: int) -> Kernel:
-    tile = fp8_gemm.choose_tile(HIDDEN, group)
+    tile = fp8_gemm.choose_tile(block, HIDDEN, group)
     types = {"x": "*fp8e4nv", "x_scales": "*fp32", "codes": "*fp8e4nv", "scales": "*fp32", "out": "*bf16"}
     return Kernel(
         f"FP8, {block} rows, groups of {group}",

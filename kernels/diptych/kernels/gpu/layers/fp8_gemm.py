@@ -23,10 +23,11 @@ from diptych.kernels.gpu.layers.fp8_matrix import Fp8Matrix
 from diptych.kernels.gpu.layers.fp8_rows import GROUP, Fp8Rows, numbers_of, pointer, quantize_rows
 
 SOME_ROWS: Final = 64  # up to these, weights are streamed by the kernel here
-BLOCKS: Final = (16, 32, 64)  # rows of a program
+BLOCKS: Final = (16, 32, 64, 128)  # rows of a program
 MIN_PROGRAMS: Final = 120
 ALIGNMENT: Final = 16  # cuBLAS: of both sides of a weight
 TILES: Final = {16: Tile(16, 512, 5, 4), 32: Tile(32, 512, 4, 4), 64: Tile(64, 256, 5, 4), 128: Tile(128, 128, 5, 4)}
+WIDE_TILE: Final = Tile(128, GROUP, 4, 8)  # for more than `SOME_ROWS`
 
 
 def fp8_gemm(x: Tensor, weight: Fp8Matrix, out: Tensor) -> None:
@@ -62,8 +63,15 @@ def library_gemm(rows: Fp8Rows, weight: Fp8Matrix, out: Tensor) -> None:
     )
 
 
-def choose_tile(n: int, group: int) -> Tile:
-    """Return the tile for a weight of `n` rows: the largest block of rows that keeps the GPU busy."""
+def choose_block(m: int) -> int:
+    """Return how many of `m` rows a program multiplies."""
+    return next((block for block in BLOCKS if block >= m), BLOCKS[-1])
+
+
+def choose_tile(m: int, n: int, group: int) -> Tile:
+    """Return the tile for `m` rows and a weight of `n`: the largest block of its rows that keeps the GPU busy."""
+    if m > SOME_ROWS:
+        return WIDE_TILE
     block_n = next((block for block in sorted(TILES, reverse=True) if cdiv(n, block) >= MIN_PROGRAMS), min(TILES))
     tile = TILES[block_n]
     return Tile(block_n, GROUP, min(8, tile.num_stages * tile.block_k // GROUP), tile.num_warps) if group else tile
@@ -72,12 +80,11 @@ def choose_tile(n: int, group: int) -> Tile:
 def streamed_gemm(rows: Fp8Rows, weight: Fp8Matrix, out: Tensor, tile: Tile | None = None) -> None:
     """Multiply any number of rows by any weight."""
     (m, k), n = rows.codes.shape, weight.shape[0]
-    tile = tile or choose_tile(n, weight.group)
-    block_m = next((block for block in BLOCKS if block >= m), BLOCKS[-1])
+    tile, block_m = tile or choose_tile(m, n, weight.group), choose_block(m)
     assert (weight.shape, out.shape) == ((n, k), (m, n)), (rows.codes.shape, weight.shape, out.shape)
     assert out.stride(1) == 1, out.stride()
     with torch.cuda.device_of(out):
-        fp8_gemm_kernel[(cdiv(n, tile.block_n), cdiv(m, block_m))](
+        fp8_gemm_kernel[(cdiv(m, block_m), cdiv(n, tile.block_n))](
             pointer(rows.codes),
             rows.scales,
             pointer(weight.codes),
@@ -120,8 +127,8 @@ def fp8_gemm_kernel(
     PITCH: tl.constexpr,
     COMPILED: tl.constexpr,
 ):
-    row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    number = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)  # of a row of the weight
+    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)  # neighbours share rows of the weight, which are more
+    number = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)  # of a row of the weight
     column, of_weight = tl.arange(0, BLOCK_K), tl.minimum(number, n - 1)
     of_x = x + tl.minimum(row, m - 1).to(tl.int64)[:, None] * K + column[None, :]
     of_codes = codes + of_weight.to(tl.int64)[:, None] * K + column[None, :]
