@@ -13,8 +13,11 @@ import torch
 from greedy_text import generate
 
 from diptych.checkpoints.source import open_model
+from diptych.cli.describe import integers_by_name
 from diptych.engine.models.weights import load
 from diptych.engine.runner.model_part import ModelPart
+from diptych.kernels.integer_layout import layout_of
+from diptych.kernels.quantized import QuantizedArray
 
 PROMPT = np.random.default_rng(0).integers(0, 32, 5).tolist()
 NUM_TOKENS = 3  # the interpreter is slow
@@ -35,6 +38,13 @@ def test_a_gguf_file_of_several_formats_says_the_same_on_gpus(tmp_path: Path, de
     path = write_gguf(tmp_path / "model.gguf")
     assert kept_in(path, device) == {"GpuIntegers", "StackedMatrix"}
     assert_same_text(path, device)
+
+
+def test_what_is_described_is_how_gpus_keep_it(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf")
+    arrays = {name: array for name, array in open_model(str(path)).tensors() if isinstance(array, QuantizedArray)}
+    assert len(arrays) == 9
+    assert integers_by_name(path) == {name: layout_of(array) for name, array in arrays.items()}
 
 
 def assert_same_text(model: Path, device: torch.device) -> None:

@@ -305,11 +305,18 @@ def unpacked(bits, DTYPE: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr, 
 
 @triton.jit
 def two_numbers(bits, INSTRUCTIONS: tl.constexpr, DTYPE: tl.constexpr):
-    dtype: tl.constexpr = (DTYPE.value, DTYPE.value)
-    return tl.inline_asm_elementwise(INSTRUCTIONS, "=&r,=&r,r", [bits], dtype.value, is_pure=True, pack=2)
+    return tl.inline_asm_elementwise(
+        INSTRUCTIONS, "=&r,=&r,r", [bits], dtype=(DTYPE.value, DTYPE.value), is_pure=True, pack=2
+    )
 
 
 @triton.jit
 def four_numbers(bits, INSTRUCTIONS: tl.constexpr, DTYPE: tl.constexpr):
-    dtype: tl.constexpr = (DTYPE.value, DTYPE.value, DTYPE.value, DTYPE.value)
-    return tl.inline_asm_elementwise(INSTRUCTIONS, "=&r,=&r,=&r,=&r,r", [bits], dtype.value, is_pure=True, pack=2)
+    return tl.inline_asm_elementwise(
+        INSTRUCTIONS,
+        "=&r,=&r,=&r,=&r,r",
+        [bits],
+        dtype=(DTYPE.value, DTYPE.value, DTYPE.value, DTYPE.value),
+        is_pure=True,
+        pack=2,
+    )
