@@ -12,6 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from diptych.kernels.gpu.layers import integer_few_rows
 from diptych.kernels.gpu.layers.integer_gemm import integer_gemm, most_tiles, pays_up_to
 from diptych.kernels.gpu.layers.integer_matrix import IntegerMatrix, widen
 from diptych.kernels.integer_layout import layout_of
@@ -49,8 +50,10 @@ class GpuIntegers:
     def multiply(self, x: Tensor, out: Tensor) -> None:
         if len(x) > self._few:
             self.multiply_widened(x, out)
-        elif len(x):
+        elif len(x) > integer_few_rows.MAX_ROWS:
             integer_gemm(x, self._matrix, self._counters, out)
+        elif len(x):
+            integer_few_rows.integer_few_rows(x, self._matrix, out)
 
     def multiply_widened(self, x: Tensor, out: Tensor) -> None:
         """`multiply`, of any number of rows, a part of the weight after the other."""

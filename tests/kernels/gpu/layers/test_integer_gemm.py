@@ -11,7 +11,8 @@ from gpu_cases import FLOATS, on_gpu
 from torch import Tensor
 
 from diptych.engine.models.gpu_integers import GpuIntegers
-from diptych.kernels.gpu.layers import integer_gemm as kernels
+from diptych.kernels.gpu.layers import integer_words
+from diptych.kernels.gpu.layers.integer_few_rows import MAX_ROWS, FewRowsTile, integer_few_rows
 from diptych.kernels.gpu.layers.integer_gemm import BLOCKS, IntegerTile, integer_gemm, most_tiles
 from diptych.kernels.gpu.layers.integer_matrix import IntegerMatrix, widen
 from diptych.kernels.integer_layout import layout_of
@@ -64,6 +65,13 @@ def multiplied(x: Tensor, array: QuantizedArray, tile: IntegerTile | None = None
     return out
 
 
+def multiplied_few(x: Tensor, array: QuantizedArray, tile: FewRowsTile | None = None) -> Tensor:
+    matrix = IntegerMatrix.of(array, x.device)
+    out = torch.full((len(x), len(array)), torch.nan, dtype=x.dtype, device=x.device)
+    integer_few_rows(x, matrix, out, tile)
+    return out
+
+
 def assert_product(out: Tensor, x: Tensor, array: QuantizedArray) -> None:
     bound = TOLERANCES[x.dtype]
     atol = bound * x.shape[1] ** 0.5
@@ -99,6 +107,7 @@ def test_a_product_is_that_of_the_dequantised_weight(
     tile = IntegerTile(16, 64 if narrow else 32, 128 if narrow else layout.strip, 2, 3 if narrow else 2, 4)
     x = torch.randn(5, 328, device=device).to(dtype)
     assert_product(multiplied(x, array, tile), x, array)
+    assert_product(multiplied_few(x, array), x, array)
 
 
 @pytest.mark.parametrize("m", [1, 17, *(on_gpu(m) for m in (8, 64, 250))])
@@ -119,6 +128,8 @@ def test_tiles_for_any_number_of_rows_multiply_alike(
 ) -> None:
     array, x = random_array(n, k, code, group, has_mins), torch.randn(m, k, device=device).to(dtype)
     assert_product(multiplied(x, array), x, array)
+    if m <= MAX_ROWS:
+        assert_product(multiplied_few(x, array), x, array)
 
 
 @pytest.mark.parametrize("m", [0, 1, 300])
@@ -197,7 +208,7 @@ def test_the_instructions_of_gpus_make_the_numbers_of_all_words(
 ) -> None:
     """Which the interpreter does not run."""
     words = np.arange(65536, dtype=np.uint32)
-    found = executed(getattr(kernels, name + kind).value, words << 16 | words[::-1], dtype, shift)
+    found = executed(getattr(integer_words, name + kind).value, words << 16 | words[::-1], dtype, shift)
     assert len(found) == 16 // bits
     for part, numbers in enumerate(found[f"${place}"] for place in range(16 // bits)):
         for word, values in zip((words, words[::-1]), numbers, strict=True):
