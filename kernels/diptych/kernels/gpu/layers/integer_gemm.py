@@ -26,11 +26,13 @@ from diptych.kernels.gpu.layers.integer_matrix import IntegerMatrix, factor
 from diptych.kernels.gpu.layers.integer_words import unpacked
 from diptych.kernels.integer_layout import IntegerLayout
 
-BLOCKS: Final = (8, 16, 32, 64)  # rows of x that are multiplied at once
-SMALLEST_BLOCK_N: Final = 64
+BLOCKS: Final = (32, 64)  # rows of x that are multiplied at once
+LARGE_BLOCK_N: Final = 128  # rows of the weight of a program, if that leaves one for each multiprocessor
+SMALL_BLOCK_N: Final = 64
+MULTIPROCESSORS: Final = 132  # of an H100 or H200
+AT_ONCE: Final = 384  # programs that are wanted
+MAX_SPLIT: Final = 4
 MAX_ROWS: Final = 256
-MAX_SPLIT: Final = 8
-AT_ONCE: Final = 3 * 132  # programs that are wanted on an H100 or H200
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +62,19 @@ def pays_up_to(n: int, k: int, layout: IntegerLayout) -> int:
 
 def most_tiles(n: int) -> int:
     """Return how many tiles, at most, a product has whose programs share columns."""
-    return cdiv(n, SMALLEST_BLOCK_N) * cdiv(MAX_ROWS, BLOCKS[-1])
+    return cdiv(n, SMALL_BLOCK_N) * cdiv(MAX_ROWS, BLOCKS[-1])
 
 
 def choose_tile(m: int, n: int, k: int, layout: IntegerLayout, dtype: torch.dtype) -> IntegerTile:
     """Return the tile for `m` rows with a weight `[n, k]`."""
-    smallest = BLOCKS[1] if layout.part < 32 else BLOCKS[0]  # states are read in four bytes a thread or more
-    block_m = next((block for block in BLOCKS if block >= max(m, smallest)), BLOCKS[-1])
     if dtype.itemsize > 2:  # for comparisons
-        return IntegerTile(min(block_m, 16), 128, layout.strip, 1, 2, 8)
-    block_n, num_warps = (128, 8) if block_m == BLOCKS[-1] else (SMALLEST_BLOCK_N, 4)
-    block_k = max(128, layout.strip)
-    programs = cdiv(n, block_n) * cdiv(m, block_m)
+        return IntegerTile(16, 128, layout.strip, 1, 2, 8)
+    block_m, block_k = BLOCKS[0] if m <= BLOCKS[0] else BLOCKS[1], max(128, layout.strip)
+    if cdiv(n, LARGE_BLOCK_N) >= MULTIPROCESSORS:
+        return IntegerTile(block_m, LARGE_BLOCK_N, block_k, 1, 3, 8)
+    programs = cdiv(n, SMALL_BLOCK_N) * cdiv(m, block_m)
     split = min(MAX_SPLIT, max(1, AT_ONCE // programs), cdiv(k, block_k))
-    return IntegerTile(block_m, block_n, block_k, split, 4, num_warps)
+    return IntegerTile(block_m, SMALL_BLOCK_N, block_k, split, 3, 4)
 
 
 def integer_gemm(
