@@ -242,7 +242,7 @@ def integers(name: str, layout: IntegerLayout, m: int) -> Kernel:
     tile: Any
     if m <= integer_few_rows.MAX_ROWS:
         kernel, tile = integer_few_rows.integer_few_rows_kernel, integer_few_rows.choose_tile(HIDDEN, torch.bfloat16)
-        constants |= tile.constants(layout, m, HIDDEN)
+        constants |= tile.constants(layout, m, HIDDEN) | {"ACTIVATION": "silu" if m == 1 else None}
     else:
         kernel, tile = (
             integer_gemm.integer_gemm_kernel,

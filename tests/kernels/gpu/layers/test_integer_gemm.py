@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from gpu_cases import FLOATS, on_gpu
 from torch import Tensor
 
 from diptych.engine.models.gpu_integers import GpuIntegers
 from diptych.kernels.gpu.layers import integer_words
-from diptych.kernels.gpu.layers.integer_few_rows import MAX_ROWS, FewRowsTile, integer_few_rows
+from diptych.kernels.gpu.layers.integer_few_rows import (
+    MAX_ROWS,
+    FewRowsTile,
+    integer_few_rows,
+    integer_few_rows_gated,
+)
 from diptych.kernels.gpu.layers.integer_gemm import BLOCKS, IntegerTile, integer_gemm, most_tiles
 from diptych.kernels.gpu.layers.integer_matrix import IntegerMatrix, widen
 from diptych.kernels.integer_layout import layout_of
@@ -130,6 +136,19 @@ def test_tiles_for_any_number_of_rows_multiply_alike(
     assert_product(multiplied(x, array), x, array)
     if m <= MAX_ROWS:
         assert_product(multiplied_few(x, array), x, array)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("m", "activation"), [(1, "silu"), (9, "gelu_tanh")])
+def test_gates_and_ups_are_activated_as_if_they_had_been_stored(
+    m: int, activation: Literal["silu", "gelu_tanh"], dtype: torch.dtype, device: torch.device
+) -> None:
+    array, x = random_array(192, 160, "int4", 32, has_mins=True), torch.randn(m, 160, device=device).to(dtype) / 16
+    matrix, out = IntegerMatrix.of(array, device), torch.full((m, 96), torch.nan, dtype=dtype, device=device)
+    integer_few_rows_gated(x, matrix, out, activation)
+    gate, up = multiplied_few(x, array).double().chunk(2, dim=1)
+    activated = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
+    torch.testing.assert_close(out.double(), activated * up, rtol=2 * TOLERANCES[dtype], atol=2 * TOLERANCES[dtype])
 
 
 @pytest.mark.parametrize("m", [0, 1, 300])

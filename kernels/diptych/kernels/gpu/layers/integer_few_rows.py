@@ -4,6 +4,8 @@ A program has some rows of the weight, and each of its warps a share of their co
 but so many, and in the end their sums are added up. So as many programs as keep the GPU busy need no memory to meet in,
 which costs more than 2 us, and still read long stretches of a weight. Otherwise it is `integer_gemm`, and has its rule:
 the order of additions depends on the weight's shape and the tile alone.
+
+Of gates and ups, a program has some gates and the ups that belong to them, and activates their products where they are.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from diptych.kernels.gpu.grid import cdiv
+from diptych.kernels.gpu.layers.activations import Activation, gated
 from diptych.kernels.gpu.layers.integer_matrix import IntegerMatrix, factor
 from diptych.kernels.gpu.layers.integer_words import unpacked
 from diptych.kernels.integer_layout import IntegerLayout
@@ -55,10 +58,30 @@ def integer_few_rows(x: Tensor, matrix: IntegerMatrix, out: Tensor, tile: FewRow
     x is contiguous, and so is each row of out. The weight's shape chooses the `tile` if it is None. Allocates nothing,
     and can be recorded.
     """
+    assert out.shape == (len(x), matrix.shape[0]), (x.shape, matrix.shape, out.shape)
+    _launch(x, matrix, out, tile or choose_tile(matrix.shape[0], x.dtype), activation=None)
+
+
+def can_gate(matrix: IntegerMatrix, dtype: torch.dtype) -> bool:
+    """Whether `integer_few_rows_gated` takes the weight: its gates come in whole tiles."""
+    return matrix.shape[0] % choose_tile(matrix.shape[0], dtype).block_n == 0
+
+
+def integer_few_rows_gated(x: Tensor, matrix: IntegerMatrix, out: Tensor, activation: Activation) -> None:
+    """`activation(x @ gates^T) * (x @ ups^T) -> out [m, ffn_size]`; `matrix`, `[2 * ffn_size, k]`, has the gates first.
+
+    Gates and ups are rounded as if they were stored. Otherwise it is `integer_few_rows`.
+    """
+    n = matrix.shape[0]
+    assert out.shape == (len(x), n // 2), (x.shape, matrix.shape, out.shape)
+    assert can_gate(matrix, x.dtype), matrix.shape
+    _launch(x, matrix, out, choose_tile(n, x.dtype), activation)
+
+
+def _launch(x: Tensor, matrix: IntegerMatrix, out: Tensor, tile: FewRowsTile, activation: Activation | None) -> None:
     (m, k), (n, columns) = x.shape, matrix.shape
-    tile = tile or choose_tile(n, x.dtype)
     assert 1 <= m <= MAX_ROWS, x.shape
-    assert (columns, out.shape) == (k, (m, n)), (x.shape, matrix.shape, out.shape)
+    assert columns == k, (x.shape, matrix.shape)
     assert x.dtype == out.dtype, (x.dtype, out.dtype)
     assert x.is_contiguous(), x.stride()
     assert out.stride(1) == 1, out.stride()
@@ -72,6 +95,7 @@ def integer_few_rows(x: Tensor, matrix: IntegerMatrix, out: Tensor, tile: FewRow
             m,
             out.stride(0),
             N=n,
+            ACTIVATION=activation,
             **tile.constants(matrix.layout, m, k),
             **matrix.layout.constants(),
             COMPILED=not triton.knobs.runtime.interpret,
@@ -90,6 +114,7 @@ def integer_few_rows_kernel(
     m,
     stride,  # of rows of out
     N: tl.constexpr,
+    ACTIVATION: tl.constexpr,  # of gates, which ups follow; None: of no product
     K: tl.constexpr,
     STRIPS: tl.constexpr,
     STEPS: tl.constexpr,
@@ -112,7 +137,11 @@ def integer_few_rows_kernel(
     RUN: tl.constexpr = PARTS // RUNS if RUNS > 0 else PARTS  # parts that have one scale
     WHOLE: tl.constexpr = RUNS == 0 and SPAN == 0  # a row has one scale
     warp, token, column = tl.arange(0, WARPS), tl.arange(0, BLOCK_M), tl.arange(0, PART)[None, None, :]
+    PAIRS: tl.constexpr = BLOCK_N // 2
     number = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    if ACTIVATION is not None:
+        place = tl.arange(0, BLOCK_N)
+        number = tl.program_id(0) * PAIRS + place % PAIRS + place // PAIRS * (N // 2)
     row, there = tl.minimum(number, N - 1), (token < m)[None, :, None]
     of_x = x + token.to(tl.int64)[None, :, None] * K + column
     of_words = words + row[None, :, None] * PART + column
@@ -158,8 +187,14 @@ def integer_few_rows_kernel(
         result *= tl.load(scales + row)[:, None]
         if HAS_MINS:
             result += tl.sum(level, axis=0) * tl.load(mins + row)[:, None]
-    place = out + token.to(tl.int64)[None, :] * stride + number[:, None]
-    tl.store(place, result.to(out.dtype.element_ty), mask=(number < N)[:, None] & (token < m)[None, :])
+    of_out = out + token.to(tl.int64)[None, :] * stride
+    result = result.to(out.dtype.element_ty)
+    if ACTIVATION is None:
+        tl.store(of_out + number[:, None], result, mask=(number < N)[:, None] & (token < m)[None, :])
+    else:
+        gate, up = tl.split(tl.permute(tl.reshape(result, (2, PAIRS, BLOCK_M)), (1, 2, 0)))
+        pair = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
+        tl.store(of_out + pair[:, None], gated(gate, up, ACTIVATION), mask=(token < m)[None, :])
 
 
 @triton.jit
