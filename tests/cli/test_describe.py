@@ -259,7 +259,7 @@ def test_integers_are_counted_as_gpus_keep_them(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    sizes = {"hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128}
+    sizes: dict[str, Any] = {"hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128}
     config = transformers.Qwen3MoeConfig(architectures=["Qwen3MoeForCausalLM"], num_hidden_layers=2, **sizes)
     config.save_pretrained(tmp_path)
     plain = described(tmp_path, capsys)["gpu"]["weights_bytes"]
