@@ -19,9 +19,9 @@ from report import Report, arguments
 
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.common.arrays import I64
+from diptych.engine.cache.host_pages import HostPages
 from diptych.engine.cache.host_tier import HostTier
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.runner.host_pages import HostPages
 from diptych.engine.runner.kv_pool import kv_view
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.schedule.batch_builder import build_batch
@@ -62,8 +62,8 @@ def measure_copies(report: Report, page_nbytes: int, rounds: int) -> None:
         "memcpy": lambda: np.copyto(other, pool),
         "save/neighbours": lambda: host.save(in_order, in_order),
         "save/scattered": lambda: host.save(scattered, in_order),
-        "restore/neighbours": lambda: host.restore(in_order, in_order),
-        "restore/scattered": lambda: host.restore(in_order, scattered),
+        "restore/neighbours": lambda: host.restore(0, in_order, in_order),
+        "restore/scattered": lambda: host.restore(0, in_order, scattered),
     }
     best = best_times(works, rounds)
     limit = len(pool) / best.pop("memcpy") / 1e9

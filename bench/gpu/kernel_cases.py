@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import torch
 from kv_states import HEAD_DIM, NUM_HEADS, NUM_KV_HEADS, PAGE_SIZE, make_states
@@ -27,6 +27,7 @@ MATRICES: Final = {
 }
 SKINNY: Final = (1, 4, 8, 16)
 BATCHES: Final = (1, 64)  # of logits
+PIECE_NBYTES: Final = 16 << 20  # of packed pages
 
 Run = Callable[[], object]
 
@@ -203,6 +204,57 @@ def _sample_run(batch_size: int) -> Run:
     return lambda: sample(logits, temperature, top_k, top_p, min_p, uniforms, out, workspace)
 
 
+PACKS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "16 to 64 tokens": {"dst_page_size": 64},
+    "64 to 16 tokens": {"src_page_size": 64},
+    "half of the heads": {"num_heads": NUM_KV_HEADS // 2},
+    "bfloat16 to FP8": {"dst_dtype": "fp8_e4m3"},
+    "FP8 to bfloat16": {"src_dtype": "fp8_e4m3"},
+}
+
+
+def pages() -> Iterator[Case]:
+    """What a sender's GPU does with a piece of 16 MiB, and a receiver's with parts of two ranks."""
+    from diptych.kernels.gpu.pages.pack_pages import DTYPE_NBYTES, pack_pages
+    from diptych.kernels.gpu.pages.transfer_images import PACKER_PROGRAMS, UNPACKER_PROGRAMS
+    from diptych.kernels.gpu.pages.unpack_pages import unpack_pages
+    from diptych.kernels.page_pack import PagePack
+
+    whole = PagePack(32, HEAD_DIM, 16, NUM_KV_HEADS, "bfloat16", 0, NUM_KV_HEADS, 16, "bfloat16")
+    for name, changed in PACKS.items():
+        pack = replace(whole, **changed)
+        num_images = PIECE_NBYTES // pack.image_nbytes
+
+        def packed(pack: PagePack = pack, num_images: int = num_images) -> Run:
+            num_pages = -(-num_images * pack.dst_page_size // pack.src_page_size)
+            pool = torch.zeros(num_pages, pack.src_stride, dtype=torch.uint8, device="cuda")
+            order = torch.randperm(num_pages, device="cuda")
+            firsts = torch.arange(num_images, device="cuda") * pack.dst_page_size
+            out = torch.empty(PIECE_NBYTES, dtype=torch.uint8, device="cuda")
+            return lambda: pack_pages(
+                pack, pool.data_ptr(), out.data_ptr(), order, firsts, num_programs=PACKER_PROGRAMS
+            )
+
+        written = num_images * pack.image_nbytes
+        read = written * DTYPE_NBYTES[pack.src_dtype] // DTYPE_NBYTES[pack.dst_dtype]
+        yield Case(f"pages packed, {name}, 16 MiB", read + written, packed)
+
+    def unpacked() -> Run:
+        pool, scratch = (torch.zeros(PIECE_NBYTES, dtype=torch.uint8, device="cuda") for _ in range(2))
+        order, heads = torch.randperm(8, device="cuda"), [NUM_KV_HEADS // 2] * 2
+        return lambda: unpack_pages(
+            pool.view(8, -1),
+            order,
+            heads,
+            scratch,
+            num_rows=32 * 2 * 16,
+            head_nbytes=2 * HEAD_DIM,
+            num_programs=UNPACKER_PROGRAMS,
+        )
+
+    yield Case("pages put together of two parts, 16 MiB", 4 * PIECE_NBYTES, unpacked)
+
+
 TABLES: Final[Mapping[str, Callable[[], Iterator[Case]]]] = {
     "norms": norms,
     "activations": activations,
@@ -211,4 +263,5 @@ TABLES: Final[Mapping[str, Callable[[], Iterator[Case]]]] = {
     "skinny_gated_gemm": skinny_gated_gemm,
     "moe": moe,
     "sampling": sampling,
+    "pages": pages,
 }

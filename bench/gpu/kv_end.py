@@ -9,14 +9,16 @@ import json
 import select
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from diptych.kvtransfer.device import Device
-from diptych.kvtransfer.layout import PoolLayout, Region, layout_from_wire, layout_to_wire
+from diptych.kvtransfer.layout import HeadShare, PoolLayout, Region, layout_from_wire, layout_to_wire
 from diptych.kvtransfer.pool import DevicePool
 from diptych.kvtransfer.transport import LinkUp, TransportEvent
 from diptych.kvtransfer.ucx import UcxOptions, open_transport
@@ -25,10 +27,11 @@ from diptych.v1.bootstrap_pb2 import KvLayout
 WAIT_S: Final = 20.0
 
 
-def layout_8b(pool_nbytes: int, page_size: int) -> PoolLayout:
-    """32 layers, 8 KV heads of 128, bfloat16: 128 KiB a token."""
-    one = PoolLayout.kv(1, 32, page_size, 8, 128, "bfloat16")
-    return PoolLayout.kv(pool_nbytes // one.page_nbytes, 32, page_size, 8, 128, "bfloat16")
+def layout_8b(pool_nbytes: int, page_size: int, dtype: str = "bfloat16", num_ranks: int = 1) -> PoolLayout:
+    """32 layers, 8 KV heads of 128, in bfloat16 128 KiB a token; of several ranks that of the first."""
+    share = HeadShare(0, num_ranks, 8)
+    one = PoolLayout.kv(1, 32, page_size, 8 // num_ranks, 128, dtype, share)
+    return replace(one, num_pages=pool_nbytes // one.page_nbytes)
 
 
 def layout_latents(pool_nbytes: int, page_size: int) -> PoolLayout:
@@ -38,15 +41,18 @@ def layout_latents(pool_nbytes: int, page_size: int) -> PoolLayout:
 
 
 class End:
-    """A transport with a pool: on GPU `number - 1`, or in host memory."""
+    """A transport with a pool: on GPU `number - 1`, or on the only one, or in host memory."""
 
     def __init__(self, number: int, memory: str, transports: str, layout: PoolLayout) -> None:
         self.transport = open_transport(number, options=UcxOptions(transports=transports, connect_s=15.0))  # type: ignore[arg-type]
         if memory == "cuda":
+            import torch
+
             from diptych.kernels.gpu.pages.transfer_images import transfer_kernels
 
-            kernels = transfer_kernels(number - 1, layout.layer_nbytes)
-            self.pool: Any = self.transport.allocate_device_pool(layout, Device("cuda", number - 1, kernels))
+            ordinal = (number - 1) % torch.cuda.device_count()
+            kernels = transfer_kernels(ordinal, layout.page_shape)
+            self.pool: Any = self.transport.allocate_device_pool(layout, Device("cuda", ordinal, kernels))
         else:
             self.pool = self.transport.allocate_pool(layout)
 
@@ -77,6 +83,13 @@ class End:
         op = self.transport.digest_pages(pages)
         return self.wait(lambda event: getattr(event, "op", None) == op).digest  # type: ignore[union-attr]
 
+    def unpack(self, peer: int, pages: npt.NDArray[np.int64]) -> float:
+        """Put together the parts of pages that the peer wrote; return the seconds that it took."""
+        began = time.perf_counter()
+        op = self.transport.unpack_pages(peer, pages)
+        self.wait(lambda event: getattr(event, "op", None) == op)
+        return time.perf_counter() - began
+
 
 class Target:
     """The other process."""
@@ -92,6 +105,9 @@ class Target:
 
     def digest(self, pages: npt.NDArray[np.int64]) -> int:
         return int(self._ask("digest", pages.tolist()))
+
+    def unpack(self, peer: int, pages: npt.NDArray[np.int64]) -> float:
+        return float(self._ask("unpack", peer, pages.tolist()))
 
     def close(self) -> None:
         assert self._process.stdin
@@ -109,9 +125,11 @@ class Target:
         return json.loads(self._process.stdout.readline())
 
 
-def linked_pair(memory: str, transports: str, layout: PoolLayout) -> tuple[End, Target]:
-    """Return this process's end, filled, and the target's, linked."""
-    end, target = End(1, memory, transports, layout), Target(memory, transports, layout)
+def linked_pair(
+    memory: str, transports: str, layout: PoolLayout, of_target: PoolLayout | None = None
+) -> tuple[End, Target]:
+    """Return this process's end, filled, and the target's, linked; both pools of one layout unless another is given."""
+    end, target = End(1, memory, transports, layout), Target(memory, transports, of_target or layout)
     end.fill()
     target.connect(1, end.transport.metadata())
     end.transport.connect(2, target.metadata)
@@ -131,6 +149,8 @@ def serve(memory: str, transports: str, layout: str) -> None:
                 print("null", flush=True)
             case ["digest", list(pages)]:
                 print(json.dumps(end.digest(np.array(pages, dtype=np.int64))), flush=True)
+            case ["unpack", int(peer), list(pages)]:
+                print(json.dumps(end.unpack(peer, np.array(pages, dtype=np.int64))), flush=True)
     end.transport.close()
 
 

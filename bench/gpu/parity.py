@@ -22,6 +22,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -60,6 +61,9 @@ MADE_UP: Final = {  # heads and KV heads that two and four ranks can share; the 
     "rope_theta": 10000.0,
     "tie_word_embeddings": False,
 }
+SAME: Final[Mapping[str, Any]] = {}
+ONE_RANK: Final[Mapping[str, Any]] = {"tp": 1}
+TWO_RANKS: Final[Mapping[str, Any]] = {"tp": 2, "base_gpu": 0}
 GREEDY: Final = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
 
 
@@ -76,7 +80,7 @@ class Way:
     """One way to run the model."""
 
     num_gpus: int
-    run: Callable[[str, Mapping[str, Any], list[list[int]]], list[list[int]]]
+    run: Callable[[str, Mapping[str, Any], list[list[int]]], list[list[int]]]  # of model, options and prompts
     options: Mapping[str, Any]
     is_made_up: bool = False  # the model
 
@@ -95,13 +99,16 @@ def alone(model: str, options: Mapping[str, Any], requests: list[list[int]]) -> 
         return [list(each.token_ids) for each in engine.generate_batch(requests, GREEDY)]
 
 
-def handed_over(model: str, options: Mapping[str, Any], requests: list[list[int]]) -> list[list[int]]:
-    """Raises when a hand-off moved nothing, or its digests differ."""
-    return asyncio.run(_handed_over({**options, "model": model}, requests))
+def handed_over(
+    model: str, options: Mapping[str, Any], requests: list[list[int]], *, of_decode: Mapping[str, Any] = SAME
+) -> list[list[int]]:
+    """`of_decode`: the options in which decode differs. Raises when a hand-off moved nothing, or its digests differ."""
+    sides = ({**options, "model": model, **own} for own in ({}, of_decode))
+    prefill, decode = (EngineOptions(**gpu | side) for side, gpu in zip(sides, _gpus(options), strict=True))
+    return asyncio.run(_handed_over(prefill, decode, requests))
 
 
-async def _handed_over(options: dict[str, Any], requests: list[list[int]]) -> list[list[int]]:
-    prefill, decode = (EngineOptions(**options | gpu) for gpu in _gpus(options))
+async def _handed_over(prefill: EngineOptions, decode: EngineOptions, requests: list[list[int]]) -> list[list[int]]:
     outputs = []
     async with SchedulerPair(prefill, TransferRules("always", num_windows=4), decode_engine=decode) as pair:
         rooms = [(2 * number + 1, request) for number, request in enumerate(requests)]
@@ -117,7 +124,9 @@ async def _handed_over(options: dict[str, Any], requests: list[list[int]]) -> li
 
 def _gpus(options: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]]:
     """Return the options that put the two sides on different GPUs."""
-    return ({"base_gpu": 0}, {"base_gpu": 1}) if options["device"] == "cuda" else ({}, {})
+    if options["device"] != "cuda":
+        return {}, {}
+    return {"base_gpu": 0}, {"base_gpu": 1}
 
 
 WAYS: Final[Mapping[str, Way]] = {
@@ -125,13 +134,18 @@ WAYS: Final[Mapping[str, Way]] = {
     "without graphs": Way(1, alone, {"cuda_graphs": "off"}),
     "steps one by one": Way(1, alone, {"overlap": "off"}),
     "disaggregated": Way(2, handed_over, {}),
+    "from pages of 16 tokens to 64": Way(2, partial(handed_over, of_decode={"page_size": 64}), {}),
+    "from pages of 64 tokens to 16": Way(2, partial(handed_over, of_decode={"page_size": 16}), {"page_size": 64}),
     "memory measured": Way(1, alone, {"kv_cache_mib": 0, "gpu_memory_share": 0.3}),  # as the default is
     "made-up model": Way(1, alone, {}, is_made_up=True),
     "made-up model, tp 2": Way(2, alone, {"tp": 2}, is_made_up=True),
     "made-up model, tp 2, without graphs": Way(2, alone, {"tp": 2, "cuda_graphs": "off"}, is_made_up=True),
+    "made-up model, from tp 2 to tp 1": Way(2, partial(handed_over, of_decode=ONE_RANK), {"tp": 2}, is_made_up=True),
+    "made-up model, from tp 1 to tp 2": Way(2, partial(handed_over, of_decode=TWO_RANKS), {}, is_made_up=True),
+    "from float32 to FP8, for information": Way(2, partial(handed_over, of_decode={"kv_cache_dtype": "fp8_e4m3"}), {}),
     "bfloat16, for information": Way(1, alone, {"dtype": "bfloat16"}),
 }
-CPU_WAYS: Final = ("one process", "disaggregated", "made-up model, tp 2")
+CPU_WAYS: Final = ("one process", "disaggregated", "from pages of 16 tokens to 64", "made-up model, tp 2")
 
 
 def reference(model: str, options: Mapping[str, Any], requests: list[list[int]]) -> Answers:

@@ -13,6 +13,7 @@ import transformers
 
 from diptych.cli.describe import DescribeConfig, main
 from diptych.common.errors import ConfigError
+from diptych.engine.options.config import Quantization
 
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "original_max_position_embeddings": 8192}
 LLAMA3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -230,7 +231,8 @@ def test_matrices_of_layers_in_fp8_take_a_byte_a_weight_and_a_scale_a_row(
     assert narrow == plain - config.num_hidden_layers * (weights - 4 * rows)
     assert main(DescribeConfig(model=str(tmp_path))) == 0
     assert "in bfloat16, matrices of layers in FP8, at most" in capsys.readouterr().out
-    for quantization, nbytes in (("none", plain), ("fp8", narrow)):
+    asked: list[tuple[Quantization, int]] = [("none", plain), ("fp8", narrow)]
+    for quantization, nbytes in asked:
         assert main(DescribeConfig(model=str(tmp_path), quantization=quantization, json=True)) == 0
         assert json.loads(capsys.readouterr().out)["gpu"]["weights_bytes"] == nbytes
 

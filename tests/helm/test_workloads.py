@@ -576,31 +576,6 @@ def test_the_notes_warn_of_what_may_not_be_meant() -> None:
     assert "port-forward svc/r-diptych-router 8000 9000" in found
 
 
-GPU = "name: default, gpu: {count: 2}, options: {tp: 2"
-
-
-@pytest.mark.parametrize(
-    ("pools", "words"),
-    [
-        (f"prefill: {{pools: [{{{GPU}}}}}]}}, decode: {{pools: [{{{GPU}, pageSize: 64}}}}]}}", "pageSize 64"),
-        (f"prefill: {{pools: [{{{GPU}}}}}]}}, decode: {{pools: [{{{GPU}, kvCacheDtype: fp8_e4m3}}}}]}}", "fp8_e4m3"),
-        (
-            f"prefill: {{pools: [{{{GPU}}}}}]}}, decode: {{pools: [{{name: default}}]}}",
-            "(tp 1, pageSize 16, KV in float32)",
-        ),
-        (f"prefill: {{pools: [{{{GPU}}}}}]}}, decode: {{pools: [{{{GPU}, pageSize: 16, dtype: auto}}}}]}}", ""),
-        ("prefill: {pools: [{name: default, options: {pageSize: 32}}]}", ""),
-    ],
-)
-def test_the_notes_name_pools_that_can_not_hand_over_on_gpus(pools: str, words: str) -> None:
-    notes = chart.run(
-        "install", "r", str(chart.CHART), "--dry-run=client", "--hide-secret", values=f"{{{pools}}}"
-    ).stdout
-    found = [line for line in notes.splitlines() if "share no requests" in line]
-    start = "NOTE: prefill pool default (tp "
-    assert [(line.startswith(start), words in line) for line in found] == ([(True, True)] if words else [])
-
-
 @pytest.mark.parametrize(
     ("image", "warns"),
     [("{tag: v2}", True), ("{tag: v2, variant: cuda}", False), ("{tag: v2-cuda}", False), ("{}", False)],

@@ -607,9 +607,9 @@ def make_ranked_end(tmp_path: Path) -> Iterator[Make]:
 
 
 def device_kinds() -> list[Any]:
-    """Parameters of the device's ends; those that need one are skipped where there are not two."""
-    missing = importlib.util.find_spec("triton") is None or torch.cuda.device_count() < 2
-    gpu = [pytest.mark.gpu, pytest.mark.skipif(missing, reason="needs two CUDA devices and Triton")]
+    """Parameters of the device's ends; those that need one are skipped where there is none. Two ends may share it."""
+    missing = importlib.util.find_spec("triton") is None or not torch.cuda.is_available()
+    gpu = [pytest.mark.gpu, pytest.mark.skipif(missing, reason="needs a CUDA device and Triton")]
     return [pytest.param(kind, marks=gpu if kind.startswith("cuda") else []) for kind in DEVICE_TRANSPORTS]
 
 
@@ -664,6 +664,12 @@ def make_inproc_end() -> Iterator[Make]:
 def make_process_end(request: pytest.FixtureRequest, make_child_end: Make) -> Make:
     """The same, of processes only."""
     return lambda instance_id, **options: make_child_end(request.param, instance_id, **options)
+
+
+@pytest.fixture(params=device_kinds())
+def make_device_end(request: pytest.FixtureRequest, make_child_end: Make) -> Make:
+    """The same, of pools in device memory, by every path from it."""
+    return lambda instance_id, layout, **options: make_child_end(request.param, instance_id, layout, **options)
 
 
 @pytest.fixture(params=["shm", "tcp"])

@@ -49,7 +49,7 @@ def open_device(kind: str, number: int, layout: PoolLayout) -> Device:
     from diptych.kernels.gpu.pages.transfer_images import transfer_kernels
 
     ordinal = number % torch.cuda.device_count()
-    return Device("cuda", ordinal, transfer_kernels(ordinal, layout.layer_nbytes))
+    return Device("cuda", ordinal, transfer_kernels(ordinal, layout.page_shape))
 
 
 def pages_of(layout: dict[str, Any]) -> PoolLayout:

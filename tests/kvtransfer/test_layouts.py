@@ -240,11 +240,85 @@ def test_only_pages_of_a_peer_that_was_linked_are_unpacked(make_child_end: Make)
         end.unpack_pages(2, [1])
 
 
-@pytest.mark.parametrize("kinds", [("shm", "emulated-mover"), ("emulated-mover", "shm"), ("emulated-mover",) * 2])
-def test_pools_in_device_memory_refuse_what_would_have_to_be_converted(
-    make_child_end: Make, kinds: Sequence[str]
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_devices_convert_the_same(make_device_end: Make, link: Link, case: Case) -> None:
+    workers = Workers(case, make_device_end, link)
+    workers.write()
+    assert workers.digests() == workers.landed()
+    workers.unpack()
+    workers.assert_arrived()
+
+
+@pytest.mark.parametrize("kinds", [("tcp", "emulated-staged"), ("emulated-staged", "tcp")])
+@pytest.mark.parametrize("name", ["ranks, pages and type", "one rank to two"])
+def test_a_device_and_a_host_convert_for_each_other(
+    make_child_end: Make, link: Link, kinds: Sequence[str], name: str
 ) -> None:
-    ends = [make_child_end(kind, 1 + i, layouts(1, (8, 16)[i], "bfloat16")[0]) for i, kind in enumerate(kinds)]
-    for end, other in (ends, ends[::-1]):
-        with pytest.raises(Exception, match="pools in device memory exchange pages of equal layouts only"):
-            end.connect(other.instance_id, other.metadata())
+    def make(number: int, layout: PoolLayout) -> Any:
+        return make_child_end(kinds[number // 100 - 1], number, layout)
+
+    workers = Workers(CASES[name], make, link)
+    workers.write()
+    assert workers.digests() == workers.landed()
+    workers.unpack()
+    workers.assert_arrived()
+
+
+def large_pages(num_pages: int, head_dim: int, dtype: str) -> PoolLayout:
+    """Of float32, one layer of a page is 64 KiB for each number of a head."""
+    return PoolLayout.kv(num_pages, LAYERS, 256, 32, head_dim, dtype)
+
+
+@pytest.mark.parametrize(
+    ("kind", "head_dim", "max_in_flight"), [("emulated-mover", 80, 32 << 20), ("emulated-staged", 16, 8 * 480 << 10)]
+)
+def test_pages_larger_than_a_piece_are_packed_a_part_at_a_time_and_few_at_once(
+    make_child_end: Make, link: Link, kind: str, head_dim: int, max_in_flight: int
+) -> None:
+    src, dst = large_pages(2, head_dim, "fp8_e4m3"), large_pages(2, head_dim, "float32")
+    sender, receiver = make_child_end(kind, 1, src), make_child_end(kind, 2, dst)
+    link(sender, receiver)
+    sender.fill(1)
+    op = sender.write(2, [1, 0], [0, 1], b"there", with_digest=True)
+    while not any(isinstance(event, NoteReceived) for event in receiver.events):
+        assert sender.describe(2)["in_flight_bytes"] <= max_in_flight
+        receiver.pump(0.01)
+    status = sender.describe(2)
+    assert status["bytes_sent"] == 2 * dst.page_nbytes
+    assert sender.wait_done(op).digest == receiver.wait_digest([0, 1]) == receiver.wait_note().digest
+    sent, found = (np.frombuffer(end.read(pages), np.uint8) for end, pages in ((sender, [1, 0]), (receiver, [0, 1])))
+    assert found.tobytes() == cast(sent, "fp8_e4m3", "float32").tobytes()
+
+
+def test_a_changed_byte_is_noticed_before_parts_are_put_together(make_device_end: Make, link: Link) -> None:
+    workers = Workers(CASES["two ranks to one"], make_device_end, link)
+    workers.write()
+    sent = workers.digests()
+    (receiver,) = workers.receivers
+    page = workers.case.dst_pages[1]
+    landed = receiver.read([page])
+    receiver.flip(page, 2)
+    assert workers.landed() != sent
+    receiver.flip(page, 2)
+    assert workers.landed() == sent
+    assert receiver.read([page]) == landed
+    workers.unpack()
+    assert receiver.read([page]) != landed
+    assert workers.landed() != sent  # it was that of the page as it landed
+
+
+def test_a_write_whose_receiver_is_gone_ends_and_the_next_receiver_gets_its_pages(
+    make_device_end: Make, link: Link
+) -> None:
+    src, dst = large_pages(8, 16, "bfloat16"), large_pages(8, 16, "float32")
+    sender, gone = make_device_end(1, src), make_device_end(2, dst)
+    link(sender, gone)
+    sender.fill(1)
+    ops = [sender.write(2, list(range(8)), list(range(8)), stream=number) for number in range(1, 5)]
+    gone.kill()
+    down = sender.wait_link(up=False)
+    assert {sender.wait_done(op).error for op in ops} <= {None, down.reason}
+    heir = make_device_end(3, dst)
+    link(sender, heir)
+    op = sender.write(3, [5], [2], with_digest=True)
+    assert sender.wait_done(op).digest == heir.wait_digest([2])

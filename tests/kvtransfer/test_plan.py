@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from diptych.kernels.page_pack import CELLS, cast, pack_page
 from diptych.kvtransfer.errors import LayoutMismatch, TransferError
 from diptych.kvtransfer.layout import DTYPE_NBYTES, HeadShare, PoolLayout
-from diptych.kvtransfer.plan import ByteWindow, Copy, Shard, linked_ranks, parts_of, plan
+from diptych.kvtransfer.plan import ByteWindow, Conversion, Copy, Shard, check_on_device, linked_ranks, parts_of, plan
 from diptych.kvtransfer.transport import PageWrite
 
 Array = np.ndarray[Any, Any]
@@ -235,6 +235,36 @@ def test_ranks_that_do_not_share_the_heads_evenly_are_refused(heads: int, share:
     layout = PoolLayout.kv(64, 2, 16, heads, 8, "bfloat16", HeadShare(*share))
     with pytest.raises(LayoutMismatch, match="can't hold"):
         plan(layout, layout)
+
+
+@pytest.mark.parametrize(
+    ("src_size", "dst_size", "num_ranks", "dim", "problem"),
+    [
+        (16, 64, 2, 16, None),
+        (2, 2, 1, 8, None),  # nothing is converted
+        (16, 64, 2, 24, "a device can't convert heads whose sizes are no multiples of 16"),
+        (4, 2, 4, 16, "a device can't convert parts of pages that are no multiples of 128 bytes"),
+    ],
+)
+def test_a_device_converts_whole_lines_of_heads_of_whole_steps(
+    src_size: int, dst_size: int, num_ranks: int, dim: int, problem: str | None
+) -> None:
+    src, dst = (
+        PoolLayout.kv(8, 3, size, 4 // num_ranks, dim, "fp8_e4m3", HeadShare(0, num_ranks, 4))
+        for size in (src_size, dst_size)
+    )
+    conversion = Conversion.between(src, dst)
+    if problem is None:
+        check_on_device(conversion, src)
+    else:
+        with pytest.raises(LayoutMismatch, match=problem):
+            check_on_device(conversion, src)
+
+
+def test_parts_of_pages_land_in_a_device_in_whole_lines() -> None:
+    peer, own = (PoolLayout.kv(8, 1, 2, 4 // num, 16, "fp8_e4m3", HeadShare(0, num, 4)) for num in (2, 1))
+    with pytest.raises(LayoutMismatch, match="no multiples of 128 bytes: give both workers the same --tp"):
+        check_on_device(Conversion.between(own, peer), own)
 
 
 def test_layers_are_a_window_of_each_part() -> None:

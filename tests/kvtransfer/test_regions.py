@@ -25,10 +25,12 @@ Array = np.ndarray[Any, Any]
 NUM_PAGES, NUM_TOKENS = 16, 40
 
 
-def two_regions(page_size: int = 8, kv: str = "bfloat16", *, rank: int = 0, num_ranks: int = 1) -> PoolLayout:
+def two_regions(
+    page_size: int = 8, kv: str = "bfloat16", *, rank: int = 0, num_ranks: int = 1, latent_dim: int = 24
+) -> PoolLayout:
     """The model has five layers: K and V of four heads in three of them, latents in the other two."""
     heads = Region((0, 2, 3), 2, 4 // num_ranks, 16, kv, 4)
-    latent = Region((1, 4), 1, 1, 24, "float32", 1)
+    latent = Region((1, 4), 1, 1, latent_dim, "float32", 1)
     return PoolLayout(NUM_PAGES, page_size, (heads, latent), rank, num_ranks)
 
 
@@ -99,11 +101,17 @@ def test_ucx_moves_both_regions_on_every_path(
     move(*layouts, lambda instance, layout: make_child_end("shm", instance, layout), link, path, windows)
 
 
-@pytest.mark.parametrize("kind", ["emulated-mover", "emulated-staged"])
-def test_devices_move_both_regions(make_child_end: Make, link: Link, kind: str) -> None:
-    layout = replace(two_regions(16), regions=(two_regions().regions[0], Region((1, 4), 1, 1, 32, "float32", 1)))
-    windows = [(0, 2), (2, 5)]
-    move(layout, layout, lambda instance, layout: make_child_end(kind, instance, layout), link, windows=windows)
+@pytest.mark.parametrize("case", CASES)
+def test_devices_move_both_regions(make_device_end: Make, link: Link, case: str) -> None:
+    layouts = ((layout.page_size, layout.regions[0].dtype) for layout in CASES[case])
+    src, dst = (two_regions(page_size, dtype, latent_dim=32) for page_size, dtype in layouts)
+    move(src, dst, make_device_end, link, windows=[(0, 2), (2, 5)])
+
+
+def test_devices_convert_heads_of_whole_steps_only(make_child_end: Make) -> None:
+    src, dst = (make_child_end("emulated-mover", page_size, two_regions(page_size)) for page_size in (16, 32))
+    with pytest.raises(Exception, match="a device can't convert heads whose sizes are no multiples of 16: give both"):
+        src.connect(dst.instance_id, dst.metadata())
 
 
 @pytest.mark.parametrize("layouts", CASES.values(), ids=CASES)

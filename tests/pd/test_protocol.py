@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import ModuleType
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -25,6 +26,7 @@ from diptych.prefill import phases as prefill_phases
 SEEDS = range(2 * len(MOODS))
 MOVES = 5800
 STATE_SEEDS, STATE_MOVES = range(2 * len(MOODS)), 1000
+HOST_SEEDS, HOST_MOVES = range(len(MOODS)), 1500
 WINDOW_SEEDS, WINDOW_MOVES = range(2 * len(MOODS)), 600
 WINDOWS = (WindowPages(1, 5), WindowPages(2, 3), WindowPages(3, 8, is_chunked=True))
 REPLAYED = os.environ.get("DIPTYCH_PROTOCOL_SEED")
@@ -85,6 +87,17 @@ def test_no_rule_is_broken_where_layers_with_a_window_have_pages_of_their_own(se
     game = seeded(seed, windows=WINDOWS[seed % len(WINDOWS)])
     game.run(WINDOW_MOVES)
     assert sum(attempt.decode.has_finished for attempt in game.cluster.attempts.values()) > 1
+
+
+@pytest.mark.parametrize("seed", HOST_SEEDS)
+def test_no_rule_is_broken_where_evicted_pages_go_to_host_memory_and_take_their_time(seed: int) -> None:
+    """Pages that a peer writes, or that are sent, are never those of a copy; whoever waits for one may go."""
+    beside: dict[str, Any] = ({}, {"pages_per_state": 1}, {"windows": WINDOWS[0]})[seed % 3]
+    game = seeded(seed, num_host_slots=8 + 8 * (seed % 4), **beside)
+    game.run(HOST_MOVES)
+    caches = [worker.cache for worker in game.cluster.workers.values()]
+    assert sum(cache.num_restored for cache in caches) > 1
+    assert not any(worker.copier.is_busy for worker in game.cluster.living())
 
 
 def test_the_games_made_every_transition_of_both_tables(made: Made) -> None:

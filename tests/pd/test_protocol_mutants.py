@@ -6,7 +6,7 @@ What removing a rule breaks is written beside it. A test that can't fail proves 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,8 +23,11 @@ from diptych.decode.phases import Phase
 from diptych.decode.room import DecodeRoom
 from diptych.decode.rooms import ClosingRooms
 from diptych.decode.rooms import Rooms as DecodeRooms
+from diptych.engine.cache.host_tier import HostTier
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.cache.radix import RadixTree
+from diptych.engine.cache.radix_node import Node
+from diptych.engine.cache.tier import Restore
 from diptych.engine.schedule.prefixes_in_flight import PrefixProducer
 from diptych.engine.values.events import NoteArrived, SendNote, WritePages
 from diptych.engine.values.request import Request
@@ -46,13 +49,13 @@ CHUNKED = ((1, 2, 3, 1, 2, 3),)
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
-def playing(mood: str, *, is_unified: bool = False, first_seed: int = 0) -> Callable[[], None]:
+def playing(mood: str, *, first_seed: int = 0, **shape: Any) -> Callable[[], None]:
     """Play games in a mood."""
     (chosen,) = [each for each in MOODS if each.name == mood]
 
     def play() -> None:
         for seed in range(first_seed, first_seed + MAX_GAMES):
-            Game(random.Random(seed), chosen, f"seed {seed}", is_unified=is_unified).run(MOVES)
+            Game(random.Random(seed), chosen, f"seed {seed}", **shape).run(MOVES)
 
     return play
 
@@ -331,6 +334,25 @@ def one_core_takes_all_results(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(UnifiedCore, "commit", lambda self, result, now_s: self._decode.commit(result, now_s))
 
 
+def peers_overtake_the_reads_of_evicted_pages(patch: pytest.MonkeyPatch) -> None:
+    """What comes back from host memory is what a peer wrote."""
+    patch.setattr(HostTier, "finish_saves", nothing)
+
+
+def a_restore_counts_when_it_begins(patch: pytest.MonkeyPatch) -> None:
+    """A request reads what was in the pages before, or they are sent so."""
+    expect = KvCache._expect
+
+    def expect_nothing(self: KvCache, restore: Restore, nodes: Sequence[Node]) -> None:
+        expect(self, restore, nodes)
+        self._restores[restore.number] = (restore, nodes[-1])
+        restore.has_ended = True
+        self.tree.settle(nodes[-1])
+
+    patch.setattr(KvCache, "_expect", expect_nothing)
+    patch.setattr(KvCache, "finish_restore", nothing)
+
+
 CAUGHT: list[tuple[Plant, Callable[[], None]]] = [
     (no_pins, playing("calm")),
     (no_wait_for_own_writes, exploring(Budget(aborts=1), CHUNKED)),
@@ -354,6 +376,8 @@ CAUGHT: list[tuple[Plant, Callable[[], None]]] = [
     (rows_keep_their_own_copies, playing("calm")),
     (what_is_shared_is_not_kept_for_its_readers, playing("calm")),
     (pages_are_shared_before_they_are_verified, playing("calm")),
+    (peers_overtake_the_reads_of_evicted_pages, playing("calm", num_host_slots=16)),
+    (a_restore_counts_when_it_begins, playing("calm", num_host_slots=16)),
     (the_dead_are_waited_for, playing("aborted")),
     (decode_hears_all_aborts, playing("aborted", is_unified=True)),
     (prefill_hears_the_answers_to_aborts, playing("aborted", is_unified=True)),

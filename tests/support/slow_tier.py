@@ -53,6 +53,9 @@ class SlowTier(SlotPool):
             self._names[slot] = name
             self._stored[name] = page, self.memory[slot].copy()
 
+    def finish_saves(self) -> None:
+        """All is read on return of `save`."""
+
     def restore(self, number: int, slots: Slots, pages: Pages) -> bool:
         self.num_asked += 1
         self._asked.append((number, slots, pages))

@@ -19,7 +19,6 @@ router.replicas is {{ .Values.router.replicas }}: a router that is lost is an ou
 {{- if lt (int .Values.router.drainSeconds) 600 }}
 router.drainSeconds is {{ .Values.router.drainSeconds }}: a stream that runs for longer after a rollout, scale-down or drained node takes its router ends with an error.
 {{- end }}
-{{ include "diptych.layoutWarnings" . }}
 {{- range include "diptych.pools" . | fromYamlArray }}
 {{- $place := printf "%s pool %s" .role .name }}
 {{- if and (or (int .gpu.count) .rdma.enabled) (not .strategy) (eq (int .replicas) 1) (not (include "diptych.isAutoscaled" .)) }}
@@ -46,25 +45,4 @@ router.checkPods: networkPolicy.egress.extra must let routers reach the Kubernet
 {{- if include "diptych.makesSecrets" . }}
 Secrets that the chart made stay when the release is uninstalled: kubectl -n {{ include "diptych.namespace" . }} delete secret -l app.kubernetes.io/instance={{ .Release.Name }}
 {{- end }}
-{{- end }}
-
-{{/* Pools that would hand KV over to each other but do not link: on GPUs it is not converted. */}}
-{{- define "diptych.layoutWarnings" -}}
-{{- $pools := include "diptych.pools" . | fromYamlArray }}
-{{- range $from := $pools }}
-{{- range $to := $pools }}
-{{- $mayPair := and (ne $from.role "decode") (ne $to.role "prefill") (or (ne $from.role $to.role) (lt $from.name $to.name)) }}
-{{- $ours := include "diptych.kvLayout" $from }}
-{{- $theirs := include "diptych.kvLayout" $to }}
-{{- if and $mayPair (or (int $from.gpu.count) (int $to.gpu.count)) (ne $ours $theirs) }}
-{{ $from.role }} pool {{ $from.name }} ({{ $ours }}) and {{ $to.role }} pool {{ $to.name }} ({{ $theirs }}) share no requests: where one computes on GPUs, options.tp, pageSize and the KV's type must be equal.
-{{- end }}
-{{- end }}
-{{- end }}
-{{- end }}
-
-{{- define "diptych.kvLayout" -}}
-{{- $default := gt (int .gpu.count) 0 | ternary "bfloat16" "float32" -}}
-{{- $dtype := without (list .options.kvCacheDtype .options.dtype $default) nil "" "auto" | first -}}
-tp {{ .options.tp | default 1 }}, pageSize {{ .options.pageSize | default 16 }}, KV in {{ $dtype }}
 {{- end }}

@@ -7,11 +7,13 @@ counts pages goes through the list; nothing else knows how many regions there ar
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, fields
 from itertools import accumulate, pairwise
 from typing import Final, Literal, get_args
 
 from diptych.common.errors import ConfigError
+from diptych.kernels.image import PageShape
 from diptych.v1 import bootstrap_pb2
 
 DTYPE_NBYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8_e4m3": 1}
@@ -118,6 +120,16 @@ class PoolLayout:
     def layer_nbytes(self) -> int:
         """The bytes of the smallest layer of a region: what of a page is moved at least."""
         return min(region.layer_nbytes(self.page_size) for region in self.regions)
+
+    @property
+    def page_shape(self) -> PageShape:
+        """What kernels of a device are compiled for."""
+        return PageShape(
+            window_nbytes=self.layer_nbytes,
+            dtypes=tuple(dict.fromkeys(region.dtype for region in self.regions)),
+            head_dim=math.gcd(*(region.head_dim for region in self.regions)),
+            head_nbytes=math.gcd(*(region.head_dim * DTYPE_NBYTES[region.dtype] for region in self.regions)),
+        )
 
     @property
     def sole_region(self) -> Region:

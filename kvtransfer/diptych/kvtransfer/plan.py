@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from diptych.kernels.page_pack import U8, PagePack, unpack_page
+from diptych.kvtransfer.device import HEAD_STEP, LINE_NBYTES
 from diptych.kvtransfer.errors import LayoutMismatch, TransferError
 from diptych.kvtransfer.layout import PoolLayout, Region
 from diptych.kvtransfer.transport import PageWrite
@@ -234,6 +235,24 @@ def check(src: PoolLayout, dst: PoolLayout) -> None:
         if not one.equals(other):
             _check_words(one)
             _check_words(other)
+
+
+def check_on_device(conversion: Conversion, own: PoolLayout) -> None:
+    """Raise `LayoutMismatch` unless a device with a pool of `own` can convert so: whole lines, heads of whole steps."""
+    if conversion.is_trivial:
+        return
+    if own.page_shape.head_dim % HEAD_STEP:
+        raise LayoutMismatch(_not_on_device(f"heads whose sizes are no multiples of {HEAD_STEP}"))
+    copies = conversion.copies.regions if conversion.copies is not None else ()
+    sent = (nbytes for copy in copies for nbytes in (copy.dst, copy.layer_nbytes))
+    landed = (parts.num_rows * parts.head_nbytes for parts in conversion.parts)
+    if any(nbytes % LINE_NBYTES for nbytes in (*sent, *landed)):
+        raise LayoutMismatch(_not_on_device(f"parts of pages that are no multiples of {LINE_NBYTES} bytes"))
+
+
+def _not_on_device(what: str) -> str:
+    remedy = "give both workers the same --tp, --page-size and --kv-cache-dtype, or larger pages"
+    return f"a device can't convert {what}: {remedy}"
 
 
 def _check_words(shard: Shard) -> None:

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RankEntry(_message.Message):
-    __slots__ = ("step", "connect", "disconnect", "copy", "is_writer_gone", "shutdown", "save", "restore", "digest_pages", "use_path", "fill_probe", "unpack")
+    __slots__ = ("step", "connect", "disconnect", "copy", "is_writer_gone", "shutdown", "save", "restore", "digest_pages", "use_path", "fill_probe", "unpack", "finish_saves")
     STEP_FIELD_NUMBER: _ClassVar[int]
     CONNECT_FIELD_NUMBER: _ClassVar[int]
     DISCONNECT_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,7 @@ class RankEntry(_message.Message):
     USE_PATH_FIELD_NUMBER: _ClassVar[int]
     FILL_PROBE_FIELD_NUMBER: _ClassVar[int]
     UNPACK_FIELD_NUMBER: _ClassVar[int]
+    FINISH_SAVES_FIELD_NUMBER: _ClassVar[int]
     step: Step
     connect: ConnectPeer
     disconnect: int
@@ -32,7 +33,8 @@ class RankEntry(_message.Message):
     use_path: UsePath
     fill_probe: int
     unpack: UnpackPages
-    def __init__(self, step: _Optional[_Union[Step, _Mapping]] = ..., connect: _Optional[_Union[ConnectPeer, _Mapping]] = ..., disconnect: _Optional[int] = ..., copy: _Optional[_Union[CopyPages, _Mapping]] = ..., is_writer_gone: _Optional[int] = ..., shutdown: _Optional[bool] = ..., save: _Optional[_Union[HostCopy, _Mapping]] = ..., restore: _Optional[_Union[HostCopy, _Mapping]] = ..., digest_pages: _Optional[_Union[DigestOwnPages, _Mapping]] = ..., use_path: _Optional[_Union[UsePath, _Mapping]] = ..., fill_probe: _Optional[int] = ..., unpack: _Optional[_Union[UnpackPages, _Mapping]] = ...) -> None: ...
+    finish_saves: bool
+    def __init__(self, step: _Optional[_Union[Step, _Mapping]] = ..., connect: _Optional[_Union[ConnectPeer, _Mapping]] = ..., disconnect: _Optional[int] = ..., copy: _Optional[_Union[CopyPages, _Mapping]] = ..., is_writer_gone: _Optional[int] = ..., shutdown: _Optional[bool] = ..., save: _Optional[_Union[HostCopy, _Mapping]] = ..., restore: _Optional[_Union[HostCopy, _Mapping]] = ..., digest_pages: _Optional[_Union[DigestOwnPages, _Mapping]] = ..., use_path: _Optional[_Union[UsePath, _Mapping]] = ..., fill_probe: _Optional[int] = ..., unpack: _Optional[_Union[UnpackPages, _Mapping]] = ..., finish_saves: _Optional[bool] = ...) -> None: ...
 
 class Step(_message.Message):
     __slots__ = ("mode", "input_ids", "positions", "out_slots", "page_table", "seq_lens", "extend_lens", "prompt_rows", "num_sampled", "states", "windows")
@@ -149,12 +151,14 @@ class UsePath(_message.Message):
     def __init__(self, peer: _Optional[int] = ..., path: _Optional[str] = ...) -> None: ...
 
 class HostCopy(_message.Message):
-    __slots__ = ("pages", "slots")
+    __slots__ = ("pages", "slots", "number")
     PAGES_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     pages: bytes
     slots: bytes
-    def __init__(self, pages: _Optional[bytes] = ..., slots: _Optional[bytes] = ...) -> None: ...
+    number: int
+    def __init__(self, pages: _Optional[bytes] = ..., slots: _Optional[bytes] = ..., number: _Optional[int] = ...) -> None: ...
 
 class RankAnswer(_message.Message):
     __slots__ = ("engine_metadata", "is_loaded", "is_writer_gone", "is_saved")
@@ -169,16 +173,18 @@ class RankAnswer(_message.Message):
     def __init__(self, engine_metadata: _Optional[bytes] = ..., is_loaded: _Optional[bool] = ..., is_writer_gone: _Optional[bool] = ..., is_saved: _Optional[bool] = ...) -> None: ...
 
 class RankEvent(_message.Message):
-    __slots__ = ("rank", "link_up", "link_down", "operation_done")
+    __slots__ = ("rank", "link_up", "link_down", "operation_done", "restored")
     RANK_FIELD_NUMBER: _ClassVar[int]
     LINK_UP_FIELD_NUMBER: _ClassVar[int]
     LINK_DOWN_FIELD_NUMBER: _ClassVar[int]
     OPERATION_DONE_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_FIELD_NUMBER: _ClassVar[int]
     rank: int
     link_up: int
     link_down: LinkEnd
     operation_done: OperationEnd
-    def __init__(self, rank: _Optional[int] = ..., link_up: _Optional[int] = ..., link_down: _Optional[_Union[LinkEnd, _Mapping]] = ..., operation_done: _Optional[_Union[OperationEnd, _Mapping]] = ...) -> None: ...
+    restored: int
+    def __init__(self, rank: _Optional[int] = ..., link_up: _Optional[int] = ..., link_down: _Optional[_Union[LinkEnd, _Mapping]] = ..., operation_done: _Optional[_Union[OperationEnd, _Mapping]] = ..., restored: _Optional[int] = ...) -> None: ...
 
 class LinkEnd(_message.Message):
     __slots__ = ("peer", "reason")

@@ -106,3 +106,15 @@ def test_weights_are_made_fp8_but_for_those_of_tokens(folder: Path, device: torc
 def test_cpus_make_no_weights_fp8(folder: Path) -> None:
     with pytest.raises(ConfigError, match="--quantization fp8 is for GPUs"):
         logits(folder, "cpu", "fp8")
+
+
+@pytest.mark.parametrize("checkpoint", ["fp8 block"], indirect=True)  # of 16 x 32
+def test_what_no_kernel_keeps_is_expanded_and_named_once(
+    checkpoint: tuple[Path, Any], device: torch.device, caplog: pytest.LogCaptureFixture
+) -> None:
+    from diptych.engine.models.gpu_ops import GpuMatrix
+
+    assert set(matrices(checkpoint[0], device).values()) == {GpuMatrix}
+    assert [record.getMessage() for record in caplog.records] == [
+        "weights in fp8 are expanded to float32, no kernel keeps them: the first is 0.down, 32768 bytes instead of 9216"
+    ]

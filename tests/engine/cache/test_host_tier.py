@@ -31,9 +31,13 @@ class Memory:
         for page, slot in zip(pages.tolist(), slots.tolist(), strict=True):
             self.slots[slot] = self.pool[page]
 
-    def restore(self, slots: Slots, pages: Pages) -> None:
+    def finish_saves(self) -> None:
+        pass
+
+    def restore(self, number: int, slots: Slots, pages: Pages) -> bool:
         for page, slot in zip(pages.tolist(), slots.tolist(), strict=True):
             self.pool[page] = self.slots[slot]
+        return True
 
 
 def make_cache(memory: Memory, num_slots: int = NUM_SLOTS) -> KvCache:

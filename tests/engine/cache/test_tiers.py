@@ -29,7 +29,7 @@ PAGE, NUM_PAGES = 2, 9
 
 
 class HostMemory:
-    """Implements `PageCopier` for a host tier, which may lie below another tier here."""
+    """Implements `PageCopies` for a host tier, which may lie below another tier here."""
 
     def __init__(self, num_slots: int, pool: U64, above: U64) -> None:
         self.slots = np.zeros((num_slots, PAGE), np.uint64)
@@ -40,8 +40,12 @@ class HostMemory:
         for page, slot in zip(pages.tolist(), slots.tolist(), strict=True):
             self.slots[slot] = self._above[page]
 
-    def restore(self, slots: Slots, pages: Pages) -> None:
+    def finish_saves(self) -> None:
+        pass
+
+    def restore(self, number: int, slots: Slots, pages: Pages) -> bool:
         self._pool[pages] = self.slots[slots]
+        return True
 
 
 def request(prompt: list[int]) -> Request:

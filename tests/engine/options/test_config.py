@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,8 +33,6 @@ def test_the_device_says_what_auto_means() -> None:
     assert (cpu.device, cpu.kv_cache_mib, cuda.device, cuda.kv_cache_mib) == ("cpu", 512, "cuda", 0)  # 0: measured
     assert EngineOptions(dtype="float16", kv_cache_mib=7).on("cuda").kv_cache_mib == 7
     assert EngineOptions(dtype="float16").on("cuda").kv_dtype == "float16"
-    with pytest.raises(ConfigError, match="--host-cache-mib"):
-        EngineOptions(host_cache_mib=1).on("cuda")
 
 
 def test_every_process_has_a_gpu_of_its_own() -> None:
@@ -51,3 +50,12 @@ def test_what_can_not_be_simulated_is_refused(options: Any) -> None:
     with pytest.raises(ConfigError, match="sim"):
         EngineOptions(device="sim", **options).validate()
     assert EngineOptions(device="sim").num_lora_slots == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"), [({"tp": 4}, "--tp"), ({"quantization": "fp8"}, "fp8"), ({"lora": ("a=/a",)}, "--lora")]
+)
+def test_what_is_not_deterministic_is_refused_beside_it(changes: Any, word: str) -> None:
+    replace(EngineOptions(**changes), deterministic=False).validate()
+    with pytest.raises(ConfigError, match=f"--deterministic.*{word}"):
+        EngineOptions(**changes, deterministic=True).validate()

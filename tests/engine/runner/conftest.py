@@ -47,6 +47,8 @@ class Driver:
         communicator: Communicator | None,
         kv_dtype: str,
         device: str,
+        *,
+        deterministic: bool = False,
     ) -> None:
         config = ModelPart.of(source, communicator).config
         self._windows, self._num_groups = window_pages(config, num_pages), len(config.page_groups)
@@ -63,6 +65,7 @@ class Driver:
             max_loras=max_loras,
             max_requests=MAX_REQUESTS,
             communicator=communicator,
+            deterministic=deterministic,
         )
         self._pages_per_state = pages_per_state(source.config, communicator.size if communicator else 1, dtype, layout)
         self.adapters: dict[int, int] = {}  # slot of a request's adapter
@@ -228,9 +231,12 @@ def new_driver() -> NewDriver:
         communicator: Communicator | None = None,
         kv_dtype: str | None = None,
         device: str = "cpu",
+        *,
+        deterministic: bool = False,
     ) -> Driver:
-        kv_dtype = kv_dtype or dtype
-        return Driver(source, backend, dtype, num_pages, max_loras, quantization, communicator, kv_dtype, device)
+        where = kv_dtype or dtype, device
+        sizes = num_pages, max_loras
+        return Driver(source, backend, dtype, *sizes, quantization, communicator, *where, deterministic=deterministic)
 
     return build
 

@@ -133,3 +133,14 @@ def test_all_but_attention_can_be_recorded_where_the_arithmetic_is_a_gpus(
     phases = [("cpu", "cpu"), ("torch", "torch"), ("triton", "triton"), ("triton", "torch"), ("torch", "triton")]
     found = [choose(*names, SETTING).only_queues for names in phases]
     assert found == [False, False, True, True, True]
+
+
+def test_sums_in_a_fixed_order_are_refused_where_kernels_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    fixed = replace(SETTING, fixed_order=True)
+    choose("cpu", "auto", fixed)
+    with pytest.raises(ConfigError, match="--deterministic needs the attention backend"):
+        choose("torch", "auto", fixed)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    choose("triton", "triton", fixed)
+    with pytest.raises(ConfigError, match="--deterministic is not for models with latents"):
+        choose("triton", "triton", replace(SPARSE, fixed_order=True))

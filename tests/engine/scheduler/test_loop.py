@@ -12,13 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 import zmq
+from emulated_queues import ArrayMovement, AtOnce
 from null_runner import NullRunner, expected_output
 from stepped_engine import local_core
 
 from diptych.common.arrays import U64
 from diptych.common.logging import set_level
+from diptych.engine.cache.host_tier import HostTier, PageCopier
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.lora.registry import InvalidAdapter, LoraRegistry
+from diptych.engine.runner.gpu.copy_queues import CopyQueues
+from diptych.engine.runner.gpu.gpu_host_pages import GpuHostPages
 from diptych.engine.scheduler.adapters import Adapters, ReadAdapter
 from diptych.engine.scheduler.admin_thread import AdminThread
 from diptych.engine.scheduler.grammar_thread import GrammarThread
@@ -87,23 +91,31 @@ class StuckRunner(NullRunner):
 class Frontend:
     """The other end of the channel; the loop runs in a thread."""
 
-    def __init__(self, tokenizer: Tokenizer, context_len: int = CONTEXT) -> None:
+    def __init__(self, tokenizer: Tokenizer, context_len: int = CONTEXT, num_host_slots: int = 0) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.socket, channel = (self._context.socket(zmq.PAIR) for _ in range(2))
         self.socket.bind("inproc://loop")
         channel.connect("inproc://loop")
         num_pages = 2 * context_len // PAGE + 1
-        cache = KvCache(num_pages=num_pages, page_size=PAGE, max_requests=8, max_tokens_per_request=context_len)
+        kv = np.zeros((num_pages, PAGE), dtype=np.uint64)
+        self._copier = late_copies(kv, num_host_slots)
+        self.cache = cache = KvCache(
+            num_pages=num_pages,
+            page_size=PAGE,
+            max_requests=8,
+            max_tokens_per_request=context_len,
+            tiers=[HostTier(num_host_slots, self._copier)] if num_host_slots else [],
+        )
         core = local_core(cache, Limits(context_len, VOCAB, frozenset(), 16, 8, Scheduling(max_waiting=4)))
         watch = StepWatch()
-        self.runner = StuckRunner(np.zeros((num_pages, PAGE), dtype=np.uint64), watch)
+        self.runner = StuckRunner(kv, watch)
         self._links = links_of_nobody()
         self._grammars = GrammarThread(lambda: Compiler(tokenizer, VOCAB, tokenizer.eos_ids))
         self.slots = Slots()
         adapters = Adapters(LoraRegistry(2, "base"), lambda: self.slots, self.slots.read)
         self._admin = AdminThread(adapters.handlers)
         stepping = SynchronousStepping(core, self.runner, time.monotonic)
-        parts = Parts(self._links, self._grammars, self._admin, adapters, watch)
+        parts = Parts(self._links, self._grammars, self._admin, adapters, watch, self._copier)
         news = News(core, cache, self._links, adapters, stepping.meter)
         loop = SchedulerLoop(core, stepping, channel, parts, news)
         self.handlers = loop._handlers
@@ -160,11 +172,17 @@ class Frontend:
         self.send(engine_pb2.SchedulerCommands(shutdown=True))
         self._thread.join(60)
         assert not self._thread.is_alive()
-        for part in (self._grammars, self._admin, self._links):
+        for part in (self._grammars, self._admin, self._links, self._copier):
             part.close()
         for socket in (self.socket, self._channel):
             socket.close(linger=0)
         self._context.term()
+
+
+def late_copies(kv: U64, num_slots: int) -> PageCopier:
+    """Return what copies as on a GPU, whose restores are heard of later; the device is a fast one."""
+    queue = AtOnce()
+    return GpuHostPages(ArrayMovement(kv, 8, num_slots), CopyQueues(queue, queue, queue, queue), num_slots, 8)
 
 
 def ended(output: worker_pb2.LegOutput) -> bool:
@@ -191,6 +209,19 @@ def test_a_leg_is_answered_token_by_token(frontend: Frontend) -> None:
     assert [output.first_index for output in outputs] == [0, 1, 2, 3, 4]
     assert [token for output in outputs for token in output.token_ids] == expected_output([1, 2, 3], 5, VOCAB)
     assert outputs[-1].finish_reason == inference_pb2.FINISH_REASON_LENGTH
+
+
+def test_a_prefix_that_comes_back_from_host_memory_wakes_the_loop(byte_tokenizer: Tokenizer) -> None:
+    """Nothing else would: the loop has nothing to compute meanwhile."""
+    frontend = Frontend(byte_tokenizer, num_host_slots=100)
+    prompts = [[first] * 120 for first in range(4)]
+    for room in range(1, 13):
+        prompt = prompts[room % 4]
+        frontend.start(room, prompt, 3)
+        tokens = [token for output in frontend.until_ended(room) for token in output.token_ids]
+        assert tokens == expected_output(prompt, 3, VOCAB)
+    frontend.close()
+    assert frontend.cache.num_restored > 4 * 28
 
 
 def test_output_is_cut_to_what_the_context_leaves(frontend: Frontend) -> None:

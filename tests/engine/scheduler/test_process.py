@@ -12,8 +12,8 @@ from tiny_config import tiny_config
 from diptych.architectures.config import ModelConfig
 from diptych.common.members.terms import mismatch
 from diptych.engine.lora.registry import LoraRegistry
-from diptych.engine.options.config import Quantization
-from diptych.engine.scheduler.process import host_of, worker_terms
+from diptych.engine.options.config import EngineOptions, Quantization
+from diptych.engine.scheduler.process import host_of, product_terms, worker_terms
 from diptych.engine.values.kv_regions import kv_layout
 from diptych.engine.values.transfer_rules import TransferRules
 
@@ -53,7 +53,8 @@ def test_workers_pair_only_where_products_are_alike() -> None:
     def pair(config: ModelConfig, a: Quantization, b: Quantization) -> str:
         source: Any = SimpleNamespace(config=config, weights_id="")
         layout = kv_layout(config, 8, 4, "float32")
-        return mismatch(*(worker_terms(source, "ucx", layout, "float32", TransferRules(), each) for each in (a, b)))
+        options = [EngineOptions(quantization=each) for each in (a, b)]
+        return mismatch(*(worker_terms(source, "ucx", layout, "float32", TransferRules(), each) for each in options))
 
     plain, stored = tiny_config(), tiny_config(fp8_weights=True)
     shape = "2 layers, 2 KV heads of 16"
@@ -61,3 +62,17 @@ def test_workers_pair_only_where_products_are_alike() -> None:
     assert [pair(plain, "auto", "none"), pair(stored, "auto", "auto"), pair(plain, "fp8", "fp8")] == ["", "", ""]
     assert pair(stored, "none", "auto") == f"KV of {shape} and of {shape}, made by FP8 products"
     assert pair(plain, "fp8", "auto") == f"KV of {shape}, {made} and of {shape}"
+
+
+def test_deterministic_workers_pair_only_with_those_that_make_the_same_bits() -> None:
+    def terms(**options: Any) -> str:
+        return product_terms(tiny_config(), EngineOptions(**options))
+
+    of_one_gpu = terms(deterministic=True, device="cuda")
+    others = [
+        terms(device="cuda"),
+        terms(deterministic=True, device="cpu"),
+        terms(deterministic=True, device="cuda", tp=2),
+    ]
+    assert of_one_gpu not in others
+    assert of_one_gpu == terms(deterministic=True, device="cuda", max_requests=3)

@@ -70,3 +70,10 @@ def test_two_programs_that_multiply_gates_fit_into_a_multiprocessor(code: Code) 
 def test_the_last_thing_a_mover_does_is_to_release_its_stores_to_the_system(code: Code, kernel: str) -> None:
     ends = re.findall(r"st\.global|bar\.sync|atom\.global\.\w+\.\w+\.add", code[kernel]["ptx"])
     assert ends[-2:] == ["bar.sync", "atom.global.sys.release.add"]
+
+
+def test_tiles_of_a_fixed_order_multiply_by_one_kind_of_instruction(code: Code) -> None:
+    found = [
+        set(re.findall(r"(wgmma|mma)\S*\.m\d+", each["ptx"])) for name, each in code.items() if name.startswith("fixed")
+    ]
+    assert found == [{"wgmma"}, {"wgmma"}]

@@ -24,6 +24,7 @@ from simulation.worker import Members, Worker
 PAIRED = 0.9  # share of attempts; the others are local
 RULES = TransferRules(integrity="always")
 REPEATED = 0.3  # share of prompts
+COMING_BACK, NUM_KNOWN = 0.6, 24
 SETTLE_S = 5.0  # after the last fault a room may stay open that long
 EXPLAINED_S = 3.0  # after a link broke and came back, rooms may still fail by it
 
@@ -43,6 +44,7 @@ class Shape:
     rules: TransferRules = RULES
     pages_per_state: int = 0  # 0: no layer is recurrent
     windows: WindowPages = NO_WINDOWS  # of layers that have pages of their own
+    num_host_slots: int = 0  # of a host tier, which takes its time; 0: there is none
     is_lossy: bool = False  # notes may be lost, doubled and late while their link is up
 
 
@@ -100,7 +102,9 @@ class Cluster:
         return True
 
     def _prompt(self) -> Sequence[int]:
-        """Some are asked twice at once."""
+        """Some are asked twice at once; with a host tier many come back when others have taken their pages."""
+        if self.shape.num_host_slots and self.attempts and self.rng.random() < COMING_BACK:
+            return self.attempts[self.rng.choice(list(self.attempts)[-NUM_KNOWN:])].prompt
         recent = self.open_rooms[-3:]
         if recent and self.rng.random() < REPEATED:
             return self.attempts[self.rng.choice(recent)].prompt
@@ -148,6 +152,10 @@ class Cluster:
 
     def step(self, worker: Worker) -> bool:
         return not worker.is_frozen and worker.step()
+
+    def copy(self, worker: Worker) -> bool:
+        """A device ends one of its copies."""
+        return worker.copier.advance()
 
     def pass_time(self, seconds: float) -> None:
         self.now_s += seconds
@@ -255,6 +263,7 @@ class Cluster:
         for worker in self.living():
             moved |= worker.receive(len(worker.commands))
             moved |= worker.step()
+            moved |= self.copy(worker)
             while self.route(worker):
                 moved = True
         while self.network.step():
@@ -318,6 +327,8 @@ class Cluster:
             rules=shape.rules,
             pages_per_state=shape.pages_per_state,
             windows=shape.windows,
+            num_host_slots=shape.num_host_slots,
+            rng=self.rng,
         )
         return instance
 

@@ -66,11 +66,11 @@ MOODS: Sequence[Mood] = (
 )
 
 
-def seeded(seed: int, pages_per_state: int = 0, windows: WindowPages = NO_WINDOWS) -> Game:
+def seeded(seed: int, pages_per_state: int = 0, windows: WindowPages = NO_WINDOWS, num_host_slots: int = 0) -> Game:
     """Return the game of a seed, which also chooses the mood and the kind of workers."""
     number, mood = divmod(seed, len(MOODS))
     is_unified, rng = number % 2 == 1, random.Random(seed)
-    beside: dict[str, Any] = {"pages_per_state": pages_per_state, "windows": windows}
+    beside: dict[str, Any] = {"pages_per_state": pages_per_state, "windows": windows, "num_host_slots": num_host_slots}
     return Game(rng, MOODS[mood], f"seed {seed}", is_unified=is_unified, **beside)
 
 
@@ -86,15 +86,17 @@ class Game:
         is_unified: bool = False,
         pages_per_state: int = 0,
         windows: WindowPages = NO_WINDOWS,
+        num_host_slots: int = 0,
     ) -> None:
         self.rng = rng
         self.mood = mood
         self.name = name
+        sizes = (12, 14, 16) if num_host_slots else (16, 24, 40)  # what does not fit goes down
         self.shape = Shape(
             roles=self._roles(is_unified),
             is_unified=is_unified,
-            prefill_pages=rng.choice([16, 24, 40]) * (1 + windows.num_groups) + NUM_STATES * pages_per_state,
-            decode_pages=rng.choice([16, 24, 40]) * (1 + windows.num_groups) + NUM_STATES * pages_per_state,
+            prefill_pages=rng.choice(sizes) * (1 + windows.num_groups) + NUM_STATES * pages_per_state,
+            decode_pages=rng.choice(sizes) * (1 + windows.num_groups) + NUM_STATES * pages_per_state,
             max_step_tokens=rng.choice([4, 8, 64]),
             step_cost=rng.choice([0, 12, 1000]),
             overlap=rng.random() < 0.5,
@@ -102,6 +104,7 @@ class Game:
             is_lossy=mood.is_lossy,
             pages_per_state=pages_per_state,
             windows=windows,
+            num_host_slots=num_host_slots,
             rules=self._rules(most_windows=1 if windows.num_groups else LAYERS),
         )
         self.cluster = Cluster(self.shape, rng)
@@ -160,6 +163,7 @@ class Game:
             "receive": 250.0,
             "step": 200.0,
             "route": 100.0,
+            "copy": 60.0 * (self.shape.num_host_slots > 0),
             "start": 30.0,
             "start_late": 10.0 * mood.late_legs,
             "wait": 2.0,
@@ -186,6 +190,8 @@ class Game:
                 return cluster.step(worker)
             case "route":
                 return cluster.route(worker)
+            case "copy":
+                return cluster.copy(worker)
             case "start":
                 deadline_s = rng.choice([0.05, 1.0, 3.0]) if rng.random() < self.mood.deadlines else None
                 return cluster.start(deadline_s, hold_back=rng.random() < self.mood.late_legs)
@@ -197,4 +203,4 @@ class Game:
                 return move()
 
 
-_OF_WORKERS = frozenset({"receive", "step", "route"})
+_OF_WORKERS = frozenset({"receive", "step", "route", "copy"})

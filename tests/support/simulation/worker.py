@@ -5,30 +5,34 @@ What it wants performed is shown to a `Watcher` first, so that rules can look at
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
+from late_copier import InOrder, LateCopier
 from recurrent_runner import RecurrentRunner, new_states
 from windowed_runner import WindowedRunner
 
 from diptych.common.arrays import U64
 from diptych.common.members.roles import Role
 from diptych.decode.core import DecodeCore
+from diptych.engine.cache.host_tier import HostTier
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.step_pace import StepPace
 from diptych.engine.scheduler.links.links import Links, directions_of
 from diptych.engine.scheduler.links.tester import LinkTester
 from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping, fill_in
-from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
+from diptych.engine.values.batch import ForwardBatch, Runner, SamplingBatch, StepResult
 from diptych.engine.values.events import (
     AbortRoom,
     CompileGrammar,
     Emit,
     EmitTokens,
     Event,
+    PagesRestored,
     PeerDown,
     PeerUp,
     ServeRole,
@@ -80,7 +84,7 @@ class Watcher(Protocol):
 class LateModelWorker:
     """Runs steps as late as an overlapping scheduler allows. Stands for `TpModelWorkerClient`, without its thread."""
 
-    def __init__(self, runner: Calculator) -> None:
+    def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._jobs: deque[ForwardBatch | SamplingBatch] = deque()
         self._newest = np.empty(0, dtype=np.int64)
@@ -124,6 +128,8 @@ class Worker:
         rules: TransferRules,
         pages_per_state: int,
         windows: WindowPages,
+        num_host_slots: int,
+        rng: random.Random,
     ) -> None:
         self.role = role
         self.instance_id = instance_id
@@ -133,11 +139,13 @@ class Worker:
         self.kv = np.frombuffer(pool.buffer, dtype=np.uint64).reshape(-1, LAYERS, PAGE)
         cost = PromptCost(step_cost=step_cost)
         limits = Limits(CONTEXT, VOCAB, frozenset(), max_step_tokens, max_requests=6, prompt_cost=cost)
+        self.copier = LateCopier(self.kv, num_host_slots, rng)
         self.cache = KvCache(
             num_pages=num_pages,
             page_size=PAGE,
             max_requests=6,
             max_tokens_per_request=CONTEXT,
+            tiers=[HostTier(num_host_slots, self.copier)] if num_host_slots else [],
             pages_per_state=pages_per_state,
             windows=replace(windows, step_tokens=max_step_tokens),
         )
@@ -160,11 +168,10 @@ class Worker:
         self._clock = clock
         plain = LayeredRunner(self.kv, self.links.posting.layer_listener, meanwhile)
         states = new_states(self.cache.num_rows, pages_per_state * LAYERS * PAGE)
-        self._stepping = self._new_stepping(
-            new_calculator(plain, self.kv, states, windows), overlap and self.core.can_overlap
-        )
+        runner = InOrder(new_calculator(plain, self.kv, states, windows), self.copier)
+        self._stepping = self._new_stepping(runner, overlap and self.core.can_overlap)
 
-    def _new_stepping(self, runner: Calculator, overlap: bool) -> Stepping:
+    def _new_stepping(self, runner: Runner, overlap: bool) -> Stepping:
         late_worker: Any = LateModelWorker(runner)
         if overlap:
             return OverlappedStepping(self.core, late_worker, self._clock)
@@ -180,6 +187,9 @@ class Worker:
         for event in self.links.poll(self.core.suspects()):
             self._note_link(event)
             self.core.handle(event, now_s)
+            moved = True
+        for number in self.copier.restored():
+            self.core.handle(PagesRestored(number, None), now_s)
             moved = True
         self.core.expire(now_s)
         self._perform()

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Any, Final
 
-from diptych.kernels.image import KernelImage
+from diptych.kernels.image import KernelImage, TransferKernels
 from diptych.kvtransfer.device import Device
 from diptych.kvtransfer.errors import TransferError
 from diptych.kvtransfer.layout import PoolLayout
@@ -52,10 +52,18 @@ def _allocate(layout: PoolLayout, allocate: Callable[..., int]) -> int:
 def _device_options(device: Device) -> binding.DeviceOptions:
     options = binding.DeviceOptions(kind=binding.DEVICE_KINDS[device.kind], ordinal=device.ordinal)
     if device.kernels is not None:
-        options.mover = _kernel(device.kernels.mover)
-        options.digester = _kernel(device.kernels.digester)
+        for place, image in enumerate(_images(device.kernels)):
+            if image is not None:
+                options.kernels[place] = _kernel(image)
     return options
 
 
+def _images(kernels: TransferKernels) -> tuple[KernelImage | None, ...]:
+    """In the order in which the shim has them."""
+    packers = (kernels.packers.get(pair) for pair in binding.PACKERS)
+    return (kernels.mover, kernels.digester, kernels.unpacker, *packers)
+
+
 def _kernel(image: KernelImage) -> binding.Kernel:
-    return binding.Kernel(image.binary, image.name.encode(), image.num_warps, image.shared_nbytes, image.num_programs)
+    numbers = image.num_warps, image.shared_nbytes, image.num_programs, image.chunk
+    return binding.Kernel(image.binary, image.name.encode(), *numbers)

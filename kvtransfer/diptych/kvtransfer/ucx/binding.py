@@ -19,11 +19,12 @@ from ctypes import (
     c_uint64,
     c_void_p,
 )
+from itertools import product
 from pathlib import Path
 from typing import Final
 
 from diptych.common.native import build_library
-from diptych.kernels.page_pack import INCLUDE_FOLDER, PackStruct, PartsStruct
+from diptych.kernels.page_pack import CELLS, INCLUDE_FOLDER, PackStruct, PartsStruct
 from diptych.kvtransfer.ucx import loader
 
 FULL: Final = -1
@@ -41,6 +42,8 @@ PATHS: Final = ("copy", "mover", "put", "message", "staged")  # by KVT_PATH_*, b
 HANDLE_NBYTES: Final = 64
 KEY_NBYTES: Final = 16
 DEVICE_KINDS: Final = {"cuda": 1, "emulated": 2}
+PACKERS: Final = tuple(product(CELLS, CELLS))  # from which type to which; behind the mover, digester and unpacker
+NUM_KERNELS: Final = 3 + len(PACKERS)
 
 LINK_UP: Final = 1
 LINK_DOWN: Final = 2
@@ -121,13 +124,14 @@ class Kernel(Structure):
         ("num_warps", c_uint32),
         ("shared_nbytes", c_uint32),
         ("num_programs", c_uint32),
+        ("chunk", c_uint32),
     )
 
 
 class DeviceOptions(Structure):
     """`kvt_device_options`"""
 
-    _fields_ = (("kind", c_int32), ("ordinal", c_int32), ("mover", Kernel), ("digester", Kernel))
+    _fields_ = (("kind", c_int32), ("ordinal", c_int32), ("kernels", Kernel * NUM_KERNELS))
 
 
 class Copy(Structure):

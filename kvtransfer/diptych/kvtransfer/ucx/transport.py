@@ -12,11 +12,11 @@ import numpy as np
 
 from diptych.kvtransfer import metadata as codec
 from diptych.kvtransfer.device import Device
-from diptych.kvtransfer.errors import LayoutMismatch, PeerUnreachable, TransferError
+from diptych.kvtransfer.errors import PeerUnreachable, TransferError
 from diptych.kvtransfer.flow import NO_FLOW, Flow
 from diptych.kvtransfer.lanes import SHARED_MEMORY
 from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.plan import Conversion, Copies, Parts
+from diptych.kvtransfer.plan import Conversion, Copies, Parts, check_on_device
 from diptych.kvtransfer.pool import DevicePool, HostPool
 from diptych.kvtransfer.process import is_gone, is_visible, own_identity
 from diptych.kvtransfer.transport import (
@@ -267,11 +267,11 @@ class UcxTransport:
         return is_alike and peer.process.host == own_identity().host
 
     def _conversion(self, peer: codec.EngineMetadata) -> Conversion:
-        """Raises `LayoutMismatch`: only pages in host memory are converted."""
+        """Raises `LayoutMismatch`."""
         pool = self._own_pool()
         conversion = Conversion.between(pool.layout, peer.layout)
-        if not conversion.is_trivial and (peer.device_kind or isinstance(pool, DevicePool)):
-            raise LayoutMismatch("pools in device memory exchange pages of equal layouts only")
+        if isinstance(pool, DevicePool):
+            check_on_device(conversion, pool.layout)
         return conversion
 
     def _link(self, peer: InstanceId) -> _Link:

@@ -49,10 +49,14 @@ class TritonAttention:
         sinks: Tensor | None = None,
         ropes: Ropes | None = None,
         prompts: LatentPrompts | None = None,
+        kernels: AttentionKernels | None = None,
     ) -> None:
-        """`sinks`: see `new_sinks`; `ropes`: see `rope_tables`; `prompts`: of latents, decompressed where it pays."""
+        """`sinks`: see `new_sinks`; `ropes`: see `rope_tables`; `prompts`: of latents, decompressed where it pays.
+
+        `kernels`: None: the fastest.
+        """
         self._layers = gpu_layers(config, kv, sinks, ropes)
-        self._kernels: AttentionKernels = (PairKernels if config.num_planes > 1 else LatentKernels)(config, kv)
+        self._kernels = kernels or (PairKernels if config.num_planes > 1 else LatentKernels)(config, kv)
         self._prompts = prompts
         self._step: _Step | None = None
 

@@ -18,7 +18,7 @@ from diptych.kernels.gpu.attention.decode_attention import (
     launch_for,
     num_splits,
 )
-from diptych.kernels.gpu.attention.extend_attention import extend_attention
+from diptych.kernels.gpu.attention.extend_attention import Tile, extend_attention, fixed_tile
 from diptych.kernels.gpu.attention.latent_attention import (
     LatentShape,
     LatentWorkspace,
@@ -117,22 +117,50 @@ class PairKernels:
         )
 
     def extend(self, at: GpuLayer, queries: Tensor, out: Tensor, chunks: Chunks) -> None:
-        extend_attention(
-            queries,
-            at.kv,
-            chunks.requests.page_table,
-            chunks.requests.seq_lens,
-            chunks.starts,
-            out,
-            max_extend_len=chunks.max_len,
-            scale=self._config.score_scale,
-            window=at.window,
-            chunked=self._config.chunked,
-            softcap=self._config.attention_softcap,
-            k_scale=at.k_scale,
-            v_scale=at.v_scale,
-            sinks=at.sinks,
-        )
+        extend_pairs(self._config, at, queries, out, chunks, None)
+
+
+class FixedOrderKernels:
+    """`AttentionKernels` for keys and values, by which a token gets the same bits whatever else its step computes.
+
+    A token of a prompt and one of an output walk the keys before them in tiles of one size, one after the other: the
+    order of its sums depends on its position alone. Long contexts are not shared out among multiprocessors.
+    """
+
+    def __init__(self, config: ModelConfig, kv: Tensor) -> None:
+        self._config = config
+        most = max(LARGEST_BATCH, len(kv)) + 1
+        self._starts = torch.arange(most, dtype=torch.int32, device=kv.device)  # of requests with one token each
+
+    def decode(self, at: GpuLayer, queries: Tensor, out: Tensor, requests: Requests) -> None:
+        self.extend(at, queries, out, Chunks(requests, self._starts[: len(queries) + 1], 1))
+
+    def extend(self, at: GpuLayer, queries: Tensor, out: Tensor, chunks: Chunks) -> None:
+        tile = fixed_tile(self._config.head_dim, queries.dtype)
+        extend_pairs(self._config, at, queries, out, chunks, tile)
+
+
+def extend_pairs(
+    config: ModelConfig, at: GpuLayer, queries: Tensor, out: Tensor, chunks: Chunks, tile: Tile | None
+) -> None:
+    """Attend as `AttentionKernels.extend`; the step's shape chooses the `tile` if it is None."""
+    extend_attention(
+        queries,
+        at.kv,
+        chunks.requests.page_table,
+        chunks.requests.seq_lens,
+        chunks.starts,
+        out,
+        max_extend_len=chunks.max_len,
+        scale=config.score_scale,
+        window=at.window,
+        chunked=config.chunked,
+        softcap=config.attention_softcap,
+        k_scale=at.k_scale,
+        v_scale=at.v_scale,
+        sinks=at.sinks,
+        tile=tile,
+    )
 
 
 class LatentKernels:

@@ -1,10 +1,11 @@
 """The tier of host memory: slots for pages that the KV pool has no room for.
 
-Bookkeeping only; `PageCopier` moves the bytes, at once.
+Bookkeeping only; `PageCopier` moves the bytes, at once or beside the steps.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 import numpy as np
@@ -14,17 +15,43 @@ from diptych.engine.cache.tier import SlotPool, Slots
 from diptych.kvtransfer.ownership import Pages
 
 
-class PageCopier(Protocol):
-    """Copies pages between the KV pool and the host tier, in order with everything else that touches the pool.
+class PageCopies(Protocol):
+    """Copies pages between the KV pool and the host tier, in order with every forward pass.
 
-    Copies are made in the order of the lists; a slot may be listed twice, and then the last page stays.
-    On return a later forward pass or a later remote write to the pages can't overtake the copy. On a CPU that means
-    that it is done; on a GPU it may only be queued on the stream that computes.
+    Copies are made in the order of the lists; a slot may be listed twice, and then the last page stays. On a CPU a copy
+    is done on return; on a GPU it is queued beside the steps.
     """
 
-    def save(self, pages: Pages, slots: Slots) -> None: ...
+    def save(self, pages: Pages, slots: Slots) -> None:
+        """On return a later forward pass or `restore` can't overtake the copy out of `pages`."""
+        ...
 
-    def restore(self, slots: Slots, pages: Pages) -> None: ...
+    def finish_saves(self) -> None:
+        """Return when a later remote write can't overtake it either: what was to be saved has been read."""
+        ...
+
+    def restore(self, number: int, slots: Slots, pages: Pages) -> bool:
+        """Return whether any later forward pass finds the pages; otherwise that is said later, of this `number`.
+
+        Until then the slots are not saved to, and nobody else touches the pages.
+        """
+        ...
+
+
+class PageCopier(PageCopies, Protocol):
+    """Makes copies that may take their time, and says when."""
+
+    def restored(self) -> Sequence[int]:
+        """Return which restores have ended since the last call, without waiting."""
+        ...
+
+    def descriptors(self) -> Sequence[int]:
+        """Return what becomes readable when a restore has ended."""
+        ...
+
+    def close(self) -> None:
+        """Return when no copy is under way. Before the memory of the pool goes."""
+        ...
 
 
 class HostTier(SlotPool):
@@ -32,7 +59,7 @@ class HostTier(SlotPool):
 
     is_shared: Final = False
 
-    def __init__(self, num_slots: int, copier: PageCopier) -> None:
+    def __init__(self, num_slots: int, copier: PageCopies) -> None:
         super().__init__(num_slots)
         self._copier = copier
 
@@ -42,17 +69,31 @@ class HostTier(SlotPool):
     def save(self, places: I32, slots: Slots, names: U64, tokens: I64) -> None:
         self._copier.save(places, slots)
 
+    def finish_saves(self) -> None:
+        self._copier.finish_saves()
+
     def restore(self, number: int, slots: Slots, pages: Pages) -> bool:
-        self._copier.restore(slots, pages)
-        return True
+        return self._copier.restore(number, slots, pages)
 
 
 class _NoCopier:
     def save(self, pages: Pages, slots: Slots) -> None:
         raise AssertionError("there is no host tier")
 
-    def restore(self, slots: Slots, pages: Pages) -> None:
+    def finish_saves(self) -> None:
+        pass
+
+    def restore(self, number: int, slots: Slots, pages: Pages) -> bool:
         raise AssertionError("there is no host tier")
+
+    def restored(self) -> Sequence[int]:
+        return ()
+
+    def descriptors(self) -> Sequence[int]:
+        return ()
+
+    def close(self) -> None:
+        pass
 
 
 NO_COPIER: Final = _NoCopier()

@@ -338,7 +338,12 @@ class KvCache:
         self._detach(request)
 
     def begin_import(self, request: Request) -> Pages:
-        """Hand the request's own pages to a peer, which writes them; return them in order."""
+        """Hand the request's own pages to a peer, which writes them; return them in order.
+
+        A peer keeps no order with the tiers, so what was evicted for these pages must have been read.
+        """
+        for tier in self._tiers:
+            tier.finish_saves()
         pages = self.owned_pages(request).copy()
         self.pool.begin_import(pages)
         return pages

@@ -56,10 +56,17 @@ class Tier(Books, Protocol):
         ...
 
     def save(self, places: I32, slots: Slots, names: U64, tokens: I64) -> None:
-        """Keep evicted pages, which lie at `places` of the level above; on return these may be written again.
+        """Keep evicted pages, which lie at `places` of the level above; on return later steps may write these again.
 
         `names` and `tokens` are those of the pages, for tiers in which others look for them.
         Pages are kept in the order of the lists; a slot may be listed twice, and then the last page stays.
+        """
+        ...
+
+    def finish_saves(self) -> None:
+        """Return when all that was to be saved is read: then peers may write into the pages, too.
+
+        Whatever a step or a restore writes keeps its order with `save` by itself.
         """
         ...
 

@@ -19,7 +19,6 @@ from diptych.engine.models.matrix import Activate
 from diptych.kernels.gpu.layers import int4_experts, mxfp4_experts
 from diptych.kernels.gpu.layers.fp8_experts import Fp8Experts
 from diptych.kernels.gpu.layers.fp8_matrix import Fp8Matrix, blocks_of, can_keep
-from diptych.kernels.gpu.layers.fp8_rows import quantize_rows
 from diptych.kernels.gpu.layers.int4_experts import Int4Experts, Int4Matrix
 from diptych.kernels.gpu.layers.moe import VECTOR_NBYTES, AlignedExperts, align_experts, combine_experts
 from diptych.kernels.gpu.layers.mxfp4_experts import Mxfp4Experts, Mxfp4Matrix
@@ -100,8 +99,7 @@ def narrowed(weight: Tensor) -> PackedMatrix | None:
     """Quantise an expert's weight to FP8 with a scale a row; None if the grouped product could not read it."""
     if weight.shape[1] % VECTOR_NBYTES:
         return None
-    rows = quantize_rows(weight, 0)
-    return PackedMatrix(Fp8Matrix(rows.codes, rows.scales, 0), FORMATS["fp8"], weight.dtype)
+    return PackedMatrix(Fp8Matrix.made(weight), FORMATS["fp8"], weight.dtype)
 
 
 def grouped(matrices: Sequence[PackedMatrix]) -> GroupedWeights | None:

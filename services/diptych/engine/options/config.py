@@ -76,6 +76,9 @@ class EngineOptions:
         help="weights in memory: auto, as the checkpoint stores them; none, in --dtype; fp8, made so on GPUs",
         group="engine",
     )
+    deterministic: bool = option(
+        False, help="a request's tokens do not depend on what else runs, on GPUs too, which costs time", group="engine"
+    )
     kv_cache_dtype: KvCacheDtype = option("auto", help="of keys and values; auto: as --dtype", group="engine")
     tp: int = option(1, help="processes that share one model's weights and KV (tensor parallel)", group="engine")
     dp: int = option(1, help="schedulers side by side, each with all weights (data parallel)", group="engine")
@@ -140,13 +143,25 @@ class EngineOptions:
         self.scheduling()
         self.loras()
         read_timing(self.sim_timing)
+        self._check_deterministic()
         if self.device == "sim" and self.tp > 1:
             raise ConfigError("--device sim needs --tp 1: ranks are not simulated")
 
+    def _check_deterministic(self) -> None:
+        """Raises `ConfigError` for what adds up in another order when other requests are there."""
+        if not self.deterministic:
+            return
+        if self.tp > 2:
+            raise ConfigError("--deterministic needs --tp 1 or 2: sums over more ranks have no order of their own")
+        if self.quantization == "fp8":
+            raise ConfigError("--deterministic multiplies weights of 16 or 32 bits: leave out --quantization fp8")
+        if self.lora:
+            raise ConfigError(
+                "--deterministic takes no adapters, whose products depend on who else has one: leave out --lora"
+            )
+
     def on(self, device: DeviceKind) -> EngineOptions:
-        """Return what `auto` means on a device. Raises `ConfigError` for what can't be there."""
-        if device == "cuda" and self.host_cache_mib:
-            raise ConfigError("--host-cache-mib needs --device cpu: a GPU's pages are not kept in host memory yet")
+        """Return what `auto` means on a device."""
         dtype: Dtype = DTYPE_ON[device] if self.dtype == "auto" else self.dtype
         kv_cache_mib = self.kv_cache_mib or KV_CACHE_MIB_ON[device]
         return replace(self, device=device, dtype=dtype, kv_cache_mib=kv_cache_mib)
@@ -186,7 +201,7 @@ class EngineOptions:
 
     @property
     def num_lora_slots(self) -> int:
-        return self.max_loras if self.tp == 1 and self.device != "sim" else 0
+        return self.max_loras if self.tp == 1 and self.device != "sim" and not self.deterministic else 0
 
     def loras(self) -> list[tuple[str, Path]]:
         """Return names and folders of the adapters to load at start. Raises `ConfigError`."""

@@ -56,6 +56,7 @@ class Setting:
     layers: tuple[int, ...] = ()  # of the model, those of `config`, where there are several kinds of them
     group: int | None = None  # of pages, where there are several
     index_keys: Tensor | None = None  # [num_pages, num_layers, 1, page_size, 1, index_head_dim], of an indexer's layers
+    fixed_order: bool = False  # sums are to be made in an order that does not depend on the step
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,8 @@ def choose(prefill: str, decode: str, *kinds: Setting) -> Backend:
     """
     setting = kinds[0]
     names = _resolved(prefill, kinds), _resolved(decode, kinds)
+    if setting.fixed_order:
+        _check_fixed_order(set(names), kinds)
     made = {name: _made(name, kinds) for name in dict.fromkeys(names)}
     (of_prompts, _), (of_decodes, recordable) = made[names[0]], made[names[1]]
     attention = PhasedAttention(of_prompts, of_decodes, recordable)
@@ -86,7 +89,8 @@ def choose(prefill: str, decode: str, *kinds: Setting) -> Backend:
         kernels = LowRankKernels(low_rank.pack, low_rank.LowRankTable)
         return Backend(attention, CpuOps(), kernels, CpuSampler(), only_queues=False)
     is_reference = set(names) == {"torch"}
-    ops = (TorchOps if is_reference else _gpu_ops)(setting.dtype, setting.kv.device)
+    new_ops = TorchOps if is_reference else _fixed_order_ops if setting.fixed_order else _gpu_ops
+    ops = new_ops(setting.dtype, setting.kv.device)
     return Backend(attention, ops, TORCH, TorchSampler(), only_queues=not is_reference)
 
 
@@ -100,6 +104,15 @@ def narrowing(backend: Backend, dtype: torch.dtype, device: torch.device) -> Ops
     if not has_fp8(device):
         raise ConfigError("--quantization fp8 needs a GPU that multiplies FP8, such as an L4, L40, H100 or H200")
     return GpuOps(dtype, device, LINEAR)
+
+
+def _check_fixed_order(names: set[str], kinds: Sequence[Setting]) -> None:
+    """Raises `ConfigError` for what has kernels that add up in other orders for other steps."""
+    if names not in ({"cpu"}, {"triton"}):
+        raise ConfigError("--deterministic needs the attention backend 'triton' on GPUs, 'cpu' on CPUs: use 'auto'")
+    for setting in kinds:
+        if names == {"triton"} and (setting.config.num_planes == 1 or setting.index_keys is not None):
+            raise ConfigError("--deterministic is not for models with latents or an indexer on GPUs yet")
 
 
 def _made(name: str, kinds: Sequence[Setting]) -> Made:
@@ -145,6 +158,12 @@ def _gpu_ops(dtype: torch.dtype, device: torch.device) -> Ops:
     return GpuOps(dtype, device)
 
 
+def _fixed_order_ops(dtype: torch.dtype, device: torch.device) -> Ops:
+    from diptych.engine.models.fixed_order_ops import FixedOrderOps
+
+    return FixedOrderOps(dtype, device)
+
+
 def _cpu(setting: Setting) -> Made:
     _check_cpu(setting)
     if setting.index_keys is not None:
@@ -182,9 +201,11 @@ def _triton(setting: Setting) -> Made:
         return _triton_sparse(setting, setting.index_keys)
     from diptych.engine.attention.latent_prompts import LatentPrompts
     from diptych.engine.attention.triton_backend import TritonAttention
+    from diptych.engine.attention.triton_kernels import FixedOrderKernels
 
     prompts = LatentPrompts.of(setting.config, setting.kv.shape[3], setting.dtype, setting.kv.device)
-    attention = TritonAttention(setting.config, setting.kv, setting.sinks, setting.ropes, prompts)
+    kernels = FixedOrderKernels(setting.config, setting.kv) if setting.fixed_order else None
+    attention = TritonAttention(setting.config, setting.kv, setting.sinks, setting.ropes, prompts, kernels)
     return attention, attention
 
 

@@ -61,7 +61,7 @@ def shared_kv(memory: TransportMemory, layout: PoolLayout, device: torch.device)
     from diptych.kernels.gpu.pages.transfer_images import transfer_kernels  # needs Triton
 
     assert device.index is not None, device
-    kernels = transfer_kernels(device.index, layout.layer_nbytes)
+    kernels = transfer_kernels(device.index, layout.page_shape)
     place = Device("cuda", device.index, kernels, lambda: torch.cuda.current_stream(device).cuda_stream)
     pages = memory.allocate_device_pool(layout, place)
     return pages, device_view(pages, device)

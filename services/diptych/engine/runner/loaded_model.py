@@ -45,6 +45,7 @@ class ModelOptions:
     num_threads: int = 1
     max_loras: int = 0
     max_requests: int = 1  # that run at once: each has a state, in models with recurrent layers
+    deterministic: bool = False  # a token's bits do not depend on what else is in its step
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,6 +89,8 @@ def load_model(
     with torch.inference_mode():
         part = ModelPart.of(source, communicator)
         sinks = new_sinks(part.config.attending, kv.device)
+        if options.deterministic and part.config.recurrent is not None and kv.is_cuda:
+            raise ConfigError("--deterministic is not for models with recurrent layers on GPUs yet")
         backend = _choose(part.config.attending, kv, options, sinks)
         ops = part.wrap(narrowing(backend, dtype, kv.device) if options.quantization == "fp8" else backend.ops)
         tensors = expanded(part.tensors) if options.quantization == "none" else part.tensors
@@ -131,6 +134,7 @@ def _choose(config: ModelConfig, kv: Tensor, options: ModelOptions, sinks: Tenso
     else:
         whole = Setting(config, views[0], dtype, options.num_threads, sinks, rope_tables(config, views[0]))
         kinds = _of_regions(whole, views) if config.wide is not None else _of_groups(whole)
+    kinds = [replace(kind, fixed_order=options.deterministic) for kind in kinds]
     return choose(extend, options.decode_attention_backend or extend, *kinds)
 
 

@@ -23,7 +23,15 @@ from diptych.engine.options.pool_size import token_nbytes, whole_layout
 from diptych.engine.runner.gpu.gpu_runner import GpuRunner
 from diptych.engine.runner.gpu.inputs import StepLimits
 from diptych.engine.runner.gpu.measuring import longest_extend, measure, measure_speed
-from diptych.engine.runner.gpu.memory import GIB, KvMemory, check_room_beside, found_on, graphs_nbytes, pool_nbytes
+from diptych.engine.runner.gpu.memory import (
+    GIB,
+    KvMemory,
+    buffer_nbytes,
+    check_room_beside,
+    found_on,
+    graphs_nbytes,
+    pool_nbytes,
+)
 from diptych.engine.runner.gpu.warm_up import log_late_kernels, warm_up
 from diptych.engine.runner.kv_pool import new_kv, region_views
 from diptych.engine.runner.loaded_model import LoadedModel, ModelOptions, load_model
@@ -103,7 +111,9 @@ class ModelLoader:
         memory = measure(self._new_runner(model), limits, options.page_size, self._device)
         self._step_nbytes = memory.step_peak
         graphs = graphs_nbytes(limits, model.config.num_layers, memory.step_peak) if options.cuda_graphs == "on" else 0
-        nbytes = pool_nbytes(memory, options.gpu_memory_share, graphs)
+        token = token_nbytes(model.config, whole_layout(model.config, options.page_size, options.kv_dtype))
+        buffer = buffer_nbytes(options.host_cache_mib * MIB, limits.max_step_tokens * token)
+        nbytes = pool_nbytes(memory, options.gpu_memory_share, graphs, buffer)
         words = "of %.1f GiB of GPU memory weights have %.1f, a step takes %.1f, %.1f are free; the KV pool gets %.1f"
         logger.info(words, *(each / GIB for each in (memory.total, memory.own, memory.step_peak, memory.free, nbytes)))
         return self._agreed(nbytes // MIB)
@@ -171,4 +181,5 @@ class ModelLoader:
             num_threads=options.num_threads,
             max_loras=options.num_lora_slots,
             max_requests=self.chosen.sizes.max_requests,
+            deterministic=options.deterministic,
         )

@@ -38,6 +38,7 @@ class ModelRunner:
         max_requests: int = 1,
         communicator: Communicator | None = None,
         layer_listener: Callable[[], OnLayer | None] = lambda: None,
+        deterministic: bool = False,
     ) -> None:
         """With a `communicator` load one rank's part; `kv` is then the pool of that part.
 
@@ -45,8 +46,9 @@ class ModelRunner:
         each step who is to hear of its layers.
         """
         torch.set_num_threads(num_threads)
+        backends = attention_backend, decode_attention_backend
         options = ModelOptions(
-            dtype, quantization, attention_backend, decode_attention_backend, num_threads, max_loras, max_requests
+            dtype, quantization, *backends, num_threads, max_loras, max_requests, deterministic=deterministic
         )
         self._model = load_model(source, kv, options, communicator)
         self._device = kv.device

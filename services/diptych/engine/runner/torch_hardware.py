@@ -11,12 +11,15 @@ from torch import Tensor
 
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.common.errors import ConfigError
+from diptych.engine.cache.host_pages import HostPages
+from diptych.engine.cache.host_tier import PageCopier
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.pool_size import head_share, pool_layout
 from diptych.engine.options.served_model import as_served
 from diptych.engine.runner.gpu.gpu_runner import GpuRunner
+from diptych.engine.runner.gpu.memory import buffer_nbytes
 from diptych.engine.runner.kv_pool import kv_bytes, new_kv, shared_kv
-from diptych.engine.runner.model_loader import ModelLoader
+from diptych.engine.runner.model_loader import MIB, ModelLoader
 from diptych.engine.runner.model_part import ModelPart
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.schedule.step_sizes import Chosen
@@ -78,8 +81,14 @@ class TorchHardware:
     def load(self, source: ModelSource, layer_listener: Callable[[], OnLayer | None]) -> ModelRunner | GpuRunner:
         return self._loader.load(source, self._kv, layer_listener)
 
-    def pool_bytes(self) -> memoryview:
-        return kv_bytes(self._kv)
+    def host_pages(self, layout: PoolLayout, num_slots: int, rank: int) -> PageCopier:
+        if self._device.type == "cpu":
+            return HostPages(kv_bytes(self._kv), layout.page_nbytes, num_slots)
+        from diptych.engine.runner.gpu.new_host_pages import new_host_pages  # needs Triton
+
+        step_pages = -(-self.chosen.sizes.max_step_tokens // layout.page_size)
+        nbytes = buffer_nbytes(self.options.host_cache_mib * MIB, step_pages * layout.page_nbytes)
+        return new_host_pages(self._kv, num_slots, nbytes // layout.page_nbytes, rank)
 
 
 def open_device(wanted: str, gpu: int) -> torch.device:

@@ -15,12 +15,11 @@ from diptych.checkpoints.source import ModelSource
 from diptych.common.lifecycle import garbage_postponed
 from diptych.common.members.roles import Role
 from diptych.engine.cache.cache_changes import NO_CHANGES, CacheChanges
-from diptych.engine.cache.host_tier import HostTier
+from diptych.engine.cache.host_tier import NO_COPIER, HostTier, PageCopier
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.cache.tier import Tier
 from diptych.engine.options.config import EngineOptions, SchedulerConfig
 from diptych.engine.options.pool_size import num_host_slots
-from diptych.engine.runner.host_pages import HostPages
 from diptych.engine.schedule.step_sizes import Chosen
 from diptych.engine.scheduler.links.links import Links, directions_of, links_of_nobody
 from diptych.engine.scheduler.links.tester import LinkTester
@@ -90,8 +89,8 @@ class Hardware(Protocol):
         """Return a model that runs on the pool. The first is the one that the pool was laid out for. In any thread."""
         ...
 
-    def pool_bytes(self) -> memoryview:
-        """Return the memory of a pool that is the host's."""
+    def host_pages(self, layout: PoolLayout, num_slots: int, rank: int) -> PageCopier:
+        """Allocate host memory for so many pages; return what copies them from the pool and back."""
         ...
 
 
@@ -104,6 +103,7 @@ class SchedulerBase:
     ranks: RankGroup
     layout: PoolLayout
     hardware: Hardware
+    copier: PageCopier  # of all ranks, between the pool and host memory
     chosen: Chosen  # how large steps can be
     links: Links
     transfer: bootstrap_pb2.TransferInfo | None  # how peers reach the KV pool, if there may be some
@@ -160,15 +160,13 @@ class SchedulerBase:
         return listen
 
     def close(self) -> None:
+        self.copier.close()
         self.links.close()
         self.ranks.close()
 
     def _tiers(self, num_host_slots: int) -> tuple[Tier, ...]:
         """Return the tiers of the prefix cache, in the order in which evicted pages go down."""
-        if not num_host_slots:
-            return ()
-        pages = HostPages(self.hardware.pool_bytes(), self.layout.page_nbytes, num_host_slots)
-        return (HostTier(num_host_slots, self.ranks.lead_copier(pages)),)
+        return (HostTier(num_host_slots, self.copier),) if num_host_slots else ()
 
 
 def build_base(config: SchedulerConfig, open_transport: OpenTransport) -> SchedulerBase:
@@ -189,7 +187,14 @@ def build_base(config: SchedulerConfig, open_transport: OpenTransport) -> Schedu
     transport = open_transport(config)
     pool = hardware.allocate(layout, transport)
     links, transfer = _share(config, ranks, transport, pool) if transport and pool else (links_of_nobody(), None)
-    return SchedulerBase(config, source, ranks, layout, hardware, chosen, links, transfer, StepWatch())
+    copier = ranks.lead_copier(open_host_pages(hardware, layout, config.rank))
+    return SchedulerBase(config, source, ranks, layout, hardware, copier, chosen, links, transfer, StepWatch())
+
+
+def open_host_pages(hardware: Hardware, layout: PoolLayout, rank: int) -> PageCopier:
+    """Return what copies a rank's pages to host memory and back. Raises `ConfigError`."""
+    num_slots = num_host_slots(layout, hardware.options)
+    return hardware.host_pages(layout, num_slots, rank) if num_slots else NO_COPIER
 
 
 def _share(

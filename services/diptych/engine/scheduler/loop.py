@@ -21,6 +21,7 @@ import zmq
 from diptych.common.errors import InvalidRequest, NotFound
 from diptych.common.logging import set_level
 from diptych.common.members.roles import WORKER_ROLES
+from diptych.engine.cache.host_tier import NO_COPIER, PageCopier
 from diptych.engine.scheduler import codec
 from diptych.engine.scheduler.adapters import Adapters
 from diptych.engine.scheduler.admin_thread import AdminThread
@@ -30,7 +31,7 @@ from diptych.engine.scheduler.messages import fields_said
 from diptych.engine.scheduler.news import News
 from diptych.engine.scheduler.stepping import Stepping, StepWatch
 from diptych.engine.scheduler.watching import Watching
-from diptych.engine.values.events import AbortRoom, CompileGrammar, Emit, EmitTokens, HandBack, ServeRole
+from diptych.engine.values.events import AbortRoom, CompileGrammar, Emit, EmitTokens, HandBack, PagesRestored, ServeRole
 from diptych.engine.values.scheduler_core import SchedulerCore
 from diptych.generation.output import Failure, FailureCode, Output
 from diptych.v1 import admin_pb2, bootstrap_pb2, engine_pb2, worker_pb2
@@ -49,6 +50,7 @@ class Parts:
     admin: AdminThread
     adapters: Adapters[Any]
     watch: StepWatch  # over the steps that run in the loop's thread
+    copier: PageCopier = NO_COPIER  # of pages from host memory
 
 
 class SchedulerLoop:
@@ -80,6 +82,8 @@ class SchedulerLoop:
         self._poller.register(channel, zmq.POLLIN)
         for part in (parts.links, parts.grammars, parts.admin):
             self._poller.register(part.fileno(), zmq.POLLIN)
+        for descriptor in parts.copier.descriptors():
+            self._poller.register(descriptor, zmq.POLLIN)
         self._handlers: Mapping[str, Callable[[Any, float], None]] = {  # by field, in the order in which they act
             "role": self._serve,
             "peers": self._set_peers,
@@ -131,7 +135,8 @@ class SchedulerLoop:
                 self._handlers[name](value, now_s)
         self._events.admin_answers.extend(self._parts.admin.poll())
         self._links.linking.reconnect(now_s)
-        for event in (*self._links.poll(self._core.suspects()), *self._grammars.poll()):
+        restored = [PagesRestored(number, None) for number in self._parts.copier.restored()]
+        for event in (*self._links.poll(self._core.suspects()), *self._grammars.poll(), *restored):
             self._core.handle(event, now_s)
         self._core.expire(now_s)
         self._perform()

@@ -26,17 +26,15 @@ from diptych.common.logging import setup
 from diptych.common.members.heartbeat import SharedHeartbeat
 from diptych.common.members.terms import FEATURES, Feature, Terms, bits, terms_to_wire
 from diptych.common.net.reachable import transfer_where
-from diptych.engine.cache.host_tier import NO_COPIER
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.lora.registry import LoraRegistry
-from diptych.engine.options.config import EngineOptions, Quantization, SchedulerConfig
-from diptych.engine.options.pool_size import num_host_slots, pool_words
-from diptych.engine.runner.host_pages import HostPages
+from diptych.engine.options.config import EngineOptions, SchedulerConfig
+from diptych.engine.options.pool_size import pool_words
 from diptych.engine.runner.threads import configure_threads
 from diptych.engine.schedule.step_sizes import words
 from diptych.engine.scheduler.adapters import Adapters, open_adapters
 from diptych.engine.scheduler.admin_thread import AdminThread
-from diptych.engine.scheduler.base import ModelOnHardware, OpenTransport, SchedulerBase, build_base
+from diptych.engine.scheduler.base import ModelOnHardware, OpenTransport, SchedulerBase, build_base, open_host_pages
 from diptych.engine.scheduler.grammar_thread import GrammarThread
 from diptych.engine.scheduler.loop import Parts, SchedulerLoop
 from diptych.engine.scheduler.news import News
@@ -66,6 +64,7 @@ LAST_WORDS_MS: Final = 1000  # that what was sent to the frontend may take to le
 
 BuildCore = Callable[[KvCache, Limits, SchedulerConfig, PoolLayout], SchedulerCore]
 FP8: Final = "fp8_e4m3"
+DEFAULTS: Final = EngineOptions()
 
 
 def worker_terms(
@@ -74,7 +73,7 @@ def worker_terms(
     layout: PoolLayout,
     state_dtype: str,
     rules: TransferRules,
-    quantization: Quantization = "auto",
+    engine: EngineOptions = DEFAULTS,
 ) -> Terms:
     """Return the terms on which a worker of this version pairs.
 
@@ -89,7 +88,7 @@ def worker_terms(
     return Terms(
         weights=source.weights_id,
         vocab_size=model.vocab_size,
-        kv_shape=kv_shape(model) + scaled + states + windows + product_terms(model, quantization),
+        kv_shape=kv_shape(model) + scaled + states + windows + product_terms(model, engine),
         kv_backend=kv_backend,
         oldest_protocol=PROTOCOL_VERSION,
         newest_protocol=PROTOCOL_VERSION,
@@ -98,14 +97,16 @@ def worker_terms(
     )
 
 
-def product_terms(model: ModelConfig, quantization: Quantization) -> str:
+def product_terms(model: ModelConfig, engine: EngineOptions) -> str:
     """Say by what products KV is made, where they are no products of the weights with states as they are.
 
     It is what was asked for that counts: a processor that has no such products makes finer ones.
     """
-    if quantization == "fp8":
+    if engine.deterministic:  # the same bits come of the same kernels and shards alone
+        return f", deterministic on {engine.tp} x {engine.device}"
+    if engine.quantization == "fp8":
         return ", made by FP8 products of weights that were quantised at start"
-    return ", made by FP8 products" if model.fp8_weights and quantization == "auto" else ""
+    return ", made by FP8 products" if model.fp8_weights and engine.quantization == "auto" else ""
 
 
 def run_scheduler(argv: list[str], build_core: BuildCore, open_transport: OpenTransport) -> NoReturn:
@@ -154,14 +155,14 @@ def serve_rank(config: SchedulerConfig, transport: Transport | None) -> None:
     communicator = hardware.join(config.endpoint, config.rank)
     layout = hardware.pool_layout(source, config.rank)
     pool = hardware.allocate(layout, transport)
+    copier = open_host_pages(hardware, layout, config.rank)
     if transport is not None:
         worker.answer(rank_pb2.RankAnswer(engine_metadata=transport.metadata()))
     runner = hardware.load(source, lambda: None)
     worker.answer(rank_pb2.RankAnswer(is_loaded=True))
-    num_slots = num_host_slots(layout, hardware.options)
-    copier = HostPages(hardware.pool_bytes(), layout.page_nbytes, num_slots) if num_slots else NO_COPIER
     spare_what_stays()
     worker.run(runner, RankTransfer(transport, pool) if transport and pool else None, copier)
+    copier.close()
     worker.close()
     communicator.close()
 
@@ -185,7 +186,7 @@ def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCor
     grammars.wait_until_open()
     _report_ready(base, channel, core, adapters)
     beat = SharedHeartbeat(base.config.heartbeat_fd).beat
-    parts = Parts(base.links, grammars, admin, adapters, base.watch)
+    parts = Parts(base.links, grammars, admin, adapters, base.watch, base.copier)
     news = News(core, cache, base.links, adapters, stepping.meter, lambda: weights.runner.graph_use)
     loop = SchedulerLoop(core, stepping, channel, parts, news, beat)
     spare_what_stays()
@@ -210,7 +211,7 @@ def host_of(base: SchedulerBase, core: SchedulerCore, cache: KvCache, registry: 
 
 def _terms(base: SchedulerBase, source: ModelSource) -> Terms:
     config, engine = base.config, base.config.engine
-    return worker_terms(source, config.kv_backend, base.layout, engine.dtype, config.transfer, engine.quantization)
+    return worker_terms(source, config.kv_backend, base.layout, engine.dtype, config.transfer, engine)
 
 
 def _report_ready(

@@ -17,6 +17,8 @@ from diptych.checkpoints.quantization.weight import Stored
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.common.arrays import I64, U64
 from diptych.common.errors import ConfigError
+from diptych.engine.cache.host_pages import HostPages
+from diptych.engine.cache.host_tier import PageCopier
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.pool_size import pool_layout, token_nbytes
 from diptych.engine.options.served_model import as_served
@@ -98,8 +100,8 @@ class SimHardware:
         vocabulary = vocabulary_of(source.tokenizer(), source.config.vocab_size)
         return SimRunner(self._pages, vocabulary, self._timing, layer_listener)
 
-    def pool_bytes(self) -> memoryview:
-        return self._memory
+    def host_pages(self, layout: PoolLayout, num_slots: int, rank: int) -> PageCopier:
+        return HostPages(self._memory, layout.page_nbytes, num_slots)
 
 
 class SimRunner:

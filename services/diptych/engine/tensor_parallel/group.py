@@ -8,7 +8,8 @@ all ranks, each copies its own part of a page.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from diptych.engine.cache.host_tier import PageCopier
@@ -84,25 +85,48 @@ RankGroup = SingleRank | LeadRank  # as the composition root of a scheduler need
 
 
 class TensorParallelCopier:
-    """Implements `PageCopier` on rank 0."""
+    """Implements `PageCopier` on rank 0: each rank copies its part, and a restore ends with the slowest."""
 
     def __init__(self, copier: PageCopier, log: RankLog) -> None:
         self._copier = copier
         self._log = log
+        self._has_saved = False  # since the last `finish_saves`
+        self._parts: Counter[int] = Counter()  # by restore on its way: the ranks that have ended it
 
     def save(self, pages: Pages, slots: Slots) -> None:
-        """Return when every rank has saved: peers may write into the pages next."""
         self._log.append(rank_pb2.RankEntry(save=_host_copy(pages, slots)))
         self._copier.save(pages, slots)
-        self._log.answers()
+        self._has_saved = True
 
-    def restore(self, slots: Slots, pages: Pages) -> None:
-        self._log.append(rank_pb2.RankEntry(restore=_host_copy(pages, slots)))
-        self._copier.restore(slots, pages)
+    def finish_saves(self) -> None:
+        """Return when every rank has read: peers may write into the pages next."""
+        if self._has_saved:
+            self._log.append(rank_pb2.RankEntry(finish_saves=True))
+            self._copier.finish_saves()
+            self._log.answers()
+            self._has_saved = False
+
+    def restore(self, number: int, slots: Slots, pages: Pages) -> bool:
+        self._log.append(rank_pb2.RankEntry(restore=_host_copy(pages, slots, number)))
+        return self._copier.restore(number, slots, pages)
+
+    def restored(self) -> Sequence[int]:
+        """Return which restores have ended on every rank."""
+        self._parts.update((*self._copier.restored(), *self._log.restored()))
+        ended = [number for number, num_ranks in self._parts.items() if num_ranks == self._log.size]
+        for number in ended:
+            del self._parts[number]
+        return ended
+
+    def descriptors(self) -> Sequence[int]:
+        return (*self._copier.descriptors(), *self._log.restore_descriptors())
+
+    def close(self) -> None:
+        self._copier.close()
 
 
-def _host_copy(pages: Pages, slots: Slots) -> rank_pb2.HostCopy:
-    return rank_pb2.HostCopy(pages=page_bytes(pages), slots=page_bytes(slots))
+def _host_copy(pages: Pages, slots: Slots, number: int = 0) -> rank_pb2.HostCopy:
+    return rank_pb2.HostCopy(pages=page_bytes(pages), slots=page_bytes(slots), number=number)
 
 
 class TensorParallelPages:

@@ -32,8 +32,9 @@ class RankLog:
         self._channels = [rank_socket(zmq.PAIR) for _ in range(1, size)]
         for rank, channel in enumerate(self._channels, start=1):
             channel.bind(rank_endpoint(endpoint, rank))
-        self._events = rank_socket(zmq.PULL)
+        self._events, self._restores = rank_socket(zmq.PULL), rank_socket(zmq.PULL)
         self._events.bind(events_endpoint(endpoint))
+        self._restores.bind(restores_endpoint(endpoint))
         self._lock = threading.Lock()
 
     def append(self, entry: rank_pb2.RankEntry) -> None:
@@ -52,17 +53,20 @@ class RankLog:
         return [rank_pb2.RankAnswer.FromString(channel.recv()) for channel in self._channels]
 
     def events(self) -> list[rank_pb2.RankEvent]:
-        """Return what the ranks reported since the last call, without waiting."""
-        events = []
-        while True:
-            try:
-                events.append(rank_pb2.RankEvent.FromString(self._events.recv(zmq.NOBLOCK)))
-            except zmq.Again:
-                return events
+        """Return what the ranks reported of transfers since the last call, without waiting."""
+        return _received(self._events)
+
+    def restored(self) -> list[int]:
+        """Return the numbers of the restores that ranks have ended since the last call, once for each rank."""
+        return [event.restored for event in _received(self._restores)]
 
     def descriptors(self) -> Sequence[int]:
         """Return what becomes readable with news; `events` must then be called until it has none."""
         return (int(self._events.getsockopt(zmq.FD)),)
+
+    def restore_descriptors(self) -> Sequence[int]:
+        """The same of `restored`."""
+        return (int(self._restores.getsockopt(zmq.FD)),)
 
     def close(self) -> None:
         """End the log, for the ranks that are still there."""
@@ -71,6 +75,16 @@ class RankLog:
                 channel.send(rank_pb2.RankEntry(shutdown=True).SerializeToString(), zmq.NOBLOCK)
             channel.close(linger=1000)
         self._events.close(linger=0)
+        self._restores.close(linger=0)
+
+
+def _received(socket: zmq.Socket[bytes]) -> list[rank_pb2.RankEvent]:
+    events = []
+    while True:
+        try:
+            events.append(rank_pb2.RankEvent.FromString(socket.recv(zmq.NOBLOCK)))
+        except zmq.Again:
+            return events
 
 
 class NoRanks:
@@ -97,6 +111,10 @@ def rank_endpoint(endpoint: str, rank: int) -> str:
 
 def events_endpoint(endpoint: str) -> str:
     return f"{endpoint}-events"
+
+
+def restores_endpoint(endpoint: str) -> str:
+    return f"{endpoint}-restores"
 
 
 def store_path(endpoint: str) -> Path:

@@ -19,6 +19,7 @@ from diptych.engine.tensor_parallel.rank_log import (
     from_bytes,
     rank_endpoint,
     rank_socket,
+    restores_endpoint,
     step_from_wire,
     write_from_wire,
 )
@@ -48,6 +49,8 @@ class TpModelWorker:
         self._log, self._events = rank_socket(zmq.PAIR), rank_socket(zmq.PUSH)
         self._log.connect(rank_endpoint(endpoint, rank))
         self._events.connect(events_endpoint(endpoint))
+        self._restores = rank_socket(zmq.PUSH)
+        self._restores.connect(restores_endpoint(endpoint))
 
     def answer(self, answer: rank_pb2.RankAnswer) -> None:
         self._log.send(answer.SerializeToString())
@@ -58,9 +61,12 @@ class TpModelWorker:
         poller.register(self._log, zmq.POLLIN)
         if transfer is not None:
             poller.register(transfer.fileno(), zmq.POLLIN)
+        for descriptor in host_pages.descriptors():
+            poller.register(descriptor, zmq.POLLIN)
         while not self.apply_due(runner, transfer, host_pages):
             if transfer is not None:
                 self.report(transfer)
+            self.report_restored(host_pages)
             poller.poll()
 
     def apply_due(self, runner: RankRunner, transfer: RankTransfer | None, host_pages: PageCopier) -> bool:
@@ -77,9 +83,14 @@ class TpModelWorker:
             event.rank = self._rank
             self._events.send(event.SerializeToString())
 
+    def report_restored(self, host_pages: PageCopier) -> None:
+        """Tell rank 0 which restores have ended here."""
+        for number in host_pages.restored():
+            self._restores.send(rank_pb2.RankEvent(rank=self._rank, restored=number).SerializeToString())
+
     def close(self) -> None:
-        self._log.close(linger=0)
-        self._events.close(linger=0)
+        for socket in (self._log, self._events, self._restores):
+            socket.close(linger=0)
 
     def _due(self) -> Iterator[rank_pb2.RankEntry]:
         """Yield what is in the log, without waiting."""
@@ -97,10 +108,12 @@ class TpModelWorker:
                 runner.logits(step_from_wire(entry.step))
             case "save":
                 host_pages.save(*_host_copy(entry.save))
+            case "finish_saves":
+                host_pages.finish_saves()
                 self.answer(rank_pb2.RankAnswer(is_saved=True))
             case "restore":
                 pages, slots = _host_copy(entry.restore)
-                host_pages.restore(slots, pages)
+                host_pages.restore(entry.restore.number, slots, pages)
             case _:
                 assert transfer is not None, "an engine without peers moves no pages"
                 answer = transfer.apply(entry)

@@ -12,9 +12,11 @@ from diptych.engine.runner.gpu.measuring import DeviceMemory, StepSpeed
 from diptych.engine.runner.gpu.memory import (
     GIB,
     GRAPH_NBYTES,
+    MOST_BUFFERED,
     PIECE_NBYTES,
     SPARE_NBYTES,
     KvMemory,
+    buffer_nbytes,
     check_room_beside,
     found_on,
     graphs_nbytes,
@@ -28,6 +30,14 @@ ALONE = DeviceMemory(total=100 * GIB, free=84 * GIB, own=15 * GIB, step_peak=3 *
 def test_the_pool_takes_what_weights_steps_and_graphs_leave_of_the_share() -> None:
     assert pool_nbytes(ALONE, 0.75, 0) == (75 - 15 - 3) * GIB
     assert pool_nbytes(ALONE, 0.75, 2 * GIB) == (75 - 15 - 3 - 2) * GIB
+    assert pool_nbytes(ALONE, 0.75, 2 * GIB, GIB) == (75 - 15 - 3 - 2 - 1) * GIB
+
+
+def test_what_leaves_for_host_memory_takes_what_the_largest_step_writes_but_no_more_than_there_is_to_keep() -> None:
+    assert buffer_nbytes(0, 300) == 0
+    assert buffer_nbytes(200, 300) == 200
+    assert buffer_nbytes(400, 300) == 300
+    assert buffer_nbytes(9 * GIB, 3 * GIB) == MOST_BUFFERED
 
 
 def test_graphs_share_tensors_of_as_many_rows_as_requests_and_pieces_those_of_their_most_tokens() -> None:

@@ -13,6 +13,7 @@ import transformers
 
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.common.arrays import I64
+from diptych.embedded.engine import Generation
 from diptych.engine import Engine, EngineOptions, SamplingParams
 from diptych.engine.values.batch import ForwardBatch, ForwardMode, SamplingBatch
 
@@ -22,6 +23,7 @@ pytestmark = [
     pytest.mark.timeout(600),  # kernels are compiled
     pytest.mark.skipif(not HAS_GPU, reason="needs a GPU"),
 ]
+TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
 SEEDED = SamplingParams(max_tokens=24, temperature=0.8, top_p=0.9, top_k=50, seed=7, ignore_eos=True)
 PENALISED = SamplingParams(max_tokens=24, temperature=0.0, repetition_penalty=1.3, logprobs=2, ignore_eos=True)
@@ -59,11 +61,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
 def tokens(folder: Path, options: EngineOptions) -> Tokens:
     """Batches that grow, shrink, and share steps with prompts."""
     with Engine(str(folder), options) as engine:
-        return [
-            each.token_ids
-            for params in (GREEDY, SEEDED, PENALISED, GREEDY)
-            for each in engine.generate_batch(PROMPTS, params)
-        ]
+        return answered(engine)
+
+
+def answered(engine: Engine) -> Tokens:
+    return [
+        each.token_ids
+        for params in (GREEDY, SEEDED, PENALISED, GREEDY)
+        for each in engine.generate_batch(PROMPTS, params)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -87,10 +93,33 @@ def test_nothing_is_compiled_while_requests_wait(folder: Path, capfd: pytest.Cap
     assert "while serving" not in capfd.readouterr().err
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@TWO_GPUS
 @pytest.mark.parametrize("cuda_graphs", ["off", "on"])
 def test_two_ranks_give_the_tokens_of_one(folder: Path, plain: Tokens, cuda_graphs: Any) -> None:
     assert tokens(folder, replace(OPTIONS, tp=2, cuda_graphs=cuda_graphs)) == plain
+
+
+@pytest.mark.parametrize("tp", [1, pytest.param(2, marks=TWO_GPUS)])
+@pytest.mark.parametrize("cuda_graphs", ["off", "on"])
+def test_pages_that_went_to_host_memory_and_back_give_the_same_tokens(
+    folder: Path, plain: Tokens, tp: int, cuda_graphs: Any
+) -> None:
+    """The pool holds two thirds of the prompts; of those that come again nearly all is cached."""
+    small = replace(OPTIONS, kv_cache_mib=4 // tp, host_cache_mib=32, tp=tp, cuda_graphs=cuda_graphs)
+    with Engine(str(folder), small) as engine:
+        assert answered(engine) == plain
+        answers = engine.generate_batch(PROMPTS, GREEDY)
+    assert [each.token_ids for each in answers] == plain[: len(PROMPTS)]
+    assert sum(each.cached_tokens for each in answers) > 1500
+
+
+@TWO_GPUS
+def test_a_pair_whose_pages_go_to_host_memory_and_back_gives_the_same_tokens(folder: Path, plain: Tokens) -> None:
+    """Pages that decode grants have just been evicted, and prefill sends pages that have just come back."""
+    small = replace(OPTIONS, kv_cache_mib=4, host_cache_mib=32, cuda_graphs="on")
+    with Engine(str(folder), small, prefill=1, decode=1) as engine:
+        for _ in range(2):
+            assert answered(engine) == plain
 
 
 def test_steps_of_the_sizes_that_were_found_give_the_same_tokens(folder: Path, plain: Tokens) -> None:
@@ -184,3 +213,23 @@ def greedy(num_samples: int) -> SamplingBatch:
     zeros = np.zeros(num_samples, np.int64)
     ones = np.ones(num_samples, np.float32)
     return SamplingBatch(ones * 0, ones, zeros, zeros.astype(np.uint64), zeros)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_deterministic_outputs_have_the_same_bits_alone_beside_others_and_continued(folder: Path, dtype: Any) -> None:
+    options = replace(OPTIONS, dtype=dtype, deterministic=True, cuda_graphs="on", max_step_tokens=40)
+    params = replace(SEEDED, logprobs=3)
+    with Engine(str(folder), options) as engine:
+        together = engine.generate_batch(PROMPTS, params)
+        for prompt, beside in zip(PROMPTS[::5], together[::5], strict=True):
+            assert said(engine.generate(prompt, params)) == said(beside)
+            head, tail = beside.token_ids[:10], replace(params, max_tokens=14)
+            assert said(engine.generate([*prompt, *head], tail)) == said(beside)[10:]
+        again = engine.generate_batch(PROMPTS, params)  # from the prefix cache
+        assert list(map(said, again)) == list(map(said, together))
+
+
+def said(generation: Generation) -> list[tuple[int, float]]:
+    """Return each token and its log-probability, to the bit."""
+    assert generation.logprobs is not None
+    return list(zip(generation.token_ids, generation.logprobs.logprobs, strict=True))

@@ -11,6 +11,7 @@ from diptych.kernels.gpu.attention.extend_attention import (
     Tile,
     choose_tile,
     extend_attention,
+    fixed_tile,
     reference_extend_attention,
 )
 
@@ -180,3 +181,29 @@ def test_a_graph_replays_it_on_other_requests() -> None:
         tensor.copy_(second[name])
     graph.replay()
     assert_rows_are_rounded(out, reference_extend_attention(**second, scale=0.1), torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"window": 40}, {"window": 48, "chunked": True}, {"softcap": 20.0}],
+    ids=["all", "window", "chunks", "cap"],
+)
+def test_by_a_fixed_tile_a_token_has_the_same_bits_as_one_of_a_prompt_and_of_an_output(
+    options: Mapping[str, Any], dtype: torch.dtype, device: torch.device
+) -> None:
+    torch.manual_seed(0)
+    whole = step([0, 70], [150, 5], device, heads=(8, 2), dtype=dtype)
+    options = {"scale": 0.125, "tile": fixed_tile(64, dtype), **options}
+    expected, alone = (torch.full(whole["q"].shape, torch.nan, dtype=dtype, device=device) for _ in range(2))
+    extend_attention(**whole, out=expected, max_extend_len=150, **options)
+    for token in (0, 1, 47, 48, 63, 64, 127, 149):
+        one = {
+            "q": whole["q"][token : token + 1],
+            "kv_layer": whole["kv_layer"],
+            "page_table": whole["page_table"][:1],
+            "seq_lens": torch.tensor([token + 1], dtype=torch.int32, device=device),
+            "extend_starts": torch.tensor([0, 1], dtype=torch.int32, device=device),
+        }
+        extend_attention(**one, out=alone[token : token + 1], max_extend_len=1, **options)
+        assert torch.equal(alone[token], expected[token]), token

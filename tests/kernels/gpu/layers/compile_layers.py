@@ -10,6 +10,7 @@ from ahead_of_time import Kernel
 
 from diptych.kernels.gpu.layers import (
     activations,
+    fixed_gemm,
     fp8_experts,
     fp8_gemm,
     fp8_gemv,
@@ -51,6 +52,20 @@ def heads() -> Kernel:
 def activation(name: str, called: str) -> Kernel:
     constants = {"SIZE": FFN, "TILE": activations.TILE_NUMBERS, "ACTIVATION": called, "ALPHA": 1.702, "LIMIT": 7.0}
     return Kernel(name, activations.activate_kernel, pointers("gate_up out"), constants, loads=CELLS, stores=CELLS)
+
+
+def fixed(name: str, num_rows: int) -> Kernel:
+    tile = fixed_gemm.choose_tile(num_rows, torch.bfloat16)
+    return Kernel(
+        f"fixed GEMM, {name}",
+        fixed_gemm.fixed_gemm_kernel,
+        pointers("x weight out", m="i32", n="i32"),
+        tile.weight.constants(tile.block_m, HIDDEN) | {"GROUP": fixed_gemm.BLOCKS_A_GROUP},
+        frozenset({"m"}),
+        num_warps=tile.weight.num_warps,
+        num_stages=tile.weight.num_stages,
+        loads=COPIES,
+    )
 
 
 def skinny(name: str, n: int, k: int) -> Kernel:
@@ -189,8 +204,8 @@ def fp8() -> Iterator[Kernel]:
     constants = {"COMPILED": True} | fp8_rows.row_constants(FFN)
     yield Kernel("FP8, rows", fp8_rows.quantize_rows_kernel, types, constants, num_warps=8, loads=CELLS)
     constants = {"K": FFN, "GROUPS": fp8_rows.TILE // GROUP, "GROUP": GROUP, "COMPILED": True}
-    types |= {"m": "i32"}
-    yield Kernel("FP8, groups", fp8_rows.quantize_groups_kernel, types, constants, frozenset({"m"}), loads=CELLS)
+    of_m, kernel = {"m": "i32"}, fp8_rows.quantize_groups_kernel
+    yield Kernel("FP8, groups", kernel, types | of_m, constants, frozenset(of_m), loads=CELLS)
     for group in (0, GROUP):
         yield fp8_row(group)
         yield fp8_gates(group)
@@ -294,6 +309,8 @@ def kernels() -> Iterator[Kernel]:
     yield activation("SiLU", "silu")
     yield activation("GELU", "gelu_tanh")
     yield activation("clamped SwiGLU", "clamped_swiglu")
+    yield fixed("few rows", 1)
+    yield fixed("many rows", 4096)
     yield skinny("of 2048 rows", 2048, HIDDEN)
     yield skinny("of 4096 rows", HIDDEN, FFN)
     yield skinny("of 8192 rows", 8192, 8192)

@@ -15,14 +15,12 @@ from diptych.kernels.gpu.layers.int4_experts import (
     TO_FLOAT16,
     Int4Experts,
     Int4Matrix,
-    choose_block,
     group_of,
     grouped_int4,
-    reference_grouped_int4,
     tile_of,
     unpack,
 )
-from diptych.kernels.gpu.layers.moe import align_experts
+from diptych.kernels.gpu.layers.moe import align_experts, reference_grouped_quantized
 from diptych.kernels.quantized import QuantizedArray, int4_nbytes
 
 TOLERANCES = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}  # of what is rounded once
@@ -167,17 +165,11 @@ def test_each_assignment_is_multiplied_by_its_expert(
         x = torch.randn(num_rows, k, device=device).to(dtype)
         out = torch.full((chosen.numel(), n), torch.nan, dtype=dtype, device=device)
         grouped_int4(x, weights, aligned, out, added)
-        expected = reference_grouped_int4(x, arrays, chosen)
+        expected = reference_grouped_quantized(x, arrays, chosen)
         if added is not None:
             expected += added[chosen.flatten()].double()
         bound = TOLERANCES[dtype]
         torch.testing.assert_close(out.double(), expected, rtol=bound, atol=bound * k**0.5 + 2**-21 * k)
-
-
-def test_blocks_have_room_for_twice_what_an_expert_gets_unless_it_is_much() -> None:
-    sizes = {average: choose_block(128 * average, 128) for average in (4, 16, 32, 64, 65, 128, 1 << 12)}
-    assert sizes == {4: 8, 16: 32, 32: 64, 64: 64, 65: 128, 128: 128, 1 << 12: 128}
-    assert choose_block(1, 128) == INT4_BLOCKS[0]
 
 
 @pytest.mark.parametrize("num_rows", [most + more for most, _ in TILES_OF_FEW for more in (0, 1)])

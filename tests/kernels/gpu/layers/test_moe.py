@@ -14,6 +14,7 @@ from diptych.kernels.gpu.layers.moe import (
     grouped_gemm,
     reference_combine,
     reference_grouped_gemm,
+    roomy_block,
 )
 
 TOLERANCES = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}  # of what is rounded once
@@ -136,3 +137,14 @@ def test_the_order_in_which_experts_were_chosen_changes_no_bit(device: torch.dev
 
 def test_blocks_grow_with_what_an_expert_has_to_do() -> None:
     assert [choose_block(count, 8) for count in (1, 128, 200, 512, 100_000)] == [16, 16, 32, 64, 128]
+
+
+@pytest.mark.parametrize(("average", "block"), [(4, 8), (8, 16), (16, 32), (32, 64), (64, 64), (65, 128), (128, 128)])
+def test_blocks_have_room_for_twice_what_an_expert_gets_unless_it_is_much(average: int, block: int) -> None:
+    assert roomy_block(128 * average, 128, 8) == block
+    assert roomy_block(128 * average + 127, 128, 8) == block
+
+
+def test_roomy_blocks_have_a_smallest_and_a_largest_size() -> None:
+    assert [roomy_block(1, 128, smallest) for smallest in (8, 16)] == [8, 16]
+    assert roomy_block(1 << 20, 128, 8) == BLOCKS[-1]

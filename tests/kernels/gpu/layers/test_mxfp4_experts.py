@@ -17,7 +17,7 @@ from diptych.checkpoints.quantization.weight import QuantizedWeight
 from diptych.engine.models.gpu_experts import PackedMatrix
 from diptych.engine.models.gpu_ops import GpuMatrix, GpuOps
 from diptych.engine.models.ops import Ops, TorchOps, activate_of
-from diptych.kernels.gpu.layers.moe import BLOCKS, ExpertWeights, align_experts
+from diptych.kernels.gpu.layers.moe import BLOCKS, ExpertWeights, align_experts, reference_grouped_quantized
 from diptych.kernels.gpu.layers.mxfp4_experts import (
     BIAS,
     MXFP4_BLOCKS,
@@ -28,9 +28,7 @@ from diptych.kernels.gpu.layers.mxfp4_experts import (
     Mxfp4Experts,
     Mxfp4Matrix,
     can_keep,
-    choose_block,
     grouped_mxfp4,
-    reference_grouped_mxfp4,
     tile_of,
     unpack,
 )
@@ -168,22 +166,11 @@ def test_each_assignment_is_multiplied_by_its_expert(
         x = torch.randn(num_rows, k, device=device).to(dtype)
         out = torch.full((chosen.numel(), n), torch.nan, dtype=dtype, device=device)
         grouped_mxfp4(x, weights, aligned, out, added)
-        expected = reference_grouped_mxfp4(x, arrays, chosen)
+        expected = reference_grouped_quantized(x, arrays, chosen)
         if added is not None:
             expected += added[chosen.flatten()].double()
         bound = TOLERANCES[dtype]
         torch.testing.assert_close(out.double(), expected, rtol=bound, atol=bound * k**0.5 + 2**-21 * k)
-
-
-@pytest.mark.parametrize(("average", "block"), [(4, 8), (8, 16), (16, 32), (32, 64), (64, 64), (65, 128), (128, 128)])
-def test_blocks_have_room_for_twice_what_an_expert_gets_unless_it_is_much(average: int, block: int) -> None:
-    assert choose_block(128 * average, 128) == block
-    assert choose_block(128 * average + 127, 128) == block
-
-
-def test_blocks_have_a_smallest_and_a_largest_size() -> None:
-    assert choose_block(1, 128) == MXFP4_BLOCKS[0]
-    assert choose_block(1 << 20, 128) == MXFP4_BLOCKS[-1]
 
 
 @pytest.mark.parametrize("num_rows", [most + more for most, _ in TILES_OF_FEW for more in (0, 1)])

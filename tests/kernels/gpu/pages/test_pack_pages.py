@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from diptych.kernels import page_pack
-from diptych.kernels.gpu.pages.pack_pages import pack_pages
+from diptych.kernels.gpu.pages.pack_pages import pack_constants, pack_pages
 from diptych.kernels.page_pack import CELLS, PagePack
 
 NUM_PAGES = 7
@@ -32,22 +32,24 @@ def random_pool(pack: PagePack) -> Any:
     return np.random.default_rng(0).integers(0, 256, nbytes, dtype=np.uint8).reshape(NUM_PAGES, -1)
 
 
-def packed(pack: PagePack, pool: Any, pages: list[int], first_tokens: list[int], device: torch.device) -> Any:
-    """Images packed by the kernel, into pages in another order and as large as images are; others stay as they are."""
-    order = list(reversed(range(1, len(first_tokens) + 1)))
-    out = torch.full((len(first_tokens) + 2, pack.image_nbytes), 77, dtype=torch.uint8, device=device)
+def packed(
+    pack: PagePack,
+    pool: Any,
+    pages: list[int],
+    first_tokens: list[int],
+    device: torch.device,
+    rows: tuple[int, int] | None = None,
+) -> Any:
+    """Images packed by the kernel, one behind the other; what is before and behind them stays as it is."""
+    _, num_rows = rows or (0, pack.num_rows)
+    nbytes = len(first_tokens) * num_rows * pack.row_nbytes
+    out = torch.full((nbytes + 256,), 77, dtype=torch.uint8, device=device)
     source = torch.from_numpy(pool).to(device)
-    pack_pages(
-        pack,
-        source.data_ptr(),
-        out.data_ptr(),
-        torch.tensor(pages, device=device),
-        torch.tensor(first_tokens, device=device),
-        torch.tensor(order, device=device),
-        pack.image_nbytes,
-    )
-    assert (out[[0, -1]] == 77).all()
-    return out[order].cpu().numpy()
+    some, firsts = (torch.tensor(numbers, device=device) for numbers in (pages, first_tokens))
+    pack_pages(pack, source.data_ptr(), out.data_ptr() + 128, some, firsts, rows=rows, num_programs=3)
+    assert (out[:128] == 77).all()
+    assert (out[nbytes + 128 :] == 77).all()
+    return out[128 : nbytes + 128].view(len(first_tokens), -1).cpu().numpy()
 
 
 def assert_equal_but_for_nans(found: Any, expected: Any, dtype: str) -> None:
@@ -63,7 +65,7 @@ def assert_equal_but_for_nans(found: Any, expected: Any, dtype: str) -> None:
         pytest.param({"dst_page_size": 16}, id="larger pages"),
         pytest.param({"dst_page_size": 2, "first_head": 2, "num_heads": 2}, id="smaller pages, half of the heads"),
         pytest.param({"dst_page_size": 3, "first_head": 1, "num_heads": 1}, id="pages that are no multiple, one head"),
-        pytest.param({"head_dim": 20, "num_heads": 3, "num_layers": 1}, id="odd sizes"),
+        pytest.param({"head_dim": 48, "num_heads": 3, "num_layers": 1}, id="odd sizes"),
         pytest.param({"num_planes": 1, "src_offset": 64, "src_page_nbytes": 4096}, id="one region of a page"),
     ],
 )
@@ -73,6 +75,21 @@ def test_images_are_those_of_the_reference(changed: dict[str, int], dtype: str, 
     pool, pages, first_tokens = random_pool(pack), [6, 0, 3, 2], [0, 9, 5, 15, 16]
     expected = np.stack([page_pack.pack_page(pack, pool, np.array(pages), first) for first in first_tokens])
     np.testing.assert_array_equal(packed(pack, pool, pages, first_tokens, device), expected)
+
+
+@pytest.mark.parametrize("rows", [(0, 5), (7, 11), (23, 1)])
+def test_some_rows_of_images_are_packed(rows: tuple[int, int], device: torch.device) -> None:
+    pack = replace(PACK, dst_dtype="float32", dst_page_size=8, num_layers=2)
+    pool, pages, first_tokens = random_pool(pack), [6, 0, 3, 2], [0, 9]
+    images = [page_pack.pack_page(pack, pool, np.array(pages), first) for first in first_tokens]
+    first, end = rows[0] * pack.row_nbytes, sum(rows) * pack.row_nbytes
+    found = packed(pack, pool, pages, first_tokens, device, rows)
+    assert_equal_but_for_nans(found, np.stack(images)[:, first:end].copy(), "float32")
+
+
+def test_head_sizes_that_would_make_narrow_loads_are_refused() -> None:
+    with pytest.raises(ValueError, match="heads of 40 numbers are not packed on GPUs: multiples of 16 are"):
+        pack_constants("bfloat16", "bfloat16", 40)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's NumPy speaks of infinities and NaNs
@@ -100,8 +117,7 @@ def test_parts_of_a_page_lie_one_after_the_other(device: torch.device) -> None:
     page, zero = torch.tensor([5], device=device), torch.tensor([0], device=device)
     for first_head in (0, 2):
         part = replace(PACK, first_head=first_head, num_heads=2)
-        at = landed.data_ptr() + first_head // 2 * part.image_nbytes
-        pack_pages(part, source.data_ptr(), at, page, zero, zero, landed.shape[1])
+        pack_pages(part, source.data_ptr(), landed.data_ptr() + first_head // 2 * part.image_nbytes, page, zero)
     whole = landed[0].cpu().numpy()
     page_pack.unpack_page(whole, [2, 2], num_rows=3 * 2 * 4, head_nbytes=32)
     np.testing.assert_array_equal(whole, pool[5])

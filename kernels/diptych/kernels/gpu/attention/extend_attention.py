@@ -59,6 +59,15 @@ def choose_tile(num_rows: int, max_rows: int, num_kv_heads: int, head_dim: int, 
     return Tile(rows=128, keys=64 if head_dim <= 128 else 32, num_warps=8, num_stages=3)
 
 
+def fixed_tile(head_dim: int, dtype: torch.dtype) -> Tile:
+    """Return the tile of every step where a token's bits are not to depend on the others."""
+    if head_dim > WIDE_DIM:
+        return _wide_tile(64, dtype)
+    if dtype == torch.float32:
+        return Tile(rows=32, keys=32, num_warps=4, num_stages=2)
+    return Tile(rows=64, keys=64 if head_dim <= 128 else 32, num_warps=4, num_stages=3)
+
+
 def _wide_tile(max_rows: int, dtype: torch.dtype) -> Tile:
     """Return the fastest of nine (float32: of three) at 512 dimensions, on an H200; others spill, or do not fit."""
     if dtype == torch.float32:

@@ -105,7 +105,8 @@ def grouped_fp8(
         assert bias.is_contiguous(), bias.stride()
     max_blocks, tile = len(aligned.experts), tile or TILES[aligned.block]
     with torch.cuda.device_of(out):
-        grouped_fp8_kernel[(max_blocks * cdiv(n, tile.block_n),)](
+        kernel = wide_fp8_kernel if tile.block_n > GROUP else grouped_fp8_kernel
+        kernel[(max_blocks * cdiv(n, tile.block_n),)](
             pointer(x.codes),
             x.scales,
             weights.codes,
@@ -219,6 +220,97 @@ def grouped_fp8_kernel(
         total += tl.load(bias + expert.to(tl.int64) * n + row).to(tl.float32)[None, :]
     place = out + assignment.to(tl.int64)[:, None] * n + number[None, :]
     tl.store(place, total.to(out.dtype.element_ty), mask=there & (number < n)[None, :])
+
+
+@triton.jit(do_not_specialize=["num_assignments", "num_rows", "max_blocks"])
+def wide_fp8_kernel(
+    x,
+    x_scales,  # [columns / BLOCK_K if BLOCKED else 1, num_rows]
+    codes,
+    scales,
+    assignments,
+    experts,
+    bias,  # [num_experts, n] if BIASED
+    out,
+    num_assignments,
+    num_rows,
+    max_blocks,
+    n,
+    REPEATS: tl.constexpr,
+    K: tl.constexpr,
+    STEPS: tl.constexpr,
+    EVEN: tl.constexpr,  # whether the last of them is full
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+    ALIGNMENT: tl.constexpr,  # bytes, of the weights' addresses
+    BIASED: tl.constexpr,
+    BLOCKED: tl.constexpr,  # whether a step has scales of its own
+    ROWS_A_SCALE: tl.constexpr,
+    PITCH: tl.constexpr,  # scales
+    TOKENS_FIRST: tl.constexpr,
+    FAST: tl.constexpr,
+    COMPILED: tl.constexpr,
+):
+    """Tokens meet twice as many rows as their sums have room for, in two turns: they are read once for both."""
+    expert, block, number = place_of_program(experts, max_blocks, n, BLOCK_N, GROUP)
+    if expert < 0:
+        return
+    HALF: tl.constexpr = BLOCK_N // 2
+    assignment = tl.load(assignments + block * BLOCK_M + tl.arange(0, BLOCK_M))
+    is_there, column = assignment < num_assignments, tl.arange(0, BLOCK_K)
+    token, there = (assignment // REPEATS).to(tl.int64), is_there[:, None]
+    of_x = x + token[:, None] * K + column[None, :]
+    weight = tl.multiple_of(tl.load(codes + expert).to(tl.pointer_type(x.dtype.element_ty)), ALIGNMENT)
+    first_scale, of_x_scales = tl.load(scales + expert).to(tl.pointer_type(tl.float32)), x_scales + token
+    number = tl.min(number, axis=0) + tl.arange(0, HALF)
+    row, other_row = tl.minimum(number, n - 1), tl.minimum(number + HALF, n - 1)
+    of_codes = weight + row.to(tl.int64)[:, None] * K + column[None, :]
+    of_others = weight + other_row.to(tl.int64)[:, None] * K + column[None, :]
+    if ROWS_A_SCALE % HALF == 0:  # one for all rows of a half
+        of_scales = first_scale + tl.min(row, axis=0) // ROWS_A_SCALE * PITCH
+        of_other_scales = first_scale + tl.min(other_row, axis=0) // ROWS_A_SCALE * PITCH
+    else:
+        of_scales = first_scale + row // ROWS_A_SCALE * PITCH
+        of_other_scales = first_scale + other_row // ROWS_A_SCALE * PITCH
+    if BLOCKED:
+        x_scale = tl.load(of_x_scales, mask=is_there, other=0.0)
+        scale, other_scale = tl.load(of_scales), tl.load(of_other_scales)
+    total, others = tl.zeros((BLOCK_M, HALF), tl.float32), tl.zeros((BLOCK_M, HALF), tl.float32)
+    for step in range(STEPS):
+        if EVEN:
+            rows = tl.load(of_x, mask=there, other=0.0)
+            weights, more = tl.load(of_codes), tl.load(of_others)
+        else:
+            inside = (column + step * BLOCK_K < K)[None, :]
+            rows = tl.load(of_x, mask=there & inside, other=0.0)
+            weights, more = tl.load(of_codes, mask=inside, other=0.0), tl.load(of_others, mask=inside, other=0.0)
+        if BLOCKED:
+            total += dot(rows, weights, tl.zeros_like(total), True, COMPILED) * by_tile(x_scale, scale, True)
+            others += dot(rows, more, tl.zeros_like(total), True, COMPILED) * by_tile(x_scale, other_scale, True)
+            following = tl.minimum(step + 1, STEPS - 1)  # is loaded while this one is multiplied
+            x_scale = tl.load(of_x_scales + following * num_rows, mask=is_there, other=0.0)
+            scale, other_scale = tl.load(of_scales + following), tl.load(of_other_scales + following)
+        elif FAST:
+            total = dot(rows, weights, total, True, COMPILED)
+            others = dot(rows, more, others, True, COMPILED)
+        else:
+            total += dot(rows, weights, tl.zeros_like(total), True, COMPILED)
+            others += dot(rows, more, tl.zeros_like(total), True, COMPILED)
+        of_x += BLOCK_K
+        of_codes += BLOCK_K
+        of_others += BLOCK_K
+    if not BLOCKED:
+        x_scale = tl.load(of_x_scales, mask=is_there, other=0.0)
+        total *= by_tile(x_scale, tl.load(of_scales), True)
+        others *= by_tile(x_scale, tl.load(of_other_scales), True)
+    if BIASED:
+        total += tl.load(bias + expert.to(tl.int64) * n + row).to(tl.float32)[None, :]
+        others += tl.load(bias + expert.to(tl.int64) * n + other_row).to(tl.float32)[None, :]
+    place = out + assignment.to(tl.int64)[:, None] * n + number[None, :]
+    tl.store(place, total.to(out.dtype.element_ty), mask=there & (number < n)[None, :])
+    tl.store(place + HALF, others.to(out.dtype.element_ty), mask=there & (number + HALF < n)[None, :])
 
 
 @triton.jit

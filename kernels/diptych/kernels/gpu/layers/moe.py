@@ -18,6 +18,7 @@ from torch import Tensor
 
 from diptych.kernels.gpu.grid import cdiv, power_of_two
 from diptych.kernels.gpu.layers.dot_rows import Tile, dot_rows
+from diptych.kernels.quantized import QuantizedArray
 
 TILE_ASSIGNMENTS: Final = 1024
 MIN_COUNTED: Final = 128  # assignments
@@ -79,6 +80,7 @@ class ExpertWeights:
 
 
 BLOCKS: Final = (16, 32, 64, 128)  # rows that are multiplied at once
+ROOMY: Final = 64  # the largest block that may have room for twice what an expert gets
 NARROW_TILES: Final = dict(
     zip(BLOCKS, (*[Tile(64, 128, 4, 4)] * 2, Tile(128, 64, 4, 4), Tile(128, 64, 4, 8)), strict=True)
 )
@@ -89,6 +91,15 @@ def choose_block(num_assignments: int, num_experts: int) -> int:
     """Return how many rows `grouped_gemm` should multiply at once: what an expert has on average, within its tiles."""
     average = power_of_two(max(1, num_assignments // num_experts))
     return int(min(BLOCKS[-1], max(BLOCKS[0], average)))
+
+
+def roomy_block(num_assignments: int, num_experts: int, smallest: int) -> int:
+    """Return the same for weights of which a second block of an expert unpacks its part, or reads it, once more.
+
+    There is room for twice what an expert has on average, unless that is much.
+    """
+    average = power_of_two(max(1, num_assignments // num_experts))
+    return int(min(BLOCKS[-1], max(smallest, average, min(ROOMY, 2 * average))))
 
 
 def tile_of(block: int, nbytes: int) -> Tile:
@@ -190,6 +201,14 @@ def reference_grouped_gemm(x: Tensor, weights: ExpertWeights, chosen: Tensor) ->
     rows = x.double().repeat_interleave(chosen.numel() // len(x), dim=0)
     products = [weights.tensors[expert].double() @ row for row, expert in zip(rows, chosen.flatten(), strict=True)]
     return torch.stack(products)
+
+
+def reference_grouped_quantized(x: Tensor, arrays: Sequence[QuantizedArray], chosen: Tensor) -> Tensor:
+    """Return what products with experts in few bits should be, of states as they are and without a bias, in float64."""
+    rows, numbers = x.double().repeat_interleave(chosen.numel() // len(x), dim=0), chosen.flatten().tolist()
+    used = {id(arrays[number]): arrays[number] for number in numbers}  # of experts that are alike, one is expanded
+    weights = {key: torch.from_numpy(array.dequantize()).to(x.device).double() for key, array in used.items()}
+    return torch.stack([weights[id(arrays[number])] @ row for row, number in zip(rows, numbers, strict=True)])
 
 
 def reference_combine(results: Tensor, shares: Tensor) -> Tensor:

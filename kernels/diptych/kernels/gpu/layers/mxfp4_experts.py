@@ -24,9 +24,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diptych.kernels.gpu.grid import cdiv, power_of_two
+from diptych.kernels.gpu.grid import cdiv
 from diptych.kernels.gpu.layers.dot_rows import Tile
-from diptych.kernels.gpu.layers.moe import BLOCKS, BLOCKS_A_GROUP, VECTOR_NBYTES, AlignedExperts, place_of_program
+from diptych.kernels.gpu.layers.moe import (
+    BLOCKS,
+    BLOCKS_A_GROUP,
+    VECTOR_NBYTES,
+    AlignedExperts,
+    place_of_program,
+    roomy_block,
+)
 from diptych.kernels.quantized import MXFP4_GROUP as GROUP
 from diptych.kernels.quantized import STRIP, QuantizedArray
 
@@ -38,7 +45,6 @@ SMALLEST: Final = 0x400000  # 2^-127, the scale with exponent 0
 
 MXFP4_BLOCKS: Final = (8, *BLOCKS)  # tokens, which are the columns of a tile
 TILES: Final = dict.fromkeys(MXFP4_BLOCKS, Tile(128, STRIP, 3, 4)) | dict.fromkeys((16, 32), Tile(128, STRIP, 4, 4))
-ROOMY: Final = 64  # the largest block that may have room for twice what an expert gets
 TILES_OF_FEW: Final = (  # of the fewest tokens, and how many rows of weights they read at most: warps are short of work
     (32_000, Tile(64, STRIP, 5, 4)),
     (64_000, Tile(64, STRIP, 4, 2)),
@@ -145,8 +151,8 @@ class Mxfp4Experts:
         return len(self.matrices)
 
     def block(self, num_assignments: int) -> int:
-        """See `choose_block`."""
-        return choose_block(num_assignments, self.num_experts)
+        """See `roomy_block`."""
+        return roomy_block(num_assignments, self.num_experts, MXFP4_BLOCKS[0])
 
     def multiply(
         self, x: Tensor, aligned: AlignedExperts, chosen: Tensor, out: Tensor, bias: Tensor | None = None
@@ -215,15 +221,6 @@ def unpack(matrix: Mxfp4Matrix) -> Tensor:
     return full[:, : matrix.k].contiguous()
 
 
-def choose_block(num_assignments: int, num_experts: int) -> int:
-    """Return how many rows `grouped_mxfp4` should multiply at once.
-
-    A second block of an expert unpacks its weight again: there is room for twice what an expert has on average.
-    """
-    average = power_of_two(max(1, num_assignments // num_experts))
-    return int(min(MXFP4_BLOCKS[-1], max(MXFP4_BLOCKS[0], average, min(ROOMY, 2 * average))))
-
-
 def tile_of(block: int, dtype: torch.dtype, num_rows: int) -> Tile:
     """Return the tile for blocks of so many tokens that read so many rows of weights in all."""
     if dtype.itemsize > 2:
@@ -282,14 +279,6 @@ def constants(tile: Tile, block: int, k: int, repeats: int, *, has_bias: bool) -
     assert tile.block_k == STRIP, tile
     fixed = {"REPEATS": repeats, "GROUP": BLOCKS_A_GROUP, "ALIGNMENT": VECTOR_NBYTES, "BIASED": has_bias}
     return tile.constants(block, k) | fixed
-
-
-def reference_grouped_mxfp4(x: Tensor, arrays: Sequence[QuantizedArray], chosen: Tensor) -> Tensor:
-    """Return what `grouped_mxfp4` writes without a bias, in float64."""
-    rows, numbers = x.double().repeat_interleave(chosen.numel() // len(x), dim=0), chosen.flatten().tolist()
-    used = {id(arrays[number]): arrays[number] for number in numbers}  # of experts that are alike, one is expanded
-    weights = {key: torch.from_numpy(array.dequantize()).to(x.device).double() for key, array in used.items()}
-    return torch.stack([weights[id(arrays[number])] @ row for row, number in zip(rows, numbers, strict=True)])
 
 
 @triton.jit(do_not_specialize=["num_assignments", "max_blocks"])

@@ -1,11 +1,13 @@
 """`page_pack.pack_page` on a GPU, for many target pages at once: the images of pages for a pool with another layout.
 
-Images may be staged on the source's GPU, or go straight into the peer's mapped pool: then packing is the move, too.
+Images are packed one behind the other into memory of the source's GPU, from where they travel as pages do. Rule: shapes
+are arguments, so that one kernel, compiled before any peer is known, serves peers of every layout; of the types only
+the two are known to the compiler, and that heads are whole chunks.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import torch
 import triton
@@ -16,7 +18,9 @@ from diptych.kernels.gpu.casts import narrow, widen
 from diptych.kernels.page_pack import PagePack
 
 TILE_CELLS: Final = 4096
-VECTOR_NBYTES: Final = 16
+MAX_CHUNK_CELLS: Final = 128
+CHUNK_STEP: Final = 16  # cells: what head sizes are multiples of, so that every load and store is as wide as can be
+NUM_WARPS: Final = 4
 DTYPE_NBYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8_e4m3": 1}
 CELL_BITS: Final = {nbytes: tl.constexpr(dtype) for nbytes, dtype in ((1, tl.int8), (2, tl.int16), (4, tl.int32))}
 
@@ -27,51 +31,52 @@ def pack_pages(
     dst: int,
     src_pages: Tensor,
     first_tokens: Tensor,
-    dst_pages: Tensor,
-    dst_page_nbytes: int,
+    *,
+    rows: tuple[int, int] | None = None,
+    num_programs: int = 64,
 ) -> None:
-    """Make an image for each of `dst_pages` of the pool at address `dst`, out of `src_pages` of the pool at `src`.
+    """Pack an image for each of `first_tokens`, one behind the other from address `dst` on.
 
-    The image of `dst_pages[i]` begins at byte `dst + dst_pages[i] * dst_page_nbytes`, so a part that lands further
-    inside of a page has its offset in `dst`. Its first token is number `first_tokens[i]` of those in `src_pages`; where
-    they have no more, it is zero. All three are int64 on the source's GPU. Runs on that GPU's current stream.
+    The first token of image i is number `first_tokens[i]` of those in `src_pages`, of the pool at address `src`; where
+    they have no more, it is zero. Both are int64 on the pool's GPU. `rows`: the first row of each image that is packed,
+    and how many; None for all. Runs on that GPU's current stream. Raises `ValueError` for head sizes that are no
+    multiples of `CHUNK_STEP`.
     """
-    for array in (src_pages, first_tokens, dst_pages):
+    for array in (src_pages, first_tokens):
         assert array.dtype == torch.int64, array.dtype
         assert array.is_contiguous(), array.stride()
-    assert first_tokens.shape == dst_pages.shape, (first_tokens.shape, dst_pages.shape)
-    src_nbytes, dst_nbytes = DTYPE_NBYTES[pack.src_dtype], DTYPE_NBYTES[pack.dst_dtype]
-    src += pack.src_offset
-    assert src % src_nbytes == pack.src_stride % src_nbytes == 0, (src, pack.src_stride)
-    assert dst % dst_nbytes == dst_page_nbytes % dst_nbytes == 0, (dst, dst_page_nbytes)
-    cells = pack.num_heads * pack.head_dim
-    columns = triton.next_power_of_2(cells)
-    rows = min(triton.next_power_of_2(pack.dst_page_size), max(1, TILE_CELLS // columns))
-    grid = (len(dst_pages), pack.num_layers * pack.num_planes, triton.cdiv(pack.dst_page_size, rows))
+    src_nbytes = DTYPE_NBYTES[pack.src_dtype]
+    constants = pack_constants(pack.src_dtype, pack.dst_dtype, pack.head_dim)
+    first_row, num_rows = rows or (0, pack.num_rows)
     with torch.cuda.device_of(src_pages):
-        pack_pages_kernel[grid](
-            src,
+        pack_pages_kernel[(num_programs,)](
+            src + pack.src_offset,
             dst,
             src_pages,
             first_tokens,
-            dst_pages,
+            len(first_tokens),
             len(src_pages),
             pack.src_stride // src_nbytes,
-            dst_page_nbytes // dst_nbytes,
-            SRC_PAGE_SIZE=pack.src_page_size,
-            DST_PAGE_SIZE=pack.dst_page_size,
-            SRC_CELLS=pack.src_num_heads * pack.head_dim,
-            FIRST_CELL=pack.first_head * pack.head_dim,
-            CELLS=cells,
-            SRC_DTYPE=pack.src_dtype,
-            DST_DTYPE=pack.dst_dtype,
-            SRC_BITS=CELL_BITS[src_nbytes],
-            DST_BITS=CELL_BITS[dst_nbytes],
-            SRC_ALIGNMENT=src_nbytes if src % VECTOR_NBYTES else VECTOR_NBYTES,
-            DST_ALIGNMENT=dst_nbytes if dst % VECTOR_NBYTES else VECTOR_NBYTES,
-            ROWS=rows,
-            COLUMNS=columns,
+            pack.src_page_size,
+            pack.src_num_heads * pack.head_dim,
+            pack.first_head * pack.head_dim,
+            pack.dst_page_size,
+            pack.num_heads * pack.head_dim // constants["CHUNK"],
+            first_row,
+            num_rows,
+            **constants,
+            num_warps=NUM_WARPS,
         )
+
+
+def pack_constants(src_dtype: str, dst_dtype: str, head_dim: int) -> dict[str, Any]:
+    """Return what the compiler must know of packs between two types, of heads of multiples of `head_dim` numbers."""
+    chunk = min(head_dim & -head_dim, MAX_CHUNK_CELLS)
+    if chunk % CHUNK_STEP:
+        raise ValueError(f"heads of {head_dim} numbers are not packed on GPUs: multiples of {CHUNK_STEP} are")
+    types: dict[str, Any] = {"SRC_DTYPE": src_dtype, "DST_DTYPE": dst_dtype}
+    bits = {f"{side}_BITS": CELL_BITS[DTYPE_NBYTES[types[f"{side}_DTYPE"]]] for side in ("SRC", "DST")}
+    return types | bits | {"CHUNK": chunk, "TILE": TILE_CELLS // chunk}
 
 
 @triton.jit
@@ -80,36 +85,43 @@ def pack_pages_kernel(
     dst,
     src_pages,
     first_tokens,
-    dst_pages,
+    num_images,
     num_src_pages,
     src_stride,  # cells a page
-    dst_stride,
-    SRC_PAGE_SIZE: tl.constexpr,
-    DST_PAGE_SIZE: tl.constexpr,
-    SRC_CELLS: tl.constexpr,  # of a token in a plane
-    FIRST_CELL: tl.constexpr,
-    CELLS: tl.constexpr,  # that are taken
+    src_page_size,
+    src_cells,  # of a token in a plane
+    first_cell,  # of those that are taken
+    dst_page_size,
+    row_chunks,  # that are taken of a row: a row is a token in one plane of a layer
+    first_row,  # of each image
+    num_rows,
     SRC_DTYPE: tl.constexpr,
     DST_DTYPE: tl.constexpr,
     SRC_BITS: tl.constexpr,
     DST_BITS: tl.constexpr,
-    SRC_ALIGNMENT: tl.constexpr,  # bytes, of the address
-    DST_ALIGNMENT: tl.constexpr,
-    ROWS: tl.constexpr,  # tokens a tile
-    COLUMNS: tl.constexpr,
+    CHUNK: tl.constexpr,  # cells
+    TILE: tl.constexpr,  # chunks
 ):
-    src_cells = tl.multiple_of(src.to(tl.pointer_type(SRC_BITS)), SRC_ALIGNMENT)
-    dst_cells = tl.multiple_of(dst.to(tl.pointer_type(DST_BITS)), DST_ALIGNMENT)
-    image, plane = tl.program_id(0), tl.program_id(1)
-    slot = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
-    column = tl.arange(0, COLUMNS)
-    token = tl.load(first_tokens + image) + slot
-    place, exists = token // SRC_PAGE_SIZE, token < num_src_pages * SRC_PAGE_SIZE
-    page = tl.load(src_pages + place, mask=exists, other=0) * src_stride
-    source = page + (plane * SRC_PAGE_SIZE + token % SRC_PAGE_SIZE) * SRC_CELLS + FIRST_CELL
-    inside = (slot < DST_PAGE_SIZE)[:, None] & (column < CELLS)[None, :]
-    bits = tl.load(src_cells + source[:, None] + column[None, :], mask=inside & exists[:, None], other=0)
-    if SRC_DTYPE != DST_DTYPE:
-        bits = narrow(widen(bits, SRC_DTYPE), DST_DTYPE)
-    target = tl.load(dst_pages + image) * dst_stride + (plane * DST_PAGE_SIZE + slot) * CELLS
-    tl.store(dst_cells + target[:, None] + column[None, :], bits, mask=inside)
+    src_numbers = tl.multiple_of(src.to(tl.pointer_type(SRC_BITS)), 16)
+    dst_numbers = tl.multiple_of(dst.to(tl.pointer_type(DST_BITS)), 16)
+    column = tl.arange(0, CHUNK)
+    image_chunks = num_rows * row_chunks
+    tiles_an_image = tl.cdiv(image_chunks, TILE)
+    tile = tl.program_id(0)
+    while tile < num_images * tiles_an_image:  # Triton's interpreter can't have a `range` of such numbers
+        image = tile // tiles_an_image
+        chunk = tile % tiles_an_image * TILE + tl.arange(0, TILE)
+        inside = chunk < image_chunks
+        row = first_row + chunk // row_chunks
+        token = tl.load(first_tokens + image).to(tl.int32) + row % dst_page_size
+        place = token // src_page_size
+        exists = inside & (place < num_src_pages)
+        page = tl.load(src_pages + place, mask=exists, other=0)
+        src_row = (row // dst_page_size * src_page_size + token % src_page_size).to(tl.int64)
+        source = page * src_stride + src_row * src_cells + first_cell + chunk % row_chunks * CHUNK
+        bits = tl.load(src_numbers + source[:, None] + column[None, :], mask=exists[:, None], other=0)
+        if SRC_DTYPE != DST_DTYPE:
+            bits = narrow(widen(bits, SRC_DTYPE), DST_DTYPE)
+        target = (image.to(tl.int64) * image_chunks + chunk) * CHUNK
+        tl.store(dst_numbers + target[:, None] + column[None, :], bits, mask=inside[:, None])
+        tile += tl.num_programs(0)

@@ -127,14 +127,21 @@ typedef struct {
     const void *binary;
     const char *name;
     uint32_t num_warps, shared_nbytes, num_programs;
+    uint32_t chunk; /* of packers, in cells, and of the unpacker, in words of 8 bytes: heads are multiples of it */
 } kvt_kernel;
+
+/* Which kernel is which. Those that pack cells of one type as cells of another, as page_pack.h numbers them, are
+ * KVT_PACKERS + source * KVT_NUM_CELL_TYPES + target. The mover and the digester are there in any case. */
+enum { KVT_MOVER, KVT_DIGESTER, KVT_UNPACKER, KVT_PACKERS };
+#define KVT_NUM_CELL_TYPES 4
+#define KVT_NUM_KERNELS (KVT_PACKERS + KVT_NUM_CELL_TYPES * KVT_NUM_CELL_TYPES)
 
 enum { KVT_CUDA = 1, KVT_EMULATED = 2 }; /* the second is for tests on machines without a device */
 
 typedef struct {
     int32_t kind;
     int32_t ordinal; /* of the device, as the program sees them */
-    kvt_kernel mover, digester;
+    kvt_kernel kernels[KVT_NUM_KERNELS]; /* without a binary: there is none */
 } kvt_device_options;
 
 /* Open UCX. Returns NULL with a message in `error`. One engine a process: a second one is refused.
@@ -144,7 +151,8 @@ kvt_engine *kvt_create(const kvt_options *options, char *error, size_t error_siz
 /* Allocate and zero the page pool, and start the thread. Once; blocks until every page was touched. */
 int kvt_allocate(kvt_engine *engine, uint64_t page_nbytes, uint64_t num_pages, void **base, char *error, size_t error_size);
 
-/* The same in the memory of a device; `base` is an address there. Pages, and what is moved of them, are multiples of 128. */
+/* The same in the memory of a device; `base` is an address there. Pages, and what is moved or packed of them, are multiples of
+ * 128. */
 int kvt_allocate_on_device(kvt_engine *engine, const kvt_device_options *options, uint64_t page_nbytes, uint64_t num_pages,
                            void **base, char *error, size_t error_size);
 

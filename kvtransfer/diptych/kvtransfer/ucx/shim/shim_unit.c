@@ -13,12 +13,12 @@
 #include "link/addresses.c"
 #include "memory/grants.c"
 
+#include "copy/digest.c"
+#include "copy/packing.c"
+
 #include "device/cuda_driver.c"
 #include "device/cuda_kernels.c"
 #include "device/cuda.c"
-
-#include "copy/digest.c"
-#include "copy/packing.c"
 
 #include "device/emulated_work.c"
 #include "device/emulated.c"
@@ -27,7 +27,10 @@
 #include "write/piece.c"
 #include "memory/own_pages.c"
 #include "copy/landing.c"
+#include "copy/device_link.c"
 #include "copy/device_pages.c"
+#include "copy/device_images.c"
+#include "copy/device_done.c"
 #include "copy/host_pages.c"
 #include "write/turns.c"
 #include "write/write.c"

@@ -19,6 +19,7 @@ from diptych.engine.schedule.step_sizes import STEP_SHARE, Found
 GIB: Final = 2**30
 GRAPH_NBYTES: Final = 16 << 20  # an estimate for one graph without its tensors; what each has taken is in the log
 PIECE_NBYTES: Final = 512 << 10  # for the graph of one piece: 33 of an 8B model took 4 to 24 MiB on an H200
+MOST_BUFFERED: Final = GIB  # of pages on their way to host memory
 SPARE_NBYTES: Final = GIB  # for steps that run while other weights are loaded, where none was measured
 
 
@@ -41,6 +42,15 @@ def graphs_nbytes(limits: StepLimits, num_layers: int, step_peak: int) -> int:
     return own + step_peak * (min(rungs[-1], most) + limits.most_graph_tokens) // most
 
 
+def buffer_nbytes(host_nbytes: int, step_nbytes: int) -> int:
+    """Return how much evicted pages may take until they are in host memory, of which there is `host_nbytes`.
+
+    As much as the largest step writes: what makes room for it is read at the speed of the GPU's memory, and the step
+    does not wait for the bus.
+    """
+    return min(host_nbytes, step_nbytes, MOST_BUFFERED)
+
+
 def found_on(memory: DeviceMemory, share: float, num_tokens: int, speed: StepSpeed, kv: KvMemory) -> Found:
     """Return what there is for steps and for KV; `memory` was measured with a largest step of `num_tokens`."""
     left = max(0, min(int(memory.total * share) - memory.own, memory.free))
@@ -50,10 +60,10 @@ def found_on(memory: DeviceMemory, share: float, num_tokens: int, speed: StepSpe
     return Found(speed.prompt_tokens_per_s, speed.launch_s, step_tokens, nbytes // kv.token_nbytes)
 
 
-def pool_nbytes(memory: DeviceMemory, share: float, graphs: int) -> int:
-    """Return how many bytes of KV fit beside `graphs` bytes. Raises `ConfigError` when none do."""
+def pool_nbytes(memory: DeviceMemory, share: float, graphs: int, buffer: int = 0) -> int:
+    """Return how many bytes of KV fit beside `graphs` and `buffer` bytes. Raises `ConfigError` when none do."""
     may_take = min(int(memory.total * share) - memory.own, memory.free)
-    left = may_take - memory.step_peak - graphs
+    left = may_take - memory.step_peak - graphs - buffer
     if left <= 0:
         raise ConfigError(
             f"no GPU memory is left for KV: {memory.free / GIB:.1f} of {memory.total / GIB:.1f} GiB are free, "

@@ -121,28 +121,29 @@ static void take_acknowledgement(kvt_link *link, uint64_t received)
         }
 }
 
+static size_t post_piece(kvt_link *link, operation *op, size_t max_bytes)
+{
+    if (is_packed_on_device(link, op))
+        return post_images(link, op, max_bytes);
+    switch (link->path) {
+    case PATH_COPY:
+        return copy_pages(link, op, max_bytes);
+    case PATH_PUT:
+        return link->engine->device ? put_device_pages(link, op, max_bytes) : put_pages(link, op, max_bytes);
+    case PATH_MESSAGE:
+        return send_pages(link, op, max_bytes);
+    case PATH_MOVER:
+        return move_pages(link, op, max_bytes);
+    case PATH_STAGED:
+        return stage_pages(link, op, max_bytes);
+    }
+    return 0;
+}
+
 /* Post one piece of the operation, of about `max_bytes` at most; it ends with what moves the same way. Returns its bytes. */
 static size_t post_pages(kvt_link *link, operation *op, size_t max_bytes)
 {
-    size_t posted = 0;
-    max_bytes = whole_units(&op->copies[op->num_copied], max_bytes);
-    switch (link->path) {
-    case PATH_COPY:
-        posted = copy_pages(link, op, max_bytes);
-        break;
-    case PATH_PUT:
-        posted = link->engine->device ? put_device_pages(link, op, max_bytes) : put_pages(link, op, max_bytes);
-        break;
-    case PATH_MESSAGE:
-        posted = send_pages(link, op, max_bytes);
-        break;
-    case PATH_MOVER:
-        posted = move_pages(link, op, max_bytes);
-        break;
-    case PATH_STAGED:
-        posted = stage_pages(link, op, max_bytes);
-        break;
-    }
+    size_t posted = post_piece(link, op, whole_units(&op->copies[op->num_copied], max_bytes));
     skip_copied(op);
     atomic_fetch_add(&link->bytes_sent, posted);
     atomic_fetch_sub(&link->queued_bytes, posted);

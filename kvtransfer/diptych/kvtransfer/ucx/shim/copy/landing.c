@@ -2,7 +2,7 @@
 
 #define SLOTS_BYTES (MAX_PIECES * MESSAGE_BYTES)
 
-_Static_assert(MOVE_SLOTS >= 2 * MAX_PIECES, "a piece may have a digest and a move in its queue");
+_Static_assert(MOVE_SLOTS >= 3 * MAX_PIECES, "a piece may be packed, summed and moved by its queue");
 
 static const device_calls *calls_of(const kvt_link *link)
 {

@@ -10,10 +10,9 @@ static const char *cuda_enter(device *base)
 static void cuda_close(device *base)
 {
     cuda_device *device = (cuda_device *)base;
-    if (device->mover.module != NULL)
-        cuda.unload_module(device->mover.module);
-    if (device->digester.module != NULL)
-        cuda.unload_module(device->digester.module);
+    for (int i = 0; i < KVT_NUM_KERNELS; i++)
+        if (device->kernels[i].module != NULL)
+            cuda.unload_module(device->kernels[i].module);
     free(device);
 }
 
@@ -32,6 +31,15 @@ static void cuda_release(device *base, char *memory)
 {
     (void)base;
     cuda.release((uintptr_t)memory);
+}
+
+static const char *cuda_lend(device *base, size_t bytes, char **memory)
+{
+    cu_address address = 0;
+    (void)base;
+    const char *words = cuda_words(cuda.allocate(&address, bytes));
+    *memory = (char *)(uintptr_t)address;
+    return words;
 }
 
 static const char *cuda_share(device *base, char *memory, char handle[KVT_HANDLE_BYTES])
@@ -174,6 +182,8 @@ static const device_calls CUDA_DEVICE = {
     .close = cuda_close,
     .allocate = cuda_allocate,
     .release = cuda_release,
+    .lend = cuda_lend,
+    .take_back = cuda_release,
     .share = cuda_share,
     .map = cuda_map,
     .unmap = cuda_unmap,
@@ -186,6 +196,8 @@ static const device_calls CUDA_DEVICE = {
     .copy_in = cuda_copy_in,
     .move = cuda_move,
     .digest = cuda_digest,
+    .pack = cuda_pack,
+    .unpack = cuda_unpack,
     .mark = cuda_mark,
     .look = cuda_look,
     .check = cuda_check,
@@ -209,9 +221,8 @@ static const char *open_cuda(const kvt_device_options *options, device **out)
     opened->device.memory_type = UCS_MEMORY_TYPE_CUDA;
     *out = &opened->device;
     words = cuda_enter(*out);
-    if (words == NULL)
-        words = load_kernel(&opened->mover, &options->mover);
-    if (words == NULL)
-        words = load_kernel(&opened->digester, &options->digester);
+    for (int i = 0; i < KVT_NUM_KERNELS && words == NULL; i++)
+        if (options->kernels[i].binary != NULL)
+            words = load_kernel(&opened->kernels[i], &options->kernels[i]);
     return words;
 }

@@ -15,8 +15,9 @@
 
 #include "../shim.h"
 
-#define MOVE_PAGES 8192 /* in one move or digest */
-#define MOVE_SLOTS 16   /* moves and digests in a queue before the oldest must have been reached */
+#define MOVE_PAGES 8192 /* in one move, digest, pack or unpack */
+#define PACK_ENTRIES (2 * MOVE_PAGES) /* images of one pack, and the pages that they are made of */
+#define MOVE_SLOTS 24   /* of all of these in a queue before the oldest must have been reached */
 
 typedef struct {
     uint32_t src, dst;
@@ -31,6 +32,28 @@ typedef struct {
 } page_move;
 
 #define LINE_BYTES 128 /* what the device's stores are aligned to */
+
+/* The same rows of the images of some pages, from a pool to other memory of the device, one image behind the other. */
+typedef struct {
+    const char *pool;
+    char *to;
+    const struct page_pack *how;
+    const int64_t *source; /* the pages that the tokens are in */
+    int64_t num_source;
+    const page_pair *images; /* `src`: the first token of each, of those in `source`; they ascend */
+    uint32_t num_images;
+    int64_t first_row, num_rows;
+} image_pack;
+
+/* The parts of a region of some pages, which were copied one page behind the other, to where they belong in those pages. */
+typedef struct {
+    char *copied;
+    char *pool;
+    const struct page_parts *how;
+    const page_pair *pages; /* `src` */
+    uint32_t num_pages;
+    uint64_t page_nbytes;
+} page_unpack;
 
 typedef struct device device;
 
@@ -48,6 +71,8 @@ typedef struct {
     void (*close)(device *);
     const char *(*allocate)(device *, size_t bytes, char **memory); /* zeroed */
     void (*release)(device *, char *memory);
+    const char *(*lend)(device *, size_t bytes, char **memory); /* for what is on its way: as it is, and not shared */
+    void (*take_back)(device *, char *memory);
     const char *(*share)(device *, char *memory, char handle[KVT_HANDLE_BYTES]); /* with other processes of this host */
     const char *(*map)(device *, const char handle[KVT_HANDLE_BYTES], size_t bytes, char **memory);
     void (*unmap)(device *, char *memory, size_t bytes);
@@ -60,6 +85,8 @@ typedef struct {
     const char *(*copy_in)(device_queue *, char *memory, const char *pinned, size_t bytes);
     const char *(*move)(device_queue *, const page_move *);
     const char *(*digest)(device_queue *, const page_move *, uint64_t *pinned_sum); /* of what the move would write */
+    const char *(*pack)(device_queue *, const image_pack *);     /* `how` and `source` live until the next mark is reached ... */
+    const char *(*unpack)(device_queue *, const page_unpack *);  /* ... and so does `how` here */
     const char *(*mark)(device_queue *);
     void (*look)(device_queue *); /* for marks that were reached: sooner than their wake-up comes */
     const char *(*check)(device_queue *); /* whether the device still works */

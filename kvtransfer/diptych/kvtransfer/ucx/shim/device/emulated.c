@@ -47,6 +47,19 @@ static void emulated_release(device *base, char *memory)
     close(device->memory_fd);
 }
 
+static const char *emulated_lend(device *base, size_t bytes, char **memory)
+{
+    (void)base;
+    *memory = malloc(bytes);
+    return *memory == NULL ? "out of memory" : NULL;
+}
+
+static void emulated_take_back(device *base, char *memory)
+{
+    (void)base;
+    free(memory);
+}
+
 static const char *emulated_share(device *base, char *memory, char handle[KVT_HANDLE_BYTES])
 {
     (void)memory;
@@ -122,6 +135,17 @@ static const char *emulated_digest(device_queue *queue, const page_move *move, u
     return give_work(queue->device, work, move->pages, move->num_pages);
 }
 
+static const char *emulated_pack(device_queue *queue, const image_pack *pack)
+{
+    return give_work(queue->device, (emulated_work){.kind = WORK_PACK, .pack = *pack}, pack->images, pack->num_images);
+}
+
+static const char *emulated_unpack(device_queue *queue, const page_unpack *unpack)
+{
+    emulated_work work = {.kind = WORK_UNPACK, .unpack = *unpack};
+    return give_work(queue->device, work, unpack->pages, unpack->num_pages);
+}
+
 static const char *emulated_mark(device_queue *queue)
 {
     queue->num_marks++;
@@ -144,6 +168,8 @@ static const device_calls EMULATED_DEVICE = {
     .close = emulated_close,
     .allocate = emulated_allocate,
     .release = emulated_release,
+    .lend = emulated_lend,
+    .take_back = emulated_take_back,
     .share = emulated_share,
     .map = emulated_map,
     .unmap = emulated_unmap,
@@ -156,6 +182,8 @@ static const device_calls EMULATED_DEVICE = {
     .copy_in = emulated_copy,
     .move = emulated_move,
     .digest = emulated_digest,
+    .pack = emulated_pack,
+    .unpack = emulated_unpack,
     .mark = emulated_mark,
     .look = emulated_look,
     .check = emulated_check,

@@ -5,13 +5,15 @@
 
 typedef struct emulated_work {
     struct emulated_work *next;
-    enum { WORK_COPY, WORK_MOVE, WORK_DIGEST, WORK_MARK, WORK_STOP } kind;
+    enum { WORK_COPY, WORK_MOVE, WORK_DIGEST, WORK_PACK, WORK_UNPACK, WORK_MARK, WORK_STOP } kind;
     device_queue *queue;
     char *to;
     const char *from;
     size_t bytes;
     page_move move;
     uint64_t *sum;
+    image_pack pack;
+    page_unpack unpack;
     page_pair pages[];
 } emulated_work;
 
@@ -33,8 +35,9 @@ static const char *give_work(device *base, emulated_work wanted, const page_pair
     if (work == NULL)
         return "out of memory";
     *work = wanted;
-    memcpy(work->pages, pages, num_pages * sizeof *pages);
-    work->move.pages = work->pages;
+    if (num_pages > 0)
+        memcpy(work->pages, pages, num_pages * sizeof *pages);
+    work->move.pages = work->pack.images = work->unpack.pages = work->pages;
     pthread_mutex_lock(&device->lock);
     if (device->first == NULL)
         device->first = work;
@@ -76,6 +79,21 @@ static uint64_t digest_emulated(const page_move *move)
     return sum;
 }
 
+static void pack_emulated(const image_pack *pack)
+{
+    const struct source_pages source = {pack->pool, pack->source, pack->num_source};
+    const int64_t image = pack->num_rows * packed_row_bytes(pack->how);
+    for (uint32_t i = 0; i < pack->num_images; i++)
+        pack_rows(pack->how, &source, pack->images[i].src, pack->first_row, pack->num_rows, pack->to + i * image);
+}
+
+static void unpack_emulated(const page_unpack *unpack)
+{
+    const uint64_t region = parts_bytes(unpack->how);
+    for (uint32_t i = 0; i < unpack->num_pages; i++)
+        unpack_page(unpack->how, unpack->pool + unpack->pages[i].src * unpack->page_nbytes, unpack->copied + i * region);
+}
+
 static void tell_emulated(device_queue *queue)
 {
     int wake_fd = queue->wake_fd; /* the queue may be gone once the mark is reached */
@@ -97,6 +115,12 @@ static void *run_emulated(void *arg)
             break;
         case WORK_DIGEST:
             *work->sum = digest_emulated(&work->move);
+            break;
+        case WORK_PACK:
+            pack_emulated(&work->pack);
+            break;
+        case WORK_UNPACK:
+            unpack_emulated(&work->unpack);
             break;
         case WORK_MARK:
             tell_emulated(work->queue);

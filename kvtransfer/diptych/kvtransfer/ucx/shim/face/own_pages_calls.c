@@ -47,7 +47,7 @@ static bool are_in_page(const kvt_engine *engine, uint64_t num_regions, const st
     for (uint64_t i = 0; i < num_regions; i++)
         if (regions[i].offset < 0 || (uint64_t)regions[i].offset + parts_bytes(&regions[i]) > engine->page_nbytes)
             return false;
-    return true;
+    return engine->device == NULL || UNPACK_LISTS * num_regions <= MOVE_SLOTS;
 }
 
 int64_t kvt_unpack_pages(kvt_engine *engine, uint64_t num_pages, const int64_t *pages, uint64_t num_regions,

@@ -8,20 +8,26 @@ static bool in_range(uint64_t num, const int64_t *pages, uint64_t num_pages)
     return true;
 }
 
+/* Whether images can be made so, of pages of ours. */
+static bool can_pack(const kvt_engine *engine, const kvt_copy *wanted)
+{
+    return packs_from(wanted->pack, engine->page_nbytes) && (engine->device == NULL || fits_device(wanted->pack)) &&
+           in_range(wanted->num_pages, wanted->first_tokens, UINT32_MAX);
+}
+
 /* Whether the bytes that are wanted of each page are in the pages, or images, of both sides. */
 static bool fits(const kvt_link *link, const kvt_copy *wanted)
 {
     const struct page_pack *pack = wanted->pack;
     uint64_t ours = pack ? image_bytes(pack) : link->engine->page_nbytes, theirs = link->page_nbytes;
-    uint64_t unit = pack ? packed_unit(pack) : link->engine->device ? LINE_BYTES : 8;
+    uint64_t word = word_bytes(link->engine), unit = pack ? packed_unit(pack, word) : word;
     uint64_t num_src = pack ? wanted->num_src : wanted->num_pages;
     return wanted->num_pages == 0 ||
            (wanted->nbytes > 0 && wanted->nbytes % unit == 0 && wanted->src_offset % unit == 0 &&
-            wanted->dst_offset % (pack ? 8 : unit) == 0 && wanted->nbytes <= ours && wanted->src_offset <= ours - wanted->nbytes &&
+            wanted->dst_offset % word == 0 && wanted->nbytes <= ours && wanted->src_offset <= ours - wanted->nbytes &&
             wanted->nbytes <= theirs && wanted->dst_offset <= theirs - wanted->nbytes &&
-            (!pack || packs_from(pack, link->engine->page_nbytes)) && in_range(num_src, wanted->src, link->engine->num_pages) &&
-            in_range(wanted->num_pages, wanted->dst, link->num_pages) &&
-            (!pack || in_range(wanted->num_pages, wanted->first_tokens, UINT32_MAX)));
+            (!pack || can_pack(link->engine, wanted)) && in_range(num_src, wanted->src, link->engine->num_pages) &&
+            in_range(wanted->num_pages, wanted->dst, link->num_pages));
 }
 
 static bool all_fit(const kvt_link *link, const kvt_operation *wanted)
@@ -41,7 +47,7 @@ static uint64_t copies_bytes(const kvt_operation *wanted)
 }
 
 /* Copies what is wanted of some pages, and how, to `memory`. Returns the memory behind that. */
-static char *set_copy(page_copy *copy, const kvt_copy *wanted, char *memory)
+static char *set_copy(page_copy *copy, const kvt_copy *wanted, uint64_t word, char *memory)
 {
     const int64_t *src = wanted->pack ? wanted->first_tokens : wanted->src;
     *copy = (page_copy){
@@ -56,7 +62,7 @@ static char *set_copy(page_copy *copy, const kvt_copy *wanted, char *memory)
         copy->pages[i] = (page_pair){(uint32_t)src[i], (uint32_t)wanted->dst[i]};
     memory += wanted->num_pages * sizeof(page_pair);
     if (wanted->pack != NULL)
-        set_packing(copy, wanted, memory);
+        set_packing(copy, wanted, word, memory);
     return memory + packing_bytes(wanted);
 }
 
@@ -79,10 +85,11 @@ static operation *make_operation(kvt_link *link, const kvt_operation *wanted, ui
     op->note_digest = wanted->digest;
     op->note_len = wanted->note_len;
     op->copies = (page_copy *)op->memory;
+    uint64_t word = link ? word_bytes(link->engine) : 8;
     char *memory = op->memory + wanted->num_copies * sizeof *op->copies;
     for (uint64_t i = 0; i < wanted->num_copies; i++)
         if (wanted->copies[i].num_pages > 0)
-            memory = set_copy(&op->copies[op->num_copies++], &wanted->copies[i], memory);
+            memory = set_copy(&op->copies[op->num_copies++], &wanted->copies[i], word, memory);
     if (extra != NULL)
         *extra = memory;
     op->note = memory + extra_bytes;

@@ -2,8 +2,9 @@
  * the order in which it was asked for. */
 
 #define SLICE_BYTES ((size_t)4 << 20)
+#define UNPACK_LISTS 2 /* of pages, for a device to unpack a region of them */
 
-/* How pages are unpacked; `scratch` is as large as a page. */
+/* How pages are unpacked; `scratch` is as large as a page. A device has memory of its own for that. */
 typedef struct unpacking {
     char *scratch;
     uint64_t num_regions;
@@ -12,10 +13,11 @@ typedef struct unpacking {
 
 static uint64_t unpacking_bytes(const kvt_engine *engine, uint64_t num_regions, const struct page_parts *regions)
 {
+    uint64_t scratch_bytes = engine->device == NULL ? engine->page_nbytes : 0;
     uint64_t num_heads = 0;
     for (uint64_t i = 0; i < num_regions; i++)
         num_heads += (uint64_t)regions[i].num_parts;
-    return sizeof(unpacking) + num_regions * sizeof *regions + num_heads * sizeof(int64_t) + engine->page_nbytes;
+    return sizeof(unpacking) + num_regions * sizeof *regions + num_heads * sizeof(int64_t) + scratch_bytes;
 }
 
 static unpacking *set_unpacking(void *memory, uint64_t num_regions, const struct page_parts *regions)
@@ -74,7 +76,7 @@ static void unpack_slice(const kvt_engine *engine, operation *op)
 }
 
 /* Let the device digest the next pages. */
-static const char *ask_device(kvt_engine *engine, operation *op)
+static const char *digest_on_device(kvt_engine *engine, operation *op)
 {
     page_copy *copy = pages_left(op);
     page_move pages = {
@@ -87,23 +89,77 @@ static const char *ask_device(kvt_engine *engine, operation *op)
     };
     copy->num_posted += pages.num_pages;
     skip_copied(op);
-    engine->is_digesting = true;
-    const char *trouble = engine->device->calls->digest(&engine->digest_queue, &pages, engine->digest_sum);
-    return trouble ? trouble : engine->device->calls->mark(&engine->digest_queue);
+    return engine->device->calls->digest(&engine->own_queue, &pages, engine->digest_sum);
+}
+
+static uint64_t unpack_memory_bytes(const kvt_engine *engine)
+{
+    return engine->page_nbytes > UNPACK_BYTES ? engine->page_nbytes : UNPACK_BYTES;
+}
+
+/* Copy a region of some pages aside, and put its parts where they belong. */
+static const char *unpack_region(kvt_engine *engine, page_pair *pages, uint32_t num_pages, const struct page_parts *how)
+{
+    const device_calls *calls = engine->device->calls;
+    uint64_t len = parts_bytes(how);
+    page_move aside = {
+        .src = engine->pool,
+        .dst = engine->unpack_memory,
+        .pages = pages,
+        .num_pages = num_pages,
+        .src_page_nbytes = engine->page_nbytes,
+        .dst_page_nbytes = len,
+        .src_offset = (uint64_t)how->offset,
+        .len = len,
+    };
+    page_unpack back = {engine->unpack_memory, engine->pool, how, pages, num_pages, engine->page_nbytes};
+    const char *trouble = calls->move(&engine->own_queue, &aside);
+    return trouble ? trouble : calls->unpack(&engine->own_queue, &back);
+}
+
+/* Let the device unpack the next pages: as many as it has memory for. */
+static const char *unpack_on_device(kvt_engine *engine, operation *op)
+{
+    const unpacking *unpacking = op->unpacking;
+    page_copy *copy = pages_left(op);
+    page_pair *pages = &copy->pages[copy->num_posted];
+    uint64_t left = copy->num_pages - copy->num_posted, bytes = unpack_memory_bytes(engine);
+    uint32_t num_pages = (uint32_t)smaller(left, smaller(bytes / engine->page_nbytes, MOVE_PAGES));
+    const char *trouble = NULL;
+    if (engine->unpack_memory == NULL)
+        trouble = engine->device->calls->lend(engine->device, bytes, &engine->unpack_memory);
+    for (uint32_t i = 0; i < num_pages; i++)
+        pages[i].dst = i;
+    for (uint64_t i = 0; i < unpacking->num_regions && trouble == NULL; i++)
+        trouble = unpack_region(engine, pages, num_pages, &unpacking->regions[i]);
+    copy->num_posted += num_pages;
+    skip_copied(op);
+    return trouble;
+}
+
+/* Let the device go on with the operation: with as much at a time as its queue has room for. */
+static const char *ask_device(kvt_engine *engine, operation *op)
+{
+    const char *trouble = NULL;
+    uint64_t lists = op->unpacking ? UNPACK_LISTS * op->unpacking->num_regions : MOVE_SLOTS;
+    for (uint64_t used = lists; used <= MOVE_SLOTS && pages_left(op) != NULL && trouble == NULL; used += lists)
+        trouble = op->unpacking ? unpack_on_device(engine, op) : digest_on_device(engine, op);
+    engine->is_asked = true;
+    return trouble ? trouble : engine->device->calls->mark(&engine->own_queue);
 }
 
 /* Take the device's last answer, and ask it for the next. Returns whether it has not answered yet. */
-static bool digest_on_device(kvt_engine *engine, operation *op)
+static bool await_own_work(kvt_engine *engine, operation *op)
 {
-    if (engine->is_digesting && !is_idle(&engine->digest_queue)) {
-        op->error = engine->device->calls->check(&engine->digest_queue);
+    if (engine->is_asked && !is_idle(&engine->own_queue)) {
+        op->error = engine->device->calls->check(&engine->own_queue);
         return op->error == NULL;
     }
-    op->digest += engine->is_digesting ? *engine->digest_sum : 0;
-    engine->is_digesting = false;
+    op->digest += engine->is_asked && op->unpacking == NULL ? *engine->digest_sum : 0;
+    engine->is_asked = false;
     if (pages_left(op) != NULL)
         op->error = ask_device(engine, op);
-    return engine->is_digesting && op->error == NULL;
+    return engine->is_asked && op->error == NULL;
 }
 
 /* Returns whether there was anything to do. */
@@ -112,12 +168,12 @@ static bool do_some_own_work(kvt_engine *engine)
     operation *op = engine->own_work;
     if (op == NULL)
         return false;
-    if (op->unpacking != NULL)
+    if (engine->device != NULL && (!is_open(engine, op) || await_own_work(engine, op)))
+        return false;
+    if (engine->device == NULL && op->unpacking != NULL)
         unpack_slice(engine, op);
     else if (engine->device == NULL)
         digest_slice(engine, op);
-    else if (!is_open(engine, op) || digest_on_device(engine, op))
-        return false;
     if (pages_left(op) == NULL || op->error != NULL) {
         engine->own_work = op->next;
         op->done.event.has_digest = op->error == NULL && op->unpacking == NULL;

@@ -11,6 +11,9 @@
 #define MESSAGE_PARTS 14                  /* ... of so many parts, or UCX cuts it and receivers put it together again */
 #define MAX_PIECES 8                      /* in flight on a link: bounds what a heartbeat has to wait behind */
 #define MOVE_BYTES ((size_t)32 << 20)     /* a piece from one device to another */
+#define IMAGE_BYTES ((size_t)16 << 20)    /* of it when pages are packed for another layout ... */
+#define NUM_IMAGE_SLOTS 2                 /* ... and how many such pieces are in flight on a link: one moves, one is packed */
+#define UNPACK_BYTES ((size_t)16 << 20)   /* of pages that a device unpacks at a time; one page, if that is more */
 #define QUANTUM_BYTES {PIECE_BYTES, MOVE_BYTES, PIECE_BYTES, MESSAGE_BYTES, MESSAGE_BYTES} /* of a turn, by path */
 #define NUM_QUEUES 2                      /* of the device, on each link */
 #define MAX_EARLY 64                      /* messages that wait for their turn, ... */

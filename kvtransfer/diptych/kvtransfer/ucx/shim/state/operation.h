@@ -102,6 +102,7 @@ typedef struct {
     uint64_t mark;
     uint64_t num_staged; /* targets of the message to send then */
     bool has_sum;        /* its digest is known then */
+    int32_t image_slot;  /* what it holds of the link's memory for packed pages; negative: nothing */
     /* of a piece that is sent as a message */
     bool is_unacknowledged;
     message_header header;

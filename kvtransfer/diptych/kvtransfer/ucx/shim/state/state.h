@@ -81,6 +81,9 @@ struct kvt_link {
     int queue_turn;
     char *device_pool; /* the peer's, as our device sees it, of PATH_MOVER */
     char *pinned;      /* slots of pieces, slots of landings, sums of pieces */
+    char *images;      /* slots of pieces whose pages are packed, on our device; NULL: none were yet */
+    ucp_mem_h images_handle; /* of UCX; NULL: it does not know them */
+    page_pair *image_pages;  /* where those of the piece that is packed now go */
     landing landings[MAX_PIECES];
     uint64_t num_landings, num_landed;
     bool has_device_failed;
@@ -142,9 +145,10 @@ struct kvt_engine {
     /* progress */
     kvt_link *links;
     operation *own_work, *last_own_work; /* see memory/own_pages.c */
-    device_queue digest_queue;        /* where, if the pool is on a device ... */
+    device_queue own_queue;           /* where, if the pool is on a device ... */
     uint64_t *digest_sum;             /* ... and its answer: pinned */
-    bool is_digesting;
+    char *unpack_memory;              /* on the device; NULL: nothing was unpacked yet */
+    bool is_asked;                    /* the device, for some of it */
     double hot_until_s;      /* see write/piece.c */
     device_queue gate_queue; /* follows the program's own streams: see kvt_follow */
     double behind_since_s; /* when messages began to come faster than we look at them; 0: they do not */

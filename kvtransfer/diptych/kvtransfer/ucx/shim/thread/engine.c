@@ -84,10 +84,12 @@ static ucs_status_t open_worker(kvt_engine *engine)
 static void close_device(kvt_engine *engine)
 {
     engine->device->calls->enter(engine->device);
-    engine->device->calls->close_queue(&engine->digest_queue);
+    engine->device->calls->close_queue(&engine->own_queue);
     engine->device->calls->close_queue(&engine->gate_queue);
     if (engine->digest_sum != NULL)
         engine->device->calls->unpin((char *)engine->digest_sum);
+    if (engine->unpack_memory != NULL)
+        engine->device->calls->take_back(engine->device, engine->unpack_memory);
     if (engine->pool != NULL)
         engine->device->calls->release(engine->device, engine->pool);
     engine->device->calls->close(engine->device);
@@ -95,7 +97,6 @@ static void close_device(kvt_engine *engine)
 
 static void free_engine(kvt_engine *engine)
 {
-    drop_own_work(engine);
     if (engine->pool_key != NULL)
         ucp_rkey_buffer_release(engine->pool_key);
     if (engine->memory != NULL)
@@ -108,6 +109,7 @@ static void free_engine(kvt_engine *engine)
         ucp_cleanup(engine->context);
     if (engine->device != NULL)
         close_device(engine);
+    drop_own_work(engine);
     close(engine->wake_fd);
     close(engine->event_fd);
     free(engine->grants.peers);
@@ -143,11 +145,11 @@ static const char *open_device(kvt_engine *engine, const kvt_device_options *opt
     const char *trouble = options->kind == KVT_CUDA ? open_cuda(options, &engine->device) : open_emulated(&engine->device);
     if (trouble != NULL)
         return trouble;
-    engine->digest_queue = engine->gate_queue = (device_queue){.device = engine->device, .wake_fd = engine->wake_fd};
+    engine->own_queue = engine->gate_queue = (device_queue){.device = engine->device, .wake_fd = engine->wake_fd};
     engine->digest_sum = (uint64_t *)engine->device->calls->pin(sizeof *engine->digest_sum);
     if (engine->digest_sum == NULL)
         return "out of pinned memory";
-    trouble = engine->device->calls->open_queue(&engine->digest_queue);
+    trouble = engine->device->calls->open_queue(&engine->own_queue);
     return trouble ? trouble : engine->device->calls->open_queue(&engine->gate_queue);
 }
 

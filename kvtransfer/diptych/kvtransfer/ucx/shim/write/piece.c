@@ -19,6 +19,7 @@ static piece *take_piece(kvt_link *link, operation *op)
     piece->queue = NULL;
     piece->num_staged = 0;
     piece->has_sum = false;
+    piece->image_slot = -1;
     piece->num_left = 1; /* ours, until everything was posted */
     op->num_pieces++;
     link->num_pieces++;

@@ -101,11 +101,17 @@ static void drop_streams_that_are_over(kvt_link *link)
     }
 }
 
+/* Whether kernels are done with the pages, and what they are packed into is free. */
+static bool may_post(const kvt_link *link, const operation *op)
+{
+    return is_open(link->engine, op) && (!is_packed_on_device(link, op) || free_image_slot(link) >= 0);
+}
+
 static stream *whose_turn(const kvt_link *link)
 {
     stream *found = NULL;
     for (stream *stream = link->streams; stream != NULL; stream = stream->next)
-        if (stream->posting != NULL && is_open(stream->posting->link->engine, stream->posting) && (found == NULL || stream->priority > found->priority))
+        if (stream->posting != NULL && may_post(link, stream->posting) && (found == NULL || stream->priority > found->priority))
             found = stream;
     return found;
 }
