@@ -53,7 +53,7 @@ class GpuIntegers:
     def multiply(self, x: Tensor, out: Tensor) -> None:
         if len(x) > self._few:
             self.multiply_widened(x, out)
-        elif len(x) > integer_few_rows.MAX_ROWS:
+        elif len(x) > integer_few_rows.PAYS_UP_TO:
             integer_gemm(x, self.weight, self._counters, out)
         elif len(x):
             integer_few_rows.integer_few_rows(x, self.weight, out)
@@ -89,7 +89,7 @@ class IntegersGated:
         self._weight = base.weight
         self._activation = activation
         self._in_turn = in_turn
-        self._few = integer_few_rows.MAX_ROWS if integer_few_rows.can_gate(base.weight, base.dtype) else 0
+        self._few = integer_few_rows.PAYS_UP_TO if integer_few_rows.can_gate(base.weight, base.dtype) else 0
 
     def forward(self, x: Tensor, gate_up: Tensor, out: Tensor) -> None:
         is_adapted = self._adapted is not None and self._adapted.is_adapted

@@ -255,7 +255,7 @@ def integers(name: str, layout: IntegerLayout, m: int) -> Kernel:
     types = {"x": "*bf16", "words": "*i16", "scales": factors} | ({"mins": factors} if layout.has_mins else {})
     constants = layout.constants() | {"N": HIDDEN, "COMPILED": True} | ({} if layout.has_mins else {"mins": None})
     tile: Any
-    if m <= integer_few_rows.MAX_ROWS:
+    if m <= integer_few_rows.PAYS_UP_TO:
         kernel, tile = integer_few_rows.integer_few_rows_kernel, integer_few_rows.choose_tile(HIDDEN, torch.bfloat16)
         constants |= tile.constants(layout, m, HIDDEN) | {"ACTIVATION": "silu" if m == 1 else None}
     else:

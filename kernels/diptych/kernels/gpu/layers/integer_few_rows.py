@@ -1,4 +1,4 @@
-"""The product of a few rows with a weight of integers: what a decode step of up to 16 requests multiplies.
+"""The product of a few rows with a weight of integers: what a decode step of up to 16 requests multiplies by.
 
 A program has some rows of the weight, and each of its warps a share of their columns: every warp takes the next strip
 but so many, and in the end their sums are added up. So as many programs as keep the GPU busy need no memory to meet in,
@@ -24,8 +24,9 @@ from diptych.kernels.gpu.layers.integer_matrix import IntegerMatrix, factor
 from diptych.kernels.gpu.layers.integer_words import unpacked
 from diptych.kernels.integer_layout import IntegerLayout
 
-MAX_ROWS: Final = 16
-FEW: Final = 8  # columns of the tensor cores' smallest tile
+BLOCKS: Final = (8, 16, 32)  # rows of x: tensor cores take 8 at least
+MAX_ROWS: Final = BLOCKS[-1]
+PAYS_UP_TO: Final = 16  # rows: of more, each program reads too much of x
 BUSY: Final = 120  # programs that are wanted, of as many multiprocessors as an H100 or H200 has
 
 
@@ -41,7 +42,8 @@ class FewRowsTile:
         """Return what a kernel is compiled with that multiplies `m` rows by weights of `k` columns."""
         strips = layout.num_strips(k)
         steps = cdiv(strips, self.num_warps)
-        sizes = {"BLOCK_M": FEW if m <= FEW else MAX_ROWS, "BLOCK_N": self.block_n, "WARPS": self.num_warps}
+        block_m = next(block for block in BLOCKS if m <= block)
+        sizes = {"BLOCK_M": block_m, "BLOCK_N": self.block_n, "WARPS": self.num_warps}
         return {"K": k, "STRIPS": strips, "STEPS": steps, "EVEN": k == steps * self.num_warps * layout.strip, **sizes}
 
 
@@ -53,7 +55,7 @@ def choose_tile(n: int, dtype: torch.dtype) -> FewRowsTile:
 
 
 def integer_few_rows(x: Tensor, matrix: IntegerMatrix, out: Tensor, tile: FewRowsTile | None = None) -> None:
-    """`x [m, k] @ weight [n, k]^T -> out [m, n]`, m at most 16, x and out of one type.
+    """`x [m, k] @ weight [n, k]^T -> out [m, n]`, m at most 32, x and out of one type.
 
     x is contiguous, and so is each row of out. The weight's shape chooses the `tile` if it is None. Allocates nothing,
     and can be recorded.
