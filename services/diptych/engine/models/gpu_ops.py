@@ -20,7 +20,6 @@ from diptych.engine.models.dense import dense
 from diptych.engine.models.gpu_delta_rule import GpuDeltaRule
 from diptych.engine.models.gpu_experts import GroupedExperts, GroupedWeights, PackedMatrix, grouped, narrowed, packed
 from diptych.engine.models.gpu_fp8 import Fp8Gated, Fp8Kept
-from diptych.engine.models.gpu_integers import GpuIntegers, IntegersGated
 from diptych.engine.models.gpu_quantized import TWO_BYTES, kept
 from diptych.engine.models.gpu_state_rules import TritonStateRules
 from diptych.engine.models.lora import LoraMatrix
@@ -121,8 +120,6 @@ class GpuOps:
         base = gate_up.base if isinstance(gate_up, LoraMatrix) else gate_up
         if isinstance(base, Fp8Kept) and activation in ("silu", "gelu_tanh"):
             return Fp8Gated(gate_up, base, activation, in_turn)
-        if isinstance(base, GpuIntegers) and activation in ("silu", "gelu_tanh"):
-            return IntegersGated(gate_up, base, activation, in_turn)
         return GpuGated(gate_up, base, activation, in_turn) if isinstance(base, GpuMatrix) else in_turn
 
     def experts(

@@ -16,7 +16,6 @@ from diptych.kernels.gpu.layers import (
     fp8_gemv,
     fp8_rows,
     int4_experts,
-    integer_few_rows,
     integer_gemm,
     integer_matrix,
     moe,
@@ -250,27 +249,16 @@ def fp8_rows_of(block: int, group: int) -> Kernel:
 
 
 def integers(name: str, layout: IntegerLayout, m: int) -> Kernel:
-    """By warps that share columns up to 16 rows, by programs that do above."""
+    tile = integer_gemm.choose_tile(m, HIDDEN, HIDDEN, layout, torch.bfloat16)
     factors = "*i32" if layout.is_half else "*fp32"
     types = {"x": "*bf16", "words": "*i16", "scales": factors} | ({"mins": factors} if layout.has_mins else {})
-    constants = layout.constants() | {"N": HIDDEN, "COMPILED": True} | ({} if layout.has_mins else {"mins": None})
-    tile: Any
-    if m <= integer_few_rows.PAYS_UP_TO:
-        kernel, tile = integer_few_rows.integer_few_rows_kernel, integer_few_rows.choose_tile(HIDDEN, torch.bfloat16)
-        constants |= tile.constants(layout, m, HIDDEN) | {"ACTIVATION": "silu" if m == 1 else None}
-    else:
-        kernel, tile = (
-            integer_gemm.integer_gemm_kernel,
-            integer_gemm.choose_tile(m, HIDDEN, HIDDEN, layout, torch.bfloat16),
-        )
-        constants |= tile.constants(layout, HIDDEN)
-        types |= {"partials": "*fp32", "counters": "*i32"}
-    types |= {"out": "*bf16", "m": "i32", "stride": "i32"}
+    types |= {"partials": "*fp32", "counters": "*i32", "out": "*bf16", "m": "i32", "stride": "i32"}
+    constants = tile.constants(layout, HIDDEN) | layout.constants() | {"N": HIDDEN, "COMPILED": True}
     return Kernel(
         f"{name}, {m} rows",
-        kernel,
+        integer_gemm.integer_gemm_kernel,
         types,
-        constants,
+        constants | ({} if layout.has_mins else {"mins": None}),
         frozenset({"m"}),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,

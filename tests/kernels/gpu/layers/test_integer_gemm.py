@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from gpu_cases import FLOATS, on_gpu
 from torch import Tensor
 
 from diptych.engine.models.gpu_integers import GpuIntegers
 from diptych.kernels.gpu.layers import integer_words
-from diptych.kernels.gpu.layers.integer_few_rows import (
-    MAX_ROWS,
-    FewRowsTile,
-    integer_few_rows,
-    integer_few_rows_gated,
-)
-from diptych.kernels.gpu.layers.integer_gemm import IntegerTile, integer_gemm, most_tiles
+from diptych.kernels.gpu.layers.integer_gemm import BLOCKS, IntegerTile, integer_gemm, most_tiles
 from diptych.kernels.gpu.layers.integer_matrix import IntegerMatrix, widen
 from diptych.kernels.integer_layout import layout_of
 from diptych.kernels.quantized import CODE_DTYPES, Array, Code, QuantizedArray
@@ -71,13 +64,6 @@ def multiplied(x: Tensor, array: QuantizedArray, tile: IntegerTile | None = None
     return out
 
 
-def multiplied_few(x: Tensor, array: QuantizedArray, tile: FewRowsTile | None = None) -> Tensor:
-    matrix = IntegerMatrix.of(array, x.device)
-    out = torch.full((len(x), len(array)), torch.nan, dtype=x.dtype, device=x.device)
-    integer_few_rows(x, matrix, out, tile)
-    return out
-
-
 def assert_product(out: Tensor, x: Tensor, array: QuantizedArray) -> None:
     bound = TOLERANCES[x.dtype]
     atol = bound * x.shape[1] ** 0.5
@@ -113,7 +99,6 @@ def test_a_product_is_that_of_the_dequantised_weight(
     tile = IntegerTile(16, 64 if narrow else 32, 128 if narrow else layout.strip, 2, 3 if narrow else 2, 4)
     x = torch.randn(5, 328, device=device).to(dtype)
     assert_product(multiplied(x, array, tile), x, array)
-    assert_product(multiplied_few(x, array), x, array)
 
 
 @pytest.mark.parametrize("m", [1, 17, *(on_gpu(m) for m in (8, 64, 250))])
@@ -134,21 +119,6 @@ def test_tiles_for_any_number_of_rows_multiply_alike(
 ) -> None:
     array, x = random_array(n, k, code, group, has_mins), torch.randn(m, k, device=device).to(dtype)
     assert_product(multiplied(x, array), x, array)
-    if m <= MAX_ROWS:
-        assert_product(multiplied_few(x, array), x, array)
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize(("m", "activation"), [(1, "silu"), (9, "gelu_tanh")])
-def test_gates_and_ups_are_activated_as_if_they_had_been_stored(
-    m: int, activation: Literal["silu", "gelu_tanh"], dtype: torch.dtype, device: torch.device
-) -> None:
-    array, x = random_array(192, 160, "int4", 32, has_mins=True), torch.randn(m, 160, device=device).to(dtype) / 16
-    matrix, out = IntegerMatrix.of(array, device), torch.full((m, 96), torch.nan, dtype=dtype, device=device)
-    integer_few_rows_gated(x, matrix, out, activation)
-    gate, up = multiplied_few(x, array).double().chunk(2, dim=1)
-    activated = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
-    torch.testing.assert_close(out.double(), activated * up, rtol=2 * TOLERANCES[dtype], atol=2 * TOLERANCES[dtype])
 
 
 @pytest.mark.parametrize("m", [0, 1, 300])
@@ -185,13 +155,12 @@ def test_parts_of_a_weight_are_kept_as_ranks_cut_them(device: torch.device) -> N
     assert_product(multiplied(x, part), x, part)
 
 
-@pytest.mark.parametrize("m", [on_gpu(m) for m in (8, 16, 32, 64)])
+@pytest.mark.parametrize("m", [on_gpu(m) for m in BLOCKS])
 def test_a_row_comes_out_the_same_bit_for_bit_beside_any_others_of_its_block(m: int, device: torch.device) -> None:
     array = random_array(512, 4096, "int4", 128, has_mins=False)
     x = torch.randn(m, 4096, device=device).half()
-    for multiply in (multiplied, multiplied_few)[: 2 if m <= MAX_ROWS else 1]:
-        whole, fewer = multiply(x, array), multiply(x[m // 2 - 1 :].contiguous(), array)
-        assert torch.equal(whole[m // 2 - 1 :], fewer)
+    whole, fewer = multiplied(x, array), multiplied(x[m // 2 - 1 :].contiguous(), array)
+    assert torch.equal(whole[m // 2 - 1 :], fewer)
 
 
 def executed(instructions: str, words: Array, dtype: type, shift: int) -> dict[str, Array]:

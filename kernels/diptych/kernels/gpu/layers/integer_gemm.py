@@ -1,10 +1,9 @@
 """The product of rows with a weight of integers in four or eight bits: the codes are read, and none is expanded.
 
 The weight is the left side of a product, as in `mxfp4_experts.py`: codes go from shared memory into the registers in
-which tensor cores want them, and become numbers of the states' type there, which holds every code exactly. That a code
-is put into the low bits of a number whose exponent makes them units is from FasterTransformer
-(`interleaved_numeric_conversion.h`; Kim et al., 2022, "Who says elephants can't run"). Several programs share the
-columns of a tile of rows; the one that is done last adds up what all have, in the order of the columns.
+which tensor cores want them, and become numbers of the states' type there, which holds every code exactly. Several
+programs share the columns of a tile of rows; the one that is done last adds up what all have, in the order of the
+columns.
 
 Rule: the products of a group are added up in float32 and multiplied by its scale there; a min is multiplied by the sum
 of the states. So nothing is rounded but the result. The order of additions depends on the weight's shape and on the
@@ -26,11 +25,14 @@ from diptych.kernels.gpu.layers.integer_matrix import IntegerMatrix, factor
 from diptych.kernels.gpu.layers.integer_words import unpacked
 from diptych.kernels.integer_layout import IntegerLayout
 
-BLOCKS: Final = (32, 64)  # rows of x that are multiplied at once
-LARGE_BLOCK_N: Final = 128  # rows of the weight of a program, if that leaves one for each multiprocessor
+BLOCKS: Final = (8, 16, 32, 64)  # rows of x that are multiplied at once
+FEW: Final = 16  # rows of x: memory decides
+LARGE_BLOCK_N: Final = 128  # rows of the weight of a program, of more rows, if that leaves one for each multiprocessor
 SMALL_BLOCK_N: Final = 64
 MULTIPROCESSORS: Final = 132  # of an H100 or H200
-AT_ONCE: Final = 384  # programs that are wanted
+AT_ONCE_OF_FEW: Final = {4: 896, 8: 448}  # programs that are wanted, by the bits of codes
+AT_ONCE: Final = 384
+MAX_SPLIT_OF_FEW: Final = 8
 MAX_SPLIT: Final = 4
 MAX_ROWS: Final = 256
 
@@ -55,9 +57,12 @@ class IntegerTile:
         return {"K": k, "STRIPS": strips, "STEPS": steps, "UNROLL": unroll, "EVEN": is_even} | blocks
 
 
-def pays_up_to(n: int, k: int, layout: IntegerLayout) -> int:
-    """Return for how many rows of x, at most, `integer_gemm` is meant to multiply such a weight `[n, k]`."""
-    return MAX_ROWS if k % 16 == 0 else 0
+def pays_up_to(k: int, layout: IntegerLayout) -> int:
+    """Return for how many rows of x, at most, `integer_gemm` is meant to multiply a weight of `k` columns.
+
+    The more scales a strip has to apply to sums, the earlier it takes longer than to widen the weight.
+    """
+    return MAX_ROWS // max(1, layout.runs) if k % 16 == 0 else FEW
 
 
 def most_tiles(n: int) -> int:
@@ -66,14 +71,16 @@ def most_tiles(n: int) -> int:
 
 
 def choose_tile(m: int, n: int, k: int, layout: IntegerLayout, dtype: torch.dtype) -> IntegerTile:
-    """Return the tile for `m` rows with a weight `[n, k]`."""
+    """Return the tile for `m` rows with a weight `[n, k]`: what was fastest for the shapes of Llama-3-8B."""
     if dtype.itemsize > 2:  # for comparisons
         return IntegerTile(16, 128, layout.strip, 1, 2, 8)
-    block_m, block_k = BLOCKS[0] if m <= BLOCKS[0] else BLOCKS[1], max(128, layout.strip)
-    if cdiv(n, LARGE_BLOCK_N) >= MULTIPROCESSORS:
+    smallest = BLOCKS[0] if layout.part >= 32 else BLOCKS[1]  # states are read in four bytes a thread, or more
+    block_m, block_k = next((each for each in BLOCKS if each >= max(m, smallest)), BLOCKS[-1]), max(128, layout.strip)
+    if m > FEW and cdiv(n, LARGE_BLOCK_N) >= MULTIPROCESSORS:
         return IntegerTile(block_m, LARGE_BLOCK_N, block_k, 1, 3, 8)
     programs = cdiv(n, SMALL_BLOCK_N) * cdiv(m, block_m)
-    split = min(MAX_SPLIT, max(1, AT_ONCE // programs), cdiv(k, block_k))
+    wanted, most = (AT_ONCE_OF_FEW[layout.bits], MAX_SPLIT_OF_FEW) if m <= FEW else (AT_ONCE, MAX_SPLIT)
+    split = min(most, max(1, wanted // programs), cdiv(k, block_k))
     return IntegerTile(block_m, SMALL_BLOCK_N, block_k, split, 3, 4)
 
 
