@@ -2,8 +2,8 @@
 
 Layers of one pool take turns, so that each reads its KV from memory, as in a model. Decode: the limit is one read of
 keys and values at the speed of a copy. Extend: the two products at the speed of large ones; half of the square of new
-tokens counts. flashinfer stands beside, where it is installed, and torch's SDPA on contiguous KV without a prefix.
-What flashinfer compiles at first use is compiled before, side by side.
+tokens counts. FlashInfer and FlashAttention-3 stand beside where they are installed, and torch's SDPA on contiguous KV.
+What FlashInfer compiles at first use is compiled before, side by side.
 
     python bench/gpu/attention.py [--quick] [--json]
 """
@@ -19,16 +19,17 @@ from typing import Final
 
 import flashinfer_peer
 import torch
-import torch.nn.functional as F
 from device_clock import seconds_each
 from kv_states import HEAD_DIM, NUM_HEADS, NUM_KV_HEADS, SCALE, States, make_states, random_queries
 from llama_8b import CONTEXT_LEN
+from prompt_runs import Run, flash_attention_3_runs, flops, hopper_runs, pointer_runs, sdpa_runs, split_runs
 from report import Report, arguments
 from roofline import Roofline, roofline
 from warm_cache import in_processes
 
 from diptych.kernels.gpu.attention.decode_attention import decode_attention, decode_workspace, launch_for, num_splits
-from diptych.kernels.gpu.attention.extend_attention import extend_attention
+from diptych.kernels.gpu.attention.prompt_attention import serves
+from diptych.kernels.gpu.attention.split_extend_attention import is_short
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 NAMES: Final = {BF16: "bf16", FP8: "fp8"}
@@ -38,11 +39,12 @@ DECODE: Final = (  # requests, tokens of each
 )
 QUICK_DECODE: Final = ((BF16, 8, 1024), (BF16, 64, 4096), (FP8, 64, 4096))
 EXTEND: Final = (  # requests, cached tokens of each, new ones
-    *((BF16, *case) for case in ((1, 0, 4096), (4, 0, 1024), (1, 3072, 1024), (1, 31744, 1024))),
-    (FP8, 1, 3072, 1024),
+    *((BF16, *case) for case in ((1, 0, 4096), (2, 0, 4096), (8, 0, 1024), (1, 3072, 1024), (1, 31744, 1024))),
+    (BF16, 1, 0, 32768),
+    *((FP8, *case) for case in ((1, 0, 4096), (1, 3072, 1024), (1, 31744, 1024))),
+    *((BF16, *case) for case in ((1, 8192, 64), (1, 1024, 16), (4, 1024, 64))),
 )
 QUICK_EXTEND: Final = ((BF16, 1, 0, 4096), (BF16, 1, 3072, 1024))
-Run = Callable[[], object]
 
 
 def decode_runs(states: States, q: torch.Tensor) -> list[Run]:
@@ -61,18 +63,6 @@ def decode_runs(states: States, q: torch.Tensor) -> list[Run]:
     return [run(layer) for layer in states.layers]
 
 
-def extend_runs(states: States, q: torch.Tensor, new: int) -> list[Run]:
-    starts = torch.arange(states.batch_size + 1, dtype=torch.int32, device="cuda") * new
-    out = torch.empty_like(q)
-
-    def run(layer: torch.Tensor) -> Run:
-        return lambda: extend_attention(
-            q, layer, states.page_table, states.seq_lens, starts, out, max_extend_len=new, scale=SCALE
-        )
-
-    return [run(layer) for layer in states.layers]
-
-
 def measure_decode(report: Report, limits: Roofline, dtype: torch.dtype, batch_size: int, seq_len: int) -> None:
     states, q = make_states(batch_size, seq_len, dtype), random_queries(batch_size)
     ours = seconds_each(decode_runs(states, q))
@@ -85,22 +75,24 @@ def measure_decode(report: Report, limits: Roofline, dtype: torch.dtype, batch_s
 def measure_extend(
     report: Report, limits: Roofline, dtype: torch.dtype, batch_size: int, prefix: int, new: int
 ) -> None:
+    """Ours is what a worker computes such a step with; `extend_attention` stands beside where that is another."""
     states, q = make_states(batch_size, prefix + new, dtype), random_queries(batch_size * new)
-    ours = seconds_each(extend_runs(states, q, new))
-    flops = 4 * batch_size * NUM_HEADS * HEAD_DIM * new * (prefix + new / 2)
+    work = flops(batch_size, prefix, new)
+    runs: Callable[[States, torch.Tensor, int], list[Run]]
+    runs = hopper_runs if serves(states.layers[0]) else pointer_runs
+    if is_short(len(q) * NUM_HEADS // NUM_KV_HEADS, new * NUM_HEADS // NUM_KV_HEADS, NUM_KV_HEADS, HEAD_DIM):
+        runs = split_runs
+    value = work / seconds_each(runs(states, q, new))
     others: dict[str, Callable[[], Sequence[Run]]] = {"flashinfer": lambda: flashinfer_peer.extend_runs(states, q, new)}
-    if not prefix and dtype == BF16:
-        others["torch"] = lambda: [sdpa_run(batch_size, new)]
-    value, limit = flops / ours, limits.bf16_flops_s
+    if runs is not pointer_runs:
+        others["extend_attention"] = lambda: pointer_runs(states, q, new)
+        others["flash attention 3"] = lambda: flash_attention_3_runs(states, q, new)
+    if dtype == BF16:
+        others["torch"] = lambda: sdpa_runs(states, q, new)
     case = f"extend {NAMES[dtype]}, {batch_size} x {new} after {prefix}"
-    peers = speeds(flops / 1e12, others)
+    peers = speeds(work / 1e12, others)
+    limit = limits.bf16_flops_s
     report.row("gpu/attention", case, value / 1e12, "TFLOP/s", limit / 1e12, "bf16 product", value / limit, peers)
-
-
-def sdpa_run(batch_size: int, new: int) -> Run:
-    shapes = [(batch_size, heads, new, HEAD_DIM) for heads in (NUM_HEADS, NUM_KV_HEADS, NUM_KV_HEADS)]
-    q, k, v = (torch.randn(shape, dtype=BF16, device="cuda") for shape in shapes)
-    return lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
 
 def speeds(work: float, peers: dict[str, Callable[[], Sequence[Run]]]) -> dict[str, float]:

@@ -17,6 +17,7 @@ from typing import Any, Final
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 
 TARGET: Final = GPUTarget("cuda", 90, 32)
 DIVISIBLE: Final = (("tt.divisibility", 16),)
@@ -27,7 +28,7 @@ class Kernel:
     """A kernel as it is launched."""
 
     name: str  # of this variant, among all
-    function: Any  # the `triton.jit` function
+    function: Any  # the `triton.jit` or `gluon.jit` function
     types: Mapping[str, str]  # of the arguments, in order: "*bf16", "i32", "fp32", ...
     constants: Mapping[str, Any]
     any_number: frozenset[str] = frozenset()  # arguments that are no multiples of 16, as addresses and strides are
@@ -45,7 +46,8 @@ def compiled(kernel: Kernel) -> dict[str, Any]:
     assert sorted(kernel.function.arg_names) == sorted(arguments), (kernel.function.arg_names, arguments)
     places = [i for i, name in enumerate(kernel.function.arg_names) if name in divisible(kernel)]
     signature = {name: kernel.types.get(name, "constexpr") for name in kernel.function.arg_names}
-    source = ASTSource(kernel.function, signature, dict(kernel.constants), {(i,): list(DIVISIBLE) for i in places})
+    source_of = GluonASTSource if kernel.function.is_gluon() else ASTSource
+    source = source_of(kernel.function, signature, dict(kernel.constants), {(i,): list(DIVISIBLE) for i in places})
     options = {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages, "maxnreg": kernel.max_registers}
     image = triton.compile(source, target=TARGET, options=options)
     said = {"loads": sorted(kernel.loads), "stores": sorted(kernel.stores), "never": sorted(kernel.never)}
@@ -53,8 +55,9 @@ def compiled(kernel: Kernel) -> dict[str, Any]:
 
 
 def divisible(kernel: Kernel) -> set[str]:
-    """The arguments that Triton may take for multiples of 16: no floats."""
-    return {name for name, kind in kernel.types.items() if not kind.startswith("fp")} - kernel.any_number
+    """The arguments that Triton may take for multiples of 16: neither floats nor what the copy engine reads by."""
+    kinds = {name for name, kind in kernel.types.items() if not kind.startswith(("fp", "tensordesc"))}
+    return kinds - kernel.any_number
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from diptych.architectures.config import ModelConfig
 from diptych.engine.attention.backend import LatentHeads
 from diptych.engine.attention.gpu_layers import gpu_layers
+from diptych.engine.attention.hopper_prompts import PromptStep
 from diptych.engine.attention.latent_prompts import LatentPrompts
 from diptych.engine.attention.layer_constants import Ropes
 from diptych.engine.attention.staged_batch import StagedBatch
@@ -30,13 +31,14 @@ class _Step:
     others: Chunks
 
     @staticmethod
-    def of(batch: StagedBatch, num_single: int, max_extend_len: int) -> _Step:
+    def of(batch: StagedBatch, num_single: int, max_extend_len: int, prompts: PromptStep | None = None) -> _Step:
         single, others = (
             Requests(batch.page_table[part], batch.seq_lens[part])
             for part in (slice(num_single), slice(num_single, None))
         )
         starts = batch.extend_starts[num_single:] - num_single
-        return _Step(batch, num_single, single, Chunks(others, starts, max_extend_len))
+        longest = int(batch.host.seq_lens.max())
+        return _Step(batch, num_single, single, Chunks(others, starts, max_extend_len, longest, prompts))
 
 
 class TritonAttention:
@@ -63,7 +65,8 @@ class TritonAttention:
     def init_forward_metadata(self, batch: StagedBatch) -> None:
         lens = batch.host.extend_lens
         num_single = int(np.append(lens != 1, True).argmax())
-        self._step = _Step.of(batch, num_single, int(lens.max()))
+        prompts = self._kernels.plan(lens[num_single:], batch.host.seq_lens[num_single:])
+        self._step = _Step.of(batch, num_single, int(lens.max()), prompts)
 
     def capture_metadata(self, batch: StagedBatch) -> None:
         self._step = _Step.of(batch, len(batch.seq_lens), 1)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol
 
 import torch
 from torch import Tensor
 
 from diptych.architectures.config import ModelConfig
+from diptych.common.arrays import I64
 from diptych.engine.attention.gpu_layers import GpuLayer
+from diptych.engine.attention.hopper_prompts import HopperPrompts, PromptStep
 from diptych.kernels.gpu.attention.decode_attention import (
     FEW_REQUESTS,
     Launch,
@@ -18,7 +22,7 @@ from diptych.kernels.gpu.attention.decode_attention import (
     launch_for,
     num_splits,
 )
-from diptych.kernels.gpu.attention.extend_attention import Tile, extend_attention, fixed_tile
+from diptych.kernels.gpu.attention.extend_attention import WIDE_DIM, extend_attention, fixed_tile
 from diptych.kernels.gpu.attention.latent_attention import (
     LatentShape,
     LatentWorkspace,
@@ -26,9 +30,11 @@ from diptych.kernels.gpu.attention.latent_attention import (
     latent_extend,
     latent_splits,
 )
+from diptych.kernels.gpu.attention.split_extend_attention import SplitWorkspace, is_short, split_extend_attention
 
 LARGEST_BATCH: Final = 4096  # requests of a decode step, unless the pool has more pages
 INTERPRETER_SMS: Final = 2
+Attend = Callable[..., None]
 DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)  # of states
 
 
@@ -47,6 +53,8 @@ class Chunks:
     requests: Requests
     starts: Tensor  # int32 [num_requests + 1], from the first of their tokens on
     max_len: int
+    longest: int = 0  # tokens of a request, with its new ones, at most; 0: its prefix is not to be shared out
+    prompts: PromptStep | None = None
 
 
 class AttentionKernels(Protocol):
@@ -58,6 +66,10 @@ class AttentionKernels(Protocol):
 
     def extend(self, at: GpuLayer, queries: Tensor, out: Tensor, chunks: Chunks) -> None:
         """Each has any number of them."""
+        ...
+
+    def plan(self, extend_lens: I64, seq_lens: I64) -> PromptStep | None:
+        """Return what `extend` of such a step shares between layers."""
         ...
 
 
@@ -95,6 +107,11 @@ class PairKernels:
         heads, batch = (config.num_heads, config.num_kv_heads, config.head_dim), max(LARGEST_BATCH, len(kv))
         most = max(self._few.num_splits, self._many.num_splits)
         self._workspace = decode_workspace(batch, *heads, most, kv.device)
+        self._shares = SplitWorkspace.allocate(config.head_dim, kv.device) if config.head_dim <= WIDE_DIM else None
+        self._prompts = HopperPrompts.of(config, kv)
+
+    def plan(self, extend_lens: I64, seq_lens: I64) -> PromptStep | None:
+        return None if self._prompts is None else self._prompts.plan(extend_lens, seq_lens)
 
     def decode(self, at: GpuLayer, queries: Tensor, out: Tensor, requests: Requests) -> None:
         sharing = self._few if len(queries) <= FEW_REQUESTS else self._many
@@ -117,7 +134,18 @@ class PairKernels:
         )
 
     def extend(self, at: GpuLayer, queries: Tensor, out: Tensor, chunks: Chunks) -> None:
-        extend_pairs(self._config, at, queries, out, chunks, None)
+        if self._prompts is not None and chunks.prompts is not None and self._prompts.attends(at, queries.dtype):
+            where = chunks.requests.page_table, chunks.requests.seq_lens, chunks.starts
+            self._prompts.attend(at, queries, out, *where, chunks.prompts)
+        else:
+            extend_pairs(self._config, at, queries, out, chunks, self._choose(at, queries, chunks))
+
+    def _choose(self, at: GpuLayer, queries: Tensor, chunks: Chunks) -> Attend:
+        num_kv_heads, group = at.kv.shape[3], queries.shape[1] // at.kv.shape[3]
+        rows = len(queries) * group, chunks.max_len * group
+        if self._shares is None or not is_short(*rows, num_kv_heads, queries.shape[2]):
+            return extend_attention
+        return partial(split_extend_attention, workspace=self._shares, longest=chunks.longest)
 
 
 class FixedOrderKernels:
@@ -132,19 +160,22 @@ class FixedOrderKernels:
         most = max(LARGEST_BATCH, len(kv)) + 1
         self._starts = torch.arange(most, dtype=torch.int32, device=kv.device)  # of requests with one token each
 
+    def plan(self, extend_lens: I64, seq_lens: I64) -> None:
+        """Nothing: what pays for a step depends on all that is in it."""
+
     def decode(self, at: GpuLayer, queries: Tensor, out: Tensor, requests: Requests) -> None:
         self.extend(at, queries, out, Chunks(requests, self._starts[: len(queries) + 1], 1))
 
     def extend(self, at: GpuLayer, queries: Tensor, out: Tensor, chunks: Chunks) -> None:
         tile = fixed_tile(self._config.head_dim, queries.dtype)
-        extend_pairs(self._config, at, queries, out, chunks, tile)
+        extend_pairs(self._config, at, queries, out, chunks, partial(extend_attention, tile=tile))
 
 
 def extend_pairs(
-    config: ModelConfig, at: GpuLayer, queries: Tensor, out: Tensor, chunks: Chunks, tile: Tile | None
+    config: ModelConfig, at: GpuLayer, queries: Tensor, out: Tensor, chunks: Chunks, attend: Attend
 ) -> None:
-    """Attend as `AttentionKernels.extend`; the step's shape chooses the `tile` if it is None."""
-    extend_attention(
+    """Attend as `AttentionKernels.extend`, by `extend_attention` or what takes the same."""
+    attend(
         queries,
         at.kv,
         chunks.requests.page_table,
@@ -159,7 +190,6 @@ def extend_pairs(
         k_scale=at.k_scale,
         v_scale=at.v_scale,
         sinks=at.sinks,
-        tile=tile,
     )
 
 
@@ -188,6 +218,9 @@ class LatentKernels:
             kv_scale=at.k_scale,
             num_splits=self._num_shares(queries.dtype, len(queries)),
         )
+
+    def plan(self, extend_lens: I64, seq_lens: I64) -> None:
+        """Nothing: see `LatentPrompts`."""
 
     def _num_shares(self, dtype: torch.dtype, batch: int) -> int:
         return latent_splits(self._shapes[dtype], batch, self._longest, self._num_sms)
