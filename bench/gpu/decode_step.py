@@ -4,7 +4,7 @@ Through the runner that workers use, queued as an overlapping scheduler queues: 
 after the other. Then under a worker's own scheduler, which receives, plans, commits and answers beside the GPU's work.
 *Idle*: the share of a step in which the GPU had nothing to do, by marks on its stream (`step_marks.py`).
 
-    python bench/gpu/decode_step.py [--parts runner engine fp8] [--weights fp8] [--quick] [--json]
+    python bench/gpu/decode_step.py [--parts runner engine fp8] [--weights fp8|int4] [--quick] [--json]
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from diptych.engine.runner.loaded_model import LoadedModel
 WANTED_MS: Final = {
     ("bfloat16", "bfloat16"): {(1, 1024): 4.6, (64, 4096): 13.6},
     ("bfloat16", "fp8"): {(1, 1024): 2.9},
+    ("bfloat16", "int4"): {(1, 1024): 2.2},
 }  # by what KV and weights are kept in
+WEIGHT_NBYTES: Final = {"bfloat16": 2, "fp8": 1, "int4": 4.25 / 8}  # of layers: a scale of four bytes for 128 in INT4
 WANTED_IDLE: Final = 0.03  # of a step
 NUM_STEPS: Final = 60
 PAGES_TO_GROW: Final = 12  # of each request, beyond its context
@@ -47,12 +49,12 @@ class Measured:
     weights: str  # see `WEIGHTS`
 
     def limit_s(self, limits: Roofline, case: tuple[int, int]) -> float:
-        kv_nbytes, weight_nbytes = 1 if self.kv_dtype == "fp8_e4m3" else 2, 1 if self.weights == "fp8" else 2
-        return decode_limit_s(limits, self.model.config, *case, kv_nbytes, weight_nbytes)
+        kv_nbytes = 1 if self.kv_dtype == "fp8_e4m3" else 2
+        return decode_limit_s(limits, self.model.config, *case, kv_nbytes, WEIGHT_NBYTES[self.weights])
 
     @property
     def kept(self) -> str:
-        return f"KV {self.kv_dtype}" + (", weights FP8" if self.weights == "fp8" else "")
+        return f"KV {self.kv_dtype}" + ("" if self.weights == "bfloat16" else f", weights {self.weights.upper()}")
 
 
 def name_of(case: tuple[int, int]) -> str:

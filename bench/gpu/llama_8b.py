@@ -44,7 +44,7 @@ def model_folder(config: dict[str, Any] = CONFIG) -> Iterator[Path]:
 
 
 def decode_limit_s(
-    limits: Roofline, config: ModelConfig, batch_size: int, context: int, kv_nbytes: int = 2, weight_nbytes: int = 2
+    limits: Roofline, config: ModelConfig, batch_size: int, context: int, kv_nbytes: int = 2, weight_nbytes: float = 2
 ) -> float:
     """How long a decode step must take: weights and KV read once, or its arithmetic; `weight_nbytes`: of layers."""
     cached = batch_size * context

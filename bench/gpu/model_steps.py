@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 import torch
 from forward_batches import PAGE_SIZE, greedy
+from int4_model import Int4Model
 from llama_8b import CONTEXT_LEN
 from step_marks import Marks, Pace
 from torch import Tensor
@@ -26,13 +27,14 @@ from diptych.engine.values.batch import ForwardBatch, ForwardMode, OverlapRunner
 MAX_REQUESTS: Final = 64
 MAX_STEP_TOKENS: Final = 8192
 DEVICE: Final = torch.device("cuda", 0)
-WEIGHTS: Final = {"bfloat16": "auto", "fp8": "fp8"}  # what a worker's `--quantization` is
+WEIGHTS: Final = {"bfloat16": "auto", "fp8": "fp8", "int4": "auto"}  # what a worker's `--quantization` is
 HOLD_CYCLES: Final = 60_000_000  # 30 ms, in which a step is queued
 
 
 def load(source: ModelSource, num_pages: int, kv_dtype: str = "bfloat16", weights: str = "bfloat16") -> LoadedModel:
     """Load the model onto a pool of random KV; `weights` as in `WEIGHTS`."""
     options = ModelOptions(dtype="bfloat16", quantization=WEIGHTS[weights])
+    source = Int4Model(source) if weights == "int4" else source
     return load_model(source, random_pool(source.config, num_pages, kv_dtype), options)
 
 

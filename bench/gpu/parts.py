@@ -84,6 +84,8 @@ PARTS: Final = (
     _table("products", 60, "wide_products.py"),
     _table("decode", 160, "decode_step.py"),
     _table("prefill", 150, "prefill.py"),
+    _table("integers", 240, "integer_products.py"),
+    _table("decode_int4", 100, "decode_step.py --weights int4 --parts runner"),
     _table("deterministic", 120, "deterministic.py"),
     _table("decode_fp8", 100, "decode_step.py --weights fp8 --parts runner"),
     _table("prefill_fp8", 120, "prefill.py --weights fp8"),

@@ -217,34 +217,6 @@ def test_experts_in_mxfp4_take_four_bits_a_weight_and_their_scales(
     assert "GiB in bfloat16, experts in MXFP4, at most" in capsys.readouterr().out
 
 
-PACKED = {"format": "pack-quantized", "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": 32}}}}
-
-
-@pytest.mark.parametrize(
-    ("quantization", "strip_nbytes", "said"),  # of 128 columns with their scales
-    [
-        ({"quant_method": "awq", "group_size": 128}, 64 + 4, "experts in INT4"),
-        ({"quant_method": "gptq", "bits": 4, "group_size": -1}, 64 + 4, "experts in INT4"),
-        ({"quant_method": "gptq", "bits": 4, "desc_act": True}, 256, "GiB in bfloat16, at most"),
-        ({"quant_method": "gptq", "bits": 8}, 256, "GiB in bfloat16, at most"),
-        (PACKED | {"quant_method": "compressed-tensors"}, 64 + 4 * 4, "experts in INT4"),
-    ],
-)
-def test_experts_in_four_bits_are_counted_as_gpus_keep_them(
-    quantization: dict[str, Any], strip_nbytes: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = transformers.Qwen3MoeConfig(architectures=["Qwen3MoeForCausalLM"], num_hidden_layers=2)
-    config.save_pretrained(tmp_path)
-    plain = described(tmp_path, capsys)["gpu"]["weights_bytes"]
-    values = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(values | {"quantization_config": quantization}))
-    strips = 2 * 128 * 3 * 768 * 2048 // 128
-    assert described(tmp_path, capsys)["gpu"]["weights_bytes"] == plain - strips * (256 - strip_nbytes)
-    assert described(tmp_path, capsys, quantization="none")["gpu"]["weights_bytes"] == plain
-    assert main(DescribeConfig(model=str(tmp_path))) == 0
-    assert said in capsys.readouterr().out
-
-
 def test_matrices_of_layers_in_fp8_take_a_byte_a_weight_and_a_scale_a_row(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -263,6 +235,44 @@ def test_matrices_of_layers_in_fp8_take_a_byte_a_weight_and_a_scale_a_row(
     for quantization, nbytes in asked:
         assert main(DescribeConfig(model=str(tmp_path), quantization=quantization, json=True)) == 0
         assert json.loads(capsys.readouterr().out)["gpu"]["weights_bytes"] == nbytes
+
+
+PACKED = {"format": "pack-quantized", "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": 32}}}}
+ROWS = {"format": "int-quantized", "config_groups": {"group_0": {"weights": {"num_bits": 8}}}}
+PACKED, ROWS = (each | {"quant_method": "compressed-tensors"} for each in (PACKED, ROWS))
+
+
+@pytest.mark.parametrize(
+    ("quantization", "strip_nbytes", "row_nbytes", "said"),  # of 128 columns of experts, of 2048 others; with scales
+    [
+        ({"quant_method": "awq", "group_size": 128}, 64 + 4, 16 * (64 + 8), "experts in INT4"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": -1}, 64 + 4, 16 * 64 + 8, "matrices of layers in INT4"),
+        ({"quant_method": "gptq", "bits": 4, "desc_act": True}, 256, 4096, "GiB in bfloat16, at most"),
+        ({"quant_method": "gptq", "bits": 8, "sym": True}, 256, 16 * (128 + 4), "matrices of layers in INT8"),
+        (PACKED, 64 + 4 * 4, 16 * (64 + 4 * 4), "experts in INT4"),
+        (ROWS, 256, 16 * 128 + 4, "matrices of layers in INT8"),
+    ],
+)
+def test_integers_are_counted_as_gpus_keep_them(
+    quantization: dict[str, Any],
+    strip_nbytes: int,
+    row_nbytes: int,
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sizes: dict[str, Any] = {"hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128}
+    config = transformers.Qwen3MoeConfig(architectures=["Qwen3MoeForCausalLM"], num_hidden_layers=2, **sizes)
+    config.save_pretrained(tmp_path)
+    plain = described(tmp_path, capsys)["gpu"]["weights_bytes"]
+    values = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(values | {"quantization_config": quantization}))
+    strips, rows = 2 * 128 * 3 * 768 * 2048 // 128, 2 * (2 * 16 + 2 * 4) * 128  # queries, keys, values, outputs
+    narrow = plain - strips * (256 - strip_nbytes) - rows * (4096 - row_nbytes)
+    assert described(tmp_path, capsys)["gpu"]["weights_bytes"] == narrow
+    assert described(tmp_path, capsys, quantization="none")["gpu"]["weights_bytes"] == plain
+    assert main(DescribeConfig(model=str(tmp_path))) == 0
+    assert said in capsys.readouterr().out
 
 
 GEMMA3_27B: dict[str, Any] = {

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import Final
 
 from diptych.architectures.config import ModelConfig
+from diptych.architectures.placement import Piece
 from diptych.architectures.registry import FAMILIES
 
-MatrixNbytes = Callable[[str, int, int], int]  # of the matrix with a target, of so many rows and columns
+MatrixNbytes = Callable[[str, Piece], int]  # of a matrix, or a part of it, of the tensor with a name
 EXPERT: Final = re.compile(r"\d+\.experts\.")  # how the target of an expert's matrix begins
 LINEAR: Final = re.compile(  # what FP8 is for
     r"\d+\.(qkv|q|q_a|q_b|kv_a|o|((shared|experts\.\d+)\.)?(gate_up|down))"
@@ -32,10 +33,10 @@ def num_active_parameters(config: ModelConfig) -> int:
 def weights_nbytes(config: ModelConfig, number_nbytes: int, of_matrix: MatrixNbytes) -> int:
     """Return the bytes of all weights, of which matrices take what `of_matrix` says."""
     total = 0
-    for _, pieces in FAMILIES[config.architecture].placement(config):
+    for name, pieces in FAMILIES[config.architecture].placement(config):
         for piece in pieces:
             is_matrix = len(piece.shape) == 2
-            total += of_matrix(piece.target, *piece.shape) if is_matrix else math.prod(piece.shape) * number_nbytes
+            total += of_matrix(name, piece) if is_matrix else math.prod(piece.shape) * number_nbytes
     return total
 
 

@@ -20,6 +20,7 @@ from diptych.architectures.config import ModelConfig
 from diptych.architectures.registry import NONSENSE, from_hf
 from diptych.checkpoints.fingerprint import fingerprint
 from diptych.checkpoints.gguf import GgufFile
+from diptych.checkpoints.quantization.gguf_blocks import TYPES
 from diptych.checkpoints.quantization.weight import Stored, as_floats
 from diptych.common.errors import ConfigError
 from diptych.kernels.quantized import QuantizedArray
@@ -136,6 +137,13 @@ class GgufModel:
         for name in self._file.tensors:
             if name not in NOT_WEIGHTS:
                 yield self._hf_name(name), self._unpaired(name)
+
+    def samples(self) -> Iterator[tuple[str, Stored]]:
+        """Yield a block of zeros for each weight, as it is stored. Reads nothing."""
+        for name, info in self._file.tensors.items():
+            if name not in NOT_WEIGHTS and info.type_id in TYPES:
+                kind = TYPES[info.type_id]
+                yield self._hf_name(name), kind.unpack(np.zeros((1, 1, kind.block_bytes), np.uint8))
 
     def _unpaired(self, name: str) -> Stored:
         """GGUF pairs the two halves of a head's rotation row by row; Hugging Face keeps them apart."""

@@ -14,15 +14,18 @@ from diptych.architectures.registry import from_hf
 from diptych.checkpoints.gguf_model import GgufModel
 from diptych.checkpoints.hf_folder import quantization_of
 from diptych.checkpoints.quantization.float8 import stores_fp8
+from diptych.checkpoints.quantization.scheme import code_of
 from diptych.checkpoints.shard import check_divides
 from diptych.cli.reports.model_report import Plan, as_json, as_text
 from diptych.common.config import REQUIRED, argument, option
 from diptych.common.errors import ConfigError
 from diptych.common.json_file import read_json
 from diptych.engine.options.config import KV_WINDOWS, KvWindows, Quantization
-from diptych.kernels.quantized import INT4_GROUPS, STRIP
+from diptych.kernels.integer_layout import IntegerLayout, layout_of
+from diptych.kernels.quantized import INT4_GROUPS, STRIP, QuantizedArray
 from diptych.kvtransfer.layout import DTYPE_NBYTES
 
+NO_BITS: Final = (0, 0)
 GROUP: Final = 128  # columns of a scale, where AWQ and GPTQ do not say it
 
 
@@ -67,7 +70,9 @@ def main(config: DescribeConfig) -> int:
         config.page_size,
         config.kv_cache_dtype,
         has_mxfp4=config.quantization != "none" and has_mxfp4(path),
-        int4_group=None if config.quantization == "none" else int4_group(path),
+        int4_group=None if config.quantization == "none" or model.moe is None else int4_group(path),
+        integers=None if config.quantization == "none" else integers(path),
+        integers_by_name={} if config.quantization == "none" else integers_by_name(path),
         has_fp8=config.quantization == "fp8" or (config.quantization == "auto" and has_fp8(path)),
     )
     print(json.dumps(as_json(model, plan), indent=2) if config.json else as_text(model, plan))
@@ -94,14 +99,43 @@ def has_mxfp4(path: Path) -> bool:
 def int4_group(path: Path) -> int | None:
     """Return the columns of a scale of experts in integers of four bits, 0 for all; None if GPUs keep none."""
     said = _quantization(path)
-    bits, group = said.get("bits", said.get("w_bit", 4)), said.get("group_size", said.get("q_group_size", GROUP))
-    if said.get("quant_method") == "compressed-tensors" and said.get("format") == "pack-quantized":
-        weights = next(iter(said["config_groups"].values()))["weights"]
-        bits, group = weights["num_bits"], weights.get("group_size")
-    elif said.get("quant_method") not in ("awq", "gptq") or said.get("desc_act"):
+    bits, group = _bits_and_group(said)
+    if said.get("desc_act") or not 0 < bits <= 4:
         return None
-    group = max(0, group or 0)  # -1: all columns
-    return group if bits <= 4 and (group in INT4_GROUPS or group % STRIP == 0) else None
+    return group if group in INT4_GROUPS or group % STRIP == 0 else None
+
+
+def integers(path: Path) -> IntegerLayout | None:
+    """Return how GPUs keep the matrices of layers but experts; None if they are not in integers, or not kept."""
+    said = _quantization(path)
+    bits, group = _bits_and_group(said)
+    if said.get("desc_act") or not 0 < bits <= 8:
+        return None
+    method = said["quant_method"]
+    has_mins = method == "awq" or (method == "gptq" and not said.get("sym"))
+    has_half = method == "gptq" and not has_mins  # zero points and bfloat16 are kept in float32
+    return IntegerLayout.of(code_of(bits), group, has_half_scales=has_half, has_mins=has_mins)
+
+
+def integers_by_name(path: Path) -> dict[str, IntegerLayout]:
+    """Return how GPUs keep each matrix of a GGUF file that is in integers."""
+    if path.suffix != ".gguf":
+        return {}
+    arrays = ((name, block) for name, block in GgufModel(path).samples() if isinstance(block, QuantizedArray))
+    layouts = ((name, layout_of(block)) for name, block in arrays)
+    return {name: layout for name, layout in layouts if layout is not None}
+
+
+def _bits_and_group(said: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the bits of integers, and the columns of a scale, 0 for all; `NO_BITS` if there are no integers."""
+    bits, group = said.get("bits", said.get("w_bit", 4)), said.get("group_size", said.get("q_group_size", GROUP))
+    method, is_packed = said.get("quant_method"), said.get("format") == "pack-quantized"
+    if method == "compressed-tensors" and (is_packed or said.get("format") == "int-quantized"):
+        weights = next(iter(said["config_groups"].values()))["weights"]
+        bits, group = weights["num_bits"], weights.get("group_size") if is_packed else None
+    elif method not in ("awq", "gptq"):
+        return NO_BITS
+    return bits, max(0, group or 0)  # -1: all columns
 
 
 def has_fp8(path: Path) -> bool:

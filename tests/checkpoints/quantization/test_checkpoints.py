@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from greedy_text import generate
 from torch import Tensor
 
 from diptych.checkpoints.hf_folder import read_scheme
 from diptych.checkpoints.quantization.weight import as_floats
 from diptych.checkpoints.source import open_model
 from diptych.common.errors import ConfigError
-from diptych.engine.runner.model_runner import ModelRunner
-from diptych.engine.values.batch import ForwardBatch, ForwardMode
 from diptych.kernels.quantized import QuantizedArray
 
 Checkpoint = tuple[Path, dict[str, Tensor]]
@@ -40,30 +39,7 @@ def test_the_model_computes_what_its_dequantised_weights_would(checkpoint: Check
     (dense / "config.json").write_text(json.dumps(config))
     safetensors.torch.save_file(expected, dense / "model.safetensors")
     prompt = np.random.default_rng(0).integers(0, 96, 40).tolist()
-    assert generate(folder, "auto", prompt) == generate(dense, "none", prompt) == generate(folder, "none", prompt)
-
-
-def generate(folder: Path, quantization: str, prompt: list[int]) -> list[int]:
-    """Greedy text, and nothing else of the engine than its runner."""
-    source = open_model(str(folder))
-    layout = ModelRunner.pool_layout(source.config, num_pages=8, page_size=16, dtype="float32")
-    runner = ModelRunner(source, torch.zeros(layout.shape), dtype="float32", quantization=quantization)
-    tokens, start = list(prompt), 0
-    for _ in range(12):
-        positions = np.arange(start, len(tokens))
-        batch = ForwardBatch(
-            mode=ForwardMode.DECODE if start else ForwardMode.EXTEND,
-            input_ids=np.array(tokens[start:]),
-            positions=positions,
-            out_slots=positions,
-            page_table=np.arange(8, dtype=np.int32)[None],
-            seq_lens=np.array([len(tokens)]),
-            extend_lens=np.array([len(positions)]),
-            num_sampled=np.ones(1, np.int64),
-        )
-        start = len(tokens)
-        tokens.append(int(runner.logits(batch).argmax()))
-    return tokens
+    assert generate(folder, prompt) == generate(dense, prompt, "none") == generate(folder, prompt, "none")
 
 
 @pytest.mark.parametrize(

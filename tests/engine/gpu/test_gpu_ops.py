@@ -111,9 +111,19 @@ def test_an_adapter_of_a_rank_that_no_slot_has_room_for_is_refused(device: torch
         loras.prepare(Adapter("0" * 32, (Product("0.o", 0, *sides[33]),)))
 
 
-def test_what_a_checkpoint_stores_in_few_bits_is_expanded(device: torch.device) -> None:
-    codes = np.arange(32, dtype=np.int8).reshape(2, 16)
-    weight = QuantizedWeight((QuantizedArray("int8", codes, np.full((2, 1), 0.5, np.float32)),))
-    rows = [ops.matrix("0.o", weight, Split.NONE).rows(torch.arange(2)) for ops in both(torch.float16, device)]
-    assert rows[0].tolist() == (codes * 0.5).tolist()
-    assert torch.equal(*rows)
+@pytest.mark.parametrize(("group", "is_kept"), [(0, True), (24, False)])
+def test_what_is_stored_in_few_bits_is_kept_or_the_log_says_once_that_it_is_expanded(
+    group: int, is_kept: bool, device: torch.device, caplog: pytest.LogCaptureFixture
+) -> None:
+    from diptych.engine.models.gpu_ops import GpuMatrix
+
+    codes = np.arange(96, dtype=np.int8).reshape(2, 48)
+    scales = np.full((2, 2 if group else 1), 0.5, np.float32)
+    weight = QuantizedWeight((QuantizedArray("int8", codes, scales, None, group),))
+    ours, _ = both(torch.float16, device)
+    for name in ("0.o", "1.o"):
+        matrix = ours.matrix(name, weight, Split.NONE)
+        assert isinstance(matrix, GpuMatrix) != is_kept
+        assert matrix.rows(torch.arange(2, device=device)).tolist() == (codes * 0.5).tolist()
+    said = "weights in int8 are expanded to float16, no kernel keeps them: the first is 0.o, 192 bytes instead of 112"
+    assert caplog.messages == ([] if is_kept else [said])

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
 from diptych.architectures.config import ModelConfig
+from diptych.architectures.placement import Piece
 from diptych.architectures.size import EXPERT, LINEAR, num_active_parameters, num_parameters, weights_nbytes
 from diptych.checkpoints.shard import Shard
 from diptych.engine.options.pool_size import region_words, whole_layout
 from diptych.engine.values.kv_regions import pages_per_state, region_names, state_nbytes, window_pages
+from diptych.kernels.integer_layout import IntegerLayout
 from diptych.kernels.quantized import int4_nbytes, mxfp4_nbytes
 
 STATE_DTYPE: Final = "bfloat16"  # of what is not kept in float32
-WEIGHT_NBYTES: Final = 2  # GPUs compute with bfloat16, whatever a file holds but for FP8 and experts in four bits
+WEIGHT_NBYTES: Final = (
+    2  # GPUs compute with bfloat16, whatever a file holds but for FP8, integers and experts in four bits
+)
 SCALE_NBYTES: Final = 4  # of a row in FP8; blocks have fewer
 GIB: Final = 2**30
 PROMPT_LENS: Final = (1024, 32 * 1024, 128 * 1024)  # tokens
@@ -33,6 +37,8 @@ class Plan:
     kv_dtype: str
     has_mxfp4: bool = False  # as the checkpoint's experts are
     int4_group: int | None = None  # columns of a scale of experts in integers of four bits, 0: all; None: they are not
+    integers: IntegerLayout | None = None  # of the other matrices of layers; None: they are in floats
+    integers_by_name: Mapping[str, IntegerLayout] = field(default_factory=dict)  # of the matrices of a GGUF file
     has_fp8: bool = False  # as the matrices of layers are, stored or made so
 
 
@@ -55,13 +61,17 @@ def fit(model: ModelConfig, plan: Plan) -> Fit:
     return Fit(weights, page, max(0, room // page))
 
 
-def _matrix_nbytes(plan: Plan, target: str, num_rows: int, num_columns: int) -> int:
-    """Return what a GPU keeps of a matrix."""
-    if plan.has_mxfp4 and EXPERT.match(target):
+def _matrix_nbytes(plan: Plan, name: str, piece: Piece) -> int:
+    """Return what a GPU keeps of a matrix, or of a part of it."""
+    num_rows, num_columns = piece.shape
+    if plan.has_mxfp4 and EXPERT.match(piece.target):
         return mxfp4_nbytes(num_rows, num_columns)
-    if plan.int4_group is not None and EXPERT.match(target):
+    if plan.int4_group is not None and EXPERT.match(piece.target):
         return int4_nbytes(num_rows, num_columns, plan.int4_group)
-    if plan.has_fp8 and LINEAR.fullmatch(target):
+    layout = plan.integers_by_name.get(name) or (plan.integers if LINEAR.fullmatch(piece.target) else None)
+    if layout is not None and not EXPERT.match(piece.target):
+        return layout.nbytes(num_rows, num_columns)
+    if plan.has_fp8 and LINEAR.fullmatch(piece.target):
         return num_rows * (num_columns + SCALE_NBYTES)
     return num_rows * num_columns * WEIGHT_NBYTES
 
@@ -145,6 +155,8 @@ def _on_gpus(found: Fit, plan: Plan, num_windowed: int) -> str:
     gpu += ", experts in MXFP4" if plan.has_mxfp4 else ""
     gpu += ", experts in INT4" if plan.int4_group is not None else ""
     gpu += ", matrices of layers in FP8" if plan.has_fp8 else ""
+    gpu += f", matrices of layers in INT{plan.integers.bits}" if plan.integers else ""
+    gpu += ", integers as stored" if plan.integers_by_name else ""
     if not found.pages:
         return f"{gpu}, which do not fit beside a KV pool: give a larger --tp or --gpu-gib"
     tokens = found.pages * plan.page_size

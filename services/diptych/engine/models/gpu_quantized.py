@@ -15,6 +15,7 @@ from torch import Tensor
 from diptych.checkpoints.quantization.weight import QuantizedWeight
 from diptych.engine.models.dense import dense
 from diptych.engine.models.gpu_fp8 import Fp8Kept, has_fp8
+from diptych.engine.models.gpu_integers import GpuIntegers
 from diptych.engine.models.matrix import Matrix
 from diptych.kernels.gpu.layers.fp8_matrix import Fp8Matrix, blocks_of, can_keep
 from diptych.kernels.quantized import Code, QuantizedArray
@@ -85,7 +86,11 @@ def keep_fp8(array: QuantizedArray, dtype: torch.dtype, device: torch.device) ->
 
 
 Keep = Callable[[QuantizedArray, torch.dtype, torch.device], KeptMatrix | None]
-FORMATS: Final[Mapping[Code, Keep]] = {"fp8": keep_fp8}  # None: not such an array
+FORMATS: Final[Mapping[Code, Keep]] = {  # None: not such an array
+    "fp8": keep_fp8,
+    "int4": GpuIntegers.of,
+    "int8": GpuIntegers.of,
+}
 
 
 def kept(weight: QuantizedWeight, dtype: torch.dtype, device: torch.device) -> KeptMatrix | None:

@@ -16,6 +16,8 @@ from diptych.kernels.gpu.layers import (
     fp8_gemv,
     fp8_rows,
     int4_experts,
+    integer_gemm,
+    integer_matrix,
     low_rank,
     moe,
     mxfp4_experts,
@@ -25,6 +27,7 @@ from diptych.kernels.gpu.layers import (
 )
 from diptych.kernels.gpu.layers.fp8_matrix import Fp8Matrix, pitch_of
 from diptych.kernels.gpu.layers.fp8_rows import GROUP
+from diptych.kernels.integer_layout import IntegerLayout
 
 HIDDEN, FFN = 4096, 14_336
 CELLS = frozenset({"v4.b32"})
@@ -273,6 +276,47 @@ def fp8_rows_of(block: int, group: int) -> Kernel:
     )
 
 
+def integers(name: str, layout: IntegerLayout, m: int) -> Kernel:
+    tile = integer_gemm.choose_tile(m, HIDDEN, HIDDEN, layout, torch.bfloat16)
+    factors = "*i32" if layout.is_half else "*fp32"
+    types = {"x": "*bf16", "words": "*i16", "scales": factors} | ({"mins": factors} if layout.has_mins else {})
+    types |= {"partials": "*fp32", "counters": "*i32", "out": "*bf16", "m": "i32", "stride": "i32"}
+    constants = tile.constants(layout, HIDDEN) | layout.constants() | {"N": HIDDEN, "COMPILED": True}
+    return Kernel(
+        f"{name}, {m} rows",
+        integer_gemm.integer_gemm_kernel,
+        types,
+        constants | ({} if layout.has_mins else {"mins": None}),
+        frozenset({"m"}),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        loads=COPIES,
+    )
+
+
+def widening(name: str, layout: IntegerLayout) -> Kernel:
+    types = {"words": "*i16", "scales": "*i32" if layout.is_half else "*fp32", "out": "*bf16"}
+    types |= {"first": "i32", "num_rows": "i32"}
+    constants: dict[str, Any] = {"N": HIDDEN, "K": HIDDEN, "EVEN": True, "BLOCK": integer_matrix.WIDEN_ROWS}
+    constants |= {"mins": None, "ids": None, "HAS_IDS": False} | layout.constants()
+    any_number = frozenset({"first", "num_rows"})
+    return Kernel(name, integer_matrix.widen_kernel, types, constants, any_number, loads=CELLS, stores=CELLS)
+
+
+def all_integers() -> Iterator[Kernel]:
+    awq = IntegerLayout(bits=4, part=32, group=128, zero=8, is_half=False, has_mins=False)
+    q4_k = IntegerLayout(bits=4, part=32, group=32, zero=0, is_half=False, has_mins=True)
+    q8_0 = IntegerLayout(bits=8, part=32, group=32, zero=0, is_half=True, has_mins=False)
+    q6_k = IntegerLayout(bits=8, part=16, group=16, zero=0, is_half=False, has_mins=False)
+    for m in (1, 16, 64):
+        yield integers("int4, groups of 128", awq, m)
+    yield integers("int4 with mins, groups of 32", q4_k, 1)
+    yield integers("int8, groups of 32", q8_0, 1)
+    yield integers("int8, groups of 16", q6_k, 1)
+    yield widening("int4, widened", awq)
+    yield widening("int8, widened", q8_0)
+
+
 def kernels() -> Iterator[Kernel]:
     yield rowwise("norm", norms.rms_norm_kernel, pointers("x weight out", eps="fp32"))
     types = pointers("x delta weight out", eps="fp32")
@@ -290,6 +334,6 @@ def kernels() -> Iterator[Kernel]:
     yield gates("of 14,336 pairs", FFN, "silu")
     yield gates("of 4096 pairs", 4096, "gelu_tanh")
     yield from experts()
+    yield from all_integers()
     yield from adapters()
-
     yield from fp8()
