@@ -2,8 +2,8 @@
 
 Pages are scattered on both sides, and moved with their digests. Time is from `write_pages` with a note until its
 `OpDone`; bytes are those that land. The limit is a device-to-device copy, and beside each case is that of equal layouts
-by the same path. Unpacking is compared with a copy inside of one GPU. `bench/gpu/run.sh layouts` runs it on two GPUs; where there is one,
-both pools are on it, and what is measured is what packing adds where the way is as fast as memory.
+by the same path. Unpacking is compared with a copy inside of one GPU. `bench/gpu/run.sh layouts` runs it on two GPUs;
+where there is one, both pools are on it: then the way is as fast as memory, and what packing adds is measured.
 """
 
 from __future__ import annotations

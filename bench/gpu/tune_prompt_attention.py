@@ -26,10 +26,9 @@ LAYERS: Final = 8  # measured together
 SHOWN: Final = 3
 TILES: Final = (
     TILE,
-    PromptTile(take_turns=not TILE.take_turns),
+    PromptTile(registers=232, copy_registers=40),
     PromptTile(keys=64, stages=2),
     PromptTile(keys=64, stages=4),
-    PromptTile(keys=64, stages=4, take_turns=not TILE.take_turns),
 )
 LARGE: Final = ((1, 0, 4096), (2, 0, 4096), (8, 0, 1024), (1, 3072, 1024), (1, 31_744, 1024), (1, 0, 32_768))
 SMALL: Final = ((1, 0, 512), (1, 1024, 256), (1, 8192, 128), (4, 1024, 256), (16, 0, 64), (1, 8192, 512), (1, 0, 1024))
@@ -66,8 +65,7 @@ def _compile(tile: PromptTile) -> None:
 
 def _name(tile: PromptTile) -> str:
     """What of a tile is swept."""
-    turns = ", turns" if tile.take_turns else ""
-    return f"{tile.keys} keys, {tile.stages} stages{turns}"
+    return f"{tile.keys} keys, {tile.stages} stages, {tile.registers} registers"
 
 
 if __name__ == "__main__":

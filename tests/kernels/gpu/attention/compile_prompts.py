@@ -28,8 +28,6 @@ def prompts(name: str, head_dim: int, dtype: str, page_size: int) -> Kernel:
         "PAGE_SIZE": page_size,
         "PAGE_ROWS": 64 * page_size,
         "VALUE_ROWS": page_size,
-        "TAKE_TURNS": TILE.take_turns,
-        "AHEAD": TILE.ahead,
         "REGISTERS": TILE.registers,
         "COPY_REGISTERS": TILE.copy_registers,
     }

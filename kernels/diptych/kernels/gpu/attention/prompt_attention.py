@@ -38,8 +38,6 @@ class PromptTile:
 
     keys: int = 128
     stages: int = 2  # tiles of keys, and of values, that are there or come
-    take_turns: bool = False  # the two groups of warps issue their products one after the other
-    ahead: bool = True  # queries of the next tile come while one is computed
     registers: int = 240  # of a thread that multiplies
     copy_registers: int = 24  # with those of two groups that multiply: what a multiprocessor has
 
@@ -137,8 +135,6 @@ def prompt_attention(
             PAGE_SIZE=page_size,
             PAGE_ROWS=page_rows,
             VALUE_ROWS=value_rows,
-            TAKE_TURNS=tile.take_turns,
-            AHEAD=tile.ahead,
             REGISTERS=tile.registers,
             COPY_REGISTERS=tile.copy_registers,
             num_warps=4,

@@ -145,7 +145,6 @@ def _turn(
     SCORES: gl.constexpr,
     ATTENDED: gl.constexpr,
     STAGES: gl.constexpr,
-    TAKE_TURNS: gl.constexpr,
 ):
     """Scores of tile `count`, and values of the one before."""
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=ATTENDED, k_width=2)
@@ -154,14 +153,12 @@ def _turn(
     stage, before = count % STAGES, (count - 1) % STAGES
     zeros = gl.zeros([ROWS, KEYS], gl.float32, layout=SCORES)
     mbarrier.wait(full_keys.index(stage), count // STAGES & 1)
-    if TAKE_TURNS:
-        mbarrier.wait(turns.index(WHICH), (count & 1) ^ (1 - WHICH))
+    mbarrier.wait(turns.index(WHICH), (count & 1) ^ (1 - WHICH))
     scores = warpgroup_mma(queries, keys.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
     mbarrier.wait(full_values.index(before), (count - 1) // STAGES & 1)
     weights = _unpack(packed, queries.dtype, WEIGHTS)
     attended = warpgroup_mma(weights, values.index(before), attended, is_async=True)
-    if TAKE_TURNS:
-        mbarrier.arrive(turns.index(1 - WHICH))
+    mbarrier.arrive(turns.index(1 - WHICH))
     scores = warpgroup_mma_wait(1, deps=[scores])
     mbarrier.arrive(empty_keys.index(stage))
     new_weights, largest, total, shrink = _weigh(scores, largest, total, factor, seen, MASK, SCORES)
@@ -207,80 +204,66 @@ def _attend(
     q_head_stride,
     factor,
     v_scale,
-    queries,
+    queries,  # two tiles of each group: its own, and what comes
     keys,
     values,
     full_keys,
     full_values,
     empty_keys,
     empty_values,
-    turns,
+    turns,  # a group issues its products while the other one computes exponentials
     GROUP: gl.constexpr,
     KEYS: gl.constexpr,
     DIM: gl.constexpr,
     STAGES: gl.constexpr,
-    TAKE_TURNS: gl.constexpr,
-    AHEAD: gl.constexpr,
 ):
     SCORES: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, KEYS, 16])
     ATTENDED: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, DIM, 16])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=ATTENDED, k_width=2)
     COPY: gl.constexpr = gl.BlockedLayout([1, 8], [256 // DIM, DIM // 8], [4, 1], [1, 0])
-    BUFFERS: gl.constexpr = 2 if AHEAD else 1
     count, parity = 0, 0
     _request, kv_head, tile_row, begin, extend_len, seq_len, num_turns = _tile_of(
         work, gl.program_id(0), seq_lens, extend_starts, GROUP, KEYS
     )
-    if AHEAD:
-        rows, inside = _rows(
-            q, kv_head, tile_row + WHICH * OWN, begin, extend_len, q_token_stride, q_head_stride, GROUP, DIM, COPY
-        )
-        async_copy.async_copy_global_to_shared(queries.index(WHICH * BUFFERS), rows, mask=inside & (num_turns > 0))
-        async_copy.commit_group()
+    rows, inside = _rows(
+        q, kv_head, tile_row + WHICH * OWN, begin, extend_len, q_token_stride, q_head_stride, GROUP, DIM, COPY
+    )
+    async_copy.async_copy_global_to_shared(queries.index(WHICH * 2), rows, mask=inside & (num_turns > 0))
+    async_copy.commit_group()
     for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
-        own = queries.index(WHICH * BUFFERS + parity)
+        own = queries.index(WHICH * 2 + parity)
         following = item + gl.num_programs(0)
         _next_request, next_head, next_row, next_begin, next_len, next_seq_len, next_turns = _tile_of(
             work, gl.minimum(following, num_items - 1), seq_lens, extend_starts, GROUP, KEYS
         )
         if num_turns > 0:
             first_row = tile_row + WHICH * OWN
-            if AHEAD:
-                async_copy.wait_group(0)
-            else:
-                rows, inside = _rows(
-                    q, kv_head, first_row, begin, extend_len, q_token_stride, q_head_stride, GROUP, DIM, COPY
-                )
-                own.store(gl.load(rows, mask=inside, other=0.0))
+            async_copy.wait_group(0)
             fence_async_shared()
 
             prefix_len = seq_len - extend_len
             score_rows = first_row + gl.arange(0, OWN, layout=gl.SliceLayout(1, SCORES))
             seen = prefix_len + gl.minimum(score_rows // GROUP, extend_len - 1) + 1
             last = num_turns - 1
-            masked = gl.maximum(
-                num_turns - (prefix_len + tile_row // GROUP + 1) // KEYS, 1
-            )  # others each row sees whole
+            whole = (prefix_len + tile_row // GROUP + 1) // KEYS  # tiles that each row sees all of
+            masked = gl.maximum(num_turns - whole, 1)
 
             stage = count % STAGES
             zeros = gl.zeros([OWN, KEYS], gl.float32, layout=SCORES)
             mbarrier.wait(full_keys.index(stage), count // STAGES & 1)
-            if TAKE_TURNS:
-                mbarrier.wait(turns.index(WHICH), (count & 1) ^ (1 - WHICH))
+            mbarrier.wait(turns.index(WHICH), (count & 1) ^ (1 - WHICH))
             scores = warpgroup_mma(own, keys.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
-            if TAKE_TURNS:
-                mbarrier.arrive(turns.index(1 - WHICH))
-            if AHEAD:
-                rows, inside = _rows(
-                    q, next_head, next_row + WHICH * OWN, next_begin, next_len, q_token_stride, q_head_stride,
-                    GROUP, DIM, COPY,
-                )  # fmt: skip
-                async_copy.async_copy_global_to_shared(
-                    queries.index(WHICH * BUFFERS + 1 - parity),
-                    rows,
-                    mask=inside & (following < num_items) & (next_turns > 0),
-                )
-                async_copy.commit_group()
+            mbarrier.arrive(turns.index(1 - WHICH))
+            rows, inside = _rows(
+                q, next_head, next_row + WHICH * OWN, next_begin, next_len, q_token_stride, q_head_stride,
+                GROUP, DIM, COPY,
+            )  # fmt: skip
+            async_copy.async_copy_global_to_shared(
+                queries.index(WHICH * 2 + 1 - parity),
+                rows,
+                mask=inside & (following < num_items) & (next_turns > 0),
+            )
+            async_copy.commit_group()
             scores = warpgroup_mma_wait(0, deps=[scores])
             mbarrier.arrive(empty_keys.index(stage))
             largest = gl.full([OWN], -float("inf"), gl.float32, layout=gl.SliceLayout(1, SCORES))
@@ -299,14 +282,14 @@ def _attend(
                 packed, attended, largest, total = _turn(
                     own, keys, values, packed, attended, largest, total, factor, seen - (last - turn) * KEYS, count,
                     full_keys, full_values, empty_keys, empty_values, turns,
-                    WHICH, True, SCORES, ATTENDED, STAGES, TAKE_TURNS,
+                    WHICH, True, SCORES, ATTENDED, STAGES,
                 )  # fmt: skip
                 count += 1
             for _turn_number in range(masked, num_turns):
                 packed, attended, largest, total = _turn(
                     own, keys, values, packed, attended, largest, total, factor, seen, count,
                     full_keys, full_values, empty_keys, empty_values, turns,
-                    WHICH, False, SCORES, ATTENDED, STAGES, TAKE_TURNS,
+                    WHICH, False, SCORES, ATTENDED, STAGES,
                 )  # fmt: skip
                 count += 1
             before = (count - 1) % STAGES
@@ -321,8 +304,7 @@ def _attend(
                 out, kv_head, first_row, begin, extend_len, out_token_stride, out_head_stride, GROUP, DIM, COPY
             )
             gl.store(rows, own.load(COPY), mask=inside)
-        if AHEAD:
-            parity = 1 - parity
+        parity = 1 - parity
         kv_head, tile_row, begin, extend_len = next_head, next_row, next_begin, next_len
         seq_len, num_turns = next_seq_len, next_turns
 
@@ -354,14 +336,12 @@ def prompt_attention_kernel(
     PAGE_SIZE: gl.constexpr,
     PAGE_ROWS: gl.constexpr,  # from a page to the next
     VALUE_ROWS: gl.constexpr,  # from a page's keys to its values
-    TAKE_TURNS: gl.constexpr,
-    AHEAD: gl.constexpr,
     REGISTERS: gl.constexpr,  # of a thread that multiplies
     COPY_REGISTERS: gl.constexpr,
 ):
     DTYPE: gl.constexpr = q.dtype.element_ty
     TILE: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    queries = gl.allocate_shared_memory(DTYPE, [GROUPS * (2 if AHEAD else 1), OWN, DIM], TILE)
+    queries = gl.allocate_shared_memory(DTYPE, [GROUPS * 2, OWN, DIM], TILE)
     keys = gl.allocate_shared_memory(DTYPE, [STAGES, KEYS, DIM], TILE)
     values = gl.allocate_shared_memory(DTYPE, [STAGES, KEYS, DIM], TILE)
     BOXES: gl.constexpr = KEYS // PAGE_SIZE * (DIM // BOX_DIMS) * STAGES
@@ -386,11 +366,11 @@ def prompt_attention_kernel(
             (_attend, (0, out, q, work, seq_lens, extend_starts, num_items,
                        out_token_stride, out_head_stride, q_token_stride, q_head_stride, factor, v_scale,
                        queries, keys, values, full_keys, full_values, empty_keys, empty_values, turns,
-                       GROUP, KEYS, DIM, STAGES, TAKE_TURNS, AHEAD)),
+                       GROUP, KEYS, DIM, STAGES)),
             (_attend, (1, out, q, work, seq_lens, extend_starts, num_items,
                        out_token_stride, out_head_stride, q_token_stride, q_head_stride, factor, v_scale,
                        queries, keys, values, full_keys, full_values, empty_keys, empty_values, turns,
-                       GROUP, KEYS, DIM, STAGES, TAKE_TURNS, AHEAD)),
+                       GROUP, KEYS, DIM, STAGES)),
             (_copy, (kv, page_table, work, seq_lens, extend_starts, num_items, table_stride, key_boxes,
                      full_keys, empty_keys, 0, GROUP, KEYS, DIM, STAGES, PAGE_SIZE, PAGE_ROWS)),
             (_copy, (kv, page_table, work, seq_lens, extend_starts, num_items, table_stride, value_boxes,
