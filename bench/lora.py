@@ -20,7 +20,7 @@ from report import Report, arguments
 
 from diptych.architectures.registry import FAMILIES
 from diptych.checkpoints.source import ModelSource, open_model
-from diptych.engine.lora.registry import TARGETS, Adapter, Product
+from diptych.engine.lora.registry import EMBEDDING, OUTPUT, TARGETS, Adapter, Product
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.values.batch import ForwardBatch
 
@@ -73,11 +73,11 @@ def build(source: ModelSource, rank: int, quantization: str, num_threads: int) -
 
 
 def random_adapter(source: ModelSource, rank: int, seed: int) -> Adapter:
-    """An adapter of every matrix that can have one, too weak to change what is computed much."""
+    """An adapter of every linear layer that can have one, too weak to change what is computed much."""
     generator, products = np.random.default_rng(seed), []
     for _, pieces in FAMILIES[source.config.architecture].placement(source.config):
         for piece in pieces:
-            if TARGETS.fullmatch(piece.target):
+            if TARGETS.fullmatch(piece.target) and piece.target not in (EMBEDDING, OUTPUT):
                 a = generator.standard_normal((rank, piece.shape[1]), np.float32)
                 b = generator.standard_normal((piece.shape[0], rank), np.float32) * np.float32(1e-3)
                 products.append(Product(piece.target, piece.start, a, b))

@@ -28,6 +28,7 @@ from diptych.common.members.roles import Role
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.cache.radix import RadixTree
 from diptych.engine.lora.registry import LoraRegistry
+from diptych.engine.schedule.adapter_turns import AdapterTurns
 from diptych.engine.scheduler.adapters import Adapters
 from diptych.engine.scheduler.admin_thread import AdminThread
 from diptych.engine.scheduler.grammar_thread import GrammarThread
@@ -192,7 +193,7 @@ def start_commands(
 def run_loop(core: UnifiedCore, stepping: Stepping, channel: zmq.Socket[bytes], cache: KvCache) -> None:
     """Run a scheduler's loop until the other end of `channel` says shutdown."""
     grammars = GrammarThread(no_compiler)
-    adapters: Adapters[Any] = Adapters(LoraRegistry(1, ""), NoSlots, no_adapter)
+    adapters: Adapters[Any] = Adapters(LoraRegistry(1, ""), AdapterTurns(0), NoSlots, no_adapter)
     admin = AdminThread(adapters.handlers)
     links = links_of_nobody()
     parts = Parts(links, grammars, admin, adapters, StepWatch())

@@ -217,7 +217,13 @@ def write_adapter() -> Callable[..., dict[str, Any]]:
             a = torch.randn(rank, num_columns, generator=generator).div(num_columns**0.5).to(dtype)
             b = torch.randn(num_rows, rank, generator=generator).div(rank**0.5).to(dtype)
             prefix = f"base_model.model.{module}"
-            tensors |= {f"{prefix}.lora_A.weight": a, f"{prefix}.lora_B.weight": b}
+            if module.endswith("embed_tokens"):  # [vocab_size, hidden_size], whose A is of tokens
+                tensors |= {
+                    f"{prefix}.lora_embedding_A": b.T.contiguous(),
+                    f"{prefix}.lora_embedding_B": a.T.contiguous(),
+                }
+            else:
+                tensors |= {f"{prefix}.lora_A.weight": a, f"{prefix}.lora_B.weight": b}
             deltas[module] = b.float() @ a.float() * (alpha / rank)
         folder.mkdir(parents=True)
         save_file(tensors, folder / "adapter_model.safetensors")

@@ -22,13 +22,14 @@ import torch
 from device_clock import seconds_each
 from kv_states import HEAD_DIM, NUM_HEADS, NUM_KV_HEADS, SCALE, States, make_states, random_queries
 from llama_8b import CONTEXT_LEN
-from prompt_runs import Run, flash_attention_3_runs, flops, hopper_runs, pointer_runs, sdpa_runs
+from prompt_runs import Run, flash_attention_3_runs, flops, hopper_runs, pointer_runs, sdpa_runs, split_runs
 from report import Report, arguments
 from roofline import Roofline, roofline
 from warm_cache import in_processes
 
 from diptych.kernels.gpu.attention.decode_attention import decode_attention, decode_workspace, launch_for, num_splits
 from diptych.kernels.gpu.attention.prompt_attention import serves
+from diptych.kernels.gpu.attention.split_extend_attention import is_short
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 NAMES: Final = {BF16: "bf16", FP8: "fp8"}
@@ -41,6 +42,7 @@ EXTEND: Final = (  # requests, cached tokens of each, new ones
     *((BF16, *case) for case in ((1, 0, 4096), (2, 0, 4096), (8, 0, 1024), (1, 3072, 1024), (1, 31744, 1024))),
     (BF16, 1, 0, 32768),
     *((FP8, *case) for case in ((1, 0, 4096), (1, 3072, 1024), (1, 31744, 1024))),
+    *((BF16, *case) for case in ((1, 8192, 64), (1, 1024, 16), (4, 1024, 64))),
 )
 QUICK_EXTEND: Final = ((BF16, 1, 0, 4096), (BF16, 1, 3072, 1024))
 
@@ -75,10 +77,14 @@ def measure_extend(
 ) -> None:
     """Ours is what a worker computes such a step with; `extend_attention` stands beside where that is another."""
     states, q = make_states(batch_size, prefix + new, dtype), random_queries(batch_size * new)
-    work, on_hopper = flops(batch_size, prefix, new), serves(states.layers[0])
-    value = work / seconds_each((hopper_runs if on_hopper else pointer_runs)(states, q, new))
+    work = flops(batch_size, prefix, new)
+    runs: Callable[[States, torch.Tensor, int], list[Run]]
+    runs = hopper_runs if serves(states.layers[0]) else pointer_runs
+    if is_short(len(q) * NUM_HEADS // NUM_KV_HEADS, new * NUM_HEADS // NUM_KV_HEADS, NUM_KV_HEADS, HEAD_DIM):
+        runs = split_runs
+    value = work / seconds_each(runs(states, q, new))
     others: dict[str, Callable[[], Sequence[Run]]] = {"flashinfer": lambda: flashinfer_peer.extend_runs(states, q, new)}
-    if on_hopper:
+    if runs is not pointer_runs:
         others["extend_attention"] = lambda: pointer_runs(states, q, new)
         others["flash attention 3"] = lambda: flash_attention_3_runs(states, q, new)
     if dtype == BF16:

@@ -17,6 +17,7 @@ from step_marks import WARM_STEPS, Marks, Pace
 from diptych.common.members.roles import Role
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.lora.registry import NONE, Loaded
+from diptych.engine.schedule.adapter_turns import AdapterTurns
 from diptych.engine.scheduler.links.links import links_of_nobody
 from diptych.engine.scheduler.loop import Parts, SchedulerLoop
 from diptych.engine.scheduler.news import News
@@ -37,6 +38,7 @@ class Quiet:
 
     def __init__(self) -> None:
         self._never = os.eventfd(0)
+        self.turns = AdapterTurns(0)
 
     def fileno(self) -> int:
         return self._never

@@ -3,18 +3,20 @@
     python bench/gpu/host_tier.py [--parts start copies steps] [--quick] [--json]
 
 Start: host memory is touched and pinned; the limit is `cudaHostAlloc` of as much.
-Copies: the limit is one copy of as many bytes between the GPU and pinned memory, in the same run. `scattered` pages lie
-in slots in any order. `both` saves and restores at once, the sum of both.
+Copies: the limit is one copy of as many bytes between the GPU and pinned memory, in the same run; of `both`, which is
+the sum of two directions at once, two such copies at once. `scattered` pages lie in slots in any order.
 Steps: Llama-3-8B by shape decodes for 64 requests, made-up weights in bfloat16, as an overlapping scheduler does. Gaps
-between its tokens are taken with nothing beside them, and with pages going down and up at every step: as many as the
-prompts of such a GPU fill (`PROMPTS_GB_S`), and as many as the bus carries. Turns alternate.
+between its tokens are taken with nothing beside them, and with pages going down and up: at every step as many as the
+prompts of such a GPU fill (`PROMPTS_GB_S`), at every step nearly as many as the bus carries one way, and 512 each way
+at once every 40 steps. Turns alternate.
 """
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -27,7 +29,7 @@ from report import Report, arguments
 from torch import Tensor
 
 from diptych.checkpoints.source import open_model
-from diptych.common.arrays import F64, I32
+from diptych.common.arrays import F64, I32, I64
 from diptych.engine.runner.gpu.copy_queues import stream_queues
 from diptych.engine.runner.gpu.gpu_host_pages import GpuHostPages
 from diptych.engine.runner.gpu.page_movement import PageMovement
@@ -43,9 +45,12 @@ START_MIB: Final = 4096
 BATCH_SIZE, CONTEXT = 64, 1024
 NUM_MOVING: Final = 1024  # pages that go down and up beside the steps
 PROMPTS_GB_S: Final = 6.0  # of KV: 45,000 tokens/s of 128 KiB
+BUS_GB_S: Final = 40.0
 WANTED_GB_S: Final = 45.0
 WANTED: Final = 1.03  # of the p99 gap
-NUM_STEPS, NUM_TURNS = 300, 3
+NUM_STEPS, NUM_TURNS, WARM_STEPS = 250, 2, 20
+HALF: Final = NUM_MOVING // 2  # of the pages and slots go down, the others up
+MOST_OPEN: Final = 2  # restores at once
 
 
 class Pages:
@@ -92,11 +97,7 @@ def measure_copies(report: Report, page_nbytes: int, rounds: int) -> None:
     tier = Pages(pool, 2 * num_pages, num_pages // 2)
     in_order, above = np.arange(num_pages, dtype=np.int32), np.arange(num_pages, 2 * num_pages, dtype=np.int32)
     scattered = np.random.default_rng(0).permutation(in_order)
-    host, device = tier.pinned.tensor[:num_bytes], pool.view(-1)[:num_bytes]
-    limits = {
-        "save": best(lambda: host.copy_(device, non_blocking=True), rounds),
-        "restore": best(lambda: device.copy_(host, non_blocking=True), rounds),
-    }
+    limits = plain_copies(tier.pinned.tensor, pool.view(-1), num_bytes, rounds)
     for order, slots in (("neighbours", in_order), ("scattered", scattered)):
         works: dict[str, Callable[[], object]] = {
             "save": partial(tier.save, in_order, slots),
@@ -105,12 +106,30 @@ def measure_copies(report: Report, page_nbytes: int, rounds: int) -> None:
         }
         for name, work in works.items():
             amount = num_bytes * (2 if name == "both" else 1)
-            limit_s = limits.get(name, max(limits.values()))
-            value, limit = amount / best(work, rounds) / GB, amount / limit_s / GB
+            value, limit = amount / best(work, rounds) / GB, amount / limits[name] / GB
             calls = {"host ms": 1e3 * queued_s(work), "wanted": WANTED_GB_S * amount / num_bytes}
             case = f"{name}, {order}, {page_nbytes >> 10} KiB"
-            report.row("gpu/host_tier", case, value, "GB/s", limit, "one pinned copy", value / limit, calls)
+            report.row("gpu/host_tier", case, value, "GB/s", limit, "pinned copies", value / limit, calls)
     tier.close()
+
+
+def plain_copies(host: Tensor, device: Tensor, num_bytes: int, rounds: int) -> dict[str, float]:
+    """Return seconds of one copy of so many bytes in each direction, and of both at once."""
+    streams = [torch.cuda.Stream(DEVICE) for _ in range(2)]
+
+    def save() -> None:
+        with torch.cuda.stream(streams[0]):
+            host[:num_bytes].copy_(device[:num_bytes], non_blocking=True)
+
+    def restore() -> None:
+        with torch.cuda.stream(streams[1]):
+            device[num_bytes:].copy_(host[num_bytes:], non_blocking=True)
+
+    def both() -> None:
+        save()
+        restore()
+
+    return {"save": best(save, rounds), "restore": best(restore, rounds), "both": best(both, rounds)}
 
 
 def measure_steps(report: Report, num_steps: int, num_turns: int) -> None:
@@ -121,22 +140,45 @@ def measure_steps(report: Report, num_steps: int, num_turns: int) -> None:
         runner = runner_of(load_model(source, kv, ModelOptions(dtype="bfloat16")), with_graphs=True)
     pool = kv.view(torch.uint8).view(len(kv), -1)
     tier = Pages(pool, NUM_MOVING, NUM_MOVING // 2)
-    pace = Decoding(runner, num_pages, tier)
-    usual_s = float(np.median(pace.gaps(num_steps, 0)))
-    most = int(0.8 * WANTED_GB_S * GB * usual_s / pool.shape[1])
-    cases = {"nothing": 0, "prompts": max(1, int(PROMPTS_GB_S * GB * usual_s / pool.shape[1])), "bus": most}
+    decoding = Decoding(runner, num_pages, tier)
+    usual_s = float(np.median(decoding.gaps(num_steps, NOTHING)))
+    prompts, bus = (max(1, int(gb_s * GB * usual_s / pool.shape[1])) for gb_s in (PROMPTS_GB_S, BUS_GB_S))
+    cases = {
+        "nothing": NOTHING,
+        "as prompts fill": Traffic(prompts, prompts),
+        "down": Traffic(bus, 0),
+        "up": Traffic(0, bus),
+        "a prompt of 8,192 at once": Traffic(HALF, HALF, every=40),
+    }
     found: dict[str, list[F64]] = {name: [] for name in cases}
+    gc.disable()  # it would be in the slowest gaps
     for _ in range(num_turns):
-        for name, moved in cases.items():
-            found[name].append(pace.gaps(num_steps, min(moved, NUM_MOVING // 2)))
-    quiet = {q: percentile(found["nothing"], q) for q in (50, 99)}
-    for name, moved in cases.items():
-        for q, quiet_s in quiet.items():
-            gap_s, gb_s = percentile(found[name], q), moved * pool.shape[1] / usual_s / GB
-            case = f"B {BATCH_SIZE}, L {CONTEXT}: gap p{q}, {name} ({gb_s:.0f} GB/s each way)"
-            told = {"wanted": 1e3 * WANTED * quiet_s}
-            report.row("gpu/host_tier", case, 1e3 * gap_s, "ms", 1e3 * quiet_s, "with nothing", quiet_s / gap_s, told)
+        for name, traffic in cases.items():
+            found[name].append(decoding.gaps(num_steps, traffic))
+    for q in (50, 99):
+        quiet_s = percentile(found["nothing"], q)
+        for name, traffic in cases.items():
+            gap_s, gb_s = percentile(found[name], q), traffic.most_a_step * pool.shape[1] / usual_s / GB
+            case = f"B {BATCH_SIZE}, L {CONTEXT}: gap p{q}, {name} ({gb_s:.0f} GB/s)"
+            wanted = {"wanted": 1e3 * WANTED * quiet_s}
+            report.row("gpu/host_tier", case, 1e3 * gap_s, "ms", 1e3 * quiet_s, "nothing", quiet_s / gap_s, wanted)
     tier.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Pages that move at once, at each step or every so many steps."""
+
+    down: int
+    up: int
+    every: int = 1
+
+    @property
+    def most_a_step(self) -> float:
+        return max(self.down, self.up) / self.every
+
+
+NOTHING: Final = Traffic(0, 0)
 
 
 class Decoding:
@@ -146,36 +188,32 @@ class Decoding:
         self._runner, self._tier = runner, tier
         self._batch = decode_batch(BATCH_SIZE, CONTEXT, num_pages)
         self._moving = np.arange(num_pages, num_pages + NUM_MOVING, dtype=np.int32)
-        self._open = False
+        self._slots = np.random.default_rng(0).permutation(HALF).astype(np.int32)
+        self._num_open = 0  # restores
 
-    def gaps(self, num_steps: int, moved: int) -> F64:
-        """Return seconds between results, while `moved` pages go down and as many come back at each step."""
-        first, times = self._batch, list[float]()
-        pending = self._queue(first.input_ids, 0)
-        for _ in range(num_steps + 20):
-            queued = self._queue(-1 - np.arange(BATCH_SIZE), moved)
+    def gaps(self, num_steps: int, traffic: Traffic) -> F64:
+        """Return seconds between results."""
+        times = list[float]()
+        pending = self._queue(self._batch.input_ids, NOTHING)
+        for step in range(num_steps + WARM_STEPS):
+            queued = self._queue(-1 - np.arange(BATCH_SIZE), NOTHING if step % traffic.every else traffic)
             pending()
             times.append(time.perf_counter())
             pending = queued
         pending()
         torch.cuda.synchronize()
-        return np.diff(times)[20:]
+        return np.diff(times)[WARM_STEPS:]
 
-    def _queue(self, input_ids: object, moved: int) -> WaitForResult:
-        if moved:
-            self._move(moved)
-        batch = replace(self._batch, input_ids=np.asarray(input_ids))
+    def _queue(self, input_ids: I64, traffic: Traffic) -> WaitForResult:
+        if traffic.down:
+            self._tier.save(self._moving[: traffic.down], self._slots[: traffic.down])
+        self._num_open -= len(self._tier.copier.restored())
+        if traffic.up and self._num_open < MOST_OPEN:
+            up = slice(HALF, HALF + traffic.up)
+            self._num_open += 1
+            self._tier.restore(self._slots[: traffic.up] + np.int32(HALF), self._moving[up])
+        batch = replace(self._batch, input_ids=input_ids)
         return self._runner.sample(batch, self._runner.logits(batch), greedy(BATCH_SIZE))
-
-    def _move(self, moved: int) -> None:
-        """Restores follow each other: the next begins when the host has heard of the last."""
-        half = NUM_MOVING // 2
-        slots = np.random.default_rng(0).permutation(half).astype(np.int32)[:moved]
-        self._tier.save(self._moving[:moved], slots)
-        if self._open and not self._tier.copier.restored():
-            return
-        self._open = True
-        self._tier.restore(slots + np.int32(half), self._moving[half : half + moved])
 
 
 def percentile(turns: list[F64], q: int) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
+import numpy as np
 import torch
 from kv_states import HEAD_DIM, NUM_HEADS, NUM_KV_HEADS, PAGE_SIZE, make_states
 from torch import Tensor
@@ -204,6 +205,32 @@ def _sample_run(batch_size: int) -> Run:
     return lambda: sample(logits, temperature, top_k, top_p, min_p, uniforms, out, workspace)
 
 
+def low_rank() -> Iterator[Case]:
+    """What eight adapters of rank 16 add to gates and ups; each token has the next one of them."""
+    from diptych.kernels.adapted_matrix import AdaptedMatrix
+    from diptych.kernels.gpu.layers.adapter_slots import AdapterSlots
+    from diptych.kernels.token_tiles import TokenTiles
+
+    matrix, rank, num_slots = AdaptedMatrix(HIDDEN, ((0, FFN), (FFN, FFN))), 16, 8
+    for num_tokens in (1, *TOKENS):
+
+        def run(num_tokens: int = num_tokens) -> Run:
+            device = torch.device("cuda", torch.cuda.current_device())
+            slots = AdapterSlots(num_slots, rank, {"gate_up": matrix}, torch.bfloat16, device)
+            slots.reserve()
+            parts = [(states(rank, HIDDEN).cpu(), states(FFN, rank).cpu(), start) for start, _ in matrix.parts]
+            packed = slots.prepare({"gate_up": parts})
+            for slot in range(num_slots):
+                slots.install(slot, packed)
+            tokens = TokenTiles.of(np.arange(num_tokens) % num_slots, num_slots, device)
+            x, out, table = states(num_tokens, HIDDEN), states(num_tokens, 2 * FFN), slots.table("gate_up")
+            return lambda: table.add(x, tokens, out)
+
+        of_adapters = min(num_tokens, num_slots) * 2 * rank * (HIDDEN + FFN)
+        nbytes = 2 * (of_adapters + num_tokens * (HIDDEN + 4 * FFN))
+        yield Case(f"adapters of rank 16, {num_tokens} tokens", nbytes, run)
+
+
 PACKS: Final[Mapping[str, Mapping[str, Any]]] = {
     "16 to 64 tokens": {"dst_page_size": 64},
     "64 to 16 tokens": {"src_page_size": 64},
@@ -262,6 +289,7 @@ TABLES: Final[Mapping[str, Callable[[], Iterator[Case]]]] = {
     "skinny_gemm": skinny_gemm,
     "skinny_gated_gemm": skinny_gated_gemm,
     "moe": moe,
+    "low_rank": low_rank,
     "sampling": sampling,
     "pages": pages,
 }

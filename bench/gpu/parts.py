@@ -89,6 +89,7 @@ PARTS: Final = (
     _table("prefill_fp8", 120, "prefill.py --weights fp8"),
     _table("defaults", 400, "defaults.py"),
     _table("host_tier", 120, "host_tier.py"),
+    _table("lora", 150, "lora_steps.py"),
     _table("peers", 100, "peers.py"),
     _table("pd", 480, "pd.py", num_gpus=2),
     _table("transfer", 400, "kv_transfer.py", num_gpus=2),

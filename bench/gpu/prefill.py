@@ -33,6 +33,7 @@ CASES: Final = ((1, PROMPT_LEN, 0), (2, PROMPT_LEN, 0), (1, PROMPT_LEN // 2, PRO
 SMALL_CASES: Final = ((1, 16, 1024), (1, 128, 1024), (4, 64, 1024), (1, 512, 1024), (1, 64, 8192))
 NUM_PAGES: Final = 2 * 8192 // PAGE_SIZE
 WANTED: Final = 44_000  # tokens/s of 4k prompts
+FP8: Final = ", weights FP8"  # in a row's name
 WANTED_FP8: Final = 60_000  # with weights in FP8
 NUM_STEPS: Final = 12
 Case = tuple[int, int, int]  # requests, new tokens of each, tokens of each before
@@ -50,10 +51,13 @@ def measure_prompts(
     batch_size, new, prefix = case
     num_tokens = batch_size * new
     pace = overlapped(runner, extend_batch(new, NUM_PAGES, batch_size=batch_size, prefix_len=prefix), NUM_STEPS)
-    value, limit = num_tokens / pace.step_s, num_tokens * limits.bf16_flops_s / flops_of(config, case)
-    peers = {"wanted": WANTED_FP8 if "FP8" in how else WANTED} if new == PROMPT_LEN else {}
+    wanted, what, rate = WANTED, "bf16 product", limits.bf16_flops_s
+    if FP8 in how:
+        wanted, what, rate = WANTED_FP8, "fp8 product", limits.fp8_flops_s
+    value, limit = num_tokens / pace.step_s, num_tokens * rate / flops_of(config, case)
+    peers = {"wanted": wanted} if new == PROMPT_LEN else {}
     name = f"prefill {batch_size} x {new} after {prefix}{how}"
-    report.row("gpu/prefill", name, value, "tokens/s", limit, "bf16 product", value / limit, peers)
+    report.row("gpu/prefill", name, value, "tokens/s", limit, what, value / limit, peers)
 
 
 def measure_small(
@@ -74,7 +78,7 @@ def measure_small(
         "kernels alone": 1e3 * kernels_s(runner, batch, NUM_STEPS),
     }
     others = output_weights(config) + kv_numbers(config, batch_size * (prefix + new))
-    nbytes = 2 * others + (1 if how else 2) * layer_weights(config)
+    nbytes = 2 * others + (1 if FP8 in how else 2) * layer_weights(config)
     ms, limit_ms = 1e3 * pace.step_s, 1e3 * limits.seconds(nbytes, flops_of(config, case))
     name = f"small step, {batch_size} x {new} after {prefix}{how}"
     report.row("gpu/prefill", name, ms, "ms", limit_ms, "bytes at copy speed, or product", limit_ms / ms, beside)
@@ -94,7 +98,7 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--weights", choices=list(WEIGHTS), default="bfloat16", help="of the layers")
     options = parser.parse_args()
-    limits, how = roofline(), ", weights FP8" if options.weights == "fp8" else ""
+    limits, how = roofline(), FP8 if options.weights == "fp8" else ""
     with model_folder() as folder, Report(as_json=options.json) as report:
         model = load(open_model(str(folder), "dummy"), NUM_PAGES, weights=options.weights)
         runner, launching = (runner_of(model, with_graphs=each) for each in (True, False))

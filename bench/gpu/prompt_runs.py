@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch.nn.attention.bias import causal_lower_right
 from diptych.kernels.gpu.attention.expand_pages import expand_pages, expanded_table
 from diptych.kernels.gpu.attention.extend_attention import extend_attention
 from diptych.kernels.gpu.attention.prompt_attention import FP8, TILE, PromptTile, PromptWork, prompt_attention
+from diptych.kernels.gpu.attention.split_extend_attention import SplitWorkspace, split_extend_attention
 
 Run = Callable[[], object]
 
@@ -35,6 +37,18 @@ def pointer_runs(states: States, q: torch.Tensor, new: int) -> list[Run]:
         return lambda: extend_attention(
             q, layer, states.page_table, states.seq_lens, begins, out, max_extend_len=new, scale=SCALE
         )
+
+    return [run(layer) for layer in states.layers]
+
+
+def split_runs(states: States, q: torch.Tensor, new: int) -> list[Run]:
+    """By `split_extend_attention`."""
+    begins, out = starts(states.batch_size, new), torch.empty_like(q)
+    workspace = SplitWorkspace.allocate(HEAD_DIM, q.device)
+    attend = partial(split_extend_attention, max_extend_len=new, longest=states.seq_len, scale=SCALE)
+
+    def run(layer: torch.Tensor) -> Run:
+        return lambda: attend(q, layer, states.page_table, states.seq_lens, begins, out, workspace)
 
     return [run(layer) for layer in states.layers]
 

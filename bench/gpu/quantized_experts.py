@@ -162,8 +162,8 @@ def served(report: Report, limits: Roofline, model: Model, kind: Kind, cases: Se
 def tiles(kind: Kind, num_tokens: int) -> Iterator[tuple[int, Tile]]:
     """Yield blocks of tokens and tiles that could do."""
     few = [(32, 4), (64, 4), (128, 4), (128, 8)] if kind.is_fp8 else [(64, 2), (64, 4), (128, 4), (128, 8)]
-    many = [(128, 4), (128, 8), (256, 8), (256, 16)] if kind.is_fp8 else [(64, 4), (128, 4), (128, 8), (256, 8)]
-    shapes, stages = (few, (3, 4, 6)) if num_tokens <= 256 else (many, (2, 3, 4))
+    many = [(128, 4), (128, 8), (128, 16), (256, 16)] if kind.is_fp8 else [(64, 4), (128, 4), (128, 8), (256, 8)]
+    shapes, stages = (few, (3, 4, 6)) if num_tokens <= 256 else (many, (3, 4, 5))
     blocks = {1: (8, 16), 8: (8, 16), 64: (8, 16, 32), 256: (16, 32), 4096: (64, 128)}[num_tokens]
     widths = (GROUP, 2 * GROUP) if kind.name.endswith("row") and num_tokens <= 64 else (GROUP,)
     for block, (block_n, warps), width, num_stages in itertools.product(blocks, shapes, widths, stages):

@@ -142,3 +142,21 @@ def test_overlapped_steps_give_the_same_tokens(tiny_folder: Path, folders: Folde
             assert [each.token_ids for each in made] == [folders.outputs[a][i] for i, a in enumerate(ADAPTERS)]
             engine.unload_adapter("ada")
             engine.load_adapter("ada", folders.root / "ada")
+
+
+@pytest.mark.parametrize("overlap", ["off", "on"])
+def test_more_adapters_than_places_are_all_answered_one_after_the_other(
+    tiny_folder: Path, folders: Folders, overlap: str
+) -> None:
+    """Two adapters and a copy of one, in one place: requests of each wait until nobody has the other."""
+    loaded = [f"{name}={folders.root / name}" for name in ("ada", "bob")]
+    names = ["ada", "bob", "", "again", "bob", "ada"]
+    again = f"again={folders.root / 'ada'}"
+    made = options(lora=(*loaded, again), max_loras=1, max_loaded_loras=3, overlap=overlap)
+    with Engine(str(tiny_folder), made) as engine:
+        for _ in range(2):
+            answers = engine.generate_batch(PROMPTS, PARAMS, adapters=names)
+            expected = [folders.outputs["ada" if a == "again" else a][i] for i, a in enumerate(names)]
+            assert [each.token_ids for each in answers] == expected
+        engine.unload_adapter("bob")
+        assert list(engine.generate(PROMPTS[0], PARAMS, adapter="again").token_ids) == list(folders.outputs["ada"][0])

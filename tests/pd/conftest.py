@@ -16,6 +16,7 @@ from null_runner import NullRunner
 
 from diptych.decode.core import DecodeCore
 from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, AdapterTurns, Turns
 from diptych.engine.schedule.step_pace import StepPace
 from diptych.engine.scheduler.grammar_thread import GrammarThread
 from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping, TpModelWorkerClient
@@ -99,7 +100,9 @@ class Side:
         page_size: int = PAGE,
         pages_per_state: int = 0,
         windows: WindowPages = NO_WINDOWS,
+        turns: Turns = ENOUGH_SLOTS,
     ) -> None:
+        self.turns = turns
         self.kv, runner = model(num_pages)
         self.runner = Counted(runner)
         cache = KvCache(
@@ -111,7 +114,7 @@ class Side:
             windows=replace(windows, step_tokens=limits.max_step_tokens),
         )
         self.cache = cache
-        self.core = build(cache, limits, *rules, page_size * 8, StepPace(limits.mixed_step_s))
+        self.core = build(cache, limits, *rules, page_size * 8, StepPace(limits.mixed_step_s), turns=turns)
         self.outbox: deque[Transfer] = deque()
         self.digests: dict[int, int] = {}  # of what each room has written since its last note
         self.compiling: deque[CompileGrammar] = deque()
@@ -124,6 +127,8 @@ class Side:
     def collect(self) -> None:
         for effect in self.core.pop_effects():
             self._sort(effect)
+            if isinstance(effect, Emit) and (effect.output.finish or effect.output.failure):
+                self.turns.end(effect.output.room)
 
     def _sort(self, effect: Effect) -> None:
         if isinstance(effect, Emit):
@@ -191,8 +196,12 @@ class Pair:
         in_parts: bool = False,
         pages_per_state: int = 0,
         windows: WindowPages = NO_WINDOWS,
+        num_slots: int = 0,
     ) -> None:
-        """Other `page_sizes` are for the null model. `in_parts`: what lands is nonsense until it is unpacked."""
+        """Other `page_sizes` are for the null model. `in_parts`: what lands is nonsense until it is unpacked.
+
+        `num_slots`: of adapters, on each side; 0: enough.
+        """
         limits = Limits(
             context_len,
             vocab_size,
@@ -205,8 +214,11 @@ class Pair:
         models = [partial(null_model, page_size=size) for size in page_sizes] if page_sizes else [model, model]
         sizes = page_sizes or (PAGE, PAGE)
         beside: dict[str, Any] = {"pages_per_state": pages_per_state, "windows": windows}
-        self.prefill = Side(PrefillCore, prefill_pages, models[0], limits, rules, page_size=sizes[0], **beside)
-        self.decode = Side(DecodeCore, decode_pages, models[1], limits, page_size=sizes[1], **beside)
+        turns = [AdapterTurns(num_slots) if num_slots else ENOUGH_SLOTS for _ in range(2)]
+        self.prefill = Side(
+            PrefillCore, prefill_pages, models[0], limits, rules, page_size=sizes[0], turns=turns[0], **beside
+        )
+        self.decode = Side(DecodeCore, decode_pages, models[1], limits, page_size=sizes[1], turns=turns[1], **beside)
         self.in_parts = in_parts
         self.fail_next_unpacking = False
         self._overlapped = self._overlap_decode() if overlap else None

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 from null_runner import expected_output
 
 from diptych.generation.output import FailureCode
 
 Pair = Any  # the fixture's class: test helpers can't be imported
+NewPair = Callable[..., Pair]
 PROMPT = list(range(1, 20))
 
 
@@ -31,4 +35,51 @@ def test_the_same_prompt_moves_once_for_each_adapter(pair: Pair) -> None:
         assert pair.tokens(room) == expected_output(PROMPT, 5, 1000)
         moved.append(pair.num_written - before)
     assert moved == [5, 5, 5, 1, 1]
+    pair.assert_clean()
+
+
+@pytest.mark.parametrize("decode_pages", [64, 15])
+def test_with_one_slot_on_each_side_requests_of_many_adapters_never_wait_for_each_other(
+    make_pair: NewPair, decode_pages: int
+) -> None:
+    """Their legs come in opposite order, so that each side would begin with what the other has last."""
+    pair = make_pair(num_slots=1, decode_pages=decode_pages)
+    rooms = range(1, 9)
+    for room in rooms:
+        pair.start_decode(room, PROMPT, extra_key=bytes([room % 4]), adapter=room % 4)
+    for room in reversed(rooms):
+        pair.start_prefill(room, PROMPT, extra_key=bytes([room % 4]), adapter=room % 4)
+    pair.run()
+    assert [pair.tokens(room) for room in rooms] == [expected_output(PROMPT, 5, 1000)] * len(rooms)
+    assert all(side.turns.num_placed >= 4 for side in (pair.prefill, pair.decode))
+    assert_nobody_waits(pair)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_in_any_order_with_few_slots_and_pages_all_requests_are_answered(make_pair: NewPair, seed: int) -> None:
+    """Legs come while others run; some are aborted on one side."""
+    rng, rooms = random.Random(seed), range(1, 25)
+    pages = {"decode_pages": rng.choice([14, 20, 40]), "prefill_pages": rng.choice([12, 20, 40])}
+    pair = make_pair(num_slots=rng.choice([1, 2, 3]), **pages)
+    prompts = {room: list(range(1, rng.randint(2, 22))) for room in rooms}
+    adapters = {room: rng.choice([-1, 0, 1, 2, 3, 4]) for room in rooms}
+    legs = [(start, room) for start in (pair.start_prefill, pair.start_decode) for room in rooms]
+    moves = [(move, side) for move in (pair.deliver, pair.step) for side in (pair.prefill, pair.decode)]
+    for start, room in rng.sample(legs, len(legs)):
+        start(room, prompts[room], extra_key=bytes([1 + adapters[room]]), adapter=adapters[room])
+        for move, side in rng.choices(moves, k=rng.randint(0, 6)):
+            move(side)
+    aborted = rng.sample(rooms, 4)
+    for room in aborted:
+        pair.abort(rng.choice([pair.prefill, pair.decode]), room)
+    pair.run()
+    for room in set(rooms) - set(aborted):
+        assert pair.tokens(room) == expected_output(prompts[room], 5, 1000)
+    assert_nobody_waits(pair)
+
+
+def assert_nobody_waits(pair: Pair) -> None:
+    for side in (pair.prefill, pair.decode):
+        side.turns.check()
+        assert side.turns.num_waiting == 0
     pair.assert_clean()

@@ -13,7 +13,8 @@ from diptych.engine.attention.backend import GraphAttention, PhasedAttention
 from diptych.engine.attention.kinds import KindsAttention, KindsGraphAttention
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.attention.torch_backend import TorchAttention
-from diptych.engine.runner.gpu.gpu_runner import GpuRunner
+from diptych.engine.models.layers.buffers import Buffers
+from diptych.engine.runner.gpu.gpu_runner import GpuRunner, Recorded
 from diptych.engine.runner.gpu.graphs import Captured, Graphs
 from diptych.engine.runner.gpu.inputs import StepInputs, StepLimits
 from diptych.engine.runner.gpu.piece_graphs import PieceGraphs
@@ -52,6 +53,15 @@ class TensorAttention(TorchAttention):
         super().init_forward_metadata(now)
         super().forward_decode(qkv[:count], layer, out[:count])
         out[count:] = torch.nan
+
+
+class ReplayedAttention(PhasedAttention):
+    """What attends in a replay was fixed when it was captured, whatever was computed meanwhile."""
+
+    def replay_metadata(self, batch: StagedBatch) -> None:
+        super().replay_metadata(batch)
+        assert self._graphs is not None
+        self._forward = self._graphs.forward_decode
 
 
 def recordable(model: LoadedModel, kv: Tensor) -> GraphAttention:
@@ -128,18 +138,24 @@ def emulated_runner(
     phased = model.attention
     if rungs:
         attention = recordable(model, kv)
-        phased = PhasedAttention(model.attention._extend, attention, attention)
+        phased = ReplayedAttention(model.attention._extend, attention, attention)
     recorder = recorder or Recorder()
 
     def launch_sampling(batch: ForwardBatch, logits: Tensor, sampling: SamplingBatch) -> Tokens:
         return Tokens(sample_step(model.sampler, logits, sampling, batch.prompt_rows))
+
+    def new_buffers(num_tokens: int) -> Buffers:
+        return model.decoder.new_buffers(num_tokens, CPU)
+
+    def nothing_recorded() -> Recorded:
+        return Recorded(Graphs(rungs, recorder), PieceGraphs(token_rungs, recorder, new_buffers))
 
     return GpuRunner(
         replace(model, attention=phased),
         StepInputs(limits, Staging(limits.nbytes, CPU, Mark), CPU),
         launch_sampling,
         torch.zeros(limits.max_samples, dtype=torch.int64),
-        Graphs(rungs, recorder),
-        PieceGraphs(token_rungs, recorder, lambda num_tokens: model.decoder.new_buffers(num_tokens, CPU)),
+        nothing_recorded(),
+        nothing_recorded(),
         layer_listener,
     )

@@ -18,6 +18,7 @@ from diptych.common.arrays import U64
 from diptych.common.members.roles import LegKind, Role
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.cache.tier import Tier
+from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
 from diptych.engine.scheduler.stepping import (
     ModelWorker,
     OverlappedStepping,
@@ -42,9 +43,9 @@ PAGE = 4
 CONTEXT = 256
 
 
-def local_core(cache: KvCache, limits: Limits) -> UnifiedCore:
+def local_core(cache: KvCache, limits: Limits, turns: Turns = ENOUGH_SLOTS) -> UnifiedCore:
     """Return the core of an engine without peers."""
-    return UnifiedCore(cache, limits, TransferRules(), 0, Role.LOCAL)
+    return UnifiedCore(cache, limits, TransferRules(), 0, Role.LOCAL, turns=turns)
 
 
 def _new_runner(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +22,11 @@ class TokenGroups:
     tokens: Tensor
     num_tokens: int  # of the batch, with those that are in no group
 
-    def on(self, device: torch.device) -> TokenGroups:
-        """Return the same groups with `tokens` there. The copy is only queued."""
-        if device.type == "cpu":
-            return self
-        return replace(self, tokens=self.tokens.pin_memory().to(device, non_blocking=True))
+    def each(self) -> Iterator[tuple[int, Tensor]]:
+        """Yield each slot and its tokens."""
+        offsets = self.offsets.tolist()
+        for slot, first, last in zip(self.slots.tolist(), offsets[:-1], offsets[1:], strict=True):
+            yield slot, self.tokens[first:last]
 
     @staticmethod
     def of(owner: I64) -> TokenGroups | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from diptych.architectures.config import ModelConfig
@@ -81,6 +81,19 @@ def embeddings(config: ModelConfig) -> Iterator[Placed]:
     yield whole("model.norm.weight", "norm", (config.hidden_size,))
     if not config.tie_embeddings:
         yield whole("lm_head.weight", "lm_head", shape, Split.ROWS)
+
+
+def with_output(placement: Iterable[Placed]) -> Iterator[Placed]:
+    """Yield the tensors, and of a model whose output projection is its embedding that once more, as "lm_head"."""
+    embedding: tuple[Piece, ...] = ()
+    has_output = False
+    for name, pieces in placement:
+        yield name, pieces
+        targets = {piece.target for piece in pieces}
+        has_output |= "lm_head" in targets
+        embedding = pieces if "embed" in targets else embedding
+    if not has_output and embedding:
+        yield "lm_head.weight", tuple(replace(piece, target="lm_head") for piece in embedding)
 
 
 def attention(config: ModelConfig, layer: int) -> Iterator[Placed]:

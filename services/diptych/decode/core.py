@@ -16,6 +16,7 @@ from diptych.decode.phases import Phase
 from diptych.decode.room import DecodeRoom
 from diptych.decode.rooms import JOINED, Rooms
 from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
 from diptych.engine.schedule.admission import refuse
 from diptych.engine.schedule.batch_builder import BuildBatch, build_batch
 from diptych.engine.schedule.running import Drafter, Running
@@ -74,6 +75,7 @@ class DecodeCore:
         reserve: Callable[[], Headroom] = Headroom,
         drafter: Drafter | None = None,
         build: BuildBatch = build_batch,
+        turns: Turns = ENOUGH_SLOTS,
     ) -> None:
         """`reserve` says what new rooms must leave of the cache."""
         self._cache = cache
@@ -82,7 +84,7 @@ class DecodeCore:
         self._counts = CoreCounts()
         self.max_tokens = min(limits.context_len, cache.max_request_tokens)
         retracted = new_waiting_queue(cache, limits.scheduling)
-        self._running = Running(cache, limits, retracted, pace, self._note_retraction, drafter, build)
+        self._running = Running(cache, limits, retracted, pace, self._note_retraction, drafter, build, turns)
         self._waiting = new_waiting_queue(cache, limits.scheduling)  # for their first pages
         self._effects: list[Effect] = []
         self._rooms = Rooms(cache, self._waiting, self._running, self._effects, limits.retracted_s)

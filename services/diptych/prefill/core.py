@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Set
 
 from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
 from diptych.engine.schedule.admission import refuse
 from diptych.engine.schedule.batch_builder import BuildBatch, build_batch
 from diptych.engine.schedule.extend_queue import ExtendQueue
@@ -68,6 +69,7 @@ class PrefillCore:
         pace: StepPace,
         num_decoding: Callable[[], int] = int,
         build: BuildBatch = build_batch,
+        turns: Turns = ENOUGH_SLOTS,
     ) -> None:
         """`num_decoding` says how many requests wait for each step."""
         self._cache = cache
@@ -78,7 +80,8 @@ class PrefillCore:
         self._token_nbytes = page_nbytes // cache.page_size
         self.max_tokens = min(limits.context_len, cache.max_request_tokens)
         self._waiting = new_waiting_queue(cache, limits.scheduling)
-        self._queue = ExtendQueue(cache, self._waiting, limits)
+        self._turns = turns
+        self._queue = ExtendQueue(cache, self._waiting, limits, turns)
         self._effects: list[Effect] = []
         self._sender = Sender(cache, rules, self._effects)
         self._rooms = Rooms(cache, self._queue, self._sender, self._effects, rules.timeout_s)
@@ -235,6 +238,7 @@ class PrefillCore:
         request, token_ids, _ = row
         room = self._rooms[request.room]
         room.on(Signal.EXTENDED)
+        self._turns.end(request.room)
         failure = refuse_tokens(request, token_ids)
         if failure is NO_TOKEN_FAILURE:
             self._cache.distrust(request)

@@ -28,6 +28,7 @@ from diptych.common.members.roles import LegKind, Role
 from diptych.decode.core import DecodeCore
 from diptych.decode.grants import Headroom
 from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
 from diptych.engine.schedule.batch_builder import BuildBatch, build_batch
 from diptych.engine.schedule.step_pace import StepPace
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
@@ -109,13 +110,16 @@ class UnifiedCore:
         page_nbytes: int,
         role: Role,
         build: BuildBatch = build_batch,
+        turns: Turns = ENOUGH_SLOTS,
     ) -> None:
         self._cache = cache
         self._limits = limits
         pace = StepPace(limits.mixed_step_s)
-        self._prefill = PrefillCore(cache, limits, rules, page_nbytes, pace, lambda: self._decode.num_decoding, build)
+        self._prefill = PrefillCore(
+            cache, limits, rules, page_nbytes, pace, lambda: self._decode.num_decoding, build, turns
+        )
         self._reserve = Reserve(cache, self._prefill)
-        self._decode = DecodeCore(cache, limits, page_nbytes, pace, self._reserve.headroom, build=build)
+        self._decode = DecodeCore(cache, limits, page_nbytes, pace, self._reserve.headroom, build=build, turns=turns)
         self._refusals: list[Effect] = []
         self._stepping: RoleCore = self._decode  # that launched the last step
         self._serve(role)

@@ -8,6 +8,7 @@ from typing import NoReturn
 from diptych.common.members.roles import Role
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.options.config import SchedulerConfig
+from diptych.engine.schedule.adapter_turns import Turns
 from diptych.engine.scheduler.kv_backends import open_transport
 from diptych.engine.scheduler.process import run_scheduler
 from diptych.engine.values.limits import Limits
@@ -16,8 +17,10 @@ from diptych.kvtransfer.layout import PoolLayout
 from diptych.unified.core import UnifiedCore
 
 
-def build_core(cache: KvCache, limits: Limits, config: SchedulerConfig, layout: PoolLayout) -> SchedulerCore:
-    return UnifiedCore(cache, limits, config.transfer, layout.page_nbytes, Role(config.role))
+def build_core(
+    cache: KvCache, limits: Limits, config: SchedulerConfig, layout: PoolLayout, turns: Turns
+) -> SchedulerCore:
+    return UnifiedCore(cache, limits, config.transfer, layout.page_nbytes, Role(config.role), turns=turns)
 
 
 def main() -> NoReturn:

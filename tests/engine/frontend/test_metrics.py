@@ -49,6 +49,8 @@ STATUS = worker_pb2.WorkerStatus(
     quarantine_oldest_s=1.5,
     graphs=4,
     graph_bytes=5 << 20,
+    adapters_placed=10,
+    waiting_for_adapter=2,
     links=[UP, DOWN],
 )
 
@@ -83,6 +85,8 @@ def test_what_a_scheduler_says_becomes_samples_of_its_rank_and_its_links() -> No
         "diptych_kv_pages,1,quarantined": 2,
         "diptych_kv_quarantine_oldest_seconds,1": 1.5,
         "diptych_prompt_budget_tokens,1": float("inf"),
+        "diptych_adapters_placed_total,1": 10,
+        "diptych_adapters_waited_for,1": 2,
         "diptych_gpu_graphs,1": 4,
         "diptych_gpu_graph_bytes,1": 5 << 20,
         "diptych_kv_link_info,1,sysv/memory,UCX 1.22.0,copy,00000000000000ab": 1,

@@ -10,9 +10,10 @@ from torch import Tensor
 from diptych.architectures.config import Activation, ClampedSwiglu
 from diptych.architectures.placement import Split
 from diptych.checkpoints.quantization.weight import QuantizedWeight
-from diptych.engine.lora.registry import Adapter, Product
-from diptych.engine.models.lora import TORCH, Loras
+from diptych.engine.lora.registry import Adapter, InvalidAdapter, Product
+from diptych.engine.models.lora import Loras, LowRankSetting
 from diptych.engine.models.ops import Ops, TorchOps
+from diptych.kernels.adapted_matrix import AdaptedMatrix
 from diptych.kernels.quantized import QuantizedArray
 
 EPS = 1e-5
@@ -80,11 +81,15 @@ def test_gated_products_of_few_and_of_many_rows_are_as_in_the_reference(
 def test_gates_and_ups_are_stored_before_they_are_activated_only_where_an_adapter_changes_them(
     adapters: list[int] | None, device: torch.device
 ) -> None:
+    from diptych.kernels.gpu.layers.adapter_slots import AdapterSlots
+
     weight, x = states(device, torch.float16, 2 * 4096, 64) / 8, states(device, torch.float16, 2, 64)
     product = Product("0.gate_up", 0, np.full((1, 64), 0.1, np.float32), np.ones((4096, 1), np.float32))
     results, stored = [], x.new_empty(0)
     for ops in reversed(both(torch.float16, device)):
-        loras = Loras(2, 1, TORCH, torch.float16, device)
+        matrices = {"0.gate_up": AdaptedMatrix(64, ((0, 4096), (4096, 4096)))}
+        setting = LowRankSetting(1, 16, matrices, torch.float16, device)
+        loras = Loras(2, setting, lambda of: AdapterSlots(1, of.max_rank, of.matrices, of.dtype, of.device))
         gated = ops.gated(loras.wrap("0.gate_up", ops.matrix("0.gate_up", weight, Split.NONE)), "silu")
         loras.install(0, loras.prepare(Adapter("0" * 32, (product,))))
         loras.begin(None if adapters is None else np.array(adapters), np.array([1, 1]), np.array([0, 1]))
@@ -93,6 +98,17 @@ def test_gates_and_ups_are_stored_before_they_are_activated_only_where_an_adapte
         results.append(out)
     torch.testing.assert_close(*results, atol=5e-3, rtol=5e-3)
     assert bool(stored.isnan().all()) == (adapters is None)
+
+
+def test_an_adapter_of_a_rank_that_no_slot_has_room_for_is_refused(device: torch.device) -> None:
+    from diptych.kernels.gpu.layers.adapter_slots import AdapterSlots
+
+    setting = LowRankSetting(1, 20, {"0.o": AdaptedMatrix(8, ((0, 8),))}, torch.float16, device)
+    loras = Loras(1, setting, lambda of: AdapterSlots(1, of.max_rank, of.matrices, of.dtype, of.device))
+    sides = {rank: (np.ones((rank, 8), np.float32), np.ones((8, rank), np.float32)) for rank in (32, 33)}
+    loras.prepare(Adapter("0" * 32, (Product("0.o", 0, *sides[32]),)))  # slots have ranks in sixteens
+    with pytest.raises(InvalidAdapter, match=r"rank 33, more than the 32 .* --max-lora-rank 33"):
+        loras.prepare(Adapter("0" * 32, (Product("0.o", 0, *sides[33]),)))
 
 
 def test_what_a_checkpoint_stores_in_few_bits_is_expanded(device: torch.device) -> None:

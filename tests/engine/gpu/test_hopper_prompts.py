@@ -40,7 +40,7 @@ def attended(
     queries = torch.randn(int(EXTEND_LENS.sum()), config.num_heads, config.head_dim, device="cuda").to(dtype)
     plan = kernels.plan(EXTEND_LENS, SEQ_LENS)
     assert plan is not None
-    chunks = Chunks(requests, starts, int(EXTEND_LENS.max()), plan)
+    chunks = Chunks(requests, starts, int(EXTEND_LENS.max()), prompts=plan)
     outs = torch.full_like(queries, torch.nan), torch.full_like(queries, torch.nan)
     for out, each in zip(outs, (chunks, replace(chunks, prompts=None)), strict=True):
         kernels.extend(at, queries, out, each)

@@ -152,7 +152,6 @@ def test_a_missing_key_is_named(key: str) -> None:
         ({Q: (9, 6)}, {}, r"lora_B of .* is \(9, 4\)"),
         ({Q: (8, 6)}, {"r": 5}, r"lora_A of .* say \(5, 6\)"),
         ({"model.layers.7.self_attn.q_proj": (8, 6)}, {}, "no module 'model.layers.7"),
-        ({"lm_head": (50, 6)}, {}, "'lm_head' can't have an adapter"),
         ({"model.layers.1.mlp.experts.0.gate_proj": (5, 6)}, {}, "experts.0.gate_proj' can't have an adapter"),
         ({Q: (8, 6)}, {"target_modules": ["q_proj", "k_proj"]}, "no weights for k_proj"),
         ({Q: (8, 6), V: (4, 6)}, {"target_modules": ["q_proj"]}, "'.*v_proj', which is not among its target_modules"),
@@ -167,13 +166,15 @@ def test_what_does_not_fit_the_model_is_refused_by_name(
         read_adapter(tmp_path / "a", placement())
 
 
-@pytest.mark.parametrize("module", ["model.embed_tokens.lora_embedding_A", f"{Q}.weight", f"{Q}.lora_A.bias"])
+@pytest.mark.parametrize(
+    "module", ["model.embed_tokens.lora_A.weight", f"{Q}.lora_embedding_A", f"{Q}.weight", f"{Q}.lora_A.bias"]
+)
 def test_a_tensor_that_is_no_linear_layers_a_or_b_is_refused(tmp_path: Path, module: str) -> None:
     from safetensors.torch import save_file
 
     save_file({f"base_model.model.{module}": torch.zeros(4, 6)}, tmp_path / "adapter_model.safetensors")
     (tmp_path / "adapter_config.json").write_text(json.dumps(CONFIG))
-    with pytest.raises(InvalidAdapter, match=r"tensor .* is not the A or B"):
+    with pytest.raises(InvalidAdapter, match=r"tensor .* is not (the|how the) A or B"):
         read_adapter(tmp_path, placement())
 
 

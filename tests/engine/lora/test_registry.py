@@ -37,7 +37,7 @@ def test_without_a_free_place_a_load_is_refused() -> None:
     adapters = registry(2)
     adapters.load("a", "f")
     adapters.load("b", "f")
-    with pytest.raises(Overloaded, match="--max-loras"):
+    with pytest.raises(Overloaded, match="--max-loaded-loras"):
         adapters.load("c", "f")
     adapters.unload("b")
     assert adapters.load("c", "f") == (Loaded("c", 1, "f"), True)
@@ -108,18 +108,18 @@ def test_a_slot_is_never_given_twice_and_none_is_lost(seed: int) -> None:
         name = rng.choice("abcd")
         match rng.choice(["load", "unload", "start", "start", "end"]):
             case "load":
-                held = {a.slot for a in running.values()} | {a.slot for a in named.values()}
+                held = {a.number for a in running.values()} | {a.number for a in named.values()}
                 if name not in named and len(held) < 3:
                     named[name], is_new = adapters.load(name, str(room))
                     assert is_new
-                    assert named[name].slot not in held
+                    assert named[name].number not in held
                 elif name not in named:
                     with pytest.raises(Overloaded):
                         adapters.load(name, "f")
             case "unload" if name in named:
                 gone = named.pop(name)
                 is_used = gone in running.values()
-                assert adapters.unload(name) == (None if is_used else gone.slot)
+                assert adapters.unload(name) == (None if is_used else gone.number)
             case "start" if name in named:
                 running[room] = adapters.start(room, name)
                 assert running[room] == named[name]
@@ -127,5 +127,5 @@ def test_a_slot_is_never_given_twice_and_none_is_lost(seed: int) -> None:
                 ended = rng.choice(list(running))
                 adapter = running.pop(ended)
                 is_last = adapter not in running.values() and adapter not in named.values()
-                assert adapters.end(ended) == (adapter.slot if is_last else None)
+                assert adapters.end(ended) == (adapter.number if is_last else None)
         assert adapters.loaded() == tuple(named[name] for name in sorted(named))

@@ -48,9 +48,11 @@ def mixed(lens: list[int], slots: list[int]) -> Any:
     """Return results, the states behind them, and the steps; token i is 10 ** i, slot s begins with s / 10."""
     host: Any = Host(np.array(lens, np.int64))
     nothing = torch.empty(0)
-    others = {name: nothing for name in ("input_ids", "positions", "out_slots", "page_table", "seq_lens")}
+    others: dict[str, Any] = {
+        name: nothing for name in ("input_ids", "positions", "out_slots", "page_table", "seq_lens")
+    }
     others |= {"extend_starts": nothing, "logits_rows": nothing, "state_slots": torch.tensor(slots)}
-    batch = StagedBatch(host, **others)
+    batch = StagedBatch(host=host, **others)
     projected = 10.0 ** torch.arange(sum(lens), dtype=torch.float64)[:, None]
     state, out, rule = (
         torch.arange(NUM_SLOTS, dtype=torch.float64)[:, None] / 10,

@@ -12,12 +12,18 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from emulated_gpu import emulated_runner
 from torch import Tensor
 
 from diptych.architectures.registry import FAMILIES
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.engine.lora.peft_folder import read_adapter
 from diptych.engine.lora.registry import InvalidAdapter
+from diptych.engine.runner.gpu.gpu_runner import GpuRunner
+from diptych.engine.runner.gpu.inputs import StepLimits
+from diptych.engine.runner.loaded_model import ModelOptions, load_model
+from diptych.engine.runner.model_runner import ModelRunner
+from diptych.engine.values.batch import ForwardMode
 
 NewDriver = Callable[..., Any]
 WriteAdapter = Callable[..., dict[str, Tensor]]
@@ -26,13 +32,16 @@ LENGTHS = [1, 2, 17, 40, 65, 33]
 SLOTS = [2, -1, 0, 2, -1, 0]  # of each prompt's adapter: two adapters and the base model, interleaved
 NUM_OUTPUTS = 8
 FAMILY_CASES = {
-    "Llama": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    "Llama": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "embed_tokens", "lm_head"),
     "Qwen2": ("q_proj", "v_proj"),  # with biases
-    "Gemma2": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    "Gemma2": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "embed_tokens", "lm_head"),
     "Phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),  # fused in the checkpoint
     "Qwen3Moe": ("q_proj", "k_proj", "v_proj", "o_proj"),  # beside experts
     "Llama4": ("q_proj", "k_proj", "v_proj", "o_proj", "feed_forward.up_proj", "feed_forward.down_proj"),  # no halves
-    "DeepseekV3": ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"),  # around latents
+    "DeepseekV3": (  # around latents, and the expert that every token passes
+        *("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"),
+        *(f"shared_experts.{name}_proj" for name in ("gate", "up", "down")),
+    ),
     "Gemma4": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),  # of layers of two kinds
     "Lfm2": ("q_proj", "k_proj", "v_proj", "self_attn.out_proj", "w1", "w3", "w2"),  # beside short convolutions
     "Qwen3_5": ("k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),  # beside a delta rule
@@ -47,7 +56,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "Qwen3Moe": EXPERTS,
     "Llama4": {"num_local_experts": 4, "intermediate_size_mlp": 96, "attention_chunk_size": 16, "floor_scale": 8}
     | {"interleave_moe_layer_step": 2, "no_rope_layers": [1, 0, 1]},
-    "DeepseekV3": EXPERTS | LATENTS | {"num_key_value_heads": 4, "n_routed_experts": 4, "n_group": 1, "topk_group": 1},
+    "DeepseekV3": EXPERTS
+    | LATENTS
+    | {"num_key_value_heads": 4, "n_routed_experts": 4, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1},
     "Gemma4": {
         "num_hidden_layers": 6,
         "layer_types": ["sliding_attention", "full_attention"] * 3,
@@ -115,6 +126,7 @@ def install(driver: Any, source: ModelSource, slot: int, folder: Path) -> None:
 
 def merged(model: Any, deltas: Mapping[str, Tensor]) -> Any:
     changed = copy.deepcopy(model)
+    changed.lm_head.weight = torch.nn.Parameter(changed.lm_head.weight.detach().clone())  # it may be the embedding
     for module, delta in deltas.items():
         changed.get_submodule(module).weight.data += delta
     return changed.eval()
@@ -262,3 +274,36 @@ def test_an_adapter_stands_beside_quantised_weights_as_beside_the_same_weights_e
         logits.append(driver.extend({0: text}))
         assert (logits[-1] - base).abs().max() > 0.5
     torch.testing.assert_close(logits[0], logits[1], atol=1e-3, rtol=1e-4)
+
+
+@pytest.fixture
+def recording(llama: Case, device: torch.device) -> GpuRunner:
+    """A runner by the kernels of GPUs, with the adapters in their slots."""
+    layout = ModelRunner.pool_layout(llama.source.config, num_pages=64, page_size=16, dtype="float32")
+    kv = torch.full(layout.shape, torch.nan, device=device)
+    options = ModelOptions("float32", attention_backend="triton", max_loras=3, max_requests=4)
+    model, limits = load_model(llama.source, kv, options), StepLimits(16, 4, 64, max_loras=3)
+    for slot, folder in llama.folders.items():
+        adapter = read_adapter(folder, FAMILIES["llama"].placement(llama.source.config))
+        model.loras.install(slot, model.loras.prepare(adapter))
+    if device.type == "cpu":
+        return emulated_runner(model, kv, limits, rungs=(4,), token_rungs=(16,))
+    from diptych.engine.runner.gpu.new_runner import new_runner
+
+    return new_runner(model, limits, device, with_graphs=True)
+
+
+def test_recorded_steps_with_adapters_and_without_give_the_logits_of_the_c_kernels(
+    new_driver: NewDriver, llama: Case, recording: GpuRunner
+) -> None:
+    """Prompts in pieces, and decode steps that are padded; then by the same graphs with other adapters in the rows."""
+    three, two = {0: [3, 1, 4], 1: [7], 2: list(range(9))}, {0: [3, 1, 4, 5, 9], 1: list(range(8))}
+    for texts, slots in ((three, [2, -1, 0]), (two, [2, 0]), (three, [-1, 2, 2]), (two, None)):
+        reference, planner = llama.driver(new_driver, "cpu"), new_driver(llama.source, "cpu")
+        reference.adapters = planner.adapters = {} if slots is None else dict(enumerate(slots))
+        for mode, chunks in ((ForwardMode.EXTEND, texts), (ForwardMode.DECODE, {each: [5] for each in texts})):
+            expected = reference.runner.logits(reference.batch(mode, chunks))
+            found = recording.logits(planner.batch(mode, chunks))
+            torch.testing.assert_close(found.cpu(), expected, atol=1e-3, rtol=1e-4)
+    parts = recording.recorded, recording.recorded_with_adapters
+    assert [(len(each.graphs) > 0, len(each.pieces)) for each in parts] == [(True, 1), (True, 1)]

@@ -86,7 +86,7 @@ def test_graphs_of_gpus_give_the_logits_of_a_model_that_keeps_all_tokens(
     driver, options = new_driver(source, "triton", device=device.type), ModelOptions("float32", max_requests=8)
     driver.runner = new_runner(load_model(source, driver.kv, options), limits_of(source), device, with_graphs=True)
     torch.testing.assert_close(logits(driver), logits(new_driver(keeping_all(source))), atol=1e-3, rtol=1e-4)
-    assert len(driver.runner.graphs) == 1
+    assert len(driver.runner.recorded.graphs) == 1
 
 
 def limits_of(source: ModelSource) -> StepLimits:
@@ -112,7 +112,7 @@ def test_replays_give_the_logits_of_steps_that_are_launched(new_driver: NewDrive
         model, replayed.kv, limits_of(source), rungs=ladder(8), token_rungs=(16, 64), recorder=recorder
     )
     torch.testing.assert_close(logits(replayed), logits(launched), atol=1e-4, rtol=0.0)
-    assert (len(replayed.runner.graphs), len(replayed.runner.pieces)) == (1, 2)
+    assert (len(replayed.runner.recorded.graphs), len(replayed.runner.recorded.pieces)) == (1, 2)
 
 
 @of_families

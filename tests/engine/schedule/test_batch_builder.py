@@ -143,7 +143,7 @@ def test_a_token_that_is_not_known_yet_has_a_placeholder() -> None:
 
 def test_a_step_names_the_adapters_of_its_requests_if_one_has_any() -> None:
     plain, adapted = request(0, [1, 2, 3], computed_len=2, num_pages=1), request(1, [5, 6], computed_len=1, num_pages=1)
-    adapted.adapter = 3
+    adapted.adapter_slot = 3
     for requests, adapters in (([plain, plain], None), ([plain, adapted], [-1, 3])):
         chunks = [next_chunk(request, 1) for request in requests]
         for step in (new_step(requests, ()), new_step((), chunks), new_step(requests[:1], chunks[1:])):

@@ -23,6 +23,7 @@ from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.lora.registry import InvalidAdapter, LoraRegistry
 from diptych.engine.runner.gpu.copy_queues import CopyQueues
 from diptych.engine.runner.gpu.gpu_host_pages import GpuHostPages
+from diptych.engine.schedule.adapter_turns import AdapterTurns
 from diptych.engine.scheduler.adapters import Adapters, ReadAdapter
 from diptych.engine.scheduler.admin_thread import AdminThread
 from diptych.engine.scheduler.grammar_thread import GrammarThread
@@ -106,13 +107,14 @@ class Frontend:
             max_tokens_per_request=context_len,
             tiers=[HostTier(num_host_slots, self._copier)] if num_host_slots else [],
         )
-        core = local_core(cache, Limits(context_len, VOCAB, frozenset(), 16, 8, Scheduling(max_waiting=4)))
+        turns = AdapterTurns(2)
+        core = local_core(cache, Limits(context_len, VOCAB, frozenset(), 16, 8, Scheduling(max_waiting=4)), turns)
         watch = StepWatch()
         self.runner = StuckRunner(kv, watch)
         self._links = links_of_nobody()
         self._grammars = GrammarThread(lambda: Compiler(tokenizer, VOCAB, tokenizer.eos_ids))
         self.slots = Slots()
-        adapters = Adapters(LoraRegistry(2, "base"), lambda: self.slots, self.slots.read)
+        adapters = Adapters(LoraRegistry(2, "base"), turns, lambda: self.slots, self.slots.read)
         self._admin = AdminThread(adapters.handlers)
         stepping = SynchronousStepping(core, self.runner, time.monotonic)
         parts = Parts(self._links, self._grammars, self._admin, adapters, watch, self._copier)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
+from types import SimpleNamespace
 from typing import Any
 
+from diptych.engine.schedule.adapter_turns import AdapterTurns
 from diptych.engine.schedule.prefill_meter import PrefillMeter
 from diptych.engine.scheduler.links.links import links_of_nobody
 from diptych.engine.scheduler.news import News
@@ -19,7 +21,7 @@ def test_every_counter_of_a_core_stands_in_the_status_under_its_name(
     new_engine: Callable[..., Any], monkeypatch: Any
 ) -> None:
     engine = new_engine()
-    nobody: Any = None
+    nobody: Any = SimpleNamespace(turns=AdapterTurns(0))
     monkeypatch.setattr(engine.core, "report", lambda: CoreReport(4, Holders(), COUNTS))
     status = News(engine.core, engine.cache, links_of_nobody(), nobody, PrefillMeter()).status()
     assert {name: getattr(status, name) for name in NAMES} == {name: getattr(COUNTS, name) for name in NAMES}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from diptych.engine.schedule.adapter_turns import AdapterTurns
 from diptych.engine.schedule.prefill_meter import PrefillMeter
 from diptych.engine.schedule.step_log import LoggedStep, LoggedSteps, StepSize
 from diptych.engine.scheduler.links.links import links_of_nobody
@@ -21,7 +23,7 @@ class Scheduler:
     """A scheduler that is watched, by a clock that stands still."""
 
     def __init__(self, engine: Any) -> None:
-        nobody: Any = None
+        nobody: Any = SimpleNamespace(turns=AdapterTurns(0))
         self.engine = engine
         self.log = PrefillMeter().log
         news = News(engine.core, engine.cache, links_of_nobody(), nobody, PrefillMeter())

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from diptych.common.arrays import I32, I64
 from diptych.engine.values.batch import ForwardBatch
+from diptych.kernels.token_tiles import TokenTiles
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,6 +35,8 @@ class StagedBatch:
     state_slots: Tensor | None = None  # int64 [batch_size]: of requests, in recurrent models
     window_tables: Tensor | None = None  # int32 [num_groups, batch_size, max_pages]: see `WindowGroups`
     window_slots: Tensor | None = None  # int64 [num_groups, num_tokens]
+    adapters: TokenTiles | None = None  # of all tokens, on GPUs; None: nobody has one
+    late_adapters: TokenTiles | None = None  # of those of `logits_rows`
 
     def of_group(self, group: int) -> StagedBatch:
         """Return the step as layers of one group of pages see it, at the addresses that it has."""

@@ -37,7 +37,8 @@ class _Step:
             for part in (slice(num_single), slice(num_single, None))
         )
         starts = batch.extend_starts[num_single:] - num_single
-        return _Step(batch, num_single, single, Chunks(others, starts, max_extend_len, prompts))
+        longest = int(batch.host.seq_lens.max())
+        return _Step(batch, num_single, single, Chunks(others, starts, max_extend_len, longest, prompts))
 
 
 class TritonAttention:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol
 
 import torch
@@ -20,7 +22,7 @@ from diptych.kernels.gpu.attention.decode_attention import (
     launch_for,
     num_splits,
 )
-from diptych.kernels.gpu.attention.extend_attention import Tile, extend_attention, fixed_tile
+from diptych.kernels.gpu.attention.extend_attention import WIDE_DIM, extend_attention, fixed_tile
 from diptych.kernels.gpu.attention.latent_attention import (
     LatentShape,
     LatentWorkspace,
@@ -28,9 +30,11 @@ from diptych.kernels.gpu.attention.latent_attention import (
     latent_extend,
     latent_splits,
 )
+from diptych.kernels.gpu.attention.split_extend_attention import SplitWorkspace, is_short, split_extend_attention
 
 LARGEST_BATCH: Final = 4096  # requests of a decode step, unless the pool has more pages
 INTERPRETER_SMS: Final = 2
+Attend = Callable[..., None]
 DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)  # of states
 
 
@@ -49,6 +53,7 @@ class Chunks:
     requests: Requests
     starts: Tensor  # int32 [num_requests + 1], from the first of their tokens on
     max_len: int
+    longest: int = 0  # tokens of a request, with its new ones, at most; 0: its prefix is not to be shared out
     prompts: PromptStep | None = None
 
 
@@ -102,6 +107,7 @@ class PairKernels:
         heads, batch = (config.num_heads, config.num_kv_heads, config.head_dim), max(LARGEST_BATCH, len(kv))
         most = max(self._few.num_splits, self._many.num_splits)
         self._workspace = decode_workspace(batch, *heads, most, kv.device)
+        self._shares = SplitWorkspace.allocate(config.head_dim, kv.device) if config.head_dim <= WIDE_DIM else None
         self._prompts = HopperPrompts.of(config, kv)
 
     def plan(self, extend_lens: I64, seq_lens: I64) -> PromptStep | None:
@@ -132,7 +138,14 @@ class PairKernels:
             where = chunks.requests.page_table, chunks.requests.seq_lens, chunks.starts
             self._prompts.attend(at, queries, out, *where, chunks.prompts)
         else:
-            extend_pairs(self._config, at, queries, out, chunks, None)
+            extend_pairs(self._config, at, queries, out, chunks, self._choose(at, queries, chunks))
+
+    def _choose(self, at: GpuLayer, queries: Tensor, chunks: Chunks) -> Attend:
+        num_kv_heads, group = at.kv.shape[3], queries.shape[1] // at.kv.shape[3]
+        rows = len(queries) * group, chunks.max_len * group
+        if self._shares is None or not is_short(*rows, num_kv_heads, queries.shape[2]):
+            return extend_attention
+        return partial(split_extend_attention, workspace=self._shares, longest=chunks.longest)
 
 
 class FixedOrderKernels:
@@ -155,14 +168,14 @@ class FixedOrderKernels:
 
     def extend(self, at: GpuLayer, queries: Tensor, out: Tensor, chunks: Chunks) -> None:
         tile = fixed_tile(self._config.head_dim, queries.dtype)
-        extend_pairs(self._config, at, queries, out, chunks, tile)
+        extend_pairs(self._config, at, queries, out, chunks, partial(extend_attention, tile=tile))
 
 
 def extend_pairs(
-    config: ModelConfig, at: GpuLayer, queries: Tensor, out: Tensor, chunks: Chunks, tile: Tile | None
+    config: ModelConfig, at: GpuLayer, queries: Tensor, out: Tensor, chunks: Chunks, attend: Attend
 ) -> None:
-    """Attend as `AttentionKernels.extend`; the step's shape chooses the `tile` if it is None."""
-    extend_attention(
+    """Attend as `AttentionKernels.extend`, by `extend_attention` or what takes the same."""
+    attend(
         queries,
         at.kv,
         chunks.requests.page_table,
@@ -177,7 +190,6 @@ def extend_pairs(
         k_scale=at.k_scale,
         v_scale=at.v_scale,
         sinks=at.sinks,
-        tile=tile,
     )
 
 

@@ -61,9 +61,11 @@ GAUGES: Final[Sequence[Row]] = (  # how a scheduler is now
         "Prompt tokens that a step may have beside its outputs",
         lambda s: prompt_budget(s.instance.load),
     ),
+    ("adapters_waited_for", "Requests whose adapter has no slot", lambda s: s.waiting_for_adapter),
     ("gpu_graphs", "Sizes of steps that are captured", lambda s: s.graphs),
     ("gpu_graph_bytes", "GPU memory that these took", lambda s: s.graph_bytes),
 )
+PLACED: Final[Row] = ("adapters_placed", "Adapters that were brought into a slot", lambda s: s.adapters_placed)
 LABELS: Final = ("dp_rank", "role", "pool")
 ANSWER_S: Final = 2.0  # that a scheduler gets; it answers between two steps
 
@@ -157,6 +159,7 @@ def state_of(status: WorkerStatus) -> str:
 def _scheduler_families(statuses: Answered) -> Iterator[Metric]:
     for name, words, value in COUNTERS:
         yield _by_rank(CounterMetricFamily, (f"kv_{name}", words, value), statuses)
+    yield _by_rank(CounterMetricFamily, PLACED, statuses)
     yield from (_by_rank(GaugeMetricFamily, row, statuses) for row in GAUGES)
     pages = [
         ([str(rank), state], count)

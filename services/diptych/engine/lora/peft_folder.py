@@ -19,16 +19,19 @@ from typing import Any, Final
 
 import numpy as np
 
-from diptych.architectures.placement import Piece, Placed
+from diptych.architectures.placement import Piece, Placed, with_output
 from diptych.architectures.registry import NONSENSE
 from diptych.checkpoints.safetensors import read_tensors
 from diptych.common.arrays import F32
 from diptych.common.errors import ConfigError
 from diptych.common.json_file import read_json
-from diptych.engine.lora.registry import TARGETS, Adapter, InvalidAdapter, Product
+from diptych.engine.lora.registry import EMBEDDING, OUTPUT, TARGETS, Adapter, InvalidAdapter, Product
 from diptych.kernels.quantized import Array
 
-_TENSOR: Final = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+_TENSOR: Final = re.compile(
+    r"base_model\.model\.(?P<module>.+)\.lora_(?P<of>embedding_)?(?P<side>[AB])(?(of)|\.weight)"
+)
+_BASE: Final = re.compile(r"base_model\.model\.(?P<module>.+)\.base_layer\.weight")  # which PEFT saves of embeddings
 SUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {  # null is as good as these
     "peft_type": ("LORA",),
     "bias": ("none",),
@@ -48,7 +51,7 @@ CHANGES_BASE: Final = ("pissa", "olora", "corda", "loftq", "lora_ga")  # ways to
 def read_adapter(folder: Path, placement: Iterable[Placed]) -> Adapter:
     """Read an adapter of the model whose checkpoint `placement` describes. Raises `InvalidAdapter`."""
     try:
-        return _read(folder, dict(placement))
+        return _read(folder, dict(with_output(placement)))
     except InvalidAdapter as error:
         raise InvalidAdapter(f"{folder}: {error}") from None
     except ConfigError as error:  # names the file
@@ -59,7 +62,7 @@ def read_adapter(folder: Path, placement: Iterable[Placed]) -> Adapter:
 
 def _read(folder: Path, placement: Mapping[str, tuple[Piece, ...]]) -> Adapter:
     config = read_config(read_json(folder / "adapter_config.json"))
-    sides = _sides(folder / "adapter_model.safetensors")
+    sides = _sides(folder / "adapter_model.safetensors", placement)
     unmatched = config.unmatched(sides)
     if unmatched or not sides:
         raise InvalidAdapter(f"adapter_model.safetensors has no weights for {', '.join(unmatched) or 'any module'}")
@@ -74,15 +77,33 @@ def _read(folder: Path, placement: Mapping[str, tuple[Piece, ...]]) -> Adapter:
     return Adapter(digest.hexdigest()[:32], tuple(products))
 
 
-def _sides(path: Path) -> dict[str, dict[str, Array]]:
-    """Return the tensors A and B of each module, as views of the file."""
+def _sides(path: Path, placement: Mapping[str, tuple[Piece, ...]]) -> dict[str, dict[str, Array]]:
+    """Return the tensors A and B of each module, as views of the file; those of embeddings are named otherwise."""
     sides: dict[str, dict[str, Array]] = {}
     for name, array in read_tensors(path):
+        if (base := _BASE.fullmatch(name)) is not None:
+            _check_base(base["module"], array, placement)
+            continue
         match = _TENSOR.fullmatch(name)
         if match is None:
-            raise InvalidAdapter(f"tensor {name!r} is not the A or B of a linear layer, which is all that is supported")
+            raise InvalidAdapter(f"tensor {name!r} is not the A or B of a layer, which is all that is supported")
+        if bool(match["of"]) != _is_embedding(match["module"], placement):
+            raise InvalidAdapter(f"tensor {name!r} is not how the A or B of such a layer is called")
         sides.setdefault(match["module"], {})[match["side"]] = array
     return sides
+
+
+def _is_embedding(module: str, placement: Mapping[str, tuple[Piece, ...]]) -> bool:
+    return any(piece.target == EMBEDDING for piece in placement.get(f"{module}.weight", ()))
+
+
+def _check_base(module: str, array: Array, placement: Mapping[str, tuple[Piece, ...]]) -> None:
+    """PEFT saves the model's own embeddings beside what changes them: they are as in the model, or of other tokens."""
+    pieces = placement.get(f"{module}.weight", ())
+    if not pieces or {piece.target for piece in pieces} - {EMBEDDING, OUTPUT}:
+        raise InvalidAdapter(f"there is a weight of {module!r} itself, which an adapter does not replace")
+    if array.shape != pieces[0].shape:
+        raise InvalidAdapter(f"{module!r} is {array.shape} there, and {pieces[0].shape} in the model")
 
 
 def _float32(array: Array) -> F32:
@@ -96,7 +117,8 @@ def _pieces(module: str, config: PeftConfig, placement: Mapping[str, tuple[Piece
     if pieces is None:
         raise InvalidAdapter(f"the model has no module {module!r}")
     if not all(TARGETS.fullmatch(piece.target) for piece in pieces):
-        raise InvalidAdapter(f"{module!r} can't have an adapter; the projections of attention and feed-forward can")
+        words = "the projections of attention and of dense feed-forward networks, embeddings and the output can"
+        raise InvalidAdapter(f"{module!r} can't have an adapter; {words}")
     if not config.targets(module):
         raise InvalidAdapter(f"there are weights for {module!r}, which is not among its target_modules")
     return pieces
@@ -106,8 +128,10 @@ def _checked(
     module: str, config: PeftConfig, tensors: Mapping[str, Array], pieces: tuple[Piece, ...]
 ) -> tuple[F32, F32]:
     """Return A and B. Raises if one is missing, or not of the shape that the model and the rank say."""
-    rank, num_rows = config.rank_of(module), sum(piece.shape[0] for piece in pieces)
-    shapes = {"A": (rank, pieces[0].shape[1]), "B": (num_rows, rank)}
+    rank, num_rows, num_columns = config.rank_of(module), sum(piece.shape[0] for piece in pieces), pieces[0].shape[1]
+    if pieces[0].target == EMBEDDING:  # from token to state, where others are from state to state
+        num_rows, num_columns = num_columns, num_rows
+    shapes = {"A": (rank, num_columns), "B": (num_rows, rank)}
     for side, shape in shapes.items():
         if side not in tensors:
             raise InvalidAdapter(f"{module!r} has no lora_{side}")
@@ -118,6 +142,9 @@ def _checked(
 
 
 def _products(pieces: tuple[Piece, ...], a: F32, b: F32) -> Iterator[Product]:
+    if pieces[0].target == EMBEDDING:
+        yield Product(EMBEDDING, 0, a, b)
+        return
     row = 0
     for piece in pieces:
         yield Product(piece.target, piece.start, a, b[row : row + piece.shape[0]])

@@ -2,8 +2,9 @@
 
     absent --load--> LOADED --unload--> UNLOADING --last request ended--> absent
 
-A request takes the adapter that is LOADED under a name when it arrives, and keeps its slot to its end. An UNLOADING
-adapter has no name any more, but its slot: another one may be loaded under that name meanwhile.
+A request takes the adapter that is LOADED under a name when it arrives, and keeps it to its end. An UNLOADING adapter
+has no name any more, but its number: another one may be loaded under that name meanwhile. Which of them are in the
+model's slots, `AdapterTurns` decides.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from typing import Final
 from diptych.common.arrays import F32
 from diptych.common.errors import InvalidRequest, NotFound, Overloaded
 
-# matrices that see every token and are multiplied as they are: not experts, not embeddings, not "kv_b" of latents
-TARGETS: Final = re.compile(r"\d+\.(qkv|q|q_a|q_b|kv_a|o|gate_up|down)")
-NO_ADAPTER: Final = -1  # in place of a slot
+# matrices that see every token and are multiplied or looked up as they are: not experts, not "kv_b" of latents
+TARGETS: Final = re.compile(r"\d+\.(qkv|q|q_a|q_b|kv_a|o|(shared\.)?(gate_up|down))|embed|lm_head")
+EMBEDDING: Final = "embed"  # which is looked up
+OUTPUT: Final = "lm_head"  # which is the embedding again in some models, to which an adapter is one of its own
+NO_ADAPTER: Final = -1  # in place of a number, or of a slot
 
 _NAME: Final = re.compile(r"[\w.:/@+-]{1,128}", re.ASCII)
 
@@ -28,7 +31,7 @@ class InvalidAdapter(InvalidRequest):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Product:
-    """To add: `out[:, start : start + num_rows] += (x @ a.T) @ b.T`."""
+    """To add: `out[:, start : start + num_rows] += (x @ a.T) @ b.T`; with `EMBEDDING`, `a.T[ids] @ b.T`."""
 
     target: str  # the matrix, as the model calls it: "0.qkv", ...
     start: int
@@ -49,7 +52,7 @@ class Loaded:
     """An adapter that requests may use."""
 
     name: str
-    slot: int
+    number: int
     fingerprint: str
 
 
@@ -63,12 +66,12 @@ class _Entry:
 
 
 class LoraRegistry:
-    """At most `max_loras` adapters by name and by slot, `0 <= slot < max_loras`."""
+    """At most `max_loaded` adapters by name and by number, `0 <= number < max_loaded`."""
 
-    def __init__(self, max_loras: int, model_id: str) -> None:
-        self._max_loras = max_loras
+    def __init__(self, max_loaded: int, model_id: str) -> None:
+        self._max_loaded = max_loaded
         self._model_id = model_id
-        self._entries: dict[int, _Entry] = {}  # by slot: LOADED and UNLOADING
+        self._entries: dict[int, _Entry] = {}  # by number: LOADED and UNLOADING
         self._by_name: dict[str, Loaded] = {}  # LOADED
         self._by_room: dict[int, _Entry] = {}
 
@@ -77,7 +80,7 @@ class LoraRegistry:
         return tuple(adapter for _, adapter in sorted(self._by_name.items()))
 
     def load(self, name: str, fingerprint: str) -> tuple[Loaded, bool]:
-        """Return the adapter, and whether it is new: then its weights belong into its slot, before any request."""
+        """Return the adapter, and whether it is new: then its weights are needed before any request."""
         present = self._by_name.get(name)
         if present is None:
             return self._add(name, fingerprint), True
@@ -86,11 +89,11 @@ class LoraRegistry:
         return present, False
 
     def unload(self, name: str) -> int | None:
-        """Take the name away; return the slot if it is free now, None if requests still run. Raises `NotFound`."""
+        """Take the name away; return its number if that is free now, None if requests still run. Raises `NotFound`."""
         adapter = self._by_name.pop(name, None)
         if adapter is None:
             raise NotFound(f"no adapter {name!r} is loaded")
-        return self._collect(self._entries[adapter.slot])
+        return self._collect(self._entries[adapter.number])
 
     def start(self, room: int, name: str) -> Loaded:
         """Return the adapter that a request runs with; `NONE` for an empty name. Raises `NotFound`."""
@@ -99,12 +102,12 @@ class LoraRegistry:
         adapter = self._by_name.get(name)
         if adapter is None:
             raise NotFound(f"no adapter {name!r} is loaded here")
-        entry = self._by_room[room] = self._entries[adapter.slot]
+        entry = self._by_room[room] = self._entries[adapter.number]
         entry.rooms.add(room)
         return adapter
 
     def end(self, room: int) -> int | None:
-        """Note that a request ended; return a slot that is free with it."""
+        """Note that a request ended; return a number that is free with it."""
         entry = self._by_room.pop(room, None)
         if entry is None:
             return None
@@ -116,18 +119,19 @@ class LoraRegistry:
             raise InvalidAdapter(f"{name!r} can't name an adapter: use 1 to 128 of A-Z a-z 0-9 _ . : / @ + -")
         if name == self._model_id:
             raise InvalidAdapter(f"{name!r} is the model's own name")
-        if self._max_loras == 0:
+        if self._max_loaded == 0:
             raise InvalidRequest("this worker runs without adapters: start it with --max-loras above 0 and --tp 1")
-        if len(self._entries) == self._max_loras:
-            raise Overloaded(f"{self._max_loras} adapters are loaded, as many as --max-loras allows: unload one first")
-        slot = next(slot for slot in range(self._max_loras) if slot not in self._entries)
-        adapter = self._by_name[name] = Loaded(name, slot, fingerprint)
-        self._entries[slot] = _Entry(adapter)
+        if len(self._entries) == self._max_loaded:
+            words = f"{self._max_loaded} adapters are loaded, as many as --max-loaded-loras or --max-loras allows"
+            raise Overloaded(f"{words}: unload one first")
+        number = next(number for number in range(self._max_loaded) if number not in self._entries)
+        adapter = self._by_name[name] = Loaded(name, number, fingerprint)
+        self._entries[number] = _Entry(adapter)
         return adapter
 
     def _collect(self, entry: _Entry) -> int | None:
-        slot = entry.adapter.slot
+        number = entry.adapter.number
         if entry.rooms or self._by_name.get(entry.adapter.name) is entry.adapter:
             return None
-        del self._entries[slot]
-        return slot
+        del self._entries[number]
+        return number

@@ -38,7 +38,7 @@ class Decoder:
         self._ops = ops
         self._dtype = dtype
         self._embed = weights.matrix("embed")
-        self._lm_head = self._embed if config.tie_embeddings else weights.matrix("lm_head")
+        self._lm_head = weights.matrix("lm_head")
         scale = config.embedding_scale
         self._embedding_scale = None if scale == 1 else torch.tensor(scale, dtype=dtype)  # rounded, as in training
         self._per_layer = PerLayerInputs.build(config, weights, ops, dtype)

@@ -14,12 +14,12 @@ from diptych.kernels.gpu.layers.fp8_gemm import fp8_gemm
 from diptych.kernels.gpu.layers.fp8_gemv import can_gate, fp8_gated_gemv
 from diptych.kernels.gpu.layers.fp8_matrix import Fp8Matrix
 
-FIRST_CAPABILITY: Final = (8, 9)  # of a GPU that has FP8
+CAPABILITIES: Final = (9, 10)  # major, of GPUs that have FP8, and shared memory for what is on its way
 
 
 def has_fp8(device: torch.device) -> bool:
     """Whether kernels of `device` multiply in FP8; the interpreter does as if."""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= FIRST_CAPABILITY
+    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] in CAPABILITIES
 
 
 class Fp8Kept:

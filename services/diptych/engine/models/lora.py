@@ -6,8 +6,8 @@ in the batch. It wraps any matrix, and knows no family.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -15,42 +15,82 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diptych.architectures.placement import Placed, with_output
 from diptych.common.arrays import I64
-from diptych.engine.lora.registry import TARGETS, Adapter
+from diptych.common.errors import Overloaded
+from diptych.engine.lora.registry import EMBEDDING, OUTPUT, TARGETS, Adapter, InvalidAdapter
 from diptych.engine.models.matrix import Matrix
-from diptych.kernels.token_groups import TokenGroups
+from diptych.kernels.adapted_matrix import AdaptedMatrix, Product
 
-LATE: Final = ("o", "gate_up", "down")  # matrices that come after the last attention, in the last layer
+# matrices that come after the last attention, in the last layer
+LATE: Final = ("o", "gate_up", "down", "shared.gate_up", "shared.down")
 
-Product = tuple[Tensor, Tensor, int]  # a [rank, num_columns], b [num_rows, rank], first column of the result
-Prepared = Mapping[str, Any]  # an adapter's weights by matrix, as its `LowRankKernels` want them
+Prepared = Any  # an adapter's weights, as its `LowRankSlots` want them
+Tokens = Any  # the tokens of a step by slot, as its `LowRankSlots` want them
 
 
 class LowRankTable(Protocol):
-    """What the adapters add to one matrix, by slot."""
+    """What the adapters add to one matrix."""
 
-    def install(self, slot: int, prepared: Any) -> None: ...
+    def add(self, x: Tensor, tokens: Tokens, out: Tensor) -> None:
+        """Add to each token's row of `out` what its adapter makes of its row of `x`; of an embedding, of its id."""
+        ...
+
+
+class LowRankSlots(Protocol):
+    """The adapters of a model by slot, as one kind of processor keeps and multiplies them."""
+
+    @property
+    def max_rank(self) -> int | None:
+        """The highest rank that there is room for; None: any."""
+        ...
+
+    def table(self, name: str) -> LowRankTable:
+        """Return what is added to the matrix `name`."""
+        ...
+
+    def reserve(self) -> None:
+        """Take the memory of the slots, unless it is taken. Raises `torch.OutOfMemoryError`."""
+        ...
+
+    def prepare(self, products: Mapping[str, Sequence[Product]]) -> Prepared:
+        """Lay out an adapter, given by matrix, on the host; slots are reserved. In any thread."""
+        ...
+
+    def group(self, owner: I64) -> Tokens | None:
+        """Return the tokens of these slots, -1 for none, as tables want them; None if there is no slot."""
+        ...
+
+    def install(self, slot: int, prepared: Prepared) -> None:
+        """Put an adapter into a slot: between two steps."""
+        ...
 
     def remove(self, slot: int) -> None: ...
 
-    def add(self, x: Tensor, groups: TokenGroups, out: Tensor) -> None:
-        """`out[tokens, start : start + num_rows] += (x[tokens] @ a.T) @ b.T` for each group and product of its slot."""
+    def end(self, slots: Iterable[int]) -> None:
+        """Note that a step with adapters in these slots is queued."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class LowRankKernels:
-    """How one processor computes it."""
+class LowRankSetting:
+    """What adapters there may be, and of what."""
 
-    prepare: Callable[[Mapping[str, Sequence[Product]]], Prepared]  # lay out an adapter; in any thread
-    new_table: Callable[[int], LowRankTable]  # number of slots
+    num_slots: int
+    max_rank: int  # on GPUs
+    matrices: Mapping[str, AdaptedMatrix]
+    dtype: torch.dtype
+    device: torch.device
+
+
+LowRankKernels = Callable[[LowRankSetting], LowRankSlots]
 
 
 @dataclass(slots=True)
 class _Current:
     """Who is in the running step."""
 
-    groups: TokenGroups | None = None
+    tokens: Tokens | None = None
 
 
 class LoraMatrix:
@@ -64,15 +104,33 @@ class LoraMatrix:
     @property
     def is_adapted(self) -> bool:
         """Whether anybody in the running step has an adapter: if not, it is `base` that is multiplied with."""
-        return self._current.groups is not None
+        return self._current.tokens is not None
 
     def multiply(self, x: Tensor, out: Tensor) -> None:
         self.base.multiply(x, out)
-        if self._current.groups is not None:
-            self._table.add(x, self._current.groups, out)
+        if self._current.tokens is not None:
+            self._table.add(x, self._current.tokens, out)
 
     def rows(self, ids: Tensor) -> Tensor:
         return self.base.rows(ids)
+
+
+class LoraEmbedding:
+    """An embedding, and what the loaded adapters add to what is looked up in it."""
+
+    def __init__(self, base: Matrix, current: _Current, table: LowRankTable) -> None:
+        self._base = base
+        self._current = current
+        self._table = table
+
+    def multiply(self, x: Tensor, out: Tensor) -> None:
+        self._base.multiply(x, out)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        found = self._base.rows(ids)
+        if self._current.tokens is not None:
+            self._table.add(ids, self._current.tokens, found)
+        return found
 
 
 class Loras:
@@ -81,84 +139,95 @@ class Loras:
     `prepare` may run in any thread, `install` and `remove` in another one than `begin` and the model.
     """
 
-    def __init__(
-        self, num_layers: int, num_slots: int, kernels: LowRankKernels, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        self._late_names = {f"{num_layers - 1}.{name}" for name in LATE}
-        self._num_slots = num_slots
-        self._kernels = kernels
-        self._dtype = dtype
-        self._device = device
+    def __init__(self, num_layers: int, setting: LowRankSetting, kernels: LowRankKernels) -> None:
+        self._late_names = {OUTPUT, *(f"{num_layers - 1}.{name}" for name in LATE)}
+        self.num_slots = setting.num_slots
+        self._setting = setting
+        self._slots = kernels(setting) if setting.num_slots else None
         self._all, self._late = _Current(), _Current()
-        self._tables: dict[str, LowRankTable] = {}  # by matrix
         self._changes: deque[Callable[[], None]] = deque()
 
     def wrap(self, name: str, matrix: Matrix) -> Matrix:
         """Return what to multiply with in place of `matrix`."""
-        if not TARGETS.fullmatch(name) or not self._num_slots:
+        if self._slots is None or name not in self._setting.matrices:
             return matrix
-        table = self._tables.setdefault(name, self._kernels.new_table(self._num_slots))
-        return LoraMatrix(matrix, self._late if name in self._late_names else self._all, table)
+        wrapper = LoraEmbedding if self._setting.matrices[name].is_embedding else LoraMatrix
+        return wrapper(matrix, self._late if name in self._late_names else self._all, self._slots.table(name))
+
+    def reserve(self) -> None:
+        """Take the memory of the slots, unless it is taken. Raises `Overloaded`."""
+        assert self._slots is not None
+        try:
+            self._slots.reserve()
+        except torch.OutOfMemoryError as error:
+            words = f"no GPU memory is left for {self.num_slots} adapters of rank {self._setting.max_rank}"
+            raise Overloaded(f"{words}: lower --max-loras, --max-lora-rank or --gpu-memory-share") from error
 
     def prepare(self, adapter: Adapter) -> Prepared:
-        """Lay out the weights of an adapter."""
+        """Lay out the weights of an adapter. One thread at a time. Raises `InvalidAdapter`, and as `reserve`."""
+        assert self._slots is not None
+        _check_rank(adapter, self._slots.max_rank)
+        self.reserve()
         products: dict[str, list[Product]] = {}
         for product in adapter.products:
             a, b = (
-                torch.from_numpy(np.ascontiguousarray(side)).to(self._device, self._dtype)
-                for side in (product.a, product.b)
+                torch.from_numpy(np.ascontiguousarray(side)).to(self._setting.dtype) for side in (product.a, product.b)
             )
             products.setdefault(product.target, []).append((a, b, product.start))
-        return self._kernels.prepare(products)
+        return self._slots.prepare(products)
 
     def install(self, slot: int, prepared: Prepared) -> None:
-        self._changes.append(lambda: self._install(slot, prepared))
+        assert self._slots is not None
+        slots = self._slots
+        self._changes.append(lambda: slots.install(slot, prepared))
 
     def remove(self, slot: int) -> None:
-        self._changes.append(lambda: self._remove(slot))
+        assert self._slots is not None
+        slots = self._slots
+        self._changes.append(lambda: slots.remove(slot))
 
     def begin(self, adapters: I64 | None, extend_lens: I64, late_rows: I64) -> None:
         """Note the step's batch; `late_rows` are the tokens that are computed to the end."""
+        self.change()
+        if adapters is None or self._slots is None:
+            return self.begin_staged(None, None)
+        owner = np.repeat(adapters, extend_lens)
+        self.begin_staged(self._slots.group(owner), self._slots.group(owner[late_rows]))
+
+    def change(self) -> None:
+        """Install and remove what was said to be, on the current stream. Not while a graph is captured."""
         while self._changes:
             self._changes.popleft()()
-        if adapters is None:
-            self._all.groups = self._late.groups = None
-            return
-        owner = np.repeat(adapters, extend_lens)
-        self._all.groups, self._late.groups = self._groups(owner), self._groups(owner[late_rows])
 
-    def _groups(self, owner: I64) -> TokenGroups | None:
-        """A GPU gets them once a step: were they copied for each matrix, each would wait for the one before."""
-        groups = TokenGroups.of(owner)
-        return None if groups is None else groups.on(self._device)
+    def begin_staged(self, tokens: Tokens | None, late_tokens: Tokens | None) -> None:
+        """Note the tokens of a step, as tables want them: all, and those that are computed to the end."""
+        self._all.tokens, self._late.tokens = tokens, late_tokens
 
-    def _install(self, slot: int, prepared: Prepared) -> None:
-        for name, each in prepared.items():
-            self._tables[name].install(slot, each)
-
-    def _remove(self, slot: int) -> None:
-        for table in self._tables.values():
-            table.remove(slot)
+    def end(self, adapters: I64 | None) -> None:
+        """Note that the step is queued."""
+        if adapters is not None and self._slots is not None:
+            self._slots.end(slot for slot in np.unique(adapters).tolist() if slot >= 0)
 
 
-class TorchLowRankTable:
-    """Any dtype on any device."""
-
-    def __init__(self, num_slots: int) -> None:
-        self._products: list[Sequence[Product]] = [() for _ in range(num_slots)]
-
-    def install(self, slot: int, prepared: Sequence[Product]) -> None:
-        self._products[slot] = prepared
-
-    def remove(self, slot: int) -> None:
-        self._products[slot] = ()
-
-    def add(self, x: Tensor, groups: TokenGroups, out: Tensor) -> None:
-        offsets = groups.offsets.tolist()
-        for slot, first, last in zip(groups.slots.tolist(), offsets[:-1], offsets[1:], strict=True):
-            tokens = groups.tokens[first:last]
-            for a, b, start in self._products[slot]:
-                out[:, start : start + len(b)].index_add_(0, tokens, (x[tokens] @ a.T) @ b.T)
+def _check_rank(adapter: Adapter, max_rank: int | None) -> None:
+    rank = max((len(product.a) for product in adapter.products), default=0)
+    if max_rank is not None and rank > max_rank:
+        words = f"it has rank {rank}, more than the {max_rank} that this worker has room for"
+        raise InvalidAdapter(f"{words}: give --max-lora-rank {rank}")
 
 
-TORCH: Final = LowRankKernels(prepare=dict, new_table=TorchLowRankTable)
+def adapted_matrices(placement: Iterable[Placed]) -> dict[str, AdaptedMatrix]:
+    """Return the matrices of a model that adapters may change, by name."""
+    parts: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+    columns: dict[str, int] = {}
+    for _, pieces in with_output(placement):
+        for piece in pieces:
+            if TARGETS.fullmatch(piece.target):
+                num_rows, num_columns = piece.shape
+                is_embedding = piece.target == EMBEDDING
+                parts[piece.target].append((0, num_columns) if is_embedding else (piece.start, num_rows))
+                columns[piece.target] = num_rows if is_embedding else num_columns
+    return {
+        name: AdaptedMatrix(columns[name], tuple(sorted(each)), is_embedding=name == EMBEDDING)
+        for name, each in parts.items()
+    }

@@ -98,6 +98,8 @@ def load(
                 matrices[piece.target] = ops.matrix(piece.target, full, piece.split)
     if places:
         raise ConfigError(f"{config.model_id}: the checkpoint lacks {', '.join(sorted(places)[:5])}")
+    if config.tie_embeddings:
+        matrices["lm_head"] = matrices["embed"]
     return Weights(matrices, vectors, config.norm_offset)
 
 

@@ -47,6 +47,8 @@ _AT_LEAST_ONE: Final = (
     "max_requests",
     "max_graph_tokens",
     "max_waiting",
+    "max_loaded_loras",
+    "max_lora_rank",
 )
 _NOT_NEGATIVE: Final = ("mixed_step_ms", "kv_cache_mib", "host_cache_mib", "max_loras", "base_gpu")
 
@@ -121,7 +123,11 @@ class EngineOptions:
     )
     kv_events: Switch = option("on", help="tell routers which prefixes are cached", group="engine")
     lora: tuple[str, ...] = option((), help="adapters to load at start, as name=folder (PEFT)", group="engine")
-    max_loras: int = option(8, help="adapters loaded at once; 0: none", group="engine")
+    max_loras: int = option(8, help="adapters that requests can run with at once; 0: none", group="engine")
+    max_loaded_loras: int | None = option(
+        None, help="adapters loaded at once, in host memory; not given: as --max-loras", group="engine"
+    )
+    max_lora_rank: int = option(64, help="the highest rank of an adapter on a GPU", group="engine")
     attention_backend: AttentionBackend = option("auto", help="attention implementation", group="engine")
     prefill_attention_backend: AttentionBackend | None = option(
         None, help="of steps with prompts; not given: as --attention-backend", group="engine"
@@ -203,14 +209,19 @@ class EngineOptions:
     def num_lora_slots(self) -> int:
         return self.max_loras if self.tp == 1 and self.device != "sim" and not self.deterministic else 0
 
+    @property
+    def num_loaded_loras(self) -> int:
+        return max(self.num_lora_slots, self.max_loaded_loras or 0) if self.num_lora_slots else 0
+
     def loras(self) -> list[tuple[str, Path]]:
         """Return names and folders of the adapters to load at start. Raises `ConfigError`."""
         if self.lora and self.tp > 1:
             raise ConfigError("--lora needs --tp 1: adapters are not split over tensor-parallel processes yet")
         if self.lora and self.device == "sim":
             raise ConfigError("--lora needs a model that computes: --device sim takes no adapters")
-        if len(self.lora) > self.max_loras:
-            raise ConfigError(f"--lora names {len(self.lora)} adapters, more than --max-loras {self.max_loras}")
+        if len(self.lora) > max(self.max_loras, self.max_loaded_loras or 0):
+            words = f"more than --max-loras {self.max_loras}: give --max-loaded-loras"
+            raise ConfigError(f"--lora names {len(self.lora)} adapters, {words}")
         return [_lora(text) for text in self.lora]
 
 

@@ -30,7 +30,8 @@ from diptych.engine.attention.layer_constants import Ropes
 from diptych.engine.attention.sparse_attention import SparseAttention
 from diptych.engine.attention.torch_backend import TorchAttention
 from diptych.engine.models.cpu_ops import CpuOps
-from diptych.engine.models.lora import TORCH, LowRankKernels
+from diptych.engine.models.lora import LowRankKernels, LowRankSetting, LowRankSlots
+from diptych.engine.models.low_rank_tables import TableSlots, by_torch
 from diptych.engine.models.ops import Ops, TorchOps
 from diptych.engine.runner.sampling.cpu_sampler import CpuSampler
 from diptych.engine.runner.sampling.sampler import Sampler
@@ -86,12 +87,12 @@ def choose(prefill: str, decode: str, *kinds: Setting) -> Backend:
     (of_prompts, _), (of_decodes, recordable) = made[names[0]], made[names[1]]
     attention = PhasedAttention(of_prompts, of_decodes, recordable)
     if "cpu" in names:
-        kernels = LowRankKernels(low_rank.pack, low_rank.LowRankTable)
-        return Backend(attention, CpuOps(), kernels, CpuSampler(), only_queues=False)
+        return Backend(attention, CpuOps(), _cpu_slots, CpuSampler(), only_queues=False)
     is_reference = set(names) == {"torch"}
     new_ops = TorchOps if is_reference else _fixed_order_ops if setting.fixed_order else _gpu_ops
     ops = new_ops(setting.dtype, setting.kv.device)
-    return Backend(attention, ops, TORCH, TorchSampler(), only_queues=not is_reference)
+    slots = by_torch if is_reference and not setting.kv.is_cuda else _gpu_slots
+    return Backend(attention, ops, slots, TorchSampler(), only_queues=not is_reference)
 
 
 def narrowing(backend: Backend, dtype: torch.dtype, device: torch.device) -> Ops:
@@ -102,7 +103,7 @@ def narrowing(backend: Backend, dtype: torch.dtype, device: torch.device) -> Ops
     from diptych.engine.models.gpu_ops import GpuOps
 
     if not has_fp8(device):
-        raise ConfigError("--quantization fp8 needs a GPU that multiplies FP8, such as an L4, L40, H100 or H200")
+        raise ConfigError("--quantization fp8 needs a GPU whose FP8 there are kernels for, such as an H100 or H200")
     return GpuOps(dtype, device, LINEAR)
 
 
@@ -156,6 +157,16 @@ def _gpu_ops(dtype: torch.dtype, device: torch.device) -> Ops:
     from diptych.engine.models.gpu_ops import GpuOps  # needs Triton, which CPUs have no use for
 
     return GpuOps(dtype, device)
+
+
+def _cpu_slots(setting: LowRankSetting) -> LowRankSlots:
+    return TableSlots(setting, low_rank.pack, low_rank.LowRankTable)
+
+
+def _gpu_slots(setting: LowRankSetting) -> LowRankSlots:
+    from diptych.kernels.gpu.layers.adapter_slots import AdapterSlots  # needs Triton
+
+    return AdapterSlots(setting.num_slots, setting.max_rank, setting.matrices, setting.dtype, setting.device)
 
 
 def _fixed_order_ops(dtype: torch.dtype, device: torch.device) -> Ops:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from diptych.architectures.config import ModelConfig
+from diptych.architectures.placement import Placed
 from diptych.checkpoints.quantization.weight import expanded
 from diptych.checkpoints.source import ModelSource
 from diptych.common.errors import ConfigError
@@ -21,7 +22,7 @@ from diptych.engine.attention.backend import PhasedAttention
 from diptych.engine.attention.layer_constants import new_sinks, rope_tables
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.models.decoder import Decoder
-from diptych.engine.models.lora import Loras
+from diptych.engine.models.lora import Loras, LowRankSetting, adapted_matrices
 from diptych.engine.models.pieces import Pieces
 from diptych.engine.models.weights import Weights, load
 from diptych.engine.runner.backends import Backend, Setting, choose, narrowing
@@ -44,6 +45,7 @@ class ModelOptions:
     decode_attention_backend: str | None = None  # of steps without prompts; None: as the others
     num_threads: int = 1
     max_loras: int = 0
+    max_lora_rank: int = 16  # on GPUs
     max_requests: int = 1  # that run at once: each has a state, in models with recurrent layers
     deterministic: bool = False  # a token's bits do not depend on what else is in its step
 
@@ -94,9 +96,10 @@ def load_model(
         backend = _choose(part.config.attending, kv, options, sinks)
         ops = part.wrap(narrowing(backend, dtype, kv.device) if options.quantization == "fp8" else backend.ops)
         tensors = expanded(part.tensors) if options.quantization == "none" else part.tensors
-        weights = load(part.config, part.placement, tensors, ops, dtype, kv.device)
+        placement = list(part.placement)
+        weights = load(part.config, placement, tensors, ops, dtype, kv.device)
         _fill(sinks, chain(*part.config.attending.layers_by_kind), weights)
-        loras = Loras(part.config.num_layers, options.max_loras, backend.low_rank, dtype, kv.device)
+        loras = Loras(part.config.num_layers, _adapters_of(placement, options, dtype, kv.device), backend.low_rank)
         decoder = Decoder(part.config, weights.wrapped(loras.wrap), ops, dtype)
     return LoadedModel(
         config=part.config,
@@ -114,6 +117,12 @@ def load_model(
 
 def _new_states(config: ModelConfig, kv: Tensor, options: ModelOptions) -> SlotStates | None:
     return SlotStates(config, kv, options.max_requests, options.dtype) if config.recurrent else None
+
+
+def _adapters_of(
+    placement: Iterable[Placed], options: ModelOptions, dtype: torch.dtype, device: torch.device
+) -> LowRankSetting:
+    return LowRankSetting(options.max_loras, options.max_lora_rank, adapted_matrices(placement), dtype, device)
 
 
 def _fill(sinks: Tensor | None, layers: Iterable[int], weights: Weights) -> None:

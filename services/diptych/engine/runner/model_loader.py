@@ -66,6 +66,8 @@ class ModelLoader:
             return self._options.kv_cache_mib
         model = self._load_on_gpu(source, self._few_pages(source, self._limits(source.config)))
         self._weights_nbytes = torch.cuda.memory_allocated(self._device)
+        if self._options.lora:
+            model.loras.reserve()
         given, context_len = self._options.given_sizes, source.config.context_len
         self.chosen = choose(given, lambda: self._found(model), context_len, self._agreed)
         limits = self._limits(source.config)
@@ -110,7 +112,8 @@ class ModelLoader:
         options = self._options
         memory = measure(self._new_runner(model), limits, options.page_size, self._device)
         self._step_nbytes = memory.step_peak
-        graphs = graphs_nbytes(limits, model.config.num_layers, memory.step_peak) if options.cuda_graphs == "on" else 0
+        kinds = 0 if options.cuda_graphs == "off" else 2 if options.lora else 1
+        graphs = graphs_nbytes(limits, model.config.num_layers, memory.step_peak, kinds)
         token = token_nbytes(model.config, whole_layout(model.config, options.page_size, options.kv_dtype))
         buffer = buffer_nbytes(options.host_cache_mib * MIB, limits.max_step_tokens * token)
         nbytes = pool_nbytes(memory, options.gpu_memory_share, graphs, buffer)
@@ -122,7 +125,7 @@ class ModelLoader:
         options = self._options
         pages = region_views(kv, kv_regions(model.config, options.kv_dtype))[0]
         longest = min(model.config.context_len, pages.shape[0] * pages.shape[3])
-        limits, recorded_tokens = self._limits(model.config), runner.pieces.rungs
+        limits, recorded_tokens = self._limits(model.config), runner.token_rungs
         try:
             warm_up(self._new_runner(model), runner, limits, options.page_size, longest, recorded_tokens)
         except torch.OutOfMemoryError as error:
@@ -169,6 +172,7 @@ class ModelLoader:
             max_pages,
             sizes.max_graph_tokens,
             num_window_groups=len(model.page_groups) - 1,
+            max_loras=self._options.num_lora_slots,
         )
 
     def _model_options(self) -> ModelOptions:
@@ -180,6 +184,7 @@ class ModelLoader:
             decode_attention_backend=options.decode_backend,
             num_threads=options.num_threads,
             max_loras=options.num_lora_slots,
+            max_lora_rank=options.max_lora_rank,
             max_requests=self.chosen.sizes.max_requests,
             deterministic=options.deterministic,
         )

@@ -35,6 +35,7 @@ class ModelRunner:
         decode_attention_backend: str | None = None,
         num_threads: int = 1,
         max_loras: int = 0,
+        max_lora_rank: int = 16,
         max_requests: int = 1,
         communicator: Communicator | None = None,
         layer_listener: Callable[[], OnLayer | None] = lambda: None,
@@ -46,9 +47,16 @@ class ModelRunner:
         each step who is to hear of its layers.
         """
         torch.set_num_threads(num_threads)
-        backends = attention_backend, decode_attention_backend
         options = ModelOptions(
-            dtype, quantization, *backends, num_threads, max_loras, max_requests, deterministic=deterministic
+            dtype=dtype,
+            quantization=quantization,
+            attention_backend=attention_backend,
+            decode_attention_backend=decode_attention_backend,
+            num_threads=num_threads,
+            max_loras=max_loras,
+            max_lora_rank=max_lora_rank,
+            max_requests=max_requests,
+            deterministic=deterministic,
         )
         self._model = load_model(source, kv, options, communicator)
         self._device = kv.device

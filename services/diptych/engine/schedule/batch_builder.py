@@ -185,7 +185,7 @@ def _window_groups(
 
 
 def _adapters(requests: Sequence[Request]) -> I64 | None:
-    slots = [request.adapter for request in requests]
+    slots = [request.adapter_slot for request in requests]
     return None if max(slots) == NO_ADAPTER else np.array(slots, dtype=np.int64)
 
 

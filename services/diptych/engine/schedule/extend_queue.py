@@ -5,7 +5,7 @@ starves. A prompt longer than what is left of the token budget is chunked, and i
 which the prompts that are completed before it would wait longer than it is worth.
 
 A request whose prefix another one is computing lets others pass until it can be reused, where that is faster; so does
-one whose prefix a tier of the cache is bringing back.
+one whose prefix a tier of the cache is bringing back, and one whose adapter has no slot.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
 from diptych.engine.schedule.packing import Packing
 from diptych.engine.schedule.prefixes_in_flight import PendingPrefix, PrefixesInFlight, common_len
 from diptych.engine.schedule.waiting_queue import WaitingQueue
@@ -26,8 +27,9 @@ from diptych.engine.values.step import Chunk
 class ExtendQueue:
     """Waiting requests and the ones part-way through their prompt."""
 
-    def __init__(self, cache: KvCache, waiting: WaitingQueue, limits: Limits) -> None:
+    def __init__(self, cache: KvCache, waiting: WaitingQueue, limits: Limits, turns: Turns = ENOUGH_SLOTS) -> None:
         self._cache = cache
+        self._turns = turns
         self._waiting = waiting
         self._max_batch_size = limits.max_requests
         self._cost = limits.prompt_cost
@@ -100,7 +102,7 @@ class ExtendQueue:
 
     def _choose(self, now_s: float, budget: int, spare_pages: Callable[[Request], int]) -> list[Chunk]:
         step = Packing(self._cost, budget, self._max_batch_size, len(self))
-        for request in self._extending:
+        for request in self._turns.runnable(list(self._extending)):
             if not step.admits(request, request.computed_len):
                 return step.chunks
             step.add(request)
@@ -117,11 +119,17 @@ class ExtendQueue:
             start = 0 if step.admits_any else self._cache.cached_len(request)
             if not step.admits(request, start):
                 break
+            if not self._turns.take(request):
+                if not self._waiting.set_aside(self._turns.reason(request)):
+                    break
+                continue
             if self._cache.admit(request, spare_pages=spare_pages(request)):
                 self._waiting.on_admitted(request)
                 self.add_admitted(request)
                 step.add(request)
-            elif not self._waiting.set_aside_for_restore():
+                continue
+            self._turns.end(request.room)  # who waits for memory holds no slot: those that do give some back
+            if not self._waiting.set_aside_for_restore():
                 break
         return step.chunks
 

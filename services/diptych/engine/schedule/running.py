@@ -11,6 +11,7 @@ from typing import Protocol
 
 from diptych.common.errors import ConfigError
 from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
 from diptych.engine.schedule.batch_builder import BuildBatch, build_batch
 from diptych.engine.schedule.extend_queue import ExtendQueue
 from diptych.engine.schedule.kv_forecast import KvForecast
@@ -96,6 +97,7 @@ class Running:
         on_retracted: Callable[[Request], None],
         drafter: Drafter | None = None,
         build: BuildBatch = build_batch,
+        turns: Turns = ENOUGH_SLOTS,
     ) -> None:
         if drafter is not None and cache.pages_per_state:
             raise ConfigError("a guess that was wrong can't be taken out of the state of a recurrent layer again")
@@ -106,7 +108,8 @@ class Running:
         self._on_retracted = on_retracted
         self._drafter = drafter
         self._build = build
-        self._queue = ExtendQueue(cache, waiting, limits)
+        self._turns = turns
+        self._queue = ExtendQueue(cache, waiting, limits, turns)
         self._batch = DecodeBatch(cache)
         self._steps = StepsInFlight(cache)
         self._forecast = KvForecast(cache)
@@ -294,7 +297,7 @@ class Running:
 
     def _decodes(self) -> list[Request]:
         """Return the requests that decode now: none when memory ran out and a step may still bring some back."""
-        while not self._batch.make_room(due := self._batch.due()):
+        while not self._batch.make_room(due := self._turns.runnable(self._batch.due())):
             if self._steps:
                 return []
             self._retract(self._batch.victim())
@@ -311,6 +314,7 @@ class Running:
 
     def _retract(self, request: Request) -> None:
         self._leave(request)
+        self._turns.end(request.room)
         self._cache.retire(request)
         self._waiting.add_first(request)
         self._on_retracted(request)

@@ -55,7 +55,7 @@ def start_from_wire(leg: worker_pb2.StartLeg, adapter: Loaded, *, now_s: float, 
         slo=slo,
         extra_key=extra_key(hints.cache_namespace, adapter.fingerprint),
         num_prior_output_tokens=leg.num_prior_output_tokens,
-        adapter=adapter.slot,
+        adapter=adapter.number,
         contents=contents_of(leg),
     )
     return Start(request, leg.peer_instance_id, _LEG_KINDS.get(leg.kind))

@@ -138,6 +138,8 @@ class News:
         graphs, meter = self._graph_use(), self._meter
         step_model = meter.fit.model()
         return WorkerStatus(
+            adapters_placed=self._adapters.turns.num_placed,
+            waiting_for_adapter=self._adapters.turns.num_waiting,
             graphs=graphs.num_graphs,
             graph_bytes=graphs.nbytes,
             prefill_s=meter.total_s,

@@ -31,6 +31,7 @@ from diptych.engine.lora.registry import LoraRegistry
 from diptych.engine.options.config import EngineOptions, SchedulerConfig
 from diptych.engine.options.pool_size import pool_words
 from diptych.engine.runner.threads import configure_threads
+from diptych.engine.schedule.adapter_turns import AdapterTurns, Turns
 from diptych.engine.schedule.step_sizes import words
 from diptych.engine.scheduler.adapters import Adapters, open_adapters
 from diptych.engine.scheduler.admin_thread import AdminThread
@@ -62,7 +63,7 @@ logger = logging.getLogger(__name__)
 
 LAST_WORDS_MS: Final = 1000  # that what was sent to the frontend may take to leave
 
-BuildCore = Callable[[KvCache, Limits, SchedulerConfig, PoolLayout], SchedulerCore]
+BuildCore = Callable[[KvCache, Limits, SchedulerConfig, PoolLayout, Turns], SchedulerCore]
 FP8: Final = "fp8_e4m3"
 DEFAULTS: Final = EngineOptions()
 
@@ -177,10 +178,11 @@ def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCor
     source, options, limits = base.source, base.config.engine, base.limits()
     grammars = GrammarThread(lambda: Compiler(source.tokenizer(), limits.vocab_size, limits.eos_ids))
     cache = base.new_cache(limits)
-    core = build_core(cache, limits, base.config, base.layout)
-    registry = LoraRegistry(options.num_lora_slots, source.config.model_id)
+    turns = AdapterTurns(options.num_lora_slots)
+    core = build_core(cache, limits, base.config, base.layout, turns)
+    registry = LoraRegistry(options.num_loaded_loras, source.config.model_id)
     weights = Weights(options.model, source, host_of(base, core, cache, registry))
-    adapters = open_adapters(source, options.loras(), registry, lambda: weights.runner.loras)
+    adapters = open_adapters(source, options.loras(), registry, turns, lambda: weights.runner.loras)
     admin = AdminThread({**adapters.handlers, **weights.handlers})
     stepping = _stepping(options, core, base.ranks.lead_runner(weights))
     grammars.wait_until_open()

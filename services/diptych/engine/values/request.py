@@ -109,7 +109,8 @@ class Request:
     prompt_logprobs: PromptLogprobs | None = None  # None: not wanted
     given_len: int = 0  # tokens not to be computed for it here, as far as is known: cached, coming, or another worker's
     num_prior_output_tokens: int = 0  # of the prompt's tail: output of an earlier attempt
-    adapter: int = NO_ADAPTER  # slot of the adapter it runs with
+    adapter: int = NO_ADAPTER  # number of the adapter it runs with
+    adapter_slot: int = NO_ADAPTER  # where that is in the model, while the request is computed
     contents: Sequence[ContentSegment] = ()  # of the prompt: what is no tokens
     state_len: int = 0  # tokens whose state a peer writes or reads, in pages of the request's own; 0: none does
     state_from: Pages | None = None  # what the next step begins with; no pages: nothing; None: it goes on
@@ -206,6 +207,7 @@ def new_request(
         samples_plainly=params.is_plain,
         num_prior_output_tokens=num_prior_output_tokens,
         adapter=adapter,
+        adapter_slot=adapter,
         contents=contents,
     )
     if params.has_penalties:

@@ -230,9 +230,14 @@ def test_what_a_device_says_instead_of_an_end_reaches_whoever_asks() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("page_nbytes", [64, 12_288, 2 << 20])
+@pytest.mark.parametrize(("page_nbytes", "piece_nbytes"), [(64, 1 << 40), (2 << 20, 1 << 40), (2 << 20, 0)])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_no_copy_overtakes_what_it_depends_on_on_a_gpu(page_nbytes: int, rank: int) -> None:
+def test_no_copy_overtakes_what_it_depends_on_on_a_gpu(
+    page_nbytes: int, piece_nbytes: int, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from diptych.engine.runner.gpu import page_movement
+
+    monkeypatch.setattr(page_movement, "PIECE_NBYTES", piece_nbytes)
     memory = OnGpu(page_nbytes, rank)
     try:
         Game(random.Random(page_nbytes + rank), memory, rank).play(MOVES)

@@ -89,9 +89,9 @@ def test_a_step_gives_the_same_tokens_padded_and_replayed_and_behind_one_whose_t
         worker=QueuedSteps,
     )
     assert tokens(engine) == expected
-    assert len(runner.graphs) == (3 if with_graphs else 0)  # of 2, 4 and 8 rows
-    assert len(runner.pieces) == (2 if with_graphs else 0)
-    assert runner.graph_use.num_graphs == len(runner.graphs) + len(runner.pieces)
+    assert len(runner.recorded.graphs) == (3 if with_graphs else 0)  # of 2, 4 and 8 rows
+    assert len(runner.recorded.pieces) == (2 if with_graphs else 0)
+    assert runner.graph_use.num_graphs == len(runner.recorded.graphs) + len(runner.recorded.pieces)
 
 
 def test_all_sizes_of_pieces_are_recorded_ahead_the_largest_first(
@@ -100,8 +100,8 @@ def test_all_sizes_of_pieces_are_recorded_ahead_the_largest_first(
     caplog.set_level(logging.INFO)
     recorder = Recorder()
     runner = gpu_like(source, True, recorder)
-    warm_up(gpu_like(source, False), runner, LIMITS, PAGE, longest=8, recorded_tokens=runner.pieces.rungs)
-    assert len(runner.pieces) == len(TOKEN_RUNGS)
+    warm_up(gpu_like(source, False), runner, LIMITS, PAGE, longest=8, recorded_tokens=runner.token_rungs)
+    assert len(runner.recorded.pieces) == len(TOKEN_RUNGS)
     sizes = [int(size) for size in re.findall(r"pieces of a step of (\d+) tokens", caplog.text)]
     assert sizes == sorted(TOKEN_RUNGS, reverse=True)
     ahead = recorder.captured

@@ -36,6 +36,30 @@ def test_a_step_that_is_filled_up_has_more_tokens_at_one_address_and_nothing_els
     assert len(addresses) == 1
 
 
+def test_a_replayed_step_has_its_adapters_at_one_address_whoever_is_in_it() -> None:
+    cpu, limits = torch.device("cpu"), replace(LIMITS, max_loras=3)
+    inputs = StepInputs(limits, Staging(limits.nbytes, cpu, Mark), cpu)
+    for stage in (inputs.stage_filled_up, inputs.stage_padded):
+        addresses = set()
+        for size in (3, 5, 8):
+            staged = stage(replace(batch_of(size), adapters=np.arange(size) % 4 - 1), 8)
+            assert staged.adapters is not None
+            assert len(staged.adapters.tokens) == 8
+            assert staged.adapters.tiles[:, 2].sum() == sum(row % 4 > 0 for row in range(size))
+            arrays = (staged.input_ids, staged.adapters.tokens, staged.adapters.tiles)
+            addresses.add(tuple(array.data_ptr() for array in arrays))
+            assert stage(batch_of(size), 8).adapters is None
+        assert len(addresses) == 1
+
+
+def test_the_largest_step_with_adapters_fits() -> None:
+    limits, cpu = replace(LIMITS, max_loras=8), torch.device("cpu")
+    batch, _ = largest_step(limits, page_size=4)
+    StepInputs(limits, Staging(limits.nbytes, cpu, Mark), cpu).stage(
+        replace(batch, adapters=np.arange(batch.batch_size))
+    )
+
+
 def test_a_padded_step_has_as_many_rows_on_the_host_as_on_the_device() -> None:
     """A backend that plans on the host plans for the graph's rows, not for the batch's."""
     cpu = torch.device("cpu")

@@ -47,7 +47,6 @@ def test_a_decode_step_takes_the_smallest_graph_that_holds_it() -> None:
 
 def test_other_steps_are_launched_kernel_by_kernel() -> None:
     batch = decode_batch(2)
-    assert rung_of(replace(batch, adapters=np.array([-1, 0])), (2,)) is None
     assert rung_of(replace(batch, num_sampled=np.array([0, 1])), (2,)) is None
     for mode in (ForwardMode.EXTEND, ForwardMode.MIXED):
         assert rung_of(replace(batch, mode=mode), (2,)) is None
@@ -76,7 +75,6 @@ def test_a_small_step_with_prompts_takes_the_smallest_pieces_that_hold_it() -> N
     prompt = replace(batch, mode=ForwardMode.EXTEND)
     assert token_rung_of(replace(prompt, num_sampled=np.array([0, 1])), rungs) == 16
     assert token_rung_of(prompt, ()) is None
-    assert token_rung_of(replace(prompt, adapters=np.array([-1, 0])), rungs) is None
     assert token_rung_of(batch, rungs) is None, "it only decodes"
 
 

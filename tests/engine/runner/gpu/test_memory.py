@@ -44,6 +44,8 @@ def test_graphs_share_tensors_of_as_many_rows_as_requests_and_pieces_those_of_th
     limits = StepLimits(max_step_tokens=6144, max_requests=64, max_pages=8)
     own = 8 * GRAPH_NBYTES + 10 * 33 * PIECE_NBYTES
     assert graphs_nbytes(limits, 32, 3 * GIB) == own + GIB // 32 + GIB // 4
+    assert graphs_nbytes(limits, 32, 3 * GIB, kinds=2) == 2 * own + GIB // 32 + GIB // 4, "with adapters and without"
+    assert graphs_nbytes(limits, 32, 3 * GIB, kinds=0) == 0
     few = replace(limits, max_step_tokens=8)
     assert graphs_nbytes(few, 1, 3 * GIB) == 8 * GRAPH_NBYTES + 2 * PIECE_NBYTES + 6 * GIB
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -188,7 +189,7 @@ def logits(source: ModelSource, dtype: str, *, with_graphs: bool) -> torch.Tenso
     chosen = np.stack([wait().token_ids for wait in waits])
     found = torch.stack(steps)
     assert chosen.tolist() == found.argmax(-1).tolist()
-    assert (len(runner.graphs), len(runner.pieces)) == ((1, 1) if with_graphs else (0, 0))
+    assert (len(runner.recorded.graphs), len(runner.recorded.pieces)) == ((1, 1) if with_graphs else (0, 0))
     return found
 
 
@@ -213,6 +214,30 @@ def greedy(num_samples: int) -> SamplingBatch:
     zeros = np.zeros(num_samples, np.int64)
     ones = np.ones(num_samples, np.float32)
     return SamplingBatch(ones * 0, ones, zeros, zeros.astype(np.uint64), zeros)
+
+
+def test_adapters_change_no_token_by_graphs_nor_where_there_are_more_than_slots(
+    folder: Path, write_adapter: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Against one adapter after the other, kernel by kernel."""
+    linear = {"q_proj": (512, 256), "v_proj": (128, 256), "o_proj": (256, 512)}
+    shapes = {f"model.layers.{i}.self_attn.{name}": shape for i in range(3) for name, shape in linear.items()}
+    shapes |= {"model.embed_tokens": (321, 256), "lm_head": (321, 256)}
+    for seed, name in enumerate("abc"):
+        write_adapter(tmp_path / name, shapes, seed=seed, rank=8 + 9 * seed)
+    loaded = tuple(f"{name}={tmp_path / name}" for name in "abc")
+    names = ["abc"[i % 4] if i % 4 < 3 else "" for i in range(len(PROMPTS))]
+    with Engine(str(folder), replace(OPTIONS, lora=loaded, overlap="off")) as engine:
+        alone = [engine.generate(p, GREEDY, adapter=n).token_ids for p, n in zip(PROMPTS, names, strict=True)]
+    with Engine(str(folder), replace(OPTIONS, overlap="off")) as engine:
+        base = [each.token_ids for each in engine.generate_batch(PROMPTS, GREEDY)]
+    assert [a == b for a, b in zip(alone, base, strict=True)] == [not name for name in names]
+    for max_loras in (3, 1):
+        options = replace(OPTIONS, lora=loaded, cuda_graphs="on", max_loras=max_loras, max_loaded_loras=3)
+        with Engine(str(folder), options) as engine:
+            for _ in range(2):
+                together = engine.generate_batch(PROMPTS, GREEDY, adapters=names)
+                assert [each.token_ids for each in together] == alone
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

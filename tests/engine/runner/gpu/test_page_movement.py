@@ -20,11 +20,16 @@ def host_memory(num_bytes: int, device: torch.device) -> PinnedMemory:
     return PinnedMemory(num_bytes, lambda address, nbytes: None, lambda address: None)
 
 
-@pytest.mark.parametrize("page_nbytes", [40, 4096, 600 << 10])
+@pytest.mark.parametrize("piece_nbytes", [0, 1 << 40], ids=["copied in pieces", "moved by a kernel"])
+@pytest.mark.parametrize("page_nbytes", [40, 70_000])
 @pytest.mark.parametrize("slots", [IN_ORDER, SCATTERED, SCATTERED[:1]])
-def test_pages_go_down_and_come_back(page_nbytes: int, slots: tuple[int, ...], device: torch.device) -> None:
+def test_pages_go_down_and_come_back(
+    page_nbytes: int, slots: tuple[int, ...], piece_nbytes: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from diptych.engine.runner.gpu import page_movement
     from diptych.engine.runner.gpu.page_movement import PageMovement
 
+    monkeypatch.setattr(page_movement, "PIECE_NBYTES", piece_nbytes)
     torch.manual_seed(0)
     pool = torch.randint(0, 256, (NUM_PAGES, page_nbytes), dtype=torch.uint8, device=device)
     buffer = torch.zeros(NUM_PAGES, page_nbytes, dtype=torch.uint8, device=device)

@@ -87,7 +87,7 @@ def test_pieces_give_the_bits_of_steps_that_are_launched(new_driver: NewDriver, 
     for ours, theirs in zip(logits_of(replayed, steps), logits_of(launched, steps), strict=True):
         assert_same_bits(ours, theirs)
     assert_same_bits(other, one)
-    assert (len(launched.pieces), len(replayed.pieces)) == (0, 3)
+    assert (len(launched.recorded.pieces), len(replayed.recorded.pieces)) == (0, 3)
     assert recorder.captured == 3 * (1 + model.config.num_layers), "tokens, and what is before each attention"
 
 
@@ -164,7 +164,7 @@ def test_tokens_that_the_host_does_not_know_yet_are_filled_in(
     chosen = runner.execute(first, driver.greedy(2)).token_ids
     unknown = replace(second, input_ids=np.concatenate([[-2, -1], second.input_ids[2:]]))
     known = replace(second, input_ids=np.concatenate([[chosen[1], chosen[0]], second.input_ids[2:]]))
-    assert 8 not in runner.pieces
+    assert 8 not in runner.recorded.pieces
     found = [runner.logits(step).clone() for step in (unknown, known, unknown)]
     assert_same_bits(found[0], found[1])
     assert_same_bits(found[0], found[2])

@@ -65,7 +65,9 @@ def test_rows_give_the_logits_of_single_tokens(
     found = runner.logits(with_rows(driver.batch(ForwardMode.DECODE, ROWS)))
     other.extend(PROMPTS)
     torch.testing.assert_close(found, one_by_one(other, ROWS), atol=1e-4, rtol=1e-4)
-    assert list(runner.graphs._captured) == [rung for rung in rungs if rung == 8], "six tokens are six rows of a graph"
+    assert list(runner.recorded.graphs._captured) == [rung for rung in rungs if rung == 8], (
+        "six tokens are six rows of a graph"
+    )
 
 
 def test_rows_beside_prompts_give_the_logits_of_single_tokens(new_driver: NewDriver, source: ModelSource) -> None:

@@ -19,13 +19,21 @@ def test_sizes_are_the_powers_of_two_and_the_limit() -> None:
 def test_steps_have_all_sizes_and_write_to_the_null_page_alone() -> None:
     steps = list(warm_up_steps(StepLimits(max_step_tokens=40, max_requests=5, max_pages=8), page_size=4, longest=16))
     prompts = [step.extend_lens.tolist() for step in steps if step.mode is ForwardMode.EXTEND]
-    assert prompts == [[1], [2], [4], [8], [16], [16, 16], [16, 16, 8]]
+    assert prompts == [[1], [2], [4], [8], [16], [16, 16], [16, 16, 8], [2]]
     assert [step.batch_size for step in steps if step.mode is ForwardMode.DECODE] == [1, 2, 4, 5]
     for step in steps:
         assert len(step.input_ids) == step.extend_lens.sum() == len(step.positions)
         assert step.out_slots.max() < 4
         assert not step.page_table.any()
         assert step.page_table.shape == (step.batch_size, -(-step.seq_lens.max() // 4))
+
+
+def test_a_few_tokens_come_behind_a_prefix_of_the_null_page_too() -> None:
+    steps = warm_up_steps(StepLimits(max_step_tokens=512, max_requests=2, max_pages=1000), page_size=16, longest=512)
+    behind = [step for step in steps if (step.seq_lens != step.extend_lens).any()]
+    assert [(step.extend_lens.tolist(), step.seq_lens.tolist()) for step in behind] == [([2], [2050]), ([32], [2080])]
+    assert [step.positions[0] for step in behind] == [2048, 2048]
+    assert max(step.out_slots.max() for step in behind) < 16
 
 
 def test_steps_of_a_model_with_groups_of_layers_name_the_null_page_for_each() -> None:

@@ -16,6 +16,7 @@ from diptych.kernels.gpu.layers import (
     fp8_gemv,
     fp8_rows,
     int4_experts,
+    low_rank,
     moe,
     mxfp4_experts,
     norms,
@@ -159,6 +160,32 @@ def mxfp4(block: int, dtype: str, k: int, num_rows: int = 1 << 20) -> Kernel:
     )
 
 
+def adapters() -> Iterator[Kernel]:
+    """Of rank 16 to 64, few tokens and many."""
+    slots = {"memory": "*bf16", "heads": "*i64", "tokens": "*i32", "tiles": "*i32"}
+    sizes = {"num_tokens": "i32", "slot_size": "i64", "head_size": "i32", "first_part": "i32"}
+    odd = frozenset({"num_tokens", "first_part"})
+    for tile, block_n in ((16, 64), (64, 128)):
+        constants = {"MAX_RANK": 64, "TILE": tile, "BLOCK_R": 64}
+        types = {"x": "*bf16", **slots, "inner": "*fp32", "k": "i32", "columns": "i32", **sizes}
+        shrink = low_rank.shrink_kernel
+        yield Kernel(f"shrink, {tile}", shrink, types, constants | {"BLOCK_K": 128}, odd, loads=COPIES)
+        types = {"inner": "*fp32", **slots, "out": "*bf16", "out_size": "i32", **sizes}
+        expand = low_rank.expand_kernel
+        yield Kernel(
+            f"expand, {tile}",
+            expand,
+            types,
+            constants | {"BLOCK_N": block_n, "SPLITS": 16 if tile == 16 else 1, "ALIGNED": True},
+            odd,
+            loads=CELLS,
+            stores=CELLS,
+        )
+        types = {"ids": "*i64", **slots, "inner": "*fp32", **sizes}
+        del types["num_tokens"]
+        yield Kernel(f"pick, {tile}", low_rank.pick_kernel, types, constants, odd)
+
+
 def int4(block: int, dtype: str, group: int, num_rows: int = 1 << 20) -> Kernel:
     kind = {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
     tile = int4_experts.tile_of(block, kind, num_rows)
@@ -177,7 +204,7 @@ def int4(block: int, dtype: str, group: int, num_rows: int = 1 << 20) -> Kernel:
 
 
 def fp8_grouped(block: int, group: int) -> Kernel:
-    tile = fp8_experts.TILES[block]
+    tile = fp8_experts.tile_of(block, group)
     codes = torch.empty(2 * FFN, HIDDEN, dtype=torch.float8_e4m3fn, device="meta")
     matrix = Fp8Matrix(codes, torch.empty(1, 1, device="meta"), group)
     types = {"x": "*fp8e4nv", "x_scales": "*fp32", "codes": "*i64", "scales": "*i64", "assignments": "*i32"}
@@ -210,10 +237,11 @@ def fp8() -> Iterator[Kernel]:
 
 
 def fp8_row(group: int) -> Kernel:
-    constants = fp8_gemv.STRIP.constants(FFN, group, pitch_of(FFN, group)) | {"COMPILED": True}
+    strip = fp8_gemv.choose_strip(FFN)
+    constants = strip.constants(FFN, group, pitch_of(FFN, group)) | {"EARLY": True, "COMPILED": True}
     types = pointers("x", codes="*fp8e4nv", scales="*fp32", out="*bf16", n="i32")
     name = f"FP8, one row, groups of {group}"
-    return Kernel(name, fp8_gemv.fp8_gemv_kernel, types, constants, num_warps=fp8_gemv.STRIP.num_warps, loads=CELLS)
+    return Kernel(name, fp8_gemv.fp8_gemv_kernel, types, constants, num_warps=strip.num_warps, loads=CELLS)
 
 
 def fp8_gates(group: int) -> Kernel:
@@ -224,7 +252,7 @@ def fp8_gates(group: int) -> Kernel:
         f"FP8, gates of one row, groups of {group}",
         fp8_gemv.fp8_gated_gemv_kernel,
         types,
-        constants | {"COMPILED": True},
+        constants | {"EARLY": True, "COMPILED": True},
         num_warps=strip.num_warps,
         loads=CELLS,
     )
@@ -262,4 +290,6 @@ def kernels() -> Iterator[Kernel]:
     yield gates("of 14,336 pairs", FFN, "silu")
     yield gates("of 4096 pairs", 4096, "gelu_tanh")
     yield from experts()
+    yield from adapters()
+
     yield from fp8()

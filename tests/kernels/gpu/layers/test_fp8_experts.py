@@ -20,7 +20,8 @@ from diptych.kernels.gpu.layers.moe import align_experts
 from diptych.kernels.quantized import QuantizedArray
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}  # of what is rounded once
-IMPRECISE = 3e-3  # tensor cores keep 14 bits of sums of FP8 products, until 128 columns are added up in float32
+IMPRECISE = 8e-3  # tensor cores keep 14 bits of sums of FP8 products, until 128 columns are added up in float32
+FAST = 3e-2  # or all columns
 DISTINCT = 5
 
 
@@ -86,14 +87,16 @@ def test_each_assignment_is_multiplied_by_its_expert(
         expected = reference_grouped_fp8(x, matrices, chosen)
         if added is not None:
             expected += added[chosen.flatten()].double()
-        bound = max(TOLERANCES[dtype], IMPRECISE if device.type == "cuda" else 0)
+        of_sums = 0.0 if device.type == "cpu" else FAST if block == 128 and not is_blocked else IMPRECISE
+        bound = max(TOLERANCES[dtype], of_sums)
         torch.testing.assert_close(out.double(), expected, rtol=bound, atol=bound * float(expected.std()))
 
 
-def test_blocks_have_what_an_expert_gets_on_average() -> None:
-    sizes = {average: choose_block(128 * average, 128) for average in (1, 16, 17, 64, 65, 1 << 12)}
-    assert sizes == {1: 16, 16: 16, 17: 32, 64: 64, 65: 128, 1 << 12: 128}
-    assert choose_block(1, 128) == FP8_BLOCKS[0]
+def test_blocks_are_large_only_where_the_last_of_an_expert_is_one_of_many() -> None:
+    averages = (1, 8, 9, 16, 17, 255, 256, 1 << 12)
+    assert [choose_block(128 * average, 128, 0) for average in averages] == [16, 16, 32, 32, 64, 64, 128, 128]
+    assert [choose_block(128 * average, 128, 128) for average in averages] == [16, 16, 32, 32, 64, 64, 64, 64]
+    assert choose_block(1, 128, 0) == FP8_BLOCKS[0]
 
 
 @pytest.mark.parametrize("is_blocked", [True, False])

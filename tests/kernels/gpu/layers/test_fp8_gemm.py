@@ -7,7 +7,7 @@ from gpu_cases import NARROW, on_gpu
 from torch import Tensor
 
 from diptych.kernels.gpu.layers.activations import Activation, gelu_tanh_and_mul, silu_and_mul
-from diptych.kernels.gpu.layers.fp8_gemm import fp8_gemm, reference_fp8_gemm
+from diptych.kernels.gpu.layers.fp8_gemm import SOME_ROWS, fp8_gemm, has_library, reference_fp8_gemm
 from diptych.kernels.gpu.layers.fp8_gemv import can_gate, fp8_gated_gemv, fp8_gemv
 from diptych.kernels.gpu.layers.fp8_matrix import Fp8Matrix, blocks_of, can_keep
 from diptych.kernels.gpu.layers.fp8_rows import GROUP, quantize_rows
@@ -32,9 +32,10 @@ def rows_of(m: int, k: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 def assert_product(x: Tensor, weight: Fp8Matrix, out: Tensor) -> None:
     expected = reference_fp8_gemm(quantize_rows(x, weight.group), weight)
-    bound = TOLERANCES[x.dtype]
+    bound, is_coarse = TOLERANCES[x.dtype], len(x) > SOME_ROWS and has_library(weight, out)
     largest = expected.abs().amax(dim=1, keepdim=True) if len(x) else expected
-    torch.testing.assert_close(out.double() / largest, expected / largest, rtol=bound, atol=bound / 8)
+    atol = bound if is_coarse else bound / 8
+    torch.testing.assert_close(out.double() / largest, expected / largest, rtol=bound, atol=atol)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *NARROW])
@@ -80,14 +81,14 @@ def test_it_equals_the_product_for_the_shapes_of_models(
     assert_product(x, weight, out)
 
 
-@pytest.mark.parametrize(("ffn_size", "k", "activation"), [(6, 272, "silu"), (16, 144, "gelu_tanh")])
+@pytest.mark.parametrize(("ffn_size", "k", "activation"), [(8, 272, "silu"), (16, 144, "gelu_tanh")])
 @pytest.mark.parametrize("dtype", [torch.float32, *NARROW])
 @pytest.mark.parametrize("group", GROUPS)
 def test_gates_are_activated_as_if_their_products_were_stored(
     ffn_size: int, k: int, activation: Activation, group: int, dtype: torch.dtype, device: torch.device
 ) -> None:
     x, weight = rows_of(1, k, dtype, device), Fp8Matrix.of(array(2 * ffn_size, k, group), device)
-    assert can_gate(weight)
+    assert can_gate(weight) == (group == 0)
     assert not can_gate(Fp8Matrix.of(array(2, k, group), device))
     out, products = torch.full((1, ffn_size), torch.nan, dtype=dtype, device=device), x.new_empty(1, 2 * ffn_size)
     fp8_gated_gemv(x, weight, out, activation)

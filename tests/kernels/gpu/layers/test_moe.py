@@ -141,10 +141,10 @@ def test_blocks_grow_with_what_an_expert_has_to_do() -> None:
 
 @pytest.mark.parametrize(("average", "block"), [(4, 8), (8, 16), (16, 32), (32, 64), (64, 64), (65, 128), (128, 128)])
 def test_blocks_have_room_for_twice_what_an_expert_gets_unless_it_is_much(average: int, block: int) -> None:
-    assert roomy_block(128 * average, 128, 8) == block
-    assert roomy_block(128 * average + 127, 128, 8) == block
+    assert roomy_block(128 * average, 128, 8, 128) == block
+    assert roomy_block(128 * average + 127, 128, 8, 128) == block
 
 
 def test_roomy_blocks_have_a_smallest_and_a_largest_size() -> None:
-    assert [roomy_block(1, 128, smallest) for smallest in (8, 16)] == [8, 16]
-    assert roomy_block(1 << 20, 128, 8) == BLOCKS[-1]
+    assert [roomy_block(1, 128, smallest, 128) for smallest in (8, 16)] == [8, 16]
+    assert [roomy_block(1 << 20, 128, 8, largest) for largest in (64, 128)] == [64, 128]

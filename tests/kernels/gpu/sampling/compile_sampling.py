@@ -26,7 +26,7 @@ ENTRY = {"logits": "*fp32", "row_stride": "i32", "rows": "*i64", "token_ids": "*
 def choose() -> Kernel:
     """Describe the kernel for a batch that draws, from 128k tokens."""
     params = dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "uniforms"), "*fp64")
-    types = {**LOGITS, **params, **BLOCKS, "listed": "*i32", "few": "*fp32", "out": "*i64", **SIZES}
+    types = {**LOGITS, **params, **BLOCKS, "listed": "*i32", "few": "*fp32", "tokens": "*i32", "out": "*i64", **SIZES}
     constants = {"DRAWS": True, "BLOCK": BLOCK, "BLOCKS": 1024, "FEW": FEW}
     return Kernel("choose a token", choose_kernel, types, constants, frozenset({"num_blocks"}), LAUNCH.draw_warps)
 

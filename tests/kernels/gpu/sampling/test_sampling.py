@@ -62,6 +62,21 @@ def test_tokens_are_those_of_sorting_in_float64(device: torch.device, scale: flo
     assert matches.double().mean() >= (1 if device.type == "cpu" else 0.99)  # but for the order of adding up
 
 
+@pytest.mark.parametrize(
+    "cut", [{"top_k": 50, "top_p": 0.9}, {"top_p": 0.95}, {"top_k": 300, "min_p": 0.01}, {"min_p": 0.02}]
+)
+def test_rows_like_a_language_models_are_drawn_from_the_same_candidates(
+    device: torch.device, cut: dict[str, float]
+) -> None:
+    """Few tokens are likely, they are anywhere, and in bfloat16 many are alike."""
+    shape = sizes(device, (5, 9000), (256, 128_256))
+    ranks = torch.rand(shape, device=device).argsort(dim=-1)
+    power = torch.linspace(1.1, 3, shape[0], device=device)[:, None]
+    logits, chosen = (20 - power * (ranks + 1).log()).bfloat16(), params(shape[0], device, **cut)
+    matches = tokens_of(logits, chosen) == reference_sample(logits, **chosen)
+    assert matches.double().mean() >= (1 if device.type == "cpu" else 0.99)
+
+
 @pytest.mark.parametrize("cut", [{"top_p": 0.9}, {"top_k": 2500}])
 def test_what_flat_rows_keep_is_found_among_more_weights_than_are_collected(
     device: torch.device, cut: dict[str, float]

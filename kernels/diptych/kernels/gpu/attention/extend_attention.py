@@ -110,7 +110,7 @@ def extend_attention(
     """
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads, batch = kv_layer.shape[3], len(seq_lens)
-    _check(q, kv_layer, page_table, seq_lens, extend_starts, out)
+    check_extend(q, kv_layer, page_table, seq_lens, extend_starts, out)
     group = num_heads // num_kv_heads
     tile = tile or choose_tile(num_tokens * group, max_extend_len * group, num_kv_heads, head_dim, q.dtype)
     score_factor = softcap or scale * k_scale
@@ -149,9 +149,10 @@ def extend_attention(
         )
 
 
-def _check(
+def check_extend(
     q: Tensor, kv_layer: Tensor, page_table: Tensor, seq_lens: Tensor, extend_starts: Tensor, out: Tensor
 ) -> None:
+    """Assert that shapes, dtypes and strides are those of `extend_attention`."""
     assert q.shape == out.shape, (q.shape, out.shape)
     assert q.shape[1] % kv_layer.shape[3] == 0, (q.shape, kv_layer.shape)
     assert q.shape[2] == kv_layer.shape[4], (q.shape, kv_layer.shape)
@@ -218,7 +219,6 @@ def extend_attention_kernel(
     queries = load_rows(q_rows, dims, in_request, in_head, True, DIMS != HEAD_DIM)
     if kv.dtype.element_ty == tl.float8e4nv and queries.dtype == tl.bfloat16:
         queries = queries.to(tl.float16)  # what Hopper makes of FP8 in one instruction, exactly
-    PRECISION: tl.constexpr = "tf32x3" if queries.dtype == tl.float32 else "tf32"
 
     # Keys [begin, all_see), [all_see, diagonal), [diagonal, end): masked, seen by every row, masked.
     first_position = prefix_len + first_row // GROUP
@@ -238,6 +238,46 @@ def extend_attention_kernel(
     else:
         largest = tl.full((ROWS,), float("-inf"), tl.float32)
         total = tl.zeros((ROWS,), tl.float32)
+    attended, largest, total = attend_to_keys(
+        queries, kv_base, table, bounds, first_seen, seq_len, positions, dims, in_head, largest, total,
+        score_factor, cap_factor,
+        HEAD_DIM, PAGE_SIZE, PAGE_STRIDE, VALUE_STRIDE, SLOT_STRIDE, WINDOW, CHUNKED, CAPPED, ROWS, KEYS, DIMS,
+    )  # fmt: skip
+    attended *= (v_scale / total)[:, None]
+    out_rows = out + row_ids * out_token_stride + heads * out_head_stride
+    inside = in_request[:, None] & in_head[None, :]
+    tl.store(out_rows[:, None] + dims[None, :], attended.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def attend_to_keys(
+    queries,
+    kv_base,
+    table,
+    bounds,  # of the three phases
+    first_seen,
+    seq_len,
+    positions,
+    dims,
+    in_head,
+    largest,
+    total,
+    score_factor,
+    cap_factor,
+    HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    PAGE_STRIDE: tl.constexpr,
+    VALUE_STRIDE: tl.constexpr,
+    SLOT_STRIDE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
+    CAPPED: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    DIMS: tl.constexpr,
+):
+    """Walk the keys within `bounds`; return the sum of weighted values, the largest exponent and the sum of weights."""
+    PRECISION: tl.constexpr = "tf32x3" if queries.dtype == tl.float32 else "tf32"
     attended = tl.zeros((ROWS, DIMS), tl.float32)
     for PHASE in tl.static_range(0 if WINDOW else 1, 3):
         keys = (bounds[PHASE] + tl.arange(0, KEYS)).to(tl.uint32)  # divided in one instruction, as it has no sign
@@ -267,10 +307,7 @@ def extend_attention_kernel(
             attended = tl.dot(weights.to(queries.dtype), v.to(queries.dtype), attended, input_precision=PRECISION)
             largest = new_largest
 
-    attended *= (v_scale / total)[:, None]
-    out_rows = out + row_ids * out_token_stride + heads * out_head_stride
-    inside = in_request[:, None] & in_head[None, :]
-    tl.store(out_rows[:, None] + dims[None, :], attended.to(out.dtype.element_ty), mask=inside)
+    return attended, largest, total
 
 
 @triton.jit

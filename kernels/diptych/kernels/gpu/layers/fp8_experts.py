@@ -5,8 +5,9 @@ are those of the product. What is multiplied is 128 columns, whose sum has a sca
 weight's, or, where a whole row has one scale, all columns. The scheme is that of DeepSeek V3:
 https://arxiv.org/abs/2412.19437, 3.3.
 
-Rule: products are added up in order of the columns, every 128 of them in float32; for a `block`, whatever the other
-rows are.
+Rule: products are added up in order of the columns, for a `block` whatever the other rows are; every 128 of them in
+float32, but for blocks of 128 tokens without a scale there: those sums stay in the tensor cores, which keep 14 bits, to
+the end, as cuBLAS's fast accumulation does. What that loses is small beside what states lose in FP8.
 """
 
 from __future__ import annotations
@@ -20,15 +21,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diptych.kernels.gpu.grid import cdiv, power_of_two
+from diptych.kernels.gpu.grid import cdiv
 from diptych.kernels.gpu.layers.dot_rows import Tile
 from diptych.kernels.gpu.layers.fp8_matrix import Fp8Matrix
 from diptych.kernels.gpu.layers.fp8_rows import GROUP, Fp8Rows, numbers_of, pointer, quantize_rows
-from diptych.kernels.gpu.layers.moe import BLOCKS_A_GROUP, VECTOR_NBYTES, AlignedExperts, place_of_program
+from diptych.kernels.gpu.layers.moe import BLOCKS_A_GROUP, VECTOR_NBYTES, AlignedExperts, place_of_program, roomy_block
 
 FP8_BLOCKS: Final = (16, 32, 64, 128)  # tokens, which are the columns of a tile
 FIRST_BLOCK: Final = 64  # from so many tokens on, they are the left side: wgmma takes 64 rows there
-TILES: Final = dict.fromkeys(FP8_BLOCKS, Tile(128, GROUP, 4, 4)) | {128: Tile(128, GROUP, 3, 8)}
+BLOCK_TILES: Final = {  # for weights whose blocks have scales
+    16: Tile(64, GROUP, 4, 4),
+    32: Tile(128, GROUP, 3, 4),
+    64: Tile(128, GROUP, 3, 4),
+    128: Tile(128, GROUP, 4, 8),
+}
+ROW_TILES: Final = BLOCK_TILES | {64: Tile(128, GROUP, 4, 4), 128: Tile(128, GROUP, 5, 8)}
+MANY: Final = 256  # tokens of an expert that make its last block of 128, which is half empty, cheap
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +71,7 @@ class Fp8Experts:
 
     def block(self, num_assignments: int) -> int:
         """See `choose_block`."""
-        return choose_block(num_assignments, self.num_experts)
+        return choose_block(num_assignments, self.num_experts, self.matrices[0].group)
 
     def multiply(
         self, x: Tensor, aligned: AlignedExperts, chosen: Tensor, out: Tensor, bias: Tensor | None = None
@@ -72,10 +80,15 @@ class Fp8Experts:
         grouped_fp8(quantize_rows(x, self.matrices[0].group), self, aligned, out, bias)
 
 
-def choose_block(num_assignments: int, num_experts: int) -> int:
-    """Return how many rows `grouped_fp8` should multiply at once: what an expert has on average, within its tiles."""
-    average = power_of_two(max(1, num_assignments // num_experts))
-    return int(min(FP8_BLOCKS[-1], max(FP8_BLOCKS[0], average)))
+def choose_block(num_assignments: int, num_experts: int, group: int) -> int:
+    """Return how many rows `grouped_fp8` should multiply at once with weights that have a scale for `group` columns."""
+    is_wide = group == 0 and num_assignments >= MANY * num_experts
+    return roomy_block(num_assignments, num_experts, FP8_BLOCKS[0], FP8_BLOCKS[-1 if is_wide else -2])
+
+
+def tile_of(block: int, group: int) -> Tile:
+    """Return the tile for blocks of so many tokens."""
+    return (BLOCK_TILES if group else ROW_TILES)[block]
 
 
 def grouped_fp8(
@@ -103,10 +116,9 @@ def grouped_fp8(
     if bias is not None:
         assert (bias.shape, bias.dtype) == ((weights.num_experts, n), out.dtype), (bias.shape, bias.dtype)
         assert bias.is_contiguous(), bias.stride()
-    max_blocks, tile = len(aligned.experts), tile or TILES[aligned.block]
+    max_blocks, tile = len(aligned.experts), tile or tile_of(aligned.block, weights.matrices[0].group)
     with torch.cuda.device_of(out):
-        kernel = wide_fp8_kernel if tile.block_n > GROUP else grouped_fp8_kernel
-        kernel[(max_blocks * cdiv(n, tile.block_n),)](
+        grouped_fp8_kernel[(max_blocks * cdiv(n, tile.block_n),)](
             pointer(x.codes),
             x.scales,
             weights.codes,
@@ -131,7 +143,7 @@ def constants(tile: Tile, block: int, matrix: Fp8Matrix, repeats: int, *, has_bi
     assert matrix.group in (0, tile.block_k), (matrix.group, tile)
     fixed = {"REPEATS": repeats, "GROUP": BLOCKS_A_GROUP, "ALIGNMENT": VECTOR_NBYTES, "BIASED": has_bias}
     scales = {"BLOCKED": matrix.group > 0, "ROWS_A_SCALE": matrix.group or 1, "PITCH": matrix.pitch}
-    scales |= {"TOKENS_FIRST": block >= FIRST_BLOCK, "FAST": False}
+    scales |= {"TOKENS_FIRST": block >= FIRST_BLOCK, "FAST": matrix.group == 0 and block == FP8_BLOCKS[-1]}
     return tile.constants(block, matrix.shape[1]) | fixed | scales
 
 
@@ -172,7 +184,7 @@ def grouped_fp8_kernel(
     ROWS_A_SCALE: tl.constexpr,
     PITCH: tl.constexpr,  # scales
     TOKENS_FIRST: tl.constexpr,  # whether tokens are the left side
-    FAST: tl.constexpr,
+    FAST: tl.constexpr,  # whether the tensor cores keep the sums of all columns
     COMPILED: tl.constexpr,
 ):
     expert, block, number = place_of_program(experts, max_blocks, n, BLOCK_N, GROUP)
@@ -220,97 +232,6 @@ def grouped_fp8_kernel(
         total += tl.load(bias + expert.to(tl.int64) * n + row).to(tl.float32)[None, :]
     place = out + assignment.to(tl.int64)[:, None] * n + number[None, :]
     tl.store(place, total.to(out.dtype.element_ty), mask=there & (number < n)[None, :])
-
-
-@triton.jit(do_not_specialize=["num_assignments", "num_rows", "max_blocks"])
-def wide_fp8_kernel(
-    x,
-    x_scales,  # [columns / BLOCK_K if BLOCKED else 1, num_rows]
-    codes,
-    scales,
-    assignments,
-    experts,
-    bias,  # [num_experts, n] if BIASED
-    out,
-    num_assignments,
-    num_rows,
-    max_blocks,
-    n,
-    REPEATS: tl.constexpr,
-    K: tl.constexpr,
-    STEPS: tl.constexpr,
-    EVEN: tl.constexpr,  # whether the last of them is full
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP: tl.constexpr,
-    ALIGNMENT: tl.constexpr,  # bytes, of the weights' addresses
-    BIASED: tl.constexpr,
-    BLOCKED: tl.constexpr,  # whether a step has scales of its own
-    ROWS_A_SCALE: tl.constexpr,
-    PITCH: tl.constexpr,  # scales
-    TOKENS_FIRST: tl.constexpr,
-    FAST: tl.constexpr,
-    COMPILED: tl.constexpr,
-):
-    """Tokens meet twice as many rows as their sums have room for, in two turns: they are read once for both."""
-    expert, block, number = place_of_program(experts, max_blocks, n, BLOCK_N, GROUP)
-    if expert < 0:
-        return
-    HALF: tl.constexpr = BLOCK_N // 2
-    assignment = tl.load(assignments + block * BLOCK_M + tl.arange(0, BLOCK_M))
-    is_there, column = assignment < num_assignments, tl.arange(0, BLOCK_K)
-    token, there = (assignment // REPEATS).to(tl.int64), is_there[:, None]
-    of_x = x + token[:, None] * K + column[None, :]
-    weight = tl.multiple_of(tl.load(codes + expert).to(tl.pointer_type(x.dtype.element_ty)), ALIGNMENT)
-    first_scale, of_x_scales = tl.load(scales + expert).to(tl.pointer_type(tl.float32)), x_scales + token
-    number = tl.min(number, axis=0) + tl.arange(0, HALF)
-    row, other_row = tl.minimum(number, n - 1), tl.minimum(number + HALF, n - 1)
-    of_codes = weight + row.to(tl.int64)[:, None] * K + column[None, :]
-    of_others = weight + other_row.to(tl.int64)[:, None] * K + column[None, :]
-    if ROWS_A_SCALE % HALF == 0:  # one for all rows of a half
-        of_scales = first_scale + tl.min(row, axis=0) // ROWS_A_SCALE * PITCH
-        of_other_scales = first_scale + tl.min(other_row, axis=0) // ROWS_A_SCALE * PITCH
-    else:
-        of_scales = first_scale + row // ROWS_A_SCALE * PITCH
-        of_other_scales = first_scale + other_row // ROWS_A_SCALE * PITCH
-    if BLOCKED:
-        x_scale = tl.load(of_x_scales, mask=is_there, other=0.0)
-        scale, other_scale = tl.load(of_scales), tl.load(of_other_scales)
-    total, others = tl.zeros((BLOCK_M, HALF), tl.float32), tl.zeros((BLOCK_M, HALF), tl.float32)
-    for step in range(STEPS):
-        if EVEN:
-            rows = tl.load(of_x, mask=there, other=0.0)
-            weights, more = tl.load(of_codes), tl.load(of_others)
-        else:
-            inside = (column + step * BLOCK_K < K)[None, :]
-            rows = tl.load(of_x, mask=there & inside, other=0.0)
-            weights, more = tl.load(of_codes, mask=inside, other=0.0), tl.load(of_others, mask=inside, other=0.0)
-        if BLOCKED:
-            total += dot(rows, weights, tl.zeros_like(total), True, COMPILED) * by_tile(x_scale, scale, True)
-            others += dot(rows, more, tl.zeros_like(total), True, COMPILED) * by_tile(x_scale, other_scale, True)
-            following = tl.minimum(step + 1, STEPS - 1)  # is loaded while this one is multiplied
-            x_scale = tl.load(of_x_scales + following * num_rows, mask=is_there, other=0.0)
-            scale, other_scale = tl.load(of_scales + following), tl.load(of_other_scales + following)
-        elif FAST:
-            total = dot(rows, weights, total, True, COMPILED)
-            others = dot(rows, more, others, True, COMPILED)
-        else:
-            total += dot(rows, weights, tl.zeros_like(total), True, COMPILED)
-            others += dot(rows, more, tl.zeros_like(total), True, COMPILED)
-        of_x += BLOCK_K
-        of_codes += BLOCK_K
-        of_others += BLOCK_K
-    if not BLOCKED:
-        x_scale = tl.load(of_x_scales, mask=is_there, other=0.0)
-        total *= by_tile(x_scale, tl.load(of_scales), True)
-        others *= by_tile(x_scale, tl.load(of_other_scales), True)
-    if BIASED:
-        total += tl.load(bias + expert.to(tl.int64) * n + row).to(tl.float32)[None, :]
-        others += tl.load(bias + expert.to(tl.int64) * n + other_row).to(tl.float32)[None, :]
-    place = out + assignment.to(tl.int64)[:, None] * n + number[None, :]
-    tl.store(place, total.to(out.dtype.element_ty), mask=there & (number < n)[None, :])
-    tl.store(place + HALF, others.to(out.dtype.element_ty), mask=there & (number + HALF < n)[None, :])
 
 
 @triton.jit

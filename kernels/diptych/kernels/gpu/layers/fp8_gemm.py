@@ -4,7 +4,7 @@ Scales as in `fp8_matrix.py`: where a row of the weight has one, a row of x has 
 128 columns of a row of x (DeepSeek-V3, arXiv:2412.19437, section 3.3). `fp8_gemm` chooses by the number of rows: few
 are multiplied by `fp8_gemv`, some by the kernel here, which streams the weight through shared memory, and many by
 cuBLAS, or by the kernel here where that has no such product. Rule: whoever multiplies, codes and scales are the same,
-and sums are in float32 (to the precision of Hopper's FP8 tensor cores, which add up fewer bits).
+and sums are in float32; cuBLAS lets Hopper's tensor cores add up all columns of a scale, in fewer bits.
 """
 
 from __future__ import annotations
@@ -24,9 +24,13 @@ from diptych.kernels.gpu.layers.fp8_rows import GROUP, Fp8Rows, numbers_of, poin
 
 SOME_ROWS: Final = 64  # up to these, weights are streamed by the kernel here
 BLOCKS: Final = (16, 32, 64, 128)  # rows of a program
-MIN_PROGRAMS: Final = 120
+MIN_PROGRAMS: Final = 96
 ALIGNMENT: Final = 16  # cuBLAS: of both sides of a weight
-TILES: Final = {16: Tile(16, 512, 5, 4), 32: Tile(32, 512, 4, 4), 64: Tile(64, 256, 5, 4), 128: Tile(128, 128, 5, 4)}
+GROUPS_ALIGNMENT: Final = 512  # of the columns of one with blocks
+HOPPER: Final = 9  # major capability of GPUs for which cuBLAS multiplies with blocks
+EVEN_ROWS: Final = 8  # cuBLAS: multiples of rows that it multiplies with blocks
+TILES: Final = {16: Tile(16, 512, 5, 4), 32: Tile(32, 256, 6, 4), 64: Tile(64, 256, 6, 4), 128: Tile(128, 256, 4, 4)}
+PRECISE_COLUMNS: Final = tl.constexpr(128)  # that tensor cores add up by themselves, in fewer bits than float32 has
 WIDE_TILE: Final = Tile(128, GROUP, 4, 8)  # for more than `SOME_ROWS`
 
 
@@ -37,17 +41,21 @@ def fp8_gemm(x: Tensor, weight: Fp8Matrix, out: Tensor) -> None:
     if len(x) == 1:
         fp8_gemv(x, weight, out)
         return
-    rows = quantize_rows(x, weight.group)
-    if len(x) > SOME_ROWS and has_library(weight, out):
-        library_gemm(rows, weight, out)
-    else:
-        streamed_gemm(rows, weight, out)
+    if len(x) <= SOME_ROWS or not has_library(weight, out):
+        streamed_gemm(quantize_rows(x, weight.group), weight, out)
+        return
+    even = len(x) // EVEN_ROWS * EVEN_ROWS if weight.group else len(x)
+    library_gemm(quantize_rows(x[:even], weight.group), weight, out[:even])
+    fp8_gemm(x[even:], weight, out[even:])
 
 
 def has_library(weight: Fp8Matrix, out: Tensor) -> bool:
     """Whether cuBLAS has such a product."""
-    is_even = all(size % (weight.group or ALIGNMENT) == 0 for size in weight.shape)
-    return out.is_cuda and out.dtype == torch.bfloat16 and out.is_contiguous() and is_even
+    n, k = weight.shape
+    is_even = n % (weight.group or ALIGNMENT) == 0 == k % (GROUPS_ALIGNMENT if weight.group else ALIGNMENT)
+    if not (out.is_cuda and out.dtype == torch.bfloat16 and out.is_contiguous() and is_even):
+        return False
+    return not weight.group or torch.cuda.get_device_capability(out.device)[0] == HOPPER
 
 
 def library_gemm(rows: Fp8Rows, weight: Fp8Matrix, out: Tensor) -> None:
@@ -133,6 +141,8 @@ def fp8_gemm_kernel(
     of_x = x + tl.minimum(row, m - 1).to(tl.int64)[:, None] * K + column[None, :]
     of_codes = codes + of_weight.to(tl.int64)[:, None] * K + column[None, :]
     of_rows = x_scales + tl.minimum(row, m - 1)
+    of_scales = scales + of_weight // (GROUP if GROUP else 1) * PITCH
+    coming, also_coming = tl.load(of_rows), tl.load(of_scales)
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for step in range(STEPS):
         if EVEN:
@@ -141,16 +151,16 @@ def fp8_gemm_kernel(
             inside = (column + step * BLOCK_K < K)[None, :]
             rows, weights = tl.load(of_x, mask=inside, other=0.0), tl.load(of_codes, mask=inside, other=0.0)
         if GROUP:
-            factors = (
-                tl.load(of_rows + step * m)[:, None] * tl.load(scales + of_weight // GROUP * PITCH + step)[None, :]
-            )
+            factors = coming[:, None] * also_coming[None, :]
+            following = tl.minimum(step + 1, STEPS - 1)  # a step ahead, or each would wait for them
+            coming, also_coming = tl.load(of_rows + following * m), tl.load(of_scales + following)
             total += product(rows, weights, tl.zeros_like(total), COMPILED) * factors
         else:
             total = product(rows, weights, total, COMPILED)
         of_x += BLOCK_K
         of_codes += BLOCK_K
     if GROUP == 0:
-        total *= tl.load(of_rows)[:, None] * tl.load(scales + of_weight)[None, :]
+        total *= coming[:, None] * also_coming[None, :]
     place = out + row.to(tl.int64)[:, None] * out_stride + number[None, :]
     tl.store(place, total.to(out.dtype.element_ty), mask=(row < m)[:, None] & (number < n)[None, :])
 
@@ -159,6 +169,6 @@ def fp8_gemm_kernel(
 def product(rows, weights, total, COMPILED: tl.constexpr):
     """Return `total` and the products of codes."""
     if COMPILED:
-        return tl.dot(rows, weights.T, total)
+        return tl.dot(rows, weights.T, total, max_num_imprecise_acc=PRECISE_COLUMNS)
     else:
         return tl.dot(numbers_of(rows, COMPILED), numbers_of(weights, COMPILED).T, total, input_precision="ieee")

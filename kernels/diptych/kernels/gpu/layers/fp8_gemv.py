@@ -1,8 +1,9 @@
 """The product of one row with a weight in FP8: what a decode step of one request multiplies, bound by memory.
 
 Every program quantises all of x for itself, by `codes_of`, while its first rows of the weight are on their way: a step
-has no launch for it. The arithmetic is that of the ordinary cores: a weight goes from memory to registers. Many small
-programs share a multiprocessor, so that some load while others add up. Rule: as `fp8_gemm`, of which this is a case.
+has no launch for it. On GPUs that can, that begins before the kernel that makes x has ended. The arithmetic is that of
+the ordinary cores: a weight goes from memory to registers. Many small programs share a multiprocessor, so that some
+load while others add up. Rule: as `fp8_gemm`, of which this is a case.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from diptych.kernels.gpu.grid import cdiv, power_of_two
 from diptych.kernels.gpu.layers.activations import Activation, gated
@@ -36,13 +38,28 @@ class Strip:
         return {"K": k, **strip, "GROUP": group, "PITCH": pitch}
 
 
-STRIP: Final = Strip(4, 2048, 4)
-GATED_STRIP: Final = Strip(2, 2048, 4)
+STRIP: Final = Strip(4, 4096, 4)
+LONG_STRIP: Final = Strip(8, 512, 4)  # more rows for each that x is quantised
+LONG: Final = 8192  # columns
+GATED_STRIP: Final = Strip(2, 4096, 4)
+FIRST_EARLY: Final = (9, 0)  # capability of GPUs that let a kernel begin before the one before it has ended
 
 
-def fp8_gemv(x: Tensor, weight: Fp8Matrix, out: Tensor, strip: Strip = STRIP) -> None:
+def choose_strip(k: int) -> Strip:
+    """Return the strip for a weight of `k` columns."""
+    return LONG_STRIP if k > LONG else STRIP
+
+
+def early(x: Tensor) -> dict[str, bool]:
+    """Return how a kernel is launched that waits for the one before it by itself, if the GPU of `x` has that."""
+    begins_early = x.is_cuda and torch.cuda.get_device_capability(x.device) >= FIRST_EARLY
+    return {"EARLY": True, "launch_pdl": True} if begins_early else {"EARLY": False}
+
+
+def fp8_gemv(x: Tensor, weight: Fp8Matrix, out: Tensor, strip: Strip | None = None) -> None:
     """`x [1, k] @ weight [n, k]^T -> out [1, n]`. x is quantised as `quantize_rows` does it."""
     n, k = weight.shape
+    strip = strip or choose_strip(k)
     assert (x.shape, out.shape) == ((1, k), (1, n)), (x.shape, weight.shape, out.shape)
     _check(x, out)
     with torch.cuda.device_of(x):
@@ -53,14 +70,15 @@ def fp8_gemv(x: Tensor, weight: Fp8Matrix, out: Tensor, strip: Strip = STRIP) ->
             out,
             n,
             **strip.constants(k, weight.group, weight.pitch),
+            **early(x),
             COMPILED=not triton.knobs.runtime.interpret,
             num_warps=strip.num_warps,
         )
 
 
 def can_gate(weight: Fp8Matrix) -> bool:
-    """Whether `fp8_gated_gemv` takes the weight: its gates come in whole strips."""
-    return weight.shape[0] // 2 % GATED_STRIP.block_n == 0
+    """Whether `fp8_gated_gemv` is meant to multiply by the weight: it has no blocks, and gates in whole strips."""
+    return not weight.group and weight.shape[0] // 2 % GATED_STRIP.block_n == 0
 
 
 def fp8_gated_gemv(
@@ -83,6 +101,7 @@ def fp8_gated_gemv(
             FFN_SIZE=ffn_size,
             ACTIVATION=activation,
             **strip.constants(k, weight.group, weight.pitch),
+            **early(x),
             COMPILED=not triton.knobs.runtime.interpret,
             num_warps=strip.num_warps,
         )
@@ -106,11 +125,16 @@ def fp8_gemv_kernel(
     STEPS: tl.constexpr,
     GROUP: tl.constexpr,
     PITCH: tl.constexpr,
+    EARLY: tl.constexpr,
     COMPILED: tl.constexpr,
 ):
     row = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = tl.minimum(row, n - 1)
+    if EARLY:
+        gdc_launch_dependents()
     first = codes_at(codes, inside, 0, K, TILE)
+    if EARLY:
+        gdc_wait()  # for whoever writes x
     largest = largest_of_row(x, K, TILE, STEPS, GROUP)
     total = sums(first, x, codes, scales, inside, largest, K, TILE, STEPS, GROUP, PITCH, COMPILED)
     tl.store(out + row, total.to(out.dtype.element_ty), mask=row < n)
@@ -130,10 +154,15 @@ def fp8_gated_gemv_kernel(
     STEPS: tl.constexpr,
     GROUP: tl.constexpr,
     PITCH: tl.constexpr,
+    EARLY: tl.constexpr,
     COMPILED: tl.constexpr,
 ):
     row = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    if EARLY:
+        gdc_launch_dependents()
     first, also_first = codes_at(codes, row, 0, K, TILE), codes_at(codes, row + FFN_SIZE, 0, K, TILE)
+    if EARLY:
+        gdc_wait()
     largest = largest_of_row(x, K, TILE, STEPS, GROUP)
     gate = sums(first, x, codes, scales, row, largest, K, TILE, STEPS, GROUP, PITCH, COMPILED)
     up = sums(also_first, x, codes, scales, row + FFN_SIZE, largest, K, TILE, STEPS, GROUP, PITCH, COMPILED)
@@ -142,11 +171,11 @@ def fp8_gated_gemv_kernel(
 
 
 @triton.jit
-def codes_at(codes, row, step: tl.constexpr, K: tl.constexpr, TILE: tl.constexpr):
+def codes_at(codes, row, step, K: tl.constexpr, TILE: tl.constexpr):
     """Load a step's columns of some rows of the weight."""
     column = step * TILE + tl.arange(0, TILE)
     place = codes + row.to(tl.int64)[:, None] * K + column[None, :]
-    if (step + 1) * TILE <= K:
+    if K % TILE == 0:
         return tl.load(place)
     else:
         return tl.load(place, mask=(column < K)[None, :], other=0.0)
@@ -158,7 +187,7 @@ def largest_of_row(x, K: tl.constexpr, TILE: tl.constexpr, STEPS: tl.constexpr, 
     largest = 0.0
     if GROUP == 0:
         seen = tl.zeros((TILE,), tl.float32)
-        for step in tl.static_range(STEPS):
+        for step in range(STEPS):
             column = step * TILE + tl.arange(0, TILE)
             seen = tl.maximum(seen, tl.abs(tl.load(x + column, mask=column < K, other=0.0).to(tl.float32)))
         largest = tl.max(seen, axis=0)
@@ -182,10 +211,10 @@ def sums(
 ):
     """Return the products of x with some rows of the weight, `[BLOCK_N]`."""
     total = tl.zeros((row.shape[0], TILE), tl.float32)
-    for step in tl.static_range(STEPS):
+    for step in range(STEPS):
         coming = weights
-        if step + 1 < STEPS:
-            coming = codes_at(codes, row, step + 1, K, TILE)
+        if STEPS > 1:
+            coming = codes_at(codes, row, tl.minimum(step + 1, STEPS - 1), K, TILE)
         column = step * TILE + tl.arange(0, TILE)
         values = tl.load(x + column, mask=column < K, other=0.0).to(tl.float32)
         if GROUP == 0:
@@ -202,7 +231,7 @@ def sums(
 
 
 @triton.jit
-def in_groups(values, of_block, num_columns: tl.constexpr, GROUP: tl.constexpr, COMPILED: tl.constexpr):
+def in_groups(values, of_block, num_columns, GROUP: tl.constexpr, COMPILED: tl.constexpr):
     """Return numbers quantised in groups, with their scales and those of the weight's block of rows."""
     groups: tl.constexpr = values.shape[0] // GROUP
     grouped, number = values.reshape(groups, GROUP), tl.arange(0, groups)

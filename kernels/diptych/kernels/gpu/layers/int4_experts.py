@@ -34,7 +34,11 @@ MIDDLE: Final = 8  # the zero point of signed codes
 ZERO_BITS: Final = 0xFF  # of a scale's word
 
 INT4_BLOCKS: Final = (8, 16, 32, 64, 128)  # tokens, which are the columns of a tile
-TILES: Final = dict.fromkeys(INT4_BLOCKS, Tile(128, STRIP, 4, 4)) | {128: Tile(128, STRIP, 3, 8)}
+LARGEST_BLOCK: Final = 64  # a larger one is no faster, and more of it stays empty
+TILES: Final = dict.fromkeys(INT4_BLOCKS, Tile(128, STRIP, 4, 4)) | {
+    64: Tile(128, STRIP, 3, 4),
+    128: Tile(64, STRIP, 3, 4),
+}
 TILES_OF_FEW: Final = (  # of the fewest tokens, and how many rows of weights they read at most
     (32_000, Tile(64, STRIP, 5, 4)),
     (64_000, Tile(64, STRIP, 4, 2)),
@@ -118,7 +122,7 @@ class Int4Experts:
 
     def block(self, num_assignments: int) -> int:
         """See `roomy_block`."""
-        return roomy_block(num_assignments, self.num_experts, INT4_BLOCKS[0])
+        return roomy_block(num_assignments, self.num_experts, INT4_BLOCKS[0], LARGEST_BLOCK)
 
     def multiply(
         self, x: Tensor, aligned: AlignedExperts, chosen: Tensor, out: Tensor, bias: Tensor | None = None

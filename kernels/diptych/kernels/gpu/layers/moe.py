@@ -93,13 +93,13 @@ def choose_block(num_assignments: int, num_experts: int) -> int:
     return int(min(BLOCKS[-1], max(BLOCKS[0], average)))
 
 
-def roomy_block(num_assignments: int, num_experts: int, smallest: int) -> int:
+def roomy_block(num_assignments: int, num_experts: int, smallest: int, largest: int) -> int:
     """Return the same for weights of which a second block of an expert unpacks its part, or reads it, once more.
 
     There is room for twice what an expert has on average, unless that is much.
     """
     average = power_of_two(max(1, num_assignments // num_experts))
-    return int(min(BLOCKS[-1], max(smallest, average, min(ROOMY, 2 * average))))
+    return int(min(largest, max(smallest, average, min(ROOMY, 2 * average))))
 
 
 def tile_of(block: int, nbytes: int) -> Tile:

@@ -152,7 +152,7 @@ class Mxfp4Experts:
 
     def block(self, num_assignments: int) -> int:
         """See `roomy_block`."""
-        return roomy_block(num_assignments, self.num_experts, MXFP4_BLOCKS[0])
+        return roomy_block(num_assignments, self.num_experts, MXFP4_BLOCKS[0], MXFP4_BLOCKS[-1])
 
     def multiply(
         self, x: Tensor, aligned: AlignedExperts, chosen: Tensor, out: Tensor, bias: Tensor | None = None

@@ -28,6 +28,7 @@ from diptych.kernels.gpu.sampling.sampling_blocks import (
     scan_blocks,
     weights_of,
 )
+from diptych.kernels.gpu.sampling.sampling_candidates import candidates, left_of
 from diptych.kernels.gpu.sampling.sampling_threshold import cut, keep
 
 __all__ = ["Launch", "SamplingWorkspace", "greedy", "reference_sample", "sample", "sampling_workspace"]
@@ -88,6 +89,7 @@ def _choose(
             workspace.sums,
             workspace.listed,
             workspace.few,
+            workspace.tokens,
             out,
             vocab_size,
             num_blocks,
@@ -112,6 +114,7 @@ def choose_kernel(
     sums,
     listed,
     few,
+    tokens,
     out,
     vocab_size,
     num_blocks,
@@ -145,18 +148,47 @@ def choose_kernel(
                     largest,
                     inverse_of(heat),
                 )
-                total = weigh_blocks(row, num_blocks, BLOCKS)
                 k, p = tl.load(top_k + number).to(tl.int64), tl.load(top_p + number).to(tl.float32)
-                threshold = kept_weight(row, k, p, total, vocab_size, num_blocks, BLOCK, BLOCKS, FEW)
-                least = tl.load(min_p + number).to(tl.float32)
-                if least > threshold:
-                    threshold = least
-                    keep(row, threshold, vocab_size, num_blocks, BLOCK, BLOCKS)
-                uniform = tl.load(uniforms + number).to(tl.float64)
-                token = draw(row, threshold, uniform, vocab_size, num_blocks, BLOCK, BLOCKS)
+                least, uniform = tl.load(min_p + number).to(tl.float32), tl.load(uniforms + number).to(tl.float64)
+                tokens += number * FEW
+                token = drawn(
+                    row, tokens, k, p, least, uniform, vocab_size, num_blocks, BLOCK, BLOCKS, FEW
+                )  # fmt: skip
         else:
             token = first_largest(logits, tops, largest, vocab_size, BLOCK, BLOCKS)
     tl.store(out + number, token.to(tl.int64))
+
+
+@triton.jit
+def drawn(
+    row,
+    tokens,
+    k,
+    p,
+    least,
+    uniform,
+    vocab_size,
+    num_blocks,
+    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    FEW: tl.constexpr,
+):
+    """Return the token of a row that draws: among few candidates if it is cut to those, else among all."""
+    _, _, _, _, few, _, _ = row
+    total = weigh_blocks(row, num_blocks, BLOCKS)
+    num_few, low = tl.full((), FEW + 1, tl.int32), tl.zeros((), tl.int32)
+    if (k > 0) & (k < vocab_size) | (p < 1) | (least > 0):
+        num_few, low = candidates(row, tokens, k, p, least, total, vocab_size, num_blocks, BLOCK, BLOCKS, FEW)
+    if num_few <= FEW:
+        left = left_of(few, num_few, low, k, p, least, vocab_size, total, FEW)
+        token = draw_of(left, tokens, uniform, FEW)
+    else:
+        threshold = kept_weight(row, k, p, total, vocab_size, num_blocks, BLOCK, BLOCKS, FEW)
+        if least > threshold:
+            threshold = least
+            keep(row, threshold, vocab_size, num_blocks, BLOCK, BLOCKS)
+        token = draw(row, threshold, uniform, vocab_size, num_blocks, BLOCK, BLOCKS)
+    return token
 
 
 @triton.jit
@@ -198,6 +230,14 @@ def kept_weight(row, k, p, total, vocab_size, num_blocks, BLOCK: tl.constexpr, B
             total = tl.sum(left.to(tl.float64), axis=0)
         turn += 1
     return threshold
+
+
+@triton.jit
+def draw_of(left, tokens, uniform, FEW: tl.constexpr):
+    """Return which of the tokens `draw` would: `left` are their weights."""
+    amounts = left.to(tl.float64)
+    place, _ = first_above(amounts, uniform * tl.sum(amounts, axis=0), FEW)
+    return tl.load(tokens + place)
 
 
 @triton.jit

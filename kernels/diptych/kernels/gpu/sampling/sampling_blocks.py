@@ -18,7 +18,7 @@ from torch import Tensor
 from diptych.kernels.gpu.grid import cdiv
 
 BLOCK: Final = 128  # tokens; 256 bytes of bfloat16, read at once
-FEW: Final = 2048  # weights that a threshold is searched among without reading the logits again
+FEW: Final = 2048  # candidates, or weights that a threshold is searched among, without reading the logits again
 COLDEST: Final = tl.constexpr(2.0**-126)  # below, 1 / temperature would be infinite
 
 
@@ -41,7 +41,8 @@ class SamplingWorkspace:
     maxima: Tensor  # float32 [max_rows, num_blocks]; NaN where a logit is
     sums: Tensor  # float32 [max_rows, num_blocks], of weights
     listed: Tensor  # int32 [max_rows, num_blocks]: blocks to look at again
-    few: Tensor  # float32 [max_rows, FEW]: logits to look at again
+    few: Tensor  # float32 [max_rows, FEW]: weights of candidates, or logits to look at again
+    tokens: Tensor  # int32 [max_rows, FEW]: the candidates
     ones: Tensor  # float32 [max_rows]: the temperature of log-probabilities
 
     @property
@@ -53,9 +54,9 @@ def sampling_workspace(max_rows: int, vocab_size: int, device: torch.device) -> 
     """Allocate it for batches of up to `max_rows`."""
     num_blocks = cdiv(vocab_size, BLOCK)
     maxima, sums = (torch.empty(max_rows, num_blocks, device=device) for _ in range(2))
-    listed = torch.empty(max_rows, num_blocks, dtype=torch.int32, device=device)
+    listed, tokens = (torch.empty(max_rows, size, dtype=torch.int32, device=device) for size in (num_blocks, FEW))
     few, ones = torch.empty(max_rows, FEW, device=device), torch.ones(max_rows, device=device)
-    return SamplingWorkspace(maxima, sums, listed, few, ones)
+    return SamplingWorkspace(maxima, sums, listed, few, tokens, ones)
 
 
 def scan_blocks(

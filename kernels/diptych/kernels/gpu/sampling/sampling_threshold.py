@@ -22,7 +22,8 @@ import triton.language as tl
 
 from diptych.kernels.gpu.sampling.sampling_blocks import weights_of
 
-SPLITS: Final = tl.constexpr(8)  # of a range, in one pass
+SPLITS: Final = tl.constexpr(16)  # of a range, in one pass
+LOOSE: Final = tl.constexpr(1 << 19)  # bits that a bound may be too low by: a sixteenth of a weight
 CHUNK: Final = tl.constexpr(2048)  # values at a time
 KEPT_BLOCKS: Final = tl.constexpr(16)  # at a time
 BEYOND_ONE: Final = tl.constexpr(0x3F800001)  # the bits after those of the largest weight, 1
@@ -59,7 +60,7 @@ def cut(
 
 @triton.jit
 def sure_bits(row, low, target, counts, num_blocks, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
-    """Return the bits of the largest weight that enough of all is sure to reach, `low` at least.
+    """Return bits of a weight that enough of all is sure to reach, about the largest, `low` at least.
 
     Of a block whose maximum reaches t, the maximum does, and the whole sum but for t times the other tokens.
     """
@@ -69,9 +70,9 @@ def sure_bits(row, low, target, counts, num_blocks, BLOCK: tl.constexpr, BLOCKS:
     weights = weights_of(tops, largest, inverse)[:, None]
     own = tl.load(sums + block, mask=block < num_blocks, other=0.0)[:, None]
     high = tl.full((), BEYOND_ONE, tl.int32)
-    while high - low > 1:
-        step = (high - low + SPLITS) // (SPLITS + 1)
-        edges = edges_of(low, high, step)[None, :]
+    while high - low > LOOSE:
+        edges, step = edges_of(low, high)
+        edges = edges[None, :]
         sure = tl.where(counts, 1.0, tl.maximum(weights, own - edges * (BLOCK - 1)))
         reached = tl.sum(tl.where(weights >= edges, sure, 0.0), axis=0)
         num_enough = tl.sum((reached >= target).to(tl.int32), axis=0)
@@ -81,8 +82,10 @@ def sure_bits(row, low, target, counts, num_blocks, BLOCK: tl.constexpr, BLOCKS:
 
 
 @triton.jit
-def edges_of(low, high, step):
-    return tl.minimum(low + step * (1 + tl.arange(0, SPLITS)), high).to(tl.float32, bitcast=True)
+def edges_of(low, high):
+    """Return weights that split a range of bits evenly, and how far apart they are."""
+    step = (high - low + SPLITS) // (SPLITS + 1)
+    return tl.minimum(low + step * (1 + tl.arange(0, SPLITS)), high).to(tl.float32, bitcast=True), step
 
 
 @triton.jit
@@ -110,8 +113,8 @@ def narrow(
     at_low = tl.full((), float("inf"), tl.float32)
     num_inside = tl.zeros((), tl.float32) + num_values
     while (high - low > 1) & (num_inside > num_wanted):
-        step = (high - low + SPLITS) // (SPLITS + 1)
-        edges = edges_of(low, high, step)[None, :]
+        edges, step = edges_of(low, high)
+        edges = edges[None, :]
         mass = tl.zeros((CHUNK, SPLITS), tl.float32)
         start = tl.zeros((), tl.int32)
         while start < num_values:

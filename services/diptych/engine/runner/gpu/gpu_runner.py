@@ -10,14 +10,14 @@ some, every rank sees in the batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from diptych.engine.attention.staged_batch import StagedBatch, logits_rows, single_rows
+from diptych.engine.attention.staged_batch import StagedBatch, single_rows
 from diptych.engine.models.lora import Loras
 from diptych.engine.models.pieces import Pieces, at_once
 from diptych.engine.runner.gpu.graphs import Graphs
@@ -26,6 +26,13 @@ from diptych.engine.runner.gpu.ladder import NO_SLOT, rung_of, token_rung_of
 from diptych.engine.runner.gpu.piece_graphs import PieceGraphs
 from diptych.engine.runner.loaded_model import LoadedModel
 from diptych.engine.values.batch import ForwardBatch, GraphUse, OnLayer, SamplingBatch, StepResult, WaitForResult
+
+
+class Recorded(NamedTuple):
+    """Steps as graphs."""
+
+    graphs: Graphs  # of decode steps
+    pieces: PieceGraphs  # of small steps with prompts
 
 
 class Sampled(Protocol):
@@ -54,11 +61,13 @@ class GpuRunner:
         inputs: StepInputs,
         launch_sampling: LaunchSampling,
         newest: Tensor,
-        graphs: Graphs,
-        pieces: PieceGraphs,
+        recorded: Recorded,
+        with_adapters: Recorded,
         layer_listener: Callable[[], OnLayer | None] = lambda: None,
     ) -> None:
         """`newest`: int64 `[max_samples]` on the device, where the tokens sampled last are kept.
+
+        A step in which nobody has an adapter is `recorded` without what adapters add.
 
         `layer_listener` is asked before each step who is to hear that the kernels of a layer are queued.
         """
@@ -66,8 +75,8 @@ class GpuRunner:
         self._inputs = inputs
         self._launch_sampling = launch_sampling
         self._newest = newest
-        self.graphs = graphs
-        self.pieces = pieces
+        self.recorded = recorded
+        self.recorded_with_adapters = with_adapters
         self._layer_listener = layer_listener
 
     @property
@@ -76,7 +85,14 @@ class GpuRunner:
 
     @property
     def graph_use(self) -> GraphUse:
-        return GraphUse(len(self.graphs) + len(self.pieces), self.graphs.nbytes + self.pieces.nbytes)
+        parts = (self.recorded, self.recorded_with_adapters)
+        num_graphs = sum(len(part.graphs) + len(part.pieces) for part in parts)
+        return GraphUse(num_graphs, sum(part.graphs.nbytes + part.pieces.nbytes for part in parts))
+
+    @property
+    def token_rungs(self) -> Sequence[int]:
+        """The sizes of small steps with prompts that are recorded."""
+        return self.recorded.pieces.rungs
 
     def execute(self, batch: ForwardBatch, sampling: SamplingBatch) -> StepResult:
         """Write the batch's KV and sample."""
@@ -89,15 +105,11 @@ class GpuRunner:
         """
         batch = single_rows(batch)
         with torch.inference_mode():
+            self.loras.change()
             if self._model.communicator is not None and (batch.input_ids < 0).any():
                 self._model.communicator.broadcast(self._newest)
-            self.loras.begin(batch.adapters, batch.extend_lens, logits_rows(batch))
-            states = self._model.states
-            if states is None:
-                return self._queue(batch)
-            batch = states.before(batch)
-            logits = self._queue(batch)
-            states.behind(batch)
+            logits = self._between_states(batch)
+            self.loras.end(batch.adapters)
             return logits
 
     def sample(self, batch: ForwardBatch, logits: Tensor, sampling: SamplingBatch) -> WaitForResult:
@@ -107,11 +119,22 @@ class GpuRunner:
             self._newest[: len(sampled.token_ids)].copy_(sampled.token_ids)
             return sampled.start_copy()
 
+    def _between_states(self, batch: ForwardBatch) -> Tensor:
+        """Queue the step, and the copies of its states before and behind it."""
+        states = self._model.states
+        if states is None:
+            return self._queue(batch)
+        batch = states.before(batch)
+        logits = self._queue(batch)
+        states.behind(batch)
+        return logits
+
     def _queue(self, batch: ForwardBatch) -> Tensor:
-        if (rung := rung_of(batch, self.graphs.rungs)) is not None:
-            return self._replay(batch, rung)
-        if (rung := token_rung_of(batch, self.pieces.rungs)) is not None:
-            return self._replay_pieces(batch, rung)
+        graphs, pieces = self.recorded if batch.adapters is None else self.recorded_with_adapters
+        if (rung := rung_of(batch, graphs.rungs)) is not None:
+            return self._replay(batch, rung, graphs)
+        if (rung := token_rung_of(batch, pieces.rungs)) is not None:
+            return self._replay_pieces(batch, rung, pieces)
         return self._launch(batch)
 
     def _launch(self, batch: ForwardBatch) -> Tensor:
@@ -120,33 +143,35 @@ class GpuRunner:
         self._model.attention.init_forward_metadata(staged)
         return self._forward(staged, self._layer_listener())
 
-    def _replay(self, batch: ForwardBatch, rung: int) -> Tensor:
+    def _replay(self, batch: ForwardBatch, rung: int, graphs: Graphs) -> Tensor:
         """Queue a graph, capturing it first where there is none of this size."""
-        if rung not in self.graphs:
-            self._capture(batch, rung)
+        if rung not in graphs:
+            self._capture(batch, rung, graphs)
         staged = self._inputs.stage_padded(batch, rung)
+        self.loras.begin_staged(staged.adapters, staged.late_adapters)
         self._model.attention.replay_metadata(staged)
-        logits = self.graphs.replay(rung)
+        logits = graphs.replay(rung)
         self._report_layers()
         return logits[: batch.batch_size]
 
-    def _capture(self, batch: ForwardBatch, rung: int) -> None:
+    def _capture(self, batch: ForwardBatch, rung: int, graphs: Graphs) -> None:
         """What is captured is run meanwhile, so nobody's state may take part: each would be a token further."""
         staged = self._inputs.stage_padded(batch, rung)
         if staged.state_slots is not None:
             staged.state_slots.fill_(NO_SLOT)
         self._model.attention.capture_metadata(staged)
-        self.graphs.capture(rung, lambda: self._forward(staged, None))
+        graphs.capture(rung, lambda: self._forward(staged, None))
 
-    def _replay_pieces(self, batch: ForwardBatch, rung: int) -> Tensor:
+    def _replay_pieces(self, batch: ForwardBatch, rung: int, pieces: PieceGraphs) -> Tensor:
         """Queue a graph between each two layers' attention, capturing them first where there are none of this size."""
         staged = self._inputs.stage_filled_up(batch, rung)
         self._model.attention.init_forward_metadata(staged)
-        if rung not in self.pieces:
-            self.pieces.record(rung, lambda pieces: self._forward(_of_nobody(staged), None, pieces))
-        return self._forward(staged, self._layer_listener(), self.pieces.replayed(rung))
+        if rung not in pieces:
+            pieces.record(rung, lambda recording: self._forward(_of_nobody(staged), None, recording))
+        return self._forward(staged, self._layer_listener(), pieces.replayed(rung))
 
     def _forward(self, staged: StagedBatch, on_layer: OnLayer | None, pieces: Pieces | None = None) -> Tensor:
+        self.loras.begin_staged(staged.adapters, staged.late_adapters)
         run = at_once if pieces is None else pieces.run
         input_ids = run(lambda: filled_in(staged.input_ids, self._newest))
         return self._model.forward(replace(staged, input_ids=input_ids), on_layer, pieces)

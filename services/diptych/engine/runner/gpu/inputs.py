@@ -10,13 +10,18 @@ import torch
 
 from diptych.common.arrays import I64
 from diptych.engine.attention.staged_batch import StagedBatch, extend_starts, logits_rows
-from diptych.engine.runner.gpu.ladder import fill_up, pad
-from diptych.engine.runner.gpu.staging import ALIGNMENT, Staging
+from diptych.engine.runner.gpu.ladder import NO_SLOT, fill_up, pad
+from diptych.engine.runner.gpu.staging import ALIGNMENT, Array, Staging
 from diptych.engine.values.batch import ForwardBatch, WindowGroups
+from diptych.kernels.token_tiles import I32, TokenTiles, tile_tokens
 
-NUM_ARRAYS: Final = 10
+NUM_ARRAYS: Final = 14
 NO_STATES: Final = np.zeros(0, np.int64)
+NO_ADAPTERS: Final = (np.zeros(0, np.int32), np.zeros(0, np.int32))
 NO_WINDOWS: Final = WindowGroups(np.zeros((0, 0, 0), np.int32), np.zeros((0, 0), np.int64))
+
+
+Tiled = tuple[I32, I32]  # see `tile_tokens`
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,7 @@ class StepLimits:
     max_graph_tokens: int = 512  # of a step with prompts that is replayed
     max_drafts: int = 0  # of a request, verified in one step
     num_window_groups: int = 0  # of layers, see `WindowGroups`
+    max_loras: int = 0  # slots of adapters
 
     @property
     def most_graph_tokens(self) -> int:
@@ -44,7 +50,8 @@ class StepLimits:
     def nbytes(self) -> int:
         """The bytes of a step's arrays."""
         num_tokens, num_groups = self.max_step_tokens + self.max_samples, 1 + self.num_window_groups
-        per_token = (3 + num_groups) * 8  # ids, positions, rows; slots
+        of_adapters = 2 * (4 + 12) if self.max_loras else 0  # all tokens and the late ones, and their tiles
+        per_token = (3 + num_groups) * 8 + of_adapters  # ids, positions, rows; slots
         per_request = (2 + num_groups * self.max_pages) * 4 + 8  # lengths, starts; pages; states
         return num_tokens * per_token + (self.max_samples + 1) * per_request + NUM_ARRAYS * ALIGNMENT
 
@@ -54,6 +61,7 @@ class StepInputs:
 
     def __init__(self, limits: StepLimits, staging: Staging, device: torch.device) -> None:
         self._staging = staging
+        self._num_adapters = limits.max_loras
         shape = (1 + limits.num_window_groups, limits.max_samples, limits.max_pages)
         self._page_tables = torch.zeros(shape, dtype=torch.int32, device=device)
 
@@ -62,7 +70,10 @@ class StepInputs:
         return self._stage(batch, batch.input_ids)
 
     def stage_filled_up(self, batch: ForwardBatch, rung: int) -> StagedBatch:
-        """Bring a step there whose pieces have `rung` tokens: so many `input_ids`, always at one address."""
+        """Bring a step there whose pieces have `rung` tokens: so many `input_ids`, always at one address.
+
+        So are their adapters.
+        """
         return self._stage(batch, fill_up(batch.input_ids, rung))
 
     def stage_padded(self, batch: ForwardBatch, rung: int) -> StagedBatch:
@@ -81,8 +92,10 @@ class StepInputs:
 
     def _stage(self, batch: ForwardBatch, input_ids: I64) -> StagedBatch:
         windows = batch.window_groups or NO_WINDOWS
-        arrays = (
+        of_all, of_late = self._adapters(batch, len(input_ids))
+        arrays: list[Array] = [
             input_ids,
+            *of_all,  # which are read at one address, too
             batch.positions,
             batch.out_slots,
             logits_rows(batch),
@@ -90,13 +103,26 @@ class StepInputs:
             extend_starts(batch),
             NO_STATES if batch.states is None else batch.states.slots,
             windows.out_slots,
+            *of_late,
             batch.page_table,
             windows.page_tables,
+        ]
+        ids, *all_adapters, positions, slots, rows, lens, starts, states, window_slots, late, tiles, table, tables = (
+            self._staging.upload(arrays)
         )
-        ids, positions, slots, rows, lens, starts, states, window_slots, table, tables = self._staging.upload(arrays)
         staged = StagedBatch(batch, ids, positions, slots, table, lens, starts, rows)
+        if batch.adapters is not None:
+            staged = replace(staged, adapters=TokenTiles(*all_adapters), late_adapters=TokenTiles(late, tiles))
         if batch.states is not None:
             staged = replace(staged, state_slots=states)
         if batch.window_groups is not None:
             staged = replace(staged, window_tables=tables, window_slots=window_slots)
         return staged
+
+    def _adapters(self, batch: ForwardBatch, num_tokens: int) -> tuple[Tiled, Tiled]:
+        """Return the arrays of the step's two `TokenTiles`. Tokens that fill it up have no adapter."""
+        if batch.adapters is None:
+            return NO_ADAPTERS, NO_ADAPTERS
+        owner = fill_up(np.repeat(batch.adapters, batch.extend_lens), num_tokens, NO_SLOT)
+        late = owner[logits_rows(batch)]
+        return tile_tokens(owner, self._num_adapters), tile_tokens(late, self._num_adapters)

@@ -21,7 +21,7 @@ import numpy as np
 from diptych.common.arrays import I64
 from diptych.engine.values.batch import ForwardBatch, ForwardMode, WindowGroups
 
-NO_SLOT: Final = -1  # where a padding row's KV goes, and its state is
+NO_SLOT: Final = -1  # where a padding row's KV goes, and its state and its adapter are
 TOKENS: Final = (16, 32, *range(64, 512, 64), *range(512, 2048, 128))
 
 
@@ -36,11 +36,8 @@ def ladder(max_batch: int) -> tuple[int, ...]:
 
 
 def rung_of(batch: ForwardBatch, rungs: Sequence[int]) -> int | None:
-    """Return the size of the graph that computes `batch`; None: no graph does.
-
-    Adapters choose kernels by who is in the batch, so a step with any of them is launched kernel by kernel.
-    """
-    if batch.mode is not ForwardMode.DECODE or batch.adapters is not None:
+    """Return the size of the graph that computes `batch`; None: no graph does."""
+    if batch.mode is not ForwardMode.DECODE:
         return None
     if (batch.num_sampled != 1).any() or batch.prompt_rows is not None:
         return None
@@ -55,16 +52,16 @@ def token_ladder(most: int) -> tuple[int, ...]:
 def token_rung_of(batch: ForwardBatch, rungs: Sequence[int]) -> int | None:
     """Return for how many tokens the pieces are recorded by which to compute `batch`; None: kernel by kernel.
 
-    It has prompts, and perhaps requests that continue. Adapters: as in `rung_of`.
+    It has prompts, and perhaps requests that continue.
     """
-    if batch.mode is ForwardMode.DECODE or batch.adapters is not None:
+    if batch.mode is ForwardMode.DECODE:
         return None
     return next((rung for rung in rungs if rung >= len(batch.input_ids)), None)
 
 
-def fill_up(input_ids: I64, size: int) -> I64:
-    """Return `size` tokens: `input_ids`, and behind them any."""
-    return _pad(input_ids, size - len(input_ids), 0)
+def fill_up(tokens: I64, size: int, value: int = 0) -> I64:
+    """Return what `size` tokens have: `tokens`, and behind them `value`."""
+    return _pad(tokens, size - len(tokens), value)
 
 
 def pad(batch: ForwardBatch, size: int) -> ForwardBatch:
@@ -80,6 +77,7 @@ def pad(batch: ForwardBatch, size: int) -> ForwardBatch:
         extend_lens=_pad(batch.extend_lens, missing, 1),
         num_sampled=_pad(batch.num_sampled, missing, 1),
         states=batch.states and replace(batch.states, slots=_pad(batch.states.slots, missing, NO_SLOT)),
+        adapters=None if batch.adapters is None else _pad(batch.adapters, missing, NO_SLOT),
         window_groups=batch.window_groups and _padded(batch.window_groups, missing),
     )
 

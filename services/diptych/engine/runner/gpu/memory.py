@@ -31,15 +31,17 @@ class KvMemory:
     nbytes: int  # 0: what is left
 
 
-def graphs_nbytes(limits: StepLimits, num_layers: int, step_peak: int) -> int:
+def graphs_nbytes(limits: StepLimits, num_layers: int, step_peak: int, kinds: int = 1) -> int:
     """Return what graphs may take: each its own; and those of decode steps, and of pieces, the tensors of the largest.
+
+    Of `kinds` 2 there are graphs of steps with adapters, too, which share those tensors; 0: there are none.
 
     A step's tensors have a row for each token: `step_peak` bytes for `max_step_tokens`.
     """
     rungs, token_rungs = ladder(limits.max_requests), token_ladder(limits.most_graph_tokens)
     own = len(rungs) * GRAPH_NBYTES + len(token_rungs) * (num_layers + 1) * PIECE_NBYTES
     most = limits.max_step_tokens
-    return own + step_peak * (min(rungs[-1], most) + limits.most_graph_tokens) // most
+    return kinds * own + min(1, kinds) * step_peak * (min(rungs[-1], most) + limits.most_graph_tokens) // most
 
 
 def buffer_nbytes(host_nbytes: int, step_nbytes: int) -> int:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 
-from diptych.engine.runner.gpu.gpu_runner import GpuRunner
+from diptych.engine.runner.gpu.gpu_runner import GpuRunner, Recorded
 from diptych.engine.runner.gpu.graphs import CudaCapture, Graphs
 from diptych.engine.runner.gpu.inputs import StepInputs, StepLimits
 from diptych.engine.runner.gpu.ladder import ladder, token_ladder
@@ -29,7 +30,11 @@ def new_runner(
     """Return what runs `model` on its pool; with graphs of what can be recorded."""
     rungs = ladder(limits.max_samples) if with_graphs and model.attention.is_recordable else ()
     token_rungs = token_ladder(limits.most_graph_tokens) if with_graphs and model.only_queues else ()
-    capture = CudaCapture(device)
+    capture, new_buffers = CudaCapture(device), cache(lambda num_tokens: model.decoder.new_buffers(num_tokens, device))
+
+    def nothing_recorded() -> Recorded:
+        return Recorded(Graphs(rungs, capture), PieceGraphs(token_rungs, capture, new_buffers))
+
     with torch.inference_mode():
         sampler = GpuSampler(device, model.config.vocab_size, limits.max_samples)
         sampler.warm_up(DTYPES[model.options.dtype])
@@ -38,7 +43,7 @@ def new_runner(
             StepInputs(limits, Staging(limits.nbytes, device, torch.cuda.Event), device),
             sampler.queue,
             torch.zeros(limits.max_samples, dtype=torch.int64, device=device),
-            Graphs(rungs, capture),
-            PieceGraphs(token_rungs, capture, lambda num_tokens: model.decoder.new_buffers(num_tokens, device)),
+            nothing_recorded(),
+            nothing_recorded(),
             layer_listener,
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from diptych.engine.runner.gpu.inputs import StepLimits
 from diptych.engine.values.batch import ForwardBatch, ForwardMode, Runner, SamplingBatch, WindowGroups
 
 logger = logging.getLogger(__name__)
+PREFIX_TOKENS: Final = 2048
+FEW_TOKENS: Final = (2, 32)  # of the smallest tile of attention, and of a larger one
 
 
 def warm_up(
@@ -47,9 +49,16 @@ def warm_up(
 
 
 def warm_up_steps(limits: StepLimits, page_size: int, longest: int) -> Iterator[ForwardBatch]:
-    """Yield prompts of any number of tokens, then any number of requests that continue, each up to the limit."""
+    """Yield prompts of any number of tokens, then any number of requests that continue, each up to the limit.
+
+    And a few tokens behind a prefix, which is cut into shares.
+    """
     for num_tokens in up_to(limits.max_step_tokens):
         yield prompts(num_tokens, limits, page_size, longest)
+    for num_tokens in FEW_TOKENS:
+        prefix_len = min(PREFIX_TOKENS, limits.max_pages * page_size - num_tokens)
+        if num_tokens <= min(longest, prefix_len):
+            yield step_of(ForwardMode.EXTEND, np.array([num_tokens]), limits, page_size, prefix_len)
     for num_requests in up_to(limits.max_requests):
         yield _decode(num_requests, limits, page_size)
 
@@ -70,10 +79,11 @@ def _decode(num_requests: int, limits: StepLimits, page_size: int) -> ForwardBat
     return step_of(ForwardMode.DECODE, np.ones(num_requests, np.int64), limits, page_size)
 
 
-def step_of(mode: ForwardMode, lens: I64, limits: StepLimits, page_size: int) -> ForwardBatch:
-    """Return a step of requests that have so many new tokens each, and none before them."""
-    positions = np.concatenate([np.arange(length) for length in lens])
-    table, slots = np.zeros((len(lens), -(-int(lens.max()) // page_size)), np.int32), positions % page_size
+def step_of(mode: ForwardMode, lens: I64, limits: StepLimits, page_size: int, prefix_len: int = 0) -> ForwardBatch:
+    """Return a step of requests that have so many new tokens each, and `prefix_len` before them."""
+    positions = np.concatenate([np.arange(prefix_len, prefix_len + length) for length in lens])
+    num_pages = -(-(prefix_len + int(lens.max())) // page_size)
+    table, slots = np.zeros((len(lens), num_pages), np.int32), positions % page_size
     num_groups = limits.num_window_groups
     windows = WindowGroups(np.stack([table] * num_groups), np.stack([slots] * num_groups)) if num_groups else None
     return ForwardBatch(
@@ -82,7 +92,7 @@ def step_of(mode: ForwardMode, lens: I64, limits: StepLimits, page_size: int) ->
         positions=positions,
         out_slots=slots,
         page_table=table,
-        seq_lens=lens,
+        seq_lens=prefix_len + lens,
         extend_lens=lens,
         num_sampled=np.ones_like(lens),
         window_groups=windows,

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from diptych.engine.schedule.adapter_turns import PATIENCE, AdapterTurns
+from diptych.engine.values.request import Request, new_request
+from diptych.generation.sampling_params import SamplingParams
+
+NO_ADAPTER = -1
+
+
+class Turned:
+    """Turns over two slots, and what was placed."""
+
+    def __init__(self, num_slots: int = 2) -> None:
+        self.placed: list[tuple[int, int]] = []
+        self.turns = AdapterTurns(num_slots, lambda number, slot: self.placed.append((number, slot)))
+
+    def take(self, room: int, number: int) -> bool:
+        return self.turns.take(request(room, number))
+
+
+def request(room: int, number: int) -> Request:
+    return new_request(room, np.arange(3), SamplingParams(max_tokens=1), adapter=number)
+
+
+@pytest.fixture
+def two() -> Iterator[Turned]:
+    turned = Turned()
+    yield turned
+    turned.turns.check()
+
+
+def test_a_request_without_an_adapter_waits_for_nothing(two: Turned) -> None:
+    assert all(two.take(room, NO_ADAPTER) for room in range(5))
+    assert two.placed == []
+
+
+def test_an_adapter_is_placed_once_for_all_that_have_it(two: Turned) -> None:
+    first, second = request(1, 7), request(2, 7)
+    assert two.turns.take(first)
+    assert two.turns.take(second)
+    assert two.turns.take(first), "it has it"
+    assert (first.adapter_slot, second.adapter_slot) == (0, 0)
+    assert two.placed == [(7, 0)]
+
+
+def test_without_a_free_slot_a_request_waits_until_nobody_has_one(two: Turned) -> None:
+    for room in (1, 2):
+        assert two.take(room, room)
+    assert not two.take(3, 3)
+    reason = two.turns.reason(request(3, 3))
+    assert not reason.is_over(0.0)
+    two.turns.end(1)
+    assert reason.is_over(0.0)
+    assert two.take(3, 3)
+    assert two.placed == [(1, 0), (2, 1), (3, 0)]
+
+
+def test_an_adapter_that_nobody_has_stays_until_its_slot_is_needed_and_the_oldest_goes_first(two: Turned) -> None:
+    for room in (1, 2):
+        two.take(room, room)
+    for room in (2, 1):
+        two.turns.end(room)
+    assert two.take(3, 1), "it is there still"
+    two.turns.end(3)
+    assert two.take(4, 4)
+    assert two.placed == [(1, 0), (2, 1), (4, 1)]
+
+
+def test_adapters_get_slots_in_the_order_in_which_they_were_wanted(two: Turned) -> None:
+    for room in (1, 2, 3, 4):
+        two.take(room, room)
+    two.turns.end(1)
+    assert not two.take(4, 4), "another one waits for longer"
+    assert two.take(3, 3)
+    two.turns.end(2)
+    assert two.take(4, 4)
+
+
+def test_who_ends_while_it_waits_holds_nobody_up(two: Turned) -> None:
+    for room in (1, 2, 3, 4):
+        two.take(room, room)
+    two.turns.end(3)
+    two.turns.end(1)
+    assert two.take(4, 4)
+
+
+def test_an_adapter_in_use_is_joined_by_so_many_and_then_runs_out_while_others_wait(two: Turned) -> None:
+    for room in (1, 2, 3):
+        two.take(room, room)
+    joined = [two.take(100 + each, 1) for each in range(PATIENCE + 5)]
+    assert joined == [True] * PATIENCE + [False] * 5
+    for room in (1, *range(100, 100 + PATIENCE)):
+        two.turns.end(room)
+    assert two.take(3, 3)
+    assert not two.take(500, 1), "it is behind others now"
+
+
+def test_a_loaded_adapter_gets_an_empty_slot_at_once_and_no_other(two: Turned) -> None:
+    for number in (5, 6, 7):
+        two.turns.offer(number)
+    assert two.placed == [(5, 0), (6, 1)]
+    assert two.take(1, 6)
+    assert two.take(2, 7)
+    assert two.placed == [(5, 0), (6, 1), (7, 0)]
+
+
+def test_an_unloaded_adapter_leaves_its_slot(two: Turned) -> None:
+    two.take(1, 1)
+    two.turns.end(1)
+    assert two.turns.forget(1) == 0
+    assert two.turns.forget(1) is None
+    assert two.take(2, 1), "another adapter under the same number"
+    assert two.placed == [(1, 0), (1, 0)]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_whoever_asks_again_and_again_gets_a_slot_and_nobodys_slot_is_taken(seed: int) -> None:
+    """Six adapters in three slots: requests come and go in any order, and some leave while they wait."""
+    rng, turned = random.Random(seed), Turned(3)
+    waiting: dict[int, Request] = {}
+    running: dict[int, Request] = {}
+    asked: dict[int, int] = {}
+    for room in range(2000):
+        waiting[room] = request(room, rng.choice([0, 0, 0, 1, 1, 2, 3, 4, 5]))
+        for each in list(waiting):
+            asked[each] = asked.get(each, 0) + 1
+            if turned.turns.take(waiting[each]):
+                running[each] = waiting.pop(each)
+                slots = {one.adapter: one.adapter_slot for one in running.values()}
+                assert all(slots[one.adapter] == one.adapter_slot for one in running.values())
+                assert len(set(slots.values())) == len(slots)
+        for ends in (running, waiting):
+            for each in rng.sample(list(ends), min(len(ends), 2 if ends is running else rng.random() < 0.05)):
+                turned.turns.end(each)
+                del ends[each]
+        turned.turns.check()
+    assert max(asked.values()) < 20 * PATIENCE
