@@ -66,6 +66,14 @@ def test_two_programs_that_multiply_gates_fit_into_a_multiprocessor(code: Code) 
     assert max(sizes) + SYSTEM_NBYTES <= (SHARED_NBYTES + SYSTEM_NBYTES) // 2
 
 
+def test_prompts_come_page_by_page_and_two_products_are_on_their_way_at_once(code: Code) -> None:
+    ptx = code["prompt attention"]["ptx"]
+    assert ptx.count("cp.async.bulk.tensor.2d") == 2 * 8 * 2  # keys and values, 8 pages of 16 each, halves of heads
+    waits = re.findall(r"wgmma\.wait_group\.sync\.aligned\s+(\d)", ptx)  # of two groups: first, two loops, last
+    assert sorted(waits) == ["0"] * 2 * 4 + ["1"] * 2 * 2
+    assert re.search(r"setmaxnreg\.inc\.sync\.aligned\.u32\s+240", ptx)
+
+
 @pytest.mark.parametrize("kernel", ["mover, large pages", "mover, small pages"])
 def test_the_last_thing_a_mover_does_is_to_release_its_stores_to_the_system(code: Code, kernel: str) -> None:
     ends = re.findall(r"st\.global|bar\.sync|atom\.global\.\w+\.\w+\.add", code[kernel]["ptx"])

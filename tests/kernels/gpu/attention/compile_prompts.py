@@ -62,6 +62,5 @@ def expand(name: str) -> Kernel:
 
 def kernels() -> Iterator[Kernel]:
     yield prompts("prompt attention", 128, "bf16", 16)
-    yield prompts("prompt attention, expanded pages", 128, "fp16", TILE.keys)
-    yield prompts("prompt attention, heads of 64", 64, "bf16", 16)
+    yield prompts("prompt attention, heads of 64, expanded pages", 64, "fp16", TILE.keys)
     yield expand("expanded pages")
