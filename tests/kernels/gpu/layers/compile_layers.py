@@ -241,7 +241,7 @@ def fp8() -> Iterator[Kernel]:
 
 def fp8_row(group: int) -> Kernel:
     strip = fp8_gemv.choose_strip(FFN)
-    constants = strip.constants(FFN, group, pitch_of(FFN, group)) | {"EARLY": True, "COMPILED": True}
+    constants = strip.constants(FFN, group, pitch_of(FFN, group)) | {"COMPILED": True}
     types = pointers("x", codes="*fp8e4nv", scales="*fp32", out="*bf16", n="i32")
     name = f"FP8, one row, groups of {group}"
     return Kernel(name, fp8_gemv.fp8_gemv_kernel, types, constants, num_warps=strip.num_warps, loads=CELLS)
@@ -255,7 +255,7 @@ def fp8_gates(group: int) -> Kernel:
         f"FP8, gates of one row, groups of {group}",
         fp8_gemv.fp8_gated_gemv_kernel,
         types,
-        constants | {"EARLY": True, "COMPILED": True},
+        constants | {"COMPILED": True},
         num_warps=strip.num_warps,
         loads=CELLS,
     )

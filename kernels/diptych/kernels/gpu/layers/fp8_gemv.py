@@ -1,9 +1,8 @@
 """The product of one row with a weight in FP8: what a decode step of one request multiplies, bound by memory.
 
 Every program quantises all of x for itself, by `codes_of`, while its first rows of the weight are on their way: a step
-has no launch for it. On GPUs that can, that begins before the kernel that makes x has ended. The arithmetic is that of
-the ordinary cores: a weight goes from memory to registers. Many small programs share a multiprocessor, so that some
-load while others add up. Rule: as `fp8_gemm`, of which this is a case.
+has no launch for it. The arithmetic is that of the ordinary cores: a weight goes from memory to registers. Many small
+programs share a multiprocessor, so that some load while others add up. Rule: as `fp8_gemm`, of which this is a case.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from diptych.kernels.gpu.grid import cdiv, power_of_two
 from diptych.kernels.gpu.layers.activations import Activation, gated
@@ -42,18 +40,11 @@ STRIP: Final = Strip(4, 4096, 4)
 LONG_STRIP: Final = Strip(8, 512, 4)  # more rows for each that x is quantised
 LONG: Final = 8192  # columns
 GATED_STRIP: Final = Strip(2, 4096, 4)
-FIRST_EARLY: Final = (9, 0)  # capability of GPUs that let a kernel begin before the one before it has ended
 
 
 def choose_strip(k: int) -> Strip:
     """Return the strip for a weight of `k` columns."""
     return LONG_STRIP if k > LONG else STRIP
-
-
-def early(x: Tensor) -> dict[str, bool]:
-    """Return how a kernel is launched that waits for the one before it by itself, if the GPU of `x` has that."""
-    begins_early = x.is_cuda and torch.cuda.get_device_capability(x.device) >= FIRST_EARLY
-    return {"EARLY": True, "launch_pdl": True} if begins_early else {"EARLY": False}
 
 
 def fp8_gemv(x: Tensor, weight: Fp8Matrix, out: Tensor, strip: Strip | None = None) -> None:
@@ -70,7 +61,6 @@ def fp8_gemv(x: Tensor, weight: Fp8Matrix, out: Tensor, strip: Strip | None = No
             out,
             n,
             **strip.constants(k, weight.group, weight.pitch),
-            **early(x),
             COMPILED=not triton.knobs.runtime.interpret,
             num_warps=strip.num_warps,
         )
@@ -101,7 +91,6 @@ def fp8_gated_gemv(
             FFN_SIZE=ffn_size,
             ACTIVATION=activation,
             **strip.constants(k, weight.group, weight.pitch),
-            **early(x),
             COMPILED=not triton.knobs.runtime.interpret,
             num_warps=strip.num_warps,
         )
@@ -125,16 +114,11 @@ def fp8_gemv_kernel(
     STEPS: tl.constexpr,
     GROUP: tl.constexpr,
     PITCH: tl.constexpr,
-    EARLY: tl.constexpr,
     COMPILED: tl.constexpr,
 ):
     row = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = tl.minimum(row, n - 1)
-    if EARLY:
-        gdc_launch_dependents()
     first = codes_at(codes, inside, 0, K, TILE)
-    if EARLY:
-        gdc_wait()  # for whoever writes x
     largest = largest_of_row(x, K, TILE, STEPS, GROUP)
     total = sums(first, x, codes, scales, inside, largest, K, TILE, STEPS, GROUP, PITCH, COMPILED)
     tl.store(out + row, total.to(out.dtype.element_ty), mask=row < n)
@@ -154,15 +138,10 @@ def fp8_gated_gemv_kernel(
     STEPS: tl.constexpr,
     GROUP: tl.constexpr,
     PITCH: tl.constexpr,
-    EARLY: tl.constexpr,
     COMPILED: tl.constexpr,
 ):
     row = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    if EARLY:
-        gdc_launch_dependents()
     first, also_first = codes_at(codes, row, 0, K, TILE), codes_at(codes, row + FFN_SIZE, 0, K, TILE)
-    if EARLY:
-        gdc_wait()
     largest = largest_of_row(x, K, TILE, STEPS, GROUP)
     gate = sums(first, x, codes, scales, row, largest, K, TILE, STEPS, GROUP, PITCH, COMPILED)
     up = sums(also_first, x, codes, scales, row + FFN_SIZE, largest, K, TILE, STEPS, GROUP, PITCH, COMPILED)

@@ -20,7 +20,7 @@ from diptych.common.arrays import I64
 from diptych.engine.cache.host_pages import num_runs, runs
 from diptych.kernels.gpu.pages.page_mover import move_pages
 
-PIECE_NBYTES: Final = 8 << 20  # the shortest that a copy engine is called for: 160 us on the bus, the call takes 20
+PIECE_NBYTES: Final = 512 << 10  # the shortest that a copy engine is called for: 10 us on the bus, the call takes 20
 GATHERING: Final = 64  # programs of a kernel that copies within the GPU
 CROSSING: Final = 16  # and of one that copies over the bus, whose latency they hide
 SPECIAL_COUNTS: Final = (1, 2, 3, 16)  # of pages: Triton compiles one, even, odd and sixteen apart
