@@ -97,10 +97,11 @@ def test_in_bfloat16_logits_are_as_near_to_float32_as_those_of_transformers(
 ) -> None:
     """Teacher-forced. Where float32's first choice is clear beyond what rounding does to transformers, it is ours, too.
 
-    Experts that are chosen otherwise in a token make some models' errors half as large again, on either side.
+    Experts that are chosen otherwise in a token make some models' errors half as large again, on either side. Latents
+    are attended to as they are, so queries and values are rounded once more.
     """
-    driver = new_driver(open_model(str(family_model.folder)), "triton", "bfloat16", device="cuda")
-    ours = forced(driver, family_model)
+    source = open_model(str(family_model.folder))
+    ours = forced(new_driver(source, "triton", "bfloat16", device="cuda"), family_model)
     theirs = forced_by_transformers(family_model)
     exact = torch.cat(
         [ends(each, prompt) for each, prompt in zip(family_model.logits, family_model.prompts, strict=True)]
@@ -110,7 +111,7 @@ def test_in_bfloat16_logits_are_as_near_to_float32_as_those_of_transformers(
     is_clear = first - second > 2 * (theirs - exact).abs().max()
     wrong = (ours.argmax(-1) != exact.argmax(-1)) & is_clear
     print(f"errors: ours {our_error:.4f}, transformers' {their_error:.4f}; {int(is_clear.sum())} clear choices")
-    assert our_error < 1.75 * their_error + 1e-3
+    assert our_error < (1.75 if source.config.latent is None else 2.5) * their_error + 1e-3
     assert not wrong.any()
 
 
