@@ -88,7 +88,7 @@ class DecodeCore:
         self._waiting = new_waiting_queue(cache, limits.scheduling)  # for their first pages
         self._effects: list[Effect] = []
         self._rooms = Rooms(cache, self._waiting, self._running, self._effects, limits.retracted_s)
-        self._grants = Grants(cache, self._waiting, self._running, self._rooms, reserve, limits.prompt_cost)
+        self._grants = Grants(cache, self._waiting, self._running, self._rooms, reserve, limits.prompt_cost, turns)
         self._imports = Imports(
             cache,
             self._running,
@@ -195,6 +195,9 @@ class DecodeCore:
     def plan(self, now_s: float) -> ForwardBatch | None:
         self._now_s = now_s
         step = self._running.plan(now_s)
+        if step is None and self._waiting and not self._running:  # for a slot, perhaps, given back since the last event
+            self._effects += self._grants.grant(now_s)
+            step = self._running.plan(now_s)
         if step is None:
             return None
         for chunk in step.chunks:

@@ -4,6 +4,7 @@ A granted page is IMPORTING until prefill's `HandOff` is verified. Both kinds of
 passes the other. What `reserve` says is left to others who share the cache.
 
 A room whose prefix another one is about to bring lets others pass for a while: what is here then needs not be sent.
+So does one that is computed here and whose adapter has no slot. One whose KV comes takes its slot when that is here.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from diptych.decode.phases import Phase, Signal
 from diptych.decode.room import DecodeRoom
 from diptych.decode.rooms import Rooms
 from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
 from diptych.engine.schedule.extend_queue import pays_to_wait
 from diptych.engine.schedule.prefixes_in_flight import PendingPrefix, PrefixesInFlight
 from diptych.engine.schedule.running import Running
-from diptych.engine.schedule.waiting_queue import WaitingQueue
+from diptych.engine.schedule.waiting_queue import Reason, WaitingQueue
 from diptych.engine.values.events import Effect, SendNote
 from diptych.engine.values.prompt_cost import PromptCost
 from diptych.engine.values.request import Request
@@ -48,6 +50,7 @@ class Grants:
         rooms: Rooms,
         reserve: Callable[[], Headroom],
         cost: PromptCost,
+        turns: Turns = ENOUGH_SLOTS,
     ) -> None:
         self._cache = cache
         self._waiting = waiting
@@ -55,6 +58,7 @@ class Grants:
         self._rooms = rooms
         self._reserve = reserve
         self._cost = cost
+        self._turns = turns
         self._importing: list[DecodeRoom] = []  # and some that have gone on since this was last looked at
         self._in_flight = PrefixesInFlight(cache.page_size)  # that prefill brings
 
@@ -77,6 +81,12 @@ class Grants:
             request = self._waiting.peek(now_s)
             reason = self._reason_to_wait(self._rooms[request.room], now_s)
             if reason is not None and self._waiting.set_aside(reason):
+                self._expect(request)
+                continue
+            slot_reason = self._reason_without_slot(self._rooms[request.room])
+            if slot_reason is not None:
+                if not self._waiting.set_aside(slot_reason):
+                    break
                 self._expect(request)
                 continue
             if not self._admit(request):
@@ -113,6 +123,12 @@ class Grants:
         pays = pays_to_wait(self._cache, self._cost, room.request, pending)
         return replace(pending, until_s=until_s) if pays else None
 
+    def _reason_without_slot(self, room: DecodeRoom) -> Reason | None:
+        """Return why a room must not have memory yet, as far as adapters go."""
+        if room.phase is not Phase.WAITING:
+            return self._turns.reason_for_import(room.request)
+        return None if self._turns.may_take(room.request) else self._turns.reason(room.request)
+
     def _comes_first(self, pending: PendingPrefix, room: DecodeRoom) -> bool:
         """Whether the other room's prompt is computed before that of `room`, by the same worker, and soon ends."""
         other = self._rooms[pending.producer.request.room]
@@ -126,6 +142,7 @@ class Grants:
         return self._cache.admit(request, spare_pages=spare_pages, spare_rows=reserve.rows)
 
     def _run(self, room: DecodeRoom) -> None:
+        self._turns.take(room.request)
         room.on(Signal.ADMITTED)
         room.stats.cached_tokens = room.request.cached_len
         self._running.extend(room.request)

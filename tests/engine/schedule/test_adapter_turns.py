@@ -21,7 +21,13 @@ class Turned:
         self.turns = AdapterTurns(num_slots, lambda number, slot: self.placed.append((number, slot)))
 
     def take(self, room: int, number: int) -> bool:
-        return self.turns.take(request(room, number))
+        return self.take_for(request(room, number))
+
+    def take_for(self, request: Request) -> bool:
+        if not self.turns.may_take(request):
+            return False
+        self.turns.take(request)
+        return True
 
 
 def request(room: int, number: int) -> Request:
@@ -42,9 +48,9 @@ def test_a_request_without_an_adapter_waits_for_nothing(two: Turned) -> None:
 
 def test_an_adapter_is_placed_once_for_all_that_have_it(two: Turned) -> None:
     first, second = request(1, 7), request(2, 7)
-    assert two.turns.take(first)
-    assert two.turns.take(second)
-    assert two.turns.take(first), "it has it"
+    assert two.take_for(first)
+    assert two.take_for(second)
+    assert two.take_for(first), "it has it"
     assert (first.adapter_slot, second.adapter_slot) == (0, 0)
     assert two.placed == [(7, 0)]
 
@@ -101,6 +107,71 @@ def test_an_adapter_in_use_is_joined_by_so_many_and_then_runs_out_while_others_w
     assert not two.take(500, 1), "it is behind others now"
 
 
+def test_an_adapter_is_not_kept_from_its_own_slot_when_nobody_else_waits() -> None:
+    one = Turned(1)
+    assert one.take(1, 1)
+    assert not one.take(2, 2)
+    for each in range(PATIENCE):
+        one.take(100 + each, 1)
+    assert not one.take(500, 1)
+    one.turns.end(2)  # it is aborted
+    assert one.take(501, 1)
+    assert one.take(500, 1)
+    assert not one.take(3, 2)
+    assert all(one.take(200 + each, 1) for each in range(PATIENCE)), "it is counted anew"
+    assert not one.take(502, 1)
+    one.turns.check()
+
+
+def test_those_in_line_that_have_a_slot_keep_nobody_from_joining(two: Turned) -> None:
+    for room in (1, 2, 3):
+        two.take(room, room)
+    for each in range(PATIENCE):
+        two.take(100 + each, 1)
+    assert [two.take(500 + number, number) for number in (1, 2)] == [False, False]
+    two.turns.end(3)
+    assert [two.take(500 + number, number) for number in (1, 2)] == [True, True]
+
+
+def test_who_holds_memory_goes_before_those_that_ran_and_these_before_new_ones() -> None:
+    one = Turned(1)
+    assert one.take(1, 1)
+    new, ran, holds = (request(10 + number, number) for number in (2, 3, 4))
+    ran.append(7)
+    holds.row = 0
+    assert not any(one.take_for(each) for each in (new, ran, holds))
+    one.turns.end(1)
+    assert not one.take_for(new)
+    assert not one.take_for(ran)
+    assert one.turns.runnable([holds]) == [holds]
+    one.turns.end(holds.room)
+    assert not one.take_for(new)
+    assert one.take_for(ran)
+    one.turns.end(ran.room)
+    assert one.take_for(new)
+    one.turns.check()
+
+
+def test_kv_is_held_back_when_so_many_whose_kv_came_have_passed_new_ones() -> None:
+    one = Turned(1)
+    assert one.take(1, 1)
+    assert not one.take(2, 2)
+    one.turns.end(1)
+    for room in range(100, 100 + PATIENCE):
+        came = request(room, 3 + room % 3)
+        assert one.turns.reason_for_import(came) is None
+        came.row = 0
+        came.append(7)
+        assert one.take_for(came)
+        one.turns.end(room)
+    reason = one.turns.reason_for_import(request(500, 3))
+    assert reason is not None
+    assert one.turns.reason_for_import(request(501, NO_ADAPTER)) is None
+    assert not reason.is_over(0.0)
+    assert one.take(2, 2)
+    assert reason.is_over(0.0)
+
+
 def test_a_loaded_adapter_gets_an_empty_slot_at_once_and_no_other(two: Turned) -> None:
     for number in (5, 6, 7):
         two.turns.offer(number)
@@ -130,7 +201,7 @@ def test_whoever_asks_again_and_again_gets_a_slot_and_nobodys_slot_is_taken(seed
         waiting[room] = request(room, rng.choice([0, 0, 0, 1, 1, 2, 3, 4, 5]))
         for each in list(waiting):
             asked[each] = asked.get(each, 0) + 1
-            if turned.turns.take(waiting[each]):
+            if turned.take_for(waiting[each]):
                 running[each] = waiting.pop(each)
                 slots = {one.adapter: one.adapter_slot for one in running.values()}
                 assert all(slots[one.adapter] == one.adapter_slot for one in running.values())

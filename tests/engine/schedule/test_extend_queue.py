@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.schedule.adapter_turns import AdapterTurns
 from diptych.engine.schedule.extend_queue import ExtendQueue
-from diptych.engine.schedule.waiting_queue import WaitingQueue, new_waiting_queue
+from diptych.engine.schedule.waiting_queue import MAX_ASIDE, WaitingQueue, new_waiting_queue
 from diptych.engine.values.core_report import Holders
 from diptych.engine.values.limits import Limits, Scheduling
 from diptych.engine.values.prompt_cost import PromptCost
@@ -182,3 +183,43 @@ def test_of_prompts_that_begin_alike_and_come_together_two_compute_what_is_commo
                 cache.retire(chunk.request)
     assert num_tokens == 2 * len(head) + sum(map(len, tails))
     assert cache.audit(Holders([], [], [])) == []
+
+
+def with_adapter(room: int, adapter: int, length: int = 4) -> Request:
+    tokens = np.arange(length) + 100 * room
+    return new_request(room, tokens, SamplingParams(max_tokens=4), adapter=adapter, extra_key=bytes([adapter + 1]))
+
+
+def slotted_queue(cache: KvCache) -> tuple[WaitingQueue, AdapterTurns, ExtendQueue]:
+    waiting, turns = new_waiting_queue(cache, Scheduling()), AdapterTurns(1)
+    return waiting, turns, ExtendQueue(cache, waiting, LIMITS, turns)
+
+
+def test_however_many_wait_for_a_slot_others_pass_them(cache: KvCache) -> None:
+    waiting, turns, queue = slotted_queue(cache)
+    waiting.add(with_adapter(1, 0))
+    assert launch(queue, plan(queue)) == [1]
+    for room in range(10, 11 + MAX_ASIDE):
+        waiting.add(with_adapter(room, 1))
+    waiting.add(with_adapter(2, -1))
+    waiting.add(with_adapter(3, 0))
+    assert launch(queue, plan(queue)) == [2, 3]
+    assert turns.num_waiting == MAX_ASIDE + 1
+
+
+def test_an_adapter_keeps_its_place_and_is_not_placed_while_its_request_waits_for_memory() -> None:
+    cache = KvCache(num_pages=4, page_size=PAGE, max_requests=8, max_tokens_per_request=64)
+    waiting, turns, queue = slotted_queue(cache)
+    first, large, other = with_adapter(1, 0), with_adapter(2, 1, 12), with_adapter(3, 2)
+    waiting.add(first)
+    assert launch(queue, plan(queue)) == [1]
+    waiting.add(large)
+    waiting.add(other)
+    assert plan(queue) == []
+    turns.end(1)
+    assert plan(queue) == []  # there is a slot, and no memory
+    assert (turns.num_placed, turns.num_waiting) == (1, 2)
+    assert not turns.may_take(other)
+    cache.retire(first)
+    assert chunk_sizes(plan(queue)) == {2: 10}
+    assert turns.num_placed == 2

@@ -227,6 +227,28 @@ def test_no_more_than_a_few_are_set_aside() -> None:
     assert pop_all(line) == list(range(1, MAX_ASIDE + 2))
 
 
+def test_any_number_may_wait_for_one_reason_and_it_is_asked_once() -> None:
+    line, num_rooms = queue(), 2 * MAX_ASIDE
+    asked: list[float] = []
+
+    class Counted(Until):
+        def is_over(self, now_s: float) -> bool:
+            asked.append(now_s)
+            return super().is_over(now_s)
+
+    for room in range(1, num_rooms + 1):
+        line.add(request(room))
+    reason = Counted(1.0)
+    for _ in range(num_rooms):
+        line.peek(0.0)
+        assert line.set_aside(reason)
+    assert line.bring_back(0.5) == ()
+    assert asked == [0.5]
+    line.remove(next(line.aside))
+    line.bring_back(1.0)
+    assert pop_all(line) == list(range(2, num_rooms + 1))
+
+
 def test_what_is_expected_of_a_request_may_change_while_it_waits() -> None:
     line = queue()
     first, second, stranger = (request(room, length=8) for room in (1, 2, 3))

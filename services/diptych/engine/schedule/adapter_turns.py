@@ -6,15 +6,22 @@ nobody holds keeps its adapter until another one needs it: the one that was used
 
 Rule: nobody starves. Adapters without a slot get one in the order in which they were first wanted, and while any wait,
 at most `PATIENCE` requests join those that are in use: then these run out.
+
+Rule: who holds memory never waits for one that may wait for memory, or for those that go before it. So there is a line
+for each `Rank`, and no cycle: requests whose KV came, then those that were retracted, then new ones. When so many that
+were computed before have passed new ones, no more KV should be let in (`reason_for_import`) until these have had a turn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntEnum
+from itertools import chain
 from typing import Final, Protocol
 
 from diptych.engine.lora.registry import NO_ADAPTER
+from diptych.engine.schedule.waiting_queue import Reason
 from diptych.engine.values.request import Request
 
 PATIENCE: Final = 64  # requests
@@ -28,11 +35,29 @@ def nobody(number: int, slot: int) -> None:
     """Implements `Place` where there is no model."""
 
 
+class Rank(IntEnum):
+    """Whose line goes first."""
+
+    HOLDS_MEMORY = 0
+    RETRACTED = 1
+    NEW = 2
+
+
+def rank_of(request: Request) -> Rank:
+    if request.row >= 0:
+        return Rank.HOLDS_MEMORY
+    return Rank.RETRACTED if request.num_output_tokens else Rank.NEW
+
+
 class Turns(Protocol):
     """Who may be computed, as far as adapters go."""
 
-    def take(self, request: Request) -> bool:
-        """Give a request its adapter's slot, unless it has it; False: it waits."""
+    def may_take(self, request: Request) -> bool:
+        """Whether a request can have its adapter's slot now, or has it; False: it waits in line."""
+        ...
+
+    def take(self, request: Request) -> None:
+        """Give a request its adapter's slot, which it may take, unless it has it."""
         ...
 
     def end(self, room: int) -> None:
@@ -43,16 +68,23 @@ class Turns(Protocol):
         """Return those that have their slot, or take it now."""
         ...
 
-    def reason(self, request: Request) -> WaitForSlot:
-        """Return why a request waits that could not take its slot."""
+    def reason(self, request: Request) -> Reason:
+        """Return why a request waits that may not take its slot: the same object for all of an adapter."""
+        ...
+
+    def reason_for_import(self, request: Request) -> Reason | None:
+        """Return why a request should not get memory for KV that is to come."""
         ...
 
 
 class EnoughSlots:
     """Implements `Turns` where each adapter has a slot of its own: that of its number."""
 
-    def take(self, request: Request) -> bool:
+    def may_take(self, request: Request) -> bool:
         return True
+
+    def take(self, request: Request) -> None:
+        pass
 
     def end(self, room: int) -> None:
         pass
@@ -60,8 +92,11 @@ class EnoughSlots:
     def runnable(self, requests: list[Request]) -> list[Request]:
         return requests
 
-    def reason(self, request: Request) -> WaitForSlot:
+    def reason(self, request: Request) -> Reason:
         raise AssertionError("nobody waits")
+
+    def reason_for_import(self, request: Request) -> Reason | None:
+        return None
 
 
 ENOUGH_SLOTS: Final = EnoughSlots()
@@ -69,14 +104,26 @@ ENOUGH_SLOTS: Final = EnoughSlots()
 
 @dataclass(frozen=True, slots=True)
 class WaitForSlot:
-    """Implements `waiting_queue.Reason`: there is no slot for the request's adapter."""
+    """Implements `waiting_queue.Reason`: there is no slot for the adapter of requests of one rank."""
 
     turns: AdapterTurns
     number: int
+    rank: Rank
     until_s: float = NEVER
 
     def is_over(self, now_s: float) -> bool:
-        return self.turns.may_take(self.number)
+        return self.turns.has_slot_for(self.number, self.rank)
+
+
+@dataclass(frozen=True, slots=True)
+class WaitForNew:
+    """Implements `waiting_queue.Reason`: it is the turn of requests that were passed by too many."""
+
+    turns: AdapterTurns
+    until_s: float = NEVER
+
+    def is_over(self, now_s: float) -> bool:
+        return not self.turns.is_overdue
 
 
 class AdapterTurns:
@@ -89,8 +136,11 @@ class AdapterTurns:
         self._slots: dict[int, int] = {}  # by number
         self._users: dict[int, set[int]] = {}  # rooms, by number; never empty
         self._held: dict[int, int] = {}  # numbers, by room
-        self._line: dict[int, set[int]] = {}  # rooms that wait, by number: in the order in which they were first wanted
+        self._lines: tuple[dict[int, set[int]], ...] = ({}, {}, {})  # by rank: rooms that wait, by number, in order
+        self._reasons: dict[tuple[int, Rank], WaitForSlot] = {}
+        self._for_new = WaitForNew(self)
         self._num_joined = 0  # requests that joined an adapter in use since somebody waits
+        self._num_passed = 0  # requests, not new, that took slots since new ones wait
         self._clock = 0
         self.num_placed = 0  # in all
 
@@ -101,45 +151,52 @@ class AdapterTurns:
     @property
     def num_waiting(self) -> int:
         """Requests that wait for a slot."""
-        return sum(map(len, self._line.values()))
+        return sum(len(rooms) for line in self._lines for rooms in line.values())
 
-    def take(self, request: Request) -> bool:
+    @property
+    def is_overdue(self) -> bool:
+        """Whether too many have passed new requests that wait."""
+        return self._num_passed >= PATIENCE and any(number not in self._users for number in self._lines[Rank.NEW])
+
+    def may_take(self, request: Request) -> bool:
+        number, room, rank = request.adapter, request.room, rank_of(request)
+        if number == NO_ADAPTER or room in self._held or self.has_slot_for(number, rank):
+            return True
+        self._lines[rank].setdefault(number, set()).add(room)
+        return False
+
+    def has_slot_for(self, number: int, rank: Rank) -> bool:
+        """Whether a request of this rank with this adapter would get a slot now."""
+        if number in self._users:
+            return self._num_joined < PATIENCE or not self._is_wanted(rank)
+        ahead: set[int] = set()
+        for other in chain(*self._lines[: rank + 1]):
+            if other == number:
+                break
+            if other not in self._users:
+                ahead.add(other)
+        return len(self._numbers) - len(self._users) > len(ahead)
+
+    def take(self, request: Request) -> None:
         number, room = request.adapter, request.room
         if number == NO_ADAPTER or room in self._held:
-            return True
-        if not self.may_take(number):
-            self._line.setdefault(number, set()).add(room)
-            return False
-        self._leave_line(room, number)
-        if number in self._users:
-            self._num_joined += bool(self._line)
-        else:
-            self._line.pop(number, None)  # they can join
+            return
+        self._leave_lines(room)
+        self._num_joined += self._is_wanted()
+        if number not in self._users:
+            for line in self._lines:
+                line.pop(number, None)  # they can join
             self._num_joined = 0
+        is_new = request.num_output_tokens == 0
+        self._num_passed = self._num_passed + 1 if self._lines[Rank.NEW] and not is_new else 0
         request.adapter_slot = self._placed(number)
         self._users.setdefault(number, set()).add(room)
         self._held[room] = number
-        return True
-
-    def may_take(self, number: int) -> bool:
-        """Whether a request with this adapter would get a slot now."""
-        if number in self._users:
-            return not self._line or self._num_joined < PATIENCE
-        num_free = len(self._numbers) - len(self._users)
-        if not num_free:
-            return False
-        ahead = 0
-        for other in self._line:
-            if other == number:
-                break
-            ahead += other not in self._users
-        return num_free > ahead
 
     def end(self, room: int) -> None:
         number = self._held.pop(room, None)
         if number is None:
-            for other in [other for other, rooms in self._line.items() if room in rooms]:
-                self._leave_line(room, other)
+            self._leave_lines(room)
             return
         self._users[number].discard(room)
         if not self._users[number]:
@@ -147,13 +204,23 @@ class AdapterTurns:
             self._clock += 1
             self._last_use[self._slots[number]] = self._clock
 
-    def reason(self, request: Request) -> WaitForSlot:
-        return WaitForSlot(self, request.adapter)
+    def reason(self, request: Request) -> Reason:
+        number, rank = request.adapter, rank_of(request)
+        return self._reasons.setdefault((number, rank), WaitForSlot(self, number, rank))
+
+    def reason_for_import(self, request: Request) -> Reason | None:
+        return self._for_new if request.adapter != NO_ADAPTER and self.is_overdue else None
 
     def runnable(self, requests: list[Request]) -> list[Request]:
         if all(request.adapter == NO_ADAPTER or request.room in self._held for request in requests):
             return requests
-        return [request for request in requests if self.take(request)]
+        return [request for request in requests if self._takes(request)]
+
+    def _takes(self, request: Request) -> bool:
+        if not self.may_take(request):
+            return False
+        self.take(request)
+        return True
 
     def offer(self, number: int) -> None:
         """The adapter is loaded: it gets a slot if one is empty, so that its first request has not to wait for it."""
@@ -172,7 +239,8 @@ class AdapterTurns:
         assert {n: s for s, n in enumerate(self._numbers) if n != NO_ADAPTER} == self._slots
         assert self._users.keys() <= self._slots.keys()
         assert {room: n for n, rooms in self._users.items() for room in rooms} == self._held
-        assert all(self._line.values())
+        assert all(rooms for line in self._lines for rooms in line.values())
+        assert not self._held.keys() & {room for line in self._lines for rooms in line.values() for room in rooms}
 
     def _placed(self, number: int) -> int:
         slot = self._slots.get(number)
@@ -186,9 +254,15 @@ class AdapterTurns:
         self.num_placed += 1
         return slot
 
-    def _leave_line(self, room: int, number: int) -> None:
-        rooms = self._line.get(number)
-        if rooms is not None:
-            rooms.discard(room)
-            if not rooms:
-                del self._line[number]
+    def _is_wanted(self, rank: Rank = Rank.NEW) -> bool:
+        """Whether an adapter waits for a slot, in the lines up to that of `rank`."""
+        return any(number not in self._users for number in chain(*self._lines[: rank + 1]))
+
+    def _leave_lines(self, room: int) -> None:
+        for line in self._lines:
+            for number in [number for number, rooms in line.items() if room in rooms]:
+                line[number].discard(room)
+                if not line[number]:
+                    del line[number]
+        if not self._is_wanted():
+            self._num_joined = 0

@@ -119,16 +119,16 @@ class ExtendQueue:
             start = 0 if step.admits_any else self._cache.cached_len(request)
             if not step.admits(request, start):
                 break
-            if not self._turns.take(request):
+            if not self._turns.may_take(request):
                 if not self._waiting.set_aside(self._turns.reason(request)):
                     break
                 continue
             if self._cache.admit(request, spare_pages=spare_pages(request)):
+                self._turns.take(request)  # who waits for memory holds no slot
                 self._waiting.on_admitted(request)
                 self.add_admitted(request)
                 step.add(request)
                 continue
-            self._turns.end(request.room)  # who waits for memory holds no slot: those that do give some back
             if not self._waiting.set_aside_for_restore():
                 break
         return step.chunks

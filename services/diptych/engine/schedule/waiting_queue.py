@@ -21,7 +21,7 @@ from diptych.engine.schedule.tenant_shares import TenantShares
 from diptych.engine.values.limits import Scheduling
 from diptych.engine.values.request import Request
 
-MAX_ASIDE: Final = 256  # requests: it is asked of each, whenever some may be admitted, whether it still waits
+MAX_ASIDE: Final = 256  # reasons to wait: it is asked of each, whenever some may be admitted, whether it is over
 MAX_RESTORES: Final = 4  # for which a request lets others pass: they may take the memory again that it waits for
 WINDOW: Final = 64  # how many of a tenant's requests, in order of rank, a policy may choose from
 
@@ -29,7 +29,7 @@ Place = tuple[float, int, Request]  # rank, order of arrival
 
 
 class Reason(Protocol):
-    """Why a request does better to wait."""
+    """Why a request does better to wait. Several may wait for the same one."""
 
     @property
     def until_s(self) -> float:
@@ -57,6 +57,7 @@ class WaitingQueue:
         self._num_added = 0
         self._next: Request | None = None  # chosen, not taken yet
         self._aside: dict[int, _Aside] = {}  # those that let others pass, by room
+        self._reasons: dict[int, set[int]] = {}  # their rooms, by the identity of what they wait for; never empty
         self._expected: dict[int, int] = {}  # tokens to be computed, by room
         self.num_tokens = 0  # of them, in all
         self.num_prompts = 0  # requests of which some are
@@ -116,13 +117,14 @@ class WaitingQueue:
         return [request for request in self.aside if request.room not in self._places]
 
     def set_aside(self, reason: Reason) -> bool:
-        """Let others pass the next request until `bring_back` finds the reason to be over. False: too many do."""
+        """Let others pass the next request until `bring_back` finds the reason to be over. False: there are too many."""
         request = self._next
         assert request is not None
-        if len(self._aside) >= MAX_ASIDE:
+        if len(self._reasons) >= MAX_ASIDE and id(reason) not in self._reasons:
             return False
         self._leave(request)
         self._aside[request.room] = _Aside(request, reason)
+        self._reasons.setdefault(id(reason), set()).add(request.room)
         return True
 
     def set_aside_for_restore(self) -> bool:
@@ -143,11 +145,13 @@ class WaitingQueue:
 
     def bring_back(self, now_s: float) -> Sequence[Request]:
         """Give those that were set aside their places again, as far as they need not wait any longer; return them."""
-        if not self._aside:
+        reasons = {key: self._aside[next(iter(rooms))].reason for key, rooms in self._reasons.items()}
+        ended = {key for key, reason in reasons.items() if reason.is_over(now_s)}
+        if not ended:
             return ()
-        over = [aside.request for aside in self._aside.values() if aside.reason.is_over(now_s)]
+        over = [aside.request for aside in self._aside.values() if id(aside.reason) in ended]
         for request in reversed(over):
-            del self._aside[request.room]
+            self._leave_aside(request)
             place = self._places.get(request.room)
             if place is None:
                 self._retracted.appendleft(request)
@@ -169,9 +173,20 @@ class WaitingQueue:
     def remove(self, request: Request) -> None:
         """Take out a request."""
         self._discount(request)
-        if self._aside.pop(request.room, None) is None:
+        if not self._leave_aside(request):
             self._leave(request)
         self._places.pop(request.room, None)
+
+    def _leave_aside(self, request: Request) -> bool:
+        """It lets nobody pass any more. False: it did not."""
+        aside = self._aside.pop(request.room, None)
+        if aside is None:
+            return False
+        rooms = self._reasons[id(aside.reason)]
+        rooms.discard(request.room)
+        if not rooms:
+            del self._reasons[id(aside.reason)]
+        return True
 
     def _leave(self, request: Request) -> None:
         """It is not among those of which one is the next."""
