@@ -9,10 +9,11 @@ import numpy as np
 from diptych.common.members.roles import LegKind
 from diptych.decode.core import DecodeCore
 from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.schedule.adapter_turns import PATIENCE, AdapterTurns
 from diptych.engine.schedule.step_pace import StepPace
-from diptych.engine.values.events import PeerDown, PeerUp, SendNote, Start
+from diptych.engine.values.events import AbortRoom, PeerDown, PeerUp, SendNote, Start
 from diptych.engine.values.limits import Limits
-from diptych.engine.values.request import new_request
+from diptych.engine.values.request import Request, new_request
 from diptych.generation.sampling_params import SamplingParams
 from diptych.kvtransfer.notes import PagesReady
 
@@ -38,3 +39,47 @@ def test_each_prefill_worker_sends_a_prompt_once_in_a_burst() -> None:
     core.handle(PeerDown(1, "test"), 0.0)
     assert core.report().num_open_rooms == 2  # what was granted is in quarantine
     assert cache.audit(core.report().holders) == []
+
+
+def core_with_slot(turns: AdapterTurns) -> DecodeCore:
+    cache = KvCache(num_pages=101, page_size=PAGE, max_requests=16, max_tokens_per_request=64)
+    core = DecodeCore(cache, Limits(64, 1000, frozenset(), 64, 16), PAGE * 8, StepPace(math.inf), turns=turns)
+    core.handle(PeerUp(1, False), 0.0)
+    return core
+
+
+def with_adapter(room: int, adapter: int) -> Request:
+    tokens = np.arange(8) + 100 * room
+    return new_request(room, tokens, SamplingParams(max_tokens=4), adapter=adapter, extra_key=bytes([adapter + 1]))
+
+
+def test_a_slot_that_is_given_back_is_taken_by_the_next_step_though_nothing_else_happens() -> None:
+    turns = AdapterTurns(1)
+    core = core_with_slot(turns)
+    for room in (1, 2):
+        core.handle(Start(with_adapter(room, room), 0, LegKind.LOCAL), 0.0)
+    core.handle(AbortRoom(1, "test"), 0.0)
+    assert core.plan(0.0) is None
+    turns.end(1)  # when it is told
+    assert core.plan(0.0) is not None
+    assert core.rooms_of_step() == {2}
+
+
+def test_no_more_kv_of_adapters_is_let_in_when_too_much_has_passed_new_requests() -> None:
+    turns = AdapterTurns(1)
+    core = core_with_slot(turns)
+    for room in (1, 2):
+        core.handle(Start(with_adapter(room, room), 0, LegKind.LOCAL), 0.0)
+    for room in range(100, 100 + PATIENCE):
+        turns.end(room - 1 if room > 100 else 1)
+        came = with_adapter(room, 3)
+        came.append(7)
+        came.row = 0
+        assert turns.runnable([came]) == [came]
+    for room, adapter in ((3, 3), (4, -1)):
+        core.handle(Start(with_adapter(room, adapter), 1, LegKind.DECODE), 0.0)
+    assert granted(core) == [4]
+    turns.end(99 + PATIENCE)
+    for _ in range(2):  # room 2 has its turn, then room 3
+        core.expire(0.0)
+    assert granted(core) == [3]

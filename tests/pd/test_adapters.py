@@ -121,10 +121,15 @@ def test_a_request_that_is_served_alone_holds_no_memory_while_it_waits_for_a_slo
 def test_kv_that_came_does_not_wait_for_requests_that_wait_for_its_memory(make_pair: NewPair) -> None:
     """The one that is served alone was first, and needs what the others hold: they must have the slot before it."""
     pair = make_pair(num_slots=1, decode_pages=14)
-    start_alone(pair, 1, PROMPT, 6, extra_key=b"one", adapter=0)
+    start_alone(pair, 1, PROMPT[:2], 5, extra_key=b"one", adapter=0)
+    pair.step(pair.decode)
+    start_alone(pair, 4, PROMPT * 2, extra_key=b"four", adapter=4)
     for room in (2, 3):
         pair.start(room, PROMPT[:8], extra_key=bytes([room]), adapter=room)
-    start_alone(pair, 4, PROMPT * 2, extra_key=b"four", adapter=4)
+    while any([pair.deliver(pair.decode), pair.step(pair.prefill), pair.deliver(pair.prefill)]):
+        pass
+    assert pair.decode.core.num_decoding == 3, "they are here"
+    assert pair.decode.turns.num_waiting == 1
     pair.run()
     assert pair.tokens(4) == expected_output(PROMPT * 2, 5, 1000)
     assert [pair.tokens(room) for room in (2, 3)] == [expected_output(PROMPT[:8], 5, 1000)] * 2

@@ -79,28 +79,20 @@ class Grants:
             self._expect(request)
         while self._waiting.has_next and self._cache.has_row and not self._rooms.retracted:
             request = self._waiting.peek(now_s)
-            reason = self._reason_to_wait(self._rooms[request.room], now_s)
+            room = self._rooms[request.room]
+            reason = self._reason_to_wait(room, now_s)
             if reason is not None and self._waiting.set_aside(reason):
                 self._expect(request)
                 continue
-            slot_reason = self._reason_without_slot(self._rooms[request.room])
+            slot_reason = self._reason_without_slot(room)
             if slot_reason is not None:
                 if not self._waiting.set_aside(slot_reason):
                     break
                 self._expect(request)
-                continue
-            if not self._admit(request):
-                if not self._waiting.set_aside_for_restore():
-                    break
-                continue
-            self._waiting.on_admitted(request)
-            room = self._rooms[request.room]
-            room.granted_s = now_s
-            room.stats.queue_s = room.stats.grant_s = now_s - room.arrival_s
-            if room.phase is Phase.WAITING:
-                self._run(room)
-            else:
-                effects.append(SendNote(room.peer, self._grant(room)))
+            elif self._admit(request):
+                effects += self._begin(room, now_s)
+            elif not self._waiting.set_aside_for_restore():
+                break
         return effects
 
     def next_s(self) -> float | None:
@@ -140,6 +132,16 @@ class Grants:
         reserve = self._reserve()
         spare_pages = self._running.spare_pages(request, [room.request for room in self._importing]) + reserve.pages
         return self._cache.admit(request, spare_pages=spare_pages, spare_rows=reserve.rows)
+
+    def _begin(self, room: DecodeRoom, now_s: float) -> list[Effect]:
+        """A room has its memory."""
+        self._waiting.on_admitted(room.request)
+        room.granted_s = now_s
+        room.stats.queue_s = room.stats.grant_s = now_s - room.arrival_s
+        if room.phase is not Phase.WAITING:
+            return [SendNote(room.peer, self._grant(room))]
+        self._run(room)
+        return []
 
     def _run(self, room: DecodeRoom) -> None:
         self._turns.take(room.request)

@@ -7,9 +7,9 @@ nobody holds keeps its adapter until another one needs it: the one that was used
 Rule: nobody starves. Adapters without a slot get one in the order in which they were first wanted, and while any wait,
 at most `PATIENCE` requests join those that are in use: then these run out.
 
-Rule: who holds memory never waits for one that may wait for memory, or for those that go before it. So there is a line
-for each `Rank`, and no cycle: requests whose KV came, then those that were retracted, then new ones. When so many that
-were computed before have passed new ones, no more KV should be let in (`reason_for_import`) until these have had a turn.
+Rule: who holds memory never waits for one that waits for memory. So there is a line for each `Rank`: requests whose KV
+came go first, then those that were retracted, then new ones. When `PATIENCE` others have passed new ones, no more KV
+should be let in (`reason_for_import`) until these have had a turn.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ class WaitingQueue:
         return [request for request in self.aside if request.room not in self._places]
 
     def set_aside(self, reason: Reason) -> bool:
-        """Let others pass the next request until `bring_back` finds the reason to be over. False: there are too many."""
+        """Let others pass the next request until the reason is over. False: there are too many reasons."""
         request = self._next
         assert request is not None
         if len(self._reasons) >= MAX_ASIDE and id(reason) not in self._reasons:
