@@ -17,7 +17,7 @@ from diptych.decode.phases import Phase, Signal
 from diptych.decode.room import DecodeRoom
 from diptych.decode.rooms import Rooms
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
+from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Rank, Turns
 from diptych.engine.schedule.extend_queue import pays_to_wait
 from diptych.engine.schedule.prefixes_in_flight import PendingPrefix, PrefixesInFlight
 from diptych.engine.schedule.running import Running
@@ -119,7 +119,9 @@ class Grants:
         """Return why a room must not have memory yet, as far as adapters go."""
         if room.phase is not Phase.WAITING:
             return self._turns.reason_for_import(room.request)
-        return None if self._turns.may_take(room.request) else self._turns.reason(room.request)
+        if self._turns.may_take(room.request, Rank.ALONE):
+            return None
+        return self._turns.reason(room.request, Rank.ALONE)
 
     def _comes_first(self, pending: PendingPrefix, room: DecodeRoom) -> bool:
         """Whether the other room's prompt is computed before that of `room`, by the same worker, and soon ends."""

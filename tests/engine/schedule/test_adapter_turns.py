@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from diptych.engine.schedule.adapter_turns import PATIENCE, AdapterTurns
+from diptych.engine.schedule.adapter_turns import PATIENCE, AdapterTurns, Rank
 from diptych.engine.values.request import Request, new_request
 from diptych.generation.sampling_params import SamplingParams
 
@@ -133,22 +133,23 @@ def test_those_in_line_that_have_a_slot_keep_nobody_from_joining(two: Turned) ->
     assert [two.take(500 + number, number) for number in (1, 2)] == [True, True]
 
 
-def test_who_holds_memory_goes_before_those_that_ran_and_these_before_new_ones() -> None:
+def test_who_holds_memory_goes_first_then_prompts_for_others_then_who_ran_and_then_who_is_served_alone() -> None:
     one = Turned(1)
     assert one.take(1, 1)
-    new, ran, holds = (request(10 + number, number) for number in (2, 3, 4))
+    alone, ran, prompt, holds = (request(10 + number, number) for number in (2, 3, 4, 5))
     ran.append(7)
     holds.row = 0
-    assert not any(one.take_for(each) for each in (new, ran, holds))
+    assert not one.turns.may_take(alone, Rank.ALONE)
+    assert not any(one.take_for(each) for each in (ran, prompt, holds))
     one.turns.end(1)
-    assert not one.take_for(new)
-    assert not one.take_for(ran)
     assert one.turns.runnable([holds]) == [holds]
-    one.turns.end(holds.room)
-    assert not one.take_for(new)
-    assert one.take_for(ran)
+    for ends, next_one in ((holds, prompt), (prompt, ran)):
+        one.turns.end(ends.room)
+        assert not one.turns.may_take(alone, Rank.ALONE)
+        assert one.take_for(next_one)
     one.turns.end(ran.room)
-    assert one.take_for(new)
+    assert one.turns.may_take(alone, Rank.ALONE)
+    one.turns.take(alone)
     one.turns.check()
 
 

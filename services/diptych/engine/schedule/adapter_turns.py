@@ -7,9 +7,9 @@ nobody holds keeps its adapter until another one needs it: the one that was used
 Rule: nobody starves. Adapters without a slot get one in the order in which they were first wanted, and while any wait,
 at most `PATIENCE` requests join those that are in use: then these run out.
 
-Rule: who holds memory never waits for one that waits for memory. So there is a line for each `Rank`: requests whose KV
-came go first, then those that were retracted, then new ones. When `PATIENCE` others have passed new ones, no more KV
-should be let in (`reason_for_import`) until these have had a turn.
+Rule: who holds memory, or has memory held for it elsewhere, never waits for one that may lack it. So there is a line for
+each `Rank`. When `PATIENCE` others have passed new requests, no more KV should be let in (`reason_for_import`) until
+these have had a turn. Prompts for other workers are not held back for those that this one serves alone, or retracted.
 """
 
 from __future__ import annotations
@@ -38,22 +38,24 @@ def nobody(number: int, slot: int) -> None:
 class Rank(IntEnum):
     """Whose line goes first."""
 
-    HOLDS_MEMORY = 0
-    RETRACTED = 1
-    NEW = 2
+    HOLDS_MEMORY = 0  # KV that came
+    PROMPT = 1  # for another worker, where pages are held for it
+    RETRACTED = 2
+    ALONE = 3  # new, and computed here from its first token to its last
 
 
 def rank_of(request: Request) -> Rank:
+    """Return the rank of a request that is not served alone, or has begun."""
     if request.row >= 0:
         return Rank.HOLDS_MEMORY
-    return Rank.RETRACTED if request.num_output_tokens else Rank.NEW
+    return Rank.RETRACTED if request.num_output_tokens else Rank.PROMPT
 
 
 class Turns(Protocol):
     """Who may be computed, as far as adapters go."""
 
-    def may_take(self, request: Request) -> bool:
-        """Whether a request can have its adapter's slot now, or has it; False: it waits in line."""
+    def may_take(self, request: Request, rank: Rank | None = None) -> bool:
+        """Whether a request can have its adapter's slot now, or has it; False: it waits in line. None: `rank_of` it."""
         ...
 
     def take(self, request: Request) -> None:
@@ -68,7 +70,7 @@ class Turns(Protocol):
         """Return those that have their slot, or take it now."""
         ...
 
-    def reason(self, request: Request) -> Reason:
+    def reason(self, request: Request, rank: Rank | None = None) -> Reason:
         """Return why a request waits that may not take its slot: the same object for all of an adapter."""
         ...
 
@@ -80,7 +82,7 @@ class Turns(Protocol):
 class EnoughSlots:
     """Implements `Turns` where each adapter has a slot of its own: that of its number."""
 
-    def may_take(self, request: Request) -> bool:
+    def may_take(self, request: Request, rank: Rank | None = None) -> bool:
         return True
 
     def take(self, request: Request) -> None:
@@ -92,7 +94,7 @@ class EnoughSlots:
     def runnable(self, requests: list[Request]) -> list[Request]:
         return requests
 
-    def reason(self, request: Request) -> Reason:
+    def reason(self, request: Request, rank: Rank | None = None) -> Reason:
         raise AssertionError("nobody waits")
 
     def reason_for_import(self, request: Request) -> Reason | None:
@@ -136,7 +138,7 @@ class AdapterTurns:
         self._slots: dict[int, int] = {}  # by number
         self._users: dict[int, set[int]] = {}  # rooms, by number; never empty
         self._held: dict[int, int] = {}  # numbers, by room
-        self._lines: tuple[dict[int, set[int]], ...] = ({}, {}, {})  # by rank: rooms that wait, by number, in order
+        self._lines: tuple[dict[int, set[int]], ...] = ({}, {}, {}, {})  # by rank: rooms that wait, by number, in order
         self._reasons: dict[tuple[int, Rank], WaitForSlot] = {}
         self._for_new = WaitForNew(self)
         self._num_joined = 0  # requests that joined an adapter in use since somebody waits
@@ -156,10 +158,16 @@ class AdapterTurns:
     @property
     def is_overdue(self) -> bool:
         """Whether too many have passed new requests that wait."""
-        return self._num_passed >= PATIENCE and any(number not in self._users for number in self._lines[Rank.NEW])
+        return self._num_passed >= PATIENCE and any(number not in self._users for number in self._new)
 
-    def may_take(self, request: Request) -> bool:
-        number, room, rank = request.adapter, request.room, rank_of(request)
+    @property
+    def _new(self) -> set[int]:
+        """Adapters that new requests wait for."""
+        return self._lines[Rank.PROMPT].keys() | self._lines[Rank.ALONE].keys()
+
+    def may_take(self, request: Request, rank: Rank | None = None) -> bool:
+        number, room = request.adapter, request.room
+        rank = rank_of(request) if rank is None else rank
         if number == NO_ADAPTER or room in self._held or self.has_slot_for(number, rank):
             return True
         self._lines[rank].setdefault(number, set()).add(room)
@@ -188,7 +196,7 @@ class AdapterTurns:
                 line.pop(number, None)  # they can join
             self._num_joined = 0
         is_new = request.num_output_tokens == 0
-        self._num_passed = self._num_passed + 1 if self._lines[Rank.NEW] and not is_new else 0
+        self._num_passed = self._num_passed + 1 if self._new and not is_new else 0
         request.adapter_slot = self._placed(number)
         self._users.setdefault(number, set()).add(room)
         self._held[room] = number
@@ -204,8 +212,8 @@ class AdapterTurns:
             self._clock += 1
             self._last_use[self._slots[number]] = self._clock
 
-    def reason(self, request: Request) -> Reason:
-        number, rank = request.adapter, rank_of(request)
+    def reason(self, request: Request, rank: Rank | None = None) -> Reason:
+        number, rank = request.adapter, rank_of(request) if rank is None else rank
         return self._reasons.setdefault((number, rank), WaitForSlot(self, number, rank))
 
     def reason_for_import(self, request: Request) -> Reason | None:
@@ -254,7 +262,7 @@ class AdapterTurns:
         self.num_placed += 1
         return slot
 
-    def _is_wanted(self, rank: Rank = Rank.NEW) -> bool:
+    def _is_wanted(self, rank: Rank = Rank.ALONE) -> bool:
         """Whether an adapter waits for a slot, in the lines up to that of `rank`."""
         return any(number not in self._users for number in chain(*self._lines[: rank + 1]))
 
