@@ -13,8 +13,8 @@ import pytest
 from null_runner import expected_output
 
 from diptych.decode.grants import PATIENCE_S
+from diptych.engine.schedule.aside import MAX_ASIDE
 from diptych.engine.schedule.prefixes_in_flight import PrefixesInFlight
-from diptych.engine.schedule.waiting_queue import MAX_ASIDE
 from diptych.engine.values.events import HandBack
 from diptych.engine.values.limits import Scheduling
 from diptych.generation.page_hash import extra_key

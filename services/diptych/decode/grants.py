@@ -18,10 +18,11 @@ from diptych.decode.room import DecodeRoom
 from diptych.decode.rooms import Rooms
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Rank, Turns
+from diptych.engine.schedule.aside import Reason
 from diptych.engine.schedule.extend_queue import pays_to_wait
 from diptych.engine.schedule.prefixes_in_flight import PendingPrefix, PrefixesInFlight
 from diptych.engine.schedule.running import Running
-from diptych.engine.schedule.waiting_queue import Reason, WaitingQueue
+from diptych.engine.schedule.waiting_queue import WaitingQueue
 from diptych.engine.values.events import Effect, SendNote
 from diptych.engine.values.prompt_cost import PromptCost
 from diptych.engine.values.request import Request

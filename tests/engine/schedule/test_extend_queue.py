@@ -7,8 +7,9 @@ import pytest
 
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.adapter_turns import AdapterTurns
+from diptych.engine.schedule.aside import MAX_ASIDE
 from diptych.engine.schedule.extend_queue import ExtendQueue
-from diptych.engine.schedule.waiting_queue import MAX_ASIDE, WaitingQueue, new_waiting_queue
+from diptych.engine.schedule.waiting_queue import WaitingQueue, new_waiting_queue
 from diptych.engine.values.core_report import Holders
 from diptych.engine.values.limits import Limits, Scheduling
 from diptych.engine.values.prompt_cost import PromptCost

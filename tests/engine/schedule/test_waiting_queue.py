@@ -9,8 +9,9 @@ from flat_request import flat_request
 
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.cache.tier import Restore
+from diptych.engine.schedule.aside import MAX_ASIDE
 from diptych.engine.schedule.policies import POLICIES
-from diptych.engine.schedule.waiting_queue import MAX_ASIDE, MAX_RESTORES, WaitingQueue, new_waiting_queue
+from diptych.engine.schedule.waiting_queue import MAX_RESTORES, WaitingQueue, new_waiting_queue
 from diptych.engine.values.limits import Scheduling
 from diptych.engine.values.request import NO_PAGES, Request
 from diptych.generation.sampling_params import SamplingParams
@@ -242,7 +243,7 @@ def test_any_number_may_wait_for_one_reason_and_it_is_asked_once() -> None:
     for _ in range(num_rooms):
         line.peek(0.0)
         assert line.set_aside(reason)
-    assert line.bring_back(0.5) == ()
+    assert not line.bring_back(0.5)
     assert asked == [0.5]
     line.remove(next(line.aside))
     line.bring_back(1.0)

@@ -7,8 +7,8 @@ nobody holds keeps its adapter until another one needs it: the one that was used
 Rule: nobody starves. Adapters without a slot get one in the order in which they were first wanted, and while any wait,
 at most `PATIENCE` requests join those that are in use: then these run out.
 
-Rule: who holds memory, or has memory held for it elsewhere, never waits for one that may lack it. So there is a line for
-each `Rank`. When `PATIENCE` others have passed new requests, no more KV should be let in (`reason_for_import`) until
+Rule: who holds memory, or has memory held for it elsewhere, never waits for one that may lack it. So there is a line
+for each `Rank`. When `PATIENCE` others have passed new requests, no more KV should be let in (`reason_for_import`) till
 these have had a turn. Prompts for other workers are not held back for those that this one serves alone, or retracted.
 """
 
@@ -21,7 +21,7 @@ from itertools import chain
 from typing import Final, Protocol
 
 from diptych.engine.lora.registry import NO_ADAPTER
-from diptych.engine.schedule.waiting_queue import Reason
+from diptych.engine.schedule.aside import Reason
 from diptych.engine.values.request import Request
 
 PATIENCE: Final = 64  # requests
@@ -106,7 +106,7 @@ ENOUGH_SLOTS: Final = EnoughSlots()
 
 @dataclass(frozen=True, slots=True)
 class WaitForSlot:
-    """Implements `waiting_queue.Reason`: there is no slot for the adapter of requests of one rank."""
+    """Implements `aside.Reason`: there is no slot for the adapter of requests of one rank."""
 
     turns: AdapterTurns
     number: int
@@ -119,7 +119,7 @@ class WaitForSlot:
 
 @dataclass(frozen=True, slots=True)
 class WaitForNew:
-    """Implements `waiting_queue.Reason`: it is the turn of requests that were passed by too many."""
+    """Implements `aside.Reason`: it is the turn of requests that were passed by too many."""
 
     turns: AdapterTurns
     until_s: float = NEVER

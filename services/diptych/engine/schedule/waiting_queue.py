@@ -8,41 +8,22 @@ forever for being large. Only who comes back from aside goes before it, if it ra
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.schedule.aside import Aside, Reason
 from diptych.engine.schedule.policies import POLICIES, InTime, Policy
 from diptych.engine.schedule.tenant_shares import TenantShares
 from diptych.engine.values.limits import Scheduling
 from diptych.engine.values.request import Request
 
-MAX_ASIDE: Final = 256  # reasons to wait: it is asked of each, whenever some may be admitted, whether it is over
 MAX_RESTORES: Final = 4  # for which a request lets others pass: they may take the memory again that it waits for
 WINDOW: Final = 64  # how many of a tenant's requests, in order of rank, a policy may choose from
 
 Place = tuple[float, int, Request]  # rank, order of arrival
-
-
-class Reason(Protocol):
-    """Why a request does better to wait. Several may wait for the same one."""
-
-    @property
-    def until_s(self) -> float:
-        """When it is over at the latest; infinity: an event ends it."""
-        ...
-
-    def is_over(self, now_s: float) -> bool: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Aside:
-    request: Request
-    reason: Reason
 
 
 class WaitingQueue:
@@ -56,8 +37,7 @@ class WaitingQueue:
         self._places: dict[int, Place] = {}  # by room
         self._num_added = 0
         self._next: Request | None = None  # chosen, not taken yet
-        self._aside: dict[int, _Aside] = {}  # those that let others pass, by room
-        self._reasons: dict[int, set[int]] = {}  # their rooms, by the identity of what they wait for; never empty
+        self._aside = Aside()
         self._expected: dict[int, int] = {}  # tokens to be computed, by room
         self.num_tokens = 0  # of them, in all
         self.num_prompts = 0  # requests of which some are
@@ -110,7 +90,7 @@ class WaitingQueue:
     @property
     def aside(self) -> Iterator[Request]:
         """Those that let others pass."""
-        return (aside.request for aside in self._aside.values())
+        return iter(self._aside)
 
     @property
     def _retracted_aside(self) -> list[Request]:
@@ -120,11 +100,10 @@ class WaitingQueue:
         """Let others pass the next request until the reason is over. False: there are too many reasons."""
         request = self._next
         assert request is not None
-        if len(self._reasons) >= MAX_ASIDE and id(reason) not in self._reasons:
+        if not self._aside.has_place(reason):
             return False
         self._leave(request)
-        self._aside[request.room] = _Aside(request, reason)
-        self._reasons.setdefault(id(reason), set()).add(request.room)
+        self._aside.add(request, reason)
         return True
 
     def set_aside_for_restore(self) -> bool:
@@ -140,18 +119,12 @@ class WaitingQueue:
 
     def next_s(self) -> float | None:
         """Return when one of those that were set aside comes back, if no event brings it back before."""
-        first_s = min((aside.reason.until_s for aside in self._aside.values()), default=math.inf)
-        return None if first_s == math.inf else first_s
+        return self._aside.next_s()
 
     def bring_back(self, now_s: float) -> Sequence[Request]:
         """Give those that were set aside their places again, as far as they need not wait any longer; return them."""
-        reasons = {key: self._aside[next(iter(rooms))].reason for key, rooms in self._reasons.items()}
-        ended = {key for key, reason in reasons.items() if reason.is_over(now_s)}
-        if not ended:
-            return ()
-        over = [aside.request for aside in self._aside.values() if id(aside.reason) in ended]
+        over = self._aside.pop_over(now_s)
         for request in reversed(over):
-            self._leave_aside(request)
             place = self._places.get(request.room)
             if place is None:
                 self._retracted.appendleft(request)
@@ -173,20 +146,9 @@ class WaitingQueue:
     def remove(self, request: Request) -> None:
         """Take out a request."""
         self._discount(request)
-        if not self._leave_aside(request):
+        if not self._aside.remove(request):
             self._leave(request)
         self._places.pop(request.room, None)
-
-    def _leave_aside(self, request: Request) -> bool:
-        """It lets nobody pass any more. False: it did not."""
-        aside = self._aside.pop(request.room, None)
-        if aside is None:
-            return False
-        rooms = self._reasons[id(aside.reason)]
-        rooms.discard(request.room)
-        if not rooms:
-            del self._reasons[id(aside.reason)]
-        return True
 
     def _leave(self, request: Request) -> None:
         """It is not among those of which one is the next."""
