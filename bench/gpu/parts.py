@@ -7,7 +7,7 @@
 
 A part that fails, or runs out of time, does not affect the others; rows that were measured before are kept. Each part
 leaves `NAME.log`, `NAME.jsonl` and `NAME.end` in the folder of `--out`. Parts of another commit are run again. With two
-GPUs, parts that need one run on both at once. Ends with 1 unless all that was to run has passed.
+GPUs, parts that need one run on both at once. Ends with 1 unless all that can run here passed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +29,7 @@ from table import print_tables
 
 ROOT: Final = Path(__file__).parents[2]
 OUT_OF_TIME: Final = 124
+NOT_KEPT: Final = 125  # what it printed
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,15 +152,17 @@ class Runner:
         threading.Thread(target=self._run_one, args=(part, gpus)).start()
 
     def _run_one(self, part: Part, gpus: Sequence[int]) -> None:
-        began_s = time.monotonic()
-        code = self._call(part, gpus)
-        end = End(code, round(time.monotonic() - began_s, 1), self._commit, self._machine)
-        (self._out / f"{part.name}.end").write_text(json.dumps(asdict(end)))
-        with self._changed:
-            self.ends[part.name] = end
-            self._free.update(gpus)
-            print(f"== {part.name}: {said(code)} in {end.seconds} s", flush=True)
-            self._changed.notify_all()
+        began_s, end = time.monotonic(), End(NOT_KEPT, 0.0, self._commit, self._machine)
+        try:
+            code = self._call(part, gpus)
+            end = replace(end, code=code, seconds=round(time.monotonic() - began_s, 1))
+            (self._out / f"{part.name}.end").write_text(json.dumps(asdict(end)))
+        finally:  # a full disk, say, must not keep a GPU from the other parts
+            with self._changed:
+                self.ends[part.name] = end
+                self._free.update(gpus)
+                print(f"== {part.name}: {said(end.code)} in {end.seconds} s", flush=True)
+                self._changed.notify_all()
 
     def _call(self, part: Part, gpus: Sequence[int]) -> int:
         """Return the exit status; all that it printed is in its log, its rows in a file of their own."""
@@ -228,7 +231,8 @@ def show(out: Path, parts: Sequence[Part], ends: Mapping[str, End], left: Sequen
     if len(machines) > 1:
         print(f"rows are of {len(machines)} machines: compare none across them")
     failed = [f"{name} ({said(ends[name].code)})" for name in ran if ends[name].code]
-    print(f"== failed: {', '.join(failed) or 'none'}; not run: {' '.join(part.name for part in left) or 'none'}")
+    not_run = [f"{part.name} (needs {part.num_gpus} GPUs)" if part.num_gpus > 1 else part.name for part in left]
+    print(f"== failed: {', '.join(failed) or 'none'}; not run: {', '.join(not_run) or 'none'}")
 
 
 def chosen(names: Sequence[str]) -> list[Part]:
@@ -261,7 +265,8 @@ def main() -> int:
     left = runner.run(parts if options.part else to_run(parts, ends, commit), options.budget_s)
     ends |= runner.ends
     show(options.out, parts, ends, left)
-    return int(bool(left) or any(ends[part.name].code for part in parts if part.name in ends))
+    possible = [part for part in left if part.num_gpus <= len(gpus)]
+    return int(bool(possible) or any(ends[part.name].code for part in parts if part.name in ends))
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ WRONG = {
     "workers: {gpu: {count: 2}}": "gpu.count is 2, but options.tp 1 .* options.dp 1 make 1 processes",
     "workers: {gpu: {count: 1, resource: ''}}": "gpu.resource is empty, so the 1 GPUs come by claims: give podSpec",
     "workers: {options: {device: cuda}}": "options.device is cuda, but gpu.count is 0",
-    "workers: {gpu: {count: 1}, options: {hostCacheMib: 5}}": "a GPU's pages are not kept in host memory",
+    "workers: {gpu: {count: 1}, options: {hostCacheMib: 4096}, resources: {limits: {memory: 4Gi}}}": "to 6244Mi",
     "workers: {rdma: {require: true}}": "rdma.require needs rdma.enabled: true",
     "workers: {rdma: {enabled: true, require: true}, options: {kvRequire: shm}}": "options.kvRequire is shm: leave one",
     "workers: {options: {kvBackend: nixl, kvRequire: rdma}}": "kvBackend nixl does not tell its lanes",

@@ -84,7 +84,6 @@ def test_pages_about_transfers_name_every_path(page: str) -> None:
 PROMISES = {
     "README.md": ("seeds that on CPUs hold",),
     "docs/concepts/sampling.md": ("On GPUs\nkernels are chosen by the size of the batch",),
-    "docs/operations/tuning.md": ("on GPUs they must not",),
     "docs/api/http.md": ("on CPUs whatever else runs; on GPUs see",),
 }
 

@@ -54,9 +54,10 @@
 {{- end -}}
 {{- end }}
 
-{{/* MiB that a pod needs at the very least: its shared memory, and what each process takes before it has a model. */}}
+{{/* MiB that a pod needs at the very least: its shared memory, what each process takes before it has a model, and pages behind a GPU. */}}
 {{- define "diptych.leastMemory" -}}
-{{- add (include "diptych.shmSize" . | include "diptych.mib") (mul 100 (include "diptych.processes" .)) -}}
+{{- $pinned := gt (int .gpu.count) 0 | ternary (.options.hostCacheMib | default 0) 0 -}}
+{{- add (include "diptych.shmSize" . | include "diptych.mib") (mul (add 100 $pinned) (include "diptych.processes" .)) -}}
 {{- end }}
 
 {{/* MiB of shared memory that a pool needs. On GPUs: for NCCL and staged copies. */}}

@@ -53,9 +53,6 @@ gpu.resource is empty, so the {{ $gpus }} GPUs come by claims: give podSpec.reso
 {{- if and (not $gpus) (eq $device "cuda") }}
 options.device is cuda, but gpu.count is 0: ask for GPUs
 {{- end }}
-{{- if and $gpus .options.hostCacheMib }}
-options.hostCacheMib: a GPU's pages are not kept in host memory: leave it out, or use gpu.count 0
-{{- end }}
 {{- if and .rdma.require (not .rdma.enabled) }}
 rdma.require needs rdma.enabled: true
 {{- end }}

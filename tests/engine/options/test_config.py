@@ -59,3 +59,11 @@ def test_what_is_not_deterministic_is_refused_beside_it(changes: Any, word: str)
     replace(EngineOptions(**changes), deterministic=False).validate()
     with pytest.raises(ConfigError, match=f"--deterministic.*{word}"):
         EngineOptions(**changes, deterministic=True).validate()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"max_loras": 8, "max_loaded_loras": 2}, {"max_loras": 0, "max_loaded_loras": 4, "lora": ("a=/a",)}]
+)
+def test_fewer_loaded_adapters_than_slots_are_refused_and_some_without_a_slot(changes: Any) -> None:
+    with pytest.raises(ConfigError, match="--max-loras"):
+        EngineOptions(**changes).validate()

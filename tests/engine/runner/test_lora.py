@@ -17,8 +17,9 @@ from torch import Tensor
 
 from diptych.architectures.registry import FAMILIES
 from diptych.checkpoints.source import ModelSource, open_model
+from diptych.common.errors import InvalidRequest
 from diptych.engine.lora.peft_folder import read_adapter
-from diptych.engine.lora.registry import InvalidAdapter
+from diptych.engine.lora.registry import Adapter, InvalidAdapter
 from diptych.engine.runner.gpu.gpu_runner import GpuRunner
 from diptych.engine.runner.gpu.inputs import StepLimits
 from diptych.engine.runner.loaded_model import ModelOptions, load_model
@@ -231,6 +232,12 @@ def test_a_removed_adapter_changes_nothing_any_more(new_driver: NewDriver, llama
     driver.forget(0)
     expected = new_driver(llama.source, "cpu").extend({0: text})
     assert torch.equal(driver.extend({0: text}), expected)
+
+
+def test_a_model_without_slots_says_how_to_get_some(new_driver: NewDriver, llama: Case) -> None:
+    driver = new_driver(llama.source, max_loras=0)
+    with pytest.raises(InvalidRequest, match="--max-loras above 0, --tp 1 and without --deterministic"):
+        driver.runner.loras.prepare(Adapter("0" * 32, ()))
 
 
 def test_in_bfloat16_an_adapter_is_near_float32(new_driver: NewDriver, llama: Case) -> None:

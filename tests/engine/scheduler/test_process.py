@@ -58,17 +58,18 @@ def test_workers_pair_only_where_products_are_alike() -> None:
 
     plain, stored = tiny_config(), tiny_config(fp8_weights=True)
     shape = "2 layers, 2 KV heads of 16"
-    made = "made by FP8 products of weights that were quantised at start"
+    stored_made, made = (f"made by FP8 products (--quantization {given})" for given in ("auto", "fp8"))
     assert [pair(plain, "auto", "none"), pair(stored, "auto", "auto"), pair(plain, "fp8", "fp8")] == ["", "", ""]
-    assert pair(stored, "none", "auto") == f"KV of {shape} and of {shape}, made by FP8 products"
+    assert pair(stored, "none", "auto") == f"KV of {shape} and of {shape}, {stored_made}"
     assert pair(plain, "fp8", "auto") == f"KV of {shape}, {made} and of {shape}"
 
 
 def test_deterministic_workers_pair_only_with_those_that_make_the_same_bits() -> None:
     def terms(**options: Any) -> str:
-        return product_terms(tiny_config(), EngineOptions(**options))
+        return product_terms(tiny_config(), EngineOptions(**options), "a GPU")
 
     of_one_gpu = terms(deterministic=True, device="cuda")
+    assert of_one_gpu != product_terms(tiny_config(), EngineOptions(deterministic=True, device="cuda"), "another GPU")
     others = [
         terms(device="cuda"),
         terms(deterministic=True, device="cpu"),

@@ -20,6 +20,9 @@ from diptych.common.errors import InvalidRequest, NotFound, Overloaded
 TARGETS: Final = re.compile(r"\d+\.(qkv|q|q_a|q_b|kv_a|o|(shared\.)?(gate_up|down))|embed|lm_head")
 EMBEDDING: Final = "embed"  # which is looked up
 OUTPUT: Final = "lm_head"  # which is the embedding again in some models, to which an adapter is one of its own
+WITHOUT_ADAPTERS: Final = (
+    "this worker runs without adapters: start it with --max-loras above 0, --tp 1 and without --deterministic"
+)
 NO_ADAPTER: Final = -1  # in place of a number, or of a slot
 
 _NAME: Final = re.compile(r"[\w.:/@+-]{1,128}", re.ASCII)
@@ -120,7 +123,7 @@ class LoraRegistry:
         if name == self._model_id:
             raise InvalidAdapter(f"{name!r} is the model's own name")
         if self._max_loaded == 0:
-            raise InvalidRequest("this worker runs without adapters: start it with --max-loras above 0 and --tp 1")
+            raise InvalidRequest(WITHOUT_ADAPTERS)
         if len(self._entries) == self._max_loaded:
             words = f"{self._max_loaded} adapters are loaded, as many as --max-loaded-loras or --max-loras allows"
             raise Overloaded(f"{words}: unload one first")

@@ -63,8 +63,9 @@ class GpuIntegers:
             torch.mm(x, part.T, out=out[:, rows])
 
     def rows(self, ids: Tensor) -> Tensor:
-        out = torch.empty(len(ids), self.shape[1], dtype=self._dtype, device=ids.device)
-        widen(self._matrix, ids, out)
+        device = self._matrix.words.device
+        out = torch.empty(len(ids), self.shape[1], dtype=self._dtype, device=device)
+        widen(self._matrix, ids.to(device), out)
         return out
 
     def dense(self) -> Tensor:

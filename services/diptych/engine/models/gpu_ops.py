@@ -157,6 +157,8 @@ def _grouped(matrices: Sequence[Matrix]) -> GroupedWeights:
     """Put the matrices of experts together: packed if all are."""
     kept_so = [matrix for matrix in matrices if isinstance(matrix, PackedMatrix)]
     together = grouped(kept_so) if len(kept_so) == len(matrices) else None
+    if kept_so and together is None:
+        logger.warning("experts of a layer are stored in several formats: %d are expanded", len(kept_so))
     return together or ExpertWeights.of(
         [each.dense() if isinstance(each, PackedMatrix) else _weight(each) for each in matrices]
     )

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from diptych.architectures.placement import Placed, with_output
 from diptych.common.arrays import I64
-from diptych.common.errors import Overloaded
-from diptych.engine.lora.registry import EMBEDDING, OUTPUT, TARGETS, Adapter, InvalidAdapter
+from diptych.common.errors import InvalidRequest, Overloaded
+from diptych.engine.lora.registry import EMBEDDING, OUTPUT, TARGETS, WITHOUT_ADAPTERS, Adapter, InvalidAdapter
 from diptych.engine.models.matrix import Matrix
 from diptych.kernels.adapted_matrix import AdaptedMatrix, Product
 
@@ -164,8 +164,9 @@ class Loras:
             raise Overloaded(f"{words}: lower --max-loras, --max-lora-rank or --gpu-memory-share") from error
 
     def prepare(self, adapter: Adapter) -> Prepared:
-        """Lay out the weights of an adapter. One thread at a time. Raises `InvalidAdapter`, and as `reserve`."""
-        assert self._slots is not None
+        """Lay out the weights of an adapter. One thread at a time. Raises as `reserve`, or where it is not served."""
+        if self._slots is None:
+            raise InvalidRequest(WITHOUT_ADAPTERS)
         _check_rank(adapter, self._slots.max_rank)
         self.reserve()
         products: dict[str, list[Product]] = {}

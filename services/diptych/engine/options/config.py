@@ -219,6 +219,11 @@ class EngineOptions:
             raise ConfigError("--lora needs --tp 1: adapters are not split over tensor-parallel processes yet")
         if self.lora and self.device == "sim":
             raise ConfigError("--lora needs a model that computes: --device sim takes no adapters")
+        if self.lora and not self.max_loras:
+            raise ConfigError("--lora needs --max-loras above 0")
+        if self.max_loaded_loras is not None and self.max_loaded_loras < self.max_loras:
+            words = f"--max-loaded-loras {self.max_loaded_loras} is less than --max-loras {self.max_loras}"
+            raise ConfigError(f"{words}, the slots for those that are computed at once: lower that, too")
         if len(self.lora) > max(self.max_loras, self.max_loaded_loras or 0):
             words = f"more than --max-loras {self.max_loras}: give --max-loaded-loras"
             raise ConfigError(f"--lora names {len(self.lora)} adapters, {words}")

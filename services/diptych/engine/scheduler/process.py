@@ -12,6 +12,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Any, Final, NoReturn
 
 import zmq
@@ -75,6 +76,7 @@ def worker_terms(
     state_dtype: str,
     rules: TransferRules,
     engine: EngineOptions = DEFAULTS,
+    device_name: str = "",
 ) -> Terms:
     """Return the terms on which a worker of this version pairs.
 
@@ -89,7 +91,7 @@ def worker_terms(
     return Terms(
         weights=source.weights_id,
         vocab_size=model.vocab_size,
-        kv_shape=kv_shape(model) + scaled + states + windows + product_terms(model, engine),
+        kv_shape=kv_shape(model) + scaled + states + windows + product_terms(model, engine, device_name),
         kv_backend=kv_backend,
         oldest_protocol=PROTOCOL_VERSION,
         newest_protocol=PROTOCOL_VERSION,
@@ -98,16 +100,17 @@ def worker_terms(
     )
 
 
-def product_terms(model: ModelConfig, engine: EngineOptions) -> str:
+def product_terms(model: ModelConfig, engine: EngineOptions, device_name: str) -> str:
     """Say by what products KV is made, where they are no products of the weights with states as they are.
 
     It is what was asked for that counts: a processor that has no such products makes finer ones.
     """
     if engine.deterministic:  # the same bits come of the same kernels and shards alone
-        return f", deterministic on {engine.tp} x {engine.device}"
+        where = f"{engine.tp} x {device_name if engine.device == 'cuda' else 'CPU'}"
+        return f", deterministic ({where}, {engine.dtype}, KV {engine.kv_dtype}, version {version('diptych')})"
     if engine.quantization == "fp8":
-        return ", made by FP8 products of weights that were quantised at start"
-    return ", made by FP8 products" if model.fp8_weights and engine.quantization == "auto" else ""
+        return ", made by FP8 products (--quantization fp8)"
+    return ", made by FP8 products (--quantization auto)" if model.fp8_weights and engine.quantization == "auto" else ""
 
 
 def run_scheduler(argv: list[str], build_core: BuildCore, open_transport: OpenTransport) -> NoReturn:
@@ -213,7 +216,8 @@ def host_of(base: SchedulerBase, core: SchedulerCore, cache: KvCache, registry: 
 
 def _terms(base: SchedulerBase, source: ModelSource) -> Terms:
     config, engine = base.config, base.config.engine
-    return worker_terms(source, config.kv_backend, base.layout, engine.dtype, config.transfer, engine)
+    of_weights = source, config.kv_backend, base.layout, engine.dtype
+    return worker_terms(*of_weights, config.transfer, engine, base.hardware.device_name)
 
 
 def _report_ready(

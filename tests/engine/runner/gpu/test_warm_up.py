@@ -12,15 +12,15 @@ from diptych.engine.runner.gpu.warm_up import up_to, warm_up_steps
 from diptych.engine.values.batch import ForwardMode
 
 
-def test_sizes_are_the_powers_of_two_and_the_limit() -> None:
-    assert [up_to(limit) for limit in (1, 2, 5, 8)] == [(1,), (1, 2), (1, 2, 4, 5), (1, 2, 4, 8)]
+def test_sizes_are_the_powers_of_two_half_as_many_again_and_the_limit() -> None:
+    assert [up_to(limit) for limit in (1, 2, 5, 16)] == [(1,), (1, 2), (1, 2, 3, 4, 5), (1, 2, 3, 4, 6, 8, 12, 16)]
 
 
 def test_steps_have_all_sizes_and_write_to_the_null_page_alone() -> None:
     steps = list(warm_up_steps(StepLimits(max_step_tokens=40, max_requests=5, max_pages=8), page_size=4, longest=16))
     prompts = [step.extend_lens.tolist() for step in steps if step.mode is ForwardMode.EXTEND]
-    assert prompts == [[1], [2], [4], [8], [16], [16, 16], [16, 16, 8], [2]]
-    assert [step.batch_size for step in steps if step.mode is ForwardMode.DECODE] == [1, 2, 4, 5]
+    assert prompts == [[1], [2], [3], [4], [6], [8], [12], [16], [16, 8], [16, 16], [16, 16, 8], [2]]
+    assert [step.batch_size for step in steps if step.mode is ForwardMode.DECODE] == [1, 2, 3, 4, 5]
     for step in steps:
         assert len(step.input_ids) == step.extend_lens.sum() == len(step.positions)
         assert step.out_slots.max() < 4

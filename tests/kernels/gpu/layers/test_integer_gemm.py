@@ -129,6 +129,7 @@ def test_a_matrix_multiplies_any_number_of_rows_into_a_part_of_wider_ones(m: int
     x, wide = torch.randn(m, 128, device=device), torch.full((m, 40), 7.0, device=device)
     matrix.multiply(x, wide[:, 8:32])
     assert_product(wide[:, 8:32], x, array)
+    assert torch.equal(matrix.rows(torch.arange(24)), matrix.dense())  # also by numbers that are on the host
     assert (wide[:, :8] == 7).all()
     assert (wide[:, 32:] == 7).all()
 

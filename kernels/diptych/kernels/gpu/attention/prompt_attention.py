@@ -2,7 +2,7 @@
 
 Serves heads of 64 or 128 dimensions in 16 bits that see all before them, over pages of 8 to 128 tokens of the same type
 (`serves`); the rest, and steps that do not fill the GPU, are `extend_attention`'s. FP8 pages are expanded first, into a
-pool of the states' type with pages of a whole tile (`ExpandedPages`). The work is shared out on the host, once a step
+pool of the states' type with pages of a whole tile (`expand_pages`). The work is shared out on the host, once a step
 for all layers (`PromptWork`).
 """
 

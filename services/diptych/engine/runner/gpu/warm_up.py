@@ -64,8 +64,10 @@ def warm_up_steps(limits: StepLimits, page_size: int, longest: int) -> Iterator[
 
 
 def up_to(limit: int) -> tuple[int, ...]:
-    """Return the powers of two below `limit`, and `limit`."""
-    return (*(1 << exponent for exponent in range((limit - 1).bit_length())), limit)
+    """Return the powers of two below `limit`, half as many again, and `limit`: so all tiles of kernels are met."""
+    powers = [1 << exponent for exponent in range((limit - 1).bit_length())]
+    between = [3 * power // 2 for power in powers if power > 1 and 3 * power // 2 < limit]
+    return (*sorted({*powers, *between}), limit)
 
 
 def prompts(num_tokens: int, limits: StepLimits, page_size: int, longest: int) -> ForwardBatch:
