@@ -55,8 +55,9 @@ def test_who_takes_the_place_of_a_rank_without_the_secret_gets_nothing_of_the_mo
         subprocess.Popen(first, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as rank,
     ):
         output, errors = rank.communicate(timeout=60)
-    assert (rank.returncode, output) == (1, "")
     assert "who connected as rank 1 is none" in errors
+    assert rank.returncode, "it goes on"  # not always 1: gloo may abort a process on its way out
+    assert output == ""
 
 
 @pytest.mark.gpu
