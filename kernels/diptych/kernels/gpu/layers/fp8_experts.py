@@ -25,7 +25,15 @@ from diptych.kernels.gpu.grid import cdiv
 from diptych.kernels.gpu.layers.dot_rows import Tile
 from diptych.kernels.gpu.layers.fp8_matrix import Fp8Matrix
 from diptych.kernels.gpu.layers.fp8_rows import GROUP, Fp8Rows, numbers_of, pointer, quantize_rows
-from diptych.kernels.gpu.layers.moe import BLOCKS_A_GROUP, VECTOR_NBYTES, AlignedExperts, place_of_program, roomy_block
+from diptych.kernels.gpu.layers.moe import (
+    BLOCKS_A_GROUP,
+    VECTOR_NBYTES,
+    AlignedExperts,
+    addresses_of,
+    check_grouped,
+    place_of_program,
+    roomy_block,
+)
 
 FP8_BLOCKS: Final = (16, 32, 64, 128)  # tokens, which are the columns of a tile
 FIRST_BLOCK: Final = 64  # from so many tokens on, they are the left side: wgmma takes 64 rows there
@@ -53,12 +61,8 @@ class Fp8Experts:
         for matrix in matrices:
             assert (matrix.shape, matrix.group) == (first.shape, first.group), (matrix.shape, first.shape)
             assert matrix.scales.stride(0) == matrix.pitch, matrix.scales.stride()
-            assert matrix.codes.data_ptr() % VECTOR_NBYTES == 0, matrix.codes.data_ptr()
-        codes, scales = (
-            torch.tensor([getattr(matrix, name).data_ptr() for matrix in matrices], device=first.codes.device)
-            for name in ("codes", "scales")
-        )
-        return Fp8Experts(tuple(matrices), codes, scales)
+        codes, scales = ([getattr(matrix, name) for matrix in matrices] for name in ("codes", "scales"))
+        return Fp8Experts(tuple(matrices), addresses_of(codes), addresses_of(scales))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -107,15 +111,9 @@ def grouped_fp8(
     recorded.
     """
     (num_assignments, n), (num_rows, k) = out.shape, x.codes.shape
-    repeats, rest = divmod(num_assignments, num_rows)
-    assert rest == 0 < repeats, (x.codes.shape, out.shape)
-    assert weights.shape == (n, k), (x.codes.shape, weights.shape, out.shape)
+    repeats = check_grouped(x.codes.shape, weights.shape, weights.num_experts, out, bias)
     assert x.scales.shape == (num_rows, cdiv(k, weights.matrices[0].group or k)), x.scales.shape
     assert x.scales.T.is_contiguous(), x.scales.stride()
-    assert out.is_contiguous(), out.stride()
-    if bias is not None:
-        assert (bias.shape, bias.dtype) == ((weights.num_experts, n), out.dtype), (bias.shape, bias.dtype)
-        assert bias.is_contiguous(), bias.stride()
     max_blocks, tile = len(aligned.experts), tile or tile_of(aligned.block, weights.matrices[0].group)
     with torch.cuda.device_of(out):
         grouped_fp8_kernel[(max_blocks * cdiv(n, tile.block_n),)](

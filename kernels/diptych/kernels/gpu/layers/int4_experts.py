@@ -25,7 +25,15 @@ from torch import Tensor
 
 from diptych.kernels.gpu.grid import cdiv
 from diptych.kernels.gpu.layers.dot_rows import Tile
-from diptych.kernels.gpu.layers.moe import BLOCKS_A_GROUP, VECTOR_NBYTES, AlignedExperts, place_of_program, roomy_block
+from diptych.kernels.gpu.layers.moe import (
+    BLOCKS_A_GROUP,
+    VECTOR_NBYTES,
+    AlignedExperts,
+    addresses_of,
+    check_grouped,
+    place_of_program,
+    roomy_block,
+)
 from diptych.kernels.quantized import INT4_GROUPS, STRIP, Array, QuantizedArray
 
 PARTS: Final = 4  # of a word
@@ -103,13 +111,8 @@ class Int4Experts:
         first = matrices[0]
         for matrix in matrices:
             assert (matrix.shape, matrix.group) == (first.shape, first.group), (matrix.shape, first.shape)
-            assert matrix.words.data_ptr() % VECTOR_NBYTES == 0, matrix.words.data_ptr()
-            assert matrix.scales.data_ptr() % VECTOR_NBYTES == 0, matrix.scales.data_ptr()
-        words, scales = (
-            torch.tensor([getattr(matrix, name).data_ptr() for matrix in matrices], device=first.words.device)
-            for name in ("words", "scales")
-        )
-        return Int4Experts(tuple(matrices), words, scales)
+        words, scales = ([getattr(matrix, name) for matrix in matrices] for name in ("words", "scales"))
+        return Int4Experts(tuple(matrices), addresses_of(words), addresses_of(scales))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -217,15 +220,9 @@ def grouped_int4(
     block choose the `tile` if it is None. Allocates nothing, and can be recorded.
     """
     num_assignments, n = out.shape
-    repeats, rest = divmod(num_assignments, len(x))
-    assert rest == 0 < repeats, (x.shape, out.shape)
-    assert weights.shape == (n, x.shape[1]), (x.shape, weights.shape, out.shape)
+    repeats = check_grouped(x.shape, weights.shape, weights.num_experts, out, bias)
     assert x.dtype == out.dtype, (x.dtype, out.dtype)
     assert x.is_contiguous(), x.stride()
-    assert out.is_contiguous(), out.stride()
-    if bias is not None:
-        assert (bias.shape, bias.dtype) == ((weights.num_experts, n), x.dtype), (bias.shape, bias.dtype)
-        assert bias.is_contiguous(), bias.stride()
     max_blocks = len(aligned.experts)
     tile = tile or tile_of(aligned.block, x.dtype, max_blocks * n)
     with torch.cuda.device_of(x):

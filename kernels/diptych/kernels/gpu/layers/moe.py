@@ -48,13 +48,8 @@ class ExpertWeights:
 
     @staticmethod
     def of(tensors: Sequence[Tensor]) -> ExpertWeights:
-        first = tensors[0]
-        for tensor in tensors:
-            assert (tensor.shape, tensor.dtype) == (first.shape, first.dtype), (tensor.shape, tensor.dtype)
-            assert tensor.is_contiguous(), tensor.stride()
-            assert tensor.data_ptr() % VECTOR_NBYTES == 0, tensor.data_ptr()
-        addresses = torch.tensor([tensor.data_ptr() for tensor in tensors], device=first.device)
-        return ExpertWeights(tuple(tensors), addresses)
+        assert all(tensor.is_contiguous() for tensor in tensors)
+        return ExpertWeights(tuple(tensors), addresses_of(tensors))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -77,6 +72,33 @@ class ExpertWeights:
         grouped_gemm(x, self, aligned, out)
         if bias is not None:
             out.add_(bias[chosen.flatten()])
+
+
+def addresses_of(tensors: Sequence[Tensor]) -> Tensor:
+    """Return where tensors of one shape and type lie, int64 `[len(tensors)]`, on their GPU."""
+    first = tensors[0]
+    for tensor in tensors:
+        assert (tensor.shape, tensor.dtype) == (first.shape, first.dtype), (tensor.shape, tensor.dtype)
+        assert tensor.data_ptr() % VECTOR_NBYTES == 0, tensor.data_ptr()
+    return torch.tensor([tensor.data_ptr() for tensor in tensors], device=first.device)
+
+
+def check_grouped(
+    x_shape: tuple[int, ...], weights_shape: tuple[int, int], num_experts: int, out: Tensor, bias: Tensor | None
+) -> int:
+    """Assert that a grouped product's operands fit each other; return how many assignments each row of x has.
+
+    `x_shape`: `[num_tokens, k]` or `[num_assignments, k]`; `out` `[num_assignments, n]`, `bias` `[num_experts, n]`.
+    """
+    (num_rows, k), (num_assignments, n) = x_shape, out.shape
+    repeats, rest = divmod(num_assignments, num_rows)
+    assert rest == 0 < repeats, (x_shape, out.shape)
+    assert weights_shape == (n, k), (x_shape, weights_shape, out.shape)
+    assert out.is_contiguous(), out.stride()
+    if bias is not None:
+        assert (bias.shape, bias.dtype) == ((num_experts, n), out.dtype), (bias.shape, bias.dtype)
+        assert bias.is_contiguous(), bias.stride()
+    return repeats
 
 
 BLOCKS: Final = (16, 32, 64, 128)  # rows that are multiplied at once
@@ -144,15 +166,10 @@ def grouped_gemm(x: Tensor, weights: ExpertWeights, aligned: AlignedExperts, out
     `x` is `[num_tokens, k]` or `[num_assignments, k]`, which says what `repeats` is, `out` `[num_assignments, n]`, both
     contiguous and of the weights' type; added up in float32.
     """
-    num_assignments, n = out.shape
-    k = x.shape[1]
-    repeats, rest = divmod(num_assignments, len(x))
-    assert rest == 0 < repeats, (x.shape, out.shape)
-    weight = weights.tensors[0]
-    assert weight.shape == (n, k), (x.shape, weight.shape, out.shape)
+    (num_assignments, n), k, weight = out.shape, x.shape[1], weights.tensors[0]
+    repeats = check_grouped(x.shape, weights.shape, weights.num_experts, out, None)
     assert x.dtype == weight.dtype == out.dtype, (x.dtype, weight.dtype, out.dtype)
     assert x.is_contiguous(), x.stride()
-    assert out.is_contiguous(), out.stride()
     tile, max_blocks = tile_of(aligned.block, x.dtype.itemsize), len(aligned.experts)
     with torch.cuda.device_of(x):
         grouped_gemm_kernel[(max_blocks * cdiv(n, tile.block_n),)](
