@@ -20,7 +20,7 @@ from typing import Final
 from forward_batches import PAGE_SIZE, extend_batch
 from llama_8b import PROMPT_LEN, model_folder
 from model_cost import kv_numbers, layer_weights, output_weights, prefill_flops
-from model_steps import WEIGHTS, kernels_s, load, one_by_one, overlapped, random_pool, runner_of
+from model_steps import kernels_s, load, one_by_one, overlapped, random_pool, runner_of
 from report import Report, arguments
 from roofline import Roofline, roofline
 
@@ -96,7 +96,7 @@ def measure_flashinfer(report: Report, limits: Roofline, model: LoadedModel) -> 
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--weights", choices=list(WEIGHTS), default="bfloat16", help="of the layers")
+    parser.add_argument("--weights", choices=("bfloat16", "fp8"), default="bfloat16", help="of the layers")
     options = parser.parse_args()
     limits, how = roofline(), FP8 if options.weights == "fp8" else ""
     with model_folder() as folder, Report(as_json=options.json) as report:

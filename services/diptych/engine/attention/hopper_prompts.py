@@ -63,10 +63,9 @@ class HopperPrompts:
             return None
         table = None
         if self._like.dtype == FP8:
-            pages = expanded_table(seq_lens, TILE.keys)
             if int(np.sum(-(-seq_lens // TILE.keys))) > len(self._expanded):
                 return None
-            table = to_device(pages, self._like.device)
+            table = to_device(expanded_table(seq_lens, TILE.keys), self._like.device)
         return PromptStep(PromptWork.of(extend_lens, seq_lens, self._like, self._config.num_heads), table)
 
     def _pays(self, extend_lens: I64) -> bool:

@@ -37,7 +37,7 @@ class _Step:
             for part in (slice(num_single), slice(num_single, None))
         )
         starts = batch.extend_starts[num_single:] - num_single
-        longest = int(batch.host.seq_lens.max())
+        longest = int(batch.host.seq_lens[num_single:].max(initial=0))
         return _Step(batch, num_single, single, Chunks(others, starts, max_extend_len, longest, prompts))
 
 

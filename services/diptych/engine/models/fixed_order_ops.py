@@ -69,6 +69,6 @@ class FixedOrderOps(GpuOps):
 
 
 def _grouped(matrices: Sequence[Matrix]) -> FixedBlockWeights:
-    weights = ExpertWeights.of([each.weight for each in matrices if isinstance(each, FixedOrderMatrix)])
-    assert len(weights.tensors) == len(matrices), "not of these ops"
-    return FixedBlockWeights(weights.tensors, weights.addresses)
+    weights = [each.weight for each in matrices if isinstance(each, FixedOrderMatrix)]
+    assert len(weights) == len(matrices), "not of these ops"
+    return FixedBlockWeights.of(weights)

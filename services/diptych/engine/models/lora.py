@@ -141,7 +141,6 @@ class Loras:
 
     def __init__(self, num_layers: int, setting: LowRankSetting, kernels: LowRankKernels) -> None:
         self._late_names = {OUTPUT, *(f"{num_layers - 1}.{name}" for name in LATE)}
-        self.num_slots = setting.num_slots
         self._setting = setting
         self._slots = kernels(setting) if setting.num_slots else None
         self._all, self._late = _Current(), _Current()
@@ -160,7 +159,7 @@ class Loras:
         try:
             self._slots.reserve()
         except torch.OutOfMemoryError as error:
-            words = f"no GPU memory is left for {self.num_slots} adapters of rank {self._setting.max_rank}"
+            words = f"no GPU memory is left for {self._setting.num_slots} adapters of rank {self._setting.max_rank}"
             raise Overloaded(f"{words}: lower --max-loras, --max-lora-rank or --gpu-memory-share") from error
 
     def prepare(self, adapter: Adapter) -> Prepared:

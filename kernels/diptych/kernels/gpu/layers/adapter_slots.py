@@ -54,11 +54,6 @@ class AdapterSlots:
         self._read: dict[int, torch.cuda.Event] = {}  # behind the last step that reads it, by slot
 
     @property
-    def slot_nbytes(self) -> int:
-        """What a slot takes: an adapter of the highest rank on all matrices."""
-        return self._slot_size * self._dtype.itemsize
-
-    @property
     def memory(self) -> SlotMemory:
         assert self._memory is not None, "not reserved"
         return self._memory

@@ -92,7 +92,7 @@ class Int4Matrix:
 
     @staticmethod
     def of(arrays: Sequence[QuantizedArray], device: torch.device) -> Int4Matrix:
-        """Lay out what `can_keep` is true of, on top of each other, in memory of `device`."""
+        """Lay out what `group_of` has a group of, on top of each other, in memory of `device`."""
         codes = torch.cat([torch.from_numpy(_unsigned(array)).to(device) for array in arrays])
         words = np.concatenate([_strip_scales(array) for array in arrays])
         return pack(codes, torch.from_numpy(words).to(device), _strip_group(arrays[0]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 import torch
 import triton
@@ -46,10 +46,10 @@ class ExpertWeights:
     tensors: tuple[Tensor, ...]  # contiguous, of one shape and type
     addresses: Tensor  # int64 [num_experts], on the GPU
 
-    @staticmethod
-    def of(tensors: Sequence[Tensor]) -> ExpertWeights:
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor]) -> Self:
         assert all(tensor.is_contiguous() for tensor in tensors)
-        return ExpertWeights(tuple(tensors), addresses_of(tensors))
+        return cls(tuple(tensors), addresses_of(tensors))
 
     @property
     def shape(self) -> tuple[int, int]:
