@@ -16,6 +16,7 @@ import transformers
 from diptych.checkpoints.quantization.weight import Stored
 from diptych.checkpoints.source import open_model
 from diptych.common.errors import ConfigError
+from diptych.engine.options.config import EngineOptions
 from diptych.engine.scheduler.process import worker_terms
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.kvtransfer.layout import PoolLayout
@@ -122,7 +123,7 @@ def test_a_folder_s_scales_are_part_of_its_configuration_and_no_weights(tmp_path
     assert source.config.kv_scales == ((0.5, 0.25), (0.5, 0.25))
     assert {name for name, _ in source.tensors()} == plain
     pools = [PoolLayout.kv(1, 2, 16, 2, 16, kv_dtype) for kv_dtype in ("fp8_e4m3", "bfloat16")]
-    shapes = {worker_terms(source, "ucx", pool, "float32", TransferRules()).kv_shape for pool in pools}
+    shapes = {worker_terms(source, "ucx", pool, TransferRules(), EngineOptions(), "").kv_shape for pool in pools}
     assert len(shapes) == 2  # such pages are not converted on their way
 
 

@@ -70,6 +70,6 @@ shm.size is {{ $shm }}, but its KV pages take {{ sub (include "diptych.shmNeed" 
 {{- if and $limit (not (include "diptych.mib" $limit)) }}
 resources.limits.memory is {{ $limit }}, which is no quantity of Kubernetes': write 4Gi, 4G or a number of bytes
 {{- else if and $limit (lt (include "diptych.mib" $limit | int) (include "diptych.leastMemory" . | int)) }}
-resources.limits.memory is {{ $limit }}, but /dev/shm alone may take {{ $shm }} of it, and each process 100Mi before it has a model: raise the limit to {{ include "diptych.leastMemory" . }}Mi at least
+resources.limits.memory is {{ $limit }}, but /dev/shm alone may take {{ $shm }} of it, and each process 100Mi before it has a model{{ if and $gpus .options.hostCacheMib }} and options.hostCacheMib of pinned memory{{ end }}: raise the limit to {{ include "diptych.leastMemory" . }}Mi at least
 {{- end }}
 {{- end }}

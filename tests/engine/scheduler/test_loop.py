@@ -213,8 +213,11 @@ def test_a_leg_is_answered_token_by_token(frontend: Frontend) -> None:
     assert outputs[-1].finish_reason == inference_pb2.FINISH_REASON_LENGTH
 
 
-def test_a_prefix_that_comes_back_from_host_memory_wakes_the_loop(byte_tokenizer: Tokenizer) -> None:
-    """Nothing else would: the loop has nothing to compute meanwhile."""
+def test_a_prefix_that_comes_back_from_host_memory_wakes_the_loop(
+    byte_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else would: the loop has nothing to compute meanwhile, and here it does not look by itself."""
+    monkeypatch.setattr("diptych.engine.scheduler.loop.IDLE_S", 60.0)
     frontend = Frontend(byte_tokenizer, num_host_slots=100)
     prompts = [[first] * 120 for first in range(4)]
     for room in range(1, 13):

@@ -42,7 +42,7 @@ def test_workers_pair_only_with_pages_of_one_size_where_layers_with_a_window_hav
     def shapes(config: ModelConfig) -> set[str]:
         source: Any = SimpleNamespace(config=config, weights_id="")
         layouts = [kv_layout(config, 8, page_size, "float32") for page_size in (4, 8)]
-        return {worker_terms(source, "ucx", each, "float32", TransferRules()).kv_shape for each in layouts}
+        return {worker_terms(source, "ucx", each, TransferRules(), EngineOptions(), "").kv_shape for each in layouts}
 
     grouped = "4 layers, 2 KV heads of 16, windows of 8 in 1 pages of their own"
     assert shapes(model) == {f"{grouped}, of 4 tokens", f"{grouped}, of 8 tokens"}
@@ -54,7 +54,7 @@ def test_workers_pair_only_where_products_are_alike() -> None:
         source: Any = SimpleNamespace(config=config, weights_id="")
         layout = kv_layout(config, 8, 4, "float32")
         options = [EngineOptions(quantization=each) for each in (a, b)]
-        return mismatch(*(worker_terms(source, "ucx", layout, "float32", TransferRules(), each) for each in options))
+        return mismatch(*(worker_terms(source, "ucx", layout, TransferRules(), each, "") for each in options))
 
     plain, stored = tiny_config(), tiny_config(fp8_weights=True)
     shape = "2 layers, 2 KV heads of 16"

@@ -66,28 +66,26 @@ LAST_WORDS_MS: Final = 1000  # that what was sent to the frontend may take to le
 
 BuildCore = Callable[[KvCache, Limits, SchedulerConfig, PoolLayout, Turns], SchedulerCore]
 FP8: Final = "fp8_e4m3"
-DEFAULTS: Final = EngineOptions()
 
 
 def worker_terms(
     source: ModelSource,
     kv_backend: str,
     layout: PoolLayout,
-    state_dtype: str,
     rules: TransferRules,
-    engine: EngineOptions = DEFAULTS,
-    device_name: str = "",
+    engine: EngineOptions,
+    device_name: str,
 ) -> Terms:
     """Return the terms on which a worker of this version pairs.
 
     Page size, ranks and type of the KV are no terms: pages are converted on their way, but for FP8 with scales, and for
     pages that hold states of recurrent layers. Where layers with a window have pages of their own, page size is a term.
-    `state_dtype` is that of layers. Of what is computed with, `product_terms` are terms.
+    Of what is computed with, `product_terms` are terms. `engine`: what `auto` means is in it.
     """
     model = source.config
     scaled = ", FP8 with scales" if model.kv_scales and layout.dtype == FP8 else ""
     windows = f", of {layout.page_size} tokens" if len(model.page_groups) > 1 else ""
-    states = f", {state_terms(layout, state_dtype)}" if model.recurrent else ""
+    states = f", {state_terms(layout, engine.dtype)}" if model.recurrent else ""
     return Terms(
         weights=source.weights_id,
         vocab_size=model.vocab_size,
@@ -216,8 +214,8 @@ def host_of(base: SchedulerBase, core: SchedulerCore, cache: KvCache, registry: 
 
 def _terms(base: SchedulerBase, source: ModelSource) -> Terms:
     config, engine = base.config, base.config.engine
-    of_weights = source, config.kv_backend, base.layout, engine.dtype
-    return worker_terms(*of_weights, config.transfer, engine, base.hardware.device_name)
+    name = base.hardware.device_name
+    return worker_terms(source, config.kv_backend, base.layout, config.transfer, engine, name)
 
 
 def _report_ready(

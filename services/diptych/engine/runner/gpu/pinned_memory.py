@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from diptych.common.errors import ConfigError
+from diptych.engine.runner.gpu.memory import GIB
 
 logger = logging.getLogger(__name__)
 
-GIB: Final = 2**30
 PIECE_NBYTES: Final = 128 << 20  # that a thread touches at a time
 SMALL_PAGE: Final = 4096  # of the system's memory: one byte of each is touched
 MOST_THREADS: Final = 8
@@ -33,21 +33,19 @@ class PinnedMemory:
     `close` it before the last reference to the tensor goes, or end the process.
     """
 
-    def __init__(
-        self, num_bytes: int, pin: Pin, unpin: Callable[[int], None], clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, num_bytes: int, pin: Pin, unpin: Callable[[int], None]) -> None:
         """Raises `ConfigError` where so much can't be had.
 
         Pages of the system appear when they are touched, which threads do; to pin what is there takes a fraction of
         what `cudaHostAlloc` takes, which does both alone. Huge pages make both faster.
         """
-        began_s = clock()
+        began_s = time.monotonic()
         self._memory = _new_memory(num_bytes)
         array = np.frombuffer(self._memory, np.uint8)
         pieces = [array[start : start + PIECE_NBYTES] for start in range(0, num_bytes, PIECE_NBYTES)]
         with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as pool:
             list(pool.map(_touch, pieces))
-        touched_s = clock()
+        touched_s = time.monotonic()
         try:
             pin(array.ctypes.data, num_bytes)  # at once: no copy may cross from one pinned piece into the next
         except RuntimeError as error:
@@ -55,7 +53,7 @@ class PinnedMemory:
         self.tensor: Tensor = torch.from_numpy(array)
         self._unpin, self._is_open = unpin, True
         words = "pinned %.1f GiB of host memory in %.1f s, of which %.1f s to get it"
-        logger.info(words, num_bytes / GIB, clock() - began_s, touched_s - began_s)
+        logger.info(words, num_bytes / GIB, time.monotonic() - began_s, touched_s - began_s)
 
     def close(self) -> None:
         """No GPU uses it any more. Idempotent."""
