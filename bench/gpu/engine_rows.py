@@ -14,7 +14,7 @@ from roofline import Roofline
 
 from diptych.architectures.config import ModelConfig
 
-OURS, PEER, PEER_AT_OURS = "diptych", "vLLM", "vLLM at our sizes"
+OURS, PEER, PEER_AT_OURS = "diptych", "vLLM", "vLLM with our sizes"
 BENCH: Final = "gpu/engines"
 LATENCIES: Final = {
     "TTFT p50": "ttft_p50_s",
@@ -51,10 +51,8 @@ class Scale:
 def add_to_report(report: Report, found: Found, scale: Scale) -> None:
     """Add a row for each figure that our side has."""
     if OURS in found.ready_s:
-        _row(report, f"{found.way}: start until ready", found.ready_s, "s")
-    for side, sizes in found.sizes.items():
-        report.row(BENCH, f"{found.way}: prompt tokens a step of {side}", sizes.step_tokens, "")
-        report.row(BENCH, f"{found.way}: requests at once of {side}", sizes.requests, "")
+        sizes = ", ".join(f"{side} {each.step_tokens}/{each.requests}" for side, each in found.sizes.items())
+        _row(report, f"{found.way}: start until ready" + (f" ({sizes})" if sizes else ""), found.ready_s, "s")
     for case, sides in found.figures.items():
         if OURS in sides:
             _add_case(report, found, case, sides, scale)

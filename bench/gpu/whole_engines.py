@@ -144,7 +144,7 @@ def take(plan: Plan, turn: Turn, found: Found, limit_s: float) -> None:
         for case in plan.cases(turn.way):
             found.add(turn.side, case.name, _told(turn, case, engine.ask(case, plan.num_ids)))
         ours = found.sizes.get(OURS)
-        if turn == Turn(PEER, BF16, turn.needs_s) and ours:
+        if ours and (turn.side, turn.way) == (PEER, BF16):
             sizes = (ours.step_tokens, ours.requests)
             for case in plan.mixes:
                 found.add(PEER_AT_OURS, case.name, _told(turn, case, engine.ask(case, plan.num_ids, sizes)))
