@@ -174,7 +174,7 @@ def run(plan: Plan, budget_s: float, turns: Sequence[Turn]) -> tuple[list[Found]
         else:
             try:
                 take(plan, turn, found[turn.way], min(left_s, 2 * turn.needs_s))
-            except (Failed, SystemExit, ValueError) as error:
+            except (Failed, SystemExit, ValueError, OSError) as error:
                 problems.append(f"{name}: {error}")
     return list(found.values()), problems
 
