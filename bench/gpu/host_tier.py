@@ -30,6 +30,7 @@ from torch import Tensor
 
 from diptych.checkpoints.source import open_model
 from diptych.common.arrays import F64, I32, I64
+from diptych.engine.runner.gpu.bus import KernelBus
 from diptych.engine.runner.gpu.copy_queues import stream_queues
 from diptych.engine.runner.gpu.gpu_host_pages import GpuHostPages
 from diptych.engine.runner.gpu.page_movement import PageMovement
@@ -138,7 +139,8 @@ def measure_steps(report: Report, num_steps: int, num_turns: int) -> None:
     with model_folder() as folder:
         source = open_model(str(folder), "dummy")
         kv = random_pool(source.config, num_pages + NUM_MOVING)
-        runner = runner_of(load_model(source, kv, ModelOptions(dtype="bfloat16")), with_graphs=True)
+        model = load_model(source, kv, ModelOptions(dtype="bfloat16"))
+        runner = runner_of(model, with_graphs=True, bus=KernelBus(DEVICE))
     pool = kv.view(torch.uint8).view(len(kv), -1)
     tier = Pages(pool, NUM_MOVING, NUM_MOVING // 2)
     decoding = Decoding(runner, num_pages, tier)

@@ -9,6 +9,7 @@ the steps beside them. Short ones are moved by one kernel, which reads and write
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Final
 
 import numpy as np
@@ -17,6 +18,8 @@ from torch import Tensor
 
 from diptych.common.arrays import I64
 from diptych.engine.cache.host_pages import run_arrays
+from diptych.engine.runner.gpu.bus import KernelBus
+from diptych.engine.runner.gpu.copy_queues import StreamMark
 from diptych.engine.runner.gpu.piece_copies import PieceCopies
 from diptych.kernels.gpu.pages.page_mover import move_pages
 
@@ -35,6 +38,10 @@ class PageMovement:
         self._copies = copies
         self._page_nbytes: int = pool.shape[1]
         self._done = torch.zeros(1, dtype=torch.int32, device=pool.device)  # of kernels; nobody reads it
+        self._bus = KernelBus(pool.device)
+        self._uploads: deque[tuple[StreamMark, Tensor]] = (
+            deque()
+        )  # pinned memory that may still be read, and until when
 
     def warm_up(self) -> None:
         """Compile the kernel for all counts before requests wait. Moves nothing."""
@@ -74,5 +81,13 @@ class PageMovement:
         )
 
     def _on_device(self, indices: I64) -> Tensor:
+        """Return the indices, past the copy engines: they may be busy with pages for a while."""
         host = torch.from_numpy(indices)
-        return host.pin_memory().to(self._done.device, non_blocking=True) if self._done.is_cuda else host
+        if not self._done.is_cuda:
+            return host
+        while self._uploads and self._uploads[0][0].is_over:
+            self._uploads.popleft()
+        pinned, device = host.pin_memory(), torch.empty_like(host, device=self._done.device)
+        self._bus.copy(device, pinned)
+        self._uploads.append((StreamMark(), pinned))
+        return device
