@@ -20,6 +20,7 @@ from diptych.checkpoints.source import ModelSource
 from diptych.common.errors import ConfigError
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.pool_size import token_nbytes, whole_layout
+from diptych.engine.runner.gpu.bus import KernelBus
 from diptych.engine.runner.gpu.gpu_runner import GpuRunner
 from diptych.engine.runner.gpu.inputs import StepLimits
 from diptych.engine.runner.gpu.measuring import longest_extend, measure, measure_speed
@@ -140,7 +141,8 @@ class ModelLoader:
         from diptych.engine.runner.gpu.new_runner import new_runner  # needs Triton
 
         limits = self._limits(model.config)
-        return new_runner(model, limits, self._device, with_graphs=with_graphs, layer_listener=layer_listener)
+        bus = KernelBus(self._device) if self._options.host_cache_mib else None  # pages keep the copy engines busy
+        return new_runner(model, limits, self._device, with_graphs=with_graphs, layer_listener=layer_listener, bus=bus)
 
     def _load_beside(self, source: ModelSource, kv: Tensor) -> LoadedModel:
         """Load other weights, of the same shape, while the first ones serve."""
