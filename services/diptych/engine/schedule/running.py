@@ -107,7 +107,7 @@ class Running:
     ) -> None:
         if drafter is not None and cache.pages_per_state:
             words = "a guess that was wrong can't be taken out of the state of a recurrent layer again"
-            raise ConfigError(f"drafts are not for models with recurrent layers or compressed entries: {words}")
+            raise ConfigError(f"drafts are not for models with recurrent layers: {words}")
         self._cache = cache
         self._limits = limits
         self._waiting = waiting
