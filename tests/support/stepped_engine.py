@@ -155,6 +155,7 @@ class Engine:
             if isinstance(effect, CompileGrammar):
                 assert self._compiler is not None
                 matcher = self._compiler.compile(effect.grammar).matcher()
+                matcher.accept(effect.prior_tokens)
                 self.core.handle(GrammarReady(effect.room, matcher), self.now_s)
                 continue
             if isinstance(effect, EmitTokens):
