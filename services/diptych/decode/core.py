@@ -219,13 +219,13 @@ class DecodeCore:
             self._effects.append(tokens)
         if others:
             for row in sampled(step, result, others):
-                self._on_tokens(row, now_s)
+                self._on_tokens(row, len(step.drafts_of(row[0])), now_s)
         if step.chunks:
             self._running.share(step)
         if self._waiting:
             self._effects += self._grants.grant(now_s)
 
-    def _on_tokens(self, row: Sampled, now_s: float) -> None:
+    def _on_tokens(self, row: Sampled, num_drafts: int, now_s: float) -> None:
         request, token_ids, logprobs = row
         room = self._rooms[request.room]
         failure = refuse_tokens(request, token_ids)
@@ -240,7 +240,8 @@ class DecodeCore:
         room.measure_token(index, now_s)
         stats = room.stats if finish or index == 0 else None  # a client may stop reading before the end
         of_prompt = pop_prompt_logprobs(request)
-        output = Output(request.room, index, taken, finish, None, stats, logprobs, of_prompt)
+        num_accepted = min(len(token_ids) - 1, len(taken))
+        output = Output(request.room, index, taken, finish, None, stats, logprobs, of_prompt, num_drafts, num_accepted)
         crossing = Crossing.JOINED if index == 1 and room.hand_off is not None else None
         if finish is None:
             self._effects.append(Emit(output, crossing))
@@ -315,4 +316,5 @@ class DecodeCore:
 
     def report(self) -> CoreReport:
         held, counts = self._rooms.holders(), replace(self._counts)
-        return CoreReport(len(self._rooms), held, counts, self._rooms.closing.oldest_s())
+        since_s = self._rooms.closing.oldest_s()
+        return CoreReport(len(self._rooms), held, counts, since_s, self._running.drafts)
