@@ -40,9 +40,8 @@ class Hints:
 
     cache_namespace: bytes = b""  # prompts of different ones share no cached KV; `cache_salt` on the wire
     adapter: str = ""  # to run with; empty: none
-    speculate: str = (
-        ""  # by which of `DRAFT_SOURCES`, if the worker has it; "off": not at all; empty: as the worker does
-    )
+    prediction: bytes = b""  # what its client thinks that the output will be, as `packed_tokens`; empty: nothing
+    speculate: str = ""  # one of `DRAFT_SOURCES` that guesses, if the worker has it; "off": none; empty: as it does
 
     def validate(self) -> None:
         """Raise `InvalidRequest`, naming the field, for a value that nobody serves."""

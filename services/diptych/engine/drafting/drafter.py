@@ -64,7 +64,7 @@ class SourceDrafter:
         most_drafts: int,
         max_drafts: int = MAX_DRAFTS,
     ) -> None:
-        """A step has at most `most_drafts`, each request `max_drafts`. `clock` measures what asking takes, in seconds."""
+        """A step has at most `most_drafts`, each request `max_drafts`. `clock` says what asking takes, in seconds."""
         self._names = tuple(sources)
         self._default = next((name for name in sources if name in OF_TEXT), "")
         self._sources = tuple(sources.values())
