@@ -22,6 +22,7 @@ from diptych.common.arrays import I32
 from diptych.common.members.roles import LegKind, Role
 from diptych.decode.core import DecodeCore
 from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.schedule.running import Drafter
 from diptych.engine.schedule.step_pace import StepPace
 from diptych.engine.scheduler.stepping import StepGivenUp, fill_in
 from diptych.engine.values.batch import ForwardBatch, OverlapRunner, SamplingBatch, StepResult
@@ -321,7 +322,7 @@ def test_a_conversation_of_many_turns_computes_only_what_is_new(windows: WindowP
 # drafts
 
 
-class ToyDrafter:
+class ToyDrafter(Drafter):
     """Guesses some tokens of each request, of which every third may be wrong; nothing in every fourth step."""
 
     def __init__(self, outputs: dict[int, list[int]], num_tokens: int, is_wrong: bool) -> None:
