@@ -38,6 +38,7 @@ class Hints:
 
     cache_namespace: bytes = b""  # prompts of different ones share no cached KV; `cache_salt` on the wire
     adapter: str = ""  # to run with; empty: none
+    prediction: bytes = b""  # what its client thinks that the output will be, as `packed_tokens`; empty: nothing
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
 from diptych.engine.values.request import Request
@@ -15,6 +16,15 @@ class Guess(NamedTuple):
 
 
 NO_GUESS: Final = Guess((), ())
+
+
+def going_on(token_ids: Sequence[int], match: int) -> Guess:
+    """Return a guess by one place where a text was the same in `match` tokens, and went on with these.
+
+    How long texts agree follows a power law, of exponent 1: of those that agree in `match` tokens, a share of
+    `match / (match + k)` agree in `k` more. Found on code, JSON, quotes and prose, not derived.
+    """
+    return Guess(tuple(token_ids), tuple([match / (match + k) for k in range(1, len(token_ids) + 1)]))
 
 
 class DraftSource(Protocol):
