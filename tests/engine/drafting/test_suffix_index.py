@@ -158,7 +158,9 @@ def test_a_longer_match_is_likelier_and_contexts_that_disagree_less_likely() -> 
         index.take(text)
         return SuffixReader(text, is_own=True).guess(index, len(text), 1).chances[0]
 
-    assert first_chance([5, 1, 9, 6, 1]) < first_chance([4, 5, 1, 9, 4, 5, 1]) < first_chance([3, 4, 5, 1, 9, 3, 4, 5, 1])
+    assert (
+        first_chance([5, 1, 9, 6, 1]) < first_chance([4, 5, 1, 9, 4, 5, 1]) < first_chance([3, 4, 5, 1, 9, 3, 4, 5, 1])
+    )
     assert first_chance([4, 1, 9, 5, 1, 8, 6, 1]) < first_chance([4, 1, 9, 5, 1, 9, 6, 1])
 
 

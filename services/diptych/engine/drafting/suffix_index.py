@@ -3,8 +3,8 @@
 The tables are numpy arrays, and the C functions (`suffix_index.c`) work on nothing else. They keep the GIL: they take
 microseconds, and a thread that waits for the GIL would keep it for milliseconds.
 
-The idea is of prompt lookup (https://github.com/apoorvumang/prompt-lookup-decoding) and of SuffixDecoding (NeurIPS 2025,
-https://arxiv.org/abs/2411.04975), whose guesses come from the counts in a suffix tree. Here the newest places of each
+The idea is of prompt lookup (https://github.com/apoorvumang/prompt-lookup-decoding) and of SuffixDecoding (NeurIPS
+2025, https://arxiv.org/abs/2411.04975), which guesses by the counts in a suffix tree. Here the newest places of each
 context stand for the tree: 22 to 44 bytes a token, no walk to the root for each token, and the oldest ones fall out.
 """
 
