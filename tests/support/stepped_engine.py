@@ -81,6 +81,7 @@ class Engine:
         retracted_s: float = RETRACTED_S,
         pages_per_state: int = 0,
         windows: WindowPages = NO_WINDOWS,
+        max_drafts: int = 64,
     ) -> None:
         """With `pages_per_state` tokens depend on a state, too; with `windows` on what layers with them keep."""
         kv = np.zeros((num_pages, PAGE), dtype=np.uint64)
@@ -102,6 +103,7 @@ class Engine:
             scheduling=scheduling or Scheduling(),
             retracted_s=retracted_s,
             mixed_step_s=mixed_step_s,
+            max_drafts=max_drafts,
         )
         self.core = build(self.cache, limits)
         self._kind = kind
@@ -153,6 +155,7 @@ class Engine:
             if isinstance(effect, CompileGrammar):
                 assert self._compiler is not None
                 matcher = self._compiler.compile(effect.grammar).matcher()
+                matcher.accept(effect.prior_tokens)
                 self.core.handle(GrammarReady(effect.room, matcher), self.now_s)
                 continue
             if isinstance(effect, EmitTokens):

@@ -24,11 +24,10 @@ from diptych.engine.schedule.sampled import (
     NO_TOKEN_FAILURE,
     Sampled,
     append_plain,
-    append_tokens,
     collect_prompt_logprobs,
     pop_prompt_logprobs,
-    refuse_tokens,
     sampled,
+    take_tokens,
 )
 from diptych.engine.schedule.step_pace import StepPace
 from diptych.engine.schedule.waiting_queue import new_waiting_queue
@@ -227,22 +226,22 @@ class DecodeCore:
 
     def _on_tokens(self, row: Sampled, now_s: float) -> None:
         request, token_ids, logprobs = row
-        room = self._rooms[request.room]
-        failure = refuse_tokens(request, token_ids)
+        room, index = self._rooms[request.room], request.num_output_tokens
+        taken, finish, failure = take_tokens(request, token_ids, self._limits.eos_ids)
+        if taken:
+            self._pace.ahead(request, len(taken) - 1)
+            room.measure_token(index, now_s)
+            stats = room.stats if finish or index == 0 else None  # a client may stop reading before the end
+            counted, of_prompt = logprobs and logprobs.span(0, len(taken)), pop_prompt_logprobs(request)
+            self._tell(room, Output(request.room, index, taken, finish, None, stats, counted, of_prompt))
         if failure is NO_TOKEN_FAILURE:
             self._running.distrust(request)
         if failure is not None:
             self._rooms.drop(room, failure)
-            return
-        index = request.num_output_tokens
-        taken, finish = append_tokens(request, token_ids, self._limits.eos_ids)
-        self._pace.ahead(request, len(taken) - 1)
-        room.measure_token(index, now_s)
-        stats = room.stats if finish or index == 0 else None  # a client may stop reading before the end
-        of_prompt = pop_prompt_logprobs(request)
-        output = Output(request.room, index, taken, finish, None, stats, logprobs, of_prompt)
-        crossing = Crossing.JOINED if index == 1 and room.hand_off is not None else None
-        if finish is None:
+
+    def _tell(self, room: DecodeRoom, output: Output) -> None:
+        crossing = Crossing.JOINED if output.first_index == 1 and room.hand_off is not None else None
+        if output.finish is None:
             self._effects.append(Emit(output, crossing))
         else:
             self._rooms.finish(room, output, crossing)

@@ -25,6 +25,8 @@ FREE_S_PER_TOKEN: Final = 0.002
 CHEAP_S: Final = 0.02  # beside its tokens'; what an output takes beyond it is its tenant's debt. Usual ones take 0.004
 Lend: TypeAlias = Callable[[float], bool]  # so many seconds more to the tenant; False: too much, the output must end
 
+ROW_S: Final = 0.001  # that the mask of a row behind a guess may take: an output that needs more gets no guesses
+
 TOO_SLOW: Final = "its tokens take too long to find: avoid rules that match the same text in many ways"
 
 
@@ -71,6 +73,7 @@ class GrammarMatcher:
         self._lend = lend
         self._left_s = FREE_S
         self._is_broke = False  # its tenant
+        self._is_expensive = False  # what a guess needs
         self._covered_s = FREE_S - CHEAP_S  # as little may be left before its tenant owes more
 
     @property
@@ -95,21 +98,39 @@ class GrammarMatcher:
         return np.full((num_rows, self._num_mask_words), -1, dtype=np.int32)
 
     def fill_mask(self, mask: I32, row: int) -> None:
-        assert mask.shape[1] == self._num_mask_words
-        if self._num_own_words == self._num_mask_words:
-            self._fill(mask[row])
-        else:
-            words = np.empty(self._num_own_words, dtype=np.int32)
-            self._fill(words)
-            mask[row] = words[: self._num_mask_words]
+        self._spend(self._fill(self._matcher, mask, row))
 
-    def _fill(self, words: I32) -> None:
-        assert words.dtype == np.int32
+    def fill_masks(self, mask: I32, row: int, guess: Sequence[int]) -> None:
+        """A guess costs its output nothing, but the batch waits for an expensive one only once."""
+        self.fill_mask(mask, row)
+        if not guess:
+            return
+        ahead, took_s = self._matcher.deep_copy(), 0.0
+        for behind, token_id in enumerate(guess, row + 1):
+            if not ahead.try_consume_tokens([token_id]) or ahead.is_stopped():
+                break
+            took_s += self._fill(ahead, mask, behind)
+        self._is_expensive |= took_s > ROW_S * len(guess)
+
+    def count_allowed(self, guess: Sequence[int]) -> int:
+        if self._is_expensive or self._matcher.is_stopped():
+            return 0
+        return self._matcher.deep_copy().try_consume_tokens(list(guess))
+
+    def _fill(self, matcher: llguidance.LLMatcher, mask: I32, row: int) -> float:
+        """Return how many seconds it took."""
+        assert mask.shape[1] == self._num_mask_words
+        assert mask.dtype == np.int32
+        fits = self._num_own_words == self._num_mask_words
+        words = mask[row] if fits else np.empty(self._num_own_words, dtype=np.int32)
         address = addressof(c_char.from_buffer(words.data))  # must be contiguous; its `ctypes.data` takes longer
-        compute, num_bytes = self._matcher.unsafe_compute_mask_ptr, words.nbytes
+        compute, num_bytes = matcher.unsafe_compute_mask_ptr, words.nbytes
         begun_s = self._clock()  # likewise
         compute(address, num_bytes)
-        self._spend(self._clock() - begun_s)
+        took_s = self._clock() - begun_s
+        if not fits:
+            mask[row] = words[: self._num_mask_words]
+        return took_s
 
     def _spend(self, seconds: float) -> None:
         self._left_s -= seconds

@@ -7,6 +7,7 @@ lose the least progress is retracted, and goes on later.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 from typing import Protocol
 
 from diptych.common.errors import ConfigError
@@ -58,16 +59,17 @@ class DecodeBatch:
         page_size = self._cache.page_size
         return self._cache.grow_each([r for r in requests if r.computed_len >= r.num_pages * page_size])
 
-    def admit_drafts(self, request: Request, drafts: tuple[int, ...]) -> tuple[int, ...]:
-        """Return as many of the drafts as may stand behind the request's newest token, which gets slots for them.
+    def admit_drafts(self, request: Request, guess: tuple[int, ...], most: int) -> tuple[int, ...]:
+        """Return what of a guess may stand behind the request's newest token, which gets slots for it; `most` tokens.
 
-        It gets none where its choice depends on more than the logits, or where pages are missing: nobody is retracted
-        for a guess.
+        A guess begins behind the newest token that is known: while that token's successor is on its way, the guess of
+        it is only what the others stand behind. What the grammar forbids can't come true, and nobody is retracted for
+        a guess.
         """
-        if not request.samples_plainly:
-            return ()
-        kept = drafts[: request.max_len - request.num_tokens - 1]
-        return kept if self._cache.grow(request, request.num_tokens + len(kept)) else ()
+        allowed = guess if request.matcher is None else guess[: request.matcher.count_allowed(guess)]
+        newest = request.computed_len
+        drafts = allowed[newest + 1 - request.num_tokens :][: min(most, request.max_len - newest - 2)]
+        return drafts if self._cache.grow(request, newest + 1 + len(drafts)) else ()
 
     def victim(self) -> Request:
         """Return whom to retract; at least one runs."""
@@ -78,7 +80,11 @@ class Drafter(Protocol):
     """Guesses how requests go on. A wrong guess costs the time to compute it; no guess changes an output."""
 
     def propose(self, requests: Sequence[Request]) -> Drafts:
-        """Return guesses for some of the requests that the next step continues."""
+        """Return guesses for some of the requests that the next step continues.
+
+        They begin behind the newest token that is known, `tokens[num_tokens - 1]`. Where `extend_len` is 0 a running
+        step computes the token behind that: then the first guess is of it, and is not computed itself.
+        """
         ...
 
 
@@ -100,7 +106,8 @@ class Running:
         turns: Turns = ENOUGH_SLOTS,
     ) -> None:
         if drafter is not None and cache.pages_per_state:
-            raise ConfigError("a guess that was wrong can't be taken out of the state of a recurrent layer again")
+            words = "a guess that was wrong can't be taken out of the state of a recurrent layer again"
+            raise ConfigError(f"drafts are not for models with recurrent layers: {words}")
         self._cache = cache
         self._limits = limits
         self._waiting = waiting
@@ -145,9 +152,9 @@ class Running:
     def can_overlap(self) -> bool:
         """Whether a step may be planned before the last one is committed.
 
-        Not with a drafter: it guesses behind tokens that are known, and how many drafts count is known at the commit.
+        Not behind one with drafts: where its requests stand is known when it is known how many came true.
         """
-        return self._drafter is None
+        return not self._steps or not self._steps.newest.drafts
 
     def plan(self, now_s: float) -> Step | None:
         """Every running request decodes; prompts share what is left of the token budget, and of the time."""
@@ -304,9 +311,16 @@ class Running:
         return due
 
     def _drafts(self, decodes: Sequence[Request], drafter: Drafter) -> Drafts:
-        proposed = drafter.propose(decodes)
-        kept = {r.room: self._batch.admit_drafts(r, proposed[r.room]) for r in decodes if r.room in proposed}
-        return {room: drafts for room, drafts in kept.items() if drafts}
+        """Ask for guesses, and cut them: by what a step may have, and before what is no token of the model."""
+        proposed, left, vocab_size = drafter.propose(decodes), self._limits.max_drafts, self._limits.vocab_size
+        found: dict[int, tuple[int, ...]] = {}
+        for request in decodes:
+            if left > 0 and (guess := proposed.get(request.room)):
+                tokens = tuple(takewhile(lambda token_id: 0 <= token_id < vocab_size, guess))
+                if drafts := self._batch.admit_drafts(request, tokens, left):
+                    found[request.room] = drafts
+                    left -= len(drafts)
+        return found
 
     def _leave(self, request: Request) -> None:
         self._batch.remove(request)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from diptych.engine.values.batch import NO_TOKEN, StepResult
 from diptych.engine.values.events import EmitTokens
@@ -14,7 +15,7 @@ from diptych.generation.output import Failure, FailureCode
 from diptych.generation.stop.conditions import token_finish
 
 TokenIds = tuple[int, ...]
-Sampled = tuple[Request, TokenIds, TokenLogprobs | None]  # the next tokens; of a single one its log-probability
+Sampled = tuple[Request, TokenIds, TokenLogprobs | None]  # the next tokens, and their log-probabilities
 
 NO_TOKEN_FAILURE = Failure(FailureCode.INTERNAL, "the model gave no usable logits for this request")
 
@@ -58,7 +59,7 @@ def _single_tokens(step: Step, result: StepResult) -> list[int]:
 
 
 def sampled(step: Step, result: StepResult, rows: Iterable[int]) -> Iterator[Sampled]:
-    """Yield the tokens of some of `sampled`, but of requests that have ended. Ask `refuse_tokens` about each.
+    """Yield the tokens of some of `sampled`, but of requests that have ended. `take_tokens` gives them to it.
 
     What was computed of drafts that did not come true is not counted any more.
     """
@@ -72,7 +73,7 @@ def sampled(step: Step, result: StepResult, rows: Iterable[int]) -> Iterator[Sam
         request.computed_len -= 1 + len(drafts) - len(token_ids)
         num_top, logprobs = request.params.logprobs, None
         if num_top is not None and result.logprobs is not None:
-            logprobs = of_rows(result.logprobs, first, first + 1, num_top)  # whoever wants them has no drafts
+            logprobs = of_rows(result.logprobs, first, first + len(token_ids), num_top)
         yield request, token_ids, logprobs
 
 
@@ -88,25 +89,36 @@ def verified(drafts: TokenIds, samples: TokenIds) -> TokenIds:
     return samples[:count]
 
 
-def refuse_tokens(request: Request, token_ids: TokenIds) -> Failure | None:
-    """Let the request's grammar, if any, take its next tokens; say why the request must fail instead."""
-    matcher, is_unusable = request.matcher, NO_TOKEN in token_ids
-    if matcher is not None:
-        if not is_unusable:
-            matcher.accept(token_ids)
-        if matcher.error is not None:
-            return Failure(FailureCode.INVALID, f"the output can't follow the grammar any further: {matcher.error}")
-    return NO_TOKEN_FAILURE if is_unusable else None
+class Taken(NamedTuple):
+    """What became of a request's next tokens."""
+
+    token_ids: TokenIds  # that it has got: all, or those up to its end
+    finish: Finish | None = None
+    failure: Failure | None = None  # comes behind these tokens
 
 
-def append_tokens(request: Request, token_ids: TokenIds, eos_ids: frozenset[int]) -> tuple[TokenIds, Finish | None]:
-    """Append the tokens up to the one that ends the request, if one does; return them, and how it ends."""
+def take_tokens(request: Request, token_ids: TokenIds, eos_ids: frozenset[int]) -> Taken:
+    """Append the tokens up to the one that ends the request, if one does, each as if it came alone."""
     for count, token_id in enumerate(token_ids, 1):
+        failure = refuse_token(request, token_id)
+        if failure is not None:
+            return Taken(token_ids[: count - 1], failure=failure)
         request.append(token_id)
         finish = finish_of(request, token_id, eos_ids)
         if finish is not None:
-            return token_ids[:count], finish
-    return token_ids, None
+            return Taken(token_ids[:count], finish)
+    return Taken(token_ids)
+
+
+def refuse_token(request: Request, token_id: int) -> Failure | None:
+    """Let the request's grammar, if any, take its next token; say why the request must fail instead."""
+    matcher = request.matcher
+    if matcher is not None:
+        if token_id != NO_TOKEN:
+            matcher.accept((token_id,))
+        if matcher.error is not None:
+            return Failure(FailureCode.INVALID, f"the output can't follow the grammar any further: {matcher.error}")
+    return NO_TOKEN_FAILURE if token_id == NO_TOKEN else None
 
 
 def finish_of(request: Request, token_id: int, eos_ids: frozenset[int]) -> Finish | None:

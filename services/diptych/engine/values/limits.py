@@ -33,4 +33,5 @@ class Limits:
     scheduling: Scheduling = Scheduling()
     prompt_cost: PromptCost = SAME_EVERYWHERE  # in tokens at the start of a prompt
     retracted_s: float = RETRACTED_S  # that a retracted request waits here for memory; infinite: until there is some
+    max_drafts: int = 256  # that a step verifies, of all its requests
     mixed_step_s: float = math.inf  # of a step that computes prompts while requests wait for their next token

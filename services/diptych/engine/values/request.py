@@ -70,6 +70,18 @@ class TokenCounts:
                 self._counts[at] += 1
         self._num_counted = len(tokens)
 
+    def with_more(self, token_ids: Sequence[int]) -> tuple[I64, I64]:
+        """Return `ids` and `counts` as they would be if these few tokens were output, too."""
+        if not token_ids:
+            return self.ids, self.counts
+        more = dict.fromkeys(token_id for token_id in token_ids if token_id not in self._index)
+        ids = np.concatenate([self.ids, np.array(list(more), dtype=np.int64)])
+        counts = np.concatenate([self.counts, np.zeros(len(more), dtype=np.int64)])
+        index = {token_id: at for at, token_id in enumerate(more, len(self._index))}
+        for token_id in token_ids:
+            counts[index.get(token_id, self._index.get(token_id, -1))] += 1
+        return ids, counts
+
     def _count_first(self, tokens: I64) -> None:
         ids, inverse = np.unique(tokens[self._first :], return_inverse=True)
         self._ids[: len(ids)] = ids

@@ -59,7 +59,7 @@ class Step:
     decodes: Sequence[Request]
     chunks: Sequence[Chunk]
     sampled: Sequence[Request]  # whose next tokens it samples, in the order of the samples
-    drafts: Drafts | None = None  # of `decodes` that sample plainly; None: nobody has any
+    drafts: Drafts | None = None  # of some of `decodes`; None: nobody has any
 
     @property
     def first_samples(self) -> Sequence[int]:
