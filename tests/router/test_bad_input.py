@@ -103,7 +103,10 @@ BAD_CHATS: dict[str, tuple[dict[str, Any], str]] = {
     "a draft model": ({"speculate": "draft:/models/small"}, "speculate"),
     "a prediction of tokens": ({"prediction": {"type": "tokens", "content": "a"}}, "prediction.type"),
     "a prediction of nothing": ({"prediction": {"type": "content"}}, "prediction.content"),
-    "a prediction of images": ({"prediction": {"type": "content", "content": [{"type": "image"}]}}, "prediction.content"),
+    "a prediction of images": (
+        {"prediction": {"type": "content", "content": [{"type": "image"}]}},
+        "prediction.content",
+    ),
     "a prediction that is too long": ({"prediction": {"type": "content", "content": "x" * 40000}}, "prediction"),
     "best_of in a chat": ({"best_of": 2}, "best_of"),
     "echo in a chat": ({"echo": True}, "echo"),
