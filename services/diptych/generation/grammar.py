@@ -100,6 +100,13 @@ class Matcher(Protocol):
         """Return how many tokens of a guess may come next, one behind the other; fewer where to look is expensive."""
         ...
 
+    def forced(self) -> Sequence[int]:
+        """Return tokens that spell what can't be otherwise, as far as what comes behind does not change them.
+
+        The output may spell it in other tokens. None where nothing is forced, or to look is expensive.
+        """
+        ...
+
 
 def num_words(vocab_size: int) -> int:
     """Return how many words of 32 bits hold one bit a token."""

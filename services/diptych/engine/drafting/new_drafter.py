@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from diptych.engine.drafting import suffix_index
 from diptych.engine.drafting.drafter import SourceDrafter
+from diptych.engine.drafting.forced import ForcedSource
 from diptych.engine.drafting.ngram import NgramSource
 from diptych.engine.drafting.predicted import PredictedSource
 from diptych.engine.drafting.source import DraftSource
@@ -26,7 +27,7 @@ def new_drafter(speculate: str, limits: Limits, clock: Callable[[], float]) -> S
 
 def _sources(speculate: str, vocab_size: int) -> Mapping[str, DraftSource]:
     """Return sources in the order in which they are asked; one that keeps nothing is there for who chooses it."""
-    sources: dict[str, DraftSource] = {"predicted": PredictedSource(vocab_size)}
+    sources: dict[str, DraftSource] = {"forced": ForcedSource(vocab_size), "predicted": PredictedSource(vocab_size)}
     if speculate == "suffix":
         suffix_index.load()  # compiled now, not in the first step
         sources["suffix"] = SuffixSource()

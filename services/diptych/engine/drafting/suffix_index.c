@@ -173,6 +173,13 @@ static double choose(const int32_t *next, struct place *places, int *num_places,
     return most / all * (most / all) * match / (match + 1);
 }
 
+static uint32_t longest(const struct place *places, int num_places) {
+    int best = 0;
+    for (int i = 1; i < num_places; i++)
+        if (places[i].match > places[best].match) best = i;
+    return places[best].at;
+}
+
 // Guess how the text goes on behind its first `len` tokens; return how many tokens are guessed.
 int64_t suffix_index_guess(const struct index *index, struct reader *reader, int64_t len, int64_t at_most) {
     struct place places[MAX_PLACES + 1];
@@ -188,7 +195,7 @@ int64_t suffix_index_guess(const struct index *index, struct reader *reader, int
         chance *= choose(next, places, &num_places, done, &reader->guess[done]);
         if (chance < MIN_CHANCE) break;
         reader->chances[done] = chance;
-        reader->at = places[0].at;
     }
+    if (done) reader->at = longest(places, num_places);
     return done;
 }

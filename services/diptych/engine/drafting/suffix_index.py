@@ -3,8 +3,8 @@
 The tables are numpy arrays, and the C functions (`suffix_index.c`) work on nothing else. They keep the GIL: they take
 microseconds, and a thread that waits for the GIL would keep it for milliseconds.
 
-The idea is of prompt lookup (https://github.com/apoorvumang/prompt-lookup-decoding) and of SuffixDecoding (NeurIPS 2025,
-https://arxiv.org/abs/2411.04975), whose guesses come from the counts in a suffix tree. Here the newest places of each
+The idea is of prompt lookup (https://github.com/apoorvumang/prompt-lookup-decoding) and of SuffixDecoding (NeurIPS
+2025, https://arxiv.org/abs/2411.04975), which guesses by the counts in a suffix tree. Here the newest places of each
 context stand for the tree: 22 to 44 bytes a token, no walk to the root for each token, and the oldest ones fall out.
 """
 
@@ -26,6 +26,7 @@ MAX_GUESS: Final = 64  # tokens
 MIN_CAPACITY: Final = 64  # tokens
 NO_TOKEN: Final = np.array([-1], np.int64)  # between texts: nothing is compared across it
 
+_OBJECT_BYTES: Final = 1024  # of an index beside its tables: 760 were measured, and an entry in its owner's
 _NUM_ORDERS: Final = 3  # as in suffix_index.c
 _SIGNATURES: Final[dict[str, tuple[type | None, list[type]]]] = {
     "take": (None, [c_void_p, c_void_p, c_int64]),
@@ -73,7 +74,7 @@ class SuffixIndex:
 
     @property
     def nbytes(self) -> int:
-        return self._tokens.nbytes + self._newest.nbytes + self._older.nbytes
+        return self._tokens.nbytes + self._newest.nbytes + self._older.nbytes + _OBJECT_BYTES
 
     @property
     def is_full(self) -> bool:
@@ -120,7 +121,7 @@ def capacity_for(num_tokens: int) -> int:
 
 def nbytes_for(num_tokens: int) -> int:
     """Return what an index that makes room for so many tokens holds."""
-    return capacity_for(num_tokens) * 4 * (1 + _NUM_ORDERS + _NUM_ORDERS // 2) + capacity_for(num_tokens) * 2
+    return capacity_for(num_tokens) * (4 + 4 * _NUM_ORDERS + 2 * _NUM_ORDERS) + _OBJECT_BYTES
 
 
 def build() -> Path:

@@ -44,6 +44,7 @@ def request_from_wire(request: inference_pb2.GenerateRequest, caller: Caller) ->
         echo=request.echo,
         shows_special=request.show_special_tokens,
         tool_use=tool_use_of(request.chat),
+        predicted_text=request.prediction,
         caller=caller,
     )
 

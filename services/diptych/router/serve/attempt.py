@@ -163,4 +163,5 @@ def legs_of(pair: Pair, leg: StartLeg) -> dict[LegKind, tuple[int, StartLeg]]:
     other.CopyFrom(leg)
     leg.peer_instance_id, other.peer_instance_id = pair.decode_id, pair.prefill_id
     other.sampling.ClearField("prompt_logprobs")  # prefill reports them
+    leg.ClearField("prediction")  # decode goes by it
     return {LegKind.PREFILL: (pair.prefill_id, leg), LegKind.DECODE: (pair.decode_id, other)}

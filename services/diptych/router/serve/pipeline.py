@@ -278,6 +278,8 @@ class Preparer:
         rooms = [output_room(client.prompts[0], prompt_len, limit) for prompt_len in lens]
         if adapter := self.adapter(client.model):
             client = replace(client, hints=replace(client.hints, adapter=adapter))
+        if prediction := await self.tokenization.predicted(client, limit):
+            client = replace(client, hints=replace(client.hints, prediction=prediction))
         return [
             GenerationRequest(
                 client, prompt, _params(client, room, (seed + choice) & MAX_SEED, grammar), self._timeout_s
