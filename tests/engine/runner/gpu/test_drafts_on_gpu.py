@@ -152,6 +152,6 @@ def run(runner: Any, rows: dict[int, list[int]], start: int) -> torch.Tensor:
         extend_lens=lens,
         num_sampled=lens if start else np.ones_like(lens),
     )
-    logits = runner.logits(batch).float().clone()
+    logits: torch.Tensor = runner.logits(batch).float().clone()
     runner.sample(batch, logits.clone(), SamplingBatch.alike(batch.num_samples, 0.0))()
     return logits
