@@ -1,6 +1,6 @@
 // Finds where a text went on before as it ends now, and guesses that it goes on the same way again.
 //
-// Tokens lie in a ring. Places behind which the same 1, 2 or 4 tokens stand are chained through buckets of a hash, the
+// Tokens lie in a ring. Places behind which the same 1 or 3 tokens stand are chained through buckets of a hash, the
 // newest first, as in compressors of Lempel and Ziv's kind. Chains are followed for so many steps and no more: nothing
 // here takes longer than microseconds, whatever the tokens are and whoever chose them.
 // What a chain names is compared with the text before it counts. So a place that a newer one has overwritten, a hash
@@ -10,9 +10,9 @@
 
 #include <stdint.h>
 
-enum { NUM_ORDERS = 3, MAX_STEPS = 32, MAX_PLACES = 16, MAX_MATCH = 64 };
+enum { NUM_ORDERS = 2, MAX_STEPS = 32, MAX_PLACES = 16, MAX_MATCH = 64 };
 
-static const uint32_t ORDERS[NUM_ORDERS] = {1, 2, 4}; // tokens of a context
+static const uint32_t ORDERS[NUM_ORDERS] = {1, 3};    // tokens of a context
 static const double MIN_CHANCE = 0.02;                // of the last token that is guessed
 
 struct index {
@@ -154,11 +154,17 @@ static double weight(const struct place *place) { return (double)(UINT64_C(1) <<
 // power law. Both were found on code, JSON, quotes and prose, not derived.
 static double choose(const int32_t *next, struct place *places, int *num_places, int64_t done, int32_t *token) {
     double all = 0, most = 0;
+    uint32_t counted = 0; // places, by bit
     for (int i = 0; i < *num_places; i++) {
+        if (counted >> i & 1) continue;
         double sum = 0;
-        for (int j = 0; j < *num_places; j++) sum += next[j] == next[i] ? weight(&places[j]) : 0;
+        for (int j = i; j < *num_places; j++) {
+            if (next[j] != next[i]) continue;
+            sum += weight(&places[j]);
+            counted |= UINT32_C(1) << j;
+        }
         if (next[i] >= 0 && sum > most) most = sum, *token = next[i];
-        all += weight(&places[i]);
+        all += sum;
     }
     if (most == 0) return 0;
     int num_kept = 0;
