@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from diptych.engine.drafting.lookup import MAX_MATCH, MAX_PLACES, places_behind
@@ -20,6 +20,7 @@ def started(prompt: list[int]) -> Request:
 
 @settings(deadline=None)
 @given(text=texts, end=texts)
+@example(text=[0, 0], end=[0, 0, 0, 0])
 def test_places_are_those_behind_the_longest_part_that_is_there(text: list[int], end: list[int]) -> None:
     def behind(match: int) -> list[int]:
         return [at for at in range(match, len(text)) if text[at - match : at] == end[-match:]]

@@ -25,7 +25,7 @@ def places_behind(text: I64, end: I64, near: int) -> tuple[I64, int]:
     if len(places) > MAX_PLACES:
         middle = int(np.searchsorted(places, near))
         places = places[max(0, middle - MAX_PLACES // 2) : middle + MAX_PLACES // 2]
-    most = min(MAX_MATCH, len(end))
+    most = min(MAX_MATCH, len(end), len(text))
     back = _BACK[:most]
     is_same = (text[places[:, None] - back] == end[-back]) & (places[:, None] >= back)
     matches = np.logical_and.accumulate(is_same, axis=1).sum(axis=1)
