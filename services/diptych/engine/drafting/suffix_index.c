@@ -16,13 +16,12 @@ static const uint32_t ORDERS[NUM_ORDERS] = {1, 3};    // tokens of a context
 static const double MIN_CHANCE = 0.02;                // of the last token that is guessed
 
 struct index {
-    int32_t *tokens;   // [capacity]; below zero: none, and no context reaches across it
+    int32_t *tokens;   // [capacity]; below zero: none, and no text is compared with it
     uint32_t *newest;  // [NUM_ORDERS][capacity / 2], by bucket: its last place
     uint32_t *older;   // [NUM_ORDERS][capacity], by place: the one before in its bucket
     uint32_t capacity; // a power of two, at least 2
     uint32_t size;     // tokens taken so far, modulo 2^32: a place has the number of the token that follows there
     uint32_t held;     // of them, those that the ring still has
-    uint32_t run;      // of them, those behind the last one below zero
 };
 
 struct reader {
@@ -61,7 +60,7 @@ static uint32_t *older(const struct index *index, int order, uint32_t place) {
 static void chain_end(struct index *index) {
     uint64_t hash = 0;
     uint32_t num_hashed = 0;
-    for (int order = 0; order < NUM_ORDERS && ORDERS[order] <= index->run; order++) {
+    for (int order = 0; order < NUM_ORDERS && ORDERS[order] <= index->held; order++) {
         for (; num_hashed < ORDERS[order]; num_hashed++) hash = mixed(hash, token_at(index, index->size - 1 - num_hashed));
         uint32_t *newest = bucket(index, order, hash);
         *older(index, order, index->size) = *newest;
@@ -75,7 +74,6 @@ void suffix_index_take(struct index *index, const int64_t *tokens, int64_t num_t
         index->tokens[index->size & (index->capacity - 1)] = tokens[i] < 0 ? -1 : (int32_t)tokens[i];
         index->size++;
         index->held += index->held < index->capacity;
-        index->run = tokens[i] < 0 ? 0 : index->run + (index->run < index->capacity);
     }
 }
 

@@ -42,7 +42,6 @@ class _Index(Structure):
         ("capacity", c_uint32),
         ("size", c_uint32),
         ("held", c_uint32),
-        ("run", c_uint32),
     )
 
 
