@@ -14,6 +14,7 @@ from stepped_engine import PAGE, VOCAB, Engine
 
 from diptych.checkpoints.source import open_model
 from diptych.engine.runner.model_runner import ModelRunner
+from diptych.engine.schedule.running import Drafter
 from diptych.engine.schedule.sampled import verified
 from diptych.engine.values.batch import NO_TOKEN, ForwardBatch, ForwardMode
 from diptych.engine.values.request import Request
@@ -28,7 +29,7 @@ NewEngine = Callable[..., Engine]
 Outputs = Mapping[int, Sequence[int]]
 
 
-class ToyDrafter:
+class ToyDrafter(Drafter):
     """Knows how outputs go on, and guesses `K` tokens: right ones, or wrong ones in the places that `is_wrong` says."""
 
     def __init__(

@@ -124,9 +124,9 @@ class Serving:
         runner = open_runner(self.source, kv)
         prepare(runner)
         copier = HostPages(kv_bytes(kv), layout.page_nbytes, num_slots)
-        rows = Rows(runner)
+        rows, drafter = Rows(runner), Scripted(drafts)
         engine = self._new_engine(
-            drafter=Scripted(drafts),
+            drafter=drafter,
             overlap=overlap,
             runner=rows,
             vocab_size=self.source.config.vocab_size,
@@ -148,7 +148,7 @@ class Serving:
             if num_pages == NUM_PAGES:
                 engine.step(check=False)  # else they come all at once
         engine.run()
-        self.num_rows = rows.num_rows
+        self.num_rows, self.num_early = rows.num_rows, drafter.num_early
         self.num_retractions = engine.core.report().counts.retractions
         self.num_restored = engine.cache.num_restored
         return {room: Answer.of(engine.outputs[room]) for room in said or ROOMS}
@@ -172,6 +172,7 @@ def serving(new_engine: NewEngine, tiny_folder: Path, byte_tokenizer: Tokenizer)
 def test_one_worker(serving: Serving, overlap: bool) -> None:
     answers = serving.compare(overlap=overlap)
     assert len(ROOMS) >= 2 * len(KINDS)
+    assert (serving.num_early > 20) == overlap, "guesses were made behind tokens on their way"
     assert len({answer.finish for answer in answers.values()}) == 2, "some end by a stop, some by their length"
     assert len({answer.token_ids for answer in answers.values()}) > 40
 

@@ -218,13 +218,13 @@ class DecodeCore:
             self._effects.append(tokens)
         if others:
             for row in sampled(step, result, others):
-                self._on_tokens(row, now_s)
+                self._on_tokens(row, len(step.drafts_of(row[0])), now_s)
         if step.chunks:
             self._running.share(step)
         if self._waiting:
             self._effects += self._grants.grant(now_s)
 
-    def _on_tokens(self, row: Sampled, now_s: float) -> None:
+    def _on_tokens(self, row: Sampled, num_drafts: int, now_s: float) -> None:
         request, token_ids, logprobs = row
         room, index = self._rooms[request.room], request.num_output_tokens
         taken, finish, failure = take_tokens(request, token_ids, self._limits.eos_ids)
@@ -233,7 +233,8 @@ class DecodeCore:
             room.measure_token(index, now_s)
             stats = room.stats if finish or index == 0 else None  # a client may stop reading before the end
             counted, of_prompt = logprobs and logprobs.span(0, len(taken)), pop_prompt_logprobs(request)
-            self._tell(room, Output(request.room, index, taken, finish, None, stats, counted, of_prompt))
+            of_drafts = num_drafts, min(len(token_ids) - 1, len(taken))
+            self._tell(room, Output(request.room, index, taken, finish, None, stats, counted, of_prompt, *of_drafts))
         if failure is NO_TOKEN_FAILURE:
             self._running.distrust(request)
         if failure is not None:
@@ -314,4 +315,5 @@ class DecodeCore:
 
     def report(self) -> CoreReport:
         held, counts = self._rooms.holders(), replace(self._counts)
-        return CoreReport(len(self._rooms), held, counts, self._rooms.closing.oldest_s())
+        since_s = self._rooms.closing.oldest_s()
+        return CoreReport(len(self._rooms), held, counts, since_s, self._running.drafts)

@@ -32,6 +32,7 @@ Quantization = Literal["auto", "none", "fp8"]
 KvBackend = Literal["ucx", "nixl"]
 Overlap = Literal["auto", "on", "off"]
 KvWindows = Literal["free", "keep"]
+Speculate = Literal["suffix", "ngram", "off"]
 
 KV_WINDOWS: Final[KvWindows] = "free"
 
@@ -111,6 +112,11 @@ class EngineOptions:
     )
     max_waiting: int = option(1024, help="requests that wait; more are sent to another worker", group="scheduling")
     overlap: Overlap = option("auto", help="plan the next step while one runs; auto: not on CPUs", group="scheduling")
+    speculate: Speculate = option(
+        "off",
+        help="guess output tokens and verify several at once: by suffix or ngram; no token differs; off: one by one",
+        group="scheduling",
+    )
     tenant_weights: tuple[str, ...] = option(
         (), help="shares of tenants, as name=weight; a tenant without one has weight 1", group="scheduling"
     )

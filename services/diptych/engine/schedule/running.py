@@ -22,6 +22,7 @@ from diptych.engine.schedule.step_pace import StepPace
 from diptych.engine.schedule.steps_in_flight import StepsInFlight
 from diptych.engine.schedule.waiting_queue import WaitingQueue
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch
+from diptych.engine.values.core_report import NO_DRAFTS, DraftReport
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.request import Request
 from diptych.engine.values.step import NO_PLAIN_STEPS, Chunk, Drafts, PlainSteps, Step, new_step
@@ -77,7 +78,10 @@ class DecodeBatch:
 
 
 class Drafter(Protocol):
-    """Guesses how requests go on. A wrong guess costs the time to compute it; no guess changes an output."""
+    """Guesses how requests go on. A wrong guess costs the time to compute it; no guess changes an output.
+
+    What it is told beside is for who learns from it.
+    """
 
     def propose(self, requests: Sequence[Request]) -> Drafts:
         """Return guesses for some of the requests that the next step continues.
@@ -86,6 +90,22 @@ class Drafter(Protocol):
         step computes the token behind that: then the first guess is of it, and is not computed itself.
         """
         ...
+
+    def launched(self, step: Step, now_s: float) -> None:
+        """A step is launched, with all that was proposed for it or with less."""
+        return
+
+    def committed(self, now_s: float) -> None:
+        """The oldest step that was launched has run; its tokens are appended next."""
+        return
+
+    def given_up(self) -> None:
+        """The step launched last was not run to its end."""
+        return
+
+    def report(self) -> DraftReport:
+        """Say what has come of its guesses, since the start."""
+        return NO_DRAFTS
 
 
 class Running:
@@ -171,6 +191,8 @@ class Running:
         batch = self._build(step, cache.page_table, cache.page_size, pending, pages_per_state, cache.window_table)
         begun = [request for request in step.decodes if request.state_from is not None] if pages_per_state else ()
         self._steps.launch(step)
+        if self._drafter is not None:
+            self._drafter.launched(step, now_s)
         for request in begun:
             self._steps.read_state(request)
         if step.chunks:
@@ -186,6 +208,8 @@ class Running:
     def commit(self, now_s: float) -> Step:
         """Return the oldest step launched, which has run."""
         self._pace.end(now_s)
+        if self._drafter is not None:
+            self._drafter.committed(now_s)
         step = self._steps.commit()
         if self._cache.windows.num_groups:
             self._pass_windows(step)
@@ -212,7 +236,14 @@ class Running:
     def give_up(self) -> None:
         """The step launched last was not run to its end, and its requests are about to be taken out."""
         self._pace.give_up()
+        if self._drafter is not None:
+            self._drafter.given_up()
         self._steps.commit().undo()
+
+    @property
+    def drafts(self) -> DraftReport:
+        """What has come of drafts."""
+        return NO_DRAFTS if self._drafter is None else self._drafter.report()
 
     def spare_pages(self, candidate: Request, importing: Sequence[Request] = ()) -> int:
         """Return how many pages must be left when `candidate` has got its own."""
