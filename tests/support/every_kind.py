@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
+from diptych.engine.schedule.running import Drafter
 from diptych.engine.values.request import Request
 from diptych.engine.values.step import Drafts
 from diptych.generation.finish import Finish
@@ -67,7 +68,7 @@ class Answer(NamedTuple):
         )
 
 
-class Scripted:
+class Scripted(Drafter):
     """Implements `Drafter`: guesses up to `MAX_DRAFTS` tokens of answers that it was told, every fourth one wrong.
 
     In every third step it guesses nothing, so that the next one is planned while that runs.

@@ -112,6 +112,7 @@ class Engine:
         self._compiler = compiler
         self.now_s = 0.0
         self.num_steps = 0
+        self.is_abandoned = False
         self._stepping: Stepping = (
             OverlappedStepping(self.core, worker(self.runner), lambda: self.now_s)
             if overlap
@@ -167,6 +168,11 @@ class Engine:
 
     def tokens(self, room: int) -> list[int]:
         return [token for output in self.outputs[room] for token in output.token_ids]
+
+    def abandon(self) -> None:
+        """What it holds can't be accounted for any more, as a test wanted."""
+        self.is_abandoned = True
+        self._stepping.close()
 
     def close(self) -> None:
         """Everything has been answered and given back."""

@@ -213,9 +213,11 @@ class DecodeCore:
         step = self._running.commit(now_s)
         if step.chunks:
             collect_prompt_logprobs(step.chunks, result)
-        tokens, others = append_plain(step, result)
+        tokens, others, ahead = append_plain(step, result)
         if tokens.rooms:
             self._effects.append(tokens)
+        for request, num_more in ahead:
+            self._pace.ahead(request, num_more)
         if others:
             for row in sampled(step, result, others):
                 self._on_tokens(row, len(step.drafts_of(row[0])), now_s)

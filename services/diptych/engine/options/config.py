@@ -19,9 +19,10 @@ from diptych.engine.options.device_kind import DeviceKind
 from diptych.engine.options.sim_timing import read_timing
 from diptych.engine.schedule.step_sizes import GivenSizes
 from diptych.engine.tensor_parallel.rank_id import rank_id
-from diptych.engine.values.limits import RETRACTED_S, Scheduling
+from diptych.engine.values.limits import MAX_DRAFTS, RETRACTED_S, Scheduling
 from diptych.engine.values.policy_names import EvictionPolicy, SchedulePolicy
 from diptych.engine.values.transfer_rules import TransferRules
+from diptych.generation.request_groups import NO_DRAFTS
 from diptych.kvtransfer.lanes import KvPath, Requirement, Transports
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -210,6 +211,11 @@ class EngineOptions:
     def mixed_step_s(self) -> float:
         """What a step may take that requests wait for and that also computes prompts."""
         return self.mixed_step_ms / 1000 or math.inf
+
+    @property
+    def max_drafts(self) -> int:
+        """How many a step verifies at most, of all its requests."""
+        return 0 if self.speculate == NO_DRAFTS else MAX_DRAFTS
 
     @property
     def num_lora_slots(self) -> int:

@@ -6,7 +6,7 @@ lose the least progress is retracted, and goes on later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import takewhile
 from typing import Protocol
 
@@ -60,17 +60,29 @@ class DecodeBatch:
         page_size = self._cache.page_size
         return self._cache.grow_each([r for r in requests if r.computed_len >= r.num_pages * page_size])
 
-    def admit_drafts(self, request: Request, guess: tuple[int, ...], most: int) -> tuple[int, ...]:
-        """Return what of a guess may stand behind the request's newest token, which gets slots for it; `most` tokens.
+    def admit_drafts(self, guesses: Iterable[tuple[Request, tuple[int, ...]]], most: int) -> Drafts:
+        """Return what of guesses may stand behind the requests' newest tokens, and give it slots; `most` tokens in all.
 
         A guess begins behind the newest token that is known: while that token's successor is on its way, the guess of
-        it is only what the others stand behind. What the grammar forbids can't come true, and nobody is retracted for
-        a guess.
+        it is only what the others stand behind. What the grammar forbids can't come true. Nobody is retracted for a
+        guess, and nobody gets more than one page for it.
         """
-        allowed = guess if request.matcher is None else guess[: request.matcher.count_allowed(guess)]
-        newest = request.computed_len
-        drafts = allowed[newest + 1 - request.num_tokens :][: min(most, request.max_len - newest - 2)]
-        return drafts if self._cache.grow(request, newest + 1 + len(drafts)) else ()
+        page_size = self._cache.page_size
+        admitted: dict[int, tuple[int, ...]] = {}
+        short: list[Request] = []
+        for request, guess in guesses:
+            begin, end = request.computed_len + 1, request.num_pages * page_size
+            allowed = guess if request.matcher is None else guess[: request.matcher.count_allowed(guess)]
+            fitting = min(most, request.max_len - 1 - begin, end + page_size - begin)
+            if fitting > 0 and (drafts := allowed[begin - request.num_tokens :][:fitting]):
+                admitted[request.room] = drafts
+                most -= len(drafts)
+                if begin + len(drafts) > end:
+                    short.append(request)
+        if short and not self._cache.grow_each(short):
+            cut = {each.room: each.num_pages * page_size - each.computed_len - 1 for each in short}
+            admitted = {room: drafts[: cut.get(room)] for room, drafts in admitted.items() if cut.get(room) != 0}
+        return admitted
 
     def victim(self) -> Request:
         """Return whom to retract; at least one runs."""
@@ -342,16 +354,13 @@ class Running:
         return due
 
     def _drafts(self, decodes: Sequence[Request], drafter: Drafter) -> Drafts:
-        """Ask for guesses, and cut them: by what a step may have, and before what is no token of the model."""
-        proposed, left, vocab_size = drafter.propose(decodes), self._limits.max_drafts, self._limits.vocab_size
-        found: dict[int, tuple[int, ...]] = {}
-        for request in decodes:
-            if left > 0 and (guess := proposed.get(request.room)):
-                tokens = tuple(takewhile(lambda token_id: 0 <= token_id < vocab_size, guess))
-                if drafts := self._batch.admit_drafts(request, tokens, left):
-                    found[request.room] = drafts
-                    left -= len(drafts)
-        return found
+        """Ask for guesses; return what a step may have of them, each up to what is no token of the model."""
+        proposed, vocab_size = drafter.propose(decodes), self._limits.vocab_size
+        if not proposed:
+            return proposed
+        guesses = [(request, proposed[request.room]) for request in decodes if request.room in proposed]
+        known = [(request, _known(guess, vocab_size)) for request, guess in guesses if guess]
+        return self._batch.admit_drafts(known, self._limits.max_drafts)
 
     def _leave(self, request: Request) -> None:
         self._batch.remove(request)
@@ -363,6 +372,13 @@ class Running:
         self._cache.retire(request)
         self._waiting.add_first(request)
         self._on_retracted(request)
+
+
+def _known(guess: tuple[int, ...], vocab_size: int) -> tuple[int, ...]:
+    """Return its beginning that is made of the model's tokens: prompts with pictures have keys in their place."""
+    if min(guess) >= 0 and max(guess) < vocab_size:
+        return guess
+    return tuple(takewhile(lambda token_id: 0 <= token_id < vocab_size, guess))
 
 
 def _plain_steps(request: Request, token_id: int) -> int:

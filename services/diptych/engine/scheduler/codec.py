@@ -82,8 +82,11 @@ def output_to_wire(output: Output) -> worker_pb2.LegOutput:
 
 def add_tokens_to_wire(effect: EmitTokens, events: engine_pb2.SchedulerEvents) -> None:
     add = events.outputs.add
-    for room, index, token_id in zip(effect.rooms, effect.indices, effect.token_ids, strict=True):
-        add(room=room, first_index=index, token_ids=(token_id,))
+    if effect.num_drafts:
+        events.outputs.extend(map(output_to_wire, effect.outputs()))
+        return
+    for room, index, token_ids in zip(effect.rooms, effect.indices, effect.token_ids, strict=True):
+        add(room=room, first_index=index, token_ids=token_ids)
 
 
 def _stats_to_wire(stats: Stats) -> worker_pb2.LegStats:

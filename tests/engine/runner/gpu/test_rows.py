@@ -22,7 +22,7 @@ from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.values.batch import ForwardBatch, ForwardMode
 
 NUM_PAGES = 64
-LIMITS = StepLimits(max_step_tokens=64, max_requests=3, max_pages=NUM_PAGES, max_drafts=2)
+LIMITS = StepLimits(max_step_tokens=64, max_requests=3, max_pages=NUM_PAGES, max_drafts=5)
 PROMPTS = {0: [3, 1, 4, 1, 5], 1: list(range(15)), 2: [9, 2, 6]}  # the second one's row crosses a page
 ROWS = {0: [7], 1: [8, 9, 10], 2: [11, 12]}
 LATER = {3: [5, 6, 7, 8]}

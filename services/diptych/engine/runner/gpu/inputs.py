@@ -32,7 +32,7 @@ class StepLimits:
     max_requests: int
     max_pages: int  # of a request
     max_graph_tokens: int = 512  # of a step with prompts that is replayed
-    max_drafts: int = 0  # of a request, verified in one step
+    max_drafts: int = 0  # that a step verifies, of all its requests
     num_window_groups: int = 0  # of layers, see `WindowGroups`
     max_loras: int = 0  # slots of adapters
 
@@ -43,8 +43,8 @@ class StepLimits:
 
     @property
     def max_samples(self) -> int:
-        """The most samples of a step: each token of a row has one."""
-        return self.max_requests * (1 + self.max_drafts)
+        """The most samples of a step: each token of a row has one. So many rows of one token it has, too."""
+        return self.max_requests + self.max_drafts
 
     @property
     def nbytes(self) -> int:
