@@ -1,7 +1,7 @@
-"""Texts of whose kind outputs repeat much, or little: prompts for the benchmark of speculation.
+"""Requests whose outputs repeat much of what was read, or little: for the benchmark of speculation.
 
-Code is the standard library's own, so a prompt is as long as real work; a small model repeats what it reads reliably
-only where the prompt has begun to.
+Each is a prompt and the answer that a capable model gives: a file with one name changed, records as JSON, an article
+quoted, or text as people write it. Code is the standard library's own, prose that of this project's documentation.
 """
 
 from __future__ import annotations
@@ -11,10 +11,16 @@ import fractions
 import inspect
 import json
 import random
+import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
-NAMES = ("Anna", "Bob", "Carla", "David", "Eva", "Frank", "Grete", "Hugo", "Ines", "Jonas", "Klara", "Leo")
+DOCS = Path(__file__).parents[1] / "docs/concepts"
+PAGES = ("hand-off.md", "scheduling.md", "routing.md", "prefix-cache.md")
+PROMPT_CHARS, ANSWER_CHARS = 500, 1000  # of a page's prose
+NAMES = ("Anna", "Bob", "Carla", "David", "Eva", "Frank", "Grete", "Hugo", "Ines", "Jonas")
 CITIES = ("Berlin", "Paris", "Rome", "Madrid", "Vienna", "Oslo", "Lisbon", "Prague", "Dublin", "Athens")
 PRODUCTS = ("lamp", "chair", "kettle", "bicycle", "tent", "camera", "blanket", "radio", "ladder", "mirror")
 ARTICLES = (
@@ -22,23 +28,23 @@ ARTICLES = (
 with the evening tide and were back by dawn, and the women who gutted the catch were paid by the barrel. When the
 railway reached the coast in 1871, fish that had been salted for a winter could be sold fresh in the capital the next
 morning. Prices doubled within a year. So did the fleet, and by the turn of the century a man could walk across the
-harbour from deck to deck. The end came quietly. In 1928 the herring stayed away, and the year after they did so again.""",
+harbour from deck to deck. The end came quietly. In 1928 the herring stayed away, and a year later they did so again.""",
     """A glacier is a river that has forgotten how to hurry. Snow that falls on its upper basin is buried by the next
 winter's snow, and the next, until the air is pressed out of it and it turns to ice as clear as glass. The ice begins
 to creep downhill under its own weight, a few centimetres a day. On its way it tears stones from the bed and carries
 them along, and with these it planes the valley floor as a carpenter planes a board. Where it melts at last, it leaves
 everything that it has carried in a ridge of rubble, which is called a moraine.""",
 )
-STORIES = (
-    "Write a long story about a fisherman who finds a strange shell on the beach.",
-    "Describe what a city might look like in two hundred years.",
-    "Explain to a child why the sky is blue and why sunsets are red.",
-    "Write a letter to a friend about a journey through the mountains in autumn.",
-)
 
 
-def code_edits() -> list[str]:
-    """Files, and the same with one name changed, which has begun."""
+class Asked(NamedTuple):
+    """A request."""
+
+    prompt: str
+    answer: str
+
+
+def code_edits() -> list[Asked]:
     functions: Sequence[tuple[Callable[..., object], str, str]] = (
         (textwrap.dedent, "margin", "indent"),
         (random.Random.shuffle, "x", "items"),
@@ -48,18 +54,16 @@ def code_edits() -> list[str]:
     return [_edit(inspect.getsource(function), old, new) for function, old, new in functions]
 
 
-def _edit(source: str, old: str, new: str) -> str:
-    begun = "\n".join(source.splitlines()[:2])
-    return (
-        f"Here is a function:\n\n```python\n{source}```\n\n"
-        f"Here is the same function, in which `{old}` is called `{new}`:\n\n```python\n{begun}\n"
-    )
+def _edit(source: str, old: str, new: str) -> Asked:
+    changed = re.sub(rf"\b{old}\b", new, source)
+    return Asked(f"Rename `{old}` to `{new}`:\n\n```python\n{source}```", f"```python\n{changed}```")
 
 
-def json_records() -> list[str]:
-    """Lists of records, and as JSON, of which two have begun."""
+def json_records() -> list[Asked]:
     rng = random.Random(5)
-    people = [{"name": name, "age": rng.randrange(18, 90), "city": rng.choice(CITIES)} for name in NAMES]
+    people: list[dict[str, object]] = [
+        {"name": name, "age": rng.randrange(18, 90), "city": rng.choice(CITIES)} for name in NAMES
+    ]
     orders: list[dict[str, object]] = [
         {"product": product, "quantity": rng.randrange(1, 20), "price": rng.randrange(5, 900), "shipped": True}
         for product in PRODUCTS
@@ -67,22 +71,28 @@ def json_records() -> list[str]:
     return [_records(people), _records(orders)]
 
 
-def _records(records: Sequence[Mapping[str, object]]) -> str:
+def _records(records: Sequence[Mapping[str, object]]) -> Asked:
     lines = "\n".join(", ".join(map(str, record.values())) for record in records)
-    begun = ",\n".join(textwrap.indent(json.dumps(record, indent=2), "  ") for record in records[:2])
-    return f"{', '.join(records[0])}\n{lines}\n\nAs JSON:\n\n```json\n[\n{begun},\n"
+    asked = f"As JSON with the keys {', '.join(records[0])}:\n\n{lines}"
+    return Asked(asked, f"```json\n{json.dumps(records, indent=2)}\n```")
 
 
-def quotes() -> list[str]:
-    """Articles, and a list of what they say, in their own words."""
+def quotes() -> list[Asked]:
     return [_quoted(article.replace("\n", " ")) for article in ARTICLES]
 
 
-def _quoted(article: str) -> str:
-    first = article.split(". ", maxsplit=1)[0]
-    return f'{article}\n\nThe article, quoted sentence by sentence:\n\n- "{first}."\n- "'
+def _quoted(article: str) -> Asked:
+    sentences = re.split(r"(?<=\.) ", article)
+    listed = "\n".join(f'- "{sentence}"' for sentence in sentences)
+    return Asked(f"Quote this article sentence by sentence.\n\n{article}", f"The article says:\n\n{listed}")
 
 
-def stories() -> list[str]:
-    """Questions whose answers repeat little."""
-    return list(STORIES)
+def prose() -> list[Asked]:
+    return [_continued((DOCS / page).read_text()) for page in PAGES]
+
+
+def _continued(page: str) -> Asked:
+    paragraphs = [part.replace("\n", " ") for part in page.split("\n\n") if part[:1].isalpha()]
+    text = "\n\n".join(paragraphs)
+    answer = text[PROMPT_CHARS : PROMPT_CHARS + ANSWER_CHARS]
+    return Asked(f"Continue this text:\n\n{text[:PROMPT_CHARS]}", answer)

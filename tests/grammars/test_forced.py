@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import llguidance
 import numpy as np
 import pytest
 
 from diptych.checkpoints.source import ModelSource
 from diptych.common.arrays import I32
-from diptych.generation.grammar import Grammar, GrammarKind
+from diptych.generation.grammar import Grammar, GrammarKind, num_words
 from diptych.grammars.compiler import Compiler
-from diptych.grammars.matcher import MAX_FORCED_BYTES, GrammarMatcher
+from diptych.grammars.matcher import MAX_FORCED_BYTES, CompiledGrammar, GrammarMatcher
+from diptych.grammars.source import source_of
 from diptych.tokens.tokenizer import Tokenizer
 
 VOCAB = 300
@@ -78,6 +80,15 @@ def test_of_long_text_the_beginning_is_looked_at_up_to_a_whole_character(byte_to
 
 def test_no_special_token_is_forced_where_a_grammar_spells_one_out(byte_tokenizer: Tokenizer) -> None:
     assert forced(byte_tokenizer, Grammar.from_choices(["a<|x|>bc"])) == "a"
+
+
+def test_a_grammar_that_takes_long_to_force_is_not_asked_again(byte_tokenizer: Tokenizer) -> None:
+    vocabulary = llguidance.LLTokenizer(byte_tokenizer.to_json(), n_vocab=VOCAB, eos_token=[0])
+    start = llguidance.LLMatcher(vocabulary, source_of(Grammar.from_choices(["hello"])), log_level=0)
+    times = iter([0.0, 1.0])
+    matcher = CompiledGrammar(start, num_words(VOCAB), vocabulary, lambda: next(times)).matcher()
+    assert len(matcher.forced()) > 0
+    assert matcher.forced() == ()
 
 
 @pytest.mark.model

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from diptych.engine.drafting.lookup import MAX_MATCH, places_behind
+from diptych.engine.drafting.lookup import MAX_MATCH, MAX_PLACES, places_behind
 from diptych.engine.drafting.ngram import WINDOW, NgramSource
 from diptych.engine.drafting.source import NO_GUESS, Guess
 from diptych.engine.values.request import Request, new_request
@@ -20,14 +20,21 @@ def started(prompt: list[int]) -> Request:
 
 @settings(deadline=None)
 @given(text=texts, end=texts)
+@example(text=[0, 0], end=[0, 0, 0, 0])
 def test_places_are_those_behind_the_longest_part_that_is_there(text: list[int], end: list[int]) -> None:
     def behind(match: int) -> list[int]:
         return [at for at in range(match, len(text)) if text[at - match : at] == end[-match:]]
 
     expected = max((match for match in range(1, min(MAX_MATCH, len(end)) + 1) if behind(match)), default=0)
-    places, match = places_behind(np.array(text), np.array(end))
+    places, match = places_behind(np.array(text), np.array(end), 0)
     assert match == expected
     assert places.tolist() == (behind(match) if match else [])
+
+
+def test_of_many_places_the_nearest_are_compared() -> None:
+    places, match = places_behind(np.ones(1000, np.int64), np.array([2, 1]), 500)
+    assert match == 1
+    assert places.tolist() == list(range(500 - MAX_PLACES // 2, 500 + MAX_PLACES // 2))
 
 
 @pytest.mark.parametrize(

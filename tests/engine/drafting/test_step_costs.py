@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 
-from diptych.engine.drafting.step_costs import FORGETS_EVERY, KNOWN, StepCosts, size_of
+from diptych.engine.drafting.step_costs import FIRST_PERIOD, KNOWN, StepCosts, size_of
 
 
 def learned(*steps: tuple[int, float]) -> StepCosts:
@@ -78,10 +79,23 @@ def test_tokens_beyond_those_measured_are_taken_to_cost_little_until_they_are() 
     assert learned((1, 0.1), (2, 0.2)).at(4) == pytest.approx(0.3)
 
 
-def test_a_size_that_was_not_measured_for_long_is_tried_again() -> None:
-    costs = learned((1, 0.1), (2, 0.9))
-    for _ in range(3 * FORGETS_EVERY):
+def test_a_size_that_was_not_measured_for_a_while_is_tried_again_each_time_later() -> None:
+    costs, tried = learned((1, 0.1), (2, 0.9)), []
+    for step in range(1000):
+        if costs.at(2) < 0.11:
+            tried.append(step)
+            costs.learn(2, 0.9)
         costs.learn(1, 0.1)
     assert costs.is_known(1)
-    assert not costs.is_known(2)
-    assert costs.at(2) < 0.11
+    assert len(tried) == 5
+    waits = [after - before for before, after in pairwise(tried)]
+    assert waits[0] >= 2 * FIRST_PERIOD
+    assert all(after > 1.5 * before for before, after in pairwise(waits))
+
+
+def test_a_size_that_was_slow_by_chance_is_believed_to_be_fast_when_it_is() -> None:
+    costs = learned((1, 0.1), (2, 0.9))
+    for _ in range(2 * FIRST_PERIOD):
+        costs.learn(1, 0.1)
+    costs.learn(2, 0.12)
+    assert costs.at(2) == pytest.approx(0.12)

@@ -20,7 +20,7 @@ from diptych.engine.drafting.suffix_index import (
     nbytes_for,
 )
 
-ORDERS = (4, 2, 1)
+ORDERS = (3, 1)
 MAX_PLACES = 16
 MAX_MATCH = 64
 MIN_CHANCE = 0.02
@@ -192,7 +192,7 @@ def test_no_more_is_guessed_than_may_be() -> None:
 def test_a_token_takes_no_more_than_64_bytes(num_tokens: int) -> None:
     index = SuffixIndex(num_tokens)
     assert index.nbytes == nbytes_for(num_tokens) <= 64 * num_tokens
-    assert index.nbytes <= 44 * num_tokens + 1024
+    assert index.nbytes <= 32 * num_tokens + 1024
     assert index.capacity >= num_tokens
 
 

@@ -2,7 +2,8 @@
 
 What a guess was worth is seen in the tokens that came, whether or not it was verified: so a request whose guesses don't
 pay is asked about still, at no cost but that of asking, and has drafts again as soon as they do. Asking costs time too:
-whoever it was not worth it for waits twice as many tokens as before, up to what makes asking a small share of a step.
+where that has not been worth it of late, twice as many tokens pass as before until the next time, up to what makes
+asking a small share of a step.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from diptych.engine.values.step import Drafts, Step
 
 MAX_DRAFTS: Final = 15  # of a request: 16 rows of it
 IDLE_SHARE: Final = 0.01  # of a step's time is for asking about requests for which it has not paid of late
+WORTH_KEPT: Final = 0.8  # of what asking about a request was worth, with each time
 ASKING_KEPT: Final = 0.9  # of what is known of the time to ask, with each step
 NOBODY: Final = -1
 OFF: Final = "off"
@@ -42,6 +44,7 @@ class _Drafted:
     num_drafts: int = 0  # of those behind them that were verified
     token_s: float = 0.0  # what a token took then, without drafts
     survival: RequestSurvival = field(default_factory=RequestSurvival)
+    worth_s: float = 0.0  # what asking about it has saved of late, beyond the time that it took
     wait: int = 1  # tokens from one time that it is asked about to the next
     ask_at: int = 0  # with so many tokens it may be asked about again
 
@@ -52,6 +55,7 @@ class _Launched(NamedTuple):
     num_tokens: int  # that it computes for requests that go on; 0: it says nothing of what these cost
     num_requests: int
     began_s: float
+    asking_s: float  # of the time since then
 
 
 class SourceDrafter:
@@ -78,6 +82,7 @@ class SourceDrafter:
         self._launched: deque[_Launched] = deque()
         self._ended_s = -math.inf
         self._asking_s = 0.0  # of one request, of late
+        self._newest_s = 0.0  # of the step that is planned
         self._total_s = 0.0
         self._saved_s = 0.0
         self._num_asked = 0
@@ -135,6 +140,7 @@ class SourceDrafter:
     def _note_asked(self, asked: Sequence[_Drafted], shares: Shares, num_requests: int, took_s: float) -> None:
         """Say when to ask again, by what this was worth."""
         self._total_s += took_s
+        self._newest_s = took_s
         if not asked:
             return
         self._num_asked += len(asked)
@@ -144,8 +150,9 @@ class SourceDrafter:
         longest = math.ceil(num_requests * self._asking_s / (IDLE_SHARE * plain_s)) if plain_s else 1
         gained = sum(shares.gains)
         for drafted, gain in zip(asked, shares.gains, strict=True):
-            pays = gain > 0 and shares.saved_s * gain / gained > self._asking_s
-            drafted.wait = 1 if pays else min(2 * drafted.wait, max(1, longest))
+            saved_s = shares.saved_s * gain / gained if gained else 0.0
+            drafted.worth_s = WORTH_KEPT * drafted.worth_s + saved_s - self._asking_s
+            drafted.wait = 1 if drafted.worth_s > 0 else min(2 * drafted.wait, max(1, longest))
             drafted.ask_at = drafted.request.num_tokens + drafted.wait - 1
             drafted.token_s = plain_s / num_requests
 
@@ -188,12 +195,13 @@ class SourceDrafter:
         for room, token_ids in drafts.items():
             self._drafted[room].num_drafts = len(token_ids)
         num_tokens = 0 if step.chunks else num_requests + sum(map(len, drafts.values()))
-        self._launched.append(_Launched(num_tokens, num_requests, now_s))
+        self._launched.append(_Launched(num_tokens, num_requests, now_s, self._newest_s))
 
     def committed(self, now_s: float) -> None:
         """See `Drafter.committed`."""
         step = self._launched.popleft()
-        took_s = now_s - max(step.began_s, self._ended_s)
+        is_behind = self._ended_s > step.began_s  # another step, which ran meanwhile
+        took_s = now_s - (self._ended_s if is_behind else step.began_s + step.asking_s)
         self._ended_s = now_s
         if step.num_tokens > step.num_requests:
             self._saved_s -= max(0.0, took_s - self._costs.at(step.num_requests))

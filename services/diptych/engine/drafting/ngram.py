@@ -14,7 +14,7 @@ from diptych.engine.drafting.source import NO_GUESS, Guess, going_on
 from diptych.engine.values.request import Request
 
 MIN_MATCH: Final = 2  # tokens
-WINDOW: Final = 8192  # newest tokens that are looked at: the time to look grows with them
+WINDOW: Final = 4096  # newest tokens that are looked at: the time to look grows with them
 
 
 class NgramSource:
@@ -24,7 +24,7 @@ class NgramSource:
 
     def guess(self, request: Request, at_most: int) -> Guess:
         text = request.tokens[max(0, request.num_tokens - WINDOW) : request.num_tokens]
-        places, match = places_behind(text, text)
+        places, match = places_behind(text, text, len(text))
         if match < MIN_MATCH:
             return NO_GUESS
         repeated = text[places[-1] :]  # to its end, and from there once more

@@ -50,7 +50,7 @@ class _Life:
         end = self.text[max(self.begin, self.seen - MAX_MATCH) : self.seen]
         if not len(end):
             return
-        places, match = places_behind(self.prediction, end)
+        places, match = places_behind(self.prediction, end, self.at)
         if match:
             nearest = int(places[np.abs(places - self.at).argmin()])
             if match > 1 or abs(nearest - self.at) <= NEAR:

@@ -21,7 +21,7 @@ MAX_OWN_TOKENS: Final = 2**17  # the newest ones of a request
 MAX_SHARED_TOKENS: Final = 2**16  # the newest ones of a namespace's answers
 MAX_ANSWER_TOKENS: Final = 2**12  # the newest ones of an answer
 MIN_ANSWER_TOKENS: Final = 8
-CATCH_UP_TOKENS: Final = 768  # that one guess may take in: 10 to 20 us
+CATCH_UP_TOKENS: Final = 1024  # that one guess may take in: some 10 us
 SPARE_TOKENS: Final = 256  # of output, that a request has room for from the start
 
 Namespace: TypeAlias = tuple[str, bytes]  # tenant, and the key of its cached KV

@@ -1,6 +1,6 @@
 // Finds where a text went on before as it ends now, and guesses that it goes on the same way again.
 //
-// Tokens lie in a ring. Places behind which the same 1, 2 or 4 tokens stand are chained through buckets of a hash, the
+// Tokens lie in a ring. Places behind which the same 1 or 3 tokens stand are chained through buckets of a hash, the
 // newest first, as in compressors of Lempel and Ziv's kind. Chains are followed for so many steps and no more: nothing
 // here takes longer than microseconds, whatever the tokens are and whoever chose them.
 // What a chain names is compared with the text before it counts. So a place that a newer one has overwritten, a hash
@@ -10,19 +10,18 @@
 
 #include <stdint.h>
 
-enum { NUM_ORDERS = 3, MAX_STEPS = 32, MAX_PLACES = 16, MAX_MATCH = 64 };
+enum { NUM_ORDERS = 2, MAX_STEPS = 32, MAX_PLACES = 16, MAX_MATCH = 64 };
 
-static const uint32_t ORDERS[NUM_ORDERS] = {1, 2, 4}; // tokens of a context
+static const uint32_t ORDERS[NUM_ORDERS] = {1, 3};    // tokens of a context
 static const double MIN_CHANCE = 0.02;                // of the last token that is guessed
 
 struct index {
-    int32_t *tokens;   // [capacity]; below zero: none, and no context reaches across it
+    int32_t *tokens;   // [capacity]; below zero: none, and no text is compared with it
     uint32_t *newest;  // [NUM_ORDERS][capacity / 2], by bucket: its last place
     uint32_t *older;   // [NUM_ORDERS][capacity], by place: the one before in its bucket
     uint32_t capacity; // a power of two, at least 2
     uint32_t size;     // tokens taken so far, modulo 2^32: a place has the number of the token that follows there
     uint32_t held;     // of them, those that the ring still has
-    uint32_t run;      // of them, those behind the last one below zero
 };
 
 struct reader {
@@ -61,7 +60,7 @@ static uint32_t *older(const struct index *index, int order, uint32_t place) {
 static void chain_end(struct index *index) {
     uint64_t hash = 0;
     uint32_t num_hashed = 0;
-    for (int order = 0; order < NUM_ORDERS && ORDERS[order] <= index->run; order++) {
+    for (int order = 0; order < NUM_ORDERS && ORDERS[order] <= index->held; order++) {
         for (; num_hashed < ORDERS[order]; num_hashed++) hash = mixed(hash, token_at(index, index->size - 1 - num_hashed));
         uint32_t *newest = bucket(index, order, hash);
         *older(index, order, index->size) = *newest;
@@ -75,7 +74,6 @@ void suffix_index_take(struct index *index, const int64_t *tokens, int64_t num_t
         index->tokens[index->size & (index->capacity - 1)] = tokens[i] < 0 ? -1 : (int32_t)tokens[i];
         index->size++;
         index->held += index->held < index->capacity;
-        index->run = tokens[i] < 0 ? 0 : index->run + (index->run < index->capacity);
     }
 }
 
@@ -154,11 +152,17 @@ static double weight(const struct place *place) { return (double)(UINT64_C(1) <<
 // power law. Both were found on code, JSON, quotes and prose, not derived.
 static double choose(const int32_t *next, struct place *places, int *num_places, int64_t done, int32_t *token) {
     double all = 0, most = 0;
+    uint32_t counted = 0; // places, by bit
     for (int i = 0; i < *num_places; i++) {
+        if (counted >> i & 1) continue;
         double sum = 0;
-        for (int j = 0; j < *num_places; j++) sum += next[j] == next[i] ? weight(&places[j]) : 0;
+        for (int j = i; j < *num_places; j++) {
+            if (next[j] != next[i]) continue;
+            sum += weight(&places[j]);
+            counted |= UINT32_C(1) << j;
+        }
         if (next[i] >= 0 && sum > most) most = sum, *token = next[i];
-        all += weight(&places[i]);
+        all += sum;
     }
     if (most == 0) return 0;
     int num_kept = 0;

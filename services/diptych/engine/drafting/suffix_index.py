@@ -5,7 +5,7 @@ microseconds, and a thread that waits for the GIL would keep it for milliseconds
 
 The idea is of prompt lookup (https://github.com/apoorvumang/prompt-lookup-decoding) and of SuffixDecoding (NeurIPS
 2025, https://arxiv.org/abs/2411.04975), which guesses by the counts in a suffix tree. Here the newest places of each
-context stand for the tree: 22 to 44 bytes a token, no walk to the root for each token, and the oldest ones fall out.
+context stand for the tree: 16 to 32 bytes a token, no walk to the root for each token, and the oldest ones fall out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MIN_CAPACITY: Final = 64  # tokens
 NO_TOKEN: Final = np.array([-1], np.int64)  # between texts: nothing is compared across it
 
 _OBJECT_BYTES: Final = 1024  # of an index beside its tables: 760 were measured, and an entry in its owner's
-_NUM_ORDERS: Final = 3  # as in suffix_index.c
+_NUM_ORDERS: Final = 2  # as in suffix_index.c
 _SIGNATURES: Final[dict[str, tuple[type | None, list[type]]]] = {
     "take": (None, [c_void_p, c_void_p, c_int64]),
     "guess": (c_int64, [c_void_p, c_void_p, c_int64, c_int64]),
@@ -42,7 +42,6 @@ class _Index(Structure):
         ("capacity", c_uint32),
         ("size", c_uint32),
         ("held", c_uint32),
-        ("run", c_uint32),
     )
 
 
@@ -126,7 +125,7 @@ def nbytes_for(num_tokens: int) -> int:
 
 def build() -> Path:
     """Compile the library, unless that was done before."""
-    return build_library(Path(__file__).with_suffix(".c"), flags=("-std=c11", "-march=native"))
+    return build_library(Path(__file__).with_suffix(".c"), flags=("-std=c11",))
 
 
 @functools.cache

@@ -14,8 +14,8 @@ from typing import Final
 NUM_LEVELS: Final = 16  # of what is said
 BELIEF: Final = 8.0  # tokens: what "as said" weighs, in a level
 MEMORY: Final = 256.0  # tokens of a level: beyond, half of what is known is forgotten
-REQUEST_BELIEF: Final = 2.0  # and of a request
-REQUEST_KEPT: Final = 0.9  # of what is known of a request, with each guess
+REQUEST_BELIEF: Final = 4.0  # and of a request
+REQUEST_KEPT: Final = 0.95  # of what is known of a request, with each guess
 MOST: Final = 4.0  # times likelier than said a request's guesses may be
 
 
