@@ -110,8 +110,8 @@ class Side:
         for effect in self._core.pop_effects():
             match effect:
                 case EmitTokens(rooms, _, token_ids):
-                    for room, token_id in zip(rooms, token_ids, strict=True):
-                        self._outputs[room].append(token_id)
+                    for room, tokens in zip(rooms, token_ids, strict=True):
+                        self._outputs[room] += tokens
                 case Emit(output):
                     assert output.failure is None, output.failure
                     self._outputs[output.room] += output.token_ids
