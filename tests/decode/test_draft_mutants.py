@@ -20,7 +20,8 @@ from diptych.engine.schedule import sampled
 from diptych.engine.schedule.batch_builder import build_batch
 from diptych.engine.schedule.sampling_builder import Place
 from diptych.engine.values.batch import ForwardBatch
-from diptych.engine.values.request import Request, TokenCounts
+from diptych.engine.values.request import Request
+from diptych.engine.values.token_counts import TokenCounts
 from diptych.generation.logprobs import join, of_rows
 from diptych.grammars.matcher import GrammarMatcher
 from diptych.tokens.tokenizer import Tokenizer
