@@ -111,7 +111,7 @@ class Side:
             match effect:
                 case EmitTokens(rooms, _, token_ids):
                     for room, token_id in zip(rooms, token_ids, strict=True):
-                        self._outputs[room].append(token_id)
+                        self._outputs[room] += token_id
                 case Emit(output):
                     assert output.failure is None, output.failure
                     self._outputs[output.room] += output.token_ids
