@@ -62,10 +62,22 @@ def _edit(source: str, old: str, new: str) -> Asked:
 def json_records() -> list[Asked]:
     rng = random.Random(5)
     people: list[dict[str, object]] = [
-        {"name": name, "age": rng.randrange(18, 90), "city": rng.choice(CITIES)} for name in NAMES
+        {
+            "first_name": name,
+            "age_in_years": rng.randrange(18, 90),
+            "home_city": rng.choice(CITIES),
+            "is_member": rng.random() < 0.5,
+            "email_address": f"{name.lower()}@example.com",
+        }
+        for name in NAMES
     ]
     orders: list[dict[str, object]] = [
-        {"product": product, "quantity": rng.randrange(1, 20), "price": rng.randrange(5, 900), "shipped": True}
+        {
+            "product": product,
+            "quantity": rng.randrange(1, 20),
+            "unit_price": rng.randrange(5, 900),
+            "has_been_shipped": rng.random() < 0.5,
+        }
         for product in PRODUCTS
     ]
     return [_records(people), _records(orders)]
