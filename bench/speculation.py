@@ -110,8 +110,8 @@ class Side:
         for effect in self._core.pop_effects():
             match effect:
                 case EmitTokens(rooms, _, token_ids):
-                    for room, tokens in zip(rooms, token_ids, strict=True):
-                        self._outputs[room] += tokens
+                    for room, token_id in zip(rooms, token_ids, strict=True):
+                        self._outputs[room] += token_id
                 case Emit(output):
                     assert output.failure is None, output.failure
                     self._outputs[output.room] += output.token_ids
@@ -144,21 +144,26 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
     torch.set_grad_enabled(False)
     torch.set_num_threads(options.threads)
     source = open_model(options.model)
     kinds = kinds_of(source.tokenizer())
-    rounds = 1 if options.quick else 2
     with Report(as_json=options.json) as report:
-        bench = Bench(report, source, new_runner(source, "auto", options.threads), "as stored", rounds)
-        bench.alone(kinds, "suffix", is_told=True)
-        bench.beside(kinds)
+
+        def bench(weights: str, quantization: str) -> Bench:
+            runner = new_runner(source, quantization, options.threads)
+            return Bench(report, source, runner, weights, 1 if options.quick else options.rounds)
+
         if not options.quick:
-            bench.alone(kinds, "ngram", is_told=True)
-            bench.alone(kinds, "suffix", is_told=False)
-            bench = Bench(report, source, new_runner(source, "none", options.threads), "float32", rounds)
-            bench.alone(kinds, "suffix", is_told=True)
+            bench("float32", "none").alone(kinds, "suffix", is_told=True)
+        stored = bench("as stored", "auto")
+        stored.alone(kinds, "suffix", is_told=True)
+        stored.beside(kinds)
+        if not options.quick:
+            stored.alone(kinds, "suffix", is_told=False)
+            stored.alone(kinds, "ngram", is_told=True)
         asyncio.run(bench_pair(report, options.model, source.tokenizer()))
 
 

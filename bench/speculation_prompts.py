@@ -28,7 +28,7 @@ ARTICLES = (
 with the evening tide and were back by dawn, and the women who gutted the catch were paid by the barrel. When the
 railway reached the coast in 1871, fish that had been salted for a winter could be sold fresh in the capital the next
 morning. Prices doubled within a year. So did the fleet, and by the turn of the century a man could walk across the
-harbour from deck to deck. The end came quietly. In 1928 the herring stayed away, and a year later they did so again.""",
+harbour from deck to deck. The end came quietly. In 1928 the herring stayed away, and the next year too.""",
     """A glacier is a river that has forgotten how to hurry. Snow that falls on its upper basin is buried by the next
 winter's snow, and the next, until the air is pressed out of it and it turns to ice as clear as glass. The ice begins
 to creep downhill under its own weight, a few centimetres a day. On its way it tears stones from the bed and carries
@@ -62,10 +62,22 @@ def _edit(source: str, old: str, new: str) -> Asked:
 def json_records() -> list[Asked]:
     rng = random.Random(5)
     people: list[dict[str, object]] = [
-        {"name": name, "age": rng.randrange(18, 90), "city": rng.choice(CITIES)} for name in NAMES
+        {
+            "first_name": name,
+            "age_in_years": rng.randrange(18, 90),
+            "home_city": rng.choice(CITIES),
+            "is_member": rng.random() < 0.5,
+            "email_address": f"{name.lower()}@example.com",
+        }
+        for name in NAMES
     ]
     orders: list[dict[str, object]] = [
-        {"product": product, "quantity": rng.randrange(1, 20), "price": rng.randrange(5, 900), "shipped": True}
+        {
+            "product": product,
+            "quantity": rng.randrange(1, 20),
+            "unit_price": rng.randrange(5, 900),
+            "has_been_shipped": rng.random() < 0.5,
+        }
         for product in PRODUCTS
     ]
     return [_records(people), _records(orders)]

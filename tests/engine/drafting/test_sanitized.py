@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parent
 
 @pytest.mark.skipif("DIPTYCH_FUZZ_EXAMPLES" not in os.environ, reason="its tests run unsanitized too: `make fuzz`")
 def test_the_index_touches_nothing_but_its_tables(tmp_path: Path) -> None:
-    files = [str(FOLDER / name) for name in ("test_suffix_index.py", "test_suffix.py")]
+    files = [str(FOLDER / name) for name in ("test_suffix_index.py", "test_suffix.py", "test_sources.py")]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout=600"]
     ran = subprocess.run(
         [*command, *files], env=sanitized_environment(tmp_path), capture_output=True, text=True, timeout=600

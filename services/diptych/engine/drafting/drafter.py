@@ -12,6 +12,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 from diptych.engine.drafting.budget import Shares, share_out
@@ -49,6 +50,22 @@ class _Drafted:
     ask_at: int = 0  # with so many tokens it may be asked about again
 
 
+class _Rows(NamedTuple):
+    """How many rows a source has had, with no draft, one, two and so on."""
+
+    verified: list[int]
+    accepted: list[int]  # likewise, of drafts that came true
+
+    def add(self, num_verified: int, num_accepted: int) -> None:
+        self.verified[num_verified] += 1
+        self.accepted[num_accepted] += 1
+
+    def by_place(self, source: str) -> SourceCounts:
+        """Return how often a draft stood in each place: in all rows with as many or more."""
+        verified, accepted = (list(accumulate(reversed(rows[1:])))[::-1] for rows in self)
+        return SourceCounts(source, verified, accepted)
+
+
 class _Launched(NamedTuple):
     """A step that runs."""
 
@@ -73,7 +90,7 @@ class SourceDrafter:
         self._default = next((name for name in sources if name in OF_TEXT), "")
         self._sources = tuple(sources.values())
         self._survival = [Survival() for _ in self._sources]
-        self._counts = [SourceCounts.none(name, max_drafts) for name in self._names]
+        self._rows = [_Rows([0] * (max_drafts + 1), [0] * (max_drafts + 1)) for _ in self._names]
         self._clock = clock
         self._most_drafts = most_drafts
         self._max_drafts = max_drafts
@@ -173,7 +190,7 @@ class SourceDrafter:
             expected = self._survival[drafted.source].learn(guess.chances[:num_compared], num_came)
             drafted.survival.learn(expected, num_came)
             num_accepted = min(max(0, num_came - num_ahead), drafted.num_drafts)
-            self._counts[drafted.source].add(drafted.num_drafts, num_accepted)
+            self._rows[drafted.source].add(drafted.num_drafts, num_accepted)
             self._saved_s += num_accepted * drafted.token_s
         drafted.guess, drafted.source, drafted.num_drafts = NO_GUESS, NOBODY, 0
 
@@ -215,7 +232,7 @@ class SourceDrafter:
     def report(self) -> DraftReport:
         """Say what has come of drafts since the start."""
         held = sum(source.nbytes for source in self._sources)
-        counts = [each.copy() for each in self._counts]
+        counts = [rows.by_place(name) for name, rows in zip(self._names, self._rows, strict=True)]
         return DraftReport(counts, self._num_asked, self._total_s, self._saved_s, held)
 
 

@@ -91,9 +91,6 @@ class StepCosts:
             seconds = ratio * pace * size.seconds
             self._pace *= ratio**PACE_GAIN
         size.learn(seconds / pace, self._num_learned)
-        for other in self._sizes:
-            if other.due <= self._num_learned and not other.num_needed:
-                other.doubt()
         self._fit()
 
     def _size(self, num_tokens: int, seconds: float) -> _Size:
@@ -105,7 +102,11 @@ class StepCosts:
     def _fit(self) -> None:
         believed, curve, most = [], [], 0.0
         for size in self._sizes:
-            if not size.num_needed:
+            if size.num_needed:
+                continue
+            if size.due <= self._num_learned:
+                size.doubt()
+            else:
                 most = max(most, size.seconds)
                 believed.append(size.num_tokens)
                 curve.append(most)

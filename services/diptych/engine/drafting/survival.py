@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Final
 
 NUM_LEVELS: Final = 16  # of what is said
@@ -30,21 +31,22 @@ class Survival:
 
     def of(self, said: Sequence[float], factor: float) -> list[float]:
         """Return the chances of a guess's tokens, of which the source says `said`; `factor` is the request's."""
-        chances, last = [], 1.0
-        for chance in said:
-            last = min(last, chance * self._factors[_level(chance)] * factor)
-            chances.append(last)
-        return chances
+        factors = self._factors
+        corrected = (chance * factor * factors[_level(chance)] for chance in said)
+        return list(accumulate(corrected, min, initial=1.0))[1:]
 
     def learn(self, said: Sequence[float], num_came: int) -> float:
         """Of the tokens of a guess that were compared, the first `num_came` came true; return how many should have."""
-        expected = 0.0
+        expected, levels = 0.0, set()
         for at, chance in enumerate(said):
             level = _level(chance)
+            levels.add(level)
             expected += min(1.0, chance * self._factors[level])
             self._tried[level] += 1
             self._said[level] += chance
-            self._came[level] += at < num_came
+            if at < num_came:
+                self._came[level] += 1
+        for level in levels:
             self._fit(level)
         return expected
 
@@ -74,4 +76,4 @@ class RequestSurvival:
 
 
 def _level(chance: float) -> int:
-    return min(NUM_LEVELS - 1, int(chance * NUM_LEVELS))
+    return int(chance * NUM_LEVELS) if chance < 1 else NUM_LEVELS - 1

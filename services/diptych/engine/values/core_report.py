@@ -41,27 +41,13 @@ class CoreCounts:
         return CoreCounts(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class SourceCounts:
     """What has come of one source's drafts, since the start: an element for each place behind a newest token."""
 
     source: str
-    verified: list[int]
-    accepted: list[int]  # of these
-
-    @staticmethod
-    def none(source: str, num_places: int) -> SourceCounts:
-        return SourceCounts(source, [0] * num_places, [0] * num_places)
-
-    def add(self, num_verified: int, num_accepted: int) -> None:
-        """Count one row: so many drafts, of which the first `num_accepted` came true."""
-        for at in range(num_verified):
-            self.verified[at] += 1
-        for at in range(num_accepted):
-            self.accepted[at] += 1
-
-    def copy(self) -> SourceCounts:
-        return SourceCounts(self.source, self.verified.copy(), self.accepted.copy())
+    verified: Sequence[int]
+    accepted: Sequence[int]  # of these
 
 
 @dataclass(frozen=True, slots=True)
