@@ -100,15 +100,14 @@ def test_who_goes_has_least_that_nobody_else_has_and_who_is_not_known_is_taken_f
     watcher = Watcher(CONFIG, H200_LLAMA_8B)
     listed, known = [worker(each) for each in (1, 2, 3, 4)], {1: 900, 2: 100, 3: 500}
     for number in range(40):
-        scene = watcher.round(
-            seen(1000.0 + 15 * number, listed, load(number, 0.1, 2000), only_here_pages=known)
-        )
+        scene = watcher.round(seen(1000.0 + 15 * number, listed, load(number, 0.1, 2000), only_here_pages=known))
     assert {each.worker_id: each.only_here_tokens for each in scene.workers} == {1: 14400, 2: 1600, 3: 8000, 4: 8000}
     assert scene.plan.leaving == (2,)
 
 
 def test_a_goal_that_is_missed_although_it_should_be_kept_is_noticed() -> None:
-    watcher, whys = Watcher(CONFIG, H200_LLAMA_8B), set()
+    watcher = Watcher(CONFIG, H200_LLAMA_8B)
+    whys: set[Why] = set()
     for number in range(8):
         counts = load(number, 2.0, 500)
         plan = watcher.round(seen(1000.0 + 15 * number, [worker(1)], counts._replace(within=counts.ended / 2))).plan
@@ -147,6 +146,22 @@ def test_a_pod_that_stays_pending_is_given_up_and_no_more_are_asked_for() -> Non
     assert {Why.STUCK, Why.BACKS_OFF} <= plan.why
     assert plan.leaving == (12,)
     assert plan.sizes == Sizes(both=1)
+
+
+def test_workers_of_a_role_without_a_pool_are_not_planned() -> None:
+    pools = [Pool(each, (each, ""), Served(each), 1, "1") for each in ("prefill", "decode")]
+    pods = [WorkerPod(each.name, n, each.key, each.role, WorkerState.STARTING, 3) for n, each in enumerate(pools)]
+    listed = [worker(1, ROLE_PREFILL, pod="prefill"), worker(2, ROLE_DECODE, pod="decode")]
+    config = replace(CONFIG, least=())
+    sizes = []
+    for cluster in (Cluster(), Cluster(tuple(pods), tuple(pools))):
+        watcher = Watcher(config, H200_LLAMA_8B)
+        for number in range(5):
+            plan = watcher.round(seen(15.0 * number, listed, load(number, 6.0, 8000), cluster=cluster)).plan
+        sizes.append(plan.sizes)
+    assert sizes[0].both > 0
+    assert sizes[1].both == 0
+    assert sizes[1].total > 2
 
 
 def test_floors_are_read() -> None:

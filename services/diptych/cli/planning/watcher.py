@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from diptych.cli.planning.config import PlannerConfig
+from diptych.cli.planning.config import MANY, PlannerConfig
 from diptych.common.members.instances import computable_tokens
 from diptych.common.members.record import State
 from diptych.common.members.roles import WORKER_ROLES, Role
@@ -17,7 +17,18 @@ from diptych.planner.counters import Counts, Sample, attained_by, offered_by
 from diptych.planner.planner import Planner
 from diptych.planner.pools.cluster import Cluster
 from diptych.planner.pools.orders import Scene
-from diptych.planner.values import Capacity, Memory, Observed, Occupancy, Plan, Worker, WorkerState
+from diptych.planner.values import (
+    PLANNED_ROLES,
+    Capacity,
+    Limits,
+    Memory,
+    Observed,
+    Occupancy,
+    Plan,
+    Sizes,
+    Worker,
+    WorkerState,
+)
 from diptych.v1.bootstrap_pb2 import Instance
 
 logger = logging.getLogger(__name__)
@@ -79,10 +90,19 @@ class Watcher:
             offered_by(self.samples, self.config.windows_s),
             self.config.goal,
             Capacity(self.step_model, pages * self.config.page_size or 1, num_gpus=self.config.tp),
-            self.config.limits,
+            self._limits(seen, workers),
             attained=attained_by(self.samples, self.config.stable_s),
             start_s=self.config.start_s,
         )
+
+    def _limits(self, seen: Seen, workers: tuple[Worker, ...]) -> Limits:
+        """Allow no more workers of a role that no pool begins with than there are: nobody could start them."""
+        limits, roles = self.config.limits, {pool.role for pool in seen.cluster.pools}
+        if not roles:
+            return limits
+        most = limits.most or Sizes(MANY, MANY, MANY)
+        there = {role: sum(each.role is role for each in workers) for role in PLANNED_ROLES}
+        return replace(limits, most=Sizes(*(most.of(each) if each in roles else there[each] for each in PLANNED_ROLES)))
 
     def _workers(self, seen: Seen) -> tuple[Worker, ...]:
         found = [*self._members(seen), *_coming(seen)]
