@@ -152,7 +152,7 @@ def test_workers_of_a_role_without_a_pool_are_not_planned() -> None:
     pools = [Pool(each, (each, ""), Served(each), 1, "1") for each in ("prefill", "decode")]
     pods = [WorkerPod(each.name, n, each.key, each.role, WorkerState.STARTING, 3) for n, each in enumerate(pools)]
     listed = [worker(1, ROLE_PREFILL, pod="prefill"), worker(2, ROLE_DECODE, pod="decode")]
-    config = replace(CONFIG, least=())
+    config = replace(CONFIG, least=(), most=("prefill=1", "decode=1"))
     sizes = []
     for cluster in (Cluster(), Cluster(tuple(pods), tuple(pools))):
         watcher = Watcher(config, H200_LLAMA_8B)
@@ -160,8 +160,7 @@ def test_workers_of_a_role_without_a_pool_are_not_planned() -> None:
             plan = watcher.round(seen(15.0 * number, listed, load(number, 6.0, 8000), cluster=cluster)).plan
         sizes.append(plan.sizes)
     assert sizes[0].both > 0
-    assert sizes[1].both == 0
-    assert sizes[1].total > 2
+    assert sizes[1] == Sizes(1, 1, 0)
 
 
 def test_floors_are_read() -> None:
