@@ -67,7 +67,7 @@ def test_a_planner_gets_more_workers_for_a_load_that_one_does_not_hold(
         assert main([*load, *words, "--json", str(found)]) == 0
         shown = capsys.readouterr().out
         hours.append(json.loads(found.read_text())["policies"]["pair_cost"]["gpu_hours"])
-        assert ("\nplanner    pair_cost: 2 rounds (grows 1, " in shown) == bool(words), shown
+        assert ("grows" in shown.partition("\nplanner    pair_cost: ")[2].partition("\n")[0]) == bool(words)
     assert hours[1] > hours[0]
     again = shlex.split(shown.partition("again ")[2])
     assert main([*again[1:], "--json", str(found)]) == 0
