@@ -85,7 +85,7 @@ def _scene(
     hardest = demand(max(memory.needs, key=lambda need: need.work).kinds if memory.needs else (), observed.capacity)
     reached = reachable(observed.goal, harder(present, hardest), observed.capacity)
     sizing = Sizing(observed.capacity, reached.goal)
-    memory, missed = corrected(observed, workers, present, sizing, memory)
+    memory, missed = corrected(observed, workers, harder(present, hardest), sizing, memory)
     backlog = with_backlog(observed, workers.ready, present.times(expected.rise * memory.correction), sizing)
     scene = Scene(observed, workers, room, sizing, backlog.demand, present, hardest.times(memory.correction))
     return scene, memory, (*reached.reasons, *missed, *backlog.reasons)

@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 from diptych.planner.demand import Demand
 from diptych.planner.room import clipped
 from diptych.planner.sizing import Room, Sizing
-from diptych.planner.starts import Fleet
-from diptych.planner.values import NEVER, PLANNED_ROLES, Memory, Observed, Reason, Sizes, Why, WorkerState
+from diptych.planner.starts import Fleet, came_s
+from diptych.planner.values import PLANNED_ROLES, Memory, Observed, Reason, Sizes, Why
 
 GROW_MARGIN: Final = 1.1  # times the load that is grown for
 SHRINK_MARGIN: Final = 1.2  # times the load that one less has to hold
@@ -71,7 +71,7 @@ def sized(scene: Scene, memory: Memory) -> Sized:
 def _shrinking(scene: Scene, current: Sizes, fewer: Sizes, watched_s: float, memory: Memory) -> Sized:
     """Return fewer workers, if the load was watched for long enough and the fleet has settled."""
     now_s, most_asked = scene.observed.now_s, f"{scene.hardest.requests_per_s:.2f} requests/s"
-    just_now = now_s < max(memory.shrunk_s, _came_s(scene)) + scene.stable_s / SHRINK_TURNS
+    just_now = now_s < max(memory.shrunk_s, came_s(scene.observed)) + scene.stable_s / SHRINK_TURNS
     if watched_s < scene.stable_s or just_now:
         words = f"{fewer} would hold {most_asked}; watched for {watched_s:.0f} s, and the fleet "
         words += "changed just now" if just_now else "is as it was"
@@ -87,11 +87,6 @@ def _nobody_asks(scene: Scene, watched_s: float) -> bool:
         each.requests_per_s <= 0 and not each.backlog and not each.extra_rows for each in demands
     )
     return idle and not scene.observed.num_queued
-
-
-def _came_s(scene: Scene) -> float:
-    """Return when the last worker came: it is given time to take its share."""
-    return max((each.since_s for each in scene.observed.workers if each.state is WorkerState.READY), default=NEVER)
 
 
 def _grown(scene: Scene, current: Sizes, memory: Memory) -> Sized:

@@ -108,7 +108,7 @@ def test_who_goes_has_least_that_nobody_else_has_and_who_is_not_known_is_taken_f
 def test_a_goal_that_is_missed_although_it_should_be_kept_is_noticed() -> None:
     watcher = Watcher(CONFIG, H200_LLAMA_8B)
     whys: set[Why] = set()
-    for number in range(8):
+    for number in range(25):
         counts = load(number, 2.0, 500)
         plan = watcher.round(seen(1000.0 + 15 * number, [worker(1)], counts._replace(within=counts.ended / 2))).plan
         whys |= plan.why
