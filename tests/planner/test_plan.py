@@ -137,7 +137,7 @@ def test_what_was_missed_before_the_newest_worker_came_says_nothing_of_those_tha
     seen = replace(_seen(old, new, rate=4.0, limits=Limits(budget_gpus=8)), attained=0.5)
     planner = Planner()
     whys = [planner(replace(seen, now_s=1e4 + 15 * number)).why for number in range(25)]
-    assert [number for number, why in enumerate(whys) if Why.MISSED in why][0] * 15 >= seen.limits.stable_s
+    assert next(number for number, why in enumerate(whys) if Why.MISSED in why) * 15 >= seen.limits.stable_s
 
 
 def test_an_empty_fleet_that_may_be_empty_is_woken_by_the_first_request() -> None:
