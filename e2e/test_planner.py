@@ -23,8 +23,10 @@ OUTPUTS: Final = Kind(num_clients=20, prompt=(8, 40), output=(60, 120))
 
 
 @pytest.fixture(scope="module")
-def release(cluster: Cluster) -> Release:
-    return Release(cluster, IMAGE, *PLANNED)
+def release(cluster: Cluster) -> Iterator[Release]:
+    """It ends at once: how a release ends well is tested elsewhere."""
+    yield Release(cluster, IMAGE, *PLANNED)
+    cluster.kubectl("delete", "deployments,pods", "--all", "--cascade=orphan", "--grace-period=0", "--force")
 
 
 @pytest.fixture(scope="module")
