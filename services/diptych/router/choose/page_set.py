@@ -77,6 +77,15 @@ class PageSet:
         used: U64 = self._table[self._table != 0]
         return used
 
+    def sample(self, parts: int) -> U64:
+        """Return about one in `parts` hashes, the same of all sets of this process, but for a few; of 1 part all.
+
+        Where a hash lies follows from its highest bits once they are scattered: so a sample is the beginning of a table.
+        """
+        begin = self._table[: len(self._table) // parts]
+        used: U64 = begin[begin != 0]
+        return used
+
     def _make_room(self, hashes: Hashes) -> U64:
         new = as_hashes(hashes)
         if self._len + len(new) > MAX_FILL * len(self._table):
