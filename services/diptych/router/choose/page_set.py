@@ -80,7 +80,7 @@ class PageSet:
     def sample(self, parts: int) -> U64:
         """Return about one in `parts` hashes, the same of all sets of this process, but for a few; of 1 part all.
 
-        Where a hash lies follows from its highest bits once they are scattered: so a sample is the beginning of a table.
+        Where a hash lies follows from its highest bits once they are scattered: a sample is the beginning of a table.
         """
         begin = self._table[: len(self._table) // parts]
         used: U64 = begin[begin != 0]
