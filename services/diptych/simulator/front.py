@@ -75,7 +75,9 @@ class Front:
         """A call is offered."""
         if self._shedding.sheds(served):
             self._decisions.admitted(served.number, Reason.SHED.value)
-            self._end(served, f"refused: {Reason.SHED.value}")
+            served.failure = f"refused: {Reason.SHED.value}"
+            served.end()
+            self.num_ended += 1
             return
         weight = self._shedding.weight(served)
         claim = Claim(patience_s=self._setup.router.silence_s, tenant=served.call.tenant, weight=weight)
@@ -104,14 +106,11 @@ class Front:
         self._take(self._queue.expire(self._clock.now_s))
 
     def _close(self, served: Served, failure: str) -> None:
-        self._end(served, failure)
-        self._shedding.ended(served)
-        del self._claims[served.claim]
-
-    def _end(self, served: Served, failure: str) -> None:
         served.failure = failure
         served.end()
         self.num_ended += 1
+        self._shedding.ended(served)
+        del self._claims[served.claim]
 
     def _outlook(self) -> Outlook | None:
         """Return what a request that came now would find; None: nobody knows yet."""
