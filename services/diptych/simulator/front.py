@@ -190,7 +190,8 @@ class Front:
         progress, pair = served.progress, selection.pair
         self._decisions.paired(served.number, pair.prefill_id, pair.decode_id)
         progress.begin(self._clock.now_s)
-        served.pair, served.selection = pair, selection
+        served.pair = pair
+        self._shedding.sent(served, selection)
         room = self._rng.getrandbits(64) or 1
         served.attempt = attempt = Attempt(self, served, room, pair)
         for kind in attempt.kinds:

@@ -11,7 +11,6 @@ from diptych.common.members.roles import LegKind
 from diptych.generation.output import FailureCode
 from diptych.generation.request_groups import Account, Life
 from diptych.generation.sampling_params import SamplingParams
-from diptych.router.choose.explain import Selection
 from diptych.router.serve.attempt_legs import REASON_GRACE_S, AttemptLegs
 from diptych.router.values.failure import LegFailure
 from diptych.router.values.progress import Progress
@@ -111,7 +110,6 @@ class Served:
         self.knows_cached = False
         self.pair = NOBODY  # of the last attempt
         self.attempt: Attempt | None = None
-        self.selection: Selection | None = None  # of the last attempt, until the call has ended
         self.has_ended = False
         self.waits_until_s = math.inf  # for a pair
         self._prompt: SimPrompt | None = None
@@ -142,4 +140,4 @@ class Served:
     def end(self) -> None:
         """Forget what only its way needed."""
         self.has_ended = True
-        self.attempt = self.selection = self._prompt = self._progress = None
+        self.attempt = self._prompt = self._progress = None

@@ -15,6 +15,7 @@ from functools import partial
 from diptych.generation.slo import Slo
 from diptych.router.admission.in_flight import InFlight, InFlightRequest
 from diptych.router.admission.shedder import Shedder
+from diptych.router.choose.explain import Selection
 from diptych.router.choose.policies.cost import Outlook
 from diptych.router.errors import Shed
 from diptych.router.values.slo_tiers import DEFAULT_TIER, Tier, Tiers
@@ -59,7 +60,8 @@ class SimShedding:
         self._shedder = Shedder(self._tiers, outlook, self._in_flight, rng, clock)
         self._given = given
         self._clock = clock
-        self._flights: dict[int, InFlightRequest] = {}
+        self._flights: dict[int, InFlightRequest] = {}  # by the numbers of calls
+        self._selections: dict[int, Selection] = {}  # of their last attempts
 
     def sheds(self, served: Served) -> bool:
         """Whether a call that comes now is refused."""
@@ -79,11 +81,17 @@ class SimShedding:
         if self._tiers.have_sheddable:
             answer = SimAnswer(served, self._given, self._clock)
             arrival_s = served.call.arrival_s
-            flight = InFlightRequest(self._tier(served), arrival_s, answer, partial(_compute_s, served))
+            flight = InFlightRequest(self._tier(served), arrival_s, answer, partial(self._compute_s, served.number))
             self._flights[served.number] = flight
             self._in_flight.add(flight)
 
+    def sent(self, served: Served, selection: Selection) -> None:
+        """An attempt of it begins."""
+        if served.number in self._flights:
+            self._selections[served.number] = selection
+
     def ended(self, served: Served) -> None:
+        self._selections.pop(served.number, None)
         flight = self._flights.pop(served.number, None)
         if flight is not None:
             self._in_flight.remove(flight)
@@ -92,7 +100,6 @@ class SimShedding:
         name = served.call.tier if served.call.tier in self._tiers.slos else DEFAULT_TIER
         return Tier(name, self._tiers.slos[name])
 
-
-def _compute_s(served: Served) -> float:
-    """Return what a prompt takes by itself; 0: not known yet."""
-    return 0.0 if served.selection is None else served.selection.compute_s
+    def _compute_s(self, number: int) -> float:
+        """Return what a prompt takes by itself; 0: not known yet."""
+        return self._selections[number].compute_s if number in self._selections else 0.0
