@@ -23,6 +23,7 @@ Watch = Callable[[], AbstractContextManager[Window]]
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """A namespace of its own, deleted at the end with all that is in it; nobody waits for that, which takes long."""
     cluster = Cluster(f"{NAMESPACE}-{request.module.__name__.removeprefix('test_').replace('_', '-')}")
+    cluster.wait(f"namespace/{cluster.namespace}", "delete")  # of a run before; at once if there is none
     cluster.kubectl("create", "namespace", cluster.namespace)
     yield cluster
     cluster.kubectl("delete", "namespace", cluster.namespace, "--wait=false")
