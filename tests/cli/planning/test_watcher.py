@@ -163,6 +163,18 @@ def test_workers_of_a_role_without_a_pool_are_not_planned() -> None:
     assert sizes[1] == Sizes(1, 1, 0)
 
 
+def test_a_start_is_as_long_as_those_that_were_seen() -> None:
+    watcher = Watcher(CONFIG, H200_LLAMA_8B)
+    pool = Pool("x", UNIFIED, Served.UNIFIED, 2, "1")
+    for now_s, listed in ((0.0, 1), (15.0, 2), (135.0, 2)):
+        state = WorkerState.PENDING if now_s == 15.0 else WorkerState.STARTING
+        states = [WorkerState.STARTING, state][:listed]
+        pods = [WorkerPod("ab"[n], 11 + n, UNIFIED, Served.UNIFIED, each, 3) for n, each in enumerate(states)]
+        members = [worker(1, pod="a"), *([worker(2, pod="b")] if now_s > 15.0 else [])]
+        watcher.round(seen(now_s, members, cluster=Cluster(tuple(pods), (pool,))))
+    assert watcher.starts.usual_s(60.0) == 120.0
+
+
 def test_floors_are_read() -> None:
     assert sizes_of(["prefill=1", "decode=2"], "--least", 0) == Sizes(1, 2, 0)
     for text in ("both=1", "prefill", "decode=-1"):

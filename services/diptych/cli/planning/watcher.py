@@ -17,6 +17,7 @@ from diptych.planner.counters import Counts, Sample, attained_by, offered_by
 from diptych.planner.planner import Planner
 from diptych.planner.pools.cluster import Cluster
 from diptych.planner.pools.orders import Scene
+from diptych.planner.pools.start_times import StartTimes
 from diptych.planner.values import (
     PLANNED_ROLES,
     Capacity,
@@ -65,6 +66,7 @@ class Watcher:
     planner: Planner = field(default_factory=Planner)
     samples: list[Sample] = field(default_factory=list)
     since_s: dict[Mark, float] = field(default_factory=dict)
+    starts: StartTimes = field(default_factory=StartTimes)
     last: Plan | None = None
 
     def round(self, seen: Seen) -> Scene:
@@ -73,14 +75,15 @@ class Watcher:
             each for each in self.samples if each.at_s >= seen.now_s - self.config.stable_s - self.config.interval_s
         ]
         self.samples = [*kept, Sample(seen.now_s, seen.routers)]
-        before, workers = self.planner.memory, self._workers(seen)
+        before, workers, pod_of = self.planner.memory, self._workers(seen), pods_of_workers(seen)
+        self.starts.look(seen.now_s, {pod_of.get(each.worker_id, str(each.worker_id)): each.state for each in workers})
         made = self.planner(self._observed(seen, workers))
         if not self.config.act:
             self.planner.memory = _unheard(self.planner.memory, before)
         if self.last is None or (made.sizes, made.roles, made.why) != (self.last.sizes, self.last.roles, self.last.why):
             logger.info("%s: %s", made.sizes, "; ".join(f"[{each.why.value}] {each.words}" for each in made.reasons))
         self.last = made
-        return Scene(made, workers, pods_of_workers(seen), seen.cluster)
+        return Scene(made, workers, pod_of, seen.cluster)
 
     def _observed(self, seen: Seen, workers: tuple[Worker, ...]) -> Observed:
         pages = max((each.load.total_pages for each in seen.listed), default=0)
@@ -92,7 +95,7 @@ class Watcher:
             Capacity(self.step_model, pages * self.config.page_size or 1, num_gpus=self.config.tp),
             self._limits(seen, workers),
             attained=attained_by(self.samples, self.config.stable_s),
-            start_s=self.config.start_s,
+            start_s=self.starts.usual_s(self.config.start_s),
         )
 
     def _limits(self, seen: Seen, workers: tuple[Worker, ...]) -> Limits:
