@@ -41,7 +41,9 @@ class PlannerConfig(LogConfig, MembersConfig):
         (), help="workers of a role that there may be: prefill=8; none: any", group="platform"
     )
     flip: bool = option(True, help="workers may change their roles", group="platform")
-    start_s: float = option(60.0, help="that a worker takes to start, until some have been seen to", group="platform")
+    start_s: float = option(
+        60.0, help="that a worker takes to start at least; longer, if it was seen to", group="platform"
+    )
     drain_s: float = option(30.0, help="for what runs at a worker that changes its role", group="platform")
     step_model: str = option(H200, help=f"file of `diptych fit`, or {H200}: Llama-3-8B on an H200", group="platform")
     page_size: int = option(16, help="tokens a KV page, as workers have it", group="platform")

@@ -32,6 +32,6 @@ class StartTimes:
         self._took_s.extend(now_s - since_s for since_s in came if since_s >= 0)
         self._coming_s = {name: known.get(name, now_s) for name in coming}
 
-    def usual_s(self, otherwise: float) -> float:
-        """Return the median of the last starts; `otherwise` until one was seen."""
-        return statistics.median(self._took_s) if self._took_s else otherwise
+    def usual_s(self, at_least: float) -> float:
+        """Return the median of the last starts, or `at_least`: where an image is fetched the next one takes longer."""
+        return max(at_least, statistics.median(self._took_s)) if self._took_s else at_least
