@@ -72,6 +72,15 @@ class PageSet:
         if self._len < MIN_FILL * len(self._table) > MIN_FILL * MIN_SLOTS:
             self._resize(self._len)
 
+    def sample(self, parts: int) -> U64:
+        """Return about one in `parts` hashes, the same of all sets of this process, but for a few; of 1 part all.
+
+        Where a hash lies follows from its highest bits once they are scattered: a sample is the beginning of a table.
+        """
+        begin = self._table[: len(self._table) // parts]
+        used: U64 = begin[begin != 0]
+        return used
+
     def hashes(self) -> U64:
         """Return all, in no order."""
         used: U64 = self._table[self._table != 0]
