@@ -106,3 +106,28 @@ def test_steps_that_took_no_time_are_forgotten_when_they_take_some() -> None:
     for _ in range(400):
         line.learn(1000, 0.5)
     assert line.at(1000) == pytest.approx(0.5, rel=0.01)
+
+
+def test_prompts_that_come_know_of_each_step_before_them_although_plain_ones_are_learned_together() -> None:
+    machine = Machine(0.004, 25e-6)
+    for _ in range(20):
+        machine.step(1)
+    machine.step_s = 0.08
+    for _ in range(3):  # fewer than are learned from at once
+        machine.pace.begin(0, machine.now_s, 1)
+        machine.now_s += machine.step_s
+        machine.pace.end(machine.now_s)
+    assert machine.step(1)[1] <= LONGEST_S * 1.2
+
+
+def test_steps_learned_together_tell_nearly_what_they_tell_one_by_one() -> None:
+    singly, together = StepLine(), StepLine()
+    for number in range(64):
+        works = [1000 + 500 * (number % 5) + 10 * each for each in range(8)]
+        for work in works:
+            singly.learn(work, 0.004 + 1e-6 * work)
+        mean = sum(works) / 8
+        together.learn(mean, 0.004 + 1e-6 * mean, 8)
+    assert together.base_s == pytest.approx(singly.base_s, rel=1e-6)
+    assert together.slope_s == pytest.approx(singly.slope_s, rel=1e-6)
+    assert together.at(5000) == pytest.approx(0.009, rel=1e-6)

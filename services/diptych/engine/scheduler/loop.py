@@ -256,5 +256,5 @@ class Inbox:
         return {room for commands in self._commands for room in commands.abort}
 
     def _read(self) -> None:
-        while self._channel.get(_EVENTS) & _POLLIN:  # an exception for each time that nothing came costs more
+        while int(self._channel.get(_EVENTS)) & _POLLIN:  # an exception for each time that nothing came costs more
             self._commands.append(engine_pb2.SchedulerCommands.FromString(self._channel.recv(zmq.NOBLOCK)))
