@@ -165,8 +165,8 @@ def _slots(requests: Sequence[Request], owner: I64, positions: I64, page_table: 
     """Return the requests' part of the page table, and the slot of each new token."""
     rows = np.array([request.row for request in requests], dtype=np.int64)
     table = page_table[rows, : max([request.num_pages for request in requests])]
-    pages = table[owner, positions // page_size].astype(np.int64)
-    return table, pages * page_size + positions % page_size
+    places, offsets = np.divmod(positions, page_size)
+    return table, table[owner, places].astype(np.int64) * page_size + offsets
 
 
 def _window_groups(

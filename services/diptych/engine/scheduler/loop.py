@@ -233,8 +233,8 @@ class SchedulerLoop:
         self._news.report(self._events)
         if self._watching.is_on:
             self._watching.report(self._events, time.monotonic())
-        if self._events.ByteSize():
-            self._channel.send(self._events.SerializeToString())
+        if message := self._events.SerializeToString():
+            self._channel.send(message)
             self._events = engine_pb2.SchedulerEvents()
 
 
