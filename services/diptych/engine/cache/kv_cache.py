@@ -228,6 +228,15 @@ class KvCache:
                 self._windows.append(request, beside)
         return True
 
+    def grow_all(self, requests: Sequence[Request]) -> None:
+        """Make room for the tokens of each that are computed. There are no windows, and there are pages enough."""
+        counts = [self.pages_for(request.computed_len) - request.num_pages for request in requests]
+        if counts:
+            pages, start = self._allocate(sum(counts)), 0
+            for request, count in zip(requests, counts, strict=True):
+                self._append(request, pages[start : start + count])
+                start += count
+
     @property
     def window_table(self) -> I32:
         """`[max_requests, max_pages, num_groups]`: as `page_table`, of layers with a window."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -215,18 +215,23 @@ class StepPace:
         for request in step.joining:
             self._deadlines.correct(request, now_s, sum(later.num_rows > 0 for later in self._running))
 
-    def pass_steps(self, num_rows: int, began_s: float, ends_s: Iterable[float]) -> None:
+    def pass_steps(self, num_rows: int, began_s: float, ends_s: Sequence[float]) -> None:
         """Be behind steps that brought tokens to so many requests, one after the other from `began_s` on.
 
         The same as to `begin` and `end` each. No step is launched.
         """
-        work, num_steps = _work(num_rows, self._contexts.num_tokens), 0
-        began_s = max(began_s, self._ended_s)
-        for end_s in ends_s:
-            self._note_tokens(work, end_s - began_s)
-            work += num_rows  # each has a token more
-            num_steps += 1
-            began_s = end_s
+        work, num_steps = _work(num_rows, self._contexts.num_tokens), len(ends_s)
+        began_s, num_noted = max(began_s, self._ended_s), 0
+        while num_noted < num_steps:
+            count = min(self._together - self._num_plain, num_steps - num_noted)
+            seconds = self._plain_s
+            for end_s in ends_s[num_noted : num_noted + count]:
+                seconds += end_s - began_s
+                began_s = end_s
+            self._plain_s = seconds
+            grown = count * num_noted + count * (count - 1) // 2  # tokens of each: one more with each step
+            self._note_tokens(count, count * work + num_rows * grown)
+            num_noted += count
         self._ended_s = self._free_s = began_s
         self._contexts.stepped(num_steps)
         self._deadlines.stepped(num_steps)
@@ -241,7 +246,8 @@ class StepPace:
 
     def _learn(self, step: _Launched, took_s: float) -> None:
         if not step.cost:
-            self._note_tokens(step.work, took_s)
+            self._plain_s += took_s
+            self._note_tokens(1, step.work)
             return
         self._learn_tokens()
         if step.num_rows:
@@ -259,11 +265,10 @@ class StepPace:
             seconds = line.usual(STEP_CONTEXT), line.slope_s, prompts.line.slope_s
             self.step_parts_s = _rounded(seconds[0]), _rounded(seconds[1]), _rounded(seconds[2])
 
-    def _note_tokens(self, work: int, took_s: float) -> None:
-        """A step without prompts is over."""
-        self._num_plain += 1
+    def _note_tokens(self, num_steps: int, work: int) -> None:
+        """Steps without prompts are over, whose seconds have been counted; all their work is told."""
+        self._num_plain += num_steps
         self._plain_work += work
-        self._plain_s += took_s
         if self._num_plain >= self._together:
             self._together = min(TOGETHER, self._together + 1)
             self._learn_tokens()
