@@ -347,9 +347,12 @@ class RadixTree:
         if node is not None:
             self._ranking.note_eviction(node.state_rank)
             return self.states.pop(node)
-        node = self._pop(POOL, num_pages)
-        if node is None:
+        lowest = self._queues[POOL].pop()
+        if lowest is None:
             return joined(())
+        if self._can_shorten(lowest, num_pages):
+            return self._shorten(lowest, num_pages)
+        node = self._end_of(lowest, num_pages)
         gone = node.held
         self.states.leave(node)
         self.windows.leave(node)
@@ -358,6 +361,24 @@ class RadixTree:
         self._ranking.note_eviction(node.rank)
         self._demote(node, saves)
         return gone
+
+    def _can_shorten(self, leaf: Node, num_pages: int) -> bool:
+        """Whether more than so many pages are there, nothing is beside them, and they need not go down to a tier."""
+        is_long = len(leaf.pages) > num_pages and not self._tiers
+        return is_long and leaf.state is None and leaf.windows is None and not leaf.is_withdrawn
+
+    def _shorten(self, leaf: Node, num_pages: int) -> Pages:
+        """Take the last pages of a leaf, which is in no queue now, out of the pool.
+
+        The same as to split it, and to forget the lower half. An eviction nearly always wants less than a node has.
+        """
+        self._ranking.note_eviction(leaf.rank)
+        num_left = len(leaf.pages) - num_pages
+        self._queues[POOL].add(leaf.shortened(num_left, self._page_size))
+        self._num_pages -= num_pages
+        self._num_evictable -= num_pages
+        self._changes.remove(leaf.hashes[: num_left - 1 : -1].tolist())
+        return leaf.pages[num_left:]
 
     def _walk(self, node: Node, token_ids: I64, extra_key: bytes) -> list[Node]:
         """Return the path from `node` on of the longest cached prefix, splitting a node that is left in its middle."""
@@ -420,8 +441,12 @@ class RadixTree:
     def _pop(self, level: int, num_pages: int) -> Node | None:
         """Take the lowest ranking node of a level out of its queue, or the end of it that has `num_pages` pages."""
         node = self._queues[level].pop()
-        if node is not None and len(node.pages) > num_pages:
-            self._queues[level].add(self._split(node, len(node.pages) - num_pages))
+        return None if node is None else self._end_of(node, num_pages)
+
+    def _end_of(self, node: Node, num_pages: int) -> Node:
+        """Return a node that is in no queue now, or the end of it that has so many pages; the rest goes back there."""
+        if len(node.pages) > num_pages:
+            self._queues[node.level].add(self._split(node, len(node.pages) - num_pages))
         return node
 
     def _demote(self, node: Node, saves: list[Save]) -> None:
