@@ -387,7 +387,7 @@ class KvCache:
         assert request.node is not None
         start, end = request.node.end, max(request.node.end, num_tokens // self.page_size)
         pages, tokens = self.pages_of(request)[start:end], request.tokens[: end * self.page_size]
-        insertion = self.tree.extend(request.node, tokens, pages, request.extra_key)
+        insertion = self.tree.extend(request.node, tokens, pages, request.extra_key, request.page_names)
         self.pool.cache(insertion.adopted)
         return insertion
 

@@ -9,6 +9,7 @@ and is forgotten behind the last.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -170,9 +171,12 @@ class RadixTree:
         self.use(insertion.node)
         return insertion
 
-    def extend(self, node: Node, token_ids: I64, pages: Pages, extra_key: bytes = b"") -> Insertion:
+    def extend(
+        self, node: Node, token_ids: I64, pages: Pages, extra_key: bytes = b"", names: Sequence[int] = ()
+    ) -> Insertion:
         """Add the pages that hold the KV of `token_ids` behind those up to `node`, which ends a prefix of these tokens.
 
+        `names`: of their whole pages from the first one on, as far as they are known: others are made here.
         Counts as no use: who calls `use` or locks its end ranks it. Behind what is on its way back nothing is added.
         """
         if len(pages) != len(token_ids) // self._page_size - node.end:
@@ -190,7 +194,7 @@ class RadixTree:
         self.promote(lower_nodes, adopted[:num_lower_pages])
         end = path[-1]
         if num_lower_pages < len(adopted):
-            end = self._append(end, token_ids, extra_key, adopted[num_lower_pages:])
+            end = self._append(end, token_ids, extra_key, adopted[num_lower_pages:], names=names)
         return Insertion(end, known, adopted, duplicate=given[given != known])
 
     def use(self, node: Node) -> None:
@@ -404,11 +408,21 @@ class RadixTree:
         """Name the node that begins at token `start`: only at the root also by the extra key."""
         return node_key(token_ids[start:], self._page_size, b"" if start else extra_key)
 
-    def _append(self, parent: Node, token_ids: I64, extra_key: bytes, pages: I32, level: int = POOL) -> Node:
+    def _append(
+        self,
+        parent: Node,
+        token_ids: I64,
+        extra_key: bytes,
+        pages: I32,
+        level: int = POOL,
+        names: Sequence[int] = (),
+    ) -> Node:
         end = len(token_ids) // self._page_size * self._page_size
         tokens = token_ids[end - len(pages) * self._page_size : end].astype(np.int64)
         key = self._key(token_ids, parent.end * self._page_size, extra_key)
-        hashes = self.names(parent, token_ids[:end], extra_key)
+        known = names[parent.end : parent.end + len(pages)]
+        is_named = len(known) == len(pages)
+        hashes = np.array(array("Q", known)) if is_named else self.names(parent, token_ids[:end], extra_key)
         node = Node(key, parent, tokens, pages, hashes, parent.end + len(pages), level)
         parent.children[key] = node
         self.windows.on_end_moved(parent)
