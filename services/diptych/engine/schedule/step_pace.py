@@ -179,10 +179,10 @@ class StepPace:
 
     def _left(self, num_rows: int, now_s: float) -> tuple[float, float]:
         """Return what the next step with tokens takes without prompts, and how much time is left before it."""
-        work = _work(num_rows, self._contexts.num_tokens)
-        tokens_s = self._tokens.at(work)
+        usual_s = self._tokens.usual(_work(num_rows, self._contexts.num_tokens))
+        tokens_s = self._tokens.pace * usual_s
         begin_s = max(now_s, self._free_s) if self._running else now_s
-        due_s = self._deadlines.next_due_s(begin_s, self._tokens.usual(work))
+        due_s = self._deadlines.next_due_s(begin_s, usual_s)
         return tokens_s, (due_s - begin_s) * HEADROOM - tokens_s
 
     # steps
