@@ -87,7 +87,6 @@ class PagePool:
         self._free = np.arange(num_pages - 1, NULL_PAGE, -1, dtype=np.int32)  # a stack: its first num_free entries
         self._num_free = num_pages - 1
         self._seat = np.zeros(num_pages, np.int32)  # scratch of `_checked`
-        self._places = np.arange(num_pages, dtype=np.int32)
         self._table = list(_dense_table())  # a row for each operation
 
     @property
@@ -218,7 +217,7 @@ class PagePool:
             raise InvalidTransition(f"not pages of this pool: {_shown(pages[~self._in_range(pages)])}")
         if num_pages > 1:
             # Each page seats its place in the list; of a page listed twice only one place stays seated.
-            places = self._places[:num_pages]
+            places = np.arange(num_pages, dtype=np.int32)
             self._seat[pages] = places
             if np.count_nonzero(self._seat[pages] != places):
                 raise InvalidTransition(f"pages listed twice: {_shown(pages[self._seat[pages] != places])}")
