@@ -2,7 +2,7 @@
 
 Through the runner that workers use, replayed from graphs. Steps with drafts follow one after the other, as where a
 request stands behind drafts is known only when it is over. Beside each stands the step without drafts of an overlapping
-scheduler: so many times its tokens a row must give for its drafts to pay.
+scheduler: a row must give the inverse of the ratio in tokens for its drafts to pay.
 
     python bench/gpu/draft_rows.py [--quick] [--json]
 """
@@ -40,7 +40,7 @@ def main() -> None:
                 batch = rows_batch(size, 1 + num_drafts, context, NUM_PAGES)
                 ms = 1e3 * one_by_one(runner, batch, NUM_STEPS)
                 name = f"step, {num_drafts} drafts a request, B {size}, L {context}"
-                report.row("gpu/drafts", name, ms, "ms", plain_ms, "without drafts, overlapped", ms / plain_ms, {})
+                report.row("gpu/drafts", name, ms, "ms", plain_ms, "without drafts, overlapped", plain_ms / ms, {})
 
 
 if __name__ == "__main__":

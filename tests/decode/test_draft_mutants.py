@@ -20,8 +20,9 @@ from diptych.engine.schedule import sampled
 from diptych.engine.schedule.batch_builder import build_batch
 from diptych.engine.schedule.sampling_builder import Place
 from diptych.engine.values.batch import ForwardBatch
-from diptych.engine.values.request import Request, TokenCounts
-from diptych.generation.logprobs import join
+from diptych.engine.values.request import Request
+from diptych.engine.values.token_counts import TokenCounts
+from diptych.generation.logprobs import join, of_rows
 from diptych.grammars.matcher import GrammarMatcher
 from diptych.tokens.tokenizer import Tokenizer
 
@@ -147,7 +148,7 @@ def masks_of_the_first_place(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def scores_of_the_first_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = sampled.of_rows
+    real = of_rows
 
     def first(batch: Any, start: int, stop: int, num_top: int) -> Any:
         return join([real(batch, start, start + 1, num_top)] * (stop - start))

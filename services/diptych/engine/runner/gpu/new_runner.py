@@ -41,9 +41,10 @@ def new_runner(
     with torch.inference_mode():
         sampler = GpuSampler(device, model.config.vocab_size, limits.max_samples, bus)
         sampler.warm_up(DTYPES[model.options.dtype])
+        staging = Staging(limits.nbytes, device, torch.cuda.Event, bus)
         return GpuRunner(
             model,
-            StepInputs(limits, Staging(limits.nbytes, device, torch.cuda.Event, bus), device, _rows_together(model)),
+            StepInputs(limits, staging, device, _rows_together(model)),
             sampler.queue,
             torch.zeros(limits.max_samples, dtype=torch.int64, device=device),
             nothing_recorded(),
