@@ -126,9 +126,9 @@ class ModelLoader:
         options = self._options
         pages = region_views(kv, kv_regions(model.config, options.kv_dtype))[0]
         longest = min(model.config.context_len, pages.shape[0] * pages.shape[3])
-        limits, recorded_tokens = self._limits(model.config), runner.token_rungs
+        limits, recorded = self._limits(model.config), (runner.row_rungs, runner.token_rungs)
         try:
-            warm_up(self._new_runner(model), runner, limits, options.page_size, longest, recorded_tokens)
+            warm_up(self._new_runner(model), runner, limits, options.page_size, longest, *recorded)
         except torch.OutOfMemoryError as error:
             what = f"a step of {limits.max_step_tokens} tokens or the graphs of {limits.max_samples} rows"
             words = f"no GPU memory is left beside weights and KV for {what}: lower --kv-cache-mib or --max-step-tokens"

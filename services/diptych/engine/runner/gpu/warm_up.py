@@ -29,19 +29,21 @@ def warm_up(
     limits: StepLimits,
     page_size: int,
     longest: int,
+    recorded_rows: Sequence[int] = (),
     recorded_tokens: Sequence[int] = (),
 ) -> None:
-    """Run the steps kernel by kernel, and the largest decode step as it will be; `longest`: tokens of one request.
+    """Run the steps kernel by kernel, and decode steps as they will be; `longest`: tokens of one request.
 
-    `replaying` captures its largest graph then: whether there is memory for it is known before a request needs it. It
-    also captures the pieces of steps of `recorded_tokens`, the largest first: the others find their memory in its. On
-    tensor-parallel ranks this is a collective.
+    `replaying` captures the graphs of `recorded_rows` then, and the pieces of steps of `recorded_tokens`, the largest
+    first: whether there is memory for it is known before a request needs it, the others find theirs in its, and no
+    request waits while one is captured. On tensor-parallel ranks this is a collective.
     """
     began_s, num_steps = time.monotonic(), 0
     for batch in warm_up_steps(limits, page_size, longest):
         launching.execute(batch, greedy(batch.batch_size))
         num_steps += 1
-    replaying.execute(_decode(limits.max_samples, limits, page_size), greedy(limits.max_samples))
+    for num_rows in reversed(recorded_rows or (limits.max_samples,)):
+        replaying.execute(_decode(num_rows, limits, page_size), greedy(num_rows))
     for num_tokens in reversed(recorded_tokens):
         batch = prompts(num_tokens, limits, page_size, longest)
         replaying.execute(batch, greedy(batch.batch_size))
