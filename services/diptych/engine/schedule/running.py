@@ -120,16 +120,13 @@ class Running:
 
     # steps
 
-    @property
-    def can_overlap(self) -> bool:
-        """Whether a step may be planned before the last one is committed.
-
-        Not behind one with drafts: where its requests stand is known when it is known how many came true.
-        """
-        return not self._steps or not self._steps.newest.drafts
-
     def plan(self, now_s: float) -> Step | None:
-        """Every running request decodes; prompts share what is left of the token budget, and of the time."""
+        """Every running request decodes; prompts share what is left of the token budget, and of the time.
+
+        None behind a step with drafts: where its requests stand is known when it is known how many came true.
+        """
+        if self._steps and self._steps.newest.drafts:
+            return None
         decodes = self._decodes()
         drafts = None if self._drafter is None else self._drafts(decodes, self._drafter)
         chunks = self._chunks(now_s, decodes, drafts) if self._queue else []
@@ -219,12 +216,14 @@ class Running:
     def pass_plain_steps(self, began_s: float, ends_s: Sequence[float], token_id: int) -> None:
         """Be behind some of them, which ended at these times, one after the other from `began_s` on."""
         self._pace.pass_steps(len(self._batch), began_s, ends_s)
+        num_steps, growing = len(ends_s), []
         for request in self._batch:
-            end = request.num_tokens + len(ends_s)
+            end = request.num_tokens + num_steps
             request.tokens[request.num_tokens : end] = token_id
             request.num_tokens, request.computed_len = end, end - 1
             if end - 1 > request.num_pages * self._cache.page_size:
-                self._cache.grow(request, end - 1)
+                growing.append(request)
+        self._cache.grow_all(growing)
 
     def _new_pages(self, request: Request, count: int) -> int:
         return max(0, self._cache.pages_for(request.computed_len + count) - request.num_pages)
