@@ -65,6 +65,8 @@ from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, Note
 class DecodeCore:
     """Implements `SchedulerCore` for the decode role."""
 
+    can_overlap = True
+
     def __init__(
         self,
         cache: KvCache,
@@ -186,10 +188,6 @@ class DecodeCore:
                 pass  # a duplicate, or a hand-off that crossed our abort: its AbortAck follows
 
     # steps
-
-    @property
-    def can_overlap(self) -> bool:
-        return self._running.can_overlap
 
     def plan(self, now_s: float) -> ForwardBatch | None:
         self._now_s = now_s

@@ -189,7 +189,7 @@ class UnifiedCore:
     @property
     def can_overlap(self) -> bool:
         """Behind steps that decode, while no prompt waits for its turn: pages of prompts are sent between steps."""
-        return self._stepping is self._decode and self._decode.can_overlap and not self._prefill.has_prompts
+        return self._stepping is self._decode and not self._prefill.has_prompts
 
     def plan(self, now_s: float) -> ForwardBatch | None:
         """Launch a step of the core whose turn it is, or of the other one, which may give pages back instead."""

@@ -37,3 +37,12 @@ def test_tokens_come_behind_what_was_said_of_their_rooms_before() -> None:
         output_to_wire(Output(1, 1, (41,))),
         output_to_wire(Output(2, 8, (80,))),
     ]
+
+
+def test_tokens_of_a_step_with_drafts_are_outputs_that_say_how_many_there_were() -> None:
+    events = engine_pb2.SchedulerEvents()
+    add_tokens_to_wire(EmitTokens([1, 2], [4, 5], [(40, 41), (50,)], [3, 0]), events)
+    assert list(outputs_said(events)) == [
+        output_to_wire(Output(1, 4, (40, 41), num_drafts=3, num_accepted=1)),
+        output_to_wire(Output(2, 5, (50,))),
+    ]

@@ -120,16 +120,13 @@ class Running:
 
     # steps
 
-    @property
-    def can_overlap(self) -> bool:
-        """Whether a step may be planned before the last one is committed.
-
-        Not behind one with drafts: where its requests stand is known when it is known how many came true.
-        """
-        return not self._steps or not self._steps.newest.drafts
-
     def plan(self, now_s: float) -> Step | None:
-        """Every running request decodes; prompts share what is left of the token budget, and of the time."""
+        """Every running request decodes; prompts share what is left of the token budget, and of the time.
+
+        None behind a step with drafts: where its requests stand is known when it is known how many came true.
+        """
+        if self._steps and self._steps.newest.drafts:
+            return None
         decodes = self._decodes()
         drafts = None if self._drafter is None else self._drafts(decodes, self._drafter)
         chunks = self._chunks(now_s, decodes, drafts) if self._queue else []

@@ -82,8 +82,11 @@ def output_to_wire(output: Output) -> worker_pb2.LegOutput:
 
 
 def add_tokens_to_wire(effect: EmitTokens, events: engine_pb2.SchedulerEvents) -> None:
-    """Add the tokens behind all that `events` has of their rooms. Where it has outputs, they become outputs, too."""
-    if effect.num_drafts or events.outputs:
+    """Add the tokens behind all that `events` has of their rooms. Where it has outputs, they become outputs, too.
+
+    So do those of a step with drafts, which say how many there were.
+    """
+    if events.outputs or effect.num_drafts:
         events.outputs.extend(map(output_to_wire, effect.outputs()))
         return
     tokens = events.tokens
