@@ -165,6 +165,7 @@ class Game:
             "route": 100.0,
             "copy": 60.0 * (self.shape.num_host_slots > 0),
             "start": 30.0,
+            "move": 40.0 * self.shape.is_unified * (not self.shape.pages_per_state),
             "start_late": 10.0 * mood.late_legs,
             "wait": 2.0,
             "abort": mood.aborts,
