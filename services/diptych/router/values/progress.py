@@ -83,10 +83,13 @@ class Progress:
     @property
     def params(self) -> SamplingParams:
         """The sampling parameters of the next attempt."""
+        return self.params_after(len(self.output_ids))
+
+    def params_after(self, count: int) -> SamplingParams:
+        """Return the sampling parameters of an attempt that goes on behind so many output tokens."""
         params = self.request.params
-        if not self.output_ids:
+        if not count:
             return params
-        count = len(self.output_ids)
         return dataclasses.replace(
             params,
             max_tokens=params.max_tokens - count,
@@ -112,6 +115,10 @@ class Progress:
     def begin(self, now_s: float) -> None:
         """A pair has been chosen for an attempt."""
         self._begun_s = now_s
+
+    def moved(self, now_s: float) -> None:
+        """Another attempt goes on behind all output so far: nobody failed."""
+        self._attempt_start, self._begun_s = len(self.output_ids), now_s
 
     def add(self, token_ids: Sequence[int]) -> None:
         self.output_ids.extend(token_ids)
