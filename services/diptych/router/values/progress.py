@@ -87,15 +87,7 @@ class Progress:
 
     def params_after(self, count: int) -> SamplingParams:
         """Return the sampling parameters of an attempt that goes on behind so many output tokens."""
-        params = self.request.params
-        if not count:
-            return params
-        return dataclasses.replace(
-            params,
-            max_tokens=params.max_tokens - count,
-            min_tokens=max(0, params.min_tokens - count),
-            prompt_logprobs=None,  # they came with the first token
-        )
+        return params_after(self.request.params, count)
 
     @property
     def finish(self) -> Finish | None:
@@ -163,6 +155,18 @@ class Progress:
     def _had_a_pair(self, now_s: float) -> bool:
         """Whether the attempt lasted so long that it was no mere try: its time in a queue is not one without a pair."""
         return self._begun_s is not None and now_s - self._begun_s > self._limits.lost_wait_s
+
+
+def params_after(params: SamplingParams, count: int) -> SamplingParams:
+    """Return the sampling parameters of what is left of an output behind its first `count` tokens."""
+    if not count:
+        return params
+    return dataclasses.replace(
+        params,
+        max_tokens=params.max_tokens - count,
+        min_tokens=max(0, params.min_tokens - count),
+        prompt_logprobs=None,  # they came with the first token
+    )
 
 
 class WaitBudget:
