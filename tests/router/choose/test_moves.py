@@ -14,13 +14,13 @@ from diptych.router.choose.moves import (
     MARGIN,
     WINDOWS,
     Choice,
-    Lateness,
+    Moves,
     RunningOutput,
     best_move,
     tightest_s,
 )
 from diptych.router.choose.policies.beside import step_s
-from diptych.router.choose.policies.policy import Worker
+from diptych.router.choose.policies.policy import Candidates, Worker
 from diptych.router.workers.worker_view import WorkerLoad
 
 OLD, NEW, OTHER = 1, 2, 3
@@ -63,11 +63,23 @@ def test_a_worker_is_late_when_a_step_takes_longer_than_its_tightest_output_allo
 
 
 def test_only_who_is_late_for_some_looks_in_a_row_gives_an_output_away() -> None:
-    lateness = Lateness()
+    moves = Moves()
     for number in range(1, WINDOWS + 3):
-        assert lateness.look([LATE, FREE]) == ([OLD] if number >= WINDOWS else [])
-    assert lateness.look([FREE]) == []
-    assert lateness.look([LATE]) == [], "it counts anew"
+        assert moves.late([LATE, FREE]) == ([OLD] if number >= WINDOWS else [])
+    assert moves.late([FREE]) == []
+    assert moves.late([LATE]) == [], "it counts anew"
+
+
+def test_late_workers_give_away_one_at_a_time() -> None:
+    workers = {OLD: LATE, NEW: FREE, OTHER: replace(LATE, instance_id=OTHER)}
+    candidates = Candidates(workers, {key: tuple(workers) for key in workers})
+    outputs = {5: LONG, 7: replace(LONG, worker_id=OTHER), 8: replace(LONG, worker_id=OTHER)}
+    moves = Moves()
+    for _ in range(WINDOWS - 1):
+        assert moves.due(candidates, lambda: outputs, lambda key, adapter: workers, USUAL) == []
+    found = moves.due(candidates, lambda: outputs, lambda key, adapter: workers, USUAL)
+    assert [(each.place, each.target_id) for each in found] == [(5, NEW)], "who takes one is not asked twice at once"
+    assert moves.due(None, lambda: outputs, lambda key, adapter: workers, USUAL) == []
 
 
 def test_an_output_goes_to_the_worker_that_keeps_all_it_then_has() -> None:
@@ -108,15 +120,10 @@ def test_the_output_that_relieves_most_for_longest_moves() -> None:
     assert found.place == 1
 
 
-@pytest.mark.parametrize(
-    ("change", "moves"),
-    [
-        ({"num_left_at_most": 1000}, True),
-        ({"num_left_at_most": 2}, False),  # it stands still for longer than it would be late
-    ],
-)
-def test_a_move_must_be_worth_what_it_costs(change: dict[str, int], moves: bool) -> None:
-    assert (choice(FREE, one=replace(LONG, **change)) is not None) == moves
+@pytest.mark.parametrize("num_left", [1000, 2])
+def test_a_move_must_be_worth_what_it_costs(num_left: int) -> None:
+    """Behind the last tokens it would stand still for longer than they are late."""
+    assert (choice(FREE, one=replace(LONG, num_left_at_most=num_left)) is not None) == (num_left > 2)
 
 
 def test_a_slow_link_makes_it_dear() -> None:
@@ -135,7 +142,7 @@ def test_what_is_told_adds_up() -> None:
 
 
 def test_random_fleets_come_to_rest_and_every_move_helps() -> None:
-    """Moves are made as they are found: nobody is late afterwards who was not, and each output goes on but once or so."""
+    """Moves are made as they are found: all together fewer tokens are late behind each, and there is an end."""
     for seed in range(60):
         rng = random.Random(seed)
         outputs = {

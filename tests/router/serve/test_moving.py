@@ -1,4 +1,4 @@
-"""A request between two attempts: whoever gives the next token keeps it, whatever the workers say, and in what order."""
+"""A request between two attempts: whoever gives the next token keeps it, in whatever order things are said."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Story:
         self.attempt = self._attempt(OLD, LegKind.LOCAL)
         self.tokens: list[int] = []  # what the client has
         self.unread: list[int] = []
-        self.move: Move | None = None
+        self.move: Move[Attempt] | None = None
 
     def _attempt(self, room: int, kind: LegKind) -> Attempt:
         legs = {kind: (cast(Any, self.old), StartLeg(room=room))}
@@ -76,6 +76,9 @@ class Story:
             asking.start_leg(LegKind.DECODE, cast(Any, self.new), StartLeg(room=NEW), b"", Work(1))
 
         self.move = Move(self.attempt, asking, begin)
+        self.attempt.watch(self.move.look)
+        asking.watch(self.move.look)
+        asyncio.get_running_loop().call_later(PATIENCE_S, self.move.cancel)
 
     async def client(self) -> str:
         """Take tokens until the end; return how it came about."""

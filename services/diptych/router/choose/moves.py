@@ -13,14 +13,15 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from diptych.generation.slo import Slo
 from diptych.router.choose.policies.beside import step_s
-from diptych.router.choose.policies.policy import Worker
+from diptych.router.choose.policies.policy import Candidates, Worker
 
+LOOK_S: Final = 0.25  # from one look to the next
 WINDOWS: Final = 3  # looks in a row
 MARGIN: Final = 0.9  # of the tightest time per token: the most that a step of the new worker may take
 GAIN: Final = 2.0  # what is gained must be so many times what is lost
@@ -58,14 +59,40 @@ class Choice(NamedTuple):
         return f"its worker was late, and {self.gain_s:.2f} s are gained for {self.cost_s:.2f} s"
 
 
-class Lateness:
-    """How long workers have been late."""
+class Moves:
+    """Says what should move, look by look."""
 
     def __init__(self) -> None:
-        self._windows: Counter[int] = Counter()
+        self._windows: Counter[int] = Counter()  # for which workers have been late
 
-    def look(self, workers: Iterable[Worker]) -> list[int]:
-        """Return who has been late for long enough."""
+    def due(
+        self,
+        candidates: Candidates | None,
+        outputs: Callable[[], Mapping[int, RunningOutput]],
+        partners: Callable[[int, str], Collection[int]],
+        usual: float,
+    ) -> list[Choice]:
+        """Return one output at most of each worker that was late for long enough, and to each. None: nobody is there.
+
+        `outputs` by place, and `partners` of a worker for an adapter, are asked for where somebody is late. An output
+        has `usual` tokens.
+        """
+        late = self.late(candidates.workers.values()) if candidates else []
+        if not late or candidates is None:
+            return []
+        running, workers = outputs(), candidates.workers
+        choices: dict[int, Choice] = {}  # by target
+        for key in late:
+            own = {place: output for place, output in running.items() if output.worker_id == key}
+            ids = set(candidates.partners.get(key, ())) - {key, *choices}
+            allowed = {adapter: partners(key, adapter) for adapter in {output.adapter for output in own.values()}}
+            choice = best_move(workers[key], own, {each: workers[each] for each in ids}, allowed, usual)
+            if choice is not None:
+                choices[choice.target_id] = choice
+        return list(choices.values())
+
+    def late(self, workers: Iterable[Worker]) -> list[int]:
+        """Look at workers; return who has been late for long enough."""
         late = {worker.instance_id for worker in workers if step_s(worker) > tightest_s(worker)}
         self._windows = Counter({key: self._windows[key] + 1 for key in late})
         return sorted(key for key, count in self._windows.items() if count >= WINDOWS)

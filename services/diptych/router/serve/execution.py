@@ -12,7 +12,6 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 from diptych.common.errors import DeadlineExceeded, DiptychError, Unavailable
 from diptych.common.logging import bind
@@ -25,7 +24,7 @@ from diptych.router.errors import ContextLengthExceeded, ModelNotFound
 from diptych.router.metrics import RouterMetrics
 from diptych.router.serve.attempt import Attempt, AttemptFailed, legs_of
 from diptych.router.serve.hedging import Hedging, first_answer
-from diptych.router.serve.moving import Move
+from diptych.router.serve.moving import MIN_MOVED, PATIENCE_S, Move
 from diptych.router.serve.request_log import RequestLog, Served
 from diptych.router.serve.selection import Selector
 from diptych.router.tracing.record import AttemptTrace
@@ -38,8 +37,6 @@ from diptych.tokens.packed_tokens import pack
 from diptych.v1.worker_pb2 import StartLeg
 
 logger = logging.getLogger(__name__)
-
-MIN_MOVED: Final = 2  # output tokens of an attempt, before it can move: then both of its legs have done their part
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +68,7 @@ class Execution:
         self._knows_cached = False
         self.trace = client.trace.begin_output()
         self.cached_tokens = 0  # of the prompt, when the first attempt was prefilled
-        self._move: Move | None = None
+        self._move: Move[Attempt] | None = None
         self._moving_to: Selection | None = None
         self._been: set[int] = set()  # workers that have made some of the output
         dispatcher.running.add(self)
@@ -328,7 +325,7 @@ def start_attempt(fleet: Fleet, progress: Progress, selection: Selection, now_s:
     return Attempt(leg.room, legs, _prompt(progress, progress.output_ids), selection.work, progress.wait_budget)
 
 
-def start_move(fleet: Fleet, old: Attempt, progress: Progress, selection: Selection) -> Move:
+def start_move(fleet: Fleet, old: Attempt, progress: Progress, selection: Selection) -> Move[Attempt]:
     """Ask the worker that makes the output to hand it to the other one of a pair."""
     source, target = (fleet.session(each) for each in (selection.pair.prefill_id, selection.pair.decode_id))
     asking = StartLeg(room=_new_room(), moves_room=old.room, peer_instance_id=target.instance_id)
@@ -345,6 +342,9 @@ def start_move(fleet: Fleet, old: Attempt, progress: Progress, selection: Select
         new.start_leg(LegKind.DECODE, target, leg, _prompt(progress, known), selection.work)
 
     move = Move(old, new, begin)
+    for attempt in (old, new):
+        attempt.watch(move.look)
+    asyncio.get_running_loop().call_later(PATIENCE_S, move.cancel)
     return move
 
 

@@ -3,19 +3,52 @@
 The worker first says in the new attempt that the request stands still, by its newest token. Only then is it known what
 the prompt of the other worker's leg is. Rule: whoever gives the next token keeps the request. That is the new attempt,
 or, if it comes to nothing, the old one; the other is aborted. So no token is given twice, and none is lost, whatever
-happens in between.
+happens in between. Pure.
 """
 
 from __future__ import annotations
 
-import asyncio
 import enum
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Generic, Protocol, TypeVar
 
-from diptych.router.serve.attempt import Attempt
-
+MIN_MOVED: Final = 2  # output tokens of an attempt, before it can move: then both of its legs have done their part
 PATIENCE_S: Final = 2.0  # from the question to the new worker's first token; meanwhile the request may stand still
+
+
+class Attempt(Protocol):
+    """One of both attempts, as a move needs it."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Output tokens so far."""
+        ...
+
+    @property
+    def ready(self) -> Sequence[int]:
+        """Those of them that nobody has taken."""
+        ...
+
+    @property
+    def has_ended(self) -> bool: ...
+
+    @property
+    def has_failed(self) -> bool: ...
+
+    def pop(self) -> Sequence[int]:
+        """Take those that are ready."""
+        ...
+
+    def supersede(self) -> None:
+        """Fail, behind the tokens that there are: another attempt goes on."""
+        ...
+
+    def close(self) -> None:
+        """Abort what is still open."""
+        ...
+
+
+AnAttempt = TypeVar("AnAttempt", bound=Attempt)
 
 
 class Stage(enum.Enum):
@@ -26,21 +59,19 @@ class Stage(enum.Enum):
     OVER = "over"  # one of both attempts has the request
 
 
-class Move:
-    """Began when it is made: the new attempt has the leg that asks. `begin` starts the other one, once it is known.
+class Move(Generic[AnAttempt]):
+    """Begins when it is made: the new attempt has the leg that asks. Call `look` when one of both has said something.
 
-    It gets all tokens that the old attempt has given and nobody has taken, of which the last one is the newest.
+    `begin` starts the other leg, once it is known what goes before it: what the old attempt has given, of which nobody
+    has taken the last tokens, and the very last is the newest. Call `cancel` after `PATIENCE_S`.
     """
 
-    def __init__(self, old: Attempt, new: Attempt, begin: Callable[[Sequence[int]], None]) -> None:
+    def __init__(self, old: AnAttempt, new: AnAttempt, begin: Callable[[Sequence[int]], None]) -> None:
         self._old = old
         self.new = new
         self._begin = begin
         self._stage = Stage.ASKED
         self._num_still = 0  # tokens of the old attempt when it stood still
-        self._timer = asyncio.get_running_loop().call_later(PATIENCE_S, self.cancel)
-        old.watch(self._look)
-        new.watch(self._look)
 
     @property
     def is_over(self) -> bool:
@@ -49,20 +80,20 @@ class Move:
     def cancel(self) -> None:
         """The old attempt keeps the request. Idempotent."""
         if not self.is_over:
-            self._end()
+            self._stage = Stage.OVER
             self.new.close()
 
-    def take(self) -> Attempt | None:
+    def take(self) -> AnAttempt | None:
         """The old attempt has failed behind its last token: return who goes on behind it, if anybody does."""
-        goes_on = self._stage is Stage.STILL and self._old.num_tokens == self._num_still and not self.new.has_failed
+        goes_on = self._stage is Stage.STILL and not self._has_gone_on and not self.new.has_failed
         if not goes_on:
             self.cancel()
             return None
-        self._end()
+        self._stage = Stage.OVER
         return self.new
 
-    def _look(self) -> None:
-        """One of both attempts has said something. What has ended is the request's own task's business."""
+    def look(self) -> None:
+        """One of both attempts has said something. How it ends with an old one that has ended, `take` says."""
         if self.is_over or self._old.has_ended:
             return
         if self.new.has_failed or self._has_gone_on:
@@ -81,13 +112,3 @@ class Move:
         self._stage, self._num_still = Stage.STILL, self._old.num_tokens
         self.new.pop()
         self._begin(self._old.ready)
-
-    def _end(self) -> None:
-        self._stage = Stage.OVER
-        self._timer.cancel()
-        for attempt in (self._old, self.new):
-            attempt.watch(_nobody)
-
-
-def _nobody() -> None:
-    """Nobody hears of it any more."""
