@@ -30,8 +30,8 @@ class Outcome:
     moved_bytes: int  # of KV, between workers
     num_steps: int  # of all workers
     virtual_s: float  # when the last call had ended
-    num_moves: int  # outputs that went on at another worker
     decisions_digest: str  # of every decision: who was let in, each pair, each step's plan
+    num_moves: int = 0  # outputs that went on at another worker
 
     @property
     def is_served(self) -> npt.NDArray[np.bool_]:

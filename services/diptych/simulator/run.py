@@ -135,8 +135,8 @@ def _outcome(platform: Platform, served: Sequence[Served]) -> Outcome:
         gpu_s=platform.fleet.gpu_s(),
         num_flips=platform.fleet.num_flips,
         moved_bytes=platform.fleet.wire.moved_bytes,
-        num_moves=platform.front.num_moves,
         num_steps=platform.decisions.num_steps,
         virtual_s=platform.clock.now_s,
         decisions_digest=platform.decisions.digest(),
+        num_moves=platform.front.num_moves,
     )
