@@ -15,11 +15,12 @@ from diptych.router.choose.moves import (
     WINDOWS,
     Choice,
     Moves,
+    PromptTime,
     RunningOutput,
     best_move,
     tightest_s,
 )
-from diptych.router.choose.policies.beside import step_s
+from diptych.router.choose.policies.beside import share_of, step_s
 from diptych.router.choose.policies.policy import Candidates, Worker
 from diptych.router.workers.worker_view import WorkerLoad
 
@@ -48,12 +49,19 @@ def worker(key: int, context: int, *outputs: tuple[Slo, int], **load: Any) -> Wo
 
 LATE = worker(OLD, 32_000, (SLO, 4))
 FREE = worker(NEW, 0)
+IDLE = PromptTime({}, 0.0)  # nobody computes prompts
 
 
-def choice(*targets: Worker, late: Worker = LATE, allowed: Any = None, **outputs: RunningOutput) -> Choice | None:
+def choice(
+    *targets: Worker,
+    late: Worker = LATE,
+    allowed: Any = None,
+    time: PromptTime = IDLE,
+    **outputs: RunningOutput,
+) -> Choice | None:
     found = dict(enumerate(outputs.values())) or {0: LONG}
     may = {"": {each.instance_id for each in targets}} if allowed is None else allowed
-    return best_move(late, found, {each.instance_id: each for each in targets}, may, USUAL)
+    return best_move(late, found, {each.instance_id: each for each in targets}, may, USUAL, time)
 
 
 def test_a_worker_is_late_when_a_step_takes_longer_than_its_tightest_output_allows() -> None:
@@ -131,6 +139,38 @@ def test_a_slow_link_makes_it_dear() -> None:
     assert choice(FREE, late=slow) is None
 
 
+@pytest.mark.parametrize("busy", [0.0, 0.2, 0.4, 0.8])
+def test_prompts_keep_twice_the_time_that_they_take(busy: float) -> None:
+    """The new worker had all of its time for prompts, and would have 40 % of it."""
+    shares = {OLD: share_of(LATE, SLO.tpot_s), NEW: 1.0}
+    after = share_of(FREE, SLO.tpot_s, LONG.num_tokens + LONG.num_left(USUAL) / 2)
+    assert 0.3 < after < 0.45
+    found = choice(FREE, time=PromptTime(shares, busy))
+    assert (found is not None) == (busy <= (after + 0.02) / 2)
+    assert choice(FREE, time=PromptTime({OLD: shares[OLD]}, busy)) is not None, "it computes no prompts"
+
+
+def test_an_output_may_go_where_prompts_had_no_time_before() -> None:
+    giver = worker(OLD, 24_000, (SLO, 4))  # which has 20 % for prompts without it
+    taker = worker(NEW, 8_000, (SLO, 1))
+    shares = {OLD: share_of(giver, SLO.tpot_s), NEW: 0.1}
+    assert choice(taker, late=giver, time=PromptTime(shares, 0.1)) is not None
+    assert choice(taker, late=giver, time=PromptTime({**shares, NEW: 0.9}, 0.9)) is None
+
+
+def test_what_prompts_take_is_seen_look_by_look() -> None:
+    busy = worker(NEW, 0, num_queued=1)
+    candidates = Candidates({OLD: LATE, NEW: busy}, {OLD: (OLD, NEW), NEW: (OLD, NEW)})
+    idle = replace(candidates, workers={OLD: LATE, NEW: FREE})
+    moves = Moves()
+    for _ in range(40):
+        assert moves.due(candidates, lambda: {0: LONG}, lambda key, adapter: {NEW}, USUAL) == []
+    assert moves.due(idle, lambda: {0: LONG}, lambda key, adapter: {NEW}, USUAL) == [], "it was busy until now"
+    for _ in range(40):
+        found = moves.due(idle, lambda: {0: LONG}, lambda key, adapter: {NEW}, USUAL)
+    assert [each.target_id for each in found] == [NEW]
+
+
 def test_what_is_told_adds_up() -> None:
     found = choice(FREE)
     assert found is not None
@@ -175,7 +215,7 @@ def fleet_worker(key: int, outputs: dict[int, RunningOutput]) -> Worker:
 def _first(late: Worker, outputs: dict[int, RunningOutput], workers: dict[int, Worker]) -> Choice | None:
     own = {place: output for place, output in outputs.items() if output.worker_id == late.instance_id}
     targets = {key: each for key, each in workers.items() if key != late.instance_id}
-    return best_move(late, own, targets, {"": set(targets)}, USUAL)
+    return best_move(late, own, targets, {"": set(targets)}, USUAL, IDLE)
 
 
 def total_late(workers: dict[int, Worker]) -> float:

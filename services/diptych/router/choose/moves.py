@@ -4,6 +4,9 @@ Rule: a worker that has been *late* for `WINDOWS` looks in a row, which is when 
 tightest time per token of its outputs, gives one away, if another worker keeps all that it then has, with something to
 spare, and less is lost by that than is gained. Both are seconds, by the weights of those who wait.
 
+An output takes time from prompts where it goes, and gives some back where it was. Unless that is at least as much, all
+workers together must have twice the time that prompts take of late: else first tokens would pay for it.
+
 An output never goes to a worker where it was before. The worker that takes it must stay `MARGIN` below what its
 outputs allow, and one is late only above: so none goes to and fro.
 """
@@ -18,7 +21,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from diptych.generation.slo import Slo
-from diptych.router.choose.policies.beside import step_s
+from diptych.router.choose.policies.beside import share_of, step_s
 from diptych.router.choose.policies.policy import Candidates, Worker
 
 LOOK_S: Final = 0.25  # from one look to the next
@@ -27,6 +30,8 @@ MARGIN: Final = 0.9  # of the tightest time per token: the most that a step of t
 GAIN: Final = 2.0  # what is gained must be so many times what is lost
 STEPS: Final = 2  # of either worker, that an output stands still for beside its transfer
 SHORTLIST: Final = 8  # of outputs, and of workers, that are looked at
+MAX_BUSY: Final = 0.5  # of the time that workers have for prompts: if an output takes of it, so much may be needed
+NEW_SHARE: Final = 0.1  # of a look, in the mean of those before: some 2 s
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +64,29 @@ class Choice(NamedTuple):
         return f"its worker was late, and {self.gain_s:.2f} s are gained for {self.cost_s:.2f} s"
 
 
+class PromptTime(NamedTuple):
+    """What workers have of their time for prompts, and what prompts take of late. Both in workers."""
+
+    shares: Mapping[int, float]  # by worker that computes prompts
+    taken: float
+
+    def is_enough(self, worker: Worker, output: RunningOutput, target: Worker, num_left: float) -> bool:
+        """Whether enough is left when an output goes from a worker to another one."""
+        own_s, added = output.slo.tpot_s or math.inf, output.num_tokens + num_left / 2
+        after = {
+            worker.instance_id: share_of(worker, tightest_s(worker), -output.num_tokens),
+            target.instance_id: share_of(target, min(own_s, tightest_s(target)), added),
+        }
+        gained = sum(share - self.shares[key] for key, share in after.items() if key in self.shares)
+        return gained >= 0 or self.taken <= MAX_BUSY * (sum(self.shares.values()) + gained)
+
+
 class Moves:
     """Says what should move, look by look."""
 
     def __init__(self) -> None:
         self._windows: Counter[int] = Counter()  # for which workers have been late
+        self._busy: dict[int, float] = {}  # of late, with prompts, by worker
 
     def due(
         self,
@@ -78,15 +101,17 @@ class Moves:
         has `usual` tokens.
         """
         late = self.late(candidates.workers.values()) if candidates else []
+        if candidates is not None:
+            self._note_prompts(candidates)
         if not late or candidates is None:
             return []
-        running, workers = outputs(), candidates.workers
+        running, workers, time = outputs(), candidates.workers, self._prompt_time(candidates)
         choices: dict[int, Choice] = {}  # by target
         for key in late:
             own = {place: output for place, output in running.items() if output.worker_id == key}
             ids = set(candidates.partners.get(key, ())) - {key, *choices}
             allowed = {adapter: partners(key, adapter) for adapter in {output.adapter for output in own.values()}}
-            choice = best_move(workers[key], own, {each: workers[each] for each in ids}, allowed, usual)
+            choice = best_move(workers[key], own, {each: workers[each] for each in ids}, allowed, usual, time)
             if choice is not None:
                 choices[choice.target_id] = choice
         return list(choices.values())
@@ -96,6 +121,16 @@ class Moves:
         late = {worker.instance_id for worker in workers if step_s(worker) > tightest_s(worker)}
         self._windows = Counter({key: self._windows[key] + 1 for key in late})
         return sorted(key for key, count in self._windows.items() if count >= WINDOWS)
+
+    def _note_prompts(self, candidates: Candidates) -> None:
+        busy = {key: float(candidates.workers[key].load.num_queued > 0) for key in candidates.partners}
+        before = self._busy
+        self._busy = {key: now + (1 - NEW_SHARE) * (before.get(key, now) - now) for key, now in busy.items()}
+
+    def _prompt_time(self, candidates: Candidates) -> PromptTime:
+        workers = (candidates.workers[key] for key in candidates.partners)
+        shares = {worker.instance_id: share_of(worker, tightest_s(worker)) for worker in workers}
+        return PromptTime(shares, sum(self._busy[key] * share for key, share in shares.items()))
 
 
 def tightest_s(worker: Worker) -> float:
@@ -109,6 +144,7 @@ def best_move(
     targets: Mapping[int, Worker],
     allowed: Mapping[str, Collection[int]],
     usual: float,
+    time: PromptTime,
 ) -> Choice | None:
     """Return which of a late worker's outputs gains most by going where; None if none does.
 
@@ -121,6 +157,7 @@ def best_move(
         for place, output in longest
         for target in emptiest
         if target.instance_id in allowed.get(output.adapter, ()) and target.instance_id not in output.been
+        if time.is_enough(worker, output, target, output.num_left(usual))
         for choice in _worth(place, output, worker, target, output.num_left(usual))
     ]
     return max(choices, key=lambda choice: choice.gain_s - GAIN * choice.cost_s, default=None)
