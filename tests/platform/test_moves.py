@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from diptych.engine import Engine, EngineOptions, SamplingParams
@@ -74,7 +76,7 @@ def count(platform: Platform, name: str) -> int:
 def test_outputs_that_become_too_slow_go_on_elsewhere_with_their_pages(
     platform: Platform, answers: list[list[int]], wait_for: Callable[..., Any]
 ) -> None:
-    wait_for(lambda: all(len(each.instance.load.linked_instances) == 1 for each in platform.statuses()), 200.0, "links")
+    wait_for(lambda: num_linked(platform) == 2, 200.0, "links")
     with ThreadPoolExecutor(NUM_PROMPTS) as pool:
         given = list(pool.map(lambda number: ask(platform, number), range(NUM_PROMPTS)))
     assert [tokens for tokens, _ in given] == answers
@@ -96,3 +98,10 @@ def check_pages(platform: Platform, moved: list[dict[str, Any]]) -> None:
     assert (taker.pages_sent, taker.pages_received) == (0, num_pages)
     assert giver.prefill_s > 0
     assert taker.prefill_s == 0
+
+
+def num_linked(platform: Platform) -> int:
+    """Return how many workers have a link; 0 while one that was killed is a member still."""
+    with contextlib.suppress(grpc.RpcError):
+        return sum(len(each.instance.load.linked_instances) == 1 for each in platform.statuses())
+    return 0
