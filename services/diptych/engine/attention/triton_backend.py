@@ -18,7 +18,8 @@ from diptych.engine.attention.hopper_prompts import PromptStep
 from diptych.engine.attention.latent_prompts import LatentPrompts
 from diptych.engine.attention.layer_constants import Ropes
 from diptych.engine.attention.staged_batch import StagedBatch
-from diptych.engine.attention.triton_kernels import AttentionKernels, Chunks, LatentKernels, PairKernels, Requests
+from diptych.engine.attention.triton_kernels import AttentionKernels, Chunks, Requests
+from diptych.kernels.row_groups import RowGroups
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,13 +33,16 @@ class _Step:
 
     @staticmethod
     def of(batch: StagedBatch, num_single: int, max_extend_len: int, prompts: PromptStep | None = None) -> _Step:
-        single, others = (
-            Requests(batch.page_table[part], batch.seq_lens[part])
-            for part in (slice(num_single), slice(num_single, None))
-        )
+        single = Requests(batch.page_table[:num_single], batch.seq_lens[:num_single], _groups_of(batch, num_single))
+        others = Requests(batch.page_table[num_single:], batch.seq_lens[num_single:])
         starts = batch.extend_starts[num_single:] - num_single
         longest = int(batch.host.seq_lens[num_single:].max(initial=0))
         return _Step(batch, num_single, single, Chunks(others, starts, max_extend_len, longest, prompts))
+
+
+def _groups_of(batch: StagedBatch, num_single: int) -> RowGroups | None:
+    groups = batch.row_groups
+    return groups and RowGroups(groups.firsts[:num_single], groups.counts[:num_single])
 
 
 class TritonAttention:
@@ -48,17 +52,14 @@ class TritonAttention:
         self,
         config: ModelConfig,
         kv: Tensor,
+        kernels: AttentionKernels,
         sinks: Tensor | None = None,
         ropes: Ropes | None = None,
         prompts: LatentPrompts | None = None,
-        kernels: AttentionKernels | None = None,
     ) -> None:
-        """`sinks`: see `new_sinks`; `ropes`: see `rope_tables`; `prompts`: of latents, decompressed where it pays.
-
-        `kernels`: None: the fastest.
-        """
+        """`sinks`: see `new_sinks`; `ropes`: see `rope_tables`; `prompts`: of latents, decompressed where it pays."""
         self._layers = gpu_layers(config, kv, sinks, ropes)
-        self._kernels = kernels or (PairKernels if config.num_planes > 1 else LatentKernels)(config, kv)
+        self._kernels = kernels
         self._prompts = prompts
         self._step: _Step | None = None
 

@@ -21,6 +21,7 @@ from diptych.kernels.gpu.attention.decode_attention import (
     decode_workspace,
     launch_for,
     num_splits,
+    rows_together,
 )
 from diptych.kernels.gpu.attention.extend_attention import WIDE_DIM, extend_attention, fixed_tile
 from diptych.kernels.gpu.attention.latent_attention import (
@@ -31,6 +32,7 @@ from diptych.kernels.gpu.attention.latent_attention import (
     latent_splits,
 )
 from diptych.kernels.gpu.attention.split_extend_attention import SplitWorkspace, is_short, split_extend_attention
+from diptych.kernels.row_groups import RowGroups
 
 LARGEST_BATCH: Final = 4096  # requests of a decode step, unless the pool has more pages
 INTERPRETER_SMS: Final = 2
@@ -44,6 +46,7 @@ class Requests:
 
     page_table: Tensor  # int32 [num_requests, max_pages]
     seq_lens: Tensor  # int32 [num_requests]
+    groups: RowGroups | None = None  # of those that are rows of one; None: each is a request's only one
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,14 +104,16 @@ def longest_request(config: ModelConfig, kv: Tensor) -> int:
 class PairKernels:
     """`AttentionKernels` for keys and values."""
 
-    def __init__(self, config: ModelConfig, kv: Tensor) -> None:
+    def __init__(self, config: ModelConfig, kv: Tensor, dtype: torch.dtype) -> None:
+        """`dtype`: of the states."""
         self._config = config
         self._few, self._many = (_Sharing.of(batch, config, kv) for batch in (FEW_REQUESTS, LARGEST_BATCH))
         heads, batch = (config.num_heads, config.num_kv_heads, config.head_dim), max(LARGEST_BATCH, len(kv))
         most = max(self._few.num_splits, self._many.num_splits)
-        self._workspace = decode_workspace(batch, *heads, most, kv.device)
+        together = rows_together(config.num_heads // config.num_kv_heads)
+        self._workspace = decode_workspace(batch, *heads, most, kv.device, together)
         self._shares = SplitWorkspace.allocate(config.head_dim, kv.device) if config.head_dim <= WIDE_DIM else None
-        self._prompts = HopperPrompts.of(config, kv)
+        self._prompts = HopperPrompts.of(config, kv, dtype)
 
     def plan(self, extend_lens: I64, seq_lens: I64) -> PromptStep | None:
         return None if self._prompts is None else self._prompts.plan(extend_lens, seq_lens)
@@ -131,10 +136,11 @@ class PairKernels:
             sinks=at.sinks,
             num_splits=sharing.num_splits,
             launch=sharing.launch,
+            groups=requests.groups,
         )
 
     def extend(self, at: GpuLayer, queries: Tensor, out: Tensor, chunks: Chunks) -> None:
-        if self._prompts is not None and chunks.prompts is not None and self._prompts.attends(at, queries.dtype):
+        if self._prompts is not None and chunks.prompts is not None and self._prompts.attends(at):
             where = chunks.requests.page_table, chunks.requests.seq_lens, chunks.starts
             self._prompts.attend(at, queries, out, *where, chunks.prompts)
         else:
@@ -237,3 +243,8 @@ class LatentKernels:
             scale=self._config.score_scale,
             kv_scale=at.k_scale,
         )
+
+
+def fastest(config: ModelConfig, kv: Tensor, dtype: torch.dtype) -> AttentionKernels:
+    """Return the kernels for a pool, and states of `dtype`."""
+    return PairKernels(config, kv, dtype) if config.num_planes > 1 else LatentKernels(config, kv)

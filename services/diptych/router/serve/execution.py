@@ -29,7 +29,7 @@ from diptych.router.serve.request_log import RequestLog, Served
 from diptych.router.serve.selection import Selector
 from diptych.router.tracing.record import AttemptTrace
 from diptych.router.values.failure import LegFailure
-from diptych.router.values.leg_results import Delta, Report
+from diptych.router.values.leg_results import NOTHING_PREDICTED, Delta, Predicted, Report
 from diptych.router.values.progress import Progress
 from diptych.router.workers.fleet import Fleet
 from diptych.router.workers.worker_view import Pair
@@ -71,6 +71,7 @@ class Execution:
         self._move: Move[Attempt] | None = None
         self._moving_to: Selection | None = None
         self._been: set[int] = set()  # workers that have made some of the output
+        self._predicted_before = NOTHING_PREDICTED  # in attempts that failed
         dispatcher.running.add(self)
 
     async def next(self) -> Delta:
@@ -165,6 +166,8 @@ class Execution:
         record = AttemptRecord(selection, new.room, now_s, first_token_s=now_s)
         self._record.attempts.append(record)
         self.trace.attempts.append(AttemptTrace(now_s, record, new.stats))
+        if self._attempt is not None:
+            self._predicted_before += self._attempt.predicted
         self._attempt, self._pair, self._is_proven = new, selection.pair, False
         self._progress.moved(now_s)
         self._metrics.moves.inc()
@@ -228,6 +231,12 @@ class Execution:
             self._dispatcher.selector.succeeded(self._pair)
 
     @property
+    def predicted(self) -> Predicted:
+        """What came of guesses so far."""
+        now = NOTHING_PREDICTED if self._attempt is None else self._attempt.predicted
+        return self._predicted_before + now
+
+    @property
     def prompt_len(self) -> int:
         """Tokens of the request's prompt."""
         return self._progress.request_len
@@ -281,6 +290,7 @@ class Execution:
     async def _recover(self, attempt: Attempt, failure: LegFailure) -> None:
         """Return when the next attempt may begin; raise the caller's error when there is none."""
         progress = self._progress
+        self._predicted_before += attempt.predicted
         self._attempt, self._is_proven = None, False
         pause_s = progress.fail(failure, self._failed(attempt, failure), time.monotonic())
         self._log(failure, is_last=pause_s is None)
