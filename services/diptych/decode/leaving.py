@@ -10,7 +10,7 @@ from diptych.decode.phases import Phase, Signal
 from diptych.decode.rooms import Rooms
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.running import Running
-from diptych.engine.values.request import Request, as_prompt
+from diptych.engine.values.request import Request
 from diptych.generation.output import MOVED, Output
 
 
@@ -75,3 +75,25 @@ class Leaving:
 
     def _is_away(self, room_id: int) -> bool:
         return room_id in self._rooms and self._rooms[room_id].phase is Phase.MOVING
+
+
+def as_prompt(request: Request, room: int) -> Request:
+    """Return a request that runs as a prompt that is computed but for its newest token. It holds nothing yet."""
+    prompt_len = request.num_tokens - 1
+    return Request(
+        room=room,
+        params=request.params,
+        account=request.account,
+        hints=request.hints,
+        life=request.life,
+        slo=request.slo,
+        extra_key=request.extra_key,
+        tokens=request.tokens,
+        prompt_len=prompt_len,
+        num_tokens=prompt_len,
+        max_len=request.max_len,
+        given_len=prompt_len,
+        adapter=request.adapter,
+        adapter_slot=request.adapter_slot,
+        contents=request.contents,
+    )

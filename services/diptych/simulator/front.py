@@ -15,13 +15,14 @@ from diptych.common.members.roles import LegKind
 from diptych.engine.values.events import AbortRoom
 from diptych.engine.values.events import Move as AskToMove
 from diptych.generation.page_hash import prompt_hash
-from diptych.router.admission.queue import AdmissionQueue, Admitted, Claim, Outcome
+from diptych.router.admission.queue import AdmissionQueue, Admitted, Claim, Outcome, Reason
 from diptych.router.choose.breakers import Breakers
 from diptych.router.choose.chooser import Asked, Chooser, FoundPrompt
 from diptych.router.choose.explain import Selection
 from diptych.router.choose.moves import LOOK_S, Moves, RunningOutput
 from diptych.router.choose.pairing import has_fresh, least_blamed
 from diptych.router.choose.policies import plan_of
+from diptych.router.choose.policies.cost import Outlook, outlook_of
 from diptych.router.serve.moving import MIN_MOVED, PATIENCE_S, Move
 from diptych.router.values.failure import LegFailure
 from diptych.router.workers.legs import Leg, Work
@@ -33,6 +34,7 @@ from diptych.simulator.messages import Command, NewLeg
 from diptych.simulator.prompts import SimPrompt
 from diptych.simulator.served import Attempt, Served
 from diptych.simulator.setup import Setup
+from diptych.simulator.shedding import SimShedding
 
 PREFIX_TOKENS: Final = 256  # of a prompt, that name its family
 
@@ -64,6 +66,7 @@ class Front:
         self._breakers = Breakers(setup.router.breaker_failures)
         self._chooser = Chooser(self.workers.state, self.workers.estimates, self._rng, 0)
         self._queue = AdmissionQueue(setup.router.limits)
+        self._shedding = SimShedding(setup, self._outlook, self._num_tokens, clock, self._rng)
         self._claims: dict[int, Served] = {}  # that are open, by number
         self._pairless: dict[int, Served] = {}  # that wait for a pair, in order
         self._looks_s = math.inf  # at claims that have waited for too long
@@ -76,7 +79,14 @@ class Front:
 
     def arrive(self, served: Served) -> None:
         """A call is offered."""
-        claim = Claim(patience_s=self._setup.router.silence_s, tenant=served.call.tenant)
+        if self._shedding.sheds(served):
+            self._decisions.admitted(served.number, Reason.SHED.value)
+            served.failure = f"refused: {Reason.SHED.value}"
+            served.end()
+            self.num_ended += 1
+            return
+        weight = self._shedding.weight(served)
+        claim = Claim(patience_s=self._setup.router.silence_s, tenant=served.call.tenant, weight=weight)
         served.claim, outcomes = self._queue.offer(claim, self._clock.now_s)
         self._claims[served.claim] = served
         self._take(outcomes)
@@ -87,6 +97,7 @@ class Front:
             if isinstance(outcome, Admitted):
                 self._decisions.admitted(served.number, "admitted")
                 served.begin(self._setup.router, self._rng)
+                self._shedding.began(served)
                 self._dispatch(served)
             else:
                 self._decisions.admitted(served.number, outcome.reason.value)
@@ -106,7 +117,22 @@ class Front:
             served.move.cancel()
         served.end()
         self.num_ended += 1
+        self._shedding.ended(served)
         del self._claims[served.claim]
+
+    def _outlook(self) -> Outlook | None:
+        """Return what a request that came now would find; None: nobody knows yet."""
+        self._catch_up()
+        pairs = self._breakers.choose(self.workers.pairs, self._clock.now_s)
+        is_known = bool(pairs) and self.workers.estimates.are_measured
+        return outlook_of(self._chooser.candidates(pairs, {})) if is_known else None
+
+    def _num_tokens(self, served: Served) -> int:
+        """Return how many tokens of a call's output have come."""
+        attempt = served.attempt
+        if attempt is None:
+            return len(served.progress.output_ids)
+        return self._given(attempt.worker_of(attempt.kinds[-1]), attempt.room)
 
     def _leave(self, served: Served, failure: str = "") -> None:
         """A call that was admitted has ended."""
@@ -173,6 +199,7 @@ class Front:
         self._decisions.paired(served.number, pair.prefill_id, pair.decode_id)
         progress.begin(self._clock.now_s)
         served.pair = pair
+        self._shedding.sent(served, selection)
         room = self._rng.getrandbits(64) or 1
         served.attempt = attempt = Attempt(self, served, room, pair)
         for kind in attempt.kinds:

@@ -282,8 +282,8 @@ class UnifiedCore:
 
     def load(self) -> Load:
         decode = self._decode.load()
-        if self._role is Role.LOCAL:
-            return decode
+        if self._role is Role.LOCAL or (self._role is Role.UNIFIED and not self._prefill.num_open_rooms):
+            return decode  # which is all that there is
         prefill = self._prefill.load()
         return decode._replace(
             num_waiting=prefill.num_waiting + decode.num_waiting,

@@ -228,6 +228,15 @@ class KvCache:
                 self._windows.append(request, beside)
         return True
 
+    def grow_all(self, requests: Sequence[Request]) -> None:
+        """Make room for the tokens of each that are computed. There are no windows, and there are pages enough."""
+        counts = [self.pages_for(request.computed_len) - request.num_pages for request in requests]
+        if counts:
+            pages, start = self._allocate(sum(counts)), 0
+            for request, count in zip(requests, counts, strict=True):
+                self._append(request, pages[start : start + count])
+                start += count
+
     @property
     def window_table(self) -> I32:
         """`[max_requests, max_pages, num_groups]`: as `page_table`, of layers with a window."""
@@ -391,7 +400,7 @@ class KvCache:
         assert request.node is not None
         start, end = request.node.end, max(request.node.end, num_tokens // self.page_size)
         pages, tokens = self.pages_of(request)[start:end], request.tokens[: end * self.page_size]
-        insertion = self.tree.extend(request.node, tokens, pages, request.extra_key)
+        insertion = self.tree.extend(request.node, tokens, pages, request.extra_key, request.page_names)
         self.pool.cache(insertion.adopted)
         return insertion
 

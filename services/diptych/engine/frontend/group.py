@@ -63,6 +63,7 @@ class WorkerGroup:
         work = OpenWork(sessions, self._legs, self.queries)
         self.departure = Departure(work, sessions, instance, self._announce, release_s)
         self._handlers: Mapping[str, Callable[[Any], None]] = {  # by field, in the order in which they act
+            "tokens": sessions.deliver_tokens,
             "outputs": self._on_outputs,
             "pong": self.liveness.on_pong,
             "load": self._on_load,

@@ -15,8 +15,9 @@ from diptych.common.errors import Overloaded
 from diptych.common.members.roles import Role, leg_kind
 from diptych.engine.cache import kv_codec
 from diptych.engine.cache.kv_feed import KvFeed, KvFeeds
+from diptych.engine.scheduler.messages import tokens_said
 from diptych.generation.leg_size import too_large
-from diptych.v1 import bootstrap_pb2, inference_pb2, worker_pb2
+from diptych.v1 import bootstrap_pb2, engine_pb2, inference_pb2, worker_pb2
 
 MAX_SESSIONS: Final = 256  # a router has one
 MAX_CONTEXT_LEN: Final = 1 << 24  # before the scheduler has said more
@@ -35,6 +36,10 @@ class Session:
 
     def add_output(self, output: worker_pb2.LegOutput) -> None:
         self._pending.outputs.append(output)
+        self._due.set()
+
+    def add_token(self, room: int, index: int, token_id: int) -> None:
+        self._pending.outputs.add(room=room, first_index=index, token_ids=(token_id,))
         self._due.set()
 
     def set_load(self, load: bootstrap_pb2.WorkerLoad) -> None:
@@ -161,6 +166,12 @@ class Sessions:
                     self._on_success(output.stats)
                 session.rooms.discard(output.room)
                 self._forget(output.room)
+
+    def deliver_tokens(self, tokens: engine_pb2.NextTokens) -> None:
+        for room, index, token_id in tokens_said(tokens):
+            open_room = self._by_room.get(room)
+            if open_room is not None:
+                open_room.session.add_token(room, index, token_id)
 
     def _forget(self, room: int) -> None:
         del self._by_room[room]

@@ -164,9 +164,9 @@ def placeholder(sample: int) -> int:
 def _slots(requests: Sequence[Request], owner: I64, positions: I64, page_table: I32, page_size: int) -> tuple[I32, I64]:
     """Return the requests' part of the page table, and the slot of each new token."""
     rows = np.array([request.row for request in requests], dtype=np.int64)
-    table = page_table[rows, : max(request.num_pages for request in requests)]
-    pages = table[owner, positions // page_size].astype(np.int64)
-    return table, pages * page_size + positions % page_size
+    table = page_table[rows, : max([request.num_pages for request in requests])]
+    places, offsets = np.divmod(positions, page_size)
+    return table, table[owner, places].astype(np.int64) * page_size + offsets
 
 
 def _window_groups(
@@ -176,7 +176,7 @@ def _window_groups(
     if window_table is None or not window_table.shape[2]:
         return None
     rows = np.array([request.row for request in requests], dtype=np.int64)
-    width = max(request.num_pages for request in requests)
+    width = max([request.num_pages for request in requests])
     tables = np.empty((window_table.shape[2], len(rows), width), np.int32)
     for group, table in enumerate(tables):
         np.take(window_table[:, :width, group], rows, axis=0, out=table, mode="clip")  # which copies once

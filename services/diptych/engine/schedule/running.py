@@ -220,12 +220,14 @@ class Running:
     def pass_plain_steps(self, began_s: float, ends_s: Sequence[float], token_id: int) -> None:
         """Be behind some of them, which ended at these times, one after the other from `began_s` on."""
         self._pace.pass_steps(len(self._batch), began_s, ends_s)
+        num_steps, growing = len(ends_s), []
         for request in self._batch:
-            end = request.num_tokens + len(ends_s)
+            end = request.num_tokens + num_steps
             request.tokens[request.num_tokens : end] = token_id
             request.num_tokens, request.computed_len = end, end - 1
             if end - 1 > request.num_pages * self._cache.page_size:
-                self._cache.grow(request, end - 1)
+                growing.append(request)
+        self._cache.grow_all(growing)
 
     def _new_pages(self, request: Request, count: int) -> int:
         return max(0, self._cache.pages_for(request.computed_len + count) - request.num_pages)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -37,6 +37,7 @@ ROW_CONTEXT: Final = 64  # and while it does the rest for one request
 SHOWN_BITS: Final = 2  # of a budget that is told to others, who need not hear of each small change
 CONTEXT_BITS: Final = 5  # and of contexts
 TOLD_EVERY: Final = 16  # steps, as to how long their parts take
+TOGETHER: Final = 8  # steps without prompts are learned from at once, unless it matters before: they are alike
 
 
 @dataclass(slots=True)
@@ -96,6 +97,9 @@ class StepPace:
         self._tokens = StepLine()  # by context
         self._beside = _Prompts(MIN_CHUNK)
         self._apart = _Prompts(WORTH * STEP_COST)
+        self._together = 1  # steps without prompts that are learned from at once: fewer while little is known
+        self._num_plain = self._plain_work = 0  # of those that nothing has been learned from
+        self._plain_s = 0.0
         self._num_learned = self._parts_due = 0  # steps, and as of which `step_parts_s` is made anew
         self.step_parts_s = (0.0, 0.0, 0.0)  # roughly, of a step, a token of context, a token of a prompt; 0: not known
 
@@ -127,6 +131,7 @@ class StepPace:
         """Return what prompts may cost in a step that also brings tokens to so many requests; `most` at most."""
         if not num_rows:
             return most
+        self._learn_tokens()
         tokens_s, spare_s = self._left(num_rows, now_s)
         share = SHARED if self._apart.num_refused else 1.0
         return self._budget(most, most, self._beside, num_rows, share * spare_s, self._longest_s - tokens_s)
@@ -138,6 +143,7 @@ class StepPace:
         """
         if not num_rows:
             return most
+        self._learn_tokens()
         _, spare_s = self._left(num_rows, now_s)
         return self._budget(most, wanted, self._apart, num_rows, spare_s, self._longest_s)
 
@@ -173,10 +179,10 @@ class StepPace:
 
     def _left(self, num_rows: int, now_s: float) -> tuple[float, float]:
         """Return what the next step with tokens takes without prompts, and how much time is left before it."""
-        work = _work(num_rows, self._contexts.num_tokens)
-        tokens_s = self._tokens.at(work)
+        usual_s = self._tokens.usual(_work(num_rows, self._contexts.num_tokens))
+        tokens_s = self._tokens.pace * usual_s
         begin_s = max(now_s, self._free_s) if self._running else now_s
-        due_s = self._deadlines.next_due_s(begin_s, self._tokens.usual(work))
+        due_s = self._deadlines.next_due_s(begin_s, usual_s)
         return tokens_s, (due_s - begin_s) * HEADROOM - tokens_s
 
     # steps
@@ -209,18 +215,25 @@ class StepPace:
         for request in step.joining:
             self._deadlines.correct(request, now_s, sum(later.num_rows > 0 for later in self._running))
 
-    def pass_steps(self, num_rows: int, began_s: float, ends_s: Iterable[float]) -> None:
+    def pass_steps(self, num_rows: int, began_s: float, ends_s: Sequence[float]) -> None:
         """Be behind steps that brought tokens to so many requests, one after the other from `began_s` on.
 
         The same as to `begin` and `end` each. No step is launched.
         """
-        num_steps = 0
-        for end_s in ends_s:
-            self._learn_tokens(_work(num_rows, self._contexts.num_tokens), end_s - max(began_s, self._ended_s))
-            self._note_learned()
-            self._contexts.stepped(1)
-            num_steps += 1
-            began_s = self._ended_s = self._free_s = end_s
+        work, num_steps = _work(num_rows, self._contexts.num_tokens), len(ends_s)
+        began_s, num_noted = max(began_s, self._ended_s), 0
+        while num_noted < num_steps:
+            count = min(self._together - self._num_plain, num_steps - num_noted)
+            seconds = self._plain_s
+            for end_s in ends_s[num_noted : num_noted + count]:
+                seconds += end_s - began_s
+                began_s = end_s
+            self._plain_s = seconds
+            grown = count * num_noted + count * (count - 1) // 2  # tokens of each: one more with each step
+            self._note_tokens(count, count * work + num_rows * grown)
+            num_noted += count
+        self._ended_s = self._free_s = began_s
+        self._contexts.stepped(num_steps)
         self._deadlines.stepped(num_steps)
         for prompts in (self._beside, self._apart):
             prompts.stepped(True, 0)
@@ -233,26 +246,44 @@ class StepPace:
 
     def _learn(self, step: _Launched, took_s: float) -> None:
         if not step.cost:
-            self._learn_tokens(step.work, took_s)
-        elif step.num_rows:
+            self._plain_s += took_s
+            self._note_tokens(1, step.work)
+            return
+        self._learn_tokens()
+        if step.num_rows:
             self._beside.line.learn(step.cost, max(0.0, took_s - self._tokens.at(step.work)))
         else:
             self._apart.line.learn(step.cost, took_s)
-        self._note_learned()
+        self._note_learned(1)
 
-    def _note_learned(self) -> None:
-        """One more step has been learned from: now and then others are to hear of it."""
-        self._num_learned += 1
+    def _note_learned(self, count: int) -> None:
+        """So many more steps have been learned from: now and then others are to hear of it."""
+        self._num_learned += count
         if self._num_learned >= self._parts_due:
             self._parts_due = self._num_learned + min(self._num_learned + 1, TOLD_EVERY)
             line, prompts = self._tokens, self._known(self._beside)
             seconds = line.usual(STEP_CONTEXT), line.slope_s, prompts.line.slope_s
             self.step_parts_s = _rounded(seconds[0]), _rounded(seconds[1]), _rounded(seconds[2])
 
-    def _learn_tokens(self, work: int, took_s: float) -> None:
+    def _note_tokens(self, num_steps: int, work: int) -> None:
+        """Steps without prompts are over, whose seconds have been counted; all their work is told."""
+        self._num_plain += num_steps
+        self._plain_work += work
+        if self._num_plain >= self._together:
+            self._together = min(TOGETHER, self._together + 1)
+            self._learn_tokens()
+
+    def _learn_tokens(self) -> None:
+        """Learn from the steps without prompts since the last time, by their mean: what they took is nearly a line."""
+        count = self._num_plain
+        if not count:
+            return
         if not self._tokens.is_known:
             self._beside.line = StepLine()  # what it has is of whole steps
-        self._tokens.learn(work, took_s)
+        self._tokens.learn(self._plain_work / count, self._plain_s / count, count)
+        self._num_plain = self._plain_work = 0
+        self._plain_s = 0.0
+        self._note_learned(count)
 
     def _expected_s(self, cost: int, num_rows: int, work: int) -> float:
         if not num_rows:

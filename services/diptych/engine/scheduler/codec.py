@@ -81,6 +81,13 @@ def output_to_wire(output: Output) -> worker_pb2.LegOutput:
 
 
 def add_tokens_to_wire(effect: EmitTokens, events: engine_pb2.SchedulerEvents) -> None:
+    """Add the tokens behind all that `events` has of their rooms. Where it has outputs, they become outputs, too."""
+    if not events.outputs:
+        tokens = events.tokens
+        tokens.rooms.extend(effect.rooms)
+        tokens.indices.extend(effect.indices)
+        tokens.token_ids.extend(effect.token_ids)
+        return
     add = events.outputs.add
     if effect.num_drafts:
         events.outputs.extend(map(output_to_wire, effect.outputs()))

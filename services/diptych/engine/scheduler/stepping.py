@@ -13,8 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any, Final, Protocol
@@ -54,14 +53,15 @@ class StepWatch:
         self._thread = 0
         self._looked_s = 0.0
 
-    @contextmanager
-    def over(self, is_wanted: Callable[[], bool]) -> Generator[None, None, None]:
+    def over(self, is_wanted: Callable[[], bool]) -> StepWatch:
         """Have the step that runs inside raise `StepGivenUp` soon after `is_wanted()` has become false."""
         self._is_wanted, self._thread, self._looked_s = is_wanted, threading.get_ident(), self._clock()
-        try:
-            yield
-        finally:
-            self._is_wanted = None
+        return self
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *error: object) -> None:
+        self._is_wanted = None
 
     def listener(self) -> OnLayer | None:
         """Return who is to hear of each layer of the next step; None when nobody watches."""

@@ -130,28 +130,6 @@ class Request:
         self.num_tokens += 1
 
 
-def as_prompt(request: Request, room: int) -> Request:
-    """Return a request that runs as a prompt that is computed but for its newest token. It holds nothing yet."""
-    prompt_len = request.num_tokens - 1
-    return Request(
-        room=room,
-        params=request.params,
-        account=request.account,
-        hints=request.hints,
-        life=request.life,
-        slo=request.slo,
-        extra_key=request.extra_key,
-        tokens=request.tokens,
-        prompt_len=prompt_len,
-        num_tokens=prompt_len,
-        max_len=request.max_len,
-        given_len=prompt_len,
-        adapter=request.adapter,
-        adapter_slot=request.adapter_slot,
-        contents=request.contents,
-    )
-
-
 def new_request(
     room: int,
     prompt: I64,
