@@ -251,5 +251,5 @@ async def _status(group: WorkerGroup) -> WorkerStatus | None:
     try:
         async with asyncio.timeout(ANSWER_S):
             return await group.status()
-    except (TimeoutError, SchedulerDied):
+    except (TimeoutError, SchedulerDied, SchedulerSilent):
         return None

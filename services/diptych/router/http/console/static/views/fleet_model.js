@@ -28,6 +28,7 @@ export function byRole(workers) {
 
 /** How a worker is, in one word, and why: {kind, word, why}. The worst comes first. */
 export function condition(card) {
+  if (card.silent_s) return { kind: "bad", word: "silent", why: `its scheduler has been silent for ${duration(card.silent_s)}` };
   if (card.breaker) return { kind: "bad", word: "left alone", why: card.breaker };
   if (card.state === "gone") return { kind: "bad", word: "gone", why: "" };
   if (!card.is_connected) return { kind: "bad", word: "not connected", why: "the router has no connection to it" };
