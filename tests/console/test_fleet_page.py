@@ -77,7 +77,7 @@ def test_what_happens_to_workers_is_seen(console: Console, serve: Serve) -> None
     served.do("drain", instance=names["prefill-0"])
     served.do("freeze", instance=names["decode-0"])
     served.do("hold_back", instance=names["decode-1"], why="loads the weights")
-    served.do("silence", instance=names["decode-2"], silent_s=3)
+    served.do("silence", instance=names["decode-2"], silent_s="3")
     served.do("flip", instance=names["prefill-1"], role="decode")
     served.do("kill", instance=names["prefill-2"])
     expect(worker(page, "prefill-0")).to_contain_text("draining")

@@ -1,8 +1,8 @@
 """The probes of a worker process: gathers the facts, whatever thread asks, and has `probes` judge them.
 
-`SchedulerLiveness` notices a scheduler that is there but does not answer: its process was stopped, or it hangs. Rule: its
-requests are done elsewhere only once a process of it was stopped, or no step may take so long, `stall_s`. It is told as
-silent much earlier (`silence`), so that routers prefer others and operators see why. It may answer again.
+`SchedulerLiveness` notices a scheduler that is there but does not answer: its process was stopped, or it hangs. Rule:
+its requests are done elsewhere only once a process of it was stopped, or it has been silent for `stall_s`, longer than
+any step. It is told as silent much earlier (`silence`), so that routers prefer others and operators see why.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Final, Protocol
 
 from diptych.common.errors import InternalError
 from diptych.common.event_loop import LoopHeartbeat
-from diptych.common.members.heartbeat import SharedHeartbeat
 from diptych.common.members.membership_client import MembershipWatcher
 from diptych.common.verdicts.probes import Probes
 from diptych.engine.frontend import probes as worker_probes
@@ -35,6 +34,15 @@ class SchedulerSilent(InternalError):
     """The scheduler does not answer. It may again."""
 
 
+class Beats(Protocol):
+    """The heartbeat of its loop."""
+
+    @property
+    def last_s(self) -> float | None:
+        """When the loop last came round; None: it has not begun."""
+        ...
+
+
 class Scheduler(Commands, Protocol):
     """What is asked whether it lives."""
 
@@ -42,14 +50,14 @@ class Scheduler(Commands, Protocol):
     def pids(self) -> tuple[int, ...]: ...
 
     @property
-    def heartbeat(self) -> SharedHeartbeat: ...
+    def heartbeat(self) -> Beats: ...
 
 
 class SchedulerLiveness:
     """Pings a scheduler, and looks at the beats of its loop.
 
-    `silence` is done while its requests are done elsewhere, and a new future once it answers. `silent_s` and `is_silent`
-    tell of every silence; `on_silence` hears of each look.
+    `silence` is done while its requests are done elsewhere, and a new future once it answers. `silent_s` and
+    `is_silent` tell of every silence; `on_silence` hears of each look.
     """
 
     def __init__(
