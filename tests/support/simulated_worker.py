@@ -65,6 +65,7 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
         self.instance = instance
         self.admin = SimulatedAdmin(instance, self._send_record)
         self.stats = STATS  # of every leg
+        self.drafts = self.accepted_drafts = 0  # of each output of a decode or local leg but the first and the last
         self.step_s = 0.0  # pause between outputs
         self.faults: list[Fault] = []  # each is used by one leg
         self.started: list[StartLeg] = []
@@ -236,7 +237,9 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
             yield _first_output(leg, tokens, stats)
         if kind is not LegKind.PREFILL:
             for index, token_id in enumerate(tokens[1:-1], start=1):
-                yield _with_logprobs(LegOutput(room=leg.room, first_index=index, token_ids=[token_id]), leg)
+                output = LegOutput(room=leg.room, first_index=index, token_ids=[token_id])
+                output.drafts, output.accepted_drafts = self.drafts, self.accepted_drafts
+                yield _with_logprobs(output, leg)
             end.token_ids.extend(tokens[1:][-1:])
         yield _with_logprobs(end, leg) if end.token_ids else end
 

@@ -24,11 +24,10 @@ from diptych.engine.schedule.sampled import (
     NO_TOKEN_FAILURE,
     Sampled,
     append_plain,
-    append_tokens,
     collect_prompt_logprobs,
     pop_prompt_logprobs,
-    refuse_tokens,
     sampled,
+    take_tokens,
 )
 from diptych.engine.schedule.step_pace import StepPace
 from diptych.engine.schedule.waiting_queue import new_waiting_queue
@@ -214,35 +213,38 @@ class DecodeCore:
         step = self._running.commit(now_s)
         if step.chunks:
             collect_prompt_logprobs(step.chunks, result)
-        tokens, others = append_plain(step, result)
+        tokens, others, ahead = append_plain(step, result)
         if tokens.rooms:
             self._effects.append(tokens)
+        for request, num_more in ahead:
+            self._pace.ahead(request, num_more)
         if others:
             for row in sampled(step, result, others):
-                self._on_tokens(row, now_s)
+                self._on_tokens(row, len(step.drafts_of(row[0])), now_s)
         if step.chunks:
             self._running.share(step)
         if self._waiting:
             self._effects += self._grants.grant(now_s)
 
-    def _on_tokens(self, row: Sampled, now_s: float) -> None:
+    def _on_tokens(self, row: Sampled, num_drafts: int, now_s: float) -> None:
         request, token_ids, logprobs = row
-        room = self._rooms[request.room]
-        failure = refuse_tokens(request, token_ids)
+        room, index = self._rooms[request.room], request.num_output_tokens
+        taken, finish, failure = take_tokens(request, token_ids, self._limits.eos_ids)
+        if taken:
+            self._pace.ahead(request, len(taken) - 1)
+            room.measure_token(index, now_s)
+            stats = room.stats if finish or index == 0 else None  # a client may stop reading before the end
+            counted, of_prompt = logprobs and logprobs.span(0, len(taken)), pop_prompt_logprobs(request)
+            of_drafts = num_drafts, min(len(token_ids) - 1, len(taken))
+            self._tell(room, Output(request.room, index, taken, finish, None, stats, counted, of_prompt, *of_drafts))
         if failure is NO_TOKEN_FAILURE:
             self._running.distrust(request)
         if failure is not None:
             self._rooms.drop(room, failure)
-            return
-        index = request.num_output_tokens
-        taken, finish = append_tokens(request, token_ids, self._limits.eos_ids)
-        self._pace.ahead(request, len(taken) - 1)
-        room.measure_token(index, now_s)
-        stats = room.stats if finish or index == 0 else None  # a client may stop reading before the end
-        of_prompt = pop_prompt_logprobs(request)
-        output = Output(request.room, index, taken, finish, None, stats, logprobs, of_prompt)
-        crossing = Crossing.JOINED if index == 1 and room.hand_off is not None else None
-        if finish is None:
+
+    def _tell(self, room: DecodeRoom, output: Output) -> None:
+        crossing = Crossing.JOINED if output.first_index == 1 and room.hand_off is not None else None
+        if output.finish is None:
             self._effects.append(Emit(output, crossing))
         else:
             self._rooms.finish(room, output, crossing)
@@ -315,4 +317,5 @@ class DecodeCore:
 
     def report(self) -> CoreReport:
         held, counts = self._rooms.holders(), replace(self._counts)
-        return CoreReport(len(self._rooms), held, counts, self._rooms.closing.oldest_s())
+        since_s = self._rooms.closing.oldest_s()
+        return CoreReport(len(self._rooms), held, counts, since_s, self._running.drafts)

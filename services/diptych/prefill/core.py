@@ -14,7 +14,7 @@ from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
 from diptych.engine.schedule.admission import refuse
 from diptych.engine.schedule.batch_builder import BuildBatch, build_batch
 from diptych.engine.schedule.extend_queue import ExtendQueue
-from diptych.engine.schedule.sampled import NO_TOKEN_FAILURE, Sampled, collect_prompt_logprobs, refuse_tokens, sampled
+from diptych.engine.schedule.sampled import NO_TOKEN_FAILURE, Sampled, collect_prompt_logprobs, refuse_token, sampled
 from diptych.engine.schedule.sampling_builder import build_sampling
 from diptych.engine.schedule.step_pace import StepPace
 from diptych.engine.schedule.waiting_queue import new_waiting_queue
@@ -239,14 +239,14 @@ class PrefillCore:
         room = self._rooms[request.room]
         room.on(Signal.EXTENDED)
         self._turns.end(request.room)
-        failure = refuse_tokens(request, token_ids)
+        (token_id,) = token_ids  # a chunk has one sample
+        failure = refuse_token(request, token_id)
         if failure is NO_TOKEN_FAILURE:
             self._cache.distrust(request)
         if failure is not None:
             self._rooms.fail(room, failure)
             return
         self._sender.share(room)
-        (token_id,) = token_ids  # a chunk has one sample
         finish = request.grammar_finish or token_finish(token_id, 1, request.params, self._limits.eos_ids)
         room.finish = finish or Finish.STOP
         self._effects.append(Emit(first_output(room, row, now_s, self._token_nbytes), Crossing.HANDED))

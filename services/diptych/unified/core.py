@@ -30,6 +30,7 @@ from diptych.decode.grants import Headroom
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
 from diptych.engine.schedule.batch_builder import BuildBatch, build_batch
+from diptych.engine.schedule.running import Drafter
 from diptych.engine.schedule.step_pace import StepPace
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
 from diptych.engine.values.core_report import CoreReport, Load
@@ -111,6 +112,7 @@ class UnifiedCore:
         role: Role,
         build: BuildBatch = build_batch,
         turns: Turns = ENOUGH_SLOTS,
+        drafter: Drafter | None = None,
     ) -> None:
         self._cache = cache
         self._limits = limits
@@ -119,7 +121,7 @@ class UnifiedCore:
             cache, limits, rules, page_nbytes, pace, lambda: self._decode.num_decoding, build, turns
         )
         self._reserve = Reserve(cache, self._prefill)
-        self._decode = DecodeCore(cache, limits, page_nbytes, pace, self._reserve.headroom, build=build, turns=turns)
+        self._decode = DecodeCore(cache, limits, page_nbytes, pace, self._reserve.headroom, drafter, build, turns)
         self._refusals: list[Effect] = []
         self._stepping: RoleCore = self._decode  # that launched the last step
         self._serve(role)

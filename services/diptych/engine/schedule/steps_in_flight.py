@@ -37,7 +37,10 @@ class StepsInFlight:
 
     def samples(self) -> Mapping[int, int]:
         """Return by room where in the samples of the newest step the token is that is not known yet."""
-        return {request.room: i for i, request in enumerate(self._steps[-1].sampled)} if self._steps else {}
+        if not self._steps:
+            return {}
+        assert not self._steps[-1].drafts, "how many of several samples count is not known yet"
+        return {request.room: i for i, request in enumerate(self._steps[-1].sampled)}
 
     def launch(self, step: Step) -> None:
         step.launch()

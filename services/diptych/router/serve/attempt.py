@@ -14,7 +14,7 @@ from diptych.common.members.roles import LegKind
 from diptych.generation.output import FailureCode
 from diptych.router.serve.attempt_legs import REASON_GRACE_S, AttemptLegs
 from diptych.router.values.failure import LegFailure
-from diptych.router.values.leg_results import Delta, Report
+from diptych.router.values.leg_results import Delta, Predicted, Report
 from diptych.router.values.progress import WaitBudget
 from diptych.router.workers.legs import LegReceiver, Work
 from diptych.router.workers.worker_view import Pair
@@ -70,6 +70,11 @@ class Attempt:
     def prompt_stats(self) -> LegStats | None:
         """What the leg that computes the prompt has measured."""
         return self.stats.get(LegKind.PREFILL, self.stats.get(LegKind.LOCAL))
+
+    @property
+    def predicted(self) -> Predicted:
+        """What came of guesses, in what its legs have said."""
+        return self._legs.predicted
 
     def report(self, pair: Pair) -> Report:
         """Return what the legs have measured, as far as they have said it."""
@@ -158,4 +163,5 @@ def legs_of(pair: Pair, leg: StartLeg) -> dict[LegKind, tuple[int, StartLeg]]:
     other.CopyFrom(leg)
     leg.peer_instance_id, other.peer_instance_id = pair.decode_id, pair.prefill_id
     other.sampling.ClearField("prompt_logprobs")  # prefill reports them
+    leg.ClearField("prediction")  # decode goes by it
     return {LegKind.PREFILL: (pair.prefill_id, leg), LegKind.DECODE: (pair.decode_id, other)}

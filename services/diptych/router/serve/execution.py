@@ -25,7 +25,7 @@ from diptych.router.serve.request_log import RequestLog, Served
 from diptych.router.serve.selection import Selector
 from diptych.router.tracing.record import AttemptTrace
 from diptych.router.values.failure import LegFailure
-from diptych.router.values.leg_results import Delta, Report
+from diptych.router.values.leg_results import NOTHING_PREDICTED, Delta, Predicted, Report
 from diptych.router.values.progress import Progress
 from diptych.router.workers.fleet import Fleet
 from diptych.router.workers.worker_view import Pair
@@ -63,6 +63,7 @@ class Execution:
         self._knows_cached = False
         self.trace = client.trace.begin_output()
         self.cached_tokens = 0  # of the prompt, when the first attempt was prefilled
+        self._predicted_before = NOTHING_PREDICTED  # in attempts that failed
 
     async def next(self) -> Delta:
         """Return the next output tokens, at least one or `finish`. Raises the caller's `DiptychError`."""
@@ -169,6 +170,12 @@ class Execution:
             self._dispatcher.selector.succeeded(self._pair)
 
     @property
+    def predicted(self) -> Predicted:
+        """What came of guesses so far."""
+        now = NOTHING_PREDICTED if self._attempt is None else self._attempt.predicted
+        return self._predicted_before + now
+
+    @property
     def prompt_len(self) -> int:
         """Tokens of the request's prompt."""
         return self._progress.request_len
@@ -222,6 +229,7 @@ class Execution:
     async def _recover(self, attempt: Attempt, failure: LegFailure) -> None:
         """Return when the next attempt may begin; raise the caller's error when there is none."""
         progress = self._progress
+        self._predicted_before += attempt.predicted
         self._attempt, self._is_proven = None, False
         pause_s = progress.fail(failure, self._failed(attempt, failure), time.monotonic())
         self._log(failure, is_last=pause_s is None)
