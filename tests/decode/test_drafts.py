@@ -154,6 +154,19 @@ def test_steps_without_guesses_are_planned_while_others_run(new_engine: NewEngin
     assert drafter.num_early == (21 if overlap else 0), "asked while the token before was on its way"
 
 
+def test_what_a_step_with_drafts_brought_is_told_while_the_next_one_runs(new_engine: NewEngine) -> None:
+    """The next is planned behind its commit, and begins before anybody hears of its tokens."""
+    expected = outputs_of((1,), 40)
+    engine = new_engine(drafter=ToyDrafter(expected), overlap=True)
+    engine.start(1, prompt_of(1), 40)
+    told = []
+    while engine.step():
+        told.append(len(engine.tokens(1)))
+        assert engine._stepping._is_running == (told[-1] < 40)  # type: ignore[attr-defined]  # a step of its own
+    assert engine.tokens(1) == expected[1]
+    assert told[:4] == [0, 1, 3, 6], "the first guess was made while the first token was on its way"
+
+
 def test_a_step_has_no_more_drafts_than_it_may(new_engine: NewEngine) -> None:
     expected = outputs_of((1, 2, 3), 12)
     runner = DraftCounter()

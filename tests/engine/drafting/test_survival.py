@@ -30,11 +30,15 @@ def test_what_is_said_is_corrected_to_what_comes_true(said: float, true: float) 
     assert survival.of([said], 1.0)[0] == pytest.approx(true, abs=0.08)
 
 
-def test_what_came_of_likely_guesses_says_nothing_of_others() -> None:
+def test_what_came_of_some_guesses_is_taken_to_be_true_of_others_until_they_are_known() -> None:
     survival = Survival()
     for _ in range(100):
         survival.learn([0.9], 0)
-    assert survival.of([0.3], 1.0) == [0.3]
+    assert survival.of([0.3], 1.0)[0] < 0.05
+    for _ in range(100):
+        survival.learn([0.3], 1)
+    assert survival.of([0.3], 1.0)[0] > 0.8
+    assert survival.of([0.9], 1.0)[0] < 0.2
 
 
 def test_it_is_said_how_many_should_have_come() -> None:

@@ -16,8 +16,8 @@ def test_a_digest_that_is_not_known_is_not_on_the_wire_and_zero_is_one() -> None
 
 def test_tokens_of_rooms_that_go_on_are_no_messages_of_their_own() -> None:
     events = engine_pb2.SchedulerEvents()
-    add_tokens_to_wire(EmitTokens([1, 2**63], [4, 5], [40, 50]), events)
-    add_tokens_to_wire(EmitTokens([1], [5], [41]), events)
+    add_tokens_to_wire(EmitTokens([1, 2**63], [4, 5], [(40,), (50,)]), events)
+    add_tokens_to_wire(EmitTokens([1], [5], [(41,)]), events)
     assert not events.outputs
     assert list(outputs_said(events)) == [
         output_to_wire(Output(room, index, (token_id,)))
@@ -28,12 +28,21 @@ def test_tokens_of_rooms_that_go_on_are_no_messages_of_their_own() -> None:
 def test_tokens_come_behind_what_was_said_of_their_rooms_before() -> None:
     """A room's second token may be in one message with its first, which says more than a token does."""
     events, first = engine_pb2.SchedulerEvents(), output_to_wire(Output(1, 0, (40,), stats=Stats()))
-    add_tokens_to_wire(EmitTokens([2], [7], [70]), events)
+    add_tokens_to_wire(EmitTokens([2], [7], [(70,)]), events)
     events.outputs.append(first)
-    add_tokens_to_wire(EmitTokens([1, 2], [1, 8], [41, 80]), events)
+    add_tokens_to_wire(EmitTokens([1, 2], [1, 8], [(41,), (80,)]), events)
     assert list(outputs_said(events)) == [
         output_to_wire(Output(2, 7, (70,))),
         first,
         output_to_wire(Output(1, 1, (41,))),
         output_to_wire(Output(2, 8, (80,))),
+    ]
+
+
+def test_tokens_of_a_step_with_drafts_are_outputs_that_say_how_many_there_were() -> None:
+    events = engine_pb2.SchedulerEvents()
+    add_tokens_to_wire(EmitTokens([1, 2], [4, 5], [(40, 41), (50,)], [3, 0]), events)
+    assert list(outputs_said(events)) == [
+        output_to_wire(Output(1, 4, (40, 41), num_drafts=3, num_accepted=1)),
+        output_to_wire(Output(2, 5, (50,))),
     ]

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 from diptych.engine.drafting.step_costs import StepCosts
 
 WORTH: Final = 1.03
+LEAST_CHANCE: Final = 0.05  # of a draft: no token is known to be so cheap as to make less worth it
 
 
 class Shares(NamedTuple):
@@ -34,7 +35,9 @@ def share_out(chances: Sequence[Sequence[float]], num_requests: int, costs: Step
     counts, gains = [0] * len(chances), [0.0] * len(chances)
     if not costs.is_known(num_requests):
         return Shares(counts, gains, 0.0)
-    ranked = sorted(((chance, -at) for at, row in enumerate(chances) for chance in row), reverse=True)
+    ranked = sorted(
+        ((chance, -at) for at, row in enumerate(chances) for chance in row if chance >= LEAST_CHANCE), reverse=True
+    )
     ranked = ranked[: max(0, min(most, costs.reach - num_requests))]
     plain_s = costs.at(num_requests)
     best, num_best, expected = WORTH * num_requests / plain_s, 0, float(num_requests)

@@ -16,7 +16,7 @@ from typing import Final
 
 EXACT: Final = 8  # up to so many tokens each number is a size of its own; beyond, a quarter of an octave is one
 PACE_GAIN: Final = 0.2  # of what a step differs from its size's: taken to be true of all steps
-SHAPE_GAIN: Final = 0.08  # and of its size alone
+SHAPE_GAIN: Final = 0.08  # and of its size alone, at least: as one of all that were measured
 OUTLIER: Final = 2.0  # no step counts as more than so many times slower, or faster, than expected
 KNOWN: Final = 2  # steps of a size before it is believed: the fastest of them, for what is slow once is no sign
 FIRST_PERIOD: Final = 32  # steps without one of a size until it is tried again
@@ -33,20 +33,22 @@ class _Size:
     num_tokens: int
     seconds: float  # at pace 1
     num_needed: int = KNOWN  # further steps before it is believed
+    num_steps: int = 0
     period: int = FIRST_PERIOD
     due: int = 0  # step at which it is not believed any more
 
     def learn(self, seconds: float, step: int) -> None:
         """Another step took so long at pace 1. One that is on trial is as fast as the fastest."""
+        self.num_steps += 1
         if self.num_needed:
             self.seconds = min(self.seconds, seconds)
             self.num_needed -= 1
         else:
-            self.seconds *= (seconds / self.seconds) ** SHAPE_GAIN
+            self.seconds *= (seconds / self.seconds) ** max(SHAPE_GAIN, 1 / self.num_steps)
         self.due = step + self.period
 
     def doubt(self) -> None:
-        self.num_needed, self.period = 1, min(LAST_PERIOD, 2 * self.period)
+        self.num_needed, self.num_steps, self.period = 1, 0, min(LAST_PERIOD, 2 * self.period)
 
 
 class StepCosts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import chain
 
 from diptych.common.errors import InvalidRequest
 from diptych.common.members.roles import LegKind
@@ -81,19 +82,17 @@ def output_to_wire(output: Output) -> worker_pb2.LegOutput:
 
 
 def add_tokens_to_wire(effect: EmitTokens, events: engine_pb2.SchedulerEvents) -> None:
-    """Add the tokens behind all that `events` has of their rooms. Where it has outputs, they become outputs, too."""
-    if not events.outputs:
-        tokens = events.tokens
-        tokens.rooms.extend(effect.rooms)
-        tokens.indices.extend(effect.indices)
-        tokens.token_ids.extend(effect.token_ids)
-        return
-    add = events.outputs.add
-    if effect.num_drafts:
+    """Add the tokens behind all that `events` has of their rooms. Where it has outputs, they become outputs, too.
+
+    So do those of a step with drafts, which say how many there were.
+    """
+    if events.outputs or effect.num_drafts:
         events.outputs.extend(map(output_to_wire, effect.outputs()))
         return
-    for room, index, token_ids in zip(effect.rooms, effect.indices, effect.token_ids, strict=True):
-        add(room=room, first_index=index, token_ids=token_ids)
+    tokens = events.tokens
+    tokens.rooms.extend(effect.rooms)
+    tokens.indices.extend(effect.indices)
+    tokens.token_ids.extend(chain.from_iterable(effect.token_ids))
 
 
 def _stats_to_wire(stats: Stats) -> worker_pb2.LegStats:

@@ -152,6 +152,7 @@ class OverlappedStepping:
 
     When these are known they are committed and go out, and only then is it said how to sample step n+1: penalties and
     grammars depend on them. Where the core cannot overlap just now, a step is committed before anything else happens.
+    Where it cannot plan before a commit, which it does then is told while the next step runs.
     """
 
     def __init__(self, core: SchedulerCore, worker: ModelWorker, clock: Callable[[], float]) -> None:
@@ -164,21 +165,29 @@ class OverlappedStepping:
     def advance(self, perform: Callable[[], None]) -> bool:
         was_running = self._is_running
         self._commit_unless_overlapped(perform)
-        now_s = self._clock()
-        batch = self._core.plan(now_s)
-        perform()
-        if batch is not None:
-            self.meter.begin(batch, now_s)
-            self._worker.forward(batch)
-        else:
+        batch = self._begin(perform)
+        if batch is None and self._is_running:
+            self._commit(perform)
+            batch = self._begin(perform)
+        if batch is None:
             self.meter.rest()
-        if self._is_running:
+        elif self._is_running:
             self._commit(perform)
         if batch is not None:
             self._worker.sample(self._core.sampling())
             self._is_running = True
             self._commit_unless_overlapped(perform)
         return was_running or batch is not None
+
+    def _begin(self, perform: Callable[[], None]) -> ForwardBatch | None:
+        """Plan a step and begin its forward pass, if there is one now."""
+        now_s = self._clock()
+        batch = self._core.plan(now_s)
+        perform()
+        if batch is not None:
+            self.meter.begin(batch, now_s)
+            self._worker.forward(batch)
+        return batch
 
     def _commit_unless_overlapped(self, perform: Callable[[], None]) -> None:
         if self._is_running and not self._core.can_overlap:
