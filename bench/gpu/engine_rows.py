@@ -83,6 +83,8 @@ def _row(
     for side, value in values.items():
         if side != OURS:
             peers |= {side: value, f"ahead of {side}": ours / value if higher_is_better else value / ours}
+    if not all(values.values()):  # a case without a step in which all ran
+        return
     ratio = None if limit is None else (ours / limit if higher_is_better else limit / ours)
     report.row(BENCH, case, ours, unit, limit, limit_is, ratio, peers)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -124,7 +125,8 @@ def test_a_row_says_how_far_we_are_ahead_whichever_way_is_better(capsys: pytest.
     for case in ("decode", "prompts", "mix"):
         found.add(OURS, case, ours)
         found.add(PEER, case, theirs)
-    scale: Any = Scale(None, None, {"decode": (1, 1024)}, {"prompts": 4096})  # type: ignore[arg-type]
+    found.add(OURS, "decode, never all at once", replace(ours, step_s=0.0))
+    scale: Any = Scale(None, None, {"decode": (1, 1024), "decode, never all at once": (256, 1024)}, {"prompts": 4096})  # type: ignore[arg-type]
     with Report(as_json=False) as report:
         add_to_report(report, found, scale)
     lines = {" ".join(line.split()) for line in capsys.readouterr().out.splitlines()}
@@ -133,3 +135,4 @@ def test_a_row_says_how_far_we_are_ahead_whichever_way_is_better(capsys: pytest.
     assert "bf16: prompts 42000 tokens/s vLLM 40000, ahead of vLLM 1.05" in lines
     assert "bf16: mix 5000 tokens/s vLLM 4000, ahead of vLLM 1.25" in lines
     assert "gap p99, bf16: mix 100 ms vLLM 200, ahead of vLLM 2" in lines
+    assert not any("never" in line for line in lines)  # there is no such step

@@ -23,7 +23,7 @@ from diptych.engine.options.pool_size import token_nbytes, whole_layout
 from diptych.engine.runner.gpu.bus import KernelBus
 from diptych.engine.runner.gpu.gpu_runner import GpuRunner
 from diptych.engine.runner.gpu.inputs import StepLimits
-from diptych.engine.runner.gpu.measuring import longest_extend, measure, measure_speed
+from diptych.engine.runner.gpu.measuring import StepSpeed, longest_extend, measure, measure_speed, timed_limits
 from diptych.engine.runner.gpu.memory import (
     GIB,
     KvMemory,
@@ -32,6 +32,7 @@ from diptych.engine.runner.gpu.memory import (
     found_on,
     graphs_nbytes,
     pool_nbytes,
+    step_room,
 )
 from diptych.engine.runner.gpu.warm_up import log_late_kernels, warm_up
 from diptych.engine.runner.kv_pool import new_kv, region_views
@@ -76,19 +77,25 @@ class ModelLoader:
         return self._options.kv_cache_mib or self._measured_mib(self._ahead, limits)
 
     def _found(self, model: LoadedModel) -> Found:
-        """Measure a GPU by a few steps as large as a CPU's, or as given. On tensor-parallel ranks a collective."""
+        """Measure a GPU's memory by a step as large as a CPU's, or as given, and its speed by a larger one.
+
+        On tensor-parallel ranks this is a collective.
+        """
         options, limits = self._options, self._limits(model.config)
-        runner = self._new_runner(model)
-        memory = measure(runner, limits, options.page_size, self._device)
-        speed = measure_speed(runner, limits, options.page_size, self._device)
-        if options.cuda_graphs == "off":
-            speed = replace(speed, launch_s=0.0)
+        memory = measure(self._new_runner(model, limits), limits, options.page_size, self._device)
         token = token_nbytes(model.config, whole_layout(model.config, options.page_size, options.kv_dtype))
         recurrent = model.config.recurrent
         state = state_nbytes(recurrent, options.dtype) if recurrent else 0
         of_states = 2 * state // REQUEST_TOKENS  # a request has a slot, and a copy in pages
         kv = KvMemory(token + of_states, options.kv_cache_mib * MIB)
-        return found_on(memory, options.gpu_memory_share, limits.max_step_tokens, speed, kv)
+        known = memory, options.gpu_memory_share, limits.max_step_tokens
+        speed = self._speed(model, timed_limits(limits, self._agreed(int(step_room(*known, kv)))))
+        return found_on(*known, speed, kv)
+
+    def _speed(self, model: LoadedModel, limits: StepLimits) -> StepSpeed:
+        runner = self._new_runner(model, limits)
+        speed = measure_speed(runner, limits, self._options.page_size, self._device)
+        return replace(speed, launch_s=0.0) if self._options.cuda_graphs == "off" else speed
 
     def _agreed(self, number: int) -> int:
         return number if self._communicator is None else self._communicator.smallest(number)
@@ -100,7 +107,8 @@ class ModelLoader:
         ahead, self._ahead = self._ahead, None
         with torch.cuda.device(self._device):
             model = self._load_beside(source, kv) if ahead is None else ahead.on(kv)
-            runner = self._new_runner(model, layer_listener, with_graphs=self._options.cuda_graphs == "on")
+            limits = self._limits(model.config)
+            runner = self._new_runner(model, limits, layer_listener, with_graphs=self._options.cuda_graphs == "on")
             if ahead is not None:
                 self._warm_up(model, runner, kv)
             return runner
@@ -111,7 +119,7 @@ class ModelLoader:
 
     def _measured_mib(self, model: LoadedModel, limits: StepLimits) -> int:
         options = self._options
-        memory = measure(self._new_runner(model), limits, options.page_size, self._device)
+        memory = measure(self._new_runner(model, limits), limits, options.page_size, self._device)
         self._step_nbytes = memory.step_peak
         kinds = 0 if options.cuda_graphs == "off" else 2 if options.lora else 1
         graphs = graphs_nbytes(limits, model.config.num_layers, memory.step_peak, kinds)
@@ -128,7 +136,7 @@ class ModelLoader:
         longest = min(model.config.context_len, pages.shape[0] * pages.shape[3])
         limits, recorded = self._limits(model.config), (runner.row_rungs, runner.token_rungs)
         try:
-            warm_up(self._new_runner(model), runner, limits, options.page_size, longest, *recorded)
+            warm_up(self._new_runner(model, limits), runner, limits, options.page_size, longest, *recorded)
         except torch.OutOfMemoryError as error:
             what = f"a step of {limits.max_step_tokens} tokens or the graphs of {limits.max_samples} rows"
             words = f"no GPU memory is left beside weights and KV for {what}: lower --kv-cache-mib or --max-step-tokens"
@@ -136,11 +144,15 @@ class ModelLoader:
         log_late_kernels()
 
     def _new_runner(
-        self, model: LoadedModel, layer_listener: ListenerOfNextStep = lambda: None, *, with_graphs: bool = False
+        self,
+        model: LoadedModel,
+        limits: StepLimits,
+        layer_listener: ListenerOfNextStep = lambda: None,
+        *,
+        with_graphs: bool = False,
     ) -> GpuRunner:
         from diptych.engine.runner.gpu.new_runner import new_runner  # needs Triton
 
-        limits = self._limits(model.config)
         bus = KernelBus(self._device) if self._options.host_cache_mib else None  # pages keep the copy engines busy
         return new_runner(model, limits, self._device, with_graphs=with_graphs, layer_listener=layer_listener, bus=bus)
 

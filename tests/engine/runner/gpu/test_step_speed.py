@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from diptych.engine.runner.gpu.inputs import StepLimits
-from diptych.engine.runner.gpu.measuring import FEW_TOKENS, TOKENS, step_speed
+from diptych.engine.runner.gpu.measuring import FEW_TOKENS, TOKENS, step_speed, timed_limits, timed_steps
 from diptych.engine.runner.gpu.warm_up import prompts
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult, WaitForResult
 
@@ -50,3 +51,13 @@ def test_the_fastest_of_a_few_steps_counts_and_none_in_which_kernels_are_compile
     assert speed.prompt_tokens_per_s == pytest.approx(1 / token_s)
     assert round(speed.launch_s, 6) == launch_s
     assert set(runner.sizes) == {FEW_TOKENS, TOKENS}
+
+
+def test_speed_is_measured_by_a_long_step_whatever_a_cpu_would_take_if_there_is_room_for_it() -> None:
+    small_limits = StepLimits(max_step_tokens=512, max_requests=64, max_pages=1024)
+    for room, max_pages, expected in ((1e6, 1024, TOKENS), (3000.5, 1024, 3000), (0.0, 1024, 512), (1e6, 64, 1024)):
+        limits = timed_limits(replace(small_limits, max_pages=max_pages), room)
+        few, many = timed_steps(limits, page_size=16)
+        assert few.extend_lens.tolist() == [FEW_TOKENS]
+        assert many.extend_lens.tolist() == [expected]  # one prompt, no longer than a context
+        assert len(many.input_ids) <= limits.max_step_tokens

@@ -77,10 +77,21 @@ def largest_step(limits: StepLimits, page_size: int) -> tuple[ForwardBatch, Samp
 
 def measure_speed(runner: OverlapRunner, limits: StepLimits, page_size: int, device: torch.device) -> StepSpeed:
     """Return how fast steps of one prompt are, while no pool is allocated."""
-    longest = min(limits.max_pages * page_size, limits.max_step_tokens)
-    small, large = (prompts(min(tokens, longest), limits, page_size, longest) for tokens in (FEW_TOKENS, TOKENS))
+    small, large = timed_steps(limits, page_size)
     torch.cuda.synchronize(device)
     return step_speed(runner, small, large, time.perf_counter)
+
+
+def timed_limits(limits: StepLimits, room: float) -> StepLimits:
+    """Return limits by which `timed_steps` are long enough, if a step has `room` for so many tokens."""
+    return replace(limits, max_step_tokens=max(limits.max_step_tokens, min(TOKENS, int(room))))
+
+
+def timed_steps(limits: StepLimits, page_size: int) -> tuple[ForwardBatch, ForwardBatch]:
+    """Return a step whose launches are what takes the time, and one whose kernels are; each has one prompt."""
+    longest = min(limits.max_pages * page_size, limits.max_step_tokens)
+    small, large = (prompts(min(tokens, longest), limits, page_size, longest) for tokens in (FEW_TOKENS, TOKENS))
+    return small, large
 
 
 def step_speed(

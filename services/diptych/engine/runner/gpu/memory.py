@@ -57,11 +57,21 @@ def buffer_pages(host_nbytes: int, step_tokens: int, layout: PoolLayout) -> int:
 
 def found_on(memory: DeviceMemory, share: float, num_tokens: int, speed: StepSpeed, kv: KvMemory) -> Found:
     """Return what there is for steps and for KV; `memory` was measured with a largest step of `num_tokens`."""
-    left = max(0, min(int(memory.total * share) - memory.own, memory.free))
-    step_nbytes = max(0, left - kv.nbytes) // 2 if kv.nbytes else left // STEP_SHARE  # graphs need some, too
-    step_tokens = step_nbytes * num_tokens / max(1, memory.step_peak)
+    left, step_nbytes = _left(memory, share, kv)
+    step_tokens = step_room(memory, share, num_tokens, kv)
     nbytes = kv.nbytes or left - step_nbytes
     return Found(speed.prompt_tokens_per_s, speed.launch_s, step_tokens, nbytes // kv.token_nbytes)
+
+
+def step_room(memory: DeviceMemory, share: float, num_tokens: int, kv: KvMemory) -> float:
+    """Return how many tokens a step has that takes as much as it may; `memory` as in `found_on`."""
+    return _left(memory, share, kv)[1] * num_tokens / max(1, memory.step_peak)
+
+
+def _left(memory: DeviceMemory, share: float, kv: KvMemory) -> tuple[int, int]:
+    """Return what weights leave, and what of it a step may take."""
+    left = max(0, min(int(memory.total * share) - memory.own, memory.free))
+    return left, max(0, left - kv.nbytes) // 2 if kv.nbytes else left // STEP_SHARE  # graphs need some, too
 
 
 def pool_nbytes(memory: DeviceMemory, share: float, graphs: int, buffer: int = 0) -> int:
