@@ -12,9 +12,10 @@ from dataclasses import replace
 from diptych.common.members.roles import LegKind
 from diptych.decode.grants import Grants, Headroom
 from diptych.decode.imports import Imports
+from diptych.decode.leaving import Leaving
 from diptych.decode.phases import Phase
 from diptych.decode.room import DecodeRoom
-from diptych.decode.rooms import JOINED, Rooms
+from diptych.decode.rooms import VERIFIED, Rooms
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
 from diptych.engine.schedule.admission import refuse
@@ -99,6 +100,7 @@ class DecodeCore:
             page_nbytes=page_nbytes,
             eos_ids=limits.eos_ids,
         )
+        self.leaving = Leaving(cache, self._running, self._rooms)  # for other workers
         self._now_s = 0.0  # of the step that is planned
 
     # events
@@ -176,7 +178,7 @@ class DecodeCore:
                 self._effects.append(SendNote(peer, Ack(note.room)))
             return
         match note:
-            case HandOff() if room.phase in JOINED:
+            case HandOff() if room.phase in VERIFIED:
                 self._effects.append(SendNote(peer, Ack(note.room)))
             case HandOff() if room.phase is Phase.IMPORTING:
                 self._imports.on_hand_off(room, note, digest, now_s)

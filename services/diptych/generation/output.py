@@ -40,6 +40,7 @@ class Failure:
 
 
 LEAVING: Final = Failure(FailureCode.HANDED_BACK, "the worker is leaving")
+MOVED: Final = Failure(FailureCode.HANDED_BACK, "another worker goes on with it")
 
 
 MAX_CHUNKS: Final = 32  # of a prompt that are told apart

@@ -118,6 +118,8 @@ class RouterMetrics:
         self.kv_resyncs = counter("kv_resyncs", "Times a worker was asked for all its cached pages, after a gap")
         self.hedges = counter("hedges", "Second attempts beside one that was slow to answer")
         self.replays = counter("replays", "Retries that continued after tokens had been sent")
+        self.moves_begun = counter("moves_begun", "Running requests that were asked to go on at another worker")
+        self.moves = counter("moves", "Running requests that went on at another worker, with their KV")
         self._show_zeros()
 
     def _show_zeros(self) -> None:

@@ -346,6 +346,19 @@ class KvCache:
         self.pool.release(self.owned_pages(request).copy())
         self._detach(request)
 
+    def pass_on(self, request: Request, heir: Request) -> None:
+        """Let `heir`, which has the same tokens, hold what a request holds that no launched step involves.
+
+        Not where layers are recurrent: no pages have the state of a request that runs.
+        """
+        assert not self.pages_per_state
+        heir.node, heir.row, heir.num_pages = request.node, request.row, request.num_pages
+        heir.computed_len, heir.cached_len = request.computed_len, request.cached_len
+        heir.first_window, heir.windows_end = request.first_window, request.windows_end
+        heir.first_own_window, heir.windows_since = request.first_own_window, request.windows_since
+        request.node, request.row, request.num_pages = None, -1, 0
+        request.first_window = request.first_own_window = request.windows_end = request.windows_since = 0
+
     def begin_import(self, request: Request) -> Pages:
         """Hand the request's own pages to a peer, which writes them; return them in order.
 

@@ -25,6 +25,7 @@ from diptych.common.members.instances import computable_tokens, kv_demand, kv_oc
 from diptych.common.members.record import State
 from diptych.common.refusals import Refusals
 from diptych.engine.frontend.group import WorkerGroup
+from diptych.engine.frontend.health import SchedulerSilent
 from diptych.engine.frontend.scheduler_client import SchedulerDied
 from diptych.engine.frontend.service import name_of
 from diptych.kvtransfer.layout import layout_from_wire
@@ -279,5 +280,5 @@ async def _status(group: WorkerGroup) -> WorkerStatus | None:
     try:
         async with asyncio.timeout(ANSWER_S):
             return await group.status()
-    except (TimeoutError, SchedulerDied):
+    except (TimeoutError, SchedulerDied, SchedulerSilent):
         return None

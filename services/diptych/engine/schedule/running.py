@@ -90,6 +90,7 @@ class Running:
         self._turns = turns
         self._queue = ExtendQueue(cache, waiting, limits, turns)
         self._batch = DecodeBatch(cache)
+        self._held: set[int] = set()  # rooms of requests that no further step continues
         self._steps = StepsInFlight(cache)
         self._forecast = KvForecast(cache)
         self._sampling = SamplingBuilder(limits.eos_ids, limits.vocab_size)
@@ -251,6 +252,29 @@ class Running:
         """Take in a request that holds its pages, to be computed."""
         self._queue.add_admitted(request)
 
+    def has(self, request: Request) -> bool:
+        """Whether each step continues the request."""
+        return request in self._batch
+
+    def hold(self, request: Request) -> None:
+        """Let no further step continue a request, which keeps its pages."""
+        self._leave(request)
+        self._held.add(request.room)
+
+    def release(self, request: Request, now_s: float) -> None:
+        """Let steps continue a request that is held."""
+        self._held.remove(request.room)
+        self.join(request, now_s)
+
+    def is_still(self, request: Request) -> bool:
+        """Whether no step that is launched computes anything of a request that is held."""
+        return not self._steps.involve(request)
+
+    def give_away(self, request: Request) -> None:
+        """Forget a request that is still: its pages are the caller's."""
+        self._held.discard(request.room)
+        self._turns.end(request.room)
+
     def finish(self, request: Request) -> None:
         """Take out a request that has come to its own end."""
         self._forecast.learn(request)
@@ -276,6 +300,8 @@ class Running:
     def _remove(self, request: Request) -> None:
         if request in self._batch:
             self._leave(request)
+        elif request.room in self._held:
+            self._held.remove(request.room)
         else:
             self._queue.remove(request)
 

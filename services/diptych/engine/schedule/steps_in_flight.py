@@ -83,8 +83,12 @@ class StepsInFlight:
         """Give the pages back as soon as possible."""
         self._release(request, self._cache.drop)
 
+    def involve(self, request: Request) -> bool:
+        """Whether a step that is launched computes something of it."""
+        return any(step.involves(request) for step in self._steps)
+
     def _release(self, request: Request, release: Callable[[Request], None]) -> None:
-        if any(step.involves(request) for step in self._steps):
+        if self.involve(request):
             self._leaving.append((request, release))
         else:
             release(request)

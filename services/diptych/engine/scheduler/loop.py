@@ -31,7 +31,16 @@ from diptych.engine.scheduler.messages import fields_said
 from diptych.engine.scheduler.news import News
 from diptych.engine.scheduler.stepping import Stepping, StepWatch
 from diptych.engine.scheduler.watching import Watching
-from diptych.engine.values.events import AbortRoom, CompileGrammar, Emit, EmitTokens, HandBack, PagesRestored, ServeRole
+from diptych.engine.values.events import (
+    AbortRoom,
+    CompileGrammar,
+    Emit,
+    EmitTokens,
+    HandBack,
+    Move,
+    PagesRestored,
+    ServeRole,
+)
 from diptych.engine.values.scheduler_core import SchedulerCore
 from diptych.generation.output import Failure, FailureCode, Output
 from diptych.v1 import admin_pb2, bootstrap_pb2, engine_pb2, worker_pb2
@@ -192,6 +201,9 @@ class SchedulerLoop:
 
     def _start(self, leg: worker_pb2.StartLeg, now_s: float) -> None:
         logger.debug("room %016x starts: request %s", leg.room, leg.request_id)
+        if leg.moves_room:
+            self._core.handle(Move(leg.room, leg.moves_room, leg.peer_instance_id), now_s)
+            return
         try:
             adapter = self._parts.adapters.start(leg.room, leg.lora)
         except NotFound as error:  # another worker may have it

@@ -29,6 +29,15 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
+class Move:
+    """A request that runs here is to go on at a peer, which begins it in a room of its own."""
+
+    room: int  # the new one
+    moved: int  # that of the request
+    peer: int
+
+
+@dataclass(frozen=True, slots=True)
 class AbortRoom:
     """The router, or the embedding program, gave the request up."""
 
@@ -142,6 +151,7 @@ class ServeRole:
 
 Event = (
     Start
+    | Move
     | AbortRoom
     | HandBack
     | NoteArrived

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from diptych.common.members.roles import LegKind
@@ -55,11 +55,48 @@ class Attempt:
         self._loop = asyncio.get_running_loop()
         self._legs = AttemptLegs(legs, self._abort, self._wait_for_words)
         self._waiter: asyncio.Future[None] | None = None  # who waits for news
+        self._on_news: Callable[[], None] = _nobody  # who hears of it beside
         self._wait_budget = wait_budget
         self._clock = clock
         self._timer = self._call_in_the_end()
         for kind, (session, start) in legs.items():
             session.start(kind, start, prompt, work, self)
+
+    def start_leg(self, kind: LegKind, session: Session, start: StartLeg, prompt: bytes, work: Work) -> None:
+        """Start a further leg."""
+        self._sessions[kind] = session
+        self._legs.begin(kind)
+        session.start(kind, start, prompt, work, self)
+
+    @property
+    def num_tokens(self) -> int:
+        """Output tokens so far."""
+        return self._legs.merger.num_tokens
+
+    @property
+    def has_ended(self) -> bool:
+        return self._legs.has_ended
+
+    @property
+    def has_failed(self) -> bool:
+        return self._legs.failure is not None
+
+    def pop(self) -> Sequence[int]:
+        """Return the tokens that `next` would."""
+        return self._legs.merger.pop()[0]
+
+    @property
+    def ready(self) -> Sequence[int]:
+        """The tokens that `next` will return."""
+        return self._legs.merger.ready
+
+    def watch(self, on_news: Callable[[], None]) -> None:
+        """Have `on_news` called, too, whenever a leg has said something."""
+        self._on_news = on_news
+
+    def supersede(self) -> None:
+        """Another attempt goes on with the request: this one fails behind the tokens that it has."""
+        self._settle(LegFailure(LegKind.DECODE, FailureCode.HANDED_BACK, "another attempt goes on with it"))
 
     @property
     def stats(self) -> Mapping[LegKind, LegStats]:
@@ -131,6 +168,7 @@ class Attempt:
         if self._legs.failure is not None:
             self._timer.cancel()
         self._wake()
+        self._on_news()
 
     def _abort(self, kind: LegKind) -> None:
         self._sessions[kind].abort(self.room)
@@ -153,6 +191,10 @@ class Attempt:
             self._timer = self._call_in_the_end()
         else:
             self._settle(LegFailure(LegKind.DECODE, FailureCode.DEADLINE, self._wait_budget.words(now_s)))
+
+
+def _nobody() -> None:
+    """Nobody hears of it."""
 
 
 def legs_of(pair: Pair, leg: StartLeg) -> dict[LegKind, tuple[int, StartLeg]]:

@@ -70,6 +70,11 @@ class Merger:
     def has_ready(self) -> bool:
         return bool(self._ready)
 
+    @property
+    def ready(self) -> Sequence[int]:
+        """The tokens that are next."""
+        return self._ready
+
     def accept(self, first_index: int, token_ids: Sequence[int], logprobs: TokenLogprobs | None = None) -> None:
         """Take a run, from output `first_index` on."""
         if first_index == self.num_tokens and not self._held:
@@ -137,6 +142,10 @@ class AttemptLegs:
     @property
     def has_ended(self) -> bool:
         return self.is_complete or self.failure is not None
+
+    def begin(self, kind: LegKind) -> None:
+        """A further leg is started."""
+        self.open.add(kind)
 
     def receive(self, kind: LegKind, output: LegOutput) -> None:
         if output.HasField("stats"):

@@ -55,6 +55,7 @@ class Worker(Load):
     state: str
     not_ready: str
     is_connected: bool
+    silent_s: int  # since its scheduler was heard; 0: it is
     is_paused: bool
     context_len: int
     adapters: list[str]
@@ -115,6 +116,7 @@ def _worker(session: Session, fleet: Fleet, only_here_pages: int | None) -> Work
         "state": view.state.name.lower(),
         "not_ready": view.not_ready,
         "is_connected": session.is_open,
+        "silent_s": session.worker.load.silent_s,
         "is_paused": view.paused,
         "context_len": record.context_len,
         "adapters": sorted(view.adapters),
