@@ -174,7 +174,8 @@ class PrefillCore:
             return None
         num_decoding, most = self._num_decoding(), self._limits.max_step_tokens
         wanted = self._queue.waiting_tokens if num_decoding else most
-        budget = self._pace.apart(most, num_decoding, now_s, max(1, wanted))
+        first = self._queue.next_prompt(now_s) if num_decoding else None
+        budget = self._pace.apart(most, num_decoding, now_s, max(1, wanted), first)
         chunks = self._queue.plan(now_s, budget, lambda request: 0)
         for chunk in chunks:
             room = self._rooms[chunk.request.room]

@@ -10,13 +10,16 @@ one whose prefix a tier of the cache is bringing back, and one whose adapter has
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
 
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
 from diptych.engine.schedule.packing import Packing
+from diptych.engine.schedule.policies import gives_way
 from diptych.engine.schedule.prefixes_in_flight import PendingPrefix, PrefixesInFlight, common_len
+from diptych.engine.schedule.step_pace import NextPrompt
 from diptych.engine.schedule.waiting_queue import WaitingQueue
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.prompt_cost import PromptCost
@@ -90,6 +93,21 @@ class ExtendQueue:
         """Take out a request that ends early. Its pages stay with the caller."""
         (self._extending if request.row >= 0 else self._waiting).remove(request)
 
+    def next_prompt(self, now_s: float) -> NextPrompt | None:
+        """Return whose turn it is, if somebody's."""
+        begun = self._turns.runnable(list(self._extending))
+        first = next((request for request in begun if not gives_way(request, now_s)), None)
+        if first is None and self._waiting.has_next:
+            first = self._waiting.peek(now_s)
+        if first is None and begun:
+            first = begun[0]
+        if first is None:
+            return None
+        request, start = first, first.computed_len if first.row >= 0 else first.given_len
+        slo = request.slo
+        due_s = request.life.arrival_s + slo.ttft_s if slo.ttft_s > 0 else math.inf
+        return NextPrompt(request.room, due_s, self._cost.of(start, request.num_tokens - start), slo.weight)
+
     def plan(self, now_s: float, budget: int, spare_pages: Callable[[Request], int]) -> list[Chunk]:
         """Choose chunks that cost at most `budget`, admitting requests while budget and pages last.
 
@@ -102,16 +120,18 @@ class ExtendQueue:
 
     def _choose(self, now_s: float, budget: int, spare_pages: Callable[[Request], int]) -> list[Chunk]:
         step = Packing(self._cost, budget, self._max_batch_size, len(self))
-        for request in self._turns.runnable(list(self._extending)):
-            if not step.admits(request, request.computed_len):
-                return step.chunks
-            step.add(request)
-            if not self._cache.grow_windows(request, request.computed_len + step.chunks[-1].num_tokens):
-                return step.chunks[:-1]
+        begun = self._turns.runnable(list(self._extending))
+        late = [request for request in begun if gives_way(request, now_s)]
+        if late:
+            begun = [request for request in begun if request not in late]
+        if not self._go_on(step, begun):
+            return step.chunks
         for request in self._waiting.bring_back(now_s):
             self.expect(request)
         while self._waiting.has_next and self._cache.has_row and step.has_room:
             request = self._waiting.peek(now_s)
+            if late and gives_way(request, now_s):
+                break
             if reason := self.reason_to_wait(request):
                 if not self._waiting.set_aside(reason):
                     break
@@ -131,7 +151,19 @@ class ExtendQueue:
                 continue
             if not self._waiting.set_aside_for_restore():
                 break
+        self._go_on(step, late)
         return step.chunks
+
+    def _go_on(self, step: Packing, begun: Iterable[Request]) -> bool:
+        """Add the next chunks of prompts that are part-way; return whether all have one."""
+        for request in begun:
+            if not step.admits(request, request.computed_len):
+                return False
+            step.add(request)
+            if not self._cache.grow_windows(request, request.computed_len + step.chunks[-1].num_tokens):
+                step.chunks.pop()
+                return False
+        return True
 
     def _copy_states(self, chunks: Iterable[Chunk]) -> None:
         """Let the step that computes `chunks` copy the states behind which others may begin."""

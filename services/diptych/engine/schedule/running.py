@@ -265,7 +265,7 @@ class Running:
     def finish(self, request: Request) -> None:
         """Take out a request that has come to its own end."""
         self._forecast.learn(request)
-        self._pace.expect(self._forecast.short_output)
+        self._pace.expect(self._forecast.lengths)
         self.retire(request)
 
     def retire(self, request: Request) -> None:
@@ -292,7 +292,8 @@ class Running:
 
     def _chunks(self, now_s: float, decodes: Sequence[Request], drafts: Drafts | None) -> list[Chunk]:
         num_tokens = len(decodes) + (sum(map(len, drafts.values())) if drafts else 0)
-        budget = self._pace.beside(self._limits.max_step_tokens - num_tokens, len(decodes), now_s)
+        most = self._limits.max_step_tokens - num_tokens
+        budget = self._pace.beside(most, len(decodes), now_s, self._queue.next_prompt(now_s))
         return self._queue.plan(now_s, budget, self.spare_pages)
 
     def _decodes(self) -> list[Request]:

@@ -22,7 +22,8 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from diptych.engine.schedule.step_times import ContextCount, StepLine
-from diptych.engine.schedule.token_deadlines import MAX_BORROWED, TokenDeadlines
+from diptych.engine.schedule.kv_forecast import OutputLengths
+from diptych.engine.schedule.token_deadlines import TokenDeadlines
 from diptych.engine.values.prompt_cost import MIN_CHUNK, STEP_COST
 from diptych.engine.values.request import Request
 
@@ -34,6 +35,7 @@ AT_LAST: Final = 2 * STEP_COST  # for who has waited: fewer would be hardly chea
 SHARED: Final = 0.5  # of it is for prompts beside tokens while others wait to have a step of their own
 STEP_CONTEXT: Final = 100_000  # tokens of context that an H200 reads while it reads weights: for a step's first guess
 ROW_CONTEXT: Final = 64  # and while it does the rest for one request
+MEMORY_S: Final = 5.0  # of how much of it prompts took
 SHOWN_BITS: Final = 2  # of a budget that is told to others, who need not hear of each small change
 CONTEXT_BITS: Final = 5  # and of contexts
 TOLD_EVERY: Final = 16  # steps, as to how long their parts take
@@ -71,6 +73,15 @@ class _Prompts:
             self.is_refused = False
 
 
+class NextPrompt(NamedTuple):
+    """A prompt whose turn it is."""
+
+    room: int
+    due_s: float  # its first token; infinite: nobody said when
+    cost: int  # of what is left of it
+    weight: float  # of missing that, beside what outputs weigh
+
+
 class _Launched(NamedTuple):
     """A step that runs, or is about to."""
 
@@ -96,6 +107,8 @@ class StepPace:
         self._tokens = StepLine()  # by context
         self._beside = _Prompts(MIN_CHUNK)
         self._apart = _Prompts(WORTH * STEP_COST)
+        self._favoured = 0  # room of a prompt for which outputs wait
+        self._prompts_s = self._seconds = 0.0  # that steps took of late while outputs waited, and those for prompts
         self._num_learned = self._parts_due = 0  # steps, and as of which `step_parts_s` is made anew
         self.step_parts_s = (0.0, 0.0, 0.0)  # roughly, of a step, a token of context, a token of a prompt; 0: not known
 
@@ -117,28 +130,34 @@ class StepPace:
             self._deadlines.ahead(request, num_tokens)
             self._contexts.ahead(request, num_tokens)
 
-    def expect(self, num_tokens: int) -> None:
-        """Hardly an output ends with fewer tokens."""
-        self._deadlines.borrowed = max(1, min(MAX_BORROWED, num_tokens))
+    def expect(self, lengths: OutputLengths) -> None:
+        """Outputs have become so long."""
+        self._deadlines.expect(lengths)
 
     # what prompts may cost
 
-    def beside(self, most: int, num_rows: int, now_s: float) -> int:
+    def beside(self, most: int, num_rows: int, now_s: float, first: NextPrompt | None = None) -> int:
         """Return what prompts may cost in a step that also brings tokens to so many requests; `most` at most."""
         if not num_rows:
             return most
         tokens_s, spare_s = self._left(num_rows, now_s)
         share = SHARED if self._apart.num_refused else 1.0
+        if first is not None and self._is_worth_it(first, self._beside, tokens_s, share * spare_s, now_s):
+            spare_s = math.inf
         return self._budget(most, most, self._beside, num_rows, share * spare_s, self._longest_s - tokens_s)
 
-    def apart(self, most: int, num_rows: int, now_s: float, wanted: int) -> int:
+    def apart(
+        self, most: int, num_rows: int, now_s: float, wanted: int, first: NextPrompt | None = None
+    ) -> int:
         """Return what prompts may cost in a step of their own, for which so many requests wait; `most` at most.
 
         All that wait to be computed have `wanted` tokens: where those are few, few are worth a step.
         """
         if not num_rows:
             return most
-        _, spare_s = self._left(num_rows, now_s)
+        tokens_s, spare_s = self._left(num_rows, now_s)
+        if first is not None and self._is_worth_it(first, self._apart, tokens_s, spare_s, now_s):
+            spare_s = math.inf
         return self._budget(most, wanted, self._apart, num_rows, spare_s, self._longest_s)
 
     def shown(self, num_rows: int) -> int:
@@ -164,6 +183,33 @@ class StepPace:
         if longest_s == math.inf or not known.line.is_known:
             return budget
         return min(budget, max(MIN_CHUNK, num_rows, known.cost_in(longest_s)))
+
+    def _is_worth_it(
+        self, first: NextPrompt, prompts: _Prompts, tokens_s: float, spare_s: float, now_s: float
+    ) -> bool:
+        """Whether more is lost when a prompt waits for time that outputs leave than when they wait for it."""
+        work_s = self._known(prompts).line.at(first.cost)
+        if work_s <= spare_s or not now_s + work_s <= first.due_s < math.inf:
+            return False
+        if first.room == self._favoured:
+            return True
+        pace_s = tokens_s / max(0.01, 1 - self._share)
+        share = 1 - tokens_s / self._deadlines.tightest_s
+        if share > 0 and now_s + (work_s - spare_s) / share <= first.due_s:
+            return False
+        if self._deadlines.lost(now_s + tokens_s, work_s, tokens_s, pace_s) >= first.weight:
+            return False
+        self._favoured = first.room
+        return True
+
+    @property
+    def _share(self) -> float:
+        return max(0.0, self._prompts_s / self._seconds) if self._seconds else 0.0
+
+    def _note_share(self, took_s: float, prompts_s: float) -> None:
+        kept = math.exp(-took_s / MEMORY_S)
+        self._prompts_s = self._prompts_s * kept + prompts_s
+        self._seconds = self._seconds * kept + took_s
 
     def _known(self, prompts: _Prompts) -> _Prompts:
         """Return these prompts, or those of the other kind as long as nothing is known of these."""
@@ -205,6 +251,8 @@ class StepPace:
         self._ended_s = self._free_s = now_s
         for later in self._running:
             self._free_s += later.expected_s
+        if len(self._deadlines):
+            self._note_share(took_s, took_s - self._tokens.at(step.work) if step.num_rows else took_s)
         self._learn(step, took_s)
         for request in step.joining:
             self._deadlines.correct(request, now_s, sum(later.num_rows > 0 for later in self._running))
@@ -218,6 +266,7 @@ class StepPace:
         for end_s in ends_s:
             self._learn_tokens(_work(num_rows, self._contexts.num_tokens), end_s - max(began_s, self._ended_s))
             self._note_learned()
+            self._note_share(end_s - max(began_s, self._ended_s), 0.0)
             self._contexts.stepped(1)
             num_steps += 1
             began_s = self._ended_s = self._free_s = end_s

@@ -17,13 +17,20 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from diptych.common.arrays import F64
+from diptych.engine.schedule.kv_forecast import FIRST_GUESS, OutputLengths
 
 from diptych.engine.values.request import Request
 
 KEPT_BACK: Final = 0.01  # of each token's time, for what happens outside: hand-offs, the way to the client
 PER_OCTAVE: Final = 64  # groups: times that differ by less than 1 % are the same, the shorter one
+SPARED: Final = 0.02  # of a time per token that can be kept: so much of it outputs gain, whatever prompts took of late
 FORGIVEN: Final = 8  # tokens
 MAX_BORROWED: Final = 128  # tokens
 LOST: Final = 1.25  # times a time per token that steps without prompts take, who don't keep it by far
@@ -31,6 +38,14 @@ CATCH_UP: Final = 1.1  # steps that bring young requests their tokens may each t
 MIN_TPOT_S: Final = 1e-6
 
 _Entry = tuple[float, int, int]  # the base of its deadlines, a number for order, its room
+class _Made(NamedTuple):
+    """How far an output has come."""
+
+    before: int  # a token of it for each step of its group, but for so many
+    most: int  # tokens that it may have
+    weight: float
+
+
 _Begun = tuple[float, int]  # when a request had its first token, and the number of the group's steps before its second
 
 
@@ -44,6 +59,8 @@ class _Group:
     bases: dict[int, float] = field(default_factory=dict)  # of the others, by room
     heap: list[_Entry] = field(default_factory=list)  # of these, and of some that have left, until they come up
     num_pushed: int = 0
+    made: dict[int, _Made] = field(default_factory=dict)  # by room
+    given_up: set[int] = field(default_factory=set)  # rooms of outputs that will be late
 
     def begin(self, room: int, first_s: float, num_launched: int, *, is_young: bool) -> None:
         """A request had its first token, and has so many in steps that are launched."""
@@ -56,7 +73,7 @@ class _Group:
     def due_s(self, now_s: float, step_s: float, borrowed: int) -> float:
         """Return when the first token is due that a step brings, while steps without prompts take `step_s`."""
         self._grow_up(borrowed)
-        return min(self._grown_due_s(now_s), self._young_due_s(step_s, borrowed))
+        return min(self._grown_due_s(now_s, step_s), self._young_due_s(step_s, borrowed))
 
     def ahead(self, room: int, num_tokens: int) -> None:
         if room in self.young:
@@ -64,10 +81,13 @@ class _Group:
             self.young[room] = first_s, num_steps - num_tokens
         else:
             self.push(room, self.bases[room] + num_tokens * self.tpot_s)
+        self.made[room] = self.made[room]._replace(before=self.made[room].before - num_tokens)
 
     def remove(self, room: int) -> None:
         if self.young.pop(room, None) is None:
             del self.bases[room]
+        self.given_up.discard(room)
+        del self.made[room]
 
     def push(self, room: int, base_s: float) -> None:
         self.num_pushed += 1
@@ -92,17 +112,36 @@ class _Group:
         num_left = borrowed - 1 - (self.num_steps - num_steps)  # behind the next one
         return first_s + borrowed * self.tpot_s - num_left * min(self.tpot_s, CATCH_UP * step_s)
 
-    def _grown_due_s(self, now_s: float) -> float:
+    def at_stake(self) -> Iterator[tuple[float, float, _Made]]:
+        """Yield when next tokens are due, by which time per token, and how far outputs are that may still be in time."""
+        for room, base_s in self.bases.items():
+            if room not in self.given_up:
+                yield base_s + self.num_steps * self.tpot_s, self.tpot_s, self._now(room)
+        for room, begun in self.young.items():
+            yield self._base_s(begun) + self.num_steps * self.tpot_s, self.tpot_s, self._now(room)
+
+    def _now(self, room: int) -> _Made:
+        made = self.made[room]
+        return made._replace(before=self.num_steps - made.before)
+
+    def _grown_due_s(self, now_s: float, step_s: float) -> float:
         while self.bases:
             base_s, _, room = self.heap[0]
             due_s = base_s + self.num_steps * self.tpot_s
             if self.bases.get(room) != base_s:
                 heapq.heappop(self.heap)
-            elif due_s < now_s - FORGIVEN * self.tpot_s:
+            elif due_s < now_s - FORGIVEN * self.tpot_s and not self._catches_up(room, now_s - due_s, step_s):
+                self.given_up.add(room)
                 self.push(room, self._base_s((now_s, self.num_steps)))
             else:
                 return due_s
         return math.inf
+
+    def _catches_up(self, room: int, late_s: float, step_s: float) -> bool:
+        """Whether steps without prompts bring it so many tokens in time that it is not late any more, probably."""
+        made = self._now(room)
+        num_tokens = late_s / max(1e-9, self.tpot_s - step_s)
+        return num_tokens < min(max(made.before, FIRST_GUESS), made.most - made.before)
 
     def _base_s(self, begun: _Begun) -> float:
         first_s, num_steps = begun
@@ -114,6 +153,7 @@ class TokenDeadlines:
 
     def __init__(self) -> None:
         self.borrowed = 1  # tokens that an output has at least, as a rule; 1: nobody knows
+        self._lengths = OutputLengths()
         self._groups: dict[float, _Group] = {}  # by time per token
         self._group_of: dict[int, _Group] = {}  # by room
         self._free: set[int] = set()  # rooms of requests without one
@@ -133,13 +173,17 @@ class TokenDeadlines:
         if group is None:
             group = self._groups[tpot_s] = _Group(tpot_s)
         self._group_of[request.room] = group
+        before, most = group.num_steps - request.num_output_tokens, request.max_len - request.prompt_len
+        group.made[request.room] = _Made(before, most, request.slo.weight)
         group.begin(request.room, first_s, 0, is_young=self._is_young(request))
 
     def correct(self, request: Request, first_s: float, num_launched: int) -> None:
         """The first token of a request, if it is here, came at `first_s`; so many steps are launched behind it."""
         group = self._group_of.get(request.room)
         if group is not None:
+            made = group.made[request.room]
             group.remove(request.room)
+            group.made[request.room] = made
             group.begin(request.room, first_s, num_launched, is_young=self._is_young(request))
 
     def remove(self, request: Request) -> None:
@@ -169,6 +213,40 @@ class TokenDeadlines:
         """
         kept = (group for group in self._groups.values() if LOST * group.tpot_s > step_s)
         return min((group.due_s(now_s, step_s, self.borrowed) for group in kept), default=math.inf)
+
+    def __len__(self) -> int:
+        return len(self._group_of) + len(self._free)
+
+    @property
+    def tightest_s(self) -> float:
+        """The smallest time per token."""
+        return min(self._groups, default=math.inf)
+
+    def expect(self, lengths: OutputLengths) -> None:
+        """Outputs have become so long."""
+        self._lengths = lengths
+        self.borrowed = max(1, min(MAX_BORROWED, lengths.short))
+
+    def lost(self, begin_s: float, work_s: float, tokens_s: float, pace_s: float) -> float:
+        """Return how many outputs will be late in the mean, by their weights, because they wait for `work_s`.
+
+        `begin_s`: when they had their next tokens without that; `pace_s`: of each token behind it.
+        """
+        rows = [(due_s, tpot_s, *made) for group in self._groups.values() for due_s, tpot_s, made in group.at_stake()]
+        if not rows:
+            return 0.0
+        due_s, tpot_s, made, most, weight = np.array(rows).T
+        most_s = tpot_s - tokens_s  # that each token gains
+        slack_s, gain_s = due_s - begin_s, np.minimum(most_s, np.maximum(tpot_s - pace_s, SPARED * tpot_s))
+        late = self._late(slack_s - work_s, gain_s, made, most) - self._late(slack_s, gain_s, made, most)
+        return float(late @ weight)
+
+    def _late(self, slack_s: F64, gain_s: F64, made: F64, most: F64) -> F64:
+        """Return how likely outputs end late that have so much slack, and gain so much of it by each token."""
+        num_tokens = np.abs(slack_s) / np.maximum(np.abs(gain_s), 1e-9)
+        ends = self._lengths.ends_within(made, num_tokens, most)
+        is_late, grows = slack_s < 0, gain_s > 0
+        return np.where(grows, np.where(is_late, ends, 0.0), np.where(is_late, 1.0, 1 - ends))
 
     def _is_young(self, request: Request) -> bool:
         return request.max_len - request.num_tokens >= self.borrowed > 1

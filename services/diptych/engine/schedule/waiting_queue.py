@@ -15,7 +15,7 @@ from typing import Final
 
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.aside import Aside, Reason
-from diptych.engine.schedule.policies import POLICIES, InTime, Policy
+from diptych.engine.schedule.policies import POLICIES, InTime, Policy, gives_way
 from diptych.engine.schedule.tenant_shares import TenantShares
 from diptych.engine.values.limits import Scheduling
 from diptych.engine.values.request import Request
@@ -78,7 +78,7 @@ class WaitingQueue:
 
     def peek(self, now_s: float) -> Request:
         """Return the request to admit next; at least one waits."""
-        if self._next is None:
+        if self._next is None or gives_way(self._next, now_s):
             self._next = self._retracted[0] if self._retracted else self._choose(now_s)
         return self._next
 
