@@ -106,7 +106,8 @@ class ExtendQueue:
         request, start = first, first.computed_len if first.row >= 0 else first.given_len
         slo = request.slo
         due_s = request.life.arrival_s + slo.ttft_s if slo.ttft_s > 0 else math.inf
-        return NextPrompt(request.room, due_s, self._cost.of(start, request.num_tokens - start), slo.weight)
+        cost = self._cost.of(start, request.num_tokens - start)
+        return NextPrompt(request.room, due_s, cost, slo.weight, self.waiting_tokens)
 
     def plan(self, now_s: float, budget: int, spare_pages: Callable[[Request], int]) -> list[Chunk]:
         """Choose chunks that cost at most `budget`, admitting requests while budget and pages last.

@@ -37,7 +37,7 @@ STEP_CONTEXT: Final = 100_000  # tokens of context that an H200 reads while it r
 ROW_CONTEXT: Final = 64  # and while it does the rest for one request
 MEMORY_S: Final = 5.0  # of how much of it prompts took
 SHOWN_BITS: Final = 2  # of a budget that is told to others, who need not hear of each small change
-CONTEXT_BITS: Final = 5  # and of contexts
+CONTEXT_BITS: Final = 7  # and of contexts
 TOLD_EVERY: Final = 16  # steps, as to how long their parts take
 
 
@@ -80,6 +80,7 @@ class NextPrompt(NamedTuple):
     due_s: float  # its first token; infinite: nobody said when
     cost: int  # of what is left of it
     weight: float  # of missing that, beside what outputs weigh
+    queued: int  # tokens of all that wait with it
 
 
 class _Launched(NamedTuple):
@@ -195,7 +196,8 @@ class StepPace:
             return True
         pace_s = tokens_s / max(0.01, 1 - self._share)
         share = 1 - tokens_s / self._deadlines.tightest_s
-        if share > 0 and now_s + (work_s - spare_s) / share <= first.due_s:
+        queued_s = self._known(prompts).line.at(max(first.cost, first.queued))
+        if share > 0 and now_s + (queued_s - spare_s) / share <= first.due_s:
             return False
         if self._deadlines.lost(now_s + tokens_s, work_s, tokens_s, pace_s) >= first.weight:
             return False
@@ -311,7 +313,7 @@ class StepPace:
 
 
 def _rounded(seconds: float) -> float:
-    return float(f"{seconds:.2g}")
+    return float(f"{seconds:.3g}")
 
 
 def coarse(number: int, num_bits: int) -> int:

@@ -85,6 +85,7 @@ class OpenLegs:
             reported.context_token_s,
             reported.prompt_token_s,
             self._outputs_by_slo(),
+            len(self._legs),
         )
 
     def add(self, room: int, leg: Leg) -> None:

@@ -15,45 +15,67 @@ knows what would be missed: `pair_cost` chooses.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import replace
 from typing import Final, NamedTuple
 
-from diptych.router.choose.policies.beside import compute_s, share_of, slowed_s, step_s
+from diptych.router.choose.policies.beside import compute_s, share_of, slowed_s, step_at, step_s
 from diptych.router.choose.policies.cost import grant_s
 from diptych.router.choose.policies.pair_cost import SHORTLIST, pair_cost
 from diptych.router.choose.policies.policy import Candidates, Decision, RequestView, Worker
-from diptych.router.workers.worker_view import Pair
+from diptych.router.workers.worker_view import Pair, WorkerLoad
 
 UNSURE: Final = 0.1  # of an SLO: within so much of it nobody knows whether it will be kept
+CLOSE: Final = 0.03  # the same of a time per token: what else comes to the worker is chosen, too
 LATE: Final = 0.1  # what being late by a whole SLO more costs, once it is missed: less than another's miss
 SOON: Final = 0.05  # what a first token is worth that comes at once, not when it is due
 PLACE: Final = 0.02  # what another place in the order of workers is worth, for an output
 MAX_BUSY: Final = 0.98  # workers whose time is needed to a higher share are overloaded
-GRANT_STEPS: Final = 2  # of a decode worker, for which a prompt counts as queued while nobody computes it
+STEP_S: Final = 0.1
+MAX_TOKENS: Final = 0.8
 MAX_GRANT_S: Final = 0.1  # until a step with prompts is over, in the mean: about half of the largest ones
 
 
 def adaptive(candidates: Candidates, request: RequestView) -> Decision:
     if not request.slo.are_known:
         return pair_cost(candidates, request)
+    candidates = _measured(candidates)
     workers = candidates.workers
-    firsts = {key: first_s(workers[key], request) for key in candidates.partners}
+    firsts = {key: _First.of(workers[key], request) for key in candidates.partners}
     outputs = _outputs_missed(candidates, request)
     losses = {
-        pair: outputs[pair.decode_id]
-        + _first_missed(max(firsts[pair.prefill_id], _granted_s(workers, pair, request)), request)
-        for pair in _in_question(candidates, firsts)
+        pair: outputs[pair.decode_id] + firsts[pair.prefill_id].missed(_granted_s(workers, pair, request), request)
+        for pair in _in_question(candidates, {key: first.soon_s for key, first in firsts.items()})
     }
     return Decision(min(losses, key=losses.__getitem__), "fewest SLOs missed")
 
 
-def missed(share: float) -> float:
+def _measured(candidates: Candidates) -> Candidates:
+    """Return the same, but who has not measured yet how long its steps take is as fast as one that has."""
+    loads = [worker.load for worker in candidates.workers.values()]
+    known = next((load for load in loads if load.output_step_s and load.prompt_token_s), None)
+    if known is None or all(load.output_step_s and load.prompt_token_s for load in loads):
+        return candidates
+    workers = {key: _as_fast_as(worker, known) for key, worker in candidates.workers.items()}
+    return replace(candidates, workers=workers)
+
+
+def _as_fast_as(worker: Worker, known: WorkerLoad) -> Worker:
+    load = worker.load
+    if not load.output_step_s:
+        load = replace(load, output_step_s=known.output_step_s, context_token_s=known.context_token_s)
+    if not load.prompt_token_s:
+        load = replace(load, prompt_token_s=known.prompt_token_s)
+    return replace(worker, load=load)
+
+
+def missed(share: float, unsure: float = UNSURE) -> float:
     """Return how many requests miss an SLO of which they take such a share: none up to one, and a little more if late.
 
     Nobody knows what comes of those that take nearly all of it, or hardly more.
     """
-    likely = min(1.0, max(0.0, (share - 1 + UNSURE) / (2 * UNSURE)))
-    return likely + LATE * max(0.0, share - 1 - UNSURE)
+    likely = min(1.0, max(0.0, (share - 1 + unsure) / (2 * unsure)))
+    return likely + LATE * max(0.0, share - 1 - unsure)
 
 
 def first_s(worker: Worker, request: RequestView) -> float:
@@ -64,6 +86,31 @@ def first_s(worker: Worker, request: RequestView) -> float:
     if load.prompt_budget < 0 and load.output_tokens:  # of prompts in its queue: they come before this one
         return queue_s + own_s / share_of(worker, request.slo.tpot_s)
     return slowed_s(worker, queue_s + own_s, request.slo.tpot_s)
+
+
+class _First(NamedTuple):
+    """When a worker would have the first token: if outputs wait for it, and if it waits for them."""
+
+    soon_s: float
+    lost: float  # outputs, which wait, that are late by it
+    late_s: float
+
+    @staticmethod
+    def of(worker: Worker, request: RequestView) -> _First:
+        load, tpot_s = worker.load, request.slo.tpot_s
+        queue_s = load.num_queued * compute_s(worker, load.queued_tokens / max(1, load.num_queued))
+        own_s = compute_s(worker, max(1, request.prompt_len - worker.cached_tokens), worker.cached_tokens)
+        late_s = first_s(worker, request)
+        if not load.output_tokens:
+            return _First(late_s, 0.0, late_s)
+        spent_s = max(0.0, own_s - compute_s(worker, max(0, load.prompt_budget)))
+        gained_s = max(0.0, tpot_s - step_s(worker))
+        lost = min(1.0, spent_s / (gained_s * request.output_len)) if gained_s else 1.0
+        return _First((queue_s + own_s) / (1 - min(MAX_TOKENS, step_s(worker) / STEP_S)) , lost * load.num_outputs, late_s)
+
+    def missed(self, granted_s: float, request: RequestView) -> float:
+        soon, late = (_first_missed(max(at_s, granted_s), request) for at_s in (self.soon_s, self.late_s))
+        return min(soon + self.lost, late)
 
 
 def _granted_s(workers: Mapping[int, Worker], pair: Pair, request: RequestView) -> float:
@@ -92,27 +139,47 @@ def _first_missed(ttft_s: float, request: RequestView) -> float:
 
 
 def _outputs_missed(candidates: Candidates, request: RequestView) -> Mapping[int, float]:
-    """Return what an output costs at each worker that may make it; of equals the first is the best."""
+    """Return what an output costs at each worker that may make it."""
     workers, prompts = candidates.workers, _Prompts.of(candidates, request)
-    losses = {key: _output_missed(workers[key], request, prompts) for key in candidates.decode_ids}
-    order = sorted(losses, key=lambda key: (losses[key], key))
-    return {key: losses[key] + PLACE * place for place, key in enumerate(order)}
+    makers = _makers(candidates, request, prompts)
+    losses = {key: _output_missed(workers[key], request) for key in candidates.decode_ids}
+    for key, worker in workers.items():
+        if key in losses and key not in makers:
+            losses[key] += PLACE + prompts.missed_by(worker, request)
+    return losses
 
 
-def _output_missed(worker: Worker, request: RequestView, prompts: _Prompts) -> float:
-    """Return how many requests miss their SLO because the output is made there: outputs, itself too, and prompts."""
-    tpot_s, added = request.slo.tpot_s, request.prompt_len + request.output_len / 2
-    before_s, after_s = step_s(worker), step_s(worker, added)
-    own = missed(after_s / tpot_s) + _others_missed(worker, request, before_s, after_s)
-    own += not _has_memory(worker, request)
-    if worker.instance_id not in prompts.shares:
-        return own
-    key, others, share = worker.instance_id, worker.load.num_outputs, share_of(worker, tpot_s, added)
-    beside = prompts.missed_more(key, prompts.shares[key], share)
-    alone = prompts.missed_more(
-        key, 1.0, share
-    )  # for as long as it outlasts the others: so a worker becomes free again
-    return own + request.output_len * tpot_s * (others * beside + alone) / (others + 1)
+def _makers(candidates: Candidates, request: RequestView, prompts: _Prompts) -> Set[int]:
+    """Return the workers that make outputs: so many that the one that has most to do has least, of those that make most.
+
+    Each of them reads the weights in each step, and all share the contexts; prompts go where there is time. So outputs
+    are packed as long as one worker keeps their time, and spread where that needs more.
+    """
+    workers, keys, tpot_s = candidates.workers, candidates.decode_ids, request.slo.tpot_s
+    order = sorted(keys, key=lambda key: (key in candidates.partners, -workers[key].load.output_tokens, key))
+    order.sort(key=lambda key: not _has_memory(workers[key], request))
+    num_tokens = prompts.rate * request.output_len * tpot_s * _added(request)
+    num_tokens = max(num_tokens, sum(workers[key].load.output_tokens for key in keys) + _added(request))
+    asked = prompts.rate * prompts.work_s
+
+    def busiest(count: int) -> float:
+        each = max(step_at(workers[key], num_tokens / count) for key in order[:count]) / tpot_s
+        both = sum(key in candidates.partners for key in order[:count])
+        return max(each, (both * each + asked) / len(candidates.partners))
+
+    return set(order[: min(range(1, len(order) + 1), key=busiest)])
+
+
+def _added(request: RequestView) -> float:
+    """Return the context of its output, in the mean."""
+    return request.prompt_len + request.output_len / 2
+
+
+def _output_missed(worker: Worker, request: RequestView) -> float:
+    """Return how many outputs miss their SLO because another one is made there, which may miss it, too."""
+    before_s, after_s = step_s(worker), step_s(worker, _added(request))
+    own = missed(after_s / request.slo.tpot_s, CLOSE) + SOON * min(1.0, after_s / request.slo.tpot_s)
+    return own + _others_missed(worker, request, before_s, after_s) + (not _has_memory(worker, request))
 
 
 def _others_missed(worker: Worker, request: RequestView, before_s: float, after_s: float) -> float:
@@ -122,12 +189,16 @@ def _others_missed(worker: Worker, request: RequestView, before_s: float, after_
     """
     outputs, slo = worker.load.outputs, request.slo
     lost = [
-        count * other.weight / slo.weight * max(0.0, missed(after_s / other.tpot_s) - missed(before_s / other.tpot_s))
+        count * other.weight / slo.weight * _more_missed(before_s, after_s, other.tpot_s)
         for other, count in outputs
         if other.tpot_s
     ]
     num_unknown = max(0, worker.load.num_outputs - sum(count for _, count in outputs))
-    return sum(lost) + num_unknown * max(0.0, missed(after_s / slo.tpot_s) - missed(before_s / slo.tpot_s))
+    return sum(lost) + num_unknown * _more_missed(before_s, after_s, slo.tpot_s)
+
+
+def _more_missed(before_s: float, after_s: float, tpot_s: float) -> float:
+    return max(0.0, missed(after_s / tpot_s, CLOSE) - missed(before_s / tpot_s, CLOSE))
 
 
 def _has_memory(worker: Worker, request: RequestView) -> bool:
@@ -146,18 +217,31 @@ class _Prompts(NamedTuple):
     shares: Mapping[int, float]  # of their time that workers have for them
     longest: tuple[float, float]  # the two largest of these
     sum: float
+    burst: float
 
     @staticmethod
     def of(candidates: Candidates, request: RequestView) -> _Prompts:
         """Return what is known: those that come are like those that came, and as long as this one."""
         usual, slo = request.usual, request.slo
         shares = {key: share_of(candidates.workers[key], slo.tpot_s) for key in candidates.partners}
-        granted_s = GRANT_STEPS * max(step_s(worker) for worker in candidates.workers.values())
-        rate = usual.busy * len(shares) / (usual.prompt_s + granted_s) if usual.prompt_s > 0 else 0.0
+        rate = _rate(candidates, request)
         num_tokens = request.prompt_len / (1 + usual.found)  # that are not cached
         work_s = min(compute_s(candidates.workers[key], num_tokens) for key in shares)
         largest = heapq.nlargest(2, shares.values())
-        return _Prompts(rate, work_s, slo.ttft_s, shares, (largest[0], largest[-1]), sum(shares.values()))
+        burst = slo.tpot_s * request.output_len / 2 / work_s
+        return _Prompts(rate, work_s, slo.ttft_s, shares, (largest[0], largest[-1]), sum(shares.values()), burst)
+
+    def missed_by(self, worker: Worker, request: RequestView) -> float:
+        """Return how many prompts miss their SLO because a worker makes an output, too.
+
+        It is priced against a worker without any for as long as it outlasts the others: so a worker becomes free again.
+        """
+        key, others, tpot_s = worker.instance_id, worker.load.num_outputs, request.slo.tpot_s
+        if key not in self.shares:
+            return 0.0
+        share = share_of(worker, tpot_s, _added(request))
+        beside, alone = self.missed_more(key, self.shares[key], share), self.missed_more(key, 1.0, share)
+        return request.output_len * tpot_s * (others * beside + alone) / (others + 1)
 
     def missed_more(self, key: int, before: float, after: float) -> float:
         """Return how many prompts a second miss their SLO because a worker has less of its time for them."""
@@ -173,4 +257,12 @@ class _Prompts(NamedTuple):
         busy = self.rate * self.work_s / total
         bounded = min(MAX_BUSY, busy)
         wait_s = bounded / (1 - bounded) * self.work_s / total / 2
-        return missed((self.work_s / longest + wait_s) / self.ttft_s) + max(0.0, busy - MAX_BUSY)
+        speed = max(longest, min(1.0, self.burst * longest))
+        return missed((self.work_s / speed + wait_s) / self.ttft_s) + max(0.0, busy - MAX_BUSY)
+
+
+def _rate(candidates: Candidates, request: RequestView) -> float:
+    """Return how many requests come in a second, by those of this router, and how many of all are its own."""
+    loads = [worker.load for worker in candidates.workers.values()]
+    num_own = sum(load.num_own for load in loads)
+    return request.usual.rate * (sum(load.num_requests for load in loads) / num_own if num_own else 1.0)
