@@ -32,6 +32,7 @@ SOON: Final = 0.05  # what a first token is worth that comes at once, not when i
 PLACE: Final = 0.02  # what another place in the order of workers is worth, for an output
 MAX_BUSY: Final = 0.98  # workers whose time is needed to a higher share are overloaded
 STEP_S: Final = 0.1
+UNMEASURED: Final = WorkerLoad(0, 0, 0, output_step_s=1e-6)
 MAX_TOKENS: Final = 0.8
 MAX_GRANT_S: Final = 0.1  # until a step with prompts is over, in the mean: about half of the largest ones
 
@@ -44,28 +45,34 @@ def adaptive(candidates: Candidates, request: RequestView) -> Decision:
     firsts = {key: _First.of(workers[key], request) for key in candidates.partners}
     outputs = _outputs_missed(candidates, request)
     losses = {
-        pair: outputs[pair.decode_id] + firsts[pair.prefill_id].missed(_granted_s(workers, pair, request), request)
+        pair: outputs[pair.decode_id]
+        + firsts[pair.prefill_id].missed(_granted_s(workers, pair, request), request)
+        + _apart_lost(workers[pair.prefill_id], pair, request)
         for pair in _in_question(candidates, {key: first.soon_s for key, first in firsts.items()})
     }
     return Decision(min(losses, key=losses.__getitem__), "fewest SLOs missed")
 
 
 def _measured(candidates: Candidates) -> Candidates:
-    """Return the same, but who has not measured yet how long its steps take is as fast as one that has."""
+    """Return the same, but who has not measured yet how long its steps take is as fast as one that has.
+
+    Where nobody has, steps with outputs take no time: better than to take a guess for what outputs can't keep.
+    """
     loads = [worker.load for worker in candidates.workers.values()]
-    known = next((load for load in loads if load.output_step_s and load.prompt_token_s), None)
-    if known is None or all(load.output_step_s and load.prompt_token_s for load in loads):
+    if all(load.output_step_s and load.prompt_token_s for load in loads):
         return candidates
-    workers = {key: _as_fast_as(worker, known) for key, worker in candidates.workers.items()}
+    tokens = next((load for load in loads if load.output_step_s), UNMEASURED)
+    prompts = next((load for load in loads if load.prompt_token_s), UNMEASURED)
+    workers = {key: _as_fast_as(worker, tokens, prompts) for key, worker in candidates.workers.items()}
     return replace(candidates, workers=workers)
 
 
-def _as_fast_as(worker: Worker, known: WorkerLoad) -> Worker:
+def _as_fast_as(worker: Worker, tokens: WorkerLoad, prompts: WorkerLoad) -> Worker:
     load = worker.load
     if not load.output_step_s:
-        load = replace(load, output_step_s=known.output_step_s, context_token_s=known.context_token_s)
+        load = replace(load, output_step_s=tokens.output_step_s, context_token_s=tokens.context_token_s)
     if not load.prompt_token_s:
-        load = replace(load, prompt_token_s=known.prompt_token_s)
+        load = replace(load, prompt_token_s=prompts.prompt_token_s)
     return replace(worker, load=load)
 
 
@@ -104,13 +111,24 @@ class _First(NamedTuple):
         if not load.output_tokens:
             return _First(late_s, 0.0, late_s)
         spent_s = max(0.0, own_s - compute_s(worker, max(0, load.prompt_budget)))
-        gained_s = max(0.0, tpot_s - step_s(worker))
-        lost = min(1.0, spent_s / (gained_s * request.output_len)) if gained_s else 1.0
-        return _First((queue_s + own_s) / (1 - min(MAX_TOKENS, step_s(worker) / STEP_S)) , lost * load.num_outputs, late_s)
+        soon_s = (queue_s + own_s) / (1 - min(MAX_TOKENS, step_s(worker) / STEP_S))
+        return _First(soon_s, _delayed_lost(worker, spent_s, request), late_s)
 
     def missed(self, granted_s: float, request: RequestView) -> float:
         soon, late = (_first_missed(max(at_s, granted_s), request) for at_s in (self.soon_s, self.late_s))
         return min(soon + self.lost, late)
+
+
+def _delayed_lost(worker: Worker, seconds: float, request: RequestView) -> float:
+    """Return how many outputs end late because all there wait for so long: those that end before they catch up."""
+    gained_s = max(0.0, request.slo.tpot_s - step_s(worker))
+    return worker.load.num_outputs * (min(1.0, seconds / (gained_s * request.output_len)) if gained_s else 1.0)
+
+
+def _apart_lost(worker: Worker, pair: Pair, request: RequestView) -> float:
+    """Return how many outputs end late because a prompt that is computed for another worker has a step of its own."""
+    is_apart = worker.load.output_tokens and not pair.is_local
+    return _delayed_lost(worker, step_at(worker, 0), request) if is_apart else 0.0
 
 
 def _granted_s(workers: Mapping[int, Worker], pair: Pair, request: RequestView) -> float:
