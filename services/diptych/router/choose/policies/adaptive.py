@@ -15,7 +15,8 @@ knows what would be missed: `pair_cost` chooses.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping, Set
+import math
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -30,7 +31,7 @@ CLOSE: Final = 0.03  # the same of a time per token: what else comes to the work
 LATE: Final = 0.1  # what being late by a whole SLO more costs, once it is missed: less than another's miss
 SOON: Final = 0.05  # what a first token is worth that comes at once, not when it is due
 PLACE: Final = 0.02  # what another place in the order of workers is worth, for an output
-MAX_BUSY: Final = 0.98  # workers whose time is needed to a higher share are overloaded
+NO_SHARE: Final = 0.1  # of its time: who has less for prompts is not counted among those that compute them
 STEP_S: Final = 0.1
 UNMEASURED: Final = WorkerLoad(0, 0, 0, output_step_s=1e-6)
 MAX_TOKENS: Final = 0.8
@@ -88,7 +89,7 @@ def missed(share: float, unsure: float = UNSURE) -> float:
 def first_s(worker: Worker, request: RequestView) -> float:
     """Return when a worker would have the first token: behind its queue, and beside its outputs."""
     load = worker.load
-    queue_s = load.num_queued * compute_s(worker, load.queued_tokens / max(1, load.num_queued))
+    queue_s = load.num_queued * compute_s(worker, load.left_tokens / max(1, load.num_queued))
     own_s = compute_s(worker, max(1, request.prompt_len - worker.cached_tokens), worker.cached_tokens)
     if load.prompt_budget < 0 and load.output_tokens:  # of prompts in its queue: they come before this one
         return queue_s + own_s / share_of(worker, request.slo.tpot_s)
@@ -105,7 +106,7 @@ class _First(NamedTuple):
     @staticmethod
     def of(worker: Worker, request: RequestView) -> _First:
         load, tpot_s = worker.load, request.slo.tpot_s
-        queue_s = load.num_queued * compute_s(worker, load.queued_tokens / max(1, load.num_queued))
+        queue_s = load.num_queued * compute_s(worker, load.left_tokens / max(1, load.num_queued))
         own_s = compute_s(worker, max(1, request.prompt_len - worker.cached_tokens), worker.cached_tokens)
         late_s = first_s(worker, request)
         if not load.output_tokens:
@@ -233,9 +234,7 @@ class _Prompts(NamedTuple):
     work_s: float  # of each, at a worker that does nothing else
     ttft_s: float  # they are to have their first tokens within so long
     shares: Mapping[int, float]  # of their time that workers have for them
-    longest: tuple[float, float]  # the two largest of these
-    sum: float
-    burst: float
+    lent: float  # prompts that the slack of outputs computes at once, at a worker that has all of its time
 
     @staticmethod
     def of(candidates: Candidates, request: RequestView) -> _Prompts:
@@ -245,9 +244,19 @@ class _Prompts(NamedTuple):
         rate = _rate(candidates, request)
         num_tokens = request.prompt_len / (1 + usual.found)  # that are not cached
         work_s = min(compute_s(candidates.workers[key], num_tokens) for key in shares)
-        largest = heapq.nlargest(2, shares.values())
-        burst = slo.tpot_s * request.output_len / 2 / work_s
-        return _Prompts(rate, work_s, slo.ttft_s, shares, (largest[0], largest[-1]), sum(shares.values()), burst)
+        return _Prompts(rate, work_s, slo.ttft_s, shares, slo.tpot_s * request.output_len / 2 / work_s)
+
+    def missed_by(self, worker: Worker, request: RequestView) -> float:
+        """Return how many prompts miss their SLO because a worker makes an output, too.
+
+        It is priced against a worker without any for as long as it outlasts the others: so a worker becomes free again.
+        """
+        key, others, tpot_s = worker.instance_id, worker.load.num_outputs, request.slo.tpot_s
+        if key not in self.shares:
+            return 0.0
+        share = share_of(worker, tpot_s, _added(request))
+        beside, alone = self.missed_more(key, self.shares[key], share), self.missed_more(key, 1.0, share)
+        return request.output_len * tpot_s * (others * beside + alone) / (others + 1)
 
     def missed_by(self, worker: Worker, request: RequestView) -> float:
         """Return how many prompts miss their SLO because a worker makes an output, too.
@@ -270,13 +279,33 @@ class _Prompts(NamedTuple):
         more = self._missed(rest + after, max(others, after)) - self._missed(rest + before, max(others, before))
         return self.rate * max(0.0, more)
 
-    def _missed(self, total: float, longest: float) -> float:
-        """Return the share of prompts that miss it, as if one worker computed them, of `total` times the speed."""
+    def missed_more(self, key: int, before: float, after: float) -> float:
+        """Return how many prompts a second miss their SLO because a worker has less of its time for them."""
+        rest = [share for other, share in self.shares.items() if other != key]
+        return self.rate * max(0.0, self._missed([*rest, after]) - self._missed([*rest, before]))
+
+    def _missed(self, shares: Sequence[float]) -> float:
+        """Return the share of prompts that miss it where workers have such shares of their time for them.
+
+        As long as outputs have slack a prompt is computed as if there were none. That they have none left is as likely
+        as that a queue is so long as there are prompts for which it lasts.
+        """
+        total, num_fast = sum(shares), sum(share > NO_SHARE for share in shares)
         busy = self.rate * self.work_s / total
-        bounded = min(MAX_BUSY, busy)
-        wait_s = bounded / (1 - bounded) * self.work_s / total / 2
-        speed = max(longest, min(1.0, self.burst * longest))
-        return missed((self.work_s / speed + wait_s) / self.ttft_s) + max(0.0, busy - MAX_BUSY)
+        fast = self._late(self.rate * self.work_s / num_fast, num_fast) if num_fast else 1.0
+        spent = min(1.0, busy) ** max(1.0, self.lent * total)
+        return (1 - spent) * fast + spent * self._late(busy, total) + max(0.0, busy - 1)
+
+    def _late(self, busy: float, speed: float) -> float:
+        """Return how likely a prompt waits too long where workers of such a speed are so busy.
+
+        By the approximations of Sakasegawa (1977), and of heavy traffic for equal prompts.
+        """
+        spare_s = self.ttft_s - self.work_s
+        if busy >= 1 or spare_s <= 0:
+            return 1.0
+        waits = busy ** (math.sqrt(2 * (speed + 1)) - 1)
+        return float(waits * math.exp(-2 * (1 - busy) * spare_s * speed / self.work_s))
 
 
 def _rate(candidates: Candidates, request: RequestView) -> float:
