@@ -16,7 +16,7 @@ from diptych.engine.schedule.batch_builder import BuildBatch, build_batch
 from diptych.engine.schedule.extend_queue import ExtendQueue
 from diptych.engine.schedule.sampled import NO_TOKEN_FAILURE, Sampled, collect_prompt_logprobs, refuse_tokens, sampled
 from diptych.engine.schedule.sampling_builder import build_sampling
-from diptych.engine.schedule.step_pace import StepPace
+from diptych.engine.schedule.step_pace import NextPrompt, StepPace
 from diptych.engine.schedule.waiting_queue import new_waiting_queue
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
 from diptych.engine.values.core_report import CoreCounts, CoreReport, Holders, Load
@@ -168,6 +168,10 @@ class PrefillCore:
             self._waiting.add(room.request)
 
     # steps
+
+    def next_prompt(self, now_s: float) -> NextPrompt | None:
+        """Return whose prompt is computed next, if there is one."""
+        return self._queue.next_prompt(now_s) if self.has_prompts else None
 
     def plan(self, now_s: float) -> ForwardBatch | None:
         if not self.has_prompts:

@@ -30,8 +30,8 @@ from diptych.decode.grants import Headroom
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
 from diptych.engine.schedule.batch_builder import BuildBatch, build_batch
-from diptych.engine.schedule.step_pace import StepPace
-from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
+from diptych.engine.schedule.step_pace import NextPrompt, StepPace
+from diptych.engine.values.batch import ForwardBatch, ForwardMode, SamplingBatch, StepResult
 from diptych.engine.values.core_report import CoreReport, Load
 from diptych.engine.values.events import (
     AbortRoom,
@@ -122,6 +122,7 @@ class UnifiedCore:
         self._decode = DecodeCore(cache, limits, page_nbytes, pace, self._reserve.headroom, build=build, turns=turns)
         self._refusals: list[Effect] = []
         self._stepping: RoleCore = self._decode  # that launched the last step
+        self._has_computed = False  # some of a prompt, in that step
         self._serve(role)
 
     # events
@@ -191,13 +192,27 @@ class UnifiedCore:
 
     def plan(self, now_s: float) -> ForwardBatch | None:
         """Launch a step of the core whose turn it is, or of the other one, which may give pages back instead."""
-        turn: RoleCore = self._prefill if self._stepping is self._decode else self._decode
-        for core in (turn, self._stepping, turn):
-            batch = core.plan(now_s)
+        for core in self._turns(now_s):
+            batch = self._decode.plan(now_s, self._first(now_s)) if core is self._decode else self._prefill.plan(now_s)
             if batch is not None:
                 self._stepping = core
+                self._has_computed = batch.mode is not ForwardMode.DECODE
                 return batch
         return None
+
+    def _turns(self, now_s: float) -> Sequence[RoleCore]:
+        """Return who may plan the next step: the prompts of a core whose turn it is go on until one is first elsewhere."""
+        if self._stepping is self._prefill:
+            return self._decode, self._prefill, self._decode
+        if self._has_computed and self._prefill.has_prompts:
+            own, other = self._decode.next_prompt(now_s), self._prefill.next_prompt(now_s)
+            if own is not None and other is not None and own.place < other.place:
+                return self._decode, self._prefill, self._decode
+        return self._prefill, self._decode, self._prefill
+
+    def _first(self, now_s: float) -> NextPrompt | None:
+        """Return the prompt before which the decode core's must not be computed: none that can't be computed itself."""
+        return self._prefill.next_prompt(now_s) if self._stepping is self._prefill else None
 
     def sampling(self) -> SamplingBatch:
         return self._stepping.sampling()
@@ -225,7 +240,7 @@ class UnifiedCore:
 
         Their tokens are not told.
         """
-        self._stepping = self._decode
+        self._stepping, self._has_computed = self._decode, False
         self._decode.pass_plain_steps(began_s, ends_s, token_id)
 
     # time and state

@@ -107,7 +107,8 @@ class ExtendQueue:
         slo = request.slo
         due_s = request.life.arrival_s + slo.ttft_s if slo.ttft_s > 0 else math.inf
         cost = self._cost.of(start, request.num_tokens - start)
-        return NextPrompt(request.room, due_s, cost, slo.weight, self.waiting_tokens)
+        place = gives_way(request, now_s), request.life.arrival_s
+        return NextPrompt(request.room, due_s, cost, slo.weight, self.waiting_tokens, place)
 
     def plan(self, now_s: float, budget: int, spare_pages: Callable[[Request], int]) -> list[Chunk]:
         """Choose chunks that cost at most `budget`, admitting requests while budget and pages last.

@@ -17,7 +17,7 @@ from diptych.engine.schedule.extend_queue import ExtendQueue
 from diptych.engine.schedule.kv_forecast import KvForecast
 from diptych.engine.schedule.prefixes_in_flight import PendingPrefix
 from diptych.engine.schedule.sampling_builder import SamplingBuilder
-from diptych.engine.schedule.step_pace import StepPace
+from diptych.engine.schedule.step_pace import NextPrompt, StepPace
 from diptych.engine.schedule.steps_in_flight import StepsInFlight
 from diptych.engine.schedule.waiting_queue import WaitingQueue
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch
@@ -149,11 +149,14 @@ class Running:
         """
         return self._drafter is None
 
-    def plan(self, now_s: float) -> Step | None:
-        """Every running request decodes; prompts share what is left of the token budget, and of the time."""
+    def plan(self, now_s: float, elsewhere: NextPrompt | None = None) -> Step | None:
+        """Every running request decodes; prompts share what is left of the token budget, and of the time.
+
+        They have nothing of it where one `elsewhere` comes before them.
+        """
         decodes = self._decodes()
         drafts = None if self._drafter is None else self._drafts(decodes, self._drafter)
-        chunks = self._chunks(now_s, decodes, drafts) if self._queue else []
+        chunks = self._chunks(now_s, decodes, drafts, elsewhere) if self._queue else []
         return new_step(decodes, chunks, drafts) if decodes or chunks else None
 
     def launch(self, step: Step, now_s: float) -> ForwardBatch:
@@ -290,10 +293,19 @@ class Running:
         else:
             self._queue.remove(request)
 
-    def _chunks(self, now_s: float, decodes: Sequence[Request], drafts: Drafts | None) -> list[Chunk]:
+    def next_prompt(self, now_s: float) -> NextPrompt | None:
+        """Return whose prompt is computed next, if there is one."""
+        return self._queue.next_prompt(now_s) if self._queue else None
+
+    def _chunks(
+        self, now_s: float, decodes: Sequence[Request], drafts: Drafts | None, elsewhere: NextPrompt | None
+    ) -> list[Chunk]:
+        first = self._queue.next_prompt(now_s)
+        if first is not None and elsewhere is not None and elsewhere.place < first.place:
+            return []
         num_tokens = len(decodes) + (sum(map(len, drafts.values())) if drafts else 0)
         most = self._limits.max_step_tokens - num_tokens
-        budget = self._pace.beside(most, len(decodes), now_s, self._queue.next_prompt(now_s))
+        budget = self._pace.beside(most, len(decodes), now_s, first)
         return self._queue.plan(now_s, budget, self.spare_pages)
 
     def _decodes(self) -> list[Request]:

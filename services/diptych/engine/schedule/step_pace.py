@@ -81,6 +81,7 @@ class NextPrompt(NamedTuple):
     cost: int  # of what is left of it
     weight: float  # of missing that, beside what outputs weigh
     queued: int  # tokens of all that wait with it
+    place: tuple[bool, float]  # in the order of all that wait here: those that may be in time, by when they came
 
 
 class _Launched(NamedTuple):
