@@ -44,11 +44,12 @@ def adaptive(candidates: Candidates, request: RequestView) -> Decision:
     candidates = _measured(candidates)
     workers = candidates.workers
     firsts = {key: _First.of(workers[key], request) for key in candidates.partners}
-    outputs = _outputs_missed(candidates, request)
+    outputs, crowded = _outputs_missed(candidates, request), _crowded(candidates, request)
     losses = {
         pair: outputs[pair.decode_id]
         + firsts[pair.prefill_id].missed(_granted_s(workers, pair, request), request)
         + _apart_lost(workers[pair.prefill_id], pair, request)
+        + crowded[pair.prefill_id]
         for pair in _in_question(candidates, {key: first.soon_s for key, first in firsts.items()})
     }
     return Decision(min(losses, key=losses.__getitem__), "fewest SLOs missed")
@@ -89,11 +90,42 @@ def missed(share: float, unsure: float = UNSURE) -> float:
 def first_s(worker: Worker, request: RequestView) -> float:
     """Return when a worker would have the first token: behind its queue, and beside its outputs."""
     load = worker.load
-    queue_s = load.num_queued * compute_s(worker, load.left_tokens / max(1, load.num_queued))
-    own_s = compute_s(worker, max(1, request.prompt_len - worker.cached_tokens), worker.cached_tokens)
+    queue_s, own_s = _queue_s(worker), _own_s(worker, request)
     if load.prompt_budget < 0 and load.output_tokens:  # of prompts in its queue: they come before this one
         return queue_s + own_s / share_of(worker, request.slo.tpot_s)
     return slowed_s(worker, queue_s + own_s, request.slo.tpot_s)
+
+
+def _queue_s(worker: Worker) -> float:
+    """Return how long the prompts take that wait at a worker, or are computed there."""
+    load = worker.load
+    return load.num_queued * compute_s(worker, load.left_tokens / max(1, load.num_queued))
+
+
+def _own_s(worker: Worker, request: RequestView) -> float:
+    """Return how long a worker computes the request's prompt."""
+    return compute_s(worker, max(1, request.prompt_len - worker.cached_tokens), worker.cached_tokens)
+
+
+def _crowded(candidates: Candidates, request: RequestView) -> Mapping[int, float]:
+    """Return how many prompts that come will be late because each worker computes this one.
+
+    They may choose, too: they wait as long as all workers have others to compute. So long prompts that can wait queue up
+    at one worker, and leave another to those that can't. Among equals whoever comes first goes first.
+    """
+    usual = request.usual
+    queues = {key: _queue_s(candidates.workers[key]) for key in candidates.partners}
+    if not usual.urgency or len(queues) < 2:
+        return dict.fromkeys(queues, 0.0)
+    ttft_s, (first_s, second_s) = usual.urgency**-2, sorted(queues.values())[:2]
+    rate = _rate(candidates, request) * max(0.0, 1 - ttft_s / request.slo.ttft_s)
+
+    def late(key: int) -> float:
+        is_shortest = queues[key] == first_s
+        busy_s = min(first_s + _own_s(candidates.workers[key], request), second_s) if is_shortest else first_s
+        return rate * (busy_s - first_s) * missed(((busy_s + first_s) / 2 + usual.prompt_s) / ttft_s)
+
+    return {key: late(key) for key in queues}
 
 
 class _First(NamedTuple):
@@ -106,8 +138,7 @@ class _First(NamedTuple):
     @staticmethod
     def of(worker: Worker, request: RequestView) -> _First:
         load, tpot_s = worker.load, request.slo.tpot_s
-        queue_s = load.num_queued * compute_s(worker, load.left_tokens / max(1, load.num_queued))
-        own_s = compute_s(worker, max(1, request.prompt_len - worker.cached_tokens), worker.cached_tokens)
+        queue_s, own_s = _queue_s(worker), _own_s(worker, request)
         late_s = first_s(worker, request)
         if not load.output_tokens:
             return _First(late_s, 0.0, late_s)
