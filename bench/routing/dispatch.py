@@ -83,7 +83,7 @@ class Dispatch:
         cached = self._prefixes.cached_tokens(chains)
         candidates = self._candidates(cached)
         pair = self._policy(candidates, self._view(request)).pair
-        self._estimates.came(candidates.busy_share)
+        self._estimates.came(now_s, candidates.busy_share)
         job = Job(
             request,
             pair,

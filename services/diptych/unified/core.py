@@ -2,7 +2,8 @@
 
 So a role changes without a reload, and what began in a former role still comes to its end. An event goes to the core
 that has its room; a note of a room that nobody has, to the one that hears such notes. A step belongs to one core, and
-they take turns while both have something to compute, and outputs have time for a step of prompts (`StepPace`).
+they take turns while both have something to compute, and outputs have time for a step of prompts (`StepPace`). Prompts
+of both cores are computed in one order: taking turns would have all of them wait for each other.
 
 `Reserve` keeps some memory free for prompts that are computed for others, so that no workers wait for each other.
 
@@ -122,7 +123,7 @@ class UnifiedCore:
         self._decode = DecodeCore(cache, limits, page_nbytes, pace, self._reserve.headroom, build=build, turns=turns)
         self._refusals: list[Effect] = []
         self._stepping: RoleCore = self._decode  # that launched the last step
-        self._has_computed = False  # some of a prompt, in that step
+        self._has_computed = False  # some of a prompt, if the decode core did
         self._serve(role)
 
     # events
@@ -192,27 +193,29 @@ class UnifiedCore:
 
     def plan(self, now_s: float) -> ForwardBatch | None:
         """Launch a step of the core whose turn it is, or of the other one, which may give pages back instead."""
-        for core in self._turns(now_s):
-            batch = self._decode.plan(now_s, self._first(now_s)) if core is self._decode else self._prefill.plan(now_s)
-            if batch is not None:
-                self._stepping = core
-                self._has_computed = batch.mode is not ForwardMode.DECODE
-                return batch
-        return None
+        first = self._prefill.next_prompt(now_s)
+        if self._stepping is self._prefill or self._goes_on(first, now_s):
+            elsewhere = first if self._stepping is self._prefill else None
+            return self._plan_decode(now_s, elsewhere) or self._plan_prefill(now_s) or self._plan_decode(now_s)
+        return self._plan_prefill(now_s) or self._plan_decode(now_s) or self._plan_prefill(now_s)
 
-    def _turns(self, now_s: float) -> Sequence[RoleCore]:
-        """Return who may plan the next step: the prompts of a core whose turn it is go on until one is first elsewhere."""
-        if self._stepping is self._prefill:
-            return self._decode, self._prefill, self._decode
-        if self._has_computed and self._prefill.has_prompts:
-            own, other = self._decode.next_prompt(now_s), self._prefill.next_prompt(now_s)
-            if own is not None and other is not None and own.place < other.place:
-                return self._decode, self._prefill, self._decode
-        return self._prefill, self._decode, self._prefill
+    def _goes_on(self, elsewhere: NextPrompt | None, now_s: float) -> bool:
+        """Whether the decode core's last step had some of a prompt that still comes before those of the other core."""
+        own = self._decode.next_prompt(now_s) if self._has_computed and elsewhere is not None else None
+        return own is not None and elsewhere is not None and own.place < elsewhere.place
 
-    def _first(self, now_s: float) -> NextPrompt | None:
-        """Return the prompt before which the decode core's must not be computed: none that can't be computed itself."""
-        return self._prefill.next_prompt(now_s) if self._stepping is self._prefill else None
+    def _plan_prefill(self, now_s: float) -> ForwardBatch | None:
+        batch = self._prefill.plan(now_s)
+        if batch is not None:
+            self._stepping, self._has_computed = self._prefill, False
+        return batch
+
+    def _plan_decode(self, now_s: float, elsewhere: NextPrompt | None = None) -> ForwardBatch | None:
+        """`elsewhere`: a prompt of the other core, whose turn it is before those of this one."""
+        batch = self._decode.plan(now_s, elsewhere)
+        if batch is not None:
+            self._stepping, self._has_computed = self._decode, batch.mode is not ForwardMode.DECODE
+        return batch
 
     def sampling(self) -> SamplingBatch:
         return self._stepping.sampling()

@@ -4,9 +4,12 @@ Without such requests nothing bounds a step: the worker prefills. With some, pro
 the first of their next tokens is due (`TokenDeadlines`), less what the tokens themselves take (`StepLine`). What
 requests are ahead of their deadlines may be spent at once; no deadline is missed for it. Where too little is left,
 prompts wait; but not for more than `PATIENCE` steps with tokens: then they get `AT_LAST` tokens all the same, so a
-prompt of `n` tokens is computed within `PATIENCE * n / AT_LAST` such steps from its turn on. Sarathi-Serve (OSDI
-2024) bounds steps by a fixed number of tokens, and DuetServe (2025) predicts when a time per token would not be kept;
-here both are one rule.
+prompt of `n` tokens is computed within `PATIENCE * n / AT_LAST` such steps from its turn on. Sarathi-Serve (OSDI 2024)
+bounds steps by a fixed number of tokens, and DuetServe (2025) predicts when a time per token would not be kept; here
+both are one rule.
+
+A prompt whose first token would be late by that, and would not if outputs waited, *goes first* where fewer outputs than
+it weighs are lost by it (`TokenDeadlines.lost`): a choice between two delays weighs the slack of those whom it delays.
 
 No step that requests wait for is to take longer than `longest_s`: who comes meanwhile, or asks for pages, is heard
 when it is over. Where nobody has a time per token, or steps without any prompt don't keep it, that is the only bound;
@@ -21,8 +24,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from diptych.engine.schedule.step_times import ContextCount, StepLine
 from diptych.engine.schedule.kv_forecast import OutputLengths
+from diptych.engine.schedule.step_times import ContextCount, StepLine
 from diptych.engine.schedule.token_deadlines import TokenDeadlines
 from diptych.engine.values.prompt_cost import MIN_CHUNK, STEP_COST
 from diptych.engine.values.request import Request
@@ -35,7 +38,8 @@ AT_LAST: Final = 2 * STEP_COST  # for who has waited: fewer would be hardly chea
 SHARED: Final = 0.5  # of it is for prompts beside tokens while others wait to have a step of their own
 STEP_CONTEXT: Final = 100_000  # tokens of context that an H200 reads while it reads weights: for a step's first guess
 ROW_CONTEXT: Final = 64  # and while it does the rest for one request
-MEMORY_S: Final = 5.0  # of how much of it prompts took
+MEMORY_S: Final = 5.0  # of which share of the time prompts take
+LEAST_LEFT: Final = 0.01  # of it, for outputs
 SHOWN_BITS: Final = 2  # of a budget that is told to others, who need not hear of each small change
 CONTEXT_BITS: Final = 7  # and of contexts
 TOLD_EVERY: Final = 16  # steps, as to how long their parts take
@@ -109,7 +113,7 @@ class StepPace:
         self._tokens = StepLine()  # by context
         self._beside = _Prompts(MIN_CHUNK)
         self._apart = _Prompts(WORTH * STEP_COST)
-        self._favoured = 0  # room of a prompt for which outputs wait
+        self._favoured = 0  # room of a prompt for which outputs wait until it is complete, or late; 0: none yet
         self._prompts_s = self._seconds = 0.0  # that steps took of late while outputs waited, and those for prompts
         self._num_learned = self._parts_due = 0  # steps, and as of which `step_parts_s` is made anew
         self.step_parts_s = (0.0, 0.0, 0.0)  # roughly, of a step, a token of context, a token of a prompt; 0: not known
@@ -144,13 +148,11 @@ class StepPace:
             return most
         tokens_s, spare_s = self._left(num_rows, now_s)
         share = SHARED if self._apart.num_refused else 1.0
-        if first is not None and self._is_worth_it(first, self._beside, tokens_s, share * spare_s, now_s):
+        if first is not None and self._goes_first(first, self._beside, tokens_s, share * spare_s, now_s):
             spare_s = math.inf
         return self._budget(most, most, self._beside, num_rows, share * spare_s, self._longest_s - tokens_s)
 
-    def apart(
-        self, most: int, num_rows: int, now_s: float, wanted: int, first: NextPrompt | None = None
-    ) -> int:
+    def apart(self, most: int, num_rows: int, now_s: float, wanted: int, first: NextPrompt | None = None) -> int:
         """Return what prompts may cost in a step of their own, for which so many requests wait; `most` at most.
 
         All that wait to be computed have `wanted` tokens: where those are few, few are worth a step.
@@ -158,7 +160,7 @@ class StepPace:
         if not num_rows:
             return most
         tokens_s, spare_s = self._left(num_rows, now_s)
-        if first is not None and self._is_worth_it(first, self._apart, tokens_s, spare_s, now_s):
+        if first is not None and self._goes_first(first, self._apart, tokens_s, spare_s, now_s):
             spare_s = math.inf
         return self._budget(most, wanted, self._apart, num_rows, spare_s, self._longest_s)
 
@@ -186,27 +188,27 @@ class StepPace:
             return budget
         return min(budget, max(MIN_CHUNK, num_rows, known.cost_in(longest_s)))
 
-    def _is_worth_it(
-        self, first: NextPrompt, prompts: _Prompts, tokens_s: float, spare_s: float, now_s: float
-    ) -> bool:
-        """Whether more is lost when a prompt waits for time that outputs leave than when they wait for it."""
-        work_s = self._known(prompts).line.at(first.cost)
+    def _goes_first(self, first: NextPrompt, prompts: _Prompts, tokens_s: float, spare_s: float, now_s: float) -> bool:
+        """Whether more is lost when a prompt waits for the time that outputs leave than when they wait for it."""
+        line = self._known(prompts).line
+        work_s = line.at(first.cost)
         if work_s <= spare_s or not now_s + work_s <= first.due_s < math.inf:
             return False
         if first.room == self._favoured:
             return True
-        pace_s = tokens_s / max(0.01, 1 - self._share)
         share = 1 - tokens_s / self._deadlines.tightest_s
-        queued_s = self._known(prompts).line.at(max(first.cost, first.queued))
+        queued_s = line.at(max(first.cost, first.queued))
         if share > 0 and now_s + (queued_s - spare_s) / share <= first.due_s:
             return False
+        pace_s = tokens_s / max(LEAST_LEFT, 1 - self._prompts_share)
         if self._deadlines.lost(now_s + tokens_s, work_s, tokens_s, pace_s) >= first.weight:
             return False
         self._favoured = first.room
         return True
 
     @property
-    def _share(self) -> float:
+    def _prompts_share(self) -> float:
+        """Which share of the time prompts took of late, while outputs waited."""
         return max(0.0, self._prompts_s / self._seconds) if self._seconds else 0.0
 
     def _note_share(self, took_s: float, prompts_s: float) -> None:

@@ -9,8 +9,10 @@ A request with few tokens has no slack yet, and prompts would wait for it to hav
 so few: until it has `borrowed` tokens it may be late, as long as steps without prompts still bring it that many in
 time. Of such *young* requests the one that came first is due first: those behind it got fewer tokens in less time.
 
-Who is late by more than `FORGIVEN` tokens can't be mended by hurrying: its deadlines are counted anew. A time per token
-that steps without any prompt don't keep by far binds nobody: prompts would wait for nothing.
+Prompts may also delay outputs knowingly (`StepPace`): `lost` tells how many then end late, by how long outputs become
+and how fast they catch up. Who is late by more than `FORGIVEN` tokens, and won't catch up, can't be mended by hurrying:
+its deadlines are counted anew, and nobody loses by delaying it further. A time per token that steps without any prompt
+don't keep by far binds nobody: prompts would wait for nothing.
 """
 
 from __future__ import annotations
@@ -25,28 +27,38 @@ import numpy as np
 
 from diptych.common.arrays import F64
 from diptych.engine.schedule.kv_forecast import FIRST_GUESS, OutputLengths
-
 from diptych.engine.values.request import Request
 
 KEPT_BACK: Final = 0.01  # of each token's time, for what happens outside: hand-offs, the way to the client
 PER_OCTAVE: Final = 256  # groups: times that differ by less than 0.3 % are the same, the shorter one
-SPARED: Final = 0.02  # of a time per token that can be kept: so much of it outputs gain, whatever prompts took of late
+SPARED: Final = 0.02  # of a time per token: where steps leave so much, outputs gain it, whatever prompts took of late
 FORGIVEN: Final = 8  # tokens
 MAX_BORROWED: Final = 128  # tokens
 LOST: Final = 1.25  # times a time per token that steps without prompts take, who don't keep it by far
 CATCH_UP: Final = 1.1  # steps that bring young requests their tokens may each take so much longer than expected
 MIN_TPOT_S: Final = 1e-6
+LEAST_GAIN_S: Final = 1e-9  # of a token
 
 _Entry = tuple[float, int, int]  # the base of its deadlines, a number for order, its room
+_Begun = tuple[float, int]  # when a request had its first token, and the number of the group's steps before its second
+
+
 class _Made(NamedTuple):
     """How far an output has come."""
 
-    before: int  # a token of it for each step of its group, but for so many
+    offset: int  # it has as many tokens as its group has had steps, less so many
     most: int  # tokens that it may have
     weight: float
 
 
-_Begun = tuple[float, int]  # when a request had its first token, and the number of the group's steps before its second
+class _AtStake(NamedTuple):
+    """An output that may still keep its time."""
+
+    due_s: float  # its next token
+    tpot_s: float
+    made: int  # tokens
+    most: int
+    weight: float
 
 
 @dataclass(slots=True)
@@ -60,7 +72,7 @@ class _Group:
     heap: list[_Entry] = field(default_factory=list)  # of these, and of some that have left, until they come up
     num_pushed: int = 0
     made: dict[int, _Made] = field(default_factory=dict)  # by room
-    given_up: set[int] = field(default_factory=set)  # rooms of outputs that will be late
+    given_up: set[int] = field(default_factory=set)  # rooms of outputs whose deadlines are counted anew
 
     def begin(self, room: int, first_s: float, num_launched: int, *, is_young: bool) -> None:
         """A request had its first token, and has so many in steps that are launched."""
@@ -81,7 +93,8 @@ class _Group:
             self.young[room] = first_s, num_steps - num_tokens
         else:
             self.push(room, self.bases[room] + num_tokens * self.tpot_s)
-        self.made[room] = self.made[room]._replace(before=self.made[room].before - num_tokens)
+        made = self.made[room]
+        self.made[room] = made._replace(offset=made.offset - num_tokens)
 
     def remove(self, room: int) -> None:
         if self.young.pop(room, None) is None:
@@ -112,17 +125,12 @@ class _Group:
         num_left = borrowed - 1 - (self.num_steps - num_steps)  # behind the next one
         return first_s + borrowed * self.tpot_s - num_left * min(self.tpot_s, CATCH_UP * step_s)
 
-    def at_stake(self) -> Iterator[tuple[float, float, _Made]]:
-        """Yield when next tokens are due, by which time per token, and how far outputs are that may still be in time."""
-        for room, base_s in self.bases.items():
-            if room not in self.given_up:
-                yield base_s + self.num_steps * self.tpot_s, self.tpot_s, self._now(room)
-        for room, begun in self.young.items():
-            yield self._base_s(begun) + self.num_steps * self.tpot_s, self.tpot_s, self._now(room)
-
-    def _now(self, room: int) -> _Made:
-        made = self.made[room]
-        return made._replace(before=self.num_steps - made.before)
+    def at_stake(self) -> Iterator[_AtStake]:
+        bases = [(room, base_s) for room, base_s in self.bases.items() if room not in self.given_up]
+        for room, base_s in (*bases, *((room, self._base_s(begun)) for room, begun in self.young.items())):
+            made = self.made[room]
+            due_s = base_s + self.num_steps * self.tpot_s
+            yield _AtStake(due_s, self.tpot_s, self.num_steps - made.offset, made.most, made.weight)
 
     def _grown_due_s(self, now_s: float, step_s: float) -> float:
         while self.bases:
@@ -139,9 +147,9 @@ class _Group:
 
     def _catches_up(self, room: int, late_s: float, step_s: float) -> bool:
         """Whether steps without prompts bring it so many tokens in time that it is not late any more, probably."""
-        made = self._now(room)
-        num_tokens = late_s / max(1e-9, self.tpot_s - step_s)
-        return num_tokens < min(max(made.before, FIRST_GUESS), made.most - made.before)
+        made, num_tokens = self.made[room], self.num_steps - self.made[room].offset
+        wanted = late_s / max(LEAST_GAIN_S, self.tpot_s - step_s)
+        return wanted < min(max(num_tokens, FIRST_GUESS), made.most - num_tokens)
 
     def _base_s(self, begun: _Begun) -> float:
         first_s, num_steps = begun
@@ -158,6 +166,9 @@ class TokenDeadlines:
         self._group_of: dict[int, _Group] = {}  # by room
         self._free: set[int] = set()  # rooms of requests without one
 
+    def __len__(self) -> int:
+        return len(self._group_of) + len(self._free)
+
     @property
     def num_free(self) -> int:
         """How many of the requests have no time per token."""
@@ -173,8 +184,8 @@ class TokenDeadlines:
         if group is None:
             group = self._groups[tpot_s] = _Group(tpot_s)
         self._group_of[request.room] = group
-        before, most = group.num_steps - request.num_output_tokens, request.max_len - request.prompt_len
-        group.made[request.room] = _Made(before, most, request.slo.weight)
+        offset, most = group.num_steps - request.num_output_tokens, request.max_len - request.prompt_len
+        group.made[request.room] = _Made(offset, most, request.slo.weight)
         group.begin(request.room, first_s, 0, is_young=self._is_young(request))
 
     def correct(self, request: Request, first_s: float, num_launched: int) -> None:
@@ -214,9 +225,6 @@ class TokenDeadlines:
         kept = (group for group in self._groups.values() if LOST * group.tpot_s > step_s)
         return min((group.due_s(now_s, step_s, self.borrowed) for group in kept), default=math.inf)
 
-    def __len__(self) -> int:
-        return len(self._group_of) + len(self._free)
-
     @property
     def tightest_s(self) -> float:
         """The smallest time per token."""
@@ -228,22 +236,23 @@ class TokenDeadlines:
         self.borrowed = max(1, min(MAX_BORROWED, lengths.short))
 
     def lost(self, begin_s: float, work_s: float, tokens_s: float, pace_s: float) -> float:
-        """Return how many outputs will be late in the mean, by their weights, because they wait for `work_s`.
+        """Return how many outputs more will probably end late, by their weights, if they wait for `work_s`.
 
-        `begin_s`: when they had their next tokens without that; `pace_s`: of each token behind it.
+        `begin_s`: when they would have their next tokens without that. Tokens take `pace_s` behind it, with prompts as
+        of late, and `tokens_s` without any.
         """
-        rows = [(due_s, tpot_s, *made) for group in self._groups.values() for due_s, tpot_s, made in group.at_stake()]
+        rows = [each for group in self._groups.values() for each in group.at_stake()]
         if not rows:
             return 0.0
         due_s, tpot_s, made, most, weight = np.array(rows).T
-        most_s = tpot_s - tokens_s  # that each token gains
-        slack_s, gain_s = due_s - begin_s, np.minimum(most_s, np.maximum(tpot_s - pace_s, SPARED * tpot_s))
+        gain_s = np.minimum(tpot_s - tokens_s, np.maximum(tpot_s - pace_s, SPARED * tpot_s))  # of each token
+        slack_s = due_s - begin_s
         late = self._late(slack_s - work_s, gain_s, made, most) - self._late(slack_s, gain_s, made, most)
         return float(late @ weight)
 
     def _late(self, slack_s: F64, gain_s: F64, made: F64, most: F64) -> F64:
         """Return how likely outputs end late that have so much slack, and gain so much of it by each token."""
-        num_tokens = np.abs(slack_s) / np.maximum(np.abs(gain_s), 1e-9)
+        num_tokens = np.abs(slack_s) / np.maximum(np.abs(gain_s), LEAST_GAIN_S)
         ends = self._lengths.ends_within(made, num_tokens, most)
         is_late, grows = slack_s < 0, gain_s > 0
         return np.where(grows, np.where(is_late, ends, 0.0), np.where(is_late, 1.0, 1 - ends))

@@ -3,7 +3,8 @@
 Retracted requests go first; then the tenant whose turn it is (`tenant_shares`), and of its requests the one that the
 policy chooses.
 Rule: the next request stays the next until it is taken or leaves, even if it does not fit yet: nobody is overtaken
-forever for being large. Only who comes back from aside goes before it, if it ranks before it.
+forever for being large. Only who comes back from aside goes before it, if it ranks before it; and while its first token
+is late, for a bounded time, those whose first tokens may still be in time (`gives_way`).
 """
 
 from __future__ import annotations
