@@ -30,7 +30,7 @@ from diptych.engine.schedule.kv_forecast import FIRST_GUESS, OutputLengths
 from diptych.engine.values.request import Request
 
 KEPT_BACK: Final = 0.01  # of each token's time, for what happens outside: hand-offs, the way to the client
-PER_OCTAVE: Final = 256  # groups: times that differ by less than 0.3 % are the same, the shorter one
+PER_OCTAVE: Final = 128  # groups: times that differ by less than 0.6 % are the same, the shorter one
 SPARED: Final = 0.02  # of a time per token: where steps leave so much, outputs gain it, whatever prompts took of late
 FORGIVEN: Final = 8  # tokens
 MAX_BORROWED: Final = 128  # tokens
