@@ -594,7 +594,18 @@ class TinyModel:
 @pytest.fixture(scope="session", params=CASES)
 def family_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     """One of each family and of each of its variants, in several shards."""
-    return _tiny_model(CASES[request.param], tmp_path_factory.mktemp("tiny"))
+    case = CASES[request.param]
+    if not _is_known(case):
+        pytest.skip("this transformers knows the family not, or not yet with these settings")
+    return _tiny_model(case, tmp_path_factory.mktemp("tiny"))
+
+
+def _is_known(case: Case) -> bool:
+    """Tell whether the installed transformers computes the case; older ones stand beside the torch of some GPUs."""
+    import transformers
+
+    made = getattr(transformers, f"{_config_name(case)}Config", None)
+    return made is not None and ("swiglu_limit" not in case.settings or hasattr(made(), "swiglu_limit"))
 
 
 def _tiny_model(case: Case, folder: Path) -> TinyModel:
@@ -611,16 +622,21 @@ def _tiny_model(case: Case, folder: Path) -> TinyModel:
     return TinyModel(folder, prompts, outputs, logits)
 
 
+def _config_name(case: Case) -> str:
+    texts = {"Gemma3": "Gemma3Text", "Gemma4": "Gemma4Text", "Llama4": "Llama4Text", "Mistral3": "Ministral3"}
+    texts |= {"Kimi_K25": "DeepseekV3", "MistralLarge4": "MistralLarge4Text"}
+    texts |= {"Qwen3_5": "Qwen3_5Text", "Qwen3_5Moe": "Qwen3_5MoeText"}
+    return texts.get(case.name, case.name)
+
+
 def _random_model(case: Case) -> Any:
     """Norms and biases are random as well."""
     import torch
     import transformers
 
-    texts = {"Gemma3": "Gemma3Text", "Gemma4": "Gemma4Text", "Llama4": "Llama4Text", "Mistral3": "Ministral3"}
-    texts |= {"Kimi_K25": "DeepseekV3", "MistralLarge4": "MistralLarge4Text"}
-    texts |= {"Qwen3_5": "Qwen3_5Text", "Qwen3_5Moe": "Qwen3_5MoeText"}
-    config_name = texts.get(case.name, case.name)
-    config = getattr(transformers, f"{config_name}Config")(**copy.deepcopy(SHAPE | case.settings))  # it adds to them
+    config = getattr(transformers, f"{_config_name(case)}Config")(
+        **copy.deepcopy(SHAPE | case.settings)
+    )  # it adds to them
     config._attn_implementation = "eager"  # the one that knows soft caps
     torch.manual_seed(0)
     model = getattr(transformers, f"{case.name}ForCausalLM")(config) if not case.images else _with_images(case, config)

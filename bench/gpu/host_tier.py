@@ -30,9 +30,11 @@ from torch import Tensor
 
 from diptych.checkpoints.source import open_model
 from diptych.common.arrays import F64, I32, I64
+from diptych.engine.runner.gpu.bus import KernelBus
 from diptych.engine.runner.gpu.copy_queues import stream_queues
 from diptych.engine.runner.gpu.gpu_host_pages import GpuHostPages
 from diptych.engine.runner.gpu.page_movement import PageMovement
+from diptych.engine.runner.gpu.piece_copies import copies_of_this_driver
 from diptych.engine.runner.gpu.pinned_memory import PinnedMemory, pinned_for_gpus
 from diptych.engine.runner.loaded_model import ModelOptions, load_model
 from diptych.engine.values.batch import OverlapRunner, WaitForResult
@@ -59,7 +61,7 @@ class Pages:
     def __init__(self, pool: Tensor, num_slots: int, num_buffered: int) -> None:
         self.pinned = pinned_for_gpus(num_slots * pool.shape[1])
         buffer = torch.empty(num_buffered, pool.shape[1], dtype=torch.uint8, device=DEVICE)
-        movement = PageMovement(pool, buffer, self.pinned.tensor.view(num_slots, -1))
+        movement = PageMovement(pool, buffer, self.pinned.tensor.view(num_slots, -1), copies_of_this_driver())
         self.copier = GpuHostPages(movement, stream_queues(DEVICE, rank=0), num_slots, num_buffered)
         self._number = 0
 
@@ -137,7 +139,8 @@ def measure_steps(report: Report, num_steps: int, num_turns: int) -> None:
     with model_folder() as folder:
         source = open_model(str(folder), "dummy")
         kv = random_pool(source.config, num_pages + NUM_MOVING)
-        runner = runner_of(load_model(source, kv, ModelOptions(dtype="bfloat16")), with_graphs=True)
+        model = load_model(source, kv, ModelOptions(dtype="bfloat16"))
+        runner = runner_of(model, with_graphs=True, bus=KernelBus(DEVICE))
     pool = kv.view(torch.uint8).view(len(kv), -1)
     tier = Pages(pool, NUM_MOVING, NUM_MOVING // 2)
     decoding = Decoding(runner, num_pages, tier)

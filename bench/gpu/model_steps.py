@@ -17,6 +17,7 @@ from torch import Tensor
 
 from diptych.architectures.config import ModelConfig
 from diptych.checkpoints.source import ModelSource
+from diptych.engine.runner.gpu.bus import Bus
 from diptych.engine.runner.gpu.inputs import StepLimits
 from diptych.engine.runner.gpu.new_runner import new_runner
 from diptych.engine.runner.kv_pool import new_kv
@@ -46,9 +47,9 @@ def random_pool(config: ModelConfig, num_pages: int, kv_dtype: str = "bfloat16")
     return kv
 
 
-def runner_of(model: LoadedModel, *, with_graphs: bool) -> OverlapRunner:
+def runner_of(model: LoadedModel, *, with_graphs: bool, bus: Bus | None = None) -> OverlapRunner:
     limits = StepLimits(MAX_STEP_TOKENS, MAX_REQUESTS, CONTEXT_LEN // PAGE_SIZE)
-    return new_runner(model, limits, DEVICE, with_graphs=with_graphs)
+    return new_runner(model, limits, DEVICE, with_graphs=with_graphs, bus=bus)
 
 
 def overlapped(runner: OverlapRunner, batch: ForwardBatch, num_steps: int) -> Pace:

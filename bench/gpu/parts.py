@@ -94,6 +94,7 @@ PARTS: Final = (
     _table("host_tier", 120, "host_tier.py"),
     _table("lora", 150, "lora_steps.py"),
     _table("peers", 100, "peers.py"),
+    _table("engines", 580, "whole_engines.py --budget-s 560"),
     _table("pd", 480, "pd.py", num_gpus=2),
     _table("transfer", 400, "kv_transfer.py", num_gpus=2),
     _table("layouts", 300, "kv_layouts.py", num_gpus=2),

@@ -275,6 +275,35 @@ def test_integers_are_counted_as_gpus_keep_them(
     assert said in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("quantization", "tp", "words"),
+    [
+        ({"quant_method": "awq", "group_size": 128}, 2, ""),
+        ({"quant_method": "awq", "group_size": 128}, 4, r"192 of the 768 columns of model\.layers\.0\.mlp\.experts\.0"),
+        ({"quant_method": "awq", "group_size": 128, "modules_to_not_convert": ["down_proj"]}, 4, ""),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 4, "a group of 128 that fp8 codes share"),
+        ({"quant_method": "fp8"}, 4, ""),
+        (PACKED, 4, ""),
+        ({"quant_method": "bitsandbytes"}, 1, "quant_method 'bitsandbytes' is not supported"),
+    ],
+)
+def test_ranks_that_would_divide_groups_are_refused_before_any_gpu_is_rented(
+    quantization: dict[str, Any], tp: int, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes: dict[str, Any] = {"hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128}
+    sizes |= {"num_hidden_layers": 1, "num_experts": 2, "num_experts_per_tok": 1}
+    transformers.Qwen3MoeConfig(architectures=["Qwen3MoeForCausalLM"], **sizes).save_pretrained(tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(values | {"quantization_config": quantization}))
+    if words:
+        with pytest.raises(ConfigError, match=words):
+            main(DescribeConfig(model=str(tmp_path), tp=tp))
+    else:
+        assert main(DescribeConfig(model=str(tmp_path), tp=tp)) == 0
+    if tp > 1:
+        assert main(DescribeConfig(model=str(tmp_path), tp=tp, quantization="none")) == 0
+
+
 GEMMA3_27B: dict[str, Any] = {
     "hidden_size": 5376,
     "num_hidden_layers": 62,

@@ -33,6 +33,7 @@ CELLS: Final[dict[str, npt.DTypeLike]] = {  # how numpy holds the numbers of a p
     "fp8_e4m3": np.uint8,
 }
 _FP8_LARGEST: Final = 0x7E
+HEAD_STEP: Final = 16  # numbers: GPUs convert heads of multiples of it, so every load and store is as wide as can be
 
 INCLUDE_FOLDER: Final = Path(__file__).with_name("cpu")  # of page_pack.h, for every library that includes it
 _CELL_TYPES: Final = {name: number for number, name in enumerate(CELLS)}  # as in page_pack.h

@@ -11,7 +11,6 @@ from diptych.kernels.image import TransferKernels
 from diptych.kvtransfer.layout import PoolLayout
 
 LINE_NBYTES: Final = 128  # what devices copy in
-HEAD_STEP: Final = 16  # numbers: what devices convert heads in
 
 DeviceKind = Literal["cuda", "emulated"]
 

@@ -21,8 +21,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from diptych.kernels.page_pack import U8, PagePack, unpack_page
-from diptych.kvtransfer.device import HEAD_STEP, LINE_NBYTES
+from diptych.kernels.page_pack import HEAD_STEP, U8, PagePack, unpack_page
+from diptych.kvtransfer.device import LINE_NBYTES
 from diptych.kvtransfer.errors import LayoutMismatch, TransferError
 from diptych.kvtransfer.layout import PoolLayout, Region
 from diptych.kvtransfer.transport import PageWrite

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
 
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.registry import from_hf
 from diptych.checkpoints.gguf_model import GgufModel
-from diptych.checkpoints.hf_folder import quantization_of
-from diptych.checkpoints.quantization.float8 import stores_fp8
-from diptych.checkpoints.quantization.scheme import code_of
+from diptych.checkpoints.hf_folder import quantization_of, read_scheme
+from diptych.checkpoints.quantization.declared import Declared, check_groups, declared
 from diptych.checkpoints.shard import check_divides
 from diptych.cli.reports.model_report import Plan, as_json, as_text
 from diptych.common.config import REQUIRED, argument, option
@@ -24,9 +21,6 @@ from diptych.engine.options.config import KV_WINDOWS, KvWindows, Quantization
 from diptych.kernels.integer_layout import IntegerLayout, layout_of
 from diptych.kernels.quantized import INT4_GROUPS, STRIP, QuantizedArray
 from diptych.kvtransfer.layout import DTYPE_NBYTES
-
-NO_BITS: Final = (0, 0)
-GROUP: Final = 128  # columns of a scale, where AWQ and GPTQ do not say it
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +57,21 @@ def main(config: DescribeConfig) -> int:
     path = Path(config.model).expanduser()
     model = replace(read(path), keeps_all=config.kv_windows == "keep")
     check_divides(model, config.tp)
+    stored = stored_as(path, model.model_id)
+    kept = None if config.quantization == "none" else stored
+    if kept and config.tp > 1:
+        check_groups(model, config.tp, kept)
     plan = Plan(
         config.gpu_gib,
         config.gpu_memory_share,
         config.tp,
         config.page_size,
         config.kv_cache_dtype,
-        has_mxfp4=config.quantization != "none" and has_mxfp4(path),
-        int4_group=None if config.quantization == "none" or model.moe is None else int4_group(path),
-        integers=None if config.quantization == "none" else integers(path),
+        has_mxfp4=kept is not None and kept.code == "fp4",
+        int4_group=None if kept is None or model.moe is None else int4_group(kept),
+        integers=None if kept is None else integers(kept),
         integers_by_name={} if config.quantization == "none" else integers_by_name(path),
-        has_fp8=config.quantization == "fp8" or (config.quantization == "auto" and has_fp8(path)),
+        has_fp8=config.quantization == "fp8" or (kept is not None and kept.code == "fp8"),
     )
     print(json.dumps(as_json(model, plan), indent=2) if config.json else as_text(model, plan))
     return 0
@@ -91,30 +89,24 @@ def read(path: Path) -> ModelConfig:
     return from_hf(read_json(file), read_json(generation) if generation.is_file() else {}, name)
 
 
-def has_mxfp4(path: Path) -> bool:
-    """Whether a model that `read` can read has its experts in MXFP4."""
-    return bool(_quantization(path).get("quant_method") == "mxfp4")
-
-
-def int4_group(path: Path) -> int | None:
+def int4_group(stored: Declared) -> int | None:
     """Return the columns of a scale of experts in integers of four bits, 0 for all; None if GPUs keep none."""
-    said = _quantization(path)
-    bits, group = _bits_and_group(said)
-    if said.get("desc_act") or not 0 < bits <= 4:
+    if stored.code != "int4":
         return None
-    return group if group in INT4_GROUPS or group % STRIP == 0 else None
+    return stored.group if stored.group in INT4_GROUPS or stored.group % STRIP == 0 else None
 
 
-def integers(path: Path) -> IntegerLayout | None:
+def integers(stored: Declared) -> IntegerLayout | None:
     """Return how GPUs keep the matrices of layers but experts; None if they are not in integers, or not kept."""
-    said = _quantization(path)
-    bits, group = _bits_and_group(said)
-    if said.get("desc_act") or not 0 < bits <= 8:
-        return None
-    method = said["quant_method"]
-    has_mins = method == "awq" or (method == "gptq" and not said.get("sym"))
-    has_half = method == "gptq" and not has_mins  # zero points and bfloat16 are kept in float32
-    return IntegerLayout.of(code_of(bits), group, has_half_scales=has_half, has_mins=has_mins)
+    return IntegerLayout.of(stored.code, stored.group, has_half_scales=stored.has_half_scales, has_mins=stored.has_mins)
+
+
+def stored_as(path: Path, model_id: str) -> Declared | None:
+    """Return how the weights of a model that `read` can read are stored. Raises `ConfigError` for what is not read."""
+    said = {} if path.suffix == ".gguf" else quantization_of(read_json(_config_file(path))) or {}
+    if said:
+        read_scheme(said, model_id)
+    return declared(said)
 
 
 def integers_by_name(path: Path) -> dict[str, IntegerLayout]:
@@ -124,27 +116,6 @@ def integers_by_name(path: Path) -> dict[str, IntegerLayout]:
     arrays = ((name, block) for name, block in GgufModel(path).samples() if isinstance(block, QuantizedArray))
     layouts = ((name, layout_of(block)) for name, block in arrays)
     return {name: layout for name, layout in layouts if layout is not None}
-
-
-def _bits_and_group(said: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the bits of integers, and the columns of a scale, 0 for all; `NO_BITS` if there are no integers."""
-    bits, group = said.get("bits", said.get("w_bit", 4)), said.get("group_size", said.get("q_group_size", GROUP))
-    method, is_packed = said.get("quant_method"), said.get("format") == "pack-quantized"
-    if method == "compressed-tensors" and (is_packed or said.get("format") == "int-quantized"):
-        weights = next(iter(said["config_groups"].values()))["weights"]
-        bits, group = weights["num_bits"], weights.get("group_size") if is_packed else None
-    elif method not in ("awq", "gptq"):
-        return NO_BITS
-    return bits, max(0, group or 0)  # -1: all columns
-
-
-def has_fp8(path: Path) -> bool:
-    """Whether a model that `read` can read has its matrices in FP8."""
-    return stores_fp8(_quantization(path))
-
-
-def _quantization(path: Path) -> Mapping[str, Any]:
-    return {} if path.suffix == ".gguf" else quantization_of(read_json(_config_file(path))) or {}
 
 
 def _config_file(path: Path) -> Path:

@@ -33,13 +33,13 @@ def attended(
     from diptych.engine.attention.triton_kernels import Chunks, PairKernels, Requests
 
     torch.manual_seed(0)
-    kernels, at = PairKernels(config, kv), gpu_layers(config, kv)[layer]
+    kernels, at = PairKernels(config, kv, dtype), gpu_layers(config, kv)[layer]
     table = torch.randperm(len(kv), device="cuda").int()[: 3 * 210].view(3, 210)
     starts = torch.from_numpy(np.cumsum([0, *EXTEND_LENS]).astype(np.int32)).cuda()
     requests = Requests(table, torch.from_numpy(SEQ_LENS.astype(np.int32)).cuda())
     queries = torch.randn(int(EXTEND_LENS.sum()), config.num_heads, config.head_dim, device="cuda").to(dtype)
     plan = kernels.plan(EXTEND_LENS, SEQ_LENS)
-    assert plan is not None
+    assert (plan is None) == (dtype == torch.float32)
     chunks = Chunks(requests, starts, int(EXTEND_LENS.max()), prompts=plan)
     outs = torch.full_like(queries, torch.nan), torch.full_like(queries, torch.nan)
     for out, each in zip(outs, (chunks, replace(chunks, prompts=None)), strict=True):
@@ -71,7 +71,10 @@ def test_small_steps_and_fp8_without_room_for_it_expanded_are_not_planned(monkey
     monkeypatch.setattr(hopper_prompts, "EXPANDED_NBYTES", 38 * 2 * 2 * TILE.keys * 2 * 128)
     few = np.full(400, 3), np.full(400, 90)
     small, large = (np.array([40]), np.array([4000])), (EXTEND_LENS, SEQ_LENS)
-    narrow, wide = (hopper_prompts.HopperPrompts.of(CONFIG, new_pool(CONFIG, dtype)) for dtype in (FP8, torch.bfloat16))
+    narrow, wide = (
+        hopper_prompts.HopperPrompts.of(CONFIG, new_pool(CONFIG, dtype), torch.bfloat16)
+        for dtype in (FP8, torch.bfloat16)
+    )
     assert narrow is not None
     assert wide is not None
     found = [prompts.plan(*step) is None for prompts in (narrow, wide) for step in (small, few, large)]

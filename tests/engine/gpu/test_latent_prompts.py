@@ -78,6 +78,7 @@ def test_they_give_what_latents_give(kv_dtype: torch.dtype, scale: float, device
     from diptych.engine.attention.decompression import Decompression
     from diptych.engine.attention.latent_prompts import LatentPrompts
     from diptych.engine.attention.triton_backend import TritonAttention
+    from diptych.engine.attention.triton_kernels import fastest
 
     is_scaled = kv_dtype == torch.float8_e4m3fn and scale != 1
     config = replace(LATENT, kv_scales=((scale, scale),) * LATENT.num_layers if is_scaled else ())
@@ -85,7 +86,9 @@ def test_they_give_what_latents_give(kv_dtype: torch.dtype, scale: float, device
     kv = torch.randn(64, config.num_layers, 1, PAGE_SIZE, 1, config.head_dim, device=device).to(kv_dtype)
     plan = Decompression(config.latent, HEADS, 4, PAGE_SIZE, 128)
     prompts = LatentPrompts(plan, config.score_scale, torch.float32, device)
-    ours, reference = TritonAttention(config, kv.clone(), prompts=prompts), TorchAttention(config, kv, torch.float32)
+    own = kv.clone()
+    ours = TritonAttention(config, own, fastest(config, own, torch.float32), prompts=prompts)
+    reference = TorchAttention(config, kv, torch.float32)
     batch, heads = stage(batch_of([9, 30, 1], [40, 30, 17]), device), Heads(device)
     qkv = torch.randn(40, HEADS + 1, config.head_dim, device=device)
     absorbed = qkv.clone()

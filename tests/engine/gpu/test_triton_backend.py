@@ -37,8 +37,32 @@ SHAPES = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 
 def new_pools(config: ModelConfig, kv_dtype: torch.dtype, device: torch.device) -> Pools:
     from diptych.engine.attention.triton_backend import TritonAttention
+    from diptych.engine.attention.triton_kernels import fastest
 
-    return Pools(config, kv_dtype, device, TritonAttention)
+    def new(config: ModelConfig, kv: torch.Tensor, sinks: torch.Tensor | None) -> TritonAttention:
+        return TritonAttention(config, kv, fastest(config, kv, torch.float32), sinks)
+
+    return Pools(config, kv_dtype, device, new)
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "dtype", "are_served"),
+    [
+        (torch.bfloat16, torch.bfloat16, True),
+        (torch.float8_e4m3fn, torch.float16, True),
+        (torch.float8_e4m3fn, torch.float32, False),  # neither planned nor is there memory for expanded pages
+        (torch.bfloat16, torch.float16, False),
+    ],
+)
+def test_prompts_on_hopper_are_planned_for_states_that_the_kernel_takes(
+    kv_dtype: torch.dtype, dtype: torch.dtype, are_served: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from diptych.engine.attention import hopper_prompts
+
+    monkeypatch.setattr(hopper_prompts, "serves", lambda kv: True)
+    monkeypatch.setattr(hopper_prompts, "EXPANDED_NBYTES", 1 << 20)
+    pool = torch.zeros(4, LLAMA.num_layers, 2, 16, LLAMA.num_kv_heads, LLAMA.head_dim).to(kv_dtype)
+    assert (hopper_prompts.HopperPrompts.of(LLAMA, pool, dtype) is not None) == are_served
 
 
 @SHAPES

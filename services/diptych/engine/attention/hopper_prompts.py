@@ -50,10 +50,12 @@ class HopperPrompts:
         self._expanded = torch.empty(shape, dtype=torch.bfloat16, device=kv.device)
 
     @staticmethod
-    def of(config: ModelConfig, kv: Tensor) -> HopperPrompts | None:
-        """Return None where `prompt_attention` serves no layer of a model."""
+    def of(config: ModelConfig, kv: Tensor, dtype: torch.dtype) -> HopperPrompts | None:
+        """Return None where `prompt_attention` serves no layer of a model whose states are of `dtype`."""
         all_see = [layer for layer in range(config.num_layers) if not config.window(layer)]
         if not all_see or config.sinks or config.attention_softcap or not serves(kv):
+            return None
+        if dtype not in DTYPES or kv.dtype not in (dtype, FP8):
             return None
         return HopperPrompts(config, kv)
 
@@ -74,9 +76,9 @@ class HopperPrompts:
         enough = int(rows.sum()) * self._config.num_kv_heads >= FEWEST_ROWS
         return enough and float(rows.sum()) >= LEAST_USE * float(in_tiles.sum())
 
-    def attends(self, at: GpuLayer, dtype: torch.dtype) -> bool:
-        """Whether it computes a layer for states of this type."""
-        return not at.window and dtype in DTYPES and at.kv.dtype in (dtype, FP8)
+    def attends(self, at: GpuLayer) -> bool:
+        """Whether it computes a layer."""
+        return not at.window
 
     def attend(
         self,

@@ -18,7 +18,7 @@ from diptych.engine.attention.hopper_prompts import PromptStep
 from diptych.engine.attention.latent_prompts import LatentPrompts
 from diptych.engine.attention.layer_constants import Ropes
 from diptych.engine.attention.staged_batch import StagedBatch
-from diptych.engine.attention.triton_kernels import AttentionKernels, Chunks, LatentKernels, PairKernels, Requests
+from diptych.engine.attention.triton_kernels import AttentionKernels, Chunks, Requests
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,17 +48,14 @@ class TritonAttention:
         self,
         config: ModelConfig,
         kv: Tensor,
+        kernels: AttentionKernels,
         sinks: Tensor | None = None,
         ropes: Ropes | None = None,
         prompts: LatentPrompts | None = None,
-        kernels: AttentionKernels | None = None,
     ) -> None:
-        """`sinks`: see `new_sinks`; `ropes`: see `rope_tables`; `prompts`: of latents, decompressed where it pays.
-
-        `kernels`: None: the fastest.
-        """
+        """`sinks`: see `new_sinks`; `ropes`: see `rope_tables`; `prompts`: of latents, decompressed where it pays."""
         self._layers = gpu_layers(config, kv, sinks, ropes)
-        self._kernels = kernels or (PairKernels if config.num_planes > 1 else LatentKernels)(config, kv)
+        self._kernels = kernels
         self._prompts = prompts
         self._step: _Step | None = None
 

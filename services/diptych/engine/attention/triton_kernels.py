@@ -101,14 +101,15 @@ def longest_request(config: ModelConfig, kv: Tensor) -> int:
 class PairKernels:
     """`AttentionKernels` for keys and values."""
 
-    def __init__(self, config: ModelConfig, kv: Tensor) -> None:
+    def __init__(self, config: ModelConfig, kv: Tensor, dtype: torch.dtype) -> None:
+        """`dtype`: of the states."""
         self._config = config
         self._few, self._many = (_Sharing.of(batch, config, kv) for batch in (FEW_REQUESTS, LARGEST_BATCH))
         heads, batch = (config.num_heads, config.num_kv_heads, config.head_dim), max(LARGEST_BATCH, len(kv))
         most = max(self._few.num_splits, self._many.num_splits)
         self._workspace = decode_workspace(batch, *heads, most, kv.device)
         self._shares = SplitWorkspace.allocate(config.head_dim, kv.device) if config.head_dim <= WIDE_DIM else None
-        self._prompts = HopperPrompts.of(config, kv)
+        self._prompts = HopperPrompts.of(config, kv, dtype)
 
     def plan(self, extend_lens: I64, seq_lens: I64) -> PromptStep | None:
         return None if self._prompts is None else self._prompts.plan(extend_lens, seq_lens)
@@ -134,7 +135,7 @@ class PairKernels:
         )
 
     def extend(self, at: GpuLayer, queries: Tensor, out: Tensor, chunks: Chunks) -> None:
-        if self._prompts is not None and chunks.prompts is not None and self._prompts.attends(at, queries.dtype):
+        if self._prompts is not None and chunks.prompts is not None and self._prompts.attends(at):
             where = chunks.requests.page_table, chunks.requests.seq_lens, chunks.starts
             self._prompts.attend(at, queries, out, *where, chunks.prompts)
         else:
@@ -237,3 +238,8 @@ class LatentKernels:
             scale=self._config.score_scale,
             kv_scale=at.k_scale,
         )
+
+
+def fastest(config: ModelConfig, kv: Tensor, dtype: torch.dtype) -> AttentionKernels:
+    """Return the kernels for a pool, and states of `dtype`."""
+    return PairKernels(config, kv, dtype) if config.num_planes > 1 else LatentKernels(config, kv)

@@ -49,16 +49,12 @@ class HostPages:
 
 def runs(pages: I32 | I64, slots: I32 | I64) -> Iterator[tuple[int, int, int]]:
     """Yield (first page, first slot, length) of each run in which both lists count up by one."""
-    starts = [0, *_breaks(pages, slots).tolist()]
-    for start, end in zip(starts, [*starts[1:], len(pages)], strict=True):
-        yield int(pages[start]), int(slots[start]), end - start
+    return zip(*(each.tolist() for each in run_arrays(pages, slots)), strict=True)
 
 
-def num_runs(pages: I32 | I64, slots: I32 | I64) -> int:
-    """Return how many there are."""
-    return 1 + len(_breaks(pages, slots))
-
-
-def _breaks(pages: I32 | I64, slots: I32 | I64) -> I64:
-    found: I64 = np.flatnonzero((np.diff(pages) != 1) | (np.diff(slots) != 1)) + 1
-    return found
+def run_arrays(pages: I32 | I64, slots: I32 | I64) -> tuple[I64, I64, I64]:
+    """Return the first page, the first slot and the length of each run: int64 `[num_runs]`."""
+    breaks = np.flatnonzero((np.diff(pages) != 1) | (np.diff(slots) != 1)) + 1
+    starts = np.concatenate([np.zeros(1, np.int64), breaks])
+    lengths = np.diff(starts, append=len(pages))
+    return pages[starts].astype(np.int64), slots[starts].astype(np.int64), lengths

@@ -216,11 +216,12 @@ def _triton(setting: Setting) -> Made:
         return _triton_sparse(setting, setting.index_keys)
     from diptych.engine.attention.latent_prompts import LatentPrompts
     from diptych.engine.attention.triton_backend import TritonAttention
-    from diptych.engine.attention.triton_kernels import FixedOrderKernels
+    from diptych.engine.attention.triton_kernels import FixedOrderKernels, fastest
 
     prompts = LatentPrompts.of(setting.config, setting.kv.shape[3], setting.dtype, setting.kv.device)
-    kernels = FixedOrderKernels(setting.config, setting.kv) if setting.fixed_order else None
-    attention = TritonAttention(setting.config, setting.kv, setting.sinks, setting.ropes, prompts, kernels)
+    what = setting.config, setting.kv
+    kernels = FixedOrderKernels(*what) if setting.fixed_order else fastest(*what, setting.dtype)
+    attention = TritonAttention(*what, kernels, setting.sinks, setting.ropes, prompts)
     return attention, attention
 
 

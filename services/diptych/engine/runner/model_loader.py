@@ -20,13 +20,14 @@ from diptych.checkpoints.source import ModelSource
 from diptych.common.errors import ConfigError
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.pool_size import token_nbytes, whole_layout
+from diptych.engine.runner.gpu.bus import KernelBus
 from diptych.engine.runner.gpu.gpu_runner import GpuRunner
 from diptych.engine.runner.gpu.inputs import StepLimits
 from diptych.engine.runner.gpu.measuring import longest_extend, measure, measure_speed
 from diptych.engine.runner.gpu.memory import (
     GIB,
     KvMemory,
-    buffer_nbytes,
+    buffer_pages,
     check_room_beside,
     found_on,
     graphs_nbytes,
@@ -114,9 +115,9 @@ class ModelLoader:
         self._step_nbytes = memory.step_peak
         kinds = 0 if options.cuda_graphs == "off" else 2 if options.lora else 1
         graphs = graphs_nbytes(limits, model.config.num_layers, memory.step_peak, kinds)
-        token = token_nbytes(model.config, whole_layout(model.config, options.page_size, options.kv_dtype))
-        buffer = buffer_nbytes(options.host_cache_mib * MIB, limits.max_step_tokens * token)
-        nbytes = pool_nbytes(memory, options.gpu_memory_share, graphs, buffer)
+        layout = whole_layout(model.config, options.page_size, options.kv_dtype)
+        buffered = buffer_pages(options.host_cache_mib * MIB, limits.max_step_tokens, layout)
+        nbytes = pool_nbytes(memory, options.gpu_memory_share, graphs, buffered * layout.page_nbytes)
         words = "of %.1f GiB of GPU memory weights have %.1f, a step takes %.1f, %.1f are free; the KV pool gets %.1f"
         logger.info(words, *(each / GIB for each in (memory.total, memory.own, memory.step_peak, memory.free, nbytes)))
         return self._agreed(nbytes // MIB)
@@ -140,7 +141,8 @@ class ModelLoader:
         from diptych.engine.runner.gpu.new_runner import new_runner  # needs Triton
 
         limits = self._limits(model.config)
-        return new_runner(model, limits, self._device, with_graphs=with_graphs, layer_listener=layer_listener)
+        bus = KernelBus(self._device) if self._options.host_cache_mib else None  # pages keep the copy engines busy
+        return new_runner(model, limits, self._device, with_graphs=with_graphs, layer_listener=layer_listener, bus=bus)
 
     def _load_beside(self, source: ModelSource, kv: Tensor) -> LoadedModel:
         """Load other weights, of the same shape, while the first ones serve."""

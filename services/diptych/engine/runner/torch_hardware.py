@@ -17,7 +17,7 @@ from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.pool_size import head_share, pool_layout
 from diptych.engine.options.served_model import as_served
 from diptych.engine.runner.gpu.gpu_runner import GpuRunner
-from diptych.engine.runner.gpu.memory import buffer_nbytes
+from diptych.engine.runner.gpu.memory import buffer_pages
 from diptych.engine.runner.kv_pool import kv_bytes, new_kv, shared_kv
 from diptych.engine.runner.model_loader import MIB, ModelLoader
 from diptych.engine.runner.model_part import ModelPart
@@ -86,9 +86,8 @@ class TorchHardware:
             return HostPages(kv_bytes(self._kv), layout.page_nbytes, num_slots)
         from diptych.engine.runner.gpu.new_host_pages import new_host_pages  # needs Triton
 
-        step_pages = -(-self.chosen.sizes.max_step_tokens // layout.page_size)
-        nbytes = buffer_nbytes(self.options.host_cache_mib * MIB, step_pages * layout.page_nbytes)
-        return new_host_pages(self._kv, num_slots, nbytes // layout.page_nbytes, rank)
+        buffered = buffer_pages(self.options.host_cache_mib * MIB, self.chosen.sizes.max_step_tokens, layout)
+        return new_host_pages(self._kv, num_slots, buffered, rank)
 
 
 def open_device(wanted: str, gpu: int) -> torch.device:

@@ -252,12 +252,14 @@ class OnGpu:
     def __init__(self, page_nbytes: int, rank: int) -> None:
         from diptych.engine.runner.gpu.copy_queues import stream_queues
         from diptych.engine.runner.gpu.page_movement import PageMovement
+        from diptych.engine.runner.gpu.piece_copies import copies_of_this_driver
         from diptych.engine.runner.gpu.pinned_memory import pinned_for_gpus
 
         gpu = torch.device("cuda", torch.cuda.current_device())
         pool, buffer = (torch.zeros(n, page_nbytes, dtype=torch.uint8, device=gpu) for n in (NUM_PAGES, NUM_BUFFERED))
         self.pinned = pinned_for_gpus(NUM_SLOTS * page_nbytes)
-        movement = PageMovement(pool, buffer, self.pinned.tensor.view(NUM_SLOTS, page_nbytes))
+        host = self.pinned.tensor.view(NUM_SLOTS, page_nbytes)
+        movement = PageMovement(pool, buffer, host, copies_of_this_driver())
         self.read, self.save, self.restore = movement.read, movement.save, movement.restore
         self._words = pool.view(torch.int64)
         self._peer = torch.cuda.Stream(gpu)

@@ -16,13 +16,14 @@ from diptych.engine.runner.gpu.memory import (
     PIECE_NBYTES,
     SPARE_NBYTES,
     KvMemory,
-    buffer_nbytes,
+    buffer_pages,
     check_room_beside,
     found_on,
     graphs_nbytes,
     pool_nbytes,
 )
 from diptych.engine.schedule.step_sizes import Found
+from diptych.kvtransfer.layout import PoolLayout
 
 ALONE = DeviceMemory(total=100 * GIB, free=84 * GIB, own=15 * GIB, step_peak=3 * GIB)
 
@@ -34,10 +35,12 @@ def test_the_pool_takes_what_weights_steps_and_graphs_leave_of_the_share() -> No
 
 
 def test_what_leaves_for_host_memory_takes_what_the_largest_step_writes_but_no_more_than_there_is_to_keep() -> None:
-    assert buffer_nbytes(0, 300) == 0
-    assert buffer_nbytes(200, 300) == 200
-    assert buffer_nbytes(400, 300) == 300
-    assert buffer_nbytes(9 * GIB, 3 * GIB) == MOST_BUFFERED
+    layout = PoolLayout.kv(1, num_layers=4, page_size=16, num_kv_heads=2, head_dim=64, dtype="bfloat16")
+    page = layout.page_nbytes
+    assert buffer_pages(0, 48, layout) == 0
+    assert buffer_pages(3 * page - 1, 48, layout) == 2  # whole pages
+    assert buffer_pages(9 * page, 33, layout) == 3
+    assert buffer_pages(9 * GIB, GIB, layout) == MOST_BUFFERED // page
 
 
 def test_graphs_share_tensors_of_as_many_rows_as_requests_and_pieces_those_of_their_most_tokens() -> None:

@@ -53,6 +53,15 @@ def test_the_largest_of_a_group_becomes_the_largest_code(
     assert not rows.dequantize()[1:2].any()
 
 
+def test_a_weight_is_quantised_by_the_rule_of_states(device: torch.device) -> None:
+    weight = rows_of(5, 200, torch.bfloat16, device)
+    weight[1:3] = torch.tensor([[0.0], [1e-15]])  # smaller than what rows are divided by at least
+    made, rows = Fp8Matrix.made(weight), quantize_rows(weight, 0)
+    torch.testing.assert_close(made.scales, rows.scales, rtol=1e-6, atol=0)
+    torch.testing.assert_close(made.codes.float(), rows.codes.float(), rtol=2.0**-3, atol=2.0**-9)  # the next code
+    assert (made.codes.float() != rows.codes.float()).float().mean() < 0.01
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, *NARROW])
 @pytest.mark.parametrize(
     ("m", "n", "k"), [(0, 16, 64), (1, 48, 256), (1, 7, 272), (3, 130, 400), (4, 5, 40), (5, 40, 272), (17, 130, 576)]

@@ -200,10 +200,7 @@ def extend_attention_kernel(
 ):
     kv_head = tl.program_id(0)
     tile = tl.num_programs(1) - 1 - tl.program_id(1)  # the longest first: ends of prompts see the most keys
-    request = find_request(tile, extend_starts, batch, GROUP, ROWS)
-    extend_start = tl.load(extend_starts + request)
-    extend_len = tl.load(extend_starts + request + 1) - extend_start
-    first_row = (tile - extend_start * GROUP // ROWS - request) * ROWS
+    request, extend_start, extend_len, first_row = find_rows(tile, extend_starts, batch, GROUP, ROWS)
     if first_row >= extend_len * GROUP:
         return
     seq_len = tl.load(seq_lens + request)
@@ -220,16 +217,10 @@ def extend_attention_kernel(
     if kv.dtype.element_ty == tl.float8e4nv and queries.dtype == tl.bfloat16:
         queries = queries.to(tl.float16)  # what Hopper makes of FP8 in one instruction, exactly
 
-    # Keys [begin, all_see), [all_see, diagonal), [diagonal, end): masked, seen by every row, masked.
-    first_position = prefix_len + first_row // GROUP
-    last_position = tl.minimum(prefix_len + (first_row + ROWS - 1) // GROUP, seq_len - 1)
-    end = last_position + 1
-    diagonal = (first_position + 1) // KEYS * KEYS
-    first_seen = first_key(first_position, WINDOW, CHUNKED) if WINDOW else 0
-    begin = first_seen // KEYS * KEYS
-    all_see = tl.minimum(tl.cdiv(first_key(last_position, WINDOW, CHUNKED), KEYS) * KEYS, diagonal) if WINDOW else 0
+    first_seen, begin, all_see, diagonal, end = key_bounds(
+        first_row, prefix_len, seq_len, WINDOW, CHUNKED, GROUP, ROWS, KEYS
+    )
     bounds = (begin, all_see, diagonal, end)
-
     table = page_table + request.to(tl.int64) * table_stride
     kv_base = kv + kv_head * KV_HEAD_STRIDE
     if SINKS:
@@ -311,12 +302,45 @@ def attend_to_keys(
 
 
 @triton.jit
+def key_bounds(
+    first_row,
+    prefix_len,
+    seq_len,
+    WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    """Return the first key that a tile of rows sees, and the bounds of the three phases of keys.
+
+    They are [begin, all_see), [all_see, diagonal), [diagonal, end): masked, seen by every row, masked.
+    """
+    first_position = prefix_len + first_row // GROUP
+    last_position = tl.minimum(prefix_len + (first_row + ROWS - 1) // GROUP, seq_len - 1)
+    diagonal = (first_position + 1) // KEYS * KEYS
+    first_seen = first_key(first_position, WINDOW, CHUNKED) if WINDOW else 0
+    begin = first_seen // KEYS * KEYS
+    all_see = tl.minimum(tl.cdiv(first_key(last_position, WINDOW, CHUNKED), KEYS) * KEYS, diagonal) if WINDOW else 0
+    return first_seen, begin, all_see, diagonal, last_position + 1
+
+
+@triton.jit
 def first_key(positions, window, CHUNKED: tl.constexpr):
     """Return the first key that tokens see."""
     if CHUNKED:
         return positions // window * window
     else:
         return tl.maximum(positions + 1 - window, 0)
+
+
+@triton.jit
+def find_rows(tile, extend_starts, batch, GROUP: tl.constexpr, ROWS: tl.constexpr):
+    """Return a tile's request, where its new tokens begin, how many there are, and the tile's first row of them."""
+    request = find_request(tile, extend_starts, batch, GROUP, ROWS)
+    extend_start = tl.load(extend_starts + request)
+    extend_len = tl.load(extend_starts + request + 1) - extend_start
+    return request, extend_start, extend_len, (tile - extend_start * GROUP // ROWS - request) * ROWS
 
 
 @triton.jit

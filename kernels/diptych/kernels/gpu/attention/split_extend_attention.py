@@ -26,8 +26,8 @@ from diptych.kernels.gpu.attention.extend_attention import (
     Tile,
     attend_to_keys,
     check_extend,
-    find_request,
-    first_key,
+    find_rows,
+    key_bounds,
     load_rows,
 )
 from diptych.kernels.gpu.grid import cdiv, power_of_two
@@ -248,10 +248,7 @@ def split_extend_attention_kernel(
 ):
     kv_head, tile = tl.program_id(0), tl.program_id(1)
     share, num_shares = tl.program_id(2), tl.num_programs(2)
-    request = find_request(tile, extend_starts, batch, GROUP, ROWS)
-    extend_start = tl.load(extend_starts + request)
-    extend_len = tl.load(extend_starts + request + 1) - extend_start
-    first_row = (tile - extend_start * GROUP // ROWS - request) * ROWS
+    request, extend_start, extend_len, first_row = find_rows(tile, extend_starts, batch, GROUP, ROWS)
     if first_row >= extend_len * GROUP:
         return
     seq_len = tl.load(seq_lens + request)
@@ -267,13 +264,9 @@ def split_extend_attention_kernel(
     if kv.dtype.element_ty == tl.float8e4nv and queries.dtype == tl.bfloat16:
         queries = queries.to(tl.float16)
 
-    first_position = prefix_len + first_row // GROUP
-    last_position = tl.minimum(prefix_len + (first_row + ROWS - 1) // GROUP, seq_len - 1)
-    end = last_position + 1
-    diagonal = (first_position + 1) // KEYS * KEYS
-    first_seen = first_key(first_position, WINDOW, CHUNKED) if WINDOW else 0
-    begin = first_seen // KEYS * KEYS
-    all_see = tl.minimum(tl.cdiv(first_key(last_position, WINDOW, CHUNKED), KEYS) * KEYS, diagonal) if WINDOW else 0
+    first_seen, begin, all_see, diagonal, end = key_bounds(
+        first_row, prefix_len, seq_len, WINDOW, CHUNKED, GROUP, ROWS, KEYS
+    )
     of_share = tl.cdiv(tl.cdiv(end - begin, KEYS), num_shares) * KEYS
     low, high = begin + share * of_share, begin + (share + 1) * of_share
     bounds = (
@@ -330,11 +323,8 @@ def add_up_kernel(
 ):
     """Write what the parts of some rows come to. A share that sees no key of a row has -inf there, and zeros."""
     kv_head, tile = tl.program_id(0), tl.program_id(1)
-    request = find_request(tile, extend_starts, batch, GROUP, TILE_ROWS)
-    extend_start = tl.load(extend_starts + request)
-    extend_len = tl.load(extend_starts + request + 1) - extend_start
+    _, extend_start, extend_len, first_row = find_rows(tile, extend_starts, batch, GROUP, TILE_ROWS)
     row, dims = tl.program_id(2) * ROWS + tl.arange(0, ROWS), tl.arange(0, DIMS)
-    first_row = (tile - extend_start * GROUP // TILE_ROWS - request) * TILE_ROWS
     tokens, heads = (first_row + row) // GROUP, kv_head * GROUP + (first_row + row) % GROUP
     if first_row + tl.program_id(2) * ROWS >= extend_len * GROUP:
         return

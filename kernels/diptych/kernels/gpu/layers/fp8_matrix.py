@@ -11,12 +11,10 @@ import torch
 from torch import Tensor
 
 from diptych.kernels.gpu.grid import cdiv
-from diptych.kernels.gpu.layers.fp8_rows import FP8, GROUP
+from diptych.kernels.gpu.layers.fp8_rows import FP8, GROUP, LARGEST, SMALLEST
 from diptych.kernels.quantized import Array, QuantizedArray
 
 PITCH: Final = 4  # rows of scales begin at multiples of so many, as cuBLAS wants them
-LARGEST: Final = 448.0  # of e4m3
-SMALLEST: Final = 1e-12  # a row whose numbers are all smaller is divided by this
 ROWS_AT_ONCE: Final = 4096  # that are quantised: in float32
 MAX_PARTS: Final = 8  # of rows; more: scales that are no blocks'
 
@@ -48,8 +46,8 @@ class Fp8Matrix:
 
     @staticmethod
     def made(weight: Tensor) -> Fp8Matrix:
-        """Quantise a weight `[n, k]` of floats, with a scale a row."""
-        scales = weight.abs().amax(dim=1, keepdim=True).float().clamp(min=SMALLEST) / LARGEST
+        """Quantise a weight `[n, k]` of floats, with a scale a row, by the rule of `quantize_rows`."""
+        scales = weight.abs().amax(dim=1, keepdim=True).float().clamp(min=SMALLEST.value) / LARGEST.value
         codes = torch.empty(weight.shape, dtype=FP8, device=weight.device)
         for start in range(0, len(weight), ROWS_AT_ONCE):
             part = slice(start, start + ROWS_AT_ONCE)

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from diptych.kernels.gpu.grid import cdiv
 from diptych.kernels.gpu.layers.dot_rows import Tile
+from diptych.kernels.gpu.layers.integer_matrix import words_of
 from diptych.kernels.gpu.layers.moe import (
     BLOCKS_A_GROUP,
     VECTOR_NBYTES,
@@ -175,16 +176,13 @@ def _strip_scales(array: QuantizedArray) -> Array:
 
 def pack(codes: Tensor, scales: Tensor, group: int) -> Int4Matrix:
     """Lay out `codes [n, k]`, uint8 and one a byte, and `scales [n, k / group]`, int32, where they are."""
-    (n, k), num_strips = codes.shape, cdiv(codes.shape[1], STRIP)
+    n, k = codes.shape
     assert group in INT4_GROUPS, group
     assert scales.shape == (n, cdiv(k, group)), (codes.shape, scales.shape)
-    filled = codes.new_zeros(n, num_strips * STRIP, dtype=torch.int16)
-    filled[:, :k] = codes
-    parts = filled.view(n, num_strips, PARTS, WORDS).permute(2, 1, 0, 3)  # [strips, n, 32] each
-    words = parts[0] | parts[1] << 4 | parts[2] << 8 | parts[3] << 12
-    wide = scales.new_zeros(n, num_strips * (STRIP // group))
+    words = words_of(codes, 4, WORDS)
+    wide = scales.new_zeros(n, len(words) * (STRIP // group))
     wide[:, : scales.shape[1]] = scales
-    return Int4Matrix(words.contiguous(), wide.T.contiguous(), k)
+    return Int4Matrix(words, wide.T.contiguous(), k)
 
 
 def unpack(matrix: Int4Matrix) -> Tensor:

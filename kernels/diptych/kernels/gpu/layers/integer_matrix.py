@@ -53,7 +53,8 @@ class IntegerMatrix:
         assert layout is not None, array.format
         codes, mins = _stored_codes(array, layout, device)
         factors = [_factors(each, layout, k, device) for each in (array.scales, mins) if each is not None]
-        return IntegerMatrix(layout, _words(codes, layout), factors[0], factors[1] if len(factors) > 1 else None, k)
+        words = words_of(codes, layout.bits, layout.part)
+        return IntegerMatrix(layout, words, factors[0], factors[1] if len(factors) > 1 else None, k)
 
 
 def _stored_codes(array: QuantizedArray, layout: IntegerLayout, device: torch.device) -> tuple[Tensor, Array | None]:
@@ -67,11 +68,13 @@ def _stored_codes(array: QuantizedArray, layout: IntegerLayout, device: torch.de
     return codes - WIDE_MIDDLE, array.mins.astype(np.float32) + WIDE_MIDDLE * array.scales.astype(np.float32)
 
 
-def _words(codes: Tensor, layout: IntegerLayout) -> Tensor:
-    (n, k), num_strips = codes.shape, layout.num_strips(codes.shape[1])
-    filled = codes if k % layout.strip == 0 else torch.nn.functional.pad(codes, (0, num_strips * layout.strip - k))
-    parts = filled.view(n, num_strips, 16 // layout.bits, layout.part).permute(2, 1, 0, 3)
-    low, high = (parts[0] | parts[1] << 4, parts[2] | parts[3] << 4) if layout.bits == 4 else (parts[0], parts[1])
+def words_of(codes: Tensor, bits: int, part: int) -> Tensor:
+    """Put `codes [n, k]`, uint8 and one a byte, into words: int16 `[num_strips, n, part]`, filled up with zeros."""
+    (n, k), strip = codes.shape, 16 // bits * part
+    num_strips = cdiv(k, strip)
+    filled = codes if k % strip == 0 else torch.nn.functional.pad(codes, (0, num_strips * strip - k))
+    parts = filled.view(n, num_strips, 16 // bits, part).permute(2, 1, 0, 3)
+    low, high = (parts[0] | parts[1] << 4, parts[2] | parts[3] << 4) if bits == 4 else (parts[0], parts[1])
     return torch.stack([low, high], dim=-1).view(torch.int16)[..., 0]
 
 

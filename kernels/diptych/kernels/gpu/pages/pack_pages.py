@@ -15,11 +15,10 @@ import triton.language as tl
 from torch import Tensor
 
 from diptych.kernels.gpu.casts import narrow, widen
-from diptych.kernels.page_pack import PagePack
+from diptych.kernels.page_pack import HEAD_STEP, PagePack
 
 TILE_CELLS: Final = 4096
 MAX_CHUNK_CELLS: Final = 128
-CHUNK_STEP: Final = 16  # cells: what head sizes are multiples of, so that every load and store is as wide as can be
 NUM_WARPS: Final = 4
 DTYPE_NBYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8_e4m3": 1}
 CELL_BITS: Final = {nbytes: tl.constexpr(dtype) for nbytes, dtype in ((1, tl.int8), (2, tl.int16), (4, tl.int32))}
@@ -40,7 +39,7 @@ def pack_pages(
     The first token of image i is number `first_tokens[i]` of those in `src_pages`, of the pool at address `src`; where
     they have no more, it is zero. Both are int64 on the pool's GPU. `rows`: the first row of each image that is packed,
     and how many; None for all. Runs on that GPU's current stream. Raises `ValueError` for head sizes that are no
-    multiples of `CHUNK_STEP`.
+    multiples of `HEAD_STEP`.
     """
     for array in (src_pages, first_tokens):
         assert array.dtype == torch.int64, array.dtype
@@ -72,8 +71,8 @@ def pack_pages(
 def pack_constants(src_dtype: str, dst_dtype: str, head_dim: int) -> dict[str, Any]:
     """Return what the compiler must know of packs between two types, of heads of multiples of `head_dim` numbers."""
     chunk = min(head_dim & -head_dim, MAX_CHUNK_CELLS)
-    if chunk % CHUNK_STEP:
-        raise ValueError(f"heads of {head_dim} numbers are not packed on GPUs: multiples of {CHUNK_STEP} are")
+    if chunk % HEAD_STEP:
+        raise ValueError(f"heads of {head_dim} numbers are not packed on GPUs: multiples of {HEAD_STEP} are")
     types: dict[str, Any] = {"SRC_DTYPE": src_dtype, "DST_DTYPE": dst_dtype}
     bits = {f"{side}_BITS": CELL_BITS[DTYPE_NBYTES[types[f"{side}_DTYPE"]]] for side in ("SRC", "DST")}
     return types | bits | {"CHUNK": chunk, "TILE": TILE_CELLS // chunk}

@@ -20,6 +20,7 @@ from triton.compiler import ASTSource
 from diptych.kernels.gpu.pages import pack_pages, page_digest, page_mover, unpack_pages
 from diptych.kernels.gpu.pages.page_mover import tile_of
 from diptych.kernels.image import KernelImage, PageShape, TransferKernels
+from diptych.kernels.page_pack import HEAD_STEP
 
 MOVER_PROGRAMS: Final = 64  # half of the multiprocessors of an H100: more is hardly faster, and takes from the model
 DIGESTER_PROGRAMS: Final = 264
@@ -72,7 +73,7 @@ def compile_for(capability: tuple[int, int], shape: PageShape) -> TransferKernel
         num_warps=4,
         num_programs=DIGESTER_PROGRAMS,
     )
-    if shape.head_dim % pack_pages.CHUNK_STEP:
+    if shape.head_dim % HEAD_STEP:
         return TransferKernels(mover, digester)
     pairs = product(shape.dtypes, pack_pages.DTYPE_NBYTES)
     packers = {(src, dst): _packer(src, dst, shape, capability) for src, dst in pairs}

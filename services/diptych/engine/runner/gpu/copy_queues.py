@@ -56,6 +56,10 @@ class StreamMark:
         with torch.cuda.device(self.event.device):  # in a thread that is new, another GPU is current
             self.event.synchronize()
 
+    @property
+    def is_over(self) -> bool:
+        return bool(self.event.query())
+
 
 class StreamQueue:
     """Implements `Queue` by a stream of torch."""

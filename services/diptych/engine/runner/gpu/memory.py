@@ -15,6 +15,7 @@ from diptych.engine.runner.gpu.inputs import StepLimits
 from diptych.engine.runner.gpu.ladder import ladder, token_ladder
 from diptych.engine.runner.gpu.measuring import DeviceMemory, StepSpeed
 from diptych.engine.schedule.step_sizes import STEP_SHARE, Found
+from diptych.kvtransfer.layout import PoolLayout
 
 GIB: Final = 2**30
 GRAPH_NBYTES: Final = 16 << 20  # an estimate for one graph without its tensors; what each has taken is in the log
@@ -44,13 +45,14 @@ def graphs_nbytes(limits: StepLimits, num_layers: int, step_peak: int, kinds: in
     return kinds * own + min(1, kinds) * step_peak * (min(rungs[-1], most) + limits.most_graph_tokens) // most
 
 
-def buffer_nbytes(host_nbytes: int, step_nbytes: int) -> int:
-    """Return how much evicted pages may take until they are in host memory, of which there is `host_nbytes`.
+def buffer_pages(host_nbytes: int, step_tokens: int, layout: PoolLayout) -> int:
+    """Return how many evicted pages may wait for host memory, of which there is `host_nbytes`.
 
-    As much as the largest step writes: what makes room for it is read at the speed of the GPU's memory, and the step
-    does not wait for the bus.
+    As many as the largest step of `step_tokens` writes: what makes room for it is read at the speed of the GPU's
+    memory, and the step does not wait for the bus.
     """
-    return min(host_nbytes, step_nbytes, MOST_BUFFERED)
+    step_nbytes = -(-step_tokens // layout.page_size) * layout.page_nbytes
+    return min(host_nbytes, step_nbytes, MOST_BUFFERED) // layout.page_nbytes
 
 
 def found_on(memory: DeviceMemory, share: float, num_tokens: int, speed: StepSpeed, kv: KvMemory) -> Found:

@@ -9,6 +9,7 @@ from diptych.common.errors import ConfigError
 from diptych.engine.runner.gpu.copy_queues import stream_queues
 from diptych.engine.runner.gpu.gpu_host_pages import NUM_PARTS, GpuHostPages
 from diptych.engine.runner.gpu.page_movement import PageMovement
+from diptych.engine.runner.gpu.piece_copies import copies_of_this_driver
 from diptych.engine.runner.gpu.pinned_memory import pinned_for_gpus
 from diptych.kernels.gpu.pages.page_mover import WORD_NBYTES
 
@@ -30,6 +31,6 @@ def new_host_pages(kv: Tensor, num_slots: int, num_buffered: int, rank: int) -> 
             "no GPU memory is left for pages on their way to host memory: lower --kv-cache-mib"
         ) from error
     host = pinned_for_gpus(num_slots * page_nbytes).tensor.view(num_slots, page_nbytes)
-    movement = PageMovement(pool, buffer, host)
+    movement = PageMovement(pool, buffer, host, copies_of_this_driver())
     movement.warm_up()
     return GpuHostPages(movement, stream_queues(kv.device, rank=rank), num_slots, num_buffered)

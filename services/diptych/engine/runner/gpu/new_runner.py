@@ -7,6 +7,7 @@ from functools import cache
 
 import torch
 
+from diptych.engine.runner.gpu.bus import Bus
 from diptych.engine.runner.gpu.gpu_runner import GpuRunner, Recorded
 from diptych.engine.runner.gpu.graphs import CudaCapture, Graphs
 from diptych.engine.runner.gpu.inputs import StepInputs, StepLimits
@@ -26,8 +27,9 @@ def new_runner(
     *,
     with_graphs: bool,
     layer_listener: Callable[[], OnLayer | None] = lambda: None,
+    bus: Bus | None = None,
 ) -> GpuRunner:
-    """Return what runs `model` on its pool; with graphs of what can be recorded."""
+    """Return what runs `model` on its pool; with graphs of what can be recorded. `bus`: other than the copy engines."""
     rungs = ladder(limits.max_samples) if with_graphs and model.attention.is_recordable else ()
     token_rungs = token_ladder(limits.most_graph_tokens) if with_graphs and model.only_queues else ()
     capture, new_buffers = CudaCapture(device), cache(lambda num_tokens: model.decoder.new_buffers(num_tokens, device))
@@ -36,11 +38,11 @@ def new_runner(
         return Recorded(Graphs(rungs, capture), PieceGraphs(token_rungs, capture, new_buffers))
 
     with torch.inference_mode():
-        sampler = GpuSampler(device, model.config.vocab_size, limits.max_samples)
+        sampler = GpuSampler(device, model.config.vocab_size, limits.max_samples, bus)
         sampler.warm_up(DTYPES[model.options.dtype])
         return GpuRunner(
             model,
-            StepInputs(limits, Staging(limits.nbytes, device, torch.cuda.Event), device),
+            StepInputs(limits, Staging(limits.nbytes, device, torch.cuda.Event, bus), device),
             sampler.queue,
             torch.zeros(limits.max_samples, dtype=torch.int64, device=device),
             nothing_recorded(),

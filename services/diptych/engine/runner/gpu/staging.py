@@ -16,6 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from diptych.engine.runner.gpu.bus import Bus, CopyEngines
+
 ALIGNMENT: Final = 16  # bytes: the widest access of one thread
 NUM_BUFFERS: Final = 2
 
@@ -35,7 +37,10 @@ class Event(Protocol):
 class Staging:
     """One way in. One thread at a time may use it, always on the same stream."""
 
-    def __init__(self, capacity_nbytes: int, device: torch.device, new_event: Callable[[], Event]) -> None:
+    def __init__(
+        self, capacity_nbytes: int, device: torch.device, new_event: Callable[[], Event], bus: Bus | None = None
+    ) -> None:
+        self._bus = bus or CopyEngines()
         self._device_buffer = torch.empty(capacity_nbytes, dtype=torch.uint8, device=device)
         is_pinned = device.type == "cuda"
         self._buffers = [
@@ -52,7 +57,7 @@ class Staging:
         self._turn = (self._turn + 1) % NUM_BUFFERS
         is_read.synchronize()
         pack(pinned.numpy(), arrays, offsets)
-        self._device_buffer[:nbytes].copy_(pinned[:nbytes], non_blocking=True)
+        self._bus.copy(self._device_buffer[:nbytes], pinned[:nbytes])
         is_read.record()
         return [self._view(array, offset) for array, offset in zip(arrays, offsets, strict=True)]
 

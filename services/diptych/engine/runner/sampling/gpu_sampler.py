@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from diptych.engine.runner.gpu.bus import Bus, CopyEngines
 from diptych.engine.runner.gpu.staging import pack, place
 from diptych.engine.runner.sampling.uniforms import uniforms
 from diptych.engine.values.batch import (
@@ -49,9 +51,9 @@ class DeviceLogprobs:
             torch.empty(num_rows, num_top, device=device),
         )
 
-    def to_host(self) -> LogprobsBatch:
+    def to_host(self, bus: Bus) -> LogprobsBatch:
         """Queue the copy; what it gives may be read when that is over."""
-        copies = (_to_host(part).numpy() for part in (self.logprobs, self.top_ids, self.top_logprobs))
+        copies = (_to_host(part, bus).numpy() for part in (self.logprobs, self.top_ids, self.top_logprobs))
         return LogprobsBatch(*copies)
 
 
@@ -62,29 +64,33 @@ class DeviceResult:
     token_ids: Tensor  # int64 [num_samples]
     logprobs: DeviceLogprobs | None
     prompt_logprobs: DeviceLogprobs | None
+    bus: Bus
+    inputs: Sequence[Tensor]  # pinned memory that is read before the result is there, kept until then
 
     def start_copy(self) -> WaitForResult:
         """Queue the copy to the host on the current stream; return what waits for it."""
         result = StepResult(
-            _to_host(self.token_ids).numpy(),
-            None if self.logprobs is None else self.logprobs.to_host(),
-            None if self.prompt_logprobs is None else self.prompt_logprobs.to_host(),
+            _to_host(self.token_ids, self.bus).numpy(),
+            None if self.logprobs is None else self.logprobs.to_host(self.bus),
+            None if self.prompt_logprobs is None else self.prompt_logprobs.to_host(self.bus),
         )
         if self.token_ids.device.type == "cpu":
             return lambda: result
         is_over = torch.cuda.Event()
         is_over.record()
-
-        def wait() -> StepResult:
-            is_over.synchronize()
-            return result
-
-        return wait
+        return partial(_wait, is_over, result, self.inputs)
 
 
-def _to_host(tensor: Tensor) -> Tensor:
+def _wait(is_over: torch.cuda.Event, result: StepResult, inputs: Sequence[Tensor]) -> StepResult:
+    """Whoever holds this call keeps the `inputs`."""
+    is_over.synchronize()
+    return result
+
+
+def _to_host(tensor: Tensor, bus: Bus) -> Tensor:
     pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda")
-    return pinned.copy_(tensor, non_blocking=True)
+    bus.copy(pinned, tensor)
+    return pinned
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,6 +103,7 @@ class StagedSampling:
     penalties: Sequence[Tensor]  # those of `Penalties`
     token_mask: Tensor | None
     num_top: Tensor | None  # int64 [num_samples]; -1: nothing
+    pinned: Tensor  # what is read on the way to the device
     max_top: int = 0  # the most likely tokens that a row wants
 
     @property
@@ -104,7 +111,7 @@ class StagedSampling:
         return bool(self.bias or self.penalties or self.token_mask is not None)
 
 
-def stage(sampling: SamplingBatch, device: torch.device) -> StagedSampling:
+def stage(sampling: SamplingBatch, device: torch.device, bus: Bus) -> StagedSampling:
     """Queue one copy of all that is asked for on the device's current stream; wait for nothing."""
     bias, penalties, num_top = sampling.bias, sampling.penalties, sampling.num_top
     groups: list[Sequence[npt.NDArray[Any]]] = [
@@ -114,7 +121,8 @@ def stage(sampling: SamplingBatch, device: torch.device) -> StagedSampling:
         () if sampling.token_mask is None else (sampling.token_mask,),
         () if num_top is None else (num_top,),
     ]
-    staged = iter(upload([array for group in groups for array in group], device))
+    arrays, pinned = upload([array for group in groups for array in group], device, bus)
+    staged = iter(arrays)
     rows, biases, penalised, mask, tops = ([next(staged) for _ in group] for group in groups)
     return StagedSampling(
         rows=rows[0],
@@ -123,6 +131,7 @@ def stage(sampling: SamplingBatch, device: torch.device) -> StagedSampling:
         penalties=penalised,
         token_mask=mask[0] if mask else None,
         num_top=tops[0] if tops else None,
+        pinned=pinned,
         max_top=0 if num_top is None else int(num_top.max(initial=0)),
     )
 
@@ -138,24 +147,27 @@ def pack_rows(sampling: SamplingBatch) -> F64:
     return rows
 
 
-def upload(arrays: Sequence[npt.NDArray[Any]], device: torch.device) -> list[Tensor]:
-    """Return the arrays on the device. The pinned buffer is torch's, which uses it again once it has been read."""
+def upload(arrays: Sequence[npt.NDArray[Any]], device: torch.device, bus: Bus) -> tuple[list[Tensor], Tensor]:
+    """Return the arrays on the device, and the pinned memory that they are read from, to be kept until they are."""
     offsets, nbytes = place([array.nbytes for array in arrays])
     pinned = torch.empty(nbytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
     pack(pinned.numpy(), arrays, offsets)
-    copied = pinned.to(device, non_blocking=True)
-    return [
+    copied = torch.empty(nbytes, dtype=torch.uint8, device=device)
+    bus.copy(copied, pinned)
+    staged = [
         copied[offset : offset + array.nbytes].view(torch.from_numpy(array[:0]).dtype).view(array.shape)
         for array, offset in zip(arrays, offsets, strict=True)
     ]
+    return staged, pinned
 
 
 class GpuSampler:
     """bfloat16, float16 or float32 logits. Used on one stream at a time."""
 
-    def __init__(self, device: torch.device, vocab_size: int, max_rows: int) -> None:
+    def __init__(self, device: torch.device, vocab_size: int, max_rows: int, bus: Bus | None = None) -> None:
         """More than `max_rows` rows, as prompts may have, are done in pieces of so many."""
         self._device = device
+        self._bus = bus or CopyEngines()
         self._vocab_size = vocab_size
         self._workspace = sampling_workspace(max_rows, vocab_size, device)
 
@@ -164,21 +176,23 @@ class GpuSampler:
         plain = [SamplingBatch.alike(1, temperature) for temperature in (0.0, 1.0)]
         for sampling in (*plain, *(_with_everything(one, self._vocab_size) for one in plain)):
             logits = torch.zeros(1, self._vocab_size, dtype=dtype, device=self._device)
-            self.launch(logits, stage(sampling, self._device), None)
+            self.launch(logits, stage(sampling, self._device, self._bus), None)
 
     def queue(self, batch: ForwardBatch, logits: Tensor, sampling: SamplingBatch) -> DeviceResult:
         """Queue the choice of a batch's tokens. `logits`, of its samples and its prompt rows, may be overwritten."""
-        return self.launch(logits, stage(sampling, self._device), batch.prompt_rows)
+        return self.launch(logits, stage(sampling, self._device, self._bus), batch.prompt_rows)
 
     def launch(self, logits: Tensor, staged: StagedSampling, prompt_rows: PromptRows | None) -> DeviceResult:
         """As `queue`, of what is on the device."""
         num_samples = staged.rows.shape[1]
         own = logits[:num_samples]
-        token_ids = self._choose(_adjusted(own, staged), staged)
+        token_ids, inputs = self._choose(_adjusted(own, staged), staged), [staged.pinned]
         return DeviceResult(
             token_ids,
             self._logprobs_of_samples(own, token_ids, staged),
-            None if prompt_rows is None else self._logprobs_of_prompts(logits[num_samples:], prompt_rows),
+            None if prompt_rows is None else self._logprobs_of_prompts(logits[num_samples:], prompt_rows, inputs),
+            self._bus,
+            inputs,
         )
 
     def _choose(self, logits: Tensor, staged: StagedSampling) -> Tensor:
@@ -198,8 +212,10 @@ class GpuSampler:
         wanted = token_ids.masked_fill(staged.num_top < 0, -1)
         return self._logprobs(logits, wanted, staged.max_top)
 
-    def _logprobs_of_prompts(self, logits: Tensor, rows: PromptRows) -> DeviceLogprobs:
-        return self._logprobs(logits, upload([rows.target_ids], self._device)[0], rows.num_top)
+    def _logprobs_of_prompts(self, logits: Tensor, rows: PromptRows, inputs: list[Tensor]) -> DeviceLogprobs:
+        (targets,), pinned = upload([rows.target_ids], self._device, self._bus)
+        inputs.append(pinned)
+        return self._logprobs(logits, targets, rows.num_top)
 
     def _logprobs(self, logits: Tensor, token_ids: Tensor, num_top: int) -> DeviceLogprobs:
         found = DeviceLogprobs.empty(len(logits), num_top, logits.device)
