@@ -133,7 +133,7 @@ def test_a_prompt_that_is_late_lets_those_pass_that_may_be_in_time_but_not_for_e
     assert step(0.9) == {1: BUDGET}, "it has begun, and may be in time"
     first = queue.next_prompt(1.1)
     assert first is not None
-    assert (first.room, first.cost, first.due_s, first.queued) == (2, 30, 20.0, 40)
+    assert (first.room, first.cost, first.due_s, first.queued, first.num_waiting) == (2, 30, 20.0, 40, 2)
     assert step(1.1) == {2: BUDGET}
     assert step(1.0 + PATIENCE_S) == {1: BUDGET}
     assert step(1.0 + PATIENCE_S) == {2: BUDGET}

@@ -268,8 +268,8 @@ def test_what_is_short_for_an_output_is_learned_from_those_that_ended(lengths: S
     assert known.short == 0 if len(lengths) < 20 else shorter <= 0.05 * len(lengths) + 1 and known.short > 3
 
 
-def waiting(num_tokens: int, due_s: float, *, weight: float = 1.0, queued: int = 0) -> NextPrompt:
-    return NextPrompt(99, due_s, num_tokens, weight, max(queued, num_tokens), (False, 0.0))
+def waiting(num_tokens: int, due_s: float, *, weight: float = 1.0, queued: int = 0, num_waiting: int = 1) -> NextPrompt:
+    return NextPrompt(99, due_s, num_tokens, weight, max(queued, num_tokens), num_waiting, (False, 0.0))
 
 
 def busy(num_outputs: int, made: int, tpot_s: float = 0.010) -> Worker:
@@ -317,6 +317,13 @@ def test_no_prompt_goes_first_at_the_cost_of_more_outputs_than_it_weighs() -> No
     first = waiting(4000, worker.now_s + 0.15)
     assert worker.pace.beside(MOST, 10, worker.now_s, first) < 4000, "they would end before they have caught up"
     assert worker.pace.beside(MOST, 10, worker.now_s, first._replace(weight=20.0)) >= 4000
+
+
+def test_one_output_does_not_hold_up_many_prompts() -> None:
+    worker = busy(1, 990)
+    first = waiting(4000, worker.now_s + 0.5, queued=20_000)
+    assert worker.pace.beside(MOST, 1, worker.now_s, first) < 4000
+    assert worker.pace.beside(MOST, 1, worker.now_s, first._replace(num_waiting=5)) >= 4000
 
 
 def test_outputs_that_are_late_in_any_case_are_not_lost_once_more() -> None:

@@ -103,7 +103,7 @@ class ExtendQueue:
         first = min(line, key=lambda request: gives_way(request, now_s))
         start = first.computed_len if first.row >= 0 else first.given_len
         cost, place = self._cost.of(start, first.num_tokens - start), (gives_way(first, now_s), first.life.arrival_s)
-        return NextPrompt(first.room, due_s(first), cost, first.slo.weight, self.waiting_tokens, place)
+        return NextPrompt(first.room, due_s(first), cost, first.slo.weight, self.waiting_tokens, len(self), place)
 
     def _begun(self, now_s: float) -> tuple[list[Request], list[Request]]:
         """Return those that are part-way and can go on: in their turns, and those that let others pass."""

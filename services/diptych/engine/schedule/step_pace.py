@@ -85,6 +85,7 @@ class NextPrompt(NamedTuple):
     cost: int  # of what is left of it
     weight: float  # of missing that, beside what outputs weigh
     queued: int  # tokens of all that wait with it
+    num_waiting: int  # prompts, with it
     place: tuple[bool, float]  # in the order of all that wait here: those that may be in time, by when they came
 
 
@@ -200,11 +201,16 @@ class StepPace:
         queued_s = line.at(max(first.cost, first.queued))
         if share > 0 and now_s + (queued_s - spare_s) / share <= first.due_s:
             return False
-        pace_s = tokens_s / max(LEAST_LEFT, 1 - self._prompts_share)
-        if self._deadlines.lost(now_s + tokens_s, work_s, tokens_s, pace_s) >= first.weight:
+        most = min(first.num_waiting, int((first.due_s - now_s) / work_s)) if work_s > 0 else 1
+        if not any(self._pays(first.weight * num, work_s * num, tokens_s, now_s) for num in {1, max(1, most)}):
             return False
         self._favoured = first.room
         return True
+
+    def _pays(self, gained: float, work_s: float, tokens_s: float, now_s: float) -> bool:
+        """Whether fewer outputs are lost than prompts are won that take so long."""
+        pace_s = tokens_s / max(LEAST_LEFT, 1 - self._prompts_share)
+        return self._deadlines.lost(now_s + tokens_s, work_s, tokens_s, pace_s) < gained
 
     @property
     def _prompts_share(self) -> float:
