@@ -1,8 +1,8 @@
-"""Small requests that must be quick beside 15 % of 16K tokens that need not: first tokens on two H200s, in virtual time.
+"""Small requests that must be quick beside 15 % of 16K tokens that need not: two H200s, in virtual time.
 
-The load is the generator `bimodal`. On the same arrivals are measured *apart* (a prefill and a decode worker), *replicas*
-(two workers, each of which serves every second request alone) and *adaptive* (two unified workers that are told the
-SLOs of both tiers). A row's value is the 99th percentile of the small requests' times to the first token; beside it are
+The load is the generator `bimodal`. On the same arrivals are measured *apart* (a prefill and a decode worker),
+*replicas* (two workers, each of which serves every second request alone) and *adaptive* (two unified workers that are
+told the SLOs of both tiers). A row's value is the 99th percentile of the small requests' times to the first token; beside it are
 the shares of both tiers that are served within their SLOs.
 """
 
@@ -28,7 +28,8 @@ TIERS: Final = {"tight": Slo(0.06, 0.02), "batch": Slo(20.0, 0.05)}
 WANTED_MS: Final = 60.0
 RATES: Final = (6.0, 10.0)  # a second
 SEEDS: Final = (0, 1)
-NUM_CALLS: Final, QUICK_CALLS: Final = 600, 100
+NUM_CALLS: Final = 600
+QUICK_CALLS: Final = 100
 
 Served = Sequence[tuple[Outcome, Sequence[Call]]]
 
