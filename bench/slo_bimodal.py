@@ -1,9 +1,13 @@
 """Small requests that must be quick beside 15 % of 16K tokens that need not: two H200s, in virtual time.
 
-The load is the generator `bimodal`. On the same arrivals are measured *apart* (a prefill and a decode worker),
-*replicas* (two workers, each of which serves every second request alone) and *adaptive* (two unified workers that are
-told the SLOs of both tiers). A row's value is the 99th percentile of the small requests' times to the first token; beside it are
-the shares of both tiers that are served within their SLOs.
+The load is the generator `bimodal`. On the same arrivals are measured
+
+- *apart*: one prefill and one decode worker,
+- *replicas*: two workers, each of which serves every second request alone,
+- *adaptive*: two unified workers, the policy `adaptive`, and the SLOs of both tiers told.
+
+A row's value is the 99th percentile of the small requests' times to the first token; beside it are the shares of both
+tiers that are served within their SLOs.
 """
 
 from __future__ import annotations
@@ -19,7 +23,6 @@ from slo_cells import ADAPTIVE, APART, REPLICA
 from diptych.generation.slo import Slo
 from diptych.simulator.outcome import Outcome
 from diptych.simulator.run import simulate
-
 from diptych.simulator.traces.call import Call
 from diptych.simulator.traces.columns import calls_of
 from diptych.simulator.traces.generators.bimodal import bimodal

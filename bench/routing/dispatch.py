@@ -184,4 +184,6 @@ class Dispatch:
             output_step_s=engine.hardware.step_s,
             context_token_s=engine.hardware.context_token_s,
             prompt_token_s=engine.hardware.token_s,
+            num_own=opened.num_legs,
+            left_tokens=opened.queued_tokens,
         )
