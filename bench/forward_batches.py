@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -20,6 +21,12 @@ def extend_batch(extend_len: int, num_pages: int, *, batch_size: int = 1, prefix
 def decode_batch(batch_size: int, context: int, num_pages: int) -> ForwardBatch:
     """One new token for each request, which has `context` tokens with it."""
     return _batch(ForwardMode.DECODE, batch_size, 1, context, num_pages)
+
+
+def rows_batch(batch_size: int, row_len: int, context: int, num_pages: int) -> ForwardBatch:
+    """A row of new tokens for each request, which has `context` tokens with them; one is sampled behind each."""
+    batch = _batch(ForwardMode.DECODE, batch_size, row_len, context, num_pages)
+    return replace(batch, num_sampled=batch.extend_lens)
 
 
 def _batch(mode: ForwardMode, batch_size: int, extend_len: int, seq_len: int, num_pages: int) -> ForwardBatch:

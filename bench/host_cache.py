@@ -26,7 +26,7 @@ from diptych.engine.runner.kv_pool import kv_view
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.schedule.batch_builder import build_batch
 from diptych.engine.values.request import Request, new_request
-from diptych.engine.values.step import Chunk, Step
+from diptych.engine.values.step import Chunk, new_step
 from diptych.generation.sampling_params import SamplingParams
 
 PAGE_SIZE = 16
@@ -110,7 +110,7 @@ def compute(runner: ModelRunner, cache: KvCache, prompt: I64) -> float:
     request = admitted(cache, prompt)
     assert request.cached_len == 0
     chunk = Chunk(request, 0, request.num_tokens, is_last=True)
-    batch = build_batch(Step((), (chunk,), (request,)), cache.page_table, PAGE_SIZE)
+    batch = build_batch(new_step((), (chunk,)), cache.page_table, PAGE_SIZE)
     start_s = time.perf_counter()
     runner.logits(batch)
     time_s = time.perf_counter() - start_s

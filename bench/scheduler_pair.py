@@ -11,6 +11,7 @@ from typing import Final, Self
 
 from diptych.engine.frontend.scheduler_client import SchedulerClient, start_scheduler
 from diptych.engine.options.config import EngineOptions, SchedulerConfig
+from diptych.engine.scheduler.messages import outputs_said
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.kvtransfer.lanes import Transports
 from diptych.v1 import bootstrap_pb2, engine_pb2, inference_pb2, worker_pb2
@@ -113,7 +114,7 @@ class Scheduler:
 
     async def _read(self) -> None:
         async for events in self._client.events():
-            for output in events.outputs:
+            for output in outputs_said(events):
                 leg = self.legs[output.room]
                 leg.token_ids += output.token_ids
                 if output.finish_reason or output.HasField("error"):

@@ -25,6 +25,7 @@ from scheduler import local_core, run_loop
 
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.policies import POLICIES
+from diptych.engine.scheduler.messages import outputs_said
 from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping, TpModelWorkerClient
 from diptych.engine.values.limits import Limits, Scheduling
 from diptych.unified.core import UnifiedCore
@@ -85,7 +86,7 @@ class Client:
         if not self._socket.poll(JAM_S * 1000):
             raise TimeoutError(f"nothing was answered for {JAM_S} s; {len(self._open)} requests are open")
         events = engine_pb2.SchedulerEvents.FromString(self._socket.recv())
-        for output in events.outputs:
+        for output in outputs_said(events):
             self._on_output(output)
         return events.status if events.HasField("status") else None
 

@@ -21,11 +21,12 @@ Watch = Callable[[], AbstractContextManager[Window]]
 
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """A namespace of its own, deleted at the end with all that is in it."""
+    """A namespace of its own, deleted at the end with all that is in it; nobody waits for that, which takes long."""
     cluster = Cluster(f"{NAMESPACE}-{request.module.__name__.removeprefix('test_').replace('_', '-')}")
+    cluster.wait(f"namespace/{cluster.namespace}", "delete")  # of a run before; at once if there is none
     cluster.kubectl("create", "namespace", cluster.namespace)
     yield cluster
-    cluster.kubectl("delete", "namespace", cluster.namespace)
+    cluster.kubectl("delete", "namespace", cluster.namespace, "--wait=false")
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ CHART: Final = Path(__file__).parents[1] / "helm" / "diptych"
 SIM: Final = (CHART / "ci" / "sim-values.yaml", Path(__file__).with_name("values.yaml"))
 TRUSTING: Final = (*SIM, Path(__file__).with_name("trust.yaml"))
 AUTOSCALED: Final = (SIM[0], Path(__file__).with_name("autoscaling.yaml"))
+PLANNED: Final = (SIM[0], Path(__file__).with_name("planner.yaml"))
 TROUBLED: Final = (SIM[0], Path(__file__).with_name("troubled.yaml"))
 REMEDIED: Final = f"--values={Path(__file__).with_name('remedied.yaml')}"
 RDMA: Final = (SIM[0], Path(__file__).with_name("rdma.yaml"))

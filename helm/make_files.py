@@ -22,6 +22,7 @@ from typing import Any, Final
 import yaml
 
 from diptych.bootstrap.main import BootstrapConfig
+from diptych.cli.planning.config import PlannerConfig
 from diptych.common.config import described
 from diptych.engine.frontend.config import WorkerConfig
 from diptych.router.config import RENAMED, RouterConfig
@@ -33,7 +34,12 @@ MANIFESTS: Final = ("cpu", "gpu", "rdma")
 
 Json = dict[str, Any]
 
-CONFIGS: Final[Mapping[str, type[Any]]] = {"router": RouterConfig, "bootstrap": BootstrapConfig, "worker": WorkerConfig}
+CONFIGS: Final[Mapping[str, type[Any]]] = {
+    "router": RouterConfig,
+    "bootstrap": BootstrapConfig,
+    "worker": WorkerConfig,
+    "planner": PlannerConfig,
+}
 OURS: Final = frozenset(  # options that the chart sets itself
     [
         *(
@@ -50,6 +56,10 @@ OURS: Final = frozenset(  # options that the chart sets itself
             "endpoint_slices",
             "console",
             "console_text",
+            "platform",
+            "act",
+            "selector",
+            "step_model",
         ),
         *("bootstrap", "host", "port", "http_port", "grpc_port", "metrics_port", "health_port", "advertise_host"),
         *("auth_token_file", "tls_cert", "tls_key", "tls_ca", "tls_name", "insecure", "api_keys_file", "open_api"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import time
 
@@ -34,16 +35,17 @@ def failure_of(served: Served, request: Request) -> str:
 
 
 def main(port: int, model: str, part: int, parts: int) -> None:
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")  # `sys.stdout` may be unbuffered: it loses what a signal cuts
     for line in iter(sys.stdin.readline, ""):
         requests = Asked(**json.loads(line)).requests()[part::parts]
         bodies = [body(model, each) for each in requests]
-        print("ready", flush=True)
+        print("ready", file=answers, flush=True)
         sys.stdin.readline()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             served = runner.run(run(port, bodies))
         failures = [failure_of(each, request) for each, request in zip(served, requests, strict=True)]
         answer = {"stamps": [each.stamps_s for each in served], "failures": [each for each in failures if each][:1]}
-        print(json.dumps(answer), flush=True)
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -88,6 +88,8 @@ PARTS: Final = (
     _table("integers", 240, "integer_products.py"),
     _table("decode_int4", 100, "decode_step.py --weights int4 --parts runner"),
     _table("deterministic", 120, "deterministic.py"),
+    _table("drafts", 90, "draft_rows.py"),
+    _table("draft_speed", 120, "draft_speed.py"),
     _table("decode_fp8", 100, "decode_step.py --weights fp8 --parts runner"),
     _table("prefill_fp8", 120, "prefill.py --weights fp8"),
     _table("defaults", 400, "defaults.py"),

@@ -25,7 +25,15 @@ from diptych.v1.bootstrap_pb2 import (
     Terms,
     WorkerLoad,
 )
-from diptych.v1.worker_pb2 import LINK_STATE_DOWN, LINK_STATE_UP, Drain, LinkStatus, WorkerStatus
+from diptych.v1.worker_pb2 import (
+    LINK_STATE_DOWN,
+    LINK_STATE_UP,
+    DraftCounts,
+    Drafting,
+    Drain,
+    LinkStatus,
+    WorkerStatus,
+)
 
 PREFILL = Instance(
     instance_id=0x1A,
@@ -209,6 +217,23 @@ def test_programs_see_the_same() -> None:
     assert report["members"][1]["lanes"] == ["rc_mlx5/mlx5_0:1", "tcp/eth0"]
     assert [pool["backlog_s"] for pool in report["pools"]] == [1.5, 0.0]
     assert [each["pairs"] for each in report["mismatches"]] == [[["000000000000001a", "d000000000000000"]]]
+
+
+def test_a_worker_that_guesses_says_what_came_of_it() -> None:
+    counts = [DraftCounts(source="suffix", verified=[9, 5], accepted=[7, 2]), DraftCounts(source="ngram")]
+    drafting = Drafting(sources=counts, asked=12, asking_s=0.5, saved_s=1.25, held_bytes=64)
+    status = WorkerStatus(instance=SECOND, drafting=drafting)
+    report = Report([Answer(SECOND, status), Answer(ROUTER, WorkerStatus(instance=ROUTER))])
+    lines = as_text(report).splitlines()
+    assert [line.split("  ")[-1].strip() for line in lines[3:]] == ["guesses", "9/14 saved 1.2 s", "0/0"]
+    assert as_json(report)["members"][0]["drafting"] == {
+        "sources": {"suffix": {"verified": [9, 5], "accepted": [7, 2]}, "ngram": {"verified": [], "accepted": []}},
+        "asked": 12,
+        "asking_s": 0.5,
+        "saved_s": 1.25,
+        "held_bytes": 64,
+    }
+    assert "drafting" not in as_json(report)["members"][1]
 
 
 def test_workers_that_fit_or_would_not_pair_anyway_are_no_mismatch() -> None:

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from diptych.cli.main import main
+from diptych.cli.simulate import SimulateConfig
 from diptych.engine.values.step_model import H200_LLAMA_8B
+from diptych.router.choose.policies import POLICIES
+from diptych.router.config import RouterConfig
 from diptych.router.values.logged_request import LoggedRequest
 
 LOAD = ["simulate", "--trace", "bimodal", "--calls", "20", "--rate", "10"]
@@ -35,6 +38,50 @@ def test_a_run_is_repeated_by_the_command_that_it_prints_and_by_the_trace_that_i
     again = ["--trace", str(saved), "--step-model", str(model), "--policy", "pair_cost", "--seed", "3"]
     assert main([*SMALL, *TIERS, *again, "--rate", "0", "--json", str(found)]) == 0
     assert json.loads(found.read_text())["policies"]["pair_cost"] == policies["pair_cost"]
+
+
+def test_each_result_stands_beside_its_policy_and_those_that_were_left_out_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Trap 5: a collapse was round robin's, which was the default."""
+    found = tmp_path / "found.json"
+    assert SimulateConfig().policy == (RouterConfig().policy,)
+    for words, run in (([], {"pair_cost"}), (["--policy", "all"], {*POLICIES})):
+        assert main([*SMALL, *words, "--json", str(found)]) == 0
+        shown = capsys.readouterr().out
+        assert {*shown.partition("\n\n")[2].split("\n")[0].split()} == run
+        assert json.loads(found.read_text())["policies"].keys() == run
+        named = {
+            each.strip(",;") for line in shown.splitlines() if line.startswith("policies") for each in line.split()
+        }
+        assert run == {*POLICIES} or {*POLICIES} <= named
+
+
+def test_a_planner_gets_more_workers_for_a_load_that_one_does_not_hold(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = tmp_path / "found.json"
+    load = ["simulate", "--trace", "chat", "--calls", "60", "--rate", "4", "--workers", "1", "--ttft-slo-ms", "1000"]
+    hours = []
+    for words in ([], ["--planner", "--gpus", "8", "--start-s", "10"]):
+        assert main([*load, *words, "--json", str(found)]) == 0
+        shown = capsys.readouterr().out
+        hours.append(json.loads(found.read_text())["policies"]["pair_cost"]["gpu_hours"])
+        assert ("grows" in shown.partition("\nplanner    pair_cost: ")[2].partition("\n")[0]) == bool(words)
+    assert hours[1] > hours[0]
+    assert shown.partition("again ")[2].split()[-3:-1] == ["--gpus=8", "--start-s=10.0"]
+
+
+def test_a_worker_that_dies_costs_no_call_where_another_is_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, digests = tmp_path / "found.json", set()
+    for words in ([], ["--kill", "0.5:2"], ["--kill", "0.5:2,1:3"]):
+        assert main([*LOAD, "--workers", "3", *words, "--json", str(found)]) == 0
+        result = json.loads(found.read_text())["policies"]["pair_cost"]
+        assert result["served"] == 20
+        digests.add(result["decisions_digest"])
+    assert len(digests) == 3
 
 
 def test_a_simulation_is_compared_with_what_a_request_log_says(
@@ -78,6 +125,9 @@ def test_what_can_not_be_read_is_named(words: list[str], said: str, capsys: pyte
         (["--compare"], "leave --calls and --rate out"),
         (["--rate", "nan"], "--rate must not be negative, as nan is"),
         (["--slo-tiers", "tight:ttft=1"], "--slo-tiers"),
+        (["--kill", "5:9"], "--kill: '5:9' is no T:WORKER, as 30:2 for the second of 4 after 30 s"),
+        (["--kill", "soon:1"], "--kill: 'soon:1' is no T:WORKER"),
+        (["--gpus", "4"], "give --planner too"),
     ],
 )
 def test_what_can_not_be_is_refused_at_once(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -77,6 +77,7 @@ def test_what_happens_to_workers_is_seen(console: Console, serve: Serve) -> None
     served.do("drain", instance=names["prefill-0"])
     served.do("freeze", instance=names["decode-0"])
     served.do("hold_back", instance=names["decode-1"], why="loads the weights")
+    served.do("silence", instance=names["decode-2"], silent_s="3")
     served.do("flip", instance=names["prefill-1"], role="decode")
     served.do("kill", instance=names["prefill-2"])
     expect(worker(page, "prefill-0")).to_contain_text("draining")
@@ -84,6 +85,7 @@ def test_what_happens_to_workers_is_seen(console: Console, serve: Serve) -> None
     expect(worker(page, "decode-0")).to_contain_text("left alone")
     expect(worker(page, "decode-0")).to_contain_text("did not answer in 2 s")
     expect(worker(page, "decode-1")).to_contain_text("loads the weights")
+    expect(worker(page, "decode-2")).to_contain_text("its scheduler has been silent for 3 s")
     expect(page.locator('.panel[data-role="decode"]')).to_contain_text("Served as prefill until a moment ago")
     expect(worker(page, "prefill-2")).to_have_count(0)
 

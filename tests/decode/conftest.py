@@ -12,6 +12,7 @@ from stepped_engine import PAGE, Engine
 
 from diptych.common.members.roles import LegKind
 from diptych.decode.core import DecodeCore
+from diptych.engine.schedule.batch_builder import BuildBatch, build_batch
 from diptych.engine.schedule.running import Drafter
 from diptych.engine.schedule.step_pace import StepPace
 
@@ -21,12 +22,14 @@ def new_engine() -> Iterator[Callable[..., Engine]]:
     """Builds engines, and checks at the end that they are empty."""
     engines: list[Engine] = []
 
-    def build(drafter: Drafter | None = None, **options: Any) -> Engine:
-        build_core = partial(DecodeCore, page_nbytes=PAGE * 8, pace=StepPace(math.inf), drafter=drafter)
+    def build(drafter: Drafter | None = None, build_batch: BuildBatch = build_batch, **options: Any) -> Engine:
+        pace, page_nbytes = StepPace(math.inf), PAGE * 8
+        build_core = partial(DecodeCore, page_nbytes=page_nbytes, pace=pace, drafter=drafter, build=build_batch)
         engines.append(Engine(build=build_core, kind=LegKind.LOCAL, **options))
         return engines[-1]
 
     yield build
     for engine in engines:
-        engine.run()
-        engine.close()
+        if not engine.is_abandoned:
+            engine.run()
+            engine.close()

@@ -14,6 +14,7 @@ from stepped_engine import PAGE, VOCAB, Engine
 
 from diptych.checkpoints.source import open_model
 from diptych.engine.runner.model_runner import ModelRunner
+from diptych.engine.schedule.running import Drafter
 from diptych.engine.schedule.sampled import verified
 from diptych.engine.values.batch import NO_TOKEN, ForwardBatch, ForwardMode
 from diptych.engine.values.request import Request
@@ -28,16 +29,21 @@ NewEngine = Callable[..., Engine]
 Outputs = Mapping[int, Sequence[int]]
 
 
-class ToyDrafter:
+class ToyDrafter(Drafter):
     """Knows how outputs go on, and guesses `K` tokens: right ones, or wrong ones in the places that `is_wrong` says."""
 
-    def __init__(self, outputs: Outputs, is_wrong: Callable[[int], bool] = lambda index: False) -> None:
+    def __init__(
+        self, outputs: Outputs, is_wrong: Callable[[int], bool] = lambda index: False, only_from: int = 0
+    ) -> None:
         self._outputs = outputs
         self._is_wrong = is_wrong
+        self._only_from = only_from  # an output's token
         self.num_proposed = 0
+        self.num_early = 0  # asked about requests whose newest token was on its way
 
     def propose(self, requests: Sequence[Request]) -> Drafts:
-        guesses = {request.room: self._guess(request) for request in requests}
+        self.num_early += sum(not request.extend_len for request in requests)
+        guesses = {r.room: self._guess(r) for r in requests if r.num_output_tokens >= self._only_from}
         self.num_proposed += sum(map(len, guesses.values()))
         return {room: guess for room, guess in guesses.items() if guess}
 
@@ -133,15 +139,65 @@ def test_a_request_that_is_aborted_while_its_drafts_are_verified_gives_its_pages
     assert engine.tokens(2) == expected[2]
 
 
-def test_whoever_asks_for_more_than_a_draw_gets_no_drafts(new_engine: NewEngine) -> None:
-    drafter = ToyDrafter(outputs_of((1, 2), 12))
-    engine = new_engine(drafter=drafter)
-    engine.start_with(1, prompt_of(1), SamplingParams(max_tokens=12, temperature=0.0, logprobs=0, ignore_eos=True))
-    engine.start(2, prompt_of(2), 12)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_steps_without_guesses_are_planned_while_others_run(new_engine: NewEngine, overlap: bool) -> None:
+    """A drafter costs no overlap where it guesses nothing, and what it guesses begins behind a token on its way."""
+    expected = outputs_of((1,), 40)
+    drafter = ToyDrafter(expected, only_from=20)
+    engine = new_engine(drafter=drafter, overlap=overlap)
+    engine.start(1, prompt_of(1), 40)
     engine.run()
-    assert [len(output.token_ids) for output in engine.outputs[1]] == [1] * 12
-    assert max(len(output.token_ids) for output in engine.outputs[2]) == 1 + K
-    assert all(engine.tokens(room) == expected_output(prompt_of(room), 12, VOCAB) for room in (1, 2))
+    assert engine.tokens(1) == expected[1]
+    lens = [len(output.token_ids) for output in engine.outputs[1]]
+    assert lens[:20] == [1] * 20
+    assert lens[20 + overlap :].count(1 + K) >= 5
+    assert drafter.num_early == (21 if overlap else 0), "asked while the token before was on its way"
+
+
+def test_what_a_step_with_drafts_brought_is_told_while_the_next_one_runs(new_engine: NewEngine) -> None:
+    """The next is planned behind its commit, and begins before anybody hears of its tokens."""
+    expected = outputs_of((1,), 40)
+    engine = new_engine(drafter=ToyDrafter(expected), overlap=True)
+    engine.start(1, prompt_of(1), 40)
+    told = []
+    while engine.step():
+        told.append(len(engine.tokens(1)))
+        assert engine._stepping._is_running == (told[-1] < 40)  # type: ignore[attr-defined]  # a step of its own
+    assert engine.tokens(1) == expected[1]
+    assert told[:4] == [0, 1, 3, 6], "the first guess was made while the first token was on its way"
+
+
+def test_a_step_has_no_more_drafts_than_it_may(new_engine: NewEngine) -> None:
+    expected = outputs_of((1, 2, 3), 12)
+    runner = DraftCounter()
+    engine = new_engine(drafter=ToyDrafter(expected), runner=runner, max_drafts=3)
+    for room in expected:
+        engine.start(room, prompt_of(room), 12)
+    engine.run()
+    assert {room: engine.tokens(room) for room in expected} == expected
+    assert max(runner.num_drafts) == 3
+
+
+def test_what_is_no_token_of_the_model_is_no_draft(new_engine: NewEngine) -> None:
+    """Prompts with pictures have keys in place of tokens, which a guess may repeat."""
+    expected = outputs_of((1,), 12)
+    with_key = {1: [*expected[1][:5], 2**40, *expected[1][6:]]}
+    engine = new_engine(drafter=ToyDrafter(with_key))
+    engine.start(1, prompt_of(1), 12)
+    engine.run()
+    assert engine.tokens(1) == expected[1]
+
+
+class DraftCounter(NullRunner):
+    """Notes how many drafts each step has."""
+
+    def __init__(self) -> None:
+        super().__init__(np.zeros((NUM_PAGES, PAGE), dtype=np.uint64), VOCAB)
+        self.num_drafts: list[int] = []
+
+    def logits(self, batch: ForwardBatch) -> list[int]:
+        self.num_drafts.append(batch.num_samples - int((batch.num_sampled > 0).sum()))
+        return super().logits(batch)
 
 
 class SilentRunner(NullRunner):

@@ -288,7 +288,7 @@ class Clock:
 def matcher_of(tokenizer: Tokenizer, grammar: Grammar, clock: Clock, lend: Lend | None = None) -> GrammarMatcher:
     vocabulary = llguidance.LLTokenizer(tokenizer.to_json(), n_vocab=VOCAB, eos_token=[EOS])
     matcher = llguidance.LLMatcher(vocabulary, source_of(grammar), log_level=0, limits=limits())
-    return CompiledGrammar(matcher, num_words(VOCAB), num_words(vocabulary.vocab_size), clock).matcher(lend)
+    return CompiledGrammar(matcher, num_words(VOCAB), vocabulary, clock).matcher(lend)
 
 
 def tokens_until_too_slow(matcher: GrammarMatcher, token: int, most: int) -> int:
@@ -348,7 +348,7 @@ def test_ordinary_objects_need_a_third_of_the_items_of_a_mask(small_model: Model
     properties = {f"p{index}": {"type": "integer", "maximum": 9} for index in range(num_properties)}
     schema = {"type": "object", "properties": properties, "additionalProperties": False}
     start = llguidance.LLMatcher(vocabulary, source_of(Grammar.from_schema(schema)), log_level=0, limits=third)
-    compiled = CompiledGrammar(start, num_words(config.vocab_size), num_words(vocabulary.vocab_size))
+    compiled = CompiledGrammar(start, num_words(config.vocab_size), vocabulary)
     matcher = compiled.matcher()
     write(matcher, Random(1))
     assert matcher.error is None

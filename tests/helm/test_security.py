@@ -47,7 +47,7 @@ def test_every_pod_keeps_to_the_restricted_profile_but_for_rdma(scenario: str) -
 def test_no_pod_has_access_to_the_kubernetes_api_but_the_helper(scenario: str) -> None:
     pods = objects(scenario=scenario).pods()
     allowed = {name for name, pod in pods.items() if pod["spec"]["automountServiceAccountToken"]}
-    assert allowed == ({"r-diptych-deletion-costs"} if scenario == "hpa" else set())
+    assert allowed == {"hpa": {"r-diptych-deletion-costs"}, "planner": {"r-diptych-planner"}}.get(scenario, set())
 
 
 def test_the_helper_lists_and_patches_pods_of_its_namespace_and_nothing_else() -> None:
@@ -58,6 +58,48 @@ def test_the_helper_lists_and_patches_pods_of_its_namespace_and_nothing_else() -
     (binding,) = found.of_kind("RoleBinding")
     account = found.pods()["r-diptych-deletion-costs"]["spec"]["serviceAccountName"]
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": "ns"}]
+
+
+LISTED = {"": "pods", "apps": "deployments", "autoscaling": "horizontalpodautoscalers", "keda.sh": "scaledobjects"}
+
+
+@pytest.mark.parametrize("acts", [False, True])
+def test_the_planner_lists_what_is_there_and_scales_the_pools_of_its_release_if_it_acts(acts: bool) -> None:
+    found = objects(f"planner: {{act: {str(acts).lower()}}}", scenario="planner")
+    (role,) = found.of_kind("Role")
+    listed = [{"apiGroups": [group], "resources": [kind], "verbs": ["list"]} for group, kind in LISTED.items()]
+    scale = {"apiGroups": ["apps"], "resources": ["deployments/scale"], "verbs": ["patch"]}
+    pools = {"resourceNames": ["r-diptych-prefill", "r-diptych-decode"]}
+    assert role["rules"] == [*listed, *([scale | pools] if acts else [])]
+    assert not found.of_kind("ClusterRole")
+    (binding,) = found.of_kind("RoleBinding")
+    account = found.pods()["r-diptych-planner"]["spec"]["serviceAccountName"]
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": "ns"}]
+    assert token_files(found)["r-diptych-planner"] == {"operator" if acts else "viewer"}
+
+
+@pytest.mark.parametrize(
+    ("target", "port", "is_open"),
+    [
+        ("router", "http", True),
+        ("router", "health", True),
+        ("router", "any other", False),
+        ("bootstrap", "grpc", True),
+        ("worker", "grpc", True),
+        ("worker", "metrics", False),
+    ],
+)
+def test_the_planner_reaches_what_it_asks_and_nobody_reaches_it(target: str, port: str, is_open: bool) -> None:
+    found = objects(scenario="planner")
+    pods = {name: pod["metadata"]["labels"] for name, pod in found.pods().items()}
+    assert is_allowed(found, target, pods["r-diptych-planner"], port) is is_open
+    assert not any(is_allowed(found, "planner", labels, "metrics") for labels in ({}, *pods.values()))
+
+
+def test_where_egress_is_restricted_the_planner_reaches_the_kubernetes_api() -> None:
+    found = objects("networkPolicy: {egress: {enabled: true}}", scenario="planner")
+    api = {"ports": [{"protocol": "TCP", "port": 443}, {"protocol": "TCP", "port": 6443}]}
+    assert [api in policy(found, each)["egress"] for each in ("planner", "router", "worker")] == [True, False, False]
 
 
 def test_routers_that_check_pods_list_endpoint_slices_of_a_service_of_all_workers_and_nothing_else() -> None:

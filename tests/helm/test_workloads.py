@@ -593,3 +593,32 @@ def test_the_helper_and_helm_test_run_where_they_are_told() -> None:
         spec = pods[name]["spec"]
         found = (spec["nodeSelector"], spec["tolerations"], spec["priorityClassName"])
         assert found == ({"disk": "ssd"}, [{"operator": "Exists"}], "low"), name
+
+
+MODEL = '{"format": "diptych step model 1"}'
+
+
+def test_a_planner_that_acts_leaves_replicas_to_itself_and_is_alone() -> None:
+    found, shadow = objects(scenario="planner"), objects("planner: {act: false}", scenario="planner")
+    for pool in ("prefill", "decode"):
+        assert "replicas" not in found[f"Deployment/r-diptych-{pool}"]["spec"]
+        assert shadow[f"Deployment/r-diptych-{pool}"]["spec"]["replicas"] == 1
+    spec = found["Deployment/r-diptych-planner"]["spec"]
+    assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
+    (container,) = found.pods()["r-diptych-planner"]["spec"]["containers"]
+    assert {"--act", "--gpus=16", "--least=prefill=1,decode=1", "--drain-s=60"} <= set(container["args"])
+    (told,) = shadow.pods()["r-diptych-planner"]["spec"]["containers"]
+    assert "--act" not in told["args"]
+
+
+def test_another_step_model_is_another_file_so_that_the_planner_begins_anew() -> None:
+    names = []
+    for text in (MODEL, MODEL + " "):
+        found = objects(f"planner: {{stepModel: {text!r}}}", scenario="planner")
+        (config,) = (each for each in found.of_kind("ConfigMap") if "planner" in each["metadata"]["name"])
+        assert config["data"]["step-model.json"].strip() == MODEL
+        pod = found.pods()["r-diptych-planner"]["spec"]
+        assert "--step-model=/etc/diptych/planner/step-model.json" in pod["containers"][0]["args"]
+        assert {"name": config["metadata"]["name"]} in [each.get("configMap") for each in pod["volumes"]]
+        names.append(config["metadata"]["name"])
+    assert names[0] != names[1]

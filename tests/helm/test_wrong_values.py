@@ -41,7 +41,12 @@ WRONG = {
     "ingress: {paths: [v1]}": "at '/ingress/paths/0': 'v1' does not match pattern",
     "ingress: {console: {paths: []}}": "at '/ingress/console/paths': minItems: got 0, want 1",
     "networkPolicy: {clients: [{}]}": "at '/networkPolicy/clients/0': minProperties: got 0, want 1",
+    "planner: {options: {ttft_slo_ms: 5}}": "at '/planner/options': additional properties 'ttft_slo_ms' not allowed",
+    "planner: {options: {act: true}}": "at '/planner/options': additional properties 'act' not allowed",
     # what only the templates can know
+    "planner: {act: true, options: {gpus: 4}}": "planner.act is true, but planner.enabled is false",
+    "planner: {enabled: true, act: true}": "planner.act needs planner.options.gpus",
+    "planner: {enabled: true, stepModel: '{}'}": "planner.stepModel is no file of `diptych fit`",
     "networkPolicy: {open: true, clients: [{podSelector: {}}]}": "networkPolicy: open lets everybody in",
     "ingress: {console: {enabled: true}}": "ingress.console.hosts is empty: name the host that operators use",
     "gateway: {console: {enabled: true, parentRefs: [{name: a}]}}": "gateway.console.hostnames is empty",

@@ -107,6 +107,16 @@ def test_a_pinned_page_is_neither_freed_nor_written(state: PageState, operation:
         assert pool.pinned(page)
 
 
+@pytest.mark.parametrize("times", [2, 9])
+def test_a_page_that_is_listed_twice_or_more_often_than_there_are_pages_is_refused(times: int) -> None:
+    pool = PagePool(4)
+    pages = pool.allocate(2)
+    assert pages is not None
+    with pytest.raises(InvalidTransition, match="listed twice"):
+        pool.release(np.repeat(pages, times))
+    assert pool.counts()["owned"] == 2
+
+
 def test_pins_are_counted() -> None:
     pool = PagePool(4)
     pages = granted(pool, 3)

@@ -17,6 +17,7 @@ from null_runner import NullRunner
 from diptych.decode.core import DecodeCore
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, AdapterTurns, Turns
+from diptych.engine.schedule.running import Drafter
 from diptych.engine.schedule.step_pace import StepPace
 from diptych.engine.scheduler.grammar_thread import GrammarThread
 from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping, TpModelWorkerClient
@@ -197,6 +198,7 @@ class Pair:
         pages_per_state: int = 0,
         windows: WindowPages = NO_WINDOWS,
         num_slots: int = 0,
+        drafter: Drafter | None = None,
     ) -> None:
         """Other `page_sizes` are for the null model. `in_parts`: what lands is nonsense until it is unpacked.
 
@@ -218,7 +220,8 @@ class Pair:
         self.prefill = Side(
             PrefillCore, prefill_pages, models[0], limits, rules, page_size=sizes[0], turns=turns[0], **beside
         )
-        self.decode = Side(DecodeCore, decode_pages, models[1], limits, page_size=sizes[1], turns=turns[1], **beside)
+        decode_core = partial(DecodeCore, drafter=drafter)
+        self.decode = Side(decode_core, decode_pages, models[1], limits, page_size=sizes[1], turns=turns[1], **beside)
         self.in_parts = in_parts
         self.fail_next_unpacking = False
         self._overlapped = self._overlap_decode() if overlap else None

@@ -38,6 +38,7 @@ class Made:
 
     seeds: set[int] = field(default_factory=set)
     transitions: set[tuple[enum.Enum, enum.Enum]] = field(default_factory=set)
+    num_moved: int = 0  # requests that their old worker let go
 
     def record(self, table: ModuleType) -> Callable[[enum.Enum, enum.Enum], enum.Enum]:
         next_phase = table.next_phase
@@ -71,6 +72,7 @@ def test_no_rule_is_broken_whatever_happens(seed: int, made: Made) -> None:
     finished = [attempt for attempt in game.cluster.attempts.values() if attempt.decode.has_finished]
     assert len(finished) > 50
     assert game.cluster.network.num_copies > 200
+    made.num_moved += game.cluster.num_moved
 
 
 @pytest.mark.parametrize("seed", STATE_SEEDS)
@@ -104,6 +106,7 @@ def test_the_games_made_every_transition_of_both_tables(made: Made) -> None:
     if made.seeds != set(SEEDS):
         pytest.skip("not all games were played")
     rare = {(decode_phases.Phase.RETRACTED, decode_phases.Signal.ENDED)}
+    assert made.num_moved > 20
     assert {*prefill_phases.TRANSITIONS, *decode_phases.TRANSITIONS} - made.transitions <= rare
 
 

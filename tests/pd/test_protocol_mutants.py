@@ -19,6 +19,7 @@ from simulation.two_sides import Budget, TwoSides
 from diptych.decode.core import DecodeCore
 from diptych.decode.grants import Grants, Headroom
 from diptych.decode.imports import Imports
+from diptych.decode.leaving import Leaving
 from diptych.decode.phases import Phase
 from diptych.decode.room import DecodeRoom
 from diptych.decode.rooms import ClosingRooms
@@ -31,6 +32,7 @@ from diptych.engine.cache.tier import Restore
 from diptych.engine.schedule.prefixes_in_flight import PrefixProducer
 from diptych.engine.values.events import NoteArrived, SendNote, WritePages
 from diptych.engine.values.request import Request
+from diptych.engine.values.window_pages import WindowPages
 from diptych.kvtransfer.inproc import InprocNetwork, InprocTransport
 from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, PagesReady
 from diptych.kvtransfer.ownership import PagePool
@@ -334,6 +336,32 @@ def one_core_takes_all_results(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(UnifiedCore, "commit", lambda self, result, now_s: self._decode.commit(result, now_s))
 
 
+def a_request_moves_while_a_step_has_it(patch: pytest.MonkeyPatch) -> None:
+    """What the step computes of it is in nobody's pages, or in those of two."""
+    patch.setattr(Leaving, "is_still", lambda self, room: True)
+
+
+def another_token_is_handed_over(patch: pytest.MonkeyPatch) -> None:
+    """The new worker goes on behind a token that the request does not end with."""
+    patch.setattr("diptych.prefill.core._newest", lambda request: request.tokens.item(request.prompt_len - 1))
+
+
+def what_comes_back_is_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """A request that could not move waits for ever for who has it."""
+    patch.setattr(Leaving, "take_back", lambda self, room, heir, now_s: self._cache.retire(heir))
+
+
+def windows_stay_behind(patch: pytest.MonkeyPatch) -> None:
+    """Who takes a request over, or back, has no pages in layers with a window."""
+    pass_on = KvCache.pass_on
+
+    def forget(self: KvCache, request: Request, heir: Request) -> None:
+        pass_on(self, request, heir)
+        heir.first_window = heir.first_own_window = heir.windows_end
+
+    patch.setattr(KvCache, "pass_on", forget)
+
+
 def peers_overtake_the_reads_of_evicted_pages(patch: pytest.MonkeyPatch) -> None:
     """What comes back from host memory is what a peer wrote."""
     patch.setattr(HostTier, "finish_saves", nothing)
@@ -382,6 +410,10 @@ CAUGHT: list[tuple[Plant, Callable[[], None]]] = [
     (decode_hears_all_aborts, playing("aborted", is_unified=True)),
     (prefill_hears_the_answers_to_aborts, playing("aborted", is_unified=True)),
     (no_reserve, playing("slow", is_unified=True, first_seed=12)),
+    (a_request_moves_while_a_step_has_it, playing("calm", is_unified=True)),
+    (another_token_is_handed_over, playing("calm", is_unified=True)),
+    (what_comes_back_is_forgotten, playing("cut", is_unified=True)),
+    (windows_stay_behind, playing("calm", is_unified=True, windows=WindowPages(1, 5))),
     (the_pages_of_one_core_are_counted, playing("calm", is_unified=True)),
     (one_core_takes_all_results, playing("calm", is_unified=True)),
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from diptych.planner.counters import Counts, Sample, offered_by
+from diptych.planner.counters import Counts, Sample, attained_by, offered_by
 from diptych.planner.values import Kind, Offered
 
 
@@ -41,3 +41,14 @@ def test_windows_are_as_long_as_was_watched_and_lengths_that_nobody_knows_are_no
     assert window.window_s == 15.0
     assert window.requests_per_s == 2.0
     assert all(math.isnan(each) for kind in window.kinds or () for each in kind[1:])
+
+
+def test_the_share_that_kept_the_goal_is_of_all_that_ended_and_few_say_nothing() -> None:
+    before = {"a": counts(10)._replace(within=10), "b": Counts()}
+    after = {"a": counts(40)._replace(within=25), "b": counts(20)._replace(within=5)}
+    assert attained_by([Sample(0.0, before), Sample(60.0, after)], 60.0) == 0.4
+    few = {"a": counts(25)._replace(within=20), "b": Counts()}
+    unknown = {"a": counts(100)._replace(within=math.nan), "b": Counts()}
+    for last in (few, unknown, {"a": None, "b": Counts()}):
+        assert math.isnan(attained_by([Sample(0.0, before), Sample(60.0, last)], 60.0))
+    assert math.isnan(attained_by([], 60.0))

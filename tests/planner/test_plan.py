@@ -132,6 +132,14 @@ def test_measurements_that_say_again_and_again_that_less_is_kept_are_believed() 
     assert planner.memory.correction <= 2.0
 
 
+def test_what_was_missed_before_the_newest_worker_came_says_nothing_of_those_that_are_there_now() -> None:
+    old, new = (Worker(n, Role.UNIFIED, WorkerState.READY, since_s, IDLE) for n, since_s in ((1, 0.0), (2, 1e4)))
+    seen = replace(_seen(old, new, rate=4.0, limits=Limits(budget_gpus=8)), attained=0.5)
+    planner = Planner()
+    whys = [planner(replace(seen, now_s=1e4 + 15 * number)).why for number in range(25)]
+    assert next(number for number, why in enumerate(whys) if Why.MISSED in why) * 15 >= seen.limits.stable_s
+
+
 def test_an_empty_fleet_that_may_be_empty_is_woken_by_the_first_request() -> None:
     idle, _ = plan(_seen(rate=0.0, limits=Limits(budget_gpus=4)), LATER)
     assert idle.sizes == NO_WORKERS

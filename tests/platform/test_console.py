@@ -73,6 +73,18 @@ def picture(page: Page, name: str) -> None:
         page.screenshot(path=Path(folder, f"console-{name}.png"))
 
 
+def see_one_whose_scheduler_freezes(platform: Platform, page: Page) -> None:
+    """Its frontend says so, for as long as it lasts, and its card says since when."""
+    (scheduler,) = platform.components("decode")[0].children()
+    silent = page.locator('.panel[data-role="decode"] .worker[data-kind="bad"]')
+    scheduler.suspend()  # SIGSTOP
+    try:
+        expect(silent).to_contain_text(re.compile(r"its scheduler has been silent for \d+ s"))
+    finally:
+        scheduler.resume()
+    expect(page.locator('.panel[data-role="decode"] .worker[data-kind="ready"]')).to_have_count(2)
+
+
 def see_one_that_freezes(platform: Platform, page: Page) -> None:
     """A worker that stands still leaves the page once its lease is over, and comes back when it wakes."""
     worker = platform.components("decode")[0]
@@ -153,6 +165,7 @@ def test_an_operator_signs_in_by_the_printed_address_and_finds_his_answers(
 
     page.get_by_role("link", name="Fleet", exact=True).click()  # what scales next, and who is gone?
     expect(page.locator('.panel[data-role="prefill"]')).to_contain_text(re.compile("worker"))
+    see_one_whose_scheduler_freezes(platform, page)
     see_one_that_freezes(platform, page)
     see_one_that_is_flipped(page)
     before = workers(platform, "decode")

@@ -6,19 +6,24 @@ Nobody can take over from a router: one that freezes is ended, so that its clien
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import http.client
 import json
 import operator
 import signal
 import threading
 import time
-from collections.abc import Callable
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from diptych.cli.reports.status_report import Report, as_text
+from diptych.cli.requests.asking import ask
 from diptych.engine import Engine, EngineOptions, SamplingParams
 from diptych.v1 import bootstrap_pb2
 
@@ -102,6 +107,50 @@ def test_what_freezes_costs_no_request_and_harms_nothing_when_it_wakes(
     platform.assert_clean()
 
 
+@contextlib.contextmanager
+def stopped(process: psutil.Process) -> Iterator[None]:
+    process.suspend()  # SIGSTOP
+    try:
+        yield
+    finally:
+        process.resume()
+
+
+@contextlib.contextmanager
+def hanging(process: psutil.Process) -> Iterator[None]:
+    """Hold its main thread alone, as a debugger does: it is not stopped, and its other threads go on."""
+    ptrace = ctypes.CDLL(None, use_errno=True).ptrace
+    ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
+    seize, interrupt, detach = 0x4206, 0x4207, 17
+    if ptrace(seize, process.pid, None, None):
+        pytest.skip("no process can be held here")
+    assert ptrace(interrupt, process.pid, None, None) == 0
+    try:
+        yield
+    finally:
+        assert ptrace(detach, process.pid, None, None) == 0
+
+
+@pytest.mark.parametrize("freezing", [stopped, hanging])
+def test_a_scheduler_that_does_not_come_round_is_told_of_and_gets_nothing_new_until_it_does(
+    platform: Platform, freezing: Callable[..., Any], wait_until: Callable[..., Any]
+) -> None:
+    worker = platform.components("decode")[0]
+    (scheduler,) = worker.children()
+    with freezing(scheduler):
+        (name,) = wait_until(lambda: silent(platform), 200.0, "the console says who is silent")
+        assert "does not answer: the scheduler has been silent for" in status_of(platform, name)
+        num_legs = known(platform)[name]["open_legs"]
+        with ThreadPoolExecutor(6) as threads:
+            answers = [threads.submit(platform.complete, PROMPTS[0], cache_salt=str(each)) for each in range(6)]
+            assert all(each.result()["choices"] for each in answers)
+        assert (silent(platform), known(platform)[name]["open_legs"]) == ([name], num_legs)
+    wait_until(lambda: not silent(platform) and known(platform)[name]["is_connected"], 200.0, "it is heard again")
+    wait_until(lambda: all_linked(platform), 200.0, "all are linked again")
+    assert "silent" not in status_of(platform, name)
+    platform.assert_clean()
+
+
 def test_a_router_that_freezes_is_ended_so_that_its_clients_hear_of_it_and_started_again(
     platform: Platform, wait_until: Callable[..., Any]
 ) -> None:
@@ -133,3 +182,25 @@ def connect(platform: Platform) -> http.client.HTTPConnection:
 def all_linked(platform: Platform) -> bool:
     members = [each for each in platform.instances() if each.role != bootstrap_pb2.ROLE_ROUTER]
     return [len(each.load.linked_instances) for each in members] == [2] * 4
+
+
+def known(platform: Platform) -> dict[str, Any]:
+    """The workers as the router knows them, by name."""
+    return {each["instance"]: each for each in fetch(platform, "/admin/workers")["workers"]}
+
+
+def silent(platform: Platform) -> list[str]:
+    """Those of which the console says that nothing is heard."""
+    return [name for name, card in fetch(platform, "/console/api/fleet")["workers"].items() if card["silent_s"] > 0]
+
+
+def status_of(platform: Platform, name: str) -> str:
+    """What `diptych status` prints of a worker."""
+    (member,) = [each for each in platform.instances() if f"{each.instance_id:016x}" == name]
+    return as_text(Report([ask(member, platform.trust(), 100.0)]))
+
+
+def fetch(platform: Platform, path: str) -> Any:
+    request = urllib.request.Request(platform.url + path, headers=dict(platform.trust().metadata()))
+    with urllib.request.urlopen(request, timeout=200) as answer:
+        return json.load(answer)

@@ -192,3 +192,33 @@ def test_routers_that_are_members_are_known_and_get_no_work(start_cluster: Any) 
     cluster._members |= {each.instance_id: each for each in (own, other, gone)}
     assert cluster.router.fleet.routers().keys() == {7, 8}
     assert served(cluster, 2) == {100: 2, 101: 2}
+
+
+def test_new_requests_avoid_a_worker_whose_scheduler_is_silent_until_it_is_heard_again(start_cluster: Any) -> None:
+    cluster = start_cluster(1, 2)
+    silent, other = cluster.decode(0), cluster.decode(1)
+    session = cluster.router.fleet.session(silent.instance.instance_id)
+
+    def report(silent_s: int) -> None:
+        load = bootstrap_pb2.WorkerLoad()
+        load.CopyFrom(silent.instance.load)
+        load.silent_s = silent_s
+        cluster.report_load(silent, load)
+        cluster.wait_until(lambda: session.view().is_silent == (silent_s > 0))
+
+    report(3)
+    for _ in range(8):
+        assert cluster.complete("p")["text"] == "Hello!"
+    assert (len(silent.started), len(other.started)) == (0, 8)
+    report(0)
+    cluster.wait_until(lambda: cluster.complete("p") and silent.started)
+
+
+def test_where_every_worker_is_silent_they_serve_what_comes(cluster: Cluster) -> None:
+    worker = cluster.decode()
+    load = bootstrap_pb2.WorkerLoad(silent_s=70, linked_instances=worker.instance.load.linked_instances)
+    cluster.report_load(worker, load)
+    session = cluster.router.fleet.session(worker.instance.instance_id)
+    cluster.wait_until(lambda: session.view().is_silent)
+    assert ready(cluster)[0] == 200
+    assert cluster.complete("p")["text"] == "Hello!"

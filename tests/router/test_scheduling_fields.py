@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
+from diptych.tokens.packed_tokens import pack
 from diptych.v1 import inference_pb2_grpc
 from diptych.v1.inference_pb2 import GenerateRequest
 
@@ -16,6 +17,11 @@ Cluster = Any
 def legs(cluster: Cluster) -> set[tuple[int, str]]:
     """Priority and tenant of each leg started last."""
     return {(worker.started[-1].priority, worker.started[-1].tenant) for worker in cluster.workers}
+
+
+def predictions(cluster: Cluster) -> list[bytes]:
+    """What prefill and decode were told."""
+    return sorted(worker.started[-1].prediction for worker in cluster.workers)
 
 
 @pytest.mark.parametrize(
@@ -44,13 +50,26 @@ def test_http(cluster: Cluster, fields: dict[str, Any], headers: dict[str, str],
     ],
 )
 def test_every_api_takes_them(cluster: Cluster, path: str, fields: dict[str, Any]) -> None:
-    status, _ = cluster.post(path, {**fields, "priority": 3, "cache_salt": "salt"}, {"x-tenant": "gold"})
+    said = {"priority": 3, "cache_salt": "salt", "speculate": "ngram"}
+    status, _ = cluster.post(path, {**fields, **said}, {"x-tenant": "gold"})
     assert status == 200
     assert legs(cluster) == {(3, "gold")}
     assert {worker.started[-1].cache_salt for worker in cluster.workers} == {b"salt"}
+    assert {worker.started[-1].speculate for worker in cluster.workers} == {"ngram"}
 
 
 def test_grpc(cluster: Cluster) -> None:
     with grpc.insecure_channel(cluster.grpc_target) as channel:
-        inference_pb2_grpc.InferenceStub(channel).Generate(GenerateRequest(text="p", priority=7, tenant="gold"))
+        request = GenerateRequest(text="p", priority=7, tenant="gold", speculate="off", prediction="q")
+        inference_pb2_grpc.InferenceStub(channel).Generate(request)
     assert legs(cluster) == {(7, "gold")}
+    assert {worker.started[-1].speculate for worker in cluster.workers} == {"off"}
+    assert predictions(cluster) == [b"", pack(cluster.tokenizer.encode("q"))]
+
+
+@pytest.mark.parametrize("content", ["Zoë", [{"type": "text", "text": "Zo"}, {"type": "text", "text": "ë"}]])
+def test_who_decodes_hears_what_the_client_thinks_that_the_answer_will_be(cluster: Cluster, content: Any) -> None:
+    said = {"messages": [{"role": "user", "content": "p"}], "prediction": {"type": "content", "content": content}}
+    status, _ = cluster.post("/v1/chat/completions", said)
+    assert status == 200
+    assert predictions(cluster) == [b"", pack(cluster.tokenizer.encode("Zoë"))]

@@ -133,6 +133,7 @@ def emulated_runner(
     token_rungs: Sequence[int] = (),
     recorder: Recorder | None = None,
     layer_listener: Callable[[], OnLayer | None] = lambda: None,
+    rows_together: int = 0,
 ) -> GpuRunner:
     """Return what runs `model`, which was loaded onto `kv`, with graphs of these sizes."""
     phased = model.attention
@@ -152,7 +153,7 @@ def emulated_runner(
 
     return GpuRunner(
         replace(model, attention=phased),
-        StepInputs(limits, Staging(limits.nbytes, CPU, Mark), CPU),
+        StepInputs(limits, Staging(limits.nbytes, CPU, Mark), CPU, rows_together),
         launch_sampling,
         torch.zeros(limits.max_samples, dtype=torch.int64),
         nothing_recorded(),

@@ -118,6 +118,7 @@ class Feed:
             "drain": platform.drain,
             "flip": platform.flip,
             "freeze": platform.freeze,
+            "silence": platform.silence,
             "hold_back": platform.hold_back,
             "poison": self.poison,
             "problem": lambda words: setattr(platform, "problem", words),

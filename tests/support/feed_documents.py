@@ -146,6 +146,9 @@ class Platform:
         self.workers[instance]["breaker"] = "did not answer in 2 s; tried again in 8 s"
         self.workers[instance]["rate"] = None
 
+    def silence(self, instance: str, silent_s: str) -> None:
+        self.workers[instance]["silent_s"] = int(silent_s)
+
     def hold_back(self, instance: str, why: str) -> None:
         self.workers[instance]["not_ready"] = why
         self.workers[instance]["state"] = "loading"
@@ -356,6 +359,7 @@ def _card(role: Name, pod: str, index: int, started_s: float) -> WorkerCard:
         "state": "ready",
         "not_ready": "",
         "is_connected": True,
+        "silent_s": 0,
         "is_paused": False,
         "breaker": "",
         "started_unix_s": started_s,

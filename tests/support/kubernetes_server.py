@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Lists three pods in two pages; takes patches of them by whoever has the token of now."""
+    """Lists three pods in two pages, or `objects`; takes patches by whoever has the token of now."""
 
     token = "first"
     promised = 0  # bytes of an answer, that do not come
@@ -19,6 +19,8 @@ class Server(http.server.ThreadingHTTPServer):
         self.asked: list[tuple[str, dict[str, list[str]]]] = []
         self.patched: list[tuple[str, str, Any]] = []
         self.annotations: dict[str, dict[str, str]] = {}  # of pods
+        self.objects: dict[str, list[Any]] = {}  # by path; other paths are not found then
+        self.conflicts: set[str] = set()  # paths whose objects somebody else has just changed
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -28,12 +30,20 @@ class Handler(http.server.BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         query = parse_qs(url.query)
         self.server.asked.append((url.path, query))
+        if self.server.objects:
+            found = self.server.objects.get(url.path)
+            words = {"message": "the server could not find the requested resource"}
+            self._answer(404, words) if found is None else self._answer(200, {"metadata": {}, "items": found})
+            return
         names, more = (["c"], "") if "continue" in query else (["a", "b"], "page 2")
         pods = [{"metadata": {"name": name, "annotations": self.server.annotations.get(name)}} for name in names]
         self._answer(200, {"metadata": {"continue": more}, "items": pods})
 
     def do_PATCH(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path in self.server.conflicts:
+            self._answer(409, {"message": "the object has been modified"})
+            return
         self.server.patched.append((self.path, self.headers["Content-Type"], body))
         self._answer(200, {})
 

@@ -2,7 +2,8 @@
 
 It computes nothing: the caller says what the output of a leg is. A prefill leg gives its first token and ends; a decode
 leg gives the others, one message a token, once the caller lets it; a local leg gives all. A leg that its role does
-not serve is refused.
+not serve is refused. A request that runs and is asked to move stands still, and is let go a step later; unless that is
+not wanted any more: then it goes on.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
         self.instance = instance
         self.admin = SimulatedAdmin(instance, self._send_record)
         self.stats = STATS  # of every leg
+        self.drafts = self.accepted_drafts = 0  # of each output of a decode or local leg but the first and the last
         self.step_s = 0.0  # pause between outputs
         self.faults: list[Fault] = []  # each is used by one leg
         self.started: list[StartLeg] = []
@@ -73,6 +75,8 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
         self.num_resyncs = 0  # asked for by routers
         self.batch_sizes: list[tuple[int, int]] = []  # (starts, aborts) of each message with any
         self.running: dict[int, asyncio.Task[None]] = {}  # by room
+        self._given: dict[int, list[LegOutput]] = {}  # outputs, by room
+        self._held: dict[int, StartLeg] = {}  # that stand still, by the room in which they move
         self.released = asyncio.Event()
         self.answers_as = instance.instance_id  # in GetStatus
         self.refuses_sessions = False
@@ -177,6 +181,9 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
                 if not WORKER_ROLES[self.instance.role].serves(self._kind(leg)):
                     ready.put_nowait(_batch(Fault("error", code=worker_pb2.ERROR_CODE_OVERLOADED).output(leg.room)))
                     continue
+                if leg.moves_room:
+                    self._move(leg, ready)
+                    continue
                 fault = self._next_fault()
                 self._sessions_by_room[leg.room] = ready
                 self.running[leg.room] = asyncio.ensure_future(self._run(leg, fault, ready))
@@ -208,14 +215,40 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
             return _HANDED_BACK
         return self.faults.pop(0) if self.faults else None
 
+    def _move(self, leg: StartLeg, ready: Batches) -> None:
+        task, fault = self.running.get(leg.moves_room), self._next_fault()
+        if task is None or fault is not None:
+            ready.put_nowait(_batch(_ABORTED.output(leg.room)))
+            return
+        task.cancel()
+        self._sessions_by_room[leg.room] = ready
+        self._held[leg.room] = next(each for each in self.started if each.room == leg.moves_room)
+        ready.put_nowait(_batch(LegOutput(room=leg.room, token_ids=self._given[leg.moves_room][-1].token_ids[-1:])))
+        self.running[leg.room] = asyncio.ensure_future(self._let_go(leg, ready))
+
+    async def _let_go(self, leg: StartLeg, ready: Batches) -> None:
+        await asyncio.sleep(self.step_s)
+        del self.running[leg.room], self._held[leg.room]
+        if self.running.pop(leg.moves_room, None) is not None:
+            ready.put_nowait(_batch(_HANDED_BACK.output(leg.moves_room)))
+        end = LegOutput(room=leg.room, first_index=1, finish_reason=inference_pb2.FINISH_REASON_STOP, stats=self.stats)
+        ready.put_nowait(_batch(end))
+        self._on_event()
+
     def _abort(self, room: int, ready: Batches) -> None:
         self.aborted.append(room)
         if room in self.running:
             self.running.pop(room).cancel()
             ready.put_nowait(_batch((_HANDED_BACK if self._is_draining else _ABORTED).output(room)))
+        held = self._held.pop(room, None)
+        if held is not None and held.room in self.running:
+            self.running[held.room] = asyncio.ensure_future(self._run(held, None, ready))
 
     async def _run(self, leg: StartLeg, fault: Fault | None, ready: Batches) -> None:
+        given = self._given.setdefault(leg.room, [])
         for number, output in enumerate(self._outputs(leg)):
+            if number < len(given):
+                continue  # it has stood still behind these
             if fault is not None and fault.after == number:
                 if fault.kind != "hang":
                     ready.put_nowait(_batch(fault.output(leg.room)) if fault.kind == "error" else None)
@@ -224,6 +257,7 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
             if number == 0 and self._kind(leg) is LegKind.DECODE:
                 await self._pages_came(leg)
             ready.put_nowait(_batch(output))
+            given.append(output)
             await asyncio.sleep(self.step_s)
         self.running.pop(leg.room, None)
         self._on_event()
@@ -236,7 +270,9 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
             yield _first_output(leg, tokens, stats)
         if kind is not LegKind.PREFILL:
             for index, token_id in enumerate(tokens[1:-1], start=1):
-                yield _with_logprobs(LegOutput(room=leg.room, first_index=index, token_ids=[token_id]), leg)
+                output = LegOutput(room=leg.room, first_index=index, token_ids=[token_id])
+                output.drafts, output.accepted_drafts = self.drafts, self.accepted_drafts
+                yield _with_logprobs(output, leg)
             end.token_ids.extend(tokens[1:][-1:])
         yield _with_logprobs(end, leg) if end.token_ids else end
 

@@ -81,6 +81,7 @@ class Engine:
         retracted_s: float = RETRACTED_S,
         pages_per_state: int = 0,
         windows: WindowPages = NO_WINDOWS,
+        max_drafts: int = 64,
     ) -> None:
         """With `pages_per_state` tokens depend on a state, too; with `windows` on what layers with them keep."""
         kv = np.zeros((num_pages, PAGE), dtype=np.uint64)
@@ -102,6 +103,7 @@ class Engine:
             scheduling=scheduling or Scheduling(),
             retracted_s=retracted_s,
             mixed_step_s=mixed_step_s,
+            max_drafts=max_drafts,
         )
         self.core = build(self.cache, limits)
         self._kind = kind
@@ -110,6 +112,7 @@ class Engine:
         self._compiler = compiler
         self.now_s = 0.0
         self.num_steps = 0
+        self.is_abandoned = False
         self._stepping: Stepping = (
             OverlappedStepping(self.core, worker(self.runner), lambda: self.now_s)
             if overlap
@@ -153,6 +156,7 @@ class Engine:
             if isinstance(effect, CompileGrammar):
                 assert self._compiler is not None
                 matcher = self._compiler.compile(effect.grammar).matcher()
+                matcher.accept(effect.prior_tokens)
                 self.core.handle(GrammarReady(effect.room, matcher), self.now_s)
                 continue
             if isinstance(effect, EmitTokens):
@@ -164,6 +168,11 @@ class Engine:
 
     def tokens(self, room: int) -> list[int]:
         return [token for output in self.outputs[room] for token in output.token_ids]
+
+    def abandon(self) -> None:
+        """What it holds can't be accounted for any more, as a test wanted."""
+        self.is_abandoned = True
+        self._stepping.close()
 
     def close(self) -> None:
         """Everything has been answered and given back."""

@@ -15,6 +15,7 @@ from diptych.common.arrays import U64
 from diptych.common.members.roles import LegKind, Role
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.cache.tier import Tier
+from diptych.engine.schedule.running import Drafter
 from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping, TpModelWorkerClient
 from diptych.engine.values.batch import OverlapRunner
 from diptych.engine.values.events import (
@@ -68,6 +69,7 @@ class Worker:
         model: NewModel,
         pages_per_state: int,
         windows: WindowPages,
+        drafter: Drafter | None,
     ) -> None:
         self.kv, runner = model(num_pages)
         self.cache = KvCache(
@@ -79,7 +81,7 @@ class Worker:
             pages_per_state=pages_per_state,
             windows=replace(windows, step_tokens=limits.max_step_tokens),
         )
-        self.core = UnifiedCore(self.cache, limits, TransferRules("always"), PAGE * 8, role)
+        self.core = UnifiedCore(self.cache, limits, TransferRules("always"), PAGE * 8, role, drafter=drafter)
         self.stepping: Stepping = (
             OverlappedStepping(self.core, TpModelWorkerClient(runner), clock)
             if overlap
@@ -103,10 +105,11 @@ class Fleet:
         model: NewModel = null_model,
         pages_per_state: int = 0,
         windows: WindowPages = NO_WINDOWS,
+        drafter: Drafter | None = None,
     ) -> None:
         """`clock` is read when a step is planned and when it has run."""
         self.workers = {
-            number: Worker(role, num_pages, clock, overlap, limits, tiers, model, pages_per_state, windows)
+            number: Worker(role, num_pages, clock, overlap, limits, tiers, model, pages_per_state, windows, drafter)
             for number, role in enumerate(roles, 1)
         }
         for number, worker in self.workers.items():

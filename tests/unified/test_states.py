@@ -18,6 +18,7 @@ from diptych.common.errors import ConfigError
 from diptych.common.members.roles import Role
 from diptych.decode.core import DecodeCore
 from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.schedule.running import Drafter
 from diptych.engine.schedule.step_pace import StepPace
 from diptych.engine.scheduler.stepping import StepGivenUp
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
@@ -88,7 +89,7 @@ def test_what_began_before_a_change_of_roles_ends_right(
     assert all(fleet.tokens(room) == expected(prompt, 5) for room, prompt in prompts.items())
 
 
-class NoDrafts:
+class NoDrafts(Drafter):
     """Implements `Drafter`."""
 
     def propose(self, requests: Sequence[Request]) -> Drafts:

@@ -22,6 +22,7 @@ from diptych.common.arrays import I32
 from diptych.common.members.roles import LegKind, Role
 from diptych.decode.core import DecodeCore
 from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.schedule.running import Drafter
 from diptych.engine.schedule.step_pace import StepPace
 from diptych.engine.scheduler.stepping import StepGivenUp, fill_in
 from diptych.engine.values.batch import ForwardBatch, OverlapRunner, SamplingBatch, StepResult
@@ -321,16 +322,18 @@ def test_a_conversation_of_many_turns_computes_only_what_is_new(windows: WindowP
 # drafts
 
 
-class ToyDrafter:
-    """Guesses some tokens of each request, of which every third may be wrong."""
+class ToyDrafter(Drafter):
+    """Guesses some tokens of each request, of which every third may be wrong; nothing in every fourth step."""
 
     def __init__(self, outputs: dict[int, list[int]], num_tokens: int, is_wrong: bool) -> None:
         self._outputs = outputs
         self._num_tokens = num_tokens
         self._is_wrong = is_wrong
+        self._num_asked = 0
 
     def propose(self, requests: Sequence[Request]) -> Drafts:
-        guesses = {request.room: self._guess(request) for request in requests}
+        self._num_asked += 1
+        guesses = {request.room: self._guess(request) for request in requests if self._num_asked % 4}
         return {room: guess for room, guess in guesses.items() if guess}
 
     def _guess(self, request: Request) -> tuple[int, ...]:
@@ -339,18 +342,21 @@ class ToyDrafter:
         return tuple(token + (self._is_wrong and (start + i) % 3 == 0) for i, token in enumerate(following))
 
 
-def drafting_engine(windows: WindowPages, num_pages: int, drafter: ToyDrafter) -> Engine:
+def drafting_engine(windows: WindowPages, num_pages: int, drafter: ToyDrafter, *, overlap: bool = False) -> Engine:
     build: Callable[..., Any] = partial(DecodeCore, page_nbytes=PAGE * 8, pace=StepPace(math.inf), drafter=drafter)
-    return Engine(num_pages, build=build, kind=LegKind.LOCAL, windows=windows)
+    return Engine(num_pages, build=build, kind=LegKind.LOCAL, windows=windows, overlap=overlap)
 
 
 @KINDS
 @pytest.mark.parametrize("is_tiny", [False, True])
-def test_guesses_change_no_token_though_wrong_ones_were_in_windows(windows: WindowPages, is_tiny: bool) -> None:
+@pytest.mark.parametrize("overlap", [False, True])
+def test_guesses_change_no_token_though_wrong_ones_were_in_windows(
+    windows: WindowPages, is_tiny: bool, overlap: bool
+) -> None:
     prompts = {room: [7] * 9 + [room] * room for room in range(1, 9)}
     outputs = {room: expected(prompt, 40, windows) for room, prompt in prompts.items()}
     num_pages = tiny_pool(windows, 15) if is_tiny else 512
-    engine = drafting_engine(windows, num_pages, ToyDrafter(outputs, 2, is_wrong=True))
+    engine = drafting_engine(windows, num_pages, ToyDrafter(outputs, 2, is_wrong=True), overlap=overlap)
     engine.expect_short_outputs()
     for room, prompt in prompts.items():
         engine.start(room, prompt, 40)

@@ -7,6 +7,7 @@
 {{ include "diptych.modelProblems" . }}
 {{ include "diptych.routerProblems" . }}
 {{ include "diptych.roleProblems" . }}
+{{ include "diptych.plannerProblems" . }}
 {{ include "diptych.commonLabelProblems" . }}
 {{- range include "diptych.pools" . | fromYamlArray }}
 {{- $place := printf "%s pool %s: " .role .name }}
@@ -67,6 +68,20 @@ model.fetch can't write into model.volume.image, which is read-only: use one of 
 {{- end }}
 {{- if and $volume.image.reference (semverCompare "<1.33-0" $.Capabilities.KubeVersion.Version) }}
 model.volume.image needs Kubernetes 1.33 or later, this is {{ $.Capabilities.KubeVersion.Version }}: use pvc, hostPath or fetch
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "diptych.plannerProblems" -}}
+{{- with .Values.planner }}
+{{- if and .act (not .enabled) }}
+planner.act is true, but planner.enabled is false: set it to true
+{{- end }}
+{{- if and .act (not .options.gpus) }}
+planner.act needs planner.options.gpus: how many GPUs there may be for workers, or, without GPUs, how many workers
+{{- end }}
+{{- if and .stepModel (not (hasKey (fromJson .stepModel) "format")) }}
+planner.stepModel is no file of `diptych fit`: give its text, by --set-file planner.stepModel=FILE
 {{- end }}
 {{- end }}
 {{- end }}

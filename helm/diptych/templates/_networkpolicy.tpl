@@ -22,21 +22,27 @@
 {{- end }}
 {{- end }}
 
-{{/* Clients, whom the API asks for keys; beside them `helm test`, and `diptych status` in a router's pod. Routers reach each other on
-     any port: their consoles ask each process, at a port of its own. */}}
+{{/* Clients, whom the API asks for keys; beside them `helm test`, `diptych status` in a router's pod, and the planner, which reads
+     metrics, too. Routers reach each other on any port: their consoles ask each process, at a port of its own. */}}
 {{- define "diptych.routerIngress" -}}
 - ports:
     - {protocol: TCP, port: http}
     - {protocol: TCP, port: grpc}
   {{- if not .Values.networkPolicy.open }}
   from:
-    {{- include "diptych.peer" (dict "root" . "components" (list "router" "test")) | nindent 4 }}
+    {{- include "diptych.peer" (dict "root" . "components" (list "router" "planner" "test")) | nindent 4 }}
     {{- with .Values.networkPolicy.clients }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
   {{- end }}
 - from:
     {{- include "diptych.peer" (dict "root" . "components" (list "router")) | nindent 4 }}
+{{- if .Values.planner.enabled }}
+- from:
+    {{- include "diptych.peer" (dict "root" . "components" (list "planner")) | nindent 4 }}
+  ports:
+    - {protocol: TCP, port: health}
+{{- end }}
 {{- include "diptych.prometheusRule" (dict "root" $ "port" "health") }}
 {{- end }}
 
@@ -45,7 +51,7 @@
 - from:
     {{- include "diptych.peer" (dict "root" . "components" (list "worker")) | nindent 4 }}
 - from:
-    {{- include "diptych.peer" (dict "root" . "components" (list "router" "test")) | nindent 4 }}
+    {{- include "diptych.peer" (dict "root" . "components" (list "router" "planner" "test")) | nindent 4 }}
   ports:
     - {protocol: TCP, port: grpc}
 {{- include "diptych.prometheusRule" (dict "root" . "port" "metrics") }}
@@ -54,13 +60,18 @@
 {{/* Replicas do not call each other. */}}
 {{- define "diptych.bootstrapIngress" -}}
 - from:
-    {{- include "diptych.peer" (dict "root" . "components" (list "router" "worker" "deletion-costs" "test")) | nindent 4 }}
+    {{- include "diptych.peer" (dict "root" . "components" (list "router" "worker" "deletion-costs" "planner" "test")) | nindent 4 }}
   ports:
     - {protocol: TCP, port: grpc}
 {{- include "diptych.prometheusRule" (dict "root" . "port" "health") }}
 {{- end }}
 
-{{/* (dict root component) Each other, DNS, routers the port of the collector, wherever it is, and what the operator adds. */}}
+{{/* Nobody calls it. */}}
+{{- define "diptych.plannerIngress" -}}
+{{- include "diptych.prometheusRule" (dict "root" . "port" "metrics") }}
+{{- end }}
+
+{{/* (dict root component) Each other, DNS, routers the port of the collector and the planner those of the Kubernetes API, wherever they are, and what the operator adds. */}}
 {{- define "diptych.egress" -}}
 - to:
     {{- include "diptych.peer" (dict "root" .root "components" list) | nindent 4 }}
@@ -70,6 +81,11 @@
 {{- if and .root.Values.tracing.endpoint (eq .component "router") }}
 - ports:
     - {protocol: TCP, port: {{ regexFind "[0-9]+$" .root.Values.tracing.endpoint }}}
+{{- end }}
+{{- if eq .component "planner" }}
+- ports:
+    - {protocol: TCP, port: 443}
+    - {protocol: TCP, port: 6443}
 {{- end }}
 {{- with .root.Values.networkPolicy.egress.extra }}
 {{ toYaml . }}

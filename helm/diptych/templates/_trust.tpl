@@ -46,7 +46,8 @@ bootstrap worker router operator viewer
 {{- if and $token.existingSecret (not $token.perMember) -}}
 token
 {{- else -}}
-{{ has .component (list "bootstrap" "worker" "router") | ternary .component "viewer" }}
+{{- $reads := and .root.Values.planner.act (eq .component "planner") | ternary "operator" "viewer" -}}
+{{ has .component (list "bootstrap" "worker" "router") | ternary .component $reads }}
 {{- end -}}
 {{- end }}
 

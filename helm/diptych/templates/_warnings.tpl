@@ -39,6 +39,9 @@ router.drainSeconds is {{ .Values.router.drainSeconds }}: a stream that runs for
 {{ $place }} is on the nodes' network, where NetworkPolicies do not apply.
 {{- end }}
 {{- end }}
+{{- if include "diptych.plannerActs" . }}
+planner.act: pools begin with one worker each, where nobody has scaled them: planner.options.least says how many there are at least.
+{{- end }}
 {{- if and .Values.router.checkPods .Values.networkPolicy.egress.enabled }}
 router.checkPods: networkPolicy.egress.extra must let routers reach the Kubernetes API.
 {{- end }}

@@ -10,7 +10,7 @@ kind: Deployment
 metadata:
   {{- include "diptych.metadata" (merge (dict "labels" $compat) $scope) | nindent 2 }}
 spec:
-  {{- if not (include "diptych.isAutoscaled" $pool) }}
+  {{- if not (or (include "diptych.isAutoscaled" $pool) (include "diptych.plannerActs" $root)) }}
   replicas: {{ $pool.replicas }}
   {{- end }}
   minReadySeconds: {{ $pool.minReadySeconds }}

@@ -20,6 +20,7 @@ def main(config: BuildConfig) -> int:
 
 
 def _parts() -> dict[str, Callable[[], Path]]:
+    from diptych.engine.drafting import suffix_index
     from diptych.kernels import cpu
     from diptych.kvtransfer.ucx import binding
     from diptych.router.choose import page_chain, page_set
@@ -31,6 +32,7 @@ def _parts() -> dict[str, Callable[[], Path]]:
         "page sets": page_set.build,
         "page names": page_chain.build,
         "counts of keys": ledger.build,
+        "draft guesses": suffix_index.build,
     }
     if find_spec("triton"):
         from diptych.kernels.gpu import launcher

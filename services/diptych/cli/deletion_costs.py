@@ -18,7 +18,7 @@ from typing import Any, Final
 from diptych.cli.requests.asking import members
 from diptych.common import event_loop
 from diptych.common.config import option
-from diptych.common.errors import ConfigError, Unavailable
+from diptych.common.errors import ConfigError, DiptychError
 from diptych.common.logging import LogConfig, setup
 from diptych.common.members.kubernetes_api import KubernetesApi, in_cluster
 from diptych.common.members.record import State
@@ -69,7 +69,7 @@ def update(api: KubernetesApi, selector: str, listed: Iterable[Instance]) -> Non
         try:
             api.patch("api/v1", "pods", name, {"metadata": {"annotations": {ANNOTATION: str(cost)}}})
             logger.info("%s costs %d", name, cost)
-        except Unavailable as error:
+        except DiptychError as error:
             logger.warning("%s", error)
 
 

@@ -57,7 +57,7 @@ OTHERS: Final[Mapping[str, Command]] = MappingProxyType(
         ),
         "plan": Command("say which workers a load needs, before any GPU is bought", "diptych.cli.plan", "PlanConfig"),
         "planner": Command(
-            "say what workers a running platform needs, in shadow", "diptych.cli.planner", "PlannerConfig"
+            "say what workers a running platform needs, or see to it", "diptych.cli.planner", "PlannerConfig"
         ),
         "deletion-costs": Command(
             "have Kubernetes end the emptiest workers first", "diptych.cli.deletion_costs", "DeletionCostsConfig"

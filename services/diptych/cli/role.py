@@ -50,7 +50,7 @@ def main(config: RoleConfig) -> int:
     trust = config.trust()
     worker = find(members(config.bootstrap, trust), config.worker)
     start_s = time.monotonic()
-    answer = _set_role(worker, config, trust)
+    answer = set_role(worker, Role(config.role), config.drain_s, trust)
     took_s = time.monotonic() - start_s
     print(f"{name_of(worker)} now serves {config.role}, after {took_s:.2f} s")
     if answer.not_ready:
@@ -69,13 +69,12 @@ def find(listed: Sequence[Instance], wanted: str) -> Instance:
     return found[0]
 
 
-def _set_role(worker: Instance, config: RoleConfig, trust: Trust) -> SetRoleResponse:
-    request = SetRoleRequest(
-        instance_id=worker.instance_id, role=Role(config.role).wire, drain_ms=round(config.drain_s * 1000)
-    )
+def set_role(worker: Instance, role: Role, drain_s: float, trust: Trust) -> SetRoleResponse:
+    """Return when the role is served, or might be. Raises `RoleRefused`."""
+    request = SetRoleRequest(instance_id=worker.instance_id, role=role.wire, drain_ms=round(drain_s * 1000))
     with open_sync_channel(worker.address, trust) as channel:
         try:
-            answer: SetRoleResponse = WorkerAdminStub(channel).SetRole(request, timeout=config.drain_s + MARGIN_S)
+            answer: SetRoleResponse = WorkerAdminStub(channel).SetRole(request, timeout=drain_s + MARGIN_S)
         except grpc.RpcError as error:
             raise RoleRefused(f"{name_of(worker)}: {error.details() or error.code().name}") from None
     return answer

@@ -8,12 +8,15 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from diptych.cli.plans.simulation import (
+    ALL,
+    WatchedPlanner,
+    kills_of,
     platform_words,
     policies_of,
     remarks,
@@ -24,6 +27,8 @@ from diptych.common.config import option, to_flags
 from diptych.common.errors import ConfigError
 from diptych.engine.values.step_model import H200_LLAMA_8B, StepModel
 from diptych.generation.slo import Slo
+from diptych.planner.values import Limits
+from diptych.router.choose.policies import POLICIES
 from diptych.router.values.slo_tiers import Tiers, tiers_of
 from diptych.simulator.outcome import Outcome
 from diptych.simulator.report.errors import errors, typical
@@ -73,6 +78,16 @@ class SimulateConfig:
     tp: int = option(
         1, help="GPUs of a worker, for GPU-hours; the step model is that of all together", group="platform"
     )
+    planner: bool = option(
+        False, help="have the planner decide how many workers there are, from these on", group="events"
+    )
+    gpus: int = option(0, help="that the planner may use; 0: those that --workers have", group="events")
+    start_s: float = option(60.0, help="that a worker takes to start which the planner asks for", group="events")
+    kill: tuple[str, ...] = option(
+        (),
+        help="workers that die, T:WORKER: after so many seconds, numbered from 1 on",
+        group="events",
+    )
     ttft_slo_ms: float = option(
         0.0, help="a call is served well with its first token within so long; 0: not said", group="slo"
     )
@@ -106,13 +121,15 @@ class SimulateConfig:
         ):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"--{name.replace('_', '-')} must be positive, not {getattr(self, name)}")
-        for name in ("calls", "rate", "seed", "mixed_step_ms", "ttft_slo_ms", "tpot_slo_ms"):
+        for name in ("calls", "rate", "seed", "mixed_step_ms", "gpus", "start_s", "ttft_slo_ms", "tpot_slo_ms"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"--{name.replace('_', '-')} must not be negative, as {getattr(self, name)} is")
         if self.compare and (self.calls or self.rate):
             raise ConfigError("--compare takes a whole log at its own rate: leave --calls and --rate out")
         policies_of(self.policy)
-        workers_of(self.workers, WorkerSetup())
+        kills_of(self.kill, len(workers_of(self.workers, WorkerSetup())))
+        if self.gpus and not self.planner:
+            raise ConfigError("--gpus is what the planner may use: give --planner too")
         self.tiers  # noqa: B018  # raises
 
 
@@ -134,7 +151,10 @@ def main(config: SimulateConfig) -> int:
     for remark in remarks(calls, config.tiers.slos):
         print(f"note       {remark}")
     runs = {policy: _run(config, policy, workers, calls) for policy in policies_of(config.policy)}
-    print(f"\n{table({policy: run.result for policy, run in runs.items()})}\n\nagain      {command_of(config)}")
+    print(f"\n{table({policy: run.result for policy, run in runs.items()})}\n")
+    if others := [each for each in POLICIES if each not in runs]:
+        print(f"policies   {', '.join(runs)}; --policy {ALL} has them beside {', '.join(others)}")
+    print(f"again      {command_of(config)}")
     _save(config, calls, runs)
     if measured is not None:
         for policy, (outcome, _) in runs.items():
@@ -184,6 +204,9 @@ def setup_of(config: SimulateConfig, policy: str, workers: Sequence[WorkerSetup]
         slo=slos["default"],
         tiers=slos,
         context_len=max(CONTEXT_LEN, longest),
+        actions=kills_of(config.kill, len(workers)),
+        more=replace(worker_of(config), start_s=config.start_s),
+        bounds=Limits(budget_gpus=config.gpus or len(workers) * config.tp),
     )
 
 
@@ -208,9 +231,12 @@ def _lines(config: SimulateConfig) -> Sequence[str]:
 def _run(config: SimulateConfig, policy: str, workers: Sequence[WorkerSetup], calls: Sequence[Call]) -> Run:
     setup = setup_of(config, policy, workers, calls)
     begun_s = time.monotonic()
-    outcome = simulate(setup, calls)
+    planner = WatchedPlanner() if config.planner else None
+    outcome = simulate(setup, calls, planner)
     took_s = max(time.monotonic() - begun_s, 1e-9)
     print(f"{policy}: {outcome.virtual_s:.0f} s in {took_s:.1f} s, x{outcome.virtual_s / took_s:.0f}", file=sys.stderr)
+    if planner is not None:
+        print(f"planner    {policy}: {planner.words}")
     slos, tiers = [setup.slo_of(call.tier) for call in calls], [call.tier for call in calls]
     by_tier = of_tiers(outcome, slos, tiers) if len({*tiers}) > 1 else {}
     return Run(outcome, Result(summary(outcome, setup.slo, slos), by_tier))

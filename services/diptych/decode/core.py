@@ -12,9 +12,10 @@ from dataclasses import replace
 from diptych.common.members.roles import LegKind
 from diptych.decode.grants import Grants, Headroom
 from diptych.decode.imports import Imports
+from diptych.decode.leaving import Leaving
 from diptych.decode.phases import Phase
 from diptych.decode.room import DecodeRoom
-from diptych.decode.rooms import JOINED, Rooms
+from diptych.decode.rooms import VERIFIED, Rooms
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
 from diptych.engine.schedule.admission import refuse
@@ -24,11 +25,10 @@ from diptych.engine.schedule.sampled import (
     NO_TOKEN_FAILURE,
     Sampled,
     append_plain,
-    append_tokens,
     collect_prompt_logprobs,
     pop_prompt_logprobs,
-    refuse_tokens,
     sampled,
+    take_tokens,
 )
 from diptych.engine.schedule.step_pace import NextPrompt, StepPace
 from diptych.engine.schedule.waiting_queue import new_waiting_queue
@@ -66,6 +66,8 @@ from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, Note
 class DecodeCore:
     """Implements `SchedulerCore` for the decode role."""
 
+    can_overlap = True
+
     def __init__(
         self,
         cache: KvCache,
@@ -98,6 +100,7 @@ class DecodeCore:
             page_nbytes=page_nbytes,
             eos_ids=limits.eos_ids,
         )
+        self.leaving = Leaving(cache, self._running, self._rooms)  # for other workers
         self._now_s = 0.0  # of the step that is planned
 
     # events
@@ -175,7 +178,7 @@ class DecodeCore:
                 self._effects.append(SendNote(peer, Ack(note.room)))
             return
         match note:
-            case HandOff() if room.phase in JOINED:
+            case HandOff() if room.phase in VERIFIED:
                 self._effects.append(SendNote(peer, Ack(note.room)))
             case HandOff() if room.phase is Phase.IMPORTING:
                 self._imports.on_hand_off(room, note, digest, now_s)
@@ -187,10 +190,6 @@ class DecodeCore:
                 pass  # a duplicate, or a hand-off that crossed our abort: its AbortAck follows
 
     # steps
-
-    @property
-    def can_overlap(self) -> bool:
-        return self._running.can_overlap
 
     def next_prompt(self, now_s: float) -> NextPrompt | None:
         """Return whose prompt is computed next, if there is one that has its memory."""
@@ -219,35 +218,38 @@ class DecodeCore:
         step = self._running.commit(now_s)
         if step.chunks:
             collect_prompt_logprobs(step.chunks, result)
-        tokens, others = append_plain(step, result)
+        tokens, others, ahead = append_plain(step, result)
         if tokens.rooms:
             self._effects.append(tokens)
+        for request, num_more in ahead:
+            self._pace.ahead(request, num_more)
         if others:
             for row in sampled(step, result, others):
-                self._on_tokens(row, now_s)
+                self._on_tokens(row, len(step.drafts_of(row[0])), now_s)
         if step.chunks:
             self._running.share(step)
         if self._waiting:
             self._effects += self._grants.grant(now_s)
 
-    def _on_tokens(self, row: Sampled, now_s: float) -> None:
+    def _on_tokens(self, row: Sampled, num_drafts: int, now_s: float) -> None:
         request, token_ids, logprobs = row
-        room = self._rooms[request.room]
-        failure = refuse_tokens(request, token_ids)
+        room, index = self._rooms[request.room], request.num_output_tokens
+        taken, finish, failure = take_tokens(request, token_ids, self._limits.eos_ids)
+        if taken:
+            self._pace.ahead(request, len(taken) - 1)
+            room.measure_token(index, now_s)
+            stats = room.stats if finish or index == 0 else None  # a client may stop reading before the end
+            counted, of_prompt = logprobs and logprobs.span(0, len(taken)), pop_prompt_logprobs(request)
+            of_drafts = num_drafts, min(len(token_ids) - 1, len(taken))
+            self._tell(room, Output(request.room, index, taken, finish, None, stats, counted, of_prompt, *of_drafts))
         if failure is NO_TOKEN_FAILURE:
             self._running.distrust(request)
         if failure is not None:
             self._rooms.drop(room, failure)
-            return
-        index = request.num_output_tokens
-        taken, finish = append_tokens(request, token_ids, self._limits.eos_ids)
-        self._pace.ahead(request, len(taken) - 1)
-        room.measure_token(index, now_s)
-        stats = room.stats if finish or index == 0 else None  # a client may stop reading before the end
-        of_prompt = pop_prompt_logprobs(request)
-        output = Output(request.room, index, taken, finish, None, stats, logprobs, of_prompt)
-        crossing = Crossing.JOINED if index == 1 and room.hand_off is not None else None
-        if finish is None:
+
+    def _tell(self, room: DecodeRoom, output: Output) -> None:
+        crossing = Crossing.JOINED if output.first_index == 1 and room.hand_off is not None else None
+        if output.finish is None:
             self._effects.append(Emit(output, crossing))
         else:
             self._rooms.finish(room, output, crossing)
@@ -294,16 +296,17 @@ class DecodeCore:
 
     def load(self) -> Load:
         output_step_s, context_token_s, prompt_token_s = self._pace.step_parts_s
+        num_running = len(self._running)
         return Load(
-            num_waiting=len(self._rooms) - len(self._running) - self._rooms.num_given_up,
-            num_running=len(self._running),
+            num_waiting=len(self._rooms) - num_running - self._rooms.num_given_up,
+            num_running=num_running,
             free_pages=self._cache.num_available,
             total_pages=self._cache.pool.capacity,
             waiting_tokens=self._waiting.num_tokens + self._running.waiting_tokens,
             num_waiting_prompts=self._waiting.num_prompts + self._running.num_prompts,
             grantable_pages=self._grants.num_pages_left,
             num_ungranted=len(self._waiting) + len(self._rooms.retracted),
-            prompt_budget=self._pace.shown(len(self._running)),
+            prompt_budget=self._pace.shown(num_running),
             output_tokens=self._pace.output_tokens,
             output_step_s=output_step_s,
             context_token_s=context_token_s,
@@ -320,4 +323,5 @@ class DecodeCore:
 
     def report(self) -> CoreReport:
         held, counts = self._rooms.holders(), replace(self._counts)
-        return CoreReport(len(self._rooms), held, counts, self._rooms.closing.oldest_s())
+        since_s = self._rooms.closing.oldest_s()
+        return CoreReport(len(self._rooms), held, counts, since_s, self._running.drafts)

@@ -11,7 +11,7 @@ from diptych.decode.room import DecodeRoom
 from diptych.decode.rooms import Rooms
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.running import Running
-from diptych.engine.schedule.sampled import finish_of, refuse_tokens
+from diptych.engine.schedule.sampled import finish_of, refuse_token
 from diptych.engine.values.core_report import CoreCounts
 from diptych.engine.values.events import DigestPages, Effect, SendNote, UnpackPages
 from diptych.generation.finish import Finish
@@ -122,7 +122,7 @@ class Imports:
         self._cache.begin_from_import(request)
         request.append(note.first_token)
         self._running.join(request, room.handed_off_s)
-        failure = refuse_tokens(request, (note.first_token,))
+        failure = refuse_token(request, note.first_token)
         if failure is not None:
             self._rooms.drop(room, failure)
             return

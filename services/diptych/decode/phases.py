@@ -2,8 +2,10 @@
 
     PREALLOCATING --granted--> IMPORTING --handed off--> VERIFYING --verified--> RUNNING --ended--> DONE
           |                      | |                      |  |                      ^ |retracted
-          |                      | |                      |  |               resumed| v
-          |                      | |                      |  |                   RETRACTED --ended--> DONE
+          |                      | |                      |  |     ^ |       resumed| v
+          |                      | |                      |  |     | |           RETRACTED --ended--> DONE
+          |                      | |                      |  |     | +--given away--> MOVING --ended--> DONE
+          |                      | |                      |  |     +--taken back---------+
           |                      | |                      |  +--given up--> DISCARDING --verified--> DONE
           |                      | +--given up--> CLOSING |            (whatever came out)
           |                      |                   |    +--ended (damaged)--> DONE
@@ -32,6 +34,7 @@ class Phase(enum.Enum):
     VERIFYING = "verifying"  # prefill has written everything; it is being verified, and put together
     RUNNING = "running"  # its KV is here and verified, or being computed here; part of the running batch
     RETRACTED = "retracted"  # its KV had to give way; waits for memory, to go on here
+    MOVING = "moving"  # on its way to another worker: the prefill core has its pages, and sends them
     CLOSING = "closing"  # given up while prefill may still write; pages in quarantine
     DISCARDING = "discarding"  # given up while that is done; pages in quarantine
     DONE = "done"  # holds nothing
@@ -46,6 +49,8 @@ class Signal(enum.Enum):
     VERIFIED = "verified"  # or that is not wanted; the pages are whole
     RETRACTED = "retracted"
     RESUMED = "resumed"  # it has pages again
+    GIVEN_AWAY = "given away"  # held, and no step has it any more
+    TAKEN_BACK = "taken back"  # the other worker does not go on with it
     GIVEN_UP = "given up"  # abort, deadline or lost link while somebody uses the pages
     WRITER_STOPPED = "writer stopped"  # prefill said so, or is provably gone
     ENDED = "ended"  # finished or failed, and nobody can write into its pages
@@ -66,6 +71,9 @@ TRANSITIONS: Final[Mapping[tuple[Phase, Signal], Phase]] = {
     (Phase.RUNNING, Signal.ENDED): Phase.DONE,
     (Phase.RETRACTED, Signal.RESUMED): Phase.RUNNING,
     (Phase.RETRACTED, Signal.ENDED): Phase.DONE,
+    (Phase.RUNNING, Signal.GIVEN_AWAY): Phase.MOVING,
+    (Phase.MOVING, Signal.TAKEN_BACK): Phase.RUNNING,
+    (Phase.MOVING, Signal.ENDED): Phase.DONE,
     (Phase.CLOSING, Signal.WRITER_STOPPED): Phase.DONE,
     (Phase.DISCARDING, Signal.VERIFIED): Phase.DONE,
 }

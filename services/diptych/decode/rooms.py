@@ -26,6 +26,7 @@ from diptych.generation.output import Failure, FailureCode, Output
 from diptych.kvtransfer.notes import Abort
 
 JOINED = (Phase.RUNNING, Phase.RETRACTED)
+VERIFIED = (*JOINED, Phase.MOVING)
 _UNJOINED = (Phase.PREALLOCATING, Phase.IMPORTING, Phase.VERIFYING)  # prefill waits for word of them
 _GIVEN_UP = (Phase.CLOSING, Phase.DISCARDING)
 RETRY_S: Final = 1.0  # before a question that got no answer is asked again
@@ -169,7 +170,7 @@ class Rooms:
             self._waiting.remove(room.request)
         elif room.phase in JOINED:
             self._running.retire(room.request)
-        elif room.phase is not Phase.WAITING:
+        elif room.phase not in (Phase.WAITING, Phase.MOVING):
             self._cache.drop(room.request)
         self._forget(room, output)
 

@@ -33,6 +33,7 @@ from diptych.generation.output_text import OutputText, TextDelta
 from diptych.generation.sampling_params import SamplingParams
 from diptych.router.choose.policies import POLICIES
 from diptych.router.serve.attempt import AttemptFailed
+from diptych.router.values.leg_results import NOTHING_PREDICTED, Predicted
 from diptych.v1 import admin_pb2
 
 T = TypeVar("T")
@@ -54,6 +55,7 @@ class Generation:
     cached_tokens: int  # of the prompt, found in the prefix cache
     logprobs: TokenLogprobs | None = None  # of `token_ids`, if asked for
     prompt_logprobs: TokenLogprobs | None = None  # of the prompt but its first token, if asked for
+    predicted: Predicted = NOTHING_PREDICTED  # what came of guesses, with `EngineOptions.speculate`
 
 
 class _Part(NamedTuple):
@@ -63,6 +65,7 @@ class _Part(NamedTuple):
     prompt_tokens: int
     cached_tokens: int
     prompt_logprobs: TokenLogprobs | None
+    predicted: Predicted
 
 
 class Engine:
@@ -193,6 +196,7 @@ class Engine:
             parts[-1].cached_tokens,
             join(logprobs) if logprobs else None,
             next((part.prompt_logprobs for part in parts if part.prompt_logprobs is not None), None),
+            parts[-1].predicted,
         )
 
     async def _gather(
@@ -219,7 +223,7 @@ class Engine:
                 made = await attempt.next()
                 delta, stats = text.push(made.token_ids, made.finish, made.logprobs), attempt.prompt_stats
                 cached_tokens = stats.cached_tokens if stats is not None else 0
-                yield _Part(delta, len(prompt_ids), cached_tokens, made.prompt_logprobs)
+                yield _Part(delta, len(prompt_ids), cached_tokens, made.prompt_logprobs, attempt.predicted)
                 if delta.finish is not None:
                     return
         except AttemptFailed as failed:

@@ -18,6 +18,7 @@ from diptych.common.errors import ConfigError
 from diptych.common.members.roles import LegKind, Role
 from diptych.engine.frontend.scheduler_client import PendingQueries, SchedulerClient, SchedulerDied, start_scheduler
 from diptych.engine.options.config import EngineOptions, SchedulerConfig
+from diptych.engine.scheduler.messages import outputs_said
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.router.workers.known_worker import reported_load
 from diptych.router.workers.legs import Leg, LegReceiver, OpenLegs, Work
@@ -105,7 +106,7 @@ class Group:
 
     def _on_events(self, events: engine_pb2.SchedulerEvents) -> None:
         now_s = time.monotonic()
-        for output in events.outputs:
+        for output in outputs_said(events):
             self._legs.deliver(output, now_s)
         self.queries.on_admin_answers(events.admin_answers)
         if events.HasField("load"):

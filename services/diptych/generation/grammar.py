@@ -89,6 +89,24 @@ class Matcher(Protocol):
         """
         ...
 
+    def fill_masks(self, mask: I32, row: int, guess: Sequence[int]) -> None:
+        """Do so in `row` and, behind ever more tokens of a guess, in as many rows that follow.
+
+        Rows behind a token that can't come, or behind the end, are left as they are. The output gets no further.
+        """
+        ...
+
+    def count_allowed(self, guess: Sequence[int]) -> int:
+        """Return how many tokens of a guess may come next, one behind the other; fewer where to look is expensive."""
+        ...
+
+    def forced(self) -> Sequence[int]:
+        """Return tokens that spell what can't be otherwise, as far as what comes behind does not change them.
+
+        The output may spell it in other tokens. None where nothing is forced, or to look is expensive.
+        """
+        ...
+
 
 def num_words(vocab_size: int) -> int:
     """Return how many words of 32 bits hold one bit a token."""

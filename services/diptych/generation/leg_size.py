@@ -41,7 +41,9 @@ def too_large(leg: StartLeg, context_len: int) -> str | None:
         return f"the prompt has {len(leg.prompt_text)} characters, more than {context_len} tokens can have"
     if len(leg.cache_salt) > MAX_SALT_BYTES:
         return f"cache_salt has {len(leg.cache_salt)} bytes, of at most {MAX_SALT_BYTES}"
-    for name in ("request_id", "tenant", "lora"):
+    if len(leg.prediction) > context_len * TOKEN_BYTES:
+        return f"prediction has {len(leg.prediction) // TOKEN_BYTES} tokens, of at most {context_len}"
+    for name in ("request_id", "tenant", "lora", "speculate"):
         if (length := len(getattr(leg, name))) > MAX_NAME_LEN:
             return f"{name} has {length} characters, of at most {MAX_NAME_LEN}"
     for name, most in _COUNTS:

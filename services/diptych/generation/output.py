@@ -40,6 +40,7 @@ class Failure:
 
 
 LEAVING: Final = Failure(FailureCode.HANDED_BACK, "the worker is leaving")
+MOVED: Final = Failure(FailureCode.HANDED_BACK, "another worker goes on with it")
 
 
 MAX_CHUNKS: Final = 32  # of a prompt that are told apart
@@ -80,3 +81,5 @@ class Output:
     stats: Stats | None = field(default=None, compare=False)
     logprobs: TokenLogprobs | None = None  # of `token_ids`, if wanted
     prompt_logprobs: TokenLogprobs | None = None  # with the first output, if wanted: of the prompt but its first token
+    num_drafts: int = 0  # that were verified beside the first of `token_ids`
+    num_accepted: int = 0  # of these: they are among `token_ids`

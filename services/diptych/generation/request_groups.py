@@ -14,6 +14,8 @@ from diptych.common.errors import InvalidRequest
 
 MAX_TENANT_LEN: Final = 256
 MAX_PRIORITY: Final = 100
+DRAFT_SOURCES: Final = ("suffix", "ngram")  # of which one guesses how a request goes on
+NO_DRAFTS: Final = "off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,13 @@ class Hints:
 
     cache_namespace: bytes = b""  # prompts of different ones share no cached KV; `cache_salt` on the wire
     adapter: str = ""  # to run with; empty: none
+    prediction: bytes = b""  # what its client thinks that the output will be, as `packed_tokens`; empty: nothing
+    speculate: str = ""  # one of `DRAFT_SOURCES` that guesses, if the worker has it; "off": none; empty: as it does
+
+    def validate(self) -> None:
+        """Raise `InvalidRequest`, naming the field, for a value that nobody serves."""
+        if self.speculate:
+            check_speculate(self.speculate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +56,13 @@ class Life:
     request_id: str = ""  # for logs
     arrival_s: float = 0.0
     deadline_s: float = math.inf  # infinite: none
+
+
+def check_speculate(value: str) -> None:
+    """Raise `InvalidRequest` for what is neither a source nor "off"."""
+    if value not in (*DRAFT_SOURCES, NO_DRAFTS):
+        served = f"{', '.join(DRAFT_SOURCES)} and {NO_DRAFTS} are served"
+        raise InvalidRequest(f"speculate can't be {value!r}: {served}", param="speculate")
 
 
 NO_ACCOUNT: Final = Account()

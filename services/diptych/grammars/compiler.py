@@ -40,7 +40,7 @@ class Compiler:
         """
         source = source or source_of(grammar)
         matcher = llguidance.LLMatcher(self._vocabulary, source, log_level=0, limits=limits())
-        compiled = CompiledGrammar(matcher, num_words(self._vocab_size), num_words(self._vocabulary.vocab_size))
+        compiled = CompiledGrammar(matcher, num_words(self._vocab_size), self._vocabulary)
         error = compiled.warm_up()
         if error is not None:
             raise refusal(grammar, error)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from ctypes import addressof, c_char
+from itertools import takewhile
 from typing import Final, TypeAlias
 
 import llguidance
 import numpy as np
 
 from diptych.common.arrays import I32
+from diptych.generation.grammar import num_words
 from diptych.grammars.source import first_words
 
 MAX_SHARED_TOKENS: Final = 4096  # of all matchers of a compiled grammar
@@ -24,6 +26,10 @@ FREE_S: Final = 0.25
 FREE_S_PER_TOKEN: Final = 0.002
 CHEAP_S: Final = 0.02  # beside its tokens'; what an output takes beyond it is its tenant's debt. Usual ones take 0.004
 Lend: TypeAlias = Callable[[float], bool]  # so many seconds more to the tenant; False: too much, the output must end
+
+ROW_S: Final = 0.001  # that the mask of a row behind a guess may take: an output that needs more gets no guesses
+
+MAX_FORCED_BYTES: Final = 256  # that are looked at, of text that can't be otherwise
 
 TOO_SLOW: Final = "its tokens take too long to find: avoid rules that match the same text in many ways"
 
@@ -35,12 +41,13 @@ class CompiledGrammar:
         self,
         matcher: llguidance.LLMatcher,
         num_mask_words: int,
-        num_own_words: int,
+        vocabulary: llguidance.LLTokenizer,
         clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self._start = matcher
         self.num_mask_words = num_mask_words  # of a row, as the model's vocabulary needs
-        self.num_own_words = num_own_words  # as the tokenizer's needs
+        self.num_own_words = num_words(vocabulary.vocab_size)  # as the tokenizer's needs
+        self._vocabulary = vocabulary
         self.clock = clock  # of this thread's CPU time
         self.num_tokens = 0  # that its matchers have taken
 
@@ -54,6 +61,11 @@ class CompiledGrammar:
         matcher = self.matcher()
         matcher.fill_mask(matcher.new_mask(1), 0)
         return matcher.error
+
+    def spelled(self, text: bytes) -> Sequence[int]:
+        """Return tokens of the beginning of a text: those that are the same whatever comes behind, and none special."""
+        tokens, _ = self._vocabulary.tokenize_partial(text)
+        return list(takewhile(lambda token: not self._vocabulary.is_special_token(token), tokens))
 
     def matcher(self, lend: Lend | None = None) -> GrammarMatcher:
         """Return one for an output; without `lend` nobody owes what it takes."""
@@ -71,6 +83,7 @@ class GrammarMatcher:
         self._lend = lend
         self._left_s = FREE_S
         self._is_broke = False  # its tenant
+        self._is_expensive = False  # what a guess needs
         self._covered_s = FREE_S - CHEAP_S  # as little may be left before its tenant owes more
 
     @property
@@ -95,24 +108,60 @@ class GrammarMatcher:
         return np.full((num_rows, self._num_mask_words), -1, dtype=np.int32)
 
     def fill_mask(self, mask: I32, row: int) -> None:
-        assert mask.shape[1] == self._num_mask_words
-        if self._num_own_words == self._num_mask_words:
-            self._fill(mask[row])
-        else:
-            words = np.empty(self._num_own_words, dtype=np.int32)
-            self._fill(words)
-            mask[row] = words[: self._num_mask_words]
+        self._spend(self._fill(self._matcher, mask, row))
 
-    def _fill(self, words: I32) -> None:
-        assert words.dtype == np.int32
+    def fill_masks(self, mask: I32, row: int, guess: Sequence[int]) -> None:
+        """A guess costs its output nothing, but the batch waits for an expensive one only once."""
+        self.fill_mask(mask, row)
+        if not guess:
+            return
+        ahead, took_s = self._matcher.deep_copy(), 0.0
+        for behind, token_id in enumerate(guess, row + 1):
+            if not ahead.try_consume_tokens([token_id]) or ahead.is_stopped():
+                break
+            took_s += self._fill(ahead, mask, behind)
+        self._is_expensive |= took_s > ROW_S * len(guess)
+
+    def count_allowed(self, guess: Sequence[int]) -> int:
+        if self._is_expensive or self._matcher.is_stopped():
+            return 0
+        return self._matcher.deep_copy().try_consume_tokens(list(guess))
+
+    def forced(self) -> Sequence[int]:
+        """See `Matcher.forced`. A copy is asked: the matcher itself would remember what it forced."""
+        if self._is_expensive or self._matcher.is_stopped():
+            return ()
+        begun_s = self._clock()
+        text = _whole_characters(self._matcher.deep_copy().compute_ff_bytes())
+        tokens = self._grammar.spelled(text) if text else ()
+        self._is_expensive |= self._clock() - begun_s > ROW_S * (1 + len(tokens))
+        return tokens
+
+    def _fill(self, matcher: llguidance.LLMatcher, mask: I32, row: int) -> float:
+        """Return how many seconds it took."""
+        assert mask.shape[1] == self._num_mask_words
+        assert mask.dtype == np.int32
+        fits = self._num_own_words == self._num_mask_words
+        words = mask[row] if fits else np.empty(self._num_own_words, dtype=np.int32)
         address = addressof(c_char.from_buffer(words.data))  # must be contiguous; its `ctypes.data` takes longer
-        compute, num_bytes = self._matcher.unsafe_compute_mask_ptr, words.nbytes
+        compute, num_bytes = matcher.unsafe_compute_mask_ptr, words.nbytes
         begun_s = self._clock()  # likewise
         compute(address, num_bytes)
-        self._spend(self._clock() - begun_s)
+        took_s = self._clock() - begun_s
+        if not fits:
+            mask[row] = words[: self._num_mask_words]
+        return took_s
 
     def _spend(self, seconds: float) -> None:
         self._left_s -= seconds
         if self._left_s < self._covered_s and self._lend is not None:
             owed_s, self._covered_s = self._covered_s - self._left_s, self._left_s
             self._is_broke |= not self._lend(owed_s)
+
+
+def _whole_characters(text: bytes) -> bytes:
+    """Cut UTF-8 to what is looked at."""
+    end = MAX_FORCED_BYTES
+    while end < len(text) and text[end] & 0xC0 == 0x80:
+        end -= 1
+    return text[:end]

@@ -12,9 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from diptych.planner.values import Kind, Offered
+
+LEAST_ENDED: Final = 20.0  # requests: of fewer nobody can tell what share kept a goal
 
 
 class Counts(NamedTuple):
@@ -26,6 +28,7 @@ class Counts(NamedTuple):
     cached_tokens: float = 0.0  # of those prompts
     output_tokens: float = 0.0
     in_flight: float = 0.0
+    within: float = 0.0  # of those that finished: that kept the goal; nan: the router has another goal
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +57,34 @@ def offered_by(samples: Sequence[Sample], windows_s: Sequence[float]) -> tuple[O
     return tuple(found)
 
 
+def attained_by(samples: Sequence[Sample], window_s: float) -> float:
+    """Return the share of the requests that ended in the last `window_s` that kept the goal; nan: nobody can tell.
+
+    Those in flight are in neither number: routers do not tell for how long each has waited.
+    """
+    if not samples or not samples[-1].is_whole:
+        return math.nan
+    since = [each for each in samples[:-1] if each.at_s >= samples[-1].at_s - window_s - 1e-6]
+    if not since or not since[0].is_whole:
+        return math.nan
+    counted = _counted(since[0], samples[-1])
+    return counted.within / counted.ended if counted.ended >= LEAST_ENDED else math.nan
+
+
 def _between(first: Sample, last: Sample) -> Offered:
-    window_s = last.at_s - first.at_s
-    changes = [_change(first.routers.get(name), counts) for name, counts in last.routers.items()]
-    ended, finished, prompt, cached, output, in_flight = (sum(column) for column in zip(*changes, strict=True))
-    came = max(0.0, ended + in_flight)
+    window_s, counted = last.at_s - first.at_s, _counted(first, last)
+    came = max(0.0, counted.ended + counted.in_flight)
     if not came:
         return Offered(window_s, ())
-    lens = [each / finished if finished else math.nan for each in (prompt, cached, output)]
+    sums = (counted.prompt_tokens, counted.cached_tokens, counted.output_tokens)
+    lens = [each / counted.finished if counted.finished else math.nan for each in sums]
     return Offered(window_s, (Kind(came / window_s, *lens),))
+
+
+def _counted(first: Sample, last: Sample) -> Counts:
+    """Return what all routers counted from one time to another."""
+    changes = [_change(first.routers.get(name), counts) for name, counts in last.routers.items()]
+    return Counts(*(sum(column) for column in zip(*changes, strict=True)))
 
 
 def _change(before: Counts | None, now: Counts | None) -> Counts:

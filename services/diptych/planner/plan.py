@@ -21,7 +21,7 @@ from diptych.planner.flips import Case, Flips, after_flips, flips
 from diptych.planner.leaving import leaving
 from diptych.planner.predict import predict
 from diptych.planner.reach import reachable
-from diptych.planner.resize import SHRINK_MARGIN, STABLE_S, Scene, harder, sized
+from diptych.planner.resize import SHRINK_MARGIN, Scene, harder, sized
 from diptych.planner.room import clipped, room_for
 from diptych.planner.sizing import Room, Sizing
 from diptych.planner.starts import Fleet, fleet, starts
@@ -54,7 +54,7 @@ def plan(observed: Observed, memory: Memory) -> tuple[Plan, Memory]:
     if expected.kinds is None:
         return _kept(observed, workers, room, memory, told)
     if expected.unknown_since_s is None:
-        memory = remembered(memory, observed, expected.kinds, STABLE_S)
+        memory = remembered(memory, observed, expected.kinds, observed.limits.stable_s)
     scene, memory, seen = _scene(observed, workers, room, expected, memory)
     made, memory = _made(scene, memory)
     return replace(made, reasons=(*told, *seen, *made.reasons)), memory
@@ -85,7 +85,7 @@ def _scene(
     hardest = demand(max(memory.needs, key=lambda need: need.work).kinds if memory.needs else (), observed.capacity)
     reached = reachable(observed.goal, harder(present, hardest), observed.capacity)
     sizing = Sizing(observed.capacity, reached.goal)
-    memory, missed = corrected(observed, workers, present, sizing, memory)
+    memory, missed = corrected(observed, workers, harder(present, hardest), sizing, memory)
     backlog = with_backlog(observed, workers.ready, present.times(expected.rise * memory.correction), sizing)
     scene = Scene(observed, workers, room, sizing, backlog.demand, present, hardest.times(memory.correction))
     return scene, memory, (*reached.reasons, *missed, *backlog.reasons)

@@ -14,13 +14,12 @@ from typing import Final, NamedTuple
 from diptych.planner.demand import Demand
 from diptych.planner.room import clipped
 from diptych.planner.sizing import Room, Sizing
-from diptych.planner.starts import Fleet
-from diptych.planner.values import NEVER, PLANNED_ROLES, Memory, Observed, Reason, Sizes, Why, WorkerState
+from diptych.planner.starts import Fleet, came_s
+from diptych.planner.values import PLANNED_ROLES, Memory, Observed, Reason, Sizes, Why
 
 GROW_MARGIN: Final = 1.1  # times the load that is grown for
 SHRINK_MARGIN: Final = 1.2  # times the load that one less has to hold
-STABLE_S: Final = 300.0  # before anything goes that was needed
-SHRINK_EVERY_S: Final = 60.0
+SHRINK_TURNS: Final = 5  # in the time for which a load must have been lower
 SHRINK_PART: Final = 0.25  # of what is too much goes at once, one worker at least
 
 
@@ -44,13 +43,17 @@ class Scene:
     present: Demand  # what comes now
     hardest: Demand  # of the last while
 
+    @property
+    def stable_s(self) -> float:
+        return self.observed.limits.stable_s
+
 
 def sized(scene: Scene, memory: Memory) -> Sized:
     """Return how many workers of each role there shall be, without changes of role."""
     current = clipped(scene.workers.counted, scene.room)
     watched_s = scene.observed.now_s - (scene.observed.now_s if memory.began_s is None else memory.began_s)
     if _nobody_asks(scene, watched_s):
-        words = f"nobody has asked for anything in {STABLE_S:.0f} s"
+        words = f"nobody has asked for anything in {scene.stable_s:.0f} s"
         return Sized(scene.room.least, memory, (Reason(Why.IDLE, words),))
     is_asleep = scene.observed.num_queued > 0 and not current.serves
     if is_asleep or not scene.sizing.holds(current, scene.demand):
@@ -68,27 +71,22 @@ def sized(scene: Scene, memory: Memory) -> Sized:
 def _shrinking(scene: Scene, current: Sizes, fewer: Sizes, watched_s: float, memory: Memory) -> Sized:
     """Return fewer workers, if the load was watched for long enough and the fleet has settled."""
     now_s, most_asked = scene.observed.now_s, f"{scene.hardest.requests_per_s:.2f} requests/s"
-    just_now = now_s < max(memory.shrunk_s, _came_s(scene)) + SHRINK_EVERY_S
-    if watched_s < STABLE_S or just_now:
+    just_now = now_s < max(memory.shrunk_s, came_s(scene.observed)) + scene.stable_s / SHRINK_TURNS
+    if watched_s < scene.stable_s or just_now:
         words = f"{fewer} would hold {most_asked}; watched for {watched_s:.0f} s, and the fleet "
         words += "changed just now" if just_now else "is as it was"
         return Sized(current, memory, (Reason(Why.WAITS_TO_SHRINK, words),))
-    words = f"{fewer} hold {SHRINK_MARGIN:g} times the {most_asked} that were the most in {STABLE_S:.0f} s"
+    words = f"{fewer} hold {SHRINK_MARGIN:g} times the {most_asked} that were the most in {scene.stable_s:.0f} s"
     return Sized(fewer, replace(memory, shrunk_s=now_s), (Reason(Why.SHRINKS, words),))
 
 
 def _nobody_asks(scene: Scene, watched_s: float) -> bool:
     """Whether there was no load for a while, and none is left."""
     demands = (scene.demand, scene.hardest)
-    idle = watched_s >= STABLE_S and all(
+    idle = watched_s >= scene.stable_s and all(
         each.requests_per_s <= 0 and not each.backlog and not each.extra_rows for each in demands
     )
     return idle and not scene.observed.num_queued
-
-
-def _came_s(scene: Scene) -> float:
-    """Return when the last worker came: it is given time to take its share."""
-    return max((each.since_s for each in scene.observed.workers if each.state is WorkerState.READY), default=NEVER)
 
 
 def _grown(scene: Scene, current: Sizes, memory: Memory) -> Sized:

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from diptych.common.members.roles import Role
 from diptych.planner.values import (
+    NEVER,
     PLANNED_ROLES,
     Memory,
     Observed,
@@ -60,6 +61,11 @@ def is_stuck(worker: Worker, now_s: float, start_s: float) -> bool:
     if worker.state is WorkerState.STARTING:
         return waited_s > max(LEAST_PATIENCE_S, STARTING_STARTS * start_s)
     return worker.state is WorkerState.FAILED
+
+
+def came_s(observed: Observed) -> float:
+    """Return when the newest came of those who serve: it is given time to take its share."""
+    return max((each.since_s for each in observed.workers if each.state is WorkerState.READY), default=NEVER)
 
 
 class Starts(NamedTuple):

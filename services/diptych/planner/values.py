@@ -135,6 +135,7 @@ class Limits:
     most: Sizes | None = None
     budget_gpus: int | None = None  # that there are for workers; None: can't be read, which is no permission
     may_flip: bool = True  # roles of running workers may change
+    stable_s: float = 300.0  # for which a load must have been lower before workers go
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
 from diptych.engine.schedule.admission import refuse
 from diptych.engine.schedule.batch_builder import BuildBatch, build_batch
 from diptych.engine.schedule.extend_queue import ExtendQueue
-from diptych.engine.schedule.sampled import NO_TOKEN_FAILURE, Sampled, collect_prompt_logprobs, refuse_tokens, sampled
+from diptych.engine.schedule.sampled import NO_TOKEN_FAILURE, Sampled, collect_prompt_logprobs, refuse_token, sampled
 from diptych.engine.schedule.sampling_builder import build_sampling
 from diptych.engine.schedule.step_pace import NextPrompt, StepPace
 from diptych.engine.schedule.waiting_queue import new_waiting_queue
@@ -131,10 +131,23 @@ class PrefillCore:
             self._effects.append(compile_grammar(request))
         match self._rendezvous.pop(event.peer, request.room):
             case PagesReady() as grant:
-                self._on_grant(room, grant)
+                self._on_grant(room, grant, now_s)
             case Abort(_, _, message):
                 room.abort_ack_sent = True
                 self._rooms.fail(room, Failure(FailureCode.ABORTED, f"decode gave up: {message}"))
+
+    def hand_over(self, request: Request, moved: int, peer: int, now_s: float) -> None:
+        """Send a request that is computed, and holds its pages, to a peer, which goes on from its newest token.
+
+        That is told at once, as if it were the first one. `moved` is the room in which it has run here.
+        """
+        room = PrefillRoom(request, peer, arrival_s=now_s, moved=moved, finish=Finish.STOP)
+        self._rooms.add(room)
+        self._effects.append(Emit(Output(request.room, 0, (_newest(request),), None, None, room.stats)))
+
+    def pop_returned(self) -> list[PrefillRoom]:
+        """Return rooms of moved requests that have ended, well or not: what they hold is the caller's."""
+        return self._rooms.pop_returned()
 
     def _handle_note(self, peer: int, note: Note, now_s: float) -> None:
         room = self._rooms.shared_with(peer, note.room)
@@ -143,7 +156,7 @@ class PrefillCore:
             return
         match note:
             case PagesReady() if room.phase is Phase.BOOTSTRAPPING:
-                self._on_grant(room, note)
+                self._on_grant(room, note, now_s)
             case Ack() if room.phase is Phase.TRANSFERRING:
                 self._rooms.acknowledge(room, now_s)
             case Abort(_, code, message):
@@ -152,15 +165,25 @@ class PrefillCore:
             case _:
                 pass  # a duplicate, or an answer to a room that is closing: its end is on the way
 
-    def _on_grant(self, room: PrefillRoom, grant: PagesReady) -> None:
+    def _on_grant(self, room: PrefillRoom, grant: PagesReady, now_s: float) -> None:
         problem = room.refuse_grant(grant, prompt_hash, self._cache.handed)
         if problem:
             self._rooms.fail(room, Failure(FailureCode.INVALID, problem))
             return
         room.on_grant(grant)
+        if room.moved:
+            self._send_computed(room, now_s)
+            return
         self._queue.expect(room.request)
         if room.request.is_ready:
             self._waiting.add(room.request)
+
+    def _send_computed(self, room: PrefillRoom, now_s: float) -> None:
+        room.on(Signal.ADMITTED)
+        room.on(Signal.EXTENDED)
+        room.first_step_s = room.first_token_s = now_s
+        room.note_moved(self._token_nbytes)
+        self._sender.hand_off(room, hand_off_note(room, _newest(room.request), None), now_s)
 
     def _on_matcher(self, room: PrefillRoom, matcher: Matcher) -> None:
         room.request.matcher = matcher
@@ -211,7 +234,8 @@ class PrefillCore:
 
     @property
     def _not_begun(self) -> list[Request]:
-        return [room.request for room in self._rooms if room.phase in (Phase.BOOTSTRAPPING, Phase.WAITING)]
+        phases = (Phase.BOOTSTRAPPING, Phase.WAITING)
+        return [room.request for room in self._rooms if room.phase in phases and not room.moved]
 
     @property
     def has_prompts(self) -> bool:
@@ -244,14 +268,14 @@ class PrefillCore:
         room = self._rooms[request.room]
         room.on(Signal.EXTENDED)
         self._turns.end(request.room)
-        failure = refuse_tokens(request, token_ids)
+        (token_id,) = token_ids  # a chunk has one sample
+        failure = refuse_token(request, token_id)
         if failure is NO_TOKEN_FAILURE:
             self._cache.distrust(request)
         if failure is not None:
             self._rooms.fail(room, failure)
             return
         self._sender.share(room)
-        (token_id,) = token_ids  # a chunk has one sample
         finish = request.grammar_finish or token_finish(token_id, 1, request.params, self._limits.eos_ids)
         room.finish = finish or Finish.STOP
         self._effects.append(Emit(first_output(room, row, now_s, self._token_nbytes), Crossing.HANDED))
@@ -283,10 +307,11 @@ class PrefillCore:
 
     def load(self) -> Load:
         phases = [room.phase for room in self._rooms]
-        num_waiting = phases.count(Phase.BOOTSTRAPPING) + phases.count(Phase.WAITING)
+        num_still = sum(room.stands_still for room in self._rooms)
+        num_waiting = phases.count(Phase.BOOTSTRAPPING) + phases.count(Phase.WAITING) - num_still
         return Load(
             num_waiting=num_waiting,
-            num_running=phases.count(Phase.RUNNING) + phases.count(Phase.TRANSFERRING),
+            num_running=phases.count(Phase.RUNNING) + phases.count(Phase.TRANSFERRING) + num_still,
             free_pages=self._cache.num_available,
             total_pages=self._cache.pool.capacity,
             waiting_tokens=sum(room.uncomputed_len for room in self._rooms),
@@ -301,9 +326,18 @@ class PrefillCore:
     def num_open_rooms(self) -> int:
         return len(self._rooms)
 
+    def admitted_prompts(self) -> list[Request]:
+        """Return prompts that hold pages until they are sent; not moved requests, which may come back."""
+        return [room.request for room in self._rooms if room.request.node is not None and not room.moved]
+
     def holders(self) -> Holders:
         """Return who claims pages."""
         return Holders([room.request for room in self._rooms if room.request.node is not None])
 
     def report(self) -> CoreReport:
         return CoreReport(len(self._rooms), self.holders(), CoreCounts())
+
+
+def _newest(request: Request) -> int:
+    """Return the newest token of a request that runs, which is a computed prompt but for that."""
+    return request.tokens.item(request.prompt_len)

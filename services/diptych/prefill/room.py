@@ -27,6 +27,7 @@ class PrefillRoom:
     request: Request
     peer: int  # decode's instance id
     arrival_s: float
+    moved: int = 0  # the room in which it runs at our decode core, computed there; 0: it is a prompt of ours
     phase: Phase = Phase.BOOTSTRAPPING
     grant: PagesReady | None = None
     groups: tuple[HandedGroup, ...] = ()  # what is handed over
@@ -64,6 +65,11 @@ class PrefillRoom:
     def waits_for_ack(self) -> bool:
         """Everything has left us; only decode's word is missing."""
         return self.phase is Phase.TRANSFERRING and self.writes_in_flight == 0
+
+    @property
+    def stands_still(self) -> bool:
+        """It is a moved request, and waits for pages at its new place."""
+        return self.moved > 0 and self.phase is Phase.BOOTSTRAPPING
 
     @property
     def uncomputed_len(self) -> int:
@@ -115,6 +121,12 @@ class PrefillRoom:
         """Decode's pages for what is handed over beside the pages of the prompt's tokens: the last that it granted."""
         assert self.grant is not None
         return np.array(self.grant.pages[len(self.grant.pages) - num_pages :], dtype=np.int32)
+
+    def note_moved(self, token_nbytes: int) -> None:
+        """Say what decode gets."""
+        assert self.grant is not None
+        self.stats.pages_moved = len(self.grant.pages)
+        self.stats.bytes_moved = self.stats.pages_moved * self.page_size * token_nbytes
 
     def farewell(self) -> SendNote | None:
         """What decode must hear when a failed room has drained: that no more writes will come.

@@ -19,6 +19,7 @@ from diptych.prefill.room import PrefillRoom
 from diptych.prefill.sending import Sender
 
 RETRY_S: Final = 1.0  # before a note that got no answer is sent again
+GRANT_S: Final = 0.5  # that a request which runs elsewhere meanwhile stands still for want of pages at its new place
 
 
 class Rooms:
@@ -33,6 +34,7 @@ class Rooms:
         self._ack_timeout_s = ack_timeout_s
         self._effects = effects
         self._rooms: dict[int, PrefillRoom] = {}
+        self._returned: list[PrefillRoom] = []
 
     def __len__(self) -> int:
         return len(self._rooms)
@@ -96,6 +98,11 @@ class Rooms:
         elif room.phase is Phase.CLOSING:
             self._close_if_drained(room)
 
+    def pop_returned(self) -> list[PrefillRoom]:
+        """Return rooms of moved requests that have ended; the caller takes their pages."""
+        returned, self._returned = self._returned, []
+        return returned
+
     def _settle_if_drained(self, room: PrefillRoom) -> None:
         """Keep the prompt's KV as a cached prefix and forget the room."""
         if room.writes_in_flight > 0:
@@ -103,7 +110,10 @@ class Rooms:
         room.on(Signal.DRAINED)
         room.stats.kv_digest = room.digest
         self._sender.release(room)
-        self._cache.retire(room.request)
+        if room.moved:
+            self._returned.append(room)
+        else:
+            self._cache.retire(room.request)
         del self._rooms[room.request.room]
         self._effects.append(Emit(Output(room.request.room, 1, finish=room.finish, stats=room.stats)))
 
@@ -112,7 +122,9 @@ class Rooms:
             return
         room.on(Signal.DRAINED)
         self._sender.release(room)
-        if room.request.node is not None:
+        if room.moved:
+            self._returned.append(room)
+        elif room.request.node is not None:
             self._cache.drop(room.request)
         del self._rooms[room.request.room]
         note = room.farewell()
@@ -126,6 +138,9 @@ class Rooms:
         for room in [room for room in self if room.phase not in _ENDED]:
             if room.request.life.deadline_s <= now_s:
                 self.fail(room, Failure(FailureCode.DEADLINE, "the request's deadline passed"))
+            elif room.stands_still and room.arrival_s + GRANT_S <= now_s:
+                words = f"its new worker granted no pages within {GRANT_S:g} s"
+                self.fail(room, Failure(FailureCode.TRANSFER_FAILED, words))
             elif room.waits_for_ack and room.hand_off_s + self._ack_timeout_s <= now_s:
                 words = f"decode did not acknowledge the KV within {self._ack_timeout_s:g} s"
                 self.fail(room, Failure(FailureCode.TRANSFER_FAILED, words))
@@ -138,6 +153,8 @@ class Rooms:
         deadlines = (room.request.life.deadline_s for room in waiting)
         times = [deadline_s for deadline_s in deadlines if deadline_s < math.inf]
         for room in waiting:
+            if room.stands_still:
+                times.append(room.arrival_s + GRANT_S)
             if room.waits_for_ack:
                 times += [room.asked_s + RETRY_S, room.hand_off_s + self._ack_timeout_s]
         return min(times, default=None)

@@ -130,11 +130,9 @@ def hand_off_note(room: PrefillRoom, first_token: int, finish: Finish | None) ->
 
 def first_output(room: PrefillRoom, row: Sampled, now_s: float, token_nbytes: int) -> Output:
     """Return what the client hears at once."""
-    assert room.grant is not None
     request, token_ids, logprobs = row
     room.first_token_s = now_s
-    room.stats.pages_moved = len(room.grant.pages)
-    room.stats.bytes_moved = room.stats.pages_moved * room.page_size * token_nbytes
+    room.note_moved(token_nbytes)
     room.stats.queue_s = room.first_step_s - room.arrival_s
     room.stats.compute_s = now_s - room.first_step_s
     prompt_logprobs = pop_prompt_logprobs(request)

@@ -126,6 +126,9 @@ class RouterConfig(LogConfig, TrustConfig, KeyConfig):
     hedge_after_s: float = option(
         0.0, help="start a second attempt elsewhere after so long without a first token; 0: never", group="routing"
     )
+    moves: Literal["on", "off"] = option(
+        "on", help="outputs whose worker can't keep their time per token go on at one that can", group="routing"
+    )
     breaker_failures: int = option(
         5, help="failures in a row after which a worker or link is left alone for a while; 0: never", group="routing"
     )

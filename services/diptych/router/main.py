@@ -163,6 +163,8 @@ async def run(router: Router, stop: event_loop.Stop, *, drain_s: float) -> None:
         background = [group.create_task(router.fleet.run()), group.create_task(router.health.run())]
         if router.console is not None:
             background.append(group.create_task(router.console.run()))
+        if router.mover is not None:
+            background.append(group.create_task(router.mover.run()))
         serving = group.create_task(router.http.run())
         await router.grpc.start()
         background.append(group.create_task(router.draining.run()))

@@ -84,6 +84,7 @@ class RouterMetrics:
         register_version(self.registry)
         self._add_counters()
         self._tiers = {name: self._tier_counts(name) for name in tiers.slos}
+        self._show_objectives(tiers)
         self._add_histograms()
         self._add_gauges()
 
@@ -117,6 +118,8 @@ class RouterMetrics:
         self.kv_resyncs = counter("kv_resyncs", "Times a worker was asked for all its cached pages, after a gap")
         self.hedges = counter("hedges", "Second attempts beside one that was slow to answer")
         self.replays = counter("replays", "Retries that continued after tokens had been sent")
+        self.moves_begun = counter("moves_begun", "Running requests that were asked to go on at another worker")
+        self.moves = counter("moves", "Running requests that went on at another worker, with their KV")
         self._show_zeros()
 
     def _show_zeros(self) -> None:
@@ -150,6 +153,13 @@ class RouterMetrics:
             kind: {f"{stage}_us": stages.labels(f"{role}_{stage}") for stage in names}
             for kind, (role, names) in LEG_STAGES.items()
         }
+
+    def _show_objectives(self, tiers: Tiers) -> None:
+        words = "Objectives of a tier: time to the first token, and for each other one; 0: none"
+        objectives = Gauge("diptych_router_objective_seconds", words, ["tier", "of"], registry=self.registry)
+        for name, slo in tiers.slos.items():
+            objectives.labels(name, "ttft").set(slo.ttft_s)
+            objectives.labels(name, "tpot").set(slo.tpot_s)
 
     def watch(self, fleet: FleetCounts, admission: Admission) -> None:
         """Read these gauges from their owners whenever somebody asks."""

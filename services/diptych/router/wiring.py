@@ -37,6 +37,7 @@ from diptych.router.process.health import ProcessMetrics, RouterHealth
 from diptych.router.process.share import Share
 from diptych.router.serve.execution import Dispatcher
 from diptych.router.serve.hedging import Hedging
+from diptych.router.serve.mover import Mover
 from diptych.router.serve.pipeline import Pipeline, Preparer
 from diptych.router.serve.request_log import RequestLog
 from diptych.router.serve.selection import Selector
@@ -65,6 +66,7 @@ class Router:
     health: RouterHealth
     admission: Admission
     dispatcher: Dispatcher
+    mover: Mover | None  # None: it is off
     draining: Draining
     preparer: Preparer
     http: HttpServer
@@ -125,7 +127,8 @@ def build(
     service = InferenceService(pipeline, callers, tracer, stall_s=config.client_stall_s)
     gate = CallGate(callers, budget, MessageReader(INFERENCE), stall_s=config.client_stall_s)
     grpc = _grpc(config, service, gate, health, share)
-    return Router(fleet, health, admission, dispatcher, draining, preparer, http, grpc, budget, tracer, console)
+    mover = Mover(dispatcher) if config.moves == "on" else None
+    return Router(fleet, health, admission, dispatcher, mover, draining, preparer, http, grpc, budget, tracer, console)
 
 
 def _dispatcher(config: RouterConfig, fleet: Fleet, metrics: RouterMetrics) -> Dispatcher:

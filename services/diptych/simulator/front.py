@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from diptych.common.members.roles import LegKind
 from diptych.engine.values.events import AbortRoom
+from diptych.engine.values.events import Move as AskToMove
 from diptych.generation.page_hash import prompt_hash
-from diptych.router.admission.queue import AdmissionQueue, Admitted, Claim, Outcome
+from diptych.router.admission.queue import AdmissionQueue, Admitted, Claim, Outcome, Reason
 from diptych.router.choose.breakers import Breakers
 from diptych.router.choose.chooser import Asked, Chooser, FoundPrompt
 from diptych.router.choose.explain import Selection
+from diptych.router.choose.moves import LOOK_S, Moves, RunningOutput
 from diptych.router.choose.pairing import has_fresh, least_blamed
 from diptych.router.choose.policies import plan_of
+from diptych.router.choose.policies.cost import Outlook, outlook_of
+from diptych.router.serve.moving import MIN_MOVED, PATIENCE_S, Move
 from diptych.router.values.failure import LegFailure
-from diptych.router.workers.legs import Leg
+from diptych.router.workers.legs import Leg, Work
 from diptych.router.workers.worker_view import Pair
 from diptych.simulator.clock import Clock
 from diptych.simulator.decisions import Decisions
@@ -30,6 +34,7 @@ from diptych.simulator.messages import Command, NewLeg
 from diptych.simulator.prompts import SimPrompt
 from diptych.simulator.served import Attempt, Served
 from diptych.simulator.setup import Setup
+from diptych.simulator.shedding import SimShedding
 
 PREFIX_TOKENS: Final = 256  # of a prompt, that name its family
 
@@ -61,16 +66,27 @@ class Front:
         self._breakers = Breakers(setup.router.breaker_failures)
         self._chooser = Chooser(self.workers.state, self.workers.estimates, self._rng, 0)
         self._queue = AdmissionQueue(setup.router.limits)
+        self._shedding = SimShedding(setup, self._outlook, self._num_tokens, clock, self._rng)
         self._claims: dict[int, Served] = {}  # that are open, by number
         self._pairless: dict[int, Served] = {}  # that wait for a pair, in order
         self._looks_s = math.inf  # at claims that have waited for too long
         self.num_ended = 0  # calls
+        self.num_moves = 0  # outputs that went on at another worker
+        self._moves = Moves()
+        self._is_looking = False
 
     # admission
 
     def arrive(self, served: Served) -> None:
         """A call is offered."""
-        claim = Claim(patience_s=self._setup.router.silence_s, tenant=served.call.tenant)
+        if self._shedding.sheds(served):
+            self._decisions.admitted(served.number, Reason.SHED.value)
+            served.failure = f"refused: {Reason.SHED.value}"
+            served.end()
+            self.num_ended += 1
+            return
+        weight = self._shedding.weight(served)
+        claim = Claim(patience_s=self._setup.router.silence_s, tenant=served.call.tenant, weight=weight)
         served.claim, outcomes = self._queue.offer(claim, self._clock.now_s)
         self._claims[served.claim] = served
         self._take(outcomes)
@@ -81,6 +97,7 @@ class Front:
             if isinstance(outcome, Admitted):
                 self._decisions.admitted(served.number, "admitted")
                 served.begin(self._setup.router, self._rng)
+                self._shedding.began(served)
                 self._dispatch(served)
             else:
                 self._decisions.admitted(served.number, outcome.reason.value)
@@ -96,9 +113,26 @@ class Front:
 
     def _close(self, served: Served, failure: str) -> None:
         served.failure = failure
+        if served.move is not None:
+            served.move.cancel()
         served.end()
         self.num_ended += 1
+        self._shedding.ended(served)
         del self._claims[served.claim]
+
+    def _outlook(self) -> Outlook | None:
+        """Return what a request that came now would find; None: nobody knows yet."""
+        self._catch_up()
+        pairs = self._breakers.choose(self.workers.pairs, self._clock.now_s)
+        is_known = bool(pairs) and self.workers.estimates.are_measured
+        return outlook_of(self._chooser.candidates(pairs, {})) if is_known else None
+
+    def _num_tokens(self, served: Served) -> int:
+        """Return how many tokens of a call's output have come."""
+        attempt = served.attempt
+        if attempt is None:
+            return len(served.progress.output_ids)
+        return self._given(attempt.worker_of(attempt.kinds[-1]), attempt.room)
 
     def _leave(self, served: Served, failure: str = "") -> None:
         """A call that was admitted has ended."""
@@ -165,6 +199,7 @@ class Front:
         self._decisions.paired(served.number, pair.prefill_id, pair.decode_id)
         progress.begin(self._clock.now_s)
         served.pair = pair
+        self._shedding.sent(served, selection)
         room = self._rng.getrandbits(64) or 1
         served.attempt = attempt = Attempt(self, served, room, pair)
         for kind in attempt.kinds:
@@ -173,6 +208,8 @@ class Front:
             self.workers[worker_id].legs.add(room, Leg(attempt, kind, selection.work, peer_id))
             self._send(worker_id, self._leg(served, room, kind, peer_id))
         self._clock.at(progress.wait_budget.ends_s, lambda: self._end_if_it_is_time(attempt))
+        if self._setup.router.moves and selection.request.slo.tpot_s > 0:
+            self._look_later()
 
     def _leg(self, served: Served, room: int, kind: LegKind, peer_id: int) -> NewLeg:
         call, num_prior = served.call, len(served.progress.output_ids)
@@ -186,6 +223,8 @@ class Front:
     def heard(self, attempt: Attempt) -> None:
         """The legs of an attempt have said something."""
         served, legs = attempt.served, attempt.legs
+        if served.move is not None:
+            served.move.look()
         if served.attempt is not attempt:
             return
         token_ids, _ = legs.merger.pop()
@@ -196,7 +235,7 @@ class Front:
             self._breakers.succeed(attempt.pair)
         if legs.is_complete:
             self._complete(served)
-        elif legs.failure is not None:
+        elif legs.failure is not None and not self._goes_on_elsewhere(served):
             self._recover(attempt, legs.failure)
 
     def _on_tokens(self, served: Served, token_ids: Sequence[int]) -> None:
@@ -238,6 +277,90 @@ class Front:
             self._clock.at(served.progress.wait_budget.ends_s, lambda: self._end_if_it_is_time(attempt))
             return
         attempt.end_by_deadline(served.progress.wait_budget.words(now_s))
+
+    # moves, as `serve.mover` and `serve.execution` make them
+
+    def _look_later(self) -> None:
+        if not self._is_looking:
+            self._is_looking = True
+            self._clock.after(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        """Begin the moves that are due; the next look comes as long as there are calls."""
+        self._is_looking = False
+        self._catch_up()
+        running, pairs = list(self._claims.values()), self._breakers.choose(self.workers.pairs, self._clock.now_s)
+        candidates = self._chooser.candidates(pairs, {}) if pairs else None
+        usual = self.workers.estimates.output_len
+        for choice in self._moves.due(candidates, lambda: self._outputs(running), self._partners, usual):
+            self._move(running[choice.place], choice.target_id)
+        if running:
+            self._look_later()
+
+    def _outputs(self, running: Sequence[Served]) -> Mapping[int, RunningOutput]:
+        return {place: found for place, each in enumerate(running) if (found := self._output(each)) is not None}
+
+    def _output(self, served: Served) -> RunningOutput | None:
+        """Return an output as it is made now; None while it can't move."""
+        attempt, is_moving = served.attempt, served.move is not None and not served.move.is_over
+        if attempt is None or is_moving or attempt.has_ended or attempt.num_tokens < MIN_MOVED:
+            return None
+        num_output = len(served.progress.output_ids) + len(attempt.ready)
+        return RunningOutput(
+            worker_id=attempt.pair.decode_id,
+            slo=self._setup.slo_of(served.call.tier),
+            num_tokens=served.call.prompt_len + num_output,
+            num_output_tokens=num_output,
+            num_left_at_most=served.call.output_len - num_output,
+            been=frozenset(served.been),
+        )
+
+    def _partners(self, worker_id: int, adapter: str) -> Collection[int]:
+        return {pair.decode_id for pair in self.workers.pairs if pair.prefill_id == worker_id}
+
+    def _move(self, served: Served, target_id: int) -> None:
+        """Ask the worker that makes an output to hand it to another one."""
+        old, call, progress = served.attempt, served.call, served.progress
+        assert old is not None
+        pair, room, slo = (
+            Pair(old.pair.decode_id, target_id),
+            self._rng.getrandbits(64) or 1,
+            self._setup.slo_of(call.tier),
+        )
+        new = Attempt(self, served, room, pair, begun=(LegKind.PREFILL,))
+        served.been |= {pair.prefill_id, pair.decode_id}
+        num_tokens = call.prompt_len + len(progress.output_ids)
+        work = Work(num_tokens, num_tokens, slo)
+
+        def begin(unread: Sequence[int]) -> None:
+            if target_id not in self.workers:
+                move.cancel()
+                return
+            known = len(progress.output_ids) + len(unread) - 1
+            new.legs.begin(LegKind.DECODE)
+            self.workers[target_id].legs.add(room, Leg(new, LegKind.DECODE, work, pair.prefill_id))
+            prompt, params = served.prompt_after(known), progress.params_after(known)
+            leg = NewLeg(served.number, room, LegKind.DECODE, pair.prefill_id, prompt, params, call.tenant, slo, known)
+            self._send(target_id, leg)
+
+        self._breakers.begin(pair, self._clock.now_s)
+        self.workers[pair.prefill_id].legs.add(room, Leg(new, LegKind.PREFILL, work, target_id))
+        served.move = move = Move(old, new, begin)
+        self._send(pair.prefill_id, AskToMove(room, old.room, target_id))
+        self._clock.after(PATIENCE_S, move.cancel)
+
+    def _goes_on_elsewhere(self, served: Served) -> bool:
+        """An attempt has failed behind its last token; return whether another one has the call already."""
+        move, served.move = served.move, None
+        new = None if move is None else move.take()
+        if new is None:
+            return False
+        self.num_moves += 1
+        self._decisions.paired(served.number, new.pair.prefill_id, new.pair.decode_id)
+        served.attempt, served.pair = new, new.pair
+        served.progress.moved(self._clock.now_s)
+        self._clock.at(served.progress.wait_budget.ends_s, lambda: self._end_if_it_is_time(new))
+        return True
 
     # of attempts
 

@@ -31,6 +31,7 @@ class Outcome:
     num_steps: int  # of all workers
     virtual_s: float  # when the last call had ended
     decisions_digest: str  # of every decision: who was let in, each pair, each step's plan
+    num_moves: int = 0  # outputs that went on at another worker
 
     @property
     def is_served(self) -> npt.NDArray[np.bool_]:

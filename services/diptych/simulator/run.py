@@ -138,4 +138,5 @@ def _outcome(platform: Platform, served: Sequence[Served]) -> Outcome:
         num_steps=platform.decisions.num_steps,
         virtual_s=platform.clock.now_s,
         decisions_digest=platform.decisions.digest(),
+        num_moves=platform.front.num_moves,
     )

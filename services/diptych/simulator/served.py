@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from diptych.common.members.roles import LegKind
@@ -12,6 +12,7 @@ from diptych.generation.output import FailureCode
 from diptych.generation.request_groups import Account, Life
 from diptych.generation.sampling_params import SamplingParams
 from diptych.router.serve.attempt_legs import REASON_GRACE_S, AttemptLegs
+from diptych.router.serve.moving import Move
 from diptych.router.values.failure import LegFailure
 from diptych.router.values.progress import Progress
 from diptych.router.values.request import ClientRequest, GenerationRequest, Tokenized
@@ -47,15 +48,45 @@ class Attempt:
     Workers tell of single tokens in the midst of an output by their number only: they are filled in here.
     """
 
-    def __init__(self, owner: Owner, served: Served, room: int, pair: Pair) -> None:
+    def __init__(self, owner: Owner, served: Served, room: int, pair: Pair, begun: Sequence[LegKind] = ()) -> None:
+        """`begun`: legs that begin at once, if not all do."""
         self.served = served
         self.room = room
         self.pair = pair
         self.is_proven = False  # both legs have done their part of an output token
         self.kinds = (LegKind.LOCAL,) if pair.is_local else (LegKind.PREFILL, LegKind.DECODE)
-        self.legs = AttemptLegs(self.kinds, self._abort, self._wait_for_words)
+        self.legs = AttemptLegs(begun or self.kinds, self._abort, self._wait_for_words)
         self._owner = owner
         self._next_index = 0 if pair.is_local else 1  # of the output of the leg that decodes
+
+    # as a move needs it
+
+    @property
+    def num_tokens(self) -> int:
+        if self.legs.open:
+            self.fill_up_to(self._owner.given(self.worker_of(self.kinds[-1]), self.room))
+        return self.legs.merger.num_tokens
+
+    @property
+    def ready(self) -> Sequence[int]:
+        return self.legs.merger.ready
+
+    @property
+    def has_ended(self) -> bool:
+        return self.legs.has_ended
+
+    @property
+    def has_failed(self) -> bool:
+        return self.legs.failure is not None
+
+    def pop(self) -> Sequence[int]:
+        return self.legs.merger.pop()[0]
+
+    def supersede(self) -> None:
+        self._settle(LegFailure(LegKind.DECODE, FailureCode.HANDED_BACK, "another attempt goes on with it"))
+
+    def close(self) -> None:
+        self.legs.close()
 
     def worker_of(self, kind: LegKind) -> int:
         return self.pair.decode_id if kind is LegKind.DECODE else self.pair.prefill_id
@@ -110,6 +141,8 @@ class Served:
         self.knows_cached = False
         self.pair = NOBODY  # of the last attempt
         self.attempt: Attempt | None = None
+        self.move: Move[Attempt] | None = None
+        self.been: set[int] = set()  # workers that have made some of the output
         self.has_ended = False
         self.waits_until_s = math.inf  # for a pair
         self._prompt: SimPrompt | None = None
@@ -123,8 +156,12 @@ class Served:
     @property
     def prompt(self) -> SimPrompt:
         """That of the next attempt."""
+        return self.prompt_after(len(self.progress.output_ids))
+
+    def prompt_after(self, num_tokens: int) -> SimPrompt:
+        """That of an attempt that goes on behind so many tokens of output."""
         assert self._prompt is not None, "it has not begun"
-        return self._prompt.followed_by(len(self.progress.output_ids))
+        return self._prompt.followed_by(num_tokens)
 
     def begin(self, router: RouterSetup, rng: random.Random) -> None:
         """It is admitted."""
@@ -140,4 +177,4 @@ class Served:
     def end(self) -> None:
         """Forget what only its way needed."""
         self.has_ended = True
-        self.attempt = self._prompt = self._progress = None
+        self.attempt = self.move = self._prompt = self._progress = None

@@ -74,6 +74,7 @@ class RouterSetup:
     retries: RetryLimits = RETRIES
     breaker_failures: int = 5
     silence_s: float = 600.0  # without a token
+    moves: bool = True  # outputs of late workers go on at others
 
 
 DELAYS: Final = Delays()

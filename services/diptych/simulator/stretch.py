@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from diptych.simulator.outcome import F64
 
 
@@ -32,7 +30,7 @@ class Stretch:
 
     def cut(self, now_s: float) -> bool:
         """End with the step that runs now; return whether that is another one than before."""
-        num_steps = max(self.num_passed, int(np.searchsorted(self.ends_s, now_s))) + 1
+        num_steps = max(self.num_passed, int(self.ends_s.searchsorted(now_s))) + 1
         if num_steps >= len(self.ends_s):
             return False
         self.ends_s = self.ends_s[:num_steps]
@@ -40,7 +38,7 @@ class Stretch:
 
     def num_over(self, now_s: float) -> int:
         """Return how many steps are over that the core has not been told of."""
-        return int(np.searchsorted(self.ends_s, now_s, side="right")) - self.num_passed
+        return int(self.ends_s.searchsorted(now_s, side="right")) - self.num_passed
 
     def take(self, count: int) -> tuple[float, Sequence[float]]:
         """Return when the next steps began, and when each of so many ended; the core is told of these."""

@@ -238,11 +238,12 @@ class SimWorker:
             return False
         lens = {request.room: request.num_tokens for request in requests}
         contexts: Any = sum(lens.values()) + len(lens) * np.arange(num_steps)
-        seconds = self.setup.step_model.seconds(StepShape(len(lens), contexts, 0, 0.0, 0))  # of each
-        ends_s = np.cumsum(np.concatenate([[self._clock.now_s], seconds]))[1:]
+        ends_s: Any = self.setup.step_model.seconds(StepShape(len(lens), contexts, 0, 0.0, 0))  # how long each takes
+        ends_s[0] += self._clock.now_s
+        ends_s.cumsum(out=ends_s)
         deadline_s = self.core.next_deadline_s()
         if deadline_s is not None:  # it is heard behind the step that runs then
-            ends_s = ends_s[: int(np.searchsorted(ends_s, deadline_s)) + 1]
+            ends_s = ends_s[: int(ends_s.searchsorted(deadline_s)) + 1]
         self._stretch = Stretch(self._clock.now_s, ends_s, tuple(lens))
         self._clock.at(self._stretch.end_s, partial(self._end_stretch, self._stretch))
         return True

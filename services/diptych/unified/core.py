@@ -31,6 +31,7 @@ from diptych.decode.grants import Headroom
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
 from diptych.engine.schedule.batch_builder import BuildBatch, build_batch
+from diptych.engine.schedule.running import Drafter
 from diptych.engine.schedule.step_pace import NextPrompt, StepPace
 from diptych.engine.values.batch import ForwardBatch, ForwardMode, SamplingBatch, StepResult
 from diptych.engine.values.core_report import CoreReport, Load
@@ -43,6 +44,7 @@ from diptych.engine.values.events import (
     GrammarReady,
     HandBack,
     HandOffSent,
+    Move,
     NoteArrived,
     PagesDigested,
     PagesRestored,
@@ -57,9 +59,10 @@ from diptych.engine.values.events import (
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.step import NO_PLAIN_STEPS, PlainSteps
 from diptych.engine.values.transfer_rules import TransferRules
-from diptych.generation.output import Failure, FailureCode, Output
+from diptych.generation.output import LEAVING, Failure, FailureCode, Output
 from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, Note, PagesReady
 from diptych.prefill.core import PrefillCore
+from diptych.unified.moves import Moves, NotMoved
 
 _DEFAULT_KIND: Final = {Role.PREFILL: LegKind.PREFILL, Role.DECODE: LegKind.DECODE, Role.LOCAL: LegKind.LOCAL}
 
@@ -83,7 +86,7 @@ class Reserve:
         """Return what new rooms of the decode core must leave."""
         if self._whole is _NOTHING or not self._prefill.num_open_rooms:
             return self._whole
-        prompts = self._prefill.holders().owning
+        prompts = self._prefill.admitted_prompts()
         num_held = sum(len(self._cache.owned_pages(request)) for request in prompts)
         return Headroom(max(0, self._whole.pages - num_held), 0 if prompts else 1)
 
@@ -112,6 +115,7 @@ class UnifiedCore:
         role: Role,
         build: BuildBatch = build_batch,
         turns: Turns = ENOUGH_SLOTS,
+        drafter: Drafter | None = None,
     ) -> None:
         self._cache = cache
         self._limits = limits
@@ -120,7 +124,8 @@ class UnifiedCore:
             cache, limits, rules, page_nbytes, pace, lambda: self._decode.num_decoding, build, turns
         )
         self._reserve = Reserve(cache, self._prefill)
-        self._decode = DecodeCore(cache, limits, page_nbytes, pace, self._reserve.headroom, build=build, turns=turns)
+        self._decode = DecodeCore(cache, limits, page_nbytes, pace, self._reserve.headroom, drafter, build, turns)
+        self._moves = Moves(self._decode.leaving, self._prefill)
         self._refusals: list[Effect] = []
         self._stepping: RoleCore = self._decode  # that launched the last step
         self._has_computed = False  # some of a prompt, if the decode core did
@@ -132,8 +137,14 @@ class UnifiedCore:
         match event:
             case Start():
                 self._start(event, now_s)
+            case Move():
+                self._move(event)
             case NoteArrived(_, note):
                 self._listener(note).handle(event, now_s)
+            case AbortRoom(room, reason) if self._moves.has(room):
+                self._not_moved(self._moves.cancel(room, Failure(FailureCode.ABORTED, reason), now_s))
+            case HandBack(room) if self._moves.has(room):
+                self._not_moved(self._moves.cancel(room, LEAVING, now_s))
             case AbortRoom(room) | HandBack(room) | GrammarReady(room) | GrammarFailed(room):
                 self._owner(room).handle(event, now_s)
             case WriteDone() | HandOffSent():
@@ -145,6 +156,7 @@ class UnifiedCore:
                 self._decode.handle(event, now_s)
             case ServeRole(role):
                 self._serve(role)
+        self._settle_moves(now_s)
 
     def _serve(self, role: Role) -> None:
         self._role = role
@@ -160,6 +172,20 @@ class UnifiedCore:
         else:
             core = self._prefill if kind is LegKind.PREFILL else self._decode
             core.handle(replace(event, kind=kind), now_s)
+
+    def _move(self, event: Move) -> None:
+        if self._prefill.has_room(event.room) or self._decode.has_room(event.room) or self._moves.has(event.room):
+            in_use = Failure(FailureCode.INVALID, f"room {event.room:016x} is already in use")
+            self._refusals.append(Emit(Output(event.room, failure=in_use)))
+        elif (problem := self._moves.begin(event)) is not None:
+            self._not_moved(problem)
+
+    def _settle_moves(self, now_s: float) -> None:
+        for problem in self._moves.settle(now_s):
+            self._not_moved(problem)
+
+    def _not_moved(self, problem: NotMoved) -> None:
+        self._refusals.append(Emit(Output(problem.room, failure=problem.failure)))
 
     def _refuse(self, room: int, kind: LegKind | None) -> Failure | None:
         """What the one core must not take, for reasons that it does not know."""
@@ -189,7 +215,7 @@ class UnifiedCore:
     @property
     def can_overlap(self) -> bool:
         """Behind steps that decode, while no prompt waits for its turn: pages of prompts are sent between steps."""
-        return self._stepping is self._decode and self._decode.can_overlap and not self._prefill.has_prompts
+        return self._stepping is self._decode and not self._prefill.has_prompts
 
     def plan(self, now_s: float) -> ForwardBatch | None:
         """Launch a step of the core whose turn it is, or of the other one, which may give pages back instead."""
@@ -222,6 +248,7 @@ class UnifiedCore:
 
     def commit(self, result: StepResult, now_s: float) -> None:
         self._stepping.commit(result, now_s)
+        self._settle_moves(now_s)
 
     def rooms_of_step(self) -> Set[int]:
         return self._stepping.rooms_of_step()
@@ -251,6 +278,7 @@ class UnifiedCore:
     def expire(self, now_s: float) -> None:
         self._prefill.expire(now_s)
         self._decode.expire(now_s)
+        self._settle_moves(now_s)
 
     def next_deadline_s(self) -> float | None:
         times = (self._prefill.next_deadline_s(), self._decode.next_deadline_s())
@@ -260,8 +288,11 @@ class UnifiedCore:
         return self._decode.suspects()
 
     def pop_effects(self) -> list[Effect]:
-        """Return those of both. A page passes from one core to the other only when nothing is wanted of it any more."""
-        effects = self._prefill.pop_effects() + self._decode.pop_effects()
+        """Return those of both. A page passes from one core to the other only when nothing is wanted of it any more.
+
+        The tokens of a request that moves come before what is said of its new room.
+        """
+        effects = self._decode.pop_effects() + self._prefill.pop_effects()
         if self._refusals:
             refusals, self._refusals = self._refusals, []
             return refusals + effects
@@ -269,8 +300,8 @@ class UnifiedCore:
 
     def load(self) -> Load:
         decode = self._decode.load()
-        if self._role is Role.LOCAL:
-            return decode
+        if self._role is Role.LOCAL or (self._role is Role.UNIFIED and not self._prefill.num_open_rooms):
+            return decode  # which is all that there is
         prefill = self._prefill.load()
         return decode._replace(
             num_waiting=prefill.num_waiting + decode.num_waiting,

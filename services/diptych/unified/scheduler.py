@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import NoReturn
 
 from diptych.common.members.roles import Role
 from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.drafting.new_drafter import new_drafter
 from diptych.engine.options.config import SchedulerConfig
 from diptych.engine.schedule.adapter_turns import Turns
 from diptych.engine.scheduler.kv_backends import open_transport
@@ -20,7 +22,10 @@ from diptych.unified.core import UnifiedCore
 def build_core(
     cache: KvCache, limits: Limits, config: SchedulerConfig, layout: PoolLayout, turns: Turns
 ) -> SchedulerCore:
-    return UnifiedCore(cache, limits, config.transfer, layout.page_nbytes, Role(config.role), turns=turns)
+    drafter = new_drafter(config.engine.speculate, limits, time.monotonic)
+    return UnifiedCore(
+        cache, limits, config.transfer, layout.page_nbytes, Role(config.role), turns=turns, drafter=drafter
+    )
 
 
 def main() -> NoReturn:

@@ -171,6 +171,27 @@ def test_an_evicted_node_cannot_be_locked(tree: RadixTree) -> None:
         tree.lock(node)
 
 
+def test_what_is_left_of_a_node_that_lost_its_end_goes_on_as_it_was(tree: RadixTree) -> None:
+    tree.insert(tokens("aabbcc"), page_list(1, 2, 3))
+    tree.insert(tokens("dd"), page_list(4))
+    assert tree.evict(1).pages.tolist() == [3], "of the text that was used least lately"
+    assert matched(tree, "aabbcc") == [1, 2]
+    assert (tree.num_pages, tree.num_evictable) == (3, 3)
+    tree.insert(tokens("aabbee"), page_list(1, 2, 5))
+    assert tree.evict(1).pages.tolist() == [4], "the other one has been used since"
+    assert tree.evict(3).pages.tolist() == [5, 1, 2]
+    assert tree.num_pages == 0
+
+
+def test_pages_get_the_names_that_are_known(tree: RadixTree) -> None:
+    root = tree.match(tokens("")).node
+    first = tree.extend(root, tokens("aabb"), page_list(1, 2), names=[7, 2**64 - 1]).node
+    assert sorted(tree.hashes()) == [7, 2**64 - 1]
+    tree.use(tree.extend(first, tokens("aabbccdd"), page_list(3, 4), names=[7, 2**64 - 1, 9]).node)
+    assert len(tree.hashes()) == 4
+    assert 9 not in tree.hashes(), "one that is not known follows: both are made anew"
+
+
 def test_clear_leaves_what_is_locked(tree: RadixTree) -> None:
     tree.insert(tokens("aabb"), page_list(1, 2))
     tree.lock(tree.match(tokens("aa")).node)

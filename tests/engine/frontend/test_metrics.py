@@ -99,6 +99,28 @@ def test_what_a_scheduler_says_becomes_samples_of_its_rank_and_its_links() -> No
     }
 
 
+def test_what_came_of_guesses_is_told_by_source_and_place_where_somebody_guesses() -> None:
+    counts = [
+        worker_pb2.DraftCounts(source="suffix", verified=[7, 5, 0], accepted=[6, 2, 0]),
+        worker_pb2.DraftCounts(source="ngram", verified=[0, 0, 0], accepted=[0, 0, 0]),
+    ]
+    drafting = worker_pb2.Drafting(sources=counts, asked=9, asking_s=0.5, saved_s=-0.25, held_bytes=640)
+    instance = bootstrap_pb2.Instance(state=bootstrap_pb2.INSTANCE_STATE_READY)
+    silent, telling = worker_pb2.WorkerStatus(instance=instance), worker_pb2.WorkerStatus(instance=instance)
+    telling.drafting.CopyFrom(drafting)
+    found = samples(WorkerMetrics(), {0: silent, 1: telling})
+    assert {name: value for name, value in found.items() if "speculation" in name} == {
+        "diptych_speculation_verified_total,1,1,suffix": 7,
+        "diptych_speculation_verified_total,1,2,suffix": 5,
+        "diptych_speculation_accepted_total,1,1,suffix": 6,
+        "diptych_speculation_accepted_total,1,2,suffix": 2,
+        "diptych_speculation_asked_total,1": 9,
+        "diptych_speculation_asking_seconds_total,1": 0.5,
+        "diptych_speculation_saved_seconds,1": -0.25,
+        "diptych_speculation_held_bytes,1": 640,
+    }
+
+
 def test_a_scheduler_that_does_not_answer_is_down_and_says_nothing_else() -> None:
     found = samples(WorkerMetrics(), {0: None})
     assert [name for name in found if not name.startswith((*TIMES, *ALWAYS))] == ["diptych_worker_up,0"]

@@ -10,7 +10,9 @@ from diptych.common.members.record import State
 from diptych.common.verdicts.probes import Verdict
 from diptych.engine.frontend.probes import InstanceFacts, live, ready, startup
 
-SERVING = InstanceFacts(rank=0, is_loaded=True, state=State.READY, not_ready="", paused="", num_routers=1, beat_s=10.0)
+SERVING = InstanceFacts(
+    rank=0, is_loaded=True, state=State.READY, not_ready="", paused="", silent_s=0, num_routers=1, beat_s=10.0
+)
 LOADING = replace(SERVING, is_loaded=False, state=State.STARTING, num_routers=0, beat_s=None)
 
 
@@ -53,6 +55,7 @@ def test_every_instance_counts_and_the_one_at_fault_is_named() -> None:
             "no router has acknowledged this worker yet (known: 2)",
         ),
         (replace(SERVING, state=State.DRAINING), 0, "draining"),
+        (replace(SERVING, silent_s=3, num_routers=0), 2, "the scheduler has been silent for 3 s"),
         (replace(SERVING, paused="its weights are replaced"), 0, "paused: its weights are replaced"),
     ],
 )

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import pytest
 
@@ -15,11 +16,18 @@ from diptych.v1 import engine_pb2
 STALL_S = 60.0
 
 
+class Beats(NamedTuple):
+    """Of the scheduler's loop."""
+
+    last_s: float | None
+
+
 class Patient:
     """A scheduler that is a process that sleeps; the test answers for it."""
 
     def __init__(self, pid: int) -> None:
         self.pids = (pid,)
+        self.heartbeat = Beats(0.0)
         self.pings: list[int] = []
 
     async def send(self, commands: engine_pb2.SchedulerCommands) -> None:
@@ -41,7 +49,7 @@ def silent_at(patient: Patient, moments_s: list[float], answered_after: int = 0)
 
     async def watch() -> list[bool]:
         now_s = 0.0
-        liveness, seen = SchedulerLiveness(patient, STALL_S, lambda: now_s), []
+        liveness, seen = SchedulerLiveness(patient, STALL_S, clock=lambda: now_s), []
         for number, now_s in enumerate(moments_s):  # noqa: B007
             await liveness.beat()
             if number < answered_after:
@@ -71,7 +79,7 @@ def test_a_stopped_process_is_silent_soon(patient: Patient) -> None:
 def test_an_answer_ends_the_silence(patient: Patient) -> None:
     async def watch() -> None:
         now_s = 0.0
-        liveness = SchedulerLiveness(patient, STALL_S, lambda: now_s)
+        liveness = SchedulerLiveness(patient, STALL_S, clock=lambda: now_s)
         await liveness.beat()
         now_s = STALL_S
         await liveness.beat()
@@ -82,3 +90,34 @@ def test_an_answer_ends_the_silence(patient: Patient) -> None:
         assert patient.pings == [1, 2]
 
     asyncio.run(watch())
+
+
+def told_at(patient: Patient, moments_s: list[float], beats_s: list[float | None]) -> list[int]:
+    """How long it is told to be silent after each look, which finds such a beat."""
+
+    async def watch() -> list[int]:
+        now_s, told = 0.0, list[int]()
+        liveness = SchedulerLiveness(patient, STALL_S, told.append, clock=lambda: now_s)
+        for now_s, beat_s in zip(moments_s, beats_s, strict=True):  # noqa: B007
+            patient.heartbeat = Beats(beat_s)
+            await liveness.beat()
+            assert (liveness.silent_s, liveness.is_silent.is_set()) == (told[-1], told[-1] > 0)
+        return told
+
+    return asyncio.run(watch())
+
+
+def test_a_loop_that_does_not_come_round_is_told_as_silent_long_before_its_requests_are_done_elsewhere(
+    patient: Patient,
+) -> None:
+    assert told_at(patient, [0.0, 1.9, 2.6, 9.9, 10.4, 10.9], [0.0, 0.0, 0.0, 0.0, 10.3, 10.8]) == [0, 0, 2, 9, 0, 0]
+
+
+def test_one_that_loads_its_model_is_not_silent(patient: Patient) -> None:
+    assert told_at(patient, [0.0, 50.0], [None, None]) == [0, 0]
+
+
+def test_one_that_was_stopped_is_told_as_silent_as_soon_as_that_is_known(patient: Patient) -> None:
+    os.kill(patient.pids[0], signal.SIGSTOP)
+    os.waitpid(patient.pids[0], os.WUNTRACED)
+    assert told_at(patient, [0.0, 0.5, 1.0, 1.5, 2.5], [0.0] * 5) == [0, 0, 1, 1, 2]

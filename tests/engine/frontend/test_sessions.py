@@ -8,7 +8,7 @@ from diptych.common.errors import Overloaded
 from diptych.common.members.roles import Role
 from diptych.engine.cache.kv_feed import MAX_HASHES, KvFeeds
 from diptych.engine.frontend.sessions import MAX_OPEN_ROOMS, MAX_SESSIONS, Session, Sessions
-from diptych.v1 import bootstrap_pb2, inference_pb2, worker_pb2
+from diptych.v1 import bootstrap_pb2, engine_pb2, inference_pb2, worker_pb2
 
 LAST = inference_pb2.FINISH_REASON_STOP
 
@@ -26,6 +26,24 @@ def test_each_session_gets_its_own_rooms_in_one_batch() -> None:
     batch = asyncio.run(first.next_batch())
     assert [output.room for output in batch.outputs] == [1, 2, 1]
     assert [output.room for output in asyncio.run(second.next_batch()).outputs] == [3]
+
+
+def test_a_token_goes_to_the_session_of_its_room_if_that_is_still_open() -> None:
+    sessions = Sessions(Role.DECODE)
+    first, second = sessions.open(), sessions.open()
+    sessions.start(first, legs(1, 2))
+    sessions.start(second, legs(3))
+    tokens = engine_pb2.NextTokens(rooms=[1, 3, 9, 2], indices=[4, 5, 6, 7], token_ids=[40, 50, 60, 70])
+    sessions.deliver_tokens(tokens)
+    sessions.deliver([worker_pb2.LegOutput(room=1, first_index=5, token_ids=[41], finish_reason=LAST)])
+    assert list(asyncio.run(first.next_batch()).outputs) == [
+        worker_pb2.LegOutput(room=1, first_index=4, token_ids=[40]),
+        worker_pb2.LegOutput(room=2, first_index=7, token_ids=[70]),
+        worker_pb2.LegOutput(room=1, first_index=5, token_ids=[41], finish_reason=LAST),
+    ]
+    assert list(asyncio.run(second.next_batch()).outputs) == [
+        worker_pb2.LegOutput(room=3, first_index=5, token_ids=[50])
+    ]
 
 
 def test_a_room_in_use_is_refused_and_its_owner_untouched() -> None:

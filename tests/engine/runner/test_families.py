@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from diptych.checkpoints.source import open_model
+from diptych.engine.values.batch import ForwardMode
 
 NewDriver = Callable[..., Any]
 
@@ -71,6 +73,28 @@ def test_a_request_has_the_same_bits_in_any_batch_and_however_its_prompt_is_cut(
         driver.forget(i)
         alone = [driver.extend({i: prompt[at : at + 29]}) for at in range(0, len(prompt), 29)][-1]
         assert torch.equal(alone[0], together[i])
+
+
+def test_a_row_of_drafts_has_the_bits_of_single_tokens_beside_any_others(
+    new_driver: NewDriver, family_model: Any
+) -> None:
+    """So that the tokens of a request are the same with drafts and without, whoever else has some."""
+    source = open_model(str(family_model.folder))
+    if source.config.recurrent is not None:
+        pytest.skip("a wrong draft can't be taken out of a state again: refused")
+    driver = new_driver(source, num_pages=128)
+    prompt, row = family_model.prompts[0][:14], [5, 9, 2, 6, 3]  # which crosses a page
+    driver.extend({0: prompt})
+    expected = torch.cat([driver.decode({0: token}) for token in row])
+    for num_others in (0, 3, 15):
+        first = 100 * (1 + num_others)
+        others = range(first + 1, first + 1 + num_others)
+        driver.extend({first: prompt, **{each: family_model.prompts[0][: 1 + each % 7] for each in others}})
+        batch = driver.batch(ForwardMode.DECODE, {first: row, **{each: row[: 1 + each % 3] for each in others}})
+        found = driver.runner.logits(replace(batch, num_sampled=batch.extend_lens))
+        assert torch.equal(found[: len(row)], expected), num_others
+        for each in (first, *others):
+            driver.forget(each)
 
 
 def assert_close(ours: Tensor, theirs: list[Tensor]) -> None:

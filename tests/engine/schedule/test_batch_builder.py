@@ -7,8 +7,9 @@ import numpy as np
 from diptych.engine.schedule.batch_builder import build_batch, placeholder
 from diptych.engine.schedule.sampling_builder import SamplingBuilder
 from diptych.engine.values.batch import ForwardMode
-from diptych.engine.values.request import Request, TokenCounts, new_request
+from diptych.engine.values.request import Request, new_request
 from diptych.engine.values.step import new_step, next_chunk
+from diptych.engine.values.token_counts import TokenCounts
 from diptych.generation.sampling_params import SamplingParams
 
 PAGE = 4

@@ -4,7 +4,7 @@ import numpy as np
 from flat_request import flat_request
 
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.schedule.running import DecodeBatch
+from diptych.engine.schedule.decode_batch import DecodeBatch
 from diptych.engine.values.core_report import Holders
 from diptych.engine.values.request import Request, new_request
 from diptych.generation.sampling_params import SamplingParams

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from diptych.engine.schedule.step_pace import StepPace
+from diptych.engine.schedule.step_pace import TOGETHER, StepPace
 from diptych.engine.schedule.step_times import StepLine
 from diptych.engine.values.prompt_cost import MIN_CHUNK
 
@@ -33,6 +33,12 @@ class Machine:
         self.now_s += took_s
         self.pace.end(self.now_s)
         return cost, took_s
+
+    def plain_step(self, num_decoding: int) -> None:
+        """Run a step while no prompt waits."""
+        self.pace.begin(0, self.now_s, num_decoding)
+        self.now_s += self.step_s + self.row_s * num_decoding
+        self.pace.end(self.now_s)
 
 
 @pytest.mark.parametrize(("step_s", "token_s", "row_s"), [(0.004, 25e-6, 50e-6), (0.03, 1e-3, 1e-3), (0.0, 1e-6, 0.0)])
@@ -106,3 +112,29 @@ def test_steps_that_took_no_time_are_forgotten_when_they_take_some() -> None:
     for _ in range(400):
         line.learn(1000, 0.5)
     assert line.at(1000) == pytest.approx(0.5, rel=0.01)
+
+
+def test_prompts_that_come_know_of_each_step_before_them_although_plain_ones_are_learned_together() -> None:
+    machine = Machine(0.004, 25e-6)
+    for _ in range(20):
+        machine.step(1)
+        for _ in range(TOGETHER):
+            machine.plain_step(1)
+    assert machine.step(1)[1] == pytest.approx(LONGEST_S, rel=0.05)
+    machine.step_s = 0.08
+    for _ in range(3):  # fewer than are learned from at once
+        machine.plain_step(1)
+    assert machine.step(1)[1] == pytest.approx(LONGEST_S, rel=0.2)
+
+
+def test_steps_learned_together_tell_nearly_what_they_tell_one_by_one() -> None:
+    singly, together = StepLine(), StepLine()
+    for number in range(64):
+        works = [1000 + 500 * (number % 5) + 10 * each for each in range(8)]
+        for work in works:
+            singly.learn(work, 0.004 + 1e-6 * work)
+        mean = sum(works) / 8
+        together.learn(mean, 0.004 + 1e-6 * mean, 8)
+    assert together.base_s == pytest.approx(singly.base_s, rel=1e-6)
+    assert together.slope_s == pytest.approx(singly.slope_s, rel=1e-6)
+    assert together.at(5000) == pytest.approx(0.009, rel=1e-6)

@@ -73,6 +73,8 @@ def legs() -> st.SearchStrategy[worker_pb2.StartLeg]:
         priority=st.integers(-MAX_PRIORITY, MAX_PRIORITY) | I32,
         tenant=st.text(max_size=5),
         compat=st.sampled_from(("", "other")),
+        speculate=st.sampled_from(("", "off", "suffix", "ngram", "mtp")),
+        prediction=st.binary(max_size=40),
         kind=I32,
         slo=st.none()
         | st.builds(worker_pb2.Slo, ttft_ms=FLOATS, tpot_ms=FLOATS, weight=FLOATS, sheddable=st.booleans()),

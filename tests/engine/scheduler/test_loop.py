@@ -29,6 +29,7 @@ from diptych.engine.scheduler.admin_thread import AdminThread
 from diptych.engine.scheduler.grammar_thread import GrammarThread
 from diptych.engine.scheduler.links.links import links_of_nobody
 from diptych.engine.scheduler.loop import Parts, SchedulerLoop
+from diptych.engine.scheduler.messages import outputs_said
 from diptych.engine.scheduler.news import News
 from diptych.engine.scheduler.stepping import StepGivenUp, StepWatch, SynchronousStepping
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
@@ -142,7 +143,7 @@ class Frontend:
     def until_ended(self, room: int) -> list[worker_pb2.LegOutput]:
         outputs: list[worker_pb2.LegOutput] = []
         while not outputs or not (outputs[-1].finish_reason or outputs[-1].HasField("error")):
-            outputs += [output for output in self.receive().outputs if output.room == room]
+            outputs += [output for output in outputs_said(self.receive()) if output.room == room]
         return outputs
 
     def ask(self, **command: Any) -> engine_pb2.SchedulerEvents:
@@ -167,7 +168,7 @@ class Frontend:
     def until_all_ended(self, rooms: Iterable[int]) -> dict[int, worker_pb2.LegOutput]:
         ends: dict[int, worker_pb2.LegOutput] = {}
         while ends.keys() != set(rooms):
-            ends |= {output.room: output for output in self.receive().outputs if ended(output)}
+            ends |= {output.room: output for output in outputs_said(self.receive()) if ended(output)}
         return ends
 
     def close(self) -> None:
@@ -393,7 +394,7 @@ def test_an_unloading_adapter_stays_for_the_request_that_runs_with_it(long_front
     frontend = long_frontend
     frontend.load("a", "old")
     frontend.start(1, [1], ENDLESS, lora="a")
-    while not frontend.receive().outputs:
+    while not list(outputs_said(frontend.receive())):
         pass
     assert adapters(frontend.unload("a")) == {}
     frontend.start(2, [1], 5, lora="a")

@@ -7,7 +7,7 @@ import pytest
 from diptych.common.members.record import State
 from diptych.common.members.roles import Role
 from diptych.common.members.terms import Terms
-from diptych.router.choose.pairing import explain, has_fresh, is_missing, least_blamed, pair_up
+from diptych.router.choose.pairing import explain, has_fresh, heard, is_missing, least_blamed, pair_up
 from diptych.router.workers.worker_view import Pair, WorkerView
 
 TERMS = Terms(weights="w", oldest_protocol=2, newest_protocol=2)
@@ -41,6 +41,17 @@ def test_every_linked_prefill_and_decode_worker_make_a_pair() -> None:
 )
 def test_an_unfit_worker_is_in_no_pair(unfit: WorkerView) -> None:
     assert pair_up([unfit, P2, D1], "m") == (Pair(2, 11),)
+
+
+def test_pairs_with_a_silent_worker_serve_only_where_there_is_no_other() -> None:
+    silent = replace(P1, is_silent=True)
+    pairs = pair_up([silent, P2, D1, D2], "m")
+    assert heard(pairs, [silent, P2, D1, D2]) == (Pair(2, 11), Pair(2, 12))
+    assert heard(pairs, [silent, replace(P2, is_silent=True), D1, replace(D2, is_silent=True)]) == (
+        Pair(1, 11),
+        Pair(2, 11),
+    )
+    assert heard(pairs, [P1, P2, D1, D2]) == pairs
 
 
 def test_a_link_must_hold_in_both_directions() -> None:

@@ -4,6 +4,7 @@ import tracemalloc
 from collections import deque
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
@@ -218,3 +219,23 @@ def test_ten_million_random_pages_take_at_most_64_bytes_each_at_any_time() -> No
     assert num_pages == 10 * 61 * MAX_HASHES
     assert index.nbytes <= 22 * num_pages
     assert peak_bytes <= 64 * num_pages
+
+
+def test_what_only_one_has_is_counted_and_who_is_not_known_is_left_out() -> None:
+    index = PrefixIndex()
+    index.apply(1, KvNews(1, cleared=True, stored=(10, 11, 12)))
+    index.apply(2, KvNews(1, cleared=True, stored=(10, 20)))
+    index.apply(3, KvNews(1, cleared=True, stored=(10, 11), more=True))
+    assert index.only_here() == {1: 2, 2: 1}
+    assert PrefixIndex().only_here() == {}
+
+
+def test_of_many_pages_what_only_one_has_is_estimated() -> None:
+    rng = np.random.default_rng(1)
+    shared, own = (rng.integers(1, 1 << 63, size, dtype=np.uint64) for size in (100_000, 40_000))
+    index = PrefixIndex()
+    index.apply(1, KvNews(1, cleared=True, stored=np.concatenate([shared, own])))
+    index.apply(2, KvNews(1, cleared=True, stored=shared))
+    found = index.only_here()
+    assert found[1] == pytest.approx(40_000, rel=0.12)
+    assert found[2] < 1000

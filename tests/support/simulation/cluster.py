@@ -6,15 +6,17 @@ legs, and a leg that fails or is lost has the other one aborted. It never gives 
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from diptych.common.members.roles import WORKER_ROLES, Role
-from diptych.engine.values.events import AbortRoom, ServeRole
+from diptych.engine.values.events import AbortRoom, Move, ServeRole
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
+from diptych.generation.output import FailureCode, Output
 from diptych.kvtransfer.inproc import FaultPlan
 from simulation.network import WatchedNetwork
 from simulation.requests import LAYERS, PAGE, Attempt, Leg, new_attempt, random_prompt
@@ -62,6 +64,9 @@ class Cluster:
         self.rules = Rules(self.workers, self.attempts, is_lossy=shape.is_lossy)
         self.network = WatchedNetwork(rng, self.rules)
         self.late_starts: list[Leg] = []  # still with the router
+        self.moving: dict[int, tuple[Attempt, int]] = {}  # asked to go to a worker, by new room, until that is answered
+        self.num_moved = 0
+        self._num_rooms = 0
         self._disturbed_s: dict[frozenset[int], float] = {}
         for role in shape.roles:
             self.places.append(self._new_worker(role))
@@ -73,9 +78,8 @@ class Cluster:
     def start(self, deadline_s: float | None, hold_back: bool) -> bool:
         """Start an attempt on a random pair, or all of it on one worker; with `hold_back` a leg comes later."""
         prefill, decode = self.rng.choice(self._pairs() if self.rng.random() < PAIRED else self._alone())
-        room = len(self.attempts) + 1
         attempt = new_attempt(
-            room,
+            self._new_room(),
             self._prompt(),
             self.rng.choice([1, 2, 3, 8, 20]),
             prefill=prefill,
@@ -85,13 +89,7 @@ class Cluster:
             num_state_cells=self.shape.pages_per_state * LAYERS * PAGE,
             windows=self.shape.windows,
         )
-        self.attempts[room] = attempt
-        self.open_rooms.append(room)
-        attempt.excuses |= {"deadline"} if deadline_s else set()
-        attempt.excuses |= {"operation failed"} if self.network.faults.fail_op else set()
-        attempt.excuses |= {"slow"} if self.shape.rules.timeout_s < 1.0 else set()
-        attempt.excuses |= {"corrupted"} if self.network.faults.corrupt_page else set()
-        attempt.excuses |= {"link"} if prefill is not None and self._is_disturbed(prefill, decode) else set()
+        self._open(attempt)
         legs = list(attempt.legs)
         self.rng.shuffle(legs)
         if hold_back:
@@ -100,6 +98,73 @@ class Cluster:
         for leg in legs:
             self._send_start(leg)
         return True
+
+    def _new_room(self) -> int:
+        self._num_rooms += 1
+        return self._num_rooms
+
+    def _open(self, attempt: Attempt) -> None:
+        self.attempts[attempt.room] = attempt
+        self.open_rooms.append(attempt.room)
+        workers = [leg.worker for leg in attempt.legs]
+        attempt.excuses |= {"deadline"} if attempt.decode.request.life.deadline_s < math.inf else set()
+        attempt.excuses |= {"operation failed"} if self.network.faults.fail_op else set()
+        attempt.excuses |= {"slow"} if self.shape.rules.timeout_s < 1.0 else set()
+        attempt.excuses |= {"corrupted"} if self.network.faults.corrupt_page else set()
+        attempt.excuses |= {"link"} if len(workers) == 2 and self._is_disturbed(*workers) else set()
+
+    def move(self) -> bool:
+        """The router asks a worker to give a request that runs to another one."""
+        asked = [attempt for attempt, _ in self.moving.values()]
+        running = [self.attempts[room] for room in self.open_rooms]
+        may = [each for each in running if each.heard and each.decode.end is None and each not in asked]
+        targets = {old: [new for each, new in self._pairs() if each == old] for old in self.places}
+        choices = [(each, new) for each in may for new in targets.get(each.decode.worker, ())]
+        if not choices:
+            return False
+        attempt, new = self.rng.choice(choices)
+        room, old = self._new_room(), attempt.decode.worker
+        self.moving[room] = attempt, new
+        self.workers[old].commands.append(Move(room, attempt.room, new))
+        return True
+
+    def _on_move(self, room: int, output: Output) -> None:
+        """A request that was asked to move stands still, and goes on at its new worker; or it does not move."""
+        attempt, new = self.moving.pop(room)
+        if output.failure is not None:
+            return
+        self.rules.stands_still(attempt, output)
+        known, request = attempt.heard[:-1], attempt.decode.request
+        has_deadline = request.life.deadline_s < math.inf
+        moved = new_attempt(
+            room,
+            [*attempt.prompt, *known],
+            len(attempt.output) - len(known),
+            prefill=attempt.decode.worker,
+            decode=new,
+            deadline_s=request.life.deadline_s if has_deadline else None,
+            priority=request.account.priority,
+            windows=self.shape.windows,
+        )
+        self._open(moved)
+        moved.excuses |= attempt.excuses | {"no pages"}
+        attempt.moved_to = moved
+        assert moved.prefill is not None
+        moved.prefill.outputs.append(output)
+        self._send_start(moved.decode)
+        if attempt.decode.end is not None or attempt.decode.was_aborted:
+            for leg in moved.legs:
+                self._abort(moved, leg)
+
+    def _keep_one(self, attempt: Attempt, leg: Leg, output: Output) -> None:
+        """Of a request at two workers, whoever gives the next token first keeps it."""
+        if not output.token_ids or leg is not attempt.decode:
+            return
+        former = [each for each in self.attempts.values() if each.moved_to is attempt and each.decode.end is None]
+        other = attempt.moved_to if attempt.moved_to in [self.attempts[room] for room in self.open_rooms] else None
+        for loser in [*former, *([other] if other is not None else [])]:
+            for each in loser.legs:
+                self._abort(loser, each)
 
     def _prompt(self) -> Sequence[int]:
         """Some are asked twice at once; with a host tier many come back when others have taken their pages."""
@@ -136,10 +201,19 @@ class Cluster:
         if not worker.outputs:
             return False
         output = worker.outputs.popleft()
+        if output.room in self.moving:
+            self._on_move(output.room, output)
+            return True
+        if output.room not in self.attempts:
+            return True  # of a move whose asker has forgotten it
         attempt = self.attempts[output.room]
         leg = attempt.leg_at(worker.instance_id)
         self.rules.answered(attempt, leg, output)
         leg.outputs.append(output)
+        self._keep_one(attempt, leg, output)
+        if output.failure is not None and output.failure.code is FailureCode.HANDED_BACK:
+            self.rules.let_go(attempt)
+            self.num_moved += 1
         if output.finish or output.failure:
             leg.end = output
             self._settle(attempt)
@@ -216,7 +290,8 @@ class Cluster:
         """A worker without requests serves another role from now on, and may serve requests of it at once."""
         worker = self.workers[self.rng.choice(self.places)]
         legs = [leg for room in self.open_rooms for leg in self.attempts[room].legs]
-        if any(leg.worker == worker.instance_id for leg in legs):
+        targets = [target for _, target in self.moving.values()]
+        if worker.instance_id in targets or any(leg.worker == worker.instance_id for leg in legs):
             return False
         former, worker.role = worker.role, self.rng.choice([role.value for role in WORKER_ROLES.values()])
         if worker.role == former or not self._pairs() or not self._alone():
@@ -302,6 +377,7 @@ class Cluster:
             self._settle(self.attempts[leg.request.room])
 
     def _lose_legs(self, instance: int) -> None:
+        self.moving = {room: move for room, move in self.moving.items() if move[0].decode.worker != instance}
         for attempt in [self.attempts[room] for room in self.open_rooms]:
             for leg in attempt.legs:
                 if leg.worker == instance and leg.end is None and leg not in self.late_starts:

@@ -36,6 +36,7 @@ class Mood:
     restarts: float = 0.0
     flaps: float = 0.0  # of membership
     late_legs: float = 0.05  # share of requests
+    moves: float = 40.0  # of running requests, where workers are unified
     slow: bool = False  # writes and answers may take longer than they are allowed
     is_lossy: bool = False
 
@@ -48,7 +49,7 @@ MOODS: Sequence[Mood] = (
     Mood("dying", restarts=1.0, cuts=0.5),
     Mood("stopped", freezes=4.0, half_cuts=3.0, restarts=0.5),
     Mood("failing", faults=FaultPlan(fail_op=0.02, corrupt_page=0.01), cuts=0.5),
-    Mood("slow", freezes=1.0, aborts=5.0, slow=True),
+    Mood("slow", freezes=1.0, aborts=5.0, moves=0.0, slow=True),
     Mood("lossy", faults=LOSSY, deadlines=1.0, is_lossy=True),
     Mood(
         "everything",
@@ -165,6 +166,7 @@ class Game:
             "route": 100.0,
             "copy": 60.0 * (self.shape.num_host_slots > 0),
             "start": 30.0,
+            "move": mood.moves * self.shape.is_unified * (not self.shape.pages_per_state),
             "start_late": 10.0 * mood.late_legs,
             "wait": 2.0,
             "abort": mood.aborts,

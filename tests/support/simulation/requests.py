@@ -60,6 +60,7 @@ class Attempt:
     state: U64  # [num_cells]: after the prompt
     windows: WindowPages
     in_windows: U64  # [num_groups, num_tokens]: what layers with a window keep of the prompt
+    moved_to: Attempt | None = None  # as which it goes on at another worker, once it stands still for that
     is_given_up: bool = False  # by the client
     excuses: set[str] = field(default_factory=set)  # faults that it may fail by
 
@@ -84,6 +85,11 @@ class Attempt:
     def leg_at(self, worker: int) -> Leg:
         (leg,) = [leg for leg in self.legs if leg.worker == worker]
         return leg
+
+    @property
+    def heard(self) -> Sequence[int]:
+        """Output tokens that the router knows of, if the first one is among them."""
+        return self.output[: max((o.first_index + len(o.token_ids) for o in self.decode.outputs), default=0)]
 
     def start(self, leg: Leg) -> Start:
         """Return what starts a leg."""

@@ -27,12 +27,13 @@ from simulation.requests import LAYERS, PAGE, Attempt, Leg
 
 REASONS: Mapping[FailureCode, frozenset[str]] = {
     FailureCode.PEER_LOST: frozenset({"link"}),
-    FailureCode.TRANSFER_FAILED: frozenset({"link", "operation failed", "corrupted", "slow", "deadline"}),
+    FailureCode.TRANSFER_FAILED: frozenset({"link", "operation failed", "corrupted", "slow", "deadline", "no pages"}),
     FailureCode.DEADLINE: frozenset({"deadline"}),
     FailureCode.ABORTED: frozenset(
         {"abort", "link", "deadline", "operation failed", "corrupted", "slow"}
     ),  # the other leg's
     FailureCode.RETRACTED: frozenset({"deadline", "link", "abort"}),
+    FailureCode.HANDED_BACK: frozenset({"moved"}),
 }
 
 
@@ -143,6 +144,19 @@ class Rules:
                 require(is_right, f"wrong KV of room {attempt.room} is acknowledged in layers with a window")
 
     # what the router hears
+
+    def stands_still(self, attempt: Attempt, output: Output) -> None:
+        """A request that was asked to move has told its newest token in its new room."""
+        heard = attempt.heard
+        is_newest = output.first_index == 0 and len(heard) > 0 and output.token_ids == tuple(heard[-1:])
+        require(is_newest, f"room {attempt.room} stands still behind {heard[-1:]}, but tells {output}")
+
+    def let_go(self, attempt: Attempt) -> None:
+        """The old worker of a request that has moved has ended it."""
+        moved_to = attempt.moved_to
+        require(moved_to is not None, f"room {attempt.room} was let go, and nobody goes on with it")
+        require(moved_to is None or moved_to.room in self.acked, f"room {attempt.room} was let go without an Ack")
+        attempt.excuses.add("moved")
 
     def answered(self, attempt: Attempt, leg: Leg, output: Output) -> None:
         """A leg has an output."""

@@ -32,6 +32,7 @@ from diptych.engine.values.events import (
     Emit,
     EmitTokens,
     Event,
+    Move,
     PagesRestored,
     PeerDown,
     PeerUp,
@@ -72,7 +73,7 @@ class Members:
     metadata: Mapping[int, bytes]
 
 
-Command = Start | AbortRoom | Members | ServeRole
+Command = Start | AbortRoom | Members | Move | ServeRole
 
 
 class Watcher(Protocol):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Final
 
@@ -13,12 +14,15 @@ import numpy as np
 from diptych.common.errors import ConfigError
 from diptych.common.members.roles import WORKER_ROLES, Role
 from diptych.generation.slo import Slo
+from diptych.planner.planner import Planner
+from diptych.planner.values import Observed, Plan
 from diptych.router.choose.policies import POLICIES
-from diptych.simulator.setup import WorkerSetup
+from diptych.simulator.setup import Kill, WorkerSetup
 from diptych.simulator.traces.call import Call, digest_of
 
 ALL: Final = "all"  # policies
 MAX_WORKERS: Final = 4096
+_SECONDS: Final = re.compile(r"\d+(\.\d+)?")
 _WORKERS: Final = re.compile(r"(?:(?P<role>[a-z]+)=)?(?P<number>\d+)")
 
 
@@ -46,6 +50,45 @@ def policies_of(names: Sequence[str]) -> Sequence[str]:
     if unknown := [name for name in names if name not in POLICIES]:
         raise ConfigError(f"--policy: there is no {unknown[0]!r}; use {', '.join(POLICIES)}, or {ALL}")
     return tuple(dict.fromkeys(names))
+
+
+def kills_of(texts: Sequence[str], num_workers: int) -> tuple[Kill, ...]:
+    """Return the deaths that `30:2` says: after 30 s, of the second worker. Raises `ConfigError`."""
+    kills = []
+    for text in texts:
+        at, _, number = text.partition(":")
+        if not (_SECONDS.fullmatch(at) and number.isdecimal() and 0 < int(number) <= num_workers):
+            raise ConfigError(f"--kill: {text!r} is no T:WORKER, as 30:2 for the second of {num_workers} after 30 s")
+        kills.append(Kill(float(at), int(number)))
+    return tuple(kills)
+
+
+@dataclass(slots=True)
+class WatchedPlanner:
+    """The product's planner, whose rounds are counted by their reasons."""
+
+    planner: Planner = field(default_factory=Planner)
+    reasons: Counter[str] = field(default_factory=Counter)
+    num_rounds: int = 0
+    last: Plan | None = None
+
+    @property
+    def every_s(self) -> float:
+        return self.planner.every_s
+
+    def __call__(self, observed: Observed) -> Plan:
+        made = self.planner(observed)
+        self.num_rounds += 1
+        self.reasons.update(each.value for each in made.why)
+        self.last = made
+        return made
+
+    @property
+    def words(self) -> str:
+        if self.last is None:
+            return "no round: the calls had ended before"
+        reasons = ", ".join(f"{why} {number}" for why, number in self.reasons.most_common())
+        return f"{self.num_rounds} rounds ({reasons}), in the end {self.last.sizes}"
 
 
 def platform_words(workers: Sequence[WorkerSetup]) -> str:

@@ -14,10 +14,11 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 
-from diptych.common.errors import ConfigError, Unavailable
+from diptych.common.errors import ConfigError, NotFound, Unavailable
 from diptych.common.members.pods import GROUP, KIND, Pod, pods_of
 from diptych.common.net.reachable import bracketed
 
@@ -38,7 +39,10 @@ class KubernetesApi:
         self.namespace = self._read("namespace")
 
     def list(self, group: str, kind: str, selector: str) -> Iterator[Object]:
-        """Yield all objects of a kind, such as "pods" of the group "api/v1", that have labels. Raises `Unavailable`."""
+        """Yield all objects of a kind, such as "pods" of the group "api/v1", that have labels; none: all.
+
+        Raises `Unavailable`, and `NotFound` if the cluster knows no such kind.
+        """
         query = {"labelSelector": selector, "limit": str(PAGE)}
         while True:
             answer = self._call("GET", f"{self._path(group, kind)}?{urllib.parse.urlencode(query)}")
@@ -48,7 +52,10 @@ class KubernetesApi:
                 return
 
     def patch(self, group: str, kind: str, name: str, change: Object) -> None:
-        """Merge a change into an object. Raises `Unavailable`, also when it is gone."""
+        """Merge a change into an object. Raises `Unavailable`, and `NotFound` when it is gone.
+
+        A change that names a `resourceVersion` is refused if the object has another one by then.
+        """
         self._call("PATCH", self._path(group, kind, name), json.dumps(change).encode())
 
     def _path(self, group: str, kind: str, name: str = "") -> str:
@@ -65,7 +72,8 @@ class KubernetesApi:
                 return json.load(answer)
         except urllib.error.HTTPError as error:
             with error:
-                raise Unavailable(f"{method} {path}: {error.code} {_message(error)}") from error
+                kind = NotFound if error.code == HTTPStatus.NOT_FOUND else Unavailable
+                raise kind(f"{method} {path}: {error.code} {_message(error)}") from error
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise Unavailable(f"{method} {path}: {getattr(error, 'reason', error)}") from error
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from diptych.common.arrays import I32, I64
 from diptych.engine.values.batch import ForwardBatch
+from diptych.kernels.row_groups import RowGroups
 from diptych.kernels.token_tiles import TokenTiles
 
 
@@ -37,6 +38,7 @@ class StagedBatch:
     window_slots: Tensor | None = None  # int64 [num_groups, num_tokens]
     adapters: TokenTiles | None = None  # of all tokens, on GPUs; None: nobody has one
     late_adapters: TokenTiles | None = None  # of those of `logits_rows`
+    row_groups: RowGroups | None = None  # of the rows before prompts; None: each attends by itself
 
     def of_group(self, group: int) -> StagedBatch:
         """Return the step as layers of one group of pages see it, at the addresses that it has."""
@@ -86,7 +88,8 @@ def single_rows(batch: ForwardBatch) -> ForwardBatch:
     """
     if (batch.num_sampled <= 1).all():
         return batch
-    owner = np.repeat(np.arange(batch.batch_size), np.where(batch.is_row, batch.extend_lens, 1))
+    row_lens = np.where(batch.is_row, batch.extend_lens, 1)
+    owner = np.repeat(np.arange(batch.batch_size), row_lens)
     extend_lens = np.where(batch.is_row, 1, batch.extend_lens)[owner]
     windows = batch.window_groups
     return replace(
@@ -97,6 +100,7 @@ def single_rows(batch: ForwardBatch) -> ForwardBatch:
         num_sampled=np.minimum(batch.num_sampled, 1)[owner],
         adapters=None if batch.adapters is None else batch.adapters[owner],
         window_groups=windows and replace(windows, page_tables=windows.page_tables.take(owner, axis=1)),
+        row_lens=row_lens,
     )
 
 

@@ -19,6 +19,7 @@ from diptych.engine.attention.latent_prompts import LatentPrompts
 from diptych.engine.attention.layer_constants import Ropes
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.attention.triton_kernels import AttentionKernels, Chunks, Requests
+from diptych.kernels.row_groups import RowGroups
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,13 +33,16 @@ class _Step:
 
     @staticmethod
     def of(batch: StagedBatch, num_single: int, max_extend_len: int, prompts: PromptStep | None = None) -> _Step:
-        single, others = (
-            Requests(batch.page_table[part], batch.seq_lens[part])
-            for part in (slice(num_single), slice(num_single, None))
-        )
+        single = Requests(batch.page_table[:num_single], batch.seq_lens[:num_single], _groups_of(batch, num_single))
+        others = Requests(batch.page_table[num_single:], batch.seq_lens[num_single:])
         starts = batch.extend_starts[num_single:] - num_single
         longest = int(batch.host.seq_lens[num_single:].max(initial=0))
         return _Step(batch, num_single, single, Chunks(others, starts, max_extend_len, longest, prompts))
+
+
+def _groups_of(batch: StagedBatch, num_single: int) -> RowGroups | None:
+    groups = batch.row_groups
+    return groups and RowGroups(groups.firsts[:num_single], groups.counts[:num_single])
 
 
 class TritonAttention:

@@ -21,6 +21,7 @@ from diptych.kernels.gpu.attention.decode_attention import (
     decode_workspace,
     launch_for,
     num_splits,
+    rows_together,
 )
 from diptych.kernels.gpu.attention.extend_attention import WIDE_DIM, extend_attention, fixed_tile
 from diptych.kernels.gpu.attention.latent_attention import (
@@ -31,6 +32,7 @@ from diptych.kernels.gpu.attention.latent_attention import (
     latent_splits,
 )
 from diptych.kernels.gpu.attention.split_extend_attention import SplitWorkspace, is_short, split_extend_attention
+from diptych.kernels.row_groups import RowGroups
 
 LARGEST_BATCH: Final = 4096  # requests of a decode step, unless the pool has more pages
 INTERPRETER_SMS: Final = 2
@@ -44,6 +46,7 @@ class Requests:
 
     page_table: Tensor  # int32 [num_requests, max_pages]
     seq_lens: Tensor  # int32 [num_requests]
+    groups: RowGroups | None = None  # of those that are rows of one; None: each is a request's only one
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,7 +110,8 @@ class PairKernels:
         self._few, self._many = (_Sharing.of(batch, config, kv) for batch in (FEW_REQUESTS, LARGEST_BATCH))
         heads, batch = (config.num_heads, config.num_kv_heads, config.head_dim), max(LARGEST_BATCH, len(kv))
         most = max(self._few.num_splits, self._many.num_splits)
-        self._workspace = decode_workspace(batch, *heads, most, kv.device)
+        together = rows_together(config.num_heads // config.num_kv_heads)
+        self._workspace = decode_workspace(batch, *heads, most, kv.device, together)
         self._shares = SplitWorkspace.allocate(config.head_dim, kv.device) if config.head_dim <= WIDE_DIM else None
         self._prompts = HopperPrompts.of(config, kv, dtype)
 
@@ -132,6 +136,7 @@ class PairKernels:
             sinks=at.sinks,
             num_splits=sharing.num_splits,
             launch=sharing.launch,
+            groups=requests.groups,
         )
 
     def extend(self, at: GpuLayer, queries: Tensor, out: Tensor, chunks: Chunks) -> None:

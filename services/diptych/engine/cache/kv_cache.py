@@ -228,6 +228,15 @@ class KvCache:
                 self._windows.append(request, beside)
         return True
 
+    def grow_all(self, requests: Sequence[Request]) -> None:
+        """Make room for the tokens of each that are computed. There are no windows, and there are pages enough."""
+        counts = [self.pages_for(request.computed_len) - request.num_pages for request in requests]
+        if counts:
+            pages, start = self._allocate(sum(counts)), 0
+            for request, count in zip(requests, counts, strict=True):
+                self._append(request, pages[start : start + count])
+                start += count
+
     @property
     def window_table(self) -> I32:
         """`[max_requests, max_pages, num_groups]`: as `page_table`, of layers with a window."""
@@ -337,6 +346,19 @@ class KvCache:
         self.pool.release(self.owned_pages(request).copy())
         self._detach(request)
 
+    def pass_on(self, request: Request, heir: Request) -> None:
+        """Let `heir`, which has the same tokens, hold what a request holds that no launched step involves.
+
+        Not where layers are recurrent: no pages have the state of a request that runs.
+        """
+        assert not self.pages_per_state
+        heir.node, heir.row, heir.num_pages = request.node, request.row, request.num_pages
+        heir.computed_len, heir.cached_len = request.computed_len, request.cached_len
+        heir.first_window, heir.windows_end = request.first_window, request.windows_end
+        heir.first_own_window, heir.windows_since = request.first_own_window, request.windows_since
+        request.node, request.row, request.num_pages = None, -1, 0
+        request.first_window = request.first_own_window = request.windows_end = request.windows_since = 0
+
     def begin_import(self, request: Request) -> Pages:
         """Hand the request's own pages to a peer, which writes them; return them in order.
 
@@ -378,7 +400,7 @@ class KvCache:
         assert request.node is not None
         start, end = request.node.end, max(request.node.end, num_tokens // self.page_size)
         pages, tokens = self.pages_of(request)[start:end], request.tokens[: end * self.page_size]
-        insertion = self.tree.extend(request.node, tokens, pages, request.extra_key)
+        insertion = self.tree.extend(request.node, tokens, pages, request.extra_key, request.page_names)
         self.pool.cache(insertion.adopted)
         return insertion
 

@@ -9,6 +9,7 @@ and is forgotten behind the last.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -170,9 +171,12 @@ class RadixTree:
         self.use(insertion.node)
         return insertion
 
-    def extend(self, node: Node, token_ids: I64, pages: Pages, extra_key: bytes = b"") -> Insertion:
+    def extend(
+        self, node: Node, token_ids: I64, pages: Pages, extra_key: bytes = b"", names: Sequence[int] = ()
+    ) -> Insertion:
         """Add the pages that hold the KV of `token_ids` behind those up to `node`, which ends a prefix of these tokens.
 
+        `names`: of their whole pages from the first one on, as far as they are known: others are made here.
         Counts as no use: who calls `use` or locks its end ranks it. Behind what is on its way back nothing is added.
         """
         if len(pages) != len(token_ids) // self._page_size - node.end:
@@ -190,7 +194,7 @@ class RadixTree:
         self.promote(lower_nodes, adopted[:num_lower_pages])
         end = path[-1]
         if num_lower_pages < len(adopted):
-            end = self._append(end, token_ids, extra_key, adopted[num_lower_pages:])
+            end = self._append(end, token_ids, extra_key, adopted[num_lower_pages:], names=names)
         return Insertion(end, known, adopted, duplicate=given[given != known])
 
     def use(self, node: Node) -> None:
@@ -347,9 +351,12 @@ class RadixTree:
         if node is not None:
             self._ranking.note_eviction(node.state_rank)
             return self.states.pop(node)
-        node = self._pop(POOL, num_pages)
-        if node is None:
+        lowest = self._queues[POOL].pop()
+        if lowest is None:
             return joined(())
+        if self._can_shorten(lowest, num_pages):
+            return self._shorten(lowest, num_pages)
+        node = self._end_of(lowest, num_pages)
         gone = node.held
         self.states.leave(node)
         self.windows.leave(node)
@@ -358,6 +365,24 @@ class RadixTree:
         self._ranking.note_eviction(node.rank)
         self._demote(node, saves)
         return gone
+
+    def _can_shorten(self, leaf: Node, num_pages: int) -> bool:
+        """Whether more than so many pages are there, nothing is beside them, and they need not go down to a tier."""
+        is_long = len(leaf.pages) > num_pages and not self._tiers
+        return is_long and leaf.state is None and leaf.windows is None and not leaf.is_withdrawn
+
+    def _shorten(self, leaf: Node, num_pages: int) -> Pages:
+        """Take the last pages of a leaf, which is in no queue now, out of the pool.
+
+        The same as to split it, and to forget the lower half. An eviction nearly always wants less than a node has.
+        """
+        self._ranking.note_eviction(leaf.rank)
+        num_left = len(leaf.pages) - num_pages
+        self._queues[POOL].add(leaf.shortened(num_left, self._page_size))
+        self._num_pages -= num_pages
+        self._num_evictable -= num_pages
+        self._changes.remove(leaf.hashes[: num_left - 1 : -1].tolist())
+        return leaf.pages[num_left:]
 
     def _walk(self, node: Node, token_ids: I64, extra_key: bytes) -> list[Node]:
         """Return the path from `node` on of the longest cached prefix, splitting a node that is left in its middle."""
@@ -383,11 +408,21 @@ class RadixTree:
         """Name the node that begins at token `start`: only at the root also by the extra key."""
         return node_key(token_ids[start:], self._page_size, b"" if start else extra_key)
 
-    def _append(self, parent: Node, token_ids: I64, extra_key: bytes, pages: I32, level: int = POOL) -> Node:
+    def _append(
+        self,
+        parent: Node,
+        token_ids: I64,
+        extra_key: bytes,
+        pages: I32,
+        level: int = POOL,
+        names: Sequence[int] = (),
+    ) -> Node:
         end = len(token_ids) // self._page_size * self._page_size
         tokens = token_ids[end - len(pages) * self._page_size : end].astype(np.int64)
         key = self._key(token_ids, parent.end * self._page_size, extra_key)
-        hashes = self.names(parent, token_ids[:end], extra_key)
+        known = names[parent.end : parent.end + len(pages)]
+        is_named = len(known) == len(pages)
+        hashes = np.array(array("Q", known)) if is_named else self.names(parent, token_ids[:end], extra_key)
         node = Node(key, parent, tokens, pages, hashes, parent.end + len(pages), level)
         parent.children[key] = node
         self.windows.on_end_moved(parent)
@@ -420,8 +455,12 @@ class RadixTree:
     def _pop(self, level: int, num_pages: int) -> Node | None:
         """Take the lowest ranking node of a level out of its queue, or the end of it that has `num_pages` pages."""
         node = self._queues[level].pop()
-        if node is not None and len(node.pages) > num_pages:
-            self._queues[level].add(self._split(node, len(node.pages) - num_pages))
+        return None if node is None else self._end_of(node, num_pages)
+
+    def _end_of(self, node: Node, num_pages: int) -> Node:
+        """Return a node that is in no queue now, or the end of it that has so many pages; the rest goes back there."""
+        if len(node.pages) > num_pages:
+            self._queues[node.level].add(self._split(node, len(node.pages) - num_pages))
         return node
 
     def _demote(self, node: Node, saves: list[Save]) -> None:

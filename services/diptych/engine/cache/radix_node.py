@@ -152,6 +152,17 @@ class Node:
         upper.children[self.key] = self
         return upper
 
+    def shortened(self, num_left: int, page_size: int) -> Node:
+        """Put a node with the first pages in the place of this one, a leaf beside which is nothing: it is evicted."""
+        assert self.parent is not None
+        assert not self.children
+        tokens, pages, hashes = self.tokens[: num_left * page_size], self.pages[:num_left], self.hashes[:num_left]
+        kept = Node(self.key, self.parent, tokens, pages, hashes, self.end - len(self.pages) + num_left, self.level)
+        kept.num_uses, kept.rank = self.num_uses, (*self.rank[:2], -kept.end)
+        self.parent.children[self.key] = kept
+        self.parent = None
+        return kept
+
     def below(self) -> Iterator[Node]:
         """Yield the nodes below this one, parents before their children."""
         waiting = list(self.children.values())

@@ -45,7 +45,7 @@ class WorkerGroup:
         release_s: float,
     ) -> None:
         self.scheduler = scheduler
-        self.liveness = SchedulerLiveness(scheduler, stall_s)
+        self.liveness = SchedulerLiveness(scheduler, stall_s, self._on_silence)
         self.instance_id, self.dp_rank = instance.instance_id, instance.dp_rank
         self._instance = instance
         self._readiness = Readiness(instance)
@@ -63,6 +63,7 @@ class WorkerGroup:
         work = OpenWork(sessions, self._legs, self.queries)
         self.departure = Departure(work, sessions, instance, self._announce, release_s)
         self._handlers: Mapping[str, Callable[[Any], None]] = {  # by field, in the order in which they act
+            "tokens": sessions.deliver_tokens,
             "outputs": self._on_outputs,
             "pong": self.liveness.on_pong,
             "load": self._on_load,
@@ -97,6 +98,7 @@ class WorkerGroup:
             state=State(self._instance.state),
             not_ready=self._instance.not_ready,
             paused=self._sessions.closed_because,
+            silent_s=self.liveness.silent_s,
             num_routers=len(self._sessions.routers),
             beat_s=self.scheduler.heartbeat.last_s,
         )
@@ -187,8 +189,17 @@ class WorkerGroup:
             await self._abandon(session)
 
     async def status(self) -> worker_pb2.WorkerStatus:
-        """Ask the scheduler. Raises `SchedulerDied`."""
-        status = await self.queries.status()
+        """Ask the scheduler. Raises `SchedulerDied`, and `SchedulerSilent` soon where no answer comes."""
+        asking = asyncio.ensure_future(self.queries.status())
+        silence = asyncio.ensure_future(self.liveness.is_silent.wait())
+        try:
+            await asyncio.wait((asking, silence), return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done():
+                raise self.liveness.complaint()
+            status = asking.result()
+        finally:
+            asking.cancel()
+            silence.cancel()
         self._complete(status)
         return status
 
@@ -280,6 +291,14 @@ class WorkerGroup:
         if links_changed:
             self._on_links()
             self._announce()
+
+    def _on_silence(self, silent_s: int) -> None:
+        """The scheduler can't say it: its frontend adds it to the load that was told last."""
+        load = self._sessions.load
+        if load.silent_s != silent_s:
+            load.silent_s = silent_s
+            self._sessions.set_load(load)
+            self._on_news()
 
     def _on_links(self) -> None:
         if self._readiness.is_pending:

@@ -1,8 +1,8 @@
 """The probes of a worker process: gathers the facts, whatever thread asks, and has `probes` judge them.
 
-`SchedulerLiveness` notices a scheduler that is there but does not answer: its process was stopped, or it hangs. Rule: a
-long step is no silence, as long as it is shorter than `stall_s`. A scheduler that is called silent may answer later;
-until then routers should have its requests done elsewhere.
+`SchedulerLiveness` notices a scheduler that is there but does not answer: its process was stopped, or it hangs. Rule:
+its requests are done elsewhere only once a process of it was stopped, or it has been silent for `stall_s`, longer than
+any step. It is told as silent much earlier (`silence`), so that routers prefer others and operators see why.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from diptych.common.verdicts.probes import Probes
 from diptych.engine.frontend import probes as worker_probes
 from diptych.engine.frontend.probes import InstanceFacts
 from diptych.engine.frontend.scheduler_client import Commands
+from diptych.engine.frontend.silence import Silence, silence_words
 from diptych.kvtransfer.process import is_stopped
 from diptych.v1 import bootstrap_pb2, engine_pb2
 
@@ -33,20 +34,46 @@ class SchedulerSilent(InternalError):
     """The scheduler does not answer. It may again."""
 
 
+class Beats(Protocol):
+    """The heartbeat of its loop."""
+
+    @property
+    def last_s(self) -> float | None:
+        """When the loop last came round; None: it has not begun."""
+        ...
+
+
 class Scheduler(Commands, Protocol):
     """What is asked whether it lives."""
 
     @property
     def pids(self) -> tuple[int, ...]: ...
 
+    @property
+    def heartbeat(self) -> Beats: ...
+
 
 class SchedulerLiveness:
-    """Pings a scheduler. `silence` is done while it does not answer, and a new future once it does."""
+    """Pings a scheduler, and looks at the beats of its loop.
 
-    def __init__(self, scheduler: Scheduler, stall_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    `silence` is done while its requests are done elsewhere, and a new future once it answers. `silent_s` and
+    `is_silent` tell of every silence; `on_silence` hears of each look.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        stall_s: float,
+        on_silence: Callable[[int], None] = lambda silent_s: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._scheduler = scheduler
         self._stall_s = stall_s
+        self._on_silence = on_silence
         self._clock = clock
+        self._beats = Silence()
+        self.silent_s = 0  # whole seconds; 0: it is heard
+        self.is_silent = asyncio.Event()  # `silent_s` is not 0
         self._asked = self._answered = 0
         self._asked_s = 0.0
         self.silence: asyncio.Future[SchedulerSilent] = asyncio.get_running_loop().create_future()
@@ -66,6 +93,11 @@ class SchedulerLiveness:
         elif not self.silence.done() and (reason := self._complaint(now_s - self._asked_s)):
             logger.error("the scheduler does not answer: %s; its requests are done elsewhere", reason)
             self.silence.set_result(SchedulerSilent(f"the scheduler does not answer: {reason}"))
+        self._tell(now_s)
+
+    def complaint(self) -> SchedulerSilent:
+        """Say how it is silent, while `is_silent`."""
+        return SchedulerSilent(silence_words(self.silent_s))
 
     def on_pong(self, pong: int) -> None:
         """Note an answer."""
@@ -73,6 +105,20 @@ class SchedulerLiveness:
         if self.silence.done():
             logger.info("the scheduler answers again")
             self.silence = asyncio.get_running_loop().create_future()
+
+    def _tell(self, now_s: float) -> None:
+        """One that was stopped is silent before its beats say so."""
+        silent_s = self._beats.look(self._scheduler.heartbeat.last_s, now_s)
+        if self.silence.done():
+            silent_s = max(silent_s, now_s - self._asked_s)
+        self.silent_s = int(silent_s)
+        if self.silent_s and not self.is_silent.is_set():
+            logger.warning("%s: routers prefer other workers", silence_words(self.silent_s))
+            self.is_silent.set()
+        elif not self.silent_s and self.is_silent.is_set():
+            logger.info("the scheduler is heard again")
+            self.is_silent.clear()
+        self._on_silence(self.silent_s)
 
     def _complaint(self, silent_s: float) -> str:
         if silent_s >= STOPPED_S and any(map(is_stopped, self._scheduler.pids)):

@@ -25,6 +25,7 @@ from diptych.common.members.instances import computable_tokens, kv_demand, kv_oc
 from diptych.common.members.record import State
 from diptych.common.refusals import Refusals
 from diptych.engine.frontend.group import WorkerGroup
+from diptych.engine.frontend.health import SchedulerSilent
 from diptych.engine.frontend.scheduler_client import SchedulerDied
 from diptych.engine.frontend.service import name_of
 from diptych.kvtransfer.layout import layout_from_wire
@@ -66,6 +67,15 @@ GAUGES: Final[Sequence[Row]] = (  # how a scheduler is now
     ("gpu_graph_bytes", "GPU memory that these took", lambda s: s.graph_bytes),
 )
 PLACED: Final[Row] = ("adapters_placed", "Adapters that were brought into a slot", lambda s: s.adapters_placed)
+SPECULATION: Final[Sequence[tuple[Kind, Row]]] = (  # where somebody guesses
+    (CounterMetricFamily, ("speculation_asked", "Times a request was asked about", lambda s: s.drafting.asked)),
+    (CounterMetricFamily, ("speculation_asking_seconds", "Time that took", lambda s: s.drafting.asking_s)),
+    (
+        GaugeMetricFamily,
+        ("speculation_saved_seconds", "Time of steps that guesses saved, since start", lambda s: s.drafting.saved_s),
+    ),
+    (GaugeMetricFamily, ("speculation_held_bytes", "Memory of what sources know", lambda s: s.drafting.held_bytes)),
+)
 LABELS: Final = ("dp_rank", "role", "pool")
 ANSWER_S: Final = 2.0  # that a scheduler gets; it answers between two steps
 
@@ -122,6 +132,7 @@ def families(statuses: Statuses) -> Iterator[Metric]:
     yield from _drain_families(answered)
     yield from load_families(answered)
     yield from _scheduler_families(answered)
+    yield from _drafting_families({rank: each for rank, each in answered.items() if each.HasField("drafting")})
     yield from _link_families([(rank, link) for rank, status in answered.items() for link in status.links])
 
 
@@ -174,6 +185,24 @@ def _scheduler_families(statuses: Answered) -> Iterator[Metric]:
         sent.append(([str(rank), "received"], status.pages_received * page_nbytes))
     words = "KV that was sent to or received from peers"
     yield _family(CounterMetricFamily, "kv_transfer_bytes", words, ["dp_rank", "direction"], sent)
+
+
+def _drafting_families(statuses: Answered) -> Iterator[Metric]:
+    """Yield what came of guesses; nothing where nobody guesses."""
+    if not statuses:
+        return
+    for name, words in (("verified", "Guesses that were verified"), ("accepted", "Guesses that came true")):
+        samples = [
+            ([str(rank), counts.source, str(place)], number)
+            for rank, status in statuses.items()
+            for counts in status.drafting.sources
+            for place, number in enumerate(getattr(counts, name), 1)
+            if counts.verified[place - 1]
+        ]
+        labels = ["dp_rank", "source", "place"]
+        yield _family(CounterMetricFamily, f"speculation_{name}", words, labels, samples)
+    for kind, row in SPECULATION:
+        yield _by_rank(kind, row, statuses)
 
 
 def _link_families(links: Sequence[tuple[int, LinkStatus]]) -> Iterator[Metric]:
@@ -251,5 +280,5 @@ async def _status(group: WorkerGroup) -> WorkerStatus | None:
     try:
         async with asyncio.timeout(ANSWER_S):
             return await group.status()
-    except (TimeoutError, SchedulerDied):
+    except (TimeoutError, SchedulerDied, SchedulerSilent):
         return None

@@ -1,8 +1,8 @@
 """What a worker answers to probes, from facts about its instances. Pure.
 
 Live: every living instance's step loop, and the frontend's own loop, came round lately; a loop that has not begun
-because the model loads is not judged. Ready: every instance is READY, takes requests, and is known to some router if
-there is any. No peer's death and no load changes either.
+because the model loads is not judged. Ready: every instance is READY, takes requests, is heard, and is known to some
+router if there is any. No peer's death and no load changes either.
 
 `Readiness` decides when an instance says READY in its record: once the model is loaded and a link to some peer has
 passed its test. That is sticky: who loses its peers later stays READY, and routers see what is linked. An instance that
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from diptych.common.members.record import State
 from diptych.common.members.roles import WORKER_ROLES, Role
 from diptych.common.verdicts.probes import Verdict, judge_loops
+from diptych.engine.frontend.silence import silence_words
 from diptych.kvtransfer.lanes import Requirement
 from diptych.v1 import bootstrap_pb2
 
@@ -31,6 +32,7 @@ class InstanceFacts:
     state: State
     not_ready: str  # why it is not READY although it is loaded
     paused: str  # why it takes nothing new for a moment; empty: it does
+    silent_s: int  # since its step loop was heard; 0: it is
     num_routers: int  # that have acknowledged it
     beat_s: float | None  # when its step loop last came round; None: it has not begun
 
@@ -61,6 +63,8 @@ def _problem(instance: InstanceFacts, num_known_routers: int) -> str:
         return instance.not_ready or "starting"
     if instance.paused:
         return f"paused: {instance.paused}"
+    if instance.silent_s:
+        return silence_words(instance.silent_s)
     if num_known_routers and not instance.num_routers:
         return f"no router has acknowledged this worker yet (known: {num_known_routers})"
     return ""

@@ -53,8 +53,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         group = await self.find(name_of(request.instance_id), context)
         try:
             return await group.status()
-        except SchedulerDied as death:
-            await refuse(context, grpc.StatusCode.UNAVAILABLE, str(death))
+        except (SchedulerDied, SchedulerSilent) as end:
+            await refuse(context, grpc.StatusCode.UNAVAILABLE, str(end))
 
     async def Watch(
         self, request: worker_pb2.WatchWorkerRequest, context: Context

@@ -15,8 +15,9 @@ from diptych.common.errors import Overloaded
 from diptych.common.members.roles import Role, leg_kind
 from diptych.engine.cache import kv_codec
 from diptych.engine.cache.kv_feed import KvFeed, KvFeeds
+from diptych.engine.scheduler.messages import tokens_said
 from diptych.generation.leg_size import too_large
-from diptych.v1 import bootstrap_pb2, inference_pb2, worker_pb2
+from diptych.v1 import bootstrap_pb2, engine_pb2, inference_pb2, worker_pb2
 
 MAX_SESSIONS: Final = 256  # a router has one
 MAX_CONTEXT_LEN: Final = 1 << 24  # before the scheduler has said more
@@ -35,6 +36,10 @@ class Session:
 
     def add_output(self, output: worker_pb2.LegOutput) -> None:
         self._pending.outputs.append(output)
+        self._due.set()
+
+    def add_token(self, room: int, index: int, token_id: int) -> None:
+        self._pending.outputs.add(room=room, first_index=index, token_ids=(token_id,))
         self._due.set()
 
     def set_load(self, load: bootstrap_pb2.WorkerLoad) -> None:
@@ -125,7 +130,7 @@ class Sessions:
         """Note whose rooms these are; return the acceptable ones. A room in use is answered and left alone."""
         accepted = []
         for leg in legs:
-            if error := self._refuse(leg):
+            if error := self._refuse(leg) or _refuse_move(leg, session):
                 session.add_output(worker_pb2.LegOutput(room=leg.room, error=error))
                 continue
             self._by_room[leg.room] = _OpenRoom(session, self._clock())
@@ -162,6 +167,12 @@ class Sessions:
                 session.rooms.discard(output.room)
                 self._forget(output.room)
 
+    def deliver_tokens(self, tokens: engine_pb2.NextTokens) -> None:
+        for room, index, token_id in tokens_said(tokens):
+            open_room = self._by_room.get(room)
+            if open_room is not None:
+                open_room.session.add_token(room, index, token_id)
+
     def _forget(self, room: int) -> None:
         del self._by_room[room]
         if not self._by_room:
@@ -180,13 +191,13 @@ class Sessions:
         if len(self._by_room) >= MAX_OPEN_ROOMS:
             full = f"{MAX_OPEN_ROOMS} requests are open here already"
             return worker_pb2.LegError(code=worker_pb2.ERROR_CODE_OVERLOADED, message=full)
-        if self.closed_because:
+        if self.closed_because and not leg.moves_room:
             return worker_pb2.LegError(code=elsewhere, message=f"takes nothing new: {self.closed_because}")
         if leg.compat and leg.compat != self.compat:
             return worker_pb2.LegError(code=elsewhere, message="its weights have been replaced by now")
         if words := too_large(leg, self.context_len):
             return worker_pb2.LegError(code=invalid, message=words)
-        return self._refuse_kind(leg.kind)
+        return None if leg.moves_room else self._refuse_kind(leg.kind)
 
     def _refuse_kind(self, wire: int) -> worker_pb2.LegError | None:
         try:
@@ -229,6 +240,14 @@ class Sessions:
         self.load = load
         for session in self._sessions:
             session.set_load(load)
+
+
+def _refuse_move(leg: worker_pb2.StartLeg, session: Session) -> worker_pb2.LegError | None:
+    """A router moves its own requests only."""
+    if not leg.moves_room or leg.moves_room in session.rooms:
+        return None
+    words = f"room {leg.moves_room:016x} does not move: it is not open in this session"
+    return worker_pb2.LegError(code=worker_pb2.ERROR_CODE_ABORTED, message=words)
 
 
 def _is_last(output: worker_pb2.LegOutput) -> bool:

@@ -19,9 +19,10 @@ from diptych.engine.options.device_kind import DeviceKind
 from diptych.engine.options.sim_timing import read_timing
 from diptych.engine.schedule.step_sizes import GivenSizes
 from diptych.engine.tensor_parallel.rank_id import rank_id
-from diptych.engine.values.limits import RETRACTED_S, Scheduling
+from diptych.engine.values.limits import MAX_DRAFTS, RETRACTED_S, Scheduling
 from diptych.engine.values.policy_names import EvictionPolicy, SchedulePolicy
 from diptych.engine.values.transfer_rules import TransferRules
+from diptych.generation.request_groups import NO_DRAFTS
 from diptych.kvtransfer.lanes import KvPath, Requirement, Transports
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -32,6 +33,7 @@ Quantization = Literal["auto", "none", "fp8"]
 KvBackend = Literal["ucx", "nixl"]
 Overlap = Literal["auto", "on", "off"]
 KvWindows = Literal["free", "keep"]
+Speculate = Literal["suffix", "ngram", "off"]
 
 KV_WINDOWS: Final[KvWindows] = "free"
 
@@ -111,6 +113,11 @@ class EngineOptions:
     )
     max_waiting: int = option(1024, help="requests that wait; more are sent to another worker", group="scheduling")
     overlap: Overlap = option("auto", help="plan the next step while one runs; auto: not on CPUs", group="scheduling")
+    speculate: Speculate = option(
+        "off",
+        help="guess output tokens and verify several at once: by suffix or ngram; no token differs; off: one by one",
+        group="scheduling",
+    )
     tenant_weights: tuple[str, ...] = option(
         (), help="shares of tenants, as name=weight; a tenant without one has weight 1", group="scheduling"
     )
@@ -204,6 +211,11 @@ class EngineOptions:
     def mixed_step_s(self) -> float:
         """What a step may take that requests wait for and that also computes prompts."""
         return self.mixed_step_ms / 1000 or math.inf
+
+    @property
+    def max_drafts(self) -> int:
+        """How many a step verifies at most, of all its requests."""
+        return 0 if self.speculate == NO_DRAFTS else MAX_DRAFTS
 
     @property
     def num_lora_slots(self) -> int:

@@ -126,11 +126,11 @@ class ModelLoader:
         options = self._options
         pages = region_views(kv, kv_regions(model.config, options.kv_dtype))[0]
         longest = min(model.config.context_len, pages.shape[0] * pages.shape[3])
-        limits, recorded_tokens = self._limits(model.config), runner.token_rungs
+        limits, recorded = self._limits(model.config), (runner.row_rungs, runner.token_rungs)
         try:
-            warm_up(self._new_runner(model), runner, limits, options.page_size, longest, recorded_tokens)
+            warm_up(self._new_runner(model), runner, limits, options.page_size, longest, *recorded)
         except torch.OutOfMemoryError as error:
-            what = f"a step of {limits.max_step_tokens} tokens or the graphs of {limits.max_requests} requests"
+            what = f"a step of {limits.max_step_tokens} tokens or the graphs of {limits.max_samples} rows"
             words = f"no GPU memory is left beside weights and KV for {what}: lower --kv-cache-mib or --max-step-tokens"
             raise ConfigError(words) from error
         log_late_kernels()
@@ -173,6 +173,7 @@ class ModelLoader:
             sizes.max_requests,
             max_pages,
             sizes.max_graph_tokens,
+            self._options.max_drafts,
             num_window_groups=len(model.page_groups) - 1,
             max_loras=self._options.num_lora_slots,
         )

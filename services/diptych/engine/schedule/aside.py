@@ -60,6 +60,8 @@ class Aside:
 
     def pop_over(self, now_s: float) -> list[Request]:
         """Take out those whose reason is over, and return them."""
+        if not self._waiters:
+            return []
         ended = {key for key, waiters in self._waiters.items() if waiters.reason.is_over(now_s)}
         if not ended:
             return []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Final, Protocol
 
 import numpy as np
@@ -47,18 +48,17 @@ def build_batch(
     """
     if not step.chunks and not step.drafts:
         return _build_decode(step.decodes, page_table, page_size, pending, pages_per_state, window_table)
-    row_lens = [1 + len(step.drafts_of(request)) for request in step.decodes]
-    rows = zip(step.decodes, row_lens, strict=True)
-    chunks = [*(Chunk(request, request.computed_len, length, True) for request, length in rows), *step.chunks]
-    starts = np.array([chunk.start for chunk in chunks], dtype=np.int64)
-    extend_lens = np.array([chunk.num_tokens for chunk in chunks], dtype=np.int64)
-    owner = np.repeat(np.arange(len(chunks)), extend_lens)
+    drafts = step.drafts or {}
+    row_lens = [1 + len(drafts.get(request.room, ())) for request in step.decodes]
+    requests = [*step.decodes, *(chunk.request for chunk in step.chunks)]
+    starts = np.array([*(r.computed_len for r in step.decodes), *(c.start for c in step.chunks)], dtype=np.int64)
+    extend_lens = np.array([*row_lens, *(chunk.num_tokens for chunk in step.chunks)], dtype=np.int64)
+    owner = np.repeat(np.arange(len(requests)), extend_lens)
     positions = np.arange(len(owner)) - (np.cumsum(extend_lens) - extend_lens)[owner] + starts[owner]
-    requests = [chunk.request for chunk in chunks]
     table, out_slots = _slots(requests, owner, positions, page_table, page_size)
     windows = _window_groups(requests, owner, positions, window_table, page_size)
     if any(chunk.start < chunk.request.cached_len for chunk in step.chunks):
-        cached_lens = np.array([chunk.request.cached_len for chunk in chunks], dtype=np.int64)
+        cached_lens = np.array([request.cached_len for request in requests], dtype=np.int64)
         for slots in (out_slots, *(windows.out_slots if windows else ())):
             slots[positions < cached_lens[owner]] = NULL_PAGE  # it is there, in pages that others read too
     spans = [chunk.request.tokens[chunk.start : chunk.start + chunk.num_tokens] for chunk in step.chunks]
@@ -140,9 +140,9 @@ def _row_tokens(step: Step, pending: Mapping[int, int]) -> I64:
     newest = _last_tokens(step.decodes, pending)
     if not step.drafts:
         return newest
-    pairs = zip(step.decodes, newest.tolist(), strict=True)
-    rows = [(token_id, *step.drafts_of(request)) for request, token_id in pairs]
-    return np.array([token_id for row in rows for token_id in row], dtype=np.int64)
+    drafts, pairs = step.drafts, zip(step.decodes, newest.tolist(), strict=True)
+    rows = [(token_id, *drafts.get(request.room, ())) for request, token_id in pairs]
+    return np.array(list(chain.from_iterable(rows)), dtype=np.int64)
 
 
 def _last_tokens(requests: Sequence[Request], pending: Mapping[int, int]) -> I64:
@@ -164,9 +164,9 @@ def placeholder(sample: int) -> int:
 def _slots(requests: Sequence[Request], owner: I64, positions: I64, page_table: I32, page_size: int) -> tuple[I32, I64]:
     """Return the requests' part of the page table, and the slot of each new token."""
     rows = np.array([request.row for request in requests], dtype=np.int64)
-    table = page_table[rows, : max(request.num_pages for request in requests)]
-    pages = table[owner, positions // page_size].astype(np.int64)
-    return table, pages * page_size + positions % page_size
+    table = page_table[rows, : max([request.num_pages for request in requests])]
+    places, offsets = np.divmod(positions, page_size)
+    return table, table[owner, places].astype(np.int64) * page_size + offsets
 
 
 def _window_groups(
@@ -176,7 +176,7 @@ def _window_groups(
     if window_table is None or not window_table.shape[2]:
         return None
     rows = np.array([request.row for request in requests], dtype=np.int64)
-    width = max(request.num_pages for request in requests)
+    width = max([request.num_pages for request in requests])
     tables = np.empty((window_table.shape[2], len(rows), width), np.int32)
     for group, table in enumerate(tables):
         np.take(window_table[:, :width, group], rows, axis=0, out=table, mode="clip")  # which copies once

@@ -6,13 +6,15 @@ lose the least progress is retracted, and goes on later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import Protocol
 
 from diptych.common.errors import ConfigError
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
 from diptych.engine.schedule.batch_builder import BuildBatch, build_batch
+from diptych.engine.schedule.decode_batch import DecodeBatch
 from diptych.engine.schedule.extend_queue import ExtendQueue
 from diptych.engine.schedule.kv_forecast import KvForecast
 from diptych.engine.schedule.prefixes_in_flight import PendingPrefix
@@ -21,65 +23,41 @@ from diptych.engine.schedule.step_pace import NextPrompt, StepPace
 from diptych.engine.schedule.steps_in_flight import StepsInFlight
 from diptych.engine.schedule.waiting_queue import WaitingQueue
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch
+from diptych.engine.values.core_report import NO_DRAFTS, DraftReport
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.request import Request
 from diptych.engine.values.step import NO_PLAIN_STEPS, Chunk, Drafts, PlainSteps, Step, new_step
 
 
-class DecodeBatch:
-    """Requests that get tokens in each step: their KV is computed, or about to be, but for their last token."""
-
-    def __init__(self, cache: KvCache) -> None:
-        self._cache = cache
-        self._running: dict[int, Request] = {}  # by room, oldest first
-
-    def __len__(self) -> int:
-        return len(self._running)
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self._running.values())
-
-    def __contains__(self, request: Request) -> bool:
-        return self._running.get(request.room) is request
-
-    def add(self, request: Request) -> None:
-        self._running[request.room] = request
-
-    def remove(self, request: Request) -> None:
-        """Take out a request. Its pages stay with the caller."""
-        del self._running[request.room]
-
-    def due(self) -> list[Request]:
-        """Return those whose next token a step can compute: all but those that end with a token on its way."""
-        return [request for request in self._running.values() if request.computed_len + 1 < request.max_len]
-
-    def make_room(self, requests: list[Request]) -> bool:
-        """Give every request a slot for its newest token; False, and nothing changed, when there are too few pages."""
-        page_size = self._cache.page_size
-        return self._cache.grow_each([r for r in requests if r.computed_len >= r.num_pages * page_size])
-
-    def admit_drafts(self, request: Request, drafts: tuple[int, ...]) -> tuple[int, ...]:
-        """Return as many of the drafts as may stand behind the request's newest token, which gets slots for them.
-
-        It gets none where its choice depends on more than the logits, or where pages are missing: nobody is retracted
-        for a guess.
-        """
-        if not request.samples_plainly:
-            return ()
-        kept = drafts[: request.max_len - request.num_tokens - 1]
-        return kept if self._cache.grow(request, request.num_tokens + len(kept)) else ()
-
-    def victim(self) -> Request:
-        """Return whom to retract; at least one runs."""
-        return min(self._running.values(), key=lambda request: (request.account.priority, request.num_output_tokens))
-
-
 class Drafter(Protocol):
-    """Guesses how requests go on. A wrong guess costs the time to compute it; no guess changes an output."""
+    """Guesses how requests go on. A wrong guess costs the time to compute it; no guess changes an output.
+
+    What it is told beside is for who learns from it.
+    """
 
     def propose(self, requests: Sequence[Request]) -> Drafts:
-        """Return guesses for some of the requests that the next step continues."""
+        """Return guesses for some of the requests that the next step continues.
+
+        They begin behind the newest token that is known, `tokens[num_tokens - 1]`. Where `extend_len` is 0 a running
+        step computes the token behind that: then the first guess is of it, and is not computed itself.
+        """
         ...
+
+    def launched(self, step: Step, now_s: float) -> None:
+        """A step is launched, with all that was proposed for it or with less."""
+        return
+
+    def committed(self, now_s: float) -> None:
+        """The oldest step that was launched has run; its tokens are appended next."""
+        return
+
+    def given_up(self) -> None:
+        """The step launched last was not run to its end."""
+        return
+
+    def report(self) -> DraftReport:
+        """Say what has come of its guesses, since the start."""
+        return NO_DRAFTS
 
 
 class Running:
@@ -100,7 +78,8 @@ class Running:
         turns: Turns = ENOUGH_SLOTS,
     ) -> None:
         if drafter is not None and cache.pages_per_state:
-            raise ConfigError("a guess that was wrong can't be taken out of the state of a recurrent layer again")
+            words = "a guess that was wrong can't be taken out of the state of a recurrent layer again"
+            raise ConfigError(f"drafts are not for models with recurrent layers: {words}")
         self._cache = cache
         self._limits = limits
         self._waiting = waiting
@@ -111,6 +90,7 @@ class Running:
         self._turns = turns
         self._queue = ExtendQueue(cache, waiting, limits, turns)
         self._batch = DecodeBatch(cache)
+        self._held: set[int] = set()  # rooms of requests that no further step continues
         self._steps = StepsInFlight(cache)
         self._forecast = KvForecast(cache)
         self._sampling = SamplingBuilder(limits.eos_ids, limits.vocab_size)
@@ -141,19 +121,14 @@ class Running:
 
     # steps
 
-    @property
-    def can_overlap(self) -> bool:
-        """Whether a step may be planned before the last one is committed.
-
-        Not with a drafter: it guesses behind tokens that are known, and how many drafts count is known at the commit.
-        """
-        return self._drafter is None
-
     def plan(self, now_s: float, elsewhere: NextPrompt | None = None) -> Step | None:
         """Every running request decodes; prompts share what is left of the token budget, and of the time.
 
-        They have nothing of it where one `elsewhere` comes before them.
+        They have nothing of it where one `elsewhere` comes before them. No step is planned behind one with drafts:
+        where its requests stand is known when it is known how many came true.
         """
+        if self._steps and self._steps.newest.drafts:
+            return None
         decodes = self._decodes()
         drafts = None if self._drafter is None else self._drafts(decodes, self._drafter)
         chunks = self._chunks(now_s, decodes, drafts, elsewhere) if self._queue else []
@@ -167,6 +142,8 @@ class Running:
         batch = self._build(step, cache.page_table, cache.page_size, pending, pages_per_state, cache.window_table)
         begun = [request for request in step.decodes if request.state_from is not None] if pages_per_state else ()
         self._steps.launch(step)
+        if self._drafter is not None:
+            self._drafter.launched(step, now_s)
         for request in begun:
             self._steps.read_state(request)
         if step.chunks:
@@ -182,6 +159,8 @@ class Running:
     def commit(self, now_s: float) -> Step:
         """Return the oldest step launched, which has run."""
         self._pace.end(now_s)
+        if self._drafter is not None:
+            self._drafter.committed(now_s)
         step = self._steps.commit()
         if self._cache.windows.num_groups:
             self._pass_windows(step)
@@ -208,7 +187,14 @@ class Running:
     def give_up(self) -> None:
         """The step launched last was not run to its end, and its requests are about to be taken out."""
         self._pace.give_up()
+        if self._drafter is not None:
+            self._drafter.given_up()
         self._steps.commit().undo()
+
+    @property
+    def drafts(self) -> DraftReport:
+        """What has come of drafts."""
+        return NO_DRAFTS if self._drafter is None else self._drafter.report()
 
     def spare_pages(self, candidate: Request, importing: Sequence[Request] = ()) -> int:
         """Return how many pages must be left when `candidate` has got its own."""
@@ -232,12 +218,14 @@ class Running:
     def pass_plain_steps(self, began_s: float, ends_s: Sequence[float], token_id: int) -> None:
         """Be behind some of them, which ended at these times, one after the other from `began_s` on."""
         self._pace.pass_steps(len(self._batch), began_s, ends_s)
+        num_steps, growing = len(ends_s), []
         for request in self._batch:
-            end = request.num_tokens + len(ends_s)
+            end = request.num_tokens + num_steps
             request.tokens[request.num_tokens : end] = token_id
             request.num_tokens, request.computed_len = end, end - 1
             if end - 1 > request.num_pages * self._cache.page_size:
-                self._cache.grow(request, end - 1)
+                growing.append(request)
+        self._cache.grow_all(growing)
 
     def _new_pages(self, request: Request, count: int) -> int:
         return max(0, self._cache.pages_for(request.computed_len + count) - request.num_pages)
@@ -265,6 +253,29 @@ class Running:
         """Take in a request that holds its pages, to be computed."""
         self._queue.add_admitted(request)
 
+    def has(self, request: Request) -> bool:
+        """Whether each step continues the request."""
+        return request in self._batch
+
+    def hold(self, request: Request) -> None:
+        """Let no further step continue a request, which keeps its pages."""
+        self._leave(request)
+        self._held.add(request.room)
+
+    def release(self, request: Request, now_s: float) -> None:
+        """Let steps continue a request that is held."""
+        self._held.remove(request.room)
+        self.join(request, now_s)
+
+    def is_still(self, request: Request) -> bool:
+        """Whether no step that is launched computes anything of a request that is held."""
+        return not self._steps.involve(request)
+
+    def give_away(self, request: Request) -> None:
+        """Forget a request that is still: its pages are the caller's."""
+        self._held.discard(request.room)
+        self._turns.end(request.room)
+
     def finish(self, request: Request) -> None:
         """Take out a request that has come to its own end."""
         self._forecast.learn(request)
@@ -290,6 +301,8 @@ class Running:
     def _remove(self, request: Request) -> None:
         if request in self._batch:
             self._leave(request)
+        elif request.room in self._held:
+            self._held.remove(request.room)
         else:
             self._queue.remove(request)
 
@@ -317,9 +330,13 @@ class Running:
         return due
 
     def _drafts(self, decodes: Sequence[Request], drafter: Drafter) -> Drafts:
-        proposed = drafter.propose(decodes)
-        kept = {r.room: self._batch.admit_drafts(r, proposed[r.room]) for r in decodes if r.room in proposed}
-        return {room: drafts for room, drafts in kept.items() if drafts}
+        """Ask for guesses; return what a step may have of them, each up to what is no token of the model."""
+        proposed, vocab_size = drafter.propose(decodes), self._limits.vocab_size
+        if not proposed:
+            return proposed
+        guesses = [(request, proposed[request.room]) for request in decodes if request.room in proposed]
+        known = [(request, _known(guess, vocab_size)) for request, guess in guesses if guess]
+        return self._batch.admit_drafts(known, self._limits.max_drafts)
 
     def _leave(self, request: Request) -> None:
         self._batch.remove(request)
@@ -331,6 +348,13 @@ class Running:
         self._cache.retire(request)
         self._waiting.add_first(request)
         self._on_retracted(request)
+
+
+def _known(guess: tuple[int, ...], vocab_size: int) -> tuple[int, ...]:
+    """Return its beginning that is made of the model's tokens: prompts with pictures have keys in their place."""
+    if min(guess) >= 0 and max(guess) < vocab_size:
+        return guess
+    return tuple(takewhile(lambda token_id: 0 <= token_id < vocab_size, guess))
 
 
 def _plain_steps(request: Request, token_id: int) -> int:

@@ -3,33 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from diptych.engine.values.batch import NO_TOKEN, StepResult
 from diptych.engine.values.events import EmitTokens
 from diptych.engine.values.request import Request
-from diptych.engine.values.step import Chunk, Step
+from diptych.engine.values.step import Chunk, Drafts, Step
 from diptych.generation.finish import Finish
 from diptych.generation.logprobs import TokenLogprobs, of_rows
 from diptych.generation.output import Failure, FailureCode
 from diptych.generation.stop.conditions import token_finish
 
 TokenIds = tuple[int, ...]
-Sampled = tuple[Request, TokenIds, TokenLogprobs | None]  # the next tokens; of a single one its log-probability
+Sampled = tuple[Request, TokenIds, TokenLogprobs | None]  # the next tokens, and their log-probabilities
 
 NO_TOKEN_FAILURE = Failure(FailureCode.INTERNAL, "the model gave no usable logits for this request")
 
 
-def append_plain(step: Step, result: StepResult) -> tuple[EmitTokens, list[int]]:
-    """Append the tokens after which nothing but the next token is to come; return too which of `sampled` are left.
+class Plain(NamedTuple):
+    """What a step brought to requests that go on."""
+
+    tokens: EmitTokens
+    others: Sequence[int]  # which of `sampled` are left
+    ahead: Sequence[tuple[Request, int]] = ()  # who got more than one token, and how many more
+
+
+def append_plain(step: Step, result: StepResult) -> Plain:
+    """Append the tokens after which nothing but the next token is to come.
 
     Nearly all of a step's tokens are such, and nothing of a decode step takes longer, so this is one plain loop.
     """
+    if step.drafts:
+        return _append_rows(step, step.drafts, result.token_ids.tolist())
     rooms: list[int] = []
     indices: list[int] = []
-    token_ids: list[int] = []
+    token_ids: list[TokenIds] = []
     others: list[int] = []
-    single = _single_tokens(step, result) if step.drafts else result.token_ids.tolist()
-    for row, (request, token_id) in enumerate(zip(step.sampled, single, strict=True)):
+    for row, (request, token_id) in enumerate(zip(step.sampled, result.token_ids.tolist(), strict=True)):
         num_tokens = request.num_tokens
         index = num_tokens - request.prompt_len
         if (
@@ -44,21 +54,42 @@ def append_plain(step: Step, result: StepResult) -> tuple[EmitTokens, list[int]]
             request.num_tokens = num_tokens + 1
             rooms.append(request.room)
             indices.append(index)
-            token_ids.append(token_id)
+            token_ids.append((token_id,))
         else:
             others.append(row)
-    return EmitTokens(rooms, indices, token_ids), others
+    return Plain(EmitTokens(rooms, indices, token_ids), others)
 
 
-def _single_tokens(step: Step, result: StepResult) -> list[int]:
-    """Return the token of each of `sampled`; NO_TOKEN in place of several, of which it is not known how many count."""
-    token_ids = result.token_ids[step.first_samples].tolist()
-    pairs = zip(step.sampled, token_ids, strict=True)
-    return [NO_TOKEN if step.drafts_of(request) else token_id for request, token_id in pairs]
+def _append_rows(step: Step, drafts: Drafts, samples: Sequence[int]) -> Plain:
+    """Do so where requests have drafts, of which those count that came true."""
+    told: list[tuple[int, int, TokenIds, int]] = []
+    others: list[int] = []
+    ahead: list[tuple[Request, int]] = []
+    for row, (request, first) in enumerate(zip(step.sampled, step.first_samples, strict=True)):
+        own = drafts.get(request.room, ())
+        num_tokens, token_ids = request.num_tokens, verified(own, tuple(samples[first : first + 1 + len(own)]))
+        index, end = num_tokens - request.prompt_len, num_tokens + len(token_ids)
+        if (
+            index > 1
+            and request.samples_plainly
+            and end < request.max_len
+            and request.end_ids.isdisjoint(token_ids)
+            and NO_TOKEN not in token_ids
+            and not request.has_ended
+        ):
+            request.tokens[num_tokens:end] = token_ids
+            request.num_tokens = end
+            request.computed_len -= 1 + len(own) - len(token_ids)
+            told.append((request.room, index, token_ids, len(own)))
+            if len(token_ids) > 1:
+                ahead.append((request, len(token_ids) - 1))
+        else:
+            others.append(row)
+    return Plain(EmitTokens(*zip(*told, strict=True)) if told else EmitTokens((), (), ()), others, ahead)
 
 
 def sampled(step: Step, result: StepResult, rows: Iterable[int]) -> Iterator[Sampled]:
-    """Yield the tokens of some of `sampled`, but of requests that have ended. Ask `refuse_tokens` about each.
+    """Yield the tokens of some of `sampled`, but of requests that have ended. `take_tokens` gives them to it.
 
     What was computed of drafts that did not come true is not counted any more.
     """
@@ -72,7 +103,7 @@ def sampled(step: Step, result: StepResult, rows: Iterable[int]) -> Iterator[Sam
         request.computed_len -= 1 + len(drafts) - len(token_ids)
         num_top, logprobs = request.params.logprobs, None
         if num_top is not None and result.logprobs is not None:
-            logprobs = of_rows(result.logprobs, first, first + 1, num_top)  # whoever wants them has no drafts
+            logprobs = of_rows(result.logprobs, first, first + len(token_ids), num_top)
         yield request, token_ids, logprobs
 
 
@@ -88,25 +119,36 @@ def verified(drafts: TokenIds, samples: TokenIds) -> TokenIds:
     return samples[:count]
 
 
-def refuse_tokens(request: Request, token_ids: TokenIds) -> Failure | None:
-    """Let the request's grammar, if any, take its next tokens; say why the request must fail instead."""
-    matcher, is_unusable = request.matcher, NO_TOKEN in token_ids
-    if matcher is not None:
-        if not is_unusable:
-            matcher.accept(token_ids)
-        if matcher.error is not None:
-            return Failure(FailureCode.INVALID, f"the output can't follow the grammar any further: {matcher.error}")
-    return NO_TOKEN_FAILURE if is_unusable else None
+class Taken(NamedTuple):
+    """What became of a request's next tokens."""
+
+    token_ids: TokenIds  # that it has got: all, or those up to its end
+    finish: Finish | None = None
+    failure: Failure | None = None  # comes behind these tokens
 
 
-def append_tokens(request: Request, token_ids: TokenIds, eos_ids: frozenset[int]) -> tuple[TokenIds, Finish | None]:
-    """Append the tokens up to the one that ends the request, if one does; return them, and how it ends."""
+def take_tokens(request: Request, token_ids: TokenIds, eos_ids: frozenset[int]) -> Taken:
+    """Append the tokens up to the one that ends the request, if one does, each as if it came alone."""
     for count, token_id in enumerate(token_ids, 1):
+        failure = refuse_token(request, token_id)
+        if failure is not None:
+            return Taken(token_ids[: count - 1], failure=failure)
         request.append(token_id)
         finish = finish_of(request, token_id, eos_ids)
         if finish is not None:
-            return token_ids[:count], finish
-    return token_ids, None
+            return Taken(token_ids[:count], finish)
+    return Taken(token_ids)
+
+
+def refuse_token(request: Request, token_id: int) -> Failure | None:
+    """Let the request's grammar, if any, take its next token; say why the request must fail instead."""
+    matcher = request.matcher
+    if matcher is not None:
+        if token_id != NO_TOKEN:
+            matcher.accept((token_id,))
+        if matcher.error is not None:
+            return Failure(FailureCode.INVALID, f"the output can't follow the grammar any further: {matcher.error}")
+    return NO_TOKEN_FAILURE if token_id == NO_TOKEN else None
 
 
 def finish_of(request: Request, token_id: int, eos_ids: frozenset[int]) -> Finish | None:

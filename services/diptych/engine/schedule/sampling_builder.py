@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,22 +36,41 @@ class SamplingBuilder:
             self._draws = _draws(params)
         self._params = params  # the very objects: comparing those is quick
         positions = np.array([request.num_tokens for request in requests], dtype=np.int64)
+        sampling = SamplingBatch(*self._draws, positions)
+        if drafts:
+            sampling = _behind_drafts(sampling, [1 + len(drafts.get(request.room, ())) for request in requests])
         if all([request.samples_plainly for request in requests]):
-            sampling = SamplingBatch(*self._draws, positions)
-        else:
-            sampling = self._with_parts(requests, positions)
-        return _behind_drafts(sampling, requests, drafts) if drafts else sampling
+            return sampling
+        return self._with_parts(sampling, _places(requests, drafts or {}))
 
-    def _with_parts(self, requests: Sequence[Request], positions: I64) -> SamplingBatch:
-        return SamplingBatch(
-            *self._draws,
-            positions,
-            min_p=_min_p(self._params),
-            bias=_bias(requests, self._eos_ids),
-            penalties=_penalties(requests),
-            token_mask=_token_mask(requests, self._vocab_size),
-            num_top=_num_top(self._params),
+    def _with_parts(self, sampling: SamplingBatch, places: Sequence[Place]) -> SamplingBatch:
+        params = [place.request.params for place in places]
+        return replace(
+            sampling,
+            min_p=_min_p(params),
+            bias=_bias(places, self._eos_ids),
+            penalties=_penalties(places),
+            token_mask=_token_mask(places, self._vocab_size),
+            num_top=_num_top(params),
         )
+
+
+class Place(NamedTuple):
+    """Where a token is sampled: behind all of a request's tokens, and behind some of its drafts."""
+
+    request: Request
+    drafts: tuple[int, ...]  # all that the request has in the step
+    num_before: int  # of these
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self.request.num_output_tokens + self.num_before
+
+
+def _places(requests: Sequence[Request], drafts: Drafts) -> list[Place]:
+    """Return the places of the step's samples, in their order."""
+    rows = [(request, drafts.get(request.room, ())) for request in requests]
+    return [Place(request, guess, num_before) for request, guess in rows for num_before in range(1 + len(guess))]
 
 
 def build_sampling(requests: Sequence[Request], eos_ids: frozenset[int], vocab_size: int) -> SamplingBatch:
@@ -68,25 +88,16 @@ def _draws(params: Sequence[SamplingParams]) -> tuple[F32, F32, I64, U64]:
     )
 
 
-def _behind_drafts(sampling: SamplingBatch, requests: Sequence[Request], drafts: Drafts) -> SamplingBatch:
-    """Repeat each request's row for its drafts, at the positions that follow.
-
-    Requests with drafts sample plainly: no row of theirs depends on the tokens before it.
-    """
-    counts = np.array([1 + len(drafts.get(request.room, ())) for request in requests], dtype=np.int64)
+def _behind_drafts(sampling: SamplingBatch, row_lens: Sequence[int]) -> SamplingBatch:
+    """Repeat what each request draws by, for its drafts, at the positions that follow."""
+    counts = np.array(row_lens, dtype=np.int64)
     firsts = np.cumsum(counts) - counts
-    bias, penalties, mask = sampling.bias, sampling.penalties, sampling.token_mask
     return SamplingBatch(
         temperature=np.repeat(sampling.temperature, counts),
         top_p=np.repeat(sampling.top_p, counts),
         top_k=np.repeat(sampling.top_k, counts),
         seeds=np.repeat(sampling.seeds, counts),
         positions=np.repeat(sampling.positions - firsts, counts) + np.arange(counts.sum()),
-        min_p=None if sampling.min_p is None else np.repeat(sampling.min_p, counts),
-        bias=None if bias is None else replace(bias, rows=firsts[bias.rows]),
-        penalties=None if penalties is None else replace(penalties, rows=firsts[penalties.rows]),
-        token_mask=None if mask is None else np.repeat(mask, counts, axis=0),
-        num_top=None if sampling.num_top is None else np.repeat(sampling.num_top, counts),
     )
 
 
@@ -96,14 +107,17 @@ def _min_p(params: Sequence[SamplingParams]) -> F32 | None:
     return np.array([p.min_p for p in params], dtype=np.float32)
 
 
-def _token_mask(requests: Sequence[Request], vocab_size: int) -> I32 | None:
-    matchers = [(row, r.matcher) for row, r in enumerate(requests) if r.matcher is not None and not r.has_ended]
-    allowed = [(row, _allowed(request)) for row, request in enumerate(requests) if request.params.allowed_token_ids]
-    if not matchers and not allowed:
+def _token_mask(places: Sequence[Place], vocab_size: int) -> I32 | None:
+    firsts = [(row, place) for row, place in enumerate(places) if not place.num_before]
+    matched = [(row, r.matcher, drafts) for row, (r, drafts, _) in firsts if r.matcher is not None and not r.has_ended]
+    allowed = [
+        (row, _allowed(place.request)) for row, place in enumerate(places) if place.request.params.allowed_token_ids
+    ]
+    if not matched and not allowed:
         return None
-    mask = np.full((len(requests), num_words(vocab_size)), -1, dtype=np.int32)
-    for row, matcher in matchers:
-        matcher.fill_mask(mask, row)
+    mask = np.full((len(places), num_words(vocab_size)), -1, dtype=np.int32)
+    for row, matcher, drafts in matched:
+        matcher.fill_masks(mask, row, drafts)
     for row, words in allowed:
         mask[row, : len(words)] = words
         mask[row, len(words) :] = 0
@@ -126,45 +140,55 @@ def _num_top(params: Sequence[SamplingParams]) -> I64 | None:
     return np.array([-1 if p.logprobs is None else p.logprobs for p in params], dtype=np.int64)
 
 
-def _bias(requests: Sequence[Request], eos_ids: frozenset[int]) -> Bias | None:
-    ids = [[*request.params.logit_bias, *_banned(request, eos_ids)] for request in requests]
+def _bias(places: Sequence[Place], eos_ids: frozenset[int]) -> Bias | None:
+    ids = [[*place.request.params.logit_bias, *_banned(place, eos_ids)] for place in places]
     if not any(ids):
         return None
-    num_banned = [len(listed) - len(request.params.logit_bias) for request, listed in zip(requests, ids, strict=True)]
-    values = [
-        [*request.params.logit_bias.values(), *[-np.inf] * count]
-        for request, count in zip(requests, num_banned, strict=True)
-    ]
+    values = [[*place.request.params.logit_bias.values()] for place in places]
     return Bias(
-        rows=np.repeat(np.arange(len(requests)), [len(listed) for listed in ids]),
+        rows=np.repeat(np.arange(len(places)), [len(listed) for listed in ids]),
         token_ids=np.array([token_id for listed in ids for token_id in listed], dtype=np.int64),
-        values=np.array([value for listed in values for value in listed], dtype=np.float32),
+        values=np.concatenate([_filled_up(own, len(listed)) for own, listed in zip(values, ids, strict=True)]),
     )
 
 
-def _banned(request: Request, eos_ids: frozenset[int]) -> Sequence[int]:
+def _filled_up(values: Sequence[float], count: int) -> F32:
+    """Return `count` values: the given ones, and minus infinity."""
+    filled = np.full(count, -np.inf, dtype=np.float32)
+    filled[: len(values)] = values
+    return filled
+
+
+def _banned(place: Place, eos_ids: frozenset[int]) -> Sequence[int]:
     """The tokens that would end the request too early."""
-    params = request.params
-    if request.num_output_tokens >= params.min_tokens or request.grammar_finish:
+    params = place.request.params
+    if place.num_output_tokens >= params.min_tokens or place.request.grammar_finish:
         return ()
     return (*params.stop_token_ids, *(() if params.ignore_eos else eos_ids))
 
 
-def _penalties(requests: Sequence[Request]) -> Penalties | None:
-    counted = [(row, request.counts) for row, request in enumerate(requests) if request.counts is not None]
-    if not counted:
+def _penalties(places: Sequence[Place]) -> Penalties | None:
+    penalised = [(row, place) for row, place in enumerate(places) if place.request.counts is not None]
+    if not penalised:
         return None
-    for row, counts in counted:
-        counts.update(requests[row].tokens[: requests[row].num_tokens])
-    rows = [row for row, _ in counted]
-    num_seen = [len(counts.ids) for _, counts in counted]
-    params = [requests[row].params for row in rows]
+    counted = [_counted(place) for _, place in penalised]
+    num_seen = [len(ids) for ids, _ in counted]
+    params = [place.request.params for _, place in penalised]
     penalties = [(p.frequency_penalty, p.presence_penalty, p.repetition_penalty) for p in params]
     frequency, presence, repetition = np.repeat(np.array(penalties, dtype=np.float32).T, num_seen, axis=1)
-    num_output = np.concatenate([counts.counts for _, counts in counted])
+    num_output = np.concatenate([counts for _, counts in counted])
     return Penalties(
-        rows=np.repeat(np.array(rows, dtype=np.int64), num_seen),
-        token_ids=np.concatenate([counts.ids for _, counts in counted]),
+        rows=np.repeat(np.array([row for row, _ in penalised], dtype=np.int64), num_seen),
+        token_ids=np.concatenate([ids for ids, _ in counted]),
         repetition=repetition,
         subtract=(num_output * frequency + (num_output > 0) * presence).astype(np.float32),
     )
+
+
+def _counted(place: Place) -> tuple[I64, I64]:
+    """Return the tokens that are seen from a place, and how often each was output."""
+    request, counts = place.request, place.request.counts
+    assert counts is not None
+    if not place.num_before:
+        counts.update(request.tokens[: request.num_tokens])
+    return counts.with_more(place.drafts[: place.num_before])

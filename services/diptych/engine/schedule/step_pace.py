@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -43,6 +43,7 @@ LEAST_LEFT: Final = 0.01  # of it, for outputs
 SHOWN_BITS: Final = 2  # of a budget that is told to others, who need not hear of each small change
 CONTEXT_BITS: Final = 7  # and of contexts
 TOLD_EVERY: Final = 16  # steps, as to how long their parts take
+TOGETHER: Final = 8  # steps without prompts are learned from at once, unless it matters before: they are alike
 
 
 @dataclass(slots=True)
@@ -116,6 +117,9 @@ class StepPace:
         self._apart = _Prompts(WORTH * STEP_COST)
         self._favoured = 0  # room of a prompt for which outputs wait until it is complete, or late; 0: none yet
         self._prompts_s = self._seconds = 0.0  # that steps took of late while outputs waited, and those for prompts
+        self._together = 1  # steps without prompts that are learned from at once: fewer while little is known
+        self._num_plain = self._plain_work = 0  # of those that nothing has been learned from
+        self._plain_s = 0.0
         self._num_learned = self._parts_due = 0  # steps, and as of which `step_parts_s` is made anew
         self.step_parts_s = (0.0, 0.0, 0.0)  # roughly, of a step, a token of context, a token of a prompt; 0: not known
 
@@ -147,6 +151,7 @@ class StepPace:
         """Return what prompts may cost in a step that also brings tokens to so many requests; `most` at most."""
         if not num_rows:
             return most
+        self._learn_tokens()
         tokens_s, spare_s = self._left(num_rows, now_s)
         share = SHARED if self._apart.num_refused else 1.0
         if first is not None and self._goes_first(first, self._beside, tokens_s, share * spare_s, now_s):
@@ -160,6 +165,7 @@ class StepPace:
         """
         if not num_rows:
             return most
+        self._learn_tokens()
         tokens_s, spare_s = self._left(num_rows, now_s)
         if first is not None and self._goes_first(first, self._apart, tokens_s, spare_s, now_s):
             spare_s = math.inf
@@ -218,9 +224,11 @@ class StepPace:
         return max(0.0, self._prompts_s / self._seconds) if self._seconds else 0.0
 
     def _note_share(self, took_s: float, prompts_s: float) -> None:
-        kept = math.exp(-took_s / MEMORY_S)
-        self._prompts_s = self._prompts_s * kept + prompts_s
-        self._seconds = self._seconds * kept + took_s
+        if took_s > 0:
+            kept = math.exp(-took_s / MEMORY_S)
+            gained_s = MEMORY_S * (1 - kept)
+            self._seconds = self._seconds * kept + gained_s
+            self._prompts_s = self._prompts_s * kept + gained_s * prompts_s / took_s
 
     def _known(self, prompts: _Prompts) -> _Prompts:
         """Return these prompts, or those of the other kind as long as nothing is known of these."""
@@ -230,10 +238,10 @@ class StepPace:
 
     def _left(self, num_rows: int, now_s: float) -> tuple[float, float]:
         """Return what the next step with tokens takes without prompts, and how much time is left before it."""
-        work = _work(num_rows, self._contexts.num_tokens)
-        tokens_s = self._tokens.at(work)
+        usual_s = self._tokens.usual(_work(num_rows, self._contexts.num_tokens))
+        tokens_s = self._tokens.pace * usual_s
         begin_s = max(now_s, self._free_s) if self._running else now_s
-        due_s = self._deadlines.next_due_s(begin_s, self._tokens.usual(work))
+        due_s = self._deadlines.next_due_s(begin_s, usual_s)
         return tokens_s, (due_s - begin_s) * HEADROOM - tokens_s
 
     # steps
@@ -263,24 +271,33 @@ class StepPace:
         for later in self._running:
             self._free_s += later.expected_s
         if len(self._deadlines):
-            self._note_share(took_s, took_s - self._tokens.at(step.work) if step.num_rows else took_s)
+            tokens_s = self._tokens.at(step.work) if step.num_rows else 0.0
+            self._note_share(took_s, took_s - tokens_s if step.cost else 0.0)
         self._learn(step, took_s)
         for request in step.joining:
             self._deadlines.correct(request, now_s, sum(later.num_rows > 0 for later in self._running))
 
-    def pass_steps(self, num_rows: int, began_s: float, ends_s: Iterable[float]) -> None:
+    def pass_steps(self, num_rows: int, began_s: float, ends_s: Sequence[float]) -> None:
         """Be behind steps that brought tokens to so many requests, one after the other from `began_s` on.
 
         The same as to `begin` and `end` each. No step is launched.
         """
-        num_steps = 0
-        for end_s in ends_s:
-            self._learn_tokens(_work(num_rows, self._contexts.num_tokens), end_s - max(began_s, self._ended_s))
-            self._note_learned()
-            self._note_share(end_s - max(began_s, self._ended_s), 0.0)
-            self._contexts.stepped(1)
-            num_steps += 1
-            began_s = self._ended_s = self._free_s = end_s
+        work, num_steps = _work(num_rows, self._contexts.num_tokens), len(ends_s)
+        first_s = began_s = max(began_s, self._ended_s)
+        num_noted = 0
+        while num_noted < num_steps:
+            count = min(self._together - self._num_plain, num_steps - num_noted)
+            seconds = self._plain_s
+            for end_s in ends_s[num_noted : num_noted + count]:
+                seconds += end_s - began_s
+                began_s = end_s
+            self._plain_s = seconds
+            grown = count * num_noted + count * (count - 1) // 2  # tokens of each: one more with each step
+            self._note_tokens(count, count * work + num_rows * grown)
+            num_noted += count
+        self._note_share(began_s - first_s, 0.0)
+        self._ended_s = self._free_s = began_s
+        self._contexts.stepped(num_steps)
         self._deadlines.stepped(num_steps)
         for prompts in (self._beside, self._apart):
             prompts.stepped(True, 0)
@@ -293,26 +310,44 @@ class StepPace:
 
     def _learn(self, step: _Launched, took_s: float) -> None:
         if not step.cost:
-            self._learn_tokens(step.work, took_s)
-        elif step.num_rows:
+            self._plain_s += took_s
+            self._note_tokens(1, step.work)
+            return
+        self._learn_tokens()
+        if step.num_rows:
             self._beside.line.learn(step.cost, max(0.0, took_s - self._tokens.at(step.work)))
         else:
             self._apart.line.learn(step.cost, took_s)
-        self._note_learned()
+        self._note_learned(1)
 
-    def _note_learned(self) -> None:
-        """One more step has been learned from: now and then others are to hear of it."""
-        self._num_learned += 1
+    def _note_learned(self, count: int) -> None:
+        """So many more steps have been learned from: now and then others are to hear of it."""
+        self._num_learned += count
         if self._num_learned >= self._parts_due:
             self._parts_due = self._num_learned + min(self._num_learned + 1, TOLD_EVERY)
             line, prompts = self._tokens, self._known(self._beside)
             seconds = line.usual(STEP_CONTEXT), line.slope_s, prompts.line.slope_s
             self.step_parts_s = _rounded(seconds[0]), _rounded(seconds[1]), _rounded(seconds[2])
 
-    def _learn_tokens(self, work: int, took_s: float) -> None:
+    def _note_tokens(self, num_steps: int, work: int) -> None:
+        """Steps without prompts are over, whose seconds have been counted; all their work is told."""
+        self._num_plain += num_steps
+        self._plain_work += work
+        if self._num_plain >= self._together:
+            self._together = min(TOGETHER, self._together + 1)
+            self._learn_tokens()
+
+    def _learn_tokens(self) -> None:
+        """Learn from the steps without prompts since the last time, by their mean: what they took is nearly a line."""
+        count = self._num_plain
+        if not count:
+            return
         if not self._tokens.is_known:
             self._beside.line = StepLine()  # what it has is of whole steps
-        self._tokens.learn(work, took_s)
+        self._tokens.learn(self._plain_work / count, self._plain_s / count, count)
+        self._num_plain = self._plain_work = 0
+        self._plain_s = 0.0
+        self._note_learned(count)
 
     def _expected_s(self, cost: int, num_rows: int, work: int) -> float:
         if not num_rows:

@@ -60,21 +60,24 @@ class StepLine:
         spare_s, slope_s = seconds - pace * self.base_s, pace * self.slope_s
         return int(min(most, spare_s / slope_s + ROUNDING if slope_s > 0 else math.copysign(most, spare_s)))
 
-    def learn(self, work: float, seconds: float) -> None:
-        expected_s = self.usual(work)
-        self._largest = max(work, self._largest * KEPT)
+    def learn(self, work: float, seconds: float, count: int = 1) -> None:
+        """So many steps, one after the other, had so much work and took so long, each in the mean."""
+        expected_s, kept = self.usual(work), KEPT**count
+        self._largest = max(work, self._largest * kept)
         if expected_s > 0:
             seconds = min(seconds, OUTLIER * expected_s * max(1.0, self.pace))
-            self._expected = self._expected * PACE_KEPT + expected_s
-            self._measured = self._measured * PACE_KEPT + seconds
+            pace_kept = PACE_KEPT**count
+            self._expected = self._expected * pace_kept + expected_s
+            self._measured = self._measured * pace_kept + seconds
             if self._has_slope and not 1 / CLEAR < self.pace < CLEAR:
                 self._rescale(self.pace)
                 return
-        self._weight = self._weight * KEPT + 1
-        self._x = self._x * KEPT + work
-        self._y = self._y * KEPT + seconds
-        self._xx = self._xx * KEPT + work * work
-        self._xy = self._xy * KEPT + work * seconds
+        weighed = count * work
+        self._weight = self._weight * kept + count
+        self._x = self._x * kept + weighed
+        self._y = self._y * kept + count * seconds
+        self._xx = self._xx * kept + weighed * work
+        self._xy = self._xy * kept + weighed * seconds
         self._fit()
 
     def _rescale(self, pace: float) -> None:

@@ -37,7 +37,10 @@ class StepsInFlight:
 
     def samples(self) -> Mapping[int, int]:
         """Return by room where in the samples of the newest step the token is that is not known yet."""
-        return {request.room: i for i, request in enumerate(self._steps[-1].sampled)} if self._steps else {}
+        if not self._steps:
+            return {}
+        assert not self._steps[-1].drafts, "how many of several samples count is not known yet"
+        return {request.room: i for i, request in enumerate(self._steps[-1].sampled)}
 
     def launch(self, step: Step) -> None:
         step.launch()
@@ -80,8 +83,12 @@ class StepsInFlight:
         """Give the pages back as soon as possible."""
         self._release(request, self._cache.drop)
 
+    def involve(self, request: Request) -> bool:
+        """Whether a step that is launched computes something of it."""
+        return any(step.involves(request) for step in self._steps)
+
     def _release(self, request: Request, release: Callable[[Request], None]) -> None:
-        if any(step.involves(request) for step in self._steps):
+        if self.involve(request):
             self._leaving.append((request, release))
         else:
             release(request)

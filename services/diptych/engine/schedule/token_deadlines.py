@@ -222,6 +222,8 @@ class TokenDeadlines:
 
         `step_s`: of a step without prompts.
         """
+        if not self._groups:
+            return math.inf
         kept = (group for group in self._groups.values() if LOST * group.tpot_s > step_s)
         return min((group.due_s(now_s, step_s, self.borrowed) for group in kept), default=math.inf)
 

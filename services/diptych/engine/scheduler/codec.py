@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import chain
 
 from diptych.common.errors import InvalidRequest
 from diptych.common.members.roles import LegKind
 from diptych.engine.lora.registry import Loaded
-from diptych.engine.values.core_report import Load
+from diptych.engine.values.core_report import DraftReport, Load
 from diptych.engine.values.events import EmitTokens, Start
 from diptych.engine.values.request import new_request
 from diptych.generation.codec import (
@@ -45,6 +46,7 @@ def start_from_wire(leg: worker_pb2.StartLeg, adapter: Loaded, *, now_s: float, 
     slo.validate()
     room_left = max(1, max_tokens - len(prompt))
     hints = hints_from_wire(leg)
+    hints.validate()
     request = new_request(
         leg.room,
         prompt,
@@ -63,6 +65,8 @@ def start_from_wire(leg: worker_pb2.StartLeg, adapter: Loaded, *, now_s: float, 
 
 def output_to_wire(output: Output) -> worker_pb2.LegOutput:
     wire = worker_pb2.LegOutput(room=output.room, first_index=output.first_index, token_ids=output.token_ids)
+    if output.num_drafts:
+        wire.drafts, wire.accepted_drafts = output.num_drafts, output.num_accepted
     if output.finish is not None:
         wire.finish_reason = FINISH_TO_WIRE[output.finish]
     if output.failure is not None:
@@ -78,9 +82,17 @@ def output_to_wire(output: Output) -> worker_pb2.LegOutput:
 
 
 def add_tokens_to_wire(effect: EmitTokens, events: engine_pb2.SchedulerEvents) -> None:
-    add = events.outputs.add
-    for room, index, token_id in zip(effect.rooms, effect.indices, effect.token_ids, strict=True):
-        add(room=room, first_index=index, token_ids=(token_id,))
+    """Add the tokens behind all that `events` has of their rooms. Where it has outputs, they become outputs, too.
+
+    So do those of a step with drafts, which say how many there were.
+    """
+    if events.outputs or effect.num_drafts:
+        events.outputs.extend(map(output_to_wire, effect.outputs()))
+        return
+    tokens = events.tokens
+    tokens.rooms.extend(effect.rooms)
+    tokens.indices.extend(effect.indices)
+    tokens.token_ids.extend(chain.from_iterable(effect.token_ids))
 
 
 def _stats_to_wire(stats: Stats) -> worker_pb2.LegStats:
@@ -91,6 +103,23 @@ def _stats_to_wire(stats: Stats) -> worker_pb2.LegStats:
         kv_digest=stats.kv_digest,
         chunk_us=[round(chunk_s * 1e6) for chunk_s in stats.chunks_s],
         **{f"{name}_us": round(getattr(stats, f"{name}_s") * 1e6) for name in _DURATIONS},
+    )
+
+
+def drafts_to_wire(report: DraftReport) -> worker_pb2.Drafting | None:
+    """Return nothing where nobody drafts."""
+    if not report.sources:
+        return None
+    counts = [
+        worker_pb2.DraftCounts(source=each.source, verified=each.verified, accepted=each.accepted)
+        for each in report.sources
+    ]
+    return worker_pb2.Drafting(
+        sources=counts,
+        asked=report.num_asked,
+        asking_s=report.asking_s,
+        saved_s=report.saved_s,
+        held_bytes=report.nbytes,
     )
 
 

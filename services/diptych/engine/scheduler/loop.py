@@ -31,13 +31,24 @@ from diptych.engine.scheduler.messages import fields_said
 from diptych.engine.scheduler.news import News
 from diptych.engine.scheduler.stepping import Stepping, StepWatch
 from diptych.engine.scheduler.watching import Watching
-from diptych.engine.values.events import AbortRoom, CompileGrammar, Emit, EmitTokens, HandBack, PagesRestored, ServeRole
+from diptych.engine.values.events import (
+    AbortRoom,
+    CompileGrammar,
+    Emit,
+    EmitTokens,
+    HandBack,
+    Move,
+    PagesRestored,
+    ServeRole,
+)
 from diptych.engine.values.scheduler_core import SchedulerCore
 from diptych.generation.output import Failure, FailureCode, Output
 from diptych.v1 import admin_pb2, bootstrap_pb2, engine_pb2, worker_pb2
 
 logger = logging.getLogger(__name__)
 
+_EVENTS: Final = int(zmq.EVENTS)  # as a plain number it is looked up faster
+_POLLIN: Final = int(zmq.POLLIN)
 IDLE_S: Final = 0.5  # longest sleep, so that the heartbeat tells an idle loop from one that hangs
 
 
@@ -190,6 +201,9 @@ class SchedulerLoop:
 
     def _start(self, leg: worker_pb2.StartLeg, now_s: float) -> None:
         logger.debug("room %016x starts: request %s", leg.room, leg.request_id)
+        if leg.moves_room:
+            self._core.handle(Move(leg.room, leg.moves_room, leg.peer_instance_id), now_s)
+            return
         try:
             adapter = self._parts.adapters.start(leg.room, leg.lora)
         except NotFound as error:  # another worker may have it
@@ -231,8 +245,8 @@ class SchedulerLoop:
         self._news.report(self._events)
         if self._watching.is_on:
             self._watching.report(self._events, time.monotonic())
-        if self._events.ByteSize():
-            self._channel.send(self._events.SerializeToString())
+        if message := self._events.SerializeToString():
+            self._channel.send(message)
             self._events = engine_pb2.SchedulerEvents()
 
 
@@ -254,9 +268,5 @@ class Inbox:
         return {room for commands in self._commands for room in commands.abort}
 
     def _read(self) -> None:
-        while True:
-            try:
-                message = self._channel.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self._commands.append(engine_pb2.SchedulerCommands.FromString(message))
+        while int(self._channel.get(_EVENTS)) & _POLLIN:  # an exception for each time that nothing came costs more
+            self._commands.append(engine_pb2.SchedulerCommands.FromString(self._channel.recv(zmq.NOBLOCK)))

@@ -111,6 +111,7 @@ class News:
             leaks_found=len(self._problems),
             problems=self._problems,
             quarantine_oldest_s=0.0 if since_s is None else now_s - since_s,
+            drafting=codec.drafts_to_wire(report.drafts),
             **asdict(report.counts),
         )
 

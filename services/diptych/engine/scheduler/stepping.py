@@ -13,8 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any, Final, Protocol
@@ -54,14 +53,15 @@ class StepWatch:
         self._thread = 0
         self._looked_s = 0.0
 
-    @contextmanager
-    def over(self, is_wanted: Callable[[], bool]) -> Generator[None, None, None]:
+    def over(self, is_wanted: Callable[[], bool]) -> StepWatch:
         """Have the step that runs inside raise `StepGivenUp` soon after `is_wanted()` has become false."""
         self._is_wanted, self._thread, self._looked_s = is_wanted, threading.get_ident(), self._clock()
-        try:
-            yield
-        finally:
-            self._is_wanted = None
+        return self
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *error: object) -> None:
+        self._is_wanted = None
 
     def listener(self) -> OnLayer | None:
         """Return who is to hear of each layer of the next step; None when nobody watches."""
@@ -152,6 +152,7 @@ class OverlappedStepping:
 
     When these are known they are committed and go out, and only then is it said how to sample step n+1: penalties and
     grammars depend on them. Where the core cannot overlap just now, a step is committed before anything else happens.
+    Where it cannot plan before a commit, which it does then is told while the next step runs.
     """
 
     def __init__(self, core: SchedulerCore, worker: ModelWorker, clock: Callable[[], float]) -> None:
@@ -164,21 +165,29 @@ class OverlappedStepping:
     def advance(self, perform: Callable[[], None]) -> bool:
         was_running = self._is_running
         self._commit_unless_overlapped(perform)
-        now_s = self._clock()
-        batch = self._core.plan(now_s)
-        perform()
-        if batch is not None:
-            self.meter.begin(batch, now_s)
-            self._worker.forward(batch)
-        else:
+        batch = self._begin(perform)
+        if batch is None and self._is_running:
+            self._commit(perform)
+            batch = self._begin(perform)
+        if batch is None:
             self.meter.rest()
-        if self._is_running:
+        elif self._is_running:
             self._commit(perform)
         if batch is not None:
             self._worker.sample(self._core.sampling())
             self._is_running = True
             self._commit_unless_overlapped(perform)
         return was_running or batch is not None
+
+    def _begin(self, perform: Callable[[], None]) -> ForwardBatch | None:
+        """Plan a step and begin its forward pass, if there is one now."""
+        now_s = self._clock()
+        batch = self._core.plan(now_s)
+        perform()
+        if batch is not None:
+            self.meter.begin(batch, now_s)
+            self._worker.forward(batch)
+        return batch
 
     def _commit_unless_overlapped(self, perform: Callable[[], None]) -> None:
         if self._is_running and not self._core.can_overlap:

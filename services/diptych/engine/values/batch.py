@@ -132,6 +132,7 @@ class ForwardBatch:
     states: StateMoves | None = None  # None: no layer is recurrent
     adapters: I64 | None = None  # [batch_size]: slot of each request's adapter, -1: none; None: nobody has one
     window_groups: WindowGroups | None = None  # None: the model has one group of pages
+    row_lens: I64 | None = None  # how many of the batch's rows follow each other as one request's; see `single_rows`
 
     def of_group(self, group: int) -> ForwardBatch:
         """Return the step as layers of one group of pages see it; see `ModelConfig.page_groups`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from diptych.engine.values.request import Request
 from diptych.kvtransfer.ownership import Pages
@@ -42,6 +42,31 @@ class CoreCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceCounts:
+    """What has come of one source's drafts, since the start: an element for each place behind a newest token."""
+
+    source: str
+    verified: Sequence[int]
+    accepted: Sequence[int]  # of these
+
+
+@dataclass(frozen=True, slots=True)
+class DraftReport:
+    """What a core's drafter has done since its start."""
+
+    sources: Sequence[SourceCounts] = ()
+    num_asked: int = 0  # times that a request was asked about
+    asking_s: float = 0.0  # all that took
+    saved_s: float = (
+        0.0  # of steps: what accepted drafts would have taken as tokens, less what drafts made steps longer
+    )
+    nbytes: int = 0  # that sources hold
+
+
+NO_DRAFTS: Final = DraftReport()
+
+
+@dataclass(frozen=True, slots=True)
 class Holders:
     """Who claims pages of a KV pool: what the books of its cache are compared with."""
 
@@ -65,6 +90,7 @@ class CoreReport:
     holders: Holders
     counts: CoreCounts
     quarantined_since_s: float | None = None  # when the oldest page that is in quarantine went there
+    drafts: DraftReport = NO_DRAFTS  # of the core that decodes
 
     def __add__(self, other: CoreReport) -> CoreReport:
         since_s = (self.quarantined_since_s, other.quarantined_since_s)
@@ -73,4 +99,5 @@ class CoreReport:
             self.holders + other.holders,
             self.counts + other.counts,
             min((at_s for at_s in since_s if at_s is not None), default=None),
+            other.drafts if self.drafts is NO_DRAFTS else self.drafts,
         )

@@ -29,6 +29,15 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
+class Move:
+    """A request that runs here is to go on at a peer, which begins it in a room of its own."""
+
+    room: int  # the new one
+    moved: int  # that of the request
+    peer: int
+
+
+@dataclass(frozen=True, slots=True)
 class AbortRoom:
     """The router, or the embedding program, gave the request up."""
 
@@ -142,6 +151,7 @@ class ServeRole:
 
 Event = (
     Start
+    | Move
     | AbortRoom
     | HandBack
     | NoteArrived
@@ -176,16 +186,18 @@ class Emit:
 
 @dataclass(frozen=True, slots=True)
 class EmitTokens:
-    """Tell the router one more token of each of several requests, which go on."""
+    """Tell the router the next tokens of several requests, which go on."""
 
     rooms: Sequence[int]
-    indices: Sequence[int]  # output index of each token
-    token_ids: Sequence[int]
+    indices: Sequence[int]  # output index of the first of each one's tokens
+    token_ids: Sequence[tuple[int, ...]]  # of each: one, and drafts that came true
+    num_drafts: Sequence[int] = ()  # that each had; empty: nobody had any
 
     def outputs(self) -> Iterator[Output]:
         """Yield the same, one by one."""
-        for room, index, token_id in zip(self.rooms, self.indices, self.token_ids, strict=True):
-            yield Output(room, index, (token_id,))
+        counts = self.num_drafts or [0] * len(self.rooms)
+        for room, index, token_ids, count in zip(self.rooms, self.indices, self.token_ids, counts, strict=True):
+            yield Output(room, index, token_ids, num_drafts=count, num_accepted=len(token_ids) - 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

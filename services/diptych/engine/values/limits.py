@@ -9,6 +9,7 @@ from typing import Final
 
 from diptych.engine.values.prompt_cost import SAME_EVERYWHERE, PromptCost
 
+MAX_DRAFTS: Final = 256  # of a step: beside as many requests, twice as many rows
 RETRACTED_S: Final = 30.0  # before the router tries another pair
 
 
@@ -33,4 +34,5 @@ class Limits:
     scheduling: Scheduling = Scheduling()
     prompt_cost: PromptCost = SAME_EVERYWHERE  # in tokens at the start of a prompt
     retracted_s: float = RETRACTED_S  # that a retracted request waits here for memory; infinite: until there is some
+    max_drafts: int = MAX_DRAFTS  # that a step verifies, of all its requests
     mixed_step_s: float = math.inf  # of a step that computes prompts while requests wait for their next token

@@ -2,9 +2,6 @@
 
 Only the scheduler core that holds a request changes it. `tokens[:num_tokens]` is prompt and output in one array:
 what an extend computes is always `[computed_len, num_tokens)`, whether the request is new, chunked or retracted.
-
-`TokenCounts` says which tokens a request has seen and how often it output each: what penalties are made of. They are
-derived from the request's tokens alone, so a request that continues on another worker is penalised the same.
 """
 
 from __future__ import annotations
@@ -19,6 +16,7 @@ from diptych.common.arrays import I32, I64
 from diptych.engine.cache.radix_node import Node
 from diptych.engine.cache.tier import Restore
 from diptych.engine.lora.registry import NO_ADAPTER
+from diptych.engine.values.token_counts import TokenCounts
 from diptych.generation.finish import Finish
 from diptych.generation.grammar import Matcher
 from diptych.generation.logprobs import PromptLogprobs
@@ -36,45 +34,6 @@ class Snapshot(NamedTuple):
 
     num_tokens: int
     pages: Pages
-
-
-class TokenCounts:
-    """Counts one request's tokens: cheap for the few that are new, whatever the length of the request."""
-
-    def __init__(self, *, prompt_len: int, max_tokens: int, counts_prompt: bool) -> None:
-        self._prompt_len = prompt_len
-        self._first = 0 if counts_prompt else prompt_len  # token that is counted
-        self._num_counted = 0
-        self._index: dict[int, int] = {}  # of a token in the arrays
-        self._ids = np.zeros(max_tokens, dtype=np.int64)
-        self._counts = np.zeros(max_tokens, dtype=np.int64)
-
-    @property
-    def ids(self) -> I64:
-        """The distinct tokens: of prompt and output, or of the output only."""
-        return self._ids[: len(self._index)]
-
-    @property
-    def counts(self) -> I64:
-        """How often each was output; 0 for a token of the prompt only."""
-        return self._counts[: len(self._index)]
-
-    def update(self, tokens: I64) -> None:
-        """Take all tokens of the request; those counted before are the first of them."""
-        if self._num_counted == 0:
-            self._count_first(tokens)
-        else:
-            for token_id in tokens[self._num_counted :].tolist():
-                at = self._index.setdefault(token_id, len(self._index))
-                self._ids[at] = token_id
-                self._counts[at] += 1
-        self._num_counted = len(tokens)
-
-    def _count_first(self, tokens: I64) -> None:
-        ids, inverse = np.unique(tokens[self._first :], return_inverse=True)
-        self._ids[: len(ids)] = ids
-        self._counts[: len(ids)] = np.bincount(inverse[self._prompt_len - self._first :], minlength=len(ids))
-        self._index = {token_id: at for at, token_id in enumerate(ids.tolist())}
 
 
 @dataclass(slots=True, eq=False)

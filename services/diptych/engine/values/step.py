@@ -59,14 +59,8 @@ class Step:
     decodes: Sequence[Request]
     chunks: Sequence[Chunk]
     sampled: Sequence[Request]  # whose next tokens it samples, in the order of the samples
-    drafts: Drafts | None = None  # of `decodes` that sample plainly; None: nobody has any
-
-    @property
-    def first_samples(self) -> Sequence[int]:
-        """Where in the step's samples those of each of `sampled` begin."""
-        if not self.drafts:
-            return range(len(self.sampled))
-        return list(accumulate((1 + len(self.drafts_of(request)) for request in self.sampled[:-1]), initial=0))
+    first_samples: Sequence[int]  # where in the step's samples those of each of `sampled` begin
+    drafts: Drafts | None = None  # of some of `decodes`; None: nobody has any
 
     def drafts_of(self, request: Request) -> tuple[int, ...]:
         return self.drafts.get(request.room, ()) if self.drafts else ()
@@ -95,7 +89,7 @@ class Step:
             request.computed_len += sign
         if self.drafts:
             for request in self.decodes:
-                request.computed_len += sign * len(self.drafts_of(request))
+                request.computed_len += sign * len(self.drafts.get(request.room, ()))
         for chunk in self.chunks:
             chunk.request.computed_len += sign * chunk.num_tokens
 
@@ -103,7 +97,11 @@ class Step:
 def new_step(decodes: Sequence[Request], chunks: Sequence[Chunk], drafts: Drafts | None = None) -> Step:
     """Return the step that computes `decodes` and `chunks`, at least one of either."""
     last = [chunk.request for chunk in chunks if chunk.is_last]
-    return Step(decodes, chunks, [*decodes, *last] if last else decodes, drafts)
+    sampled = [*decodes, *last] if last else decodes
+    if not drafts:
+        return Step(decodes, chunks, sampled, range(len(sampled)))
+    ends = accumulate([1 + len(drafts.get(request.room, ())) for request in sampled], initial=0)
+    return Step(decodes, chunks, sampled, list(ends)[:-1], drafts)
 
 
 class PlainSteps(NamedTuple):

@@ -52,11 +52,17 @@ class InFlight:
     @contextmanager
     def holding(self, request: InFlightRequest) -> Generator[None, None, None]:
         """It is in flight inside."""
-        self._requests[request] = None
+        self.add(request)
         try:
             yield
         finally:
-            del self._requests[request]
+            self.remove(request)
+
+    def add(self, request: InFlightRequest) -> None:
+        self._requests[request] = None
+
+    def remove(self, request: InFlightRequest) -> None:
+        del self._requests[request]
 
     def seen(self, now_s: float) -> Mapping[str, Seen]:
         """Return what those of each tier have seen; of a tier without any there is no entry."""

@@ -28,6 +28,7 @@ MAX_FILL: Final = 0.75  # of the slots; beyond it probing gets slow
 MIN_FILL: Final = 0.125
 
 Hashes: TypeAlias = Sequence[int] | U64
+Flat: TypeAlias = "array[int] | U64"
 
 _SIGNATURES: Final[dict[str, tuple[type | None, list[type]]]] = {
     **dict.fromkeys(("add", "add_chain", "remove"), (c_int64, [c_void_p, c_uint64, c_void_p, c_int64])),
@@ -58,27 +59,36 @@ class PageSet:
 
     def add(self, hashes: Hashes) -> None:
         new = self._make_room(hashes)
-        self._len += self._library.page_set_add(self._address, self._mask, new.ctypes.data, len(new))
+        self._len += self._library.page_set_add(self._address, self._mask, _address_of(new), len(new))
 
     def add_chain(self, chain: Hashes) -> None:
         """Add a prompt's hashes. One that has a hash must have all before it: what is known costs nothing."""
         new = self._make_room(chain)
-        self._len += self._library.page_set_add_chain(self._address, self._mask, new.ctypes.data, len(new))
+        self._len += self._library.page_set_add_chain(self._address, self._mask, _address_of(new), len(new))
 
     def remove(self, hashes: Hashes) -> None:
         """Take out those that are there."""
-        gone = as_hashes(hashes)
-        self._len -= self._library.page_set_remove(self._address, self._mask, gone.ctypes.data, len(gone))
+        gone = _flat(hashes)
+        self._len -= self._library.page_set_remove(self._address, self._mask, _address_of(gone), len(gone))
         if self._len < MIN_FILL * len(self._table) > MIN_FILL * MIN_SLOTS:
             self._resize(self._len)
+
+    def sample(self, parts: int) -> U64:
+        """Return about one in `parts` hashes, the same of all sets of this process, but for a few; of 1 part all.
+
+        Where a hash lies follows from its highest bits once they are scattered: a sample is the beginning of a table.
+        """
+        begin = self._table[: len(self._table) // parts]
+        used: U64 = begin[begin != 0]
+        return used
 
     def hashes(self) -> U64:
         """Return all, in no order."""
         used: U64 = self._table[self._table != 0]
         return used
 
-    def _make_room(self, hashes: Hashes) -> U64:
-        new = as_hashes(hashes)
+    def _make_room(self, hashes: Hashes) -> Flat:
+        new = _flat(hashes)
         if self._len + len(new) > MAX_FILL * len(self._table):
             self._resize(self._len + len(new))
         return new
@@ -96,13 +106,22 @@ class PageSet:
 
 def prefix_lens(sets: Sequence[PageSet], chain: Hashes) -> list[int]:
     """Return how many leading hashes of a chain each set has. One that has a hash must have all before it."""
-    hashes = as_hashes(chain)
+    hashes = _flat(chain)
     places = array("Q", [word for pages in sets for word in pages.place])
     lens = array("q", bytes(8 * len(sets)))  # small arrays of this kind cost a tenth of numpy's
     load().page_set_prefix_lens(
-        places.buffer_info()[0], len(sets), hashes.ctypes.data, len(hashes), lens.buffer_info()[0]
+        places.buffer_info()[0], len(sets), _address_of(hashes), len(hashes), lens.buffer_info()[0]
     )
     return lens.tolist()
+
+
+def _flat(hashes: Hashes) -> Flat:
+    """Return hashes as the C functions read them. News are mostly of a page or two."""
+    return as_hashes(hashes) if isinstance(hashes, np.ndarray) else array("Q", hashes)
+
+
+def _address_of(hashes: Flat) -> int:
+    return int(hashes.ctypes.data) if isinstance(hashes, np.ndarray) else hashes.buffer_info()[0]
 
 
 def as_hashes(hashes: Hashes) -> U64:

@@ -63,6 +63,11 @@ def least_blamed(pairs: Collection[Pair], blamed: Collection[int]) -> tuple[Pair
     return tuple(pair for pair, count in counts.items() if count == fewest)
 
 
+def heard(pairs: Collection[Pair], workers: Iterable[WorkerView]) -> tuple[Pair, ...]:
+    """Return the pairs with the fewest silent workers: one that only computes for long serves if there is no other."""
+    return least_blamed(pairs, {worker.instance_id for worker in workers if worker.is_silent})
+
+
 def has_fresh(pairs: Iterable[Pair], blamed: Collection[int]) -> bool:
     """Whether some pair has no instance out of `blamed`."""
     return any(pair.prefill_id not in blamed and pair.decode_id not in blamed for pair in pairs)
@@ -127,6 +132,8 @@ def _describe(group: Collection[WorkerView]) -> str:
 def _condition(worker: WorkerView) -> str:
     if worker.paused:
         return "paused for an update"
+    if worker.state is State.READY and worker.is_silent:
+        return "ready but its scheduler is silent"
     if worker.state is State.READY:
         return "ready but not connected to this router"
     return f"not ready ({worker.not_ready})" if worker.not_ready else worker.state.name.lower()

@@ -11,8 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
+
 from diptych.router.choose.page_set import Hashes, PageSet, prefix_lens
 
+SAMPLE: Final = 1 << 15  # pages, at most twice as many: a millisecond or two to compare
 MAX_PAGES: Final = 1 << 22  # of one worker; beyond it nothing is believed of it: 64 Mi tokens in pages of 16
 
 
@@ -90,6 +93,21 @@ class PrefixIndex:
         """Pages that the worker is known to hold."""
         holder = self._holders.get(instance_id)
         return len(holder.pages) if holder else 0
+
+    def only_here(self) -> Mapping[int, int]:
+        """Return about how many pages each worker has that no other has; one that is not in sync is left out.
+
+        Where there are many it is estimated from a sample, of the same hashes at all workers.
+        """
+        known = {key: holder.pages for key, holder in self._holders.items() if holder.in_sync}
+        parts = 1 << (sum(map(len, known.values())) // SAMPLE).bit_length()
+        sampled = [pages.sample(parts) for pages in known.values()]
+        if not sampled:
+            return {}
+        owners = np.repeat(np.arange(len(sampled)), [len(each) for each in sampled])
+        _, first, copies = np.unique(np.concatenate(sampled), return_index=True, return_counts=True)
+        counts = np.bincount(owners[first[copies == 1]], minlength=len(sampled)) * parts
+        return dict(zip(known, counts.tolist(), strict=True))
 
     @property
     def nbytes(self) -> int:

@@ -63,6 +63,7 @@ class WorkerCard(TypedDict):
     state: str  # starting, loading, ready, draining, gone
     not_ready: str  # why a worker that has loaded is not ready; empty: it is
     is_connected: bool
+    silent_s: int  # since its scheduler was heard; 0: it is
     is_paused: bool
     breaker: str  # why it is left alone for a while; empty: it is not
     started_unix_s: float

@@ -37,13 +37,14 @@ def request_from_wire(request: inference_pb2.GenerateRequest, caller: Caller) ->
         max_tokens=sampling.max_tokens if sampling.HasField("max_tokens") else None,
         seed=sampling.seed if sampling.HasField("seed") else None,
         account=replace(account, tenant=caller.name or account.tenant),  # a key's holder takes nobody else's share
-        hints=hints_of(caller.cache_owner, request.cache_salt),
+        hints=hints_of(caller.cache_owner, request.cache_salt, request.speculate),
         wish=SloWish(request.slo.tier, request.slo.ttft_ms, request.slo.tpot_ms),
         num_choices=request.n or 1,
         best_of=request.best_of or None,
         echo=request.echo,
         shows_special=request.show_special_tokens,
         tool_use=tool_use_of(request.chat),
+        predicted_text=request.prediction,
         caller=caller,
     )
 
@@ -106,6 +107,8 @@ def _usage_to_wire(usage: Usage) -> inference_pb2.Usage:
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         cached_tokens=usage.cached_tokens,
+        accepted_prediction_tokens=usage.predicted.accepted,
+        rejected_prediction_tokens=usage.predicted.rejected,
     )
 
 

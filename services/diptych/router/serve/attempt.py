@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from diptych.common.members.roles import LegKind
 from diptych.generation.output import FailureCode
 from diptych.router.serve.attempt_legs import REASON_GRACE_S, AttemptLegs
 from diptych.router.values.failure import LegFailure
-from diptych.router.values.leg_results import Delta, Report
+from diptych.router.values.leg_results import Delta, Predicted, Report
 from diptych.router.values.progress import WaitBudget
 from diptych.router.workers.legs import LegReceiver, Work
 from diptych.router.workers.worker_view import Pair
@@ -55,11 +55,48 @@ class Attempt:
         self._loop = asyncio.get_running_loop()
         self._legs = AttemptLegs(legs, self._abort, self._wait_for_words)
         self._waiter: asyncio.Future[None] | None = None  # who waits for news
+        self._on_news: Callable[[], None] = _nobody  # who hears of it beside
         self._wait_budget = wait_budget
         self._clock = clock
         self._timer = self._call_in_the_end()
         for kind, (session, start) in legs.items():
             session.start(kind, start, prompt, work, self)
+
+    def start_leg(self, kind: LegKind, session: Session, start: StartLeg, prompt: bytes, work: Work) -> None:
+        """Start a further leg."""
+        self._sessions[kind] = session
+        self._legs.begin(kind)
+        session.start(kind, start, prompt, work, self)
+
+    @property
+    def num_tokens(self) -> int:
+        """Output tokens so far."""
+        return self._legs.merger.num_tokens
+
+    @property
+    def has_ended(self) -> bool:
+        return self._legs.has_ended
+
+    @property
+    def has_failed(self) -> bool:
+        return self._legs.failure is not None
+
+    def pop(self) -> Sequence[int]:
+        """Return the tokens that `next` would."""
+        return self._legs.merger.pop()[0]
+
+    @property
+    def ready(self) -> Sequence[int]:
+        """The tokens that `next` will return."""
+        return self._legs.merger.ready
+
+    def watch(self, on_news: Callable[[], None]) -> None:
+        """Have `on_news` called, too, whenever a leg has said something."""
+        self._on_news = on_news
+
+    def supersede(self) -> None:
+        """Another attempt goes on with the request: this one fails behind the tokens that it has."""
+        self._settle(LegFailure(LegKind.DECODE, FailureCode.HANDED_BACK, "another attempt goes on with it"))
 
     @property
     def stats(self) -> Mapping[LegKind, LegStats]:
@@ -70,6 +107,11 @@ class Attempt:
     def prompt_stats(self) -> LegStats | None:
         """What the leg that computes the prompt has measured."""
         return self.stats.get(LegKind.PREFILL, self.stats.get(LegKind.LOCAL))
+
+    @property
+    def predicted(self) -> Predicted:
+        """What came of guesses, in what its legs have said."""
+        return self._legs.predicted
 
     def report(self, pair: Pair) -> Report:
         """Return what the legs have measured, as far as they have said it."""
@@ -126,6 +168,7 @@ class Attempt:
         if self._legs.failure is not None:
             self._timer.cancel()
         self._wake()
+        self._on_news()
 
     def _abort(self, kind: LegKind) -> None:
         self._sessions[kind].abort(self.room)
@@ -150,6 +193,10 @@ class Attempt:
             self._settle(LegFailure(LegKind.DECODE, FailureCode.DEADLINE, self._wait_budget.words(now_s)))
 
 
+def _nobody() -> None:
+    """Nobody hears of it."""
+
+
 def legs_of(pair: Pair, leg: StartLeg) -> dict[LegKind, tuple[int, StartLeg]]:
     """Return the legs of a pair and who gets them, made of what they have in common."""
     if pair.is_local:
@@ -158,4 +205,5 @@ def legs_of(pair: Pair, leg: StartLeg) -> dict[LegKind, tuple[int, StartLeg]]:
     other.CopyFrom(leg)
     leg.peer_instance_id, other.peer_instance_id = pair.decode_id, pair.prefill_id
     other.sampling.ClearField("prompt_logprobs")  # prefill reports them
+    leg.ClearField("prediction")  # decode goes by it
     return {LegKind.PREFILL: (pair.prefill_id, leg), LegKind.DECODE: (pair.decode_id, other)}

@@ -16,6 +16,7 @@ from diptych.generation.finish import Finish
 from diptych.generation.logprobs import TokenLogprobs, join
 from diptych.generation.output import FailureCode
 from diptych.router.values.failure import LegFailure
+from diptych.router.values.leg_results import NOTHING_PREDICTED, Predicted
 from diptych.v1.worker_pb2 import LegOutput, LegStats
 
 REASON_GRACE_S: Final = 1.0  # a leg that its peer aborted waits this long for the peer's own words
@@ -68,6 +69,11 @@ class Merger:
     @property
     def has_ready(self) -> bool:
         return bool(self._ready)
+
+    @property
+    def ready(self) -> Sequence[int]:
+        """The tokens that are next."""
+        return self._ready
 
     def accept(self, first_index: int, token_ids: Sequence[int], logprobs: TokenLogprobs | None = None) -> None:
         """Take a run, from output `first_index` on."""
@@ -122,6 +128,7 @@ class AttemptLegs:
         self.stats: dict[LegKind, LegStats] = {}
         self.merger = Merger()
         self.prompt_logprobs: TokenLogprobs | None = None
+        self.predicted = NOTHING_PREDICTED
         self.finish: Finish | None = None
         self.failure: LegFailure | None = None
         self._abort = abort
@@ -136,11 +143,17 @@ class AttemptLegs:
     def has_ended(self) -> bool:
         return self.is_complete or self.failure is not None
 
+    def begin(self, kind: LegKind) -> None:
+        """A further leg is started."""
+        self.open.add(kind)
+
     def receive(self, kind: LegKind, output: LegOutput) -> None:
         if output.HasField("stats"):
             self.stats[kind] = output.stats
         if output.HasField("prompt_logprobs"):
             self.prompt_logprobs = logprobs_from_wire(output.prompt_logprobs)
+        if output.drafts:
+            self.predicted += Predicted(output.accepted_drafts, output.drafts - output.accepted_drafts)
         logprobs = logprobs_from_wire(output.logprobs) if output.HasField("logprobs") else None
         self.merger.accept(output.first_index, output.token_ids, logprobs)
         if output.finish_reason or output.HasField("error"):

@@ -10,27 +10,27 @@ import asyncio
 import logging
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from diptych.common.errors import DeadlineExceeded, DiptychError, Unavailable
 from diptych.common.logging import bind
-from diptych.generation.codec import content_to_wire, leg_to_wire, params_to_wire
 from diptych.generation.output import FailureCode
 from diptych.router.choose.explain import AttemptRecord, Explanations, Selection, failure_words
+from diptych.router.choose.moves import RunningOutput
 from diptych.router.errors import ContextLengthExceeded, ModelNotFound
 from diptych.router.metrics import RouterMetrics
-from diptych.router.serve.attempt import Attempt, AttemptFailed, legs_of
+from diptych.router.serve.attempt import Attempt, AttemptFailed
 from diptych.router.serve.hedging import Hedging, first_answer
+from diptych.router.serve.moving import MIN_MOVED, Move
 from diptych.router.serve.request_log import RequestLog, Served
 from diptych.router.serve.selection import Selector
+from diptych.router.serve.starting import start_attempt, start_move
 from diptych.router.tracing.record import AttemptTrace
 from diptych.router.values.failure import LegFailure
-from diptych.router.values.leg_results import Delta, Report
+from diptych.router.values.leg_results import NOTHING_PREDICTED, Delta, Predicted, Report
 from diptych.router.values.progress import Progress
 from diptych.router.workers.fleet import Fleet
 from diptych.router.workers.worker_view import Pair
-from diptych.tokens.packed_tokens import pack
-from diptych.v1.worker_pb2 import StartLeg
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +46,7 @@ class Dispatcher:
     hedging: Hedging
     rng: random.Random
     request_log: RequestLog | None = None  # of all that ends
+    running: set[Execution] = field(default_factory=set)  # requests that have begun, and have not ended
 
 
 class Execution:
@@ -63,6 +64,11 @@ class Execution:
         self._knows_cached = False
         self.trace = client.trace.begin_output()
         self.cached_tokens = 0  # of the prompt, when the first attempt was prefilled
+        self._move: Move[Attempt] | None = None
+        self._moving_to: Selection | None = None
+        self._been: set[int] = set()  # workers that have made some of the output
+        self._predicted_before = NOTHING_PREDICTED  # in attempts that failed
+        dispatcher.running.add(self)
 
     async def next(self) -> Delta:
         """Return the next output tokens, at least one or `finish`. Raises the caller's `DiptychError`."""
@@ -72,7 +78,8 @@ class Execution:
             try:
                 delta = await (self._race(attempt) if self._may_hedge() else attempt.next())
             except AttemptFailed as failed:
-                await self._recover(self._attempt or attempt, failed.failure)
+                if not self._goes_on_elsewhere():
+                    await self._recover(self._attempt or attempt, failed.failure)
                 continue
             self._on_delta(self._attempt or attempt, delta)
             return delta
@@ -92,6 +99,9 @@ class Execution:
     def close(self) -> None:
         """Abort what is still running. Idempotent."""
         was_over, self._record.is_over = self._record.is_over, True
+        self._dispatcher.running.discard(self)
+        if self._move is not None:
+            self._move.cancel()
         if self._attempt is not None:
             self._attempt.close()
             for record in self._record.attempts:
@@ -110,6 +120,54 @@ class Execution:
             (attempts[-1].ended_s if attempts else None) or time.monotonic(),
             attempts[-1].outcome.partition(":")[0] if attempts else "",
         )
+
+    # moves
+
+    def output(self) -> RunningOutput | None:
+        """Return the output as it is made now; None while it can't move."""
+        attempt, progress = self._attempt, self._progress
+        is_moving = self._move is not None and not self._move.is_over
+        if attempt is None or is_moving or attempt.has_ended or attempt.num_tokens < MIN_MOVED:
+            return None
+        request, num_output = progress.request, len(progress.output_ids)
+        return RunningOutput(
+            worker_id=self._pair.decode_id,
+            slo=request.client.tier.slo,
+            num_tokens=progress.prompt_len,
+            num_output_tokens=num_output,
+            num_left_at_most=request.params.max_tokens - num_output,
+            adapter=request.client.hints.adapter,
+            been=frozenset(self._been),
+        )
+
+    def move(self, target_id: int, reason: str) -> None:
+        """Have the output, which can move, go on at another worker of a pair that may serve it."""
+        assert self._attempt is not None
+        pair = Pair(self._pair.decode_id, target_id)
+        selection = self._dispatcher.selector.of_move(self._progress, pair, reason)
+        self._been |= {pair.prefill_id, pair.decode_id}  # it does not come back, and is asked once
+        self._moving_to = selection
+        self._metrics.moves_begun.inc()
+        self._move = start_move(self._dispatcher.fleet, self._attempt, self._progress, selection)
+
+    def _goes_on_elsewhere(self) -> bool:
+        """The attempt has failed behind its last token; return whether another one has the request already."""
+        move, self._move = self._move, None
+        new = None if move is None else move.take()
+        if new is None:
+            return False
+        now_s, selection = time.monotonic(), self._moving_to
+        assert selection is not None
+        self._record.attempts[-1].end("moved", now_s)
+        record = AttemptRecord(selection, new.room, now_s, first_token_s=now_s)
+        self._record.attempts.append(record)
+        self.trace.attempts.append(AttemptTrace(now_s, record, new.stats))
+        if self._attempt is not None:
+            self._predicted_before += self._attempt.predicted
+        self._attempt, self._pair, self._is_proven = new, selection.pair, False
+        self._progress.moved(now_s)
+        self._metrics.moves.inc()
+        return True
 
     def _may_hedge(self) -> bool:
         return self._dispatcher.hedging.is_on and not self._progress.output_ids and len(self._record.attempts) == 1
@@ -169,6 +227,12 @@ class Execution:
             self._dispatcher.selector.succeeded(self._pair)
 
     @property
+    def predicted(self) -> Predicted:
+        """What came of guesses so far."""
+        now = NOTHING_PREDICTED if self._attempt is None else self._attempt.predicted
+        return self._predicted_before + now
+
+    @property
     def prompt_len(self) -> int:
         """Tokens of the request's prompt."""
         return self._progress.request_len
@@ -222,6 +286,7 @@ class Execution:
     async def _recover(self, attempt: Attempt, failure: LegFailure) -> None:
         """Return when the next attempt may begin; raise the caller's error when there is none."""
         progress = self._progress
+        self._predicted_before += attempt.predicted
         self._attempt, self._is_proven = None, False
         pause_s = progress.fail(failure, self._failed(attempt, failure), time.monotonic())
         self._log(failure, is_last=pause_s is None)
@@ -255,33 +320,3 @@ class Execution:
         wait_budget, now_s = self._progress.wait_budget, time.monotonic()
         if now_s >= wait_budget.ends_s:
             raise DeadlineExceeded(f"{wait_budget.words(now_s)}, and no worker could take it")
-
-
-def start_attempt(fleet: Fleet, progress: Progress, selection: Selection, now_s: float) -> Attempt:
-    """Send the legs of the next attempt; their prompt is serialised once."""
-    leg = _start_leg(progress, now_s)
-    leg.compat = fleet.session(selection.pair.prefill_id).worker.record.compat
-    parts = legs_of(selection.pair, leg).items()
-    legs = {kind: (fleet.session(instance_id), each) for kind, (instance_id, each) in parts}
-    return Attempt(leg.room, legs, _prompt(progress), selection.work, progress.wait_budget)
-
-
-def _start_leg(progress: Progress, now_s: float) -> StartLeg:
-    client = progress.request.client
-    leg = leg_to_wire(client.account, client.hints, client.life, client.tier.slo, now_s)
-    leg.room = random.getrandbits(64) or 1
-    leg.sampling.CopyFrom(params_to_wire(progress.params))
-    leg.num_prior_output_tokens = len(progress.output_ids)
-    return leg
-
-
-def _prompt(progress: Progress) -> bytes:
-    """The fields of a leg that both legs have in common, and that may be long."""
-    prompt, text = progress.request.prompt, progress.request.prompt.text
-    return StartLeg(
-        prompt_text=text.utf8 if text else b"",  # type: ignore[arg-type]  # protobuf takes UTF-8 as it is
-        add_special_tokens=text is not None and text.add_special_tokens,
-        prompt_tokens=pack(prompt.ids),
-        prompt_token_ids=progress.output_ids,
-        contents=map(content_to_wire, prompt.contents),
-    ).SerializeToString()

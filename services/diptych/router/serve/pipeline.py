@@ -193,7 +193,7 @@ class Pipeline:
                     piece, finish = response.on_delta(await execution.next())
                 execution.close()  # a stop string has cut it short: no more steps for it
                 report = await self._report(execution, request) if request.client.wants_report else None
-                usage = response.finished(execution.prompt_len, execution.cached_tokens)
+                usage = response.finished(execution.prompt_len, execution.cached_tokens, execution.predicted)
                 end = End(finish, usage, report, response.stop, response.stop_token)
                 execution.trace.end = end
                 yield piece._replace(end=end)
@@ -278,6 +278,8 @@ class Preparer:
         rooms = [output_room(client.prompts[0], prompt_len, limit) for prompt_len in lens]
         if adapter := self.adapter(client.model):
             client = replace(client, hints=replace(client.hints, adapter=adapter))
+        if prediction := await self.tokenization.predicted(client, limit):
+            client = replace(client, hints=replace(client.hints, prediction=prediction))
         return [
             GenerationRequest(
                 client, prompt, _params(client, room, (seed + choice) & MAX_SEED, grammar), self._timeout_s

@@ -17,7 +17,7 @@ from diptych.generation.output_text import OutputText, TextDelta
 from diptych.router.metrics import RouterMetrics
 from diptych.router.text.parsing.parts import MessageParser, Part
 from diptych.router.tracing.record import CallTrace
-from diptych.router.values.leg_results import Delta
+from diptych.router.values.leg_results import Delta, Predicted
 from diptych.router.values.output import Output, Piece, Scores, Usage, whole
 from diptych.router.values.request import GenerationRequest
 
@@ -82,7 +82,7 @@ class Response:
         if self._busy_s:
             self._metrics.respond.observe(self._busy_s)
 
-    def finished(self, prompt_len: int, cached_tokens: int) -> Usage:
+    def finished(self, prompt_len: int, cached_tokens: int, predicted: Predicted) -> Usage:
         """Return the final counts and take them into the metrics."""
         metrics, now_s, arrival_s = self._metrics, time.monotonic(), self._request.client.life.arrival_s
         tpot_s = (self.last_s - self.first_s) / max(1, self.num_tokens - 1)
@@ -90,7 +90,7 @@ class Response:
         metrics.prompt_tokens.inc(prompt_len)
         metrics.cached_tokens.inc(cached_tokens)
         metrics.output_tokens.inc(self.num_tokens)
-        return Usage(prompt_len, self.num_tokens, cached_tokens)
+        return Usage(prompt_len, self.num_tokens, cached_tokens, predicted)
 
     def _scores(self, shown: TextDelta, logprobs: TokenLogprobs) -> Scores:
         echo = self._request.prompt.echo

@@ -25,6 +25,7 @@ from diptych.router.choose.page_chain import page_hashes
 from diptych.router.choose.pairing import has_fresh, least_blamed
 from diptych.router.choose.policies import Plan, plan_of
 from diptych.router.choose.policies.cost import Outlook, outlook_of
+from diptych.router.choose.policies.policy import Candidates, Decision
 from diptych.router.choose.seen_prompts import SeenPrompts
 from diptych.router.values.failure import LegFailure
 from diptych.router.values.progress import Progress
@@ -90,6 +91,25 @@ class Selector:
         """Return what a request that came now would find; None: nobody knows yet."""
         pairs = self.breakers.choose(self._fleet.pairs(""), time.monotonic())
         return outlook_of(self._chooser.candidates(pairs, {})) if pairs and self._estimates.are_measured else None
+
+    def of_move(self, progress: Progress, pair: Pair, reason: str) -> Selection:
+        """Return what is known of the workers of a request that goes from one of a pair to the other, with its KV."""
+        request, num_tokens = progress.request, progress.prompt_len
+        plan = Plan("move", lambda candidates, view: Decision(pair, reason), reads_prompt=False)
+        pairs = dict.fromkeys((*self._fleet.pairs(request.client.hints.adapter), pair))
+        found = FoundPrompt(num_tokens, cached_tokens={pair.prefill_id: num_tokens})
+        self.breakers.begin(pair, time.monotonic())
+        return self._chooser.choose(plan, tuple(pairs), self._asked(request), found)
+
+    def candidates(self, adapter: str) -> Candidates | None:
+        """Return the workers that may serve, as they are now; None if there are none."""
+        pairs = self.breakers.choose(self._fleet.pairs(adapter), time.monotonic())
+        return self._chooser.candidates(pairs, {}) if pairs else None
+
+    @property
+    def output_len(self) -> float:
+        """Tokens of an output, as expected."""
+        return self._estimates.output_len
 
     def succeeded(self, pair: Pair) -> None:
         """A pair has served a request, as far as it may fail it."""

@@ -15,10 +15,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
+from diptych.common.errors import InvalidRequest
 from diptych.generation.finish import Finish
 from diptych.generation.output_text import OutputText
 from diptych.generation.sampling_params import SamplingParams
 from diptych.router.admission.fair_queue import ONLY_RANK, FairQueue, Waiting
+from diptych.router.errors import ContextLengthExceeded
 from diptych.router.text.chat_text import render
 from diptych.router.values.request import (
     ChatPrompt,
@@ -32,7 +34,7 @@ from diptych.router.values.request import (
     TokenPrompt,
 )
 from diptych.router.values.validation import check_ids, check_messages, check_not_empty, far_too_long, param_of, to_utf8
-from diptych.tokens.packed_tokens import TOKEN_TYPE
+from diptych.tokens.packed_tokens import TOKEN_TYPE, pack
 from diptych.tokens.prompt_encoder import PromptEncoder
 from diptych.tokens.segment_cache import SegmentCache
 
@@ -97,6 +99,21 @@ class Tokenization:
     async def tokenize(self, client: ClientRequest, max_tokens: int) -> list[Tokenized]:
         """The same, as tokens in any case."""
         return await self._read_all(client, partial(self._encode, _bounds(client, max_tokens)), max_tokens)
+
+    async def predicted(self, client: ClientRequest, max_tokens: int) -> bytes:
+        """Return the tokens of what a client thinks that its outputs will be, as `pack` does; empty: it said nothing.
+
+        Raises `InvalidRequest` for far more than `max_tokens`; beyond as many it is cut.
+        """
+        text = client.predicted_text
+        if not text:
+            return b""
+        try:
+            tokenized = await self._encode(_bounds(client, max_tokens), TextPrompt(text), text, False)
+        except ContextLengthExceeded:
+            words = f"prediction has far more than the {max_tokens} tokens that an output can have"
+            raise InvalidRequest(words, param="prediction") from None
+        return pack(tokenized.ids[:max_tokens])
 
     async def text(self, ids: Sequence[int], tenant: str) -> str:
         """Return what tokens say, special ones included. Raises `InvalidRequest` for one that is none."""

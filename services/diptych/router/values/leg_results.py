@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from diptych.common.members.roles import LegKind
 from diptych.generation.finish import Finish
@@ -28,6 +28,23 @@ class Delta(NamedTuple):
         """What is left of it where only the prompt is to be read."""
         logprobs = None if self.logprobs is None else self.logprobs.span(0, 0)
         return Delta((), None if self.finish is None else Finish.LENGTH, logprobs, self.prompt_logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """Tokens that workers guessed before they were computed."""
+
+    accepted: int = 0  # they came true, and are part of the output
+    rejected: int = 0
+
+    def __add__(self, other: Predicted) -> Predicted:
+        return Predicted(self.accepted + other.accepted, self.rejected + other.rejected)
+
+    def __bool__(self) -> bool:
+        return self.accepted + self.rejected > 0
+
+
+NOTHING_PREDICTED: Final = Predicted()
 
 
 @dataclass(frozen=True, slots=True)

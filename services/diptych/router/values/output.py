@@ -12,7 +12,7 @@ from typing import NamedTuple
 from diptych.generation.finish import Finish
 from diptych.generation.logprobs import TokenLogprobs, join
 from diptych.router.text.parsing.parts import Content, Part
-from diptych.router.values.leg_results import Report
+from diptych.router.values.leg_results import NOTHING_PREDICTED, Predicted, Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,7 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int  # of the prompt
+    predicted: Predicted = NOTHING_PREDICTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ def total_usage(usages: Sequence[Usage], num_made: int) -> Usage:
         sum(usage.prompt_tokens for usage in prompts),
         sum(usage.completion_tokens for usage in usages),
         sum(usage.cached_tokens for usage in prompts),
+        sum((usage.predicted for usage in usages), NOTHING_PREDICTED),
     )
 
 

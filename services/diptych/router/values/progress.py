@@ -83,16 +83,11 @@ class Progress:
     @property
     def params(self) -> SamplingParams:
         """The sampling parameters of the next attempt."""
-        params = self.request.params
-        if not self.output_ids:
-            return params
-        count = len(self.output_ids)
-        return dataclasses.replace(
-            params,
-            max_tokens=params.max_tokens - count,
-            min_tokens=max(0, params.min_tokens - count),
-            prompt_logprobs=None,  # they came with the first token
-        )
+        return self.params_after(len(self.output_ids))
+
+    def params_after(self, count: int) -> SamplingParams:
+        """Return the sampling parameters of an attempt that goes on behind so many output tokens."""
+        return params_after(self.request.params, count)
 
     @property
     def finish(self) -> Finish | None:
@@ -112,6 +107,10 @@ class Progress:
     def begin(self, now_s: float) -> None:
         """A pair has been chosen for an attempt."""
         self._begun_s = now_s
+
+    def moved(self, now_s: float) -> None:
+        """Another attempt goes on behind all output so far: nobody failed."""
+        self._attempt_start, self._begun_s = len(self.output_ids), now_s
 
     def add(self, token_ids: Sequence[int]) -> None:
         self.output_ids.extend(token_ids)
@@ -156,6 +155,18 @@ class Progress:
     def _had_a_pair(self, now_s: float) -> bool:
         """Whether the attempt lasted so long that it was no mere try: its time in a queue is not one without a pair."""
         return self._begun_s is not None and now_s - self._begun_s > self._limits.lost_wait_s
+
+
+def params_after(params: SamplingParams, count: int) -> SamplingParams:
+    """Return the sampling parameters of what is left of an output behind its first `count` tokens."""
+    if not count:
+        return params
+    return dataclasses.replace(
+        params,
+        max_tokens=params.max_tokens - count,
+        min_tokens=max(0, params.min_tokens - count),
+        prompt_logprobs=None,  # they came with the first token
+    )
 
 
 class WaitBudget:

@@ -104,6 +104,7 @@ class ClientRequest:
     only_reads: bool = False  # what is output is not shown, nor counted: the prompts are to be scored, or shown
     shows_special: bool = False  # outputs show special tokens as the texts that they are, but for those that end them
     tool_use: ToolUse = NO_TOOLS  # of a chat
+    predicted_text: str = ""  # what the client thinks that outputs will be; no token depends on it
     caller: Caller = ANYBODY  # whose allowance it counts against
     routing: Routing = DEFAULT_ROUTING
     trace: Trace = NO_TRACE

@@ -18,7 +18,7 @@ from diptych.common.members.roles import WORKER_ROLES, Role
 from diptych.common.trust.trust import Trust
 from diptych.router.choose.cached_prefixes import LATELY_S, ApproximateIndex, CachedPrefixes, TextIndex
 from diptych.router.choose.estimates import Estimates
-from diptych.router.choose.pairing import adapters, explain, is_missing, pair_up, with_adapter
+from diptych.router.choose.pairing import adapters, explain, heard, is_missing, pair_up, with_adapter
 from diptych.router.choose.prefix_index import PrefixIndex
 from diptych.router.metrics import PoolMember, RouterMetrics
 from diptych.router.workers.session import Session
@@ -101,12 +101,14 @@ class Fleet:
         return self._model_id
 
     def pairs(self, adapter: str = "") -> tuple[Pair, ...]:
-        """The pairs that may serve now, with `adapter` if it is not empty."""
+        """The pairs that may serve now, with `adapter` if it is not empty; those that are silent only if all are."""
         if self._closed_because:
             return ()
         if adapter not in self._pairs:
-            pairs = pair_up(self._views(), self._model_id)
-            self._pairs[adapter] = with_adapter(pairs, self._views(), adapter) if adapter else pairs
+            views = self._views()
+            pairs = pair_up(views, self._model_id)
+            fit = with_adapter(pairs, views, adapter) if adapter else pairs
+            self._pairs[adapter] = heard(fit, views)
         return self._pairs[adapter]
 
     def adapters(self) -> tuple[str, ...]:

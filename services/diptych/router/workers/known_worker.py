@@ -136,6 +136,7 @@ class KnownWorker:
             self.adapters,
             record.paused,
             record.not_ready,
+            self.load.silent_s > 0,
         )
 
     def on_record(self, record: Instance) -> None:
@@ -146,11 +147,11 @@ class KnownWorker:
             self._note_layout()
 
     def on_load(self, load: bootstrap_pb2.WorkerLoad) -> bool:
-        """Keep a newer load; return whether it has other links."""
-        self.load = load
+        """Keep a newer load; return whether others may serve with it, or rather without it, than before."""
+        was_silent, self.load = self.load.silent_s > 0, load
         self.reported = reported_load(load, self.page_size)
         before, self._linked = self._linked, frozenset(load.linked_instances)
-        return self._linked != before
+        return self._linked != before or was_silent != (load.silent_s > 0)
 
     def _note_layout(self) -> None:
         """Keep what every choice of a pair asks for."""

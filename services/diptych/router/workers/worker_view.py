@@ -28,6 +28,7 @@ class WorkerView:
     adapters: Mapping[str, str] = field(default_factory=dict)  # loaded: name to fingerprint
     paused: bool = False  # takes no new legs for a moment
     not_ready: str = ""  # why a worker that has loaded is not ready
+    is_silent: bool = False  # its scheduler has not been heard for longer than a step may take
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,14 +94,15 @@ def test_a_step_gives_the_same_tokens_padded_and_replayed_and_behind_one_whose_t
     assert runner.graph_use.num_graphs == len(runner.recorded.graphs) + len(runner.recorded.pieces)
 
 
-def test_all_sizes_of_pieces_are_recorded_ahead_the_largest_first(
-    source: ModelSource, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_all_sizes_are_recorded_ahead_the_largest_first(source: ModelSource, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     recorder = Recorder()
     runner = gpu_like(source, True, recorder)
-    warm_up(gpu_like(source, False), runner, LIMITS, PAGE, longest=8, recorded_tokens=runner.token_rungs)
+    warm_up(gpu_like(source, False), runner, LIMITS, PAGE, 8, runner.row_rungs, runner.token_rungs)
     assert len(runner.recorded.pieces) == len(TOKEN_RUNGS)
+    rows = [int(size) for size in re.findall(r"decode step of (\d+) rows", caplog.text)]
+    assert rows == sorted(runner.row_rungs, reverse=True)
+    assert len(rows) == len(runner.recorded.graphs) > 1
     sizes = [int(size) for size in re.findall(r"pieces of a step of (\d+) tokens", caplog.text)]
     assert sizes == sorted(TOKEN_RUNGS, reverse=True)
     ahead = recorder.captured

@@ -69,7 +69,7 @@ def test_a_padded_step_has_as_many_rows_on_the_host_as_on_the_device() -> None:
 
 
 def test_a_step_has_room_for_the_drafts_of_all_requests() -> None:
-    cpu, limits = torch.device("cpu"), replace(LIMITS, max_drafts=2)
+    cpu, limits = torch.device("cpu"), replace(LIMITS, max_drafts=16)
     assert (LIMITS.max_samples, limits.max_samples) == (8, 24)
     inputs = StepInputs(limits, Staging(limits.nbytes, cpu, Mark), cpu)
     assert len(inputs.stage_padded(batch_of(20), 24).page_table) == 24

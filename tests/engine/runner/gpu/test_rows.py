@@ -20,9 +20,10 @@ from diptych.engine.runner.gpu.inputs import StepLimits
 from diptych.engine.runner.loaded_model import ModelOptions, load_model
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.values.batch import ForwardBatch, ForwardMode
+from diptych.kernels.gpu.attention.decode_attention import rows_together
 
 NUM_PAGES = 64
-LIMITS = StepLimits(max_step_tokens=64, max_requests=3, max_pages=NUM_PAGES, max_drafts=2)
+LIMITS = StepLimits(max_step_tokens=64, max_requests=3, max_pages=NUM_PAGES, max_drafts=5)
 PROMPTS = {0: [3, 1, 4, 1, 5], 1: list(range(15)), 2: [9, 2, 6]}  # the second one's row crosses a page
 ROWS = {0: [7], 1: [8, 9, 10], 2: [11, 12]}
 LATER = {3: [5, 6, 7, 8]}
@@ -78,6 +79,32 @@ def test_rows_beside_prompts_give_the_logits_of_single_tokens(new_driver: NewDri
     other.extend(PROMPTS)
     expected = torch.cat([one_by_one(other, ROWS), other.extend(LATER)])
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_rows_that_attend_together_give_the_logits_of_single_tokens(
+    new_driver: NewDriver, source: ModelSource, device: torch.device
+) -> None:
+    """By the kernels of GPUs, beside prompts and without, more rows than a group has."""
+    layout = ModelRunner.pool_layout(source.config, num_pages=NUM_PAGES, page_size=16, dtype="float32")
+    kv = torch.full(layout.shape, torch.nan, device=device)
+    model = load_model(source, kv, ModelOptions("float32", attention_backend="triton"))
+    limits = replace(LIMITS, max_drafts=16)
+    if device.type == "cpu":
+        runner = emulated_runner(model, kv, limits, rows_together=rows_together(2))
+    else:
+        from diptych.engine.runner.gpu.new_runner import new_runner
+
+        runner = new_runner(model, limits, device, with_graphs=True)
+    driver, other = new_driver(source), new_driver(source)
+    rows = {0: [7], 1: list(range(20, 31)), 2: [11, 12]}
+    runner.logits(driver.batch(ForwardMode.EXTEND, PROMPTS))
+    found = runner.logits(with_rows(driver.batch(ForwardMode.DECODE, rows))).clone().cpu()
+    other.extend(PROMPTS)
+    torch.testing.assert_close(found, one_by_one(other, rows), atol=1e-3, rtol=1e-3)
+    later = {0: [1, 2, 3, 4], 1: [5], 2: [6, 7, 8], 3: [9, 10, 11]}
+    mixed = runner.logits(with_rows(driver.batch(ForwardMode.MIXED, later))).cpu()
+    expected = torch.cat([one_by_one(other, {i: later[i] for i in range(3)}), other.extend({3: later[3]})])
+    torch.testing.assert_close(mixed, expected, atol=1e-3, rtol=1e-3)
 
 
 def test_single_rows_are_the_same_tokens_and_samples(new_driver: NewDriver, source: ModelSource) -> None:

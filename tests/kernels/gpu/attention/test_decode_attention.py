@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import numpy as np
 import pytest
 import torch
 from rounding import UNITS, assert_rows_are_rounded
@@ -15,8 +16,10 @@ from diptych.kernels.gpu.attention.decode_attention import (
     launch_for,
     num_splits,
     reference_decode_attention,
+    rows_together,
 )
 from diptych.kernels.gpu.attention.rope_store import rope_store
+from diptych.kernels.row_groups import RowGroups, row_groups
 
 FP8: Final = torch.float8_e4m3fn
 
@@ -239,3 +242,47 @@ class TestOnGpu:
             inputs = q, step.kv_layer, step.page_table, step.seq_lens, out, workspace
             decode_attention(*inputs, scale=0.1, num_splits=49)
             assert_right(replace(case, options={"scale": 0.1}), out, replace(step, q=q))
+
+
+ROWS: Final = {
+    "rows in one share": (Case((60, 20, 9), num_splits=1), (3, 1, 4)),
+    "rows in several shares, page edges": (Case((500, 17, 66), num_splits=7), (4, 4, 2)),
+    "a tile that only the last rows see": (Case((66, 130), num_splits=9), (4, 8)),
+    "a padding row": (Case((100, 0, 33), num_splits=3), (5, 1, 2)),
+    "no GQA": (Case((140, 70), num_heads=2, num_kv_heads=2), (7, 16)),
+    "a group of 3": (Case((150, 70), num_heads=3, num_kv_heads=1, head_dim=80), (6, 2)),
+    "a group of 8, heads of 128": (Case((150,), num_heads=8, num_kv_heads=1, head_dim=128), (6,)),
+    "window": (Case((200, 70, 64), options={"window": 70}), (4, 3, 5)),
+    "window in a tile, many shares": (Case((400, 10), num_splits=9, options={"window": 3}), (4, 4)),
+    "chunks": (Case((142, 71, 3), num_splits=5, options={"window": 70, "chunked": True}), (6, 4, 3)),
+    "sinks, soft cap": (Case((300, 9), num_splits=5, has_sinks=True, options={"softcap": 2.0}), (4, 3)),
+    "FP8": (Case((150, 17), kv_dtype=FP8, options={"k_scale": 0.5, "v_scale": 2.0}), (3, 9)),
+    "float32": (Case((90, 20), dtype=torch.float32, kv_dtype=torch.float32, num_splits=4), (4, 2)),
+    "more parts than are read at once": (
+        Case((2100, 3), num_heads=1, num_kv_heads=1, head_dim=256, num_splits=70, options={"window": 600}),
+        (3, 2),
+    ),
+}
+
+
+def with_rows(case: Case, row_lens: tuple[int, ...], device: torch.device) -> Step:
+    """Return a step in which each request has so many rows, the last of which sees all its tokens."""
+    step = Step.random(replace(case, options=None), device)
+    owner = torch.repeat_interleave(torch.arange(len(row_lens)), torch.tensor(row_lens))
+    behind = torch.cat([torch.arange(count - 1, -1, -1) for count in row_lens])
+    q = torch.randn(len(owner), *step.q.shape[1:], device=device, dtype=torch.float32).to(case.dtype)
+    seq_lens = (step.seq_lens[owner] - behind.to(device)).to(torch.int32)
+    return replace(step, q=q, page_table=step.page_table[owner], seq_lens=seq_lens)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_of_a_request_that_share_what_is_read_are_what_the_reference_computes(
+    name: str, device: torch.device
+) -> None:
+    case, row_lens = ROWS[name]
+    step, most = with_rows(case, row_lens, device), rows_together(case.num_heads // case.num_kv_heads)
+    shape = (len(step.q), case.num_heads, case.num_kv_heads, case.head_dim, case.num_splits)
+    groups = row_groups(np.array(row_lens), most)
+    on_device = RowGroups(*(torch.from_numpy(each.astype(np.int32)).to(device) for each in groups))
+    out = attend(case, step, workspace=decode_workspace(*shape, step.q.device, most), groups=on_device)
+    assert_right(case, out, step)

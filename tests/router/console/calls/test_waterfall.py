@@ -191,6 +191,12 @@ def test_an_attempt_after_tokens_is_a_replay() -> None:
     assert names(tried(bars)[0]["parts"]) == ["prefill", "output"]
 
 
+def test_an_attempt_that_another_worker_went_on_with_is_followed_by_its_move() -> None:
+    moved = attempt(ended_s=12.0, outcome="moved")
+    bars = told(call([moved, attempt(12.0, D2, first_token_s=12.0, ended_s=14.0)]))
+    assert names(tried(bars)) == ["attempt", "move"]
+
+
 def test_of_two_attempts_that_race_the_first_counts_until_the_second_that_won_began() -> None:
     slow = attempt(11.0, first_token_s=None, ended_s=12.5, outcome="hedged", legs={})
     bars = told(call([slow, attempt(11.6, D2, first_token_s=12.4, ended_s=14.0)]))

@@ -103,6 +103,7 @@ def test_a_card_says_all_that_is_known() -> None:
         state="ready",
         not_ready="",
         is_connected=True,
+        silent_s=0,
         is_paused=False,
         breaker="left alone for 2 s more: 3 requests in a row failed",
         started_unix_s=5.5,

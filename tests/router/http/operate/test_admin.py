@@ -34,6 +34,7 @@ def test_workers_are_listed_with_their_state_and_load(cluster: Cluster) -> None:
         f"{102:016x}": ("decode", "ready", True),
     }
     prefill = next(worker for worker in listed["workers"] if worker["role"] == "prefill")
+    assert {worker["only_here_pages"] is None for worker in listed["workers"]} == {not prefill["is_cache_known"]}
     assert (prefill["linked"], prefill["free_tokens"]) == ([f"{101:016x}", f"{102:016x}"], 160_000)
 
 

@@ -1,4 +1,4 @@
-"""Attention of decode steps on a GPU: one new query a request, over paged KV, in one launch.
+"""Attention of decode steps on a GPU: one new query a request, or a few that follow, over paged KV, in one launch.
 
 It is bound by how fast KV is read. How the work is shared out is decided on the device from `seq_lens`, so that a CUDA
 graph serves every context length, and no step needs a plan from the host. `docs/decisions` says why it is as it is.
@@ -19,11 +19,13 @@ from torch import Tensor
 
 from diptych.kernels.gpu.attention.decode_attention_kernel import PARTS, decode_attention_kernel
 from diptych.kernels.gpu.grid import power_of_two
+from diptych.kernels.row_groups import RowGroups
 
 FP8: Final = torch.float8_e4m3fn
 LOG2_E: Final = math.log2(math.e)
 NO_WINDOW: Final = 1 << 30
 MIN_HEADS: Final = 16  # rows of a tensor core's tile
+MOST_LINES: Final = 32  # of it, where rows of a request share one
 MIN_HALF: Final = 16  # its depth
 REGISTERS: Final = 65536  # of a multiprocessor
 WARP: Final = 32  # threads
@@ -51,7 +53,7 @@ class Launch:
 class DecodeWorkspace:
     """What programs tell each other. One for all launches of a stream; none of them may run beside another."""
 
-    values: Tensor  # [slots, num_kv_heads, 2, group, half_block], float32
+    values: Tensor  # [slots, num_kv_heads, 2, group of all rows, half_block], float32
     maxima: Tensor  # [slots, num_kv_heads, rows], float32
     sums: Tensor  # like maxima
     arrived: Tensor  # [batch, num_kv_heads], int32; zeros between launches
@@ -70,6 +72,11 @@ def launch_for(head_dim: int, kv_dtype: torch.dtype, group: int, batch: int) -> 
     return Launch(block, num_warps=4, num_stages=3, programs_per_sm=3 if kv_dtype == FP8 else 2)
 
 
+def rows_together(group: int) -> int:
+    """Return how many rows of `group` heads a KV head share a tile of queries: as many as cost next to nothing."""
+    return max(1, max(MIN_HEADS, min(MOST_LINES, 4 * group)) // group)
+
+
 def num_splits(
     batch: int, num_kv_heads: int, max_seq_len_bound: int, num_sms: int, programs_per_sm: int = 3, block: int = 64
 ) -> int:
@@ -83,10 +90,10 @@ def num_splits(
 
 
 def decode_workspace(
-    batch: int, num_heads: int, num_kv_heads: int, head_dim: int, num_splits: int, device: torch.device
+    batch: int, num_heads: int, num_kv_heads: int, head_dim: int, num_splits: int, device: torch.device, rows: int = 1
 ) -> DecodeWorkspace:
-    """Allocate for up to `batch` requests and `num_splits` shares."""
-    group, slots = num_heads // num_kv_heads, 2 * num_splits
+    """Allocate for up to `batch` requests and `num_splits` shares; `rows` of a request are computed together."""
+    group, slots = rows * num_heads // num_kv_heads, 2 * num_splits
     stats = (slots, num_kv_heads, _rows(group))
     return DecodeWorkspace(
         values=torch.empty(slots, num_kv_heads, 2, group, _half_block(head_dim), device=device),
@@ -113,6 +120,7 @@ def decode_attention(
     sinks: Tensor | None = None,
     num_splits: int,
     launch: Launch | None = None,
+    groups: RowGroups | None = None,
 ) -> None:
     """Attend `q[batch, num_heads, head_dim]` to the KV of each request, the new token's included, into `out` like `q`.
 
@@ -121,6 +129,8 @@ def decode_attention(
     and `out` is 0. A request sees its last `window` tokens, 0: all, or, if `chunked`, its last chunk of so many. Scores
     `s` become `softcap * tanh(s / softcap)`, 0: they stay. `sinks`, float32 `[num_heads]`: a score of each head that
     takes part in its softmax and has no value. FP8 is multiplied as float16, where queries beyond 65504 overflow.
+
+    With `groups`, of at most `rows_together`, requests beside each other are rows of one: each is a token longer.
 
     Rows of `q` and `out` may have any stride, heads are one after the other. Runs on the current stream, allocates
     nothing once compiled, and may be captured: a replay reads the `seq_lens` of its own time.
@@ -133,6 +143,8 @@ def decode_attention(
     launch = launch or launch_for(head_dim, kv_layer.dtype, num_heads // num_kv_heads, batch)
     kv = kv_layer.view(torch.int16) if kv_layer.dtype == FP8 else kv_layer
     score_scale = scale * k_scale * (2 / softcap if softcap else 1) * LOG2_E
+    rows = 1 if groups is None else rows_together(num_heads // num_kv_heads)
+    assert workspace.values.shape[3] >= rows * num_heads // num_kv_heads, (workspace.values.shape, rows)
     num_workers = min(num_splits, PARTS.value * batch)  # to add up more parts of a request takes longer than they save
     with torch.cuda.device_of(q):
         decode_attention_kernel[(num_workers * num_kv_heads,)](
@@ -146,6 +158,8 @@ def decode_attention(
             workspace.sums,
             workspace.arrived,
             sinks,
+            None if groups is None else groups.firsts,
+            None if groups is None else groups.counts,
             batch,
             q.stride(0),
             out.stride(0),
@@ -158,7 +172,7 @@ def decode_attention(
             score_scale,
             v_scale,
             softcap * LOG2_E,
-            **constants(q.shape, kv_layer.shape, q.dtype, kv_layer.dtype, softcap != 0, launch),
+            **constants(q.shape, kv_layer.shape, q.dtype, kv_layer.dtype, softcap != 0, launch, rows),
             SINKS=sinks is not None,
             CHUNKED=chunked,
             COMPILED=not triton.knobs.runtime.interpret,
@@ -174,6 +188,7 @@ def constants(
     kv_dtype: torch.dtype,
     capped: bool,
     launch: Launch,
+    rows: int = 1,
 ) -> dict[str, Any]:
     """Return what a kernel is compiled for: shapes of `q` and of a layer, their dtypes, whether there is a soft cap."""
     batch, num_heads, head_dim = q_shape
@@ -181,8 +196,9 @@ def constants(
     return {
         "NUM_KV_HEADS": kv_shape[3],
         "GROUP": group,
-        "GROUP_BLOCK": power_of_two(group),
-        "HEADS": _rows(group),
+        "ROWS": rows,
+        "GROUP_BLOCK": power_of_two(rows * group),
+        "HEADS": _rows(rows * group),
         "HALF": head_dim // 2,
         "HALF_BLOCK": _half_block(head_dim),
         "PAGE_SIZE": kv_shape[2],

@@ -90,6 +90,11 @@ class GpuRunner:
         return GraphUse(num_graphs, sum(part.graphs.nbytes + part.pieces.nbytes for part in parts))
 
     @property
+    def row_rungs(self) -> Sequence[int]:
+        """The sizes of decode steps that are recorded."""
+        return self.recorded.graphs.rungs
+
+    @property
     def token_rungs(self) -> Sequence[int]:
         """The sizes of small steps with prompts that are recorded."""
         return self.recorded.pieces.rungs

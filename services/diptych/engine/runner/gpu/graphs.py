@@ -1,7 +1,8 @@
 """Decode steps as CUDA graphs, one a batch size: hundreds of launches become one.
 
-A graph is captured when its size is first needed, and reads the same addresses in every replay. All share one pool of
-memory, for they are replayed one after the other on one stream; what one returns is good until the next replay.
+A graph is captured when its size is first needed, by `warm_up.py` as a rule, and reads the same addresses in every
+replay. All share one pool of memory, for they are replayed one after the other on one stream; what one returns is good
+until the next replay.
 """
 
 from __future__ import annotations

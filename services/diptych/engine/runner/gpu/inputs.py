@@ -13,11 +13,14 @@ from diptych.engine.attention.staged_batch import StagedBatch, extend_starts, lo
 from diptych.engine.runner.gpu.ladder import NO_SLOT, fill_up, pad
 from diptych.engine.runner.gpu.staging import ALIGNMENT, Array, Staging
 from diptych.engine.values.batch import ForwardBatch, WindowGroups
+from diptych.kernels.row_groups import RowGroups, row_groups
 from diptych.kernels.token_tiles import I32, TokenTiles, tile_tokens
 
-NUM_ARRAYS: Final = 14
+NUM_ARRAYS: Final = 16
 NO_STATES: Final = np.zeros(0, np.int64)
 NO_ADAPTERS: Final = (np.zeros(0, np.int32), np.zeros(0, np.int32))
+NO_GROUPS: Final = NO_ADAPTERS
+NO_ROWS: Final = 0
 NO_WINDOWS: Final = WindowGroups(np.zeros((0, 0, 0), np.int32), np.zeros((0, 0), np.int64))
 
 
@@ -32,7 +35,7 @@ class StepLimits:
     max_requests: int
     max_pages: int  # of a request
     max_graph_tokens: int = 512  # of a step with prompts that is replayed
-    max_drafts: int = 0  # of a request, verified in one step
+    max_drafts: int = 0  # that a step verifies, of all its requests
     num_window_groups: int = 0  # of layers, see `WindowGroups`
     max_loras: int = 0  # slots of adapters
 
@@ -43,8 +46,8 @@ class StepLimits:
 
     @property
     def max_samples(self) -> int:
-        """The most samples of a step: each token of a row has one."""
-        return self.max_requests * (1 + self.max_drafts)
+        """The most samples of a step: each token of a row has one. So many rows of one token it has, too."""
+        return self.max_requests + self.max_drafts
 
     @property
     def nbytes(self) -> int:
@@ -52,16 +55,21 @@ class StepLimits:
         num_tokens, num_groups = self.max_step_tokens + self.max_samples, 1 + self.num_window_groups
         of_adapters = 2 * (4 + 12) if self.max_loras else 0  # all tokens and the late ones, and their tiles
         per_token = (3 + num_groups) * 8 + of_adapters  # ids, positions, rows; slots
-        per_request = (2 + num_groups * self.max_pages) * 4 + 8  # lengths, starts; pages; states
+        of_rows = 2 if self.max_drafts else 0  # where they begin that attend together, and their numbers
+        per_request = (2 + of_rows + num_groups * self.max_pages) * 4 + 8  # lengths, starts; pages; states
         return num_tokens * per_token + (self.max_samples + 1) * per_request + NUM_ARRAYS * ALIGNMENT
 
 
 class StepInputs:
     """Stages steps. What it returns is good until it stages the next."""
 
-    def __init__(self, limits: StepLimits, staging: Staging, device: torch.device) -> None:
+    def __init__(
+        self, limits: StepLimits, staging: Staging, device: torch.device, rows_together: int = NO_ROWS
+    ) -> None:
+        """`rows_together`: of a request, that attention takes at once at most."""
         self._staging = staging
         self._num_adapters = limits.max_loras
+        self._rows_together = rows_together if limits.max_drafts else 0
         shape = (1 + limits.num_window_groups, limits.max_samples, limits.max_pages)
         self._page_tables = torch.zeros(shape, dtype=torch.int32, device=device)
 
@@ -101,23 +109,37 @@ class StepInputs:
             logits_rows(batch),
             batch.seq_lens.astype(np.int32),
             extend_starts(batch),
+            *self._row_groups(batch),
             NO_STATES if batch.states is None else batch.states.slots,
             windows.out_slots,
             *of_late,
             batch.page_table,
             windows.page_tables,
         ]
-        ids, *all_adapters, positions, slots, rows, lens, starts, states, window_slots, late, tiles, table, tables = (
-            self._staging.upload(arrays)
-        )
+        uploaded = self._staging.upload(arrays)
+        ids, tokens, token_tiles, positions, slots, rows, lens, starts = uploaded[:8]
+        firsts, counts, states, window_slots, late, late_tiles, table, tables = uploaded[8:]
         staged = StagedBatch(batch, ids, positions, slots, table, lens, starts, rows)
+        if self._rows_together:
+            staged = replace(staged, row_groups=RowGroups(firsts, counts))
         if batch.adapters is not None:
-            staged = replace(staged, adapters=TokenTiles(*all_adapters), late_adapters=TokenTiles(late, tiles))
+            of_tokens, of_rows = TokenTiles(tokens, token_tiles), TokenTiles(late, late_tiles)
+            staged = replace(staged, adapters=of_tokens, late_adapters=of_rows)
         if batch.states is not None:
             staged = replace(staged, state_slots=states)
         if batch.window_groups is not None:
             staged = replace(staged, window_tables=tables, window_slots=window_slots)
         return staged
+
+    def _row_groups(self, batch: ForwardBatch) -> tuple[I32, I32]:
+        """Return the arrays of the step's `RowGroups`, of the rows before prompts; each as long as the batch."""
+        if not self._rows_together:
+            return NO_GROUPS
+        num_rows = int(np.append(batch.extend_lens != 1, True).argmax())
+        row_lens = np.ones(num_rows, np.int64) if batch.row_lens is None else batch.row_lens
+        own = row_lens[np.cumsum(row_lens) <= num_rows]
+        firsts, counts = row_groups(own, self._rows_together)
+        return fill_up(firsts, batch.batch_size).astype(np.int32), fill_up(counts, batch.batch_size).astype(np.int32)
 
     def _adapters(self, batch: ForwardBatch, num_tokens: int) -> tuple[Tiled, Tiled]:
         """Return the arrays of the step's two `TokenTiles`. Tokens that fill it up have no adapter."""

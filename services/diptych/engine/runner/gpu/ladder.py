@@ -79,6 +79,7 @@ def pad(batch: ForwardBatch, size: int) -> ForwardBatch:
         states=batch.states and replace(batch.states, slots=_pad(batch.states.slots, missing, NO_SLOT)),
         adapters=None if batch.adapters is None else _pad(batch.adapters, missing, NO_SLOT),
         window_groups=batch.window_groups and _padded(batch.window_groups, missing),
+        row_lens=None if batch.row_lens is None else _pad(batch.row_lens, missing, 1),
     )
 
 

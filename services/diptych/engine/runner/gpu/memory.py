@@ -39,7 +39,7 @@ def graphs_nbytes(limits: StepLimits, num_layers: int, step_peak: int, kinds: in
 
     A step's tensors have a row for each token: `step_peak` bytes for `max_step_tokens`.
     """
-    rungs, token_rungs = ladder(limits.max_requests), token_ladder(limits.most_graph_tokens)
+    rungs, token_rungs = ladder(limits.max_samples), token_ladder(limits.most_graph_tokens)
     own = len(rungs) * GRAPH_NBYTES + len(token_rungs) * (num_layers + 1) * PIECE_NBYTES
     most = limits.max_step_tokens
     return kinds * own + min(1, kinds) * step_peak * (min(rungs[-1], most) + limits.most_graph_tokens) // most

@@ -18,6 +18,7 @@ from diptych.engine.runner.kv_pool import DTYPES
 from diptych.engine.runner.loaded_model import LoadedModel
 from diptych.engine.runner.sampling.gpu_sampler import GpuSampler
 from diptych.engine.values.batch import OnLayer
+from diptych.kernels.gpu.attention.decode_attention import rows_together
 
 
 def new_runner(
@@ -40,12 +41,20 @@ def new_runner(
     with torch.inference_mode():
         sampler = GpuSampler(device, model.config.vocab_size, limits.max_samples, bus)
         sampler.warm_up(DTYPES[model.options.dtype])
+        staging = Staging(limits.nbytes, device, torch.cuda.Event, bus)
         return GpuRunner(
             model,
-            StepInputs(limits, Staging(limits.nbytes, device, torch.cuda.Event, bus), device),
+            StepInputs(limits, staging, device, _rows_together(model)),
             sampler.queue,
             torch.zeros(limits.max_samples, dtype=torch.int64, device=device),
             nothing_recorded(),
             nothing_recorded(),
             layer_listener,
         )
+
+
+def _rows_together(model: LoadedModel) -> int:
+    """Return how many rows of a request attend together in layers of every kind; 0: kernels of latents know of none."""
+    if model.config.num_planes == 1:
+        return 0
+    return min(rows_together(kind.num_heads // kind.num_kv_heads) for kind in model.config.kinds)

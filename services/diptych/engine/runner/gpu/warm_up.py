@@ -29,19 +29,21 @@ def warm_up(
     limits: StepLimits,
     page_size: int,
     longest: int,
+    recorded_rows: Sequence[int] = (),
     recorded_tokens: Sequence[int] = (),
 ) -> None:
-    """Run the steps kernel by kernel, and the largest decode step as it will be; `longest`: tokens of one request.
+    """Run the steps kernel by kernel, and decode steps as they will be; `longest`: tokens of one request.
 
-    `replaying` captures its largest graph then: whether there is memory for it is known before a request needs it. It
-    also captures the pieces of steps of `recorded_tokens`, the largest first: the others find their memory in its. On
-    tensor-parallel ranks this is a collective.
+    `replaying` captures the graphs of `recorded_rows` then, and the pieces of steps of `recorded_tokens`, the largest
+    first: whether there is memory for it is known before a request needs it, the others find theirs in its, and no
+    request waits while one is captured. On tensor-parallel ranks this is a collective.
     """
     began_s, num_steps = time.monotonic(), 0
     for batch in warm_up_steps(limits, page_size, longest):
         launching.execute(batch, greedy(batch.batch_size))
         num_steps += 1
-    replaying.execute(_decode(limits.max_requests, limits, page_size), greedy(limits.max_requests))
+    for num_rows in reversed(recorded_rows or (limits.max_samples,)):
+        replaying.execute(_decode(num_rows, limits, page_size), greedy(num_rows))
     for num_tokens in reversed(recorded_tokens):
         batch = prompts(num_tokens, limits, page_size, longest)
         replaying.execute(batch, greedy(batch.batch_size))
@@ -49,7 +51,7 @@ def warm_up(
 
 
 def warm_up_steps(limits: StepLimits, page_size: int, longest: int) -> Iterator[ForwardBatch]:
-    """Yield prompts of any number of tokens, then any number of requests that continue, each up to the limit.
+    """Yield prompts of any number of tokens, then any number of rows of requests that continue, each up to the limit.
 
     And a few tokens behind a prefix, which is cut into shares.
     """
@@ -59,8 +61,8 @@ def warm_up_steps(limits: StepLimits, page_size: int, longest: int) -> Iterator[
         prefix_len = min(PREFIX_TOKENS, limits.max_pages * page_size - num_tokens)
         if num_tokens <= min(longest, prefix_len):
             yield step_of(ForwardMode.EXTEND, np.array([num_tokens]), limits, page_size, prefix_len)
-    for num_requests in up_to(limits.max_requests):
-        yield _decode(num_requests, limits, page_size)
+    for num_rows in up_to(limits.max_samples):
+        yield _decode(num_rows, limits, page_size)
 
 
 def up_to(limit: int) -> tuple[int, ...]:
@@ -77,8 +79,9 @@ def prompts(num_tokens: int, limits: StepLimits, page_size: int, longest: int) -
     return step_of(ForwardMode.EXTEND, np.array(lens[: limits.max_requests]), limits, page_size)
 
 
-def _decode(num_requests: int, limits: StepLimits, page_size: int) -> ForwardBatch:
-    return step_of(ForwardMode.DECODE, np.ones(num_requests, np.int64), limits, page_size)
+def _decode(num_rows: int, limits: StepLimits, page_size: int) -> ForwardBatch:
+    """Return a step of so many rows of one token, as those of requests with drafts are computed, too."""
+    return step_of(ForwardMode.DECODE, np.ones(num_rows, np.int64), limits, page_size)
 
 
 def step_of(mode: ForwardMode, lens: I64, limits: StepLimits, page_size: int, prefix_len: int = 0) -> ForwardBatch:

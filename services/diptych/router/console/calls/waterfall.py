@@ -158,6 +158,8 @@ def _output(attempts: Sequence[AttemptFacts], end_s: float, writes: Sequence[Sta
 
 def _next_name(name: str, attempt: AttemptFacts) -> str:
     """Return what the attempt after this one, of such a name, is called."""
+    if attempt.outcome == "moved":
+        return "move"
     if name == "replay" or attempt.first_token_s is not None:
         return "replay"
     return "hedge" if attempt.outcome == "hedged" else "retry"

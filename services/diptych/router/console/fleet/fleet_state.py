@@ -102,6 +102,7 @@ def worker_card(worker: WorkerFacts, pauses: Mapping[Suspect, Pause], memo: Link
         state=state_of(record),
         not_ready=record.not_ready,
         is_connected=view.session_open,
+        silent_s=load.silent_s,
         is_paused=view.paused,
         breaker="" if pause is None else str(pause),
         started_unix_s=record.started_unix_ns / 1e9,

@@ -63,7 +63,9 @@ def obstacle(worker: WorkerFacts, model_id: str) -> str:
         return "is paused for an update"
     if view.state is not State.READY:
         return f"is not ready: {view.not_ready}" if view.not_ready else f"is {view.state.name.lower()}"
-    return "" if view.session_open else "is ready, but this router is not connected to it"
+    if view.session_open:
+        return ""
+    return f"is ready, but {'its scheduler is silent' if view.is_silent else 'this router is not connected to it'}"
 
 
 def _kept_apart(able: Sequence[WorkerFacts]) -> list[tuple[Pair, str]]:

@@ -83,7 +83,8 @@ Parse = Callable[[bytes, Origin, ServedModel], Parsed]
 def parse_chat(body: bytes, origin: Origin, model: ServedModel) -> Parsed:
     """Read the body of a chat completion. Raises `InvalidRequest`."""
     fields = read_fields(ChatRequest, body)
-    request = _request(fields, [fields.prompt()], fields.output_limit, origin, tool_use=fields.tool_use())
+    only_here = {"tool_use": fields.tool_use(), "predicted_text": fields.predicted_text}
+    request = _request(fields, [fields.prompt()], fields.output_limit, origin, **only_here)
     return request, ChatLayout(_named(model, fields), _style(fields), request.tool_use, stream=request.stream)
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 
@@ -52,6 +52,7 @@ TopK = Annotated[int, BeforeValidator(_off)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
 Token = Annotated[int, Field(ge=0, lt=2**32)]
 Milliseconds = Annotated[float, Field(gt=0, le=1000 * MAX_SLO_S)]
+Speculate = Literal["suffix", "ngram", "off"]
 LogitBias = Annotated[
     dict[Token, float],
     BeforeValidator(_by_token),
@@ -76,6 +77,7 @@ class RequestFields(GenerationBody):
     stream: bool | None = None
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     cache_salt: str | None = None
+    speculate: Speculate | None = None
     slo: SloFields | None = None
 
     @property
@@ -91,7 +93,7 @@ class RequestFields(GenerationBody):
 
     def hints(self, cache_owner: bytes) -> Hints:
         """Raises `InvalidRequest`."""
-        return hints_of(cache_owner, self.cache_salt or "")
+        return hints_of(cache_owner, self.cache_salt or "", self.speculate or "")
 
 
 class ChoiceFields(GenerationBody):

@@ -38,6 +38,8 @@ class MetaInfo(Counts):
     id: str
     finish_reason: dict[str, Any] | None
     cached_tokens: NotRequired[int]
+    accepted_prediction_tokens: NotRequired[int]
+    rejected_prediction_tokens: NotRequired[int]
     diptych: NotRequired[dict[str, Any]]
     output_token_logprobs: NotRequired[list[Triple]]
     output_top_logprobs: NotRequired[list[list[Triple] | None]]
@@ -140,6 +142,9 @@ class GenerateLayout(Layout):
         meta["prompt_tokens"] = end.usage.prompt_tokens
         meta["completion_tokens"] = end.usage.completion_tokens
         meta["cached_tokens"] = end.usage.cached_tokens
+        if predicted := end.usage.predicted:
+            meta["accepted_prediction_tokens"] = predicted.accepted
+            meta["rejected_prediction_tokens"] = predicted.rejected
         if end.report is not None:
             meta["diptych"] = timings(end.report)
 

@@ -11,7 +11,7 @@ from diptych.common.errors import InvalidRequest
 from diptych.generation.sampling_params import MAX_TOP_LOGPROBS
 from diptych.router.http.fields.fields import GenerationFields
 from diptych.router.http.fields.neutral_values import is_neutral
-from diptych.router.http.fields.strict_model import ConversationPart, Unsupported
+from diptych.router.http.fields.strict_model import ConversationPart, StrictModel, Unsupported
 from diptych.router.http.fields.tool_fields import CallFields, ToolChoice, Tools, shown_tools, tool_use
 from diptych.router.text.parsing.tool_use import ToolUse
 from diptych.router.values.request import ChatPrompt
@@ -93,6 +93,13 @@ class Message(ConversationPart):
         return turn
 
 
+class PredictionFields(StrictModel):
+    """What the answer will be, for the most part."""
+
+    type: Literal["content"]
+    content: Annotated[str, BeforeValidator(_joined, json_schema_input_type=str | list[TextPart])]
+
+
 Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
@@ -110,6 +117,7 @@ class ChatRequest(GenerationFields):
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None  # the last message is the beginning of the answer
     add_generation_prompt: bool | None = None  # the opposite, said by those who say both
+    prediction: PredictionFields | None = None
 
     def check(self) -> None:
         super().check()
@@ -137,6 +145,10 @@ class ChatRequest(GenerationFields):
     @property
     def output_limit(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def predicted_text(self) -> str:
+        return "" if self.prediction is None else self.prediction.content
 
     def prompt(self) -> ChatPrompt:
         turns = [turn.for_template() for turn in self.messages]

@@ -14,6 +14,7 @@ from typing_extensions import TypedDict
 from diptych.router.http.exchange.layout import DATA_ONLY, Json, Layout
 from diptych.router.http.exchange.timings import timings
 from diptych.router.http.fields.logprobs import Name, completion_logprobs, id_of, prompt_logprobs, text_of
+from diptych.router.values.leg_results import Predicted
 from diptych.router.values.output import End, Output, Piece, Usage
 from diptych.router.values.request import ServedModel, new_answer_id
 
@@ -24,13 +25,21 @@ class CachedTokens(TypedDict):
     cached_tokens: int
 
 
+class PredictedTokens(TypedDict):
+    """What came of tokens that were guessed before they were computed."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class CompletionUsage(TypedDict):
-    """Token counts."""
+    """Token counts. Where nothing was guessed there are no details of the completion."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
+    completion_tokens_details: NotRequired[PredictedTokens]
 
 
 class ShownTokens(TypedDict, total=False):
@@ -221,11 +230,21 @@ def reports_of(outputs: Sequence[Output]) -> Json | None:
 
 
 def completion_usage(usage: Usage) -> CompletionUsage:
-    return {
+    counts: CompletionUsage = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+    if usage.predicted:
+        counts["completion_tokens_details"] = predicted_tokens(usage.predicted)
+    return counts
+
+
+def predicted_tokens(predicted: Predicted) -> PredictedTokens:
+    return {
+        "accepted_prediction_tokens": predicted.accepted,
+        "rejected_prediction_tokens": predicted.rejected,
     }
 
 

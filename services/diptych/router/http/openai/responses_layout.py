@@ -53,6 +53,8 @@ class OutputDetails(TypedDict):
     """What is known of the output tokens."""
 
     reasoning_tokens: int
+    accepted_prediction_tokens: NotRequired[int]
+    rejected_prediction_tokens: NotRequired[int]
 
 
 class ResponseUsage(TypedDict):
@@ -249,10 +251,14 @@ def _content_part(block: Block, text: str, logprobs: Sequence[Json]) -> Json:
 
 
 def _usage(usage: Usage) -> ResponseUsage:
+    details: OutputDetails = {"reasoning_tokens": 0}
+    if predicted := usage.predicted:
+        details["accepted_prediction_tokens"] = predicted.accepted
+        details["rejected_prediction_tokens"] = predicted.rejected
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": details,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }

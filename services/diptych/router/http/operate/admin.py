@@ -55,12 +55,14 @@ class Worker(Load):
     state: str
     not_ready: str
     is_connected: bool
+    silent_s: int  # since its scheduler was heard; 0: it is
     is_paused: bool
     context_len: int
     adapters: list[str]
     linked: list[str]
     open_legs: int
     cached_pages: int
+    only_here_pages: int | None  # about how many of them no other worker has; null: not known
     is_cache_known: bool
 
 
@@ -76,7 +78,8 @@ def admin_app(fleet: Fleet, explain: Explain, drain: Drainable, trust: Trust, re
     """Return the application of operators: all paths want the token, and all that they say is JSON."""
 
     async def workers(request: Request) -> Answer:
-        listed = [_worker(session, fleet) for session in fleet.sessions()]
+        only_here = fleet.prefixes.told.only_here()
+        listed = [_worker(session, fleet, only_here.get(session.instance_id)) for session in fleet.sessions()]
         return 200, WorkerList(router=hex_id(fleet.router_id), problem=fleet.problem(), workers=listed)
 
     async def story(request: Request) -> Answer:
@@ -100,7 +103,7 @@ async def _framework_error(request: Request, error: Exception) -> Response:
     return Response(orjson.dumps(body), error.status_code, error.headers, "application/json")
 
 
-def _worker(session: Session, fleet: Fleet) -> Worker:
+def _worker(session: Session, fleet: Fleet, only_here_pages: int | None) -> Worker:
     view, record, index = session.view(), session.worker.record, fleet.prefixes.told
     return {
         "instance": hex_id(session.instance_id),
@@ -113,6 +116,7 @@ def _worker(session: Session, fleet: Fleet) -> Worker:
         "state": view.state.name.lower(),
         "not_ready": view.not_ready,
         "is_connected": session.is_open,
+        "silent_s": session.worker.load.silent_s,
         "is_paused": view.paused,
         "context_len": record.context_len,
         "adapters": sorted(view.adapters),
@@ -120,6 +124,7 @@ def _worker(session: Session, fleet: Fleet) -> Worker:
         "open_legs": session.num_open_legs,
         **_load(session.load()),
         "cached_pages": index.num_pages(session.instance_id),
+        "only_here_pages": only_here_pages,
         "is_cache_known": index.is_in_sync(session.instance_id),
     }
 

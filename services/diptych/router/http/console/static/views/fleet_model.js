@@ -28,6 +28,7 @@ export function byRole(workers) {
 
 /** How a worker is, in one word, and why: {kind, word, why}. The worst comes first. */
 export function condition(card) {
+  if (card.silent_s) return { kind: "bad", word: "silent", why: `its scheduler has been silent for ${card.silent_s} s` };
   if (card.breaker) return { kind: "bad", word: "left alone", why: card.breaker };
   if (card.state === "gone") return { kind: "bad", word: "gone", why: "" };
   if (!card.is_connected) return { kind: "bad", word: "not connected", why: "the router has no connection to it" };
@@ -45,8 +46,9 @@ export function drainWords(drain) {
 
 export const kvOf = (card, state) => card.kv_pages?.[state] ?? 0;
 
-/** Pages that cannot be given to a request now, 0 to 1. */
+/** Pages that cannot be given to a request now, 0 to 1; null: the worker has not told. */
 export function heldShare(card) {
+  if (!Object.keys(card.kv_pages ?? {}).length) return null;
   const total = card.total_pages || 0;
   return total ? Math.min(1, Math.max(0, 1 - (kvOf(card, "free") + kvOf(card, "cached")) / total)) : 0;
 }

@@ -9,7 +9,7 @@ const MIN_SPAN_S = 1e-4; // that can be zoomed to
 const MANY_PARTS = 12; // of one stage: those of a name are one line
 const NICE = [1, 2, 5];
 
-const HOLDERS = new Set(["prepare", "generate", "attempt", "retry", "replay"]); // their parts come one after the other
+const HOLDERS = new Set(["prepare", "generate", "attempt", "retry", "replay", "move"]); // their parts come one after the other
 const STAGES = {
   read: "reading the request",
   parse: "reading its JSON",

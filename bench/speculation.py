@@ -1,0 +1,289 @@
+"""What drafts save: the same requests with `--speculate` and without, in turns, on the small model.
+
+    python bench/speculation.py [--threads N] [--model smollm2] [--quick] [--json]
+
+Both sides are whole scheduler cores over the same weights. *Told* answers are those of a capable model
+(`speculation_prompts`): every step is computed in full, and its tokens are then those of the answer, since the small
+model can't do such work. *Own* answers are the small model's, greedy, and must be the same on both sides, token for
+token. A row's value is the decode speed with drafts, its limit the one without, from the second token on, by processor
+time, which other work on the machine hardly changes; the peers say what it is by the clock. The best of several rounds
+counts, each with a new drafter, which knows nothing of the round before. Then what a pair of real workers hands over
+and reuses, with drafts and without.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import speculation_prompts as prompts
+import torch
+from report import Report, arguments
+from scheduler_pair import SchedulerPair
+
+from diptych.checkpoints.source import ModelSource, open_model
+from diptych.common.members.roles import Role
+from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.drafting.new_drafter import new_drafter
+from diptych.engine.options.config import EngineOptions, Speculate
+from diptych.engine.runner.model_runner import ModelRunner
+from diptych.engine.scheduler.stepping import SynchronousStepping
+from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
+from diptych.engine.values.core_report import DraftReport
+from diptych.engine.values.events import Emit, EmitTokens, Start
+from diptych.engine.values.limits import Limits
+from diptych.engine.values.request import new_request
+from diptych.engine.values.transfer_rules import TransferRules
+from diptych.generation.sampling_params import SamplingParams
+from diptych.tokens.tokenizer import Tokenizer
+from diptych.unified.core import UnifiedCore
+
+PAGE_SIZE = 16
+NUM_PAGES = 1024
+CONTEXT = 2048
+MAX_STEP_TOKENS = 512
+OUTPUT_TOKENS = 256  # at most
+NUM_TURNS = 5  # of the conversation of the pair
+TURN_TOKENS = 48  # of each answer
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What came of a group of requests that ran together."""
+
+    token_ids: Sequence[Sequence[int]]
+    wall_s: float  # from the first step in which none computes its prompt
+    cpu_s: float
+    num_tokens: int  # in that time
+    drafts: DraftReport
+
+
+class Text(NamedTuple):
+    """A request's tokens."""
+
+    prompt: Sequence[int]
+    answer: Sequence[int]
+
+
+class Side:
+    """A core of its own over the weights of the runner; serves groups of requests, one group after the other."""
+
+    def __init__(self, runner: ModelRunner, source: ModelSource, speculate: Speculate) -> None:
+        self._runner = runner
+        cache = KvCache(num_pages=NUM_PAGES, page_size=PAGE_SIZE, max_requests=16, max_tokens_per_request=CONTEXT)
+        limits = Limits(CONTEXT, source.config.vocab_size, frozenset(), MAX_STEP_TOKENS, 16)
+        drafter = new_drafter(speculate, limits, time.thread_time)
+        self._core = UnifiedCore(cache, limits, TransferRules(), 0, Role.LOCAL, drafter=drafter)
+        self._outputs: dict[int, list[int]] = {}
+        self._num_ended = 0
+        self._next_room = 1
+
+    def serve(self, texts: Sequence[Text], *, is_told: bool) -> Served:
+        whole = [[*text.prompt, *text.answer] for text in texts]
+        runner = Reciter(self._runner, whole) if is_told else self._runner
+        stepping = SynchronousStepping(self._core, runner, time.monotonic)
+        rooms = [self._start(seed, text) for seed, text in enumerate(texts)]
+        self._num_ended = 0
+        while not all(len(self._outputs[room]) > 1 for room in rooms):
+            stepping.advance(self._collect)
+        num_before = sum(len(self._outputs[room]) for room in rooms)
+        wall_s, cpu_s = time.perf_counter(), time.process_time()
+        while self._num_ended < len(rooms):
+            stepping.advance(self._collect)
+        wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
+        token_ids = [self._outputs.pop(room) for room in rooms]
+        return Served(token_ids, wall_s, cpu_s, sum(map(len, token_ids)) - num_before, self._core.report().drafts)
+
+    def _start(self, seed: int, text: Text) -> int:
+        room, self._next_room = self._next_room, self._next_room + 1
+        params = SamplingParams(max_tokens=len(text.answer), temperature=0.0, ignore_eos=True, seed=seed)
+        self._outputs[room] = []
+        self._core.handle(Start(new_request(room, np.array(text.prompt, np.int64), params)), time.monotonic())
+        return room
+
+    def _collect(self) -> None:
+        for effect in self._core.pop_effects():
+            match effect:
+                case EmitTokens(rooms, _, token_ids):
+                    for room, token_id in zip(rooms, token_ids, strict=True):
+                        self._outputs[room] += token_id
+                case Emit(output):
+                    assert output.failure is None, output.failure
+                    self._outputs[output.room] += output.token_ids
+                    self._num_ended += output.finish is not None
+
+
+class Reciter:
+    """Computes steps in full, and then says the tokens of texts that are known, each by the seed of its request."""
+
+    def __init__(self, runner: ModelRunner, texts: Sequence[Sequence[int]]) -> None:
+        self._runner = runner
+        self._texts = texts
+
+    def execute(self, batch: ForwardBatch, sampling: SamplingBatch) -> StepResult:
+        self._runner.execute(batch, sampling)
+        places = zip(sampling.seeds.tolist(), sampling.positions.tolist(), strict=True)
+        return StepResult(np.array([self._texts[seed][at] for seed, at in places], np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Requests of one kind, each with its prompt and the answer that it is told."""
+
+    name: str
+    texts: Sequence[Text]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = arguments(__doc__)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--rounds", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_grad_enabled(False)
+    torch.set_num_threads(options.threads)
+    source = open_model(options.model)
+    kinds = kinds_of(source.tokenizer())
+    with Report(as_json=options.json) as report:
+
+        def bench(weights: str, quantization: str) -> Bench:
+            runner = new_runner(source, quantization, options.threads)
+            return Bench(report, source, runner, weights, 1 if options.quick else options.rounds)
+
+        if not options.quick:
+            bench("float32", "none").alone(kinds, "suffix", is_told=True)
+        stored = bench("as stored", "auto")
+        stored.alone(kinds, "suffix", is_told=True)
+        stored.beside(kinds)
+        if not options.quick:
+            stored.alone(kinds, "suffix", is_told=False)
+            stored.alone(kinds, "ngram", is_told=True)
+        asyncio.run(bench_pair(report, options.model, source.tokenizer()))
+
+
+def new_runner(source: ModelSource, quantization: str, num_threads: int) -> ModelRunner:
+    layout = ModelRunner.pool_layout(source.config, num_pages=NUM_PAGES, page_size=PAGE_SIZE, dtype="float32")
+    kv = torch.zeros(layout.shape)
+    return ModelRunner(source, kv, dtype="float32", num_threads=num_threads, quantization=quantization)
+
+
+def kinds_of(tokenizer: Tokenizer) -> Sequence[Kind]:
+    asked = {
+        "code edits": prompts.code_edits(),
+        "JSON": prompts.json_records(),
+        "quotes": prompts.quotes(),
+        "prose": prompts.prose(),
+    }
+    return [Kind(name, [text_of(tokenizer, each) for each in requests]) for name, requests in asked.items()]
+
+
+def text_of(tokenizer: Tokenizer, asked: prompts.Asked) -> Text:
+    prompt = tokenizer.encode(tokenizer.apply_chat_template([{"role": "user", "content": asked.prompt}]))
+    return Text(prompt, tokenizer.encode(asked.answer)[:OUTPUT_TOKENS])
+
+
+class Bench:
+    """Compares drafts with none, over one set of weights."""
+
+    def __init__(self, report: Report, source: ModelSource, runner: ModelRunner, weights: str, rounds: int) -> None:
+        self._report = report
+        self._source = source
+        self._runner = runner
+        self._weights = weights
+        self._rounds = rounds
+
+    def alone(self, kinds: Sequence[Kind], speculate: Speculate, *, is_told: bool) -> None:
+        """Serve one request at a time."""
+        whose = "told" if is_told else "own"
+        for kind in kinds:
+            name = f"{speculate}, {whose}, {kind.name}, weights {self._weights}"
+            self._compare(name, speculate, [[text] for text in kind.texts], is_told=is_told)
+
+    def beside(self, kinds: Sequence[Kind]) -> None:
+        """Serve eight at once, that end together."""
+        prose = [*kinds[-1].texts, *kinds[-1].texts]
+        self._compare(f"suffix, told, 8 at once, prose, weights {self._weights}", "suffix", [prose], is_told=True)
+        mixed = [text for kind in kinds for text in kind.texts[:2]]
+        self._compare(
+            f"suffix, told, 8 at once, two of each kind, weights {self._weights}", "suffix", [mixed], is_told=True
+        )
+
+    def _compare(self, name: str, speculate: Speculate, groups: Sequence[Sequence[Text]], *, is_told: bool) -> None:
+        """Serve the groups with drafts and without, in turns."""
+        runs: dict[Speculate, list[Sequence[Served]]] = {"off": [], speculate: []}
+        for _ in range(self._rounds):
+            sides = {each: Side(self._runner, self._source, each) for each in runs}
+            served: dict[Speculate, list[Served]] = {each: [] for each in runs}
+            for group in groups:
+                for each, side in sides.items():
+                    served[each].append(side.serve(group, is_told=is_told))
+            for one, other in zip(*served.values(), strict=True):
+                assert one.token_ids == other.token_ids, f"{name}: tokens differ"
+            for each, run in served.items():
+                runs[each].append(run)
+        self._say(name, *(min(each, key=lambda run: sum(one.cpu_s for one in run)) for each in runs.values()))
+
+    def _say(self, name: str, without: Sequence[Served], drafted: Sequence[Served]) -> None:
+        speed, plain_speed = _per_s(drafted), _per_s(without)
+        drafts = drafted[-1].drafts
+        accepted = sum(sum(each.accepted) for each in drafts.sources)
+        peers = {
+            "by the clock": sum(each.wall_s for each in without) / sum(each.wall_s for each in drafted),
+            "accepted": accepted,
+            "verified": sum(sum(each.verified) for each in drafts.sources),
+            "of": sum(each.num_tokens for each in drafted),
+            "us to ask": 1e6 * drafts.asking_s / max(1, drafts.num_asked),
+        }
+        self._report.row("speculation", name, speed, "token/s", plain_speed, "without", speed / plain_speed, peers)
+
+
+def _per_s(served: Sequence[Served]) -> float:
+    return sum(each.num_tokens for each in served) / sum(each.cpu_s for each in served)
+
+
+async def bench_pair(report: Report, model: str, tokenizer: Tokenizer) -> None:
+    """Hold a conversation on a pair without drafts, and on one whose decode worker alone drafts."""
+    engine = EngineOptions(model=model, kv_cache_mib=128, page_size=PAGE_SIZE, max_step_tokens=128)
+    plain = await converse(engine, engine, tokenizer)
+    drafted = await converse(engine, replace(engine, speculate="suffix"), tokenizer)
+    assert plain.token_ids == drafted.token_ids, "a pair's tokens differ"
+    for name, value, limit in zip(Conversation.NAMES, drafted.counts, plain.counts, strict=True):
+        report.row("speculation pair", name, value, "", limit, "without", value / limit if limit else math.nan)
+    report.row("speculation pair", "guesses that came true", drafted.num_accepted, "token")
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a pair did."""
+
+    NAMES = ("prompt tokens found cached", "bytes handed over", "pages handed over")
+    token_ids: Sequence[Sequence[int]]
+    counts: Sequence[int]
+    num_accepted: int
+
+
+async def converse(prefill: EngineOptions, decode: EngineOptions, tokenizer: Tokenizer) -> Conversation:
+    text = list(text_of(tokenizer, prompts.code_edits()[0]).prompt)
+    answers, cached, num_bytes, num_pages = [], 0, 0, 0
+    async with SchedulerPair(prefill, TransferRules(), decode_engine=decode) as pair:
+        for turn in range(1, NUM_TURNS + 1):
+            first, others = await pair.request(turn, text, TURN_TOKENS)
+            assert first.last is not None
+            answers.append([*first.token_ids, *others.token_ids])
+            cached += first.last.stats.cached_tokens
+            num_bytes += first.last.stats.bytes_moved
+            num_pages += first.last.stats.pages_moved
+            text += answers[-1] + tokenizer.encode("\n\nOnce more, please:\n\n")
+        drafting = (await pair.decode.ask_status()).drafting
+    num_accepted = sum(sum(each.accepted) for each in drafting.sources)
+    return Conversation(answers, (cached, num_bytes, num_pages), num_accepted)
+
+
+if __name__ == "__main__":
+    main()

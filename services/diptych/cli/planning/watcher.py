@@ -1,0 +1,168 @@
+"""What a planner is shown of a running platform, round after round, and what is kept from one to the next."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from diptych.cli.planning.config import MANY, PlannerConfig
+from diptych.common.members.instances import computable_tokens
+from diptych.common.members.record import State
+from diptych.common.members.roles import WORKER_ROLES, Role
+from diptych.engine.values.step_model import StepModel
+from diptych.planner.counters import Counts, Sample, attained_by, offered_by
+from diptych.planner.planner import Planner
+from diptych.planner.pools.cluster import Cluster
+from diptych.planner.pools.orders import Scene
+from diptych.planner.pools.start_times import StartTimes
+from diptych.planner.values import (
+    PLANNED_ROLES,
+    Capacity,
+    Limits,
+    Memory,
+    Observed,
+    Occupancy,
+    Plan,
+    Sizes,
+    Worker,
+    WorkerState,
+)
+from diptych.v1.bootstrap_pb2 import Instance
+
+logger = logging.getLogger(__name__)
+
+NOTHING: Final = Cluster()
+OUTPUT_LEN: Final = 100.0  # of a request, until one has finished
+_STATES: Final = {
+    State.STARTING: WorkerState.STARTING,
+    State.READY: WorkerState.READY,
+    State.DRAINING: WorkerState.DRAINING,
+}
+
+Mark = tuple[int, WorkerState, Role]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was found out for a round."""
+
+    now_s: float
+    listed: tuple[Instance, ...]  # by bootstrap
+    routers: Mapping[str, Counts | None]
+    only_here_pages: Mapping[int, int] = field(default_factory=dict)  # by instance id; who is missing is not known
+    cluster: Cluster = NOTHING
+    flipping: Mapping[int, Role] = field(default_factory=dict)  # workers that change their role just now, to which
+
+
+@dataclass(slots=True)
+class Watcher:
+    """What is kept of a platform from one round to the next, beside the planner's own memory."""
+
+    config: PlannerConfig
+    step_model: StepModel
+    planner: Planner = field(default_factory=Planner)
+    samples: list[Sample] = field(default_factory=list)
+    since_s: dict[Mark, float] = field(default_factory=dict)
+    starts: StartTimes = field(default_factory=StartTimes)
+    last: Plan | None = None
+
+    def round(self, seen: Seen) -> Scene:
+        """Return what is planned for what there is now, and who is there; log it where it is something new."""
+        kept = [
+            each for each in self.samples if each.at_s >= seen.now_s - self.config.stable_s - self.config.interval_s
+        ]
+        self.samples = [*kept, Sample(seen.now_s, seen.routers)]
+        before, workers, pod_of = self.planner.memory, self._workers(seen), pods_of_workers(seen)
+        self.starts.look(seen.now_s, {pod_of.get(each.worker_id, str(each.worker_id)): each.state for each in workers})
+        made = self.planner(self._observed(seen, workers))
+        if not self.config.act:
+            self.planner.memory = _unheard(self.planner.memory, before)
+        if self.last is None or (made.sizes, made.roles, made.why) != (self.last.sizes, self.last.roles, self.last.why):
+            logger.info("%s: %s", made.sizes, "; ".join(f"[{each.why.value}] {each.words}" for each in made.reasons))
+        self.last = made
+        return Scene(made, workers, pod_of, seen.cluster)
+
+    def _observed(self, seen: Seen, workers: tuple[Worker, ...]) -> Observed:
+        pages = max((each.load.total_pages for each in seen.listed), default=0)
+        return Observed(
+            seen.now_s,
+            workers,
+            offered_by(self.samples, self.config.windows_s),
+            self.config.goal,
+            Capacity(self.step_model, pages * self.config.page_size or 1, num_gpus=self.config.tp),
+            self._limits(seen, workers),
+            attained=attained_by(self.samples, self.config.stable_s),
+            start_s=self.starts.usual_s(self.config.start_s),
+        )
+
+    def _limits(self, seen: Seen, workers: tuple[Worker, ...]) -> Limits:
+        """Allow no more workers of a role that no pool begins with than there are: nobody could start them."""
+        limits, roles = self.config.limits, {pool.role for pool in seen.cluster.pools}
+        if not roles:
+            return limits
+        most = limits.most or Sizes(MANY, MANY, MANY)
+        there = {role: sum(each.role is role for each in workers) for role in PLANNED_ROLES}
+        return replace(limits, most=Sizes(*(most.of(each) if each in roles else there[each] for each in PLANNED_ROLES)))
+
+    def _workers(self, seen: Seen) -> tuple[Worker, ...]:
+        found = [*self._members(seen), *_coming(seen)]
+        marks = {(each.worker_id, each.state, each.role): each for each in found}
+        self.since_s = {mark: self.since_s.get(mark, seen.now_s) for mark in marks}
+        return tuple(replace(each, since_s=self.since_s[mark]) for mark, each in marks.items())
+
+    def _members(self, seen: Seen) -> Iterable[Worker]:
+        """Yield those that bootstrap lists, in the state that whoever knows more of them says."""
+        pods = {each.name: each.state for each in seen.cluster.pods}
+        usual = statistics.fmean(seen.only_here_pages.values()) if seen.only_here_pages else 0.0
+        output_len = self._output_len()
+        for member in seen.listed:
+            if member.role not in WORKER_ROLES or State(member.state) not in _STATES:
+                continue
+            state = _state(_STATES[State(member.state)], pods.get(member.pod, WorkerState.STARTING))
+            role = seen.flipping.get(member.instance_id, WORKER_ROLES[member.role])
+            tokens = seen.only_here_pages.get(member.instance_id, usual) * self.config.page_size
+            held = self._held(member, output_len) if member.HasField("load") else None
+            yield Worker(member.instance_id, role, state, seen.now_s, held, only_here_tokens=tokens)
+
+    def _output_len(self) -> float:
+        counts = [each for each in self.samples[-1].routers.values() if each is not None]
+        finished = sum(each.finished for each in counts)
+        return sum(each.output_tokens for each in counts) / finished if finished else OUTPUT_LEN
+
+    def _held(self, member: Instance, output_len: float) -> Occupancy:
+        load = member.load
+        tokens = (load.total_pages - load.free_pages) * self.config.page_size
+        left = load.num_running * output_len / 2 + load.num_waiting * output_len
+        return Occupancy(load.num_running, load.num_waiting, computable_tokens(load), tokens, left)
+
+
+def _state(told: WorkerState, pod: WorkerState) -> WorkerState:
+    """Return the state of a worker by its own word and its pod's: one whose pod ends leaves, whatever it says."""
+    if pod is WorkerState.DRAINING or (told is WorkerState.STARTING and pod is WorkerState.FAILED):
+        return pod
+    return told
+
+
+def _coming(seen: Seen) -> Iterable[Worker]:
+    """Yield those that are no members: pods without a worker yet, and replicas without a pod."""
+    there = {each.pod for each in seen.listed}
+    for pod in seen.cluster.pods:
+        if pod.name not in there:
+            yield Worker(pod.pod_id, pod.role, pod.state, seen.now_s)
+    for pool in seen.cluster.pools:
+        for number in seen.cluster.missing(pool):
+            yield Worker(number, pool.role, WorkerState.PENDING, seen.now_s)
+
+
+def pods_of_workers(seen: Seen) -> Mapping[int, str]:
+    """Return the pod that each worker runs in, or is."""
+    there = {each.instance_id: each.pod for each in seen.listed if each.pod and each.role in WORKER_ROLES}
+    return there | {each.pod_id: each.name for each in seen.cluster.pods if each.name not in there.values()}
+
+
+def _unheard(memory: Memory, before: Memory) -> Memory:
+    """Return what a planner remembers whose plans nobody carries out: what it saw, not what it asked for."""
+    return replace(memory, asked=None, shrunk_s=before.shrunk_s, flipped_s=before.flipped_s)

@@ -1,0 +1,244 @@
+"""Asks the sources how requests go on, and drafts as much of it as pays: the `Drafter` of `schedule.running`. Pure.
+
+What a guess was worth is seen in the tokens that came, whether or not it was verified: so a request whose guesses don't
+pay is asked about still, at no cost but that of asking, and has drafts again as soon as they do. Asking costs time too:
+where that has not been worth it of late, twice as many tokens pass as before until the next time, up to what makes
+asking a small share of a step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Final, NamedTuple
+
+from diptych.engine.drafting.budget import Shares, share_out
+from diptych.engine.drafting.source import NO_GUESS, DraftSource, Guess
+from diptych.engine.drafting.step_costs import StepCosts
+from diptych.engine.drafting.survival import RequestSurvival, Survival
+from diptych.engine.values.core_report import DraftReport, SourceCounts
+from diptych.engine.values.request import Request
+from diptych.engine.values.step import Drafts, Step
+
+MAX_DRAFTS: Final = 15  # of a request: 16 rows of it
+IDLE_SHARE: Final = 0.01  # of a step's time is for asking about requests for which it has not paid of late
+WORTH_KEPT: Final = 0.8  # of what asking about a request was worth, with each time
+ASKING_KEPT: Final = 0.9  # of what is known of the time to ask, with each step
+NOBODY: Final = -1
+OFF: Final = "off"
+OF_TEXT: Final = ("suffix", "ngram")  # sources of which one is asked: the request's choice, or else the first
+
+
+@dataclass(slots=True)
+class _Drafted:
+    """What is known of one request."""
+
+    request: Request
+    sources: Sequence[int]  # that may guess, in the order in which they are asked
+    guess: Guess = NO_GUESS  # the newest
+    source: int = NOBODY  # whose it is
+    num_before: int = 0  # tokens of the request when it was made
+    num_ahead: int = 0  # of its tokens that a running step computed already
+    num_drafts: int = 0  # of those behind them that were verified
+    token_s: float = 0.0  # what a token took then, without drafts
+    survival: RequestSurvival = field(default_factory=RequestSurvival)
+    worth_s: float = 0.0  # what asking about it has saved of late, beyond the time that it took
+    wait: int = 1  # tokens from one time that it is asked about to the next
+    ask_at: int = 0  # with so many tokens it may be asked about again
+
+
+class _Rows(NamedTuple):
+    """How many rows a source has had, with no draft, one, two and so on."""
+
+    verified: list[int]
+    accepted: list[int]  # likewise, of drafts that came true
+
+    def add(self, num_verified: int, num_accepted: int) -> None:
+        self.verified[num_verified] += 1
+        self.accepted[num_accepted] += 1
+
+    def by_place(self, source: str) -> SourceCounts:
+        """Return how often a draft stood in each place: in all rows with as many or more."""
+        verified, accepted = (list(accumulate(reversed(rows[1:])))[::-1] for rows in self)
+        return SourceCounts(source, verified, accepted)
+
+
+class _Launched(NamedTuple):
+    """A step that runs."""
+
+    num_tokens: int  # that it computes for requests that go on; 0: it says nothing of what these cost
+    num_requests: int
+    began_s: float
+    asking_s: float  # of the time since then
+
+
+class SourceDrafter:
+    """Drafts by several sources, by name, of which the first that has a guess is believed."""
+
+    def __init__(
+        self,
+        sources: Mapping[str, DraftSource],
+        clock: Callable[[], float],
+        most_drafts: int,
+        max_drafts: int = MAX_DRAFTS,
+    ) -> None:
+        """A step has at most `most_drafts`, each request `max_drafts`. `clock` says what asking takes, in seconds."""
+        self._names = tuple(sources)
+        self._default = next((name for name in sources if name in OF_TEXT), "")
+        self._sources = tuple(sources.values())
+        self._survival = [Survival() for _ in self._sources]
+        self._rows = [_Rows([0] * (max_drafts + 1), [0] * (max_drafts + 1)) for _ in self._names]
+        self._clock = clock
+        self._most_drafts = most_drafts
+        self._max_drafts = max_drafts
+        self._costs = StepCosts()
+        self._drafted: dict[int, _Drafted] = {}  # by room
+        self._launched: deque[_Launched] = deque()
+        self._ended_s = -math.inf
+        self._asking_s = 0.0  # of one request, of late
+        self._newest_s = 0.0  # of the step that is planned
+        self._total_s = 0.0
+        self._saved_s = 0.0
+        self._num_asked = 0
+
+    # drafts
+
+    def propose(self, requests: Sequence[Request]) -> Drafts:
+        """See `Drafter.propose`."""
+        began_s = self._clock()
+        asked = [drafted for request in requests if (drafted := self._ask(request)) is not None]
+        if len(self._drafted) > len(requests):
+            self._forget()
+        chances = [self._chances(drafted) for drafted in asked]
+        shares = share_out(chances, len(requests), self._costs, self._most_drafts)
+        self._note_asked(asked, shares, len(requests), self._clock() - began_s)
+        pairs = zip(asked, shares.counts, strict=True)
+        return {each.request.room: each.guess.token_ids[: each.num_ahead + count] for each, count in pairs if count}
+
+    def _ask(self, request: Request) -> _Drafted | None:
+        """Return the request with its new guess, of which there may be none; None if it is not to be asked about."""
+        drafted = self._drafted.get(request.room)
+        if drafted is None or drafted.request is not request:
+            drafted = self._drafted[request.room] = _Drafted(request, self._sources_for(request))
+        if drafted.source != NOBODY:
+            self._settle(drafted)
+        if request.num_tokens < drafted.ask_at or not drafted.sources:
+            return None
+        num_ahead = request.computed_len + 1 - request.num_tokens
+        at_most = min(self._max_drafts + num_ahead, request.max_len - request.num_tokens - 1)
+        if at_most <= num_ahead:
+            return None
+        for at in drafted.sources:
+            guess = self._sources[at].guess(request, at_most)
+            if guess.token_ids:
+                drafted.guess, drafted.source = guess, at
+                drafted.num_before, drafted.num_ahead = request.num_tokens, num_ahead
+                break
+        return drafted
+
+    def _sources_for(self, request: Request) -> Sequence[int]:
+        """Return which sources may guess for a request: all but the texts' that it did not choose."""
+        chosen = request.hints.speculate
+        if chosen == OFF:
+            return ()
+        if chosen not in self._names:
+            chosen = self._default
+        return [at for at, name in enumerate(self._names) if name == chosen or name not in OF_TEXT]
+
+    def _chances(self, drafted: _Drafted) -> Sequence[float]:
+        if drafted.source == NOBODY:
+            return ()
+        said = drafted.guess.chances
+        return self._survival[drafted.source].of(said, drafted.survival.factor)[drafted.num_ahead :]
+
+    def _note_asked(self, asked: Sequence[_Drafted], shares: Shares, num_requests: int, took_s: float) -> None:
+        """Say when to ask again, by what this was worth."""
+        self._total_s += took_s
+        self._newest_s = took_s
+        if not asked:
+            return
+        self._num_asked += len(asked)
+        one_s = took_s / len(asked)
+        self._asking_s = ASKING_KEPT * self._asking_s + (1 - ASKING_KEPT) * one_s if self._asking_s else one_s
+        plain_s = self._costs.at(num_requests)
+        longest = math.ceil(num_requests * self._asking_s / (IDLE_SHARE * plain_s)) if plain_s else 1
+        gained = sum(shares.gains)
+        for drafted, gain in zip(asked, shares.gains, strict=True):
+            saved_s = shares.saved_s * gain / gained if gained else 0.0
+            drafted.worth_s = WORTH_KEPT * drafted.worth_s + saved_s - self._asking_s
+            drafted.wait = 1 if drafted.worth_s > 0 else min(2 * drafted.wait, max(1, longest))
+            drafted.ask_at = drafted.request.num_tokens + drafted.wait - 1
+            drafted.token_s = plain_s / num_requests
+
+    # what came of them
+
+    def _settle(self, drafted: _Drafted) -> None:
+        """Compare the newest guess with the tokens that came: those that were verified, and the one behind them."""
+        request, guess, before = drafted.request, drafted.guess, drafted.num_before
+        num_ahead = drafted.num_ahead if drafted.num_drafts else 0
+        num_compared = min(len(guess.token_ids), num_ahead + drafted.num_drafts + 1)
+        if request.num_tokens <= before:  # nothing came: it was retracted, or its step was given up
+            num_compared = 0
+        came = request.tokens[before : min(before + num_compared, request.num_tokens)].tolist()
+        if request.has_ended:
+            num_compared = len(came)
+        num_came = _num_equal(guess.token_ids, came)
+        if num_compared:
+            expected = self._survival[drafted.source].learn(guess.chances[:num_compared], num_came)
+            drafted.survival.learn(expected, num_came)
+            num_accepted = min(max(0, num_came - num_ahead), drafted.num_drafts)
+            self._rows[drafted.source].add(drafted.num_drafts, num_accepted)
+            self._saved_s += num_accepted * drafted.token_s
+        drafted.guess, drafted.source, drafted.num_drafts = NO_GUESS, NOBODY, 0
+
+    def _forget(self) -> None:
+        """Take leave of requests that have ended."""
+        for drafted in [each for each in self._drafted.values() if each.request.has_ended]:
+            if drafted.source != NOBODY:
+                self._settle(drafted)
+            del self._drafted[drafted.request.room]
+            for source in self._sources:
+                source.end(drafted.request)
+
+    # steps
+
+    def launched(self, step: Step, now_s: float) -> None:
+        """See `Drafter.launched`."""
+        num_requests = len(step.decodes)
+        drafts = step.drafts or {}
+        for room, token_ids in drafts.items():
+            self._drafted[room].num_drafts = len(token_ids)
+        num_tokens = 0 if step.chunks else num_requests + sum(map(len, drafts.values()))
+        self._launched.append(_Launched(num_tokens, num_requests, now_s, self._newest_s))
+
+    def committed(self, now_s: float) -> None:
+        """See `Drafter.committed`."""
+        step = self._launched.popleft()
+        is_behind = self._ended_s > step.began_s  # another step, which ran meanwhile
+        took_s = now_s - (self._ended_s if is_behind else step.began_s + step.asking_s)
+        self._ended_s = now_s
+        if step.num_tokens > step.num_requests:
+            self._saved_s -= max(0.0, took_s - self._costs.at(step.num_requests))
+        if step.num_tokens:
+            self._costs.learn(step.num_tokens, took_s)
+
+    def given_up(self) -> None:
+        """See `Drafter.given_up`."""
+        self._launched.pop()
+
+    def report(self) -> DraftReport:
+        """Say what has come of drafts since the start."""
+        held = sum(source.nbytes for source in self._sources)
+        counts = [rows.by_place(name) for name, rows in zip(self._names, self._rows, strict=True)]
+        return DraftReport(counts, self._num_asked, self._total_s, self._saved_s, held)
+
+
+def _num_equal(guessed: Sequence[int], came: Sequence[int]) -> int:
+    """Return how many of the first tokens are the same."""
+    for at, (one, other) in enumerate(zip(guessed, came, strict=False)):
+        if one != other:
+            return at
+    return min(len(guessed), len(came))

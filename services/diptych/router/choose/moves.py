@@ -1,0 +1,190 @@
+"""Which output should go on at another worker, because its own can't keep the time per token of those it makes. Pure.
+
+Rule: a worker that has been *late* for `WINDOWS` looks in a row, which is when a step of it takes longer than the
+tightest time per token of its outputs, gives one away, if another worker keeps all that it then has, with something to
+spare, and less is lost by that than is gained. Both are seconds, by the weights of those who wait.
+
+An output takes time from prompts where it goes, and gives some back where it was. Unless that is at least as much, all
+workers together must have twice the time that prompts take of late: else first tokens would pay for it.
+
+An output never goes to a worker where it was before. The worker that takes it must stay `MARGIN` below what its
+outputs allow, and one is late only above: so none goes to and fro.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from diptych.generation.slo import Slo
+from diptych.router.choose.policies.beside import share_of, step_s
+from diptych.router.choose.policies.policy import Candidates, Worker
+
+LOOK_S: Final = 0.25  # from one look to the next
+WINDOWS: Final = 3  # looks in a row
+MARGIN: Final = 0.9  # of the tightest time per token: the most that a step of the new worker may take
+GAIN: Final = 2.0  # what is gained must be so many times what is lost
+STEPS: Final = 2  # of either worker, that an output stands still for beside its transfer
+SHORTLIST: Final = 8  # of outputs, and of workers, that are looked at
+MAX_BUSY: Final = 0.5  # of the time that workers have for prompts: if an output takes of it, so much may be needed
+NEW_SHARE: Final = 0.1  # of a look, in the mean of those before: some 2 s
+
+
+@dataclass(frozen=True, slots=True)
+class RunningOutput:
+    """An output that is made now, and could move."""
+
+    worker_id: int
+    slo: Slo
+    num_tokens: int  # of its context
+    num_output_tokens: int
+    num_left_at_most: int
+    adapter: str = ""
+    been: frozenset[int] = frozenset()  # workers where it was, or was to go
+
+    def num_left(self, usual: float) -> float:
+        """Return how many tokens are to come: who has made more than usual makes as many again."""
+        return min(self.num_left_at_most, max(usual - self.num_output_tokens, self.num_output_tokens))
+
+
+class Choice(NamedTuple):
+    """An output, by its place among those that were asked about, and where it should go."""
+
+    place: int
+    target_id: int
+    gain_s: float
+    cost_s: float
+
+    @property
+    def words(self) -> str:
+        return f"its worker was late, and {self.gain_s:.2f} s are gained for {self.cost_s:.2f} s"
+
+
+class PromptTime(NamedTuple):
+    """What workers have of their time for prompts, and what prompts take of late. Both in workers."""
+
+    shares: Mapping[int, float]  # by worker that computes prompts
+    taken: float
+
+    def is_enough(self, worker: Worker, output: RunningOutput, target: Worker, num_left: float) -> bool:
+        """Whether enough is left when an output goes from a worker to another one."""
+        own_s, added = output.slo.tpot_s or math.inf, output.num_tokens + num_left / 2
+        after = {
+            worker.instance_id: share_of(worker, tightest_s(worker), -output.num_tokens),
+            target.instance_id: share_of(target, min(own_s, tightest_s(target)), added),
+        }
+        gained = sum(share - self.shares[key] for key, share in after.items() if key in self.shares)
+        return gained >= 0 or self.taken <= MAX_BUSY * (sum(self.shares.values()) + gained)
+
+
+class Moves:
+    """Says what should move, look by look."""
+
+    def __init__(self) -> None:
+        self._windows: Counter[int] = Counter()  # for which workers have been late
+        self._busy: dict[int, float] = {}  # of late, with prompts, by worker
+
+    def due(
+        self,
+        candidates: Candidates | None,
+        outputs: Callable[[], Mapping[int, RunningOutput]],
+        partners: Callable[[int, str], Collection[int]],
+        usual: float,
+    ) -> list[Choice]:
+        """Return one output at most of each worker that was late for long enough, and to each. None: nobody is there.
+
+        `outputs` by place, and `partners` of a worker for an adapter, are asked for where somebody is late. An output
+        has `usual` tokens.
+        """
+        late = self.late(candidates.workers.values()) if candidates else []
+        if candidates is not None:
+            self._note_prompts(candidates)
+        if not late or candidates is None:
+            return []
+        running, workers, time = outputs(), candidates.workers, self._prompt_time(candidates)
+        choices: dict[int, Choice] = {}  # by target
+        for key in late:
+            own = {place: output for place, output in running.items() if output.worker_id == key}
+            ids = set(candidates.partners.get(key, ())) - {key, *choices}
+            allowed = {adapter: partners(key, adapter) for adapter in {output.adapter for output in own.values()}}
+            choice = best_move(workers[key], own, {each: workers[each] for each in ids}, allowed, usual, time)
+            if choice is not None:
+                choices[choice.target_id] = choice
+        return list(choices.values())
+
+    def late(self, workers: Iterable[Worker]) -> list[int]:
+        """Look at workers; return who has been late for long enough."""
+        late = {worker.instance_id for worker in workers if step_s(worker) > tightest_s(worker)}
+        self._windows = Counter({key: self._windows[key] + 1 for key in late})
+        return sorted(key for key, count in self._windows.items() if count >= WINDOWS)
+
+    def _note_prompts(self, candidates: Candidates) -> None:
+        busy = {key: float(candidates.workers[key].load.num_queued > 0) for key in candidates.partners}
+        before = self._busy
+        self._busy = {key: now + (1 - NEW_SHARE) * (before.get(key, now) - now) for key, now in busy.items()}
+
+    def _prompt_time(self, candidates: Candidates) -> PromptTime:
+        workers = (candidates.workers[key] for key in candidates.partners)
+        shares = {worker.instance_id: share_of(worker, tightest_s(worker)) for worker in workers}
+        return PromptTime(shares, sum(self._busy[key] * share for key, share in shares.items()))
+
+
+def tightest_s(worker: Worker) -> float:
+    """Return the tightest time per token of a worker's outputs; infinite: nobody said one."""
+    return min((slo.tpot_s for slo, _ in worker.load.outputs if slo.tpot_s > 0), default=math.inf)
+
+
+def best_move(
+    worker: Worker,
+    outputs: Mapping[int, RunningOutput],
+    targets: Mapping[int, Worker],
+    allowed: Mapping[str, Collection[int]],
+    usual: float,
+    time: PromptTime,
+) -> Choice | None:
+    """Return which of a late worker's outputs gains most by going where; None if none does.
+
+    `outputs` are its own, by place, and `allowed` the targets by adapter; `usual` is how many tokens an output has.
+    """
+    longest = heapq.nlargest(SHORTLIST, outputs.items(), key=lambda item: item[1].num_tokens * item[1].num_left(usual))
+    emptiest = heapq.nsmallest(SHORTLIST, targets.values(), key=lambda each: (step_s(each), each.instance_id))
+    choices = [
+        choice
+        for place, output in longest
+        for target in emptiest
+        if target.instance_id in allowed.get(output.adapter, ()) and target.instance_id not in output.been
+        if time.is_enough(worker, output, target, output.num_left(usual))
+        for choice in _worth(place, output, worker, target, output.num_left(usual))
+    ]
+    return max(choices, key=lambda choice: choice.gain_s - GAIN * choice.cost_s, default=None)
+
+
+def _worth(place: int, output: RunningOutput, worker: Worker, target: Worker, num_left: float) -> Iterator[Choice]:
+    """Yield what a move comes to, if it is worth it."""
+    own_s = output.slo.tpot_s or math.inf
+    after_s = step_s(target, output.num_tokens + num_left / 2)
+    if after_s > MARGIN * min(own_s, tightest_s(target)) or not _has_memory(target, output, num_left):
+        return
+    before_s, relieved_s = step_s(worker), step_s(worker, -output.num_tokens)
+    relief = _late_s(worker, before_s) - _late_s(worker, relieved_s) + output.slo.weight * max(0.0, relieved_s - own_s)
+    sent_s = worker.load.tested_s(target.instance_id, output.num_tokens * worker.token_bytes)
+    still_s = sent_s + STEPS * (before_s + after_s)
+    choice = Choice(place, target.instance_id, relief * num_left, output.slo.weight * still_s)
+    if choice.gain_s > GAIN * choice.cost_s:
+        yield choice
+
+
+def _late_s(worker: Worker, pace_s: float) -> float:
+    """Return by how much each token of a worker's outputs comes later than it should, all together."""
+    outputs = worker.load.outputs
+    return sum(count * slo.weight * max(0.0, pace_s - slo.tpot_s) for slo, count in outputs if slo.tpot_s > 0)
+
+
+def _has_memory(target: Worker, output: RunningOutput, num_left: float) -> bool:
+    """Whether the output and those that are there will have pages, as far as is known."""
+    load = target.load
+    return load.has_credit and load.free_tokens >= output.num_tokens + num_left * (1 + load.num_outputs / 2)

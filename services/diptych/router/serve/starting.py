@@ -1,0 +1,76 @@
+"""Starts attempts: the legs that workers get of a request, by a pair, or to bring it from one worker to another."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+
+from diptych.common.members.roles import LegKind
+from diptych.generation.codec import content_to_wire, leg_to_wire, params_to_wire
+from diptych.router.choose.explain import Selection
+from diptych.router.serve.attempt import Attempt, legs_of
+from diptych.router.serve.moving import PATIENCE_S, Move
+from diptych.router.values.progress import Progress
+from diptych.router.workers.fleet import Fleet
+from diptych.tokens.packed_tokens import pack
+from diptych.v1.worker_pb2 import StartLeg
+
+
+def start_attempt(fleet: Fleet, progress: Progress, selection: Selection, now_s: float) -> Attempt:
+    """Send the legs of the next attempt; their prompt is serialised once."""
+    leg = _start_leg(progress, now_s)
+    leg.compat = fleet.session(selection.pair.prefill_id).worker.record.compat
+    parts = legs_of(selection.pair, leg).items()
+    legs = {kind: (fleet.session(instance_id), each) for kind, (instance_id, each) in parts}
+    return Attempt(leg.room, legs, _prompt(progress, progress.output_ids), selection.work, progress.wait_budget)
+
+
+def start_move(fleet: Fleet, old: Attempt, progress: Progress, selection: Selection) -> Move[Attempt]:
+    """Ask the worker that makes the output to hand it to the other one of a pair."""
+    source, target = (fleet.session(each) for each in (selection.pair.prefill_id, selection.pair.decode_id))
+    asking = StartLeg(room=_new_room(), moves_room=old.room, peer_instance_id=target.instance_id)
+    new = Attempt(asking.room, {LegKind.PREFILL: (source, asking)}, b"", selection.work, progress.wait_budget)
+
+    def begin(unread: Sequence[int]) -> None:
+        if not target.is_open:
+            move.cancel()
+            return
+        known = [*progress.output_ids, *unread][:-1]
+        leg = _start_leg(progress, time.monotonic(), len(known))
+        leg.room, leg.peer_instance_id = new.room, source.instance_id
+        leg.compat = source.worker.record.compat
+        new.start_leg(LegKind.DECODE, target, leg, _prompt(progress, known), selection.work)
+
+    move = Move(old, new, begin)
+    for attempt in (old, new):
+        attempt.watch(move.look)
+    asyncio.get_running_loop().call_later(PATIENCE_S, move.cancel)
+    return move
+
+
+def _start_leg(progress: Progress, now_s: float, num_known: int | None = None) -> StartLeg:
+    """Return what legs have in common that go on behind so many output tokens; None: behind all."""
+    client, count = progress.request.client, len(progress.output_ids) if num_known is None else num_known
+    leg = leg_to_wire(client.account, client.hints, client.life, client.tier.slo, now_s)
+    leg.room = _new_room()
+    leg.sampling.CopyFrom(params_to_wire(progress.params_after(count)))
+    leg.num_prior_output_tokens = count
+    return leg
+
+
+def _new_room() -> int:
+    return random.getrandbits(64) or 1
+
+
+def _prompt(progress: Progress, output_ids: Sequence[int]) -> bytes:
+    """The fields of a leg that both legs have in common, and that may be long."""
+    prompt, text = progress.request.prompt, progress.request.prompt.text
+    return StartLeg(
+        prompt_text=text.utf8 if text else b"",  # type: ignore[arg-type]  # protobuf takes UTF-8 as it is
+        add_special_tokens=text is not None and text.add_special_tokens,
+        prompt_tokens=pack(prompt.ids),
+        prompt_token_ids=output_ids,
+        contents=map(content_to_wire, prompt.contents),
+    ).SerializeToString()

@@ -1,0 +1,199 @@
+"""What `diptych planner` makes of what it reads: plans, said once."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from diptych.cli.planning.config import PlannerConfig, sizes_of
+from diptych.cli.planning.watcher import Seen, Watcher
+from diptych.common.errors import ConfigError
+from diptych.common.members.roles import Role as Served
+from diptych.engine.values.step_model import H200_LLAMA_8B
+from diptych.planner.counters import Counts
+from diptych.planner.pools.cluster import Cluster, Pool, WorkerPod
+from diptych.planner.values import Sizes, Why, WorkerState
+from diptych.v1.bootstrap_pb2 import (
+    INSTANCE_STATE_DRAINING,
+    INSTANCE_STATE_READY,
+    INSTANCE_STATE_STARTING,
+    ROLE_DECODE,
+    ROLE_PREFILL,
+    ROLE_UNIFIED,
+    Instance,
+    InstanceState,
+    Role,
+    WorkerLoad,
+)
+
+CONFIG = PlannerConfig(gpus=8, least=("unified=1",))
+UNIFIED = ("unified", "default")
+
+
+def worker(
+    number: int,
+    role: Role = ROLE_UNIFIED,
+    state: InstanceState = INSTANCE_STATE_READY,
+    num_running: int = 0,
+    pod: str = "",
+) -> Instance:
+    load = WorkerLoad(num_running=num_running, total_pages=50_000, free_pages=50_000)
+    return Instance(instance_id=number, role=role, state=state, load=load, pod=pod)
+
+
+def seen(now_s: float, listed: list[Instance], counts: Counts | None = Counts(), **more: Any) -> Seen:  # noqa: B008
+    return Seen(now_s, tuple(listed), {"router:1": counts}, **more)
+
+
+def load(number: int, rate: float, prompt: int) -> Counts:
+    """What a router has counted after so many rounds."""
+    came = number * 15 * rate
+    return Counts(came, came, came * prompt, 0, came * 100, 2, came)
+
+
+def test_a_load_that_is_too_much_is_seen_planned_for_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    watcher = Watcher(CONFIG, H200_LLAMA_8B)
+    with caplog.at_level(logging.INFO):
+        for number in range(5):
+            plan = watcher.round(seen(1000.0 + 15 * number, [worker(1)], load(number, 6.0, 8000))).plan
+    assert plan.sizes.total > 1
+    assert Why.GROWS in plan.why
+    told = [each.message for each in caplog.records]
+    assert len(told) == len(set(told)) <= 3
+
+
+def test_missing_routers_and_loads_are_said() -> None:
+    watcher = Watcher(CONFIG, H200_LLAMA_8B)
+    silent = Instance(instance_id=2, role=ROLE_UNIFIED, state=INSTANCE_STATE_READY)
+    plan = watcher.round(seen(0.0, [worker(1), silent], None)).plan
+    assert plan.sizes == Sizes(both=2)
+    assert plan.why == {Why.LOAD_UNKNOWN}
+    unsaid = Watcher(replace(CONFIG, gpus=0), H200_LLAMA_8B)
+    assert Why.BUDGET_UNKNOWN in unsaid.round(Seen(0.0, (worker(1),), {})).plan.why
+
+
+def test_roles_and_states_are_those_of_the_members() -> None:
+    watcher = Watcher(CONFIG, H200_LLAMA_8B)
+    there = [worker(1, ROLE_PREFILL), worker(2, ROLE_DECODE, num_running=3), worker(3, state=INSTANCE_STATE_DRAINING)]
+    for now_s in (0.0, 15.0):
+        scene = watcher.round(seen(now_s, there))
+    assert {each.worker_id: each.since_s for each in scene.workers} == {1: 0.0, 2: 0.0, 3: 0.0}
+    turned = watcher.round(seen(30.0, there, flipping={1: Served.DECODE}))
+    assert [each.role for each in turned.workers] == [Served.DECODE, Served.DECODE, Served.UNIFIED]
+
+
+def test_a_plan_that_nobody_carries_out_stays_the_same() -> None:
+    watcher, sizes = Watcher(CONFIG, H200_LLAMA_8B), []
+    for number in range(40):
+        listed = [worker(each) for each in range(1, 7)]
+        plan = watcher.round(seen(1000.0 + 15 * number, listed, load(number, 0.5, 2000))).plan
+        sizes.append(plan.sizes.total)
+    assert len(set(sizes[25:])) == 1
+    assert sizes[-1] < 6
+    assert Why.CHANGED_BY_OTHERS not in plan.why
+
+
+def test_who_goes_has_least_that_nobody_else_has_and_who_is_not_known_is_taken_for_the_mean() -> None:
+    watcher = Watcher(CONFIG, H200_LLAMA_8B)
+    listed, known = [worker(each) for each in (1, 2, 3, 4)], {1: 900, 2: 100, 3: 500}
+    for number in range(40):
+        scene = watcher.round(seen(1000.0 + 15 * number, listed, load(number, 0.1, 2000), only_here_pages=known))
+    assert {each.worker_id: each.only_here_tokens for each in scene.workers} == {1: 14400, 2: 1600, 3: 8000, 4: 8000}
+    assert scene.plan.leaving == (2,)
+
+
+def test_a_goal_that_is_missed_although_it_should_be_kept_is_noticed() -> None:
+    watcher = Watcher(CONFIG, H200_LLAMA_8B)
+    whys: set[Why] = set()
+    for number in range(25):
+        counts = load(number, 2.0, 500)
+        plan = watcher.round(seen(1000.0 + 15 * number, [worker(1)], counts._replace(within=counts.ended / 2))).plan
+        whys |= plan.why
+    assert Why.MISSED in whys
+
+
+def test_pods_that_are_no_members_yet_and_replicas_without_a_pod_are_workers_that_come() -> None:
+    pods = (
+        WorkerPod("a", 11, UNIFIED, Served.UNIFIED, WorkerState.STARTING, 3),
+        WorkerPod("b", 12, UNIFIED, Served.UNIFIED, WorkerState.PENDING, 0),
+        WorkerPod("c", 13, UNIFIED, Served.UNIFIED, WorkerState.DRAINING, 3),
+        WorkerPod("d", 14, UNIFIED, Served.UNIFIED, WorkerState.FAILED, 2),
+    )
+    cluster = Cluster(pods, (Pool("x", UNIFIED, Served.UNIFIED, 4, "1"),))
+    listed = [worker(1, pod="a"), worker(3, pod="c"), worker(4, state=INSTANCE_STATE_STARTING, pod="d")]
+    scene = Watcher(CONFIG, H200_LLAMA_8B).round(seen(0.0, listed, cluster=cluster))
+    states = {each.worker_id: each.state for each in scene.workers}
+    (missing,) = cluster.missing(cluster.pools[0])
+    assert states == {
+        1: WorkerState.READY,
+        3: WorkerState.DRAINING,
+        4: WorkerState.FAILED,
+        12: WorkerState.PENDING,
+        missing: WorkerState.PENDING,
+    }
+    assert scene.pod_of == {1: "a", 3: "c", 4: "d", 12: "b"}
+
+
+def test_a_pod_that_stays_pending_is_given_up_and_no_more_are_asked_for() -> None:
+    pods = (WorkerPod("b", 12, UNIFIED, Served.UNIFIED, WorkerState.PENDING, 0),)
+    cluster = Cluster(pods, (Pool("x", UNIFIED, Served.UNIFIED, 1, "1"),))
+    watcher = Watcher(CONFIG, H200_LLAMA_8B)
+    for number in range(12):
+        plan = watcher.round(seen(15.0 * number, [worker(1)], load(number, 6.0, 8000), cluster=cluster)).plan
+    assert {Why.STUCK, Why.BACKS_OFF} <= plan.why
+    assert plan.leaving == (12,)
+    assert plan.sizes == Sizes(both=1)
+
+
+def test_workers_of_a_role_without_a_pool_are_not_planned() -> None:
+    pools = [Pool(each, (each, ""), Served(each), 1, "1") for each in ("prefill", "decode")]
+    pods = [WorkerPod(each.name, n, each.key, each.role, WorkerState.STARTING, 3) for n, each in enumerate(pools)]
+    listed = [worker(1, ROLE_PREFILL, pod="prefill"), worker(2, ROLE_DECODE, pod="decode")]
+    config = replace(CONFIG, least=(), most=("prefill=1", "decode=1"))
+    sizes = []
+    for cluster in (Cluster(), Cluster(tuple(pods), tuple(pools))):
+        watcher = Watcher(config, H200_LLAMA_8B)
+        for number in range(5):
+            plan = watcher.round(seen(15.0 * number, listed, load(number, 6.0, 8000), cluster=cluster)).plan
+        sizes.append(plan.sizes)
+    assert sizes[0].both > 0
+    assert sizes[1] == Sizes(1, 1, 0)
+
+
+def test_a_start_is_as_long_as_those_that_were_seen() -> None:
+    watcher = Watcher(CONFIG, H200_LLAMA_8B)
+    pool = Pool("x", UNIFIED, Served.UNIFIED, 2, "1")
+    for now_s, listed in ((0.0, 1), (15.0, 2), (135.0, 2)):
+        state = WorkerState.PENDING if now_s == 15.0 else WorkerState.STARTING
+        states = [WorkerState.STARTING, state][:listed]
+        pods = [WorkerPod("ab"[n], 11 + n, UNIFIED, Served.UNIFIED, each, 3) for n, each in enumerate(states)]
+        members = [worker(1, pod="a"), *([worker(2, pod="b")] if now_s > 15.0 else [])]
+        watcher.round(seen(now_s, members, cluster=Cluster(tuple(pods), (pool,))))
+    assert watcher.starts.usual_s(60.0) == 120.0
+
+
+def test_floors_are_read() -> None:
+    assert sizes_of(["prefill=1", "decode=2"], "--least", 0) == Sizes(1, 2, 0)
+    for text in ("both=1", "prefill", "decode=-1"):
+        with pytest.raises(ConfigError, match="none of prefill=N"):
+            sizes_of([text], "--least", 0)
+    assert replace(CONFIG, most=("decode=3",)).limits.most == Sizes(1 << 20, 3, 1 << 20)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"gpus": -1}, {"interval_s": 60.0}, {"ttft_slo_ms": -5.0}, {"metrics_port": 99_999}, {"most": ("both=1",)}],
+)
+def test_options_that_cannot_be_are_refused(value: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="--" + next(iter(value)).replace("_", "-")):
+        replace(CONFIG, **value).validate()
+
+
+def test_who_acts_must_know_whom_to_scale_and_how_far() -> None:
+    for config in (replace(CONFIG, act=True), replace(CONFIG, act=True, selector="a=b", gpus=0)):
+        with pytest.raises(ConfigError, match="--act needs --selector"):
+            config.validate()
+    replace(CONFIG, act=True, selector="a=b").validate()

@@ -1,0 +1,222 @@
+"""Which output moves, and where: tables of workers and outputs."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from diptych.generation.slo import Slo
+from diptych.router.choose.moves import (
+    GAIN,
+    MARGIN,
+    WINDOWS,
+    Choice,
+    Moves,
+    PromptTime,
+    RunningOutput,
+    best_move,
+    tightest_s,
+)
+from diptych.router.choose.policies.beside import share_of, step_s
+from diptych.router.choose.policies.policy import Candidates, Worker
+from diptych.router.workers.worker_view import WorkerLoad
+
+OLD, NEW, OTHER = 1, 2, 3
+SLO = Slo(ttft_s=1.0, tpot_s=0.03)
+STEP_S, TOKEN_S = 0.01, 1e-6  # of a worker: 20,000 tokens of context fit into 30 ms
+LONG = RunningOutput(OLD, SLO, num_tokens=8000, num_output_tokens=200, num_left_at_most=1000)
+USUAL = 400.0
+
+
+def worker(key: int, context: int, *outputs: tuple[Slo, int], **load: Any) -> Worker:
+    told = WorkerLoad(
+        num_requests=sum(count for _, count in outputs),
+        queued_tokens=0,
+        free_tokens=load.pop("free_tokens", 1_000_000),
+        output_tokens=context,
+        num_outputs=sum(count for _, count in outputs),
+        output_step_s=STEP_S,
+        context_token_s=TOKEN_S,
+        outputs=outputs,
+        link_speeds=load.pop("link_speeds", {NEW: 1e10, OTHER: 1e10}),
+        **load,
+    )
+    return Worker(key, told, token_bytes=100_000)
+
+
+LATE = worker(OLD, 32_000, (SLO, 4))
+FREE = worker(NEW, 0)
+IDLE = PromptTime({}, 0.0)  # nobody computes prompts
+
+
+def choice(
+    *targets: Worker,
+    late: Worker = LATE,
+    allowed: Any = None,
+    time: PromptTime = IDLE,
+    **outputs: RunningOutput,
+) -> Choice | None:
+    found = dict(enumerate(outputs.values())) or {0: LONG}
+    may = {"": {each.instance_id for each in targets}} if allowed is None else allowed
+    return best_move(late, found, {each.instance_id: each for each in targets}, may, USUAL, time)
+
+
+def test_a_worker_is_late_when_a_step_takes_longer_than_its_tightest_output_allows() -> None:
+    tight = SLO._replace(tpot_s=0.02)
+    assert tightest_s(worker(OLD, 0, (SLO, 1), (tight, 1), (Slo(), 5))) == 0.02
+    assert tightest_s(worker(OLD, 0, (Slo(), 5))) == float("inf")
+
+
+def test_only_who_is_late_for_some_looks_in_a_row_gives_an_output_away() -> None:
+    moves = Moves()
+    for number in range(1, WINDOWS + 3):
+        assert moves.late([LATE, FREE]) == ([OLD] if number >= WINDOWS else [])
+    assert moves.late([FREE]) == []
+    assert moves.late([LATE]) == [], "it counts anew"
+
+
+def test_late_workers_give_away_one_at_a_time() -> None:
+    workers = {OLD: LATE, NEW: FREE, OTHER: replace(LATE, instance_id=OTHER)}
+    candidates = Candidates(workers, {key: tuple(workers) for key in workers})
+    outputs = {5: LONG, 7: replace(LONG, worker_id=OTHER), 8: replace(LONG, worker_id=OTHER)}
+    moves = Moves()
+    for _ in range(WINDOWS - 1):
+        assert moves.due(candidates, lambda: outputs, lambda key, adapter: workers, USUAL) == []
+    found = moves.due(candidates, lambda: outputs, lambda key, adapter: workers, USUAL)
+    assert [(each.place, each.target_id) for each in found] == [(5, NEW)], "who takes one is not asked twice at once"
+    assert moves.due(None, lambda: outputs, lambda key, adapter: workers, USUAL) == []
+
+
+def test_an_output_goes_to_the_worker_that_keeps_all_it_then_has() -> None:
+    busy = worker(OTHER, 15_000, (SLO, 4))
+    found = choice(busy, FREE)
+    assert found is not None
+    assert found.target_id == NEW
+    assert choice(busy) is None, "its step would take 33 ms"
+    assert choice(worker(NEW, 0, (SLO._replace(tpot_s=0.015), 1))) is None, "an output there has 15 ms only"
+
+
+def test_the_new_worker_has_something_to_spare_afterwards() -> None:
+    """So it is not late at once, and nothing goes to and fro."""
+    fits = (MARGIN * SLO.tpot_s - STEP_S) / TOKEN_S - LONG.num_tokens - LONG.num_left(USUAL) / 2
+    assert choice(worker(NEW, int(fits) - 1, (SLO, 1))) is not None
+    assert choice(worker(NEW, int(fits) + 1, (SLO, 1))) is None
+
+
+def test_it_never_returns_to_where_it_was() -> None:
+    assert choice(FREE, one=replace(LONG, been=frozenset({NEW}))) is None
+
+
+def test_an_adapter_must_be_there() -> None:
+    tuned = replace(LONG, adapter="tuned")
+    assert choice(FREE, one=tuned, allowed={"": {NEW}, "tuned": set()}) is None
+    assert choice(FREE, one=tuned, allowed={"": set(), "tuned": {NEW}}) is not None
+
+
+def test_there_must_be_memory_for_it_and_for_what_grows() -> None:
+    assert choice(worker(NEW, 0, free_tokens=8100)) is None
+    assert choice(worker(NEW, 0, has_credit=False)) is None
+
+
+def test_the_output_that_relieves_most_for_longest_moves() -> None:
+    short = replace(LONG, num_tokens=500)
+    found = choice(FREE, short=short, long=LONG, ending=replace(LONG, num_left_at_most=3))
+    assert found is not None
+    assert found.place == 1
+
+
+@pytest.mark.parametrize("num_left", [1000, 2])
+def test_a_move_must_be_worth_what_it_costs(num_left: int) -> None:
+    """Behind the last tokens it would stand still for longer than they are late."""
+    assert (choice(FREE, one=replace(LONG, num_left_at_most=num_left)) is not None) == (num_left > 2)
+
+
+def test_a_slow_link_makes_it_dear() -> None:
+    slow = worker(OLD, 32_000, (SLO, 4), link_speeds={NEW: 1e8})  # 8 s for 800 MB
+    assert choice(FREE, late=slow) is None
+
+
+@pytest.mark.parametrize("busy", [0.0, 0.2, 0.4, 0.8])
+def test_prompts_keep_twice_the_time_that_they_take(busy: float) -> None:
+    """The new worker had all of its time for prompts, and would have 40 % of it."""
+    shares = {OLD: share_of(LATE, SLO.tpot_s), NEW: 1.0}
+    after = share_of(FREE, SLO.tpot_s, LONG.num_tokens + LONG.num_left(USUAL) / 2)
+    assert 0.3 < after < 0.45
+    found = choice(FREE, time=PromptTime(shares, busy))
+    assert (found is not None) == (busy <= (after + 0.02) / 2)
+    assert choice(FREE, time=PromptTime({OLD: shares[OLD]}, busy)) is not None, "it computes no prompts"
+
+
+def test_an_output_may_go_where_prompts_had_no_time_before() -> None:
+    giver = worker(OLD, 24_000, (SLO, 4))  # which has 20 % for prompts without it
+    taker = worker(NEW, 8_000, (SLO, 1))
+    shares = {OLD: share_of(giver, SLO.tpot_s), NEW: 0.1}
+    assert choice(taker, late=giver, time=PromptTime(shares, 0.1)) is not None
+    assert choice(taker, late=giver, time=PromptTime({**shares, NEW: 0.9}, 0.9)) is None
+
+
+def test_what_prompts_take_is_seen_look_by_look() -> None:
+    busy = worker(NEW, 0, num_queued=1)
+    candidates = Candidates({OLD: LATE, NEW: busy}, {OLD: (OLD, NEW), NEW: (OLD, NEW)})
+    idle = replace(candidates, workers={OLD: LATE, NEW: FREE})
+    moves = Moves()
+    for _ in range(40):
+        assert moves.due(candidates, lambda: {0: LONG}, lambda key, adapter: {NEW}, USUAL) == []
+    assert moves.due(idle, lambda: {0: LONG}, lambda key, adapter: {NEW}, USUAL) == [], "it was busy until now"
+    for _ in range(40):
+        found = moves.due(idle, lambda: {0: LONG}, lambda key, adapter: {NEW}, USUAL)
+    assert [each.target_id for each in found] == [NEW]
+
+
+def test_what_is_told_adds_up() -> None:
+    found = choice(FREE)
+    assert found is not None
+    late_s, after_s = 0.042 - 0.030, 0.034 - 0.030
+    left = LONG.num_left(USUAL)
+    assert found.gain_s == pytest.approx((4 * late_s - 3 * after_s) * left)
+    assert found.cost_s == pytest.approx(0.08 + 2 * (0.042 + STEP_S + (8000 + left / 2) * TOKEN_S))
+    assert found.words.startswith("its worker was late, and ")
+
+
+def test_random_fleets_come_to_rest_and_every_move_helps() -> None:
+    """Moves are made as they are found: all together fewer tokens are late behind each, and there is an end."""
+    for seed in range(60):
+        rng = random.Random(seed)
+        outputs = {
+            place: RunningOutput(rng.randrange(4), SLO, rng.randrange(200, 9000), 300, 800) for place in range(24)
+        }
+        num_moves = 0
+        while True:
+            workers = {key: fleet_worker(key, outputs) for key in range(4)}
+            late = [each for each in workers.values() if step_s(each) > tightest_s(each)]
+            found = next((found for each in late if (found := _first(each, outputs, workers))), None)
+            if found is None:
+                break
+            assert found.gain_s > GAIN * found.cost_s
+            moved = outputs[found.place]
+            before = total_late(workers)
+            outputs[found.place] = replace(
+                moved, worker_id=found.target_id, been=moved.been | {moved.worker_id, found.target_id}
+            )
+            assert total_late({key: fleet_worker(key, outputs) for key in range(4)}) < before
+            num_moves += 1
+            assert num_moves <= len(outputs)
+
+
+def fleet_worker(key: int, outputs: dict[int, RunningOutput]) -> Worker:
+    own = [output for output in outputs.values() if output.worker_id == key]
+    speeds = {"link_speeds": dict.fromkeys(range(4), 1e10)}
+    return worker(key, sum(output.num_tokens for output in own), *([(SLO, len(own))] if own else []), **speeds)
+
+
+def _first(late: Worker, outputs: dict[int, RunningOutput], workers: dict[int, Worker]) -> Choice | None:
+    own = {place: output for place, output in outputs.items() if output.worker_id == late.instance_id}
+    targets = {key: each for key, each in workers.items() if key != late.instance_id}
+    return best_move(late, own, targets, {"": set(targets)}, USUAL, IDLE)
+
+
+def total_late(workers: dict[int, Worker]) -> float:
+    return sum(each.load.num_outputs * max(0.0, step_s(each) - SLO.tpot_s) for each in workers.values())

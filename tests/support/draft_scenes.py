@@ -1,0 +1,158 @@
+"""Serves requests of every kind by a tiny model, with drafts and without, in scenes that differ in all else."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+from typing import Any, Final
+
+import torch
+from every_kind import Answer, Scripted, params_of, prompt_of, replayed
+from stepped_engine import PAGE, Engine
+from thread_ranks import Meeting, ThreadCommunicator
+
+from diptych.checkpoints.source import ModelSource
+from diptych.engine.cache.host_pages import HostPages
+from diptych.engine.cache.host_tier import HostTier
+from diptych.engine.runner.kv_pool import kv_bytes
+from diptych.engine.runner.model_part import ModelPart
+from diptych.engine.runner.model_runner import ModelRunner
+from diptych.engine.tensor_parallel.rank_log import step_from_wire, step_to_wire
+from diptych.engine.values.batch import ForwardBatch, ForwardMode, SamplingBatch, WaitForResult
+from diptych.grammars.compiler import Compiler
+from diptych.tokens.tokenizer import Tokenizer
+from diptych.v1 import rank_pb2
+
+NewEngine = Callable[..., Engine]
+ROOMS: Final = range(1, 51)
+NUM_PAGES: Final = 256
+FEW_PAGES: Final = 22  # too few for all that are admitted
+
+
+class Rows:
+    """A runner that counts its rows of several tokens."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self.num_rows = 0
+
+    def logits(self, batch: ForwardBatch) -> Any:
+        self.num_rows += int((batch.num_sampled > 1).sum())
+        assert batch.mode is not ForwardMode.EXTEND or (batch.num_sampled <= 1).all()
+        return self._runner.logits(batch)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    def execute(self, batch: Any, sampling: Any) -> Any:
+        return self.sample(batch, self.logits(batch), sampling)()
+
+
+OpenRunner = Callable[[ModelSource, torch.Tensor], Any]
+
+
+def one_rank(source: ModelSource, kv: torch.Tensor) -> ModelRunner:
+    return ModelRunner(source, kv, dtype="float32", attention_backend="cpu", max_loras=2)
+
+
+class TwoRanks:
+    """Two runners, each with a part of the model; the other one's thread takes steps from their log's entries."""
+
+    def __init__(self, source: ModelSource, kv: torch.Tensor) -> None:
+        meeting = Meeting(2)
+        self._entries: SimpleQueue[bytes | None] = SimpleQueue()
+        with ThreadPoolExecutor(2) as pool:
+            ranks = [ThreadCommunicator(rank, meeting) for rank in range(2)]
+            self._lead, other = pool.map(lambda rank: part_of(source, kv.shape, rank), ranks)
+        self._thread = threading.Thread(target=self._follow, args=(other,), daemon=True)
+        self._thread.start()
+
+    def _follow(self, runner: ModelRunner) -> None:
+        while (entry := self._entries.get()) is not None:
+            runner.logits(step_from_wire(rank_pb2.Step.FromString(entry)))
+
+    def logits(self, batch: ForwardBatch) -> Any:
+        self._entries.put(step_to_wire(batch).SerializeToString())
+        return self._lead.logits(batch)
+
+    def sample(self, batch: ForwardBatch, logits: Any, sampling: SamplingBatch) -> WaitForResult:
+        return self._lead.sample(batch, logits, sampling)
+
+    def close(self) -> None:
+        self._entries.put(None)
+        self._thread.join()
+
+
+def part_of(source: ModelSource, shape: Sequence[int], rank: ThreadCommunicator) -> ModelRunner:
+    config = ModelPart.of(source, rank).config
+    layout = ModelRunner.pool_layout(config, num_pages=shape[0], page_size=PAGE, dtype="float32")
+    kv = torch.full(layout.shape, torch.nan)
+    return ModelRunner(source, kv, dtype="float32", attention_backend="cpu", communicator=rank)
+
+
+class Serving:
+    """Serves the requests of `ROOMS` by a tiny model, on engines made alike but for the drafter."""
+
+    def __init__(self, new_engine: NewEngine, source: ModelSource, tokenizer: Tokenizer) -> None:
+        self._new_engine = new_engine
+        self.source = source
+        self._compiler = Compiler(tokenizer, source.config.vocab_size, [0])
+        self.num_rows = self.num_retractions = 0
+
+    def answers(
+        self,
+        drafts: Mapping[int, Sequence[int]],
+        *,
+        num_pages: int = NUM_PAGES,
+        overlap: bool = False,
+        prepare: Callable[[ModelRunner], None] = lambda runner: None,
+        fields: Callable[[int], dict[str, Any]] = lambda room: {},
+        num_slots: int = 0,
+        said: Mapping[int, Sequence[int]] = {},
+        open_runner: OpenRunner = one_rank,
+    ) -> dict[int, Answer]:
+        """`said` by earlier attempts: what is answered goes on behind it."""
+        layout = ModelRunner.pool_layout(self.source.config, num_pages=num_pages, page_size=PAGE, dtype="float32")
+        kv = torch.full(layout.shape, torch.nan)
+        runner = open_runner(self.source, kv)
+        prepare(runner)
+        copier = HostPages(kv_bytes(kv), layout.page_nbytes, num_slots)
+        rows, drafter = Rows(runner), Scripted(drafts)
+        engine = self._new_engine(
+            drafter=drafter,
+            overlap=overlap,
+            runner=rows,
+            vocab_size=self.source.config.vocab_size,
+            num_pages=num_pages,
+            compiler=self._compiler,
+            tiers=lambda _: [HostTier(num_slots, copier)] if num_slots else [],
+        )
+        if num_pages < NUM_PAGES:
+            engine.expect_short_outputs()
+        for room in said or ROOMS:
+            if num_pages < NUM_PAGES and room % 16 == 0:
+                engine.run()
+                engine.expect_short_outputs()
+            tokens = said.get(room, ())
+            params = replayed(params_of(room), len(tokens))
+            engine.start_with(
+                room, [*prompt_of(room), *tokens], params, num_prior_output_tokens=len(tokens), **fields(room)
+            )
+            if num_pages == NUM_PAGES:
+                engine.step(check=False)  # else they come all at once
+        engine.run()
+        self.num_rows, self.num_early = rows.num_rows, drafter.num_early
+        self.num_retractions = engine.core.report().counts.retractions
+        self.num_restored = engine.cache.num_restored
+        return {room: Answer.of(engine.outputs[room]) for room in said or ROOMS}
+
+    def compare(self, **scene: Any) -> dict[int, Answer]:
+        """Check that the answers are those of plain steps; return them."""
+        plain = self.answers({}, **scene)
+        assert self.num_rows == 0
+        drafted = self.answers({room: answer.token_ids for room, answer in plain.items()}, **scene)
+        assert drafted == plain
+        assert self.num_rows > 100
+        return plain
