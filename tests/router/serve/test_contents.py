@@ -18,8 +18,8 @@ from diptych.generation.sampling_params import SamplingParams
 from diptych.generation.segments import ContentSegment, prompt_keys
 from diptych.router.choose.cached_prefixes import ApproximateIndex, CachedPrefixes
 from diptych.router.choose.prefix_index import PrefixIndex
-from diptych.router.serve.execution import start_attempt
 from diptych.router.serve.selection import look_up, measure
+from diptych.router.serve.starting import start_attempt
 from diptych.router.values.progress import Progress, RetryLimits
 from diptych.router.values.request import ClientRequest, GenerationRequest, Tokenized
 from diptych.router.workers.legs import Work
