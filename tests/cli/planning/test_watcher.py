@@ -242,7 +242,7 @@ def test_requests_of_which_none_finishes_are_as_long_as_those_that_did() -> None
         plan = watcher.round(seen(15.0 * number, [worker(1)], counts)).plan
         assert Why.LOAD_UNKNOWN not in plan.why or not number
         wanted.append(plan.sizes)
-    assert wanted[-1] == wanted[40]
+    assert wanted[-1].total >= wanted[40].total  # more, if anything: they are missed
     assert watcher.lens == Lens(8000.0, 0.0, 100.0)
 
 

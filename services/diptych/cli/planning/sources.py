@@ -99,8 +99,8 @@ def only_here(listed: Sequence[Instance], trust: Trust) -> Mapping[int, int]:
 def cluster_of(api: KubernetesApi, selector: str) -> Cluster:
     """Return the pods and pools that have these labels. Raises `Unavailable` if any of it can't be read.
 
-    Pods are read after the Deployments whose versions go into writes: a write after anybody else's is refused then, even
-    if that one's pods were gone already when pods were read.
+    Pods are read after the Deployments whose versions go into writes. So a write is refused if anybody else wrote
+    before it, even if pods have gone by that already when pods were read.
     """
     scaled_objects, autoscalers = _scaled_objects(api), list(api.list(*AUTOSCALERS, ""))
     pools = pools_of(api.list(*DEPLOYMENTS, selector), autoscalers, scaled_objects)
