@@ -12,9 +12,9 @@ pages is computed and sent into pages that are granted already, a quarantine end
 
 Rule: new grants and new local requests leave as many pages as the largest request may have, less those that prefill has
 now, and a row of the page table, which the cache has beside those of requests that run. So when all that ends by itself
-has ended, granted pages are at most the pool without the reserve, and whichever prompt is next fits: it is computed, its
-pages at the other worker stop being IMPORTING, and so with every room. For the rest of the pool to take such a request
-too, one may have half of the pool at most, of what states of recurrent layers leave.
+has ended, granted pages are at most the pool without the reserve, and whichever prompt is next fits: it is computed,
+its pages at the other worker stop being IMPORTING, and so with every room. For the rest of the pool to take such a
+request too, one may have half of the pool at most, of what states of recurrent layers leave.
 """
 
 from __future__ import annotations
