@@ -83,7 +83,7 @@ class Dispatch:
         cached = self._prefixes.cached_tokens(chains)
         candidates = self._candidates(cached)
         pair = self._policy(candidates, self._view(request)).pair
-        self._estimates.came(candidates.busy_share)
+        self._estimates.came(now_s, candidates.busy_share)
         job = Job(
             request,
             pair,
@@ -184,4 +184,6 @@ class Dispatch:
             output_step_s=engine.hardware.step_s,
             context_token_s=engine.hardware.context_token_s,
             prompt_token_s=engine.hardware.token_s,
+            num_own=opened.num_legs,
+            left_tokens=opened.queued_tokens,
         )

@@ -38,6 +38,7 @@ from diptych.engine.values.request import new_request
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.generation.output import Output
+from diptych.generation.request_groups import NO_LIFE, Life
 from diptych.generation.sampling_params import SamplingParams
 from diptych.kvtransfer.digest import add_digests, digest_bytes
 from diptych.unified.core import UnifiedCore
@@ -124,10 +125,17 @@ class Fleet:
             self.start_leg(prefill, room, prompt, LegKind.PREFILL, decode, max_tokens)
 
     def start_leg(
-        self, worker: int, room: int, prompt: Sequence[int], kind: LegKind | None, peer: int, max_tokens: int = 5
+        self,
+        worker: int,
+        room: int,
+        prompt: Sequence[int],
+        kind: LegKind | None,
+        peer: int,
+        max_tokens: int = 5,
+        life: Life = NO_LIFE,
     ) -> None:
         params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-        request = new_request(room, np.array(prompt, dtype=np.int64), params)
+        request = new_request(room, np.array(prompt, dtype=np.int64), params, life=life)
         self.workers[worker].core.handle(Start(request, peer, kind), 0.0)
 
     def serve(self, worker: int, role: Role) -> None:

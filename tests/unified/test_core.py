@@ -11,6 +11,7 @@ from diptych.engine.values.batch import ForwardBatch
 from diptych.engine.values.events import AbortRoom, NoteArrived
 from diptych.engine.values.limits import PROMPT_ROWS, Limits
 from diptych.generation.output import FailureCode
+from diptych.generation.request_groups import Life
 from diptych.kvtransfer.notes import Abort, HandOff
 
 VOCAB = 1000
@@ -97,6 +98,40 @@ def test_prompts_and_decoding_requests_take_turns(fleet_class: FleetClass, monke
     assert sorted(rows[:2]) == [1, 8]
     assert rows == rows[:2] * 10
     fleet.run()
+
+
+@pytest.mark.parametrize("is_local_first", [False, True])
+@pytest.mark.parametrize("decodes", [False, True])
+def test_prompts_of_both_sides_are_computed_in_the_order_in_which_they_came(
+    fleet_class: FleetClass, monkeypatch: pytest.MonkeyPatch, is_local_first: bool, decodes: bool
+) -> None:
+    fleet = fleet_class(Role.UNIFIED, Role.UNIFIED)
+    core, computed = fleet.workers[1].core, list[int]()
+    plan: Callable[[float], ForwardBatch | None] = core.plan
+
+    def record(now_s: float) -> ForwardBatch | None:
+        batch = plan(now_s)
+        if batch is not None:
+            computed.extend(room for room in (1, 2) if room in core.rooms_of_step() and not fleet.tokens(room))
+        return batch
+
+    if decodes:
+        fleet.start(9, [1, 2, 3], 1, 1, max_tokens=100)
+        fleet.advance(1)
+    came_s = {1: 1.0 if is_local_first else 2.0, 2: 2.0 if is_local_first else 1.0}
+    fleet.start_leg(1, 1, list(range(40)), LegKind.LOCAL, 0, life=Life(arrival_s=came_s[1]))
+    for worker, kind, peer in ((2, LegKind.DECODE, 1), (1, LegKind.PREFILL, 2)):
+        fleet.start_leg(worker, 2, list(range(100, 140)), kind, peer, life=Life(arrival_s=came_s[2]))
+    fleet.deliver(2)
+    monkeypatch.setattr(core, "plan", record)
+    while not (fleet.tokens(1) and fleet.tokens(2)):
+        fleet.advance(1)
+    turns = [room for room, before in zip(computed, [0, *computed], strict=False) if room != before]
+    assert turns[-2:] == ([1, 2] if is_local_first else [2, 1]), "once begun, no other passes"
+    assert len(turns) <= 3
+    fleet.run()
+    assert fleet.tokens(1) == expected_output(list(range(40)), 5, VOCAB)
+    assert fleet.tokens(2) == expected_output(list(range(100, 140)), 5, VOCAB)
 
 
 def test_a_request_that_decodes_waits_for_a_bounded_time_for_prompts_of_other_workers(fleet_class: FleetClass) -> None:

@@ -30,7 +30,7 @@ from diptych.engine.schedule.sampled import (
     sampled,
     take_tokens,
 )
-from diptych.engine.schedule.step_pace import StepPace
+from diptych.engine.schedule.step_pace import NextPrompt, StepPace
 from diptych.engine.schedule.waiting_queue import new_waiting_queue
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
 from diptych.engine.values.core_report import CoreCounts, CoreReport, Load
@@ -191,12 +191,17 @@ class DecodeCore:
 
     # steps
 
-    def plan(self, now_s: float) -> ForwardBatch | None:
+    def next_prompt(self, now_s: float) -> NextPrompt | None:
+        """Return whose prompt is computed next, if there is one that has its memory."""
+        return self._running.next_prompt(now_s)
+
+    def plan(self, now_s: float, elsewhere: NextPrompt | None = None) -> ForwardBatch | None:
+        """Launch a step, if there is one; prompts wait where one `elsewhere` comes before them."""
         self._now_s = now_s
-        step = self._running.plan(now_s)
+        step = self._running.plan(now_s, elsewhere)
         if step is None and self._waiting and not self._running:  # for a slot, perhaps, given back since the last event
             self._effects += self._grants.grant(now_s)
-            step = self._running.plan(now_s)
+            step = self._running.plan(now_s, elsewhere)
         if step is None:
             return None
         for chunk in step.chunks:

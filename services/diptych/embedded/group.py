@@ -111,6 +111,7 @@ class Group:
         self.queries.on_admin_answers(events.admin_answers)
         if events.HasField("load"):
             self._reported = reported_load(events.load, self._page_size)
+            self._legs.told()
             self.linked = frozenset(events.load.linked_instances)
             self._link_news.set()
         if events.HasField("link_news"):

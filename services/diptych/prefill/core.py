@@ -16,7 +16,7 @@ from diptych.engine.schedule.batch_builder import BuildBatch, build_batch
 from diptych.engine.schedule.extend_queue import ExtendQueue
 from diptych.engine.schedule.sampled import NO_TOKEN_FAILURE, Sampled, collect_prompt_logprobs, refuse_token, sampled
 from diptych.engine.schedule.sampling_builder import build_sampling
-from diptych.engine.schedule.step_pace import StepPace
+from diptych.engine.schedule.step_pace import NextPrompt, StepPace
 from diptych.engine.schedule.waiting_queue import new_waiting_queue
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
 from diptych.engine.values.core_report import CoreCounts, CoreReport, Holders, Load
@@ -192,12 +192,17 @@ class PrefillCore:
 
     # steps
 
+    def next_prompt(self, now_s: float) -> NextPrompt | None:
+        """Return whose prompt is computed next, if there is one."""
+        return self._queue.next_prompt(now_s) if self.has_prompts else None
+
     def plan(self, now_s: float) -> ForwardBatch | None:
         if not self.has_prompts:
             return None
         num_decoding, most = self._num_decoding(), self._limits.max_step_tokens
         wanted = self._queue.waiting_tokens if num_decoding else most
-        budget = self._pace.apart(most, num_decoding, now_s, max(1, wanted))
+        first = self._queue.next_prompt(now_s) if num_decoding else None
+        budget = self._pace.apart(most, num_decoding, now_s, max(1, wanted), first)
         chunks = self._queue.plan(now_s, budget, lambda request: 0)
         for chunk in chunks:
             room = self._rooms[chunk.request.room]

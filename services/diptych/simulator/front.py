@@ -176,7 +176,7 @@ class Front:
         prompt, slo = self._find(served.prompt), self._setup.slo_of(served.call.tier)
         asked = Asked(progress.params.max_tokens, served.call.session, slo)
         selection = self._chooser.choose(self._plan, pairs, asked, prompt)
-        self._chooser.note(selection)
+        self._chooser.note(selection, now_s)
         self._breakers.begin(selection.pair, now_s)
         prompt.sent(selection.pair)
         return selection

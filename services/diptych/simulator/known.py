@@ -140,6 +140,7 @@ class KnownWorkers:
             setup = known.record.setup
             num_bytes = news.num_open_pages * setup.page_size * setup.kv_token_bytes
             budget = news.load.prompt_budget
+            known.legs.told()
             known.reported = counted_load(news.load, setup.page_size, budget, num_bytes, known.link_speeds)
         if news.cached is not None:
             known.num_news += 1

@@ -2,7 +2,8 @@
 
 So a role changes without a reload, and what began in a former role still comes to its end. An event goes to the core
 that has its room; a note of a room that nobody has, to the one that hears such notes. A step belongs to one core, and
-they take turns while both have something to compute, and outputs have time for a step of prompts (`StepPace`).
+they take turns while both have something to compute, and outputs have time for a step of prompts (`StepPace`). Prompts
+of both cores are computed in one order: taking turns would have all of them wait for each other.
 
 `Reserve` keeps some memory free for prompts that are computed for others, so that no workers wait for each other.
 
@@ -30,8 +31,8 @@ from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
 from diptych.engine.schedule.batch_builder import BuildBatch, build_batch
 from diptych.engine.schedule.running import Drafter
-from diptych.engine.schedule.step_pace import StepPace
-from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
+from diptych.engine.schedule.step_pace import NextPrompt, StepPace
+from diptych.engine.values.batch import ForwardBatch, ForwardMode, SamplingBatch, StepResult
 from diptych.engine.values.core_report import CoreReport, Load
 from diptych.engine.values.events import (
     AbortRoom,
@@ -127,6 +128,7 @@ class UnifiedCore:
         self._moves = Moves(self._decode.leaving, self._prefill)
         self._refusals: list[Effect] = []
         self._stepping: RoleCore = self._decode  # that launched the last step
+        self._has_computed = False  # some of a prompt, if the decode core did
         self._serve(role)
 
     # events
@@ -217,13 +219,29 @@ class UnifiedCore:
 
     def plan(self, now_s: float) -> ForwardBatch | None:
         """Launch a step of the core whose turn it is, or of the other one, which may give pages back instead."""
-        turn: RoleCore = self._prefill if self._stepping is self._decode else self._decode
-        for core in (turn, self._stepping, turn):
-            batch = core.plan(now_s)
-            if batch is not None:
-                self._stepping = core
-                return batch
-        return None
+        first = self._prefill.next_prompt(now_s)
+        if self._stepping is self._prefill or self._goes_on(first, now_s):
+            elsewhere = first if self._stepping is self._prefill else None
+            return self._plan_decode(now_s, elsewhere) or self._plan_prefill(now_s) or self._plan_decode(now_s)
+        return self._plan_prefill(now_s) or self._plan_decode(now_s) or self._plan_prefill(now_s)
+
+    def _goes_on(self, elsewhere: NextPrompt | None, now_s: float) -> bool:
+        """Whether the decode core's last step had some of a prompt that still comes before those of the other core."""
+        own = self._decode.next_prompt(now_s) if self._has_computed and elsewhere is not None else None
+        return own is not None and elsewhere is not None and own.place < elsewhere.place
+
+    def _plan_prefill(self, now_s: float) -> ForwardBatch | None:
+        batch = self._prefill.plan(now_s)
+        if batch is not None:
+            self._stepping, self._has_computed = self._prefill, False
+        return batch
+
+    def _plan_decode(self, now_s: float, elsewhere: NextPrompt | None = None) -> ForwardBatch | None:
+        """`elsewhere`: a prompt of the other core, whose turn it is before those of this one."""
+        batch = self._decode.plan(now_s, elsewhere)
+        if batch is not None:
+            self._stepping, self._has_computed = self._decode, batch.mode is not ForwardMode.DECODE
+        return batch
 
     def sampling(self) -> SamplingBatch:
         return self._stepping.sampling()
@@ -252,7 +270,7 @@ class UnifiedCore:
 
         Their tokens are not told.
         """
-        self._stepping = self._decode
+        self._stepping, self._has_computed = self._decode, False
         self._decode.pass_plain_steps(began_s, ends_s, token_id)
 
     # time and state

@@ -9,6 +9,7 @@ from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.adapter_turns import AdapterTurns
 from diptych.engine.schedule.aside import MAX_ASIDE
 from diptych.engine.schedule.extend_queue import ExtendQueue
+from diptych.engine.schedule.policies import PATIENCE_S
 from diptych.engine.schedule.waiting_queue import WaitingQueue, new_waiting_queue
 from diptych.engine.values.core_report import Holders
 from diptych.engine.values.limits import Limits, Scheduling
@@ -16,6 +17,7 @@ from diptych.engine.values.prompt_cost import PromptCost
 from diptych.engine.values.request import Request, new_request
 from diptych.engine.values.step import Chunk, new_step
 from diptych.generation.sampling_params import SamplingParams
+from diptych.generation.slo import Slo
 
 PAGE, PAGES_PER_STATE = 4, 3
 BUDGET = 10
@@ -112,6 +114,38 @@ def test_a_chunked_request_goes_on_before_new_ones_start(queue: ExtendQueue, wai
     launch(queue, plan(queue))
     waiting.add(request(2, 3))
     assert chunk_sizes(plan(queue)) == {1: 5, 2: 3}
+
+
+def test_a_prompt_that_is_late_lets_those_pass_that_may_be_in_time_but_not_for_ever(
+    queue: ExtendQueue, waiting: WaitingQueue
+) -> None:
+    late, timely = request(1, 30), request(2, 30)
+    late.slo, timely.slo = Slo(1.0, 0.0), Slo(20.0, 0.0)
+
+    def step(now_s: float) -> dict[int, int]:
+        chunks = queue.plan(now_s, BUDGET, lambda request: 0)
+        launch(queue, chunks)
+        return chunk_sizes(chunks)
+
+    waiting.add(late)
+    assert step(0.5) == {1: BUDGET}
+    waiting.add(timely)
+    assert step(0.9) == {1: BUDGET}, "it has begun, and may be in time"
+    first = queue.next_prompt(1.1)
+    assert first is not None
+    assert (first.room, first.cost, first.due_s, first.queued, first.num_waiting) == (2, 30, 20.0, 40, 2)
+    assert step(1.1) == {2: BUDGET}
+    assert step(1.0 + PATIENCE_S) == {1: BUDGET}
+    assert step(1.0 + PATIENCE_S) == {2: BUDGET}
+
+
+def test_late_prompts_have_what_others_leave(queue: ExtendQueue, waiting: WaitingQueue) -> None:
+    late, timely = request(1, 30), request(2, 4)
+    late.slo, timely.slo = Slo(1.0, 0.0), Slo(20.0, 0.0)
+    waiting.add(late)
+    launch(queue, queue.plan(0.5, BUDGET, lambda request: 0))
+    waiting.add(timely)
+    assert chunk_sizes(queue.plan(2.0, BUDGET, lambda request: 0)) == {2: 4, 1: 6}
 
 
 def test_a_request_that_does_not_fit_holds_back_those_behind_it(queue: ExtendQueue, waiting: WaitingQueue) -> None:

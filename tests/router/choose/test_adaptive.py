@@ -11,16 +11,19 @@ import pytest
 
 from diptych.generation.slo import Slo
 from diptych.router.choose.estimates import RecentMeans
-from diptych.router.choose.policies.adaptive import adaptive, first_s, missed
+from diptych.router.choose.policies.adaptive import adaptive, first_s
 from diptych.router.choose.policies.beside import share_of, slowed_s, step_s
+from diptych.router.choose.policies.missing import missed
 from diptych.router.choose.policies.pair_cost import pair_cost
 from diptych.router.choose.policies.policy import Candidates, RequestView, Worker
+from diptych.router.choose.stakes import urgency
 from diptych.router.workers.worker_view import Pair, WorkerLoad
 
 IDLE = WorkerLoad(0, 0, 1_000_000, output_step_s=0.004, context_token_s=0.034e-6, prompt_token_s=25e-6)
 SLO = Slo(0.3, 0.010)
 REQUEST = RequestView(2000, 0, output_len=500, slo=SLO)
-COMING = RecentMeans(busy=0.7, prompt_s=0.1, found=0.0)
+COMING = RecentMeans(busy=0.7, prompt_s=0.1, found=0.0, rate=7.0)
+BUSY = replace(REQUEST, usual=COMING)
 
 
 def making(num_outputs: int, context: int, budget: int = 0, **fields: Any) -> WorkerLoad:
@@ -32,7 +35,8 @@ def making(num_outputs: int, context: int, budget: int = 0, **fields: Any) -> Wo
 
 
 def computing(num_prompts: int, num_tokens: int) -> WorkerLoad:
-    return replace(IDLE, num_requests=num_prompts, num_queued=num_prompts, queued_tokens=num_prompts * num_tokens)
+    tokens = num_prompts * num_tokens
+    return replace(IDLE, num_requests=num_prompts, num_queued=num_prompts, queued_tokens=tokens, left_tokens=tokens)
 
 
 def chosen(loads: Mapping[int, WorkerLoad], request: RequestView = REQUEST) -> Pair:
@@ -42,22 +46,52 @@ def chosen(loads: Mapping[int, WorkerLoad], request: RequestView = REQUEST) -> P
 
 
 def test_outputs_are_packed_and_prompts_go_where_there_are_none() -> None:
-    assert chosen({1: IDLE, 2: IDLE}) == Pair(1, 1)
-    assert chosen({1: making(10, 2500), 2: IDLE}) == Pair(2, 1)
-    assert chosen({1: IDLE, 2: making(10, 2500)}).prefill_id == 1
+    assert chosen({1: IDLE, 2: IDLE}, BUSY) == Pair(1, 1)
+    assert chosen({1: making(10, 2500), 2: IDLE}, BUSY) == Pair(2, 1)
+    assert chosen({1: IDLE, 2: making(10, 2500)}, BUSY) == Pair(1, 2)
 
 
-@pytest.mark.parametrize(("num_outputs", "decode_id"), [(20, 1), (55, 1), (70, 2)])
-def test_the_next_worker_makes_the_output_where_the_first_would_not_keep_its_time(
-    num_outputs: int, decode_id: int
-) -> None:
-    assert chosen({1: making(num_outputs, 2500), 2: IDLE}).decode_id == decode_id
+def test_outputs_are_spread_where_no_prompts_need_a_worker() -> None:
+    assert chosen({1: making(10, 2500), 2: IDLE}) == Pair(2, 2)
+
+
+@pytest.mark.parametrize(("num_outputs", "decode_id"), [(20, 1), (30, 1), (55, 2), (70, 2)])
+def test_another_worker_makes_outputs_where_the_busiest_has_less_to_do_then(num_outputs: int, decode_id: int) -> None:
+    assert chosen({1: making(num_outputs, 2500), 2: IDLE}, BUSY).decode_id == decode_id
+
+
+def test_prompts_are_computed_with_their_outputs_where_all_workers_make_some() -> None:
+    """Else they would be in steps of their own, and the weights read once more."""
+    loads = {1: making(30, 2500, budget=4000), 2: making(31, 2500, budget=4000)}
+    assert chosen(loads, replace(BUSY, output_len=1000)).is_local
+
+
+def test_who_has_measured_nothing_yet_is_as_fast_as_the_others() -> None:
+    unknown = replace(IDLE, output_step_s=0.0, context_token_s=0.0, prompt_token_s=0.0)
+    assert chosen({1: making(10, 2500), 2: unknown}, BUSY) == Pair(2, 1)
+    assert chosen({1: unknown, 2: unknown}, BUSY) == Pair(1, 1)
+
+
+def test_long_prompts_that_can_wait_leave_a_worker_to_those_that_can_not() -> None:
+    usual = RecentMeans(busy=0.5, prompt_s=0.02, found=0.0, rate=6.0, urgency=urgency(Slo(0.06, 0.02)))
+    loads, batch = {1: computing(1, 16_000), 2: IDLE}, Slo(20.0, 0.05)
+    request = replace(REQUEST, prompt_len=16_000, usual=usual, slo=batch)
+    assert chosen(loads, request).prefill_id == 1
+    assert chosen(loads, replace(request, usual=usual._replace(urgency=urgency(batch)))).prefill_id == 2, "all can wait"
+    assert chosen(loads, replace(request, prompt_len=400, slo=Slo(0.06, 0.02))).prefill_id == 2
+
+
+def test_a_prompt_that_would_be_late_is_computed_where_outputs_can_wait_for_it() -> None:
+    """The first has no slack, but outputs that will soon have some again; the second a queue."""
+    loads = {1: making(5, 2500), 2: computing(3, 4000)}
+    assert chosen(loads, replace(BUSY, prompt_len=4000, slo=Slo(0.15, 0.010))).prefill_id == 1
+    assert chosen({**loads, 1: making(60, 2500)}, replace(BUSY, prompt_len=4000, slo=Slo(0.15, 0.010))).prefill_id == 2
 
 
 def test_a_worker_that_prompts_need_gets_no_output_even_if_another_has_too_much() -> None:
     """A step of the first takes a little too long; the second would have half of its time for prompts that come."""
     loads = {1: making(28, 5800), 2: IDLE}
-    assert chosen(loads, replace(REQUEST, usual=COMING)).decode_id == 1
+    assert chosen(loads, replace(REQUEST, usual=COMING, prompt_len=4000)).decode_id == 1
     assert chosen(loads, replace(REQUEST, usual=COMING, slo=Slo(5.0, 0.010), prompt_len=500)).decode_id == 2
 
 

@@ -139,18 +139,29 @@ def test_what_is_usual_is_the_mean_of_what_came_lately(estimates: Estimates) -> 
     assert estimates.usual == UNKNOWN_USUAL
     assert estimates.usual.crowd == 0
     for step in range(8 * MEMORY):
-        estimates.came(0.25 if step % 2 else 0.75)
+        estimates.came(0.1 * step, 0.25 if step % 2 else 0.75)
         estimates.prefilled(1, 100, 300, 0.1 if step % 2 else 0.3)
         estimates.transferred(1, 2, 0.05, 0.01)
     usual = estimates.usual
-    assert usual == pytest.approx((0.5, 0.2, 0.05, 3.0, 0.0), rel=0.05)
+    assert usual == pytest.approx((0.5, 0.2, 0.05, 3.0, 0.0, 10.0), rel=0.05)
     assert usual.crowd == pytest.approx(0.5 / 0.2 / (1 - 0.5), rel=0.1)
     assert usual.link_crowd == pytest.approx(0.5 / 0.2 / (1 - 0.125), rel=0.1)
     assert usual.reuse == 1.0
 
 
+def test_a_quiet_night_says_nothing_of_how_many_come_in_the_morning(estimates: Estimates) -> None:
+    for number in range(8 * MEMORY):
+        estimates.came(0.5 * number, 0.0)
+    assert estimates.usual.rate == pytest.approx(2.0)
+    estimates.came(8 * 3600.0, 0.0)
+    assert estimates.usual.rate == pytest.approx(2.0, rel=0.05)
+    for number in range(8 * MEMORY):
+        estimates.came(8 * 3600.0 + 5.0 * number, 0.0)
+    assert estimates.usual.rate == pytest.approx(0.2, rel=0.05)
+
+
 def test_workers_that_are_always_busy_have_a_price_too(estimates: Estimates) -> None:
     estimates.prefilled(1, 100, 0, 1.0)
     for _ in range(MEMORY):
-        estimates.came(1.0)
+        estimates.came(0.0, 1.0)
     assert 1 < estimates.usual.crowd < math.inf

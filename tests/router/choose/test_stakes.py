@@ -42,10 +42,10 @@ def test_what_two_requests_are_to_each_other_is_the_reverse(seed: int) -> None:
 
 def test_prompts_to_come_count_as_those_that_came_lately() -> None:
     estimates = Estimates()
-    estimates.came(0.5)
+    estimates.came(0.0, 0.5)
     assert prompts_stake(estimates.usual.urgency, NO_SLO) == 1.0  # nobody has said an SLO
     for _ in range(1000):
-        estimates.came(0.5, TIGHT)
+        estimates.came(0.0, 0.5, TIGHT)
     usual = estimates.usual.urgency
     assert usual == pytest.approx(urgency(TIGHT))
     assert prompts_stake(usual, TIGHT) == pytest.approx(1.0)

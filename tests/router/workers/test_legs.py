@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -86,6 +86,21 @@ def test_a_receiver_may_start_another_leg_while_it_is_told(recorder: Recorder) -
     legs.add(1, Leg(Restarter(), LegKind.DECODE, Work(100)))
     legs.lose_all("gone")
     assert (len(legs), legs.queued_tokens) == (1, 1)
+
+
+def test_what_is_left_of_prompts_is_what_the_worker_told_and_legs_that_it_may_not_have_heard_of() -> None:
+    legs, nobody, told = OpenLegs(), Recorder(), WorkerLoad(1, 900, 0, left_tokens=300)
+    legs.add(1, Leg(nobody, LegKind.LOCAL, Work(1000)))
+    left = [legs.load(replace(told, left_tokens=0)).left_tokens]
+    for tokens in (0, 700, 300):
+        legs.told()
+        left.append(legs.load(replace(told, left_tokens=tokens)).left_tokens)
+    legs.add(2, Leg(nobody, LegKind.DECODE, Work(1000)))
+    legs.add(3, Leg(nobody, LegKind.PREFILL, Work(500, cached_tokens=100)))
+    left.append(legs.load(told).left_tokens)
+    assert left == [1000, 1000, 700, 300, 700]
+    legs.lose_all("gone")
+    assert legs.load(told).left_tokens == 300
 
 
 def test_outputs_are_counted_by_their_slos_from_the_first_token_to_the_last() -> None:

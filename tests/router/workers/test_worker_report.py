@@ -9,4 +9,4 @@ def test_only_requests_whose_prompts_are_computed_there_are_queued_prompts() -> 
     told = bootstrap_pb2.WorkerLoad(
         num_waiting=5, num_waiting_prompts=2, num_running=3, waiting_tokens=70, free_pages=6, total_pages=10
     )
-    assert reported_load(told, 4) == WorkerLoad(8, 70, 24, False, num_queued=2, context_tokens=16)
+    assert reported_load(told, 4) == WorkerLoad(8, 70, 24, False, num_queued=2, context_tokens=16, left_tokens=70)

@@ -132,7 +132,7 @@ def _guesses(status: WorkerStatus) -> str:
     if not status.HasField("drafting"):
         return ""
     drafting = status.drafting
-    return f"{_accepted(drafting)}/{_verified(drafting)} saved {drafting.saved_s:.1f} s"
+    return f"{_accepted(drafting)}/{_verified(drafting)} saved {round(drafting.saved_s, 1) + 0.0:.1f} s"
 
 
 def _verified(drafting: Drafting) -> int:

@@ -1,8 +1,10 @@
 """Requests whose prompt is not computed yet, and the choice of what the next step computes of them.
 
 Who is admitted next is the waiting queue's choice; if that request does not fit the pool, nobody passes it, so none
-starves. A prompt longer than what is left of the token budget is chunked, and its chunk ends the step; so does one for
-which the prompts that are completed before it would wait longer than it is worth.
+starves. Prompts that have begun go on before others do; but one whose first token is late lets those pass that may be
+in time, as the waiting queue does, and for no longer. A prompt longer than what is left of the token budget is chunked,
+and its chunk ends the step; so does one for which the prompts that are completed before it would wait longer than it is
+worth.
 
 A request whose prefix another one is computing lets others pass until it can be reused, where that is faster; so does
 one whose prefix a tier of the cache is bringing back, and one whose adapter has no slot.
@@ -16,7 +18,9 @@ from collections.abc import Callable, Iterable
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
 from diptych.engine.schedule.packing import Packing
+from diptych.engine.schedule.policies import due_s, gives_way
 from diptych.engine.schedule.prefixes_in_flight import PendingPrefix, PrefixesInFlight, common_len
+from diptych.engine.schedule.step_pace import NextPrompt
 from diptych.engine.schedule.waiting_queue import WaitingQueue
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.prompt_cost import PromptCost
@@ -90,6 +94,23 @@ class ExtendQueue:
         """Take out a request that ends early. Its pages stay with the caller."""
         (self._extending if request.row >= 0 else self._waiting).remove(request)
 
+    def next_prompt(self, now_s: float) -> NextPrompt | None:
+        """Return the prompt whose turn it is, if there is one."""
+        timely, late = self._begun(now_s)
+        line = [*timely[:1], *([self._waiting.peek(now_s)] if self._waiting.has_next else ()), *late[:1]]
+        if not line:
+            return None
+        first = min(line, key=lambda request: gives_way(request, now_s))
+        start = first.computed_len if first.row >= 0 else first.given_len
+        cost, place = self._cost.of(start, first.num_tokens - start), (gives_way(first, now_s), first.life.arrival_s)
+        return NextPrompt(first.room, due_s(first), cost, first.slo.weight, self.waiting_tokens, len(self), place)
+
+    def _begun(self, now_s: float) -> tuple[list[Request], list[Request]]:
+        """Return those that are part-way and can go on: in their turns, and those that let others pass."""
+        begun = self._turns.runnable(list(self._extending))
+        late = [request for request in begun if gives_way(request, now_s)]
+        return ([request for request in begun if request not in late] if late else begun), late
+
     def plan(self, now_s: float, budget: int, spare_pages: Callable[[Request], int]) -> list[Chunk]:
         """Choose chunks that cost at most `budget`, admitting requests while budget and pages last.
 
@@ -102,16 +123,15 @@ class ExtendQueue:
 
     def _choose(self, now_s: float, budget: int, spare_pages: Callable[[Request], int]) -> list[Chunk]:
         step = Packing(self._cost, budget, self._max_batch_size, len(self))
-        for request in self._turns.runnable(list(self._extending)):
-            if not step.admits(request, request.computed_len):
-                return step.chunks
-            step.add(request)
-            if not self._cache.grow_windows(request, request.computed_len + step.chunks[-1].num_tokens):
-                return step.chunks[:-1]
+        timely, late = self._begun(now_s)
+        if not self._go_on(step, timely):
+            return step.chunks
         for request in self._waiting.bring_back(now_s):
             self.expect(request)
         while self._waiting.has_next and self._cache.has_row and step.has_room:
             request = self._waiting.peek(now_s)
+            if late and gives_way(request, now_s):
+                break
             if reason := self.reason_to_wait(request):
                 if not self._waiting.set_aside(reason):
                     break
@@ -131,7 +151,19 @@ class ExtendQueue:
                 continue
             if not self._waiting.set_aside_for_restore():
                 break
+        self._go_on(step, late)
         return step.chunks
+
+    def _go_on(self, step: Packing, begun: Iterable[Request]) -> bool:
+        """Add the next chunks of prompts that are part-way; return whether each has one."""
+        for request in begun:
+            if not step.admits(request, request.computed_len):
+                return False
+            step.add(request)
+            if not self._cache.grow_windows(request, request.computed_len + step.chunks[-1].num_tokens):
+                step.chunks.pop()
+                return False
+        return True
 
     def _copy_states(self, chunks: Iterable[Chunk]) -> None:
         """Let the step that computes `chunks` copy the states behind which others may begin."""

@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from diptych.common.arrays import I64
+from diptych.common.arrays import F64, I64
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.values.request import Request
 
@@ -27,6 +27,7 @@ MIN_EVIDENCE: Final = 2.0  # outputs
 GROWTH: Final = 1.2  # from one bucket to the next
 
 _BOUNDS: Final = np.array(sorted({round(GROWTH**n) for n in range(90)}))  # upper, inclusive; up to 11 million
+_EDGES: Final = np.concatenate(([0], _BOUNDS))
 
 
 class OutputLengths:
@@ -46,6 +47,18 @@ class OutputLengths:
         known = np.cumsum(self._counts)
         bucket = int(np.searchsorted(known, SHORT * known[-1], side="right"))
         return int(_BOUNDS[bucket - 1]) + 1 if bucket and SHORT * known[-1] >= 1 else 0
+
+    def ends_within(self, made: F64, num_more: F64, limit: F64) -> F64:
+        """Return how likely outputs end within so many tokens more; all `[n]`.
+
+        They have `made` some, and may make `limit`. Where few are known that became longer, any number is as likely to
+        be the last as it is small against what was made.
+        """
+        known = np.concatenate(([0.0], np.cumsum(self._counts)))
+        shorter, by_then = (np.interp(at, _EDGES, known) for at in (made, made + num_more))
+        guess = num_more / (num_more + np.maximum(made, FIRST_GUESS))
+        learned = (by_then - shorter + MIN_EVIDENCE * guess) / (known[-1] - shorter + MIN_EVIDENCE)
+        return np.where(made + num_more >= limit, 1.0, learned)
 
     def remaining(self, made: I64, limit: I64) -> I64:
         """Return how many tokens requests will still make that have `made` some and may make `limit`; both `[n]`."""
@@ -70,9 +83,9 @@ class KvForecast:
         self._lengths.observe(request.num_output_tokens)
 
     @property
-    def short_output(self) -> int:
-        """How many tokens hardly an output is shorter than; 0: not known."""
-        return self._lengths.short
+    def lengths(self) -> OutputLengths:
+        """How long outputs become."""
+        return self._lengths
 
     def spare_pages(self, holders: Sequence[Request], candidate: Request) -> int:
         """Return how many pages must be left when `candidate` has got its own, beside the `holders` of pages.

@@ -89,14 +89,19 @@ class InTime:
 
     def choose(self, line: Sequence[Request], now_s: float) -> Request:
         first = self._policy.choose(line, now_s)
-        if not PATIENCE_S > now_s - _due_s(first) > 0:
+        if not gives_way(first, now_s):
             return first
-        in_time = [request for request in line if now_s <= _due_s(request) < math.inf]
+        in_time = [request for request in line if now_s <= due_s(request) < math.inf]
         return self._policy.choose(in_time, now_s) if in_time else first
 
 
-def _due_s(request: Request) -> float:
-    """Return when its first token is due."""
+def gives_way(request: Request, now_s: float) -> bool:
+    """Whether its first token is late, so that others, who may be in time, go first; but not for ever."""
+    return PATIENCE_S > now_s - due_s(request) > 0
+
+
+def due_s(request: Request) -> float:
+    """Return when its first token is due by its SLO; infinite: nobody said."""
     return request.life.arrival_s + request.slo.ttft_s if request.slo.ttft_s else math.inf
 
 

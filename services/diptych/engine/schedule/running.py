@@ -19,7 +19,7 @@ from diptych.engine.schedule.extend_queue import ExtendQueue
 from diptych.engine.schedule.kv_forecast import KvForecast
 from diptych.engine.schedule.prefixes_in_flight import PendingPrefix
 from diptych.engine.schedule.sampling_builder import SamplingBuilder
-from diptych.engine.schedule.step_pace import StepPace
+from diptych.engine.schedule.step_pace import NextPrompt, StepPace
 from diptych.engine.schedule.steps_in_flight import StepsInFlight
 from diptych.engine.schedule.waiting_queue import WaitingQueue
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch
@@ -121,16 +121,17 @@ class Running:
 
     # steps
 
-    def plan(self, now_s: float) -> Step | None:
+    def plan(self, now_s: float, elsewhere: NextPrompt | None = None) -> Step | None:
         """Every running request decodes; prompts share what is left of the token budget, and of the time.
 
-        None behind a step with drafts: where its requests stand is known when it is known how many came true.
+        They have nothing of it where one `elsewhere` comes before them. No step is planned behind one with drafts:
+        where its requests stand is known when it is known how many came true.
         """
         if self._steps and self._steps.newest.drafts:
             return None
         decodes = self._decodes()
         drafts = None if self._drafter is None else self._drafts(decodes, self._drafter)
-        chunks = self._chunks(now_s, decodes, drafts) if self._queue else []
+        chunks = self._chunks(now_s, decodes, drafts, elsewhere) if self._queue else []
         return new_step(decodes, chunks, drafts) if decodes or chunks else None
 
     def launch(self, step: Step, now_s: float) -> ForwardBatch:
@@ -278,7 +279,7 @@ class Running:
     def finish(self, request: Request) -> None:
         """Take out a request that has come to its own end."""
         self._forecast.learn(request)
-        self._pace.expect(self._forecast.short_output)
+        self._pace.expect(self._forecast.lengths)
         self.retire(request)
 
     def retire(self, request: Request) -> None:
@@ -305,9 +306,19 @@ class Running:
         else:
             self._queue.remove(request)
 
-    def _chunks(self, now_s: float, decodes: Sequence[Request], drafts: Drafts | None) -> list[Chunk]:
+    def next_prompt(self, now_s: float) -> NextPrompt | None:
+        """Return whose prompt is computed next, if there is one."""
+        return self._queue.next_prompt(now_s) if self._queue else None
+
+    def _chunks(
+        self, now_s: float, decodes: Sequence[Request], drafts: Drafts | None, elsewhere: NextPrompt | None
+    ) -> list[Chunk]:
+        first = self._queue.next_prompt(now_s)
+        if first is not None and elsewhere is not None and elsewhere.place < first.place:
+            return []
         num_tokens = len(decodes) + (sum(map(len, drafts.values())) if drafts else 0)
-        budget = self._pace.beside(self._limits.max_step_tokens - num_tokens, len(decodes), now_s)
+        most = self._limits.max_step_tokens - num_tokens
+        budget = self._pace.beside(most, len(decodes), now_s, first)
         return self._queue.plan(now_s, budget, self.spare_pages)
 
     def _decodes(self) -> list[Request]:

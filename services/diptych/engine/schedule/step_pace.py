@@ -4,9 +4,12 @@ Without such requests nothing bounds a step: the worker prefills. With some, pro
 the first of their next tokens is due (`TokenDeadlines`), less what the tokens themselves take (`StepLine`). What
 requests are ahead of their deadlines may be spent at once; no deadline is missed for it. Where too little is left,
 prompts wait; but not for more than `PATIENCE` steps with tokens: then they get `AT_LAST` tokens all the same, so a
-prompt of `n` tokens is computed within `PATIENCE * n / AT_LAST` such steps from its turn on. Sarathi-Serve (OSDI
-2024) bounds steps by a fixed number of tokens, and DuetServe (2025) predicts when a time per token would not be kept;
-here both are one rule.
+prompt of `n` tokens is computed within `PATIENCE * n / AT_LAST` such steps from its turn on. Sarathi-Serve (OSDI 2024)
+bounds steps by a fixed number of tokens, and DuetServe (2025) predicts when a time per token would not be kept; here
+both are one rule.
+
+A prompt whose first token would be late by that, and would not if outputs waited, *goes first* where fewer outputs than
+it weighs are lost by it (`TokenDeadlines.lost`): a choice between two delays weighs the slack of those whom it delays.
 
 No step that requests wait for is to take longer than `longest_s`: who comes meanwhile, or asks for pages, is heard
 when it is over. Where nobody has a time per token, or steps without any prompt don't keep it, that is the only bound;
@@ -21,8 +24,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from diptych.engine.schedule.kv_forecast import OutputLengths
 from diptych.engine.schedule.step_times import ContextCount, StepLine
-from diptych.engine.schedule.token_deadlines import MAX_BORROWED, TokenDeadlines
+from diptych.engine.schedule.token_deadlines import TokenDeadlines
 from diptych.engine.values.prompt_cost import MIN_CHUNK, STEP_COST
 from diptych.engine.values.request import Request
 
@@ -34,8 +38,10 @@ AT_LAST: Final = 2 * STEP_COST  # for who has waited: fewer would be hardly chea
 SHARED: Final = 0.5  # of it is for prompts beside tokens while others wait to have a step of their own
 STEP_CONTEXT: Final = 100_000  # tokens of context that an H200 reads while it reads weights: for a step's first guess
 ROW_CONTEXT: Final = 64  # and while it does the rest for one request
+MEMORY_S: Final = 5.0  # of which share of the time prompts take
+LEAST_LEFT: Final = 0.01  # of it, for outputs
 SHOWN_BITS: Final = 2  # of a budget that is told to others, who need not hear of each small change
-CONTEXT_BITS: Final = 5  # and of contexts
+CONTEXT_BITS: Final = 7  # and of contexts
 TOLD_EVERY: Final = 16  # steps, as to how long their parts take
 TOGETHER: Final = 8  # steps without prompts are learned from at once, unless it matters before: they are alike
 
@@ -72,6 +78,18 @@ class _Prompts:
             self.is_refused = False
 
 
+class NextPrompt(NamedTuple):
+    """A prompt whose turn it is."""
+
+    room: int
+    due_s: float  # its first token; infinite: nobody said when
+    cost: int  # of what is left of it
+    weight: float  # of missing that, beside what outputs weigh
+    queued: int  # tokens of all that wait with it
+    num_waiting: int  # prompts, with it
+    place: tuple[bool, float]  # in the order of all that wait here: those that may be in time, by when they came
+
+
 class _Launched(NamedTuple):
     """A step that runs, or is about to."""
 
@@ -97,6 +115,8 @@ class StepPace:
         self._tokens = StepLine()  # by context
         self._beside = _Prompts(MIN_CHUNK)
         self._apart = _Prompts(WORTH * STEP_COST)
+        self._favoured = 0  # room of a prompt for which outputs wait until it is complete, or late; 0: none yet
+        self._prompts_s = self._seconds = 0.0  # that steps took of late while outputs waited, and those for prompts
         self._together = 1  # steps without prompts that are learned from at once: fewer while little is known
         self._num_plain = self._plain_work = 0  # of those that nothing has been learned from
         self._plain_s = 0.0
@@ -121,22 +141,24 @@ class StepPace:
             self._deadlines.ahead(request, num_tokens)
             self._contexts.ahead(request, num_tokens)
 
-    def expect(self, num_tokens: int) -> None:
-        """Hardly an output ends with fewer tokens."""
-        self._deadlines.borrowed = max(1, min(MAX_BORROWED, num_tokens))
+    def expect(self, lengths: OutputLengths) -> None:
+        """Outputs have become so long."""
+        self._deadlines.expect(lengths)
 
     # what prompts may cost
 
-    def beside(self, most: int, num_rows: int, now_s: float) -> int:
+    def beside(self, most: int, num_rows: int, now_s: float, first: NextPrompt | None = None) -> int:
         """Return what prompts may cost in a step that also brings tokens to so many requests; `most` at most."""
         if not num_rows:
             return most
         self._learn_tokens()
         tokens_s, spare_s = self._left(num_rows, now_s)
         share = SHARED if self._apart.num_refused else 1.0
+        if first is not None and self._goes_first(first, self._beside, tokens_s, share * spare_s, now_s):
+            spare_s = math.inf
         return self._budget(most, most, self._beside, num_rows, share * spare_s, self._longest_s - tokens_s)
 
-    def apart(self, most: int, num_rows: int, now_s: float, wanted: int) -> int:
+    def apart(self, most: int, num_rows: int, now_s: float, wanted: int, first: NextPrompt | None = None) -> int:
         """Return what prompts may cost in a step of their own, for which so many requests wait; `most` at most.
 
         All that wait to be computed have `wanted` tokens: where those are few, few are worth a step.
@@ -144,7 +166,9 @@ class StepPace:
         if not num_rows:
             return most
         self._learn_tokens()
-        _, spare_s = self._left(num_rows, now_s)
+        tokens_s, spare_s = self._left(num_rows, now_s)
+        if first is not None and self._goes_first(first, self._apart, tokens_s, spare_s, now_s):
+            spare_s = math.inf
         return self._budget(most, wanted, self._apart, num_rows, spare_s, self._longest_s)
 
     def shown(self, num_rows: int) -> int:
@@ -170,6 +194,41 @@ class StepPace:
         if longest_s == math.inf or not known.line.is_known:
             return budget
         return min(budget, max(MIN_CHUNK, num_rows, known.cost_in(longest_s)))
+
+    def _goes_first(self, first: NextPrompt, prompts: _Prompts, tokens_s: float, spare_s: float, now_s: float) -> bool:
+        """Whether more is lost when a prompt waits for the time that outputs leave than when they wait for it."""
+        line = self._known(prompts).line
+        work_s = line.at(first.cost)
+        if work_s <= spare_s or not now_s + work_s <= first.due_s < math.inf:
+            return False
+        if first.room == self._favoured:
+            return True
+        share = 1 - tokens_s / self._deadlines.tightest_s
+        queued_s = line.at(max(first.cost, first.queued))
+        if share > 0 and now_s + (queued_s - spare_s) / share <= first.due_s:
+            return False
+        most = min(first.num_waiting, int((first.due_s - now_s) / work_s)) if work_s > 0 else 1
+        if not any(self._pays(first.weight * num, work_s * num, tokens_s, now_s) for num in {1, max(1, most)}):
+            return False
+        self._favoured = first.room
+        return True
+
+    def _pays(self, gained: float, work_s: float, tokens_s: float, now_s: float) -> bool:
+        """Whether fewer outputs are lost than prompts are won that take so long."""
+        pace_s = tokens_s / max(LEAST_LEFT, 1 - self._prompts_share)
+        return self._deadlines.lost(now_s + tokens_s, work_s, tokens_s, pace_s) < gained
+
+    @property
+    def _prompts_share(self) -> float:
+        """Which share of the time prompts took of late, while outputs waited."""
+        return max(0.0, self._prompts_s / self._seconds) if self._seconds else 0.0
+
+    def _note_share(self, took_s: float, prompts_s: float) -> None:
+        if took_s > 0:
+            kept = math.exp(-took_s / MEMORY_S)
+            gained_s = MEMORY_S * (1 - kept)
+            self._seconds = self._seconds * kept + gained_s
+            self._prompts_s = self._prompts_s * kept + gained_s * prompts_s / took_s
 
     def _known(self, prompts: _Prompts) -> _Prompts:
         """Return these prompts, or those of the other kind as long as nothing is known of these."""
@@ -211,6 +270,9 @@ class StepPace:
         self._ended_s = self._free_s = now_s
         for later in self._running:
             self._free_s += later.expected_s
+        if len(self._deadlines):
+            tokens_s = self._tokens.at(step.work) if step.num_rows else 0.0
+            self._note_share(took_s, took_s - tokens_s if step.cost else 0.0)
         self._learn(step, took_s)
         for request in step.joining:
             self._deadlines.correct(request, now_s, sum(later.num_rows > 0 for later in self._running))
@@ -221,7 +283,8 @@ class StepPace:
         The same as to `begin` and `end` each. No step is launched.
         """
         work, num_steps = _work(num_rows, self._contexts.num_tokens), len(ends_s)
-        began_s, num_noted = max(began_s, self._ended_s), 0
+        first_s = began_s = max(began_s, self._ended_s)
+        num_noted = 0
         while num_noted < num_steps:
             count = min(self._together - self._num_plain, num_steps - num_noted)
             seconds = self._plain_s
@@ -232,6 +295,7 @@ class StepPace:
             grown = count * num_noted + count * (count - 1) // 2  # tokens of each: one more with each step
             self._note_tokens(count, count * work + num_rows * grown)
             num_noted += count
+        self._note_share(began_s - first_s, 0.0)
         self._ended_s = self._free_s = began_s
         self._contexts.stepped(num_steps)
         self._deadlines.stepped(num_steps)
@@ -293,7 +357,7 @@ class StepPace:
 
 
 def _rounded(seconds: float) -> float:
-    return float(f"{seconds:.2g}")
+    return float(f"{seconds:.3g}")
 
 
 def coarse(number: int, num_bits: int) -> int:

@@ -3,7 +3,8 @@
 Retracted requests go first; then the tenant whose turn it is (`tenant_shares`), and of its requests the one that the
 policy chooses.
 Rule: the next request stays the next until it is taken or leaves, even if it does not fit yet: nobody is overtaken
-forever for being large. Only who comes back from aside goes before it, if it ranks before it.
+forever for being large. Only who comes back from aside goes before it, if it ranks before it; and while its first token
+is late, for a bounded time, those whose first tokens may still be in time (`gives_way`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Final
 
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.aside import Aside, Reason
-from diptych.engine.schedule.policies import POLICIES, InTime, Policy
+from diptych.engine.schedule.policies import POLICIES, InTime, Policy, gives_way
 from diptych.engine.schedule.tenant_shares import TenantShares
 from diptych.engine.values.limits import Scheduling
 from diptych.engine.values.request import Request
@@ -78,7 +79,7 @@ class WaitingQueue:
 
     def peek(self, now_s: float) -> Request:
         """Return the request to admit next; at least one waits."""
-        if self._next is None:
+        if self._next is None or gives_way(self._next, now_s):
             self._next = self._retracted[0] if self._retracted else self._choose(now_s)
         return self._next
 

@@ -63,10 +63,10 @@ class Chooser:
         view, candidates = self._view(asked, prompt), self.candidates(pairs, prompt.cached_tokens)
         return Selection(plan, candidates, view, plan.choose(candidates, view).pair)
 
-    def note(self, selection: Selection) -> None:
+    def note(self, selection: Selection, now_s: float) -> None:
         """A request is sent there."""
         self.number += 1
-        self._estimates.came(selection.candidates.busy_share, selection.request.slo)
+        self._estimates.came(now_s, selection.candidates.busy_share, selection.request.slo)
 
     def _view(self, asked: Asked, prompt: FoundPrompt) -> RequestView:
         return RequestView(

@@ -49,6 +49,7 @@ class RecentMeans(NamedTuple):
     link_s: float = 0.0  # that links take for its KV
     found: float = 1.0  # tokens of prompts that were cached, for each that was not
     urgency: float = 0.0  # see `stakes`; 0: nobody said an SLO
+    rate: float = 0.0  # requests a second of this router; 0: not known
 
     @property
     def crowd(self) -> float:
@@ -109,6 +110,8 @@ class Estimates:
         self._busy = Ratio()
         self._found = Ratio()
         self._urgency: Ratio | None = None  # once somebody has said an SLO
+        self._gap_s = Ratio()  # from one request to the next
+        self._came_s = math.nan  # the last one
 
     @property
     def output_len(self) -> float:
@@ -120,7 +123,8 @@ class Estimates:
         prompt_s = self._prefill.mean_y if self._prefill.weight else 0.0
         link_s = self._transfer.mean_x if self._transfer.weight else 0.0
         found, urgent = self._found.value(UNKNOWN_USUAL.found), self._urgency.value(0.0) if self._urgency else 0.0
-        return RecentMeans(self._busy.value(0.0), prompt_s, link_s, found, urgent)
+        gap_s = self._gap_s.value(0.0)
+        return RecentMeans(self._busy.value(0.0), prompt_s, link_s, found, urgent, 1 / gap_s if gap_s else 0.0)
 
     @property
     def are_measured(self) -> bool:
@@ -142,9 +146,13 @@ class Estimates:
 
     # what was measured
 
-    def came(self, busy_share: float, slo: Slo = NO_SLO) -> None:
+    def came(self, now_s: float, busy_share: float, slo: Slo = NO_SLO) -> None:
         """A request came when such a share of the prefill workers had prompts to compute."""
         self._busy.learn(busy_share)
+        if not math.isnan(self._came_s):
+            usual_s = self._gap_s.value(math.inf) or math.inf
+            self._gap_s.learn(min(now_s - self._came_s, OUTLIER * usual_s))  # a quiet night says nothing of the morning
+        self._came_s = now_s
         if self._urgency is None and slo != NO_SLO:
             self._urgency = Ratio()
         if self._urgency is not None:

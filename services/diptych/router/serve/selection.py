@@ -72,7 +72,7 @@ class Selector:
         pairs = self.breakers.choose(least_blamed(everybody, progress.blamed), now_s)
         prompt = self._find(progress.request, progress.prompt_ids)
         selection = self._choose(pairs, progress.request, prompt)
-        self._chooser.note(selection)
+        self._chooser.note(selection, now_s)
         self.breakers.begin(selection.pair, now_s)
         prompt.sent(selection.pair)
         if progress.is_new:

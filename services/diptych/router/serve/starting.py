@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import random
+import secrets
 import time
 from collections.abc import Sequence
 
@@ -61,7 +61,7 @@ def _start_leg(progress: Progress, now_s: float, num_known: int | None = None) -
 
 
 def _new_room() -> int:
-    return random.getrandbits(64) or 1
+    return secrets.randbits(64) or 1
 
 
 def _prompt(progress: Progress, output_ids: Sequence[int]) -> bytes:

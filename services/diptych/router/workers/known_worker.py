@@ -71,6 +71,7 @@ def counted_load(
         output_step_s=load.output_step_s,
         context_token_s=load.context_token_s,
         prompt_token_s=load.prompt_token_s,
+        left_tokens=load.waiting_tokens,
     )
 
 

@@ -55,6 +55,8 @@ class OpenLegs:
     def __init__(self) -> None:
         self._legs: dict[int, Leg] = {}
         self.queued_tokens = 0  # prompt tokens of legs that have not answered yet
+        self._new_tokens = 0  # prompt tokens of legs that began since the worker told how much it has to do
+        self._unheard_tokens = 0  # and of those that began just before: it may not have heard of them by then
         self.num_queued = 0  # legs that compute their prompts, and have not answered yet
         self.prompt_tokens = 0  # of all legs
         self.num_outputs = 0  # legs that make output
@@ -85,10 +87,20 @@ class OpenLegs:
             reported.context_token_s,
             reported.prompt_token_s,
             self._outputs_by_slo(),
+            len(self._legs),
+            min(self._left_tokens(reported), max(reported.queued_tokens, self.queued_tokens)),
         )
+
+    def _left_tokens(self, reported: WorkerLoad) -> int:
+        return reported.left_tokens + self._unheard_tokens + self._new_tokens
+
+    def told(self) -> None:
+        """The worker has told how much it has to do."""
+        self._new_tokens, self._unheard_tokens = 0, self._new_tokens
 
     def add(self, room: int, leg: Leg) -> None:
         assert room not in self._legs, "a room is used once"
+        self._new_tokens += leg.work.queued_tokens(leg.kind)
         self._legs[room] = leg
         self._count(leg, 1)
         self._count_queued(leg, 1)
@@ -122,6 +134,7 @@ class OpenLegs:
     def lose_all(self, reason: str) -> None:
         legs, self._legs = self._legs, {}
         self.queued_tokens = self.num_queued = self.prompt_tokens = self.num_outputs = self.joining_tokens = 0
+        self._new_tokens = self._unheard_tokens = 0
         self._outputs, self._shown = Counter(), ()
         for leg in legs.values():
             leg.receiver.lose(leg.kind, reason)

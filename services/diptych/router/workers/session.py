@@ -211,5 +211,6 @@ class Session:
             self._serving.set()
 
     def _on_load(self, load: bootstrap_pb2.WorkerLoad) -> None:
+        self._legs.told()
         if self.worker.on_load(load):
             self._on_change()

@@ -53,6 +53,8 @@ class WorkerLoad:
     context_token_s: float = 0.0  # and for each token of their contexts
     prompt_token_s: float = 0.0  # that a token at the beginning of a prompt adds to a step; 0: not measured
     outputs: Sequence[tuple[Slo, int]] = ()  # that are made there for this router, by their SLOs; none: nobody said one
+    num_own: int = 0  # of `num_requests`, those of this router
+    left_tokens: int = 0  # of `queued_tokens`, those that are left of prompts which are computed, as far as is known
 
     def tested_s(self, peer_id: int, num_bytes: float) -> float:
         """Return how long so much KV takes to a peer at the speed that a test of the link found."""

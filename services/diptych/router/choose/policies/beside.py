@@ -16,8 +16,12 @@ LEAST_SHARE: Final = 0.02  # of its time that a worker has for prompts, whatever
 
 def step_s(worker: Worker, context_tokens: float = 0.0) -> float:
     """Return how long a step without prompts takes, with so much context more than there is."""
+    return step_at(worker, worker.load.output_tokens + context_tokens)
+
+
+def step_at(worker: Worker, num_tokens: float) -> float:
+    """Return how long a step without prompts takes, with so much context."""
     load, line = worker.load, worker.learned.decode
-    num_tokens = load.output_tokens + context_tokens
     return load.output_step_s + load.context_token_s * num_tokens if load.output_step_s else line.at(num_tokens)
 
 
