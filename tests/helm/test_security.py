@@ -79,6 +79,19 @@ def test_the_planner_lists_what_is_there_and_scales_the_pools_of_its_release_if_
 
 
 @pytest.mark.parametrize(
+    ("scaled", "left"),
+    [
+        ("decode: {pools: [{name: default, autoscaling: {hpa: {enabled: true}}}]}", [["r-diptych-prefill"]]),
+        ("workers: {autoscaling: {hpa: {enabled: true}}}", []),
+    ],
+)
+def test_the_planner_may_not_scale_what_an_autoscaler_of_the_chart_does(scaled: str, left: list[list[str]]) -> None:
+    role = objects(scaled, scenario="planner")["Role/r-diptych-planner"]
+    names = [each["resourceNames"] for each in role["rules"] if each["resources"] == ["deployments/scale"]]
+    assert names == left
+
+
+@pytest.mark.parametrize(
     ("target", "port", "is_open"),
     [
         ("router", "http", True),

@@ -611,6 +611,15 @@ def test_a_planner_that_acts_leaves_replicas_to_itself_and_is_alone() -> None:
     assert "--act" not in told["args"]
 
 
+@pytest.mark.parametrize("scenario", ["everything", "hpa", "planner"])
+def test_values_of_a_release_before_the_planner_render_as_without_one(scenario: str) -> None:
+    before, off = (
+        {name: each for name, each in objects(values, scenario=scenario).items() if each["kind"] != "Secret"}
+        for values in ("planner: null", "planner: {enabled: false, act: false}")
+    )
+    assert before == off
+
+
 def test_another_step_model_is_another_file_so_that_the_planner_begins_anew() -> None:
     names = []
     for text in (MODEL, MODEL + " "):

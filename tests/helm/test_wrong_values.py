@@ -46,6 +46,9 @@ WRONG = {
     # what only the templates can know
     "planner: {act: true, options: {gpus: 4}}": "planner.act is true, but planner.enabled is false",
     "planner: {enabled: true, act: true}": "planner.act needs planner.options.gpus",
+    "planner: {enabled: true, act: true, options: {gpus: 4, least: ['decode=2', 'unified=0']}}": (
+        "planner.options.least is decode=2,unified=0, with which nobody would serve"
+    ),
     "planner: {enabled: true, stepModel: '{}'}": "planner.stepModel is no file of `diptych fit`",
     "networkPolicy: {open: true, clients: [{podSelector: {}}]}": "networkPolicy: open lets everybody in",
     "ingress: {console: {enabled: true}}": "ingress.console.hosts is empty: name the host that operators use",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from diptych.planner.counters import Counts, Sample, attained_by, offered_by
+from diptych.planner.counters import Counts, Lens, Sample, attained_by, lens_by, offered_by
 from diptych.planner.values import Kind, Offered
 
 
@@ -41,6 +41,21 @@ def test_windows_are_as_long_as_was_watched_and_lengths_that_nobody_knows_are_no
     assert window.window_s == 15.0
     assert window.requests_per_s == 2.0
     assert all(math.isnan(each) for kind in window.kinds or () for each in kind[1:])
+
+
+def test_requests_of_which_none_finished_are_as_long_as_is_usual() -> None:
+    samples = [Sample(0.0, {"a": Counts()}), Sample(60.0, {"a": Counts(ended=120.0)})]
+    assert offered_by(samples, [60.0], Lens(100.0, 20.0, 50.0)) == (Offered(60.0, (Kind(2.0, 100.0, 20.0, 50.0),)),)
+
+
+def test_lengths_are_of_those_that_finished_lately_else_of_all_that_did() -> None:
+    old, now = counts(10, length=1000.0), counts(20, length=1000.0)
+    assert lens_by([Sample(0.0, {"a": old}), Sample(60.0, {"a": now, "b": None})]) == Lens(1000.0, 20.0, 50.0)
+    assert lens_by([Sample(0.0, {"a": old}), Sample(60.0, {"a": old})]) == Lens(1000.0, 20.0, 50.0)
+    later = old._replace(finished=old.finished + 10, prompt_tokens=old.prompt_tokens + 500)
+    assert lens_by([Sample(0.0, {"a": old}), Sample(60.0, {"a": later})]) == Lens(50.0, 0.0, 0.0)
+    assert lens_by([Sample(0.0, {"a": Counts(ended=5.0)})]) is None
+    assert lens_by([]) is None
 
 
 def test_the_share_that_kept_the_goal_is_of_all_that_ended_and_few_say_nothing() -> None:

@@ -20,6 +20,7 @@ from diptych.planner.values import (
     Kind,
     Limits,
     Memory,
+    Need,
     Observed,
     Occupancy,
     Offered,
@@ -145,5 +146,8 @@ def test_an_empty_fleet_that_may_be_empty_is_woken_by_the_first_request() -> Non
     assert idle.sizes == NO_WORKERS
     asked, _ = plan(_seen(rate=0.1, limits=Limits(budget_gpus=4)), LATER)
     assert asked.sizes.serves
+    missing = replace(_seen(rate=0.0, limits=Limits(budget_gpus=4)), workers=(), offered=(Offered(60.0, None),))
+    long_ago = replace(LATER, unknown_since_s=0.0, needs=(Need(0.0, (Kind(2.0, 1000.0, 0.0, 100.0),), 1.0),))
+    assert plan(missing, long_ago)[0].sizes.serves  # nobody is there who could say that nobody asks
     queued, _ = plan(replace(_seen(rate=0.0, limits=Limits(budget_gpus=4)), num_queued=3), LATER)
     assert queued.sizes.serves

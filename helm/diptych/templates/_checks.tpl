@@ -80,6 +80,11 @@ planner.act is true, but planner.enabled is false: set it to true
 {{- if and .act (not .options.gpus) }}
 planner.act needs planner.options.gpus: how many GPUs there may be for workers, or, without GPUs, how many workers
 {{- end }}
+{{- $least := .options.least | default list | join "," }}
+{{- $serves := or (regexMatch "unified=0*[1-9]" $least) (and (regexMatch "prefill=0*[1-9]" $least) (regexMatch "decode=0*[1-9]" $least)) }}
+{{- if and .act $least (not $serves) }}
+planner.options.least is {{ $least }}, with which nobody would serve: it must have unified=1, or prefill=1 and decode=1, or more; or leave it out
+{{- end }}
 {{- if and .stepModel (not (hasKey (fromJson .stepModel) "format")) }}
 planner.stepModel is no file of `diptych fit`: give its text, by --set-file planner.stepModel=FILE
 {{- end }}

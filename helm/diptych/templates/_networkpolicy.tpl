@@ -37,7 +37,7 @@
   {{- end }}
 - from:
     {{- include "diptych.peer" (dict "root" . "components" (list "router")) | nindent 4 }}
-{{- if .Values.planner.enabled }}
+{{- if include "diptych.plannerRuns" . }}
 - from:
     {{- include "diptych.peer" (dict "root" . "components" (list "planner")) | nindent 4 }}
   ports:

@@ -1,7 +1,21 @@
-{{/* The planner: whom it may change. */}}
+{{/* The planner: whom it may change. Values of an earlier release (`helm upgrade --reuse-values`) have no `planner` at all, so
+     other templates ask the first two. */}}
+
+{{- define "diptych.plannerRuns" -}}
+{{- if (.Values.planner | default dict).enabled }}true{{ end -}}
+{{- end }}
 
 {{- define "diptych.plannerActs" -}}
-{{- if and .Values.planner.enabled .Values.planner.act }}true{{ end -}}
+{{- if and (include "diptych.plannerRuns" .) (.Values.planner | default dict).act }}true{{ end -}}
+{{- end }}
+
+{{/* The names of the Deployments that it may scale: an autoscaler has the others. */}}
+{{- define "diptych.plannerPools" -}}
+{{- range include "diptych.pools" . | fromYamlArray }}
+{{- if not (include "diptych.isAutoscaled" .) }}
+- {{ include "diptych.poolName" (dict "root" $ "pool" .) }}
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{/* It reads what is there, and writes the number of replicas of this release's pools, if it may act. */}}
@@ -18,13 +32,13 @@
 - apiGroups: [keda.sh]
   resources: [scaledobjects]
   verbs: [list]
-{{- if .Values.planner.act }}
+{{- $pools := include "diptych.plannerPools" . | trim }}
+{{- /* Without any the rule is left out: no names would be all names. */}}
+{{- if and .Values.planner.act $pools }}
 - apiGroups: [apps]
   resources: [deployments/scale]
   resourceNames:
-    {{- range include "diptych.pools" . | fromYamlArray }}
-    - {{ include "diptych.poolName" (dict "root" $ "pool" .) }}
-    {{- end }}
+    {{- $pools | nindent 4 }}
   verbs: [patch]
 {{- end }}
 {{- end }}

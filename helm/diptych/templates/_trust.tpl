@@ -46,7 +46,8 @@ bootstrap worker router operator viewer
 {{- if and $token.existingSecret (not $token.perMember) -}}
 token
 {{- else -}}
-{{- $reads := and .root.Values.planner.act (eq .component "planner") | ternary "operator" "viewer" -}}
+{{- $changes := and (eq .component "planner") (include "diptych.plannerActs" .root) -}}
+{{- $reads := $changes | empty | ternary "viewer" "operator" -}}
 {{ has .component (list "bootstrap" "worker" "router") | ternary .component $reads }}
 {{- end -}}
 {{- end }}

@@ -40,7 +40,7 @@ router.drainSeconds is {{ .Values.router.drainSeconds }}: a stream that runs for
 {{- end }}
 {{- end }}
 {{- if include "diptych.plannerActs" . }}
-planner.act: pools begin with one worker each, where nobody has scaled them: planner.options.least says how many there are at least.
+planner.act: pools begin with one worker each, where nobody has scaled them: planner.options.least says how many there are at least; without it, as many stay as serve at all: one unified worker, or one prefill and one decode.
 {{- end }}
 {{- if and .Values.router.checkPods .Values.networkPolicy.egress.enabled }}
 router.checkPods: networkPolicy.egress.extra must let routers reach the Kubernetes API.

@@ -74,10 +74,10 @@ def main(config: PlannerConfig) -> int:
 
     def look() -> None:
         listed = tuple(members(config.bootstrap, trust))
-        cluster = cluster_of(api, config.selector) if api else NOTHING
         flipping = hands.flipping if hands else {}
-        routers = counted(listed, config.goal)
-        scene = watcher.round(Seen(time.monotonic(), listed, routers, only_here(listed, trust), cluster, flipping))
+        routers, cached = counted(listed, config.goal), only_here(listed, trust)
+        cluster = cluster_of(api, config.selector) if api else NOTHING  # last: writes are refused once it has changed
+        scene = watcher.round(Seen(time.monotonic(), listed, routers, cached, cluster, flipping))
         metrics.show(scene.plan)
         if hands:
             asked = orders(scene)

@@ -2,7 +2,8 @@
 
 Routers count requests when they end. Those that came are those that ended and those by which more are in flight now
 than when the window began. Their lengths are the means of those that finished, which hide how they vary: where single
-requests are known, `offered` is the better source.
+requests are known, `offered` is the better source. Where requests came and none finished, as while nobody serves, they
+are taken for what the caller says is usual: they are a load, whatever becomes of them.
 A router that is new or began anew counts from zero on; one that does not answer makes the windows unknown in which it
 is missing, as its share may be all.
 """
@@ -29,6 +30,18 @@ class Counts(NamedTuple):
     output_tokens: float = 0.0
     in_flight: float = 0.0
     within: float = 0.0  # of those that finished: that kept the goal; nan: the router has another goal
+    waiting: float = 0.0  # of those in flight: not let in yet
+
+
+class Lens(NamedTuple):
+    """How long a request is, in the mean; in tokens."""
+
+    prompt: float
+    cached: float  # of the prompt
+    output: float
+
+
+UNKNOWN: Final = Lens(math.nan, math.nan, math.nan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +56,20 @@ class Sample:
         return bool(self.routers) and all(each is not None for each in self.routers.values())
 
 
-def offered_by(samples: Sequence[Sample], windows_s: Sequence[float]) -> tuple[Offered, ...]:
-    """Return what was asked for over each window that ends with the last sample; samples are in their order."""
+def lens_by(samples: Sequence[Sample]) -> Lens | None:
+    """Return how long the requests were that finished while was watched, else since routers began; None: none did."""
+    if not samples:
+        return None
+    nothing = Sample(samples[-1].at_s, {})
+    counted = [_counted(since, samples[-1]) for since in (samples[0], nothing)]
+    return next((_lens(each) for each in counted if each.finished > 0), None)
+
+
+def offered_by(samples: Sequence[Sample], windows_s: Sequence[float], usual: Lens = UNKNOWN) -> tuple[Offered, ...]:
+    """Return what was asked for over each window that ends with the last sample; samples are in their order.
+
+    `usual` is how long requests are of which none finished.
+    """
     if not samples or not samples[-1].is_whole:
         return tuple(Offered(each, None) for each in sorted(windows_s))
     last, found = samples[-1], []
@@ -53,7 +78,7 @@ def offered_by(samples: Sequence[Sample], windows_s: Sequence[float]) -> tuple[O
         if not since or not since[0].is_whole:
             found.append(Offered(window_s, None))
         elif not found or found[-1].window_s < last.at_s - since[0].at_s:
-            found.append(_between(since[0], last))
+            found.append(_between(since[0], last, usual))
     return tuple(found)
 
 
@@ -71,20 +96,24 @@ def attained_by(samples: Sequence[Sample], window_s: float) -> float:
     return counted.within / counted.ended if counted.ended >= LEAST_ENDED else math.nan
 
 
-def _between(first: Sample, last: Sample) -> Offered:
+def _between(first: Sample, last: Sample, usual: Lens) -> Offered:
     window_s, counted = last.at_s - first.at_s, _counted(first, last)
     came = max(0.0, counted.ended + counted.in_flight)
     if not came:
         return Offered(window_s, ())
-    sums = (counted.prompt_tokens, counted.cached_tokens, counted.output_tokens)
-    lens = [each / counted.finished if counted.finished else math.nan for each in sums]
+    lens = _lens(counted) if counted.finished > 0 else usual
     return Offered(window_s, (Kind(came / window_s, *lens),))
+
+
+def _lens(counted: Counts) -> Lens:
+    sums = (counted.prompt_tokens, counted.cached_tokens, counted.output_tokens)
+    return Lens(*(each / counted.finished for each in sums))
 
 
 def _counted(first: Sample, last: Sample) -> Counts:
     """Return what all routers counted from one time to another."""
     changes = [_change(first.routers.get(name), counts) for name, counts in last.routers.items()]
-    return Counts(*(sum(column) for column in zip(*changes, strict=True)))
+    return Counts(*(sum(column) for column in zip(Counts(), *changes, strict=True)))
 
 
 def _change(before: Counts | None, now: Counts | None) -> Counts:

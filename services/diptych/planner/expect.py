@@ -112,9 +112,9 @@ def _unknown(observed: Observed, memory: Memory) -> Expected:
 def _nobody_is_there(observed: Observed) -> bool:
     """Whether it is known of all workers that nobody runs and nobody waits."""
     held = [each.occupancy for each in observed.workers]
-    return not observed.num_queued and all(
-        each is not None and not each.num_running + each.num_waiting for each in held
-    )
+    if observed.num_queued or not held:
+        return False  # without workers nobody can say
+    return all(each is not None and not each.num_running + each.num_waiting for each in held)
 
 
 def remembered(memory: Memory, observed: Observed, kinds: Sequence[Kind], keep_s: float) -> Memory:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -37,6 +38,10 @@ class Sizes(NamedTuple):
 
     def of(self, role: Role) -> int:
         return self[PLANNED_ROLES.index(role)]
+
+    def of_roles(self, roles: Set[Role]) -> Sizes:
+        """Return the same without the workers of other roles."""
+        return Sizes(*(self.of(each) if each in roles else 0 for each in PLANNED_ROLES))
 
     def changed(self, role: Role, number: int) -> Sizes:
         """Return the same with another number of one role."""

@@ -91,16 +91,29 @@ def test_a_deployment_is_scaled_as_it_was_read(hands: Hands, server: Server) -> 
     ]
 
 
-def test_what_somebody_else_has_changed_is_tried_again_later(hands: Hands, server: Server, clock: Clock) -> None:
+def test_what_has_changed_since_it_was_read_has_not_failed_and_is_written_in_the_next_round(
+    hands: Hands, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
     server.conflicts = {SCALE}
     order = Orders(scales=(Scale(POOL, 3),))
-    hands.carry_out(order, {})
+    for _ in range(3):
+        hands.carry_out(order, {})
+    assert not server.patched
+    assert not caplog.records  # no warning
     server.conflicts = set()
     hands.carry_out(order, {})
-    assert not server.patched
+    assert len(server.patched) == 1
+
+
+def test_a_write_that_fails_is_left_alone_for_a_while(hands: Hands, server: Server, clock: Clock) -> None:
+    order, server.token = Orders(scales=(Scale(POOL, 3),)), "another"
+    hands.carry_out(order, {})
+    server.token = "first"
+    hands.carry_out(order, {})
+    assert len(server.patched) == 1  # the one that was refused
     clock.now_s = FIRST_S
     hands.carry_out(order, {})
-    assert len(server.patched) == 1
+    assert len(server.patched) == 2
 
 
 def test_workers_drain_in_their_own_time(hands: Hands, worker: Worker, listed: dict[int, Instance]) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import http.server
 import json
 import math
+import socketserver
 
 import pytest
 from http_serving import serving
 from kubernetes_server import Server
 
-from diptych.cli.planning.sources import cluster_of, counts_of, only_here
+from diptych.cli.planning.sources import cluster_of, counted, counts_of, only_here
 from diptych.common.errors import Unavailable
 from diptych.common.members.kubernetes_api import KubernetesApi
 from diptych.common.members.roles import Role
@@ -34,6 +35,8 @@ def test_a_routers_page_is_read_as_what_it_counted() -> None:
     metrics.prompt_tokens.inc(100)
     metrics.output_tokens.inc(30)
     assert counts_of(metrics.exposition().decode(), Goal()) == Counts(2, 1, 100, 0, 30, 0, 1)
+    metrics._waiting.set(3)
+    assert counts_of(metrics.exposition().decode(), Goal())[5:] == (3, 1, 3)
     with pytest.raises(ValueError, match="requests_running"):
         counts_of("nothing 1\n", Goal())
 
@@ -46,6 +49,40 @@ def test_what_kept_another_goal_says_nothing_of_ours() -> None:
     page = metrics.exposition().decode()
     assert counts_of(page, Goal(1.0, 0.03)).within == 1
     assert math.isnan(counts_of(page, Goal(1.0, 0.05)).within)
+
+
+PAGES = {
+    "whole": RouterMetrics().exposition(),
+    "cut": b"diptych_router_requests_running",
+    "no labels": b"diptych_router_objective_seconds 1\n",
+    "no text": b"\xff",
+}
+
+
+class Pages(socketserver.StreamRequestHandler):
+    """Answers with the page that is asked for by its port, or with what is no HTTP."""
+
+    page: bytes | None = None
+
+    def handle(self) -> None:
+        self.rfile.readline()
+        head = f"HTTP/1.0 200 OK\r\nContent-Length: {len(self.page or b'') + 1}\r\n\r\n".encode()
+        self.wfile.write(b"SSH-2.0-OpenSSH_9.6\r\n" if self.page is None else head + self.page + b"\n")
+
+
+@pytest.mark.parametrize("page", [None, *(PAGES[each] for each in PAGES if each != "whole")])
+def test_a_router_whose_answer_is_none_leaves_the_others_answers_as_they_are(page: bytes | None) -> None:
+    broken, whole = (type("P", (Pages,), {"page": each}) for each in (page, PAGES["whole"]))
+    with (
+        serving(socketserver.ThreadingTCPServer(("127.0.0.1", 0), broken)) as one,
+        serving(socketserver.ThreadingTCPServer(("127.0.0.1", 0), whole)) as other,
+    ):
+        addresses = [f"127.0.0.1:{each.server_address[1]}" for each in (one, other)]
+        listed = [Instance(role=ROLE_ROUTER, address=each, metrics_address=each) for each in addresses]
+        found = counted(listed, Goal())
+        assert only_here(listed, Trust(Tokens.of_variable("secret-of-a-viewer"), None)) == {}
+    assert found[addresses[0]] is None
+    assert found[addresses[1]] is not None
 
 
 class Router(http.server.BaseHTTPRequestHandler):
@@ -82,6 +119,8 @@ def test_a_cluster_is_read_whether_it_has_keda_or_not(api: KubernetesApi, server
         "horizontalpodautoscalers": None,
         "scaledobjects": None,
     }
+    kinds = [path.rpartition("/")[2] for path, _ in server.asked]
+    assert kinds[-2:] == ["deployments", "pods"]  # whatever pods come or go by, their Deployment is not a newer one
     scaled = {"metadata": {"name": "s"}, "spec": {"scaleTargetRef": {"name": "d"}}}
     server.objects["/apis/keda.sh/v1alpha1/namespaces/llm/scaledobjects"] = [scaled]
     assert cluster_of(api, "").pools[0].hands_off == "KEDA's ScaledObject s scales it"

@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 
 from diptych.cli.planning.config import PlannerConfig, sizes_of
-from diptych.cli.planning.watcher import Seen, Watcher
+from diptych.cli.planning.sources import counts_of
+from diptych.cli.planning.watcher import Seen, Watcher, serving_floor
 from diptych.common.errors import ConfigError
 from diptych.common.members.roles import Role as Served
 from diptych.engine.values.step_model import H200_LLAMA_8B
-from diptych.planner.counters import Counts
+from diptych.planner.counters import Counts, Lens
 from diptych.planner.pools.cluster import Cluster, Pool, WorkerPod
-from diptych.planner.values import Sizes, Why, WorkerState
+from diptych.planner.pools.orders import orders
+from diptych.planner.values import NO_WORKERS, Goal, Plan, Sizes, Why, WorkerState
+from diptych.router.metrics import RouterMetrics
 from diptych.v1.bootstrap_pb2 import (
     INSTANCE_STATE_DRAINING,
     INSTANCE_STATE_READY,
@@ -163,6 +166,99 @@ def test_workers_of_a_role_without_a_pool_are_not_planned() -> None:
     assert sizes[1] == Sizes(1, 1, 0)
 
 
+ACTS = PlannerConfig(gpus=8, act=True, selector="x=y")  # as the chart runs it with `act` and `options.gpus` alone
+PAIR = (ROLE_PREFILL, ROLE_DECODE)
+ROLES = {ROLE_PREFILL: Served.PREFILL, ROLE_DECODE: Served.DECODE, ROLE_UNIFIED: Served.UNIFIED}
+
+
+def pools(roles: tuple[Role, ...], replicas: int) -> Cluster:
+    """Return a pool of each role, whose pods are called after it."""
+    served = [ROLES[each] for each in roles]
+    pods = [
+        WorkerPod(f"{each.value}{n}", 100 * n + k, (each.value, ""), each, WorkerState.STARTING, 3)
+        for k, each in enumerate(served)
+        for n in range(replicas)
+    ]
+    return Cluster(tuple(pods), tuple(Pool(each.value, (each.value, ""), each, replicas, "1") for each in served))
+
+
+def fleet(roles: tuple[Role, ...], number: int) -> list[Instance]:
+    served = [(role, f"{ROLES[role].value}{n}") for role in roles for n in range(number)]
+    return [worker(n, role, pod=pod) for n, (role, pod) in enumerate(served, 1)]
+
+
+@pytest.mark.parametrize(("roles", "floor"), [((ROLE_UNIFIED,), Sizes(0, 0, 1)), (PAIR, Sizes(1, 1, 0))])
+def test_who_acts_keeps_workers_that_serve_if_nobody_asks_for_anything(roles: tuple[Role, ...], floor: Sizes) -> None:
+    watcher = Watcher(ACTS, H200_LLAMA_8B)
+    for number in range(60):
+        scene = watcher.round(seen(15.0 * number, fleet(roles, 2), cluster=pools(roles, 2)))
+    assert scene.plan.sizes == floor
+    assert Why.IDLE in scene.plan.why
+    for number in range(60, 120):
+        scene = watcher.round(seen(15.0 * number, fleet(roles, 1), cluster=pools(roles, 1)))
+        assert orders(scene)[:3] == ((), (), ())
+
+
+def failing(number: int, rate: float, waiting: int = 0) -> Counts:
+    """Return what a router says after so many rounds in which it answered 503 to everybody."""
+    metrics = RouterMetrics()
+    metrics.requests.labels("chat", "unavailable").inc(15 * number * rate)
+    metrics._waiting.set(waiting)
+    return counts_of(metrics.exposition().decode(), Goal())
+
+
+@pytest.mark.parametrize("roles", [(ROLE_UNIFIED,), PAIR])
+def test_pools_that_somebody_scaled_to_nothing_are_woken_whoever_asks_or_not(roles: tuple[Role, ...]) -> None:
+    for rate in (0.0, 2.0):
+        scene = Watcher(ACTS, H200_LLAMA_8B).round(seen(0.0, [], failing(0, rate), cluster=pools(roles, 0)))
+        assert {each.pool.name: each.replicas for each in orders(scene).scales} == {
+            ROLES[each].value: 1 for each in roles
+        }
+
+
+def run_while_all_fail(waiting: int, rate: float) -> Plan:
+    watcher, listed = Watcher(ACTS, H200_LLAMA_8B), fleet((ROLE_UNIFIED,), 3)
+    for number in range(60):
+        counts = failing(number, rate, waiting=waiting)
+        plan = watcher.round(seen(15.0 * number, listed, counts, cluster=pools((ROLE_UNIFIED,), 3))).plan
+        assert Why.IDLE not in plan.why
+    return plan
+
+
+def test_requests_that_all_fail_are_a_load_and_not_idleness() -> None:
+    plan = run_while_all_fail(0, 30.0)
+    assert plan.sizes.both >= 3
+    assert not plan.leaving
+
+
+def test_requests_that_wait_at_routers_are_not_idleness() -> None:
+    run_while_all_fail(7, 0.0)
+
+
+def test_requests_of_which_none_finishes_are_as_long_as_those_that_did() -> None:
+    watcher, wanted = Watcher(ACTS, H200_LLAMA_8B), []
+    for number in range(80):
+        counts = load(min(number, 40), 2.0, 8000)._replace(ended=number * 30.0)  # from round 40 on all fail
+        plan = watcher.round(seen(15.0 * number, [worker(1)], counts)).plan
+        assert Why.LOAD_UNKNOWN not in plan.why or not number
+        wanted.append(plan.sizes)
+    assert wanted[-1].total >= wanted[40].total  # more, if anything: they are missed
+    assert watcher.lens == Lens(8000.0, 0.0, 100.0)
+
+
+def test_a_floor_is_raised_by_what_pools_can_start_until_it_serves() -> None:
+    every = frozenset(ROLES.values())
+    pair, unified = every - {Served.UNIFIED}, frozenset({Served.UNIFIED})
+    assert serving_floor(NO_WORKERS, pair, NO_WORKERS) == Sizes(1, 1, 0)
+    assert serving_floor(NO_WORKERS, unified, Sizes(2, 2, 0)) == Sizes(0, 0, 1)
+    assert serving_floor(Sizes(0, 3, 0), pair, NO_WORKERS) == Sizes(1, 3, 0)
+    assert serving_floor(Sizes(2, 1, 0), pair, NO_WORKERS) == Sizes(2, 1, 0)
+    assert serving_floor(Sizes(0, 0, 1), pair, NO_WORKERS) == Sizes(1, 1, 1)  # no pool begins with the one
+    assert serving_floor(NO_WORKERS, every, NO_WORKERS) == Sizes(0, 0, 1)
+    assert serving_floor(NO_WORKERS, every, Sizes(1, 1, 0)) == Sizes(1, 1, 0)
+    assert serving_floor(NO_WORKERS, frozenset({Served.DECODE}), NO_WORKERS) == NO_WORKERS  # they can't serve alone
+
+
 def test_a_start_is_as_long_as_those_that_were_seen() -> None:
     watcher = Watcher(CONFIG, H200_LLAMA_8B)
     pool = Pool("x", UNIFIED, Served.UNIFIED, 2, "1")
@@ -197,3 +293,19 @@ def test_who_acts_must_know_whom_to_scale_and_how_far() -> None:
         with pytest.raises(ConfigError, match="--act needs --selector"):
             config.validate()
     replace(CONFIG, act=True, selector="a=b").validate()
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({"least": ("prefill=2",)}, "with --least prefill=2 nobody would"),
+        ({"least": ("unified=0", "decode=1")}, "must have unified=1, or prefill=1 and decode=1"),
+        ({"least": ("prefill=4", "decode=5")}, "--gpus 8 has room for 8 workers of 1 GPUs .*: --act keeps 9"),
+        ({"gpus": 1, "tp": 2}, "--act keeps 1 at least"),
+    ],
+)
+def test_who_acts_is_given_a_floor_that_serves(value: dict[str, Any], words: str) -> None:
+    ACTS.validate()
+    replace(ACTS, act=False, **value).validate()
+    with pytest.raises(ConfigError, match=words):
+        replace(ACTS, **value).validate()

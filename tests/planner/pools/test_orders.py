@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -58,6 +58,11 @@ def test_who_serves_is_drained_first_and_its_replica_goes_once_its_pod_is_not_re
     assert ordered(Plan(0, 1, 0), drains, [pod(1), pod(2)], DECODE) == Orders()
     unready = [pod(1), pod(2, rank=RANK_NOT_READY)]
     assert ordered(Plan(0, 1, 0), drains, unready, DECODE) == Orders(scales=(Scale(DECODE, 1),))
+
+
+def test_who_serves_although_its_pod_is_not_ready_is_drained_first_too() -> None:
+    unready = [pod(1), pod(2, rank=RANK_NOT_READY)]
+    assert ordered(Plan(0, 1, 0, leaving=(2,)), BOTH[0], unready, DECODE) == Orders(drains=(2,))
 
 
 def test_who_is_about_to_start_keeps_a_pool_from_shrinking_as_it_would_go_in_place_of_the_one_that_may() -> None:
@@ -118,6 +123,12 @@ def test_pods_of_several_workers_and_workers_without_a_pod_are_left_as_they_are(
     assert orders(nowhere) == Orders(left=("workers 0000000000000002 run in no pod of a pool, and stay as they are",))
 
 
+def test_a_replica_that_was_taken_back_and_whose_pod_is_still_there_is_taken_back_once() -> None:
+    workers = [worker(1), worker(2), worker(3, state=WorkerState.DRAINING)]
+    pods = [pod(1), pod(2), pod(3, rank=RANK_NOT_READY)]
+    assert ordered(Plan(0, 2, 0), workers, pods, DECODE) == Orders()  # two replicas of three pods
+
+
 @dataclass
 class Replicas:
     """A Deployment whose pods start, become ready, drain and go as Kubernetes has it; `rng` chooses among equals."""
@@ -128,6 +139,8 @@ class Replicas:
     seen_ready: dict[int, bool] = field(default_factory=dict)  # as the kubelet has told
     ended: list[tuple[int, WorkerState]] = field(default_factory=list)
     num_made: int = 0
+    changed: set[int] = field(default_factory=set)  # pods that did since Kubernetes chose last
+    trembles: float = 0.0  # how likely a pod that is ready is not for a moment
 
     def settle(self) -> None:
         while len(self.states) < self.replicas:
@@ -147,18 +160,31 @@ class Replicas:
         """Some pods get on, and the kubelet tells of some what they are."""
         following = {WorkerState.PENDING: WorkerState.STARTING, WorkerState.STARTING: WorkerState.READY}
         for number, state in self.states.items():
+            before = self.rank(number), state
             if self.rng.random() < 0.4:
                 self.states[number] = following.get(state, state)
             if self.rng.random() < 0.4:
                 self.seen_ready[number] = self.states[number] is WorkerState.READY
+            if self.rng.random() < self.trembles:
+                self.seen_ready[number] = False
+            if before != (self.rank(number), self.states[number]):
+                self.changed.add(number)
 
-    def round(self, wanted: int) -> None:
-        """Plan so many, as the planner does: who leaves is said of those that are there, the rest are asked for."""
+    def may_happen(self) -> None:
+        if self.rng.random() < 0.5:
+            self.happen()
+
+    def round(self, wanted: int, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Plan so many, as the planner does: who leaves is said of those that are there, the rest are asked for.
+
+        `meanwhile` comes between hearing of workers and reading pods.
+        """
         there = [each for each, state in self.states.items() if state is not WorkerState.DRAINING]
         leaving = tuple(self.rng.sample(there, max(0, len(there) - wanted)))
+        workers = [worker(each, state=state) for each, state in self.states.items()]
+        meanwhile()
         pool = DECODE._replace(replicas=self.replicas)
         pods = tuple(pod(each, rank=self.rank(each)) for each in self.states)
-        workers = [worker(each, state=state) for each, state in self.states.items()]
         found = orders(
             Scene(
                 Plan(0, wanted, 0, leaving=leaving),
@@ -178,7 +204,9 @@ class Replicas:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_whatever_happens_nobody_who_serves_is_ended_and_in_the_end_there_is_what_was_wanted(seed: int) -> None:
+def test_nobody_who_serves_is_ended_if_nothing_happens_meanwhile_and_in_the_end_there_is_what_was_wanted(
+    seed: int,
+) -> None:
     rng = random.Random(seed)
     world = Replicas(rng, 2)
     for _ in range(60):
@@ -193,6 +221,31 @@ def test_whatever_happens_nobody_who_serves_is_ended_and_in_the_end_there_is_wha
         world.round(3)
     assert world.ended
     assert all(state is not WorkerState.READY for _, state in world.ended)
+    assert sorted(world.states.values(), key=str) == [WorkerState.READY] * 3
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_as_many_who_serve_are_ended_at_most_as_have_changed_since_what_was_read(seed: int) -> None:
+    """Between what is read and Kubernetes' choice pods get ready and stop being so, rounds repeat, and it lags."""
+    rng = random.Random(seed)
+    world = Replicas(rng, 2, trembles=0.2)
+    for _ in range(100):
+        wanted = rng.randint(1, 6)
+        for _ in range(rng.randint(1, 3)):
+            world.round(wanted, world.may_happen)
+            world.may_happen()
+        num_ended = len(world.ended)
+        world.settle()
+        serving = [number for number, state in world.ended[num_ended:] if state is WorkerState.READY]
+        assert len(serving) <= len(world.changed)
+        world.changed.clear()
+        world.happen()
+        world.changed.clear()
+    world.trembles = 0.0
+    for _ in range(60):
+        world.settle()
+        world.happen()
+        world.round(3)
     assert sorted(world.states.values(), key=str) == [WorkerState.READY] * 3
 
 

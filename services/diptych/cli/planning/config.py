@@ -36,7 +36,11 @@ class PlannerConfig(LogConfig, MembersConfig):
         0, help="GPUs that there are for workers; 0: not known, and no more is planned", group="platform"
     )
     tp: int = option(1, help="GPUs of a worker", group="platform")
-    least: tuple[str, ...] = option((), help="workers that stay in any case: prefill=1,decode=1", group="platform")
+    least: tuple[str, ...] = option(
+        (),
+        help="workers that stay in any case: prefill=1,decode=1; none: with pools to scale, the fewest that serve",
+        group="platform",
+    )
     most: tuple[str, ...] = option(
         (), help="workers of a role that there may be: prefill=8; none: any", group="platform"
     )
@@ -69,7 +73,21 @@ class PlannerConfig(LogConfig, MembersConfig):
             raise ConfigError(f"--share must be above 0 and below 1, not {self.share:g}")
         if self.act and not (self.selector and self.gpus):
             raise ConfigError("--act needs --selector, which says whom to scale, and --gpus, how many there may be")
+        if self.act:
+            self._validate_floor()
         self.limits  # noqa: B018  # raises
+
+    def _validate_floor(self) -> None:
+        """Raise `ConfigError` for a floor with which nobody would serve: nothing would wake workers again."""
+        least, places = self.limits.least, self.gpus // self.tp
+        if self.least and not least.serves:
+            raise ConfigError(
+                f"--act keeps workers that serve, and with --least {','.join(self.least)} nobody would: "
+                f"it must have unified=1, or prefill=1 and decode=1, or more; or leave it out"
+            )
+        if places < max(1, least.total):
+            words = f"--gpus {self.gpus} has room for {places} workers of {self.tp} GPUs (--tp)"
+            raise ConfigError(f"{words}: --act keeps {max(1, least.total)} at least (--least)")
 
     @property
     def limits(self) -> Limits:

@@ -16,7 +16,7 @@ from typing import Final
 from diptych.cli.planning.config import PlannerConfig
 from diptych.cli.requests.asking import ask_to_drain
 from diptych.cli.role import set_role
-from diptych.common.errors import DiptychError, Unavailable
+from diptych.common.errors import Conflict, DiptychError, Unavailable
 from diptych.common.members.instances import name_of
 from diptych.common.members.kubernetes_api import KubernetesApi
 from diptych.common.members.roles import Role
@@ -80,9 +80,16 @@ class Hands:
             logger.warning("%s; tried again in %.0f s at the earliest", error, pause_s)
 
     def _scale(self, scale: Scale) -> None:
-        """Refused if anybody has changed the Deployment since it was read: then the next round sees what it is."""
+        """Refused if the Deployment has changed since it was read, as with each pod that gets ready: no failure.
+
+        The next round sees what it is then.
+        """
         change = {"metadata": {"resourceVersion": scale.pool.version}, "spec": {"replicas": scale.replicas}}
-        self._api.patch("apis/apps/v1", "deployments", f"{scale.pool.name}/scale", change)
+        try:
+            self._api.patch("apis/apps/v1", "deployments", f"{scale.pool.name}/scale", change)
+        except Conflict as error:
+            logger.info("%s: planned anew in the next round", error)
+            return
         logger.info("%s has %d replicas now, it had %d", scale.pool.name, scale.replicas, scale.pool.replicas)
 
     def _drain(self, worker: Instance) -> None:

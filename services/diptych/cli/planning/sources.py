@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import logging
 import math
 import urllib.error
@@ -23,6 +24,7 @@ from diptych.v1.bootstrap_pb2 import ROLE_ROUTER, Instance
 logger = logging.getLogger(__name__)
 
 ANSWER_S: Final = 5.0  # that a router may take
+BROKEN: Final = (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, AttributeError)  # of answers
 REFUSED: Final = frozenset({"forbidden", "invalid", "not_found", "rate_limited", "unauthenticated"})  # by nature
 SCALED_OBJECTS: Final = ("apis/keda.sh/v1alpha1", "scaledobjects")
 AUTOSCALERS: Final = ("apis/autoscaling/v1", "horizontalpodautoscalers")
@@ -43,8 +45,8 @@ def _counted(address: str, goal: Goal) -> Counts | None:
     try:
         with _DIRECTLY.open(f"http://{address}/metrics", timeout=ANSWER_S) as answer:
             return counts_of(answer.read().decode(), goal)
-    except (OSError, ValueError) as error:
-        logger.warning("a router's metrics at %s can't be read: %s", address, error)
+    except BROKEN as error:
+        logger.warning("a router's metrics at %s can't be read: %r", address, error)
         return None
 
 
@@ -71,9 +73,10 @@ def counts_of(page: str, goal: Goal) -> Counts:
 
 def _counts(sums: Mapping[str, float]) -> Counts:
     prompt, cached, output = (sums.get(f"{each}_tokens_total", 0.0) for each in ("prompt", "cached", "output"))
-    in_flight = sums["requests_running"] + sums.get("requests_waiting", 0.0)
+    waiting = sums.get("requests_waiting", 0.0)
+    in_flight = sums["requests_running"] + waiting
     ended, finished = sums.get("requests_total", 0.0), sums.get("e2e_seconds_count", 0.0)
-    counts = Counts(ended, finished, prompt, cached, output, in_flight)
+    counts = Counts(ended, finished, prompt, cached, output, in_flight, waiting=waiting)
     if not all(map(math.isfinite, counts)):
         raise ValueError("it counts what is no number")
     return counts
@@ -88,16 +91,20 @@ def only_here(listed: Sequence[Instance], trust: Trust) -> Mapping[int, int]:
             workers = fetch(f"http://{router.address}/admin/workers", trust, ANSWER_S)["workers"]
             pages = {int(each["instance"], 16): each["only_here_pages"] for each in workers}
             return {instance_id: number for instance_id, number in pages.items() if number is not None}
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            logger.warning("a router at %s does not say what workers have cached: %s", router.address, error)
+        except BROKEN as error:
+            logger.warning("a router at %s does not say what workers have cached: %r", router.address, error)
     return {}
 
 
 def cluster_of(api: KubernetesApi, selector: str) -> Cluster:
-    """Return the pods and pools that have these labels. Raises `Unavailable` if any of it can't be read."""
-    pods = pods_of(api.list("api/v1", "pods", selector))
-    deployments = api.list(*DEPLOYMENTS, selector)
-    return Cluster(pods, pools_of(deployments, api.list(*AUTOSCALERS, ""), _scaled_objects(api)))
+    """Return the pods and pools that have these labels. Raises `Unavailable` if any of it can't be read.
+
+    Pods are read after the Deployments whose versions go into writes. So a write is refused if anybody else wrote
+    before it, even if pods have gone by that already when pods were read.
+    """
+    scaled_objects, autoscalers = _scaled_objects(api), list(api.list(*AUTOSCALERS, ""))
+    pools = pools_of(api.list(*DEPLOYMENTS, selector), autoscalers, scaled_objects)
+    return Cluster(pods_of(api.list("api/v1", "pods", selector)), pools)
 
 
 def _scaled_objects(api: KubernetesApi) -> Sequence[Object]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -13,12 +13,13 @@ from diptych.common.members.instances import computable_tokens
 from diptych.common.members.record import State
 from diptych.common.members.roles import WORKER_ROLES, Role
 from diptych.engine.values.step_model import StepModel
-from diptych.planner.counters import Counts, Sample, attained_by, offered_by
+from diptych.planner.counters import Counts, Lens, Sample, attained_by, lens_by, offered_by
 from diptych.planner.planner import Planner
 from diptych.planner.pools.cluster import Cluster
 from diptych.planner.pools.orders import Scene
 from diptych.planner.pools.start_times import StartTimes
 from diptych.planner.values import (
+    NO_WORKERS,
     PLANNED_ROLES,
     Capacity,
     Limits,
@@ -35,7 +36,8 @@ from diptych.v1.bootstrap_pb2 import Instance
 logger = logging.getLogger(__name__)
 
 NOTHING: Final = Cluster()
-OUTPUT_LEN: Final = 100.0  # of a request, until one has finished
+SERVING: Final = (Sizes(0, 0, 1), Sizes(1, 1, 0))  # the fewest workers that serve
+USUAL: Final = Lens(1000.0, 0.0, 100.0)  # that requests are taken for until one has finished: a guess
 _STATES: Final = {
     State.STARTING: WorkerState.STARTING,
     State.READY: WorkerState.READY,
@@ -67,6 +69,7 @@ class Watcher:
     samples: list[Sample] = field(default_factory=list)
     since_s: dict[Mark, float] = field(default_factory=dict)
     starts: StartTimes = field(default_factory=StartTimes)
+    lens: Lens = USUAL  # of requests, lately
     last: Plan | None = None
 
     def round(self, seen: Seen) -> Scene:
@@ -75,6 +78,7 @@ class Watcher:
             each for each in self.samples if each.at_s >= seen.now_s - self.config.stable_s - self.config.interval_s
         ]
         self.samples = [*kept, Sample(seen.now_s, seen.routers)]
+        self.lens = lens_by(self.samples) or self.lens
         before, workers, pod_of = self.planner.memory, self._workers(seen), pods_of_workers(seen)
         self.starts.look(seen.now_s, {pod_of.get(each.worker_id, str(each.worker_id)): each.state for each in workers})
         made = self.planner(self._observed(seen, workers))
@@ -87,25 +91,32 @@ class Watcher:
 
     def _observed(self, seen: Seen, workers: tuple[Worker, ...]) -> Observed:
         pages = max((each.load.total_pages for each in seen.listed), default=0)
+        num_queued, num_waiting = _queued(seen)
         return Observed(
             seen.now_s,
             workers,
-            offered_by(self.samples, self.config.windows_s),
+            offered_by(self.samples, self.config.windows_s, self.lens),
             self.config.goal,
             Capacity(self.step_model, pages * self.config.page_size or 1, num_gpus=self.config.tp),
             self._limits(seen, workers),
+            num_queued,
+            round(num_waiting * (self.lens.prompt - self.lens.cached)),
             attained=attained_by(self.samples, self.config.stable_s),
             start_s=self.starts.usual_s(self.config.start_s),
         )
 
     def _limits(self, seen: Seen, workers: tuple[Worker, ...]) -> Limits:
-        """Allow no more workers of a role that no pool begins with than there are: nobody could start them."""
+        """Allow no more workers of a role that no pool begins with than there are: nobody could start them.
+
+        Of those that pools begin with so many stay that requests can be served: with nobody there, none would finish.
+        """
         limits, roles = self.config.limits, {pool.role for pool in seen.cluster.pools}
         if not roles:
             return limits
+        there = Sizes(*(sum(each.role is role for each in workers) for role in PLANNED_ROLES))
         most = limits.most or Sizes(MANY, MANY, MANY)
-        there = {role: sum(each.role is role for each in workers) for role in PLANNED_ROLES}
-        return replace(limits, most=Sizes(*(most.of(each) if each in roles else there[each] for each in PLANNED_ROLES)))
+        most = Sizes(*(most.of(each) if each in roles else there.of(each) for each in PLANNED_ROLES))
+        return replace(limits, least=serving_floor(limits.least, roles, there), most=most)
 
     def _workers(self, seen: Seen) -> tuple[Worker, ...]:
         found = [*self._members(seen), *_coming(seen)]
@@ -117,26 +128,44 @@ class Watcher:
         """Yield those that bootstrap lists, in the state that whoever knows more of them says."""
         pods = {each.name: each.state for each in seen.cluster.pods}
         usual = statistics.fmean(seen.only_here_pages.values()) if seen.only_here_pages else 0.0
-        output_len = self._output_len()
         for member in seen.listed:
             if member.role not in WORKER_ROLES or State(member.state) not in _STATES:
                 continue
             state = _state(_STATES[State(member.state)], pods.get(member.pod, WorkerState.STARTING))
             role = seen.flipping.get(member.instance_id, WORKER_ROLES[member.role])
             tokens = seen.only_here_pages.get(member.instance_id, usual) * self.config.page_size
-            held = self._held(member, output_len) if member.HasField("load") else None
+            held = self._held(member) if member.HasField("load") else None
             yield Worker(member.instance_id, role, state, seen.now_s, held, only_here_tokens=tokens)
 
-    def _output_len(self) -> float:
-        counts = [each for each in self.samples[-1].routers.values() if each is not None]
-        finished = sum(each.finished for each in counts)
-        return sum(each.output_tokens for each in counts) / finished if finished else OUTPUT_LEN
-
-    def _held(self, member: Instance, output_len: float) -> Occupancy:
-        load = member.load
+    def _held(self, member: Instance) -> Occupancy:
+        load, output_len = member.load, self.lens.output
         tokens = (load.total_pages - load.free_pages) * self.config.page_size
         left = load.num_running * output_len / 2 + load.num_waiting * output_len
         return Occupancy(load.num_running, load.num_waiting, computable_tokens(load), tokens, left)
+
+
+def serving_floor(least: Sizes, roles: Set[Role], there: Sizes) -> Sizes:
+    """Return the floor with as many more of the roles that pools begin with as it takes to serve at all.
+
+    That is one worker that does both, or one of each: what lacks the fewest workers of what is there.
+    """
+    if least.of_roles(roles).serves:
+        return least
+    serving = [each for each in SERVING if each.of_roles(roles) == each]
+    missing = [sum(max(0, want - have) for want, have in zip(each, there, strict=True)) for each in serving]
+    added = min(zip(missing, serving, strict=True), key=lambda each: each[0], default=(0, NO_WORKERS))[1]
+    return Sizes(*map(max, least, added))
+
+
+def _queued(seen: Seen) -> tuple[int, int]:
+    """Return how many requests no worker has, and how many of them routers have not let in yet, as far as is known.
+
+    Workers tell what they hold: what routers have beyond it is on its way to one, or finds none.
+    """
+    counts = [each for each in seen.routers.values() if each is not None]
+    waiting = round(sum(each.waiting for each in counts))
+    held = sum(each.load.num_running + each.load.num_waiting for each in seen.listed)
+    return max(waiting, round(sum(each.in_flight for each in counts)) - held), waiting
 
 
 def _state(told: WorkerState, pod: WorkerState) -> WorkerState:

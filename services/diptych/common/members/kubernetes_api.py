@@ -18,13 +18,15 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 
-from diptych.common.errors import ConfigError, NotFound, Unavailable
+from diptych.common.errors import ConfigError, Conflict, DiptychError, NotFound, Unavailable
 from diptych.common.members.pods import GROUP, KIND, Pod, pods_of
 from diptych.common.net.reachable import bracketed
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TIMEOUT_S: Final = 10.0
 PAGE: Final = 500  # objects in an answer
+
+_KINDS: Final[Mapping[int, type[DiptychError]]] = {HTTPStatus.NOT_FOUND: NotFound, HTTPStatus.CONFLICT: Conflict}
 
 Object = Mapping[str, Any]
 
@@ -54,7 +56,7 @@ class KubernetesApi:
     def patch(self, group: str, kind: str, name: str, change: Object) -> None:
         """Merge a change into an object. Raises `Unavailable`, and `NotFound` when it is gone.
 
-        A change that names a `resourceVersion` is refused if the object has another one by then.
+        A change that names a `resourceVersion` is refused by `Conflict` if the object has another one by then.
         """
         self._call("PATCH", self._path(group, kind, name), json.dumps(change).encode())
 
@@ -72,7 +74,7 @@ class KubernetesApi:
                 return json.load(answer)
         except urllib.error.HTTPError as error:
             with error:
-                kind = NotFound if error.code == HTTPStatus.NOT_FOUND else Unavailable
+                kind = _KINDS.get(error.code, Unavailable)
                 raise kind(f"{method} {path}: {error.code} {_message(error)}") from error
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise Unavailable(f"{method} {path}: {getattr(error, 'reason', error)}") from error

@@ -115,8 +115,12 @@ def _troubles(scene: Scene, pool: Pool) -> int:
 
 
 def _scale(scene: Scene, pool: Pool, more: int) -> Scale:
-    """Return how many replicas a pool gets: more, or fewer by those that Kubernetes would end and that may go."""
-    return Scale(pool, pool.replicas + more if more else pool.replicas - _removable(scene, pool))
+    """Return how many replicas a pool gets: more, or fewer by those that Kubernetes would end and that may go.
+
+    Pods beyond the replicas are about to be ended, and among those that may go: they count once.
+    """
+    there = max(pool.replicas, len(scene.cluster.live(pool)))
+    return Scale(pool, pool.replicas + more if more else min(pool.replicas, there - _removable(scene, pool)))
 
 
 def _removable(scene: Scene, pool: Pool) -> int:
