@@ -1,4 +1,4 @@
-"""Drafts under grammars, end to end: what is forced comes at once, and a grammar that fails does so as without drafts."""
+"""Drafts under grammars, end to end: what is forced comes at once, and what fails does so as without drafts."""
 
 from __future__ import annotations
 
@@ -80,9 +80,7 @@ def engine_of(new_engine: NewEngine, source: ModelSource, compiler: Any, **optio
     layout = ModelRunner.pool_layout(source.config, num_pages=NUM_PAGES, page_size=PAGE, dtype="float32")
     rows = Rows(one_rank(source, torch.full(layout.shape, torch.nan)))
     vocab_size = source.config.vocab_size
-    return new_engine(
-        runner=rows, vocab_size=vocab_size, num_pages=NUM_PAGES, compiler=compiler, **options
-    ), rows
+    return new_engine(runner=rows, vocab_size=vocab_size, num_pages=NUM_PAGES, compiler=compiler, **options), rows
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -46,8 +46,9 @@ class DecodeBatch:
 
         A guess begins behind the newest token that is known: while that token's successor is on its way, the guess of
         it is only what the others stand behind. What the grammar forbids can't come true. Nobody gets more than one
-        page for a guess, and none unless everybody could get another one: a page that was for nothing is needed by its
-        request at the latest when each of the others has needed one.
+        page for a guess, and none unless everybody could get one more: until a page of a wrong guess is of use to its
+        request, each of the others needs one at most. So none of them is retracted for it, unless prompts that are
+        admitted meanwhile take what was left.
         """
         page_size = self._cache.page_size
         admitted: dict[int, tuple[int, ...]] = {}
