@@ -71,6 +71,7 @@ def test_a_stream_goes_on_elsewhere_without_a_gap(cluster: Cluster) -> None:
     assert logprobs == pytest.approx([-token / 100 for token in tokens])
     assert usage["completion_tokens"] == len(tokens)
     assert [metric(cluster, name) for name in ("moves", "moves_begun", "replays")] == [1, 1, 0]
+    assert cluster.router.fleet.estimates.output_len == len(tokens), "all of it, wherever it was made"
     (leg,) = [leg for leg in new.started if leg.kind == LegKind.DECODE.wire]
     (asking,) = [leg for leg in old.started if leg.moves_room]
     assert (leg.room, leg.peer_instance_id) == (asking.room, old.instance.instance_id)

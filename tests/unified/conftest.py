@@ -15,6 +15,7 @@ from diptych.common.arrays import U64
 from diptych.common.members.roles import LegKind, Role
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.cache.tier import Tier
+from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
 from diptych.engine.schedule.running import Drafter
 from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping, TpModelWorkerClient
 from diptych.engine.values.batch import OverlapRunner
@@ -70,6 +71,7 @@ class Worker:
         pages_per_state: int,
         windows: WindowPages,
         drafter: Drafter | None,
+        turns: Turns,
     ) -> None:
         self.kv, runner = model(num_pages)
         self.cache = KvCache(
@@ -81,7 +83,8 @@ class Worker:
             pages_per_state=pages_per_state,
             windows=replace(windows, step_tokens=limits.max_step_tokens),
         )
-        self.core = UnifiedCore(self.cache, limits, TransferRules("always"), PAGE * 8, role, drafter=drafter)
+        rules = TransferRules("always")
+        self.core = UnifiedCore(self.cache, limits, rules, PAGE * 8, role, drafter=drafter, turns=turns)
         self.stepping: Stepping = (
             OverlappedStepping(self.core, TpModelWorkerClient(runner), clock)
             if overlap
@@ -106,10 +109,13 @@ class Fleet:
         pages_per_state: int = 0,
         windows: WindowPages = NO_WINDOWS,
         drafter: Drafter | None = None,
+        turns: Turns = ENOUGH_SLOTS,
     ) -> None:
-        """`clock` is read when a step is planned and when it has run."""
+        """`clock` is read when a step is planned and when it has run. `turns`: of all, told apart by their rooms."""
         self.workers = {
-            number: Worker(role, num_pages, clock, overlap, limits, tiers, model, pages_per_state, windows, drafter)
+            number: Worker(
+                role, num_pages, clock, overlap, limits, tiers, model, pages_per_state, windows, drafter, turns
+            )
             for number, role in enumerate(roles, 1)
         }
         for number, worker in self.workers.items():

@@ -12,6 +12,7 @@ from windowed_runner import WindowedRunner
 from windowed_runner import expected_output as expected_with_windows
 
 from diptych.common.members.roles import LegKind, Role
+from diptych.engine.schedule.adapter_turns import AdapterTurns
 from diptych.engine.values.events import AbortRoom, HandBack, Move, PeerDown, Start, WriterGone
 from diptych.engine.values.request import new_request
 from diptych.engine.values.window_pages import WindowPages
@@ -23,6 +24,7 @@ Fleet = Any  # the fixture's class: test helpers can't be imported
 VOCAB = 1000
 PAGE = 4
 OLD, NEW = 1, 2  # rooms, and workers
+OTHER = 5  # a room
 PROMPT = list(range(1, 12))
 MAX_TOKENS = 40
 RIGHT = expected_output(PROMPT, MAX_TOKENS, VOCAB)
@@ -216,6 +218,35 @@ def test_a_lost_link_has_it_run_on(fleet_class: type[Fleet]) -> None:
     fleet.run()
     assert ending(fleet, OLD, NEW).failure.code is FailureCode.PEER_LOST
     assert fleet.tokens(OLD) == RIGHT
+    assert_clean(fleet)
+
+
+def test_an_adapters_slot_goes_to_another_meanwhile_and_comes_back(fleet_class: type[Fleet]) -> None:
+    turns = AdapterTurns(1)
+    fleet = fleet_class(Role.UNIFIED, Role.UNIFIED, turns=turns)
+    core = fleet.workers[OLD].core
+    for room, adapter in ((OLD, 7), (OTHER, 8)):
+        params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, ignore_eos=True)
+        request = new_request(
+            room, np.array(PROMPT, dtype=np.int64), params, extra_key=bytes([adapter]), adapter=adapter
+        )
+        core.handle(Start(request, 0, LegKind.LOCAL), 0.0)
+    while len(fleet.tokens(OLD)) < 5:
+        fleet.advance(OLD)
+    assert fleet.tokens(OTHER) == [], "there is one slot, which the other adapter has"
+    core.handle(Move(NEW, OLD, NEW), 0.0)
+    held(fleet)
+    for _ in range(3):
+        fleet.advance(OLD)
+    assert 0 < len(fleet.tokens(OTHER)) < MAX_TOKENS
+    core.handle(PeerDown(NEW, "cut"), 0.0)
+    fleet.run()
+    assert (len(fleet.tokens(OLD)), fleet.tokens(OTHER)) == (5, RIGHT), "it has its pages back, and waits for its slot"
+    turns.end(OTHER)  # as the scheduler does for a room that has ended
+    fleet.run()
+    assert fleet.tokens(OLD) == RIGHT
+    assert turns.num_placed == 3
+    turns.check()
     assert_clean(fleet)
 
 

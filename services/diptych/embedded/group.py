@@ -82,7 +82,7 @@ class Group:
 
     def start(self, kind: LegKind, leg: worker_pb2.StartLeg, prompt: bytes, work: Work, receiver: LegReceiver) -> None:
         """Send a leg and its prompt, a `StartLeg` in bytes; `receiver` gets its outputs up to the last one."""
-        self._legs.add(leg.room, Leg(receiver, kind, work, leg.peer_instance_id))
+        self._legs.add(leg.room, Leg(receiver, kind, work, leg.peer_instance_id, leg.num_prior_output_tokens))
         leg.kind = kind.wire
         leg.MergeFromString(prompt)
         self._due.start.append(leg)

@@ -205,7 +205,8 @@ class Front:
         for kind in attempt.kinds:
             peer_id = 0 if pair.is_local else attempt.worker_of(_OTHER[kind])
             worker_id = attempt.worker_of(kind)
-            self.workers[worker_id].legs.add(room, Leg(attempt, kind, selection.work, peer_id))
+            leg = Leg(attempt, kind, selection.work, peer_id, len(progress.output_ids))
+            self.workers[worker_id].legs.add(room, leg)
             self._send(worker_id, self._leg(served, room, kind, peer_id))
         self._clock.at(progress.wait_budget.ends_s, lambda: self._end_if_it_is_time(attempt))
         if self._setup.router.moves and selection.request.slo.tpot_s > 0:
@@ -292,13 +293,14 @@ class Front:
         running, pairs = list(self._claims.values()), self._breakers.choose(self.workers.pairs, self._clock.now_s)
         candidates = self._chooser.candidates(pairs, {}) if pairs else None
         usual = self.workers.estimates.output_len
-        for choice in self._moves.due(candidates, lambda: self._outputs(running), self._partners, usual):
+        for choice in self._moves.due(candidates, lambda ids: self._outputs(running, ids), self._partners, usual):
             self._move(running[choice.place], choice.target_id)
         if running:
             self._look_later()
 
-    def _outputs(self, running: Sequence[Served]) -> Mapping[int, RunningOutput]:
-        return {place: found for place, each in enumerate(running) if (found := self._output(each)) is not None}
+    def _outputs(self, running: Sequence[Served], worker_ids: Collection[int]) -> Mapping[int, RunningOutput]:
+        found = ((place, self._output(each)) for place, each in enumerate(running))
+        return {place: each for place, each in found if each is not None and each.worker_id in worker_ids}
 
     def _output(self, served: Served) -> RunningOutput | None:
         """Return an output as it is made now; None while it can't move."""
@@ -338,7 +340,7 @@ class Front:
                 return
             known = len(progress.output_ids) + len(unread) - 1
             new.legs.begin(LegKind.DECODE)
-            self.workers[target_id].legs.add(room, Leg(new, LegKind.DECODE, work, pair.prefill_id))
+            self.workers[target_id].legs.add(room, Leg(new, LegKind.DECODE, work, pair.prefill_id, known))
             prompt, params = served.prompt_after(known), progress.params_after(known)
             leg = NewLeg(served.number, room, LegKind.DECODE, pair.prefill_id, prompt, params, call.tenant, slo, known)
             self._send(target_id, leg)
@@ -347,7 +349,7 @@ class Front:
         self.workers[pair.prefill_id].legs.add(room, Leg(new, LegKind.PREFILL, work, target_id))
         served.move = move = Move(old, new, begin)
         self._send(pair.prefill_id, AskToMove(room, old.room, target_id))
-        self._clock.after(PATIENCE_S, move.cancel)
+        self._clock.after(PATIENCE_S, move.give_up)
 
     def _goes_on_elsewhere(self, served: Served) -> bool:
         """An attempt has failed behind its last token; return whether another one has the call already."""

@@ -113,6 +113,27 @@ def test_a_loop_that_does_not_come_round_is_told_as_silent_long_before_its_reque
     assert told_at(patient, [0.0, 1.9, 2.6, 9.9, 10.4, 10.9], [0.0, 0.0, 0.0, 0.0, 10.3, 10.8]) == [0, 0, 2, 9, 0, 0]
 
 
+@pytest.mark.parametrize("longest_s", [0.5, 4.0])
+def test_readiness_waits_for_three_times_the_silence_that_routers_go_by(patient: Patient, longest_s: float) -> None:
+    async def watch() -> tuple[float, float]:
+        now_s = 0.0
+        liveness = SchedulerLiveness(patient, STALL_S, clock=lambda: now_s)
+        beats_s = [0.0, longest_s, 2 * longest_s]  # and never again
+        silent, unready = list[float](), list[float]()
+        for look in range(80):
+            now_s = look / 2
+            patient.heartbeat = Beats(max(beat_s for beat_s in beats_s if beat_s <= now_s))
+            await liveness.beat()
+            silent += [now_s - 2 * longest_s] * (liveness.silent_s > 0 and now_s > 2 * longest_s)
+            unready += [now_s - 2 * longest_s] * (liveness.unready_s > 0)
+        return silent[0], unready[0]
+
+    silent_s, unready_s = asyncio.run(watch())
+    allowed_s = max(2.0, 2 * (longest_s - 0.5))
+    assert 0 < silent_s - allowed_s <= 0.5
+    assert 0 < unready_s - 3 * allowed_s <= 0.5
+
+
 def test_one_that_loads_its_model_is_not_silent(patient: Patient) -> None:
     assert told_at(patient, [0.0, 50.0], [None, None]) == [0, 0]
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 
 import pytest
 
-from diptych.engine.frontend.silence import HALF_LIFE_S, Silence
+from diptych.engine.frontend.silence import MEMORY_S, Silence
 
 LOOK_S = 0.5
 
@@ -15,7 +16,8 @@ def looks(silence: Silence, beats_s: Iterable[float], until_s: float, since_s: f
     """What each look finds, of a loop that beats at these moments, in order of time."""
     found, at_s, times_s = [], since_s, sorted(beats_s)
     while at_s <= until_s:
-        found.append(silence.look(max((beat_s for beat_s in times_s if beat_s <= at_s), default=None), at_s))
+        num_beats = bisect_right(times_s, at_s)
+        found.append(silence.look(times_s[num_beats - 1] if num_beats else None, at_s))
         at_s += LOOK_S
     return found
 
@@ -49,9 +51,18 @@ def test_a_step_as_long_as_one_before_is_no_silence_and_one_of_more_than_twice_t
     assert longest[-1] == pytest.approx(2.5 * step_s, abs=LOOK_S)
 
 
-def test_a_long_round_is_forgotten_by_and_by() -> None:
+@pytest.mark.parametrize("hours", [0.9, 2.1])
+def test_a_long_round_counts_for_an_hour_and_for_two_at_most(hours: float) -> None:
     silence = Silence()
     looks(silence, [0.0, 30.0], 30.0)  # a pause of the machine, say
-    later_s = 30.0 + 4 * HALF_LIFE_S
-    silence.look(later_s, later_s)
-    assert [silence.look(later_s, later_s + age_s) > 0 for age_s in (3.0, 4.0)] == [False, True]
+    later_s = 30.0 + hours * MEMORY_S
+    looks(silence, idle(30.0, later_s), later_s, since_s=30.0)
+    assert (silence.look(later_s, later_s + 3.0) == 0.0) == (hours < 1)
+
+
+def test_long_steps_that_come_each_half_hour_are_called_silence_the_first_time_only() -> None:
+    silence, found = Silence(), list[bool]()
+    for begin_s in range(0, 4 * 3600, 1800):
+        beats = [*idle(begin_s, begin_s + 1784.0), *(begin_s + 1784.0 + 4.0 * step for step in range(1, 4))]
+        found.append(max(looks(silence, beats, begin_s + 1799.0, since_s=begin_s)) > 0)
+    assert found == [True, *[False] * 7]

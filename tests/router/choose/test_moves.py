@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 from typing import Any
@@ -11,13 +12,17 @@ import pytest
 from diptych.generation.slo import Slo
 from diptych.router.choose.moves import (
     GAIN,
+    LOOK_S,
     MARGIN,
+    MAX_LATE,
+    TURN_S,
     WINDOWS,
     Choice,
     Moves,
     PromptTime,
     RunningOutput,
     best_move,
+    is_turn,
     tightest_s,
 )
 from diptych.router.choose.policies.beside import share_of, step_s
@@ -84,10 +89,72 @@ def test_late_workers_give_away_one_at_a_time() -> None:
     outputs = {5: LONG, 7: replace(LONG, worker_id=OTHER), 8: replace(LONG, worker_id=OTHER)}
     moves = Moves()
     for _ in range(WINDOWS - 1):
-        assert moves.due(candidates, lambda: outputs, lambda key, adapter: workers, USUAL) == []
-    found = moves.due(candidates, lambda: outputs, lambda key, adapter: workers, USUAL)
+        assert moves.due(candidates, lambda ids: outputs, lambda key, adapter: workers, USUAL) == []
+    found = moves.due(candidates, lambda ids: outputs, lambda key, adapter: workers, USUAL)
     assert [(each.place, each.target_id) for each in found] == [(5, NEW)], "who takes one is not asked twice at once"
-    assert moves.due(None, lambda: outputs, lambda key, adapter: workers, USUAL) == []
+    assert moves.due(None, lambda ids: outputs, lambda key, adapter: workers, USUAL) == []
+
+
+def fleet(*workers: Worker) -> Candidates:
+    by_id = {each.instance_id: each for each in workers}
+    return Candidates(by_id, {key: tuple(by_id) for key in by_id})
+
+
+def test_who_has_given_one_away_is_looked_at_anew_before_the_next() -> None:
+    moves, outputs = Moves(), dict.fromkeys(range(8), LONG)
+    found = [
+        len(moves.due(fleet(LATE, FREE), lambda ids: outputs, lambda key, adapter: {NEW}, USUAL))
+        for _ in range(3 * WINDOWS)
+    ]
+    assert found == [*[0] * (WINDOWS - 1), 1] * 3
+
+
+@pytest.mark.parametrize("num_routers", [1, 2, 4, 7])
+def test_several_routers_give_away_no_more_than_one(num_routers: int) -> None:
+    """Each has outputs of the late worker, and looks at another moment; the worker's load tells nothing yet."""
+    routers = [Moves() for _ in range(num_routers)]
+    outputs = dict.fromkeys(range(8), LONG)
+    looks = 40 * num_routers
+    moved_s: list[tuple[float, int]] = []
+    for look in range(looks):
+        for place, moves in enumerate(routers):
+            now_s = 1e9 + (look + place / num_routers) * LOOK_S
+
+            def may_leave(key: int, place: int = place, now_s: float = now_s) -> bool:
+                return is_turn(key, place, num_routers, now_s)
+
+            found = moves.due(fleet(LATE, FREE), lambda ids: outputs, lambda key, adapter: {NEW}, USUAL, may_leave)
+            moved_s += [(now_s, place)] * len(found)
+    gaps_s = [later - sooner for (sooner, _), (later, _) in itertools.pairwise(moved_s)]
+    assert min(gaps_s) > (WINDOWS - 1) * LOOK_S
+    assert {place for _, place in moved_s} == set(range(num_routers)), "each has its turn"
+    assert len(moved_s) >= looks * LOOK_S / TURN_S - 1, "and nobody's turn is lost"
+
+
+def overload(num_workers: int, *others: Worker) -> Candidates:
+    return fleet(*(replace(LATE, instance_id=100 + number) for number in range(num_workers)), *others)
+
+
+def test_where_nobody_has_time_to_spare_no_output_is_looked_at() -> None:
+    def outputs(ids: Any) -> dict[int, RunningOutput]:
+        raise AssertionError("asked in vain")
+
+    moves = Moves()
+    for _ in range(2 * WINDOWS):
+        assert moves.due(overload(64), outputs, lambda key, adapter: {NEW}, USUAL) == []
+
+
+def test_one_look_asks_for_outputs_of_a_few_late_workers_and_all_have_their_turn() -> None:
+    moves, asked = Moves(), list[list[int]]()
+
+    def outputs(ids: Any) -> dict[int, RunningOutput]:
+        asked.append(list(ids))
+        return {}
+
+    for _ in range(WINDOWS - 1 + 16):
+        moves.due(overload(64, FREE), outputs, lambda key, adapter: {NEW}, USUAL)
+    assert {len(ids) for ids in asked} == {MAX_LATE}
+    assert sorted(key for ids in asked for key in ids) == list(range(100, 164))
 
 
 def test_an_output_goes_to_the_worker_that_keeps_all_it_then_has() -> None:
@@ -164,11 +231,10 @@ def test_what_prompts_take_is_seen_look_by_look() -> None:
     idle = replace(candidates, workers={OLD: LATE, NEW: FREE})
     moves = Moves()
     for _ in range(40):
-        assert moves.due(candidates, lambda: {0: LONG}, lambda key, adapter: {NEW}, USUAL) == []
-    assert moves.due(idle, lambda: {0: LONG}, lambda key, adapter: {NEW}, USUAL) == [], "it was busy until now"
-    for _ in range(40):
-        found = moves.due(idle, lambda: {0: LONG}, lambda key, adapter: {NEW}, USUAL)
-    assert [each.target_id for each in found] == [NEW]
+        assert moves.due(candidates, lambda ids: {0: LONG}, lambda key, adapter: {NEW}, USUAL) == []
+    assert moves.due(idle, lambda ids: {0: LONG}, lambda key, adapter: {NEW}, USUAL) == [], "it was busy until now"
+    found = [moves.due(idle, lambda ids: {0: LONG}, lambda key, adapter: {NEW}, USUAL) for _ in range(40)]
+    assert {each.target_id for choices in found[20:] for each in choices} == {NEW}
 
 
 def test_what_is_told_adds_up() -> None:

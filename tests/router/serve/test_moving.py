@@ -78,7 +78,7 @@ class Story:
         self.move = Move(self.attempt, asking, begin)
         self.attempt.watch(self.move.look)
         asking.watch(self.move.look)
-        asyncio.get_running_loop().call_later(PATIENCE_S, self.move.cancel)
+        asyncio.get_running_loop().call_later(PATIENCE_S, self.move.give_up)
 
     async def client(self) -> str:
         """Take tokens until the end; return how it came about."""
@@ -265,6 +265,25 @@ def test_a_move_that_takes_too_long_is_given_up(still: bool) -> None:
     assert story.tokens == list(range(6))
     assert NEW in story.old.aborted
     assert story.new.aborted == ({NEW} if still else set())
+
+
+@pytest.mark.parametrize("lets_go", [False, True])
+@pytest.mark.parametrize("pause_s", [0.1, PATIENCE_S + 0.5])
+def test_a_client_that_reads_slowly_does_not_undo_a_move(pause_s: float, lets_go: bool) -> None:
+    async def slow() -> tuple[Story, str]:
+        story = Story()
+        for move in (*FIVE, stand_still):
+            move(story)
+        if lets_go:
+            story.old.fail(OLD, HANDED_BACK)
+            story.old.say(NEW, 1, finish_reason=STOP)
+        story.new.say(NEW, 1, REST)
+        await asyncio.sleep(pause_s)
+        story.new.say(NEW, 5, [9], finish_reason=STOP)
+        return story, await asyncio.wait_for(story.client(), 3.0)
+
+    story, end = run(slow())
+    assert (story.tokens, end, story.new.aborted) == (list(range(10)), "stop", set())
 
 
 class Drawn:

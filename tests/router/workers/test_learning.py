@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from diptych.common.members.roles import LegKind
@@ -52,6 +54,13 @@ def test_a_decode_leg_tells_gaps_waits_and_lengths(estimates: Estimates) -> None
     learned = estimates.of(DECODE_ID)
     assert (learned.decode.at(700), learned.grant_wait_s, estimates.output_len) == pytest.approx((0.1, 0.3, 21))
     assert learned.prefill == PRIOR_PREFILL
+
+
+def test_an_output_that_went_on_elsewhere_is_as_long_as_all_of_it(estimates: Estimates) -> None:
+    rest = replace(leg(LegKind.DECODE, first_tokens=1), num_prior_tokens=800)
+    learn(estimates, DECODE_ID, load, rest, LegOutput(first_index=199, token_ids=[5]), 12.0)
+    assert estimates.output_len == pytest.approx(1000)
+    assert estimates.of(DECODE_ID).decode.at(700) == pytest.approx(2.0 / 199), "its own tokens tell its speed"
 
 
 @pytest.mark.parametrize("kind", list(LegKind))

@@ -98,7 +98,7 @@ class WorkerGroup:
             state=State(self._instance.state),
             not_ready=self._instance.not_ready,
             paused=self._sessions.closed_because,
-            silent_s=self.liveness.silent_s,
+            silent_s=self.liveness.unready_s,
             num_routers=len(self._sessions.routers),
             beat_s=self.scheduler.heartbeat.last_s,
         )

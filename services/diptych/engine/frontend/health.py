@@ -20,7 +20,7 @@ from diptych.common.verdicts.probes import Probes
 from diptych.engine.frontend import probes as worker_probes
 from diptych.engine.frontend.probes import InstanceFacts
 from diptych.engine.frontend.scheduler_client import Commands
-from diptych.engine.frontend.silence import Silence, silence_words
+from diptych.engine.frontend.silence import READY_MARGIN, Silence, silence_words
 from diptych.kvtransfer.process import is_stopped
 from diptych.v1 import bootstrap_pb2, engine_pb2
 
@@ -57,7 +57,7 @@ class SchedulerLiveness:
     """Pings a scheduler, and looks at the beats of its loop.
 
     `silence` is done while its requests are done elsewhere, and a new future once it answers. `silent_s` and
-    `is_silent` tell of every silence; `on_silence` hears of each look.
+    `is_silent` tell of every silence; `on_silence` hears of each look. `unready_s` is for probes.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class SchedulerLiveness:
         self._clock = clock
         self._beats = Silence()
         self.silent_s = 0  # whole seconds; 0: it is heard
+        self.unready_s = 0  # the same, once that is so long that the worker is not ready
         self.is_silent = asyncio.Event()  # `silent_s` is not 0
         self._asked = self._answered = 0
         self._asked_s = 0.0
@@ -109,9 +110,11 @@ class SchedulerLiveness:
     def _tell(self, now_s: float) -> None:
         """One that was stopped is silent before its beats say so."""
         silent_s = self._beats.look(self._scheduler.heartbeat.last_s, now_s)
+        is_unready = silent_s > READY_MARGIN * self._beats.allowed_s or self.silence.done()
         if self.silence.done():
             silent_s = max(silent_s, now_s - self._asked_s)
         self.silent_s = int(silent_s)
+        self.unready_s = self.silent_s * is_unready
         if self.silent_s and not self.is_silent.is_set():
             logger.warning("%s: routers prefer other workers", silence_words(self.silent_s))
             self.is_silent.set()

@@ -32,7 +32,7 @@ class InstanceFacts:
     state: State
     not_ready: str  # why it is not READY although it is loaded
     paused: str  # why it takes nothing new for a moment; empty: it does
-    silent_s: int  # since its step loop was heard; 0: it is
+    silent_s: int  # since its step loop was heard; 0: it is, or a step may well take so long
     num_routers: int  # that have acknowledged it
     beat_s: float | None  # when its step loop last came round; None: it has not begun
 

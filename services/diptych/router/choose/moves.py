@@ -2,7 +2,11 @@
 
 Rule: a worker that has been *late* for `WINDOWS` looks in a row, which is when a step of it takes longer than the
 tightest time per token of its outputs, gives one away, if another worker keeps all that it then has, with something to
-spare, and less is lost by that than is gained. Both are seconds, by the weights of those who wait.
+spare, and less is lost by that than is gained. Both are seconds, by the weights of those who wait. Then it is looked at
+anew for as long, so that what is gained can be seen. Routers, and the processes of one, take turns: see `is_turn`.
+
+A look costs no more in a fleet where all are late: where nobody has time to spare it ends, and else `MAX_LATE` workers
+are looked at, in turn.
 
 An output takes time from prompts where it goes, and gives some back where it was. Unless that is at least as much, all
 workers together must have twice the time that prompts take of late: else first tokens would pay for it.
@@ -13,6 +17,7 @@ outputs allow, and one is late only above: so none goes to and fro.
 
 from __future__ import annotations
 
+import bisect
 import heapq
 import math
 from collections import Counter
@@ -31,6 +36,8 @@ GAIN: Final = 2.0  # what is gained must be so many times what is lost
 STEPS: Final = 2  # of either worker, that an output stands still for beside its transfer
 SHORTLIST: Final = 8  # of outputs, and of workers, that are looked at
 MAX_BUSY: Final = 0.5  # of the time that workers have for prompts: if an output takes of it, so much may be needed
+MAX_LATE: Final = 4  # workers, of those that are late, at which one look looks closely
+TURN_S: Final = 2 * WINDOWS * LOOK_S  # of which the second half is a pause: then the next one sees what was moved
 NEW_SHARE: Final = 0.1  # of a look, in the mean of those before: some 2 s
 
 
@@ -87,33 +94,39 @@ class Moves:
     def __init__(self) -> None:
         self._windows: Counter[int] = Counter()  # for which workers have been late
         self._busy: dict[int, float] = {}  # of late, with prompts, by worker
+        self._last = 0  # worker that was looked at closely
 
     def due(
         self,
         candidates: Candidates | None,
-        outputs: Callable[[], Mapping[int, RunningOutput]],
+        outputs: Callable[[Collection[int]], Mapping[int, RunningOutput]],
         partners: Callable[[int, str], Collection[int]],
         usual: float,
+        may_leave: Callable[[int], bool] = lambda worker_id: True,
     ) -> list[Choice]:
         """Return one output at most of each worker that was late for long enough, and to each. None: nobody is there.
 
-        `outputs` by place, and `partners` of a worker for an adapter, are asked for where somebody is late. An output
-        has `usual` tokens.
+        `outputs` of some workers, by place, and `partners` of a worker for an adapter, are asked for where somebody is
+        late. An output has `usual` tokens. `may_leave`: whether it is our turn to take outputs from a worker.
         """
         late = self.late(candidates.workers.values()) if candidates else []
         if candidates is not None:
             self._note_prompts(candidates)
+        late = self._next(list(filter(may_leave, late)))
         if not late or candidates is None:
             return []
-        running, workers, time = outputs(), candidates.workers, self._prompt_time(candidates)
+        workers, time = candidates.workers, self._prompt_time(candidates)
+        free = {key for key, each in workers.items() if step_s(each) <= MARGIN * tightest_s(each)}
+        by_worker = _by_worker(outputs(late)) if free else {}
         choices: dict[int, Choice] = {}  # by target
         for key in late:
-            own = {place: output for place, output in running.items() if output.worker_id == key}
-            ids = set(candidates.partners.get(key, ())) - {key, *choices}
+            own = by_worker.get(key, {})
+            ids = free.intersection(candidates.partners.get(key, ())) - {key, *choices}
             allowed = {adapter: partners(key, adapter) for adapter in {output.adapter for output in own.values()}}
             choice = best_move(workers[key], own, {each: workers[each] for each in ids}, allowed, usual, time)
             if choice is not None:
                 choices[choice.target_id] = choice
+                del self._windows[key]
         return list(choices.values())
 
     def late(self, workers: Iterable[Worker]) -> list[int]:
@@ -121,6 +134,14 @@ class Moves:
         late = {worker.instance_id for worker in workers if step_s(worker) > tightest_s(worker)}
         self._windows = Counter({key: self._windows[key] + 1 for key in late})
         return sorted(key for key, count in self._windows.items() if count >= WINDOWS)
+
+    def _next(self, late: list[int]) -> list[int]:
+        """Return whose turn it is of those that are late, in order: behind those of the last look."""
+        if len(late) > MAX_LATE:
+            first = bisect.bisect_right(late, self._last)
+            late = [*late[first:], *late[:first]][:MAX_LATE]
+            self._last = late[-1]
+        return late
 
     def _note_prompts(self, candidates: Candidates) -> None:
         busy = {key: float(candidates.workers[key].load.num_queued > 0) for key in candidates.partners}
@@ -131,6 +152,23 @@ class Moves:
         workers = (candidates.workers[key] for key in candidates.partners)
         shares = {worker.instance_id: share_of(worker, tightest_s(worker)) for worker in workers}
         return PromptTime(shares, sum(self._busy[key] * share for key, share in shares.items()))
+
+
+def is_turn(worker_id: int, place: int, num_routers: int, time_s: float) -> bool:
+    """Return whether a router may move outputs away from a worker now: one at a time may, of several.
+
+    `place` among them: routers that know the same others, by nearly the same clock, agree. None knows what the others
+    have moved before the worker's load tells it: so a pause follows each turn.
+    """
+    turn, behind_s = divmod(time_s, TURN_S)
+    return num_routers < 2 or ((int(turn) + worker_id) % num_routers == place and behind_s < TURN_S / 2)
+
+
+def _by_worker(outputs: Mapping[int, RunningOutput]) -> dict[int, dict[int, RunningOutput]]:
+    found: dict[int, dict[int, RunningOutput]] = {}
+    for place, output in outputs.items():
+        found.setdefault(output.worker_id, {})[place] = output
+    return found
 
 
 def tightest_s(worker: Worker) -> float:

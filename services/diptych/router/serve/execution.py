@@ -123,6 +123,11 @@ class Execution:
 
     # moves
 
+    @property
+    def worker_id(self) -> int:
+        """Who makes the output; 0 before it is sent."""
+        return self._pair.decode_id
+
     def output(self) -> RunningOutput | None:
         """Return the output as it is made now; None while it can't move."""
         attempt, progress = self._attempt, self._progress

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable, Collection, Mapping
+from itertools import islice
+from typing import Final
 
-from diptych.router.choose.moves import LOOK_S, Moves
+from diptych.router.choose.moves import LOOK_S, Moves, RunningOutput, is_turn
 from diptych.router.serve.execution import Dispatcher
+
+MAX_OUTPUTS: Final = 1024  # of late workers, of which one look makes a choice
 
 
 class Mover:
-    """For one router, or one of its processes: it moves its own requests."""
+    """For one router, or one of its processes: it moves its own requests, when it is its turn."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    def __init__(self, dispatcher: Dispatcher, clock: Callable[[], float] = time.time) -> None:
+        """`clock`: the one that all machines share."""
         self._dispatcher = dispatcher
+        self._clock = clock
         self._moves = Moves()
 
     async def run(self) -> None:
@@ -24,11 +32,21 @@ class Mover:
     def look(self) -> None:
         """Begin the moves that are due."""
         selector, running = self._dispatcher.selector, list(self._dispatcher.running)
-        outputs = (each.output() for each in running)
-        by_place = ((place, output) for place, output in enumerate(outputs) if output is not None)
+
+        def outputs(worker_ids: Collection[int]) -> Mapping[int, RunningOutput]:
+            own = ((place, each) for place, each in enumerate(running) if each.worker_id in worker_ids)
+            return {place: output for place, each in islice(own, MAX_OUTPUTS) if (output := each.output()) is not None}
+
         candidates = selector.candidates("") if running else None
-        for choice in self._moves.due(candidates, lambda: dict(by_place), self._partners, selector.output_len):
+        for choice in self._moves.due(candidates, outputs, self._partners, selector.output_len, self._turn()):
             running[choice.place].move(choice.target_id, choice.words)
+
+    def _turn(self) -> Callable[[int], bool]:
+        """Return the answer to whether outputs may be taken from a worker now."""
+        fleet, now_s = self._dispatcher.fleet, self._clock()
+        routers = sorted({*fleet.routers(), fleet.router_id})
+        place = routers.index(fleet.router_id)
+        return lambda worker_id: is_turn(worker_id, place, len(routers), now_s)
 
     def _partners(self, worker_id: int, adapter: str) -> frozenset[int]:
         """Return who may go on with a worker's requests that have an adapter."""

@@ -63,7 +63,7 @@ class Move(Generic[AnAttempt]):
     """Begins when it is made: the new attempt has the leg that asks. Call `look` when one of both has said something.
 
     `begin` starts the other leg, once it is known what goes before it: what the old attempt has given, of which nobody
-    has taken the last tokens, and the very last is the newest. Call `cancel` after `PATIENCE_S`.
+    has taken the last tokens, and the very last is the newest. Call `give_up` after `PATIENCE_S`.
     """
 
     def __init__(self, old: AnAttempt, new: AnAttempt, begin: Callable[[Sequence[int]], None]) -> None:
@@ -82,6 +82,11 @@ class Move(Generic[AnAttempt]):
         if not self.is_over:
             self._stage = Stage.OVER
             self.new.close()
+
+    def give_up(self) -> None:
+        """It takes too long: cancel it, unless the old attempt has ended. Then `take` decides, whenever it comes."""
+        if not self._old.has_ended:
+            self.cancel()
 
     def take(self) -> AnAttempt | None:
         """The old attempt has failed behind its last token: return who goes on behind it, if anybody does."""

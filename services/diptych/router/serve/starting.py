@@ -46,7 +46,7 @@ def start_move(fleet: Fleet, old: Attempt, progress: Progress, selection: Select
     move = Move(old, new, begin)
     for attempt in (old, new):
         attempt.watch(move.look)
-    asyncio.get_running_loop().call_later(PATIENCE_S, move.cancel)
+    asyncio.get_running_loop().call_later(PATIENCE_S, move.give_up)
     return move
 
 

@@ -37,7 +37,7 @@ def _learn_prefill(estimates: Estimates, instance_id: int, load: Load, leg: Leg,
 
 def _learn_decode(estimates: Estimates, instance_id: int, load: Load, leg: Leg, end: LegOutput, now_s: float) -> None:
     num_tokens = end.first_index + len(end.token_ids)
-    estimates.ended(num_tokens)
+    estimates.ended(leg.num_prior_tokens + num_tokens)
     if end.stats.grant_us > MIN_WAIT_S * 1e6:
         estimates.granted(instance_id, end.stats.grant_us / 1e6)
     num_gaps = num_tokens - leg.first_tokens

@@ -44,6 +44,7 @@ class Leg:
     kind: LegKind
     work: Work
     peer_id: int = 0  # where its other leg is
+    num_prior_tokens: int = 0  # of the output, that were made before it
     first_s: float | None = None  # when its first output came
     first_tokens: int = 0  # of the output, that were known then
     aborted: bool = False

@@ -99,7 +99,7 @@ class Session:
         """Send a leg and its prompt. The session must be open; `receiver` gets its outputs up to the last one."""
         assert self._outbox is not None, "a leg needs an open session"
         self._idle.clear()
-        self._legs.add(leg.room, Leg(receiver, kind, work, leg.peer_instance_id))
+        self._legs.add(leg.room, Leg(receiver, kind, work, leg.peer_instance_id, leg.num_prior_output_tokens))
         leg.kind = kind.wire
         self._outbox.start(leg, prompt)
 
