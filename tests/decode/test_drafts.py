@@ -14,7 +14,7 @@ from stepped_engine import PAGE, VOCAB, Engine
 
 from diptych.checkpoints.source import open_model
 from diptych.engine.runner.model_runner import ModelRunner
-from diptych.engine.schedule.running import Drafter
+from diptych.engine.schedule.running import Drafter, Running
 from diptych.engine.schedule.sampled import verified
 from diptych.engine.values.batch import NO_TOKEN, ForwardBatch, ForwardMode
 from diptych.engine.values.request import Request
@@ -113,6 +113,37 @@ def test_a_request_that_is_retracted_goes_on_with_drafts(new_engine: NewEngine, 
     engine.run()
     assert {room: engine.tokens(room) for room in rooms} == expected
     assert engine.core.report().counts.retractions > 0
+
+
+class Wrong(Drafter):
+    """Guesses six tokens that never come."""
+
+    def propose(self, requests: Sequence[Request]) -> Drafts:
+        return {request.room: (VOCAB - 1,) * 6 for request in requests}
+
+
+@pytest.mark.parametrize("num_pages", [14, 16, 18])
+def test_nobody_is_retracted_for_the_page_of_a_guess(
+    new_engine: NewEngine, monkeypatch: pytest.MonkeyPatch, num_pages: int
+) -> None:
+    """Whenever somebody is, no request holds a page that its tokens have not come to."""
+    rooms, spare = range(1, 7), list[int]()
+    retract = Running._retract
+
+    def noted(running: Running, request: Request) -> None:
+        spare.extend(each.num_pages - each.computed_len // PAGE - 1 for each in running._batch)
+        retract(running, request)
+
+    monkeypatch.setattr(Running, "_retract", noted)
+    engine = new_engine(drafter=Wrong(), num_pages=num_pages)
+    engine.expect_short_outputs()
+    for room in rooms:
+        engine.start(room, [room] * (room + 2), 8 + 5 * room)
+    engine.run()
+    assert spare
+    assert max(spare) <= 0
+    for room in rooms:
+        assert engine.tokens(room) == expected_output([room] * (room + 2), 8 + 5 * room, VOCAB)
 
 
 def test_an_output_ends_at_a_stop_token_among_its_drafts(new_engine: NewEngine) -> None:

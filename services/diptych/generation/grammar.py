@@ -92,7 +92,8 @@ class Matcher(Protocol):
     def fill_masks(self, mask: I32, row: int, guess: Sequence[int]) -> None:
         """Do so in `row` and, behind ever more tokens of a guess, in as many rows that follow.
 
-        Rows behind a token that can't come, or behind the end, are left as they are. The output gets no further.
+        Rows behind a token that can't come or behind the end, and those that are expensive to find, allow nothing: no
+        token is sampled there. The output gets no further.
         """
         ...
 

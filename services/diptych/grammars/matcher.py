@@ -27,7 +27,10 @@ FREE_S_PER_TOKEN: Final = 0.002
 CHEAP_S: Final = 0.02  # beside its tokens'; what an output takes beyond it is its tenant's debt. Usual ones take 0.004
 Lend: TypeAlias = Callable[[float], bool]  # so many seconds more to the tenant; False: too much, the output must end
 
-ROW_S: Final = 0.001  # that the mask of a row behind a guess may take: an output that needs more gets no guesses
+# To look ahead for guesses an output may take this much, and this much more for each token, up to as much again; with
+# nothing left it gets no guesses. What it takes beyond is its tenant's debt, but ends no output.
+AHEAD_S: Final = 0.02
+AHEAD_S_PER_TOKEN: Final = 0.001
 
 MAX_FORCED_BYTES: Final = 256  # that are looked at, of text that can't be otherwise
 
@@ -83,7 +86,7 @@ class GrammarMatcher:
         self._lend = lend
         self._left_s = FREE_S
         self._is_broke = False  # its tenant
-        self._is_expensive = False  # what a guess needs
+        self._ahead_s = AHEAD_S  # is left
         self._covered_s = FREE_S - CHEAP_S  # as little may be left before its tenant owes more
 
     @property
@@ -103,6 +106,7 @@ class GrammarMatcher:
             consume(tokens)
             self._spend(self._clock() - begun_s - FREE_S_PER_TOKEN * len(tokens))
             self._grammar.num_tokens += len(tokens)
+            self._ahead_s = min(AHEAD_S, self._ahead_s + AHEAD_S_PER_TOKEN * len(tokens))
 
     def new_mask(self, num_rows: int) -> I32:
         return np.full((num_rows, self._num_mask_words), -1, dtype=np.int32)
@@ -111,31 +115,48 @@ class GrammarMatcher:
         self._spend(self._fill(self._matcher, mask, row))
 
     def fill_masks(self, mask: I32, row: int, guess: Sequence[int]) -> None:
-        """A guess costs its output nothing, but the batch waits for an expensive one only once."""
+        """A copy looks ahead. What it can't say, for an error of its own or for the time, is left to the next step."""
         self.fill_mask(mask, row)
-        if not guess:
-            return
-        ahead, took_s = self._matcher.deep_copy(), 0.0
-        for behind, token_id in enumerate(guess, row + 1):
-            if not ahead.try_consume_tokens([token_id]) or ahead.is_stopped():
-                break
-            took_s += self._fill(ahead, mask, behind)
-        self._is_expensive |= took_s > ROW_S * len(guess)
+        if guess:
+            mask[row + 1 : row + 1 + len(guess)] = 0
+            self._look_ahead(guess, lambda ahead, count: self._fill_behind(ahead, mask, row + count))
 
     def count_allowed(self, guess: Sequence[int]) -> int:
-        if self._is_expensive or self._matcher.is_stopped():
-            return 0
-        return self._matcher.deep_copy().try_consume_tokens(list(guess))
+        num_allowed = self._look_ahead(guess, lambda ahead, count: True)
+        return num_allowed if self._ahead_s > 0 else 0
 
     def forced(self) -> Sequence[int]:
         """See `Matcher.forced`. A copy is asked: the matcher itself would remember what it forced."""
-        if self._is_expensive or self._matcher.is_stopped():
+        if self._ahead_s <= 0 or self._matcher.is_stopped():
             return ()
         begun_s = self._clock()
         text = _whole_characters(self._matcher.deep_copy().compute_ff_bytes())
         tokens = self._grammar.spelled(text) if text else ()
-        self._is_expensive |= self._clock() - begun_s > ROW_S * (1 + len(tokens))
+        self._spend_ahead(self._clock() - begun_s)
         return tokens
+
+    def _look_ahead(self, guess: Sequence[int], look: Callable[[llguidance.LLMatcher, int], bool]) -> int:
+        """Let a copy take a guess token by token, and look behind each, while time is left; return how many it took."""
+        if self._ahead_s <= 0 or self._matcher.is_stopped():
+            return 0
+        steps, count = [[token_id] for token_id in guess], 0
+        begun_s = self._clock()  # likewise
+        ahead = self._matcher.deep_copy()
+        while count < len(steps) and ahead.try_consume_tokens(steps[count]) and not ahead.is_error():
+            count += 1
+            if not look(ahead, count) or self._clock() - begun_s > self._ahead_s:
+                break
+        self._spend_ahead(self._clock() - begun_s)
+        return count
+
+    def _fill_behind(self, ahead: llguidance.LLMatcher, mask: I32, row: int) -> bool:
+        """Return whether more may follow. An error would allow an end of the sequence, and nothing else."""
+        if ahead.is_stopped():
+            return False
+        self._fill(ahead, mask, row)
+        if ahead.is_error():
+            mask[row] = 0
+        return not ahead.is_error()
 
     def _fill(self, matcher: llguidance.LLMatcher, mask: I32, row: int) -> float:
         """Return how many seconds it took."""
@@ -157,6 +178,12 @@ class GrammarMatcher:
         if self._left_s < self._covered_s and self._lend is not None:
             owed_s, self._covered_s = self._covered_s - self._left_s, self._left_s
             self._is_broke |= not self._lend(owed_s)
+
+    def _spend_ahead(self, seconds: float) -> None:
+        owed_s = seconds - max(self._ahead_s, 0.0)
+        self._ahead_s -= seconds
+        if owed_s > 0 and self._lend is not None:
+            self._lend(owed_s)
 
 
 def _whole_characters(text: bytes) -> bytes:

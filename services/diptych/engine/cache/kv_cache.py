@@ -213,10 +213,11 @@ class KvCache:
         self._windows.append(request, pages[:, 1:])
         return True
 
-    def grow_each(self, requests: Sequence[Request]) -> bool:
-        """Give each request one more page; False, and nothing changed, when there are not enough."""
-        need = len(requests) * (1 + self.windows.num_groups)
-        if need > self.num_available:
+    def grow_each(self, requests: Sequence[Request], spare: int = 0) -> bool:
+        """Give each request one more page; False, and nothing changed, when `spare` more could not get one then."""
+        num_beside = 1 + self.windows.num_groups
+        need = len(requests) * num_beside
+        if need + spare * num_beside > self.num_available:
             return False
         if requests:
             pages = self._allocate(need).reshape(len(requests), -1)

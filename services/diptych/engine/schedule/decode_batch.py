@@ -45,8 +45,10 @@ class DecodeBatch:
         """Return what of guesses may stand behind the requests' newest tokens, and give it slots; `most` tokens in all.
 
         A guess begins behind the newest token that is known: while that token's successor is on its way, the guess of
-        it is only what the others stand behind. What the grammar forbids can't come true. Nobody is retracted for a
-        guess, and nobody gets more than one page for it.
+        it is only what the others stand behind. What the grammar forbids can't come true. Nobody gets more than one
+        page for a guess, and none unless everybody could get one more: until a page of a wrong guess is of use to its
+        request, each of the others needs one at most. So none of them is retracted for it, unless prompts that are
+        admitted meanwhile take what was left.
         """
         page_size = self._cache.page_size
         admitted: dict[int, tuple[int, ...]] = {}
@@ -60,7 +62,7 @@ class DecodeBatch:
                 most -= len(drafts)
                 if begin + len(drafts) > end:
                     short.append(request)
-        if short and not self._cache.grow_each(short):
+        if short and not self._cache.grow_each(short, spare=len(self._running)):
             cut = {each.room: each.num_pages * page_size - each.computed_len - 1 for each in short}
             admitted = {room: drafts[: cut.get(room)] for room, drafts in admitted.items() if cut.get(room) != 0}
         return admitted
