@@ -169,9 +169,7 @@ class FixedOrderKernels:
 
     def __init__(self, config: ModelConfig, kv: Tensor) -> None:
         self._config = config
-        self._starts = torch.arange(
-            most_rows(kv) + 1, dtype=torch.int32, device=kv.device
-        )  # of requests with one token each
+        self._starts = torch.arange(most_rows(kv) + 1, dtype=torch.int32, device=kv.device)  # of rows of one token
 
     def plan(self, extend_lens: I64, seq_lens: I64) -> None:
         """Nothing: what pays for a step depends on all that is in it."""
