@@ -52,7 +52,7 @@ from diptych.engine.values.batch import (
     WaitForResult,
 )
 from diptych.engine.values.events import Start
-from diptych.engine.values.limits import Limits, Scheduling
+from diptych.engine.values.limits import PROMPT_ROWS, Limits, Scheduling
 from diptych.engine.values.request import new_request
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.sampling_params import SamplingParams
@@ -142,7 +142,10 @@ def serve(
     """Run a scheduler's loop for `load.num_steps` decode steps; return its runner."""
     num_pages = load.batch_size * (PROMPT_LEN + load.output_len + 1) // PAGE_SIZE * 2 + 2
     cache = KvCache(
-        num_pages=num_pages, page_size=PAGE_SIZE, max_requests=load.batch_size, max_tokens_per_request=CONTEXT_LEN
+        num_pages=num_pages,
+        page_size=PAGE_SIZE,
+        max_requests=load.batch_size + PROMPT_ROWS,
+        max_tokens_per_request=CONTEXT_LEN,
     )
     scheduling = Scheduling(max_waiting=10**6)
     core = local_core(cache, Limits(CONTEXT_LEN, VOCAB_SIZE, frozenset({2}), 8192, load.batch_size, scheduling))
@@ -277,7 +280,9 @@ def bench_cache(report: Report, rounds: int) -> None:
 def bench_equal_prompts(report: Report) -> None:
     """Requests with one long prompt that come together: what is computed and held, against the distinct tokens."""
     num_pages = NUM_EQUAL * (EQUAL_LEN // PAGE_SIZE + 4)
-    cache = KvCache(num_pages=num_pages, page_size=PAGE_SIZE, max_requests=NUM_EQUAL, max_tokens_per_request=2**13)
+    cache = KvCache(
+        num_pages=num_pages, page_size=PAGE_SIZE, max_requests=NUM_EQUAL + PROMPT_ROWS, max_tokens_per_request=2**13
+    )
     core = local_core(cache, Limits(2**13, VOCAB_SIZE, frozenset(), 8192, NUM_EQUAL))
     prompt = np.random.default_rng(3).integers(0, VOCAB_SIZE, EQUAL_LEN)
     for room in range(1, NUM_EQUAL + 1):

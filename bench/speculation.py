@@ -36,7 +36,7 @@ from diptych.engine.scheduler.stepping import SynchronousStepping
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
 from diptych.engine.values.core_report import DraftReport
 from diptych.engine.values.events import Emit, EmitTokens, Start
-from diptych.engine.values.limits import Limits
+from diptych.engine.values.limits import PROMPT_ROWS, Limits
 from diptych.engine.values.request import new_request
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.sampling_params import SamplingParams
@@ -75,7 +75,9 @@ class Side:
 
     def __init__(self, runner: ModelRunner, source: ModelSource, speculate: Speculate) -> None:
         self._runner = runner
-        cache = KvCache(num_pages=NUM_PAGES, page_size=PAGE_SIZE, max_requests=16, max_tokens_per_request=CONTEXT)
+        cache = KvCache(
+            num_pages=NUM_PAGES, page_size=PAGE_SIZE, max_requests=16 + PROMPT_ROWS, max_tokens_per_request=CONTEXT
+        )
         limits = Limits(CONTEXT, source.config.vocab_size, frozenset(), MAX_STEP_TOKENS, 16)
         drafter = new_drafter(speculate, limits, time.thread_time)
         self._core = UnifiedCore(cache, limits, TransferRules(), 0, Role.LOCAL, drafter=drafter)

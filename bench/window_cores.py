@@ -19,7 +19,7 @@ from diptych.engine.values.batch import ForwardBatch, StepResult
 from diptych.engine.values.events import Effect, Emit, NoteArrived, PeerUp, SendNote, Start, StreamPages, WriteDone
 from diptych.engine.values.events import WritePages as Write
 from diptych.engine.values.kv_regions import kv_layout, window_pages
-from diptych.engine.values.limits import Limits, Scheduling
+from diptych.engine.values.limits import PROMPT_ROWS, Limits, Scheduling
 from diptych.engine.values.request import new_request
 from diptych.engine.values.scheduler_core import SchedulerCore
 from diptych.engine.values.transfer_rules import TransferRules
@@ -102,7 +102,7 @@ class Shape:
         return KvCache(
             num_pages=num_pages,
             page_size=PAGE,
-            max_requests=max_requests,
+            max_requests=max_requests + PROMPT_ROWS,
             max_tokens_per_request=max_tokens,
             windows=window_pages(self.model, step_tokens),
         )

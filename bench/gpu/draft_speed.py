@@ -32,7 +32,7 @@ from diptych.engine.runner.gpu.new_runner import new_runner
 from diptych.engine.scheduler.stepping import OverlappedStepping, QueuedSteps
 from diptych.engine.values.batch import ForwardBatch, OverlapRunner, SamplingBatch, StepResult, WaitForResult
 from diptych.engine.values.events import Emit, EmitTokens, Start
-from diptych.engine.values.limits import MAX_DRAFTS, Limits
+from diptych.engine.values.limits import MAX_DRAFTS, PROMPT_ROWS, Limits
 from diptych.engine.values.request import new_request
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.sampling_params import SamplingParams
@@ -76,7 +76,10 @@ class Side:
     def __init__(self, runner: OverlapRunner, speculate: str) -> None:
         self._runner = runner
         cache = KvCache(
-            num_pages=NUM_PAGES, page_size=PAGE_SIZE, max_requests=MAX_REQUESTS, max_tokens_per_request=CONTEXT_LEN
+            num_pages=NUM_PAGES,
+            page_size=PAGE_SIZE,
+            max_requests=MAX_REQUESTS + PROMPT_ROWS,
+            max_tokens_per_request=CONTEXT_LEN,
         )
         limits = Limits(CONTEXT_LEN, VOCAB, frozenset(), MAX_STEP_TOKENS, MAX_REQUESTS)
         drafter = new_drafter(speculate, limits, time.thread_time)

@@ -24,7 +24,7 @@ from diptych.engine.scheduler.news import News
 from diptych.engine.scheduler.stepping import OverlappedStepping, QueuedSteps, Stepping, StepWatch
 from diptych.engine.values.batch import OverlapRunner
 from diptych.engine.values.events import CompileGrammar
-from diptych.engine.values.limits import Limits
+from diptych.engine.values.limits import PROMPT_ROWS, Limits
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.unified.core import UnifiedCore
 from diptych.v1 import admin_pb2, engine_pb2, inference_pb2, worker_pb2
@@ -84,7 +84,10 @@ def engine_pace(runner: OverlapRunner, num_pages: int, batch_size: int, context:
     """Return the pace of steps of requests that have `context` tokens in the middle of them; they share no prefix."""
     marks = Marks(runner, num_steps, batch_size)
     cache = KvCache(
-        num_pages=num_pages, page_size=PAGE_SIZE, max_requests=MAX_REQUESTS, max_tokens_per_request=CONTEXT_LEN
+        num_pages=num_pages,
+        page_size=PAGE_SIZE,
+        max_requests=MAX_REQUESTS + PROMPT_ROWS,
+        max_tokens_per_request=CONTEXT_LEN,
     )
     limits = Limits(CONTEXT_LEN, VOCAB_SIZE, frozenset(), MAX_STEP_TOKENS, MAX_REQUESTS)
     core = UnifiedCore(cache, limits, TransferRules(), 0, Role.LOCAL)

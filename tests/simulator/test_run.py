@@ -102,6 +102,14 @@ def test_a_platform_that_is_asked_too_much_refuses_and_counts_it() -> None:
     assert np.array_equal(refused, ~outcome.is_served)
 
 
+@pytest.mark.parametrize(("roles", "num_at_once"), [("U", 4), ("UU", 8), ("PD", 4)])
+def test_as_many_requests_run_at_once_behind_a_router_as_the_workers_may_take(roles: str, num_at_once: int) -> None:
+    setup = platform(roles, policy="least_load", worker_changes={"max_requests": 4})
+    outcome = simulate(setup, [call(1.0, 100, 200, number) for number in range(num_at_once + 1)])
+    waited = np.sort(outcome.first_s) > outcome.last_s.min()
+    assert waited.tolist() == [False] * num_at_once + [True]
+
+
 @pytest.mark.parametrize(
     ("roles", "num_windows", "first_s", "last_s"),
     [

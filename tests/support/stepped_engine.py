@@ -28,7 +28,7 @@ from diptych.engine.scheduler.stepping import (
 )
 from diptych.engine.values.batch import OverlapRunner
 from diptych.engine.values.events import AbortRoom, CompileGrammar, Emit, EmitTokens, GrammarReady, Start
-from diptych.engine.values.limits import RETRACTED_S, Limits, Scheduling
+from diptych.engine.values.limits import PROMPT_ROWS, RETRACTED_S, Limits, Scheduling
 from diptych.engine.values.request import Request
 from diptych.engine.values.scheduler_core import SchedulerCore
 from diptych.engine.values.transfer_rules import TransferRules
@@ -56,7 +56,7 @@ def _new_runner(
         return WindowedRunner(stateless, kv, windows, vocab_size)
     if not pages_per_state:
         return stateless
-    return RecurrentRunner(stateless, kv, new_states(max_requests, pages_per_state * PAGE), vocab_size)
+    return RecurrentRunner(stateless, kv, new_states(max_requests + PROMPT_ROWS, pages_per_state * PAGE), vocab_size)
 
 
 class Engine:
@@ -88,7 +88,7 @@ class Engine:
         self.cache = KvCache(
             num_pages=num_pages,
             page_size=PAGE,
-            max_requests=max_requests,
+            max_requests=max_requests + PROMPT_ROWS,
             max_tokens_per_request=CONTEXT,
             tiers=tiers(kv),
             pages_per_state=pages_per_state,

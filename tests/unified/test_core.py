@@ -6,16 +6,13 @@ from typing import Any
 import pytest
 from null_runner import expected_output
 
-from diptych.common.errors import ConfigError
 from diptych.common.members.roles import LegKind, Role
-from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.values.batch import ForwardBatch
 from diptych.engine.values.events import AbortRoom, NoteArrived
-from diptych.engine.values.limits import Limits
+from diptych.engine.values.limits import PROMPT_ROWS, Limits
 from diptych.generation.output import FailureCode
 from diptych.generation.request_groups import Life
 from diptych.kvtransfer.notes import Abort, HandOff
-from diptych.unified.core import max_tokens
 
 VOCAB = 1000
 PROMPTS = {room: [room * 7 + i for i in range(10 + room)] for room in range(1, 7)}
@@ -265,11 +262,23 @@ def test_no_page_can_be_granted_while_the_last_row_is_kept_for_a_prompt(fleet_cl
     assert worker.core.load().grantable_pages == 0
 
 
-def test_one_request_at_a_time_is_too_few_for_both_roles() -> None:
-    cache = KvCache(num_pages=8, page_size=4, max_requests=1, max_tokens_per_request=64)
-    assert max_tokens(Role.DECODE, 64, cache) == 28
-    with pytest.raises(ConfigError, match="--max-requests 2"):
-        max_tokens(Role.UNIFIED, 64, cache)
+@pytest.mark.parametrize("role", [Role.UNIFIED, Role.LOCAL])
+def test_the_last_row_is_for_a_prompt_of_another_worker_in_every_role(fleet_class: FleetClass, role: Role) -> None:
+    fleet = fleet_class(role, Role.DECODE, num_pages=400)
+    worker = fleet.workers[1]
+    for room in range(worker.cache.num_rows):
+        fleet.start(room, [room + 1], 1, 1, max_tokens=40)
+    for _ in range(5):
+        fleet.advance(1)
+    assert len(worker.outputs) == worker.core.load().num_running == worker.cache.num_rows - PROMPT_ROWS
+    fleet.serve(1, Role.UNIFIED)
+    fleet.start(100, [1, 2, 3], 1, 2)
+    for _ in range(5):
+        fleet.deliver(2)
+        fleet.advance(1)
+    assert fleet.tokens(100) == expected_output([1, 2, 3], 5, VOCAB)[:1], "while all others run"
+    assert worker.core.load().num_running == worker.cache.num_rows - PROMPT_ROWS
+    fleet.run()
 
 
 def test_an_abort_of_the_router_reaches_a_local_request(fleet_class: FleetClass) -> None:

@@ -21,7 +21,7 @@ from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.values.batch import StepResult
 from diptych.engine.values.core_report import Load
 from diptych.engine.values.events import Effect, Emit, EmitTokens, Event, HandBack, Start
-from diptych.engine.values.limits import Limits
+from diptych.engine.values.limits import PROMPT_ROWS, Limits
 from diptych.engine.values.request import new_request
 from diptych.engine.values.step_model import StepShape
 from diptych.generation.output import LEAVING, Output
@@ -68,7 +68,7 @@ class SimWorker:
         self.cache = KvCache(
             num_pages=setup.num_pages,
             page_size=setup.page_size,
-            max_requests=setup.max_requests,
+            max_requests=setup.max_requests + PROMPT_ROWS,
             max_tokens_per_request=platform.context_len,
             changes=CacheChanges(),
         )

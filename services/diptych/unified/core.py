@@ -12,10 +12,10 @@ else that holds pages comes to its end by itself: a request that decodes goes on
 pages is computed and sent into pages that are granted already, a quarantine ends with a note that needs no memory.
 
 Rule: new grants and new local requests leave as many pages as the largest request may have, less those that prefill has
-now, and a row of the page table. So when all that ends by itself has ended, granted pages are at most the pool without
-the reserve, and whichever prompt is next fits: it is computed, its pages at the other worker stop being IMPORTING, and
-so with every room. For the rest of the pool to take such a request too, one may have half of the pool at most, of what
-states of recurrent layers leave.
+now, and a row of the page table, which the cache has beside those of requests that run. So when all that ends by itself
+has ended, granted pages are at most the pool without the reserve, and whichever prompt is next fits: it is computed,
+its pages at the other worker stop being IMPORTING, and so with every room. For the rest of the pool to take such a
+request too, one may have half of the pool at most, of what states of recurrent layers leave.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from collections.abc import Sequence, Set
 from dataclasses import replace
 from typing import Final
 
-from diptych.common.errors import ConfigError
 from diptych.common.members.roles import LegKind, Role
 from diptych.decode.core import DecodeCore
 from diptych.decode.grants import Headroom
@@ -56,7 +55,7 @@ from diptych.engine.values.events import (
     WriteDone,
     WriterGone,
 )
-from diptych.engine.values.limits import Limits
+from diptych.engine.values.limits import PROMPT_ROWS, Limits
 from diptych.engine.values.step import NO_PLAIN_STEPS, PlainSteps
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.output import LEAVING, Failure, FailureCode, Output
@@ -67,37 +66,38 @@ from diptych.unified.moves import Moves, NotMoved
 _DEFAULT_KIND: Final = {Role.PREFILL: LegKind.PREFILL, Role.DECODE: LegKind.DECODE, Role.LOCAL: LegKind.LOCAL}
 
 RoleCore = PrefillCore | DecodeCore
-_NOTHING = Headroom()
 
 
 class Reserve:
-    """What one worker keeps free of its cache. Nothing is kept until `keep`."""
+    """What one worker keeps free of its cache: pages for prompts while it serves them beside outputs, and always a row.
+
+    The row is one that the cache has beside those of `Limits.max_requests`, so as many can run.
+    """
 
     def __init__(self, cache: KvCache, prefill: PrefillCore) -> None:
         self._cache = cache
         self._prefill = prefill
-        self._whole = _NOTHING  # while prompts hold nothing
+        self._whole = Headroom(rows=PROMPT_ROWS)  # while prompts hold nothing
 
     def keep(self, num_tokens: int) -> None:
-        """Keep enough for a prompt of so many tokens; 0: nothing."""
-        self._whole = Headroom(self._cache.pages_for_prompt(num_tokens), 1) if num_tokens else _NOTHING
+        """Keep pages enough for a prompt of so many tokens; 0: none."""
+        pages = self._cache.pages_for_prompt(num_tokens) if num_tokens else 0
+        self._whole = Headroom(pages, PROMPT_ROWS)
 
     def headroom(self) -> Headroom:
         """Return what new rooms of the decode core must leave."""
-        if self._whole is _NOTHING or not self._prefill.num_open_rooms:
+        if not self._prefill.num_open_rooms:
             return self._whole
         prompts = self._prefill.admitted_prompts()
         num_held = sum(len(self._cache.owned_pages(request)) for request in prompts)
-        return Headroom(max(0, self._whole.pages - num_held), 0 if prompts else 1)
+        return Headroom(max(0, self._whole.pages - num_held), 0 if prompts else PROMPT_ROWS)
 
 
 def max_tokens(role: Role, context_len: int, cache: KvCache) -> int:
-    """Return what a request may have at most, prompt and output, in a role. Raises `ConfigError`."""
+    """Return what a request may have at most, prompt and output, in a role."""
     fitting = min(context_len, cache.max_request_tokens)
     if role is not Role.UNIFIED:
         return fitting
-    if cache.num_rows < 2:
-        raise ConfigError("a unified worker needs --max-requests 2 at least: one to decode, one to prefill")
     reserve, granted = cache.pages_for_prompt(0), cache.pages_per_state
     of_each = max(0, (cache.pool.capacity - reserve - granted) // 2)
     return min(fitting, cache.windows.fitting(of_each, cache.page_size) * cache.page_size)

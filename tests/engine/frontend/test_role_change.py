@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, cast
 
 import httpx
@@ -16,8 +16,7 @@ from diptych.common.refusals import Refusals
 from diptych.common.trust.tokens import Tokens
 from diptych.common.trust.trust import Trust
 from diptych.engine.frontend import admin
-from diptych.engine.frontend.admin import RoleChanges, role_changes, role_route
-from diptych.engine.frontend.config import WorkerConfig
+from diptych.engine.frontend.admin import RoleChanges, role_route
 from diptych.engine.frontend.group import WorkerGroup
 from diptych.engine.frontend.service import WorkerService
 from diptych.engine.frontend.sessions import Sessions
@@ -25,7 +24,6 @@ from diptych.engine.frontend.tokenizer_manager import TokenizerManager
 from diptych.v1 import admin_pb2, bootstrap_pb2, engine_pb2, inference_pb2, worker_pb2
 
 TIMEOUT_S = 60.0
-NONE: Mapping[Role, str] = {}
 PREFILL, DECODE, UNIFIED = Role.PREFILL.wire, Role.DECODE.wire, Role.UNIFIED.wire
 READY, DRAINING = bootstrap_pb2.INSTANCE_STATE_READY, bootstrap_pb2.INSTANCE_STATE_DRAINING
 STOP = inference_pb2.FINISH_REASON_STOP
@@ -75,7 +73,7 @@ class PlayedScheduler:
 class Worker:
     """A prefill worker with one router, linked to decode worker 2."""
 
-    def __init__(self, obstacles: Mapping[Role, str] = NONE) -> None:
+    def __init__(self) -> None:
         self.record = bootstrap_pb2.Instance(instance_id=1, role=PREFILL, state=bootstrap_pb2.INSTANCE_STATE_STARTING)
         self.members = {2: self.member(2, Role.DECODE)}
         self.scheduler = PlayedScheduler()
@@ -83,7 +81,7 @@ class Worker:
         scheduler = cast(Any, self.scheduler)
         self.group = WorkerGroup(scheduler, self.record, self.sessions, self._note, PROMPTS, 60.0, TIMEOUT_S)
         self.router = self.sessions.open()
-        self.changes = RoleChanges(drain_s=TIMEOUT_S, obstacles=obstacles)
+        self.changes = RoleChanges(drain_s=TIMEOUT_S)
         self.seen: list[tuple[int, bool, str]] = []  # role, paused, not_ready: as others are told
         self.on_members: list[Callable[[], None]] = []
 
@@ -121,9 +119,9 @@ class Worker:
         raise AssertionError("it never happened")
 
 
-def play(script: Callable[[Worker], Coroutine[Any, Any, None]], obstacles: Mapping[Role, str] = NONE) -> None:
+def play(script: Callable[[Worker], Coroutine[Any, Any, None]]) -> None:
     async def run() -> None:
-        worker = Worker(obstacles)
+        worker = Worker()
         await worker.group.load("any")
         works = (worker.group.relay(), worker.group.peers.follow(worker), worker.group.departure.draining.run())
         tasks = [asyncio.ensure_future(work) for work in works]
@@ -255,23 +253,6 @@ def test_what_is_no_workers_role_is_invalid(wanted: int) -> None:
             await worker.set_role(wanted)
 
     play(script)
-
-
-def test_a_role_that_can_not_be_served_is_refused_before_anything_changes() -> None:
-    async def script(worker: Worker) -> None:
-        with pytest.raises(Conflict, match="because"):
-            await worker.set_role(UNIFIED)
-        assert worker.seen == []
-
-    play(script, {Role.UNIFIED: "because"})
-
-
-@pytest.mark.parametrize(
-    ("options", "obstacles"),
-    [({}, set()), ({"max_requests": 1}, {Role.UNIFIED})],
-)
-def test_the_configuration_says_which_roles_can_be_served(options: dict[str, Any], obstacles: set[Role]) -> None:
-    assert set(role_changes(WorkerConfig(model="m", **options)).obstacles) == obstacles
 
 
 def test_a_worker_that_drains_keeps_its_role() -> None:

@@ -33,7 +33,7 @@ from diptych.engine.scheduler.messages import outputs_said
 from diptych.engine.scheduler.news import News
 from diptych.engine.scheduler.stepping import StepGivenUp, StepWatch, SynchronousStepping
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
-from diptych.engine.values.limits import Limits, Scheduling
+from diptych.engine.values.limits import PROMPT_ROWS, Limits, Scheduling
 from diptych.grammars.compiler import Compiler
 from diptych.tokens.tokenizer import Tokenizer
 from diptych.v1 import admin_pb2, bootstrap_pb2, engine_pb2, inference_pb2, worker_pb2
@@ -104,7 +104,7 @@ class Frontend:
         self.cache = cache = KvCache(
             num_pages=num_pages,
             page_size=PAGE,
-            max_requests=8,
+            max_requests=8 + PROMPT_ROWS,
             max_tokens_per_request=context_len,
             tiers=[HostTier(num_host_slots, self._copier)] if num_host_slots else [],
         )

@@ -9,7 +9,7 @@ import pytest
 
 from diptych.engine.options.config import EngineOptions, SchedulerConfig
 from diptych.engine.scheduler.base import build_base
-from diptych.engine.values.limits import Limits
+from diptych.engine.values.limits import PROMPT_ROWS, Limits
 from diptych.engine.values.transfer_rules import TransferRules
 
 
@@ -18,7 +18,7 @@ def limits(folder: Path, **options: Any) -> Limits:
     config = SchedulerConfig("c", "text", "info", 1, "auto", TransferRules("off"), engine)
     base = build_base(config, lambda config: None)
     cache = base.new_cache(base.limits())
-    assert cache.num_rows == base.limits().max_requests
+    assert cache.num_rows == base.limits().max_requests + PROMPT_ROWS
     base.close()
     return base.limits()
 

@@ -40,7 +40,7 @@ from diptych.engine.values.events import (
     Start,
     Transfer,
 )
-from diptych.engine.values.limits import Limits
+from diptych.engine.values.limits import PROMPT_ROWS, Limits
 from diptych.engine.values.prompt_cost import PromptCost
 from diptych.engine.values.scheduler_core import SchedulerCore
 from diptych.engine.values.transfer_rules import TransferRules
@@ -144,7 +144,7 @@ class Worker:
         self.cache = KvCache(
             num_pages=num_pages,
             page_size=PAGE,
-            max_requests=6,
+            max_requests=6 + PROMPT_ROWS,
             max_tokens_per_request=CONTEXT,
             tiers=[HostTier(num_host_slots, self.copier)] if num_host_slots else [],
             pages_per_state=pages_per_state,

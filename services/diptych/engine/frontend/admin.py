@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -36,7 +36,6 @@ from diptych.common.refusals import Refusals
 from diptych.common.trust.operator_route import Answer, operator_route, seconds
 from diptych.common.trust.trust import Trust
 from diptych.common.verdicts.drain import DrainProgress
-from diptych.engine.frontend.config import WorkerConfig
 from diptych.engine.frontend.group import WorkerGroup
 from diptych.engine.frontend.service import Context, WorkerService, name_of, refuse
 from diptych.v1 import admin_pb2, admin_pb2_grpc, engine_pb2
@@ -55,7 +54,6 @@ logger = logging.getLogger(__name__)
 
 RETRY_S: Final = 0.05
 NUM_TRIES: Final = 200
-MIN_UNIFIED_REQUESTS: Final = 2  # so that a prompt of another worker finds a row while one decodes
 LINK_WAIT_S: Final = 10.0  # for a link that the new role needs, before the answer is that there is none
 
 
@@ -81,7 +79,6 @@ class RoleChanges:
     """How the roles of a worker may change."""
 
     drain_s: float  # for what runs to finish, unless the caller says it
-    obstacles: Mapping[Role, str] = field(default_factory=dict)  # roles that can't be served, and why
 
     async def set_role(self, group: WorkerGroup, wanted: int, drain_s: float | None) -> SetRoleResponse:
         """Serve the role of that number. Raises a `DiptychError`; then the former one is served."""
@@ -94,18 +91,10 @@ class RoleChanges:
         async with group.updating:
             previous = group.role
             if role is not previous:
-                self._check(group, role)
+                _check(group)
                 await _change(group, role, self.drain_s if drain_s is None else drain_s)
             not_ready = await group.wait_for_link(LINK_WAIT_S)
         return SetRoleResponse(previous_role=previous.wire, not_ready=not_ready)
-
-    def _check(self, group: WorkerGroup, role: Role) -> None:
-        if not group.is_loaded:
-            raise Unavailable("the model is loading")
-        if group.departure.draining.has_begun:
-            raise Conflict("the worker is draining")
-        if role in self.obstacles:
-            raise Conflict(self.obstacles[role])
 
 
 class WorkerAdminService(admin_pb2_grpc.WorkerAdminServicer):
@@ -207,12 +196,11 @@ async def _switch(group: WorkerGroup) -> SwitchWeightsResult:
     raise Unavailable(f"aborted requests still hold KV after {NUM_TRIES * RETRY_S:g} s")
 
 
-def role_changes(config: WorkerConfig) -> RoleChanges:
-    """Return how the roles of a configured worker may change."""
-    obstacles: dict[Role, str] = {}
-    if config.max_requests is not None and config.max_requests < MIN_UNIFIED_REQUESTS:
-        obstacles[Role.UNIFIED] = "a unified worker needs --max-requests 2 at least: one to decode, one to prefill"
-    return RoleChanges(config.drain_s, obstacles)
+def _check(group: WorkerGroup) -> None:
+    if not group.is_loaded:
+        raise Unavailable("the model is loading")
+    if group.departure.draining.has_begun:
+        raise Conflict("the worker is draining")
 
 
 async def _change(group: WorkerGroup, role: Role, drain_s: float) -> None:

@@ -28,7 +28,7 @@ from diptych.common.trust.instance_secret import InstanceSecret
 from diptych.common.trust.trust import Trust, forget_token
 from diptych.common.verdicts.probes import Probes
 from diptych.engine.cache.kv_feed import KvFeeds
-from diptych.engine.frontend.admin import WorkerAdminService, WorkerDrain, role_changes, role_route
+from diptych.engine.frontend.admin import RoleChanges, WorkerAdminService, WorkerDrain, role_route
 from diptych.engine.frontend.config import WorkerConfig
 from diptych.engine.frontend.group import WorkerGroup
 from diptych.engine.frontend.health import WorkerHealth
@@ -83,7 +83,7 @@ async def _serve(config: WorkerConfig, trust: Trust, role: Role, stop: event_loo
         stack.enter_context(HealthServer(config.host, config.health_port, health.probes))
         stack.push_async_callback(_stop_all, members)  # before probes end: none fails while schedulers take their time
         drain = WorkerDrain(service.groups, config.drain_s)
-        roles = role_changes(config)
+        roles = RoleChanges(config.drain_s)
         admin = WorkerAdminService(service, drain, roles)
         address = await stack.enter_async_context(_listen(config, trust, metrics, service, admin, health.probes))
         app = metrics_app(metrics, service.groups)

@@ -46,7 +46,7 @@ class ModelOptions:
     num_threads: int = 1
     max_loras: int = 0
     max_lora_rank: int = 16  # on GPUs
-    max_requests: int = 1  # that run at once: each has a state, in models with recurrent layers
+    max_requests: int = 1  # that hold KV at once: each has a state, in models with recurrent layers
     deterministic: bool = False  # a token's bits do not depend on what else is in its step
 
 

@@ -43,6 +43,7 @@ from diptych.engine.schedule.step_sizes import REQUEST_TOKENS, Found, choose, us
 from diptych.engine.tensor_parallel.communicator import Communicator
 from diptych.engine.values.batch import OnLayer
 from diptych.engine.values.kv_regions import kv_regions, state_nbytes
+from diptych.engine.values.limits import PROMPT_ROWS
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ class ModelLoader:
         given, context_len = self._options.given_sizes, source.config.context_len
         self.chosen = choose(given, lambda: self._found(model), context_len, self._agreed)
         limits = self._limits(source.config)
-        self._ahead = model.for_requests(limits.max_requests).on(self._few_pages(source, limits))
+        self._ahead = model.for_requests(limits.max_requests + PROMPT_ROWS).on(self._few_pages(source, limits))
         return self._options.kv_cache_mib or self._measured_mib(self._ahead, limits)
 
     def _found(self, model: LoadedModel) -> Found:
@@ -200,6 +201,6 @@ class ModelLoader:
             num_threads=options.num_threads,
             max_loras=options.num_lora_slots,
             max_lora_rank=options.max_lora_rank,
-            max_requests=self.chosen.sizes.max_requests,
+            max_requests=self.chosen.sizes.max_requests + PROMPT_ROWS,
             deterministic=options.deterministic,
         )

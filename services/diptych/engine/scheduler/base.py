@@ -27,7 +27,7 @@ from diptych.engine.scheduler.stepping import StepGivenUp, StepWatch
 from diptych.engine.tensor_parallel.group import RankGroup
 from diptych.engine.values.batch import GraphUse, OnLayer, OverlapRunner
 from diptych.engine.values.kv_regions import pages_per_state, window_pages
-from diptych.engine.values.limits import Limits
+from diptych.engine.values.limits import PROMPT_ROWS, Limits
 from diptych.engine.values.prompt_cost import prompt_cost
 from diptych.engine.values.transfer_rules import layer_windows
 from diptych.kvtransfer.lanes import PathRule
@@ -128,7 +128,7 @@ class SchedulerBase:
         return KvCache(
             num_pages=self.layout.num_pages,
             page_size=self.layout.page_size,
-            max_requests=limits.max_requests,
+            max_requests=limits.max_requests + PROMPT_ROWS,
             max_tokens_per_request=limits.context_len,
             eviction_policy=options.eviction_policy,
             tiers=self._tiers(num_host_slots(self.layout, options)),

@@ -51,7 +51,7 @@ from diptych.engine.scheduler.weights import Host, Weights
 from diptych.engine.tensor_parallel.tp_model_worker import RankTransfer, TpModelWorker
 from diptych.engine.values.batch import OverlapRunner
 from diptych.engine.values.kv_regions import kv_shape, state_terms
-from diptych.engine.values.limits import Limits
+from diptych.engine.values.limits import PROMPT_ROWS, Limits
 from diptych.engine.values.scheduler_core import SchedulerCore
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.grammars.compiler import Compiler
@@ -236,7 +236,9 @@ def _report_ready(
     channel.send(engine_pb2.SchedulerEvents(ready=ready).SerializeToString())
     model = base.source.config
     logger.info("%s", words(base.chosen))
-    logger.info("ready: %s, %s", model.model_id, pool_words(model, layout, config.engine, sizes.max_requests))
+    logger.info(
+        "ready: %s, %s", model.model_id, pool_words(model, layout, config.engine, sizes.max_requests + PROMPT_ROWS)
+    )
 
 
 def _computing(base: SchedulerBase) -> worker_pb2.Computing:

@@ -9,6 +9,7 @@ from typing import Final
 
 from diptych.engine.values.prompt_cost import SAME_EVERYWHERE, PromptCost
 
+PROMPT_ROWS: Final = 1  # of the cache, beside those of requests that run: a prompt for another worker finds it free
 MAX_DRAFTS: Final = 256  # of a step: beside as many requests, twice as many rows
 RETRACTED_S: Final = 30.0  # before the router tries another pair
 
@@ -30,7 +31,7 @@ class Limits:
     vocab_size: int
     eos_ids: frozenset[int]
     max_step_tokens: int  # that an extend step computes at the start of prompts; longer prompts are chunked
-    max_requests: int  # that hold KV at once
+    max_requests: int  # that run at once; the cache has `PROMPT_ROWS` more
     scheduling: Scheduling = Scheduling()
     prompt_cost: PromptCost = SAME_EVERYWHERE  # in tokens at the start of a prompt
     retracted_s: float = RETRACTED_S  # that a retracted request waits here for memory; infinite: until there is some
