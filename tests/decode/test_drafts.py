@@ -146,15 +146,19 @@ def test_nobody_is_retracted_for_the_page_of_a_guess(
         assert engine.tokens(room) == expected_output([room] * (room + 2), 8 + 5 * room, VOCAB)
 
 
-def test_an_output_ends_at_a_stop_token_among_its_drafts(new_engine: NewEngine) -> None:
+@pytest.mark.parametrize("end", [4, 5])
+def test_an_output_ends_at_a_stop_token_among_its_drafts(new_engine: NewEngine, end: int) -> None:
+    """Those behind it are neither accepted nor rejected."""
     expected = expected_output(prompt_of(1), 10, VOCAB)
-    stop = expected[5]
-    assert stop not in expected[:5]
+    stop = expected[end]
+    assert stop not in expected[:end]
     engine = new_engine(drafter=ToyDrafter({1: expected}))
     engine.start_with(1, prompt_of(1), SamplingParams(max_tokens=10, temperature=0.0, stop_token_ids=(stop,)))
     engine.run()
-    assert engine.tokens(1) == expected[:6]
-    assert engine.outputs[1][-1].finish is Finish.STOP
+    assert engine.tokens(1) == expected[: end + 1]
+    last = engine.outputs[1][-1]
+    assert last.finish is Finish.STOP
+    assert (last.num_drafts, last.num_accepted) == (end - 3, end - 3)
 
 
 def test_a_request_that_is_aborted_while_its_drafts_are_verified_gives_its_pages_back(new_engine: NewEngine) -> None:

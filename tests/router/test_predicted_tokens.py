@@ -37,16 +37,16 @@ def told(path: str, answer: Any) -> Mapping[str, int]:
 
 
 def expected(cluster: Cluster) -> Mapping[str, int]:
-    """Five drafts, of which two came true, in each row: all tokens of decode but its last."""
+    """Five drafts, of which one came true, in each row: all tokens of decode but its last."""
     num_rows = len(cluster.tokenizer.encode(SCRIPT)) - 1
-    return {NAMES[0]: 2 * num_rows, NAMES[1]: 3 * num_rows}
+    return {NAMES[0]: num_rows, NAMES[1]: 4 * num_rows}
 
 
 @pytest.fixture
 def drafting(cluster: Cluster) -> Cluster:
     cluster.script = SCRIPT
     for worker in cluster.workers:
-        worker.drafts, worker.accepted_drafts = 5, 2
+        worker.drafts, worker.accepted_drafts = 5, 1
     return cluster
 
 
@@ -83,10 +83,19 @@ def test_what_a_failed_attempt_guessed_counts_too(drafting: Cluster) -> None:
     drafting.decode().faults = [Fault("error", 3, worker_pb2.ERROR_CODE_RETRACTED)]
     status, answer = drafting.post("/v1/completions", BODIES["/v1/completions"])
     assert status == 200, answer
-    assert told("/v1/completions", answer)[NAMES[0]] == expected(drafting)[NAMES[0]] - 2
+    assert told("/v1/completions", answer)[NAMES[0]] == expected(drafting)[NAMES[0]] - 1
 
 
 def test_grpc(drafting: Cluster) -> None:
     with grpc.insecure_channel(drafting.grpc_target) as channel:
         usage = inference_pb2_grpc.InferenceStub(channel).Generate(GenerateRequest(text="p")).usage
     assert {name: getattr(usage, name) for name in NAMES} == expected(drafting)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/generate"])
+def test_what_a_stop_string_cuts_off_is_not_counted(drafting: Cluster, path: str) -> None:
+    """However many tokens behind it had come with it."""
+    stop = {"stop": ":"} if path != "/generate" else {"sampling_params": {"max_new_tokens": 64, "stop": ":"}}
+    num_rows = len(drafting.tokenizer.encode(SCRIPT[: SCRIPT.index(":") + 1])) - 1
+    _, answer = drafting.post(path, BODIES[path] | stop)
+    assert told(path, answer) == {NAMES[0]: num_rows, NAMES[1]: 4 * num_rows}

@@ -240,7 +240,8 @@ class DecodeCore:
             room.measure_token(index, now_s)
             stats = room.stats if finish or index == 0 else None  # a client may stop reading before the end
             counted, of_prompt = logprobs and logprobs.span(0, len(taken)), pop_prompt_logprobs(request)
-            of_drafts = num_drafts, min(len(token_ids) - 1, len(taken))
+            num_accepted = min(len(token_ids) - 1, len(taken))
+            of_drafts = num_drafts if len(taken) == len(token_ids) else num_accepted, num_accepted
             self._tell(room, Output(request.room, index, taken, finish, None, stats, counted, of_prompt, *of_drafts))
         if failure is NO_TOKEN_FAILURE:
             self._running.distrust(request)

@@ -216,14 +216,16 @@ class Engine:
         if adapter and adapter not in self._adapters:
             raise NotFound(f"no adapter {adapter!r} is loaded")
         prompt_ids = await self._tokenize(prompt)
-        text = OutputText(self.tokenizer, params)
+        text, num_tokens = OutputText(self.tokenizer, params), 0
         attempt = self._controller.start(prompt_ids, params, adapter)
         try:
             while True:
                 made = await attempt.next()
                 delta, stats = text.push(made.token_ids, made.finish, made.logprobs), attempt.prompt_stats
                 cached_tokens = stats.cached_tokens if stats is not None else 0
-                yield _Part(delta, len(prompt_ids), cached_tokens, made.prompt_logprobs, attempt.predicted)
+                num_tokens += len(delta.token_ids)
+                predicted = attempt.predicted(num_tokens)
+                yield _Part(delta, len(prompt_ids), cached_tokens, made.prompt_logprobs, predicted)
                 if delta.finish is not None:
                     return
         except AttemptFailed as failed:

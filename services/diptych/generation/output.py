@@ -81,5 +81,5 @@ class Output:
     stats: Stats | None = field(default=None, compare=False)
     logprobs: TokenLogprobs | None = None  # of `token_ids`, if wanted
     prompt_logprobs: TokenLogprobs | None = None  # with the first output, if wanted: of the prompt but its first token
-    num_drafts: int = 0  # that were verified beside the first of `token_ids`
+    num_drafts: int = 0  # that were verified beside the first of `token_ids`; none that its end cut off
     num_accepted: int = 0  # of these: they are among `token_ids`

@@ -6,7 +6,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from diptych.engine.drafting.predicted import FIRST_MATCH, NEAR, PredictedSource
+from diptych.engine.drafting.predicted import FIRST_MATCH, MAX_LEFT_OUT, NEAR, PredictedSource
 from diptych.engine.drafting.source import NO_GUESS
 from diptych.engine.values.request import Request, new_request
 from diptych.generation.request_groups import Hints
@@ -130,3 +130,24 @@ def test_nothing_is_kept_of_a_request_that_left() -> None:
     source.end(request)
     source.end(request)
     assert source.nbytes == 0
+
+
+def test_of_a_prediction_as_much_is_kept_as_an_output_may_come_to() -> None:
+    """An output of 1,000 tokens, say, that leaves out some of what was predicted."""
+    source, request = PredictedSource(VOCAB), started([1] * 20_000)
+    source.guess(request, 4)
+    assert source.nbytes == 8 * (1000 + MAX_LEFT_OUT)
+
+
+def test_a_request_has_no_guesses_while_predictions_take_all_their_room() -> None:
+    source, first, second = PredictedSource(VOCAB, max_bytes=900), started(PREDICTION), started(PREDICTION)
+    second.room = 2
+    assert source.guess(first, 4).token_ids == PREDICTION[:4]
+    assert source.guess(second, 4) == NO_GUESS
+    assert guessed(source, second, PREDICTION[:3]) == ()
+    assert source.nbytes == 8 * len(PREDICTION)
+    third = started(PREDICTION)
+    assert source.guess(third, 4).token_ids == PREDICTION[:4]  # its room takes its own bytes again
+    source.end(third)
+    source.end(second)
+    assert source.guess(second, 4).token_ids == PREDICTION[3:7]

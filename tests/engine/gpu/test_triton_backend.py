@@ -13,6 +13,7 @@ from diptych.architectures.config import Latent, ModelConfig, Rope
 from diptych.engine.attention.staged_batch import stage
 from diptych.engine.runner.gpu.ladder import pad
 from diptych.engine.values.batch import ForwardMode
+from diptych.engine.values.limits import MAX_DRAFTS
 
 LLAMA = tiny_config(context_len=128)
 GEMMA = replace(LLAMA, windows=(7, 0), local_rope=Rope(1e3, 16), attention_softcap=5.0, query_scale=0.2)
@@ -85,7 +86,7 @@ def test_narrow_pools_hold_the_same_bytes(config: ModelConfig, device: torch.dev
 
 
 def test_shares_of_a_step_over_latents_have_room_whatever_its_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
-    from diptych.engine.attention.triton_kernels import DTYPES, INTERPRETER_SMS, LARGEST_BATCH, LatentKernels
+    from diptych.engine.attention.triton_kernels import DTYPES, INTERPRETER_SMS, LatentKernels, most_rows
     from diptych.kernels.gpu.attention.latent_attention import LatentShape, LatentWorkspace, latent_splits
 
     room: list[int] = []
@@ -93,8 +94,24 @@ def test_shares_of_a_step_over_latents_have_room_whatever_its_dtype(monkeypatch:
     pool = torch.zeros(9, 1, 1, 16, 1, 48, dtype=torch.float8_e4m3fn)
     LatentKernels(LATENT, pool)
     shapes = [LatentShape(LATENT.num_heads, 32, 16, 16, dtype, pool.dtype) for dtype in DTYPES]
-    assert room == [max(latent_splits(shape, LARGEST_BATCH, 9 * 16, INTERPRETER_SMS) for shape in shapes)]
+    assert room == [max(latent_splits(shape, most_rows(pool), 9 * 16, INTERPRETER_SMS) for shape in shapes)]
     assert room > [INTERPRETER_SMS]  # two programs of an SM
+
+
+@pytest.mark.parametrize("num_pages", [3, 5000])
+def test_rows_of_drafts_have_room_beside_as_many_requests_as_there_may_be(
+    num_pages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from diptych.engine.attention import triton_kernels
+
+    room: list[int] = []
+    monkeypatch.setattr(triton_kernels, "decode_workspace", lambda batch, *sizes: room.append(batch))
+    pool = torch.zeros(num_pages, LLAMA.num_layers, 2, 1, LLAMA.num_kv_heads, LLAMA.head_dim)
+    triton_kernels.PairKernels(LLAMA, pool, torch.float32)
+    fixed = triton_kernels.FixedOrderKernels(LLAMA, pool)
+    num_rows = max(triton_kernels.LARGEST_BATCH, num_pages) + MAX_DRAFTS
+    assert room == [num_rows]
+    assert len(fixed._starts) == num_rows + 1
 
 
 def test_scales_are_for_fp8_only(device: torch.device) -> None:

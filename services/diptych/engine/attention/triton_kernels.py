@@ -14,6 +14,7 @@ from diptych.architectures.config import ModelConfig
 from diptych.common.arrays import I64
 from diptych.engine.attention.gpu_layers import GpuLayer
 from diptych.engine.attention.hopper_prompts import HopperPrompts, PromptStep
+from diptych.engine.values.limits import MAX_DRAFTS
 from diptych.kernels.gpu.attention.decode_attention import (
     FEW_REQUESTS,
     Launch,
@@ -34,7 +35,7 @@ from diptych.kernels.gpu.attention.latent_attention import (
 from diptych.kernels.gpu.attention.split_extend_attention import SplitWorkspace, is_short, split_extend_attention
 from diptych.kernels.row_groups import RowGroups
 
-LARGEST_BATCH: Final = 4096  # requests of a decode step, unless the pool has more pages
+LARGEST_BATCH: Final = 4096  # requests of a decode step, unless the pool has more pages: each has one at least
 INTERPRETER_SMS: Final = 2
 Attend = Callable[..., None]
 DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)  # of states
@@ -91,6 +92,11 @@ class _Sharing:
         return _Sharing(launch, shares)
 
 
+def most_rows(kv: Tensor) -> int:
+    """Return how many rows of one token a decode step has at most: of each request one, and of each draft."""
+    return max(LARGEST_BATCH, len(kv)) + MAX_DRAFTS
+
+
 def num_sms(kv: Tensor) -> int:
     """Return the multiprocessors where a pool is."""
     return torch.cuda.get_device_properties(kv.device).multi_processor_count if kv.is_cuda else INTERPRETER_SMS
@@ -108,7 +114,7 @@ class PairKernels:
         """`dtype`: of the states."""
         self._config = config
         self._few, self._many = (_Sharing.of(batch, config, kv) for batch in (FEW_REQUESTS, LARGEST_BATCH))
-        heads, batch = (config.num_heads, config.num_kv_heads, config.head_dim), max(LARGEST_BATCH, len(kv))
+        heads, batch = (config.num_heads, config.num_kv_heads, config.head_dim), most_rows(kv)
         most = max(self._few.num_splits, self._many.num_splits)
         together = rows_together(config.num_heads // config.num_kv_heads)
         self._workspace = decode_workspace(batch, *heads, most, kv.device, together)
@@ -163,8 +169,7 @@ class FixedOrderKernels:
 
     def __init__(self, config: ModelConfig, kv: Tensor) -> None:
         self._config = config
-        most = max(LARGEST_BATCH, len(kv)) + 1
-        self._starts = torch.arange(most, dtype=torch.int32, device=kv.device)  # of requests with one token each
+        self._starts = torch.arange(most_rows(kv) + 1, dtype=torch.int32, device=kv.device)  # of rows of one token
 
     def plan(self, extend_lens: I64, seq_lens: I64) -> None:
         """Nothing: what pays for a step depends on all that is in it."""
@@ -207,7 +212,7 @@ class LatentKernels:
         dims = config.value_dim, config.head_dim - config.value_dim
         self._shapes = {dtype: LatentShape(config.num_heads, *dims, kv.shape[3], dtype, kv.dtype) for dtype in DTYPES}
         self._longest, self._num_sms = longest_request(config, kv), num_sms(kv)
-        most = max(self._num_shares(dtype, max(LARGEST_BATCH, len(kv))) for dtype in DTYPES)
+        most = max(self._num_shares(dtype, most_rows(kv)) for dtype in DTYPES)
         self._workspace = LatentWorkspace.allocate(self._shapes[torch.float32], most, kv.device)
 
     def decode(self, at: GpuLayer, queries: Tensor, out: Tensor, requests: Requests) -> None:

@@ -3,14 +3,17 @@
 What a guess was worth is seen in the tokens that came, whether or not it was verified: so a request whose guesses don't
 pay is asked about still, at no cost but that of asking, and has drafts again as soon as they do. Asking costs time too:
 where that has not been worth it of late, twice as many tokens pass as before until the next time, up to what makes
-asking a small share of a step.
+asking a small share of a step. Nobody is asked about while it isn't known what steps take without drafts.
+
+No step is planned behind one with drafts before that has run. Where steps without drafts overlap, what the host does
+from the one to the other is part of what drafts cost.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Final, NamedTuple
@@ -26,7 +29,8 @@ from diptych.engine.values.step import Drafts, Step
 MAX_DRAFTS: Final = 15  # of a request: 16 rows of it
 IDLE_SHARE: Final = 0.01  # of a step's time is for asking about requests for which it has not paid of late
 WORTH_KEPT: Final = 0.8  # of what asking about a request was worth, with each time
-ASKING_KEPT: Final = 0.9  # of what is known of the time to ask, with each step
+ASKING_KEPT: Final = 0.8  # of what is known of the time to ask about a request, likewise
+NUM_GAPS: Final = 8  # the newest ones behind steps with drafts, of which the shortest counts
 NOBODY: Final = -1
 OFF: Final = "off"
 OF_TEXT: Final = ("suffix", "ngram")  # sources of which one is asked: the request's choice, or else the first
@@ -45,6 +49,7 @@ class _Drafted:
     num_drafts: int = 0  # of those behind them that were verified
     token_s: float = 0.0  # what a token took then, without drafts
     survival: RequestSurvival = field(default_factory=RequestSurvival)
+    asking_s: float = 0.0  # what it takes of late to ask about it
     worth_s: float = 0.0  # what asking about it has saved of late, beyond the time that it took
     wait: int = 1  # tokens from one time that it is asked about to the next
     ask_at: int = 0  # with so many tokens it may be asked about again
@@ -67,10 +72,11 @@ class _Rows(NamedTuple):
 
 
 class _Launched(NamedTuple):
-    """A step that runs."""
+    """A step that runs, or has."""
 
-    num_tokens: int  # that it computes for requests that go on; 0: it says nothing of what these cost
-    num_requests: int
+    rooms: Set[int]  # of the requests that it continues
+    num_drafts: int
+    has_prompts: bool  # it says nothing of what tokens cost
     began_s: float
     asking_s: float  # of the time since then
 
@@ -97,8 +103,10 @@ class SourceDrafter:
         self._costs = StepCosts()
         self._drafted: dict[int, _Drafted] = {}  # by room
         self._launched: deque[_Launched] = deque()
+        self._last: _Launched | None = None  # that has run
         self._ended_s = -math.inf
-        self._asking_s = 0.0  # of one request, of late
+        self._gaps_s: deque[float] = deque(maxlen=NUM_GAPS)  # from steps with drafts to the next
+        self._overlaps = False  # steps without drafts are launched while others run
         self._newest_s = 0.0  # of the step that is planned
         self._total_s = 0.0
         self._saved_s = 0.0
@@ -109,35 +117,48 @@ class SourceDrafter:
     def propose(self, requests: Sequence[Request]) -> Drafts:
         """See `Drafter.propose`."""
         began_s = self._clock()
-        asked = [drafted for request in requests if (drafted := self._ask(request)) is not None]
+        known = [self._settled(request) for request in requests]
         if len(self._drafted) > len(requests):
             self._forget()
+        asked = [each for each in known if self._ask(each)] if self._costs.is_known(len(requests)) else []
         chances = [self._chances(drafted) for drafted in asked]
         shares = share_out(chances, len(requests), self._costs, self._most_drafts)
-        self._note_asked(asked, shares, len(requests), self._clock() - began_s)
+        self._note_asked(asked, shares, len(requests))
+        self._newest_s = self._clock() - began_s
+        self._total_s += self._newest_s
         pairs = zip(asked, shares.counts, strict=True)
         return {each.request.room: each.guess.token_ids[: each.num_ahead + count] for each, count in pairs if count}
 
-    def _ask(self, request: Request) -> _Drafted | None:
-        """Return the request with its new guess, of which there may be none; None if it is not to be asked about."""
+    def _settled(self, request: Request) -> _Drafted:
+        """Return what is known of a request, with what came of its last guess."""
         drafted = self._drafted.get(request.room)
         if drafted is None or drafted.request is not request:
+            if drafted is not None:
+                self._take_leave(drafted)
             drafted = self._drafted[request.room] = _Drafted(request, self._sources_for(request))
         if drafted.source != NOBODY:
             self._settle(drafted)
+        return drafted
+
+    def _ask(self, drafted: _Drafted) -> bool:
+        """Take a new guess, of which there may be none; return whether the request was to be asked about."""
+        request = drafted.request
         if request.num_tokens < drafted.ask_at or not drafted.sources:
-            return None
+            return False
         num_ahead = request.computed_len + 1 - request.num_tokens
         at_most = min(self._max_drafts + num_ahead, request.max_len - request.num_tokens - 1)
         if at_most <= num_ahead:
-            return None
+            return False
+        began_s = self._clock()
         for at in drafted.sources:
             guess = self._sources[at].guess(request, at_most)
             if guess.token_ids:
                 drafted.guess, drafted.source = guess, at
                 drafted.num_before, drafted.num_ahead = request.num_tokens, num_ahead
                 break
-        return drafted
+        took_s = self._clock() - began_s
+        drafted.asking_s = ASKING_KEPT * drafted.asking_s + (1 - ASKING_KEPT) * took_s if drafted.asking_s else took_s
+        return True
 
     def _sources_for(self, request: Request) -> Sequence[int]:
         """Return which sources may guess for a request: all but the texts' that it did not choose."""
@@ -154,21 +175,14 @@ class SourceDrafter:
         said = drafted.guess.chances
         return self._survival[drafted.source].of(said, drafted.survival.factor)[drafted.num_ahead :]
 
-    def _note_asked(self, asked: Sequence[_Drafted], shares: Shares, num_requests: int, took_s: float) -> None:
+    def _note_asked(self, asked: Sequence[_Drafted], shares: Shares, num_requests: int) -> None:
         """Say when to ask again, by what this was worth."""
-        self._total_s += took_s
-        self._newest_s = took_s
-        if not asked:
-            return
         self._num_asked += len(asked)
-        one_s = took_s / len(asked)
-        self._asking_s = ASKING_KEPT * self._asking_s + (1 - ASKING_KEPT) * one_s if self._asking_s else one_s
-        plain_s = self._costs.at(num_requests)
-        longest = math.ceil(num_requests * self._asking_s / (IDLE_SHARE * plain_s)) if plain_s else 1
-        gained = sum(shares.gains)
+        gained, plain_s = sum(shares.gains), self._costs.at(num_requests)
         for drafted, gain in zip(asked, shares.gains, strict=True):
             saved_s = shares.saved_s * gain / gained if gained else 0.0
-            drafted.worth_s = WORTH_KEPT * drafted.worth_s + saved_s - self._asking_s
+            longest = math.ceil(num_requests * drafted.asking_s / (IDLE_SHARE * plain_s))
+            drafted.worth_s = WORTH_KEPT * drafted.worth_s + saved_s - drafted.asking_s
             drafted.wait = 1 if drafted.worth_s > 0 else min(2 * drafted.wait, max(1, longest))
             drafted.ask_at = drafted.request.num_tokens + drafted.wait - 1
             drafted.token_s = plain_s / num_requests
@@ -197,33 +211,60 @@ class SourceDrafter:
     def _forget(self) -> None:
         """Take leave of requests that have ended."""
         for drafted in [each for each in self._drafted.values() if each.request.has_ended]:
-            if drafted.source != NOBODY:
-                self._settle(drafted)
+            self._take_leave(drafted)
             del self._drafted[drafted.request.room]
-            for source in self._sources:
-                source.end(drafted.request)
+
+    def _take_leave(self, drafted: _Drafted) -> None:
+        """Settle the last guess; the request's own sources learn from its answer, and no others."""
+        if drafted.source != NOBODY:
+            self._settle(drafted)
+        for at in drafted.sources:
+            self._sources[at].end(drafted.request)
 
     # steps
 
     def launched(self, step: Step, now_s: float) -> None:
         """See `Drafter.launched`."""
-        num_requests = len(step.decodes)
-        drafts = step.drafts or {}
+        drafts, rooms = step.drafts or {}, {request.room for request in step.decodes}
         for room, token_ids in drafts.items():
             self._drafted[room].num_drafts = len(token_ids)
-        num_tokens = 0 if step.chunks else num_requests + sum(map(len, drafts.values()))
-        self._launched.append(_Launched(num_tokens, num_requests, now_s, self._newest_s))
+        if self._launched:
+            self._overlaps = True
+        elif self._last is not None and not rooms.isdisjoint(self._last.rooms):
+            self._note_gap(self._last, now_s + self._newest_s - self._ended_s)
+        num_drafts = sum(map(len, drafts.values()))
+        self._launched.append(_Launched(rooms, num_drafts, bool(step.chunks), now_s, self._newest_s))
+
+    def _note_gap(self, last: _Launched, gap_s: float) -> None:
+        """Nothing ran from the end of a step until the next one for the same requests."""
+        if last.num_drafts:
+            self._gaps_s.append(gap_s)
+        else:
+            self._overlaps = False
 
     def committed(self, now_s: float) -> None:
         """See `Drafter.committed`."""
-        step = self._launched.popleft()
+        step = self._last = self._launched.popleft()
         is_behind = self._ended_s > step.began_s  # another step, which ran meanwhile
         took_s = now_s - (self._ended_s if is_behind else step.began_s + step.asking_s)
         self._ended_s = now_s
-        if step.num_tokens > step.num_requests:
-            self._saved_s -= max(0.0, took_s - self._costs.at(step.num_requests))
-        if step.num_tokens:
-            self._costs.learn(step.num_tokens, took_s)
+        num_requests = len(step.rooms)
+        plain_s = self._costs.at(num_requests)
+        if step.num_drafts:
+            took_s += self._gap_behind(plain_s)
+            with_drafts_s = self._costs.at(num_requests + step.num_drafts) if step.has_prompts else took_s
+            self._saved_s -= max(0.0, with_drafts_s - plain_s)
+        elif self._overlaps and not is_behind:  # its launch took time that mostly is hidden
+            return
+        if num_requests and not step.has_prompts:
+            self._costs.learn(num_requests + step.num_drafts, took_s)
+
+    def _gap_behind(self, plain_s: float) -> float:
+        """Return what passes behind a step with drafts, and not behind others: what the host does until the next step.
+
+        Steps without drafts that overlap take no less than the host does: a longer gap is no work of it.
+        """
+        return min([plain_s, *self._gaps_s]) if self._overlaps and self._gaps_s else 0.0
 
     def given_up(self) -> None:
         """See `Drafter.given_up`."""
@@ -231,6 +272,7 @@ class SourceDrafter:
 
     def report(self) -> DraftReport:
         """Say what has come of drafts since the start."""
+        self._forget()
         held = sum(source.nbytes for source in self._sources)
         counts = [rows.by_place(name) for name, rows in zip(self._names, self._rows, strict=True)]
         return DraftReport(counts, self._num_asked, self._total_s, self._saved_s, held)

@@ -2,6 +2,9 @@
 
 Where an output leaves the prediction, the place where it comes back is looked for by its last tokens, near where it
 left. The field is OpenAI's: https://platform.openai.com/docs/guides/predicted-outputs.
+
+Of a prediction as much is kept as the output may have, and some that it may leave out. All that is kept has a limit in
+bytes: a request for which there is no room gets no guesses.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from diptych.tokens.packed_tokens import TOKEN_BYTES
 
 FIRST_MATCH: Final = 4  # an output begins as if so many tokens had come as predicted
 NEAR: Final = 64  # tokens: a single one that is the same says where to go on, if it is as near
+MAX_LEFT_OUT: Final = 4096  # tokens of a prediction, beyond as many as the output may have
+MAX_BYTES: Final = 64 * 2**20
 MAX_READ: Final = 256  # tokens of output that are followed one by one; behind more, the place is looked for
 
 
@@ -60,8 +65,9 @@ class _Life:
 class PredictedSource:
     """Implements `DraftSource`: for requests that came with a prediction."""
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, max_bytes: int = MAX_BYTES) -> None:
         self._vocab_size = vocab_size
+        self._max_bytes = max_bytes
         self._lives: dict[int, _Life] = {}  # by room
 
     @property
@@ -73,6 +79,7 @@ class PredictedSource:
             return NO_GUESS
         life = self._lives.get(request.room)
         if life is None or life.text is not request.tokens or life.seen > request.num_tokens:
+            self._lives.pop(request.room, None)
             life = self._lives[request.room] = self._begin(request)
         life.see(request.num_tokens)
         if not life.match:
@@ -84,7 +91,12 @@ class PredictedSource:
 
     def _begin(self, request: Request) -> _Life:
         begin = request.prompt_len - request.num_prior_output_tokens
+        return _Life(request.tokens, self._prediction(request, request.max_len - begin + MAX_LEFT_OUT), begin, begin)
+
+    def _prediction(self, request: Request, at_most: int) -> I64:
+        """Return the prediction's first tokens, up to one that the model lacks; none where there is no room."""
         packed = request.hints.prediction
-        prediction = np.frombuffer(packed, np.uint32, len(packed) // TOKEN_BYTES).astype(np.int64)
-        beyond = np.flatnonzero(prediction >= self._vocab_size)
-        return _Life(request.tokens, prediction[: beyond[0]] if len(beyond) else prediction, begin, begin)
+        tokens = np.frombuffer(packed, np.uint32, len(packed) // TOKEN_BYTES)[:at_most]
+        beyond = np.flatnonzero(tokens >= self._vocab_size)
+        prediction = (tokens[: beyond[0]] if len(beyond) else tokens).astype(np.int64)
+        return prediction if self.nbytes + prediction.nbytes <= self._max_bytes else prediction[:0].copy()

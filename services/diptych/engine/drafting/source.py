@@ -43,5 +43,8 @@ class DraftSource(Protocol):
         ...
 
     def end(self, request: Request) -> None:
-        """Forget what belongs to a request that left; learn from its answer, for those it may be shared with."""
+        """Forget what belongs to a request that left; learn from its answer, for those it may be shared with.
+
+        It is called for requests that may have guesses of this source, and no others.
+        """
         ...

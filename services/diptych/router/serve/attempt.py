@@ -83,7 +83,7 @@ class Attempt:
 
     def pop(self) -> Sequence[int]:
         """Return the tokens that `next` would."""
-        return self._legs.merger.pop()[0]
+        return self._legs.pop()[0]
 
     @property
     def ready(self) -> Sequence[int]:
@@ -108,10 +108,12 @@ class Attempt:
         """What the leg that computes the prompt has measured."""
         return self.stats.get(LegKind.PREFILL, self.stats.get(LegKind.LOCAL))
 
-    @property
-    def predicted(self) -> Predicted:
-        """What came of guesses, in what its legs have said."""
-        return self._legs.predicted
+    def predicted(self, num_tokens: int) -> Predicted:
+        """Return what came of guesses in its first tokens, so many: all or, where a stop string cuts them off, fewer.
+
+        It cuts off none but those that `next` returned last.
+        """
+        return self._legs.guessed.within(num_tokens)
 
     def report(self, pair: Pair) -> Report:
         """Return what the legs have measured, as far as they have said it."""
@@ -126,7 +128,7 @@ class Attempt:
         if legs.failure and not legs.merger.has_ready:
             raise AttemptFailed(legs.failure)
         prompt_logprobs, legs.prompt_logprobs = legs.prompt_logprobs, None
-        token_ids, logprobs = legs.merger.pop()
+        token_ids, logprobs = legs.pop()
         return Delta(token_ids, legs.finish if legs.is_complete else None, logprobs, prompt_logprobs)
 
     async def wait_for_prefill_end(self, timeout_s: float) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from diptych.common.members.roles import LegKind
 from diptych.generation.codec import FINISH_TO_WIRE, logprobs_from_wire
@@ -110,6 +110,43 @@ class Merger:
         self._held = waiting
 
 
+class _Row(NamedTuple):
+    """Guesses that were verified in one row of a step."""
+
+    first_index: int  # of the output: the first token that came of it
+    num_drafts: int
+    num_accepted: int
+
+    def within(self, num_tokens: int) -> Predicted:
+        """Return what of it is part of an output of so many tokens: rejected is what such a token came instead of."""
+        num_shown = max(0, num_tokens - self.first_index)
+        is_whole = num_shown > 0 and num_shown >= self.num_accepted
+        rejected = self.num_drafts - self.num_accepted if is_whole else 0
+        return Predicted(min(self.num_accepted, num_shown), rejected)
+
+
+class GuessedRows:
+    """What came of guesses in an output, of which the tokens that were taken last may be cut off yet. Pure."""
+
+    def __init__(self) -> None:
+        self._before = NOTHING_PREDICTED
+        self._newest: list[_Row] = []
+
+    def add(self, first_index: int, num_drafts: int, num_accepted: int) -> None:
+        self._newest.append(_Row(first_index, num_drafts, num_accepted))
+
+    def keep(self, num_tokens: int) -> None:
+        """So many tokens are part of the output for good."""
+        for row in self._newest:
+            if row.first_index < num_tokens:
+                self._before += row.within(num_tokens)
+        self._newest = [row for row in self._newest if row.first_index >= num_tokens]
+
+    def within(self, num_tokens: int) -> Predicted:
+        """Return the counts of an output of so many tokens, no fewer than are to be kept."""
+        return sum((row.within(num_tokens) for row in self._newest), self._before)
+
+
 class AttemptLegs:
     """The legs of one attempt, as far as they are known.
 
@@ -128,7 +165,7 @@ class AttemptLegs:
         self.stats: dict[LegKind, LegStats] = {}
         self.merger = Merger()
         self.prompt_logprobs: TokenLogprobs | None = None
-        self.predicted = NOTHING_PREDICTED
+        self.guessed = GuessedRows()
         self.finish: Finish | None = None
         self.failure: LegFailure | None = None
         self._abort = abort
@@ -153,11 +190,16 @@ class AttemptLegs:
         if output.HasField("prompt_logprobs"):
             self.prompt_logprobs = logprobs_from_wire(output.prompt_logprobs)
         if output.drafts:
-            self.predicted += Predicted(output.accepted_drafts, output.drafts - output.accepted_drafts)
+            self.guessed.add(output.first_index, output.drafts, output.accepted_drafts)
         logprobs = logprobs_from_wire(output.logprobs) if output.HasField("logprobs") else None
         self.merger.accept(output.first_index, output.token_ids, logprobs)
         if output.finish_reason or output.HasField("error"):
             self._end(kind, output)
+
+    def pop(self) -> tuple[list[int], TokenLogprobs | None]:
+        """Return the tokens that are next, as `Merger.pop`: those before them are part of the output."""
+        self.guessed.keep(self.merger.num_tokens - len(self.merger.ready))
+        return self.merger.pop()
 
     def lose(self, kind: LegKind, reason: str) -> None:
         """The worker is gone."""

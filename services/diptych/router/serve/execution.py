@@ -168,7 +168,7 @@ class Execution:
         self._record.attempts.append(record)
         self.trace.attempts.append(AttemptTrace(now_s, record, new.stats))
         if self._attempt is not None:
-            self._predicted_before += self._attempt.predicted
+            self._predicted_before += self._attempt.predicted(self._attempt.num_tokens)
         self._attempt, self._pair, self._is_proven = new, selection.pair, False
         self._progress.moved(now_s)
         self._metrics.moves.inc()
@@ -231,11 +231,11 @@ class Execution:
             self._is_proven = True
             self._dispatcher.selector.succeeded(self._pair)
 
-    @property
-    def predicted(self) -> Predicted:
-        """What came of guesses so far."""
-        now = NOTHING_PREDICTED if self._attempt is None else self._attempt.predicted
-        return self._predicted_before + now
+    def predicted(self, num_cut: int) -> Predicted:
+        """Return what came of guesses so far, without the newest tokens, so many, that a stop string cuts off."""
+        if self._attempt is None:
+            return self._predicted_before
+        return self._predicted_before + self._attempt.predicted(self._progress.num_attempt_tokens - num_cut)
 
     @property
     def prompt_len(self) -> int:
@@ -291,7 +291,7 @@ class Execution:
     async def _recover(self, attempt: Attempt, failure: LegFailure) -> None:
         """Return when the next attempt may begin; raise the caller's error when there is none."""
         progress = self._progress
-        self._predicted_before += attempt.predicted
+        self._predicted_before += attempt.predicted(attempt.num_tokens)
         self._attempt, self._is_proven = None, False
         pause_s = progress.fail(failure, self._failed(attempt, failure), time.monotonic())
         self._log(failure, is_last=pause_s is None)

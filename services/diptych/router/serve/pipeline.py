@@ -193,7 +193,8 @@ class Pipeline:
                     piece, finish = response.on_delta(await execution.next())
                 execution.close()  # a stop string has cut it short: no more steps for it
                 report = await self._report(execution, request) if request.client.wants_report else None
-                usage = response.finished(execution.prompt_len, execution.cached_tokens, execution.predicted)
+                predicted = execution.predicted(response.num_cut)
+                usage = response.finished(execution.prompt_len, execution.cached_tokens, predicted)
                 end = End(finish, usage, report, response.stop, response.stop_token)
                 execution.trace.end = end
                 yield piece._replace(end=end)

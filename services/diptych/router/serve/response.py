@@ -37,6 +37,7 @@ class Response:
         self._parser = request.prompt.new_parser() if request.prompt.new_parser else None
         self._metrics = metrics
         self.num_tokens = 0  # of output, so far
+        self.num_cut = 0  # tokens that came last, and are no part of it: they are behind a stop string
         self._is_begun = False
         self.stop = ""  # the stop string at which the output ended, if one did
         self.stop_token: int | None = None  # likewise: the token
@@ -57,6 +58,7 @@ class Response:
         text = echo.text + shown.text if echo and not self._is_begun else shown.text
         self._is_begun = True
         self.num_tokens += len(shown.token_ids)
+        self.num_cut = len(delta.token_ids) - len(shown.token_ids)
         self.stop, self.stop_token = shown.stop, shown.stop_token
         piece = Piece(
             text,
