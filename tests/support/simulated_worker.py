@@ -75,7 +75,7 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
         self.num_resyncs = 0  # asked for by routers
         self.batch_sizes: list[tuple[int, int]] = []  # (starts, aborts) of each message with any
         self.running: dict[int, asyncio.Task[None]] = {}  # by room
-        self._given: dict[int, list[LegOutput]] = {}  # outputs, by room
+        self._given: dict[int, tuple[int, LegOutput]] = {}  # by room: how many outputs, and the last
         self._held: dict[int, StartLeg] = {}  # that stand still, by the room in which they move
         self.released = asyncio.Event()
         self.answers_as = instance.instance_id  # in GetStatus
@@ -223,7 +223,7 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
         task.cancel()
         self._sessions_by_room[leg.room] = ready
         self._held[leg.room] = next(each for each in self.started if each.room == leg.moves_room)
-        ready.put_nowait(_batch(LegOutput(room=leg.room, token_ids=self._given[leg.moves_room][-1].token_ids[-1:])))
+        ready.put_nowait(_batch(LegOutput(room=leg.room, token_ids=self._given[leg.moves_room][1].token_ids[-1:])))
         self.running[leg.room] = asyncio.ensure_future(self._let_go(leg, ready))
 
     async def _let_go(self, leg: StartLeg, ready: Batches) -> None:
@@ -245,9 +245,9 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
             self.running[held.room] = asyncio.ensure_future(self._run(held, None, ready))
 
     async def _run(self, leg: StartLeg, fault: Fault | None, ready: Batches) -> None:
-        given = self._given.setdefault(leg.room, [])
+        num_given, _ = self._given.get(leg.room, (0, None))
         for number, output in enumerate(self._outputs(leg)):
-            if number < len(given):
+            if number < num_given:
                 continue  # it has stood still behind these
             if fault is not None and fault.after == number:
                 if fault.kind != "hang":
@@ -257,7 +257,7 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
             if number == 0 and self._kind(leg) is LegKind.DECODE:
                 await self._pages_came(leg)
             ready.put_nowait(_batch(output))
-            given.append(output)
+            self._given[leg.room] = (number + 1, output)
             await asyncio.sleep(self.step_s)
         self.running.pop(leg.room, None)
         self._on_event()
