@@ -7,6 +7,7 @@ import pytest
 from null_runner import expected_output
 
 from diptych.common.members.roles import LegKind, Role
+from diptych.engine.schedule.running import Running
 from diptych.engine.values.batch import ForwardBatch
 from diptych.engine.values.events import AbortRoom, NoteArrived
 from diptych.engine.values.limits import PROMPT_ROWS, Limits
@@ -278,6 +279,30 @@ def test_the_last_row_is_for_a_prompt_of_another_worker_in_every_role(fleet_clas
         fleet.advance(1)
     assert fleet.tokens(100) == expected_output([1, 2, 3], 5, VOCAB)[:1], "while all others run"
     assert worker.core.load().num_running == worker.cache.num_rows - PROMPT_ROWS
+    fleet.run()
+
+
+def test_a_full_worker_does_not_look_at_who_waits_in_each_step(
+    fleet_class: FleetClass, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What pages to spare there would be takes as long to count as all else of a step."""
+    fleet = fleet_class(Role.LOCAL, num_pages=400)
+    worker, counted = fleet.workers[1], list[int]()
+    for room in range(worker.cache.num_rows + 2):
+        fleet.start(room, [room + 1], 1, 1, max_tokens=40)
+    for _ in range(3):
+        fleet.advance(1)
+    spare_pages = Running.spare_pages
+
+    def noted(running: Running, *args: Any) -> int:
+        counted.append(1)
+        return spare_pages(running, *args)
+
+    monkeypatch.setattr(Running, "spare_pages", noted)
+    for _ in range(10):
+        fleet.advance(1)
+    assert worker.core.load().num_running == worker.cache.num_rows - PROMPT_ROWS
+    assert counted == []
     fleet.run()
 
 

@@ -66,10 +66,8 @@ class Grants:
     @property
     def num_pages_left(self) -> int:
         """Pages that could be given to tokens now, beside those of a state or window; 0 while rooms wait for theirs."""
-        if not self._cache.has_row or self._waiting.has_next or self._rooms.retracted:
-            return 0
         reserve = self._reserve()
-        if self._cache.num_free_rows <= reserve.rows:
+        if self._cache.num_free_rows <= reserve.rows or self._waiting.has_next or self._rooms.retracted:
             return 0
         return max(0, self._cache.num_available - reserve.pages - self._cache.most_beside - self._cache.num_owed)
 
@@ -78,7 +76,7 @@ class Grants:
         effects: list[Effect] = []
         for request in self._waiting.bring_back(now_s):
             self._expect(request)
-        while self._waiting.has_next and self._cache.has_row and not self._rooms.retracted:
+        while self._waiting.has_next and self._has_row() and not self._rooms.retracted:
             request = self._waiting.peek(now_s)
             room = self._rooms[request.room]
             reason = self._reason_to_wait(room, now_s)
@@ -95,6 +93,10 @@ class Grants:
             elif not self._waiting.set_aside_for_restore():
                 break
         return effects
+
+    def _has_row(self) -> bool:
+        """Ask before a room is looked at: a full worker is asked at each step, and its pages take long to count."""
+        return self._cache.has_row and self._cache.num_free_rows > self._reserve().rows
 
     def next_s(self) -> float | None:
         """Return when patience ends."""
