@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +16,7 @@ from cluster import Cluster
 from conftest import IMAGE, Watch
 from custom_metrics import CustomMetrics
 from release import AUTOSCALED, NAME, Release
-from traffic import Kind, Traffic, assert_harmless
+from traffic import Kind, Traffic, assert_harmless, harmless_load
 
 PREFILL: Final = f"{NAME}-diptych-prefill"
 DECODE: Final = f"{NAME}-diptych-decode"
@@ -63,19 +62,6 @@ def num_wanted(cluster: Cluster, deployment: str) -> int:
     )
 
 
-@contextmanager
-def load(cluster: Cluster, kind: Kind) -> Iterator[None]:
-    """More traffic, of which no request fails either."""
-    more = Traffic(cluster, "load", kind)
-    more.start(IMAGE)
-    try:
-        with more.watched() as window:
-            yield
-    finally:
-        more.stop()
-    assert_harmless(window)
-
-
 def test_installing_with_autoscalers_leads_to_one_worker_of_each_role(release: Release) -> None:
     release.install()
     assert [num_wanted(release.cluster, pool) for pool in (PREFILL, DECODE)] == [1, 1]
@@ -83,7 +69,7 @@ def test_installing_with_autoscalers_leads_to_one_worker_of_each_role(release: R
 
 def test_a_backlog_of_prompts_scales_the_prefill_pool_alone(release: Release, cluster: Cluster, watched: Watch) -> None:
     with watched() as window:
-        with load(cluster, PROMPTS):
+        with harmless_load(cluster, PROMPTS, IMAGE):
             wait_for_workers(cluster, PREFILL, 2)
             assert num_wanted(cluster, DECODE) == 1
         wait_for_workers(cluster, PREFILL, 1)
@@ -95,7 +81,7 @@ def test_full_pages_scale_the_decode_pool_alone_and_a_drained_worker_goes_first(
     release: Release, cluster: Cluster, watched: Watch
 ) -> None:
     with watched() as window:
-        with load(cluster, OUTPUTS):
+        with harmless_load(cluster, OUTPUTS, IMAGE):
             wait_for_workers(cluster, DECODE, 2)
             assert num_wanted(cluster, PREFILL) == 1
             drained = drain_one_worker(release, cluster)

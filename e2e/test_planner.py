@@ -6,14 +6,13 @@ The workers are simulated, their time is not: a step takes 20 ms, and 3 ms more 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Final
 
 import pytest
 from cluster import Cluster
 from conftest import IMAGE, Watch
 from release import NAME, PLANNED, Release
-from traffic import Kind, Traffic, assert_harmless
+from traffic import Kind, Traffic, assert_harmless, harmless_load
 
 PLANNER: Final = f"deployment/{NAME}-diptych-planner"
 PREFILL: Final = f"{NAME}-diptych-prefill"
@@ -37,19 +36,6 @@ def traffic(cluster: Cluster) -> Iterator[Traffic]:
     traffic.stop()
 
 
-@contextmanager
-def load(cluster: Cluster) -> Iterator[None]:
-    """More traffic, of which no request fails either."""
-    more = Traffic(cluster, "load", OUTPUTS)
-    more.start(IMAGE)
-    try:
-        with more.watched() as window:
-            yield
-    finally:
-        more.stop()
-    assert_harmless(window)
-
-
 def wait_for_workers(cluster: Cluster, deployment: str, count: int) -> None:
     cluster.wait(f"deployment/{deployment}", f"jsonpath={{.status.readyReplicas}}={count}")
 
@@ -67,7 +53,7 @@ def test_decode_grows_with_the_load_and_shrinks_by_draining_the_worker_that_goes
     release: Release, cluster: Cluster, watched: Watch
 ) -> None:
     with watched() as window:
-        with load(cluster):
+        with harmless_load(cluster, OUTPUTS, IMAGE):
             wait_for_workers(cluster, DECODE, 2)
             before = addresses(release.pods(DECODE))
         drained = cluster.see(" drains", "logs", "--follow", PLANNER)

@@ -131,3 +131,16 @@ def _pod(name: str, kind: Kind, image: str) -> dict[str, Any]:
     volumes = [{"name": "script", "configMap": {"name": name}}]
     spec = {"restartPolicy": "Never", "containers": [container], "volumes": volumes}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+
+
+@contextmanager
+def harmless_load(cluster: Cluster, kind: Kind, image: str) -> Iterator[None]:
+    """More traffic, of which no request fails either."""
+    more = Traffic(cluster, "load", kind)
+    more.start(image)
+    try:
+        with more.watched() as window:
+            yield
+    finally:
+        more.stop()
+    assert_harmless(window)

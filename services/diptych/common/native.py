@@ -9,6 +9,7 @@ copied to other machines, which then need no compiler.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import importlib.util
 import logging
@@ -19,9 +20,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from diptych.common.errors import ConfigError
 
@@ -29,6 +30,9 @@ logger = logging.getLogger(__name__)
 
 MARCH_VARIABLE: Final = "DIPTYCH_MARCH"
 _NATIVE: Final = "native"
+
+Library = TypeVar("Library", bound=ctypes.CDLL)
+Signatures = Mapping[str, tuple[Any, Sequence[Any]]]  # by name: types of the result, None for none, and of arguments
 
 
 def cache_dir() -> Path:
@@ -84,6 +88,14 @@ def _compiler() -> list[str]:
     if importlib.util.find_spec("ziglang"):
         return [sys.executable, "-m", "ziglang", "cc"]
     raise ConfigError("no C compiler found: install one (cc, gcc or clang), or `pip install ziglang`, or set CC")
+
+
+def declare(library: Library, prefix: str, signatures: Signatures) -> Library:
+    """Return `library`, whose functions `<prefix>_<name>` know what they return and take."""
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, f"{prefix}_{name}")
+        function.restype, function.argtypes = result, arguments
+    return library
 
 
 def _key(sources: Sequence[Path], words: Sequence[str]) -> str:

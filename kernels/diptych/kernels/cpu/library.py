@@ -10,6 +10,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from diptych.common.native import declare
 from diptych.kernels.cpu import build
 
 SIGNATURES: Final[dict[str, tuple[type | None, list[type]]]] = {
@@ -52,11 +53,7 @@ SIGNATURES: Final[dict[str, tuple[type | None, list[type]]]] = {
 @functools.cache
 def load() -> ctypes.CDLL:
     """Return the library, compiling it at the first call on this machine. Raises `ConfigError` without a compiler."""
-    library = ctypes.CDLL(str(build()))
-    for name, (result, arguments) in SIGNATURES.items():
-        function = getattr(library, f"diptych_{name}")
-        function.restype, function.argtypes = result, arguments
-    return library
+    return declare(ctypes.CDLL(str(build())), "diptych", SIGNATURES)
 
 
 def set_num_threads(num_threads: int) -> int:

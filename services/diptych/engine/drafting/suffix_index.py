@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 
 from diptych.common.arrays import I64
-from diptych.common.native import build_library
+from diptych.common.native import build_library, declare
 from diptych.engine.drafting.source import NO_GUESS, Guess
 
 MAX_GUESS: Final = 64  # tokens
@@ -131,8 +131,4 @@ def build() -> Path:
 @functools.cache
 def load() -> ctypes.PyDLL:
     """Return the library, compiling it at the first call on this machine. Raises `ConfigError` without a compiler."""
-    library = ctypes.PyDLL(str(build()))
-    for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(library, f"suffix_index_{name}")
-        function.restype, function.argtypes = result, arguments
-    return library
+    return declare(ctypes.PyDLL(str(build())), "suffix_index", _SIGNATURES)

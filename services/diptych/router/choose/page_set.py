@@ -21,7 +21,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from diptych.common.arrays import U64
-from diptych.common.native import build_library
+from diptych.common.native import build_library, declare
 
 MIN_SLOTS: Final = 64
 MAX_FILL: Final = 0.75  # of the slots; beyond it probing gets slow
@@ -137,9 +137,6 @@ def build() -> Path:
 @functools.cache
 def load() -> ctypes.PyDLL:
     """Return the library, compiling it at the first call on this machine. Raises `ConfigError` without a compiler."""
-    library = ctypes.PyDLL(str(build()))
-    for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(library, f"page_set_{name}")
-        function.restype, function.argtypes = result, arguments
+    library = declare(ctypes.PyDLL(str(build())), "page_set", _SIGNATURES)
     library.page_set_scatter(secrets.randbits(64), secrets.randbits(64))
     return library

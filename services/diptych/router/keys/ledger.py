@@ -18,7 +18,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
-from diptych.common.native import build_library
+from diptych.common.native import build_library, declare
 
 MAX_KEYS: Final = 4096  # that processes count together, former ones included; beyond them each counts for itself
 NO_LIMIT: Final = 1 << 60
@@ -153,8 +153,4 @@ def build() -> Path:
 @functools.cache
 def load() -> ctypes.PyDLL:
     """Return the library, compiling it at the first call on this machine. Raises `ConfigError` without a compiler."""
-    library = ctypes.PyDLL(str(build()))
-    for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(library, f"ledger_{name}")
-        function.restype, function.argtypes = result, arguments
-    return library
+    return declare(ctypes.PyDLL(str(build())), "ledger", _SIGNATURES)

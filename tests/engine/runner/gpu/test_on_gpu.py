@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.common.arrays import I64
@@ -33,30 +32,6 @@ OPTIONS = EngineOptions(
     device="cuda", dtype="float32", kv_cache_mib=256, max_step_tokens=64, max_requests=20, cuda_graphs="off"
 )
 Tokens = list[tuple[int, ...]]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
-    """Heads as kernels have them: 8 of 64, in groups of 4."""
-    config = transformers.LlamaConfig(
-        vocab_size=321,
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=3,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-        head_dim=64,
-        max_position_embeddings=512,
-        tie_word_embeddings=False,
-        eos_token_id=None,
-        bos_token_id=None,
-        initializer_range=0.1,
-    )
-    torch.manual_seed(0)
-    path = tmp_path_factory.mktemp("models") / "grouped"
-    transformers.LlamaForCausalLM(config).save_pretrained(path)
-    (path / "tokenizer.json").write_bytes((tiny_folder / "tokenizer.json").read_bytes())
-    return path
 
 
 def tokens(folder: Path, options: EngineOptions) -> Tokens:
