@@ -107,9 +107,11 @@ class ExtendQueue:
 
     def _begun(self, now_s: float) -> tuple[list[Request], list[Request]]:
         """Return those that are part-way and can go on: in their turns, and those that let others pass."""
-        begun = self._turns.runnable(list(self._extending))
-        late = [request for request in begun if gives_way(request, now_s)]
-        return ([request for request in begun if request not in late] if late else begun), late
+        timely: list[Request] = []
+        late: list[Request] = []
+        for request in self._turns.runnable(list(self._extending)):
+            (late if gives_way(request, now_s) else timely).append(request)
+        return timely, late
 
     def plan(self, now_s: float, budget: int, spare_pages: Callable[[Request], int]) -> list[Chunk]:
         """Choose chunks that cost at most `budget`, admitting requests while budget and pages last.
