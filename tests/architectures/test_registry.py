@@ -483,7 +483,7 @@ DIFFERENT: dict[str, dict[str, Any]] = {
         "qk_norm": "heads",
         "value_norm": True,
         "norm_offset": 0.0,
-        "wide": WideHeads(32, 1, 1, keys_are_values=True),
+        "wide": WideHeads(32, 1, 1, 2, keys_are_values=True),
         "borrowing_ffn_size": 192,
         "per_layer_dim": 8,
         "layer_scales": True,
@@ -876,7 +876,7 @@ def test_what_a_family_does_not_compute_is_refused_by_name(family: str, change: 
 
 def test_states_beside_attention_of_two_kinds_are_refused() -> None:
     """States are kept in pages of one kind."""
-    config = tiny_config(recurrent=Recurrent((0,), ShortConv(32, 3)), windows=(0, 16), wide=WideHeads(32, 1, 1))
+    config = tiny_config(recurrent=Recurrent((0,), ShortConv(32, 3)), windows=(0, 16), wide=WideHeads(32, 1, 1, 2))
     with pytest.raises(ConfigError, match="recurrent layers beside attention of two kinds"):
         config.validate()
 
