@@ -390,7 +390,7 @@ CASES: Final = {
     "gemma4, groups of layers with heads of two widths": Case(
         "Gemma4",
         GEMMA4
-        | {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "global_head_dim": 96, "num_hidden_layers": 7}
+        | {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "global_head_dim": 128, "num_hidden_layers": 7}
         | {"layer_types": [*["sliding_attention"] * 3, "full_attention", *["sliding_attention"] * 2, "full_attention"]},
     ),
     "gemma4, values of keys, caps, still dimensions stretched": Case(

@@ -118,7 +118,9 @@ def test_where_windows_have_pages_of_their_own_a_page_has_places_for_the_layers_
     assert kv_layout(model, 5, 16, "float32") == PoolLayout.kv(5, 2, 16, 2, 16, "float32")
     assert region_names(model) == ("keys and values",)
     assert kv_shape(model) == "7 layers, 2 KV heads of 16, windows of 8 in 3 pages of their own"
-    assert kv_shape(replace(model, windows=(8, 8, 0, 8, 4, 4, 0))).endswith(", windows of 4 and 8 in 3 pages of their own")
+    assert kv_shape(replace(model, windows=(8, 8, 0, 8, 4, 4, 0))).endswith(
+        ", windows of 4 and 8 in 3 pages of their own"
+    )
     kept = replace(model, keeps_all=True)
     assert kv_regions(kept, "bfloat16") == (Region(tuple(range(7)), 2, 2, 16, "bfloat16", 2),)
     assert kv_shape(kept) == "7 layers, 2 KV heads of 16"
