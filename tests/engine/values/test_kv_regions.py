@@ -103,7 +103,7 @@ def test_groups_of_layers_with_heads_of_two_widths_take_turns_in_pages_that_hold
 
 
 def test_ranks_have_the_same_groups_where_those_with_wide_heads_outnumber_these() -> None:
-    """Two ranks have a half of a layer with a window each, and all of the other: their pages are as wide as its group."""
+    """Each of two has a half of a layer with a window, and all of the others: these decide how wide pages are."""
     parts = [Shard(rank, 2).config(UNLIKE) for rank in range(2)]
     assert {part.page_groups for part in parts} == {UNLIKE.page_groups}
     regions = {kv_regions(part, "bfloat16", HeadShare(rank, 2, 2)) for rank, part in enumerate(parts)}
