@@ -94,7 +94,7 @@ class KvCache:
 
     @property
     def num_beside_next(self) -> int:
-        """Pages of those that a request could get now which its tokens could not: its windows and its state take them."""
+        """Of the pages that a request could get now, those that its windows and its state would take."""
         left = max(0, self.num_available - self.pages_per_state)
         return self.num_available - self.windows.fitting(left, self.page_size)
 
