@@ -153,8 +153,9 @@ def _kv_facts(model: ModelConfig, plan: Plan) -> Iterator[tuple[str, str]]:
             yield "KV", region_words(name, region)
     else:
         for layers in (groups[0], [layer for group in groups[1:] for layer in group]):
-            heads = f"{model.kv_heads_of(layers[0])} heads of {model.head_dim_of(layers[0])}"
-            yield "KV", f"keys and values of {len(layers)} layers, {heads}"
+            num_heads, dim = model.kv_heads_of(layers[0]), model.head_dim_of(layers[0])
+            heads = f"{num_heads} heads" if num_heads > 1 else "one head"
+            yield "KV", f"keys and values of {len(layers)} layers, {heads} of {dim}"
     if len(groups) == 1:
         yield "KV a token", token
         return
