@@ -154,6 +154,16 @@ def tiny_recurrent_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _tiny_folder(folder, "Qwen3_5", heads | dims | layers, config="Qwen3_5Text")
 
 
+@pytest.fixture(scope="session")
+def tiny_wide_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Gemma 4, whose layers with a window have other heads than those that see all, with the same words."""
+    kinds = ["full_attention", *["sliding_attention"] * 3, "full_attention"]
+    layers = {"num_hidden_layers": 5, "layer_types": kinds, "vocab_size_per_layer_input": NUM_WORDS}
+    heads = {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "max_position_embeddings": 512}
+    folder = tmp_path_factory.mktemp("models") / "wide"
+    return _tiny_folder(folder, "Gemma4", GEMMA4 | layers | heads, config="Gemma4Text")
+
+
 def _tiny_folder(folder: Path, family: str, settings: Mapping[str, Any], config: str = "") -> Path:
     """Save a random model of so many words, which no token ends; `config`: where transformers calls it otherwise."""
     import torch
