@@ -491,6 +491,10 @@ CASES: Final = {
         | {"n_group": 4, "topk_group": 2, "n_shared_experts": 2, "routed_scaling_factor": 1.8},
         images=True,
     ),
+    "ministral, windows in some layers": Case(
+        "Ministral",
+        {"sliding_window": 20, "layer_types": ["full_attention", *["sliding_attention"] * 3], "head_dim": 32},
+    ),
     "ministral3": Case("Ministral3", {"head_dim": 32, "rope_parameters": GROWING}),
     "ministral3 with images, tied, a window": Case(
         "Mistral3",
@@ -505,6 +509,7 @@ CASES: Final = {
         "Ernie4_5_Moe",
         {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 24, "head_dim": 32, "moe_num_shared_experts": 2},
     ),
+    "exaone4": Case("Exaone4", {"sliding_window": 20, "head_dim": 32}),
     "olmo2": Case("Olmo2", {}),
     "olmo3": Case(
         "Olmo3",

@@ -247,6 +247,12 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     | {"moe_intermediate_size": 48, "moe_num_shared_experts": 2, "moe_layer_start_index": 1, "moe_norm_min": 1e-12}
     | {"moe_layer_end_index": -1, "moe_layer_interval": 1, "head_dim": 32},
     "olmo2": COMMON | {"architectures": ["Olmo2ForCausalLM"], "attention_bias": False, "rope_theta": 5e5},
+    "exaone4": COMMON
+    | {"architectures": ["Exaone4ForCausalLM"], "head_dim": 32, "sliding_window": 64, "sliding_window_pattern": "LG"}
+    | {"layer_types": ["sliding_attention", "full_attention"]},
+    "ministral": COMMON
+    | {"architectures": ["MinistralForCausalLM"], "sliding_window": 64, "head_dim": 32}
+    | {"layer_types": ["full_attention", "sliding_attention"]},
     "olmo3": COMMON
     | {"architectures": ["Olmo3ForCausalLM"], "attention_bias": False, "rope_theta": 5e5, "sliding_window": 128}
     | {"layer_types": ["sliding_attention", "full_attention"], "rope_scaling": {"type": "linear", "factor": 2.0}},
@@ -422,6 +428,16 @@ DIFFERENT: dict[str, dict[str, Any]] = {
         "moe": Moe(16, 4, 48, normalize=True, dense_layers=frozenset({0}), choice_bias=True, shared_ffn_size=96),
     },
     "olmo2": {"rope": Rope(5e5, 16), "qk_norm": "all", "pre_norms": False, "post_norms": True},
+    "exaone4": {
+        "head_dim": 32,
+        "rope": Rope(1e4, 32),
+        "windows": (64, 0),
+        "still_layers": frozenset({1}),
+        "qk_norm": "heads",
+        "pre_norms": False,
+        "post_norms": True,
+    },
+    "ministral": {"head_dim": 32, "rope": Rope(1e4, 32), "windows": (0, 64)},
     "olmo3": {
         "rope": Rope(5e5, 16, (2.0,) * 8),
         "local_rope": Rope(5e5, 16),
@@ -804,6 +820,8 @@ def test_kimi_k2_is_read_as_what_it_says_it_is() -> None:
         ("ernie4_5_moe", {"moe_intermediate_size": [48, 24]}, "moe_intermediate_size"),
         ("ernie4_5_moe", {"use_bias": True}, "use_bias=True"),
         ("olmo2", {"clip_qkv": 8.0}, "clip_qkv=8.0"),
+        ("exaone4", {"layer_types": None}, "sliding_window_pattern='LG'"),
+        ("ministral", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ("olmo3", {"attention_bias": True}, "attention_bias=True"),
         ("granite", {"mlp_bias": True}, "mlp_bias=True"),
         ("granite", {"attention_bias": True}, "attention_bias=True"),
