@@ -313,12 +313,22 @@ GEMMA3_27B: dict[str, Any] = {
     "intermediate_size": 21504,
     "sliding_window": 1024,
 }
-WIDE = {"num_attention_heads": 32, "global_head_dim": 512, "attention_k_eq_v": True, "hidden_size_per_layer_input": 0}
-DENSE = WIDE | {"num_hidden_layers": 60, "num_key_value_heads": 16, "num_global_key_value_heads": 4}
+WIDE: dict[str, Any] = {
+    "num_attention_heads": 32,
+    "global_head_dim": 512,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+}
+DENSE: dict[str, Any] = WIDE | {"num_hidden_layers": 60, "num_key_value_heads": 16, "num_global_key_value_heads": 4}
 DENSE |= {"hidden_size": 5376, "intermediate_size": 21504, "sliding_window": 1024}
-FEW_HEADS = WIDE | {"num_hidden_layers": 30, "num_key_value_heads": 8, "num_global_key_value_heads": 2}
+FEW_HEADS: dict[str, Any] = WIDE | {"num_hidden_layers": 30, "num_key_value_heads": 8, "num_global_key_value_heads": 2}
 FEW_HEADS |= {"hidden_size": 2816, "sliding_window": 1024}
-LENT = {"num_hidden_layers": 35, "num_attention_heads": 8, "num_key_value_heads": 1, "num_kv_shared_layers": 20}
+LENT: dict[str, Any] = {
+    "num_hidden_layers": 35,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 1,
+    "num_kv_shared_layers": 20,
+}
 LENT |= {"layer_types": [*["sliding_attention"] * 4, "full_attention"] * 7, "hidden_size": 1536}
 LENT |= {"global_head_dim": 512, "sliding_window": 512}
 # by family: settings, KiB a token in layers that see all, what the others see, and in how many groups these are
