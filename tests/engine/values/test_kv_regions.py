@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tiny_config import tiny_config
 
 from diptych.architectures.config import Indexer, Latent, ModelConfig, Rope, WideHeads
@@ -197,6 +198,27 @@ def test_a_latent_lands_once_in_every_target_however_many_ranks_hold_it(
     tokens = _tokens(kept, src[0], pages[0])
     for pool, layout in zip(pools, dst, strict=True):
         assert np.array_equal(_tokens(np.frombuffer(pool.buffer, np.uint8), layout, pages[1]), tokens)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_pages_that_unlike_groups_share_are_cast_on_their_way_whatever_they_hold(num_ranks: int) -> None:
+    share = HeadShare(0, num_ranks, 2) if num_ranks > 1 else None
+    model = UNLIKE if share is None else Shard(0, num_ranks).config(UNLIKE)
+    src, dst = (kv_layout(model, NUM_PAGES, 8, dtype, share) for dtype in ("float32", "bfloat16"))
+    network = InprocNetwork()
+    source, target = network.transport(1), network.transport(2)
+    kept = np.random.default_rng(0).normal(size=src.nbytes // 4).astype(np.float32)
+    source.allocate_pool(src).buffer[:] = memoryview(kept).cast("B")
+    landed = target.allocate_pool(dst)
+    source.connect(2, target.metadata())
+    target.connect(1, source.metadata())
+    network.deliver_all()
+    pages = np.arange(NUM_PAGES)
+    source.write_pages(2, PageWrite(pages, pages[::-1].copy()), b"", Flow(7, with_digest=True))
+    network.deliver_all()
+    assert [event.error for event in source.poll() if isinstance(event, OpDone)] == [None]
+    found = torch.frombuffer(landed.buffer, dtype=torch.bfloat16, count=dst.nbytes // 2).view(NUM_PAGES, -1)
+    assert torch.equal(found.flip(0), torch.from_numpy(kept).view(NUM_PAGES, -1).bfloat16())
 
 
 def _tokens(pool: Any, layout: PoolLayout, pages: Any) -> Any:
