@@ -18,7 +18,6 @@ GPT_OSS = tiny_config(num_layers=4, windows=(8, 0, 8, 0))
 WIDE: dict[str, Any] = {"wide": WideHeads(32, 1, 1, 2), "rope": Rope(1e4, 32), "local_rope": Rope(1e4, 16)}
 NOT_ELIGIBLE: dict[str, dict[str, Any]] = {
     "no windows": {"windows": ()},
-    "windows everywhere that no text outgrows": {"windows": (16,) * 4, "context_len": 16},
     "windows nowhere": {"windows": (0,) * 4},
     "chunks of two sizes": {"windows": (8, 16, 8, 0), "chunked": True},
     "more layers that see all": {"windows": (8, 0, 0, 0)},

@@ -264,7 +264,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     | {"attn_scale": 0.1, "attn_temperature_tuning": True, "floor_scale": 8192, "for_llm_compressor": False}
     | {"hidden_act": "silu", "interleave_moe_layer_step": 2, "intermediate_size_mlp": 192, "no_rope_layers": [1, 0]}
     | {"num_experts_per_tok": 1, "num_local_experts": 16, "rope_theta": 5e5, "use_qk_norm": True},
-    "mistral": COMMON | {"architectures": ["MistralForCausalLM"], "sliding_window": 4096},
+    "mistral": COMMON | {"architectures": ["MistralForCausalLM"], "sliding_window": 100},
     "mixtral": COMMON
     | {"architectures": ["MixtralForCausalLM"], "sliding_window": None, "num_local_experts": 8}
     | {"num_experts_per_tok": 2, "rope_theta": 1e6},
@@ -311,7 +311,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     | {"layer_types": ["sliding_attention", "full_attention"], "swiglu_limit": 7.0, "rope_theta": 150_000}
     | {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "router_aux_loss_coef": 0.9, "hidden_act": "silu"},
     "phi3": COMMON
-    | {"architectures": ["Phi3ForCausalLM"], "original_max_position_embeddings": 128, "sliding_window": 2047}
+    | {"architectures": ["Phi3ForCausalLM"], "original_max_position_embeddings": 128, "sliding_window": 64}
     | {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}, "embd_pdrop": 0.0},
 }
 SIGMOID_MOE = Moe(
@@ -465,7 +465,7 @@ DIFFERENT: dict[str, dict[str, Any]] = {
             scales_inputs=True,
         ),
     },
-    "mistral": {"windows": (4096, 4096)},
+    "mistral": {"windows": (100, 100)},
     "mixtral": {"rope": Rope(1e6, 16), "moe": Moe(8, 2, 96, normalize=True)},
     "qwen2": {"rope": Rope(1e6, 16), "qkv_bias": True},
     "qwen3": {"rope": Rope(1e6, 32), "head_dim": 32, "qk_norm": "heads"},
@@ -517,7 +517,7 @@ DIFFERENT: dict[str, dict[str, Any]] = {
     },
     "phi3": {
         "rope": Rope(1e4, 16, (2.0,) * 8, math.sqrt(1 + math.log(2) / math.log(128))),
-        "windows": (2047, 2047),
+        "windows": (64, 64),
     },
 }
 GEMMA: dict[str, Any] = {
@@ -527,6 +527,12 @@ GEMMA: dict[str, Any] = {
     "embedding_scale": 8.0,
     "tie_embeddings": True,
 }
+
+
+def test_a_window_of_all_layers_that_no_text_outgrows_is_none() -> None:
+    values = PUBLISHED["mistral"] | {"model_type": "mistral"}
+    for window, windows in ((255, (255, 255)), (256, ()), (None, ())):
+        assert from_hf(values | {"sliding_window": window}, {}, "tiny").windows == windows
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - WITH_IMAGES))

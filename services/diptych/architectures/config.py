@@ -289,7 +289,7 @@ class ModelConfig:
             return False
         full, windowed = self._kept_layers
         if not full:
-            return self.num_layers > 1 and max(self.windows) < self.context_len
+            return self.num_layers > 1
         return len(full) * self._cells(full[0]) <= len(windowed) * self._cells(windowed[0])
 
     @property
