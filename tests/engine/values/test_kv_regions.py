@@ -208,7 +208,7 @@ def test_pages_that_unlike_groups_share_are_cast_on_their_way_whatever_they_hold
     network = InprocNetwork()
     source, target = network.transport(1), network.transport(2)
     kept = np.random.default_rng(0).normal(size=src.nbytes // 4).astype(np.float32)
-    source.allocate_pool(src).buffer[:] = memoryview(kept).cast("B")
+    source.allocate_pool(src).buffer[:] = kept.view(np.uint8).data
     landed = target.allocate_pool(dst)
     source.connect(2, target.metadata())
     target.connect(1, source.metadata())
