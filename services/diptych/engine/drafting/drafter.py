@@ -18,13 +18,15 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Final, NamedTuple
 
-from diptych.engine.drafting.budget import Shares, share_out
+from diptych.engine.drafting.ahead import AheadSource, Wanted
+from diptych.engine.drafting.budget import NO_PASSES, Passes, Shares, share_out
 from diptych.engine.drafting.source import NO_GUESS, DraftSource, Guess
 from diptych.engine.drafting.step_costs import StepCosts
 from diptych.engine.drafting.survival import RequestSurvival, Survival
 from diptych.engine.values.core_report import DraftReport, SourceCounts
 from diptych.engine.values.request import Request
 from diptych.engine.values.step import Drafts, Step
+from diptych.generation.request_groups import DRAFT_SOURCES, OF_MODEL
 
 MAX_DRAFTS: Final = 15  # of a request: 16 rows of it
 IDLE_SHARE: Final = 0.01  # of a step's time is for asking about requests for which it has not paid of late
@@ -33,7 +35,6 @@ ASKING_KEPT: Final = 0.8  # of what is known of the time to ask about a request,
 NUM_GAPS: Final = 8  # the newest ones behind steps with drafts, of which the shortest counts
 NOBODY: Final = -1
 OFF: Final = "off"
-OF_TEXT: Final = ("suffix", "ngram")  # sources of which one is asked: the request's choice, or else the first
 
 
 @dataclass(slots=True)
@@ -90,11 +91,17 @@ class SourceDrafter:
         clock: Callable[[], float],
         most_drafts: int,
         max_drafts: int = MAX_DRAFTS,
+        ahead: AheadSource | None = None,
     ) -> None:
-        """A step has at most `most_drafts`, each request `max_drafts`. `clock` says what asking takes, in seconds."""
-        self._names = tuple(sources)
-        self._default = next((name for name in sources if name in OF_TEXT), "")
-        self._sources = tuple(sources.values())
+        """A step has at most `most_drafts`, each request `max_drafts`. `clock` says what asking takes, in seconds.
+
+        Of `DRAFT_SOURCES` one is asked: the request's choice, or else the first. `ahead` is the draft model among them.
+        """
+        named: Mapping[str, DraftSource] = sources if ahead is None else {**sources, OF_MODEL: ahead}
+        self._ahead = ahead
+        self._names = tuple(named)
+        self._default = OF_MODEL if ahead else next((name for name in named if name in DRAFT_SOURCES), "")
+        self._sources = tuple(named.values())
         self._survival = [Survival() for _ in self._sources]
         self._rows = [_Rows([0] * (max_drafts + 1), [0] * (max_drafts + 1)) for _ in self._names]
         self._clock = clock
@@ -108,6 +115,7 @@ class SourceDrafter:
         self._gaps_s: deque[float] = deque(maxlen=NUM_GAPS)  # from steps with drafts to the next
         self._overlaps = False  # steps without drafts are launched while others run
         self._newest_s = 0.0  # of the step that is planned
+        self._passes_s = 0.0  # of that, for passes of a draft model
         self._total_s = 0.0
         self._saved_s = 0.0
         self._num_asked = 0
@@ -122,12 +130,42 @@ class SourceDrafter:
             self._forget()
         asked = [each for each in known if self._ask(each)] if self._costs.is_known(len(requests)) else []
         chances = [self._chances(drafted) for drafted in asked]
-        shares = share_out(chances, len(requests), self._costs, self._most_drafts)
+        passes = self._passes(asked)
+        shares = share_out(chances, len(requests), self._costs, self._most_drafts, passes)
         self._note_asked(asked, shares, len(requests))
+        counts, self._passes_s = shares.counts, 0.0
+        if self._ahead is not None and passes.before:
+            counts = self._computed(self._ahead, asked, counts)
         self._newest_s = self._clock() - began_s
         self._total_s += self._newest_s
-        pairs = zip(asked, shares.counts, strict=True)
+        pairs = zip(asked, counts, strict=True)
         return {each.request.room: each.guess.token_ids[: each.num_ahead + count] for each, count in pairs if count}
+
+    def _passes(self, asked: Sequence[_Drafted]) -> Passes:
+        """Return what guesses of the draft model take."""
+        if self._ahead is None:
+            return NO_PASSES
+        at = self._names.index(OF_MODEL)
+        return Passes({row: each.num_ahead for row, each in enumerate(asked) if each.source == at}, self._ahead.pass_s)
+
+    def _computed(self, ahead: AheadSource, asked: Sequence[_Drafted], counts: Sequence[int]) -> Sequence[int]:
+        """Have the draft model guess what it has promised, as far as it is wanted; return how many drafts there are."""
+        at, counts, began_s = self._names.index(OF_MODEL), list(counts), self._clock()
+        promised = [row for row, each in enumerate(asked) if each.source == at]
+        num_tried = ahead.trial(any(counts[row] for row in promised))
+        if num_tried:
+            row = promised[self._num_asked % len(promised)]
+            counts[row] = min(num_tried, len(asked[row].guess.token_ids) - asked[row].num_ahead)
+        wanted = [row for row in promised if counts[row]]
+        for row in set(promised).difference(wanted):
+            asked[row].guess, asked[row].source = NO_GUESS, NOBODY
+        if wanted:
+            guesses = [Wanted(asked[row].request, asked[row].num_ahead + counts[row]) for row in wanted]
+            for row, token_ids in zip(wanted, ahead.fulfil(guesses, self._clock), strict=True):
+                asked[row].guess = Guess(token_ids, asked[row].guess.chances[: len(token_ids)])
+            self._passes_s = self._clock() - began_s
+            self._saved_s -= self._passes_s
+        return counts
 
     def _settled(self, request: Request) -> _Drafted:
         """Return what is known of a request, with what came of its last guess."""
@@ -167,7 +205,7 @@ class SourceDrafter:
             return ()
         if chosen not in self._names:
             chosen = self._default
-        return [at for at, name in enumerate(self._names) if name == chosen or name not in OF_TEXT]
+        return [at for at, name in enumerate(self._names) if name == chosen or name not in DRAFT_SOURCES]
 
     def _chances(self, drafted: _Drafted) -> Sequence[float]:
         if drafted.source == NOBODY:
@@ -231,7 +269,7 @@ class SourceDrafter:
         if self._launched:
             self._overlaps = True
         elif self._last is not None and not rooms.isdisjoint(self._last.rooms):
-            self._note_gap(self._last, now_s + self._newest_s - self._ended_s)
+            self._note_gap(self._last, now_s + self._newest_s - self._passes_s - self._ended_s)
         num_drafts = sum(map(len, drafts.values()))
         self._launched.append(_Launched(rooms, num_drafts, bool(step.chunks), now_s, self._newest_s))
 

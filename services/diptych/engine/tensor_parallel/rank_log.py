@@ -15,7 +15,7 @@ import numpy as np
 import zmq
 
 from diptych.common.arrays import I32, I64
-from diptych.engine.values.batch import ForwardBatch, ForwardMode, PromptRows, StateMoves, WindowGroups
+from diptych.engine.values.batch import DraftBatch, ForwardBatch, ForwardMode, PromptRows, StateMoves, WindowGroups
 from diptych.kvtransfer.flow import Flow
 from diptych.kvtransfer.transport import PageIndices, PageWrite
 from diptych.v1 import rank_pb2
@@ -158,6 +158,23 @@ def step_from_wire(wire: rank_pb2.Step) -> ForwardBatch:
         extend_lens=arrays["extend_lens"],
         num_sampled=arrays["num_sampled"],
     )
+
+
+def draft_to_wire(batch: DraftBatch) -> rank_pb2.DraftStep:
+    return rank_pb2.DraftStep(
+        token_ids=to_bytes(batch.token_ids),
+        positions=to_bytes(batch.positions),
+        page_table=batch.page_table.astype("<i4", copy=False).tobytes(),
+        num_drafts=to_bytes(batch.num_drafts),
+        page_size=batch.page_size,
+    )
+
+
+def draft_from_wire(wire: rank_pb2.DraftStep) -> DraftBatch:
+    token_ids = from_bytes(wire.token_ids)
+    table: I32 = np.frombuffer(wire.page_table, "<i4").reshape(len(token_ids), -1).copy()
+    positions, num_drafts = from_bytes(wire.positions), from_bytes(wire.num_drafts)
+    return DraftBatch(token_ids, positions, table, num_drafts, wire.page_size)
 
 
 def _windows_to_wire(windows: WindowGroups) -> rank_pb2.WindowGroups:

@@ -169,6 +169,44 @@ class ForwardBatch:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class DraftBatch:
+    """Behind which tokens a draft model is to guess, and how far.
+
+    What is computed for a guess is written where the request has room: it is there again, or others are, when it is
+    known what comes.
+    """
+
+    token_ids: I64  # [batch_size]: each request's newest one
+    positions: I64  # [batch_size]: its position
+    page_table: I32  # [batch_size, max_pages]: as in `ForwardBatch`
+    num_drafts: I64  # [batch_size]: tokens to guess, at least one; never rising. All but the last are computed, too
+    page_size: int
+
+    @property
+    def most(self) -> int:
+        return int(self.num_drafts[0])
+
+    def step(self, place: int) -> ForwardBatch:
+        """Return the step that guesses the token in `place`, of the requests that want so many.
+
+        From the second place on input ids are placeholders of what the step before has guessed.
+        """
+        num_rows = int((self.num_drafts > place).sum())
+        positions, ones = self.positions[:num_rows] + place, np.ones(num_rows, np.int64)
+        pages = self.page_table[np.arange(num_rows), positions // self.page_size].astype(np.int64)
+        return ForwardBatch(
+            mode=ForwardMode.DECODE,
+            input_ids=-1 - np.arange(num_rows) if place else self.token_ids[:num_rows],
+            positions=positions,
+            out_slots=pages * self.page_size + positions % self.page_size,
+            page_table=self.page_table[:num_rows],
+            seq_lens=positions + 1,
+            extend_lens=ones,
+            num_sampled=ones,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class StepResult:
     """What a step gives back."""
 
@@ -195,6 +233,20 @@ class Runner(Protocol):
     """Runs a batch: writes its KV into the pool and samples. Blocks until the tokens are known."""
 
     def execute(self, batch: ForwardBatch, sampling: SamplingBatch) -> StepResult: ...
+
+
+class DraftModel(Protocol):
+    """Guesses by a model whose keys and values lie behind those of the one it guesses for.
+
+    It has computed all tokens that a runner's steps have.
+    """
+
+    def draft(self, batch: DraftBatch) -> I64:
+        """Return its likeliest tokens, `[batch_size, most]`; `NO_TOKEN` behind as many as were asked for.
+
+        It waits for the steps that run.
+        """
+        ...
 
 
 class OverlapRunner(Runner, Protocol):
