@@ -30,7 +30,7 @@ def with_draft(source: ModelSource, draft: ModelSource) -> ModelSource:
     return ChangedModel(source, replace(source.config, draft=DraftLayers(draft.config, draft.config.num_kv_heads)))
 
 
-def runner_with_draft(source: ModelSource, draft: ModelSource, kv: torch.Tensor) -> ModelRunner:
+def runner_with_draft(source: ModelSource, draft: ModelSource | None, kv: torch.Tensor) -> ModelRunner:
     """`source` is `with_draft`."""
     return ModelRunner(source, kv, dtype="float32", attention_backend="cpu", max_loras=2, draft=draft)
 

@@ -24,7 +24,7 @@ PASS_S, STEP_S, ROW_S = 0.1, 1.0, 0.01
 
 
 class Model:
-    """Implements `DraftModel`: knows texts, and guesses each token wrong unless it `is_right`. A pass takes its time."""
+    """Implements `DraftModel`: knows texts, and guesses all tokens wrong unless it `is_right`. Passes take time."""
 
     def __init__(self, texts: Mapping[int, Sequence[int]], is_right: bool = True) -> None:
         self.texts = texts
