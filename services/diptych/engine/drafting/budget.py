@@ -24,6 +24,7 @@ class Shares(NamedTuple):
     counts: Sequence[int]
     gains: Sequence[float]  # tokens that each request's drafts are expected to bring
     saved_s: float  # by all: what the step would take less than steps without drafts that bring as many tokens
+    extra_s: float = 0.0  # that the step takes for them
 
 
 class Passes(NamedTuple):
@@ -65,5 +66,6 @@ def share_out(
     for chance, at in ranked[:num_best]:
         counts[-at] += 1
         gains[-at] += chance
-    saved_s = (1 + sum(gains) / num_requests) * plain_s - best_s if num_best else 0.0
-    return Shares(counts, gains, saved_s)
+    if not num_best:
+        return Shares(counts, gains, 0.0)
+    return Shares(counts, gains, (1 + sum(gains) / num_requests) * plain_s - best_s, best_s - plain_s)

@@ -16,10 +16,12 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import accumulate
+from statistics import median
 from typing import Final, NamedTuple
 
 from diptych.engine.drafting.ahead import AheadSource, Wanted
 from diptych.engine.drafting.budget import NO_PASSES, Passes, Shares, share_out
+from diptych.engine.drafting.record import Record
 from diptych.engine.drafting.source import NO_GUESS, DraftSource, Guess
 from diptych.engine.drafting.step_costs import StepCosts
 from diptych.engine.drafting.survival import RequestSurvival, Survival
@@ -32,7 +34,7 @@ MAX_DRAFTS: Final = 15  # of a request: 16 rows of it
 IDLE_SHARE: Final = 0.01  # of a step's time is for asking about requests for which it has not paid of late
 WORTH_KEPT: Final = 0.8  # of what asking about a request was worth, with each time
 ASKING_KEPT: Final = 0.8  # of what is known of the time to ask about a request, likewise
-NUM_GAPS: Final = 8  # the newest ones behind steps with drafts, of which the shortest counts
+NUM_GAPS: Final = 8  # the newest ones behind steps with drafts, of which the middle one counts
 NOBODY: Final = -1
 OFF: Final = "off"
 
@@ -49,8 +51,14 @@ class _Drafted:
     num_ahead: int = 0  # of its tokens that a running step computed already
     num_drafts: int = 0  # of those behind them that were verified
     token_s: float = 0.0  # what a token took then, without drafts
+    price: float = 0.0  # of the drafts that it has or would have: what they take, in its tokens
+    records: dict[int, Record] = field(default_factory=dict)  # by source
+    refused: tuple[int, ...] = ()  # drafts that a bad record cost it, as far as they are not compared
+    refused_at: int = 0  # and where in its tokens they would be
+    refused_by: int = NOBODY
     survival: RequestSurvival = field(default_factory=RequestSurvival)
-    asking_s: float = 0.0  # what it takes of late to ask about it
+    guessing_s: float = 0.0  # what it took to ask sources about it
+    asking_s: float = 0.0  # what that takes of late, with all that is done for it beside
     worth_s: float = 0.0  # what asking about it has saved of late, beyond the time that it took
     wait: int = 1  # tokens from one time that it is asked about to the next
     ask_at: int = 0  # with so many tokens it may be asked about again
@@ -103,6 +111,7 @@ class SourceDrafter:
         self._default = OF_MODEL if ahead else next((name for name in named if name in DRAFT_SOURCES), "")
         self._sources = tuple(named.values())
         self._survival = [Survival() for _ in self._sources]
+        self._records = [Record() for _ in self._sources]
         self._rows = [_Rows([0] * (max_drafts + 1), [0] * (max_drafts + 1)) for _ in self._names]
         self._clock = clock
         self._most_drafts = most_drafts
@@ -131,15 +140,60 @@ class SourceDrafter:
         asked = [each for each in known if self._ask(each)] if self._costs.is_known(len(requests)) else []
         chances = [self._chances(drafted) for drafted in asked]
         passes = self._passes(asked)
-        shares = share_out(chances, len(requests), self._costs, self._most_drafts, passes)
+        shares = self._shares(asked, chances, len(requests), passes)
         self._note_asked(asked, shares, len(requests))
         counts, self._passes_s = shares.counts, 0.0
         if self._ahead is not None and passes.before:
             counts = self._computed(self._ahead, asked, counts)
-        self._newest_s = self._clock() - began_s
-        self._total_s += self._newest_s
+        self._note_time(asked, self._clock() - began_s)
         pairs = zip(asked, counts, strict=True)
         return {each.request.room: each.guess.token_ids[: each.num_ahead + count] for each, count in pairs if count}
+
+    def _shares(
+        self, asked: Sequence[_Drafted], chances: list[Sequence[float]], num_requests: int, passes: Passes
+    ) -> Shares:
+        """Share out drafts, but to those with a bad record; say of all what they take and what they would bring."""
+        shares = share_out(chances, num_requests, self._costs, self._most_drafts, passes)
+        if not shares.extra_s:
+            return shares
+        share_s = shares.extra_s / sum(shares.counts) / (self._costs.at(num_requests) / num_requests)
+        losers = []
+        for row, (drafted, count) in enumerate(zip(asked, shares.counts, strict=True)):
+            if count:
+                drafted.price = count * share_s
+                if not self._record(drafted, drafted.source).is_good:
+                    losers.append(row)
+                    self._refuse(drafted, count)
+        if not losers:
+            return shares
+        for row in losers:
+            chances[row] = ()
+        return share_out(chances, num_requests, self._costs, self._most_drafts, passes)
+
+    def _refuse(self, drafted: _Drafted, count: int) -> None:
+        """Note what a request does not have, unless that of an earlier time is still to be compared."""
+        if not drafted.refused and self._names[drafted.source] != OF_MODEL:
+            guess, begin = drafted.guess.token_ids, drafted.num_ahead
+            drafted.refused, drafted.refused_at = guess[: begin + count], drafted.num_before
+            drafted.refused_by = drafted.source
+            self._learn_worth(drafted, drafted.source, -drafted.price)
+        drafted.price = 0.0
+
+    def _compare_refused(self, drafted: _Drafted) -> None:
+        """Learn from the tokens that have come what refused drafts would have brought."""
+        request = drafted.request
+        while drafted.refused and drafted.refused_at < request.num_tokens:
+            is_right = drafted.refused[0] == request.tokens.item(drafted.refused_at)
+            drafted.refused = drafted.refused[1:] if is_right else ()
+            drafted.refused_at += 1
+            if is_right:
+                self._learn_worth(drafted, drafted.refused_by, 1.0)
+
+    def _record(self, drafted: _Drafted, source: int) -> Record:
+        record = drafted.records.get(source)
+        if record is None:
+            record = drafted.records[source] = self._records[source].of_another()
+        return record
 
     def _passes(self, asked: Sequence[_Drafted]) -> Passes:
         """Return what guesses of the draft model take."""
@@ -174,6 +228,8 @@ class SourceDrafter:
             if drafted is not None:
                 self._take_leave(drafted)
             drafted = self._drafted[request.room] = _Drafted(request, self._sources_for(request))
+        if drafted.refused:
+            self._compare_refused(drafted)
         if drafted.source != NOBODY:
             self._settle(drafted)
         return drafted
@@ -194,9 +250,17 @@ class SourceDrafter:
                 drafted.guess, drafted.source = guess, at
                 drafted.num_before, drafted.num_ahead = request.num_tokens, num_ahead
                 break
-        took_s = self._clock() - began_s
-        drafted.asking_s = ASKING_KEPT * drafted.asking_s + (1 - ASKING_KEPT) * took_s if drafted.asking_s else took_s
+        drafted.guessing_s = self._clock() - began_s
         return True
+
+    def _note_time(self, asked: Sequence[_Drafted], took_s: float) -> None:
+        """Note what it took to ask about these, with all that is done for it."""
+        self._newest_s = took_s
+        self._total_s += took_s
+        common_s = took_s - self._passes_s - sum(each.guessing_s for each in asked)
+        for drafted in asked:
+            newest_s, known_s = drafted.guessing_s + common_s / len(asked), drafted.asking_s
+            drafted.asking_s = ASKING_KEPT * known_s + (1 - ASKING_KEPT) * newest_s if known_s else newest_s
 
     def _sources_for(self, request: Request) -> Sequence[int]:
         """Return which sources may guess for a request: all but the texts' that it did not choose."""
@@ -242,9 +306,17 @@ class SourceDrafter:
             expected = self._survival[drafted.source].learn(guess.chances[:num_compared], num_came)
             drafted.survival.learn(expected, num_came)
             num_accepted = min(max(0, num_came - num_ahead), drafted.num_drafts)
+            if drafted.num_drafts:
+                self._learn_worth(drafted, drafted.source, num_accepted - drafted.price)
             self._rows[drafted.source].add(drafted.num_drafts, num_accepted)
             self._saved_s += num_accepted * drafted.token_s
         drafted.guess, drafted.source, drafted.num_drafts = NO_GUESS, NOBODY, 0
+        drafted.price = 0.0
+
+    def _learn_worth(self, drafted: _Drafted, source: int, tokens: float) -> None:
+        """Note what drafts of a source have brought beyond what they took, or would have."""
+        self._record(drafted, source).learn(tokens)
+        self._records[source].learn(tokens)
 
     def _forget(self) -> None:
         """Take leave of requests that have ended."""
@@ -302,7 +374,7 @@ class SourceDrafter:
 
         Steps without drafts that overlap take no less than the host does: a longer gap is no work of it.
         """
-        return min([plain_s, *self._gaps_s]) if self._overlaps and self._gaps_s else 0.0
+        return min(plain_s, median(self._gaps_s)) if self._overlaps and self._gaps_s else 0.0
 
     def given_up(self) -> None:
         """See `Drafter.given_up`."""
