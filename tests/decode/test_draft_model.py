@@ -20,7 +20,7 @@ from every_kind import KINDS, Answer
 
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.engine.runner.draft_model import CpuDraftModel
-from diptych.engine.values.batch import ForwardBatch, ForwardMode, OnLayer
+from diptych.engine.values.batch import DraftBatch, ForwardBatch, ForwardMode, OnLayer
 from diptych.generation.sampling_params import SamplingParams
 from diptych.tokens.tokenizer import Tokenizer
 
@@ -57,9 +57,9 @@ class Pair:
         self.drafter = AskAlways()
         self.beside = self.alone
 
-    def guessed(self, draft: ModelSource, **scene: Any) -> dict[int, Answer]:
+    def guessed(self, draft: ModelSource, seldom: int = 0, **scene: Any) -> dict[int, Answer]:
         self.beside = Serving(self._new_engine, with_draft(self.alone.source, draft), self._tokenizer)
-        self.drafter = AskAlways()
+        self.drafter = AskAlways(seldom)
 
         def opened(source: ModelSource, kv: torch.Tensor) -> Any:
             return runner_with_draft(source, draft, kv)
@@ -135,3 +135,35 @@ def test_what_it_does_not_keep_makes_it_guess_wrong_and_changes_no_answer(
     monkeypatch.setattr(CpuDraftModel, "follow", forgetful)
     assert pair.guessed(pair.alone.source, params_of=greedy) == expected
     assert pair.drafter.came < 0.9 * pair.drafter.compared
+
+
+def long(room: int) -> SamplingParams:
+    return SamplingParams(max_tokens=160 - room, temperature=0.0, ignore_eos=True)
+
+
+@pytest.mark.parametrize("scene", [{}, {"overlap": True}, {"num_pages": 80}], ids=["alone", "overlapped", "retracted"])
+def test_a_model_that_is_asked_seldom_does_not_follow_and_catches_up(pair: Pair, scene: dict[str, Any]) -> None:
+    few = {"rooms": range(1, 5), "params_of": long}
+    assert pair.guessed(pair.alone.source, seldom=20, **few, **scene) == pair.alone.answers({}, **few)
+    assert pair.drafter.num_unfollowed > 40
+    assert pair.drafter.came == pair.drafter.compared > 30
+    assert (pair.beside.num_retractions > 0) == ("num_pages" in scene)
+
+
+def test_two_ranks_catch_up(pair: Pair) -> None:
+    few = {"rooms": range(1, 5), "params_of": long}
+    with ExitStack() as stack:
+
+        def opened(source: ModelSource, kv: torch.Tensor) -> TwoRanks:
+            return stack.enter_context(closing(TwoRanks(source, kv, pair.alone.source)))
+
+        pair.guessed(pair.alone.source, seldom=20, open_runner=opened, **few)
+    assert pair.drafter.num_unfollowed > 40
+    assert pair.drafter.came == pair.drafter.compared > 30
+
+
+def test_a_model_that_does_not_catch_up_guesses_wrong(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = {"rooms": range(1, 5), "params_of": long}
+    monkeypatch.setattr(DraftBatch, "catching_up", lambda batch: ())
+    assert pair.guessed(pair.alone.source, seldom=20, **few) == pair.alone.answers({}, **few)
+    assert pair.drafter.came < pair.drafter.compared

@@ -20,7 +20,7 @@ from diptych.engine.schedule.running import Drafter
 from diptych.engine.scheduler.stepping import fill_in
 from diptych.engine.values.batch import DraftModel, ForwardBatch, OverlapRunner, SamplingBatch, StepResult
 from diptych.engine.values.request import Request
-from diptych.engine.values.step import Drafts
+from diptych.engine.values.step import Drafts, Step
 
 MOST: Final = 4
 
@@ -38,14 +38,17 @@ def runner_with_draft(source: ModelSource, draft: ModelSource | None, kv: torch.
 class AskAlways(Drafter):
     """Implements `Drafter`: has a draft model guess for all requests in two of three steps, from 1 to `MOST` tokens.
 
+    Or in one of `seldom` steps, so that it does not follow those between.
+
     `came` and `compared` count guesses whose tokens are known, each up to the first that was wrong.
     """
 
     asks_model = True
     _source: AheadSource
 
-    def __init__(self) -> None:
-        self._num_asked = 0
+    def __init__(self, seldom: int = 0) -> None:
+        self._seldom = seldom
+        self._num_asked = self.num_unfollowed = 0
         self._guessed: list[tuple[Request, int, tuple[int, ...]]] = []
         self.came = self.compared = self.num_early = 0
 
@@ -56,7 +59,7 @@ class AskAlways(Drafter):
     def propose(self, requests: Sequence[Request]) -> Drafts:
         self._settle()
         self._num_asked += 1
-        if self._num_asked % 3 == 0:
+        if self._num_asked % self._seldom if self._seldom else self._num_asked % 3 == 0:
             return {}
         wanted = [each for request in requests if (each := self._wanted(request)).num_tokens > 0]
         if not wanted:
@@ -66,6 +69,11 @@ class AskAlways(Drafter):
         pairs = list(zip(wanted, guesses, strict=True))
         self._guessed = [(each.request, each.request.num_tokens, guess) for each, guess in pairs]
         return {each.request.room: guess for each, guess in pairs}
+
+    def follows(self, step: Step) -> bool:
+        follows = self._source.follows(step)
+        self.num_unfollowed += not follows
+        return follows
 
     def _wanted(self, request: Request) -> Wanted:
         left = request.max_len - request.num_tokens - 1

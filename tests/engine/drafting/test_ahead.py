@@ -8,16 +8,17 @@ import numpy as np
 import pytest
 
 from diptych.common.arrays import I64
-from diptych.engine.drafting.ahead import FIRST_PERIOD, TRIAL, AheadSource, Wanted
+from diptych.engine.drafting.ahead import FIRST_PERIOD, FOLLOWED, TRIAL, AheadSource, Wanted
 from diptych.engine.drafting.budget import Passes, share_out
 from diptych.engine.drafting.drafter import SourceDrafter
 from diptych.engine.drafting.ngram import NgramSource
 from diptych.engine.drafting.step_costs import KNOWN, StepCosts
-from diptych.engine.values.batch import NO_TOKEN, DraftBatch
+from diptych.engine.values.batch import NO_TOKEN, PART_TOKENS, DraftBatch
 from diptych.engine.values.request import Request, new_request
-from diptych.engine.values.step import new_step
+from diptych.engine.values.step import Chunk, new_step
 from diptych.generation.request_groups import Hints
 from diptych.generation.sampling_params import SamplingParams
+from diptych.kvtransfer.ownership import NULL_PAGE
 
 PAGE, NUM_PAGES = 8, 500
 PASS_S, STEP_S, ROW_S = 0.1, 1.0, 0.01
@@ -161,3 +162,29 @@ def test_a_request_chooses_whether_it_is_asked_for(chosen: str, is_asked: bool) 
     for _ in range(10):
         world.step()
     assert bool(world.model.asked) is is_asked
+
+
+def test_it_does_not_follow_steps_while_nobody_asks_and_is_told_what_it_missed() -> None:
+    world = World([1, 2])
+    first, second = world.requests
+    prompt = Chunk(new_request(9, np.arange(100), SamplingParams(max_tokens=5)), 0, 50, is_last=False)
+    followed = []
+    for _ in range(FOLLOWED + 150):
+        followed.append(world.ahead.follows(new_step([first, second], [])))
+        first.append(world.model.texts[1][first.num_tokens])
+        first.computed_len += 1
+    assert followed == [True] * FOLLOWED + [False] * 150
+    assert world.ahead.follows(new_step([first], [prompt])), "others will go on behind prompts"
+    first.cached_len = 20
+    world.ahead.fulfil([Wanted(first, 2)], world.model.clock)
+    [missed] = world.model.asked[-1].missed
+    assert (missed.start, missed.shared_len) == (4 + FOLLOWED, 20)
+    assert missed.token_ids.tolist() == world.model.texts[1][missed.start : first.num_tokens - 1]
+    steps = list(world.model.asked[-1].catching_up())
+    assert [len(step.input_ids) for step in steps] == [PART_TOKENS, 150 - PART_TOKENS]
+    assert np.concatenate([step.positions for step in steps]).tolist() == list(range(12, 162))
+    slots = np.concatenate([step.out_slots for step in steps]).tolist()
+    assert slots == [NULL_PAGE] * 8 + [PAGE + position % PAGE for position in range(20, 162)]
+    assert steps[-1].seq_lens.tolist() == [162]
+    assert world.ahead.follows(new_step([first], []))
+    assert not world.ahead._batch([Wanted(first, 1)]).missed

@@ -16,8 +16,9 @@ import numpy as np
 
 from diptych.common.arrays import I32
 from diptych.engine.drafting.source import Guess
-from diptych.engine.values.batch import DraftBatch, DraftModel
+from diptych.engine.values.batch import DraftBatch, DraftModel, Missed
 from diptych.engine.values.request import Request
+from diptych.engine.values.step import Step
 
 CHANCE: Final = 0.8  # of each place, where those before it come true; what comes of them corrects it
 UNKNOWN: Final = -1  # a promised token
@@ -25,6 +26,7 @@ PASS_KEPT: Final = 0.8  # of what is known of the time of a pass, with each gues
 FIRST_PERIOD: Final = 32  # steps without a guess, of those that could have had one, until there is a trial
 LAST_PERIOD: Final = 2048
 TRIAL: Final = 3  # places
+FOLLOWED: Final = 8  # steps behind a guess in which the model goes on computing what its model does
 
 
 class Wanted(NamedTuple):
@@ -34,8 +36,15 @@ class Wanted(NamedTuple):
     num_tokens: int
 
 
+class _Missing(NamedTuple):
+    """From where on the model has not computed all of a request."""
+
+    request: Request
+    start: int  # position
+
+
 class AheadSource:
-    """Implements `DraftSource` by promises. It keeps nothing of requests."""
+    """Implements `DraftSource` by promises. Of requests it keeps what the model has missed."""
 
     nbytes = 0
 
@@ -44,6 +53,8 @@ class AheadSource:
         self._model = model
         self._page_table = page_table
         self._page_size = page_size
+        self._missed: dict[int, _Missing] = {}  # by room
+        self._num_unused = 0  # steps since it guessed last
         self._since = 0  # steps that had no guess and could have had one
         self._period = FIRST_PERIOD
         self.pass_s = 0.0  # what a pass takes; 0: not known yet, and taken to be little
@@ -55,14 +66,29 @@ class AheadSource:
         return Guess((UNKNOWN,) * count, tuple(CHANCE ** (place + 1) for place in range(count)))
 
     def end(self, request: Request) -> None:
-        """Nothing is kept of it."""
+        self._missed.pop(request.room, None)
+
+    def follows(self, step: Step) -> bool:
+        """Return whether the model is to compute what a step does. Until it is asked again soon, that is for nothing.
+
+        Where it does not, it is noted what it misses. Prompts it never does: others will go on behind them.
+        """
+        self._num_unused += 1
+        if step.chunks or self._num_unused <= FOLLOWED:
+            return True
+        for request in step.decodes:
+            known = self._missed.get(request.room)
+            if known is None or known.request is not request:
+                self._missed[request.room] = _Missing(request, request.computed_len)
+        return False
 
     def fulfil(self, wanted: Sequence[Wanted], clock: Callable[[], float]) -> list[tuple[int, ...]]:
         """Return the tokens, in the order of `wanted`, none of which is empty."""
         order = sorted(range(len(wanted)), key=lambda at: -wanted[at].num_tokens)
         batch, began_s = self._batch([wanted[at] for at in order]), clock()
         found = self._model.draft(batch)
-        if all(request.extend_len for request, _ in wanted):  # else it has waited for a step, too
+        self._num_unused = 0
+        if not batch.missed and all(request.extend_len for request, _ in wanted):  # else it did more, or waited
             self._learn((clock() - began_s) / batch.most)
         token_ids = dict(zip(order, found.tolist(), strict=True))
         return [tuple(token_ids[at][: each.num_tokens]) for at, each in enumerate(wanted)]
@@ -88,7 +114,15 @@ class AheadSource:
             page_table=self._page_table[rows, : max(request.num_pages for request in requests)],
             num_drafts=np.array([num_tokens for _, num_tokens in wanted], dtype=np.int64),
             page_size=self._page_size,
+            missed=[missed for row, request in enumerate(requests) if (missed := self._take_missed(row, request))],
         )
+
+    def _take_missed(self, row: int, request: Request) -> Missed | None:
+        """Return what the model has not computed before a request's newest token; it will have."""
+        known, end = self._missed.pop(request.room, None), request.num_tokens - 1
+        if known is None or known.request is not request or known.start >= end:
+            return None
+        return Missed(row, known.start, request.tokens[known.start : end].copy(), request.cached_len)
 
     def _learn(self, pass_s: float) -> None:
         self.pass_s = PASS_KEPT * self.pass_s + (1 - PASS_KEPT) * pass_s if self.pass_s else pass_s

@@ -333,6 +333,10 @@ class SourceDrafter:
 
     # steps
 
+    def follows(self, step: Step) -> bool:
+        """See `Drafter.follows`."""
+        return self._ahead is None or self._ahead.follows(step)
+
     def launched(self, step: Step, now_s: float) -> None:
         """See `Drafter.launched`."""
         drafts, rooms = step.drafts or {}, {request.room for request in step.decodes}

@@ -27,6 +27,10 @@ class CpuDraftModel:
 
     def follow(self, batch: ForwardBatch, on_layer: OnLayer | None) -> None:
         """Compute the tokens of a step, and no logits. `on_layer` hears of layers that lie behind the model's."""
+        with torch.inference_mode():
+            self._follow(batch, on_layer)
+
+    def _follow(self, batch: ForwardBatch, on_layer: OnLayer | None) -> None:
         staged = stage(known(batch, self._model), self._device)
         self._model.attention.init_forward_metadata(staged)
         of_nothing = replace(staged, logits_rows=staged.logits_rows[:0])
@@ -36,6 +40,8 @@ class CpuDraftModel:
         """See `DraftModel.draft`. On tensor-parallel ranks it is a collective, and rank 0 has what it returns."""
         found = np.full((len(batch.token_ids), batch.most), NO_TOKEN, np.int64)
         newest = np.zeros(0, np.int64)
+        for step in batch.catching_up():
+            self.follow(step, None)
         for place in range(batch.most):
             step = batch.step(place)
             if place:

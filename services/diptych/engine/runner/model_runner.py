@@ -100,7 +100,7 @@ class ModelRunner:
             self.loras.begin(batch.adapters, batch.extend_lens, logits_rows(batch))
             on_layer = self._layer_listener()
             logits = self._model.forward(staged, on_layer)
-            if self._follower is not None:
+            if self._follower is not None and batch.is_followed:
                 self._follower.follow(batch, on_layer)
             if states is not None:
                 states.behind(batch)

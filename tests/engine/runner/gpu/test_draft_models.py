@@ -23,7 +23,7 @@ from diptych.engine.runner.gpu.inputs import StepLimits
 from diptych.engine.runner.kv_pool import own_views
 from diptych.engine.runner.loaded_model import LoadedModel, ModelOptions, load_with_draft
 from diptych.engine.runner.model_runner import ModelRunner
-from diptych.engine.values.batch import NO_TOKEN, DraftBatch, ForwardBatch, ForwardMode, OnLayer, SamplingBatch
+from diptych.engine.values.batch import NO_TOKEN, DraftBatch, ForwardBatch, ForwardMode, Missed, OnLayer, SamplingBatch
 
 PAGE, PAGES, NUM_REQUESTS = 16, 4, 3  # of a request, as many each
 LIMITS = StepLimits(64, NUM_REQUESTS, PAGES, max_drafts=13)
@@ -69,7 +69,7 @@ class Served:
         self.runner = new_runner(model, kv, lambda: self.heard.append)
         self.tokens = [[(5 * request + i) % 300 for i in range(3 + 5 * request)] for request in range(NUM_REQUESTS)]
 
-    def step(self, rows: list[list[int]], starts: list[int], mode: ForwardMode) -> I64:
+    def step(self, rows: list[list[int]], starts: list[int], mode: ForwardMode, *, is_followed: bool = True) -> I64:
         """Compute tokens of all requests; return what is sampled behind their last."""
         lens = np.array(list(map(len, rows)))
         positions = np.concatenate(
@@ -84,6 +84,7 @@ class Served:
             seq_lens=np.array(starts) + lens,
             extend_lens=lens,
             num_sampled=np.ones_like(lens),
+            is_followed=is_followed,
         )
         self.heard.clear()
         logits = self.runner.logits(batch)
@@ -96,9 +97,9 @@ class Served:
     def prompts(self) -> None:
         self._append(self.step(self.tokens, [0] * NUM_REQUESTS, ForwardMode.EXTEND))
 
-    def decode(self) -> None:
-        ends = [len(tokens) - 1 for tokens in self.tokens]
-        self._append(self.step([tokens[-1:] for tokens in self.tokens], ends, ForwardMode.DECODE))
+    def decode(self, *, is_followed: bool = True) -> None:
+        ends, rows = [len(tokens) - 1 for tokens in self.tokens], [tokens[-1:] for tokens in self.tokens]
+        self._append(self.step(rows, ends, ForwardMode.DECODE, is_followed=is_followed))
 
     def decode_unseen(self) -> None:
         """As a step that is launched before the host knows the tokens of the one before."""
@@ -110,11 +111,15 @@ class Served:
         for tokens, token_id in zip(self.tokens, token_ids.tolist(), strict=True):
             tokens.append(token_id)
 
-    def draft(self) -> I64:
+    def draft(self, num_missed: int) -> I64:
         newest = np.array([tokens[-1] for tokens in self.tokens])
         ends = np.array([len(tokens) - 1 for tokens in self.tokens])
+        missed = [
+            Missed(row, len(tokens) - 1 - num_missed, np.array(tokens[-1 - num_missed : -1]), 0)
+            for row, tokens in enumerate(self.tokens)
+        ]
         assert self.runner.draft_model is not None
-        return self.runner.draft_model.draft(DraftBatch(newest, ends, self.table, np.array(COUNTS), PAGE))
+        return self.runner.draft_model.draft(DraftBatch(newest, ends, self.table, np.array(COUNTS), PAGE, missed))
 
 
 @pytest.mark.parametrize(
@@ -127,8 +132,10 @@ def test_it_guesses_what_its_model_says_whoever_knew_the_tokens(folder: Path, de
     served.decode()
     served.decode_unseen()
     assert served.heard == list(HEARD)
+    for _ in range(4):
+        served.decode(is_followed=False)
     served.heard.clear()
-    found = served.draft()
+    found = served.draft(num_missed=4)
     assert served.heard == [], "nobody hears of what is only guessed"
     before = [len(tokens) for tokens in served.tokens]
     for _ in range(max(COUNTS)):

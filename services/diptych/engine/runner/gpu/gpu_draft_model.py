@@ -42,6 +42,9 @@ class GpuDraftModel:
     def draft(self, batch: DraftBatch) -> I64:
         """See `DraftModel.draft`. On tensor-parallel ranks it is a collective, and rank 0 has what it returns."""
         found = np.full((len(batch.token_ids), batch.most), NO_TOKEN, np.int64)
+        with torch.inference_mode():
+            for step in batch.catching_up():
+                self._runner.logits(known(step, self._model))
         guessed = [self._guess(known(batch.step(place), self._model)) for place in range(batch.most)]
         token_ids, begin = torch.cat(guessed).cpu().numpy(), 0
         for place, each in enumerate(guessed):

@@ -132,7 +132,7 @@ class GpuRunner:
                 self._model.communicator.broadcast(self._newest)
             logits = self._between_states(batch)
             self.loras.end(batch.adapters)
-            if self._follower is not None:
+            if self._follower is not None and batch.is_followed:
                 self._follower.follow(batch, self._newest, self._layer_listener())
             return logits
 
