@@ -4,26 +4,21 @@ What a guess was worth is seen in the tokens that came, whether or not it was ve
 pay is asked about still, at no cost but that of asking, and has drafts again as soon as they do. Asking costs time too:
 where that has not been worth it of late, twice as many tokens pass as before until the next time, up to what makes
 asking a small share of a step. Nobody is asked about while it isn't known what steps take without drafts.
-
-No step is planned behind one with drafts before that has run. Where steps without drafts overlap, what the host does
-from the one to the other is part of what drafts cost.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from statistics import median
 from typing import Final, NamedTuple
 
 from diptych.engine.drafting.ahead import AheadSource, Wanted
 from diptych.engine.drafting.budget import NO_PASSES, Passes, Shares, share_out
 from diptych.engine.drafting.record import Record
 from diptych.engine.drafting.source import NO_GUESS, DraftSource, Guess
-from diptych.engine.drafting.step_costs import StepCosts
+from diptych.engine.drafting.step_timer import Launched, StepTimer
 from diptych.engine.drafting.survival import RequestSurvival, Survival
 from diptych.engine.values.core_report import DraftReport, SourceCounts
 from diptych.engine.values.request import Request
@@ -34,7 +29,6 @@ MAX_DRAFTS: Final = 15  # of a request: 16 rows of it
 IDLE_SHARE: Final = 0.01  # of a step's time is for asking about requests for which it has not paid of late
 WORTH_KEPT: Final = 0.8  # of what asking about a request was worth, with each time
 ASKING_KEPT: Final = 0.8  # of what is known of the time to ask about a request, likewise
-NUM_GAPS: Final = 8  # the newest ones behind steps with drafts, of which the middle one counts
 NOBODY: Final = -1
 OFF: Final = "off"
 
@@ -80,16 +74,6 @@ class _Rows(NamedTuple):
         return SourceCounts(source, verified, accepted)
 
 
-class _Launched(NamedTuple):
-    """A step that runs, or has."""
-
-    rooms: Set[int]  # of the requests that it continues
-    num_drafts: int
-    has_prompts: bool  # it says nothing of what tokens cost
-    began_s: float
-    asking_s: float  # of the time since then
-
-
 class SourceDrafter:
     """Drafts by several sources, by name, of which the first that has a guess is believed."""
 
@@ -116,13 +100,9 @@ class SourceDrafter:
         self._clock = clock
         self._most_drafts = most_drafts
         self._max_drafts = max_drafts
-        self._costs = StepCosts()
+        self._steps = StepTimer()
+        self._costs = self._steps.costs
         self._drafted: dict[int, _Drafted] = {}  # by room
-        self._launched: deque[_Launched] = deque()
-        self._last: _Launched | None = None  # that has run
-        self._ended_s = -math.inf
-        self._gaps_s: deque[float] = deque(maxlen=NUM_GAPS)  # from steps with drafts to the next
-        self._overlaps = False  # steps without drafts are launched while others run
         self._newest_s = 0.0  # of the step that is planned
         self._passes_s = 0.0  # of that, for passes of a draft model
         self._total_s = 0.0
@@ -342,47 +322,17 @@ class SourceDrafter:
         drafts, rooms = step.drafts or {}, {request.room for request in step.decodes}
         for room, token_ids in drafts.items():
             self._drafted[room].num_drafts = len(token_ids)
-        if self._launched:
-            self._overlaps = True
-        elif self._last is not None and not rooms.isdisjoint(self._last.rooms):
-            self._note_gap(self._last, now_s + self._newest_s - self._passes_s - self._ended_s)
         num_drafts = sum(map(len, drafts.values()))
-        self._launched.append(_Launched(rooms, num_drafts, bool(step.chunks), now_s, self._newest_s))
-
-    def _note_gap(self, last: _Launched, gap_s: float) -> None:
-        """Nothing ran from the end of a step until the next one for the same requests."""
-        if last.num_drafts:
-            self._gaps_s.append(gap_s)
-        else:
-            self._overlaps = False
+        launched = Launched(rooms, num_drafts, bool(step.chunks), now_s, self._newest_s, self._passes_s)
+        self._steps.launched(launched)
 
     def committed(self, now_s: float) -> None:
         """See `Drafter.committed`."""
-        step = self._last = self._launched.popleft()
-        is_behind = self._ended_s > step.began_s  # another step, which ran meanwhile
-        took_s = now_s - (self._ended_s if is_behind else step.began_s + step.asking_s)
-        self._ended_s = now_s
-        num_requests = len(step.rooms)
-        plain_s = self._costs.at(num_requests)
-        if step.num_drafts:
-            took_s += self._gap_behind(plain_s)
-            with_drafts_s = self._costs.at(num_requests + step.num_drafts) if step.has_prompts else took_s
-            self._saved_s -= max(0.0, with_drafts_s - plain_s)
-        elif self._overlaps and not is_behind:  # its launch took time that mostly is hidden
-            return
-        if num_requests and not step.has_prompts:
-            self._costs.learn(num_requests + step.num_drafts, took_s)
-
-    def _gap_behind(self, plain_s: float) -> float:
-        """Return what passes behind a step with drafts, and not behind others: what the host does until the next step.
-
-        Steps without drafts that overlap take no less than the host does: a longer gap is no work of it.
-        """
-        return min(plain_s, median(self._gaps_s)) if self._overlaps and self._gaps_s else 0.0
+        self._saved_s -= self._steps.committed(now_s)
 
     def given_up(self) -> None:
         """See `Drafter.given_up`."""
-        self._launched.pop()
+        self._steps.given_up()
 
     def report(self) -> DraftReport:
         """Say what has come of drafts since the start."""
