@@ -102,3 +102,11 @@ def test_ranks_that_cannot_share_it_are_refused(source: ModelSource, tiny_folder
 def test_what_is_not_served_is_refused_in_words(given: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         EngineOptions(**given).validate()  # type: ignore[arg-type]
+
+
+def test_what_a_device_cannot_do_is_refused_when_it_is_known() -> None:
+    anywhere = EngineOptions(speculate="draft:x", overlap="on")
+    anywhere.validate()
+    assert anywhere.on("cuda").draft_model == "x"
+    with pytest.raises(ConfigError, match="--overlap on is not for a draft model on CPUs"):
+        anywhere.on("cpu")

@@ -167,7 +167,7 @@ class EngineOptions:
             return
         if self.device == "sim":
             raise ConfigError("--device sim computes no draft model: give --speculate suffix or ngram")
-        if self.overlap == "on" and self.device != "cuda":
+        if self.overlap == "on" and self.device == "cpu":
             words = "which waits for tokens that it guesses behind"
             raise ConfigError(f"--overlap on is not for a draft model on CPUs, {words}: leave it out")
 
@@ -185,10 +185,12 @@ class EngineOptions:
             )
 
     def on(self, device: DeviceKind) -> EngineOptions:
-        """Return what `auto` means on a device."""
+        """Return what `auto` means on a device. Raises `ConfigError` for what it can't do."""
         dtype: Dtype = DTYPE_ON[device] if self.dtype == "auto" else self.dtype
         kv_cache_mib = self.kv_cache_mib or KV_CACHE_MIB_ON[device]
-        return replace(self, device=device, dtype=dtype, kv_cache_mib=kv_cache_mib)
+        there = replace(self, device=device, dtype=dtype, kv_cache_mib=kv_cache_mib)
+        there._check_draft_model()
+        return there
 
     @property
     def given_sizes(self) -> GivenSizes:
