@@ -27,9 +27,10 @@ PASS_S, STEP_S, ROW_S = 0.1, 1.0, 0.01
 class Model:
     """Implements `DraftModel`: knows texts, and guesses all tokens wrong unless it `is_right`. Passes take time."""
 
-    def __init__(self, texts: Mapping[int, Sequence[int]], is_right: bool = True) -> None:
+    def __init__(self, texts: Mapping[int, Sequence[int]], is_right: bool = True, pass_s: float = PASS_S) -> None:
         self.texts = texts
         self.is_right = is_right
+        self.pass_s = pass_s
         self.now_s = 0.0
         self.asked: list[DraftBatch] = []
 
@@ -38,7 +39,7 @@ class Model:
 
     def draft(self, batch: DraftBatch) -> I64:
         self.asked.append(batch)
-        self.now_s += PASS_S * batch.most
+        self.now_s += self.pass_s * batch.most
         found = np.full((len(batch.token_ids), batch.most), NO_TOKEN)
         for row, (position, count) in enumerate(zip(batch.positions, batch.num_drafts, strict=True)):
             text = self.texts[int(batch.page_table[row, 0])]
@@ -49,9 +50,11 @@ class Model:
 class World:
     """Steps a drafter as `Running` does, on requests whose pages are named by their room."""
 
-    def __init__(self, rooms: Sequence[int], *, is_right: bool = True, speculate: str = "") -> None:
+    def __init__(
+        self, rooms: Sequence[int], *, is_right: bool = True, speculate: str = "", pass_s: float = PASS_S
+    ) -> None:
         texts = {room: [(room * 7 + at * at) % 97 for at in range(4000)] for room in rooms}
-        self.model = Model(texts, is_right)
+        self.model = Model(texts, is_right, pass_s)
         table = np.zeros((len(rooms), NUM_PAGES), np.int32)
         self.requests = [self._request(room, row, table, speculate) for row, room in enumerate(rooms)]
         self.ahead = AheadSource(self.model, table, PAGE)
@@ -71,9 +74,11 @@ class World:
         began_s = self.model.now_s
         drafts = self.drafter.propose(self.requests)
         num_drafts = sum(map(len, drafts.values()))
-        self.drafter.launched(new_step(self.requests, [], drafts), began_s)
+        step = new_step(self.requests, [], drafts)
+        is_followed = self.drafter.follows(step)
+        self.drafter.launched(step, began_s)
         self.num_drafts.append(num_drafts)
-        self.model.now_s += STEP_S + ROW_S * (len(self.requests) + num_drafts)
+        self.model.now_s += STEP_S + ROW_S * (len(self.requests) + num_drafts) + is_followed * self.model.pass_s
         self.drafter.committed(self.model.now_s)
         for request in self.requests:
             text = self.model.texts[request.room][request.num_tokens :]
@@ -167,6 +172,7 @@ def test_a_request_chooses_whether_it_is_asked_for(chosen: str, is_asked: bool) 
 def test_it_does_not_follow_steps_while_nobody_asks_and_is_told_what_it_missed() -> None:
     world = World([1, 2])
     first, second = world.requests
+    world.ahead.fulfil([Wanted(second, 1)], world.model.clock)
     prompt = Chunk(new_request(9, np.arange(100), SamplingParams(max_tokens=5)), 0, 50, is_last=False)
     followed = []
     for _ in range(FOLLOWED + 150):
@@ -182,9 +188,23 @@ def test_it_does_not_follow_steps_while_nobody_asks_and_is_told_what_it_missed()
     assert missed.token_ids.tolist() == world.model.texts[1][missed.start : first.num_tokens - 1]
     steps = list(world.model.asked[-1].catching_up())
     assert [len(step.input_ids) for step in steps] == [PART_TOKENS, 150 - PART_TOKENS]
-    assert np.concatenate([step.positions for step in steps]).tolist() == list(range(12, 162))
+    assert np.concatenate([step.positions for step in steps]).tolist() == list(range(missed.start, missed.start + 150))
     slots = np.concatenate([step.out_slots for step in steps]).tolist()
-    assert slots == [NULL_PAGE] * 8 + [PAGE + position % PAGE for position in range(20, 162)]
-    assert steps[-1].seq_lens.tolist() == [162]
+    num_shared = 20 - missed.start
+    assert slots == [NULL_PAGE] * num_shared + [PAGE + at % PAGE for at in range(20, missed.start + 150)]
+    assert steps[-1].seq_lens.tolist() == [missed.start + 150]
     assert world.ahead.follows(new_step([first], []))
     assert not world.ahead._batch([Wanted(first, 1)]).missed
+
+
+@pytest.mark.parametrize("num_requests", [1, 3])
+@pytest.mark.parametrize("pass_s", [STEP_S, 0.6 * STEP_S])
+def test_a_model_that_takes_as_long_as_its_own_is_hardly_asked_however_right_it_is(
+    num_requests: int, pass_s: float
+) -> None:
+    """What following takes is no part of what a step takes without it."""
+    world = World(range(1, 1 + num_requests), pass_s=pass_s)
+    while world.requests[0].num_output_tokens < 600:
+        world.step()
+    plain_s = (world.requests[0].num_output_tokens - 1) * (STEP_S + ROW_S * num_requests)
+    assert world.model.now_s < plain_s / 0.96

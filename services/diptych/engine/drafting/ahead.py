@@ -25,8 +25,8 @@ UNKNOWN: Final = -1  # a promised token
 PASS_KEPT: Final = 0.8  # of what is known of the time of a pass, with each guess
 FIRST_PERIOD: Final = 32  # steps without a guess, of those that could have had one, until there is a trial
 LAST_PERIOD: Final = 2048
-TRIAL: Final = 3  # places
-FOLLOWED: Final = 8  # steps behind a guess in which the model goes on computing what its model does
+TRIAL: Final = 2  # places
+FOLLOWED: Final = 2  # steps from a guess on in which the model computes what its model does
 
 
 class Wanted(NamedTuple):
@@ -54,7 +54,7 @@ class AheadSource:
         self._page_table = page_table
         self._page_size = page_size
         self._missed: dict[int, _Missing] = {}  # by room
-        self._num_unused = 0  # steps since it guessed last
+        self._num_unused = FOLLOWED  # steps since it guessed last
         self._since = 0  # steps that had no guess and could have had one
         self._period = FIRST_PERIOD
         self.pass_s = 0.0  # what a pass takes; 0: not known yet, and taken to be little
@@ -67,6 +67,10 @@ class AheadSource:
 
     def end(self, request: Request) -> None:
         self._missed.pop(request.room, None)
+
+    def rest(self) -> None:
+        """Nobody will ask before some steps have been measured that it does not follow."""
+        self._num_unused = FOLLOWED
 
     def follows(self, step: Step) -> bool:
         """Return whether the model is to compute what a step does. Until it is asked again soon, that is for nothing.

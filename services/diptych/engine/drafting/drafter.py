@@ -105,6 +105,7 @@ class SourceDrafter:
         self._drafted: dict[int, _Drafted] = {}  # by room
         self._newest_s = 0.0  # of the step that is planned
         self._passes_s = 0.0  # of that, for passes of a draft model
+        self._is_followed = False  # the draft model computes it, too
         self._total_s = 0.0
         self._saved_s = 0.0
         self._num_asked = 0
@@ -117,7 +118,10 @@ class SourceDrafter:
         known = [self._settled(request) for request in requests]
         if len(self._drafted) > len(requests):
             self._forget()
-        asked = [each for each in known if self._ask(each)] if self._costs.is_known(len(requests)) else []
+        is_known = self._costs.is_known(len(requests))
+        asked = [each for each in known if self._ask(each)] if is_known else []
+        if not is_known and self._ahead is not None:
+            self._ahead.rest()
         chances = [self._chances(drafted) for drafted in asked]
         passes = self._passes(asked)
         shares = self._shares(asked, chances, len(requests), passes)
@@ -315,7 +319,8 @@ class SourceDrafter:
 
     def follows(self, step: Step) -> bool:
         """See `Drafter.follows`."""
-        return self._ahead is None or self._ahead.follows(step)
+        self._is_followed = self._ahead is not None and self._ahead.follows(step)
+        return self._is_followed
 
     def launched(self, step: Step, now_s: float) -> None:
         """See `Drafter.launched`."""
@@ -323,7 +328,8 @@ class SourceDrafter:
         for room, token_ids in drafts.items():
             self._drafted[room].num_drafts = len(token_ids)
         num_drafts = sum(map(len, drafts.values()))
-        launched = Launched(rooms, num_drafts, bool(step.chunks), now_s, self._newest_s, self._passes_s)
+        is_other = bool(step.chunks) or (self._is_followed and not num_drafts)
+        launched = Launched(rooms, num_drafts, is_other, now_s, self._newest_s, self._passes_s)
         self._steps.launched(launched)
 
     def committed(self, now_s: float) -> None:

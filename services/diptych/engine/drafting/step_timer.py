@@ -22,7 +22,7 @@ class Launched(NamedTuple):
 
     rooms: Set[int]  # of the requests that it continues
     num_drafts: int
-    has_prompts: bool  # it says nothing of what tokens cost
+    is_other: bool  # it says nothing of what tokens cost: it has prompts, or a draft model computes it for later drafts
     began_s: float
     asking_s: float  # of the time since then, for all that sources were asked
     passes_s: float  # of that, for passes of a draft model
@@ -63,11 +63,11 @@ class StepTimer:
         if step.num_drafts:
             plain_s = self.costs.at(num_requests)
             took_s += self._gap_behind(plain_s)
-            with_drafts_s = self.costs.at(num_requests + step.num_drafts) if step.has_prompts else took_s
+            with_drafts_s = self.costs.at(num_requests + step.num_drafts) if step.is_other else took_s
             longer_s = max(0.0, with_drafts_s - plain_s)
         elif self._overlaps and not is_behind:  # its launch took time that mostly is hidden
             return 0.0
-        if num_requests and not step.has_prompts:
+        if num_requests and not step.is_other:
             self.costs.learn(num_requests + step.num_drafts, took_s)
         return longer_s
 
