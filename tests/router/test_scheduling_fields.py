@@ -72,7 +72,7 @@ def test_grpc(cluster: Cluster) -> None:
 def test_who_decodes_hears_what_the_client_thinks_that_the_answer_will_be(
     cluster: Cluster, content: Any, path: str
 ) -> None:
-    prompts = {
+    prompts: dict[str, dict[str, Any]] = {
         "/v1/chat/completions": {"messages": [{"role": "user", "content": "p"}]},
         "/v1/completions": {"prompt": "p"},
         "/generate": {"text": "p"},

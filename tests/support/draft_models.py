@@ -52,8 +52,9 @@ class AskAlways(Drafter):
         self._guessed: list[tuple[Request, int, tuple[int, ...]]] = []
         self.came = self.compared = self.num_early = 0
 
-    def begin(self, model: DraftModel, cache: KvCache) -> None:
+    def begin(self, model: DraftModel | None, cache: KvCache) -> None:
         """Before anything else: ask this model, for requests of this cache."""
+        assert model is not None
         self._source = AheadSource(model, cache.page_table, cache.page_size)
 
     def propose(self, requests: Sequence[Request]) -> Drafts:

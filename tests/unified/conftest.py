@@ -116,7 +116,7 @@ class Fleet:
 
         `drafters`: one of each worker, in place of the `drafter` of all.
         """
-        guessing = drafters or [drafter] * len(roles)
+        guessing: Sequence[Drafter | None] = drafters or [drafter] * len(roles)
         self.workers = {
             number: Worker(
                 role, num_pages, clock, overlap, limits, tiers, model, pages_per_state, windows, guesses, turns

@@ -88,7 +88,8 @@ class Served:
         )
         self.heard.clear()
         logits = self.runner.logits(batch)
-        return self.runner.sample(batch, logits, SamplingBatch.alike(NUM_REQUESTS, 0.0))().token_ids
+        token_ids: I64 = self.runner.sample(batch, logits, SamplingBatch.alike(NUM_REQUESTS, 0.0))().token_ids
+        return token_ids
 
     @property
     def table(self) -> Any:
@@ -119,7 +120,9 @@ class Served:
             for row, tokens in enumerate(self.tokens)
         ]
         assert self.runner.draft_model is not None
-        return self.runner.draft_model.draft(DraftBatch(newest, ends, self.table, np.array(COUNTS), PAGE, missed))
+        batch = DraftBatch(newest, ends, self.table, np.array(COUNTS), PAGE, missed)
+        found: I64 = self.runner.draft_model.draft(batch)
+        return found
 
 
 @pytest.mark.parametrize(
