@@ -96,7 +96,8 @@ def test_no_answer_is_another_one_where_it_goes_on_elsewhere(pair: Pair, smaller
 @pytest.mark.parametrize("perfect", [False, True])
 def test_two_ranks(pair: Pair, smaller: ModelSource, perfect: bool) -> None:
     """The other rank hears of what is guessed, and of each step, by the log."""
-    draft, scene = (pair.alone.source, {"params_of": greedy}) if perfect else (smaller, {})
+    draft = pair.alone.source if perfect else smaller
+    scene: dict[str, Any] = {"params_of": greedy} if perfect else {}
     with ExitStack() as stack:
 
         def of(draft: ModelSource | None) -> Callable[[ModelSource, torch.Tensor], TwoRanks]:
@@ -143,7 +144,7 @@ def long(room: int) -> SamplingParams:
 
 @pytest.mark.parametrize("scene", [{}, {"overlap": True}, {"num_pages": 80}], ids=["alone", "overlapped", "retracted"])
 def test_a_model_that_is_asked_seldom_does_not_follow_and_catches_up(pair: Pair, scene: dict[str, Any]) -> None:
-    few = {"rooms": range(1, 5), "params_of": long}
+    few: dict[str, Any] = {"rooms": range(1, 5), "params_of": long}
     assert pair.guessed(pair.alone.source, seldom=20, **few, **scene) == pair.alone.answers({}, **few)
     assert pair.drafter.num_unfollowed > 40
     assert pair.drafter.came == pair.drafter.compared > 30
@@ -151,7 +152,7 @@ def test_a_model_that_is_asked_seldom_does_not_follow_and_catches_up(pair: Pair,
 
 
 def test_two_ranks_catch_up(pair: Pair) -> None:
-    few = {"rooms": range(1, 5), "params_of": long}
+    few: dict[str, Any] = {"rooms": range(1, 5), "params_of": long}
     with ExitStack() as stack:
 
         def opened(source: ModelSource, kv: torch.Tensor) -> TwoRanks:
@@ -163,7 +164,7 @@ def test_two_ranks_catch_up(pair: Pair) -> None:
 
 
 def test_a_model_that_does_not_catch_up_guesses_wrong(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    few = {"rooms": range(1, 5), "params_of": long}
+    few: dict[str, Any] = {"rooms": range(1, 5), "params_of": long}
     monkeypatch.setattr(DraftBatch, "catching_up", lambda batch: ())
     assert pair.guessed(pair.alone.source, seldom=20, **few) == pair.alone.answers({}, **few)
     assert pair.drafter.came < pair.drafter.compared
