@@ -67,9 +67,16 @@ def test_grpc(cluster: Cluster) -> None:
     assert predictions(cluster) == [b"", pack(cluster.tokenizer.encode("q"))]
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/generate"])
 @pytest.mark.parametrize("content", ["Zoë", [{"type": "text", "text": "Zo"}, {"type": "text", "text": "ë"}]])
-def test_who_decodes_hears_what_the_client_thinks_that_the_answer_will_be(cluster: Cluster, content: Any) -> None:
-    said = {"messages": [{"role": "user", "content": "p"}], "prediction": {"type": "content", "content": content}}
-    status, _ = cluster.post("/v1/chat/completions", said)
+def test_who_decodes_hears_what_the_client_thinks_that_the_answer_will_be(
+    cluster: Cluster, content: Any, path: str
+) -> None:
+    prompts: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "p"}]},
+        "/v1/completions": {"prompt": "p"},
+        "/generate": {"text": "p"},
+    }
+    status, _ = cluster.post(path, {**prompts[path], "prediction": {"type": "content", "content": content}})
     assert status == 200
     assert predictions(cluster) == [b"", pack(cluster.tokenizer.encode("Zoë"))]

@@ -14,7 +14,8 @@ from diptych.common.errors import InvalidRequest
 
 MAX_TENANT_LEN: Final = 256
 MAX_PRIORITY: Final = 100
-DRAFT_SOURCES: Final = ("suffix", "ngram")  # of which one guesses how a request goes on
+OF_MODEL: Final = "draft"  # guesses by a draft model
+DRAFT_SOURCES: Final = ("suffix", "ngram", OF_MODEL)  # of which one guesses how a request goes on
 NO_DRAFTS: Final = "off"
 
 

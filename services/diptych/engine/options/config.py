@@ -17,6 +17,7 @@ from diptych.common.members.roles import Role
 from diptych.common.net.served import LoadFormat, check_max_model_len
 from diptych.engine.options.device_kind import DeviceKind
 from diptych.engine.options.sim_timing import read_timing
+from diptych.engine.options.speculation import parse_speculate
 from diptych.engine.schedule.step_sizes import GivenSizes
 from diptych.engine.tensor_parallel.rank_id import rank_id
 from diptych.engine.values.limits import MAX_DRAFTS, RETRACTED_S, Scheduling
@@ -33,7 +34,6 @@ Quantization = Literal["auto", "none", "fp8"]
 KvBackend = Literal["ucx", "nixl"]
 Overlap = Literal["auto", "on", "off"]
 KvWindows = Literal["free", "keep"]
-Speculate = Literal["suffix", "ngram", "off"]
 
 KV_WINDOWS: Final[KvWindows] = "free"
 
@@ -113,9 +113,9 @@ class EngineOptions:
     )
     max_waiting: int = option(1024, help="requests that wait; more are sent to another worker", group="scheduling")
     overlap: Overlap = option("auto", help="plan the next step while one runs; auto: not on CPUs", group="scheduling")
-    speculate: Speculate = option(
+    speculate: str = option(
         "off",
-        help="guess output tokens and verify several at once: by suffix or ngram; no token differs; off: one by one",
+        help="guess tokens and verify several at once: suffix, ngram or draft:PATH (a model); off; no token differs",
         group="scheduling",
     )
     tenant_weights: tuple[str, ...] = option(
@@ -156,9 +156,20 @@ class EngineOptions:
         self.scheduling()
         self.loras()
         read_timing(self.sim_timing)
+        self._check_draft_model()
         self._check_deterministic()
         if self.device == "sim" and self.tp > 1:
             raise ConfigError("--device sim needs --tp 1: ranks are not simulated")
+
+    def _check_draft_model(self) -> None:
+        """Raises `ConfigError` where no draft model can be asked."""
+        if not self.draft_model:
+            return
+        if self.device == "sim":
+            raise ConfigError("--device sim computes no draft model: give --speculate suffix or ngram")
+        if self.overlap == "on" and self.device == "cpu":
+            words = "which waits for tokens that it guesses behind"
+            raise ConfigError(f"--overlap on is not for a draft model on CPUs, {words}: leave it out")
 
     def _check_deterministic(self) -> None:
         """Raises `ConfigError` for what adds up in another order when other requests are there."""
@@ -174,10 +185,12 @@ class EngineOptions:
             )
 
     def on(self, device: DeviceKind) -> EngineOptions:
-        """Return what `auto` means on a device."""
+        """Return what `auto` means on a device. Raises `ConfigError` for what it can't do."""
         dtype: Dtype = DTYPE_ON[device] if self.dtype == "auto" else self.dtype
         kv_cache_mib = self.kv_cache_mib or KV_CACHE_MIB_ON[device]
-        return replace(self, device=device, dtype=dtype, kv_cache_mib=kv_cache_mib)
+        there = replace(self, device=device, dtype=dtype, kv_cache_mib=kv_cache_mib)
+        there._check_draft_model()
+        return there
 
     @property
     def given_sizes(self) -> GivenSizes:
@@ -211,6 +224,11 @@ class EngineOptions:
     def mixed_step_s(self) -> float:
         """What a step may take that requests wait for and that also computes prompts."""
         return self.mixed_step_ms / 1000 or math.inf
+
+    @property
+    def draft_model(self) -> str:
+        """The model that guesses, as for `model`; empty: none does."""
+        return parse_speculate(self.speculate).model
 
     @property
     def max_drafts(self) -> int:
