@@ -121,6 +121,7 @@ def test_an_attempt_is_freed_when_it_has_ended_without_a_search_for_garbage() ->
         await worker.send([1.0, 1.0])
         assert (await attempt.next()).finish is not None
         attempt.close()
+        worker.receiver = None  # as sessions do when a leg has ended
         return weakref.ref(attempt)
 
     gc.disable()
