@@ -36,7 +36,7 @@ def page_hashes(token_ids: U32, page_size: int, extra_key: bytes = b"") -> U64:
         page.buffer_info()[0],
         hashes.buffer_info()[0],
     )
-    return np.frombuffer(hashes, np.uint64)
+    return np.frombuffer(hashes, np.uint64).copy()  # a view would keep three objects more with each prompt that is kept
 
 
 def text_hashes(utf8: bytes, block_bytes: int, extra_key: bytes = b"") -> U64:
