@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from prometheus_client.parser import text_string_to_metric_families
 
 from diptych.engine.frontend.metrics import Statuses, WorkerMetrics, state_of
@@ -55,9 +58,11 @@ STATUS = worker_pb2.WorkerStatus(
 )
 
 
-def samples(metrics: WorkerMetrics, statuses: Statuses) -> dict[str, float]:
+def samples(
+    metrics: WorkerMetrics, statuses: Statuses, silent_s: Mapping[int, int] = MappingProxyType({})
+) -> dict[str, float]:
     """Every sample of an exposition, as Prometheus reads it."""
-    text = metrics.exposition(statuses).decode()
+    text = metrics.exposition(statuses, silent_s).decode()
     return {
         ",".join([sample.name, *(value for _, value in sorted(sample.labels.items()))]): sample.value
         for family in text_string_to_metric_families(text)
@@ -121,10 +126,14 @@ def test_what_came_of_guesses_is_told_by_source_and_place_where_somebody_guesses
     }
 
 
-def test_a_scheduler_that_does_not_answer_is_down_and_says_nothing_else() -> None:
-    found = samples(WorkerMetrics(), {0: None})
-    assert [name for name in found if not name.startswith((*TIMES, *ALWAYS))] == ["diptych_worker_up,0"]
-    assert found["diptych_worker_up,0"] == 0
+def test_of_a_scheduler_that_does_not_answer_only_its_silence_is_told() -> None:
+    found = samples(WorkerMetrics(), {0: None, 1: None}, {0: 17, 1: 0})
+    assert {name: value for name, value in found.items() if not name.startswith((*TIMES, *ALWAYS))} == {
+        "diptych_worker_up,0": 0,
+        "diptych_worker_up,1": 0,
+        "diptych_worker_silent_seconds,0": 17,
+        "diptych_worker_silent_seconds,1": 0,
+    }
 
 
 def test_transfers_of_legs_that_moved_pages_are_counted_and_timed() -> None:

@@ -38,6 +38,7 @@ TRANSFER_BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
 
 Statuses = Mapping[int, WorkerStatus | None]  # by data-parallel rank; None: its scheduler does not answer
 Answered = Mapping[int, WorkerStatus]
+Silences = Mapping[int, int]  # seconds since each scheduler was heard, by rank; 0: no longer than a step may take
 Value = Callable[[WorkerStatus], float | None]  # None: not known
 Kind = type[GaugeMetricFamily | CounterMetricFamily]
 Row = tuple[str, str, Callable[[WorkerStatus], float]]
@@ -109,25 +110,29 @@ class WorkerMetrics:
         if stats.added_ttft_us:
             self._added_ttft.observe(stats.added_ttft_us / 1e6)
 
-    def exposition(self, statuses: Statuses) -> bytes:
+    def exposition(self, statuses: Statuses, silent_s: Silences) -> bytes:
         """Return everything in Prometheus' text format."""
-        return generate_latest(self._registry) + generate_latest(_Families(statuses))
+        return generate_latest(self._registry) + generate_latest(_Families(statuses, silent_s))
 
 
 class _Families(Collector):
     """The families of one scrape, in place of a registry of lasting ones."""
 
-    def __init__(self, statuses: Statuses) -> None:
+    def __init__(self, statuses: Statuses, silent_s: Silences) -> None:
         self._statuses = statuses
+        self._silent_s = silent_s
 
     def collect(self) -> Iterator[Metric]:
-        return families(self._statuses)
+        return families(self._statuses, self._silent_s)
 
 
-def families(statuses: Statuses) -> Iterator[Metric]:
-    """Yield what schedulers said of themselves, one sample a scheduler or link."""
+def families(statuses: Statuses, silent_s: Silences) -> Iterator[Metric]:
+    """Yield what schedulers said of themselves, one sample a scheduler or link, and for how long they say nothing."""
     ups = [([str(rank)], status is not None) for rank, status in statuses.items()]
     yield _family(GaugeMetricFamily, "worker_up", "Whether a scheduler answers", ["dp_rank"], ups)
+    words = "Time that a scheduler has been silent; 0: no longer than a step may take"
+    silences = [([str(rank)], each) for rank, each in silent_s.items()]
+    yield _family(GaugeMetricFamily, "worker_silent_seconds", words, ["dp_rank"], silences)
     answered = {rank: status for rank, status in statuses.items() if status is not None}
     yield from _drain_families(answered)
     yield from load_families(answered)
@@ -270,7 +275,8 @@ def metrics_app(metrics: WorkerMetrics, groups: Callable[[], Iterable[WorkerGrou
         asked = list(groups())
         answers = await asyncio.gather(*map(_status, asked))
         statuses = {group.dp_rank: answer for group, answer in zip(asked, answers, strict=True)}
-        return Response(metrics.exposition(statuses), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+        silent_s = {group.dp_rank: group.liveness.silent_s for group in asked}
+        return Response(metrics.exposition(statuses, silent_s), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     return Starlette(routes=[Route("/metrics", scrape)])
 

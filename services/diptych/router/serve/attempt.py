@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 from diptych.common.members.roles import LegKind
@@ -53,7 +54,7 @@ class Attempt:
         self.room = room
         self._sessions = {kind: session for kind, (session, _) in legs.items()}
         self._loop = asyncio.get_running_loop()
-        self._legs = AttemptLegs(legs, self._abort, self._wait_for_words)
+        self._legs = AttemptLegs(legs, partial(_abort, self._sessions, room))
         self._waiter: asyncio.Future[None] | None = None  # who waits for news
         self._on_news: Callable[[], None] = _nobody  # who hears of it beside
         self._wait_budget = wait_budget
@@ -157,7 +158,10 @@ class Attempt:
     # what the legs say
 
     def receive(self, kind: LegKind, output: LegOutput) -> None:
-        self._legs.receive(kind, output)
+        suspected = self._legs.receive(kind, output)
+        if suspected is not None:
+            self._timer.cancel()
+            self._timer = self._loop.call_later(REASON_GRACE_S, self._settle, suspected)
         if output.token_ids:
             self._wait_budget.on_tokens(self._clock())
         self._heard()
@@ -171,13 +175,6 @@ class Attempt:
             self._timer.cancel()
         self._wake()
         self._on_news()
-
-    def _abort(self, kind: LegKind) -> None:
-        self._sessions[kind].abort(self.room)
-
-    def _wait_for_words(self, failure: LegFailure) -> None:
-        self._timer.cancel()
-        self._timer = self._loop.call_later(REASON_GRACE_S, self._settle, failure)
 
     def _settle(self, failure: LegFailure) -> None:
         self._legs.settle(failure)
@@ -193,6 +190,10 @@ class Attempt:
             self._timer = self._call_in_the_end()
         else:
             self._settle(LegFailure(LegKind.DECODE, FailureCode.DEADLINE, self._wait_budget.words(now_s)))
+
+
+def _abort(sessions: Mapping[LegKind, Session], room: int, kind: LegKind) -> None:
+    sessions[kind].abort(room)
 
 
 def _nobody() -> None:
