@@ -2,7 +2,7 @@
 
 Pages are scattered on both sides. Time is from `write_pages` with a note until its `OpDone`: every byte is there. The
 limit is a device-to-device copy, measured in the same run; of staging, what the same link reaches between pools in host
-memory. Beside it NIXL's Python API, where it is installed. What a hand-off pays beside its bytes is told apart: *engine*
+memory. Beside it NIXL's Python API, where it is installed. What one pays beside its bytes is told apart: *engine*
 is the same by the transport's own clock, without waking who waits for it, and *kernel* the mover alone, by the GPU's.
 Needs two GPUs: `bench/gpu/run.sh transfer`.
 """
