@@ -1,7 +1,7 @@
 """Two workers on GPUs whose KV lies differently, as tests/platform/test_layouts.py has it for CPUs, on a small model.
 
-Each has its own GPU where there are two; both share one where there is only one. Tokens are those of one worker wherever
-no number is rounded on the way. Where it is, they are those of KV computed as prefill's, rounded once, continued as decode's.
+Each has its own GPU where there are two; both share one where there is only one. Tokens are those of one worker where
+no number is rounded on the way; else those of KV computed as prefill's, rounded once, and continued as decode's.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 import torch
+import two_gpus
 from scheduler_pair import SchedulerPair
 
 from diptych.checkpoints.source import open_model
@@ -28,10 +29,10 @@ from diptych.kernels.page_pack import CELLS, cast
 NUM_GPUS = torch.cuda.device_count()
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.two_gpus,  # where there are two
     pytest.mark.timeout(600),  # kernels are compiled
     pytest.mark.skipif(not NUM_GPUS, reason="needs a GPU"),
 ]
-TWO_GPUS = pytest.mark.skipif(NUM_GPUS < 2, reason="needs two GPUs")
 NUM_TOKENS = 12
 PROMPTS: Final = [[first, 5, 7, *range(9 * first)] for first in range(12)]
 OPTIONS = EngineOptions(
@@ -41,8 +42,10 @@ SECOND_GPU: Final = {"base_gpu": min(1, NUM_GPUS - 1)}
 LAYOUTS: Final = [
     pytest.param({"page_size": 64}, {"page_size": 16, **SECOND_GPU}, id="large pages to small"),
     pytest.param({"page_size": 16}, {"page_size": 64, **SECOND_GPU}, id="small pages to large"),
-    pytest.param({"page_size": 64}, {"page_size": 16, "tp": 2}, id="one rank to two", marks=TWO_GPUS),
-    pytest.param({"page_size": 16, "tp": 2}, {"page_size": 32, **SECOND_GPU}, id="two ranks to one", marks=TWO_GPUS),
+    pytest.param({"page_size": 64}, {"page_size": 16, "tp": 2}, id="one rank to two", marks=two_gpus.MARKS),
+    pytest.param(
+        {"page_size": 16, "tp": 2}, {"page_size": 32, **SECOND_GPU}, id="two ranks to one", marks=two_gpus.MARKS
+    ),
 ]
 
 
@@ -89,7 +92,7 @@ def test_tokens_are_those_of_one_worker_and_every_page_was_moved_and_verified(
 
 
 @pytest.mark.parametrize(
-    "decode", [{"page_size": 64, **SECOND_GPU}, pytest.param({"page_size": 8, "tp": 2}, marks=TWO_GPUS)]
+    "decode", [{"page_size": 64, **SECOND_GPU}, pytest.param({"page_size": 8, "tp": 2}, marks=two_gpus.MARKS)]
 )
 def test_latents_which_all_ranks_hold_are_handed_over(tiny_latent_folder: Path, decode: dict[str, Any]) -> None:
     assert handed_over(tiny_latent_folder, {"page_size": 16}, decode) == tokens_of_one(tiny_latent_folder)
