@@ -17,14 +17,22 @@ PACE_KEPT: Final = 0.25  # and of the last few steps' pace
 MIN_SPREAD: Final = 0.05  # of the work, against its mean, for a line to have a slope of its own
 ROUNDING: Final = 1e-6
 REACH: Final = 4  # times the most work of late that a line is believed to tell of
+NEAR: Final = 2  # times as much work, or half: of which a line without a slope of its own tells
 CLEAR: Final = 1.3  # times slower or faster than the line: no noise
 OUTLIER: Final = 10.0  # no step counts as slower than so many times what was expected
 
 
 class StepLine:
-    """The seconds of steps by their work, for both of which no part is negative."""
+    """The seconds of steps by their work, for both of which no part is negative.
 
-    def __init__(self) -> None:
+    Steps that are as large as they may be are all alike, and so a slope of theirs would be one of what else varies: it
+    may well be none, and then any work seems to fit. Hence the `origin` of a line: that no work takes no time is known,
+    and counts as so many steps, which are never forgotten. Among steps that differ it counts little.
+    """
+
+    def __init__(self, origin: float = 0.0) -> None:
+        """`origin` 0: steps without work may take any time."""
+        self._origin = origin
         self.base_s = 0.0  # of a step without work
         self.slope_s = 0.0  # of each unit of it
         self._has_slope = False  # that was measured
@@ -64,7 +72,7 @@ class StepLine:
         """So many steps, one after the other, had so much work and took so long, each in the mean."""
         expected_s, kept = self.usual(work), KEPT**count
         self._largest = max(work, self._largest * kept)
-        if expected_s > 0:
+        if expected_s > 0 and (self._has_slope or self._is_usual(work)):
             seconds = min(seconds, OUTLIER * expected_s * max(1.0, self.pace))
             pace_kept = PACE_KEPT**count
             self._expected = self._expected * pace_kept + expected_s
@@ -87,19 +95,31 @@ class StepLine:
         self._fit()
 
     def _fit(self) -> None:
-        mean, mean_s = self._x / self._weight, self._y / self._weight
-        variance = self._xx / self._weight - mean * mean
+        weight = self._weight + self._origin
+        mean, mean_s = self._x / weight, self._y / weight
+        variance = self._xx / weight - mean * mean
         if variance > (MIN_SPREAD * mean) ** 2:
-            slope_s = max(0.0, (self._xy / self._weight - mean * mean_s) / variance)
+            slope_s = max(0.0, (self._xy / weight - mean * mean_s) / variance)
             base_s = mean_s - slope_s * mean
-            if base_s < 0:
+            if base_s < 0 or (self._origin and not slope_s):
                 base_s, slope_s = 0.0, self._xy / self._xx
-            self.base_s, self.slope_s, self._has_slope = base_s, slope_s, True
+            self.base_s, self.slope_s = base_s, slope_s
+            self._has_slope = self._has_slope or not self._origin or self._are_different()
         elif self._has_slope and (usual_s := self.usual(mean)) > 0:
             scale = mean_s / usual_s
             self.base_s, self.slope_s = scale * self.base_s, scale * self.slope_s
         else:
             self.base_s, self.slope_s = 0.0, mean_s / mean if mean else 0.0
+
+    def _is_usual(self, work: float) -> bool:
+        """Whether steps before had about so much: then they tell how long this one takes."""
+        mean = self._x / self._weight
+        return mean <= NEAR * work and work <= NEAR * mean
+
+    def _are_different(self) -> bool:
+        """Whether steps with work differ in it."""
+        mean = self._x / self._weight
+        return self._xx / self._weight - mean * mean > (MIN_SPREAD * mean) ** 2
 
 
 class ContextCount:
