@@ -39,7 +39,7 @@ from diptych.engine.runner.gpu.memory import (
     found_on,
     graphs_nbytes,
     pool_nbytes,
-    timed_room,
+    step_room,
 )
 from diptych.engine.runner.gpu.warm_up import log_late_kernels, warm_up
 from diptych.engine.runner.kv_pool import new_kv, region_views
@@ -74,17 +74,19 @@ class ModelLoader:
         """Return how large the pool is to be. On a GPU this loads the model that `load` will put on it."""
         if self._device.type == "cpu":
             return self._options.kv_cache_mib
-        model = self._load_on_gpu(source, self._pages_of_step(source, self._limits(source.config)))
+        part, limits = ModelPart.of(source, self._communicator).config, self._limits(source.config)
+        model = self._load_on_gpu(source, self._few_pages(part, longest_extend(limits, self._options.page_size)))
         self._weights_nbytes = torch.cuda.memory_allocated(self._device)
         if self._options.lora:
             model.loras.reserve()
         given, context_len = self._options.given_sizes, source.config.context_len
-        self.chosen = choose(given, lambda: self._found(source, model), context_len, self._agreed)
+        self.chosen = choose(given, lambda: self._found(model), context_len, self._agreed)
         limits = self._limits(source.config)
-        self._ahead = model.for_requests(limits.max_requests + PROMPT_ROWS).on(self._pages_of_step(source, limits))
+        few_pages = self._few_pages(part, longest_extend(limits, self._options.page_size))
+        self._ahead = model.for_requests(limits.max_requests + PROMPT_ROWS).on(few_pages)
         return self._options.kv_cache_mib or self._measured_mib(self._ahead, limits)
 
-    def _found(self, source: ModelSource, model: LoadedModel) -> Found:
+    def _found(self, model: LoadedModel) -> Found:
         """Measure a GPU's memory by a step as large as a CPU's, or as given, and its speed by a larger one.
 
         On tensor-parallel ranks this is a collective.
@@ -97,14 +99,13 @@ class ModelLoader:
         of_states = 2 * state // REQUEST_TOKENS  # a request has a slot, and a copy in pages
         kv = KvMemory(token + of_states, options.kv_cache_mib * MIB)
         known = memory, options.gpu_memory_share, limits.max_step_tokens
-        speed = self._speed(source, model, timed_limits(limits, self._agreed(int(timed_room(*known, kv)))))
+        speed = self._speed(model, timed_limits(limits, self._agreed(int(step_room(*known, kv)))))
         return found_on(*known, speed, kv)
 
-    def _speed(self, source: ModelSource, model: LoadedModel, limits: StepLimits) -> StepSpeed:
-        """On a pool for one long request: backends know no place behind the longest that a pool can hold."""
-        pool = self._few_pages(source, longest_timed(limits, self._options.page_size))
-        runner = self._new_runner(model.on(pool), limits)
-        speed = measure_speed(runner, limits, self._options.page_size, self._device)
+    def _speed(self, model: LoadedModel, limits: StepLimits) -> StepSpeed:
+        page_size = self._options.page_size
+        pages = self._few_pages(model.config, longest_timed(limits, page_size))
+        speed = measure_speed(self._new_runner(model.on(pages), limits), limits, page_size, self._device)
         return replace(speed, launch_s=0.0) if self._options.cuda_graphs == "off" else speed
 
     def _agreed(self, number: int) -> int:
@@ -179,17 +180,10 @@ class ModelLoader:
         except torch.OutOfMemoryError as error:
             raise ConfigError(f"{source.config.model_id} does not fit what is left of the GPU's memory") from error
 
-    def _pages_of_step(self, source: ModelSource, limits: StepLimits) -> Tensor:
-        """Return a pool that is just large enough for the largest step."""
-        return self._few_pages(source, longest_extend(limits, self._options.page_size))
-
-    def _few_pages(self, source: ModelSource, longest: int) -> Tensor:
-        """Return a pool that is just large enough for requests of so many tokens that share their pages."""
-        options, part = self._options, ModelPart.of(source, self._communicator)
-        num_pages = -(-longest // options.page_size)
-        layout = ModelRunner.pool_layout(
-            part.config, num_pages=num_pages, page_size=options.page_size, dtype=options.kv_dtype
-        )
+    def _few_pages(self, part: ModelConfig, longest: int) -> Tensor:
+        """Return a pool for requests of at most so many tokens: what is as long as a request has no more places."""
+        page_size, dtype = self._options.page_size, self._options.kv_dtype
+        layout = ModelRunner.pool_layout(part, num_pages=-(-longest // page_size), page_size=page_size, dtype=dtype)
         return new_kv(layout, self._device)
 
     def _limits(self, model: ModelConfig) -> StepLimits:

@@ -68,4 +68,4 @@ def test_speed_is_measured_by_a_long_step_whatever_a_cpu_would_take_if_there_is_
         assert few.extend_lens.tolist() == [FEW_TOKENS]
         assert many.extend_lens.tolist() == [expected]  # one prompt, no longer than a context
         assert len(many.input_ids) <= limits.max_step_tokens
-        assert max(few.seq_lens.max(), many.seq_lens.max()) == longest_timed(limits, 16) <= max_pages * 16
+        assert many.seq_lens.max() <= longest_timed(limits, page_size=16)  # so the pool has room for it

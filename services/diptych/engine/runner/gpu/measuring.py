@@ -76,7 +76,7 @@ def largest_step(limits: StepLimits, page_size: int) -> tuple[ForwardBatch, Samp
 
 
 def measure_speed(runner: OverlapRunner, limits: StepLimits, page_size: int, device: torch.device) -> StepSpeed:
-    """Return how fast steps of one prompt are, on a pool that holds a request of `longest_timed` tokens."""
+    """Return how fast steps of one prompt are, while no pool is allocated."""
     small, large = timed_steps(limits, page_size)
     torch.cuda.synchronize(device)
     return step_speed(runner, small, large, time.perf_counter)
@@ -87,16 +87,16 @@ def timed_limits(limits: StepLimits, room: float) -> StepLimits:
     return replace(limits, max_step_tokens=max(limits.max_step_tokens, min(TOKENS, int(room))))
 
 
+def longest_timed(limits: StepLimits, page_size: int) -> int:
+    """Return how many tokens a request of `timed_steps` has at most."""
+    return min(TOKENS, limits.max_pages * page_size, limits.max_step_tokens)
+
+
 def timed_steps(limits: StepLimits, page_size: int) -> tuple[ForwardBatch, ForwardBatch]:
     """Return a step whose launches are what takes the time, and one whose kernels are; each has one prompt."""
     longest = longest_timed(limits, page_size)
     small, large = (prompts(min(tokens, longest), limits, page_size, longest) for tokens in (FEW_TOKENS, TOKENS))
     return small, large
-
-
-def longest_timed(limits: StepLimits, page_size: int) -> int:
-    """Return how many tokens a request of the timed steps has at most."""
-    return min(limits.max_pages * page_size, limits.max_step_tokens, TOKENS)
 
 
 def step_speed(

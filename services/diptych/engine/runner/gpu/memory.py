@@ -68,11 +68,6 @@ def step_room(memory: DeviceMemory, share: float, num_tokens: int, kv: KvMemory)
     return _left(memory, share, kv)[1] * num_tokens / max(1, memory.step_peak)
 
 
-def timed_room(memory: DeviceMemory, share: float, num_tokens: int, kv: KvMemory) -> float:
-    """Return the same of a step that is run before there is a pool: its KV takes memory, too."""
-    return _left(memory, share, kv)[1] / (memory.step_peak / num_tokens + kv.token_nbytes)
-
-
 def _left(memory: DeviceMemory, share: float, kv: KvMemory) -> tuple[int, int]:
     """Return what weights leave, and what of it a step may take."""
     left = max(0, min(int(memory.total * share) - memory.own, memory.free))
