@@ -17,8 +17,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from diptych.engine.schedule import step_pace
 from diptych.engine.schedule.step_pace import StepPace
+from diptych.engine.schedule.step_sizes import STEP_S
 from diptych.engine.values.prompt_cost import MIN_CHUNK
 from diptych.engine.values.request import Request, new_request
 from diptych.generation.sampling_params import SamplingParams
@@ -119,13 +119,18 @@ class Step(NamedTuple):
 
 @dataclass
 class Burst:
-    """Requests that all come at once, served step by step; each step is planned while the one before it runs."""
+    """Requests that all come at once, served step by step; each step is planned while the one before it runs.
+
+    Of some steps with many prompts the end is heard of late: when the next one is nearly over.
+    """
 
     world: World
     planner: Planner
     requests: list[tuple[Request, int]]  # that wait, the last one first; what is left of their prompts
     rng: random.Random
-    now_s: float = 0.0
+    late: float = 0.0  # how many of them
+    now_s: float = 0.0  # as the planner hears of it
+    ended_s: float = 0.0
     steps: list[Step] = field(default_factory=list)
     num_tokens: int = 0
     _running: list[tuple[int, int, Request]] = field(default_factory=list)  # by the step of their last token
@@ -174,7 +179,10 @@ class Burst:
     def _land(self) -> None:
         """End the step before the one that is launched."""
         if self._flying_s is not None:
-            self.now_s += self._flying_s
+            self.ended_s += self._flying_s
+            newest, is_late = self.steps[-1], self.rng.random() < self.late
+            heard_s = self.ended_s + (0.9 * newest.usual_s if is_late and newest.cost > MOST // 8 else 0.0)
+            self.now_s = max(self.now_s + 1e-3, heard_s)
             self.planner.end(self.now_s)
 
     def _leave(self) -> None:
@@ -184,12 +192,12 @@ class Burst:
             self.planner.leave(request)
 
 
-def burst(world: World, planner: Planner, seed: int) -> Burst:
+def burst(world: World, planner: Planner, seed: int, late: float = 0.0) -> Burst:
     rng, requests = random.Random(seed), []
     for room in range(1, 257):
         prompt, params = np.zeros(rng.randint(64, 512), np.int64), SamplingParams(max_tokens=rng.randint(32, 96))
         requests.append((new_request(room, prompt, params), len(prompt)))
-    return Burst(world, planner, requests, rng).serve()
+    return Burst(world, planner, requests, rng, late).serve()
 
 
 def longest_s(served: Burst) -> float:
@@ -203,16 +211,23 @@ def longest_s(served: Burst) -> float:
 def test_who_learns_what_steps_cost_serves_as_fast_as_who_knows_it_in_steps_as_short(world: World, seed: int) -> None:
     known, learned = burst(world, Knowing(world), seed), burst(world, Learning(), seed)
     assert learned.num_tokens == known.num_tokens
-    assert learned.now_s <= known.now_s * 1.02
+    assert learned.ended_s <= known.ended_s * 1.02
     assert longest_s(learned) <= LONGEST_S * 1.3
 
 
-@settings(max_examples=30)
+@pytest.mark.parametrize("seed", range(3))
+def test_steps_whose_end_is_heard_of_late_make_none_longer(seed: int) -> None:
+    known, learned = burst(H200, Knowing(H200), seed), burst(H200, Learning(), seed, late=0.2)
+    assert learned.ended_s <= known.ended_s * 1.02
+    assert longest_s(learned) <= LONGEST_S * 1.3
+
+
+@settings(max_examples=20)
 @given(WORLDS, st.integers(0, 1 << 20))
 @example(World(noise=0.0), 0)
 def test_no_step_takes_longer_than_it_may_by_more_than_noise_whatever_steps_cost(world: World, seed: int) -> None:
     known, learned = burst(world, Knowing(world), seed), burst(world, Learning(), seed)
-    assert learned.now_s <= known.now_s * 1.02
+    assert learned.ended_s <= known.ended_s * 1.02 + world.seconds(1, 0, 0)  # one small step more, at first
     assert longest_s(learned) <= LONGEST_S * (1.1 + 3 * world.noise)
 
 
@@ -220,4 +235,4 @@ def test_no_step_takes_longer_than_it_may_by_more_than_noise_whatever_steps_cost
 def test_the_first_steps_beside_outputs_are_bounded_before_any_was_measured(world: World) -> None:
     served = burst(world, Learning(), 0)
     first = next(step for step in served.steps if step.num_rows)
-    assert first.cost <= MOST * LONGEST_S / step_pace.STEP_S
+    assert first.cost <= MOST * LONGEST_S / STEP_S
