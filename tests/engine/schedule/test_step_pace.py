@@ -105,6 +105,22 @@ def test_a_step_that_was_given_up_says_nothing() -> None:
     assert pace.beside(MOST, 1, 0.0) == StepPace(LONGEST_S).beside(MOST, 1, 0.0)
 
 
+def test_a_small_step_before_any_other_says_little_of_a_large_one() -> None:
+    machine = Machine(0.004, 25e-6)
+    machine.step(1, num_waiting_tokens=16)
+    machine.pace.begin(3500, machine.now_s, 1)
+    machine.now_s += 0.004 + 3500 * 25e-6
+    machine.pace.end(machine.now_s)
+    assert machine.step(1)[1] <= LONGEST_S * 1.2
+
+
+def test_prompts_whose_steps_get_shorter_as_they_get_larger_cost_something_all_the_same() -> None:
+    line = StepLine(origin=1.0)
+    for work, seconds in [(3000, 0.12), (4000, 0.08)] * 16:
+        line.learn(work, seconds)
+    assert 3000 < line.work_in(0.1) < 5000
+
+
 def machine_that_is_known() -> Machine:
     machine = Machine(0.004, 25e-6)
     for _ in range(20):
