@@ -136,8 +136,8 @@ class StepInputs:
     def _late_rows(self, batch: ForwardBatch) -> I64:
         """Return `logits_rows`, as many as a graph of decode steps has: the first token stands for those it lacks.
 
-        So what comes behind the last attention has few sizes. A library that loads its kernels for a size when it
-        meets that waits until the device is idle; and here the whole step is queued before.
+        So what follows the last attention has few sizes, which were all met when graphs were captured. A library that
+        loads kernels when it first meets a size waits for the device meanwhile; and here it has the whole step to do.
         """
         rows = logits_rows(batch)
         if batch.prompt_rows is not None or not len(rows):
