@@ -76,9 +76,9 @@ def test_heads_that_are_normed_as_one_have_the_same_bits_beside_any_others(
 ) -> None:
     queries, keys, values = 4 * 24, 2 * 24, 2 * 24
     qkv = torch.randn(37, queries + keys + values, device=device).to(dtype)
-    weights = [torch.rand(size, device=device).to(dtype) for size in (queries, keys)]
+    weights = torch.rand(queries, device=device).to(dtype), torch.rand(keys, device=device).to(dtype)
     fixed, reference = ops_of(device, dtype), TorchOps(dtype, device)
-    alone = torch.cat([normed(WholeNorms(fixed, *weights, 1e-5), row) for row in qkv.split([1, 6, 30])])
+    alone = torch.cat([normed(WholeNorms(fixed, *weights, 1e-5), row) for row in (qkv[:1], qkv[1:7], qkv[7:])])
     assert torch.equal(alone, normed(WholeNorms(fixed, *weights, 1e-5), qkv))
     assert torch.equal(alone[:, queries + keys :], qkv[:, queries + keys :])
     torch.testing.assert_close(alone, normed(SharedNorms(reference, *weights, 1e-5), qkv))

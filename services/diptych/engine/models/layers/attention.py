@@ -104,9 +104,8 @@ class WholeNorms:
     eps: float
 
     def apply(self, qkv: Tensor) -> None:
-        num_queries, num_keys = len(self.queries), len(self.keys)
-        queries, keys, _ = qkv.split([num_queries, num_keys, qkv.shape[1] - num_queries - num_keys], dim=1)
-        for states, weight in ((queries, self.queries), (keys, self.keys)):
+        ends = len(self.queries), len(self.queries) + len(self.keys)
+        for states, weight in ((qkv[:, : ends[0]], self.queries), (qkv[:, ends[0] : ends[1]], self.keys)):
             normed = states.clone(memory_format=torch.contiguous_format)
             self.ops.rms_norm(normed, weight, self.eps, normed)
             states.copy_(normed)
