@@ -115,8 +115,8 @@ def load_model(
     with torch.inference_mode():
         part = ModelPart.of(source, communicator)
         sinks = new_sinks(part.config.attending, kv.device)
-        if options.deterministic and part.config.recurrent is not None and kv.is_cuda:
-            raise ConfigError("--deterministic is not for models with recurrent layers on GPUs yet")
+        if options.deterministic and kv.is_cuda:
+            _check_fixed_order(part.config, 1 if communicator is None else communicator.size)
         backend = _choose(part.config.attending, main, kv, options, sinks)
         ops = part.wrap(narrowing(backend, dtype, kv.device) if options.quantization == "fp8" else backend.ops)
         tensors = expanded(part.tensors) if options.quantization == "none" else part.tensors
@@ -142,6 +142,14 @@ def load_model(
 
 def _new_states(config: ModelConfig, kv: Tensor, options: ModelOptions) -> SlotStates | None:
     return SlotStates(config, kv, options.max_requests, options.dtype) if config.recurrent else None
+
+
+def _check_fixed_order(config: ModelConfig, num_ranks: int) -> None:
+    """Raises `ConfigError` for layers whose sums torch makes on GPUs: they depend on how many rows there are."""
+    if config.recurrent is not None:
+        raise ConfigError("--deterministic is not for models with recurrent layers on GPUs yet")
+    if config.qk_norm == "all" and num_ranks > 1:
+        raise ConfigError("--deterministic needs --tp 1 for models that norm all heads as one, on GPUs")
 
 
 def _adapters_of(

@@ -324,8 +324,11 @@ class Running:
         if first is not None and elsewhere is not None and elsewhere.place < first.place:
             return []
         num_tokens = len(decodes) + (sum(map(len, drafts.values())) if drafts else 0)
-        most = self._limits.max_step_tokens - num_tokens
-        budget = self._pace.beside(most, len(decodes), now_s, first)
+        most, num_waiting = self._limits.max_step_tokens - num_tokens, len(self._batch)
+        if decodes or not num_waiting:
+            budget = self._pace.beside(most, len(decodes), now_s, first)
+        else:
+            budget = self._pace.apart(most, num_waiting, now_s, max(1, self._queue.waiting_tokens), first)
         return self._queue.plan(now_s, budget, self.spare_pages)
 
     def _decodes(self) -> list[Request]:

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from diptych.engine.attention.staged_batch import StagedBatch, single_rows
+from diptych.engine.attention.staged_batch import StagedBatch, logits_rows, single_rows
 from diptych.engine.models.lora import Loras
 from diptych.engine.models.pieces import Pieces, at_once
 from diptych.engine.runner.gpu.graphs import Graphs
@@ -169,7 +169,7 @@ class GpuRunner:
         """Queue kernel by kernel."""
         staged = self._inputs.stage(batch)
         self._model.attention.init_forward_metadata(staged)
-        return self._forward(staged, self._layer_listener())
+        return self._forward(staged, self._layer_listener())[: len(logits_rows(batch))]
 
     def _replay(self, batch: ForwardBatch, rung: int, graphs: Graphs) -> Tensor:
         """Queue a graph, capturing it first where there is none of this size."""
@@ -196,7 +196,7 @@ class GpuRunner:
         self._model.attention.init_forward_metadata(staged)
         if rung not in pieces:
             pieces.record(rung, lambda recording: self._forward(_of_nobody(staged), None, recording))
-        return self._forward(staged, self._layer_listener(), pieces.replayed(rung))
+        return self._forward(staged, self._layer_listener(), pieces.replayed(rung))[: len(logits_rows(batch))]
 
     def _forward(self, staged: StagedBatch, on_layer: OnLayer | None, pieces: Pieces | None = None) -> Tensor:
         self.loras.begin_staged(staged.adapters, staged.late_adapters)
