@@ -29,9 +29,9 @@ from diptych.engine.cache.pins import Pins
 from diptych.engine.cache.radix import RadixTree
 from diptych.engine.cache.radix_node import Insertion, Match, Node
 from diptych.engine.cache.request_windows import RequestWindows
-from diptych.engine.cache.snapshots import cuts
 from diptych.engine.cache.return_times import ReturnTimes
 from diptych.engine.cache.sessions import Sessions
+from diptych.engine.cache.snapshots import cuts
 from diptych.engine.cache.tier import POOL, Restore, Tier
 from diptych.engine.values.core_report import Holders
 from diptych.engine.values.policy_names import EvictionPolicy

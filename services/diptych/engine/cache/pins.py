@@ -1,4 +1,4 @@
-"""Texts that are kept although nobody holds them, as their sessions are expected back: which, until when, who gives way.
+"""Texts that are kept although nobody holds them, as their sessions are expected back, and who gives way.
 
 A pin keeps the path to a node out of the order of eviction until its time is over. It is no lock: pinned pages count as
 available, so no request ever waits for them. When nothing else is left to be evicted, or all pins take more than

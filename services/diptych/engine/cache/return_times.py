@@ -30,7 +30,6 @@ HORIZON_S: Final = EDGES_S[-1]  # who is away for longer does not come back
 MEMORY: Final = 500  # returns after which one counts a third
 EVIDENCE: Final = 4.0  # sessions: what all tools say counts as much for a tool as so many of its own
 MAX_TOOLS: Final = 512  # of all tenants; of more, the one that was not heard of for longest is forgotten
-MAX_TOOL_LEN: Final = 64  # characters of a name that tell tools apart
 PUBLISHED: Final = ((0.5, 2.0), (0.9, 24.0), (0.99, 684.0))  # shares of gaps of coding agents (llm-d on GLM-5.2, 2026)
 
 _WIDTHS: Final = np.diff(np.array((0.0, *EDGES_S)))

@@ -18,9 +18,10 @@ from typing import Final, NamedTuple
 from diptych.engine.cache.pins import Pin
 from diptych.engine.cache.radix import RadixTree
 from diptych.engine.cache.radix_node import Node
-from diptych.engine.cache.return_times import EDGES_S, MAX_TOOL_LEN, ReturnTimes, ToolKey, bucket_of
+from diptych.engine.cache.return_times import EDGES_S, ReturnTimes, ToolKey, bucket_of
 from diptych.engine.cache.tier import POOL
 from diptych.engine.values.request import Request, page_names
+from diptych.generation.request_groups import MAX_TOOL_LEN
 
 MAX_ENDED: Final = 4096
 MAX_EARLY: Final = 256  # words of requests that have not ended here, or never were
@@ -60,9 +61,12 @@ class SessionCounts:
 
 
 class Sessions:
-    """The sessions of one cache. `reload_share`: what a page costs that comes from a tier, beside one to be computed."""
+    """The sessions of one cache."""
 
-    def __init__(self, tree: RadixTree, times: ReturnTimes, page_size: int, *, is_on: bool, reload_share: float) -> None:
+    def __init__(
+        self, tree: RadixTree, times: ReturnTimes, page_size: int, *, is_on: bool, reload_share: float
+    ) -> None:
+        """`reload_share`: what a page costs that comes from a tier, beside one that is computed."""
         self._tree = tree
         self._page_size = page_size
         self._is_on = is_on

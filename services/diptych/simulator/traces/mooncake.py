@@ -2,9 +2,9 @@
 
 A row has `timestamp` (ms), `input_length`, `output_length` and `hash_ids`, one for each block of 512 prompt tokens.
 Ours may also have `tenant`, `tier`, `session`, the `tool` that the output calls, and `gap` (ms): such a call comes so
-long after the end of its session's call before it, whatever its timestamp. Stamps that are whole numbers lie on a coarse grid, as Mooncake's do:
-calls of one instant are spread evenly up to the next one, since no user waits for a round second. Stamps with a
-fraction are exact, and so are those that we write.
+long after the end of its session's call before it, whatever its timestamp. Stamps that are whole numbers lie on a
+coarse grid, as Mooncake's do: calls of one instant are spread evenly up to the next one, since no user waits for a
+round second. Stamps with a fraction are exact, and so are those that we write.
 https://github.com/kvcache-ai/Mooncake/tree/main/FAST25-release/traces
 """
 

@@ -23,7 +23,6 @@ BOOL = npt.NDArray[np.bool_]
 N = TypeVar("N", np.int64, np.float64)
 
 
-
 @dataclass(frozen=True, slots=True)
 class Shape:
     """What sessions are like. Lengths in tokens."""
