@@ -30,16 +30,17 @@ from diptych.engine.cache.radix import RadixTree
 from diptych.engine.cache.radix_node import Insertion, Match, Node
 from diptych.engine.cache.request_windows import RequestWindows
 from diptych.engine.cache.return_times import ReturnTimes
-from diptych.engine.cache.sessions import Sessions
+from diptych.engine.cache.sessions import Hold, Sessions
 from diptych.engine.cache.snapshots import cuts
 from diptych.engine.cache.tier import POOL, Restore, Tier
-from diptych.engine.values.core_report import Holders
+from diptych.engine.values.core_report import CacheReport, Holders, TierReport
 from diptych.engine.values.policy_names import EvictionPolicy
 from diptych.engine.values.request import NO_PAGES, Request, Snapshot
 from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.kvtransfer.notes import HandedGroup
 from diptych.kvtransfer.ownership import PagePool, Pages
 
+POOL_NAME: Final = "pool"
 RELOAD_SHARE: Final = 0.1  # what a page costs at most that comes back from a tier, beside one that is computed
 NUM_STATES: Final = 2  # that a request needs at most at one time: one to begin with, and one to be handed over
 
@@ -83,7 +84,9 @@ class KvCache:
             pins=Pins(int(pin_share * self.pool.capacity), times),
         )
         reload_share = RELOAD_SHARE if tiers else 1.0
-        self.sessions = Sessions(self.tree, times, page_size, is_on=pin_share > 0, reload_share=reload_share)
+        self.sessions = Sessions(
+            self.tree, times, page_size, lambda: self.num_available, is_on=pin_share > 0, reload_share=reload_share
+        )
         self.counts = CacheCounts(found_tokens=[0] * (1 + len(tiers)))
         self.num_saved = 0  # pages copied to tiers, since start
         self.num_restored = 0  # and back
@@ -213,6 +216,13 @@ class KvCache:
             self._windows.fill(request, windows)
         self._begin_state(request, match, state)
         return True
+
+    def reason_to_hold(self, request: Request) -> Hold | None:
+        """Return why a request had better wait for memory that is there: see `Sessions.hold`."""
+        if not len(self.tree.pins):
+            return None
+        num_pages = self.pages_for(request.num_tokens) - self.cached_len(request) // self.page_size
+        return self.sessions.hold(request, num_pages, self.num_available)
 
     def finish_restore(self, number: int, error: str | None) -> None:
         """A tier has brought pages back, or can't: then they are forgotten, and whoever wants them computes them."""
@@ -419,6 +429,27 @@ class KvCache:
         )
         return problems + self.tree.check()
 
+    def report(self) -> CacheReport:
+        """Return what the cache was worth, and what it keeps."""
+        tree, counts = self.tree, self.sessions.counts
+        levels = [(POOL_NAME, tree.num_pages, self.pool.capacity)]
+        levels += [(_name_of(tier), tier.capacity - tier.num_free, tier.capacity) for tier in self._tiers]
+        return CacheReport(
+            prompt_tokens=self.counts.prompt_tokens,
+            tiers=[TierReport(*level, found) for level, found in zip(levels, self.counts.found_tokens, strict=True)],
+            evicted_pages=tree.ages.num_evicted,
+            evicted_p50_s=tree.ages.quantile_s(0.5),
+            evicted_p90_s=tree.ages.quantile_s(0.9),
+            pins=len(tree.pins),
+            pinned_pages=tree.pins.num_pages,
+            most_pinned_pages=tree.pins.most_pages,
+            pins_given_up=tree.pins.num_given_up,
+            sessions_away=self.sessions.num_away,
+            tool_calls=counts.calls,
+            tool_returns=counts.returns,
+            kept_returns=counts.kept_returns,
+        )
+
     def clear(self) -> None:
         """Forget every cached prefix, in all levels, that no request holds."""
         self.pool.uncache(self.tree.clear())
@@ -586,3 +617,7 @@ class KvCache:
     def _sweep(self) -> None:
         if self.tree.has_withdrawn:
             self.pool.uncache(self.tree.sweep())
+
+
+def _name_of(tier: Tier) -> str:
+    return "files" if tier.is_shared else "host"

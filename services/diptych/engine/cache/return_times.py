@@ -85,11 +85,11 @@ class _Counts:
     indices: list[float] = field(default_factory=list)
 
     def add(self, first: int, last: int, returned: int) -> None:
-        self.at_risk[first:last] += 1.0
         if returned:
             self.at_risk *= 1.0 - 1.0 / MEMORY
             self.returned *= 1.0 - 1.0 / MEMORY
             self.returned[last - 1] += 1.0
+        self.at_risk[first:last] += 1.0
         self.curve = None
 
 
