@@ -41,7 +41,10 @@ class Platform:
         self._control: Control | None = None
         if controller is not None:
             estimates = self.front.workers.estimates
-            self._control = Control(controller, setup, self.fleet, self.clock, lambda: estimates.output_len)
+            told = self.front.workers.prefixes.told
+            self._control = Control(
+                controller, setup, self.fleet, self.clock, lambda: estimates.output_len, told.only_here
+            )
             self._every_s = controller.every_s
             self.clock.after(self._every_s, self._round)
         self.fleet.begin()

@@ -85,7 +85,7 @@ def test_who_has_been_away_for_longer_than_usual_brings_less() -> None:
 
 def test_what_changes_is_learned_anew() -> None:
     times = learned(SHELL, [1.0] * 400)
-    assert times.ttl_s(SHELL, 0.05) < 20.0
+    assert times.ttl_s(SHELL, 0.05) < 30.0
     assert learned(SHELL, [100.0] * 2000, times).ttl_s(SHELL, 0.005) > 50.0
 
 
