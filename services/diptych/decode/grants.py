@@ -83,10 +83,6 @@ class Grants:
             if reason is not None and self._waiting.set_aside(reason):
                 self._expect(request)
                 continue
-            hold = self._cache.reason_to_hold(request)
-            if hold is not None and self._waiting.set_aside(hold):
-                self._expect(request)
-                continue
             slot_reason = self._reason_without_slot(room)
             if slot_reason is not None:
                 if not self._waiting.set_aside(slot_reason):

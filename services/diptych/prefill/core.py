@@ -292,7 +292,7 @@ class PrefillCore:
             self._effects.append(SendNote(peer, reason))
 
     def next_deadline_s(self) -> float | None:
-        times = (self._rooms.next_s(), self._rendezvous.next_expiry_s(), self._waiting.next_s())
+        times = (self._rooms.next_s(), self._rendezvous.next_expiry_s())
         return min((at_s for at_s in times if at_s is not None), default=None)
 
     def suspects(self) -> set[int]:

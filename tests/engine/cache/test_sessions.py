@@ -10,12 +10,11 @@ import pytest
 
 from diptych.engine.cache import sessions
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.cache.sessions import BACK_S, HOLD_S, MAX_EARLY
+from diptych.engine.cache.sessions import BACK_S, MAX_EARLY
 from diptych.engine.values.core_report import Holders
 from diptych.engine.values.request import Request, new_request
 from diptych.generation.request_groups import Account, Life
 from diptych.generation.sampling_params import SamplingParams
-from diptych.generation.slo import Slo
 
 PAGE = 4
 
@@ -29,7 +28,7 @@ class World:
         )
         self._rooms = iter(range(1, 1 << 20))
 
-    def request(self, text: range, now_s: float, account: Account | None = None, slo: Slo | None = None) -> Request:
+    def request(self, text: range, now_s: float, account: Account | None = None) -> Request:
         ids = np.array(text, np.int64)
         made = new_request(
             next(self._rooms),
@@ -37,7 +36,6 @@ class World:
             SamplingParams(max_tokens=4),
             account=account or Account(),
             life=Life("", now_s),
-            slo=slo or Slo(),
         )
         self.cache.tree.at(now_s)
         self.cache.sessions.arrived(made, now_s)
@@ -165,36 +163,6 @@ def test_of_more_jobs_than_fit_the_oldest_are_kept(world: World) -> None:
     world.serve(range(9000, 9048), 4.5)  # 12 pages: 8 are left
     assert kept == [16] * 4
     assert [world.num_found(range(1000 * number, 1000 * number + 16)) for number in range(4)] == [16, 16, 0, 0]
-
-
-def test_a_new_job_waits_for_a_while_before_it_takes_what_older_ones_keep(world: World) -> None:
-    world.serve(range(0, 36), 0.0, "shell")  # 9 pages
-    new = world.request(range(5000, 5056), 10.0)  # 14 of 20
-    hold = world.cache.reason_to_hold(new)
-    assert hold is not None
-    assert (hold.is_over(10.0), hold.is_over(10.0 + HOLD_S)) == (False, True)
-    world.cache.tree.at(10.0 + HOLD_S)
-    assert world.cache.reason_to_hold(new) is None
-
-
-def test_it_waits_no_longer_when_the_older_job_has_come_back_and_ended(world: World) -> None:
-    world.serve(range(0, 36), 0.0, "shell")
-    new = world.request(range(5000, 5056), 10.0)
-    hold = world.cache.reason_to_hold(new)
-    assert hold is not None
-    world.serve(range(0, 40), 11.0)
-    assert hold.is_over(11.0)
-
-
-@pytest.mark.parametrize("why", ["other tenant", "more important", "its SLO", "it fits", "it is older"])
-def test_who_does_not_wait_for_older_jobs(world: World, why: str) -> None:
-    world.serve(range(0, 36), 5.0, "shell")
-    account = {"other tenant": Account("b"), "more important": Account("", 1)}.get(why)
-    slo = Slo(ttft_s=0.2) if why == "its SLO" else None
-    text = range(5000, 5020) if why == "it fits" else range(5000, 5056)
-    new = world.request(text, 4.0 if why == "it is older" else 10.0, account, slo)
-    world.cache.tree.at(10.15)
-    assert world.cache.reason_to_hold(new) is None
 
 
 def test_who_has_come_back_keeps_its_text_until_it_is_admitted_or_long_gone(world: World) -> None:

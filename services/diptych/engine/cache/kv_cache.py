@@ -30,7 +30,7 @@ from diptych.engine.cache.radix import RadixTree
 from diptych.engine.cache.radix_node import Insertion, Match, Node
 from diptych.engine.cache.request_windows import RequestWindows
 from diptych.engine.cache.return_times import ReturnTimes
-from diptych.engine.cache.sessions import Hold, Sessions
+from diptych.engine.cache.sessions import Sessions
 from diptych.engine.cache.snapshots import cuts
 from diptych.engine.cache.tier import POOL, Restore, Tier
 from diptych.engine.values.core_report import CacheReport, Holders, TierReport
@@ -84,9 +84,7 @@ class KvCache:
             pins=Pins(int(pin_share * self.pool.capacity), times),
         )
         reload_share = RELOAD_SHARE if tiers else 1.0
-        self.sessions = Sessions(
-            self.tree, times, page_size, lambda: self.num_available, is_on=pin_share > 0, reload_share=reload_share
-        )
+        self.sessions = Sessions(self.tree, times, page_size, is_on=pin_share > 0, reload_share=reload_share)
         self.counts = CacheCounts(found_tokens=[0] * (1 + len(tiers)))
         self.num_saved = 0  # pages copied to tiers, since start
         self.num_restored = 0  # and back
@@ -216,13 +214,6 @@ class KvCache:
             self._windows.fill(request, windows)
         self._begin_state(request, match, state)
         return True
-
-    def reason_to_hold(self, request: Request) -> Hold | None:
-        """Return why a request had better wait for memory that is there: see `Sessions.hold`."""
-        if not len(self.tree.pins):
-            return None
-        num_pages = self.pages_for(request.num_tokens) - self.cached_len(request) // self.page_size
-        return self.sessions.hold(request, num_pages, self.num_available)
 
     def finish_restore(self, number: int, error: str | None) -> None:
         """A tier has brought pages back, or can't: then they are forgotten, and whoever wants them computes them."""

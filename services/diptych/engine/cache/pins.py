@@ -15,7 +15,6 @@ from typing import Final, NamedTuple
 
 from diptych.engine.cache.radix_node import Node
 from diptych.engine.cache.return_times import ReturnTimes, ToolKey
-from diptych.generation.request_groups import NO_ACCOUNT, Account
 
 MAX_PINS: Final = 2048
 
@@ -27,8 +26,6 @@ class Pin(NamedTuple):
     since_s: float  # when it began to wait
     job_since_s: float  # when the job began that it is of
     until_s: float
-    account: Account = NO_ACCOUNT  # whose session it is
-    num_pages: int = 0  # that no other text has in common with it
 
 
 class Pins:
@@ -74,17 +71,6 @@ class Pins:
         """Yield whose pins are to be dropped, one after the other, until they take no more than their share."""
         while self.num_pages > self.most_pages or len(self._pins) > MAX_PINS:
             yield self.first_to_go(now_s)
-
-    @property
-    def next_s(self) -> float:
-        """Return when one may be over."""
-        return self._next_s
-
-    def kept_from(self, account: Account, job_since_s: float) -> int:
-        """Return how many pages are kept for older jobs of the same tenant that are no less important."""
-        tenant, priority = account.tenant, account.priority
-        older = [pin for pin in self._pins.values() if pin.job_since_s < job_since_s]
-        return sum([p.num_pages for p in older if p.account.tenant == tenant and p.account.priority >= priority])
 
     def over(self, now_s: float) -> list[Node]:
         """Return those whose time is over."""

@@ -11,25 +11,22 @@ Bounded: `MAX_ENDED` requests that ended, and `MAX_AWAY` sessions.
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from diptych.engine.cache.pins import Pin, Pins
+from diptych.engine.cache.pins import Pin
 from diptych.engine.cache.radix import RadixTree
 from diptych.engine.cache.radix_node import Node
 from diptych.engine.cache.return_times import EDGES_S, ReturnTimes, ToolKey, bucket_of
 from diptych.engine.cache.tier import POOL
 from diptych.engine.values.request import Request, page_names
-from diptych.generation.request_groups import MAX_TOOL_LEN, Account
+from diptych.generation.request_groups import MAX_TOOL_LEN
 
 MAX_ENDED: Final = 4096
 MAX_EARLY: Final = 256  # words of requests that have not ended here, or never were
 MAX_AWAY: Final = 1024
 LOOK_S: Final = 1.0  # between two looks at who is still away
-HOLD_S: Final = 60.0  # that a new request lets memory be kept for older jobs
 BACK_S: Final = 600.0  # that a session which has come back may wait for its pages in peace
 MOST_CHANGED: Final = 512  # tokens at the end of a prompt by which the next one may differ: templates rewrite them
 SHARE_CHANGED: Final = 8  # an eighth of a short prompt
@@ -37,7 +34,7 @@ SHARE_CHANGED: Final = 8  # an eighth of a short prompt
 
 class _Ended(NamedTuple):
     node: Node
-    account: Account
+    tenant: str
     anchor: int  # pages, with which whatever goes on from here begins
     job_since_s: float
 
@@ -51,42 +48,7 @@ class _Away:
     node: Node
     place: tuple[int, int]  # number of pages, and the name of the last of them
     job_since_s: float
-    account: Account
     bucket: int = 0  # of time, up to which it is known to have been away
-
-
-class Hold:
-    """Why requests of one account wait: memory is kept for older jobs. Implements `Reason`.
-
-    All wait for the first of them that finds memory: then it is over, and each is looked at again.
-    """
-
-    def __init__(self, pins: Pins, account: Account, num_available: Callable[[], int]) -> None:
-        self._pins = pins
-        self._account = account
-        self._num_available = num_available
-        self._wanted: dict[float, int] = {}  # pages, by when the job began: the oldest, and who wants least
-        self._until_s = math.inf
-        self.is_old = False  # it was over once
-
-    @property
-    def until_s(self) -> float:
-        return min(self._until_s, self._pins.next_s)
-
-    def note(self, num_pages: int, job_since_s: float, until_s: float) -> None:
-        """One more waits, for so many pages."""
-        self._until_s = min(self._until_s, until_s)
-        self._wanted[job_since_s] = num_pages
-        kept = {min(self._wanted), min(self._wanted, key=lambda since_s: self._wanted[since_s])}
-        self._wanted = {since_s: self._wanted[since_s] for since_s in kept}
-
-    def is_over(self, now_s: float) -> bool:
-        num_available = self._num_available()
-        self.is_old = now_s >= self._until_s or any(
-            num_pages <= num_available - self._pins.kept_from(self._account, since_s)
-            for since_s, num_pages in self._wanted.items()
-        )
-        return self.is_old
 
 
 @dataclass(slots=True)
@@ -106,7 +68,6 @@ class Sessions:
         tree: RadixTree,
         times: ReturnTimes,
         page_size: int,
-        num_available: Callable[[], int],
         *,
         is_on: bool,
         reload_share: float,
@@ -114,8 +75,6 @@ class Sessions:
         """`reload_share`: what a page costs that comes from a tier, beside one that is computed."""
         self._tree = tree
         self._page_size = page_size
-        self._num_available = num_available  # pages of the pool
-        self._holds: dict[Account, Hold] = {}
         self._is_on = is_on
         self._reload_share = reload_share
         self._times = times
@@ -137,7 +96,7 @@ class Sessions:
         changed = min(MOST_CHANGED, request.prompt_len // SHARE_CHANGED)
         anchor = (request.prompt_len - changed) // self._page_size
         since_s = request.life.arrival_s - request.job_s
-        self._ended[request.room] = _Ended(node, request.account, anchor, since_s)
+        self._ended[request.room] = _Ended(node, request.account.tenant, anchor, since_s)
         self._ended.move_to_end(request.room)
         if len(self._ended) > MAX_ENDED:
             self._ended.popitem(last=False)
@@ -158,8 +117,8 @@ class Sessions:
         place = _place(ended)
         if place is None:
             return  # it has been evicted already, or is too short
-        key = ToolKey(ended.account.tenant, tool[:MAX_TOOL_LEN])
-        away = _Away(now_s, key, ended.node, place, ended.job_since_s, ended.account)
+        key = ToolKey(ended.tenant, tool[:MAX_TOOL_LEN])
+        away = _Away(now_s, key, ended.node, place, ended.job_since_s)
         self._leave(away)
         self._pin(away, now_s)
 
@@ -178,7 +137,7 @@ class Sessions:
         if away.node in self._tree.pins:
             self.counts.kept_returns += 1
             request.pinned = away.node
-            self._put(away, None, now_s, BACK_S)
+            self._tree.pin(away.node, Pin(None, now_s, away.job_since_s, now_s + BACK_S))
 
     def admitted(self, request: Request) -> None:
         """It holds its text itself."""
@@ -194,30 +153,6 @@ class Sessions:
                 return self._away[num_pages, names[num_pages - 1]]
         return None
 
-    def hold(self, request: Request, num_pages: int, num_available: int) -> Hold | None:
-        """Return why a request that needs so many pages had better wait: there are some, kept for older jobs.
-
-        Those are of its own tenant, and no less important. It does not wait for long, nor where that costs its SLO.
-        """
-        if not len(self._tree.pins):
-            return None
-        life, ttft_s = request.life, request.slo.ttft_s
-        until_s = life.arrival_s + (min(HOLD_S, ttft_s / 2) if ttft_s else HOLD_S)
-        job_since_s = life.arrival_s - request.job_s
-        kept = self._tree.pins.kept_from(request.account, job_since_s)
-        fits = num_pages <= num_available - kept
-        if fits or num_pages > num_available or self._tree.now_s >= until_s:
-            return None
-        hold = self._holds.get(request.account)
-        if hold is None or hold.is_old:
-            hold = self._holds[request.account] = Hold(self._tree.pins, request.account, self._num_available)
-        hold.note(num_pages, job_since_s, until_s)
-        return hold
-
-    def _put(self, away: _Away, key: ToolKey | None, now_s: float, ttl_s: float) -> None:
-        num_pages, _ = self._tree.alone(away.node)
-        self._tree.pin(away.node, Pin(key, now_s, away.job_since_s, now_s + ttl_s, away.account, num_pages))
-
     def _pin(self, away: _Away, now_s: float) -> None:
         node, key = away.node, away.key
         num_saved, num_held = self._tree.alone(node)
@@ -226,7 +161,7 @@ class Sessions:
         price = self._tree.price() * num_held / (num_saved * self._reload_share)
         ttl_s = self._times.ttl_s(key, price)
         if ttl_s > 0:
-            self._put(away, key, now_s, ttl_s)
+            self._tree.pin(node, Pin(key, now_s, away.job_since_s, now_s + ttl_s))
 
     def _leave(self, away: _Away) -> None:
         if (known := self._away.get(away.place)) is not None:

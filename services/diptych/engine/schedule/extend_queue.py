@@ -138,8 +138,6 @@ class ExtendQueue:
                 if not self._waiting.set_aside(reason):
                     break
                 continue
-            if (hold := self._cache.reason_to_hold(request)) and self._waiting.set_aside(hold):
-                continue
             start = 0 if step.admits_any else self._cache.cached_len(request)
             if not step.admits(request, start):
                 break
