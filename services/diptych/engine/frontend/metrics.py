@@ -63,10 +63,12 @@ GAUGES: Final[Sequence[Row]] = (  # how a scheduler is now
         lambda s: prompt_budget(s.instance.load),
     ),
     ("adapters_waited_for", "Requests whose adapter has no slot", lambda s: s.waiting_for_adapter),
-    ("cache_pins", "Texts that are kept for sessions that have called a tool", lambda s: s.cache.pins),
-    ("cache_pinned_pages", "Pages that these take", lambda s: s.cache.pinned_pages),
     ("gpu_graphs", "Sizes of steps that are captured", lambda s: s.graphs),
     ("gpu_graph_bytes", "GPU memory that these took", lambda s: s.graph_bytes),
+)
+CACHE_GAUGES: Final[Sequence[Row]] = (
+    ("cache_pins", "Texts that are kept for sessions that have called a tool", lambda s: s.cache.pins),
+    ("cache_pinned_pages", "Pages that these take", lambda s: s.cache.pinned_pages),
 )
 CACHE_COUNTERS: Final[Sequence[Row]] = (
     ("prompt_tokens", "Tokens of prompts that were computed here", lambda s: s.cache.prompt_tokens),
@@ -203,6 +205,7 @@ def _cache_families(statuses: Answered) -> Iterator[Metric]:
         return
     for name, words, value in CACHE_COUNTERS:
         yield _by_rank(CounterMetricFamily, (f"cache_{name}", words, value), statuses)
+    yield from (_by_rank(GaugeMetricFamily, row, statuses) for row in CACHE_GAUGES)
     tiers = [(str(rank), tier) for rank, status in statuses.items() for tier in status.cache.tiers]
     found = [([rank, tier.name], tier.found_tokens) for rank, tier in tiers]
     words = "Tokens of prompts that were found, by tier"
