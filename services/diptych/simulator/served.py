@@ -144,6 +144,7 @@ class Served:
         self.been: set[int] = set()  # workers that have made some of the output
         self.has_ended = False
         self.waits_until_s = math.inf  # for a pair
+        self.follower: Callable[[], None] | None = None  # is told of its end
         self._prompt: SimPrompt | None = None
         self._progress: Progress | None = None
 
@@ -177,3 +178,5 @@ class Served:
         """Forget what only its way needed."""
         self.has_ended = True
         self.attempt = self.move = self._prompt = self._progress = None
+        if self.follower is not None:
+            self.follower()

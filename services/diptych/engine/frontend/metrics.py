@@ -67,6 +67,18 @@ GAUGES: Final[Sequence[Row]] = (  # how a scheduler is now
     ("gpu_graphs", "Sizes of steps that are captured", lambda s: s.graphs),
     ("gpu_graph_bytes", "GPU memory that these took", lambda s: s.graph_bytes),
 )
+CACHE_GAUGES: Final[Sequence[Row]] = (
+    ("cache_pins", "Texts that are kept for sessions that have called a tool", lambda s: s.cache.pins),
+    ("cache_pinned_pages", "Pages that these take", lambda s: s.cache.pinned_pages),
+)
+CACHE_COUNTERS: Final[Sequence[Row]] = (
+    ("prompt_tokens", "Tokens of prompts that were computed here", lambda s: s.cache.prompt_tokens),
+    ("evicted_pages", "Pages that left the KV pool", lambda s: s.cache.evicted_pages),
+    ("pins_given_up", "Kept texts that were given up for lack of memory", lambda s: s.cache.pins_given_up),
+    ("tool_calls", "Tool calls that routers told of", lambda s: s.cache.tool_calls),
+    ("tool_returns", "Sessions that came back from one", lambda s: s.cache.tool_returns),
+    ("kept_returns", "Of these, sessions whose text was kept", lambda s: s.cache.kept_returns),
+)
 PLACED: Final[Row] = ("adapters_placed", "Adapters that were brought into a slot", lambda s: s.adapters_placed)
 SPECULATION: Final[Sequence[tuple[Kind, Row]]] = (  # where somebody guesses
     (CounterMetricFamily, ("speculation_asked", "Times a request was asked about", lambda s: s.drafting.asked)),
@@ -137,6 +149,7 @@ def families(statuses: Statuses, silent_s: Silences) -> Iterator[Metric]:
     yield from _drain_families(answered)
     yield from load_families(answered)
     yield from _scheduler_families(answered)
+    yield from _cache_families({rank: each for rank, each in answered.items() if each.HasField("cache")})
     yield from _drafting_families({rank: each for rank, each in answered.items() if each.HasField("drafting")})
     yield from _link_families([(rank, link) for rank, status in answered.items() for link in status.links])
 
@@ -190,6 +203,27 @@ def _scheduler_families(statuses: Answered) -> Iterator[Metric]:
         sent.append(([str(rank), "received"], status.pages_received * page_nbytes))
     words = "KV that was sent to or received from peers"
     yield _family(CounterMetricFamily, "kv_transfer_bytes", words, ["dp_rank", "direction"], sent)
+
+
+def _cache_families(statuses: Answered) -> Iterator[Metric]:
+    if not statuses:
+        return
+    for name, words, value in CACHE_COUNTERS:
+        yield _by_rank(CounterMetricFamily, (f"cache_{name}", words, value), statuses)
+    yield from (_by_rank(GaugeMetricFamily, row, statuses) for row in CACHE_GAUGES)
+    tiers = [(str(rank), tier) for rank, status in statuses.items() for tier in status.cache.tiers]
+    found = [([rank, tier.name], tier.found_tokens) for rank, tier in tiers]
+    words = "Tokens of prompts that were found, by tier"
+    yield _family(CounterMetricFamily, "cache_found_tokens", words, ["dp_rank", "tier"], found)
+    pages = [([rank, tier.name], tier.pages) for rank, tier in tiers]
+    yield _family(GaugeMetricFamily, "cache_pages", "Pages that are cached, by tier", ["dp_rank", "tier"], pages)
+    ages = [
+        ([str(rank), quantile], age_s)
+        for rank, status in statuses.items()
+        for quantile, age_s in (("0.5", status.cache.evicted_p50_s), ("0.9", status.cache.evicted_p90_s))
+    ]
+    words = "For how long pages were unused that left the KV pool of late; 0: none did"
+    yield _family(GaugeMetricFamily, "cache_evicted_age_seconds", words, ["dp_rank", "quantile"], ages)
 
 
 def _drafting_families(statuses: Answered) -> Iterator[Metric]:

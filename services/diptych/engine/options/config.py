@@ -20,7 +20,7 @@ from diptych.engine.options.sim_timing import read_timing
 from diptych.engine.options.speculation import parse_speculate
 from diptych.engine.schedule.step_sizes import GivenSizes
 from diptych.engine.tensor_parallel.rank_id import rank_id
-from diptych.engine.values.limits import MAX_DRAFTS, RETRACTED_S, Scheduling
+from diptych.engine.values.limits import MAX_DRAFTS, PIN_SHARE, RETRACTED_S, Scheduling
 from diptych.engine.values.policy_names import EvictionPolicy, SchedulePolicy
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.request_groups import NO_DRAFTS
@@ -123,6 +123,11 @@ class EngineOptions:
     )
     eviction_policy: EvictionPolicy = option("lru", help="which cached KV page goes first: lru or lfu", group="engine")
     host_cache_mib: int = option(0, help="host memory for KV pages that the pool evicts, MiB; 0: none", group="engine")
+    pin_share: float = option(
+        PIN_SHARE,
+        help="of the KV pool, for sessions that have called a tool: kept while they are away; 0: none is",
+        group="engine",
+    )
     kv_windows: KvWindows = option(
         KV_WINDOWS,
         help="KV behind the windows of layers that have some; free: given to others at once; keep: when a request ends",
@@ -152,6 +157,8 @@ class EngineOptions:
                 raise ConfigError(f"--{name.replace('_', '-')} must not be negative, but is {getattr(self, name)}")
         if not 0 < self.gpu_memory_share <= 1:
             raise ConfigError(f"--gpu-memory-share must be above 0 and at most 1, not {self.gpu_memory_share}")
+        if not 0 <= self.pin_share <= 1:
+            raise ConfigError(f"--pin-share must be from 0 to 1, not {self.pin_share}")
         check_max_model_len(self.max_model_len)
         self.scheduling()
         self.loras()

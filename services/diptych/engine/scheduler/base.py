@@ -140,6 +140,7 @@ class SchedulerBase:
             changes=CacheChanges() if options.kv_events == "on" else NO_CHANGES,
             pages_per_state=pages_per_state(self.source.config, options.tp, options.dtype, self.layout),
             windows=window_pages(self.source.config, limits.max_step_tokens),
+            pin_share=options.pin_share,
         )
 
     def load(self, source: ModelSource) -> ModelOnHardware:

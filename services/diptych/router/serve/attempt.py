@@ -29,6 +29,8 @@ class Session(Protocol):
 
     def abort(self, room: int) -> None: ...
 
+    def tool_called(self, room: int, tool: str) -> None: ...
+
 
 class AttemptFailed(Exception):
     """The attempt is over; `failure` says why."""
@@ -98,6 +100,11 @@ class Attempt:
     def supersede(self) -> None:
         """Another attempt goes on with the request: this one fails behind the tokens that it has."""
         self._settle(LegFailure(LegKind.DECODE, FailureCode.HANDED_BACK, "another attempt goes on with it"))
+
+    def tool_called(self, tool: str) -> None:
+        """Tell all who have the request's KV that it has called a tool."""
+        for session in self._sessions.values():
+            session.tool_called(self.room, tool)
 
     @property
     def stats(self) -> Mapping[LegKind, LegStats]:

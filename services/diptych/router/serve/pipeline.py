@@ -16,6 +16,7 @@ from typing import Final
 from prometheus_client import Histogram
 
 from diptych.common.errors import InvalidRequest
+from diptych.generation.finish import Finish
 from diptych.generation.grammar import Grammar, Preamble
 from diptych.generation.output_text import OutputText, TextTokenizer
 from diptych.generation.sampling_params import MAX_SEED, SamplingParams
@@ -186,6 +187,8 @@ class Pipeline:
                         yield piece
                     response.handed_over()
                     piece, finish = response.on_delta(await execution.next())
+                if response.tool and finish is Finish.STOP:
+                    execution.tool_called(response.tool)
                 execution.close()  # a stop string has cut it short: no more steps for it
                 report = await self._report(execution, request) if request.client.wants_report else None
                 predicted = execution.predicted(response.num_cut)

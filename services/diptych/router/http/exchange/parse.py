@@ -70,7 +70,8 @@ class Origin:
             stream=bool(fields.stream),
             wants_report=self.headers.get(TIMINGS_HEADER) == "1",
             caller=caller,
-            routing=routing_of(self.headers),
+            routing=routing_of(self.headers).in_group(fields.affinity),
+            tool=fields.tool,
             trace=self.trace,
             **others,
         )
