@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from diptych.common.errors import moved
@@ -74,7 +74,7 @@ class Pull:
     num_bytes: int
     phase: Phase = Phase.ASKED
     num_pages: int = 0  # of tokens, that were written
-    written: Pages = NO_PAGES  # those, and the ones of windows
+    written: Pages = field(default_factory=NO_PAGES.copy)  # those, and the ones of windows
     digest: int | None = None  # of all that was, as its writer says
     given_up_s: float = math.inf
     asked_s: float = 0.0  # CLOSING: when its writer was last asked to stop
