@@ -1,4 +1,4 @@
-"""The notes that prefill and decode exchange about a room, and workers about a pull. `note_codec` puts them on the wire.
+"""The notes that workers exchange about a room, or about a pull, as values. `note_codec` puts them on the wire.
 
 The protocol, and who may send what when, is told in `proto/diptych/v1/transfer.proto`.
 """

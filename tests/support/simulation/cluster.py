@@ -106,7 +106,7 @@ class Cluster:
         return True
 
     def _name_holder(self, attempt: Attempt) -> None:
-        """Say that somebody has the prompt's prefix: who has most of it by now, as a rule, or is gone, or has nothing."""
+        """Say that somebody has the prompt's prefix: as a rule who has most of it; or who has nothing, or is gone."""
         if not self.shape.rules.pulls or self.rng.random() > NAMED:
             return
         tokens, asking = np.array(attempt.prompt), self.workers[attempt.legs[0].worker]

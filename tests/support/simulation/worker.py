@@ -162,8 +162,9 @@ class Worker:
         else:
             self.core = DecodeCore(self.cache, limits, layout.page_nbytes, pace)
         layers = [(layer, layer + 1) for layer in range(LAYERS)] if rules.by_layers else [(0, LAYERS)]
-        tester = LinkTester(self.transport, pool, directions_of(Role(role)), PathRule(), clock)
-        self.links = Links(self.transport, self.transport, tester, layers)
+        directions = directions_of(Role(role), pulls=rules.pulls)
+        tester = LinkTester(self.transport, pool, directions, PathRule(), clock)
+        self.links = Links(self.transport, self.transport, tester, layers, pulls=rules.pulls)
         self.linked: set[int] = set()  # peers that its core may use
         self.commands: deque[Command] = deque()
         self.outputs: deque[Output] = deque()

@@ -1,7 +1,7 @@
 """What serving a request with a pair is expected to take, in seconds: all formulas, and nothing else.
 
-Prefill: the tokens that wait and those that are not cached, at the worker's measured speed. Link: the bytes that wait
-and ours, as measured. Decode: pages, where there are none to grant, the prompts that are computed before it, then the
+Prefill: the tokens that wait and those that are not cached, at the worker's measured speed; or, where that is less, the
+bytes of what another worker has of them, at the speed of the link from there. Link: the bytes that wait and ours, as measured. Decode: pages, where there are none to grant, the prompts that are computed before it, then the
 output at the worker's pace.
 
 Others lose by it, too. Prompts that come later wait longer: a queue of work `w`, to which prompts come at a rate `r`
@@ -30,6 +30,7 @@ from diptych.router.choose.policies.policy import Candidates, RequestView, Worke
 from diptych.router.choose.stakes import outputs_at_stake, prompts_stake
 from diptych.router.workers.worker_view import Pair
 
+PULL_S: Final = 0.01  # of a pull beside its bytes: a holder answers between two of its steps
 MIN_GRANT_WAIT_S: Final = 0.5  # for pages, where a decode worker has none to grant
 
 
@@ -175,10 +176,19 @@ def _joined(
 
 def prefill_cost(worker: Worker, request: RequestView, *, decodes: bool) -> PrefillCost:
     """`decodes`: outputs are made there, too, and stop while it computes."""
-    load, curve = worker.load, worker.learned.prefill
-    compute_s = curve.at(max(1, request.prompt_len - worker.cached_tokens), worker.cached_tokens)
+    load, compute_s = worker.load, computed_s(worker, request.prompt_len)
     num_stopped = at_stake(worker, request, load.num_requests - load.num_queued) if decodes else 0
     return PrefillCost(queue_s(worker), compute_s, compute_s * num_stopped)
+
+
+def computed_s(worker: Worker, prompt_len: int) -> float:
+    """Return how long a prompt takes there: with what another worker has of it, if it is sooner pulled from there."""
+    held, cached, curve = worker.held, worker.cached_tokens, worker.learned.prefill
+    compute_s = curve.at(max(1, prompt_len - cached), cached)
+    if held is None:
+        return compute_s
+    pull_s = PULL_S + (held.num_tokens - cached) * worker.token_bytes / held.bytes_per_s
+    return min(compute_s, pull_s + curve.at(max(1, prompt_len - held.num_tokens), held.num_tokens))
 
 
 def queue_s(worker: Worker) -> float:

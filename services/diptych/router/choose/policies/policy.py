@@ -24,6 +24,15 @@ _MASK: Final = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
+class HeldPrefix:
+    """What another worker has of a prompt."""
+
+    instance_id: int
+    num_tokens: int
+    bytes_per_s: float  # from there
+
+
+@dataclass(frozen=True, slots=True)
 class Worker:
     """A worker at the moment of a decision, as far as it bears on one request."""
 
@@ -32,6 +41,7 @@ class Worker:
     cached_tokens: int = 0  # leading tokens of the prompt that it is known, or believed, to have
     learned: WorkerSpeed = UNKNOWN
     token_bytes: int = 0  # of KV, a token of its pool
+    held: HeldPrefix | None = None  # more of the prompt than it has, at a worker from which it may pull that
 
 
 @dataclass(frozen=True, slots=True)
