@@ -163,6 +163,7 @@ class Pulling:
         """What arrived has been read."""
         pull = self._pulls[number]
         if digest != pull.digest:
+            self._counts.integrity_failures += digest is not None
             self._reject(pull, now_s)
         elif pull.peer in self._in_parts:
             self._effects.append(UnpackPages(pull.id, pull.peer, pull.written))
