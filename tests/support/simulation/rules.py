@@ -145,9 +145,7 @@ class Rules:
         right = prefix_page(tokens, pull.first_token // PAGE + index)
         for layer in layers:
             is_right = np.array_equal(worker.kv[src, layer], right[:, layer])
-            require(
-                is_right, f"layer {layer} of page {index} of pull {pull.room:x} gets bytes of other tokens"
-            )
+            require(is_right, f"layer {layer} of page {index} of pull {pull.room:x} gets bytes of other tokens")
 
     def _check_ack(self, worker: Watched, attempt: Attempt) -> None:
         self.acked.add(attempt.room)
