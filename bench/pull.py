@@ -38,12 +38,12 @@ from diptych.v1 import worker_pb2
 BENCH: Final = "pull"
 TRANSPORTS: Final[tuple[Transports, ...]] = ("shm", "tcp")
 NUM_TURNS: Final = 20
+PACES_US: Final = (1000, 400)  # of a token of a prompt
 NUM_NEW, NUM_OUTPUT = 32, 256  # tokens of each turn
 START_S: Final = 200.0
 PLATFORM: Final = ("--prefill", "2", "--decode", "2", "--device", "sim", "--model", "sim", "--max-model-len", "8000")
 VARIABLES: Final = {
     "DIPTYCH_KV_CACHE_MIB": "64",
-    "DIPTYCH_SIM_TIMING": "step=1000,prompt=400,request=0,context=0",
     "DIPTYCH_GRPC_PORT": "0",
     "DIPTYCH_BOOTSTRAP_PORT": "0",
 }
@@ -55,7 +55,8 @@ def main() -> None:
         (Path(folder) / "config.json").write_text(json.dumps(MODEL))
         for transports in TRANSPORTS:
             asyncio.run(_compare(report, folder, transports, 4 if options.quick else 9))
-        _compare_turns(report)
+        for token_us in PACES_US[: 1 if options.quick else None]:
+            _compare_turns(report, token_us)
 
 
 # speed
@@ -116,27 +117,30 @@ async def _pull(pair: SchedulerPair, room: int, prompt: Sequence[int]) -> float:
 # turns
 
 
-def _compare_turns(report: Report) -> None:
-    without, _ = _turns("off")
-    value, cached = _turns("on")
-    report.row(BENCH, f"{NUM_TURNS} turns/ttft p50", value, "ms", without, "without", value / without, cached)
+def _compare_turns(report: Report, token_us: int) -> None:
+    without, _ = _turns("off", token_us)
+    value, cached = _turns("on", token_us)
+    case = f"{NUM_TURNS} turns/ttft p50/{1e6 / token_us:,.0f} tokens a second"
+    report.row(BENCH, case, value, "ms", without, "without", value / without, cached)
 
 
-def _turns(pull: str) -> tuple[float, dict[str, float]]:
+def _turns(pull: str, token_us: int) -> tuple[float, dict[str, float]]:
     """Return the median time to the first token in ms, and how many tokens prefill computed of a turn in the median."""
-    with _platform(pull) as port:
+    with _platform(pull, token_us) as port:
         for number in range(2):
             times, computed = _chat(port, number)
     return statistics.median(times) * 1e3, {"tokens computed of a turn": statistics.median(computed)}
 
 
 @contextmanager
-def _platform(pull: str) -> Iterator[int]:
+def _platform(pull: str, token_us: int) -> Iterator[int]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     command = [sys.executable, "-m", "diptych.cli", "up", "--http-port", str(port), *PLATFORM]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=_environment(pull))
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=_environment(pull, token_us)
+    )
     try:
         _wait_until_ready(port, process)
         yield port
@@ -145,8 +149,9 @@ def _platform(pull: str) -> Iterator[int]:
         process.wait(60)
 
 
-def _environment(pull: str) -> dict[str, str]:
-    return {**os.environ, **VARIABLES, "DIPTYCH_KV_PULL": pull}
+def _environment(pull: str, token_us: int) -> dict[str, str]:
+    timing = f"step=1000,prompt={token_us},request=0,context=0"
+    return {**os.environ, **VARIABLES, "DIPTYCH_KV_PULL": pull, "DIPTYCH_SIM_TIMING": timing}
 
 
 def _wait_until_ready(port: int, process: subprocess.Popen[bytes]) -> None:

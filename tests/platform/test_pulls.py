@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -70,7 +71,7 @@ def chat(platform: Platform, number: int, num_turns: int) -> tuple[list[int], li
 
 def test_of_twenty_turns_prefill_computes_what_is_new(platform: Platform) -> None:
     lens, cached = chat(platform, 0, NUM_TURNS)
-    new = [end - start - NUM_TOKENS for start, end in zip(lens[:-1], lens[1:], strict=True)]
+    new = [end - start - NUM_TOKENS for start, end in itertools.pairwise(lens)]
     computed = [end - found for end, found in zip(lens[1:], cached[1:], strict=True)]
     assert all(abs(done - fresh) <= PAGE for done, fresh in zip(computed, new, strict=True)), (computed, new)
     platform.assert_clean()
