@@ -1,8 +1,9 @@
 """What serving a request with a pair is expected to take, in seconds: all formulas, and nothing else.
 
 Prefill: the tokens that wait and those that are not cached, at the worker's measured speed; or, where that is less, the
-bytes of what another worker has of them, at the speed of the link from there. Link: the bytes that wait and ours, as measured. Decode: pages, where there are none to grant, the prompts that are computed before it, then the
-output at the worker's pace.
+bytes of what another worker has of them, at the speed of the link from there. Link: the bytes that wait and ours, as
+measured. Decode: pages, where there are none to grant, the prompts that are computed before it, then the output at the
+worker's pace.
 
 Others lose by it, too. Prompts that come later wait longer: a queue of work `w`, to which prompts come at a rate `r`
 while workers are busy for a share `b` of their time, costs them `r * w**2 / 2 / (1 - b)` seconds in all, so `c` seconds
