@@ -11,6 +11,7 @@ leave what the scheduler keeps free.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -182,7 +183,8 @@ class Pulling:
         took_s = now_s - pull.began_s
         self._prices.came(pull.peer, len(pull.written) * self._means.page_nbytes, took_s)
         self._counts.pages_pulled += len(pull.written)
-        if pull.compute_s < float("inf"):
+        self._counts.pages_received += len(pull.written)
+        if pull.compute_s < math.inf:
             self._counts.pull_saved_s += pull.compute_s - took_s
         self._end(pull)
 
