@@ -215,7 +215,7 @@ CAUGHT: list[tuple[Plant, Callable[[], None]]] = [
     (what_was_stopped_is_forgotten, playing("lossy")),
     (there_is_no_quarantine, playing("stopped")),
     (nobody_gives_up, playing("lossy")),
-    (a_lost_link_is_no_end, playing("cut")),
+    (a_lost_link_is_no_end, playing("stopped")),
     (what_is_lent_is_not_locked, playing("calm")),
     (arriving_pages_are_not_counted, playing("calm")),
 ]
