@@ -71,11 +71,17 @@ class Scheduler:
         await self._client.send(commands)
 
     async def start_leg(
-        self, room: int, prompt: Sequence[int], max_tokens: int, kind: worker_pb2.LegKind, peer: int = 0
+        self,
+        room: int,
+        prompt: Sequence[int],
+        max_tokens: int,
+        kind: worker_pb2.LegKind,
+        peer: int = 0,
+        holder: worker_pb2.PrefixHolder | None = None,
     ) -> None:
         sampling = inference_pb2.SamplingParams(max_tokens=max_tokens, temperature=0, top_p=1, ignore_eos=True)
         leg = worker_pb2.StartLeg(
-            room=room, prompt_token_ids=prompt, sampling=sampling, peer_instance_id=peer, kind=kind
+            room=room, prompt_token_ids=prompt, sampling=sampling, peer_instance_id=peer, kind=kind, holder=holder
         )
         await self.send(engine_pb2.SchedulerCommands(start=[leg]))
 

@@ -10,7 +10,7 @@ import os
 import random
 import secrets
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -28,6 +28,7 @@ MOVES = 5800
 STATE_SEEDS, STATE_MOVES = range(2 * len(MOODS)), 1000
 HOST_SEEDS, HOST_MOVES = range(len(MOODS)), 1500
 WINDOW_SEEDS, WINDOW_MOVES = range(2 * len(MOODS)), 600
+PULL_SEEDS, PULL_MOVES = range(2 * len(MOODS)), 900
 WINDOWS = (WindowPages(1, 5), WindowPages(2, 3), WindowPages(3, 8, is_chunked=True))
 REPLAYED = os.environ.get("DIPTYCH_PROTOCOL_SEED")
 
@@ -58,6 +59,12 @@ def made() -> Iterator[Made]:
         patch.setattr("diptych.prefill.room.next_phase", made.record(prefill_phases))
         patch.setattr("diptych.decode.room.next_phase", made.record(decode_phases))
         yield made
+
+
+@pytest.fixture(scope="module")
+def pulled() -> dict[str, float]:
+    """What the workers of all games with pulls have counted."""
+    return {}
 
 
 def test_a_hundred_thousand_moves_are_played() -> None:
@@ -100,6 +107,24 @@ def test_no_rule_is_broken_where_evicted_pages_go_to_host_memory_and_take_their_
     caches = [worker.cache for worker in game.cluster.workers.values()]
     assert sum(cache.num_restored for cache in caches) > 1
     assert not any(worker.copier.is_busy for worker in game.cluster.living())
+
+
+@pytest.mark.parametrize("seed", PULL_SEEDS)
+def test_no_rule_is_broken_where_prefixes_are_pulled(seed: int, pulled: dict[str, float]) -> None:
+    """From whoever is said to have them: they may be gone, evicted, cut off, late, damaged, or on another worker."""
+    beside: dict[str, Any] = ({}, {}, {"windows": WINDOWS[seed % len(WINDOWS)]}, {"num_host_slots": 12})[seed % 4]
+    game = seeded(seed, pulls=True, **beside)
+    game.run(PULL_MOVES)
+    for worker in game.cluster.workers.values():
+        for name, count in asdict(worker.core.report().counts).items():
+            pulled[name] = pulled.get(name, 0) + count
+
+
+def test_the_games_have_seen_every_end_of_a_pull(pulled: dict[str, float], request: pytest.FixtureRequest) -> None:
+    if len(request.session.items) < len(PULL_SEEDS):
+        pytest.skip("not all games were played")
+    for name in ("pages_pulled", "pages_lent", "pulls_refused", "pulls_missed", "pulls_wrong"):
+        assert pulled[name] > 0, name
 
 
 def test_the_games_made_every_transition_of_both_tables(made: Made) -> None:

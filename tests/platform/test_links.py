@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
@@ -64,9 +65,11 @@ def test_every_link_is_shown_from_both_ends(platform: Platform, wait_for: Any) -
     }
     prefills = [worker["instance_id"] for worker in workers if worker["role"] == "prefill"]
     (decode,) = [worker["instance_id"] for worker in workers if worker["role"] == "decode"]
-    assert peers == {("prefill", each, decode, "up") for each in prefills} | {
+    handing = {("prefill", each, decode, "up") for each in prefills} | {
         ("decode", decode, each, "up") for each in prefills
     }
+    pulling = {("prefill", one, other, "up") for one, other in itertools.permutations(prefills, 2)}
+    assert peers == handing | pulling
     assert all(link["lanes"] for worker in workers for link in worker["links"])
     text = links(platform).stdout
     assert all(f"decode {decode}" in block for block in text.split("\n\n"))

@@ -26,6 +26,7 @@ from diptych.engine.values.events import (
     NoteArrived,
     PagesDigested,
     PeerUp,
+    PrefixHolder,
     SendNote,
     ServeRole,
     Start,
@@ -83,7 +84,7 @@ class Worker:
             pages_per_state=pages_per_state,
             windows=replace(windows, step_tokens=limits.max_step_tokens),
         )
-        rules = TransferRules("always")
+        rules = TransferRules("always", pulls=True)
         self.core = UnifiedCore(self.cache, limits, rules, PAGE * 8, role, drafter=drafter, turns=turns)
         self.stepping: Stepping = (
             OverlappedStepping(self.core, TpModelWorkerClient(runner), clock)
@@ -144,10 +145,12 @@ class Fleet:
         peer: int,
         max_tokens: int = 5,
         life: Life = NO_LIFE,
+        holder: PrefixHolder | None = None,
+        extra_key: bytes = b"",
     ) -> None:
         params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-        request = new_request(room, np.array(prompt, dtype=np.int64), params, life=life)
-        self.workers[worker].core.handle(Start(request, peer, kind), 0.0)
+        request = new_request(room, np.array(prompt, dtype=np.int64), params, life=life, extra_key=extra_key)
+        self.workers[worker].core.handle(Start(request, peer, kind, holder), 0.0)
 
     def serve(self, worker: int, role: Role) -> None:
         self.workers[worker].core.handle(ServeRole(role), 0.0)

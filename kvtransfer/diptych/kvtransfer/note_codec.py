@@ -18,8 +18,13 @@ from diptych.kvtransfer.notes import (
     Kind,
     Note,
     PagesReady,
+    Pull,
+    Pulled,
+    StopPull,
 )
 from diptych.v1 import inference_pb2, transfer_pb2, worker_pb2
+
+TOKEN_NBYTES: Final = 8  # of a token in a `Pull`
 
 _FINISH_TO_WIRE = {
     None: inference_pb2.FINISH_REASON_UNSPECIFIED,
@@ -64,6 +69,13 @@ def encode(note: Note, *, sender: int, target: int) -> bytes:
             wire.abort.reason.CopyFrom(worker_pb2.LegError(code=code, message=note.message))
         case AbortAck():
             wire.abort_ack.SetInParent()
+        case Pull():
+            wire.pull.CopyFrom(_pull_to_wire(note))
+        case Pulled():
+            wire.pulled.num_pages, wire.pulled.refusal = note.num_pages, note.refusal
+            wire.pulled.generations.extend(note.generations)
+        case StopPull():
+            wire.stop_pull.SetInParent()
     return wire.SerializeToString()
 
 
@@ -100,6 +112,24 @@ def _group_from_wire(wire: transfer_pb2.HandedGroup) -> HandedGroup:
     return HandedGroup(_KIND_FROM_WIRE[wire.kind], wire.first_token, wire.end_token, wire.num_pages)
 
 
+def _pull_to_wire(note: Pull) -> transfer_pb2.Pull:
+    wire = transfer_pb2.Pull(kv=note.kv, namespace=note.namespace, tokens=note.tokens)
+    wire.first_token, wire.page_size, wire.timeout_s = note.first_token, note.page_size, note.timeout_s
+    wire.pages.extend(note.pages)
+    wire.generations.extend(note.generations)
+    return wire
+
+
+def _pull_from_wire(room: int, wire: transfer_pb2.Pull) -> Pull:
+    if len(wire.pages) != len(wire.generations):
+        raise MalformedNote(f"{len(wire.pages)} pages but {len(wire.generations)} generations")
+    if not wire.page_size or len(wire.tokens) % (TOKEN_NBYTES * wire.page_size) or wire.first_token % wire.page_size:
+        raise MalformedNote(f"a pull of {len(wire.tokens)} bytes of tokens in pages of {wire.page_size}")
+    pages, generations = tuple(wire.pages), tuple(wire.generations)
+    asked = wire.kv, wire.namespace, wire.tokens, wire.first_token, wire.page_size
+    return Pull(room, *asked, pages, generations, wire.timeout_s)
+
+
 def _known_code(code: int) -> int:
     """An abort counts, whatever its reason: pages wait for it."""
     is_known = code in worker_pb2.ErrorCode.values() and code != worker_pb2.ERROR_CODE_UNSPECIFIED
@@ -130,5 +160,11 @@ def _body(wire: transfer_pb2.TransferNote) -> Note:
             return Abort(room, _known_code(wire.abort.reason.code), wire.abort.reason.message)
         case "abort_ack":
             return AbortAck(room)
+        case "pull":
+            return _pull_from_wire(room, wire.pull)
+        case "pulled":
+            return Pulled(room, wire.pulled.num_pages, tuple(wire.pulled.generations), wire.pulled.refusal)
+        case "stop_pull":
+            return StopPull(room)
         case _:
             raise MalformedNote(f"room {room:x}: a note without a body")

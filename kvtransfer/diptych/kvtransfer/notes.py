@@ -1,4 +1,4 @@
-"""The notes that prefill and decode exchange about a room, as values. `note_codec` puts them on the wire.
+"""The notes that workers exchange about a room, or about a pull, as values. `note_codec` puts them on the wire.
 
 The protocol, and who may send what when, is told in `proto/diptych/v1/transfer.proto`.
 """
@@ -72,4 +72,39 @@ class AbortAck:
     room: int
 
 
-Note = PagesReady | HandOff | Ack | Abort | AbortAck
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """Asks for the KV of a prefix that the receiver may have cached, from `first_token` on, into pages of the sender.
+
+    Pages are granted for all its tokens from there on, and behind those for what layers with a window see behind them.
+    """
+
+    room: int  # of the pull, and of no request
+    kv: str  # what the KV must be, which is the same for both or nothing is given
+    namespace: bytes  # in which prompts share KV
+    tokens: bytes  # of the whole prefix, in whole pages: little-endian 64-bit numbers
+    first_token: int  # that the sender lacks; a multiple of the page size
+    page_size: int
+    pages: tuple[int, ...]
+    generations: tuple[int, ...]
+    timeout_s: float  # for the writes
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """No write of the pull will come any more. Its first pages are written, so many as it says: none where refused."""
+
+    room: int
+    num_pages: int  # of tokens, from the first one that was asked for
+    generations: tuple[int, ...]  # echo of all pages that were written
+    refusal: str = ""  # why nothing is written, in words
+
+
+@dataclass(frozen=True, slots=True)
+class StopPull:
+    """The pages are not wanted any more: answered by `Pulled` when no write will come."""
+
+    room: int
+
+
+Note = PagesReady | HandOff | Ack | Abort | AbortAck | Pull | Pulled | StopPull

@@ -11,7 +11,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class TransferNote(_message.Message):
-    __slots__ = ("version", "sender", "target", "room", "pages_ready", "hand_off", "ack", "abort", "abort_ack", "probe_ask", "probe_offer", "probe_check", "probe_found", "probe_end", "probe_greeting")
+    __slots__ = ("version", "sender", "target", "room", "pages_ready", "hand_off", "ack", "abort", "abort_ack", "probe_ask", "probe_offer", "probe_check", "probe_found", "probe_end", "probe_greeting", "pull", "pulled", "stop_pull")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,9 @@ class TransferNote(_message.Message):
     PROBE_FOUND_FIELD_NUMBER: _ClassVar[int]
     PROBE_END_FIELD_NUMBER: _ClassVar[int]
     PROBE_GREETING_FIELD_NUMBER: _ClassVar[int]
+    PULL_FIELD_NUMBER: _ClassVar[int]
+    PULLED_FIELD_NUMBER: _ClassVar[int]
+    STOP_PULL_FIELD_NUMBER: _ClassVar[int]
     version: int
     sender: int
     target: int
@@ -42,7 +45,10 @@ class TransferNote(_message.Message):
     probe_found: ProbeFound
     probe_end: ProbeEnd
     probe_greeting: ProbeGreeting
-    def __init__(self, version: _Optional[int] = ..., sender: _Optional[int] = ..., target: _Optional[int] = ..., room: _Optional[int] = ..., pages_ready: _Optional[_Union[PagesReady, _Mapping]] = ..., hand_off: _Optional[_Union[HandOff, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., abort_ack: _Optional[_Union[AbortAck, _Mapping]] = ..., probe_ask: _Optional[_Union[ProbeAsk, _Mapping]] = ..., probe_offer: _Optional[_Union[ProbeOffer, _Mapping]] = ..., probe_check: _Optional[_Union[ProbeCheck, _Mapping]] = ..., probe_found: _Optional[_Union[ProbeFound, _Mapping]] = ..., probe_end: _Optional[_Union[ProbeEnd, _Mapping]] = ..., probe_greeting: _Optional[_Union[ProbeGreeting, _Mapping]] = ...) -> None: ...
+    pull: Pull
+    pulled: Pulled
+    stop_pull: StopPull
+    def __init__(self, version: _Optional[int] = ..., sender: _Optional[int] = ..., target: _Optional[int] = ..., room: _Optional[int] = ..., pages_ready: _Optional[_Union[PagesReady, _Mapping]] = ..., hand_off: _Optional[_Union[HandOff, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., abort_ack: _Optional[_Union[AbortAck, _Mapping]] = ..., probe_ask: _Optional[_Union[ProbeAsk, _Mapping]] = ..., probe_offer: _Optional[_Union[ProbeOffer, _Mapping]] = ..., probe_check: _Optional[_Union[ProbeCheck, _Mapping]] = ..., probe_found: _Optional[_Union[ProbeFound, _Mapping]] = ..., probe_end: _Optional[_Union[ProbeEnd, _Mapping]] = ..., probe_greeting: _Optional[_Union[ProbeGreeting, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., pulled: _Optional[_Union[Pulled, _Mapping]] = ..., stop_pull: _Optional[_Union[StopPull, _Mapping]] = ...) -> None: ...
 
 class PagesReady(_message.Message):
     __slots__ = ("pages", "generations", "cached_prefix_len", "num_prompt_tokens", "page_size", "prompt_hash")
@@ -109,6 +115,40 @@ class Abort(_message.Message):
     def __init__(self, reason: _Optional[_Union[_worker_pb2.LegError, _Mapping]] = ...) -> None: ...
 
 class AbortAck(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Pull(_message.Message):
+    __slots__ = ("kv", "namespace", "tokens", "first_token", "page_size", "pages", "generations", "timeout_s")
+    KV_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    kv: str
+    namespace: bytes
+    tokens: bytes
+    first_token: int
+    page_size: int
+    pages: _containers.RepeatedScalarFieldContainer[int]
+    generations: _containers.RepeatedScalarFieldContainer[int]
+    timeout_s: float
+    def __init__(self, kv: _Optional[str] = ..., namespace: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., first_token: _Optional[int] = ..., page_size: _Optional[int] = ..., pages: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ..., timeout_s: _Optional[float] = ...) -> None: ...
+
+class Pulled(_message.Message):
+    __slots__ = ("num_pages", "generations", "refusal")
+    NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
+    GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    num_pages: int
+    generations: _containers.RepeatedScalarFieldContainer[int]
+    refusal: str
+    def __init__(self, num_pages: _Optional[int] = ..., generations: _Optional[_Iterable[int]] = ..., refusal: _Optional[str] = ...) -> None: ...
+
+class StopPull(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

@@ -20,6 +20,7 @@ from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
 from diptych.engine.schedule.admission import refuse
 from diptych.engine.schedule.batch_builder import BuildBatch, build_batch
+from diptych.engine.schedule.extend_queue import Coming, nothing_comes
 from diptych.engine.schedule.running import Drafter, Running
 from diptych.engine.schedule.sampled import (
     NO_TOKEN_FAILURE,
@@ -78,15 +79,16 @@ class DecodeCore:
         drafter: Drafter | None = None,
         build: BuildBatch = build_batch,
         turns: Turns = ENOUGH_SLOTS,
+        coming: Coming = nothing_comes,
     ) -> None:
-        """`reserve` says what new rooms must leave of the cache."""
+        """`reserve` says what new rooms must leave of the cache, `coming` what peers send of a prompt's prefix."""
         self._cache = cache
         self._limits = limits
         self._pace = pace
         self._counts = CoreCounts()
         self.max_tokens = min(limits.context_len, cache.max_request_tokens)
         retracted = new_waiting_queue(cache, limits.scheduling)
-        self._running = Running(cache, limits, retracted, pace, self._note_retraction, drafter, build, turns)
+        self._running = Running(cache, limits, retracted, pace, self._note_retraction, drafter, build, turns, coming)
         self._waiting = new_waiting_queue(cache, limits.scheduling)  # for their first pages
         self._effects: list[Effect] = []
         self._rooms = Rooms(cache, self._waiting, self._running, self._effects, limits.retracted_s)

@@ -108,7 +108,7 @@ class Grants:
             self._running.take_turn(request)
             self._waiting.expect(request, self._running.given_len(request))
 
-    def _reason_to_wait(self, room: DecodeRoom, now_s: float) -> PendingPrefix | None:
+    def _reason_to_wait(self, room: DecodeRoom, now_s: float) -> Reason | None:
         """Return what another room will soon have here of its prefix, if so much that it should not be sent again."""
         if room.phase is Phase.WAITING:
             return self._running.reason_to_wait(room.request)

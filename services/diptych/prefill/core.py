@@ -13,7 +13,7 @@ from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
 from diptych.engine.schedule.admission import refuse
 from diptych.engine.schedule.batch_builder import BuildBatch, build_batch
-from diptych.engine.schedule.extend_queue import ExtendQueue
+from diptych.engine.schedule.extend_queue import Coming, ExtendQueue, nothing_comes
 from diptych.engine.schedule.sampled import NO_TOKEN_FAILURE, Sampled, collect_prompt_logprobs, refuse_token, sampled
 from diptych.engine.schedule.sampling_builder import build_sampling
 from diptych.engine.schedule.step_pace import NextPrompt, StepPace
@@ -70,8 +70,9 @@ class PrefillCore:
         num_decoding: Callable[[], int] = int,
         build: BuildBatch = build_batch,
         turns: Turns = ENOUGH_SLOTS,
+        coming: Coming = nothing_comes,
     ) -> None:
-        """`num_decoding` says how many requests wait for each step."""
+        """`num_decoding` says how many requests wait for each step, `coming` what peers send of a prompt's prefix."""
         self._cache = cache
         self._pace = pace
         self._num_decoding = num_decoding
@@ -81,7 +82,7 @@ class PrefillCore:
         self.max_tokens = min(limits.context_len, cache.max_request_tokens)
         self._waiting = new_waiting_queue(cache, limits.scheduling)
         self._turns = turns
-        self._queue = ExtendQueue(cache, self._waiting, limits, turns)
+        self._queue = ExtendQueue(cache, self._waiting, limits, turns, coming)
         self._effects: list[Effect] = []
         self._sender = Sender(cache, rules, self._effects)
         self._rooms = Rooms(cache, self._queue, self._sender, self._effects, rules.timeout_s)

@@ -60,9 +60,11 @@ from diptych.engine.values.limits import PROMPT_ROWS, Limits
 from diptych.engine.values.step import NO_PLAIN_STEPS, PlainSteps
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.output import LEAVING, Failure, FailureCode, Output
-from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, Note, PagesReady
+from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, Note, PagesReady, Pull, Pulled, StopPull
 from diptych.prefill.core import PrefillCore
+from diptych.unified.lending import Lending
 from diptych.unified.moves import Moves, NotMoved
+from diptych.unified.pulling import Means, Pulling
 
 _DEFAULT_KIND: Final = {Role.PREFILL: LegKind.PREFILL, Role.DECODE: LegKind.DECODE, Role.LOCAL: LegKind.LOCAL}
 
@@ -121,11 +123,23 @@ class UnifiedCore:
         self._cache = cache
         self._limits = limits
         pace = StepPace(limits.mixed_step_s)
+        self._of_pulls: list[Effect] = []
+        means = Means(
+            page_nbytes,
+            rules.timeout_s,
+            lambda start, count: pace.prompt_s(limits.prompt_cost.of(start, count)),
+            lambda: self._reserve.headroom().pages,
+        )
+        self._pulls = rules.pulls
+        self._pulling = Pulling(cache, means, self._of_pulls)
+        self._lending = Lending(cache, self._of_pulls, is_on=rules.pulls)
+        coming = self._pulling.coming
         self._prefill = PrefillCore(
-            cache, limits, rules, page_nbytes, pace, lambda: self._decode.num_decoding, build, turns
+            cache, limits, rules, page_nbytes, pace, lambda: self._decode.num_decoding, build, turns, coming
         )
         self._reserve = Reserve(cache, self._prefill)
-        self._decode = DecodeCore(cache, limits, page_nbytes, pace, self._reserve.headroom, drafter, build, turns)
+        headroom = self._reserve.headroom
+        self._decode = DecodeCore(cache, limits, page_nbytes, pace, headroom, drafter, build, turns, coming)
         self._moves = Moves(self._decode.leaving, self._prefill)
         self._refusals: list[Effect] = []
         self._stepping: RoleCore = self._decode  # that launched the last step
@@ -140,6 +154,18 @@ class UnifiedCore:
                 self._start(event, now_s)
             case Move():
                 self._move(event)
+            case NoteArrived(peer, Pull() as note):
+                self._lending.on_pull(peer, note, is_taken=self._has_room(note.room), now_s=now_s)
+            case NoteArrived(peer, StopPull(number)):
+                self._lending.on_stop(peer, number, now_s)
+            case NoteArrived(peer, Pulled() as note, digest):
+                self._pulling.on_pulled(peer, note, digest, now_s)
+            case WriteDone(number, error) if self._lending.has(number):
+                self._lending.write_done(number, error, now_s)
+            case PagesDigested(number, digest) if self._pulling.has(number):
+                self._pulling.on_digest(number, digest, now_s)
+            case PagesUnpacked(number, error) if self._pulling.has(number):
+                self._pulling.on_unpacked(number, error, now_s)
             case NoteArrived(_, note):
                 self._listener(note).handle(event, now_s)
             case AbortRoom(room, reason) if self._moves.has(room):
@@ -150,16 +176,30 @@ class UnifiedCore:
                 self._owner(room).handle(event, now_s)
             case WriteDone() | HandOffSent():
                 self._prefill.handle(event, now_s)
-            case PagesDigested() | PagesUnpacked() | PagesRestored() | WriterGone():
+            case PagesDigested() | PagesUnpacked() | PagesRestored():
                 self._decode.handle(event, now_s)
-            case PeerUp() | PeerDown():
-                self._prefill.handle(event, now_s)
-                self._decode.handle(event, now_s)
+            case PeerUp() | PeerDown() | WriterGone():
+                self._on_peer(event, now_s)
             case ServeRole(role):
                 self._serve(role)
             case ToolCalled(room, tool):
                 self._cache.sessions.called(room, tool, now_s)
         self._settle_moves(now_s)
+
+    def _on_peer(self, event: PeerUp | PeerDown | WriterGone, now_s: float) -> None:
+        self._prefill.handle(event, now_s)
+        self._decode.handle(event, now_s)
+        match event:
+            case PeerUp():
+                self._pulling.peer_up(event)
+            case PeerDown(peer):
+                self._pulling.peer_down(peer, now_s)
+                self._lending.forget(peer)
+            case WriterGone(peer):
+                self._pulling.writer_gone(peer)
+
+    def _has_room(self, number: int) -> bool:
+        return self._prefill.has_room(number) or self._decode.has_room(number) or self._moves.has(number)
 
     def _serve(self, role: Role) -> None:
         self._role = role
@@ -172,13 +212,15 @@ class UnifiedCore:
         problem = self._refuse(event.request.room, kind)
         if problem:
             self._refusals.append(Emit(Output(event.request.room, failure=problem)))
-        else:
-            self._cache.sessions.arrived(event.request, now_s)
-            core = self._prefill if kind is LegKind.PREFILL else self._decode
-            core.handle(replace(event, kind=kind), now_s)
+            return
+        self._cache.sessions.arrived(event.request, now_s)
+        if self._pulls and event.holder is not None and kind is not LegKind.DECODE:
+            self._pulling.begin(event.request, event.holder, now_s)
+        core = self._prefill if kind is LegKind.PREFILL else self._decode
+        core.handle(replace(event, kind=kind), now_s)
 
     def _move(self, event: Move) -> None:
-        if self._prefill.has_room(event.room) or self._decode.has_room(event.room) or self._moves.has(event.room):
+        if self._has_room(event.room):
             in_use = Failure(FailureCode.INVALID, f"room {event.room:016x} is already in use")
             self._refusals.append(Emit(Output(event.room, failure=in_use)))
         elif (problem := self._moves.begin(event)) is not None:
@@ -213,6 +255,8 @@ class UnifiedCore:
                 return self._decode
             case Abort(room):
                 return self._decode if self._decode.has_room(room) else self._prefill
+            case Pull() | Pulled() | StopPull():
+                raise AssertionError("notes of pulls are about no room")
 
     # steps
 
@@ -281,23 +325,25 @@ class UnifiedCore:
 
     def expire(self, now_s: float) -> None:
         self._cache.tree.at(now_s)
+        self._pulling.expire(now_s)
         self._prefill.expire(now_s)
         self._decode.expire(now_s)
         self._settle_moves(now_s)
 
     def next_deadline_s(self) -> float | None:
-        times = (self._prefill.next_deadline_s(), self._decode.next_deadline_s())
+        times = (self._prefill.next_deadline_s(), self._decode.next_deadline_s(), self._pulling.next_s())
         return min((at_s for at_s in times if at_s is not None), default=None)
 
     def suspects(self) -> set[int]:
-        return self._decode.suspects()
+        return self._decode.suspects() | self._pulling.suspects()
 
     def pop_effects(self) -> list[Effect]:
         """Return those of both. A page passes from one core to the other only when nothing is wanted of it any more.
 
         The tokens of a request that moves come before what is said of its new room.
         """
-        effects = self._decode.pop_effects() + self._prefill.pop_effects()
+        effects = self._decode.pop_effects() + self._prefill.pop_effects() + self._of_pulls
+        self._of_pulls.clear()
         if self._refusals:
             refusals, self._refusals = self._refusals, []
             return refusals + effects
@@ -319,4 +365,4 @@ class UnifiedCore:
         )
 
     def report(self) -> CoreReport:
-        return self._prefill.report() + self._decode.report()
+        return self._prefill.report() + self._decode.report() + self._pulling.report() + self._lending.report()

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from diptych.common.members.roles import WORKER_ROLES, Role
-from diptych.common.members.terms import Terms, terms_to_wire
-from diptych.engine.frontend.peers import Peers
+from diptych.common.members.terms import Feature, Terms, bits, terms_to_wire
+from diptych.engine.frontend.peers import MAX_ALIKE, Peers
 from diptych.v1 import bootstrap_pb2
 from diptych.v1.engine_pb2 import SchedulerCommands
 
@@ -164,3 +166,30 @@ def test_who_bootstrap_does_not_tell_how_to_link_to_is_linked_once_it_does() -> 
         assert await world.next_told() == [(2, "ROLE_DECODE"), (3, "ROLE_DECODE")]
 
     following(instance(1, P), play)
+
+
+def test_workers_that_compute_prompts_are_linked_if_both_pull_prefixes_and_that_is_no_reason_to_be_ready() -> None:
+    pulling = terms_to_wire(replace(TERMS, features=bits(Feature.PULL)))
+
+    async def play(world: World) -> None:
+        world.publish(instance(2, P, terms=pulling), instance(3, P), instance(4, D, terms=pulling), instance(5, D))
+        assert {number for number, _ in await world.next_told()} == {2, 4, 5}
+        assert world.peers.num_known == 2
+        assert world.peers.num_among([2, 4]) == 1
+
+    following(instance(1, P, terms=pulling), play)
+
+
+def test_in_a_large_fleet_each_is_linked_to_some_that_are_alike_the_same_as_from_the_other_end() -> None:
+    pulling, rng = terms_to_wire(replace(TERMS, features=bits(Feature.PULL))), random.Random(1)
+    fleet = [instance(rng.getrandbits(63), P, terms=pulling) for _ in range(200)]
+    linked: set[tuple[int, int]] = set()
+    for ours in fleet:
+        world = World(ours)
+        world.members = {each.instance_id: each for each in fleet}
+        world.peers._others = world.members
+        ids = [each.instance_id for each in fleet if world.peers._is_linked_to(each)]
+        assert len(ids) < 2 * MAX_ALIKE
+        linked |= {(ours.instance_id, other) for other in ids}
+    assert linked == {(other, one) for one, other in linked}
+    assert len(linked) > len(fleet) * MAX_ALIKE / 2

@@ -55,4 +55,4 @@ def test_drafts_are_those_of_the_core_that_has_a_drafter() -> None:
 def test_reports_of_cores_that_share_a_cache_are_added_up() -> None:
     one, other = CoreReport(1, Holders(), COUNTS, 5.0), CoreReport(2, Holders(), COUNTS, None)
     twice = CoreCounts(*(2 * getattr(COUNTS, name) for name in NAMES))
-    assert one + other == other + one == CoreReport(3, Holders([], [], []), twice, 5.0)
+    assert one + other == other + one == CoreReport(3, Holders([], [], [], []), twice, 5.0)

@@ -81,7 +81,8 @@ class World:
             raise ConfigError(f"no model {model!r}")
         return self.sources[model]
 
-    def clear(self) -> None:
+    def clear(self, source: ModelSource) -> None:
+        assert source is self.sources[source.config.model_id]
         self.num_clears += 1
 
     def prepare(self, model: str) -> AdminAnswer:

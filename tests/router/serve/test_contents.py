@@ -17,20 +17,23 @@ from diptych.generation.request_groups import Life
 from diptych.generation.sampling_params import SamplingParams
 from diptych.generation.segments import ContentSegment, prompt_keys
 from diptych.router.choose.cached_prefixes import ApproximateIndex, CachedPrefixes
+from diptych.router.choose.policies.policy import Candidates, HeldPrefix
+from diptych.router.choose.policies.policy import Worker as Chosen
 from diptych.router.choose.prefix_index import PrefixIndex
 from diptych.router.serve.selection import look_up, measure
 from diptych.router.serve.starting import start_attempt
 from diptych.router.values.progress import Progress, RetryLimits
 from diptych.router.values.request import ClientRequest, GenerationRequest, Tokenized
 from diptych.router.workers.legs import Work
-from diptych.router.workers.worker_view import Pair
-from diptych.v1.worker_pb2 import StartLeg
+from diptych.router.workers.worker_view import Pair, WorkerLoad
+from diptych.v1.worker_pb2 import PrefixHolder, StartLeg
 
 CONTENTS = (ContentSegment(2, 30, bytes(range(32))), ContentSegment(40, 8, bytes(32)))
 PROMPT = list(range(100, 130))
 KEYS = prompt_keys(np.array(PROMPT), CONTENTS)
 PAGE = 16
 PAIR = Pair(1, 2)
+IDLE = WorkerLoad(0, 0, 1 << 20)
 
 
 @pytest.fixture
@@ -60,7 +63,9 @@ def test_a_leg_carries_contents_also_when_the_output_so_far_follows_the_prompt(r
     fleet: Any = SimpleNamespace(session=workers.__getitem__)
     progress = Progress(request_, frozenset(), RetryLimits(1.0, 1.0), random.Random(1))
     progress.add([7, 8])
-    selection: Any = SimpleNamespace(pair=PAIR, work=Work(1))
+    held = HeldPrefix(2, 48, 1e9)
+    candidates = Candidates({1: Chosen(1, IDLE, held=held), 2: Chosen(2, IDLE)}, {1: [2]})
+    selection: Any = SimpleNamespace(pair=PAIR, work=Work(1), candidates=candidates)
 
     async def start() -> None:
         start_attempt(fleet, progress, selection, 0.0).close()
@@ -70,6 +75,8 @@ def test_a_leg_carries_contents_also_when_the_output_so_far_follows_the_prompt(r
         assert contents_of(worker.leg) == CONTENTS
         assert prompt_of(worker.leg).tolist() == [*KEYS.tolist(), 7, 8]
     assert progress.prompt_len == len(KEYS) + 2 == 70
+    assert workers[1].leg.holder == PrefixHolder(instance_id=2, num_tokens=48), "who computes it may pull that"
+    assert not workers[2].leg.HasField("holder")
 
 
 def test_pages_with_content_are_found_where_workers_name_them_so(request_: GenerationRequest) -> None:

@@ -12,8 +12,10 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from diptych.common.members.roles import WORKER_ROLES, Role
-from diptych.engine.values.events import AbortRoom, Move, ServeRole
+from diptych.engine.values.events import AbortRoom, Move, PrefixHolder, ServeRole
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.generation.output import FailureCode, Output
@@ -27,6 +29,9 @@ PAIRED = 0.9  # share of attempts; the others are local
 RULES = TransferRules(integrity="always")
 REPEATED = 0.3  # share of prompts
 COMING_BACK, NUM_KNOWN = 0.6, 24
+LONGEST = 24  # prompt, as `random_prompt` makes them: those of moved requests are longer
+FORGETTING = 0.6  # share of them for which who asks has nothing of it
+NAMED = 0.8  # share of prompts of which somebody is said to have a prefix, and of those who may
 SETTLE_S = 5.0  # after the last fault a room may stay open that long
 EXPLAINED_S = 3.0  # after a link broke and came back, rooms may still fail by it
 
@@ -90,6 +95,7 @@ class Cluster:
             windows=self.shape.windows,
         )
         self._open(attempt)
+        self._name_holder(attempt)
         legs = list(attempt.legs)
         self.rng.shuffle(legs)
         if hold_back:
@@ -98,6 +104,19 @@ class Cluster:
         for leg in legs:
             self._send_start(leg)
         return True
+
+    def _name_holder(self, attempt: Attempt) -> None:
+        """Say that somebody has the prompt's prefix: as a rule who has most of it; or who has nothing, or is gone."""
+        if not self.shape.rules.pulls or self.rng.random() > NAMED:
+            return
+        tokens, asking = np.array(attempt.prompt), self.workers[attempt.legs[0].worker]
+        if self.rng.random() < FORGETTING:
+            asking.cache.clear()  # as if others had taken the place
+        holders = [worker for worker in self.workers.values() if worker is not asking]
+        if self.rng.random() < NAMED:
+            holders = [max(holders, key=lambda worker: worker.cache.tree.peek(tokens))]
+        num_tokens = len(tokens) + self.rng.choice([0, 0, 9, -PAGE])
+        attempt.legs[0].holder = PrefixHolder(self.rng.choice(holders).instance_id, num_tokens)
 
     def _new_room(self) -> int:
         self._num_rooms += 1
@@ -168,8 +187,9 @@ class Cluster:
 
     def _prompt(self) -> Sequence[int]:
         """Some are asked twice at once; with a host tier many come back when others have taken their pages."""
-        if self.shape.num_host_slots and self.attempts and self.rng.random() < COMING_BACK:
-            return self.attempts[self.rng.choice(list(self.attempts)[-NUM_KNOWN:])].prompt
+        comes_back = self.shape.num_host_slots or self.shape.rules.pulls
+        if comes_back and self.attempts and self.rng.random() < COMING_BACK:
+            return self.attempts[self.rng.choice(list(self.attempts)[-NUM_KNOWN:])].prompt[:LONGEST]
         recent = self.open_rooms[-3:]
         if recent and self.rng.random() < REPEATED:
             return self.attempts[self.rng.choice(recent)].prompt

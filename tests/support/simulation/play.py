@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from diptych.engine.values.transfer_rules import Integrity, TransferRules
@@ -19,6 +19,7 @@ from simulation.worker import Worker
 CHECK_EVERY = 25  # moves
 SETTLE_EVERY = 700
 NUM_TOLD = 40
+DAMAGE = 0.06  # of a page that is copied, where few are pulled and some shall arrive damaged
 NUM_STATES = 3  # beside the longest requests
 
 
@@ -67,11 +68,19 @@ MOODS: Sequence[Mood] = (
 )
 
 
-def seeded(seed: int, pages_per_state: int = 0, windows: WindowPages = NO_WINDOWS, num_host_slots: int = 0) -> Game:
-    """Return the game of a seed, which also chooses the mood and the kind of workers."""
+def seeded(
+    seed: int,
+    pages_per_state: int = 0,
+    windows: WindowPages = NO_WINDOWS,
+    num_host_slots: int = 0,
+    *,
+    pulls: bool = False,
+) -> Game:
+    """Return the game of a seed, which also chooses the mood and the kind of workers: unified ones where they pull."""
     number, mood = divmod(seed, len(MOODS))
-    is_unified, rng = number % 2 == 1, random.Random(seed)
+    is_unified, rng = pulls or number % 2 == 1, random.Random(seed)
     beside: dict[str, Any] = {"pages_per_state": pages_per_state, "windows": windows, "num_host_slots": num_host_slots}
+    beside["pulls"] = pulls
     return Game(rng, MOODS[mood], f"seed {seed}", is_unified=is_unified, **beside)
 
 
@@ -88,11 +97,14 @@ class Game:
         pages_per_state: int = 0,
         windows: WindowPages = NO_WINDOWS,
         num_host_slots: int = 0,
+        pulls: bool = False,
     ) -> None:
         self.rng = rng
-        self.mood = mood
+        self.pulls = pulls  # prefixes, from whoever is said to have them
+        damage = DAMAGE if pulls and mood.faults.corrupt_page else mood.faults.corrupt_page
+        self.mood = replace(mood, faults=replace(mood.faults, corrupt_page=damage))
         self.name = name
-        sizes = (12, 14, 16) if num_host_slots else (16, 24, 40)  # what does not fit goes down
+        sizes = (12, 14, 16) if num_host_slots and not pulls else (16, 24, 40)  # what does not fit goes down
         self.shape = Shape(
             roles=self._roles(is_unified),
             is_unified=is_unified,
@@ -133,7 +145,8 @@ class Game:
         """`most_windows`: ranges of layers that are sent one after the other."""
         modes: list[Integrity] = ["always"] if self.mood.faults.corrupt_page else ["always", "always", "sampled", "off"]
         timeout_s = self.rng.choice([0.5, 30.0]) if self.mood.slow else 30.0
-        return TransferRules(self.rng.choice(modes), timeout_s, num_windows=self.rng.choice([1, most_windows]))
+        num_windows = self.rng.choice([1, most_windows])
+        return TransferRules(self.rng.choice(modes), timeout_s, num_windows, self.pulls)
 
     def _round(self, num_moves: int) -> None:
         """Moves until the next rest."""
@@ -145,6 +158,8 @@ class Game:
                 self.cluster.rules.check_books(self.rng.choice(list(self.cluster.living())))
         self._told.append("settle")
         self.cluster.settle()
+        if not self.mood.faults.corrupt_page:
+            self.cluster.rules.check_pulls()
 
     def _move(self) -> None:
         self.cluster.pass_time(0.001)

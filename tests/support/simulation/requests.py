@@ -14,9 +14,9 @@ from recurrent_runner import state_after
 from windowed_runner import expected_output as expected_with_windows
 from windowed_runner import kept_of
 
-from diptych.common.arrays import U64
+from diptych.common.arrays import I64, U64
 from diptych.common.members.roles import LegKind
-from diptych.engine.values.events import Start
+from diptych.engine.values.events import PrefixHolder, Start
 from diptych.engine.values.request import Request
 from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.generation.output import Failure, Output
@@ -37,6 +37,7 @@ class Leg:
     end: Output | str | None = None  # its last output, or how it was lost
     was_started: bool = False
     was_aborted: bool = False  # by the router
+    holder: PrefixHolder | None = None  # who is said to have its prefix
 
     @property
     def failure(self) -> Failure | None:
@@ -94,9 +95,9 @@ class Attempt:
     def start(self, leg: Leg) -> Start:
         """Return what starts a leg."""
         if self.prefill is None:
-            return Start(leg.request, kind=LegKind.LOCAL)
+            return Start(leg.request, kind=LegKind.LOCAL, holder=leg.holder)
         if leg is self.prefill:
-            return Start(leg.request, self.decode.worker, LegKind.PREFILL)
+            return Start(leg.request, self.decode.worker, LegKind.PREFILL, leg.holder)
         return Start(leg.request, self.prefill.worker, LegKind.DECODE)
 
 
@@ -128,6 +129,13 @@ def new_attempt(
     in_windows = kept_of(list(prompt), windows)
     prefill_leg = None if prefill is None else leg(prefill)
     return Attempt(room, prompt, output, kv, prefill_leg, leg(decode), state, windows, in_windows)
+
+
+def prefix_page(tokens: I64, number: int) -> U64:
+    """Return the only right KV of a page of a prefix, `[PAGE, LAYERS]`."""
+    positions = np.arange(number * PAGE, (number + 1) * PAGE)
+    kv = entries(tokens[positions], positions)[:, None] + np.arange(LAYERS, dtype=np.uint64)
+    return kv.astype(np.uint64)
 
 
 def random_prompt(rng: random.Random) -> list[int]:

@@ -7,6 +7,8 @@
 5. A room ends once on each side. Decode finishes only what prefill handed off; prefill finishes only what decode
    has acknowledged. A leg fails only for a reason: a fault or an abort that touched its room.
 6. The books of every worker agree with each other.
+7. What is pulled is granted and written by the same rules, and has the KV of the tokens that are asked for. A pull that
+   ends in whatever way is no reason for a request to fail.
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.values.events import SendNote, Transfer
 from diptych.engine.values.scheduler_core import SchedulerCore
 from diptych.generation.output import FailureCode, Output
-from diptych.kvtransfer.notes import Ack, HandOff, PagesReady
+from diptych.kvtransfer.notes import Ack, HandOff, PagesReady, Pull
 from diptych.kvtransfer.ownership import Pages, PageState
-from simulation.requests import LAYERS, PAGE, Attempt, Leg
+from simulation.requests import LAYERS, PAGE, Attempt, Leg, prefix_page
 
 REASONS: Mapping[FailureCode, frozenset[str]] = {
     FailureCode.PEER_LOST: frozenset({"link"}),
@@ -74,7 +76,7 @@ class Rules:
         self._workers = workers
         self._attempts = attempts
         self._is_lossy = is_lossy  # notes are lost, doubled or late without their link: more than a transport may do
-        self._grants: dict[tuple[int, int], tuple[PagesReady, int]] = {}  # (decode worker, page) -> grant, writer
+        self._grants: dict[tuple[int, int], tuple[PagesReady | Pull, int]] = {}  # (worker, page) -> grant, writer
         self.acked: set[int] = set()  # rooms whose KV decode has verified
         self.handed_off: set[int] = set()  # rooms that prefill has computed
 
@@ -82,7 +84,7 @@ class Rules:
 
     def wants(self, worker: Watched, effect: Transfer) -> None:
         match effect:
-            case SendNote(peer, PagesReady() as grant):
+            case SendNote(peer, PagesReady() | Pull() as grant):
                 self._grants |= {(worker.instance_id, page): (grant, peer) for page in grant.pages}
             case SendNote(_, HandOff(room)):
                 self.handed_off.add(room)
@@ -99,10 +101,13 @@ class Rules:
         """Layers of a page are about to be copied."""
         grant = self.check_write(writer, target, dst)
         require(stream == grant.room, f"page {dst} is written for room {stream}, but belongs to {grant.room}")
+        if isinstance(grant, Pull):
+            self._check_lent(self._workers[writer], src, grant, grant.pages.index(dst), layers)
+            return
         index = grant.cached_prefix_len // PAGE + grant.pages.index(dst)
         self._check_source(self._workers[writer], src, self._attempts[grant.room], index, layers)
 
-    def check_write(self, writer: int, target: int, dst: int) -> PagesReady:
+    def check_write(self, writer: int, target: int, dst: int) -> PagesReady | Pull:
         """A page may be written from now on; return what it was granted for."""
         self.check_foreign(target, np.array([dst], dtype=np.int32), "is written")
         grant, grantee = self._grants[target, dst]
@@ -129,6 +134,18 @@ class Rules:
                 np.array_equal(worker.kv[src, layer, : len(right)], right[:, layer]),
                 f"layer {layer} of page {index} of room {attempt.room} gets other bytes than its prompt's KV",
             )
+
+    def _check_lent(self, worker: Watched, src: int, pull: Pull, index: int, layers: range) -> None:
+        pages = np.array([src], dtype=np.int32)
+        require(worker.cache.pool.pinned(pages), f"source page {src} of pull {pull.room:x} is not pinned")
+        tokens = np.frombuffer(pull.tokens, "<i8").astype(np.int64)
+        num_asked = (len(tokens) - pull.first_token) // PAGE
+        if index >= num_asked:
+            return  # of a window, of a prefix that may be shorter: wrong tokens would show it
+        right = prefix_page(tokens, pull.first_token // PAGE + index)
+        for layer in layers:
+            is_right = np.array_equal(worker.kv[src, layer], right[:, layer])
+            require(is_right, f"layer {layer} of page {index} of pull {pull.room:x} gets bytes of other tokens")
 
     def _check_ack(self, worker: Watched, attempt: Attempt) -> None:
         self.acked.add(attempt.room)
@@ -196,6 +213,12 @@ class Rules:
     def check_all_ended(self, open_attempts: list[Attempt]) -> None:
         stories = [f"room {a.room}: {[leg.end for leg in a.legs]}" for a in open_attempts]
         require(not stories, f"stuck: {stories}")
+
+    def check_pulls(self) -> None:
+        """What nobody damaged arrives as it was sent."""
+        for worker in self._workers.values():
+            num_wrong = worker.core.report().counts.pulls_wrong
+            require(num_wrong == 0, f"{num_wrong} pulls of {worker.instance_id} were wrong, and nothing was damaged")
 
     # books
 

@@ -1,10 +1,12 @@
 """One worker process: the real core, links and in-process transport; the loop around them as in the real one.
 
 What it wants performed is shown to a `Watcher` first, so that rules can look at every write, note and output.
+The clock stands still in a step, so to compute takes no time: whatever can be pulled is.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -153,14 +155,16 @@ class Worker:
         pace = StepPace(limits.mixed_step_s)
         self.core: SchedulerCore
         if is_unified:
-            self.core = UnifiedCore(self.cache, limits, rules, layout.page_nbytes, Role(role))
+            self.core = core = UnifiedCore(self.cache, limits, rules, layout.page_nbytes, Role(role))
+            core._pulling._means = replace(core._pulling._means, compute_s=lambda start, count: math.inf)
         elif role == "prefill":
             self.core = PrefillCore(self.cache, limits, rules, layout.page_nbytes, pace)
         else:
             self.core = DecodeCore(self.cache, limits, layout.page_nbytes, pace)
         layers = [(layer, layer + 1) for layer in range(LAYERS)] if rules.by_layers else [(0, LAYERS)]
-        tester = LinkTester(self.transport, pool, directions_of(Role(role)), PathRule(), clock)
-        self.links = Links(self.transport, self.transport, tester, layers)
+        directions = directions_of(Role(role), pulls=rules.pulls)
+        tester = LinkTester(self.transport, pool, directions, PathRule(), clock)
+        self.links = Links(self.transport, self.transport, tester, layers, pulls=rules.pulls)
         self.linked: set[int] = set()  # peers that its core may use
         self.commands: deque[Command] = deque()
         self.outputs: deque[Output] = deque()

@@ -1,7 +1,9 @@
 """Decides which parts of a request a worker serves, and between which workers its KV moves. Pure.
 
-Rule: a leg goes only to a worker whose role serves its kind, and KV moves only from one that prefills to one that
-decodes. Two `unified` workers do both for each other. Workers meet in a request only if they serve one model.
+Rule: a leg goes only to a worker whose role serves its kind, and what is computed of it is handed over only from one
+that prefills to one that decodes. Two `unified` workers do both for each other. Workers meet in a request only if they
+serve one model. A cached prefix may be pulled over those links in both directions, and by one that prefills from
+another that does.
 """
 
 from __future__ import annotations
@@ -53,8 +55,16 @@ class Role(enum.Enum):
         return self.serves(LegKind.PREFILL) and other.serves(LegKind.DECODE)
 
     def exchanges_with(self, other: Role) -> bool:
-        """Whether KV may move between workers of the two roles, in some direction."""
+        """Whether requests may go from one of two workers of these roles to the other."""
         return self.sends_to(other) or other.sends_to(self)
+
+    def pulls_from(self, other: Role) -> bool:
+        """Whether prompts that are computed in this role may begin with what one of the other role has cached."""
+        return self.serves(LegKind.PREFILL) and other is not Role.LOCAL
+
+    def links_with(self, other: Role) -> bool:
+        """Whether workers of the two roles may be linked: for one or the other."""
+        return self.exchanges_with(other) or (self.pulls_from(other) and other.pulls_from(self))
 
 
 _WIRE_KINDS: Final[Mapping[LegKind, worker_pb2.LegKind]] = {

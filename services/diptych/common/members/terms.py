@@ -21,6 +21,7 @@ class Feature(enum.IntEnum):
 
     VERIFIED_HAND_OFF = 0  # sends a digest with a room's pages when asked by its rules, and verifies what has one
     PAGE_CONVERSION = 1  # sends pages in its peer's layout: page size, KV type, heads of tensor-parallel ranks
+    PULL = 2  # lends cached prefixes to peers, and pulls theirs; not with `--kv-pull off`
 
 
 def bits(*features: Feature) -> int:
@@ -42,6 +43,9 @@ class Terms:
     newest_protocol: int = 0
     features: int = 0  # bits, maybe of a later version
     required_features: int = 0
+
+    def has(self, feature: Feature) -> bool:
+        return bool(self.features & bits(feature))
 
     @property
     def compat(self) -> str:

@@ -72,6 +72,7 @@ class KvCache:
     ) -> None:
         """`pages_per_state`: of recurrent layers; 0: there are none. `pin_share`: of the pool, see `sessions`."""
         self.page_size = page_size
+        self.made_by = ""  # what its KV is made by, and its form: caches that say the same may share pages
         self.changes = changes  # of the set of cached pages
         self.pool = PagePool(num_pages)
         times = ReturnTimes()
@@ -236,7 +237,7 @@ class KvCache:
         else:
             self.num_lost += len(restore.pages)
             self.pool.uncache(self.tree.lose(node))
-        self._sweep()
+        self.sweep()
 
     def grow(self, request: Request, num_tokens: int) -> bool:
         """Make room for `num_tokens` tokens; False, and nothing changed, when there are no pages."""
@@ -421,12 +422,25 @@ class KvCache:
         self._detach(request)
         return pages
 
+    def take_for_peer(self, count: int) -> Pages:
+        """Take `count` of the available pages for no request, and open them to a peer, as `begin_import` does."""
+        pages = self._allocate(count)
+        for tier in self._tiers:
+            tier.finish_saves()
+        self.pool.begin_import(pages)
+        return pages
+
+    def sweep(self) -> None:
+        """Free what was withdrawn and nobody has locked any more."""
+        if self.tree.has_withdrawn:
+            self.pool.uncache(self.tree.sweep())
+
     def audit(self, holders: Holders) -> list[str]:
         """Compare every page's state with who claims it; [] when nothing leaked and nothing is claimed twice."""
         problems = self.pool.check(
             owned=[*(self.owned_pages(request) for request in holders.owning), *self._duplicates],
             cached=[self.tree.pages()],
-            importing=[self.owned_pages(request) for request in holders.importing],
+            importing=[*(self.owned_pages(request) for request in holders.importing), *holders.arriving],
             quarantined=list(holders.quarantined),
         )
         holders_own = sum(self._windows.own(each).size for each in (*holders.owning, *holders.importing))
@@ -610,7 +624,7 @@ class KvCache:
         assert request.node is not None
         self._end_reading(request)
         self._unlock(request, request.node)
-        self._sweep()
+        self.sweep()
         self.page_table[request.row] = 0
         self._windows.end(request)
         self._free_rows.append(request.row)
@@ -618,10 +632,6 @@ class KvCache:
         request.computed_len = request.cached_len = 0
         request.state_from, request.cuts = None, ()
         request.snapshots.clear()
-
-    def _sweep(self) -> None:
-        if self.tree.has_withdrawn:
-            self.pool.uncache(self.tree.sweep())
 
 
 def _name_of(tier: Tier) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from diptych.common.config import option
 from diptych.common.errors import ConfigError
@@ -48,6 +48,9 @@ class WorkerConfig(EngineOptions, TrustConfig):
     kv_layer_windows: int = option(
         4, help="pieces in which KV follows the last step of a prompt, by layers; 1: after the step", group="transfer"
     )
+    kv_pull: Literal["on", "off"] = option(
+        "on", help="pull cached prefixes from other workers instead of computing them, and lend ours", group="transfer"
+    )
     drain_s: float = option(30.0, help="seconds that requests get to finish after SIGTERM; the rest is handed back")
     stall_s: float = option(60.0, help="seconds without an answer after which a scheduler counts as hung")
     tokenizer_threads: int = option(2, help="threads that tokenise what routers send as text", group="prompts")
@@ -74,7 +77,8 @@ class WorkerConfig(EngineOptions, TrustConfig):
 
     @property
     def transfer_rules(self) -> TransferRules:
-        return TransferRules(self.kv_integrity, self.kv_transfer_timeout_s, self.kv_layer_windows)
+        pulls = self.kv_pull == "on"
+        return TransferRules(self.kv_integrity, self.kv_transfer_timeout_s, self.kv_layer_windows, pulls)
 
     @property
     def release_s(self) -> float:

@@ -44,11 +44,16 @@ Kind = type[GaugeMetricFamily | CounterMetricFamily]
 Row = tuple[str, str, Callable[[WorkerStatus], float]]
 
 COUNTERS: Final[Sequence[Row]] = (  # what a scheduler counts since its start
-    ("integrity_failures", "Hand-offs whose bytes were wrong; must be 0", lambda s: s.integrity_failures),
+    ("integrity_failures", "Hand-offs and pulls whose bytes were wrong; must be 0", lambda s: s.integrity_failures),
     ("link_failures", "Links to peers that broke or failed their test", lambda s: s.link_failures),
     ("unauthenticated_messages", "Transfer messages without our link key", lambda s: s.unauthenticated_messages),
     ("refused_page_writes", "Transfer messages for pages not granted", lambda s: s.refused_page_writes),
     ("retractions", "Requests that had to give up their pages for a while", lambda s: s.retractions),
+    ("pages_pulled", "Pages of prefixes that another worker had, verified", lambda s: s.pages_pulled),
+    ("pages_lent", "Pages of prefixes that other workers pulled from here", lambda s: s.pages_lent),
+    ("pulls_refused", "Pulls for which the other worker had nothing, or no time", lambda s: s.pulls_refused),
+    ("pulls_missed", "Pulls that came too late, or were lost with their link", lambda s: s.pulls_missed),
+    ("pulls_wrong", "Pulls that were not what was sent; must be 0", lambda s: s.pulls_wrong),
 )
 GAUGES: Final[Sequence[Row]] = (  # how a scheduler is now
     ("kv_leaks_found", "Contradictions in the books of KV pages; must be 0", lambda s: s.leaks_found),
@@ -63,6 +68,7 @@ GAUGES: Final[Sequence[Row]] = (  # how a scheduler is now
         "Prompt tokens that a step may have beside its outputs",
         lambda s: prompt_budget(s.instance.load),
     ),
+    ("kv_pull_saved_seconds", "Computing that pulls saved since start, less what they took", lambda s: s.pull_saved_s),
     ("adapters_waited_for", "Requests whose adapter has no slot", lambda s: s.waiting_for_adapter),
     ("gpu_graphs", "Sizes of steps that are captured", lambda s: s.graphs),
     ("gpu_graph_bytes", "GPU memory that these took", lambda s: s.graph_bytes),

@@ -5,6 +5,9 @@ link to them, which it does once it knows our role. A link to a member stays whe
 one of the two takes other weights: what they have in common must still be brought to its end, over that link. Nothing
 new is begun between them: routers don't pair them. It goes when their roles have nothing to exchange any more: a worker
 changes its role when it has nothing in common with anybody.
+
+Workers that both compute prompts are linked, too, if both pull cached prefixes. That is no reason to be ready, and in a
+large fleet only some of those pairs are: some `MAX_ALIKE` of each worker, the same as seen from both ends.
 """
 
 from __future__ import annotations
@@ -12,14 +15,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Protocol
+from typing import Final, Protocol
 
 from diptych.common.members.record import State
 from diptych.common.members.roles import WORKER_ROLES
-from diptych.common.members.terms import mismatch, terms_of
+from diptych.common.members.terms import Feature, mismatch, terms_of
 from diptych.engine.frontend.scheduler_client import Commands
 from diptych.v1.bootstrap_pb2 import Instance, Role
 from diptych.v1.engine_pb2 import PeerView, SchedulerCommands
+
+MAX_ALIKE: Final = 16  # workers, about, to which one is linked only to pull prefixes
+_MIX: Final = 0x9E3779B97F4A7C15
+_MASK: Final = (1 << 64) - 1
 
 
 class Membership(Protocol):
@@ -59,8 +66,9 @@ class Peers:
             await self._scheduler.send(SchedulerCommands(peers=PeerView(instances=peers)))
 
     def _is_linked_to(self, other: Instance) -> bool:
-        was_linked = other.instance_id in self._told and self._exchanges_with(other)
-        return was_linked or (self._is_peer(other) and bool(other.transfer.engine_metadata))
+        if not (self._exchanges_with(other) or self._shares_with(other)):
+            return False
+        return other.instance_id in self._told or (self._matches(other) and bool(other.transfer.engine_metadata))
 
     def look_again(self) -> None:
         """Our own record has changed."""
@@ -77,10 +85,32 @@ class Peers:
 
     def _is_peer(self, other: Instance) -> bool:
         """Whether something new may begin between us."""
+        return self._matches(other) and self._exchanges_with(other)
+
+    def _matches(self, other: Instance) -> bool:
         if not other.compat or other.state >= State.GONE or other.instance_id == self._ours.instance_id:
             return False
-        return self._exchanges_with(other) and not mismatch(terms_of(self._ours.terms), terms_of(other.terms))
+        return not mismatch(terms_of(self._ours.terms), terms_of(other.terms))
 
     def _exchanges_with(self, other: Instance) -> bool:
         role = WORKER_ROLES.get(other.role)
         return role is not None and WORKER_ROLES[self._ours.role].exchanges_with(role)
+
+    def _shares_with(self, other: Instance) -> bool:
+        """Whether the two are linked to pull prefixes from each other."""
+        return self._is_alike(other) and _place(self._ours.instance_id, other.instance_id) * self._num_alike < MAX_ALIKE
+
+    @property
+    def _num_alike(self) -> int:
+        return sum(map(self._is_alike, self._others.values()))
+
+    def _is_alike(self, other: Instance) -> bool:
+        role = WORKER_ROLES.get(other.role)
+        if role is None or not WORKER_ROLES[self._ours.role].links_with(role):
+            return False
+        return all(terms_of(each.terms).has(Feature.PULL) for each in (self._ours, other))
+
+
+def _place(one: int, other: int) -> float:
+    """Return where a pair stands by chance, from 0 to 1: the same from both ends."""
+    return ((one ^ other) * _MIX & _MASK) / 2**64

@@ -7,16 +7,18 @@ and its chunk ends the step; so does one for which the prompts that are complete
 worth.
 
 A request whose prefix another one is computing lets others pass until it can be reused, where that is faster; so does
-one whose prefix a tier of the cache is bringing back, and one whose adapter has no slot.
+one whose prefix a tier of the cache is bringing back or a peer sends, and one whose adapter has no slot.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import NamedTuple, TypeAlias
 
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
+from diptych.engine.schedule.aside import Reason
 from diptych.engine.schedule.packing import Packing
 from diptych.engine.schedule.policies import arrival, due_s, gives_way
 from diptych.engine.schedule.prefixes_in_flight import PendingPrefix, PrefixesInFlight, common_len
@@ -28,11 +30,33 @@ from diptych.engine.values.request import Request
 from diptych.engine.values.step import Chunk
 
 
+class ComingPrefix(NamedTuple):
+    """What a peer sends of a request's prefix."""
+
+    reason: Reason  # to wait for it
+    num_tokens: int  # of the prompt that will be here
+
+
+Coming: TypeAlias = Callable[[Request], ComingPrefix | None]
+
+
+def nothing_comes(request: Request) -> None:
+    """Peers send no prefixes."""
+
+
 class ExtendQueue:
     """Waiting requests and the ones part-way through their prompt."""
 
-    def __init__(self, cache: KvCache, waiting: WaitingQueue, limits: Limits, turns: Turns = ENOUGH_SLOTS) -> None:
+    def __init__(
+        self,
+        cache: KvCache,
+        waiting: WaitingQueue,
+        limits: Limits,
+        turns: Turns = ENOUGH_SLOTS,
+        coming: Coming = nothing_comes,
+    ) -> None:
         self._cache = cache
+        self._coming = coming
         self._turns = turns
         self._waiting = waiting
         self._max_batch_size = limits.max_requests
@@ -67,17 +91,22 @@ class ExtendQueue:
             self._num_turns += 1
             request.turn = self._num_turns
 
-    def reason_to_wait(self, request: Request) -> PendingPrefix | None:
-        """Return what another request computes of its prefix, if it should not be begun before that is done."""
-        pending = self._in_flight.longest(request)
-        return pending if pending is not None and pays_to_wait(self._cache, self._cost, request, pending) else None
+    def reason_to_wait(self, request: Request) -> Reason | None:
+        """Return what brings some of its prefix, a peer or another request, if it should not be begun before."""
+        coming = self._coming(request)
+        return self._pending(request) if coming is None else coming.reason
 
     def given_len(self, request: Request) -> int:
-        """Return how many tokens of a request need not be computed: cached, or coming from who computes them."""
-        pending = self.reason_to_wait(request)
-        if pending is None:
-            return self._cache.cached_len(request)
-        return min(pending.num_pages * self._cache.page_size, request.num_tokens - 1)
+        """Return how many tokens of a request need not be computed: cached, or coming from who has or computes them."""
+        if (coming := self._coming(request)) is not None:
+            return min(coming.num_tokens, request.num_tokens - 1)
+        if (pending := self._pending(request)) is not None:
+            return min(pending.num_pages * self._cache.page_size, request.num_tokens - 1)
+        return self._cache.cached_len(request)
+
+    def _pending(self, request: Request) -> PendingPrefix | None:
+        pending = self._in_flight.longest(request)
+        return pending if pending is not None and pays_to_wait(self._cache, self._cost, request, pending) else None
 
     def expect(self, request: Request) -> None:
         """Look again at what need not be computed of a request."""

@@ -14,11 +14,11 @@ from typing import Protocol
 from diptych.common.errors import ConfigError
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
+from diptych.engine.schedule.aside import Reason
 from diptych.engine.schedule.batch_builder import BuildBatch, build_batch
 from diptych.engine.schedule.decode_batch import DecodeBatch
-from diptych.engine.schedule.extend_queue import ExtendQueue
+from diptych.engine.schedule.extend_queue import Coming, ExtendQueue, nothing_comes
 from diptych.engine.schedule.kv_forecast import KvForecast
-from diptych.engine.schedule.prefixes_in_flight import PendingPrefix
 from diptych.engine.schedule.sampling_builder import SamplingBuilder
 from diptych.engine.schedule.step_pace import NextPrompt, StepPace
 from diptych.engine.schedule.steps_in_flight import StepsInFlight
@@ -81,6 +81,7 @@ class Running:
         drafter: Drafter | None = None,
         build: BuildBatch = build_batch,
         turns: Turns = ENOUGH_SLOTS,
+        coming: Coming = nothing_comes,
     ) -> None:
         if drafter is not None and cache.pages_per_state:
             words = "a guess that was wrong can't be taken out of the state of a recurrent layer again"
@@ -93,7 +94,7 @@ class Running:
         self._drafter = drafter
         self._build = build
         self._turns = turns
-        self._queue = ExtendQueue(cache, waiting, limits, turns)
+        self._queue = ExtendQueue(cache, waiting, limits, turns, coming)
         self._batch = DecodeBatch(cache)
         self._held: set[int] = set()  # rooms of requests that no further step continues
         self._steps = StepsInFlight(cache)
@@ -239,8 +240,8 @@ class Running:
 
     # requests
 
-    def reason_to_wait(self, request: Request) -> PendingPrefix | None:
-        """Return what another request computes of its prefix, if it should not be admitted before that is done."""
+    def reason_to_wait(self, request: Request) -> Reason | None:
+        """Return what brings some of its prefix, if it should not be admitted before that is done."""
         return self._queue.reason_to_wait(request)
 
     def take_turn(self, request: Request) -> None:

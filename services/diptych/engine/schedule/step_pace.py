@@ -312,6 +312,11 @@ class StepPace:
             self._deadlines.stepped(-1)
             self._contexts.stepped(-1)
 
+    def prompt_s(self, cost: int) -> float:
+        """Return how long prompts of such a cost take in a step of their own; infinite: nothing has been measured."""
+        line = self._known(self._apart).line
+        return line.at(cost) if line.is_known else math.inf
+
     def _learn(self, step: _Launched, took_s: float) -> None:
         if not step.cost:
             self._plain_s += took_s

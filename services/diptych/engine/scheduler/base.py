@@ -212,9 +212,10 @@ def _share(
     info = bootstrap_pb2.TransferInfo(engine_metadata=metadata, layout=layout_to_wire(layout))
     peers = ranks.lead_transport(transport, layout)
     rule = PathRule(config.kv_path, config.kv_require)
-    tester = LinkTester(peers, ranks.lead_pool(pool), directions_of(Role(config.role)), rule)
+    pulls = config.transfer.pulls
+    tester = LinkTester(peers, ranks.lead_pool(pool), directions_of(Role(config.role), pulls=pulls), rule)
     windows = layer_windows(layout.num_layers, config.transfer.num_windows, layout.page_nbytes)
-    return Links(peers, transport, tester, windows), info
+    return Links(peers, transport, tester, windows, pulls=pulls), info
 
 
 def open_hardware(config: SchedulerConfig) -> Hardware:

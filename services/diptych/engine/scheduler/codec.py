@@ -11,7 +11,7 @@ from diptych.common.errors import InvalidRequest
 from diptych.common.members.roles import LegKind
 from diptych.engine.lora.registry import Loaded
 from diptych.engine.values.core_report import CacheReport, DraftReport, Load
-from diptych.engine.values.events import EmitTokens, Start
+from diptych.engine.values.events import EmitTokens, PrefixHolder, Start
 from diptych.engine.values.request import new_request
 from diptych.generation.codec import (
     FINISH_TO_WIRE,
@@ -62,7 +62,8 @@ def start_from_wire(leg: worker_pb2.StartLeg, adapter: Loaded, *, now_s: float, 
         adapter=adapter.number,
         contents=contents_of(leg),
     )
-    return Start(request, leg.peer_instance_id, _LEG_KINDS.get(leg.kind))
+    holder = PrefixHolder(leg.holder.instance_id, leg.holder.num_tokens) if leg.HasField("holder") else None
+    return Start(request, leg.peer_instance_id, _LEG_KINDS.get(leg.kind), holder)
 
 
 def output_to_wire(output: Output) -> worker_pb2.LegOutput:

@@ -97,7 +97,7 @@ def worker_terms(
         kv_backend=kv_backend,
         oldest_protocol=PROTOCOL_VERSION,
         newest_protocol=PROTOCOL_VERSION,
-        features=FEATURES,
+        features=FEATURES if rules.pulls else FEATURES & ~bits(Feature.PULL),
         required_features=bits(Feature.VERIFIED_HAND_OFF) if rules.integrity == "always" else 0,
     )
 
@@ -189,6 +189,7 @@ def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCor
     source, options, limits = base.source, base.config.engine, base.limits()
     grammars = GrammarThread(lambda: Compiler(source.tokenizer(), limits.vocab_size, limits.eos_ids))
     cache = base.new_cache(limits)
+    cache.made_by = _making(base, source)
     turns = AdapterTurns(options.num_lora_slots)
     served = ServedDraftModel(lambda: weights.runner.draft_model)
     draft_model = base.ranks.lead_draft_model(served)
@@ -231,9 +232,21 @@ def host_of(base: SchedulerBase, core: SchedulerCore, cache: KvCache, registry: 
         load=base.load,
         terms=lambda source: _terms(base, source),
         is_idle=lambda: core.report().num_open_rooms == 0 and not cache.is_held,
-        clear_cache=cache.clear,
+        clear_cache=lambda source: _forget(base, cache, source),
         obstacle=lambda: _obstacle(base.config.engine, registry),
     )
+
+
+def _forget(base: SchedulerBase, cache: KvCache, source: ModelSource) -> None:
+    """Others weights make its KV from now on."""
+    cache.clear()
+    cache.made_by = _making(base, source)
+
+
+def _making(base: SchedulerBase, source: ModelSource) -> str:
+    """Name what KV is made by, and its form: what caches that share pages must have in common."""
+    dtypes = "+".join(region.dtype for region in base.layout.regions)
+    return f"{_terms(base, source).compat}, {dtypes}, {base.layout.page_size} tokens"
 
 
 def _terms(base: SchedulerBase, source: ModelSource) -> Terms:

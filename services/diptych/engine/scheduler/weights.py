@@ -53,7 +53,7 @@ class Host(Generic[R]):
     load: Callable[[ModelSource], R]
     terms: Callable[[ModelSource], Terms]
     is_idle: Callable[[], bool]  # no request holds KV
-    clear_cache: Callable[[], None]
+    clear_cache: Callable[[ModelSource], None]  # it is to hold KV of these weights from now on
     obstacle: Callable[[], str | None]  # what else is in the way, in words
 
 
@@ -114,7 +114,7 @@ class Weights(Generic[R]):
         if not _computes(served.runner):
             raise InvalidRequest(f"{served.source.config.model_id}: its output is not a number", param="model")
         before, self._served = self._served, served
-        self._host.clear_cache()
+        self._host.clear_cache(served.source)
         model_id, previous_model_id = served.source.config.model_id, before.source.config.model_id
         logger.info("serving the weights of %s in place of %s", model_id, previous_model_id)
         result = SwitchWeightsResult(

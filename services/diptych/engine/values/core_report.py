@@ -38,6 +38,12 @@ class CoreCounts:
     pages_received: int = 0  # that peers wrote into our pool, verified and accepted
     integrity_failures: int = 0  # hand-offs whose bytes differ from what prefill sent; must stay 0
     retractions: int = 0  # requests that had to give up their pages for a while
+    pages_pulled: int = 0  # of prefixes that a peer had, verified and accepted
+    pages_lent: int = 0  # that peers pulled from here
+    pulls_refused: int = 0  # of ours, by a peer that has nothing, or no time
+    pulls_missed: int = 0  # of ours, that came too late or not at all
+    pulls_wrong: int = 0  # of ours, whose bytes differ from what was sent; must stay 0
+    pull_saved_s: float = 0.0  # of computing, less what pulls took, as predicted
 
     def __add__(self, other: CoreCounts) -> CoreCounts:
         return CoreCounts(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
@@ -104,12 +110,14 @@ class Holders:
     owning: Sequence[Request] = ()  # their pages are theirs
     importing: Sequence[Request] = ()  # peers write their pages
     quarantined: Sequence[Pages] = ()  # of rooms that have ended, while peers may write them
+    arriving: Sequence[Pages] = ()  # of no request: peers write a cached prefix into them
 
     def __add__(self, other: Holders) -> Holders:
         return Holders(
             [*self.owning, *other.owning],
             [*self.importing, *other.importing],
             [*self.quarantined, *other.quarantined],
+            [*self.arriving, *other.arriving],
         )
 
 

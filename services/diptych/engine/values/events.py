@@ -20,12 +20,21 @@ from diptych.kvtransfer.transport import PageWrite
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixHolder:
+    """A peer that has the KV of a prompt's beginning, as far as the router knows."""
+
+    peer: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Start:
     """A request arrives. `peer` is the other leg's instance; 0 where there is none."""
 
     request: Request
     peer: int = 0
     kind: LegKind | None = None  # None: what the role says
+    holder: PrefixHolder | None = None  # None: nobody has more of the prompt than we
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +109,7 @@ class PeerUp:
 
     peer: int
     lands_in_parts: bool = False  # what it writes into our pages: it has other ranks than we
+    bytes_per_s: float = 0.0  # that the test of the link found; 0: not measured
 
 
 @dataclass(frozen=True, slots=True)

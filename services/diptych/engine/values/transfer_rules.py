@@ -28,6 +28,7 @@ class TransferRules:
     integrity: Integrity = "sampled"  # which hand-offs carry a digest; decode verifies what has one
     timeout_s: float = 30.0  # of one write, and from the hand-off to decode's answer
     num_windows: int = 1  # of layers, in which the last chunk's pages leave behind the forward pass; 1: after it
+    pulls: bool = False  # whether prefixes that other workers have are pulled from them, and lent to them
 
     def validate(self) -> None:
         """Raise `ConfigError` for what can't be meant, by the names of the options."""

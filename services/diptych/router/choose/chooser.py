@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from diptych.router.choose.estimates import Estimates
 from diptych.router.choose.explain import Selection
 from diptych.router.choose.pairing import partners
 from diptych.router.choose.policies import Plan
-from diptych.router.choose.policies.policy import Candidates, RequestView, Worker
+from diptych.router.choose.policies.policy import Candidates, HeldPrefix, RequestView, Worker
 from diptych.router.workers.worker_view import Pair, WorkerLoad
 
 
@@ -46,6 +46,8 @@ class State(NamedTuple):
 
     load: WorkerLoad
     token_bytes: int  # of KV, a token of its pool
+    linked: Set[int] = frozenset()  # workers
+    lends: str = ""  # to and from whom it shares cached prefixes: those that say the same; empty: nobody
 
 
 class Chooser:
@@ -85,12 +87,31 @@ class Chooser:
         """Return what there is to choose from, for a prompt that is cached so."""
         if self._paired.pairs is not pairs:
             self._paired = _paired(pairs)
-        workers = {key: self._worker(key, cached_tokens.get(key, 0)) for key in self._paired.ids}
+        states = {key: self._states(key) for key in self._paired.ids}
+        holders = sorted(cached_tokens.keys() & states.keys(), key=lambda key: -cached_tokens[key])
+        workers = {key: self._worker(key, states, cached_tokens, holders) for key in self._paired.ids}
         return Candidates(workers, self._paired.partners)
 
-    def _worker(self, instance_id: int, cached_tokens: int) -> Worker:
-        load, token_bytes = self._states(instance_id)
-        return Worker(instance_id, load, cached_tokens, self._estimates.of(instance_id), token_bytes)
+    def _worker(
+        self, key: int, states: Mapping[int, State], cached_tokens: Mapping[int, int], holders: Sequence[int]
+    ) -> Worker:
+        state, cached, held = states[key], cached_tokens.get(key, 0), None
+        if state.lends and key in self._paired.partners:
+            held = _held(key, states, cached_tokens, holders)
+        return Worker(key, state.load, cached, self._estimates.of(key), state.token_bytes, held)
+
+
+def _held(
+    key: int, states: Mapping[int, State], cached_tokens: Mapping[int, int], holders: Sequence[int]
+) -> HeldPrefix | None:
+    """Return who has most of a prompt out of `holders`, who are in that order, of those that a worker may pull from."""
+    state = states[key]
+    for holder in holders:
+        if cached_tokens[holder] <= cached_tokens.get(key, 0):
+            break
+        if holder in state.linked and states[holder].lends == state.lends:
+            return HeldPrefix(holder, cached_tokens[holder], states[holder].load.link_speed(key))
+    return None
 
 
 class _Paired(NamedTuple):

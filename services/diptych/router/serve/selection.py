@@ -147,7 +147,8 @@ class Selector:
 
     def _state(self, instance_id: int) -> State:
         session = self._fleet.session(instance_id)
-        return State(session.load(), session.worker.token_bytes)
+        worker = session.worker
+        return State(session.load(), worker.token_bytes, worker.linked, worker.lends)
 
 
 def measure(fleet: Fleet, request: GenerationRequest, prompt_ids: Sequence[int]) -> FoundPrompt:

@@ -22,9 +22,17 @@ def start_attempt(fleet: Fleet, progress: Progress, selection: Selection, now_s:
     """Send the legs of the next attempt; their prompt is serialised once."""
     leg = _start_leg(progress, now_s)
     leg.compat = fleet.session(selection.pair.prefill_id).worker.record.compat
-    parts = legs_of(selection.pair, leg).items()
-    legs = {kind: (fleet.session(instance_id), each) for kind, (instance_id, each) in parts}
+    parts = legs_of(selection.pair, leg)
+    _name_holder(leg, selection)
+    legs = {kind: (fleet.session(instance_id), each) for kind, (instance_id, each) in parts.items()}
     return Attempt(leg.room, legs, _prompt(progress, progress.output_ids), selection.work, progress.wait_budget)
+
+
+def _name_holder(leg: StartLeg, selection: Selection) -> None:
+    """Say on the leg that computes the prompt who has more of it."""
+    held = selection.candidates.workers[selection.pair.prefill_id].held
+    if held is not None:
+        leg.holder.instance_id, leg.holder.num_tokens = held.instance_id, held.num_tokens
 
 
 def start_move(fleet: Fleet, old: Attempt, progress: Progress, selection: Selection) -> Move[Attempt]:

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 from diptych.common.members.record import State
 from diptych.common.members.roles import WORKER_ROLES, Role
-from diptych.common.members.terms import terms_of
+from diptych.common.members.terms import Feature, terms_of
 from diptych.kvtransfer.layout import DTYPE_NBYTES
 from diptych.router.workers.worker_view import WorkerLoad, WorkerView
 from diptych.v1 import bootstrap_pb2
@@ -91,11 +91,20 @@ def token_bytes(layout: bootstrap_pb2.KvLayout) -> int:
     )
 
 
+def _lends(record: Instance) -> str:
+    """Return what a worker's cached pages are, by all that must be the same for another one to use them."""
+    if not terms_of(record.terms).has(Feature.PULL):
+        return ""
+    layout = record.transfer.layout
+    return f"{record.compat} {layout.page_size} {[region.dtype for region in layout.regions]}"
+
+
 class KnownWorker:
     """One instance, from its first record on."""
 
     page_size: int  # tokens
     token_bytes: int  # of KV
+    lends: str  # to whom it lends cached prefixes: to those that say the same; empty: to nobody
     reported: WorkerLoad
 
     def __init__(self, record: Instance) -> None:
@@ -120,6 +129,11 @@ class KnownWorker:
     def has_loaded(self) -> bool:
         """Whether it has its model."""
         return bool(self.record.compat)
+
+    @property
+    def linked(self) -> frozenset[int]:
+        """The peers to which it has a transfer endpoint."""
+        return self._linked
 
     @property
     def adapters(self) -> dict[str, str]:
@@ -162,4 +176,5 @@ class KnownWorker:
         layout = self.record.transfer.layout
         self.page_size = layout.page_size
         self.token_bytes = token_bytes(layout)
+        self.lends = _lends(self.record)
         self.reported = reported_load(self.load, self.page_size)

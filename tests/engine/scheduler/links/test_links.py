@@ -395,7 +395,8 @@ def test_an_answer_that_came_during_a_long_step_counts() -> None:
         two.now_s += 2 * TIMEOUT_S  # a step of the writer; the reader is idle
         two.links[1].linking.reconnect(two.now_s)
         heard += two.links[1].poll(set())
-    assert heard == [PeerUp(2)]
+    assert [replace(each, bytes_per_s=0.0) for each in heard if isinstance(each, PeerUp)] == [PeerUp(2)]
+    assert len(heard) == 1
 
 
 def test_a_role_changes_while_a_link_that_was_refused_before_its_test_is_closed() -> None:

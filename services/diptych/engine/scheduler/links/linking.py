@@ -215,7 +215,8 @@ class Linking:
         link.reason = ""
         self.up.add(passed.peer)
         self._announce()
-        self._events.append(PeerUp(passed.peer, self._transport.lands_in_parts(passed.peer)))
+        in_parts = self._transport.lands_in_parts(passed.peer)
+        self._events.append(PeerUp(passed.peer, in_parts, passed.bytes_per_s))
 
     def _on_down(self, peer: int, reason: str) -> None:
         link = self._links.pop(peer)

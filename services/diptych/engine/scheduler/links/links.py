@@ -35,9 +35,9 @@ SUSPECT_CHECK_S: Final = 0.2  # between looks whether a lost peer can still writ
 _NO_PAGES: Final = PoolLayout.kv(num_pages=1, num_layers=1, page_size=1, num_kv_heads=1, head_dim=1, dtype="float32")
 
 
-def directions_of(role: Role) -> Directions:
-    """Return in which directions pages may go at a worker."""
-    return Directions(out=role.serves(LegKind.PREFILL), into=role.serves(LegKind.DECODE))
+def directions_of(role: Role, *, pulls: bool = False) -> Directions:
+    """Return in which directions pages may go at a worker: both where prefixes are pulled, which anybody may have."""
+    return Directions(out=pulls or role.serves(LegKind.PREFILL), into=pulls or role.serves(LegKind.DECODE))
 
 
 class Links:
@@ -47,10 +47,17 @@ class Links:
     """
 
     def __init__(
-        self, transport: PeerTransport, memory: TransportMemory, tester: LinkTester, windows: Sequence[Window]
+        self,
+        transport: PeerTransport,
+        memory: TransportMemory,
+        tester: LinkTester,
+        windows: Sequence[Window],
+        *,
+        pulls: bool = False,
     ) -> None:
-        """Pages that follow a step go by these windows of layers."""
+        """Pages that follow a step go by these windows of layers. `pulls`: prefixes are pulled over all links."""
         self._transport = transport
+        self._pulls = pulls
         self._memory = memory
         self.linking = Linking(transport, tester)
         self._page_nbytes = tester.page_nbytes
@@ -81,7 +88,7 @@ class Links:
 
     def serve(self, role: Role) -> None:
         """Test links in the directions in which this role lets pages flow."""
-        self.linking.serve(directions_of(role))
+        self.linking.serve(directions_of(role, pulls=self._pulls))
 
     def poll(self, suspects: set[int]) -> list[Event]:
         """Return what happened since the last call, without waiting."""

@@ -31,7 +31,7 @@ from diptych.engine.values.transfer_rules import Window
 from diptych.kvtransfer import note_codec
 from diptych.kvtransfer.digest import add_digests
 from diptych.kvtransfer.errors import TransferError, TransferQueueFull
-from diptych.kvtransfer.notes import Abort, AbortAck, HandOff, Note, PagesReady
+from diptych.kvtransfer.notes import Abort, AbortAck, HandOff, Note, PagesReady, Pull, Pulled
 from diptych.kvtransfer.transport import (
     InstanceId,
     OpDone,
@@ -79,6 +79,7 @@ class PageGrants:
     """Tells the transfer engine which pages a peer may write: from our `PagesReady` to its last word on the room.
 
     A peer's `HandOff`, `Abort` and `AbortAck` all say that no write will come any more; the end of its link does, too.
+    Of a pull that is from our `Pull` to its `Pulled`.
     """
 
     def __init__(self, links: TransportLinks, memory: TransportMemory) -> None:
@@ -88,13 +89,13 @@ class PageGrants:
 
     def note_leaves(self, peer: InstanceId, note: Note) -> None:
         """Call before it does: the peer may answer at once."""
-        if isinstance(note, PagesReady):
+        if isinstance(note, PagesReady | Pull):
             pages = np.array(note.pages, dtype=np.int64)
             self._links.grant_pages(peer, pages)
             self._granted.setdefault(peer, {})[note.room] = pages
 
     def note_arrived(self, peer: InstanceId, note: Note) -> None:
-        if isinstance(note, HandOff | Abort | AbortAck):
+        if isinstance(note, HandOff | Abort | AbortAck | Pulled):
             self.end(peer, note.room)
 
     def end(self, peer: InstanceId, room: int) -> None:

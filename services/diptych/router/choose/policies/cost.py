@@ -1,8 +1,9 @@
 """What serving a request with a pair is expected to take, in seconds: all formulas, and nothing else.
 
-Prefill: the tokens that wait and those that are not cached, at the worker's measured speed. Link: the bytes that wait
-and ours, as measured. Decode: pages, where there are none to grant, the prompts that are computed before it, then the
-output at the worker's pace.
+Prefill: the tokens that wait and those that are not cached, at the worker's measured speed; or, where that is less, the
+bytes of what another worker has of them, at the speed of the link from there. Link: the bytes that wait and ours, as
+measured. Decode: pages, where there are none to grant, the prompts that are computed before it, then the output at the
+worker's pace.
 
 Others lose by it, too. Prompts that come later wait longer: a queue of work `w`, to which prompts come at a rate `r`
 while workers are busy for a share `b` of their time, costs them `r * w**2 / 2 / (1 - b)` seconds in all, so `c` seconds
@@ -30,6 +31,7 @@ from diptych.router.choose.policies.policy import Candidates, RequestView, Worke
 from diptych.router.choose.stakes import outputs_at_stake, prompts_stake
 from diptych.router.workers.worker_view import Pair
 
+PULL_S: Final = 0.01  # of a pull beside its bytes: a holder answers between two of its steps
 MIN_GRANT_WAIT_S: Final = 0.5  # for pages, where a decode worker has none to grant
 
 
@@ -110,7 +112,7 @@ class Prices(NamedTuple):
 def ttft_s(candidates: Candidates, request: RequestView, pair: Pair) -> float:
     """Return `Cost.ttft_s` of a pair: no other worker has a part in it."""
     prefill, decode = candidates.workers[pair.prefill_id], candidates.workers[pair.decode_id]
-    return max(queue_s(prefill), grant_s(decode, request)) + compute_s(prefill, request)
+    return max(queue_s(prefill), grant_s(decode, request)) + computed_s(prefill, request.prompt_len)
 
 
 def outlook_of(candidates: Candidates) -> Outlook:
@@ -175,14 +177,19 @@ def _joined(
 
 def prefill_cost(worker: Worker, request: RequestView, *, decodes: bool) -> PrefillCost:
     """`decodes`: outputs are made there, too, and stop while it computes."""
-    load, own_s = worker.load, compute_s(worker, request)
+    load, own_s = worker.load, computed_s(worker, request.prompt_len)
     num_stopped = at_stake(worker, request, load.num_requests - load.num_queued) if decodes else 0
     return PrefillCost(queue_s(worker), own_s, own_s * num_stopped)
 
 
-def compute_s(worker: Worker, request: RequestView) -> float:
-    """Return how long a worker computes what it has not cached of the prompt."""
-    return worker.learned.prefill.at(max(1, request.prompt_len - worker.cached_tokens), worker.cached_tokens)
+def computed_s(worker: Worker, prompt_len: int) -> float:
+    """Return how long a prompt takes there: with what another worker has of it, if it is sooner pulled from there."""
+    held, cached, curve = worker.held, worker.cached_tokens, worker.learned.prefill
+    compute_s = curve.at(max(1, prompt_len - cached), cached)
+    if held is None:
+        return compute_s
+    pull_s = PULL_S + (held.num_tokens - cached) * worker.token_bytes / held.bytes_per_s
+    return min(compute_s, pull_s + curve.at(max(1, prompt_len - held.num_tokens), held.num_tokens))
 
 
 def queue_s(worker: Worker) -> float:

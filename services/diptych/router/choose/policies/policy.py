@@ -23,6 +23,15 @@ SLACK: Final[Mapping[LegKind, float]] = {LegKind.PREFILL: 8192, LegKind.DECODE: 
 _MASK: Final = (1 << 64) - 1
 
 
+@dataclass(frozen=True, slots=True)
+class HeldPrefix:
+    """What another worker has of a prompt."""
+
+    instance_id: int
+    num_tokens: int
+    bytes_per_s: float  # from there
+
+
 class Worker(NamedTuple):
     """A worker at the moment of a decision, as far as it bears on one request."""
 
@@ -31,6 +40,7 @@ class Worker(NamedTuple):
     cached_tokens: int = 0  # leading tokens of the prompt that it is known, or believed, to have
     learned: WorkerSpeed = UNKNOWN
     token_bytes: int = 0  # of KV, a token of its pool
+    held: HeldPrefix | None = None  # more of the prompt than it has, at a worker from which it may pull that
 
 
 @dataclass(frozen=True, slots=True)

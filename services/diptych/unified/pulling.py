@@ -1,0 +1,271 @@
+"""Prefixes that other workers have, pulled from them instead of computed: this side asks, verifies, and gives up.
+
+A pull belongs to no request, so a request that ends, or waits no longer, changes nothing of it. The request that it was
+begun for waits in its queue and holds nothing, as do others with that prefix. What came is put into the tree once its
+digest is the writer's, and is found there. Whatever else happens is a miss, and computed.
+
+Rules, beside those of `pull`: a page is granted once, over one link; a pull that is given up leaves its pages in
+quarantine until its writer says that it writes no more, or is provably gone; pulls have half of the pool at most, and
+leave what the scheduler keeps free.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.cache.peer_pages import PeerPages
+from diptych.engine.cache.worth_loading import worth_loading
+from diptych.engine.schedule.extend_queue import ComingPrefix
+from diptych.engine.values.core_report import CoreCounts, CoreReport, Holders
+from diptych.engine.values.events import DigestPages, Effect, PeerUp, PrefixHolder, SendNote, UnpackPages
+from diptych.engine.values.request import Request, page_names
+from diptych.kvtransfer import notes
+from diptych.unified.pull import Phase, Pull, Signal, pull_id
+from diptych.unified.pull_prices import PullPrices
+
+RETRY_S: Final = 1.0  # before a question that got no answer is asked again
+MAX_PULLS: Final = 64  # at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What pulls are weighed by, and what they must leave to others."""
+
+    page_nbytes: int
+    timeout_s: float  # that writes may take at most
+    compute_s: Callable[[int, int], float]  # behind so many tokens of a prompt, so many more; infinite: not known
+    spare_pages: Callable[[], int]  # that must stay available
+
+
+class Pulling:
+    """What it has to say goes to `effects`."""
+
+    def __init__(self, cache: KvCache, means: Means, effects: list[Effect]) -> None:
+        self._cache = cache
+        self._pages = PeerPages(cache)
+        self._means = means
+        self._effects = effects
+        self._counts = CoreCounts()
+        self._prices = PullPrices()
+        self._pulls: dict[int, Pull] = {}  # by id
+        self._waiting: dict[int, tuple[Pull, int]] = {}  # by room of a request: its pull, and the tokens that it brings
+        self._linked: set[int] = set()
+        self._in_parts: set[int] = set()  # peers that have other ranks than we
+
+    def has(self, number: int) -> bool:
+        """Whether a pull has that id."""
+        return number in self._pulls
+
+    def coming(self, request: Request) -> ComingPrefix | None:
+        """Return what a request had better wait for."""
+        pull, num_tokens = self._waiting.get(request.room, (None, 0))
+        return None if pull is None or not pull.is_coming else ComingPrefix(pull, num_tokens)
+
+    # beginnings
+
+    def begin(self, request: Request, holder: PrefixHolder, now_s: float) -> None:
+        """Pull what the holder has of a request's prompt, unless nothing is gained by it."""
+        size = self._cache.page_size
+        num_pages = min(holder.num_tokens, request.matchable_len) // size
+        if self._cache.pages_per_state or num_pages * size <= self._cache.cached_len(request):
+            return  # nobody can begin behind tokens alone where layers have a state
+        names = page_names(request, size)[:num_pages]
+        if self._joins(request, names) or not self._may_ask(holder.peer, pull_id(request.room), now_s):
+            return
+        self._ask(request, holder.peer, names, now_s)
+
+    def _joins(self, request: Request, names: Sequence[int]) -> bool:
+        """Whether the request waits for a pull of another one, which brings some of its prefix."""
+        coming = [pull for pull in self._pulls.values() if pull.is_coming and pull.brings(names)]
+        if not coming:
+            return False
+        most = max(coming, key=lambda pull: pull.brings(names))
+        self._waiting[request.room] = most, most.brings(names) * self._cache.page_size
+        return True
+
+    def _may_ask(self, peer: int, number: int, now_s: float) -> bool:
+        if peer not in self._linked or number in self._pulls or len(self._pulls) >= MAX_PULLS:
+            return False
+        return not self._prices.is_shunned(peer, now_s)
+
+    def _ask(self, request: Request, peer: int, names: Sequence[int], now_s: float) -> None:
+        size, start = self._cache.page_size, self._cache.cached_len(request)
+        tokens = request.tokens[: len(names) * size].copy()
+        num_new = len(names) - start // size
+        num_bytes = num_new * self._means.page_nbytes
+        load_s, compute_s = self._prices.load_s(peer, num_bytes), self._means.compute_s(start, len(tokens) - start)
+        if not worth_loading(load_s, compute_s) or not self._has_share(num_new + self._pages.num_beside(len(names))):
+            return
+        arriving = self._pages.expect(tokens, request.extra_key, self._means.spare_pages())
+        if arriving is None:
+            return
+        generations = tuple(self._cache.pool.generations(arriving.pages).tolist())
+        until_s = now_s + self._prices.patience_s(load_s)
+        number = pull_id(request.room)
+        pull = Pull(number, peer, arriving, generations, names, now_s, until_s, compute_s, num_bytes)
+        self._pulls[pull.id], self._waiting[request.room] = pull, (pull, len(tokens))
+        self._prices.began(peer, num_bytes)
+        self._effects.append(SendNote(peer, self._note(pull)))
+
+    def _has_share(self, num_pages: int) -> bool:
+        held = sum(len(pull.arriving.pages) for pull in self._pulls.values())
+        return held + num_pages <= self._cache.pool.capacity // 2
+
+    def _note(self, pull: Pull) -> notes.Pull:
+        size, arriving = self._cache.page_size, pull.arriving
+        return notes.Pull(
+            room=pull.id,
+            kv=self._cache.made_by,
+            namespace=arriving.extra_key,
+            tokens=arriving.tokens.astype("<i8").tobytes(),
+            first_token=arriving.first_page * size,
+            page_size=size,
+            pages=tuple(arriving.pages.tolist()),
+            generations=pull.generations,
+            timeout_s=min(pull.deadline_s - pull.began_s, self._means.timeout_s),
+        )
+
+    # what comes of them
+
+    def on_pulled(self, peer: int, note: notes.Pulled, digest: int | None, now_s: float) -> None:
+        """The holder writes no more."""
+        pull = self._pulls.get(note.room)
+        if pull is None or pull.peer != peer:
+            return  # it came twice
+        if pull.phase is Phase.CLOSING:
+            self._release(pull)
+        elif pull.phase is Phase.ASKED and note.num_pages == 0:
+            self._counts.pulls_refused += 1
+            self._drop(pull)
+        elif pull.phase is Phase.ASKED:
+            self._verify(pull, note, digest, now_s)
+
+    def _verify(self, pull: Pull, note: notes.Pulled, digest: int | None, now_s: float) -> None:
+        arriving = pull.arriving
+        num_asked = len(arriving.tokens) // self._cache.page_size - arriving.first_page
+        written = [*range(note.num_pages), *range(num_asked, num_asked + self._beside(pull, note.num_pages))]
+        echo = tuple(pull.generations[index] for index in written) if note.num_pages <= num_asked else ()
+        if digest is None or note.generations != echo:
+            self._reject(pull, now_s)
+            return
+        pull.on(Signal.WRITTEN)
+        pull.num_pages, pull.digest, pull.written = note.num_pages, digest, arriving.pages[written]
+        self._effects.append(DigestPages(pull.id, pull.written))
+
+    def _beside(self, pull: Pull, num_pages: int) -> int:
+        return self._pages.num_beside(pull.arriving.first_page + num_pages)
+
+    def on_digest(self, number: int, digest: int | None, now_s: float) -> None:
+        """What arrived has been read."""
+        pull = self._pulls[number]
+        if digest != pull.digest:
+            self._counts.integrity_failures += digest is not None
+            self._reject(pull, now_s)
+        elif pull.peer in self._in_parts:
+            self._effects.append(UnpackPages(pull.id, pull.peer, pull.written))
+        else:
+            self._accept(pull, now_s)
+
+    def on_unpacked(self, number: int, error: str | None, now_s: float) -> None:
+        """The parts that several ranks of the holder wrote are put together, or can't be."""
+        if error is None:
+            self._accept(self._pulls[number], now_s)
+        else:
+            self._reject(self._pulls[number], now_s)
+
+    def _accept(self, pull: Pull, now_s: float) -> None:
+        self._pages.accept(pull.arriving, pull.num_pages)
+        took_s = now_s - pull.began_s
+        self._prices.came(pull.peer, len(pull.written) * self._means.page_nbytes, took_s)
+        self._counts.pages_pulled += len(pull.written)
+        self._counts.pages_received += len(pull.written)
+        if pull.compute_s < math.inf:
+            self._counts.pull_saved_s += pull.compute_s - took_s
+        self._end(pull)
+
+    def _reject(self, pull: Pull, now_s: float) -> None:
+        """What arrived is not what was sent."""
+        self._counts.pulls_wrong += 1
+        self._prices.was_wrong(pull.peer, now_s)
+        self._drop(pull)
+
+    def _drop(self, pull: Pull) -> None:
+        self._pages.refuse(pull.arriving)
+        self._end(pull)
+
+    def _give_up(self, pull: Pull, now_s: float) -> None:
+        """It is too late, or its link is lost, and the holder may write for some time."""
+        self._counts.pulls_missed += 1
+        self._prices.missed(pull.peer, now_s)
+        pull.on(Signal.GIVEN_UP)
+        pull.given_up_s = pull.asked_s = now_s
+        self._pages.quarantine(pull.arriving)
+        if pull.peer in self._linked:
+            self._effects.append(_stop(pull))
+
+    def _release(self, pull: Pull) -> None:
+        self._pages.release(pull.arriving)
+        self._end(pull)
+
+    def _end(self, pull: Pull) -> None:
+        pull.on(Signal.ENDED)
+        del self._pulls[pull.id]
+        self._prices.ended(pull.peer, pull.num_bytes)
+        self._waiting = {room: each for room, each in self._waiting.items() if each[0] is not pull}
+
+    # links and time
+
+    def peer_up(self, event: PeerUp) -> None:
+        self._linked.add(event.peer)
+        self._in_parts -= {event.peer}
+        self._in_parts |= {event.peer} if event.lands_in_parts else set()
+        self._prices.linked(event.peer, event.bytes_per_s)
+        self._effects += [_stop(pull) for pull in self._of(event.peer, Phase.CLOSING)]  # the link broke and came back
+
+    def peer_down(self, peer: int, now_s: float) -> None:
+        self._linked.discard(peer)
+        for pull in self._of(peer, Phase.ASKED):
+            self._give_up(pull, now_s)
+
+    def writer_gone(self, peer: int) -> None:
+        """The peer can't write any more."""
+        for pull in self._of(peer, Phase.CLOSING):
+            self._release(pull)
+
+    def suspects(self) -> set[int]:
+        """Peers without a link whose writes our quarantine still waits out."""
+        return {pull.peer for pull in self._pulls.values() if pull.phase is Phase.CLOSING} - self._linked
+
+    def expire(self, now_s: float) -> None:
+        """Give up what comes too late; ask again who owes us an answer."""
+        for pull in list(self._pulls.values()):
+            if pull.phase is Phase.ASKED and pull.deadline_s <= now_s:
+                self._give_up(pull, now_s)
+            elif pull.phase is Phase.CLOSING and pull.peer in self._linked and pull.asked_s + RETRY_S <= now_s:
+                pull.asked_s = now_s
+                self._effects.append(_stop(pull))
+
+    def next_s(self) -> float | None:
+        """Return when `expire` has something to do."""
+        times = [pull.deadline_s for pull in self._pulls.values() if pull.phase is Phase.ASKED]
+        asked = [pull for pull in self._pulls.values() if pull.phase is Phase.CLOSING and pull.peer in self._linked]
+        return min([*times, *(pull.asked_s + RETRY_S for pull in asked)], default=None)
+
+    def report(self) -> CoreReport:
+        """Return what it holds and has counted."""
+        closing = [pull for pull in self._pulls.values() if pull.phase is Phase.CLOSING]
+        arriving = [pull.arriving.pages for pull in self._pulls.values() if pull.is_coming]
+        since_s = min((pull.given_up_s for pull in closing), default=None)
+        holders = Holders(quarantined=[pull.arriving.pages for pull in closing], arriving=arriving)
+        return CoreReport(len(self._pulls), holders, self._counts, since_s)
+
+    def _of(self, peer: int, phase: Phase) -> list[Pull]:
+        return [pull for pull in self._pulls.values() if pull.peer == peer and pull.phase is phase]
+
+
+def _stop(pull: Pull) -> SendNote:
+    return SendNote(pull.peer, notes.StopPull(pull.id))
