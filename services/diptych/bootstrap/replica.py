@@ -273,4 +273,4 @@ class View:
     def _seen(self) -> frozenset[Role] | None:
         """Return the roles whose link keys are told; None: all."""
         ours = [role for role in self._roles.values() if role]
-        return None if self._sees_all else frozenset(r for r in Role if any(r.exchanges_with(each) for each in ours))
+        return None if self._sees_all else frozenset(r for r in Role if any(r.links_with(each) for each in ours))

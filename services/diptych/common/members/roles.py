@@ -1,7 +1,8 @@
 """Decides which parts of a request a worker serves, and between which workers its KV moves. Pure.
 
-Rule: a leg goes only to a worker whose role serves its kind, and KV moves only from one that prefills to one that
-decodes. Two `unified` workers do both for each other. Workers meet in a request only if they serve one model.
+Rule: a leg goes only to a worker whose role serves its kind, and the KV of a prompt moves only from one that prefills
+to one that decodes. Two `unified` workers do both for each other. A request that runs may go on at another worker that
+decodes: then KV moves between those, too. Workers meet in a request only if they serve one model.
 """
 
 from __future__ import annotations
@@ -49,12 +50,20 @@ class Role(enum.Enum):
         return self is Role.UNIFIED or kind.value == self.value
 
     def sends_to(self, other: Role) -> bool:
-        """Whether KV may move from a worker of this role to one of the other."""
+        """Whether KV of prompts may move from a worker of this role to one of the other."""
         return self.serves(LegKind.PREFILL) and other.serves(LegKind.DECODE)
 
     def exchanges_with(self, other: Role) -> bool:
-        """Whether KV may move between workers of the two roles, in some direction."""
+        """Whether KV of prompts may move between workers of the two roles, in some direction."""
         return self.sends_to(other) or other.sends_to(self)
+
+    def hands_on_to(self, other: Role) -> bool:
+        """Whether a request that runs at a worker of this role may go on at one of the other, with its KV."""
+        return self.serves(LegKind.DECODE) and other.serves(LegKind.DECODE)
+
+    def links_with(self, other: Role) -> bool:
+        """Whether workers of the two roles may have a link, for prompts or for requests that run."""
+        return self.exchanges_with(other) or self.hands_on_to(other)
 
 
 _WIRE_KINDS: Final[Mapping[LegKind, worker_pb2.LegKind]] = {

@@ -5,6 +5,11 @@ link to them, which it does once it knows our role. A link to a member stays whe
 one of the two takes other weights: what they have in common must still be brought to its end, over that link. Nothing
 new is begun between them: routers don't pair them. It goes when their roles have nothing to exchange any more: a worker
 changes its role when it has nothing in common with anybody.
+
+Workers that only decode hand running requests to each other, and each of them could to any: so that their links do not
+grow with the square of their number, a worker links to its `neighbours` only. Both ends know the same members, so both
+name each other. A link that has been up stays while both are members, whoever comes between them: in a pool that
+grows one by one from `k` to `n` workers there are some `k * ln(n / k)` more.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Protocol
 
+from diptych.common.members.neighbours import neighbours
 from diptych.common.members.record import State
 from diptych.common.members.roles import WORKER_ROLES
 from diptych.common.members.terms import mismatch, terms_of
@@ -33,10 +39,15 @@ class Membership(Protocol):
 class Peers:
     """The peers of an instance, kept current by `follow`."""
 
-    def __init__(self, ours: Instance, scheduler: Commands, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self, ours: Instance, scheduler: Commands, on_change: Callable[[], None], num_move_links: int = 0
+    ) -> None:
+        """`num_move_links`: to workers that decode and nothing else, where this one does the same."""
         self._ours = ours  # as it is at any time
         self._scheduler = scheduler
         self._on_change = on_change  # called when who is a peer may have changed
+        self._num_move_links = num_move_links
+        self._met: set[int] = set()  # to whom a link has been up
         self._others: Mapping[int, Instance] = MappingProxyType({})
         self._told: dict[int, tuple[Role, bytes]] = {}
         self._changed = asyncio.Event()
@@ -49,7 +60,9 @@ class Peers:
             await self._changed.wait()
             self._changed.clear()
             self._others = membership.instances()
-            await self._send_peers([each for each in self._others.values() if self._is_linked_to(each)])
+            beside = self._beside()
+            peers = [each for key, each in self._others.items() if key in beside or self._is_linked_to(each)]
+            await self._send_peers(peers)
             self._on_change()
 
     async def _send_peers(self, peers: Iterable[Instance]) -> None:
@@ -61,6 +74,17 @@ class Peers:
     def _is_linked_to(self, other: Instance) -> bool:
         was_linked = other.instance_id in self._told and self._exchanges_with(other)
         return was_linked or (self._is_peer(other) and bool(other.transfer.engine_metadata))
+
+    def _beside(self) -> set[int]:
+        """Return whom running requests go to and come from that no prompt does."""
+        may = {key for key, each in self._others.items() if self._hands_on_to(each)}
+        fit = {key for key in may if self._may_begin(self._others[key]) and self._others[key].transfer.engine_metadata}
+        return neighbours(self._ours.instance_id, fit, self._num_move_links) | self._met & may
+
+    def linked(self, instance_ids: Iterable[int]) -> None:
+        """Links to these are up."""
+        self._met.intersection_update(self._others)
+        self._met.update(instance_ids)
 
     def look_again(self) -> None:
         """Our own record has changed."""
@@ -76,11 +100,19 @@ class Peers:
         return sum(self._is_peer(self._others[each]) for each in instance_ids if each in self._others)
 
     def _is_peer(self, other: Instance) -> bool:
-        """Whether something new may begin between us."""
+        """Whether a prompt may begin between us."""
+        return self._exchanges_with(other) and self._may_begin(other)
+
+    def _may_begin(self, other: Instance) -> bool:
+        """Whether something new may begin between us, as far as it is not for our roles to say."""
         if not other.compat or other.state >= State.GONE or other.instance_id == self._ours.instance_id:
             return False
-        return self._exchanges_with(other) and not mismatch(terms_of(self._ours.terms), terms_of(other.terms))
+        return not mismatch(terms_of(self._ours.terms), terms_of(other.terms))
 
     def _exchanges_with(self, other: Instance) -> bool:
         role = WORKER_ROLES.get(other.role)
         return role is not None and WORKER_ROLES[self._ours.role].exchanges_with(role)
+
+    def _hands_on_to(self, other: Instance) -> bool:
+        role = WORKER_ROLES.get(other.role)
+        return role is not None and WORKER_ROLES[self._ours.role].hands_on_to(role) and not self._exchanges_with(other)

@@ -36,8 +36,8 @@ _NO_PAGES: Final = PoolLayout.kv(num_pages=1, num_layers=1, page_size=1, num_kv_
 
 
 def directions_of(role: Role) -> Directions:
-    """Return in which directions pages may go at a worker."""
-    return Directions(out=role.serves(LegKind.PREFILL), into=role.serves(LegKind.DECODE))
+    """Return in which directions pages may go at a worker: out of any, of prompts or of requests that move."""
+    return Directions(out=True, into=role.serves(LegKind.DECODE))
 
 
 class Links:
