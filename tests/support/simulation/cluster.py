@@ -18,15 +18,17 @@ from diptych.engine.values.transfer_rules import TransferRules
 from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.generation.output import FailureCode, Output
 from diptych.kvtransfer.inproc import FaultPlan
+from diptych.unified.core import max_tokens
 from simulation.network import WatchedNetwork
 from simulation.requests import LAYERS, PAGE, Attempt, Leg, new_attempt, random_prompt
 from simulation.rules import Rules
-from simulation.worker import Members, Worker
+from simulation.worker import CONTEXT, Members, Worker
 
 PAIRED = 0.9  # share of attempts; the others are local
 RULES = TransferRules(integrity="always")
 REPEATED = 0.3  # share of prompts
 COMING_BACK, NUM_KNOWN = 0.6, 24
+LONGEST = 24  # tokens of a prompt that is not that of a request which moves
 SETTLE_S = 5.0  # after the last fault a room may stay open that long
 EXPLAINED_S = 3.0  # after a link broke and came back, rooms may still fail by it
 
@@ -166,6 +168,9 @@ class Cluster:
         )
         self._open(moved)
         moved.excuses |= attempt.excuses | {"no pages"}
+        target = self.workers[new]
+        if len(moved.prompt) >= max_tokens(Role(target.role), CONTEXT, target.cache):
+            moved.excuses.add("too long")  # where prompts of others have half of the memory
         attempt.moved_to = moved
         assert moved.prefill is not None
         moved.prefill.outputs.append(output)
@@ -187,10 +192,10 @@ class Cluster:
     def _prompt(self) -> Sequence[int]:
         """Some are asked twice at once; with a host tier many come back when others have taken their pages."""
         if self.shape.num_host_slots and self.attempts and self.rng.random() < COMING_BACK:
-            return self.attempts[self.rng.choice(list(self.attempts)[-NUM_KNOWN:])].prompt
+            return self.attempts[self.rng.choice(list(self.attempts)[-NUM_KNOWN:])].prompt[:LONGEST]
         recent = self.open_rooms[-3:]
         if recent and self.rng.random() < REPEATED:
-            return self.attempts[self.rng.choice(recent)].prompt
+            return self.attempts[self.rng.choice(recent)].prompt[:LONGEST]
         return random_prompt(self.rng)
 
     def start_late(self) -> bool:
