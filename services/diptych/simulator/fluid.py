@@ -3,7 +3,8 @@
 The bound is a linear program. A call, or a part of it, needs `work` seconds of a worker between its arrival and its
 deadline, and workers do so many seconds of work a second: maximise the sum of the parts of calls that are done. What
 sets of calls can be done is a polymatroid, for which a greedy choice is exact (Edmonds 1970): calls with the least work
-first, each as far as all intervals of time that hold its own have time left (Hall's condition for intervals).
+first, each as far as all intervals of time that hold its own have time left (Hall's condition for intervals). A call
+that one worker can't do in its time is not done by several either.
 
 Whatever is unknown is left out to the platform's favour. What a call needs is the least that any division, order and
 batch could have it need: prompts find all that any earlier call began with, the constant of a step is shared by as
@@ -60,31 +61,30 @@ def work(calls: Sequence[Call], worker: WorkerSetup) -> tuple[F64, F64]:
 
 def new_tokens(calls: Sequence[Call]) -> I64:
     """Return how many tokens of each prompt no earlier call began with: `[num_calls]`, at least 1."""
-    seen: set[bytes] = set()
+    places: dict[tuple[int, int], int] = {}  # in the tree of all beginnings, by the place before and the next block
     found = np.empty(len(calls), np.int64)
-    for place in sorted(range(len(calls)), key=lambda each: calls[each].arrival_s):
-        call = calls[place]
-        names = call.blocks.astype("<u8", copy=False).tobytes()
-        chains = [names[: 8 * (number + 1)] for number in range(len(call.blocks))]
-        known = next((number for number, chain in enumerate(chains) if chain not in seen), len(chains))
-        seen.update(chains[known:])
-        found[place] = max(1, call.prompt_len - BLOCK_TOKENS * known)
+    for number in sorted(range(len(calls)), key=lambda each: calls[each].arrival_s):
+        place, num_known, num_places = 0, 0, len(places)
+        for name in calls[number].blocks.tolist():
+            place = places.setdefault((place, name), len(places) + 1)
+            num_known += place <= num_places
+        found[number] = max(1, calls[number].prompt_len - BLOCK_TOKENS * num_known)
     return found
 
 
 def most_done(from_s: F64, to_s: F64, work_s: F64, num_workers: int) -> float:
     """Return how many calls can be done at most, parts of calls counted as parts; infinite deadlines always hold."""
-    bound = np.isfinite(to_s)
+    bound = np.isfinite(to_s) & (work_s <= to_s - from_s)
+    done = float(np.isinf(to_s).sum())
     if not bound.any():
-        return float(len(to_s))
+        return done
     begin_s = float(from_s[bound].min())
     bin_s = max((float(to_s[bound].max()) - begin_s) / NUM_BINS, 1e-9)
-    first, last = (
-        np.clip(((each[bound] - begin_s) / bin_s).astype(np.int64), 0, NUM_BINS - 1) for each in (from_s, to_s)
-    )
+    first = np.clip(np.floor((from_s[bound] - begin_s) / bin_s), 0, NUM_BINS - 1).astype(np.int64)
+    last = np.clip(np.ceil((to_s[bound] - begin_s) / bin_s) - 1, first, NUM_BINS - 1).astype(np.int64)
     edges = np.arange(NUM_BINS)
     left_s = num_workers * bin_s * np.maximum(0, edges[None, :] - edges[:, None] + 1).astype(np.float64)  # [from, to]
-    done, needs_s = float(len(to_s) - bound.sum()), work_s[bound]
+    needs_s = work_s[bound]
     for place in np.argsort(needs_s, kind="stable").tolist():
         around = left_s[: first[place] + 1, last[place] :]  # of all intervals that hold the call's own
         need_s = float(needs_s[place])

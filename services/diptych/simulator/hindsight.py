@@ -53,7 +53,7 @@ class _Search:
     """Runs trials, and counts them."""
 
     def __init__(self, setup: Setup, calls: Sequence[Call], judge: Judge) -> None:
-        self._setup = replace(setup, workers=())
+        self._setup = setup
         self._calls = calls
         self._judge = judge
         self.num_runs = 0
@@ -62,7 +62,7 @@ class _Search:
         self.num_runs += 1
         worker = replace(self._setup.more, start_s=0.0)
         workers = tuple(replace(worker, role=role) for role in _roles(sizes))
-        setup = replace(self._setup, workers=workers, policy=policy, actions=(*self._setup.actions, *actions))
+        setup = replace(self._setup, workers=workers, policy=policy, actions=actions)
         outcome = simulate(setup, self._calls)
         return Trial(policy, sizes, actions, self._judge(outcome), outcome.gpu_s / 3600)
 

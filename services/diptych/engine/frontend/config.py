@@ -50,7 +50,9 @@ class WorkerConfig(EngineOptions, TrustConfig):
         4, help="pieces in which KV follows the last step of a prompt, by layers; 1: after the step", group="transfer"
     )
     move_links: int = option(
-        MOVE_LINKS, help="other decode workers that this one links to, for requests that move; 0: none", group="transfer"
+        MOVE_LINKS,
+        help="other decode workers that this one links to, for requests that move; 0: none",
+        group="transfer",
     )
     drain_s: float = option(30.0, help="seconds that requests get to finish after SIGTERM; the rest is handed back")
     stall_s: float = option(60.0, help="seconds without an answer after which a scheduler counts as hung")
