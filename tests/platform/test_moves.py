@@ -1,4 +1,4 @@
-"""Outputs go on at another worker when theirs becomes too slow for them, or leaves: real processes, real UCX, real pages."""
+"""Outputs go on at another worker when theirs becomes too slow for them, or leaves: real processes, UCX and pages."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_random_schedules_never_do_more() -> None:
         num_workers, num_done = rng.randrange(1, 4), 0
         free_s = [0.0] * num_workers
         for from_s, to_s, work_s in rng.sample(jobs, len(jobs)):
-            worker = min(range(num_workers), key=lambda each: max(free_s[each], from_s))  # noqa: B023
+            worker = min(range(num_workers), key=lambda each: max(free_s[each], from_s))
             end_s = max(free_s[worker], from_s) + work_s
             if end_s <= to_s:
                 free_s[worker] = end_s

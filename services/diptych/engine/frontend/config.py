@@ -10,8 +10,8 @@ from typing import Final
 from diptych.common.config import option
 from diptych.common.errors import ConfigError
 from diptych.common.logging import LogFormat, LogLevel
-from diptych.common.members.replicas import check_replicas
 from diptych.common.members.neighbours import MOVE_LINKS
+from diptych.common.members.replicas import check_replicas
 from diptych.common.net.reachable import reachable_host
 from diptych.common.trust.trust import TrustConfig
 from diptych.engine.options.config import EngineOptions, KvBackend
