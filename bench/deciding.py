@@ -1,8 +1,7 @@
 """What it costs to decide by SLOs: in a worker whether a late prompt goes before outputs, in a router which pair.
 
-- *worker*: `StepPace` is asked, once a step, what prompts may cost beside so many outputs with 10 ms a token. A prompt
-  would be late, and is weighed against all outputs in each step, as going first never pays: the worst that there is.
-  The limit is what that adds to a step, 10 us.
+- *worker*: how long it takes to weigh a prompt that would be late against so many outputs with 10 ms a token. Steps in
+  which one would be late have one such weighing, or two; others none. The limit is 10 us a step.
 - *served*: the same over all steps of a load in virtual time in which prompts are late all the time (4,000 and 500
   tokens, 8 a second, 0.3 s and 10 ms, two workers): what the decisions of a step take in the mean.
 - *router*: a choice by `adaptive`, and by `pair_cost`, among so many unified workers. The limit is 5 % of what a small
@@ -20,7 +19,8 @@ from report import Report, arguments
 from slo_cells import ADAPTIVE, Load
 
 from diptych.engine.schedule.kv_forecast import OutputLengths
-from diptych.engine.schedule.step_pace import NextPrompt, StepPace
+from diptych.engine.schedule.step_pace import StepPace
+from diptych.engine.schedule.token_deadlines import TokenDeadlines
 from diptych.engine.values.request import new_request
 from diptych.generation.sampling_params import SamplingParams
 from diptych.generation.slo import Slo
@@ -35,7 +35,6 @@ STEP_LIMIT_S: Final = 10e-6
 ROUTER_LIMIT_S: Final = 0.05 * 1e-3
 NUM_OUTPUTS: Final = (16, 64, 256)
 NUM_WORKERS: Final = (4, 16, 64)
-STEP_S: Final = 0.0099  # with hardly anything left of 10 ms
 
 
 def main() -> None:
@@ -50,39 +49,26 @@ def main() -> None:
 
 
 def _worker(report: Report, num_outputs: int, repeats: int) -> None:
-    plain_s = _step_s(num_outputs, repeats, lambda now_s: None)
-    added_s = _step_s(num_outputs, repeats, lambda now_s: _prompt(now_s + 0.05)) - plain_s
-    case = f"worker, {num_outputs} outputs, a late prompt"
-    report.row("deciding", case, 1e6 * added_s, "us more", 1e6 * STEP_LIMIT_S, "wanted", STEP_LIMIT_S / added_s)
+    took_s = _weighing_s(num_outputs, repeats)
+    case = f"worker, a late prompt weighed against {num_outputs} outputs"
+    report.row("deciding", case, 1e6 * took_s, "us", 1e6 * STEP_LIMIT_S, "wanted", STEP_LIMIT_S / took_s)
 
 
-def _prompt(due_s: float) -> NextPrompt:
-    return NextPrompt(1, due_s, cost=1500, weight=-1.0, queued=4000, num_waiting=1, place=(True, 0.0))
-
-
-def _step_s(num_outputs: int, repeats: int, prompt: Callable[[float], NextPrompt | None]) -> float:
-    """Return the processor time that the pace of a step takes, of steps with so many outputs."""
-    pace, now_s, took_s = StepPace(0.1), 0.0, 0.0
-    lengths = OutputLengths()
+def _weighing_s(num_outputs: int, repeats: int) -> float:
+    """Return the processor time of one weighing, of which a step has two at most; steps come between them."""
+    deadlines, lengths = TokenDeadlines(), OutputLengths()
     for number in range(200):
         lengths.observe(100 + number)
-    pace.expect(lengths)
-    for number in range(num_outputs):
-        params = SamplingParams(max_tokens=1 << 20)
-        pace.join(new_request(number + 2, np.zeros(4000, np.int64), params, slo=SLO), now_s)
-    for cost in (2000, 0):  # what prompts and outputs take
-        for _ in range(40):
-            pace.begin(cost, now_s, num_outputs)
-            now_s += STEP_S + 25e-6 * cost
-            pace.end(now_s)
-    for _ in range(repeats):
-        first = prompt(now_s)
+    deadlines.expect(lengths)
+    for room in range(num_outputs):
+        params = SamplingParams(max_tokens=2000)
+        deadlines.add(new_request(room, np.zeros(100, np.int64), params, slo=SLO), 0.001 * room)
+    took_s = 0.0
+    for number in range(repeats):
+        deadlines.stepped(1)
         begun_s = time.process_time()
-        pace.beside(8192, num_outputs, now_s, first)
+        deadlines.lost(SLO.tpot_s * number, 0.05, 0.006, 0.008)
         took_s += time.process_time() - begun_s
-        pace.begin(0, now_s, num_outputs)
-        now_s += STEP_S
-        pace.end(now_s)
     return took_s / repeats
 
 
