@@ -73,7 +73,7 @@ def _weighing_s(num_outputs: int, repeats: int) -> float:
 
 
 def _served(report: Report, arrivals_s: float) -> None:
-    """Time each call of a step's decisions; the clock itself is taken off."""
+    """Time what the steps of a load decide, all in all."""
     took = _Timed()
     for name in ("beside", "apart"):
         took.wrap(StepPace, name)
@@ -96,9 +96,9 @@ class _Timed:
         plain = getattr(owner, name)
 
         def timed(*args: object, **named: object) -> object:
-            begun_s = time.perf_counter()
+            begun_s = time.process_time()  # others may be busy
             found = plain(*args, **named)
-            self.seconds += time.perf_counter() - begun_s
+            self.seconds += time.process_time() - begun_s
             self.num_calls += 1
             return found
 

@@ -71,7 +71,8 @@ def keys_in(data: bytes) -> set[int]:
 
 
 @pytest.mark.parametrize(
-    ("role", "seen"), [(ROLE_PREFILL, {2, 3}), (ROLE_DECODE, {1, 2, 3}), (ROLE_UNIFIED, {1, 2, 3}), (ROLE_ROUTER, set())]
+    ("role", "seen"),
+    [(ROLE_PREFILL, {2, 3}), (ROLE_DECODE, {1, 2, 3}), (ROLE_UNIFIED, {1, 2, 3}), (ROLE_ROUTER, set())],
 )
 def test_a_worker_sees_the_keys_of_those_that_it_may_link_to(replica: Replica, role: Any, seen: set[int]) -> None:
     secret = InstanceSecret.new()
