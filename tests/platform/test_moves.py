@@ -142,9 +142,10 @@ def busiest(platform: Platform) -> Any:
 
 def process_of(platform: Platform, worker: Any) -> psutil.Process:
     port = int(worker.instance.address.rpartition(":")[2])
+    processes: list[psutil.Process] = platform.components("decode")
     return next(
         each
-        for each in platform.components("decode")
+        for each in processes
         if port in {found.laddr.port for found in each.net_connections("tcp") if found.status == psutil.CONN_LISTEN}
     )
 

@@ -21,7 +21,8 @@ NEVER = float("inf")
 
 def done(*jobs: tuple[float, float, float], num_workers: int = 1) -> float:
     """Each job: from, to, work."""
-    return most_done(*(np.array(each) for each in zip(*jobs, strict=True)), num_workers)
+    from_s, to_s, work_s = (np.array(each, np.float64) for each in zip(*jobs, strict=True))
+    return most_done(from_s, to_s, work_s, num_workers)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ from diptych.engine.scheduler.stepping import (
 from diptych.engine.scheduler.weights import Host, Weights
 from diptych.engine.tensor_parallel.tp_model_worker import RankTransfer, TpModelWorker
 from diptych.engine.values.batch import OverlapRunner
-from diptych.engine.values.kv_regions import kv_shape, state_terms
+from diptych.engine.values.kv_regions import kv_shape, state_terms, window_terms
 from diptych.engine.values.limits import PROMPT_ROWS, Limits
 from diptych.engine.values.scheduler_core import SchedulerCore
 from diptych.engine.values.transfer_rules import TransferRules
@@ -79,12 +79,13 @@ def worker_terms(
     """Return the terms on which a worker of this version pairs.
 
     Page size, ranks and type of the KV are no terms: pages are converted on their way, but for FP8 with scales, and for
-    pages that hold states of recurrent layers. Where layers with a window have pages of their own, page size is a term.
+    pages that hold states of recurrent layers. Where layers with a window have pages of their own, page size is a term,
+    and so are ranks where heads have several widths.
     Of what is computed with, `product_terms` are terms. `engine`: what `auto` means is in it.
     """
     model = source.config
     scaled = ", FP8 with scales" if model.kv_scales and layout.dtype == FP8 else ""
-    windows = f", of {layout.page_size} tokens" if len(model.page_groups) > 1 else ""
+    windows = f", {window_terms(model, layout)}" if len(model.page_groups) > 1 else ""
     states = f", {state_terms(layout, engine.dtype)}" if model.recurrent else ""
     return Terms(
         weights=source.weights_id,
