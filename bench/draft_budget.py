@@ -21,8 +21,10 @@ from report import Report, arguments
 from speculation import Text, kinds_of
 
 from diptych.checkpoints.source import open_model
-from diptych.engine.drafting.new_drafter import new_drafter
-from diptych.engine.values.limits import Limits
+from diptych.engine.drafting.drafter import SourceDrafter
+from diptych.engine.drafting.source import Guess
+from diptych.engine.drafting.suffix import SuffixSource
+from diptych.engine.values.limits import MAX_DRAFTS
 from diptych.engine.values.request import Request, new_request
 from diptych.engine.values.step import new_step
 from diptych.generation.sampling_params import SamplingParams
@@ -32,7 +34,7 @@ STEPS_MS: Final = {  # by tokens, on one core
     "weights in float32": {1: 15.9, 4: 17.3, 16: 31.7},
 }
 ASKING_S: Final = 100e-6
-LIMITS: Final = Limits(4096, 1 << 16, frozenset(), max_step_tokens=512, max_requests=1)
+IDLE_S: Final = 10e-6  # of each step, whether or not a request is asked about
 Cost = Callable[[int], float]  # seconds of a step of so many tokens
 
 
@@ -68,10 +70,20 @@ def by_chance(cost: Cost, seed: int) -> Cost:
     return slower
 
 
+class TimedSource(SuffixSource):
+    """Takes its time."""
+
+    took_s = 0.0
+
+    def guess(self, request: Request, at_most: int) -> Guess:
+        self.took_s += ASKING_S
+        return super().guess(request, at_most)
+
+
 def speedup(texts: Sequence[Text], cost: Cost, seen: Cost) -> float:
     """Return the time without drafts over that with them, by `cost`; the drafter sees steps take what `seen` says."""
-    drafter, now_s, took_s, plain_s = new_drafter("suffix", LIMITS, lambda: 0.0), 0.0, 0.0, 0.0
-    assert drafter is not None
+    source, now_s, took_s, plain_s = TimedSource(), 0.0, 0.0, 0.0
+    drafter = SourceDrafter({"suffix": source}, lambda: source.took_s, MAX_DRAFTS)
     for room, text in enumerate(texts, 1):
         request = begun(room, text)
         while not request.is_full:
@@ -79,11 +91,11 @@ def speedup(texts: Sequence[Text], cost: Cost, seen: Cost) -> float:
             guess = drafts.get(room, ())
             drafter.launched(new_step([request], [], drafts or None), now_s)
             now_s += seen(1 + len(guess))
-            took_s += cost(1 + len(guess)) + ASKING_S
+            took_s += cost(1 + len(guess)) + IDLE_S
             drafter.committed(now_s)
             plain_s += take(request, text, guess) * cost(1)
         request.has_ended = True
-    return plain_s / took_s
+    return plain_s / (took_s + source.took_s)
 
 
 def begun(room: int, text: Text) -> Request:

@@ -30,7 +30,7 @@ from diptych.checkpoints.source import ModelSource, open_model
 from diptych.common.members.roles import Role
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.drafting.new_drafter import new_drafter
-from diptych.engine.options.config import EngineOptions, Speculate
+from diptych.engine.options.config import EngineOptions
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.scheduler.stepping import SynchronousStepping
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
@@ -73,7 +73,7 @@ class Text(NamedTuple):
 class Side:
     """A core of its own over the weights of the runner; serves groups of requests, one group after the other."""
 
-    def __init__(self, runner: ModelRunner, source: ModelSource, speculate: Speculate) -> None:
+    def __init__(self, runner: ModelRunner, source: ModelSource, speculate: str) -> None:
         self._runner = runner
         cache = KvCache(
             num_pages=NUM_PAGES, page_size=PAGE_SIZE, max_requests=16 + PROMPT_ROWS, max_tokens_per_request=CONTEXT
@@ -200,7 +200,7 @@ class Bench:
         self._weights = weights
         self._rounds = rounds
 
-    def alone(self, kinds: Sequence[Kind], speculate: Speculate, *, is_told: bool) -> None:
+    def alone(self, kinds: Sequence[Kind], speculate: str, *, is_told: bool) -> None:
         """Serve one request at a time."""
         whose = "told" if is_told else "own"
         for kind in kinds:
@@ -216,12 +216,12 @@ class Bench:
             f"suffix, told, 8 at once, two of each kind, weights {self._weights}", "suffix", [mixed], is_told=True
         )
 
-    def _compare(self, name: str, speculate: Speculate, groups: Sequence[Sequence[Text]], *, is_told: bool) -> None:
+    def _compare(self, name: str, speculate: str, groups: Sequence[Sequence[Text]], *, is_told: bool) -> None:
         """Serve the groups with drafts and without, in turns."""
-        runs: dict[Speculate, list[Sequence[Served]]] = {"off": [], speculate: []}
+        runs: dict[str, list[Sequence[Served]]] = {"off": [], speculate: []}
         for _ in range(self._rounds):
             sides = {each: Side(self._runner, self._source, each) for each in runs}
-            served: dict[Speculate, list[Served]] = {each: [] for each in runs}
+            served: dict[str, list[Served]] = {each: [] for each in runs}
             for group in groups:
                 for each, side in sides.items():
                     served[each].append(side.serve(group, is_told=is_told))

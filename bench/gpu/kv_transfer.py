@@ -2,7 +2,9 @@
 
 Pages are scattered on both sides. Time is from `write_pages` with a note until its `OpDone`: every byte is there. The
 limit is a device-to-device copy, measured in the same run; of staging, what the same link reaches between pools in host
-memory. Beside it NIXL's Python API, where it is installed. Needs two GPUs: `bench/gpu/run.sh transfer`.
+memory. Beside it NIXL's Python API, where it is installed. What one pays beside its bytes is told apart: *engine*
+is the same by the transport's own clock, without waking who waits for it, and *kernel* the mover alone, by the GPU's.
+Needs two GPUs: `bench/gpu/run.sh transfer`.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,10 +35,11 @@ WARM_S: Final = 0.3
 CASE_TIMEOUT_S: Final = 150
 
 
-def emit(case: str, nbytes: float, seconds: list[float]) -> None:
-    """The median counts; the best is told, too."""
-    speeds = [nbytes / some / 1e9 for some in (statistics.median(seconds), min(seconds))]
-    print(json.dumps([case, speeds]), flush=True)
+def emit(case: str, nbytes: float, seconds: Sequence[float], **beside: Sequence[float]) -> None:
+    """The median counts; the best is told, too, and medians of what was measured `beside`."""
+    found = {"median": statistics.median(seconds), "best": min(seconds)}
+    found |= {what: statistics.median(times) for what, times in beside.items()}
+    print(json.dumps([case, {what: nbytes / some / 1e9 for what, some in found.items()}]), flush=True)
 
 
 class Pair:
@@ -53,19 +57,19 @@ class Pair:
         src, dst = (random.permutation(self.layout.num_pages)[:count] for _ in range(2))
         return PageWrite(src, dst, **options)
 
-    def hand_off(self, write: PageWrite, flow: Flow = Flow()) -> tuple[float, int | None]:  # noqa: B008
-        """Return the seconds, and the digest if one was wanted."""
+    def hand_off(self, write: PageWrite, flow: Flow = Flow()) -> tuple[float, OpDone]:  # noqa: B008
+        """Return the seconds until its end is known here, and its end."""
         began = time.perf_counter()
         op = self.end.transport.write_pages(2, write, b"done", flow)
         done = self.end.wait(lambda event: isinstance(event, OpDone) and event.op == op)
         seconds = time.perf_counter() - began
         assert isinstance(done, OpDone)
         assert done.error is None, done.error
-        return seconds, done.digest
+        return seconds, done
 
     def verify(self, megabytes: int) -> None:
         write = self.request(megabytes, 99)
-        _, digest = self.hand_off(write, Flow(with_digest=True))
+        digest = self.hand_off(write, Flow(with_digest=True))[1].digest
         if digest is None or digest != self.target.digest(np.asarray(write.dst, dtype=np.int64)):
             raise RuntimeError("the target's pages differ from ours")
 
@@ -81,8 +85,9 @@ class Pair:
         for megabytes in sizes:
             write = self.request(megabytes, megabytes)
             nbytes = len(write.src) * self.layout.page_nbytes
-            times = [self.hand_off(write)[0] for _ in range(ROUNDS)]
-            emit(f"{case}/{self.layout.page_size} tokens/{megabytes} MiB", nbytes, times)
+            times, ends = zip(*(self.hand_off(write) for _ in range(ROUNDS)), strict=True)
+            own = [end.seconds for end in ends]
+            emit(f"{case}/{self.layout.page_size} tokens/{megabytes} MiB", nbytes, times, engine=own)
         self.verify(min(256, sizes[-1]))
 
     def close(self) -> None:
@@ -102,6 +107,38 @@ def measure_limit() -> None:
     events[1].record()
     torch.cuda.synchronize()
     emit("limit", 8 * source.nbytes, [events[0].elapsed_time(events[1]) / 1e3])
+
+
+def measure_kernel() -> None:
+    """The mover alone, as the engine launches it: a piece of up to 32 MiB each, on two streams in turn."""
+    import torch
+
+    from diptych.kernels.gpu.pages.page_mover import move_pages
+    from diptych.kernels.gpu.pages.transfer_images import MOVER_PROGRAMS
+
+    page_nbytes, streams = layout_8b(5120 * MB, 16).page_nbytes, [torch.cuda.Stream() for _ in range(2)]
+    src, dst = (torch.empty(1 << 30, dtype=torch.uint8, device=f"cuda:{n}") for n in range(2))
+    dst.copy_(src)  # torch opens the peer's memory with its first copy
+    done, count = torch.zeros(1, dtype=torch.int32, device="cuda:0"), 32 * MB // page_nbytes
+    places = [torch.randperm(len(src) // page_nbytes, device="cuda:0") for _ in range(2)]
+    began, *ends = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
+    for megabytes in REQUESTS_MB[:-1]:
+        num_pages, times = megabytes * MB // page_nbytes, []
+        for _ in range(2 + ROUNDS):
+            torch.cuda.synchronize()
+            began.record(streams[0])
+            streams[1].wait_event(began)
+            for turn, first in enumerate(range(0, num_pages, count)):
+                with torch.cuda.stream(streams[turn % 2]):
+                    here, there = (each[first : min(num_pages, first + count)] for each in places)
+                    move_pages(
+                        src.data_ptr(), dst.data_ptr(), here, there, page_nbytes, done, num_programs=MOVER_PROGRAMS
+                    )
+            for end, stream in zip(ends, streams, strict=True):
+                end.record(stream)
+            torch.cuda.synchronize()
+            times.append(max(began.elapsed_time(end) for end in ends) / 1e3)
+        emit(f"mover, kernel/16 tokens/{megabytes} MiB", num_pages * page_nbytes, times[2:])
 
 
 def measure_device() -> None:
@@ -165,6 +202,7 @@ def measure_nixl() -> None:
 
 CASES: Final = {
     "limit": measure_limit,
+    "kernel": measure_kernel,
     "device": measure_device,
     "latents": measure_latents,
     "layers": measure_layers,
@@ -174,7 +212,7 @@ CASES: Final = {
 }
 
 
-def run_case(name: str) -> dict[str, list[float]]:
+def run_case(name: str) -> dict[str, dict[str, float]]:
     """Measure in a process of its own, so that trouble of one case costs no other."""
     command = [sys.executable, str(Path(__file__)), "--case", name]
     try:
@@ -186,20 +224,20 @@ def run_case(name: str) -> dict[str, list[float]]:
     return dict(json.loads(line) for line in lines)
 
 
-def write_table(report: Report, speeds: dict[str, list[float]]) -> None:
-    copy = speeds.pop("limit")[0]
-    for case, (speed, best) in speeds.items():
+def write_table(report: Report, speeds: dict[str, dict[str, float]]) -> None:
+    copy = speeds.pop("limit")["median"]
+    for case, beside in speeds.items():
         path, _, what = case.partition("/")
+        speed, peers = beside["median"], {name: each for name, each in beside.items() if name != "median"}
         nixl, host = speeds.get(f"nixl/{what}"), speeds.get(f"host memory/{what}")
         if path == "staged" and host:
-            report.row(
-                "gpu/kv", case, speed, "GB/s", host[0], "host memory, same link", speed / host[0], {"best": best}
-            )
+            limit = host["median"]
+            report.row("gpu/kv", case, speed, "GB/s", limit, "host memory, same link", speed / limit, peers)
         elif path.startswith(("mover", "put")):
-            peers = {"best": best} | ({"nixl": nixl[0]} if nixl else {})
+            peers |= {"nixl": nixl["median"]} if nixl else {}
             report.row("gpu/kv", case, speed, "GB/s", copy, "device-to-device copy", speed / copy, peers)
         else:
-            report.row("gpu/kv", case, speed, "GB/s", peers={"best": best})
+            report.row("gpu/kv", case, speed, "GB/s", peers=peers)
 
 
 def main() -> None:
@@ -211,7 +249,7 @@ def main() -> None:
         CASES[options.case]()
         sys.stdout.flush()
         os._exit(0)  # NIXL ends in a segmentation fault otherwise
-    speeds: dict[str, list[float]] = {}
+    speeds: dict[str, dict[str, float]] = {}
     for name in CASES:
         if not options.only or name in ("limit", *options.only):
             speeds |= run_case(name)

@@ -61,13 +61,19 @@ def _table(name: str, limit_s: int, script: str, num_gpus: int = 1) -> Part:
     return Part(name, limit_s, f"python3 bench/gpu/{script} --json {{quick}}", num_gpus)
 
 
+OF_TWO_GPUS: Final = (  # tests that the parts above skip, which have one each
+    "tests/kernels/gpu/pages/test_page_mover.py",
+    "tests/engine/tensor_parallel/test_communicator.py",
+    "tests/engine/runner/gpu",
+)
 PARTS: Final = (
     Part("check", 60, "python3 bench/gpu/setup_check.py"),
     _tests("tests_attention", 420, "tests/kernels/gpu/attention"),
     _tests("tests_layers", 580, "tests/kernels/gpu/layers"),
     _tests("tests_kernels", 420, "tests/kernels/gpu/pages tests/kernels/gpu/recurrent tests/kernels/gpu/sampling"),
     _tests("tests_engine", 580, "tests/engine"),
-    _tests("tests_transfer", 300, "-n 0 --confcutdir=tests/kvtransfer tests/kvtransfer", num_gpus=2),
+    _tests("tests_transfer", 480, "-n 0 --confcutdir=tests/kvtransfer tests/kvtransfer", num_gpus=2),
+    _tests("tests_two_gpus", 300, f"-m two_gpus -n 4 {' '.join(OF_TWO_GPUS)}", num_gpus=2),
     Part("sanitizer", 240, "bench/gpu/sanitizer.sh"),
     _table("roofline", 60, "roofline.py"),
     _table("parity", 360, "parity.py --gpus {gpus}"),

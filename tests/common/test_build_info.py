@@ -40,7 +40,7 @@ def test_without_a_certificate_nothing_is_told_of_it() -> None:
 
 def test_workers_and_bootstrap_tell_it(new_authority: Authorities, tmp_path: Path) -> None:
     tls = Tls(new_authority("ours").sign(tmp_path / "member"))
-    pages = [WorkerMetrics(tls).exposition({}), BootstrapMetrics(snapshot, Refusals(), tls).page().body]
+    pages = [WorkerMetrics(tls).exposition({}, {}), BootstrapMetrics(snapshot, Refusals(), tls).page().body]
     assert [f"\n{NAME} ".encode() in page for page in pages] == [True, True]
 
 

@@ -66,7 +66,7 @@ def test_a_request_may_say_who_guesses(speculate: str) -> None:
 
 @pytest.mark.parametrize("speculate", ["mtp", "draft:/models/small", "eagle:/models/head", "on", "Suffix"])
 def test_what_nobody_guesses_by_is_refused_with_what_there_is(speculate: str) -> None:
-    with pytest.raises(InvalidRequest, match="suffix, ngram and off are served") as refused:
+    with pytest.raises(InvalidRequest, match="suffix, ngram, draft and off are served") as refused:
         Hints(speculate=speculate).validate()
     assert refused.value.param == "speculate"
 

@@ -107,9 +107,11 @@ def test_a_scheduler_that_does_not_answer_is_down_in_metrics_and_named_by_links(
         answer = links(platform, "--timeout-s", "1")
         assert answer.returncode == 1
         assert "does not answer" in answer.stdout
+        wait_for(lambda: scrape(decode.metrics_address)["diptych_worker_silent_seconds,0"] > 0, 200.0, "it is silent")
     finally:
         scheduler.resume()
     wait_for(lambda: scrape(decode.metrics_address)["diptych_worker_up,0"] == 1, 200.0, "it answers again")
+    wait_for(lambda: scrape(decode.metrics_address)["diptych_worker_silent_seconds,0"] == 0, 200.0, "it is heard")
     wait_for(lambda: links(platform).returncode == 0, 200.0, "every link is up again")
 
 

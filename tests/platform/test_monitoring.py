@@ -318,6 +318,7 @@ WRONG: Final[Mapping[str, Sequence[Change]]] = {
         change("router_ttft_seconds_bucket", more(20), le="+Inf"),
     ],
     "DiptychWorkerSilent": [change("worker_up", becomes(0))],
+    "DiptychSchedulerHangs": [change("worker_silent_seconds", becomes(11))],
     "DiptychIntegrityFailure": [change("kv_integrity_failures_total", more(1))],
     "DiptychPageLeak": [change("kv_leaks_found", more(1))],
     "DiptychLinkDown": [change("kv_link_up", becomes(0))],

@@ -111,6 +111,17 @@ def test_every_part_of_the_whole_set_names_what_there_is() -> None:
     assert all(part.limit_s <= 600 for part in PARTS)
 
 
+def test_tests_that_need_two_gpus_are_in_a_part_that_has_both() -> None:
+    from parts import PARTS
+
+    (words,) = (part.command.split() for part in PARTS if part.name == "tests_two_gpus" and part.num_gpus == 2)
+    tests = GPU.parents[1] / "tests"
+    found = [path for path in tests.rglob("test_*.py") if "two_gpus" in path.read_text() and path != Path(__file__)]
+    paths = [GPU.parents[1] / word for word in words if word.startswith("tests/")]
+    assert found
+    assert [path for path in found if not any(path.is_relative_to(each) for each in paths)] == []
+
+
 def test_parts_that_have_passed_at_this_commit_are_not_run_again() -> None:
     from parts import End, Part, to_run
 

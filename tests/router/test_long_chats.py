@@ -41,7 +41,7 @@ def thoughts_of_the_assistant() -> ChatPrompt:
 
 
 def answers_of_tools() -> ChatPrompt:
-    return told_in_words(ChatPrompt(ANSWERS))
+    return ChatPrompt(told_in_words(ChatPrompt(ANSWERS)))
 
 
 def copying_s() -> float:

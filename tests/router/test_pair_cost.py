@@ -32,11 +32,11 @@ def among(pairs: Iterable[Pair], workers: Mapping[int, Worker]) -> Candidates:
     """Idle workers, but for those given."""
     by_prefill = partners(pairs)
     ids = {*by_prefill, *(decode_id for ids in by_prefill.values() for decode_id in ids)}
-    return Candidates({key: replace(workers.get(key, IDLE), instance_id=key) for key in sorted(ids)}, by_prefill)
+    return Candidates({key: workers.get(key, IDLE)._replace(instance_id=key) for key in sorted(ids)}, by_prefill)
 
 
 def busy(**load: object) -> Worker:
-    return replace(IDLE, load=replace(IDLE.load, **load))  # type: ignore[arg-type]
+    return IDLE._replace(load=IDLE.load._replace(**load))  # type: ignore[arg-type]
 
 
 def decoding(num_requests: int) -> Worker:
@@ -55,7 +55,7 @@ def chosen_for(request: RequestView, pairs: Iterable[Pair], **workers: Worker) -
 
 def test_a_cost_is_the_sum_of_what_happens_one_after_the_other() -> None:
     queue = busy(num_queued=2, queued_tokens=500, queued_transfer_bytes=1000, link_speeds={11: 1e6})
-    prefill, decode = replace(queue, cached_tokens=400), replace(decoding(4), cached_tokens=100)
+    prefill, decode = queue._replace(cached_tokens=400), decoding(4)._replace(cached_tokens=100)
     candidates = among([Pair(1, 11), Pair(2, 11)], {1: prefill, 11: decode})
     usual = RecentMeans(busy=0.5, prompt_s=0.1, link_s=0.05)  # 5 prompts/s for a worker; its link is in use a quarter
     (cost,) = costs_of(candidates, replace(REQUEST, usual=usual), [Pair(1, 11)]).values()
@@ -95,7 +95,7 @@ def _random_worker(rng: random.Random) -> Worker:
         queued_transfer_bytes=rng.randrange(10**6),
         has_credit=rng.random() < 0.8,
     )
-    return replace(load, cached_tokens=rng.randrange(1000), token_bytes=10**5)
+    return load._replace(cached_tokens=rng.randrange(1000), token_bytes=10**5)
 
 
 def test_pages_are_waited_for_while_the_prompt_queues() -> None:
@@ -108,29 +108,29 @@ def test_pages_are_waited_for_while_the_prompt_queues() -> None:
     [
         ({}, set(SPLIT)),
         ({"p1": busy(queued_tokens=1000)}, {Pair(2, 11), Pair(2, 12)}),
-        ({"p1": replace(IDLE, cached_tokens=800)}, {Pair(1, 11), Pair(1, 12)}),
+        ({"p1": IDLE._replace(cached_tokens=800)}, {Pair(1, 11), Pair(1, 12)}),
         # a queue that takes less time than the cache saves, and one that takes more
-        ({"p1": replace(busy(queued_tokens=700), cached_tokens=800)}, {Pair(1, 11), Pair(1, 12)}),
-        ({"p1": replace(busy(queued_tokens=900), cached_tokens=800)}, {Pair(2, 11), Pair(2, 12)}),
-        ({"p2": replace(IDLE, learned=replace(SPEED, prefill=Curve(0.01, 2e-4)))}, {Pair(1, 11), Pair(1, 12)}),
+        ({"p1": busy(queued_tokens=700)._replace(cached_tokens=800)}, {Pair(1, 11), Pair(1, 12)}),
+        ({"p1": busy(queued_tokens=900)._replace(cached_tokens=800)}, {Pair(2, 11), Pair(2, 12)}),
+        ({"p2": IDLE._replace(learned=replace(SPEED, prefill=Curve(0.01, 2e-4)))}, {Pair(1, 11), Pair(1, 12)}),
         ({"d11": decoding(5)}, {Pair(1, 12), Pair(2, 12)}),
         ({"d11": busy(has_credit=False), "d12": decoding(20)}, {Pair(1, 12), Pair(2, 12)}),
         ({"d11": busy(free_tokens=999)}, {Pair(1, 12), Pair(2, 12)}),
         ({"d11": busy(has_credit=False), "d12": busy(has_credit=False)}, set(SPLIT)),
-        ({"d12": replace(IDLE, cached_tokens=900, token_bytes=10**6)}, set(SPLIT) - {Pair(1, 11), Pair(2, 11)}),
+        ({"d12": IDLE._replace(cached_tokens=900, token_bytes=10**6)}, set(SPLIT) - {Pair(1, 11), Pair(2, 11)}),
     ],
 )
 def test_the_pair_that_finishes_first_is_chosen(workers: Mapping[str, Worker], wanted: set[Pair]) -> None:
     heavy = {name: worker for name, worker in workers.items() if worker.token_bytes != 1000}
-    others = {f"d{key}": replace(IDLE, token_bytes=10**6) for key in (11, 12)} if heavy else {}
+    others = {f"d{key}": IDLE._replace(token_bytes=10**6) for key in (11, 12)} if heavy else {}
     assert chosen(SPLIT, REQUEST.usual, **{**others, **workers}) == wanted
 
 
 def test_a_slow_link_is_avoided() -> None:
     slow = busy(link_speeds={11: 1e6, 12: 1e9})
     assert chosen(SPLIT, p1=slow, p2=slow) == {Pair(1, 12), Pair(2, 12)}
-    learned = replace(
-        slow, learned=replace(SPEED, links={11: Line(0.0, 1e-3), 12: Line(0.0, 1e3)})
+    learned = slow._replace(
+        learned=replace(SPEED, links={11: Line(0.0, 1e-3), 12: Line(0.0, 1e3)})
     )  # what was seen beats a test
     assert chosen(SPLIT, p1=learned, p2=learned) == {Pair(1, 11), Pair(2, 11)}
 
@@ -148,7 +148,7 @@ def test_unified_workers_serve_each_other_when_that_is_worth_a_place_in_two_cach
         Pair(1, 1),
         Pair(2, 1),
     }  # evicts as much as it saves
-    has_all = replace(IDLE, cached_tokens=1000, learned=replace(SPEED, transfer=Line(0.0, 1.0)))
+    has_all = IDLE._replace(cached_tokens=1000, learned=replace(SPEED, transfer=Line(0.0, 1.0)))
     assert chosen(UNIFIED, w1=has_all, w2=has_all) == {Pair(1, 2), Pair(2, 1)}
 
 
@@ -158,14 +158,14 @@ def test_a_prompt_is_computed_where_its_output_is_made_if_that_is_cheaper() -> N
     link = busy(link_speeds={2: 1e8})
     assert chosen(pairs, p1=link) == {Pair(2, 2)}  # moving 1 MB would take 10 ms
     assert chosen(pairs, p1=link, w2=decoding(5)) == {Pair(1, 2)}  # five others would stall for 0.11 s
-    cached = replace(decoding(5), cached_tokens=990)
+    cached = decoding(5)._replace(cached_tokens=990)
     assert chosen(pairs, p1=link, w2=cached) == {Pair(2, 2)}  # they stall for ten tokens only
     assert chosen(pairs, p1=busy(link_speeds={2: 1e8}, queued_tokens=20_000), w2=decoding(5)) == {Pair(2, 2)}
 
 
 def test_a_favourite_keeps_its_prompts_longer_where_all_queue_but_not_because_it_queues_itself() -> None:
     long_queue = busy(num_queued=9, queued_tokens=9000)
-    favourite = replace(long_queue, cached_tokens=900)
+    favourite = long_queue._replace(cached_tokens=900)
     pairs = [Pair(p, 11) for p in (1, 2, 3)]
     assert chosen(pairs, CROWDED, p1=favourite) == {Pair(2, 11), Pair(3, 11)}
     queue = busy(num_queued=3, queued_tokens=3000)
@@ -174,7 +174,7 @@ def test_a_favourite_keeps_its_prompts_longer_where_all_queue_but_not_because_it
 
 
 def test_no_worker_stays_idle_because_all_others_have_the_beginning_of_every_prompt() -> None:
-    hot = replace(busy(num_queued=7, queued_tokens=7000), cached_tokens=900)
+    hot = busy(num_queued=7, queued_tokens=7000)._replace(cached_tokens=900)
     hot_ones = {f"p{key}": hot for key in range(1, 6)}
     pairs = [Pair(key, 11) for key in range(1, 8)]
     assert chosen(pairs, RecentMeans(busy=0.9, prompt_s=0.1), **hot_ones) == {Pair(6, 11), Pair(7, 11)}
@@ -182,7 +182,7 @@ def test_no_worker_stays_idle_because_all_others_have_the_beginning_of_every_pro
 
 def test_work_that_delays_many_is_dearer_than_work_that_delays_few() -> None:
     """A prompt that is cached where 0.45 s of work wait; computing it again takes 0.11 s, behind 0.3 s of work."""
-    favourite = replace(busy(num_queued=1, queued_tokens=4400), cached_tokens=900)
+    favourite = busy(num_queued=1, queued_tokens=4400)._replace(cached_tokens=900)
     pairs, queue = [Pair(1, 11), Pair(2, 11)], busy(num_queued=1, queued_tokens=2900)
     assert chosen(pairs, RecentMeans(busy=0.1, prompt_s=0.1), p1=favourite, p2=queue) == {Pair(2, 11)}
     assert chosen(pairs, RecentMeans(busy=0.8, prompt_s=0.1), p1=favourite, p2=queue) == {Pair(1, 11)}
@@ -236,7 +236,7 @@ def test_outputs_keep_away_from_prompts_that_are_still_to_come(
     busy_share: float, objectives: Slo, is_local: bool
 ) -> None:
     """A hand-off delays an output by 0.03 s."""
-    usual, far = RecentMeans(busy_share, prompt_s=0.1, found=0.0), replace(IDLE, token_bytes=30_000)
+    usual, far = RecentMeans(busy_share, prompt_s=0.1, found=0.0), IDLE._replace(token_bytes=30_000)
     pairs = chosen_for(replace(REQUEST, usual=usual, slo=objectives), UNIFIED, w1=far, w2=far)
     assert {pair.is_local for pair in pairs} == {is_local}
 
@@ -244,7 +244,7 @@ def test_outputs_keep_away_from_prompts_that_are_still_to_come(
 def test_an_output_is_not_made_where_prompts_wait_that_would_stop_it() -> None:
     pairs = [Pair(1, 2), Pair(1, 3), Pair(2, 2), Pair(3, 3)]
     waiting = busy(num_requests=2, num_queued=2, queued_tokens=8000)
-    fewer = replace(waiting, load=replace(waiting.load, queued_tokens=6000))
+    fewer = waiting._replace(load=waiting.load._replace(queued_tokens=6000))
     assert chosen(pairs, RecentMeans(found=0.0), w2=waiting, w3=fewer) == {Pair(1, 3)}
 
 
@@ -258,8 +258,8 @@ def test_equal_decode_workers_get_as_many_outputs_each() -> None:
 
 
 def test_where_links_are_crowded_a_busier_decode_worker_is_worth_the_kv_that_it_has() -> None:
-    heavy = replace(IDLE, token_bytes=10**5)  # a prompt takes 0.1 s of a link
-    has_kv = replace(decoding(12), cached_tokens=1000, token_bytes=10**5)
+    heavy = IDLE._replace(token_bytes=10**5)  # a prompt takes 0.1 s of a link
+    has_kv = decoding(12)._replace(cached_tokens=1000, token_bytes=10**5)
     workers = {"d11": has_kv, "d12": heavy}
     assert chosen(SPLIT, CROWDED, **workers) == {Pair(1, 12), Pair(2, 12)}
     assert chosen(SPLIT, CROWDED._replace(link_s=0.11), **workers) == {Pair(1, 11), Pair(2, 11)}
@@ -267,7 +267,7 @@ def test_where_links_are_crowded_a_busier_decode_worker_is_worth_the_kv_that_it_
 
 def test_in_a_large_fleet_the_best_workers_are_paired_and_equals_take_turns() -> None:
     pairs = [Pair(p, 100 + d) for p in range(20) for d in range(20)]
-    best = {7: replace(IDLE, cached_tokens=900), **{key: decoding(3) for key in range(100, 119)}}
+    best = {7: IDLE._replace(cached_tokens=900), **{key: decoding(3) for key in range(100, 119)}}
     candidates = among(pairs, best)
     assert {pair_cost(candidates, replace(REQUEST, number=n)).pair for n in range(8)} == {Pair(7, 119)}
     counts = Counter(pair_cost(among(pairs, {}), replace(REQUEST, number=n)).pair.prefill_id for n in range(2000))
@@ -298,9 +298,9 @@ def test_a_prompt_may_be_computed_where_its_output_is_made_in_a_large_fleet_too(
 
 @pytest.mark.parametrize("num_decode", [8, 12, 40])
 def test_a_busier_decode_worker_that_has_the_kv_is_found_among_many(num_decode: int) -> None:
-    heavy = replace(IDLE, token_bytes=10**6)
+    heavy = IDLE._replace(token_bytes=10**6)
     workers = {key: heavy for key in (1, *range(100, 100 + num_decode))}
-    workers[103] = replace(decoding(1), token_bytes=10**6, cached_tokens=900)
+    workers[103] = decoding(1)._replace(token_bytes=10**6, cached_tokens=900)
     candidates = among([Pair(1, key) for key in workers if key != 1], workers)
     assert {pair_cost(candidates, replace(REQUEST, number=n)).pair for n in range(16)} == {Pair(1, 103)}
 
@@ -311,7 +311,7 @@ def test_a_request_delays_those_who_can_spare_it_rather_than_those_who_cannot() 
     alone = [Pair(1, 1), Pair(2, 2)]
     for slo in (tight, loose, NO_SLO):
         request = replace(REQUEST, usual=CROWDED, slo=slo)
-        beside = [replace(decoding(1), load=replace(decoding(1).load, outputs=((each, 1),))) for each in (tight, loose)]
+        beside = [decoding(1)._replace(load=decoding(1).load._replace(outputs=((each, 1),))) for each in (tight, loose)]
         assert chosen_for(request, alone, w1=beside[0], w2=beside[1]) == {Pair(2, 2)}
         assert chosen_for(request, alone, w1=beside[1], w2=beside[0]) == {Pair(1, 1)}
 
@@ -325,7 +325,7 @@ def test_where_all_slos_are_equal_a_pair_costs_what_it_costs_without_knowing_tho
     pairs = [Pair(p, d) for p in (1, 2) for d in (2, 11)]
     workers = {key: _random_worker(rng) for key in (1, 2, 11)}
     told = {
-        key: replace(each, load=replace(each.load, outputs=((slo, each.load.num_requests - each.load.num_queued),)))
+        key: each._replace(load=each.load._replace(outputs=((slo, each.load.num_requests - each.load.num_queued),)))
         for key, each in workers.items()
     }
     usual = RecentMeans(rng.random(), rng.random(), rng.random() / 10, rng.random())

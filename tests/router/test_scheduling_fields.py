@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
+from diptych.router.values.request import DEFAULT_ROUTING, Routing
 from diptych.tokens.packed_tokens import pack
 from diptych.v1 import inference_pb2_grpc
 from diptych.v1.inference_pb2 import GenerateRequest
@@ -67,9 +68,59 @@ def test_grpc(cluster: Cluster) -> None:
     assert predictions(cluster) == [b"", pack(cluster.tokenizer.encode("q"))]
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/generate"])
 @pytest.mark.parametrize("content", ["Zoë", [{"type": "text", "text": "Zo"}, {"type": "text", "text": "ë"}]])
-def test_who_decodes_hears_what_the_client_thinks_that_the_answer_will_be(cluster: Cluster, content: Any) -> None:
-    said = {"messages": [{"role": "user", "content": "p"}], "prediction": {"type": "content", "content": content}}
-    status, _ = cluster.post("/v1/chat/completions", said)
+def test_who_decodes_hears_what_the_client_thinks_that_the_answer_will_be(
+    cluster: Cluster, content: Any, path: str
+) -> None:
+    prompts: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "p"}]},
+        "/v1/completions": {"prompt": "p"},
+        "/generate": {"text": "p"},
+    }
+    status, _ = cluster.post(path, {**prompts[path], "prediction": {"type": "content", "content": content}})
     assert status == 200
     assert predictions(cluster) == [b"", pack(cluster.tokenizer.encode("Zoë"))]
+
+
+@pytest.mark.parametrize("name", ["agent_hints", "nvext"])
+def test_hints_of_agents_reach_the_workers_by_either_name(cluster: Cluster, name: str) -> None:
+    hints = {"priority": 4, "osl": 700}
+    said = {"agent_hints": hints} if name == "agent_hints" else {"nvext": {"agent_hints": hints}}
+    status, _ = cluster.post("/v1/completions", {"prompt": "p", **said})
+    assert status == 200
+    assert legs(cluster) == {(4, "")}
+    assert {worker.started[-1].expected_output_tokens for worker in cluster.workers} == {700}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"agent_hints": {"osl": 0}}, "agent_hints.osl"),
+        ({"agent_hints": {"osl": 2**40}}, "agent_hints.osl"),
+        ({"agent_hints": {"tool": "x" * 65}}, "agent_hints.tool"),
+        ({"agent_hints": {"priority": 101}}, "agent_hints.priority"),
+        ({"nvext": {"agent_hints": {"speculative_prefill": True}}}, "nvext.agent_hints.speculative_prefill"),
+        ({"nvext": {"annotations": ["x"]}}, "nvext.annotations"),
+        ({"priority": 1, "agent_hints": {"priority": 2}}, "give one of them"),
+        ({"agent_hints": {"osl": 1}, "nvext": {"agent_hints": {"osl": 2}}}, "give one of them"),
+        ({"prompt_cache_key": "k" * 257}, "prompt_cache_key"),
+    ],
+)
+def test_hints_that_are_wrong_are_refused_in_words(cluster: Cluster, fields: dict[str, Any], words: str) -> None:
+    status, answer = cluster.post("/v1/completions", {"prompt": "p", **fields})
+    assert status == 400
+    assert words in str(answer)
+
+
+def test_a_cache_key_names_a_group_where_no_session_is_named() -> None:
+    assert DEFAULT_ROUTING.in_group("team").session == "team"
+    assert Routing(session="mine").in_group("team").session == "mine"
+    assert DEFAULT_ROUTING.in_group("") is DEFAULT_ROUTING
+
+
+def test_a_cache_key_shares_no_cache(cluster: Cluster) -> None:
+    """It is a client's text, and names no namespace."""
+    for key in ("a", "b"):
+        cluster.post("/v1/completions", {"prompt": "p", "prompt_cache_key": key, "cache_salt": "s"})
+        assert {worker.started[-1].cache_salt for worker in cluster.workers} == {b"s"}

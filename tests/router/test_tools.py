@@ -237,3 +237,40 @@ def test_settings_of_thinking_are_tolerated_by_a_model_that_has_none(cluster: Cl
     assert cluster.post("/v1/messages", anthropic)[0] == 200
     assert cluster.post("/v1/responses", {"input": "hi", "reasoning": {"effort": "high"}})[0] == 200
     assert cluster.post("/tokenize", {"messages": CHAT, "chat_template_kwargs": kwargs})[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+def test_both_workers_hear_which_tool_was_called_last(cluster: Cluster, path: str) -> None:
+    """So they keep the session's KV until it is back."""
+    cluster.script = f'{CALL}\n<tool_call>{{"name": "now"}}</tool_call>'
+    tools: dict[str, list[Any]] = {
+        "/v1/messages": [{"name": each["function"]["name"], "input_schema": {"type": "object"}} for each in TOOLS],
+        "/v1/responses": [{"type": "function", **each["function"]} for each in TOOLS],
+    }
+    body = {"input": "hi"} if path == "/v1/responses" else {"messages": CHAT, "max_tokens": 500}
+    before = [len(worker.tools) for worker in cluster.workers]
+    status, _ = cluster.post(path, {**body, "tools": tools.get(path, TOOLS)})
+    assert status == 200
+    for worker, count in zip(cluster.workers, before, strict=True):
+        cluster.wait_for(lambda worker=worker, count=count: len(worker.tools) > count)
+        assert worker.tools[count:] == [(worker.started[-1].room, "now")]
+
+
+def test_nobody_hears_of_a_call_that_was_cut_off_or_of_text(cluster: Cluster) -> None:
+    before = [len(worker.tools) for worker in cluster.workers]
+    for script, most in (("No call.", 500), (CALL, 52)):
+        cluster.script = script
+        cluster.post("/v1/chat/completions", {"messages": CHAT, "tools": TOOLS, "max_tokens": most})
+    cluster.script = CALL
+    cluster.post("/v1/chat/completions", {"messages": CHAT, "tools": TOOLS})
+    for worker, count in zip(cluster.workers, before, strict=True):
+        cluster.wait_for(lambda worker=worker, count=count: len(worker.tools) > count)
+        assert len(worker.tools) == count + 1
+
+
+def test_a_client_may_say_which_tool_it_runs_with_an_answer_that_calls_none(cluster: Cluster) -> None:
+    cluster.script = "ls"
+    before = len(cluster.decode().tools)
+    cluster.post("/v1/completions", {"prompt": "p", "max_tokens": 500, "agent_hints": {"tool": "shell"}})
+    cluster.wait_for(lambda: len(cluster.decode().tools) > before)
+    assert cluster.decode().tools[-1] == (cluster.decode().started[-1].room, "shell")

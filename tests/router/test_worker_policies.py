@@ -31,7 +31,7 @@ def workers(*loads: WorkerLoad, cached: Sequence[int] = ()) -> list[Worker]:
 
 
 def queues(*tokens: int) -> list[WorkerLoad]:
-    return [replace(IDLE, queued_tokens=count) for count in tokens]
+    return [IDLE._replace(queued_tokens=count) for count in tokens]
 
 
 def winner(
@@ -60,9 +60,9 @@ def test_power_of_two_takes_the_less_busy_of_two_and_never_the_busiest() -> None
 
 
 def test_power_of_two_weighs_decode_workers_by_their_requests_and_room() -> None:
-    among = workers(replace(IDLE, num_requests=3), replace(IDLE, has_credit=False))
+    among = workers(IDLE._replace(num_requests=3), IDLE._replace(has_credit=False))
     assert [winner(power_of_two, among, request, DECODE) for request in draws(5)] == [0] * 5
-    among = workers(replace(IDLE, free_tokens=999), replace(IDLE, num_requests=9))
+    among = workers(IDLE._replace(free_tokens=999), IDLE._replace(num_requests=9))
     assert [winner(power_of_two, among, request, DECODE) for request in draws(5)] == [1] * 5
 
 
@@ -70,7 +70,7 @@ def test_a_session_stays_at_its_worker_when_another_leaves() -> None:
     before = workers(*[IDLE] * 4)
     for request in draws(50):
         home = winner(consistent_hash, before, request)
-        busy = [replace(w, load=replace(IDLE, queued_tokens=10**6)) if i == home else w for i, w in enumerate(before)]
+        busy = [w._replace(load=IDLE._replace(queued_tokens=10**6)) if i == home else w for i, w in enumerate(before)]
         assert winner(consistent_hash, busy, request) == home
         other = (home + 1) % 4
         after = [worker for index, worker in enumerate(before) if index != other]
@@ -125,5 +125,5 @@ def test_draws_for_the_two_roles_are_unrelated() -> None:
 
 
 def test_cache_aware_avoids_a_decode_worker_that_has_no_room() -> None:
-    among = workers(replace(IDLE, has_credit=False), replace(IDLE, num_requests=3), cached=(900, 0))
+    among = workers(IDLE._replace(has_credit=False), IDLE._replace(num_requests=3), cached=(900, 0))
     assert winner(cache_aware, among, kind=DECODE) == 1

@@ -103,3 +103,12 @@ def test_a_role_that_changes_is_seen_as_what_it_becomes() -> None:
     outcome = simulate(platform_, chats(60, apart_s=0.05), FlipsOnce())
     assert outcome.num_flips == 1
     assert outcome.gpu_s <= 3 * outcome.virtual_s + 1e-6
+
+
+def test_what_a_worker_alone_has_cached_is_told() -> None:
+    """So the least valuable one is chosen where one has to go."""
+    told = Told([Plan(0, 0, 2)])
+    simulate(platform("UU"), chats(40, apart_s=0.2), told)
+    tokens = [each.only_here_tokens for each in told.seen[-1].workers]
+    assert len(tokens) == 2
+    assert sum(tokens) > 0

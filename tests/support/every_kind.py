@@ -74,6 +74,8 @@ class Scripted(Drafter):
     In every third step it guesses nothing, so that the next one is planned while that runs.
     """
 
+    asks_model = False
+
     def __init__(self, answers: Mapping[int, Sequence[int]]) -> None:
         self._answers = answers
         self._num_asked = 0

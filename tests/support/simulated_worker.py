@@ -74,6 +74,7 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
         self.routers: list[int] = []  # that introduced themselves, one a session
         self.num_resyncs = 0  # asked for by routers
         self.batch_sizes: list[tuple[int, int]] = []  # (starts, aborts) of each message with any
+        self.tools: list[tuple[int, str]] = []  # that were called, by room
         self.running: dict[int, asyncio.Task[None]] = {}  # by room
         self._given: dict[int, tuple[int, LegOutput]] = {}  # by room: how many outputs, and the last
         self._held: dict[int, StartLeg] = {}  # that stand still, by the room in which they move
@@ -187,6 +188,7 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
                 fault = self._next_fault()
                 self._sessions_by_room[leg.room] = ready
                 self.running[leg.room] = asyncio.ensure_future(self._run(leg, fault, ready))
+            self.tools += [(each.room, each.tool) for each in batch.tool_called]
             for room in batch.abort:
                 self._abort(room, ready)
             self._on_event()

@@ -109,14 +109,19 @@ class Fleet:
         pages_per_state: int = 0,
         windows: WindowPages = NO_WINDOWS,
         drafter: Drafter | None = None,
+        drafters: Sequence[Drafter] = (),
         turns: Turns = ENOUGH_SLOTS,
     ) -> None:
-        """`clock` is read when a step is planned and when it has run. `turns`: of all, told apart by their rooms."""
+        """`clock` is read when a step is planned and when it has run. `turns`: of all, told apart by their rooms.
+
+        `drafters`: one of each worker, in place of the `drafter` of all.
+        """
+        guessing: Sequence[Drafter | None] = drafters or [drafter] * len(roles)
         self.workers = {
             number: Worker(
-                role, num_pages, clock, overlap, limits, tiers, model, pages_per_state, windows, drafter, turns
+                role, num_pages, clock, overlap, limits, tiers, model, pages_per_state, windows, guesses, turns
             )
-            for number, role in enumerate(roles, 1)
+            for number, (role, guesses) in enumerate(zip(roles, guessing, strict=True), 1)
         }
         for number, worker in self.workers.items():
             for other in self.workers.keys() - {number}:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from draft_models import AskAlways, runner_with_draft, with_draft
 
 from diptych.checkpoints.source import open_model
 from diptych.common.members.roles import LegKind, Role
@@ -109,6 +110,37 @@ def test_an_output_that_moves_is_the_one_that_stays(fleet_class: type[Fleet], ne
         ends = [fleet.workers[worker].outputs[room][-1].finish for worker, room in ((NEW, new), (OLD, stays))]
         assert ends[0] == ends[1] is not None
         assert logprobs(made) == pytest.approx(logprobs(right), abs=1e-4)
+    fleet.close()
+
+
+def test_an_output_that_moves_takes_its_draft_layers_along(fleet_class: type[Fleet], tiny_folder: Path) -> None:
+    """A model that guesses for itself is right at the old worker, at the new one, and when both have other roles."""
+    source, models, drafters = open_model(str(tiny_folder)), [], [AskAlways(), AskAlways()]
+
+    def new_model(num_pages: int) -> tuple[Any, ModelRunner]:
+        layout = ModelRunner.pool_layout(
+            with_draft(source, source).config, num_pages=num_pages, page_size=PAGE, dtype="float32"
+        )
+        kv = torch.full(layout.shape, torch.nan)
+        models.append(runner_with_draft(with_draft(source, source), source, kv))
+        return kv.numpy(), models[-1]
+
+    fleet = fleet_class(Role.UNIFIED, Role.UNIFIED, model=new_model, limits=LIMITS, num_pages=256, drafters=drafters)
+    for drafter, model, worker in zip(drafters, models, fleet.workers.values(), strict=True):
+        drafter.begin(model.draft_model, worker.cache)
+    start(fleet, NEW, 9, PROMPT, params(), kind=LegKind.LOCAL)
+    fleet.run()
+    start(fleet, OLD, OLD, PROMPT, params(), kind=LegKind.LOCAL)
+    move(fleet, params(), 7)
+    fleet.run()
+    assert tokens(merged(fleet)) == tokens(fleet.workers[NEW].outputs[9])
+    fleet.serve(OLD, Role.DECODE)
+    fleet.serve(NEW, Role.PREFILL)
+    fleet.run()
+    fleet.start(10, [*PROMPT, 1], NEW, OLD, max_tokens=MAX_TOKENS)
+    fleet.run()
+    for drafter in drafters:
+        assert drafter.came == drafter.compared > 15
     fleet.close()
 
 

@@ -28,6 +28,11 @@
   for: 1m
   severity: critical
   summary: A scheduler of {{ "{{ $labels.pod }}" }} does not answer.
+- alert: DiptychSchedulerHangs
+  expr: max by (pod) (diptych_worker_silent_seconds{ {{- $here }}}) > 10
+  for: 0m
+  severity: warning
+  summary: A scheduler of {{ "{{ $labels.pod }}" }} hangs, or does a step that is far longer than any of the last hour.
 - alert: DiptychIntegrityFailure
   expr: sum by (pod) (increase(diptych_kv_integrity_failures_total{ {{- $here }}}[10m])) > 0
   for: 0m

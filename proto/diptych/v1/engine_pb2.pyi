@@ -10,7 +10,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class SchedulerCommands(_message.Message):
-    __slots__ = ("start", "abort", "peers", "shutdown", "status_query", "admin", "ping", "hand_back", "role", "watch_s", "log_level", "watcher_came")
+    __slots__ = ("start", "abort", "peers", "shutdown", "status_query", "admin", "ping", "hand_back", "role", "watch_s", "log_level", "watcher_came", "tool_called")
     START_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
@@ -23,6 +23,7 @@ class SchedulerCommands(_message.Message):
     WATCH_S_FIELD_NUMBER: _ClassVar[int]
     LOG_LEVEL_FIELD_NUMBER: _ClassVar[int]
     WATCHER_CAME_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CALLED_FIELD_NUMBER: _ClassVar[int]
     start: _containers.RepeatedCompositeFieldContainer[_worker_pb2.StartLeg]
     abort: _containers.RepeatedScalarFieldContainer[int]
     peers: PeerView
@@ -35,7 +36,8 @@ class SchedulerCommands(_message.Message):
     watch_s: float
     log_level: str
     watcher_came: bool
-    def __init__(self, start: _Optional[_Iterable[_Union[_worker_pb2.StartLeg, _Mapping]]] = ..., abort: _Optional[_Iterable[int]] = ..., peers: _Optional[_Union[PeerView, _Mapping]] = ..., shutdown: _Optional[bool] = ..., status_query: _Optional[int] = ..., admin: _Optional[_Iterable[_Union[_admin_pb2.AdminCommand, _Mapping]]] = ..., ping: _Optional[int] = ..., hand_back: _Optional[_Iterable[int]] = ..., role: _Optional[_Union[_bootstrap_pb2.Role, str]] = ..., watch_s: _Optional[float] = ..., log_level: _Optional[str] = ..., watcher_came: _Optional[bool] = ...) -> None: ...
+    tool_called: _containers.RepeatedCompositeFieldContainer[_worker_pb2.ToolCalled]
+    def __init__(self, start: _Optional[_Iterable[_Union[_worker_pb2.StartLeg, _Mapping]]] = ..., abort: _Optional[_Iterable[int]] = ..., peers: _Optional[_Union[PeerView, _Mapping]] = ..., shutdown: _Optional[bool] = ..., status_query: _Optional[int] = ..., admin: _Optional[_Iterable[_Union[_admin_pb2.AdminCommand, _Mapping]]] = ..., ping: _Optional[int] = ..., hand_back: _Optional[_Iterable[int]] = ..., role: _Optional[_Union[_bootstrap_pb2.Role, str]] = ..., watch_s: _Optional[float] = ..., log_level: _Optional[str] = ..., watcher_came: _Optional[bool] = ..., tool_called: _Optional[_Iterable[_Union[_worker_pb2.ToolCalled, _Mapping]]] = ...) -> None: ...
 
 class PeerView(_message.Message):
     __slots__ = ("instances",)

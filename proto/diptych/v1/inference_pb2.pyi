@@ -161,7 +161,7 @@ class SloWish(_message.Message):
     def __init__(self, tier: _Optional[str] = ..., ttft_ms: _Optional[float] = ..., tpot_ms: _Optional[float] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "text", "tokens", "chat", "sampling", "request_id", "n", "best_of", "echo", "priority", "tenant", "cache_salt", "show_special_tokens", "slo", "speculate", "prediction")
+    __slots__ = ("model", "text", "tokens", "chat", "sampling", "request_id", "n", "best_of", "echo", "priority", "tenant", "cache_salt", "show_special_tokens", "slo", "speculate", "prediction", "expected_output_tokens", "tool")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -178,6 +178,8 @@ class GenerateRequest(_message.Message):
     SLO_FIELD_NUMBER: _ClassVar[int]
     SPECULATE_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOOL_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
     tokens: TokenIds
@@ -194,7 +196,9 @@ class GenerateRequest(_message.Message):
     slo: SloWish
     speculate: str
     prediction: str
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., request_id: _Optional[str] = ..., n: _Optional[int] = ..., best_of: _Optional[int] = ..., echo: _Optional[bool] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., show_special_tokens: _Optional[bool] = ..., slo: _Optional[_Union[SloWish, _Mapping]] = ..., speculate: _Optional[str] = ..., prediction: _Optional[str] = ...) -> None: ...
+    expected_output_tokens: int
+    tool: str
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., request_id: _Optional[str] = ..., n: _Optional[int] = ..., best_of: _Optional[int] = ..., echo: _Optional[bool] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., show_special_tokens: _Optional[bool] = ..., slo: _Optional[_Union[SloWish, _Mapping]] = ..., speculate: _Optional[str] = ..., prediction: _Optional[str] = ..., expected_output_tokens: _Optional[int] = ..., tool: _Optional[str] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("prompt_tokens", "completion_tokens", "cached_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens")

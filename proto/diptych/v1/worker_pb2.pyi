@@ -83,7 +83,7 @@ class Slo(_message.Message):
     def __init__(self, ttft_ms: _Optional[float] = ..., tpot_ms: _Optional[float] = ..., weight: _Optional[float] = ..., sheddable: _Optional[bool] = ...) -> None: ...
 
 class StartLeg(_message.Message):
-    __slots__ = ("room", "request_id", "prompt_token_ids", "sampling", "peer_instance_id", "num_prior_output_tokens", "timeout_ms", "cache_salt", "priority", "tenant", "lora", "compat", "kind", "prompt_text", "add_special_tokens", "prompt_tokens", "contents", "slo", "speculate", "prediction", "moves_room")
+    __slots__ = ("room", "request_id", "prompt_token_ids", "sampling", "peer_instance_id", "num_prior_output_tokens", "timeout_ms", "cache_salt", "priority", "tenant", "lora", "compat", "kind", "prompt_text", "add_special_tokens", "prompt_tokens", "contents", "slo", "speculate", "prediction", "moves_room", "expected_output_tokens")
     ROOM_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -105,6 +105,7 @@ class StartLeg(_message.Message):
     SPECULATE_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_FIELD_NUMBER: _ClassVar[int]
     MOVES_ROOM_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     room: int
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -126,19 +127,30 @@ class StartLeg(_message.Message):
     speculate: str
     prediction: bytes
     moves_room: int
-    def __init__(self, room: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., peer_instance_id: _Optional[int] = ..., num_prior_output_tokens: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., lora: _Optional[str] = ..., compat: _Optional[str] = ..., kind: _Optional[_Union[LegKind, str]] = ..., prompt_text: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ..., prompt_tokens: _Optional[bytes] = ..., contents: _Optional[_Iterable[_Union[ContentSegment, _Mapping]]] = ..., slo: _Optional[_Union[Slo, _Mapping]] = ..., speculate: _Optional[str] = ..., prediction: _Optional[bytes] = ..., moves_room: _Optional[int] = ...) -> None: ...
+    expected_output_tokens: int
+    def __init__(self, room: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., peer_instance_id: _Optional[int] = ..., num_prior_output_tokens: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., lora: _Optional[str] = ..., compat: _Optional[str] = ..., kind: _Optional[_Union[LegKind, str]] = ..., prompt_text: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ..., prompt_tokens: _Optional[bytes] = ..., contents: _Optional[_Iterable[_Union[ContentSegment, _Mapping]]] = ..., slo: _Optional[_Union[Slo, _Mapping]] = ..., speculate: _Optional[str] = ..., prediction: _Optional[bytes] = ..., moves_room: _Optional[int] = ..., expected_output_tokens: _Optional[int] = ...) -> None: ...
+
+class ToolCalled(_message.Message):
+    __slots__ = ("room", "tool")
+    ROOM_FIELD_NUMBER: _ClassVar[int]
+    TOOL_FIELD_NUMBER: _ClassVar[int]
+    room: int
+    tool: str
+    def __init__(self, room: _Optional[int] = ..., tool: _Optional[str] = ...) -> None: ...
 
 class RouterBatch(_message.Message):
-    __slots__ = ("start", "abort", "resync_kv", "router_instance_id")
+    __slots__ = ("start", "abort", "resync_kv", "router_instance_id", "tool_called")
     START_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     RESYNC_KV_FIELD_NUMBER: _ClassVar[int]
     ROUTER_INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CALLED_FIELD_NUMBER: _ClassVar[int]
     start: _containers.RepeatedCompositeFieldContainer[StartLeg]
     abort: _containers.RepeatedScalarFieldContainer[int]
     resync_kv: bool
     router_instance_id: int
-    def __init__(self, start: _Optional[_Iterable[_Union[StartLeg, _Mapping]]] = ..., abort: _Optional[_Iterable[int]] = ..., resync_kv: _Optional[bool] = ..., router_instance_id: _Optional[int] = ...) -> None: ...
+    tool_called: _containers.RepeatedCompositeFieldContainer[ToolCalled]
+    def __init__(self, start: _Optional[_Iterable[_Union[StartLeg, _Mapping]]] = ..., abort: _Optional[_Iterable[int]] = ..., resync_kv: _Optional[bool] = ..., router_instance_id: _Optional[int] = ..., tool_called: _Optional[_Iterable[_Union[ToolCalled, _Mapping]]] = ...) -> None: ...
 
 class LegError(_message.Message):
     __slots__ = ("code", "message")
@@ -291,7 +303,7 @@ class StepMark(_message.Message):
     def __init__(self, step: _Optional[int] = ..., room: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("instance", "open_rooms", "pages_by_state", "pages_sent", "pages_received", "integrity_failures", "leaks_found", "problems", "host_pages", "host_pages_saved", "host_pages_restored", "links", "link_failures", "retractions", "drain", "quarantine_oldest_s", "unauthenticated_messages", "refused_page_writes", "graphs", "graph_bytes", "prefill_s", "prefill_busy", "prefill_tokens_per_s", "kv_port_open", "max_requests", "max_step_tokens", "step_model", "computing", "adapters_placed", "waiting_for_adapter", "drafting")
+    __slots__ = ("instance", "open_rooms", "pages_by_state", "pages_sent", "pages_received", "integrity_failures", "leaks_found", "problems", "host_pages", "host_pages_saved", "host_pages_restored", "links", "link_failures", "retractions", "drain", "quarantine_oldest_s", "unauthenticated_messages", "refused_page_writes", "graphs", "graph_bytes", "prefill_s", "prefill_busy", "prefill_tokens_per_s", "kv_port_open", "max_requests", "max_step_tokens", "step_model", "computing", "adapters_placed", "waiting_for_adapter", "drafting", "cache")
     class PagesByStateEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -330,6 +342,7 @@ class WorkerStatus(_message.Message):
     ADAPTERS_PLACED_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_ADAPTER_FIELD_NUMBER: _ClassVar[int]
     DRAFTING_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
     instance: _bootstrap_pb2.Instance
     open_rooms: int
     pages_by_state: _containers.ScalarMap[str, int]
@@ -361,7 +374,50 @@ class WorkerStatus(_message.Message):
     adapters_placed: int
     waiting_for_adapter: int
     drafting: Drafting
-    def __init__(self, instance: _Optional[_Union[_bootstrap_pb2.Instance, _Mapping]] = ..., open_rooms: _Optional[int] = ..., pages_by_state: _Optional[_Mapping[str, int]] = ..., pages_sent: _Optional[int] = ..., pages_received: _Optional[int] = ..., integrity_failures: _Optional[int] = ..., leaks_found: _Optional[int] = ..., problems: _Optional[_Iterable[str]] = ..., host_pages: _Optional[int] = ..., host_pages_saved: _Optional[int] = ..., host_pages_restored: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., link_failures: _Optional[int] = ..., retractions: _Optional[int] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., quarantine_oldest_s: _Optional[float] = ..., unauthenticated_messages: _Optional[int] = ..., refused_page_writes: _Optional[int] = ..., graphs: _Optional[int] = ..., graph_bytes: _Optional[int] = ..., prefill_s: _Optional[float] = ..., prefill_busy: _Optional[float] = ..., prefill_tokens_per_s: _Optional[float] = ..., kv_port_open: _Optional[bool] = ..., max_requests: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., step_model: _Optional[_Union[StepModel, _Mapping]] = ..., computing: _Optional[_Union[Computing, _Mapping]] = ..., adapters_placed: _Optional[int] = ..., waiting_for_adapter: _Optional[int] = ..., drafting: _Optional[_Union[Drafting, _Mapping]] = ...) -> None: ...
+    cache: CacheStatus
+    def __init__(self, instance: _Optional[_Union[_bootstrap_pb2.Instance, _Mapping]] = ..., open_rooms: _Optional[int] = ..., pages_by_state: _Optional[_Mapping[str, int]] = ..., pages_sent: _Optional[int] = ..., pages_received: _Optional[int] = ..., integrity_failures: _Optional[int] = ..., leaks_found: _Optional[int] = ..., problems: _Optional[_Iterable[str]] = ..., host_pages: _Optional[int] = ..., host_pages_saved: _Optional[int] = ..., host_pages_restored: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., link_failures: _Optional[int] = ..., retractions: _Optional[int] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., quarantine_oldest_s: _Optional[float] = ..., unauthenticated_messages: _Optional[int] = ..., refused_page_writes: _Optional[int] = ..., graphs: _Optional[int] = ..., graph_bytes: _Optional[int] = ..., prefill_s: _Optional[float] = ..., prefill_busy: _Optional[float] = ..., prefill_tokens_per_s: _Optional[float] = ..., kv_port_open: _Optional[bool] = ..., max_requests: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., step_model: _Optional[_Union[StepModel, _Mapping]] = ..., computing: _Optional[_Union[Computing, _Mapping]] = ..., adapters_placed: _Optional[int] = ..., waiting_for_adapter: _Optional[int] = ..., drafting: _Optional[_Union[Drafting, _Mapping]] = ..., cache: _Optional[_Union[CacheStatus, _Mapping]] = ...) -> None: ...
+
+class CacheStatus(_message.Message):
+    __slots__ = ("prompt_tokens", "tiers", "evicted_pages", "evicted_p50_s", "evicted_p90_s", "pins", "pinned_pages", "most_pinned_pages", "pins_given_up", "sessions_away", "tool_calls", "tool_returns", "kept_returns")
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_P50_S_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_P90_S_FIELD_NUMBER: _ClassVar[int]
+    PINS_FIELD_NUMBER: _ClassVar[int]
+    PINNED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    MOST_PINNED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    PINS_GIVEN_UP_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_AWAY_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
+    TOOL_RETURNS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_RETURNS_FIELD_NUMBER: _ClassVar[int]
+    prompt_tokens: int
+    tiers: _containers.RepeatedCompositeFieldContainer[CacheTier]
+    evicted_pages: int
+    evicted_p50_s: float
+    evicted_p90_s: float
+    pins: int
+    pinned_pages: int
+    most_pinned_pages: int
+    pins_given_up: int
+    sessions_away: int
+    tool_calls: int
+    tool_returns: int
+    kept_returns: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[CacheTier, _Mapping]]] = ..., evicted_pages: _Optional[int] = ..., evicted_p50_s: _Optional[float] = ..., evicted_p90_s: _Optional[float] = ..., pins: _Optional[int] = ..., pinned_pages: _Optional[int] = ..., most_pinned_pages: _Optional[int] = ..., pins_given_up: _Optional[int] = ..., sessions_away: _Optional[int] = ..., tool_calls: _Optional[int] = ..., tool_returns: _Optional[int] = ..., kept_returns: _Optional[int] = ...) -> None: ...
+
+class CacheTier(_message.Message):
+    __slots__ = ("name", "pages", "capacity_pages", "found_tokens")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_PAGES_FIELD_NUMBER: _ClassVar[int]
+    FOUND_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    pages: int
+    capacity_pages: int
+    found_tokens: int
+    def __init__(self, name: _Optional[str] = ..., pages: _Optional[int] = ..., capacity_pages: _Optional[int] = ..., found_tokens: _Optional[int] = ...) -> None: ...
 
 class Drafting(_message.Message):
     __slots__ = ("sources", "asked", "asking_s", "saved_s", "held_bytes")

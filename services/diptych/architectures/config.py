@@ -165,6 +165,14 @@ class Indexer:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftLayers:
+    """A smaller model that guesses what this one will say. In pages its layers lie behind those of this one."""
+
+    model: ModelConfig  # of them a process computes so much,
+    total_kv_heads: int  # the model has so many
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Shape and constants of one model. The defaults are Llama's."""
 
@@ -221,6 +229,7 @@ class ModelConfig:
     kv_scales: tuple[tuple[float, float], ...] = ()  # [num_layers]: of FP8 keys, of FP8 values. Empty: 1 everywhere
     fp8_weights: bool = False  # as they are stored: GPUs quantise what they multiply them by
     keeps_all: bool = False  # layers with a window keep all tokens of a request, too; see `page_groups`
+    draft: DraftLayers | None = None  # that worker and peers agree on; None: pages hold nothing of another model
 
     @property
     def score_scale(self) -> float:

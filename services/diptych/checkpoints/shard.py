@@ -36,8 +36,10 @@ class Shard:
             shared_ffn_size=model.moe.shared_ffn_size // self.size,
         )
         wide = model.wide and replace(model.wide, num_kv_heads=max(1, model.wide.num_kv_heads // self.size))
+        draft = model.draft and replace(model.draft, model=self.config(model.draft.model))
         return replace(
             model,
+            draft=draft,
             num_heads=model.num_heads // self.size,
             num_kv_heads=max(1, model.num_kv_heads // self.size),
             ffn_size=model.ffn_size // self.size,

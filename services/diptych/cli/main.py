@@ -49,6 +49,7 @@ OTHERS: Final[Mapping[str, Command]] = MappingProxyType(
         "role": Command("change what a running worker serves", "diptych.cli.role", "RoleConfig"),
         "keys": Command("make API keys for clients: diptych keys new NAME", "diptych.cli.keys", "KeysConfig"),
         "tokens": Command("make tokens for members: diptych tokens FOLDER", "diptych.cli.tokens", "TokensConfig"),
+        "cache": Command("show what prefix caches are worth, and keep", "diptych.cli.cache", "CacheConfig"),
         "drain": Command("have members leave without losing a request", "diptych.cli.drain", "DrainConfig"),
         "values": Command("print a values file for the Helm chart", "diptych.cli.values", "ValuesConfig"),
         "describe": Command("say what a model needs, from its config.json", "diptych.cli.describe", "DescribeConfig"),

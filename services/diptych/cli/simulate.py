@@ -25,6 +25,7 @@ from diptych.cli.plans.simulation import (
 )
 from diptych.common.config import option, to_flags
 from diptych.common.errors import ConfigError
+from diptych.engine.values.limits import PIN_SHARE
 from diptych.engine.values.step_model import H200_LLAMA_8B, StepModel
 from diptych.generation.slo import Slo
 from diptych.planner.values import Limits
@@ -41,6 +42,7 @@ from diptych.simulator.report.table import Result, as_json, error_table, table
 from diptych.simulator.run import simulate
 from diptych.simulator.setup import Setup, WorkerSetup
 from diptych.simulator.traces.call import Call, digest_of
+from diptych.simulator.traces.closed_loop import closed_loop
 from diptych.simulator.traces.generators.named import GENERATORS, generate
 from diptych.simulator.traces.measured import Measured
 from diptych.simulator.traces.mooncake import write
@@ -67,12 +69,18 @@ class SimulateConfig:
     workers: tuple[str, ...] = option(
         ("prefill=2", "decode=2"), help="how many of which role: prefill=2,decode=2,unified=4", group="platform"
     )
+    closed_loop: bool = option(
+        False, help="each call of a session comes when the one before it is answered, and calls a tool", group="load"
+    )
     step_model: str = option(H200, help=f"file of `diptych fit`, or {H200}: Llama-3-8B on an H200", group="platform")
     policy: tuple[str, ...] = option(
         ("pair_cost",), help="routing policies, which are compared; all: every one", group="platform"
     )
     kv_tokens: int = option(800_000, help="tokens that a worker's KV pool holds", group="platform")
     page_size: int = option(16, help="tokens a KV page", group="platform")
+    pin_share: float = option(
+        PIN_SHARE, help="of a KV pool, for sessions that have called a tool; 0: none", group="platform"
+    )
     kv_token_bytes: int = option(131_072, help="KV of one token", group="platform")
     link_gb_per_s: float = option(300.0, help="that a worker moves KV at, 10^9 bytes a second", group="platform")
     max_step_tokens: int = option(8192, help="tokens of prompts that a step computes", group="platform")
@@ -130,6 +138,8 @@ class SimulateConfig:
         for name in ("calls", "rate", "seed", "mixed_step_ms", "gpus", "start_s", "ttft_slo_ms", "tpot_slo_ms"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"--{name.replace('_', '-')} must not be negative, as {getattr(self, name)} is")
+        if not 0 <= self.pin_share <= 1:
+            raise ConfigError(f"--pin-share must be from 0 to 1, not {self.pin_share}")
         if self.compare and (self.calls or self.rate):
             raise ConfigError("--compare takes a whole log at its own rate: leave --calls and --rate out")
         if self.hindsight and self.kill:
@@ -176,6 +186,11 @@ def main(config: SimulateConfig) -> int:
 
 def calls_of(config: SimulateConfig) -> Sequence[Call]:
     """Return the calls of a file, or new ones. Raises `ConfigError`."""
+    calls = _offered(config)
+    return closed_loop(calls) if config.closed_loop else calls
+
+
+def _offered(config: SimulateConfig) -> Sequence[Call]:
     if config.trace in GENERATORS:
         return generate(config.trace, config.calls or GENERATED_CALLS, config.rate or GENERATED_RATE, config.seed)
     try:
@@ -202,6 +217,7 @@ def worker_of(config: SimulateConfig) -> WorkerSetup:
         kv_token_bytes=config.kv_token_bytes,
         link_bytes_per_s=config.link_gb_per_s * 1e9,
         num_gpus=config.tp,
+        pin_share=config.pin_share,
     )
 
 

@@ -94,6 +94,11 @@ class Group:
             self._due.abort.append(room)
             self._is_due.set()
 
+    def tool_called(self, room: int, tool: str) -> None:
+        """Tell the scheduler that a request which ends there has called a tool."""
+        self._due.tool_called.add(room=room, tool=tool)
+        self._is_due.set()
+
     # the scheduler
 
     async def _send(self) -> None:

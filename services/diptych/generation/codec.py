@@ -44,7 +44,7 @@ def account_from_wire(wire: inference_pb2.GenerateRequest | worker_pb2.StartLeg)
 
 
 def hints_from_wire(leg: worker_pb2.StartLeg) -> Hints:
-    return Hints(leg.cache_salt, leg.lora, leg.prediction, leg.speculate)
+    return Hints(leg.cache_salt, leg.lora, leg.prediction, leg.speculate, leg.expected_output_tokens)
 
 
 def life_from_wire(leg: worker_pb2.StartLeg, now_s: float) -> Life:
@@ -74,6 +74,7 @@ def leg_to_wire(account: Account, hints: Hints, life: Life, slo: Slo, now_s: flo
         lora=hints.adapter,
         prediction=hints.prediction,
         speculate=hints.speculate,
+        expected_output_tokens=hints.expected_tokens,
         request_id=life.request_id,
         timeout_ms=_timeout_ms(life.deadline_s - now_s),
         slo=slo_to_wire(slo),

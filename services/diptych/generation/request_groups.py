@@ -14,7 +14,10 @@ from diptych.common.errors import InvalidRequest
 
 MAX_TENANT_LEN: Final = 256
 MAX_PRIORITY: Final = 100
-DRAFT_SOURCES: Final = ("suffix", "ngram")  # of which one guesses how a request goes on
+OF_MODEL: Final = "draft"  # guesses by a draft model
+DRAFT_SOURCES: Final = ("suffix", "ngram", OF_MODEL)  # of which one guesses how a request goes on
+MAX_TOOL_LEN: Final = 64  # characters of a tool's name that tell tools apart
+MAX_EXPECTED_TOKENS: Final = 2**24  # of an output
 NO_DRAFTS: Final = "off"
 
 
@@ -42,11 +45,15 @@ class Hints:
     adapter: str = ""  # to run with; empty: none
     prediction: bytes = b""  # what its client thinks that the output will be, as `packed_tokens`; empty: nothing
     speculate: str = ""  # one of `DRAFT_SOURCES` that guesses, if the worker has it; "off": none; empty: as it does
+    expected_tokens: int = 0  # how long its client thinks that the output becomes; 0: nobody said
 
     def validate(self) -> None:
         """Raise `InvalidRequest`, naming the field, for a value that nobody serves."""
         if self.speculate:
             check_speculate(self.speculate)
+        if not 0 <= self.expected_tokens <= MAX_EXPECTED_TOKENS:
+            words = f"an output of {self.expected_tokens} tokens can't be expected: say 1 to {MAX_EXPECTED_TOKENS}"
+            raise InvalidRequest(words, param="agent_hints.osl")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from diptych.common.errors import InvalidRequest
 from diptych.generation.grammar import Grammar
@@ -16,6 +17,11 @@ MAX_LOGIT_BIAS = 1024  # tokens
 MAX_ALLOWED_TOKENS = 16384
 MAX_TOP_LOGPROBS = 20
 MAX_SEED = 2**64 - 1
+_STOPS: Final = (
+    ("stop", MAX_STOP_STRINGS, "strings"),
+    ("stop_token_ids", MAX_STOP_TOKEN_IDS, "ids"),
+    ("stop_regex", MAX_STOP_REGEX, "patterns"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +70,10 @@ class SamplingParams:
         _check(0.0 < self.top_p <= 1.0, "top_p", "must be above 0 and at most 1", self.top_p)
         _check(0 <= self.top_k < 2**31, "top_k", "must be 0 (off) or a positive count", self.top_k)
         _check(0 <= self.seed <= MAX_SEED, "seed", "must be an unsigned 64-bit number", self.seed)
-        _check(len(self.stop) <= MAX_STOP_STRINGS, "stop", f"takes at most {MAX_STOP_STRINGS} strings", len(self.stop))
-        _check(all(self.stop), "stop", "must not contain an empty string", self.stop)
-        num_ids = len(self.stop_token_ids)
-        _check(num_ids <= MAX_STOP_TOKEN_IDS, "stop_token_ids", f"takes at most {MAX_STOP_TOKEN_IDS} ids", num_ids)
+        self._validate_stops()
         self._validate_logits()
         self._validate_allowed()
         self._validate_logprobs()
-        self._validate_stop_regex()
         if self.grammar is not None:
             self.grammar.validate()
 
@@ -79,11 +81,21 @@ class SamplingParams:
         """Raise `InvalidRequest`, naming the field, for a token outside the vocabulary, or for more than there are."""
         for name in ("logprobs", "prompt_logprobs"):
             wanted = getattr(self, name)
-            _check(wanted is None or wanted <= vocab_size, name, f"must be at most {vocab_size}, all tokens", wanted)
+            if wanted is not None:
+                _check(wanted <= vocab_size, name, f"must be at most {vocab_size}, all tokens", wanted)
         for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
             ids: Iterable[int] = getattr(self, name)
-            wrong = next((token_id for token_id in ids if not 0 <= token_id < vocab_size), None)
-            _check(wrong is None, name, f"takes token ids from 0 to {vocab_size - 1}", wrong)
+            if ids:
+                wrong = next((token_id for token_id in ids if not 0 <= token_id < vocab_size), None)
+                _check(wrong is None, name, f"takes token ids from 0 to {vocab_size - 1}", wrong)
+
+    def _validate_stops(self) -> None:
+        for name, limit, kind in _STOPS:
+            if given := getattr(self, name):
+                _check(len(given) <= limit, name, f"takes at most {limit} {kind}", len(given))
+        _check(all(self.stop), "stop", "must not contain an empty string", self.stop)
+        if self.stop_regex:
+            compile_stop(self.stop_regex)
 
     def _validate_logits(self) -> None:
         _check(0.0 <= self.min_p <= 1.0, "min_p", "must be between 0 and 1", self.min_p)
@@ -91,30 +103,26 @@ class SamplingParams:
             _check(-2.0 <= getattr(self, name) <= 2.0, name, "must be between -2 and 2", getattr(self, name))
         repetition = self.repetition_penalty
         _check(0.01 <= repetition <= 100.0, "repetition_penalty", "must be between 0.01 and 100", repetition)
-        num_biased = len(self.logit_bias)
-        _check(num_biased <= MAX_LOGIT_BIAS, "logit_bias", f"takes at most {MAX_LOGIT_BIAS} tokens", num_biased)
+        if self.logit_bias:
+            num_biased = len(self.logit_bias)
+            _check(num_biased <= MAX_LOGIT_BIAS, "logit_bias", f"takes at most {MAX_LOGIT_BIAS} tokens", num_biased)
         for token_id, value in self.logit_bias.items():
             _check(-100.0 <= value <= 100.0, f"logit_bias[{token_id}]", "must be between -100 and 100", value)
 
     def _validate_allowed(self) -> None:
         """What else forbids tokens may leave none of them."""
         num_allowed, name = len(self.allowed_token_ids), "allowed_token_ids"
+        if not num_allowed:
+            return
         _check(num_allowed <= MAX_ALLOWED_TOKENS, name, f"takes at most {MAX_ALLOWED_TOKENS} ids", num_allowed)
-        if num_allowed and (self.grammar is not None or self.min_tokens):
+        if self.grammar is not None or self.min_tokens:
             raise InvalidRequest("allowed_token_ids can't be combined with a grammar or min_tokens", param=name)
 
     def _validate_logprobs(self) -> None:
         for name in ("logprobs", "prompt_logprobs"):
             wanted = getattr(self, name)
-            _check(
-                wanted is None or 0 <= wanted <= MAX_TOP_LOGPROBS, name, f"must be from 0 to {MAX_TOP_LOGPROBS}", wanted
-            )
-
-    def _validate_stop_regex(self) -> None:
-        num_patterns = len(self.stop_regex)
-        _check(num_patterns <= MAX_STOP_REGEX, "stop_regex", f"takes at most {MAX_STOP_REGEX} patterns", num_patterns)
-        if self.stop_regex:
-            compile_stop(self.stop_regex)
+            if wanted is not None:
+                _check(0 <= wanted <= MAX_TOP_LOGPROBS, name, f"must be from 0 to {MAX_TOP_LOGPROBS}", wanted)
 
 
 def _check(ok: bool, param: str, rule: str, value: object) -> None:

@@ -32,6 +32,8 @@ class Slo(NamedTuple):
     @property
     def coarse(self) -> Slo:
         """The same with times of two digits: however many differ by little, few are told apart."""
+        if not (self.ttft_s or self.tpot_s):
+            return self
         return self._replace(ttft_s=float(f"{self.ttft_s:.1e}"), tpot_s=float(f"{self.tpot_s:.1e}"))
 
     def are_kept(self, ttft_s: float, tpot_s: float) -> bool:

@@ -8,6 +8,7 @@ their load and as fast as the router found them: every router tells about the sa
 
 from __future__ import annotations
 
+import bisect
 import collections
 import functools
 import itertools
@@ -74,6 +75,15 @@ class TierCounts(NamedTuple):
     shed: Counter
 
 
+class QuickHistogram(Histogram):
+    """A histogram that finds the bucket by bisection: a request is observed eight times, in up to twenty buckets."""
+
+    def observe(self, amount: float, exemplar: dict[str, str] | None = None) -> None:
+        assert exemplar is None, "nobody gives any"
+        self._sum.inc(amount)
+        self._buckets[bisect.bisect_left(self._upper_bounds, amount)].inc(1)
+
+
 class RouterMetrics:
     """What the router counts and measures."""
 
@@ -131,12 +141,14 @@ class RouterMetrics:
 
     def _add_histograms(self) -> None:
         def histogram(name: str, words: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-            return Histogram(f"diptych_router_{name}_seconds", words, labels, buckets=buckets, registry=self.registry)
+            return QuickHistogram(
+                f"diptych_router_{name}_seconds", words, labels, buckets=buckets, registry=self.registry
+            )
 
         self.ttft = histogram("ttft", "Arrival to the first output token", TTFT_BOUNDS)
         self.itl = histogram("itl", "Gap between two arrivals of output tokens of a request", ITL_BOUNDS)
         self.e2e = histogram("e2e", "Arrival to the end of a finished request", ANSWER_BUCKETS)
-        self.ttft_ratio = Histogram(
+        self.ttft_ratio = QuickHistogram(
             "diptych_router_ttft_ratio",
             "Time to the first token against what was expected when its request was dispatched",
             buckets=RATIO_BUCKETS,

@@ -49,13 +49,15 @@ class Control:
         fleet: Fleet,
         clock: Callable[[], float],
         output_len: Callable[[], float],
+        only_here: Callable[[], Mapping[int, int]],
     ) -> None:
-        """`output_len` says how long outputs are as a rule."""
+        """`output_len` says how long outputs are as a rule; `only_here` how many pages each worker alone has cached."""
         self._controller = controller
         self._setup = setup
         self._fleet = fleet
         self._clock = clock
         self._output_len = output_len
+        self._only_here = only_here
         self._lately: deque[Served] = deque()  # that came in the longest window, oldest first
 
     def came(self, served: Served) -> None:
@@ -72,7 +74,9 @@ class Control:
     def _observed(self) -> Observed:
         now_s, slo = self._clock(), self._setup.slo
         waiting = [each for each in self._lately if not each.has_ended and each.attempt is None]
-        workers = [self._worker(each) for each in self._fleet.members.values() if each.state is not State.GONE]
+        pages = self._only_here()
+        listed = [each for each in self._fleet.members.values() if each.state is not State.GONE]
+        workers = [self._worker(each, pages.get(each.worker_id, 0)) for each in listed]
         return Observed(
             now_s=now_s,
             workers=tuple(workers),
@@ -95,7 +99,7 @@ class Control:
         verdicts = [kept for each in self._lately if (kept := was_kept(each, slo, now_s)) is not None]
         return sum(verdicts) / len(verdicts) if verdicts else math.nan
 
-    def _worker(self, member: Member) -> Worker:
+    def _worker(self, member: Member, only_here_pages: int) -> Worker:
         state = _STATES[member.state]
         worker = self._fleet.living.get(member.worker_id)
         if worker is None:
@@ -114,7 +118,10 @@ class Control:
             load.num_running * self._output_len() / 2 + load.num_waiting * self._output_len(),
             self._clock() - min(unanswered, default=self._clock()),
         )
-        return Worker(member.worker_id, member.serves_next, state, member.since_s, occupancy)
+        only_here = only_here_pages * page_size
+        return Worker(
+            member.worker_id, member.serves_next, state, member.since_s, occupancy, only_here_tokens=only_here
+        )
 
     def _forget(self) -> None:
         while self._lately and self._lately[0].call.arrival_s <= self._clock() - WINDOWS_S[-1]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from diptych.common.members.roles import LegKind
-from diptych.engine.values.events import AbortRoom
+from diptych.engine.values.events import AbortRoom, ToolCalled
 from diptych.engine.values.events import Move as AskToMove
 from diptych.generation.page_hash import prompt_hash
 from diptych.router.admission.queue import AdmissionQueue, Admitted, Claim, Outcome, Reason
@@ -148,7 +148,15 @@ class Front:
             )
             return
         served.last_s = self._clock.now_s
+        self._tell_of_tool(served)
         self._leave(served)
+
+    def _tell_of_tool(self, served: Served) -> None:
+        """Tell whoever has the text of a call that its session is likely to come back."""
+        attempt = served.attempt
+        if served.call.tool and attempt is not None:
+            for worker_id in sorted({attempt.worker_of(kind) for kind in attempt.kinds}):
+                self._send(worker_id, ToolCalled(attempt.room, served.call.tool))
 
     # pairs
 

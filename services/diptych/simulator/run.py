@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -39,17 +41,32 @@ class Platform:
         self._control: Control | None = None
         if controller is not None:
             estimates = self.front.workers.estimates
-            self._control = Control(controller, setup, self.fleet, self.clock, lambda: estimates.output_len)
+            told = self.front.workers.prefixes.told
+            self._control = Control(
+                controller, setup, self.fleet, self.clock, lambda: estimates.output_len, told.only_here
+            )
             self._every_s = controller.every_s
             self.clock.after(self._every_s, self._round)
         self.fleet.begin()
 
     def offer(self, calls: Sequence[Call]) -> list[Served]:
-        """Let calls arrive at their times."""
+        """Let calls arrive at their times, or a while after the end of others."""
         served = [Served(call, number) for number, call in enumerate(calls)]
+        before: dict[str, Served] = {}  # by session
         for each in served:
-            self.clock.at(each.call.arrival_s, partial(self._arrive, each))
+            last = None if math.isnan(each.call.gap_s) else before.get(each.call.session)
+            if last is None:
+                self.clock.at(each.call.arrival_s, partial(self._arrive, each))
+            else:
+                last.follower = partial(self._follow, each)
+            before[each.call.session] = each
         return served
+
+    def _follow(self, served: Served) -> None:
+        """The call before it has ended."""
+        at_s = self.clock.now_s + served.call.gap_s
+        served.call = replace(served.call, arrival_s=at_s)
+        self.clock.at(at_s, partial(self._arrive, served))
 
     def _arrive(self, served: Served) -> None:
         if self._control is not None:

@@ -55,7 +55,7 @@ class Attempt:
         self.pair = pair
         self.is_proven = False  # both legs have done their part of an output token
         self.kinds = (LegKind.LOCAL,) if pair.is_local else (LegKind.PREFILL, LegKind.DECODE)
-        self.legs = AttemptLegs(begun or self.kinds, self._abort, self._wait_for_words)
+        self.legs = AttemptLegs(begun or self.kinds, self._abort)
         self._owner = owner
         self._next_index = 0 if pair.is_local else 1  # of the output of the leg that decodes
 
@@ -95,7 +95,9 @@ class Attempt:
         if kind is not LegKind.PREFILL:
             self.fill_up_to(output.first_index)
             self._next_index = max(self._next_index, output.first_index + len(output.token_ids))
-        self.legs.receive(kind, output)
+        suspected = self.legs.receive(kind, output)
+        if suspected is not None:
+            self._owner.after(REASON_GRACE_S, lambda: self._settle(suspected))
         self._owner.heard(self)
 
     def lose(self, kind: LegKind, reason: str) -> None:
@@ -118,9 +120,6 @@ class Attempt:
 
     def _abort(self, kind: LegKind) -> None:
         self._owner.abort(self.worker_of(kind), self.room)
-
-    def _wait_for_words(self, failure: LegFailure) -> None:
-        self._owner.after(REASON_GRACE_S, lambda: self._settle(failure))
 
     def _settle(self, failure: LegFailure) -> None:
         self.legs.settle(failure)
@@ -145,6 +144,7 @@ class Served:
         self.been: set[int] = set()  # workers that have made some of the output
         self.has_ended = False
         self.waits_until_s = math.inf  # for a pair
+        self.follower: Callable[[], None] | None = None  # is told of its end
         self._prompt: SimPrompt | None = None
         self._progress: Progress | None = None
 
@@ -178,3 +178,5 @@ class Served:
         """Forget what only its way needed."""
         self.has_ended = True
         self.attempt = self.move = self._prompt = self._progress = None
+        if self.follower is not None:
+            self.follower()

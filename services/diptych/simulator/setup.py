@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from diptych.common.errors import ConfigError
 from diptych.common.members.roles import Role
-from diptych.engine.values.limits import Scheduling
+from diptych.engine.values.limits import PIN_SHARE, Scheduling
 from diptych.engine.values.prompt_cost import PromptCost
 from diptych.engine.values.step_model import H200_LLAMA_8B, StepModel
 from diptych.engine.values.transfer_rules import TransferRules
@@ -48,6 +48,7 @@ class WorkerSetup:
         False  # each step is planned while the one before it runs, as on GPUs; then all are simulated singly
     )
     scheduling: Scheduling = FCFS
+    pin_share: float = PIN_SHARE  # of its pages, for sessions that are away; 0: none, and no job goes first
 
     @property
     def prompt_cost(self) -> PromptCost:

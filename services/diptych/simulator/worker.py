@@ -71,6 +71,7 @@ class SimWorker:
             max_requests=setup.max_requests + PROMPT_ROWS,
             max_tokens_per_request=platform.context_len,
             changes=CacheChanges(),
+            pin_share=setup.pin_share,
         )
         limits = Limits(
             *(platform.context_len, VOCAB_SIZE, frozenset(), setup.max_step_tokens, setup.max_requests),

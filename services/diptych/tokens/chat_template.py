@@ -59,6 +59,7 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
         self._special_tokens = dict(special_tokens)  # bos_token, eos_token, ... as the template names them
+        self._known = {**environment.globals, **_ABSENT, **special_tokens}  # whatever is given
         self.source = source
         try:
             self._template = environment.from_string(source)
@@ -80,9 +81,7 @@ class ChatTemplate:
         given = {"messages": messages, "tools": list(tools) or None, "add_generation_prompt": add_generation_prompt}
         try:
             meter = Meter()
-            context = self._template.new_context(
-                {**_ABSENT, **self._special_tokens, **parameters, **given, METER: meter}
-            )
+            context = self._template.new_context({**self._known, **parameters, **given, METER: meter}, shared=True)
             return "".join(self._template.root_render_func(context))  # all of it was counted
         except SecurityError as error:
             raise ConfigError(f"the model's chat template tries to leave its sandbox: {error}") from None

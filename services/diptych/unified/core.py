@@ -52,6 +52,7 @@ from diptych.engine.values.events import (
     PeerUp,
     ServeRole,
     Start,
+    ToolCalled,
     WriteDone,
     WriterGone,
 )
@@ -156,6 +157,8 @@ class UnifiedCore:
                 self._decode.handle(event, now_s)
             case ServeRole(role):
                 self._serve(role)
+            case ToolCalled(room, tool):
+                self._cache.sessions.called(room, tool, now_s)
         self._settle_moves(now_s)
 
     def _serve(self, role: Role) -> None:
@@ -170,6 +173,7 @@ class UnifiedCore:
         if problem:
             self._refusals.append(Emit(Output(event.request.room, failure=problem)))
         else:
+            self._cache.sessions.arrived(event.request, now_s)
             core = self._prefill if kind is LegKind.PREFILL else self._decode
             core.handle(replace(event, kind=kind), now_s)
 
@@ -276,6 +280,7 @@ class UnifiedCore:
     # time and state
 
     def expire(self, now_s: float) -> None:
+        self._cache.tree.at(now_s)
         self._prefill.expire(now_s)
         self._decode.expire(now_s)
         self._settle_moves(now_s)

@@ -8,11 +8,14 @@ from typing import NoReturn
 
 from diptych.common.members.roles import Role
 from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.drafting.ahead import AheadSource
 from diptych.engine.drafting.new_drafter import new_drafter
 from diptych.engine.options.config import SchedulerConfig
+from diptych.engine.options.speculation import parse_speculate
 from diptych.engine.schedule.adapter_turns import Turns
 from diptych.engine.scheduler.kv_backends import open_transport
 from diptych.engine.scheduler.process import run_scheduler
+from diptych.engine.values.batch import DraftModel
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.scheduler_core import SchedulerCore
 from diptych.kvtransfer.layout import PoolLayout
@@ -20,9 +23,15 @@ from diptych.unified.core import UnifiedCore
 
 
 def build_core(
-    cache: KvCache, limits: Limits, config: SchedulerConfig, layout: PoolLayout, turns: Turns
+    cache: KvCache,
+    limits: Limits,
+    config: SchedulerConfig,
+    layout: PoolLayout,
+    turns: Turns,
+    draft_model: DraftModel,
 ) -> SchedulerCore:
-    drafter = new_drafter(config.engine.speculate, limits, time.monotonic)
+    source = parse_speculate(config.engine.speculate).source
+    drafter = new_drafter(source, limits, time.monotonic, AheadSource(draft_model, cache.page_table, cache.page_size))
     return UnifiedCore(
         cache, limits, config.transfer, layout.page_nbytes, Role(config.role), turns=turns, drafter=drafter
     )

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from prometheus_client.parser import text_string_to_metric_families
 
 from diptych.engine.frontend.metrics import Statuses, WorkerMetrics, state_of
@@ -55,9 +58,11 @@ STATUS = worker_pb2.WorkerStatus(
 )
 
 
-def samples(metrics: WorkerMetrics, statuses: Statuses) -> dict[str, float]:
+def samples(
+    metrics: WorkerMetrics, statuses: Statuses, silent_s: Mapping[int, int] = MappingProxyType({})
+) -> dict[str, float]:
     """Every sample of an exposition, as Prometheus reads it."""
-    text = metrics.exposition(statuses).decode()
+    text = metrics.exposition(statuses, silent_s).decode()
     return {
         ",".join([sample.name, *(value for _, value in sorted(sample.labels.items()))]): sample.value
         for family in text_string_to_metric_families(text)
@@ -99,6 +104,43 @@ def test_what_a_scheduler_says_becomes_samples_of_its_rank_and_its_links() -> No
     }
 
 
+def test_what_a_cache_was_worth_is_told_by_tier() -> None:
+    cache = worker_pb2.CacheStatus(
+        prompt_tokens=900,
+        tiers=[
+            worker_pb2.CacheTier(name="pool", pages=5, found_tokens=400),
+            worker_pb2.CacheTier(name="host", pages=7, found_tokens=30),
+        ],
+        evicted_pages=70,
+        evicted_p50_s=16.0,
+        evicted_p90_s=64.0,
+        pins=2,
+        pinned_pages=20,
+        pins_given_up=1,
+        tool_calls=9,
+        tool_returns=6,
+        kept_returns=4,
+    )
+    instance = bootstrap_pb2.Instance(state=bootstrap_pb2.INSTANCE_STATE_READY)
+    found = samples(WorkerMetrics(), {0: worker_pb2.WorkerStatus(instance=instance, cache=cache)})
+    assert {name: value for name, value in found.items() if "_cache_" in name and "_created" not in name} == {
+        "diptych_cache_prompt_tokens_total,0": 900,
+        "diptych_cache_found_tokens_total,0,pool": 400,
+        "diptych_cache_found_tokens_total,0,host": 30,
+        "diptych_cache_pages,0,pool": 5,
+        "diptych_cache_pages,0,host": 7,
+        "diptych_cache_evicted_pages_total,0": 70,
+        "diptych_cache_evicted_age_seconds,0,0.5": 16,
+        "diptych_cache_evicted_age_seconds,0,0.9": 64,
+        "diptych_cache_pins,0": 2,
+        "diptych_cache_pinned_pages,0": 20,
+        "diptych_cache_pins_given_up_total,0": 1,
+        "diptych_cache_tool_calls_total,0": 9,
+        "diptych_cache_tool_returns_total,0": 6,
+        "diptych_cache_kept_returns_total,0": 4,
+    }
+
+
 def test_what_came_of_guesses_is_told_by_source_and_place_where_somebody_guesses() -> None:
     counts = [
         worker_pb2.DraftCounts(source="suffix", verified=[7, 5, 0], accepted=[6, 2, 0]),
@@ -121,10 +163,14 @@ def test_what_came_of_guesses_is_told_by_source_and_place_where_somebody_guesses
     }
 
 
-def test_a_scheduler_that_does_not_answer_is_down_and_says_nothing_else() -> None:
-    found = samples(WorkerMetrics(), {0: None})
-    assert [name for name in found if not name.startswith((*TIMES, *ALWAYS))] == ["diptych_worker_up,0"]
-    assert found["diptych_worker_up,0"] == 0
+def test_of_a_scheduler_that_does_not_answer_only_its_silence_is_told() -> None:
+    found = samples(WorkerMetrics(), {0: None, 1: None}, {0: 17, 1: 0})
+    assert {name: value for name, value in found.items() if not name.startswith((*TIMES, *ALWAYS))} == {
+        "diptych_worker_up,0": 0,
+        "diptych_worker_up,1": 0,
+        "diptych_worker_silent_seconds,0": 17,
+        "diptych_worker_silent_seconds,1": 0,
+    }
 
 
 def test_transfers_of_legs_that_moved_pages_are_counted_and_timed() -> None:

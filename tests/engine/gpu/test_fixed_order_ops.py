@@ -9,6 +9,7 @@ from gpu_cases import on_gpu
 
 from diptych.architectures.placement import Split
 from diptych.checkpoints.quantization.weight import QuantizedWeight
+from diptych.engine.models.layers.attention import QkNorms, SharedNorms, WholeNorms
 from diptych.engine.models.ops import Ops, TorchOps, activate_of
 from diptych.kernels.quantized import QuantizedArray
 
@@ -67,3 +68,23 @@ def test_an_experts_token_has_the_same_bits_beside_any_others(num_tokens: int, d
     ops = ops_of(device, torch.bfloat16)
     few = experts_output(ops, x[:num_tokens].contiguous(), chosen[:num_tokens].contiguous())
     assert torch.equal(few, experts_output(ops, x, chosen)[:num_tokens])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_heads_that_are_normed_as_one_have_the_same_bits_beside_any_others(
+    dtype: torch.dtype, device: torch.device
+) -> None:
+    queries, keys, values = 4 * 24, 2 * 24, 2 * 24
+    qkv = torch.randn(37, queries + keys + values, device=device).to(dtype)
+    weights = torch.rand(queries, device=device).to(dtype), torch.rand(keys, device=device).to(dtype)
+    fixed, reference = ops_of(device, dtype), TorchOps(dtype, device)
+    alone = torch.cat([normed(WholeNorms(fixed, *weights, 1e-5), row) for row in (qkv[:1], qkv[1:7], qkv[7:])])
+    assert torch.equal(alone, normed(WholeNorms(fixed, *weights, 1e-5), qkv))
+    assert torch.equal(alone[:, queries + keys :], qkv[:, queries + keys :])
+    torch.testing.assert_close(alone, normed(SharedNorms(reference, *weights, 1e-5), qkv))
+
+
+def normed(norms: QkNorms, qkv: torch.Tensor) -> torch.Tensor:
+    copy = qkv.clone()
+    norms.apply(copy)
+    return copy

@@ -3,15 +3,19 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from null_runner import NullRunner, expected_output
+from stepped_engine import local_core
 
+from diptych.engine.schedule.adapter_turns import EnoughSlots
 from diptych.engine.values.batch import NO_TOKEN, ForwardBatch, SamplingBatch, StepResult
 from diptych.engine.values.limits import Scheduling
 from diptych.engine.values.prompt_cost import STEP_COST
+from diptych.engine.values.request import Request
 from diptych.generation.finish import Finish
 from diptych.generation.output import FailureCode
 
@@ -86,6 +90,31 @@ def test_a_request_that_runs_gets_its_tokens_while_prompts_are_computed_in_steps
         assert len(engine.tokens(1)) == before + 1, "every step has a token of it"
     assert max(tokens for _, tokens in slow.steps[1:]) <= 40 + 5
     assert [len(engine.tokens(room)) for room in range(2, 6)] == [2] * 4
+    engine.run()
+
+
+class NoTurn(EnoughSlots):
+    """The first request has no turn while `is_on` is set."""
+
+    is_on = False
+
+    def runnable(self, requests: list[Request]) -> list[Request]:
+        return [request for request in requests if not self.is_on or request.room != 1]
+
+
+def test_prompts_are_bounded_beside_requests_that_have_no_turn_in_a_step(new_engine: NewEngine) -> None:
+    turns = NoTurn()
+    build = partial(local_core, turns=turns)
+    engine = new_engine(num_pages=512, max_step_tokens=200, mixed_step_s=0.04, build=build)
+    slow = Slow(engine)
+    slow.watch()
+    engine.start(1, [1] * 100, max_tokens=60)
+    engine.step()
+    turns.is_on = True
+    engine.start(2, [2] * 200, max_tokens=2)
+    engine.step()
+    assert slow.steps[1:] == [(1, 40)]
+    turns.is_on = False
     engine.run()
 
 

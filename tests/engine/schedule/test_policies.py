@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flat_request import flat_request
 
-from diptych.engine.schedule.policies import AGING_S, PATIENCE_S, POLICIES, InTime, LongestPrefixMatch
+from diptych.engine.schedule.policies import AGING_S, AHEAD_S, PATIENCE_S, POLICIES, InTime, LongestPrefixMatch
 from diptych.engine.values.policy_names import SchedulePolicy
 from diptych.engine.values.request import Request
 from diptych.generation.sampling_params import SamplingParams
@@ -77,3 +77,22 @@ def test_who_has_no_time_to_keep_does_not_pass_who_is_late() -> None:
     chat, batch = request(1, 0.0), request(2, 0.1)
     chat.slo = Slo(0.3)
     assert InTime(POLICIES["fcfs"](lambda _: 0)).choose([chat, batch], 0.31) is chat
+
+
+def test_who_goes_on_with_a_job_comes_before_those_that_came_since_it_began() -> None:
+    back, new = request(1, 10.0), request(2, 5.0)
+    back.job_s = 8.0
+    assert order("fcfs", [new, back]) == [1, 2]
+    back.job_s = 4.0
+    assert order("fcfs", [new, back]) == [2, 1]
+
+
+@pytest.mark.parametrize("name", ["fcfs", "lpm", "priority"])
+def test_no_job_passes_who_has_waited_for_longer_than_a_bound(name: str) -> None:
+    """Whoever arrives so much later ranks behind, however old its job is: nobody starves."""
+    policy, rng = POLICIES[name](lambda request: 0), np.random.default_rng(7)
+    waiting = request(1, 100.0)
+    for room in range(2, 200):
+        later = request(room, 100.0 + AHEAD_S + rng.exponential(20.0))
+        later.job_s = float(rng.exponential(5000.0))
+        assert policy.rank(later) > policy.rank(waiting)

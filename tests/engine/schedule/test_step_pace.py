@@ -102,7 +102,51 @@ def test_a_step_that_was_given_up_says_nothing() -> None:
     pace = StepPace(LONGEST_S)
     pace.begin(100, 0.0)
     pace.give_up()
-    assert pace.beside(MOST, 1, 0.0) == MOST
+    assert pace.beside(MOST, 1, 0.0) == StepPace(LONGEST_S).beside(MOST, 1, 0.0)
+
+
+def test_a_small_step_before_any_other_says_little_of_a_large_one() -> None:
+    machine = Machine(0.004, 25e-6)
+    machine.step(1, num_waiting_tokens=16)
+    machine.pace.begin(3500, machine.now_s, 1)
+    machine.now_s += 0.004 + 3500 * 25e-6
+    machine.pace.end(machine.now_s)
+    assert machine.step(1)[1] <= LONGEST_S * 1.2
+
+
+def test_prompts_whose_steps_get_shorter_as_they_get_larger_cost_something_all_the_same() -> None:
+    line = StepLine(origin=1.0)
+    for work, seconds in [(3000, 0.12), (4000, 0.08)] * 16:
+        line.learn(work, seconds)
+    assert 3000 < line.work_in(0.1) < 5000
+
+
+def machine_that_is_known() -> Machine:
+    machine = Machine(0.004, 25e-6)
+    for _ in range(20):
+        machine.plain_step(1)
+        machine.step(1)
+    return machine
+
+
+def test_one_step_like_no_other_changes_nothing_that_is_planned() -> None:
+    machine = machine_that_is_known()
+    before, machine.step_s = machine.step(1), 0.5
+    machine.step(1)
+    machine.step_s = 0.004
+    assert [machine.step(1)[0] for _ in range(3)] == pytest.approx([before[0]] * 3, rel=0.03)
+
+
+def test_a_step_whose_end_is_heard_of_late_and_the_short_one_behind_it_tell_what_both_took() -> None:
+    machine = machine_that_is_known()
+    before = machine.step(1)
+    for late_s in (0.08, 0.09, 0.06):
+        machine.step_s = 0.004 + late_s
+        machine.step(1)
+        machine.step_s = 0.004 - late_s
+        machine.step(1)
+        assert machine.step(1)[0] == pytest.approx(before[0], rel=0.03)
+        machine.step_s = 0.004
 
 
 def test_steps_that_took_no_time_are_forgotten_when_they_take_some() -> None:

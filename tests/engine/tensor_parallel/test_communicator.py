@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from two_gpus import needs_two_gpus
 
 SCRIPT = Path(__file__).with_name("communicate.py")
 
@@ -61,6 +61,6 @@ def test_who_takes_the_place_of_a_rank_without_the_secret_gets_nothing_of_the_mo
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@needs_two_gpus
 def test_ranks_add_up_to_the_same_bits_over_nccl(tmp_path: Path) -> None:
     check(tmp_path, "cuda")

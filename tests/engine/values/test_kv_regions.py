@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny_config import tiny_config
 
-from diptych.architectures.config import Indexer, Latent, ModelConfig, Rope, WideHeads
+from diptych.architectures.config import DraftLayers, Indexer, Latent, ModelConfig, Rope, WideHeads
 from diptych.checkpoints.shard import Shard
 from diptych.engine.values.kv_regions import kv_layout, kv_regions, kv_shape, region_names
 from diptych.kvtransfer.flow import Flow
@@ -67,6 +67,7 @@ KIND_CHANGES: tuple[dict[str, Any], ...] = (
     {"num_borrowing": 2},
     {"windows": (8, 0, 0, 8, 8, 0)},
 )
+DRAFTED = replace(LATENT, draft=DraftLayers(tiny_config(num_kv_heads=1), 1))
 
 
 def test_of_four_ranks_each_holds_a_copy_of_the_heads_that_are_fewer() -> None:
@@ -156,6 +157,20 @@ def test_words_and_bytes_are_those_of_the_regions() -> None:
     ]
 
 
+def test_draft_layers_follow_those_of_their_model() -> None:
+    own, behind = kv_regions(DRAFTED, "bfloat16")
+    assert (own,) == kv_regions(LATENT, "bfloat16")
+    assert behind == Region((2, 3), 2, 1, 16, "bfloat16", 1)
+    assert region_names(DRAFTED) == ("latents", "draft keys and values")
+    assert kv_shape(DRAFTED) == "2 layers, latents of 48, draft layers: 2 layers, 1 KV heads of 16"
+    of_two = tiny_config(draft=DraftLayers(tiny_config(), 2))
+    part = Shard(1, 2).config(of_two)
+    assert [(region.num_heads, region.total_heads) for region in kv_regions(part, "bfloat16", HeadShare(1, 2, 2))] == [
+        (1, 2),
+        (1, 2),
+    ]
+
+
 def layouts(model: ModelConfig, num_ranks: int, page_size: int) -> list[PoolLayout]:
     """Return the layout of each rank of a worker."""
     if num_ranks == 1:
@@ -167,7 +182,11 @@ def layouts(model: ModelConfig, num_ranks: int, page_size: int) -> list[PoolLayo
 
 @pytest.mark.parametrize(("num_sources", "num_targets"), [(1, 1), (2, 1), (1, 2), (2, 2), (4, 2), (4, 1)])
 @pytest.mark.parametrize("page_sizes", [(8, 8), (4, 16)], ids=["equal pages", "larger pages"])
-@pytest.mark.parametrize("model", [LATENT, SPARSE, ONE_HEAD], ids=["latents", "latents and index keys", "two kinds"])
+@pytest.mark.parametrize(
+    "model",
+    [LATENT, SPARSE, ONE_HEAD, DRAFTED],
+    ids=["latents", "latents and index keys", "two kinds", "draft layers"],
+)
 def test_a_latent_lands_once_in_every_target_however_many_ranks_hold_it(
     num_sources: int, num_targets: int, page_sizes: tuple[int, int], model: ModelConfig
 ) -> None:

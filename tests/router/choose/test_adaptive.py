@@ -29,14 +29,14 @@ BUSY = replace(REQUEST, usual=COMING)
 def making(num_outputs: int, context: int, budget: int = 0, **fields: Any) -> WorkerLoad:
     """A worker with outputs of so much context each."""
     tokens = num_outputs * context
-    return replace(
-        IDLE, num_requests=num_outputs, num_outputs=num_outputs, output_tokens=tokens, prompt_budget=budget, **fields
+    return IDLE._replace(
+        num_requests=num_outputs, num_outputs=num_outputs, output_tokens=tokens, prompt_budget=budget, **fields
     )
 
 
 def computing(num_prompts: int, num_tokens: int) -> WorkerLoad:
     tokens = num_prompts * num_tokens
-    return replace(IDLE, num_requests=num_prompts, num_queued=num_prompts, queued_tokens=tokens, left_tokens=tokens)
+    return IDLE._replace(num_requests=num_prompts, num_queued=num_prompts, queued_tokens=tokens, left_tokens=tokens)
 
 
 def chosen(loads: Mapping[int, WorkerLoad], request: RequestView = REQUEST) -> Pair:
@@ -67,7 +67,7 @@ def test_prompts_are_computed_with_their_outputs_where_all_workers_make_some() -
 
 
 def test_who_has_measured_nothing_yet_is_as_fast_as_the_others() -> None:
-    unknown = replace(IDLE, output_step_s=0.0, context_token_s=0.0, prompt_token_s=0.0)
+    unknown = IDLE._replace(output_step_s=0.0, context_token_s=0.0, prompt_token_s=0.0)
     assert chosen({1: making(10, 2500), 2: unknown}, BUSY) == Pair(2, 1)
     assert chosen({1: unknown, 2: unknown}, BUSY) == Pair(1, 1)
 
@@ -110,7 +110,7 @@ def test_short_prompts_are_computed_where_their_output_is_made() -> None:
 
 @pytest.mark.parametrize("short", [{"has_credit": False}, {"free_tokens": 4000}])
 def test_a_worker_without_memory_for_the_growth_of_its_outputs_gets_no_more(short: dict[str, Any]) -> None:
-    assert chosen({1: replace(making(10, 2500), **short), 2: IDLE}).decode_id == 2
+    assert chosen({1: making(10, 2500)._replace(**short), 2: IDLE}).decode_id == 2
 
 
 @pytest.mark.parametrize("slo", [Slo(), Slo(1.0, 0.0), Slo(0.0, 0.1)])

@@ -88,7 +88,7 @@ def test_only_who_is_late_for_some_looks_in_a_row_gives_an_output_away() -> None
 
 
 def test_late_workers_give_away_one_at_a_time() -> None:
-    workers = {OLD: LATE, NEW: FREE, OTHER: replace(LATE, instance_id=OTHER)}
+    workers = {OLD: LATE, NEW: FREE, OTHER: LATE._replace(instance_id=OTHER)}
     candidates = Candidates(workers, {key: tuple(workers) for key in workers})
     outputs = {5: LONG, 7: replace(LONG, worker_id=OTHER), 8: replace(LONG, worker_id=OTHER)}
     moves = Moves()
@@ -136,7 +136,7 @@ def test_several_routers_give_away_no_more_than_one(num_routers: int) -> None:
 
 
 def overload(num_workers: int, *others: Worker) -> Candidates:
-    return fleet(*(replace(LATE, instance_id=100 + number) for number in range(num_workers)), *others)
+    return fleet(*(LATE._replace(instance_id=100 + number) for number in range(num_workers)), *others)
 
 
 def test_where_nobody_has_time_to_spare_no_output_is_looked_at() -> None:

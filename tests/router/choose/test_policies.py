@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 import pytest
 
@@ -49,25 +48,25 @@ def test_round_robin_knows_that_workers_have_different_partners() -> None:
 
 
 def test_least_load_takes_the_shorter_prefill_queue_and_the_emptier_decode_worker() -> None:
-    busy = candidates(p1=replace(IDLE, queued_tokens=500), d2=replace(IDLE, num_requests=3))
+    busy = candidates(p1=IDLE._replace(queued_tokens=500), d2=IDLE._replace(num_requests=3))
     assert set(chosen(LEAST_LOAD, busy)) == {Pair(2, 11)}
 
 
 def test_least_load_avoids_a_decode_worker_without_memory_for_the_prompt() -> None:
-    full = candidates(d1=replace(IDLE, free_tokens=99), d2=replace(IDLE, num_requests=50))
+    full = candidates(d1=IDLE._replace(free_tokens=99), d2=IDLE._replace(num_requests=50))
     assert {pair.decode_id for pair in chosen(LEAST_LOAD, full, prompt_len=100)} == {12}
     assert {pair.decode_id for pair in chosen(LEAST_LOAD, full, prompt_len=99)} == {11}
 
 
 def test_least_load_uses_a_full_decode_worker_if_there_is_no_other() -> None:
-    full = replace(IDLE, free_tokens=0)
+    full = IDLE._replace(free_tokens=0)
     assert len(set(chosen(LEAST_LOAD, candidates(d1=full, d2=full)))) == 4
 
 
 def test_least_load_avoids_a_decode_worker_where_requests_wait_for_pages() -> None:
-    waiting = candidates(d1=replace(IDLE, has_credit=False), d2=replace(IDLE, free_tokens=99, num_requests=50))
+    waiting = candidates(d1=IDLE._replace(has_credit=False), d2=IDLE._replace(free_tokens=99, num_requests=50))
     assert {pair.decode_id for pair in chosen(LEAST_LOAD, waiting, prompt_len=100)} == {12}
-    without = replace(IDLE, has_credit=False)
+    without = IDLE._replace(has_credit=False)
     assert len(set(chosen(LEAST_LOAD, candidates(d1=without, d2=without)))) == 4
 
 
@@ -92,11 +91,11 @@ def test_a_unified_worker_without_a_partner_serves_alone(policy: Policy) -> None
 @pytest.mark.parametrize(
     ("busy", "wanted"),
     [
-        (replace(IDLE, queued_tokens=500), {Pair(2, 1)}),  # it can still decode
-        (replace(IDLE, num_requests=3), {Pair(2, 2)}),
-        (replace(IDLE, has_credit=False), {Pair(1, 2)}),
-        (replace(IDLE, free_tokens=99), {Pair(1, 2)}),
-        (replace(IDLE, queued_tokens=500, num_requests=3), {Pair(2, 2)}),
+        (IDLE._replace(queued_tokens=500), {Pair(2, 1)}),  # it can still decode
+        (IDLE._replace(num_requests=3), {Pair(2, 2)}),
+        (IDLE._replace(has_credit=False), {Pair(1, 2)}),
+        (IDLE._replace(free_tokens=99), {Pair(1, 2)}),
+        (IDLE._replace(queued_tokens=500, num_requests=3), {Pair(2, 2)}),
     ],
 )
 def test_least_load_takes_a_unified_worker_alone_where_that_is_least(busy: WorkerLoad, wanted: set[Pair]) -> None:
@@ -109,7 +108,7 @@ def test_round_robin_uses_a_unified_worker_alone_on_its_turn_if_nobody_decodes_f
 
 
 def test_each_role_may_have_a_policy_of_its_own() -> None:
-    busy = candidates(p1=replace(IDLE, queued_tokens=500), d1=replace(IDLE, num_requests=3))
+    busy = candidates(p1=IDLE._replace(queued_tokens=500), d1=IDLE._replace(num_requests=3))
     assert chosen(plan_of("round_robin", decode="least_load").choose, busy) == [Pair(1, 12), Pair(2, 12)] * 2
     assert chosen(plan_of("round_robin", prefill="least_load").choose, busy) == [Pair(2, 11)] * 2 + [Pair(2, 12)] * 2
 
@@ -128,6 +127,6 @@ def test_a_plan_says_whether_prompts_are_looked_up(plan: Plan, name: str, reads_
 
 
 def test_pair_cost_may_choose_for_one_role() -> None:
-    busy = candidates(p1=replace(IDLE, queued_tokens=500), d1=replace(IDLE, has_credit=False))
+    busy = candidates(p1=IDLE._replace(queued_tokens=500), d1=IDLE._replace(has_credit=False))
     assert {pair.prefill_id for pair in chosen(plan_of("round_robin", prefill="pair_cost").choose, busy)} == {2}
     assert {pair.decode_id for pair in chosen(plan_of("round_robin", decode="pair_cost").choose, busy)} == {12}

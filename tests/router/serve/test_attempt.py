@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -109,3 +111,22 @@ def test_a_token_that_one_attempt_gave_counts_for_the_next_one_too() -> None:
     wait_budget = WaitBudget(math.inf, SILENCE_S, now_s=0.0)
     wait_budget.on_tokens(500.0)
     assert wait_budget.ends_s == 1100.0
+
+
+def test_an_attempt_is_freed_when_it_has_ended_without_a_search_for_garbage() -> None:
+    async def attempt() -> weakref.ref[Attempt]:
+        loop, worker = asyncio.get_running_loop(), Worker()
+        legs = {LegKind.LOCAL: (cast(Any, worker), StartLeg())}
+        attempt = Attempt(ROOM, legs, b"", Work(1), WaitBudget(math.inf, SILENCE_S, loop.time()), loop.time)
+        await worker.send([1.0, 1.0])
+        assert (await attempt.next()).finish is not None
+        attempt.close()
+        worker.receiver = None  # as sessions do when a leg has ended
+        return weakref.ref(attempt)
+
+    gc.disable()
+    try:
+        with asyncio.Runner(loop_factory=FastLoop) as runner:
+            assert runner.run(attempt())() is None
+    finally:
+        gc.enable()

@@ -34,7 +34,7 @@ def test_rows_that_are_kept_count_in_full() -> None:
 
 
 def test_no_more_are_accepted_than_tokens_are_shown(byte_tokenizer: Tokenizer) -> None:
-    legs = AttemptLegs({LegKind.LOCAL}, lambda kind: None, lambda failure: None)
+    legs = AttemptLegs({LegKind.LOCAL}, lambda kind: None)
     ids = byte_tokenizer.encode("ab; never shown text")
     text = OutputText(byte_tokenizer, SamplingParams(max_tokens=100, stop=(";",)))
     legs.receive(LegKind.LOCAL, LegOutput(room=1, first_index=0, token_ids=ids[:1]))

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -91,10 +91,10 @@ def test_a_receiver_may_start_another_leg_while_it_is_told(recorder: Recorder) -
 def test_what_is_left_of_prompts_is_what_the_worker_told_and_legs_that_it_may_not_have_heard_of() -> None:
     legs, nobody, told = OpenLegs(), Recorder(), WorkerLoad(1, 900, 0, left_tokens=300)
     legs.add(1, Leg(nobody, LegKind.LOCAL, Work(1000)))
-    left = [legs.load(replace(told, left_tokens=0)).left_tokens]
+    left = [legs.load(told._replace(left_tokens=0)).left_tokens]
     for tokens in (0, 700, 300):
         legs.told()
-        left.append(legs.load(replace(told, left_tokens=tokens)).left_tokens)
+        left.append(legs.load(told._replace(left_tokens=tokens)).left_tokens)
     legs.add(2, Leg(nobody, LegKind.DECODE, Work(1000)))
     legs.add(3, Leg(nobody, LegKind.PREFILL, Work(500, cached_tokens=100)))
     left.append(legs.load(told).left_tokens)

@@ -77,6 +77,7 @@ class Ranking:
         self._score = SCORES[policy]
         self._age = 0
         self._clock = 0
+        self.now_s = 0.0
 
     def touch(self, node: Node) -> None:
         """Count the path to `node` as wanted now."""
@@ -87,6 +88,7 @@ class Ranking:
             worth, worth_of_state = found.get(step, NO_STATE)
             score = max(score, step.rank[0], self._score(step.num_uses, worth) + self._age)
             step.rank = (score, self._clock, -step.end)
+            step.used_s = self.now_s
             if found:
                 alone = self._score(0, worth_of_state // RARER) + self._age
                 step.state_rank = (max(alone, step.state_rank[0]), self._clock, -step.end)
@@ -94,6 +96,7 @@ class Ranking:
     def touch_new(self, node: Node) -> None:
         """Rank a node by itself, whose path will be touched before anything is evicted, or is locked."""
         self._clock += 1
+        node.used_s = self.now_s
         node.rank = (max(node.rank[0], self._age), self._clock, -node.end)
 
     def note_eviction(self, rank: Rank) -> None:
@@ -101,7 +104,7 @@ class Ranking:
 
 
 class EvictionQueue:
-    """The unlocked nodes of one level. All operations are O(log n), amortised.
+    """The unlocked nodes of one level that no pin keeps. All operations are O(log n), amortised.
 
     Lazy: an entry keeps the rank it came with, and moves or goes when it gets to the front. That is enough because
     ranks only rise.
@@ -146,6 +149,9 @@ class EvictionQueue:
         self._members.remove(node)
 
     def _is_stale(self, node: Node) -> bool:
+        return self._is_held(node) or node.num_pins > 0
+
+    def _is_held(self, node: Node) -> bool:
         return node.parent is None or node.num_locks > 0 or node.level != self._level
 
 
@@ -163,4 +169,4 @@ class SupersededStates(EvictionQueue):
         return self.pop()
 
     def _is_stale(self, node: Node) -> bool:
-        return super()._is_stale(node) or not node.is_superseded
+        return self._is_held(node) or not node.is_superseded  # a pin keeps the text, and the newest state behind it

@@ -18,25 +18,39 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from diptych.common.arrays import I32, I64
 from diptych.engine.cache.cache_changes import NO_CHANGES, CacheChanges
+from diptych.engine.cache.pins import Pins
 from diptych.engine.cache.radix import RadixTree
 from diptych.engine.cache.radix_node import Insertion, Match, Node
 from diptych.engine.cache.request_windows import RequestWindows
+from diptych.engine.cache.return_times import ReturnTimes
+from diptych.engine.cache.sessions import Sessions
 from diptych.engine.cache.snapshots import cuts
-from diptych.engine.cache.tier import Restore, Tier
-from diptych.engine.values.core_report import Holders
+from diptych.engine.cache.tier import POOL, Restore, Tier
+from diptych.engine.values.core_report import CacheReport, Holders, TierReport
 from diptych.engine.values.policy_names import EvictionPolicy
 from diptych.engine.values.request import NO_PAGES, Request, Snapshot
 from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.kvtransfer.notes import HandedGroup
 from diptych.kvtransfer.ownership import PagePool, Pages
 
+POOL_NAME: Final = "pool"
+RELOAD_SHARE: Final = 0.1  # what a page costs at most that comes back from a tier, beside one that is computed
 NUM_STATES: Final = 2  # that a request needs at most at one time: one to begin with, and one to be handed over
+
+
+@dataclass(slots=True)
+class CacheCounts:
+    """What was found of prompts that are computed here, in tokens since the start."""
+
+    found_tokens: list[int]  # by level: the pool, and then the tiers
+    prompt_tokens: int = 0  # of which those are
 
 
 class KvCache:
@@ -54,12 +68,24 @@ class KvCache:
         changes: CacheChanges = NO_CHANGES,
         pages_per_state: int = 0,
         windows: WindowPages = NO_WINDOWS,
+        pin_share: float = 0.0,
     ) -> None:
-        """`pages_per_state`: of recurrent layers; 0: there are none."""
+        """`pages_per_state`: of recurrent layers; 0: there are none. `pin_share`: of the pool, see `sessions`."""
         self.page_size = page_size
         self.changes = changes  # of the set of cached pages
         self.pool = PagePool(num_pages)
-        self.tree = RadixTree(page_size, policy=eviction_policy, tiers=tiers, changes=changes, windows=windows)
+        times = ReturnTimes()
+        self.tree = RadixTree(
+            page_size,
+            policy=eviction_policy,
+            tiers=tiers,
+            changes=changes,
+            windows=windows,
+            pins=Pins(int(pin_share * self.pool.capacity), times),
+        )
+        reload_share = RELOAD_SHARE if tiers else 1.0
+        self.sessions = Sessions(self.tree, times, page_size, is_on=pin_share > 0, reload_share=reload_share)
+        self.counts = CacheCounts(found_tokens=[0] * (1 + len(tiers)))
         self.num_saved = 0  # pages copied to tiers, since start
         self.num_restored = 0  # and back
         self.num_lost = 0  # that a tier could not bring back
@@ -188,12 +214,13 @@ class KvCache:
             self._begin_reading(request, match)
         pages = self._allocate(need)
         if match.lower_nodes:
-            request.restore = self._restore(match, pages)
+            request.restore = self._restore(request, match, pages)
         if request.restore is not None:
             self._unlock(request, match.node)
             return False
         pages, windows, state = np.split(pages[num_lower_places:], np.cumsum([num_pages, num_window_pages]))
         self._fill_row(request, match, pages)
+        self.sessions.admitted(request)
         if self.windows.num_groups:
             self._windows.fill(request, windows)
         self._begin_state(request, match, state)
@@ -344,6 +371,7 @@ class KvCache:
         """Give the request's pages back, keeping what is computed as a cached prefix."""
         insertion = self._hand_over(request, request.computed_len)
         self.tree.use(insertion.node)
+        self.sessions.ended(request, insertion.node, self.tree.now_s)
         self.pool.release(insertion.duplicate)
         self.pool.release(self.pages_of(request)[insertion.node.end :].copy())
         if self.windows.num_groups:
@@ -406,6 +434,27 @@ class KvCache:
             problems.append(f"{self._windows.num_own} pages of windows are counted as requests' own, not {holders_own}")
         return problems + self.tree.check()
 
+    def report(self) -> CacheReport:
+        """Return what the cache was worth, and what it keeps."""
+        tree, counts = self.tree, self.sessions.counts
+        levels = [(POOL_NAME, tree.num_pages, self.pool.capacity)]
+        levels += [(_name_of(tier), tier.capacity - tier.num_free, tier.capacity) for tier in self._tiers]
+        return CacheReport(
+            prompt_tokens=self.counts.prompt_tokens,
+            tiers=[TierReport(*level, found) for level, found in zip(levels, self.counts.found_tokens, strict=True)],
+            evicted_pages=tree.ages.num_evicted,
+            evicted_p50_s=tree.ages.quantile_s(0.5),
+            evicted_p90_s=tree.ages.quantile_s(0.9),
+            pins=len(tree.pins),
+            pinned_pages=tree.pins.num_pages,
+            most_pinned_pages=tree.pins.most_pages,
+            pins_given_up=tree.pins.num_given_up,
+            sessions_away=self.sessions.num_away,
+            tool_calls=counts.calls,
+            tool_returns=counts.returns,
+            kept_returns=counts.kept_returns,
+        )
+
     def clear(self) -> None:
         """Forget every cached prefix, in all levels, that no request holds."""
         self.pool.uncache(self.tree.clear())
@@ -456,6 +505,15 @@ class KvCache:
         self._append(request, np.concatenate([match.pages, *(node.pages for node in match.lower_nodes), pages]))
         request.cached_len = match.num_tokens + match.num_lower_pages * self.page_size
         request.computed_len = min(request.cached_len, request.num_tokens - 1)
+        self._count(request)
+
+    def _count(self, request: Request) -> None:
+        """Count what was found of a prompt that is computed here, the first time."""
+        if not (request.is_imported or request.num_output_tokens):
+            self.counts.prompt_tokens += request.num_tokens
+            self.counts.found_tokens[POOL] += max(0, request.cached_len - request.restored.total())
+            for level, found in request.restored.items():
+                self.counts.found_tokens[level] += found
 
     def _begin_windows(self, request: Request, node: Node) -> tuple[int, int]:
         """Say what a request holds in layers with a window; return what it needs, and what is owed to it and others."""
@@ -503,13 +561,14 @@ class KvCache:
             self.tree.states.end_reading(request.state_node)
             request.state_node = None
 
-    def _restore(self, match: Match, pages: Pages) -> Restore | None:
+    def _restore(self, request: Request, match: Match, pages: Pages) -> Restore | None:
         """Bring what tiers have of a locked match back, into the first of `pages`, which were taken for it.
 
         Return what is not here yet: then the pages that are not needed for it are gone.
         """
         for level, group in itertools.groupby(match.lower_nodes, lambda node: node.level):
             nodes = tuple(group)
+            request.restored[level] += self.page_size * sum(len(node.pages) for node in nodes)
             slots = np.concatenate([node.places for node in nodes])
             restore = Restore(self._num_restores, level, slots, pages[: len(slots)].copy())
             self._num_restores += 1
@@ -563,3 +622,7 @@ class KvCache:
     def _sweep(self) -> None:
         if self.tree.has_withdrawn:
             self.pool.uncache(self.tree.sweep())
+
+
+def _name_of(tier: Tier) -> str:
+    return "files" if tier.is_shared else "host"

@@ -18,11 +18,14 @@ import numpy as np
 from diptych.common.arrays import I32, I64, U64
 from diptych.common.errors import InvalidTransition
 from diptych.engine.cache import radix_check
+from diptych.engine.cache.ages import EvictionAges
 from diptych.engine.cache.cache_changes import NO_CHANGES, CacheChanges
 from diptych.engine.cache.cached_states import CachedStates
 from diptych.engine.cache.cached_windows import CachedWindows
 from diptych.engine.cache.eviction import EvictionQueue, Ranking, SupersededStates
+from diptych.engine.cache.pins import Pin, Pins
 from diptych.engine.cache.radix_node import Eviction, Insertion, Match, Node, Save, joined, merged, node_key
+from diptych.engine.cache.return_times import ReturnTimes
 from diptych.engine.cache.tier import POOL, Books, Restore, Slots
 from diptych.engine.values.policy_names import EvictionPolicy
 from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
@@ -43,6 +46,7 @@ class RadixTree:
         tiers: Sequence[Books] = (),
         changes: CacheChanges = NO_CHANGES,
         windows: WindowPages = NO_WINDOWS,
+        pins: Pins | None = None,
     ) -> None:
         self._page_size = page_size
         self._root = Node(b"", None, np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, np.uint64))
@@ -52,11 +56,25 @@ class RadixTree:
         self.states = CachedStates()  # behind nodes
         self.windows = CachedWindows(windows, page_size)  # beside nodes
         self._superseded = SupersededStates(POOL)  # of unlocked nodes
+        self.pins = Pins(0, ReturnTimes()) if pins is None else pins  # of nodes
+        self.ages = EvictionAges()
         self._num_pages = 0
         self._num_evictable = 0
         self._changes = changes
         self._withdrawn: list[Node] = []  # with all that is below them
         self._num_withdrawn = 0  # since start: names them
+
+    @property
+    def now_s(self) -> float:
+        """The time that `at` was given last."""
+        return self._ranking.now_s
+
+    def at(self, now_s: float) -> None:
+        """Let it be this time: pins whose time is over keep nothing any more."""
+        self._ranking.now_s = now_s
+        self.ages.pass_time(now_s)
+        for node in self.pins.over(now_s):
+            self.unpin(node)
 
     @property
     def has_withdrawn(self) -> bool:
@@ -81,7 +99,7 @@ class RadixTree:
     def match(self, token_ids: I64, extra_key: bytes = b"") -> Match:
         """Find the longest cached prefix of whole pages, and note that it is wanted now."""
         path = self._walk(self._root, token_ids, extra_key)
-        self._ranking.touch(path[-1])
+        self._want(path)
         return self._matched(path)
 
     def peek(self, token_ids: I64, extra_key: bytes = b"") -> int:
@@ -101,7 +119,7 @@ class RadixTree:
     def match_state(self, token_ids: I64, extra_key: bytes = b"") -> Match:
         """Find the longest cached prefix of whole pages behind which is a state, and note that all text is wanted."""
         path = self._walk(self._root, token_ids, extra_key)
-        self._ranking.touch(path[-1])  # all of it, or what was split off would be wanted more than what is before it
+        self._want(path)  # all of it, or what was split off would be wanted more than what is before it
         parting = path[-1].end * self._page_size if path[-1].children else 0
         while len(path) > 1 and path[-1].state is None:
             path.pop()
@@ -110,7 +128,7 @@ class RadixTree:
     def match_windows(self, token_ids: I64, extra_key: bytes = b"") -> Match:
         """Find the longest cached prefix of whole pages behind which all is here that is live there; note its use."""
         path = self._walk(self._root, token_ids, extra_key)
-        self._ranking.touch(path[-1])
+        self._want(path)
         node, end = path[-1], self.windows.longest_whole(path[1:], path[-1].end)
         self._part(node, end)
         while node.end > end:
@@ -118,6 +136,13 @@ class RadixTree:
             node = node.parent
         self._part(node, self.windows.first_live(end))
         return self._matched([*reversed(list(node.path()))])
+
+    def _want(self, path: Sequence[Node]) -> None:
+        """A path from the root is found, and wanted now."""
+        for node in path:
+            if node.level == POOL and not node.num_locks:
+                self.ages.found(self._ranking.now_s - node.used_s, len(node.pages))
+        self._ranking.touch(path[-1])
 
     def _matched(self, path: Sequence[Node], parting: int = 0) -> Match:
         here = [node for node in path if node.level == POOL and node.restore is None]
@@ -283,6 +308,32 @@ class RadixTree:
         first = self.settle(node)
         return self._forget([first, *first.below()])
 
+    def pin(self, node: Node, pin: Pin) -> None:
+        """Let the prefix that ends at `node`, which is in the pool, be evicted last until the pin's time is over."""
+        self.pins.put(node, pin)
+        for first in self.pins.surplus(self.now_s):
+            self.unpin(first)
+
+    def unpin(self, node: Node) -> None:
+        """Let the prefix be evicted in its order again."""
+        for step in self.pins.drop(node):
+            if not step.num_locks:
+                self._queues[step.level].add(step)
+
+    def price(self) -> float:
+        """Return what a page of the pool brings a second that is not pinned: see `EvictionAges.price`."""
+        return self.ages.price(max(0, self._num_evictable - self.pins.num_pages))
+
+    def alone(self, node: Node) -> tuple[int, int]:
+        """Return how many pages of tokens, and pages in all, a text has that no other has in common with it."""
+        num_tokens = num_pages = 0
+        for step in node.path():
+            if len(step.children) > 1:
+                break
+            num_tokens += len(step.pages)
+            num_pages += step.num_places
+        return num_tokens, num_pages
+
     def lock(self, node: Node) -> None:
         """Keep the prefix that ends at `node` from eviction. Locks are counted."""
         if node.parent is None and node is not self._root:
@@ -312,7 +363,7 @@ class RadixTree:
         while num_pages > 0 and len(gone := self.windows.pop_spare(num_pages)):
             evicted.append(gone)
             num_pages -= len(gone)
-        while num_pages > 0 and len(gone := self._evict_lowest(num_pages, saves)):
+        while num_pages > 0 and (len(gone := self._evict_lowest(num_pages, saves)) or self._give_up_pin()):
             evicted.append(gone)
             num_pages -= len(gone)
         while num_pages > 0 and (node := self.states.first()):
@@ -343,7 +394,7 @@ class RadixTree:
         """Recount everything that is maintained; return what is wrong, `[]` when clean. O(pages)."""
         nodes, counts = list(self._root.below()), (self.num_pages, self.num_evictable)
         beside = self.states.nodes, self.windows.nodes
-        return radix_check.problems(nodes, counts, self._page_size, self._tiers, self._queues, *beside)
+        return radix_check.problems(nodes, counts, self._page_size, self._tiers, self._queues, *beside, self.pins)
 
     def _evict_lowest(self, num_pages: int, saves: list[Save]) -> Pages:
         """Take the lowest ranking pages out of the pool, about `num_pages`; add to `saves` what goes down."""
@@ -362,9 +413,17 @@ class RadixTree:
         self.windows.leave(node)
         self._num_pages -= len(node.pages)
         self._num_evictable -= len(node.pages)
+        self.ages.evicted(self._ranking.now_s - node.used_s, len(node.pages))
         self._ranking.note_eviction(node.rank)
         self._demote(node, saves)
         return gone
+
+    def _give_up_pin(self) -> bool:
+        """Nothing is left to evict: keep the text of a session no longer that is away. False: there is none."""
+        if not len(self.pins):
+            return False
+        self.unpin(self.pins.first_to_go(self.now_s))
+        return True
 
     def _can_shorten(self, leaf: Node, num_pages: int) -> bool:
         """Whether more than so many pages are there, nothing is beside them, and they need not go down to a tier."""
@@ -376,6 +435,7 @@ class RadixTree:
 
         The same as to split it, and to forget the lower half. An eviction nearly always wants less than a node has.
         """
+        self.ages.evicted(self._ranking.now_s - leaf.used_s, num_pages)
         self._ranking.note_eviction(leaf.rank)
         num_left = len(leaf.pages) - num_pages
         self._queues[POOL].add(leaf.shortened(num_left, self._page_size))
@@ -520,6 +580,7 @@ class RadixTree:
     def _remove(self, leaf: Node) -> None:
         assert leaf.parent is not None
         assert not leaf.children
+        self.unpin(leaf)
         del leaf.parent.children[leaf.key]
         self.windows.on_end_moved(leaf.parent)
         leaf.parent = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from diptych.engine.cache.eviction import EvictionQueue
+from diptych.engine.cache.pins import Pins
 from diptych.engine.cache.radix_node import Node
 from diptych.engine.cache.tier import POOL, Books
 
@@ -17,6 +18,7 @@ def problems(
     in_queues: Sequence[EvictionQueue],
     with_states: Collection[Node],
     with_windows: Collection[Node],
+    pins: Pins,
 ) -> list[str]:
     """Check everything; `num_pages`: as counted, all and those that can be evicted."""
     return [
@@ -24,6 +26,7 @@ def problems(
         *(each for level, tier in enumerate(tiers, 1) for each in slots(all_nodes, level, tier)),
         *nodes(all_nodes, page_size),
         *queues(all_nodes, in_queues),
+        *pinned(all_nodes, pins),
         *states(all_nodes, with_states),
         *windows(all_nodes, with_windows),
     ]
@@ -86,9 +89,9 @@ def nodes(nodes: Sequence[Node], page_size: int) -> Iterator[str]:
 
 
 def queues(nodes: Sequence[Node], queues: Sequence[EvictionQueue]) -> Iterator[str]:
-    """Every unlocked node can be evicted, after its children."""
+    """Every unlocked node can be evicted, after its children, as soon as no pin keeps it."""
     unlocked = [node for node in nodes if node.num_locks == 0]
-    if any(node not in queues[node.level] for node in unlocked):
+    if any(node not in queues[node.level] for node in unlocked if not node.num_pins):
         yield "an unlocked node is in no queue"
     ranks = [node.rank for node in unlocked]
     if len(set(ranks)) < len(ranks):
@@ -96,3 +99,19 @@ def queues(nodes: Sequence[Node], queues: Sequence[EvictionQueue]) -> Iterator[s
     for node in unlocked:
         if any(child.rank > node.rank for child in node.children.values()):
             yield f"{node} goes before its children"
+
+
+def pinned(nodes: Sequence[Node], pins: Pins) -> Iterator[str]:
+    """Every pin ends at a node of the pool, and as many are counted above it."""
+    ends = {node: 0 for node in nodes}
+    for node in nodes:
+        for step in node.path() if node in pins else ():
+            ends[step] += 1
+    wrong = [node for node, number in ends.items() if node.num_pins != number or (number and node.level != POOL)]
+    if wrong:
+        yield f"{wrong[0]} counts {wrong[0].num_pins} pins, not {ends[wrong[0]]}"
+    if sum(node in pins for node in nodes) != len(pins):
+        yield f"there are {len(pins)} pins, some of nodes that are gone"
+    num_pages = sum(node.num_pool_pages for node in nodes if node.num_pins)
+    if num_pages != pins.num_pages:
+        yield f"{num_pages} pinned pages are counted as {pins.num_pages}"

@@ -41,7 +41,9 @@ class Node:
     restore: Restore | None = None  # whose pages these are: its KV is not here yet
     children: dict[bytes, Node] = field(default_factory=dict)
     num_locks: int = 0  # of this node and every node below it
+    num_pins: int = 0  # of texts that are kept for sessions which are away: likewise
     num_uses: int = 0  # requests that made or reused it
+    used_s: float = 0.0  # when it was wanted last
     rank: Rank = (0, 0, 0)  # in the order of eviction: see `eviction`
     state_rank: Rank = (0, 0, 0)  # of its state alone, where that is superseded
     state: Pages | None = None  # the state of recurrent layers after its last token: as `pages`
@@ -137,7 +139,8 @@ class Node:
         tokens, pages, hashes = self.tokens[:num_tokens], self.pages[:num_pages], self.hashes[:num_pages]
         upper = Node(self.key, self.parent, tokens, pages, hashes, self.end - len(self.pages) + num_pages)
         upper.level, upper.restore = self.level, self.restore
-        upper.num_locks, upper.num_uses = self.num_locks, self.num_uses
+        upper.num_locks, upper.num_pins = self.num_locks, self.num_pins
+        upper.num_uses, upper.used_s = self.num_uses, self.used_s
         upper.num_window_locks = self.num_window_locks
         if self.num_window_pages > len(self.pages) - num_pages:
             assert self.windows is not None
@@ -158,7 +161,7 @@ class Node:
         assert not self.children
         tokens, pages, hashes = self.tokens[: num_left * page_size], self.pages[:num_left], self.hashes[:num_left]
         kept = Node(self.key, self.parent, tokens, pages, hashes, self.end - len(self.pages) + num_left, self.level)
-        kept.num_uses, kept.rank = self.num_uses, (*self.rank[:2], -kept.end)
+        kept.num_uses, kept.used_s, kept.rank = self.num_uses, self.used_s, (*self.rank[:2], -kept.end)
         self.parent.children[self.key] = kept
         self.parent = None
         return kept

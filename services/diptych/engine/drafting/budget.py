@@ -9,7 +9,7 @@ in the same way, by costs that are profiled at start.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from diptych.engine.drafting.step_costs import StepCosts
@@ -24,9 +24,22 @@ class Shares(NamedTuple):
     counts: Sequence[int]
     gains: Sequence[float]  # tokens that each request's drafts are expected to bring
     saved_s: float  # by all: what the step would take less than steps without drafts that bring as many tokens
+    extra_s: float = 0.0  # that the step takes for them
 
 
-def share_out(chances: Sequence[Sequence[float]], num_requests: int, costs: StepCosts, most: int) -> Shares:
+class Passes(NamedTuple):
+    """What guesses of a draft model take beside the step: a pass for each place, for all requests at once."""
+
+    before: Mapping[int, int]  # by row of the chances, of those that it guesses for: passes until its first draft
+    seconds: float  # of one
+
+
+NO_PASSES: Final = Passes({}, 0.0)
+
+
+def share_out(
+    chances: Sequence[Sequence[float]], num_requests: int, costs: StepCosts, most: int, passes: Passes = NO_PASSES
+) -> Shares:
     """Return how many of their drafts requests get in a step of `num_requests`; at most `most` in all.
 
     `chances` has a row for each request that may have drafts: of each draft, that it and those before it come true,
@@ -41,13 +54,18 @@ def share_out(chances: Sequence[Sequence[float]], num_requests: int, costs: Step
     ranked = ranked[: max(0, min(most, costs.reach - num_requests))]
     plain_s = costs.at(num_requests)
     best, num_best, expected = WORTH * num_requests / plain_s, 0, float(num_requests)
-    for number, (chance, _) in enumerate(ranked, 1):
+    places, most_passes, best_s = dict(passes.before), 0, plain_s
+    for number, (chance, at) in enumerate(ranked, 1):
         expected += chance
-        rate = expected / costs.at(num_requests + number)
-        if rate > best:
-            best, num_best = rate, number
+        if -at in places:
+            places[-at] += 1
+            most_passes = max(most_passes, places[-at])
+        took_s = costs.at(num_requests + number) + most_passes * passes.seconds
+        if expected > best * took_s:
+            best, num_best, best_s = expected / took_s, number, took_s
     for chance, at in ranked[:num_best]:
         counts[-at] += 1
         gains[-at] += chance
-    saved_s = (1 + sum(gains) / num_requests) * plain_s - costs.at(num_requests + num_best) if num_best else 0.0
-    return Shares(counts, gains, saved_s)
+    if not num_best:
+        return Shares(counts, gains, 0.0)
+    return Shares(counts, gains, (1 + sum(gains) / num_requests) * plain_s - best_s, best_s - plain_s)

@@ -4,36 +4,33 @@ What a guess was worth is seen in the tokens that came, whether or not it was ve
 pay is asked about still, at no cost but that of asking, and has drafts again as soon as they do. Asking costs time too:
 where that has not been worth it of late, twice as many tokens pass as before until the next time, up to what makes
 asking a small share of a step. Nobody is asked about while it isn't known what steps take without drafts.
-
-No step is planned behind one with drafts before that has run. Where steps without drafts overlap, what the host does
-from the one to the other is part of what drafts cost.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Final, NamedTuple
 
-from diptych.engine.drafting.budget import Shares, share_out
+from diptych.engine.drafting.ahead import AheadSource, Wanted
+from diptych.engine.drafting.budget import NO_PASSES, Passes, Shares, share_out
+from diptych.engine.drafting.record import Record
 from diptych.engine.drafting.source import NO_GUESS, DraftSource, Guess
-from diptych.engine.drafting.step_costs import StepCosts
+from diptych.engine.drafting.step_timer import Launched, StepTimer
 from diptych.engine.drafting.survival import RequestSurvival, Survival
 from diptych.engine.values.core_report import DraftReport, SourceCounts
 from diptych.engine.values.request import Request
 from diptych.engine.values.step import Drafts, Step
+from diptych.generation.request_groups import DRAFT_SOURCES, OF_MODEL
 
 MAX_DRAFTS: Final = 15  # of a request: 16 rows of it
 IDLE_SHARE: Final = 0.01  # of a step's time is for asking about requests for which it has not paid of late
 WORTH_KEPT: Final = 0.8  # of what asking about a request was worth, with each time
 ASKING_KEPT: Final = 0.8  # of what is known of the time to ask about a request, likewise
-NUM_GAPS: Final = 8  # the newest ones behind steps with drafts, of which the shortest counts
 NOBODY: Final = -1
 OFF: Final = "off"
-OF_TEXT: Final = ("suffix", "ngram")  # sources of which one is asked: the request's choice, or else the first
 
 
 @dataclass(slots=True)
@@ -48,8 +45,14 @@ class _Drafted:
     num_ahead: int = 0  # of its tokens that a running step computed already
     num_drafts: int = 0  # of those behind them that were verified
     token_s: float = 0.0  # what a token took then, without drafts
+    price: float = 0.0  # of the drafts that it has or would have: what they take, in its tokens
+    records: dict[int, Record] = field(default_factory=dict)  # by source
+    refused: tuple[int, ...] = ()  # drafts that a bad record cost it, as far as they are not compared
+    refused_at: int = 0  # and where in its tokens they would be
+    refused_by: int = NOBODY
     survival: RequestSurvival = field(default_factory=RequestSurvival)
-    asking_s: float = 0.0  # what it takes of late to ask about it
+    guessing_s: float = 0.0  # what it took to ask sources about it
+    asking_s: float = 0.0  # what that takes of late, with all that is done for it beside
     worth_s: float = 0.0  # what asking about it has saved of late, beyond the time that it took
     wait: int = 1  # tokens from one time that it is asked about to the next
     ask_at: int = 0  # with so many tokens it may be asked about again
@@ -71,16 +74,6 @@ class _Rows(NamedTuple):
         return SourceCounts(source, verified, accepted)
 
 
-class _Launched(NamedTuple):
-    """A step that runs, or has."""
-
-    rooms: Set[int]  # of the requests that it continues
-    num_drafts: int
-    has_prompts: bool  # it says nothing of what tokens cost
-    began_s: float
-    asking_s: float  # of the time since then
-
-
 class SourceDrafter:
     """Drafts by several sources, by name, of which the first that has a guess is believed."""
 
@@ -90,24 +83,29 @@ class SourceDrafter:
         clock: Callable[[], float],
         most_drafts: int,
         max_drafts: int = MAX_DRAFTS,
+        ahead: AheadSource | None = None,
     ) -> None:
-        """A step has at most `most_drafts`, each request `max_drafts`. `clock` says what asking takes, in seconds."""
-        self._names = tuple(sources)
-        self._default = next((name for name in sources if name in OF_TEXT), "")
-        self._sources = tuple(sources.values())
+        """A step has at most `most_drafts`, each request `max_drafts`. `clock` says what asking takes, in seconds.
+
+        Of `DRAFT_SOURCES` one is asked: the request's choice, or else the first. `ahead` is the draft model among them.
+        """
+        named: Mapping[str, DraftSource] = sources if ahead is None else {**sources, OF_MODEL: ahead}
+        self._ahead = ahead
+        self._names = tuple(named)
+        self._default = OF_MODEL if ahead else next((name for name in named if name in DRAFT_SOURCES), "")
+        self._sources = tuple(named.values())
         self._survival = [Survival() for _ in self._sources]
+        self._records = [Record() for _ in self._sources]
         self._rows = [_Rows([0] * (max_drafts + 1), [0] * (max_drafts + 1)) for _ in self._names]
         self._clock = clock
         self._most_drafts = most_drafts
         self._max_drafts = max_drafts
-        self._costs = StepCosts()
+        self._steps = StepTimer()
+        self._costs = self._steps.costs
         self._drafted: dict[int, _Drafted] = {}  # by room
-        self._launched: deque[_Launched] = deque()
-        self._last: _Launched | None = None  # that has run
-        self._ended_s = -math.inf
-        self._gaps_s: deque[float] = deque(maxlen=NUM_GAPS)  # from steps with drafts to the next
-        self._overlaps = False  # steps without drafts are launched while others run
         self._newest_s = 0.0  # of the step that is planned
+        self._passes_s = 0.0  # of that, for passes of a draft model
+        self._is_followed = False  # the draft model computes it, too
         self._total_s = 0.0
         self._saved_s = 0.0
         self._num_asked = 0
@@ -120,14 +118,92 @@ class SourceDrafter:
         known = [self._settled(request) for request in requests]
         if len(self._drafted) > len(requests):
             self._forget()
-        asked = [each for each in known if self._ask(each)] if self._costs.is_known(len(requests)) else []
+        is_known = self._costs.is_known(len(requests))
+        asked = [each for each in known if self._ask(each)] if is_known else []
+        if not is_known and self._ahead is not None:
+            self._ahead.rest()
         chances = [self._chances(drafted) for drafted in asked]
-        shares = share_out(chances, len(requests), self._costs, self._most_drafts)
+        passes = self._passes(asked)
+        shares = self._shares(asked, chances, len(requests), passes)
         self._note_asked(asked, shares, len(requests))
-        self._newest_s = self._clock() - began_s
-        self._total_s += self._newest_s
-        pairs = zip(asked, shares.counts, strict=True)
+        counts, self._passes_s = shares.counts, 0.0
+        if self._ahead is not None and passes.before:
+            counts = self._computed(self._ahead, asked, counts)
+        self._note_time(asked, self._clock() - began_s)
+        pairs = zip(asked, counts, strict=True)
         return {each.request.room: each.guess.token_ids[: each.num_ahead + count] for each, count in pairs if count}
+
+    def _shares(
+        self, asked: Sequence[_Drafted], chances: list[Sequence[float]], num_requests: int, passes: Passes
+    ) -> Shares:
+        """Share out drafts, but to those with a bad record; say of all what they take and what they would bring."""
+        shares = share_out(chances, num_requests, self._costs, self._most_drafts, passes)
+        if not shares.extra_s:
+            return shares
+        share_s = shares.extra_s / sum(shares.counts) / (self._costs.at(num_requests) / num_requests)
+        losers = []
+        for row, (drafted, count) in enumerate(zip(asked, shares.counts, strict=True)):
+            if count:
+                drafted.price = count * share_s
+                if not self._record(drafted, drafted.source).is_good:
+                    losers.append(row)
+                    self._refuse(drafted, count)
+        if not losers:
+            return shares
+        for row in losers:
+            chances[row] = ()
+        return share_out(chances, num_requests, self._costs, self._most_drafts, passes)
+
+    def _refuse(self, drafted: _Drafted, count: int) -> None:
+        """Note what a request does not have, unless that of an earlier time is still to be compared."""
+        if not drafted.refused and self._names[drafted.source] != OF_MODEL:
+            guess, begin = drafted.guess.token_ids, drafted.num_ahead
+            drafted.refused, drafted.refused_at = guess[: begin + count], drafted.num_before
+            drafted.refused_by = drafted.source
+            self._learn_worth(drafted, drafted.source, -drafted.price)
+        drafted.price = 0.0
+
+    def _compare_refused(self, drafted: _Drafted) -> None:
+        """Learn from the tokens that have come what refused drafts would have brought."""
+        request = drafted.request
+        while drafted.refused and drafted.refused_at < request.num_tokens:
+            is_right = drafted.refused[0] == request.tokens.item(drafted.refused_at)
+            drafted.refused = drafted.refused[1:] if is_right else ()
+            drafted.refused_at += 1
+            if is_right:
+                self._learn_worth(drafted, drafted.refused_by, 1.0)
+
+    def _record(self, drafted: _Drafted, source: int) -> Record:
+        record = drafted.records.get(source)
+        if record is None:
+            record = drafted.records[source] = self._records[source].of_another()
+        return record
+
+    def _passes(self, asked: Sequence[_Drafted]) -> Passes:
+        """Return what guesses of the draft model take."""
+        if self._ahead is None:
+            return NO_PASSES
+        at = self._names.index(OF_MODEL)
+        return Passes({row: each.num_ahead for row, each in enumerate(asked) if each.source == at}, self._ahead.pass_s)
+
+    def _computed(self, ahead: AheadSource, asked: Sequence[_Drafted], counts: Sequence[int]) -> Sequence[int]:
+        """Have the draft model guess what it has promised, as far as it is wanted; return how many drafts there are."""
+        at, counts, began_s = self._names.index(OF_MODEL), list(counts), self._clock()
+        promised = [row for row, each in enumerate(asked) if each.source == at]
+        num_tried = ahead.trial(any(counts[row] for row in promised))
+        if num_tried:
+            row = promised[self._num_asked % len(promised)]
+            counts[row] = min(num_tried, len(asked[row].guess.token_ids) - asked[row].num_ahead)
+        wanted = [row for row in promised if counts[row]]
+        for row in set(promised).difference(wanted):
+            asked[row].guess, asked[row].source = NO_GUESS, NOBODY
+        if wanted:
+            guesses = [Wanted(asked[row].request, asked[row].num_ahead + counts[row]) for row in wanted]
+            for row, token_ids in zip(wanted, ahead.fulfil(guesses, self._clock), strict=True):
+                asked[row].guess = Guess(token_ids, asked[row].guess.chances[: len(token_ids)])
+            self._passes_s = self._clock() - began_s
+            self._saved_s -= self._passes_s
+        return counts
 
     def _settled(self, request: Request) -> _Drafted:
         """Return what is known of a request, with what came of its last guess."""
@@ -136,6 +212,8 @@ class SourceDrafter:
             if drafted is not None:
                 self._take_leave(drafted)
             drafted = self._drafted[request.room] = _Drafted(request, self._sources_for(request))
+        if drafted.refused:
+            self._compare_refused(drafted)
         if drafted.source != NOBODY:
             self._settle(drafted)
         return drafted
@@ -156,9 +234,17 @@ class SourceDrafter:
                 drafted.guess, drafted.source = guess, at
                 drafted.num_before, drafted.num_ahead = request.num_tokens, num_ahead
                 break
-        took_s = self._clock() - began_s
-        drafted.asking_s = ASKING_KEPT * drafted.asking_s + (1 - ASKING_KEPT) * took_s if drafted.asking_s else took_s
+        drafted.guessing_s = self._clock() - began_s
         return True
+
+    def _note_time(self, asked: Sequence[_Drafted], took_s: float) -> None:
+        """Note what it took to ask about these, with all that is done for it."""
+        self._newest_s = took_s
+        self._total_s += took_s
+        common_s = took_s - self._passes_s - sum(each.guessing_s for each in asked)
+        for drafted in asked:
+            newest_s, known_s = drafted.guessing_s + common_s / len(asked), drafted.asking_s
+            drafted.asking_s = ASKING_KEPT * known_s + (1 - ASKING_KEPT) * newest_s if known_s else newest_s
 
     def _sources_for(self, request: Request) -> Sequence[int]:
         """Return which sources may guess for a request: all but the texts' that it did not choose."""
@@ -167,7 +253,7 @@ class SourceDrafter:
             return ()
         if chosen not in self._names:
             chosen = self._default
-        return [at for at, name in enumerate(self._names) if name == chosen or name not in OF_TEXT]
+        return [at for at, name in enumerate(self._names) if name == chosen or name not in DRAFT_SOURCES]
 
     def _chances(self, drafted: _Drafted) -> Sequence[float]:
         if drafted.source == NOBODY:
@@ -204,9 +290,17 @@ class SourceDrafter:
             expected = self._survival[drafted.source].learn(guess.chances[:num_compared], num_came)
             drafted.survival.learn(expected, num_came)
             num_accepted = min(max(0, num_came - num_ahead), drafted.num_drafts)
+            if drafted.num_drafts:
+                self._learn_worth(drafted, drafted.source, num_accepted - drafted.price)
             self._rows[drafted.source].add(drafted.num_drafts, num_accepted)
             self._saved_s += num_accepted * drafted.token_s
         drafted.guess, drafted.source, drafted.num_drafts = NO_GUESS, NOBODY, 0
+        drafted.price = 0.0
+
+    def _learn_worth(self, drafted: _Drafted, source: int, tokens: float) -> None:
+        """Note what drafts of a source have brought beyond what they took, or would have."""
+        self._record(drafted, source).learn(tokens)
+        self._records[source].learn(tokens)
 
     def _forget(self) -> None:
         """Take leave of requests that have ended."""
@@ -223,52 +317,28 @@ class SourceDrafter:
 
     # steps
 
+    def follows(self, step: Step) -> bool:
+        """See `Drafter.follows`."""
+        self._is_followed = self._ahead is not None and self._ahead.follows(step)
+        return self._is_followed
+
     def launched(self, step: Step, now_s: float) -> None:
         """See `Drafter.launched`."""
         drafts, rooms = step.drafts or {}, {request.room for request in step.decodes}
         for room, token_ids in drafts.items():
             self._drafted[room].num_drafts = len(token_ids)
-        if self._launched:
-            self._overlaps = True
-        elif self._last is not None and not rooms.isdisjoint(self._last.rooms):
-            self._note_gap(self._last, now_s + self._newest_s - self._ended_s)
         num_drafts = sum(map(len, drafts.values()))
-        self._launched.append(_Launched(rooms, num_drafts, bool(step.chunks), now_s, self._newest_s))
-
-    def _note_gap(self, last: _Launched, gap_s: float) -> None:
-        """Nothing ran from the end of a step until the next one for the same requests."""
-        if last.num_drafts:
-            self._gaps_s.append(gap_s)
-        else:
-            self._overlaps = False
+        is_other = bool(step.chunks) or (self._is_followed and not num_drafts)
+        launched = Launched(rooms, num_drafts, is_other, now_s, self._newest_s, self._passes_s)
+        self._steps.launched(launched)
 
     def committed(self, now_s: float) -> None:
         """See `Drafter.committed`."""
-        step = self._last = self._launched.popleft()
-        is_behind = self._ended_s > step.began_s  # another step, which ran meanwhile
-        took_s = now_s - (self._ended_s if is_behind else step.began_s + step.asking_s)
-        self._ended_s = now_s
-        num_requests = len(step.rooms)
-        plain_s = self._costs.at(num_requests)
-        if step.num_drafts:
-            took_s += self._gap_behind(plain_s)
-            with_drafts_s = self._costs.at(num_requests + step.num_drafts) if step.has_prompts else took_s
-            self._saved_s -= max(0.0, with_drafts_s - plain_s)
-        elif self._overlaps and not is_behind:  # its launch took time that mostly is hidden
-            return
-        if num_requests and not step.has_prompts:
-            self._costs.learn(num_requests + step.num_drafts, took_s)
-
-    def _gap_behind(self, plain_s: float) -> float:
-        """Return what passes behind a step with drafts, and not behind others: what the host does until the next step.
-
-        Steps without drafts that overlap take no less than the host does: a longer gap is no work of it.
-        """
-        return min([plain_s, *self._gaps_s]) if self._overlaps and self._gaps_s else 0.0
+        self._saved_s -= self._steps.committed(now_s)
 
     def given_up(self) -> None:
         """See `Drafter.given_up`."""
-        self._launched.pop()
+        self._steps.given_up()
 
     def report(self) -> DraftReport:
         """Say what has come of drafts since the start."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from diptych.engine.drafting import suffix_index
+from diptych.engine.drafting.ahead import AheadSource
 from diptych.engine.drafting.drafter import SourceDrafter
 from diptych.engine.drafting.forced import ForcedSource
 from diptych.engine.drafting.ngram import NgramSource
@@ -12,17 +13,20 @@ from diptych.engine.drafting.predicted import PredictedSource
 from diptych.engine.drafting.source import DraftSource
 from diptych.engine.drafting.suffix import SuffixSource
 from diptych.engine.values.limits import Limits
-from diptych.generation.request_groups import NO_DRAFTS
+from diptych.generation.request_groups import NO_DRAFTS, OF_MODEL
 
 
-def new_drafter(speculate: str, limits: Limits, clock: Callable[[], float]) -> SourceDrafter | None:
+def new_drafter(
+    speculate: str, limits: Limits, clock: Callable[[], float], ahead: AheadSource | None = None
+) -> SourceDrafter | None:
     """Return who drafts by `speculate`, one of `DRAFT_SOURCES`; None for "off". `clock` in seconds.
 
-    Raises `ConfigError` where the index of suffixes can't be compiled.
+    `ahead` asks the draft model of "draft". Raises `ConfigError` where the index of suffixes can't be compiled.
     """
     if speculate == NO_DRAFTS:
         return None
-    return SourceDrafter(_sources(speculate, limits.vocab_size), clock, limits.max_drafts)
+    asked = ahead if speculate == OF_MODEL else None
+    return SourceDrafter(_sources(speculate, limits.vocab_size), clock, limits.max_drafts, ahead=asked)
 
 
 def _sources(speculate: str, vocab_size: int) -> Mapping[str, DraftSource]:

@@ -260,8 +260,9 @@ class WorkerGroup:
                 logger.warning("a router missed KV events: telling it all cached pages again")
                 self._sessions.resync_kv(session)
             abort = self._sessions.owned(session, batch.abort)
-            if accepted or abort:
-                await self._legs.send(engine_pb2.SchedulerCommands(start=accepted, abort=abort))
+            if accepted or abort or batch.tool_called:
+                commands = engine_pb2.SchedulerCommands(start=accepted, abort=abort, tool_called=batch.tool_called)
+                await self._legs.send(commands)
 
     async def _abandon(self, session: Session) -> None:
         """The router is gone: nobody wants its rooms."""

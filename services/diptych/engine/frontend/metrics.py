@@ -38,6 +38,7 @@ TRANSFER_BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
 
 Statuses = Mapping[int, WorkerStatus | None]  # by data-parallel rank; None: its scheduler does not answer
 Answered = Mapping[int, WorkerStatus]
+Silences = Mapping[int, int]  # seconds since each scheduler was heard, by rank; 0: no longer than a step may take
 Value = Callable[[WorkerStatus], float | None]  # None: not known
 Kind = type[GaugeMetricFamily | CounterMetricFamily]
 Row = tuple[str, str, Callable[[WorkerStatus], float]]
@@ -65,6 +66,18 @@ GAUGES: Final[Sequence[Row]] = (  # how a scheduler is now
     ("adapters_waited_for", "Requests whose adapter has no slot", lambda s: s.waiting_for_adapter),
     ("gpu_graphs", "Sizes of steps that are captured", lambda s: s.graphs),
     ("gpu_graph_bytes", "GPU memory that these took", lambda s: s.graph_bytes),
+)
+CACHE_GAUGES: Final[Sequence[Row]] = (
+    ("cache_pins", "Texts that are kept for sessions that have called a tool", lambda s: s.cache.pins),
+    ("cache_pinned_pages", "Pages that these take", lambda s: s.cache.pinned_pages),
+)
+CACHE_COUNTERS: Final[Sequence[Row]] = (
+    ("prompt_tokens", "Tokens of prompts that were computed here", lambda s: s.cache.prompt_tokens),
+    ("evicted_pages", "Pages that left the KV pool", lambda s: s.cache.evicted_pages),
+    ("pins_given_up", "Kept texts that were given up for lack of memory", lambda s: s.cache.pins_given_up),
+    ("tool_calls", "Tool calls that routers told of", lambda s: s.cache.tool_calls),
+    ("tool_returns", "Sessions that came back from one", lambda s: s.cache.tool_returns),
+    ("kept_returns", "Of these, sessions whose text was kept", lambda s: s.cache.kept_returns),
 )
 PLACED: Final[Row] = ("adapters_placed", "Adapters that were brought into a slot", lambda s: s.adapters_placed)
 SPECULATION: Final[Sequence[tuple[Kind, Row]]] = (  # where somebody guesses
@@ -109,29 +122,34 @@ class WorkerMetrics:
         if stats.added_ttft_us:
             self._added_ttft.observe(stats.added_ttft_us / 1e6)
 
-    def exposition(self, statuses: Statuses) -> bytes:
+    def exposition(self, statuses: Statuses, silent_s: Silences) -> bytes:
         """Return everything in Prometheus' text format."""
-        return generate_latest(self._registry) + generate_latest(_Families(statuses))
+        return generate_latest(self._registry) + generate_latest(_Families(statuses, silent_s))
 
 
 class _Families(Collector):
     """The families of one scrape, in place of a registry of lasting ones."""
 
-    def __init__(self, statuses: Statuses) -> None:
+    def __init__(self, statuses: Statuses, silent_s: Silences) -> None:
         self._statuses = statuses
+        self._silent_s = silent_s
 
     def collect(self) -> Iterator[Metric]:
-        return families(self._statuses)
+        return families(self._statuses, self._silent_s)
 
 
-def families(statuses: Statuses) -> Iterator[Metric]:
-    """Yield what schedulers said of themselves, one sample a scheduler or link."""
+def families(statuses: Statuses, silent_s: Silences) -> Iterator[Metric]:
+    """Yield what schedulers said of themselves, one sample a scheduler or link, and for how long they say nothing."""
     ups = [([str(rank)], status is not None) for rank, status in statuses.items()]
     yield _family(GaugeMetricFamily, "worker_up", "Whether a scheduler answers", ["dp_rank"], ups)
+    words = "Time that a scheduler has been silent; 0: no longer than a step may take"
+    silences = [([str(rank)], each) for rank, each in silent_s.items()]
+    yield _family(GaugeMetricFamily, "worker_silent_seconds", words, ["dp_rank"], silences)
     answered = {rank: status for rank, status in statuses.items() if status is not None}
     yield from _drain_families(answered)
     yield from load_families(answered)
     yield from _scheduler_families(answered)
+    yield from _cache_families({rank: each for rank, each in answered.items() if each.HasField("cache")})
     yield from _drafting_families({rank: each for rank, each in answered.items() if each.HasField("drafting")})
     yield from _link_families([(rank, link) for rank, status in answered.items() for link in status.links])
 
@@ -185,6 +203,27 @@ def _scheduler_families(statuses: Answered) -> Iterator[Metric]:
         sent.append(([str(rank), "received"], status.pages_received * page_nbytes))
     words = "KV that was sent to or received from peers"
     yield _family(CounterMetricFamily, "kv_transfer_bytes", words, ["dp_rank", "direction"], sent)
+
+
+def _cache_families(statuses: Answered) -> Iterator[Metric]:
+    if not statuses:
+        return
+    for name, words, value in CACHE_COUNTERS:
+        yield _by_rank(CounterMetricFamily, (f"cache_{name}", words, value), statuses)
+    yield from (_by_rank(GaugeMetricFamily, row, statuses) for row in CACHE_GAUGES)
+    tiers = [(str(rank), tier) for rank, status in statuses.items() for tier in status.cache.tiers]
+    found = [([rank, tier.name], tier.found_tokens) for rank, tier in tiers]
+    words = "Tokens of prompts that were found, by tier"
+    yield _family(CounterMetricFamily, "cache_found_tokens", words, ["dp_rank", "tier"], found)
+    pages = [([rank, tier.name], tier.pages) for rank, tier in tiers]
+    yield _family(GaugeMetricFamily, "cache_pages", "Pages that are cached, by tier", ["dp_rank", "tier"], pages)
+    ages = [
+        ([str(rank), quantile], age_s)
+        for rank, status in statuses.items()
+        for quantile, age_s in (("0.5", status.cache.evicted_p50_s), ("0.9", status.cache.evicted_p90_s))
+    ]
+    words = "For how long pages were unused that left the KV pool of late; 0: none did"
+    yield _family(GaugeMetricFamily, "cache_evicted_age_seconds", words, ["dp_rank", "quantile"], ages)
 
 
 def _drafting_families(statuses: Answered) -> Iterator[Metric]:
@@ -270,7 +309,8 @@ def metrics_app(metrics: WorkerMetrics, groups: Callable[[], Iterable[WorkerGrou
         asked = list(groups())
         answers = await asyncio.gather(*map(_status, asked))
         statuses = {group.dp_rank: answer for group, answer in zip(asked, answers, strict=True)}
-        return Response(metrics.exposition(statuses), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+        silent_s = {group.dp_rank: group.liveness.silent_s for group in asked}
+        return Response(metrics.exposition(statuses, silent_s), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     return Starlette(routes=[Route("/metrics", scrape)])
 

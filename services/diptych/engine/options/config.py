@@ -17,9 +17,10 @@ from diptych.common.members.roles import Role
 from diptych.common.net.served import LoadFormat, check_max_model_len
 from diptych.engine.options.device_kind import DeviceKind
 from diptych.engine.options.sim_timing import read_timing
+from diptych.engine.options.speculation import parse_speculate
 from diptych.engine.schedule.step_sizes import GivenSizes
 from diptych.engine.tensor_parallel.rank_id import rank_id
-from diptych.engine.values.limits import MAX_DRAFTS, RETRACTED_S, Scheduling
+from diptych.engine.values.limits import MAX_DRAFTS, PIN_SHARE, RETRACTED_S, Scheduling
 from diptych.engine.values.policy_names import EvictionPolicy, SchedulePolicy
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.request_groups import NO_DRAFTS
@@ -33,7 +34,6 @@ Quantization = Literal["auto", "none", "fp8"]
 KvBackend = Literal["ucx", "nixl"]
 Overlap = Literal["auto", "on", "off"]
 KvWindows = Literal["free", "keep"]
-Speculate = Literal["suffix", "ngram", "off"]
 
 KV_WINDOWS: Final[KvWindows] = "free"
 
@@ -113,9 +113,9 @@ class EngineOptions:
     )
     max_waiting: int = option(1024, help="requests that wait; more are sent to another worker", group="scheduling")
     overlap: Overlap = option("auto", help="plan the next step while one runs; auto: not on CPUs", group="scheduling")
-    speculate: Speculate = option(
+    speculate: str = option(
         "off",
-        help="guess output tokens and verify several at once: by suffix or ngram; no token differs; off: one by one",
+        help="guess tokens and verify several at once: suffix, ngram or draft:PATH (a model); off; no token differs",
         group="scheduling",
     )
     tenant_weights: tuple[str, ...] = option(
@@ -123,6 +123,11 @@ class EngineOptions:
     )
     eviction_policy: EvictionPolicy = option("lru", help="which cached KV page goes first: lru or lfu", group="engine")
     host_cache_mib: int = option(0, help="host memory for KV pages that the pool evicts, MiB; 0: none", group="engine")
+    pin_share: float = option(
+        PIN_SHARE,
+        help="of the KV pool, for sessions that have called a tool: kept while they are away; 0: none is",
+        group="engine",
+    )
     kv_windows: KvWindows = option(
         KV_WINDOWS,
         help="KV behind the windows of layers that have some; free: given to others at once; keep: when a request ends",
@@ -152,13 +157,26 @@ class EngineOptions:
                 raise ConfigError(f"--{name.replace('_', '-')} must not be negative, but is {getattr(self, name)}")
         if not 0 < self.gpu_memory_share <= 1:
             raise ConfigError(f"--gpu-memory-share must be above 0 and at most 1, not {self.gpu_memory_share}")
+        if not 0 <= self.pin_share <= 1:
+            raise ConfigError(f"--pin-share must be from 0 to 1, not {self.pin_share}")
         check_max_model_len(self.max_model_len)
         self.scheduling()
         self.loras()
         read_timing(self.sim_timing)
+        self._check_draft_model()
         self._check_deterministic()
         if self.device == "sim" and self.tp > 1:
             raise ConfigError("--device sim needs --tp 1: ranks are not simulated")
+
+    def _check_draft_model(self) -> None:
+        """Raises `ConfigError` where no draft model can be asked."""
+        if not self.draft_model:
+            return
+        if self.device == "sim":
+            raise ConfigError("--device sim computes no draft model: give --speculate suffix or ngram")
+        if self.overlap == "on" and self.device == "cpu":
+            words = "which waits for tokens that it guesses behind"
+            raise ConfigError(f"--overlap on is not for a draft model on CPUs, {words}: leave it out")
 
     def _check_deterministic(self) -> None:
         """Raises `ConfigError` for what adds up in another order when other requests are there."""
@@ -174,10 +192,12 @@ class EngineOptions:
             )
 
     def on(self, device: DeviceKind) -> EngineOptions:
-        """Return what `auto` means on a device."""
+        """Return what `auto` means on a device. Raises `ConfigError` for what it can't do."""
         dtype: Dtype = DTYPE_ON[device] if self.dtype == "auto" else self.dtype
         kv_cache_mib = self.kv_cache_mib or KV_CACHE_MIB_ON[device]
-        return replace(self, device=device, dtype=dtype, kv_cache_mib=kv_cache_mib)
+        there = replace(self, device=device, dtype=dtype, kv_cache_mib=kv_cache_mib)
+        there._check_draft_model()
+        return there
 
     @property
     def given_sizes(self) -> GivenSizes:
@@ -211,6 +231,11 @@ class EngineOptions:
     def mixed_step_s(self) -> float:
         """What a step may take that requests wait for and that also computes prompts."""
         return self.mixed_step_ms / 1000 or math.inf
+
+    @property
+    def draft_model(self) -> str:
+        """The model that guesses, as for `model`; empty: none does."""
+        return parse_speculate(self.speculate).model
 
     @property
     def max_drafts(self) -> int:

@@ -1,12 +1,64 @@
-"""What a model is where the options serve it: see `bounded` and `keeping_all`."""
+"""What a model is where the options serve it: see `bounded` and `keeping_all`; and the model that guesses for it."""
 
 from __future__ import annotations
 
-from diptych.checkpoints.source import ModelSource, bounded, keeping_all
+import hashlib
+from dataclasses import replace
+
+from diptych.architectures.config import DraftLayers
+from diptych.checkpoints.shard import check_divides
+from diptych.checkpoints.source import ChangedModel, ModelSource, bounded, keeping_all, open_model
+from diptych.common.errors import ConfigError
 from diptych.engine.options.config import EngineOptions
 
 
 def as_served(source: ModelSource, options: EngineOptions) -> ModelSource:
-    """Return `source` with the context and the windows that `options` say. Raises `ConfigError`."""
+    """Return `source` with the context, the windows and the draft layers that `options` say. Raises `ConfigError`."""
     short = bounded(source, options.max_model_len)
-    return keeping_all(short) if options.kv_windows == "keep" else short
+    served = keeping_all(short) if options.kv_windows == "keep" else short
+    draft = open_draft(served, options)
+    if draft is None:
+        return served
+    _check_same_tokens(served, draft)
+    layers = DraftLayers(draft.config, draft.config.num_kv_heads)
+    return ChangedModel(served, replace(served.config, draft=layers))
+
+
+def open_draft(source: ModelSource, options: EngineOptions) -> ModelSource | None:
+    """Return the model that guesses for `source`, which is as it is served; None: there is none.
+
+    Raises `ConfigError` for one whose keys and values can't lie in the pages of `source`.
+    """
+    if not options.draft_model:
+        return None
+    draft = keeping_all(open_model(options.draft_model, options.load_format))
+    _check_pages(source, draft)
+    check_divides(draft.config, options.tp)
+    return ChangedModel(draft, replace(draft.config, context_len=source.config.context_len))
+
+
+def _check_pages(source: ModelSource, draft: ModelSource) -> None:
+    main, own = source.config, draft.config
+    if main.recurrent is not None or own.recurrent is not None:
+        words = "a guess that was wrong can't be taken out of the state of a recurrent layer again"
+        raise ConfigError(f"--speculate draft is not for models with recurrent layers: {words}")
+    if len(main.page_groups) > 1:
+        raise ConfigError(
+            f"--speculate draft needs one page for all layers, and layers of {main.model_id} with a window have their"
+            " own: give --kv-windows keep"
+        )
+    if own.context_len < main.context_len:
+        words = f"{own.model_id} takes {own.context_len} tokens and can't guess behind {main.context_len}"
+        raise ConfigError(f"--speculate draft: {words}: give --max-model-len {own.context_len}, or another draft model")
+
+
+def _check_same_tokens(source: ModelSource, draft: ModelSource) -> None:
+    ours, other = (_hash_of(each) for each in (source, draft))
+    if ours != other:
+        words = f"{draft.config.model_id} has another tokenizer than {source.config.model_id}"
+        raise ConfigError(f"--speculate draft: {words} ({other[:12]}, not {ours[:12]}): give a model that has the same")
+
+
+def _hash_of(source: ModelSource) -> str:
+    """Return the same for two models exactly when all their texts are the same tokens."""
+    return hashlib.sha256(source.tokenizer().to_json().encode()).hexdigest()

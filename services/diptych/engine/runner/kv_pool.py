@@ -13,6 +13,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from diptych.architectures.config import ModelConfig
+from diptych.engine.values.kv_regions import kv_regions, own_regions
 from diptych.kvtransfer.device import Device
 from diptych.kvtransfer.layout import PoolLayout, Region
 from diptych.kvtransfer.transport import DevicePages, Pool, TransportMemory
@@ -28,6 +30,17 @@ def kv_view(buffer: memoryview, layout: PoolLayout) -> Tensor:
     """
     dtype = KV_DTYPES[layout.dtype]
     return torch.frombuffer(buffer, dtype=dtype, count=layout.nbytes // dtype.itemsize).view(layout.shape)
+
+
+def own_views(kv: Tensor, config: ModelConfig, main: ModelConfig | None) -> tuple[Tensor, ...]:
+    """Return the views of a pool, see `region_views`, that the layers of `config` use.
+
+    `main`: the model behind whose layers they lie, as its draft; None: they are the first ones.
+    """
+    dtype = next(name for name, dtype in KV_DTYPES.items() if dtype == kv.dtype)
+    views = region_views(kv, kv_regions(main or config, dtype))
+    num_own = len(own_regions(config, dtype, config.num_kv_heads))
+    return views[:num_own] if main is None else views[-num_own:]
 
 
 def region_views(kv: Tensor, regions: Sequence[Region]) -> tuple[Tensor, ...]:

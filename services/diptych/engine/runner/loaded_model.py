@@ -27,13 +27,12 @@ from diptych.engine.models.lora import Loras, LowRankSetting, adapted_matrices
 from diptych.engine.models.pieces import Pieces
 from diptych.engine.models.weights import Weights, load
 from diptych.engine.runner.backends import Backend, Setting, choose, narrowing
-from diptych.engine.runner.kv_pool import DTYPES, KV_DTYPES, region_views
+from diptych.engine.runner.kv_pool import DTYPES, own_views
 from diptych.engine.runner.model_part import ModelPart
 from diptych.engine.runner.sampling.sampler import Sampler
 from diptych.engine.runner.states import SlotStates
 from diptych.engine.tensor_parallel.communicator import Communicator
 from diptych.engine.values.batch import OnLayer
-from diptych.engine.values.kv_regions import kv_regions
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +64,15 @@ class LoadedModel:
     sinks: Tensor | None  # that `attention` reads
     communicator: Communicator | None
     only_queues: bool  # all but attention, whatever the numbers: a GPU can record it
+    main: ModelConfig | None = None  # of the model whose draft this is; None: of none
+    draft: LoadedModel | None = None  # that guesses what this one will say, on the same pool
 
     def on(self, kv: Tensor) -> LoadedModel:
         """Return the same model on another pool of such pages. States stay where they are."""
         with torch.inference_mode():
-            attention = _choose(self.config.attending, kv, self.options, self.sinks).attention
+            attention = _choose(self.config.attending, self.main, kv, self.options, self.sinks).attention
             states = self.states.on(kv) if self.states else _new_states(self.config, kv, self.options)
-            return replace(self, attention=attention, states=states)
+            return replace(self, attention=attention, states=states, draft=self.draft and self.draft.on(kv))
 
     def for_requests(self, max_requests: int) -> LoadedModel:
         """Return the same model, to be put on a pool, for so many requests at once."""
@@ -82,19 +83,41 @@ class LoadedModel:
         return self.decoder.forward(batch, self.attention, on_layer, pieces, self.states)
 
 
-def load_model(
-    source: ModelSource, kv: Tensor, options: ModelOptions, communicator: Communicator | None = None
+def load_with_draft(
+    source: ModelSource,
+    draft: ModelSource | None,
+    kv: Tensor,
+    options: ModelOptions,
+    communicator: Communicator | None = None,
 ) -> LoadedModel:
-    """Load a model to the device of `kv`. With a `communicator` load one rank's part; `kv` is that part's pool."""
+    """Load a model as `load_model` does, and beside it the one that guesses for it, which has no adapters."""
+    model = load_model(source, kv, options, communicator)
+    if draft is None:
+        return model
+    plain = replace(options, max_loras=0)
+    return replace(model, draft=load_model(draft, kv, plain, communicator, main=model.config))
+
+
+def load_model(
+    source: ModelSource,
+    kv: Tensor,
+    options: ModelOptions,
+    communicator: Communicator | None = None,
+    main: ModelConfig | None = None,
+) -> LoadedModel:
+    """Load a model to the device of `kv`. With a `communicator` load one rank's part; `kv` is that part's pool.
+
+    `main`: the model, as this process computes it, whose draft this is.
+    """
     if options.dtype not in DTYPES:
         raise ConfigError(f"dtype {options.dtype!r} is not supported; {', '.join(DTYPES)} are")
     dtype = DTYPES[options.dtype]
     with torch.inference_mode():
         part = ModelPart.of(source, communicator)
         sinks = new_sinks(part.config.attending, kv.device)
-        if options.deterministic and part.config.recurrent is not None and kv.is_cuda:
-            raise ConfigError("--deterministic is not for models with recurrent layers on GPUs yet")
-        backend = _choose(part.config.attending, kv, options, sinks)
+        if options.deterministic and kv.is_cuda:
+            _check_fixed_order(part.config, 1 if communicator is None else communicator.size)
+        backend = _choose(part.config.attending, main, kv, options, sinks)
         ops = part.wrap(narrowing(backend, dtype, kv.device) if options.quantization == "fp8" else backend.ops)
         tensors = expanded(part.tensors) if options.quantization == "none" else part.tensors
         placement = list(part.placement)
@@ -113,11 +136,20 @@ def load_model(
         sinks=sinks,
         communicator=communicator,
         only_queues=backend.only_queues,
+        main=main,
     )
 
 
 def _new_states(config: ModelConfig, kv: Tensor, options: ModelOptions) -> SlotStates | None:
     return SlotStates(config, kv, options.max_requests, options.dtype) if config.recurrent else None
+
+
+def _check_fixed_order(config: ModelConfig, num_ranks: int) -> None:
+    """Raises `ConfigError` for layers whose sums torch makes on GPUs: they depend on how many rows there are."""
+    if config.recurrent is not None:
+        raise ConfigError("--deterministic is not for models with recurrent layers on GPUs yet")
+    if config.qk_norm == "all" and num_ranks > 1:
+        raise ConfigError("--deterministic needs --tp 1 for models that norm all heads as one, on GPUs")
 
 
 def _adapters_of(
@@ -134,10 +166,11 @@ def _fill(sinks: Tensor | None, layers: Iterable[int], weights: Weights) -> None
         place.copy_(loaded)
 
 
-def _choose(config: ModelConfig, kv: Tensor, options: ModelOptions, sinks: Tensor | None) -> Backend:
-    extend = options.attention_backend
-    kv_dtype = next(name for name, dtype in KV_DTYPES.items() if dtype == kv.dtype)
-    views, dtype = region_views(kv, kv_regions(config, kv_dtype)), DTYPES[options.dtype]
+def _choose(
+    config: ModelConfig, main: ModelConfig | None, kv: Tensor, options: ModelOptions, sinks: Tensor | None
+) -> Backend:
+    extend, dtype = options.attention_backend, DTYPES[options.dtype]
+    views = own_views(kv, config, main and main.attending)
     if len(config.kinds) == 1:
         index_keys = views[1] if config.indexer is not None else None
         kinds = [Setting(config, views[0], dtype, options.num_threads, sinks, index_keys=index_keys)]

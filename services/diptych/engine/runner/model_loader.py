@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from diptych.checkpoints.source import ModelSource
 from diptych.common.errors import ConfigError
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.pool_size import token_nbytes, whole_layout
+from diptych.engine.options.served_model import open_draft
 from diptych.engine.runner.gpu.bus import KernelBus
 from diptych.engine.runner.gpu.gpu_runner import GpuRunner
 from diptych.engine.runner.gpu.inputs import StepLimits
@@ -42,14 +43,14 @@ from diptych.engine.runner.gpu.memory import (
     step_room,
 )
 from diptych.engine.runner.gpu.warm_up import log_late_kernels, warm_up
-from diptych.engine.runner.kv_pool import new_kv, region_views
-from diptych.engine.runner.loaded_model import LoadedModel, ModelOptions, load_model
+from diptych.engine.runner.kv_pool import new_kv, own_views
+from diptych.engine.runner.loaded_model import LoadedModel, ModelOptions, load_with_draft
 from diptych.engine.runner.model_part import ModelPart
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.schedule.step_sizes import REQUEST_TOKENS, Found, choose, usual
 from diptych.engine.tensor_parallel.communicator import Communicator
 from diptych.engine.values.batch import OnLayer
-from diptych.engine.values.kv_regions import kv_regions, state_nbytes
+from diptych.engine.values.kv_regions import state_nbytes
 from diptych.engine.values.limits import PROMPT_ROWS
 
 logger = logging.getLogger(__name__)
@@ -125,15 +126,17 @@ class ModelLoader:
             return runner
 
     def _on_cpu(self, source: ModelSource, kv: Tensor, layer_listener: ListenerOfNextStep) -> ModelRunner:
-        options = asdict(self._model_options())
-        return ModelRunner(source, kv, **options, communicator=self._communicator, layer_listener=layer_listener)
+        options: dict[str, Any] = asdict(self._model_options())
+        parts = {**options, "communicator": self._communicator, "draft": open_draft(source, self._options)}
+        return ModelRunner(source, kv, **parts, layer_listener=layer_listener)
 
     def _measured_mib(self, model: LoadedModel, limits: StepLimits) -> int:
         options = self._options
         memory = measure(self._new_runner(model, limits), limits, options.page_size, self._device)
         self._step_nbytes = memory.step_peak
         kinds = 0 if options.cuda_graphs == "off" else 2 if options.lora else 1
-        graphs = graphs_nbytes(limits, model.config.num_layers, memory.step_peak, kinds)
+        num_layers = model.config.num_layers + (model.draft.config.num_layers if model.draft else 0)
+        graphs = graphs_nbytes(limits, num_layers, memory.step_peak, kinds)
         layout = whole_layout(model.config, options.page_size, options.kv_dtype)
         buffered = buffer_pages(options.host_cache_mib * MIB, limits.max_step_tokens, layout)
         nbytes = pool_nbytes(memory, options.gpu_memory_share, graphs, buffered * layout.page_nbytes)
@@ -143,7 +146,7 @@ class ModelLoader:
 
     def _warm_up(self, model: LoadedModel, runner: GpuRunner, kv: Tensor) -> None:
         options = self._options
-        pages = region_views(kv, kv_regions(model.config, options.kv_dtype))[0]
+        pages = own_views(kv, model.config, None)[0]
         longest = min(model.config.context_len, pages.shape[0] * pages.shape[3])
         limits, recorded = self._limits(model.config), (runner.row_rungs, runner.token_rungs)
         try:
@@ -176,7 +179,8 @@ class ModelLoader:
 
     def _load_on_gpu(self, source: ModelSource, kv: Tensor) -> LoadedModel:
         try:
-            return load_model(source, kv, self._model_options(), self._communicator)
+            draft = open_draft(source, self._options)
+            return load_with_draft(source, draft, kv, self._model_options(), self._communicator)
         except torch.OutOfMemoryError as error:
             raise ConfigError(f"{source.config.model_id} does not fit what is left of the GPU's memory") from error
 

@@ -11,10 +11,19 @@ from diptych.architectures.config import ModelConfig
 from diptych.checkpoints.source import ModelSource
 from diptych.engine.attention.staged_batch import logits_rows, stage
 from diptych.engine.models.lora import Loras
-from diptych.engine.runner.loaded_model import ModelOptions, load_model
+from diptych.engine.runner.draft_model import CpuDraftModel
+from diptych.engine.runner.loaded_model import ModelOptions, load_with_draft
 from diptych.engine.runner.sampling.sampler import sample_step
 from diptych.engine.tensor_parallel.communicator import Communicator
-from diptych.engine.values.batch import NO_GRAPHS, ForwardBatch, OnLayer, SamplingBatch, StepResult, WaitForResult
+from diptych.engine.values.batch import (
+    NO_GRAPHS,
+    DraftModel,
+    ForwardBatch,
+    OnLayer,
+    SamplingBatch,
+    StepResult,
+    WaitForResult,
+)
 from diptych.engine.values.kv_regions import kv_layout
 from diptych.kvtransfer.layout import PoolLayout
 
@@ -40,8 +49,11 @@ class ModelRunner:
         communicator: Communicator | None = None,
         layer_listener: Callable[[], OnLayer | None] = lambda: None,
         deterministic: bool = False,
+        draft: ModelSource | None = None,
     ) -> None:
         """With a `communicator` load one rank's part; `kv` is then the pool of that part.
+
+        `draft` guesses for the model; its layers are `source.config.draft`.
 
         `decode_attention_backend` is for steps without prompts; None: as the others. `layer_listener` is asked before
         each step who is to hear of its layers.
@@ -58,7 +70,9 @@ class ModelRunner:
             max_requests=max_requests,
             deterministic=deterministic,
         )
-        self._model = load_model(source, kv, options, communicator)
+        self._model = load_with_draft(source, draft, kv, options, communicator)
+        self._follower = None if self._model.draft is None else CpuDraftModel(self._model.draft, kv.device)
+        self.draft_model: DraftModel | None = self._follower
         self._device = kv.device
         self._layer_listener = layer_listener
 
@@ -84,7 +98,10 @@ class ModelRunner:
             staged = stage(batch, self._device)
             self._model.attention.init_forward_metadata(staged)
             self.loras.begin(batch.adapters, batch.extend_lens, logits_rows(batch))
-            logits = self._model.forward(staged, self._layer_listener())
+            on_layer = self._layer_listener()
+            logits = self._model.forward(staged, on_layer)
+            if self._follower is not None and batch.is_followed:
+                self._follower.follow(batch, on_layer)
             if states is not None:
                 states.behind(batch)
             return logits

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
 from diptych.engine.schedule.packing import Packing
-from diptych.engine.schedule.policies import due_s, gives_way
+from diptych.engine.schedule.policies import arrival, due_s, gives_way
 from diptych.engine.schedule.prefixes_in_flight import PendingPrefix, PrefixesInFlight, common_len
 from diptych.engine.schedule.step_pace import NextPrompt
 from diptych.engine.schedule.waiting_queue import WaitingQueue
@@ -102,7 +102,7 @@ class ExtendQueue:
             return None
         first = min(line, key=lambda request: gives_way(request, now_s))
         start = first.computed_len if first.row >= 0 else first.given_len
-        cost, place = self._cost.of(start, first.num_tokens - start), (gives_way(first, now_s), first.life.arrival_s)
+        cost, place = self._cost.of(start, first.num_tokens - start), (gives_way(first, now_s), arrival(first))
         return NextPrompt(first.room, due_s(first), cost, first.slo.weight, self.waiting_tokens, len(self), place)
 
     def _begun(self, now_s: float) -> tuple[list[Request], list[Request]]:

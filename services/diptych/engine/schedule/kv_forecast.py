@@ -104,7 +104,9 @@ class KvForecast:
         prompt_lens = np.array([request.prompt_len for request in requests], dtype=np.int64)
         made = np.array([request.num_tokens for request in requests], dtype=np.int64) - prompt_lens
         limit = np.array([request.max_len for request in requests], dtype=np.int64) - prompt_lens
-        remaining = self._lengths.remaining(made, limit)
+        hinted = np.array([request.hints.expected_tokens for request in requests], dtype=np.int64) - made
+        learned = self._lengths.remaining(made, limit)
+        remaining = np.where(hinted > 0, np.minimum(hinted, limit - made), learned)  # who said so, until it is longer
         owned = np.append(owned, newly_owned)
         if not self._cache.windows.num_groups:
             return peak_growth(owned, remaining, page_size)

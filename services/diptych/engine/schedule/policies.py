@@ -14,6 +14,7 @@ from typing import Final, Protocol
 from diptych.engine.values.request import Request
 
 AGING_S: Final = 10.0  # of waiting that are worth one level of priority
+AHEAD_S: Final = 60.0  # of a job's time that count for a request that goes on with it
 NO_DEADLINE_S: Final = 600.0  # after which a request without a deadline counts as due, and so never starves
 PATIENCE_S: Final = 5.0  # after which the first in line goes, whatever is cached
 
@@ -41,13 +42,17 @@ class ByRank:
 
 
 def arrival(request: Request) -> float:
-    """First come, first served."""
-    return request.life.arrival_s
+    """First come, first served; but jobs are served, not requests.
+
+    One that goes on with a job came as early as the job began, within a bound: so whoever arrives that much later is
+    behind a new request, whatever job it is of. (Program-level first come, first served: Li et al., "Continuum", 2025.)
+    """
+    return request.life.arrival_s - min(request.job_s, AHEAD_S)
 
 
 def aged_priority(request: Request) -> float:
     """Highest priority first, with aging: "priority plus time waited" orders two requests the same way at any time."""
-    return request.life.arrival_s - AGING_S * request.account.priority
+    return arrival(request) - AGING_S * request.account.priority
 
 
 def deadline(request: Request) -> float:

@@ -17,8 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from diptych.engine.values.request import Request
-from diptych.generation.page_hash import chain_hashes, root_hash
+from diptych.engine.values.request import Request, page_names
 
 STRIDE: Final = 32  # pages from one that is looked up to the next
 NUM_LOOKED_AT: Final = 2  # of those who have been remembered longest, for each one that is new
@@ -143,13 +142,3 @@ def _num_common(names: Sequence[int], others: Sequence[int], low: int, high: int
         middle = (low + high) // 2
         low, high = (middle + 1, high) if names[middle] == others[middle] else (low, middle)
     return low
-
-
-def page_names(request: Request, page_size: int) -> list[int]:
-    """Return the names of the request's whole pages. They are kept with it, for it is asked about again and again."""
-    known, num_pages = len(request.page_names), request.num_tokens // page_size
-    if known < num_pages:
-        previous = request.page_names[-1] if known else root_hash(request.extra_key)
-        tokens = request.tokens[known * page_size : num_pages * page_size]
-        request.page_names += chain_hashes(previous, tokens, page_size).tolist()
-    return request.page_names

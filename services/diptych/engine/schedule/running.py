@@ -7,6 +7,7 @@ lose the least progress is retracted, and goes on later.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from typing import Protocol
 
@@ -42,6 +43,10 @@ class Drafter(Protocol):
         step computes the token behind that: then the first guess is of it, and is not computed itself.
         """
         ...
+
+    def follows(self, step: Step) -> bool:
+        """Return whether a draft model, where there is one, is to compute a step that is about to be launched."""
+        return True
 
     def launched(self, step: Step, now_s: float) -> None:
         """A step is launched, with all that was proposed for it or with less."""
@@ -140,6 +145,8 @@ class Running:
         cache = self._cache
         pending, pages_per_state = self._steps.samples(), cache.pages_per_state
         batch = self._build(step, cache.page_table, cache.page_size, pending, pages_per_state, cache.window_table)
+        if self._drafter is not None and not self._drafter.follows(step):
+            batch = replace(batch, is_followed=False)
         begun = [request for request in step.decodes if request.state_from is not None] if pages_per_state else ()
         self._steps.launch(step)
         if self._drafter is not None:
@@ -317,8 +324,11 @@ class Running:
         if first is not None and elsewhere is not None and elsewhere.place < first.place:
             return []
         num_tokens = len(decodes) + (sum(map(len, drafts.values())) if drafts else 0)
-        most = self._limits.max_step_tokens - num_tokens
-        budget = self._pace.beside(most, len(decodes), now_s, first)
+        most, num_waiting = self._limits.max_step_tokens - num_tokens, len(self._batch)
+        if decodes or not num_waiting:
+            budget = self._pace.beside(most, len(decodes), now_s, first)
+        else:
+            budget = self._pace.apart(most, num_waiting, now_s, max(1, self._queue.waiting_tokens), first)
         return self._queue.plan(now_s, budget, self.spare_pages)
 
     def _decodes(self) -> list[Request]:

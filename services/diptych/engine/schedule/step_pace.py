@@ -14,6 +14,7 @@ it weighs are lost by it (`TokenDeadlines.lost`): a choice between two delays we
 No step that requests wait for is to take longer than `longest_s`: who comes meanwhile, or asks for pages, is heard
 when it is over. Where nobody has a time per token, or steps without any prompt don't keep it, that is the only bound;
 prompts then always have `MIN_CHUNK` tokens, and as many as there are requests that decode, of which each costs no less.
+As long as no prompt was measured, a step of the largest size is taken to last as long as it was chosen for.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from diptych.engine.schedule.kv_forecast import OutputLengths
+from diptych.engine.schedule.step_sizes import STEP_S
 from diptych.engine.schedule.step_times import ContextCount, StepLine
 from diptych.engine.schedule.token_deadlines import TokenDeadlines
 from diptych.engine.values.prompt_cost import MIN_CHUNK, STEP_COST
@@ -43,6 +45,7 @@ LEAST_LEFT: Final = 0.01  # of it, for outputs
 SHOWN_BITS: Final = 2  # of a budget that is told to others, who need not hear of each small change
 CONTEXT_BITS: Final = 7  # and of contexts
 TOLD_EVERY: Final = 16  # steps, as to how long their parts take
+ORIGIN: Final = 1.0  # steps: so much counts, against those that are remembered, that no prompt takes no time
 TOGETHER: Final = 8  # steps without prompts are learned from at once, unless it matters before: they are alike
 
 
@@ -51,7 +54,7 @@ class _Prompts:
     """Prompts of one kind: computed beside tokens, or in steps of their own."""
 
     least: int  # that is worth a step
-    line: StepLine = field(default_factory=StepLine)  # the seconds of them
+    line: StepLine = field(default_factory=lambda: StepLine(ORIGIN))  # the seconds of them
     num_refused: int = 0  # steps with tokens since they had some of one
     is_refused: bool = False  # they want some of the next, and don't get it
 
@@ -191,9 +194,10 @@ class StepPace:
         """Return what prompts may cost: deadlines leave them `spare_s`, and the longest step `longest_s`."""
         known = self._known(prompts)
         budget = most if spare_s == math.inf else min(most, prompts.patient(known.cost_in(spare_s), wanted))
-        if longest_s == math.inf or not known.line.is_known:
+        if longest_s == math.inf:
             return budget
-        return min(budget, max(MIN_CHUNK, num_rows, known.cost_in(longest_s)))
+        fitting = known.cost_in(longest_s) if known.line.is_known else int(most * min(1.0, longest_s / STEP_S))
+        return min(budget, max(MIN_CHUNK, num_rows, fitting))
 
     def _goes_first(self, first: NextPrompt, prompts: _Prompts, tokens_s: float, spare_s: float, now_s: float) -> bool:
         """Whether more is lost when a prompt waits for the time that outputs leave than when they wait for it."""
@@ -343,7 +347,7 @@ class StepPace:
         if not count:
             return
         if not self._tokens.is_known:
-            self._beside.line = StepLine()  # what it has is of whole steps
+            self._beside.line = StepLine(ORIGIN)  # what it has is of whole steps
         self._tokens.learn(self._plain_work / count, self._plain_s / count, count)
         self._num_plain = self._plain_work = 0
         self._plain_s = 0.0

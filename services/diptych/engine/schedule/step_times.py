@@ -2,35 +2,61 @@
 
 Each part is a line through what was measured, of which the newest counts most: it tells what more work would take. How
 fast the machine is at this moment is told by the last few steps, against the line: so a machine that slows down is
-noticed at once. Where they clearly differ, all that was measured before is taken to be slower or faster, too.
+noticed soon. Where they clearly differ, all that was measured before is taken to be slower or faster, too.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import Final, NamedTuple
 
 from diptych.engine.values.request import Request
 
 KEPT: Final = 1 - 1 / 32  # of what was known of a line, when one more step is
-PACE_KEPT: Final = 0.25  # and of the last few steps' pace
+PACE_KEPT: Final = 0.75  # and of the last few steps' pace
 MIN_SPREAD: Final = 0.05  # of the work, against its mean, for a line to have a slope of its own
 ROUNDING: Final = 1e-6
 REACH: Final = 4  # times the most work of late that a line is believed to tell of
+NEAR: Final = 2  # times as much work, or half: of which a line without a slope of its own tells
 CLEAR: Final = 1.3  # times slower or faster than the line: no noise
-OUTLIER: Final = 10.0  # no step counts as slower than so many times what was expected
+OUTLIER: Final = 10.0  # steps that are learned at once never count as slower than so many times what was expected
+
+
+class _Steps(NamedTuple):
+    """Some, one after the other."""
+
+    work: float  # each in the mean
+    seconds: float
+    number: int
+
+    def and_then(self, others: _Steps) -> _Steps:
+        number = self.number + others.number
+        work = (self.number * self.work + others.number * others.work) / number
+        return _Steps(work, (self.number * self.seconds + others.number * others.seconds) / number, number)
 
 
 class StepLine:
-    """The seconds of steps by their work, for both of which no part is negative."""
+    """The seconds of steps by their work, for both of which no part is negative.
 
-    def __init__(self) -> None:
+    Steps that are as large as they may be are all alike, and so a slope of theirs would be one of what else varies: it
+    may well be none, and then any work seems to fit. Hence the `origin` of a line: that no work takes no time is known,
+    and counts as so many steps, which are never forgotten. Among steps that differ it counts little.
+
+    A step whose end is heard of late seems long, and the one behind it short. So a single one that clearly took another
+    time than expected is held until there is one more. If both did alike, the machine has become slower or faster; if
+    they did in the mean, the mean counts; else the first one is like no other, and is forgotten.
+    """
+
+    def __init__(self, origin: float = 0.0) -> None:
+        """`origin` 0: steps without work may take any time."""
+        self._origin = origin
         self.base_s = 0.0  # of a step without work
         self.slope_s = 0.0  # of each unit of it
         self._has_slope = False  # that was measured
         self._largest = 0.0  # work of late
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
-        self._expected = self._measured = 0.0  # of the last few steps
+        self._expected = self._measured = 0.0  # of the last few steps: seconds
+        self._held: _Steps | None = None  # that took quite another time than expected
 
     @property
     def is_known(self) -> bool:
@@ -62,23 +88,52 @@ class StepLine:
 
     def learn(self, work: float, seconds: float, count: int = 1) -> None:
         """So many steps, one after the other, had so much work and took so long, each in the mean."""
-        expected_s, kept = self.usual(work), KEPT**count
-        self._largest = max(work, self._largest * kept)
-        if expected_s > 0:
-            seconds = min(seconds, OUTLIER * expected_s * max(1.0, self.pace))
+        self._largest = max(work, self._largest * KEPT**count)
+        steps, held, self._held = _Steps(work, seconds, count), self._held, None
+        off = self._off(steps)
+        if held is not None:
+            self._learn_held(held, steps, off)
+        elif off and count == 1:
+            self._held = steps
+        elif off:
+            self._rescale(min(seconds / self.usual(work), OUTLIER * max(1.0, self.pace)))
+        else:
+            self._note(steps)
+
+    def _learn_held(self, held: _Steps, steps: _Steps, off: int) -> None:
+        """Steps are over behind one that took quite another time than expected."""
+        both = held.and_then(steps)
+        if off and off == self._off(held):
+            self._rescale(both.seconds / self.usual(both.work))
+        elif not self._off(both):
+            self._note(both)
+        elif not off:
+            self._note(steps)  # and nothing is like the one before
+
+    def _off(self, steps: _Steps) -> int:
+        """Whether steps clearly took longer than expected: 1; less long: -1."""
+        if not self._has_slope or not self._tells(steps.work):
+            return 0
+        ratio = steps.seconds / self.at(steps.work)
+        return (ratio >= CLEAR) - (ratio <= 1 / CLEAR)
+
+    def _note(self, steps: _Steps) -> None:
+        work, seconds, count = steps
+        if self._tells(work):
             pace_kept = PACE_KEPT**count
-            self._expected = self._expected * pace_kept + expected_s
+            self._expected = self._expected * pace_kept + self.usual(work)
             self._measured = self._measured * pace_kept + seconds
-            if self._has_slope and not 1 / CLEAR < self.pace < CLEAR:
-                self._rescale(self.pace)
-                return
-        weighed = count * work
+        kept, weighed = KEPT**count, count * work
         self._weight = self._weight * kept + count
         self._x = self._x * kept + weighed
         self._y = self._y * kept + count * seconds
         self._xx = self._xx * kept + weighed * work
         self._xy = self._xy * kept + weighed * seconds
         self._fit()
+
+    def _tells(self, work: float) -> bool:
+        """Whether what is known tells how long so much work takes."""
+        return self.usual(work) > 0 and (self._has_slope or self._is_usual(work))
 
     def _rescale(self, pace: float) -> None:
         self._y *= pace
@@ -87,19 +142,31 @@ class StepLine:
         self._fit()
 
     def _fit(self) -> None:
-        mean, mean_s = self._x / self._weight, self._y / self._weight
-        variance = self._xx / self._weight - mean * mean
+        weight = self._weight + self._origin
+        mean, mean_s = self._x / weight, self._y / weight
+        variance = self._xx / weight - mean * mean
         if variance > (MIN_SPREAD * mean) ** 2:
-            slope_s = max(0.0, (self._xy / self._weight - mean * mean_s) / variance)
+            slope_s = max(0.0, (self._xy / weight - mean * mean_s) / variance)
             base_s = mean_s - slope_s * mean
-            if base_s < 0:
+            if base_s < 0 or (self._origin and not slope_s):
                 base_s, slope_s = 0.0, self._xy / self._xx
-            self.base_s, self.slope_s, self._has_slope = base_s, slope_s, True
+            self.base_s, self.slope_s = base_s, slope_s
+            self._has_slope = self._has_slope or not self._origin or self._are_different()
         elif self._has_slope and (usual_s := self.usual(mean)) > 0:
             scale = mean_s / usual_s
             self.base_s, self.slope_s = scale * self.base_s, scale * self.slope_s
         else:
             self.base_s, self.slope_s = 0.0, mean_s / mean if mean else 0.0
+
+    def _is_usual(self, work: float) -> bool:
+        """Whether steps before had about so much: then they tell how long this one takes."""
+        mean = self._x / self._weight
+        return mean <= NEAR * work and work <= NEAR * mean
+
+    def _are_different(self) -> bool:
+        """Whether steps with work differ in it."""
+        mean = self._x / self._weight
+        return self._xx / self._weight - mean * mean > (MIN_SPREAD * mean) ** 2
 
 
 class ContextCount:

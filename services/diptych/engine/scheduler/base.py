@@ -25,7 +25,7 @@ from diptych.engine.scheduler.links.links import Links, directions_of, links_of_
 from diptych.engine.scheduler.links.tester import LinkTester
 from diptych.engine.scheduler.stepping import StepGivenUp, StepWatch
 from diptych.engine.tensor_parallel.group import RankGroup
-from diptych.engine.values.batch import GraphUse, OnLayer, OverlapRunner
+from diptych.engine.values.batch import DraftModel, GraphUse, OnLayer, OverlapRunner
 from diptych.engine.values.kv_regions import pages_per_state, window_pages
 from diptych.engine.values.limits import PROMPT_ROWS, Limits
 from diptych.engine.values.prompt_cost import prompt_cost
@@ -49,6 +49,11 @@ class ModelOnHardware(OverlapRunner, Protocol):
 
     @property
     def graph_use(self) -> GraphUse: ...
+
+    @property
+    def draft_model(self) -> DraftModel | None:
+        """What guesses for it; None: only what needs no model does."""
+        ...
 
 
 class Hardware(Protocol):
@@ -135,6 +140,7 @@ class SchedulerBase:
             changes=CacheChanges() if options.kv_events == "on" else NO_CHANGES,
             pages_per_state=pages_per_state(self.source.config, options.tp, options.dtype, self.layout),
             windows=window_pages(self.source.config, limits.max_step_tokens),
+            pin_share=options.pin_share,
         )
 
     def load(self, source: ModelSource) -> ModelOnHardware:

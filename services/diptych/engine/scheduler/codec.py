@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from dataclasses import asdict
 from itertools import chain
 
 from diptych.common.errors import InvalidRequest
 from diptych.common.members.roles import LegKind
 from diptych.engine.lora.registry import Loaded
-from diptych.engine.values.core_report import DraftReport, Load
+from diptych.engine.values.core_report import CacheReport, DraftReport, Load
 from diptych.engine.values.events import EmitTokens, Start
 from diptych.engine.values.request import new_request
 from diptych.generation.codec import (
@@ -121,6 +123,13 @@ def drafts_to_wire(report: DraftReport) -> worker_pb2.Drafting | None:
         saved_s=report.saved_s,
         held_bytes=report.nbytes,
     )
+
+
+def cache_to_wire(report: CacheReport) -> worker_pb2.CacheStatus:
+    said = asdict(report)
+    tiers = [worker_pb2.CacheTier(**tier) for tier in said.pop("tiers")]
+    ages = {name: 0.0 if said[name] == math.inf else said[name] for name in ("evicted_p50_s", "evicted_p90_s")}
+    return worker_pb2.CacheStatus(tiers=tiers, **said | ages)
 
 
 def load_to_wire(load: Load, links: bootstrap_pb2.WorkerLoad) -> bootstrap_pb2.WorkerLoad:

@@ -40,6 +40,7 @@ from diptych.engine.values.events import (
     Move,
     PagesRestored,
     ServeRole,
+    ToolCalled,
 )
 from diptych.engine.values.scheduler_core import SchedulerCore
 from diptych.generation.output import Failure, FailureCode, Output
@@ -101,6 +102,7 @@ class SchedulerLoop:
             "start": self._start_all,
             "abort": self._abort,
             "hand_back": self._hand_back,
+            "tool_called": self._note_tools,
             "status_query": self._answer_status,
             "ping": self._answer_ping,
             "watch_s": self._watch,
@@ -175,6 +177,10 @@ class SchedulerLoop:
     def _hand_back(self, rooms: Iterable[int], now_s: float) -> None:
         for room in rooms:
             self._core.handle(HandBack(room), now_s)
+
+    def _note_tools(self, calls: Iterable[worker_pb2.ToolCalled], now_s: float) -> None:
+        for call in calls:
+            self._core.handle(ToolCalled(call.room, call.tool), now_s)
 
     def _answer_status(self, query: int, now_s: float) -> None:
         self._events.status_answers.append(query)

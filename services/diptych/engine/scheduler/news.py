@@ -121,6 +121,7 @@ class News:
             host_pages=self._cache.tree.num_lower_pages,
             host_pages_saved=self._cache.num_saved,
             host_pages_restored=self._cache.num_restored,
+            cache=codec.cache_to_wire(self._cache.report()),
         )
 
     def links_status(self) -> WorkerStatus:

@@ -21,6 +21,7 @@ from diptych.architectures.config import ModelConfig
 from diptych.checkpoints.shard import check_divides
 from diptych.checkpoints.source import ModelSource
 from diptych.common import lifecycle
+from diptych.common.arrays import I64
 from diptych.common.errors import DiptychError
 from diptych.common.lifecycle import garbage_postponed, spare_what_stays
 from diptych.common.logging import setup
@@ -31,6 +32,7 @@ from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.lora.registry import LoraRegistry
 from diptych.engine.options.config import EngineOptions, SchedulerConfig
 from diptych.engine.options.pool_size import pool_words
+from diptych.engine.options.served_model import open_draft
 from diptych.engine.runner.threads import configure_threads
 from diptych.engine.schedule.adapter_turns import AdapterTurns, Turns
 from diptych.engine.schedule.step_sizes import words
@@ -49,7 +51,7 @@ from diptych.engine.scheduler.stepping import (
 )
 from diptych.engine.scheduler.weights import Host, Weights
 from diptych.engine.tensor_parallel.tp_model_worker import RankTransfer, TpModelWorker
-from diptych.engine.values.batch import OverlapRunner
+from diptych.engine.values.batch import DraftBatch, DraftModel, OverlapRunner
 from diptych.engine.values.kv_regions import kv_shape, state_terms, window_terms
 from diptych.engine.values.limits import PROMPT_ROWS, Limits
 from diptych.engine.values.scheduler_core import SchedulerCore
@@ -64,7 +66,7 @@ logger = logging.getLogger(__name__)
 
 LAST_WORDS_MS: Final = 1000  # that what was sent to the frontend may take to leave
 
-BuildCore = Callable[[KvCache, Limits, SchedulerConfig, PoolLayout, Turns], SchedulerCore]
+BuildCore = Callable[[KvCache, Limits, SchedulerConfig, PoolLayout, Turns, DraftModel], SchedulerCore]
 FP8: Final = "fp8_e4m3"
 
 
@@ -87,16 +89,23 @@ def worker_terms(
     scaled = ", FP8 with scales" if model.kv_scales and layout.dtype == FP8 else ""
     windows = f", {window_terms(model, layout)}" if len(model.page_groups) > 1 else ""
     states = f", {state_terms(layout, engine.dtype)}" if model.recurrent else ""
+    draft = draft_terms(source, engine)
     return Terms(
         weights=source.weights_id,
         vocab_size=model.vocab_size,
-        kv_shape=kv_shape(model) + scaled + states + windows + product_terms(model, engine, device_name),
+        kv_shape=kv_shape(model) + scaled + states + windows + draft + product_terms(model, engine, device_name),
         kv_backend=kv_backend,
         oldest_protocol=PROTOCOL_VERSION,
         newest_protocol=PROTOCOL_VERSION,
         features=FEATURES,
         required_features=bits(Feature.VERIFIED_HAND_OFF) if rules.integrity == "always" else 0,
     )
+
+
+def draft_terms(source: ModelSource, engine: EngineOptions) -> str:
+    """Say whose draft layers a page has: those of another model guess nothing right."""
+    draft = open_draft(source, engine)
+    return "" if draft is None else f", of {draft.weights_id}"
 
 
 def product_terms(model: ModelConfig, engine: EngineOptions, device_name: str) -> str:
@@ -181,7 +190,9 @@ def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCor
     grammars = GrammarThread(lambda: Compiler(source.tokenizer(), limits.vocab_size, limits.eos_ids))
     cache = base.new_cache(limits)
     turns = AdapterTurns(options.num_lora_slots)
-    core = build_core(cache, limits, base.config, base.layout, turns)
+    served = ServedDraftModel(lambda: weights.runner.draft_model)
+    draft_model = base.ranks.lead_draft_model(served)
+    core = build_core(cache, limits, base.config, base.layout, turns, draft_model)
     registry = LoraRegistry(options.num_loaded_loras, source.config.model_id)
     weights = Weights(options.model, source, host_of(base, core, cache, registry))
     adapters = open_adapters(source, options.loras(), registry, turns, lambda: weights.runner.loras)
@@ -199,6 +210,18 @@ def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCor
     finally:
         for part in (stepping, admin, grammars, base):
             part.close()
+
+
+class ServedDraftModel:
+    """Implements `DraftModel` by that of the weights that are served now."""
+
+    def __init__(self, current: Callable[[], DraftModel | None]) -> None:
+        self._current = current
+
+    def draft(self, batch: DraftBatch) -> I64:
+        model = self._current()
+        assert model is not None, "asked for guesses only where --speculate names a model"
+        return model.draft(batch)
 
 
 def host_of(base: SchedulerBase, core: SchedulerCore, cache: KvCache, registry: LoraRegistry) -> Host[ModelOnHardware]:

@@ -30,6 +30,7 @@ from diptych.engine.tensor_parallel.group import RankGroup, SingleRank
 from diptych.engine.values.batch import (
     NO_GRAPHS,
     NO_TOKEN,
+    DraftModel,
     ForwardBatch,
     OnLayer,
     SamplingBatch,
@@ -112,6 +113,7 @@ class SimRunner:
     """
 
     graph_use = NO_GRAPHS
+    draft_model: DraftModel | None = None
 
     def __init__(
         self,

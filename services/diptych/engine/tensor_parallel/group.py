@@ -12,12 +12,21 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from diptych.common.arrays import I64
 from diptych.engine.cache.host_tier import PageCopier
 from diptych.engine.cache.tier import Slots
-from diptych.engine.tensor_parallel.rank_log import NoRanks, RankLog, page_bytes, step_to_wire
+from diptych.engine.tensor_parallel.rank_log import NoRanks, RankLog, draft_to_wire, page_bytes, step_to_wire
 from diptych.engine.tensor_parallel.ranked_link import ranked_metadata
 from diptych.engine.tensor_parallel.transport import TensorParallelTransport
-from diptych.engine.values.batch import ForwardBatch, OverlapRunner, SamplingBatch, StepResult, WaitForResult
+from diptych.engine.values.batch import (
+    DraftBatch,
+    DraftModel,
+    ForwardBatch,
+    OverlapRunner,
+    SamplingBatch,
+    StepResult,
+    WaitForResult,
+)
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.ownership import Pages
 from diptych.kvtransfer.transport import PeerTransport, ProbePages, Transport
@@ -44,6 +53,9 @@ class SingleRank:
 
     def lead_runner(self, runner: OverlapRunner) -> OverlapRunner:
         return runner
+
+    def lead_draft_model(self, model: DraftModel) -> DraftModel:
+        return model
 
     def close(self) -> None:
         pass
@@ -75,6 +87,9 @@ class LeadRank:
         """Wait until every rank has loaded its part."""
         assert all(answer.is_loaded for answer in self._log.answers())
         return TensorParallelRunner(runner, self._log)
+
+    def lead_draft_model(self, model: DraftModel) -> DraftModel:
+        return TensorParallelDraftModel(model, self._log)
 
     def close(self) -> None:
         self._log.close()
@@ -159,3 +174,15 @@ class TensorParallelRunner:
 
     def sample(self, batch: ForwardBatch, logits: Any, sampling: SamplingBatch) -> WaitForResult:
         return self._runner.sample(batch, logits, sampling)
+
+
+class TensorParallelDraftModel:
+    """Implements `DraftModel` over rank 0's part of it."""
+
+    def __init__(self, model: DraftModel, log: RankLog) -> None:
+        self._model = model
+        self._log = log
+
+    def draft(self, batch: DraftBatch) -> I64:
+        self._log.append(rank_pb2.RankEntry(draft=draft_to_wire(batch)))
+        return self._model.draft(batch)

@@ -15,7 +15,15 @@ import numpy as np
 import zmq
 
 from diptych.common.arrays import I32, I64
-from diptych.engine.values.batch import ForwardBatch, ForwardMode, PromptRows, StateMoves, WindowGroups
+from diptych.engine.values.batch import (
+    DraftBatch,
+    ForwardBatch,
+    ForwardMode,
+    Missed,
+    PromptRows,
+    StateMoves,
+    WindowGroups,
+)
 from diptych.kvtransfer.flow import Flow
 from diptych.kvtransfer.transport import PageIndices, PageWrite
 from diptych.v1 import rank_pb2
@@ -135,6 +143,7 @@ def step_to_wire(batch: ForwardBatch) -> rank_pb2.Step:
         mode=batch.mode.value,
         page_table=batch.page_table.astype("<i4", copy=False).tobytes(),
         prompt_rows=to_bytes(rows.token_rows) if rows is not None else b"",
+        is_unfollowed=not batch.is_followed,
         states=None if batch.states is None else _moves_to_wire(batch.states),
         windows=None if batch.window_groups is None else _windows_to_wire(batch.window_groups),
         **{name: to_bytes(getattr(batch, name)) for name in _ARRAYS},
@@ -157,7 +166,33 @@ def step_from_wire(wire: rank_pb2.Step) -> ForwardBatch:
         seq_lens=arrays["seq_lens"],
         extend_lens=arrays["extend_lens"],
         num_sampled=arrays["num_sampled"],
+        is_followed=not wire.is_unfollowed,
     )
+
+
+def draft_to_wire(batch: DraftBatch) -> rank_pb2.DraftStep:
+    return rank_pb2.DraftStep(
+        token_ids=to_bytes(batch.token_ids),
+        positions=to_bytes(batch.positions),
+        page_table=batch.page_table.astype("<i4", copy=False).tobytes(),
+        num_drafts=to_bytes(batch.num_drafts),
+        page_size=batch.page_size,
+        missed=[_missed_to_wire(missed) for missed in batch.missed],
+    )
+
+
+def _missed_to_wire(missed: Missed) -> rank_pb2.MissedTokens:
+    return rank_pb2.MissedTokens(
+        row=missed.row, start=missed.start, token_ids=to_bytes(missed.token_ids), shared_len=missed.shared_len
+    )
+
+
+def draft_from_wire(wire: rank_pb2.DraftStep) -> DraftBatch:
+    token_ids = from_bytes(wire.token_ids)
+    table: I32 = np.frombuffer(wire.page_table, "<i4").reshape(len(token_ids), -1).copy()
+    positions, num_drafts = from_bytes(wire.positions), from_bytes(wire.num_drafts)
+    missed = [Missed(each.row, each.start, from_bytes(each.token_ids), each.shared_len) for each in wire.missed]
+    return DraftBatch(token_ids, positions, table, num_drafts, wire.page_size, missed)
 
 
 def _windows_to_wire(windows: WindowGroups) -> rank_pb2.WindowGroups:

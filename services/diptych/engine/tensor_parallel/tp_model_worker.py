@@ -14,6 +14,7 @@ from diptych.common.arrays import I32
 from diptych.engine.cache.host_tier import PageCopier
 from diptych.engine.tensor_parallel.fan_out import FanOut
 from diptych.engine.tensor_parallel.rank_log import (
+    draft_from_wire,
     events_endpoint,
     flow_from_wire,
     from_bytes,
@@ -23,7 +24,7 @@ from diptych.engine.tensor_parallel.rank_log import (
     step_from_wire,
     write_from_wire,
 )
-from diptych.engine.values.batch import ForwardBatch
+from diptych.engine.values.batch import DraftModel, ForwardBatch
 from diptych.kvtransfer.errors import TransferError, TransferQueueFull
 from diptych.kvtransfer.transport import LinkDown, LinkUp, NoteReceived, OpDone, ProbePages, Transport, TransportEvent
 from diptych.v1 import rank_pb2
@@ -35,6 +36,11 @@ Posted = rank_pb2.CopyPages | rank_pb2.DigestOwnPages | rank_pb2.UnpackPages
 
 class RankRunner(Protocol):
     """What a rank needs of its model."""
+
+    @property
+    def draft_model(self) -> DraftModel | None:
+        """What guesses for it, if anything does."""
+        ...
 
     def logits(self, batch: ForwardBatch) -> object:
         """Take part in the step; the logits are rank 0's."""
@@ -106,6 +112,9 @@ class TpModelWorker:
         match entry.WhichOneof("entry"):
             case "step":
                 runner.logits(step_from_wire(entry.step))
+            case "draft":
+                assert runner.draft_model is not None, "rank 0 has a draft model"
+                runner.draft_model.draft(draft_from_wire(entry.draft))
             case "save":
                 host_pages.save(*_host_copy(entry.save))
             case "finish_saves":

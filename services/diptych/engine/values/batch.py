@@ -10,7 +10,7 @@ of them: `k + 1` samples. Without drafts `k` is 0.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
@@ -19,10 +19,12 @@ import numpy.typing as npt
 
 from diptych.common.arrays import F32, I32, I64, U64
 from diptych.generation.logprobs import LogprobsBatch
+from diptych.kvtransfer.ownership import NULL_PAGE
 
 Bools = npt.NDArray[np.bool_]
 
 NO_TOKEN: Final = -1
+PART_TOKENS: Final = 128  # of what a draft model has missed: any step has room for so many
 
 
 class ForwardMode(enum.Enum):
@@ -133,6 +135,7 @@ class ForwardBatch:
     adapters: I64 | None = None  # [batch_size]: slot of each request's adapter, -1: none; None: nobody has one
     window_groups: WindowGroups | None = None  # None: the model has one group of pages
     row_lens: I64 | None = None  # how many of the batch's rows follow each other as one request's; see `single_rows`
+    is_followed: bool = True  # a draft model, where there is one, computes the step's tokens, too
 
     def of_group(self, group: int) -> ForwardBatch:
         """Return the step as layers of one group of pages see it; see `ModelConfig.page_groups`."""
@@ -169,6 +172,76 @@ class ForwardBatch:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Missed:
+    """Tokens of a request that a draft model has not computed: it did not follow the steps that had them."""
+
+    row: int  # of the `DraftBatch`
+    start: int  # position of the first
+    token_ids: I64
+    shared_len: int  # of what is before this position others read the pages, too: nothing is written there
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftBatch:
+    """Behind which tokens a draft model is to guess, and how far.
+
+    What is computed for a guess is written where the request has room: it is there again, or others are, when it is
+    known what comes.
+    """
+
+    token_ids: I64  # [batch_size]: each request's newest one
+    positions: I64  # [batch_size]: its position
+    page_table: I32  # [batch_size, max_pages]: as in `ForwardBatch`
+    num_drafts: I64  # [batch_size]: tokens to guess, at least one; never rising. All but the last are computed, too
+    page_size: int
+    missed: Sequence[Missed] = ()  # what it has not computed of tokens before these: first that
+
+    def catching_up(self) -> Iterator[ForwardBatch]:
+        """Yield the steps that compute what was missed, a part of one request's tokens each."""
+        for missed in self.missed:
+            for begin in range(0, len(missed.token_ids), PART_TOKENS):
+                yield self._part(missed, slice(begin, begin + PART_TOKENS))
+
+    def _part(self, missed: Missed, part: slice) -> ForwardBatch:
+        token_ids, table = missed.token_ids[part], self.page_table[missed.row : missed.row + 1]
+        positions = missed.start + part.start + np.arange(len(token_ids))
+        slots = table[0, positions // self.page_size].astype(np.int64) * self.page_size + positions % self.page_size
+        return ForwardBatch(
+            mode=ForwardMode.EXTEND,
+            input_ids=token_ids,
+            positions=positions,
+            out_slots=np.where(positions < missed.shared_len, NULL_PAGE, slots),
+            page_table=table,
+            seq_lens=positions[-1:] + 1,
+            extend_lens=np.array([len(token_ids)]),
+            num_sampled=np.zeros(1, np.int64),
+        )
+
+    @property
+    def most(self) -> int:
+        return int(self.num_drafts[0])
+
+    def step(self, place: int) -> ForwardBatch:
+        """Return the step that guesses the token in `place`, of the requests that want so many.
+
+        From the second place on input ids are placeholders of what the step before has guessed.
+        """
+        num_rows = int((self.num_drafts > place).sum())
+        positions, ones = self.positions[:num_rows] + place, np.ones(num_rows, np.int64)
+        pages = self.page_table[np.arange(num_rows), positions // self.page_size].astype(np.int64)
+        return ForwardBatch(
+            mode=ForwardMode.DECODE,
+            input_ids=-1 - np.arange(num_rows) if place else self.token_ids[:num_rows],
+            positions=positions,
+            out_slots=pages * self.page_size + positions % self.page_size,
+            page_table=self.page_table[:num_rows],
+            seq_lens=positions + 1,
+            extend_lens=ones,
+            num_sampled=ones,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class StepResult:
     """What a step gives back."""
 
@@ -195,6 +268,20 @@ class Runner(Protocol):
     """Runs a batch: writes its KV into the pool and samples. Blocks until the tokens are known."""
 
     def execute(self, batch: ForwardBatch, sampling: SamplingBatch) -> StepResult: ...
+
+
+class DraftModel(Protocol):
+    """Guesses by a model whose keys and values lie behind those of the one it guesses for.
+
+    It has computed all tokens that a runner's steps have.
+    """
+
+    def draft(self, batch: DraftBatch) -> I64:
+        """Return its likeliest tokens, `[batch_size, most]`; `NO_TOKEN` behind as many as were asked for.
+
+        It waits for the steps that run.
+        """
+        ...
 
 
 class OverlapRunner(Runner, Protocol):

@@ -69,6 +69,35 @@ NO_DRAFTS: Final = DraftReport()
 
 
 @dataclass(frozen=True, slots=True)
+class TierReport:
+    """A level of a prefix cache; each field of this and of `CacheReport` goes out under its name."""
+
+    name: str
+    pages: int  # that are cached there now
+    capacity_pages: int
+    found_tokens: int  # of prompts, since start
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReport:
+    """What a prefix cache was worth since its start, and what it keeps for sessions that are away."""
+
+    prompt_tokens: int  # of prompts that were computed here
+    tiers: Sequence[TierReport]  # the pool, and then what is below it
+    evicted_pages: int  # that left the pool
+    evicted_p50_s: float  # for how long those were unused that left of late; infinite: none did
+    evicted_p90_s: float
+    pins: int
+    pinned_pages: int
+    most_pinned_pages: int
+    pins_given_up: int
+    sessions_away: int
+    tool_calls: int
+    tool_returns: int
+    kept_returns: int
+
+
+@dataclass(frozen=True, slots=True)
 class Holders:
     """Who claims pages of a KV pool: what the books of its cache are compared with."""
 

@@ -143,6 +143,14 @@ class PagesRestored:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCalled:
+    """A request that ended here, or is about to, has called a tool: its session is likely to come back."""
+
+    room: int
+    tool: str  # by which the times are told apart that sessions take
+
+
+@dataclass(frozen=True, slots=True)
 class ServeRole:
     """The worker serves this role from now on. What began before goes on."""
 
@@ -166,6 +174,7 @@ Event = (
     | GrammarFailed
     | PagesRestored
     | ServeRole
+    | ToolCalled
 )
 
 

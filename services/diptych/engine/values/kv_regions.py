@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Final
 
 from diptych.architectures.config import ModelConfig
@@ -16,14 +17,26 @@ STATE_ALIGNMENT: Final = 16  # bytes, of the parts of a state
 def kv_regions(model: ModelConfig, dtype: str, share: HeadShare | None = None) -> tuple[Region, ...]:
     """Return those of `model` as a process computes it; `share` None: it has all heads.
 
+    Those of a draft model lie behind its own, as layers that come behind its last.
+    """
+    total, num_ranks = (model.num_kv_heads, 1) if share is None else (share.total_kv_heads, share.num_ranks)
+    own = own_regions(model, dtype, total, num_ranks)
+    if model.draft is None:
+        return own
+    behind = own_regions(model.draft.model, dtype, model.draft.total_kv_heads, num_ranks)
+    return (*own, *(_shifted(region, model.num_layers) for region in behind))
+
+
+def own_regions(model: ModelConfig, dtype: str, total: int, num_ranks: int = 1) -> tuple[Region, ...]:
+    """Return those of its own layers, which have `total` heads on all ranks.
+
     Keys and values are two planes. A latent is one, of one head that every rank computes and holds; so are the keys of
     an indexer, which lie behind the latents. Layers of two kinds have a region each, or where windows have pages of
     their own, take turns in one; those that borrow keys and values are in none.
     """
-    total = model.num_kv_heads if share is None else share.total_kv_heads
     groups = model.page_groups
-    if model.wide is not None and len(groups) > 1:
-        return (_of_unlike_groups(model, dtype, 1 if share is None else share.num_ranks),)
+    if has_unlike_groups(model):
+        return (_of_unlike_groups(model, dtype, num_ranks),)
     if model.wide is not None:
         return tuple(_of_kind(model, layers, dtype, total) for layers in model.layers_by_kind)
     layers = tuple(filter(model.keeps, model.attention_layers))
@@ -56,6 +69,10 @@ def _width(model: ModelConfig, layer: int) -> int:
     return model.kv_heads_of(layer) * model.head_dim_of(layer)
 
 
+def _shifted(region: Region, num_layers: int) -> Region:
+    return replace(region, layers=tuple(num_layers + layer for layer in region.layers))
+
+
 def _of_kind(model: ModelConfig, layers: tuple[int, ...], dtype: str, total: int) -> Region:
     """`total`: heads of layers that have no others."""
     kept, wide = tuple(filter(model.keeps, layers)), model.wide_at(layers[0])
@@ -65,6 +82,11 @@ def _of_kind(model: ModelConfig, layers: tuple[int, ...], dtype: str, total: int
 
 def region_names(model: ModelConfig) -> tuple[str, ...]:
     """Return in words what each of them holds."""
+    own = _own_names(model)
+    return own if model.draft is None else (*own, *(f"draft {name}" for name in _own_names(model.draft.model)))
+
+
+def _own_names(model: ModelConfig) -> tuple[str, ...]:
     if model.num_planes > 1:
         is_split = model.wide is not None and not has_unlike_groups(model)
         return ("keys and values",) * (len(model.layers_by_kind) if is_split else 1)
@@ -81,7 +103,10 @@ def kv_layout(
 
 def kv_shape(model: ModelConfig) -> str:
     """Return in words what must be equal between workers of a pair."""
-    return _attention_shape(model) if model.recurrent is None else f"{_attention_shape(model)}, {_state_shape(model)}"
+    own = _attention_shape(model)
+    states = "" if model.recurrent is None else f", {_state_shape(model)}"
+    draft = "" if model.draft is None else f", draft layers: {kv_shape(model.draft.model)}"
+    return f"{own}{states}{draft}"
 
 
 def _state_shape(model: ModelConfig) -> str:

@@ -6,6 +6,7 @@ what an extend computes is always `[computed_len, num_tokens)`, whether the requ
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from diptych.engine.values.token_counts import TokenCounts
 from diptych.generation.finish import Finish
 from diptych.generation.grammar import Matcher
 from diptych.generation.logprobs import PromptLogprobs
+from diptych.generation.page_hash import chain_hashes, root_hash
 from diptych.generation.request_groups import NO_ACCOUNT, NO_HINTS, NO_LIFE, Account, Hints, Life
 from diptych.generation.sampling_params import SamplingParams
 from diptych.generation.segments import ContentSegment
@@ -59,8 +61,11 @@ class Request:
     node: Node | None = field(default=None, repr=False)  # locked prefix in the radix tree; None: not admitted
     restore: Restore | None = None  # of its prefix, for which it waits; None: it was not admitted for another reason
     num_restores: int = 0  # for which it has let others pass
+    restored: Counter[int] = field(default_factory=Counter, repr=False)  # tokens that tiers brought, by level
+    job_s: float = 0.0  # how long before it the job began that it goes on with: see `sessions`
+    pinned: Node | None = field(default=None, repr=False)  # whose pin keeps its prefix until it is admitted
     turn: int = 0  # its place among those whose prompts are computed here, kept while it lets others pass; 0: none yet
-    page_names: list[int] = field(default_factory=list, repr=False)  # of its whole pages: `prefixes_in_flight`
+    page_names: list[int] = field(default_factory=list, repr=False)  # of its whole pages: see `page_names`
     end_ids: frozenset[int] = frozenset()  # tokens that end its output
     has_ended: bool = False  # answered; a step that is launched may still compute a token of it
     samples_plainly: bool = True  # `params.is_plain`, which every step asks
@@ -178,3 +183,13 @@ def new_request(
     if params.prompt_logprobs is not None and prompt_len > 0:
         request.prompt_logprobs = PromptLogprobs(prompt_len, params.prompt_logprobs)
     return request
+
+
+def page_names(request: Request, page_size: int) -> list[int]:
+    """Return the names of the request's whole pages. They are kept with it, for it is asked about again and again."""
+    known, num_pages = len(request.page_names), request.num_tokens // page_size
+    if known < num_pages:
+        previous = request.page_names[-1] if known else root_hash(request.extra_key)
+        tokens = request.tokens[known * page_size : num_pages * page_size]
+        request.page_names += chain_hashes(previous, tokens, page_size).tolist()
+    return request.page_names

@@ -17,7 +17,7 @@ from diptych.generation.leg_prompt import BYTES_PER_TOKEN
 from diptych.generation.page_hash import root_hash
 from diptych.router.choose.fits import Ratio
 from diptych.router.choose.page_chain import text_hashes
-from diptych.router.choose.page_set import Hashes, PageSet, as_hashes, prefix_lens
+from diptych.router.choose.page_set import Hashes, PageSet, prefix_lens
 from diptych.router.choose.prefix_index import PrefixIndex
 from diptych.router.workers.worker_view import Pair
 
@@ -49,7 +49,7 @@ class ApproximateIndex:
     def note(self, instance_id: int, chain: Hashes) -> None:
         """A prompt with this chain was sent to a worker, which has it cached from now on."""
         self._expire()
-        hashes = as_hashes(chain)[: self._half_blocks]
+        hashes = chain[: self._half_blocks]
         if sum(map(len, self._new.values())) + len(hashes) > self._half_blocks:
             self._turn(self._clock())
         if instance_id not in self._new:

@@ -38,6 +38,7 @@ class Asked(NamedTuple):
     max_tokens: int  # of output
     session: str
     slo: Slo
+    expected_tokens: int = 0  # of output, as its client says; 0: nobody said
 
 
 class State(NamedTuple):
@@ -75,7 +76,7 @@ class Chooser:
             entropy=self._rng.getrandbits(64),
             session=asked.session,
             prefix_key=prompt.key,
-            output_len=min(self._estimates.output_len, asked.max_tokens),
+            output_len=min(asked.expected_tokens or self._estimates.output_len, asked.max_tokens),
             usual=self._estimates.usual,
             slo=asked.slo,
         )

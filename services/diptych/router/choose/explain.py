@@ -16,7 +16,7 @@ from typing import Any, Final
 from typing_extensions import TypedDict
 
 from diptych.router.choose.policies import Plan
-from diptych.router.choose.policies.cost import costs_of, prefill_cost, ttft_s
+from diptych.router.choose.policies.cost import compute_s, costs_of, ttft_s
 from diptych.router.choose.policies.policy import Candidates, Decision, RequestView, Worker
 from diptych.router.values.failure import LegFailure
 from diptych.router.workers.legs import Work
@@ -44,7 +44,7 @@ class Selection:
     @property
     def compute_s(self) -> float:
         """What computing the prompt was expected to take."""
-        return prefill_cost(self.candidates.workers[self.pair.prefill_id], self.request, decodes=False).compute_s
+        return compute_s(self.candidates.workers[self.pair.prefill_id], self.request)
 
     @property
     def ttft_s(self) -> float:

@@ -11,6 +11,7 @@ from pydantic_core import from_json
 
 from diptych.common.errors import DiptychError, InvalidRequest, Overloaded, Unavailable
 from diptych.generation.codec import FINISH_TO_WIRE, account_from_wire, logprobs_to_wire, params_from_wire
+from diptych.generation.request_groups import MAX_TOOL_LEN
 from diptych.router.keys.cache_namespace import hints_of
 from diptych.router.keys.caller import Caller
 from diptych.router.text.parsing.parts import Content, Part, Reasoning, ToolArguments, ToolCallStart, message_of
@@ -37,7 +38,8 @@ def request_from_wire(request: inference_pb2.GenerateRequest, caller: Caller) ->
         max_tokens=sampling.max_tokens if sampling.HasField("max_tokens") else None,
         seed=sampling.seed if sampling.HasField("seed") else None,
         account=replace(account, tenant=caller.name or account.tenant),  # a key's holder takes nobody else's share
-        hints=hints_of(caller.cache_owner, request.cache_salt, request.speculate),
+        hints=hints_of(caller.cache_owner, request.cache_salt, request.speculate, request.expected_output_tokens),
+        tool=request.tool[:MAX_TOOL_LEN],
         wish=SloWish(request.slo.tier, request.slo.ttft_ms, request.slo.tpot_ms),
         num_choices=request.n or 1,
         best_of=request.best_of or None,

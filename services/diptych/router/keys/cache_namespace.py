@@ -42,10 +42,10 @@ def cache_namespace(owner: bytes, salt: str) -> bytes:
     return _MARK + blake2b(len(owner).to_bytes(4, "little") + owner + utf8, digest_size=_DIGEST_BYTES).digest()
 
 
-def hints_of(owner: bytes, salt: str, speculate: str = "") -> Hints:
-    """Return what a request of this owner says with its salt, and of speculation. Raises `InvalidRequest`."""
+def hints_of(owner: bytes, salt: str, speculate: str = "", expected_tokens: int = 0) -> Hints:
+    """Return what a request of this owner says with its salt, and of its output. Raises `InvalidRequest`."""
     if len(salt) > MAX_SALT_LEN:
         raise InvalidRequest(f"cache_salt takes at most {MAX_SALT_LEN} characters", param="cache_salt")
-    hints = Hints(cache_namespace(owner, salt), speculate=speculate)
+    hints = Hints(cache_namespace(owner, salt), speculate=speculate, expected_tokens=expected_tokens)
     hints.validate()
     return hints

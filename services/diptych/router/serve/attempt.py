@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 from diptych.common.members.roles import LegKind
@@ -27,6 +28,8 @@ class Session(Protocol):
     def start(self, kind: LegKind, leg: StartLeg, prompt: bytes, work: Work, receiver: LegReceiver) -> None: ...
 
     def abort(self, room: int) -> None: ...
+
+    def tool_called(self, room: int, tool: str) -> None: ...
 
 
 class AttemptFailed(Exception):
@@ -53,7 +56,7 @@ class Attempt:
         self.room = room
         self._sessions = {kind: session for kind, (session, _) in legs.items()}
         self._loop = asyncio.get_running_loop()
-        self._legs = AttemptLegs(legs, self._abort, self._wait_for_words)
+        self._legs = AttemptLegs(legs, partial(_abort, self._sessions, room))
         self._waiter: asyncio.Future[None] | None = None  # who waits for news
         self._on_news: Callable[[], None] = _nobody  # who hears of it beside
         self._wait_budget = wait_budget
@@ -97,6 +100,11 @@ class Attempt:
     def supersede(self) -> None:
         """Another attempt goes on with the request: this one fails behind the tokens that it has."""
         self._settle(LegFailure(LegKind.DECODE, FailureCode.HANDED_BACK, "another attempt goes on with it"))
+
+    def tool_called(self, tool: str) -> None:
+        """Tell all who have the request's KV that it has called a tool."""
+        for session in self._sessions.values():
+            session.tool_called(self.room, tool)
 
     @property
     def stats(self) -> Mapping[LegKind, LegStats]:
@@ -157,7 +165,10 @@ class Attempt:
     # what the legs say
 
     def receive(self, kind: LegKind, output: LegOutput) -> None:
-        self._legs.receive(kind, output)
+        suspected = self._legs.receive(kind, output)
+        if suspected is not None:
+            self._timer.cancel()
+            self._timer = self._loop.call_later(REASON_GRACE_S, self._settle, suspected)
         if output.token_ids:
             self._wait_budget.on_tokens(self._clock())
         self._heard()
@@ -171,13 +182,6 @@ class Attempt:
             self._timer.cancel()
         self._wake()
         self._on_news()
-
-    def _abort(self, kind: LegKind) -> None:
-        self._sessions[kind].abort(self.room)
-
-    def _wait_for_words(self, failure: LegFailure) -> None:
-        self._timer.cancel()
-        self._timer = self._loop.call_later(REASON_GRACE_S, self._settle, failure)
 
     def _settle(self, failure: LegFailure) -> None:
         self._legs.settle(failure)
@@ -193,6 +197,10 @@ class Attempt:
             self._timer = self._call_in_the_end()
         else:
             self._settle(LegFailure(LegKind.DECODE, FailureCode.DEADLINE, self._wait_budget.words(now_s)))
+
+
+def _abort(sessions: Mapping[LegKind, Session], room: int, kind: LegKind) -> None:
+    sessions[kind].abort(room)
 
 
 def _nobody() -> None:

@@ -150,16 +150,11 @@ class GuessedRows:
 class AttemptLegs:
     """The legs of one attempt, as far as they are known.
 
-    `abort` has a leg aborted that is open; it may do so again. `wait_for_words` has `settle` called with a failure
-    after `REASON_GRACE_S`, and with nothing else any more.
+    `abort` has a leg aborted that is open; it may do so again. It must not hold whoever holds the legs: each request
+    would leave a cycle, which keeps its objects and the messages of its workers until Python searches for garbage.
     """
 
-    def __init__(
-        self,
-        kinds: Iterable[LegKind],
-        abort: Callable[[LegKind], None],
-        wait_for_words: Callable[[LegFailure], None],
-    ) -> None:
+    def __init__(self, kinds: Iterable[LegKind], abort: Callable[[LegKind], None]) -> None:
         self.open = set(kinds)
         self.told: set[LegKind] = set()  # legs that ended well, and said all that they measured
         self.stats: dict[LegKind, LegStats] = {}
@@ -169,7 +164,6 @@ class AttemptLegs:
         self.finish: Finish | None = None
         self.failure: LegFailure | None = None
         self._abort = abort
-        self._wait_for_words = wait_for_words
         self._suspected: LegFailure | None = None  # the failure, unless the other leg knows better
 
     @property
@@ -184,7 +178,8 @@ class AttemptLegs:
         """A further leg is started."""
         self.open.add(kind)
 
-    def receive(self, kind: LegKind, output: LegOutput) -> None:
+    def receive(self, kind: LegKind, output: LegOutput) -> LegFailure | None:
+        """Take what a leg says. Return a failure to call `settle` with after `REASON_GRACE_S`, and not before."""
         if output.HasField("stats"):
             self.stats[kind] = output.stats
         if output.HasField("prompt_logprobs"):
@@ -194,7 +189,8 @@ class AttemptLegs:
         logprobs = logprobs_from_wire(output.logprobs) if output.HasField("logprobs") else None
         self.merger.accept(output.first_index, output.token_ids, logprobs)
         if output.finish_reason or output.HasField("error"):
-            self._end(kind, output)
+            return self._end(kind, output)
+        return None
 
     def pop(self) -> tuple[list[int], TokenLogprobs | None]:
         """Return the tokens that are next, as `Merger.pop`: those before them are part of the output."""
@@ -219,29 +215,32 @@ class AttemptLegs:
         for kind in self.open:
             self._abort(kind)
 
-    def _end(self, kind: LegKind, output: LegOutput) -> None:
+    def _end(self, kind: LegKind, output: LegOutput) -> LegFailure | None:
+        """Return the failure that the other leg may know better, if any."""
         self.open.discard(kind)
+        suspected = None
         if output.finish_reason not in _FINISH:
             code = _CODES.get(output.error.code, FailureCode.INTERNAL)
-            self._fail(LegFailure(kind, code, output.error.message))
+            suspected = self._fail(LegFailure(kind, code, output.error.message))
         else:
             self.told.add(kind)
             if kind is not LegKind.PREFILL:
                 self.finish = _FINISH[output.finish_reason]
         if self._suspected and not self.open:
             self.settle(self._suspected)
+        return suspected
 
-    def _fail(self, failure: LegFailure) -> None:
-        """Take a leg's failure: abort the other leg, and settle on the reason that says most."""
+    def _fail(self, failure: LegFailure) -> LegFailure | None:
+        """Take a leg's failure: abort the other leg, and settle on the reason that says most, or return it."""
         if failure.leg is LegKind.PREFILL and not self._needs_prefill():
-            return
+            return None
         if failure.code is FailureCode.ABORTED and self.open:
             self._suspected = failure
             for other in self.open:
                 self._abort(other)
-            self._wait_for_words(failure)
-            return
+            return failure
         self.settle(failure)
+        return None
 
     def _needs_prefill(self) -> bool:
         """Once decode has produced a token or has ended, and token 0 is here, prefill has done its part."""

@@ -92,6 +92,11 @@ class Execution:
         await self._attempt.wait_for_prefill_end(timeout_s)
         return self._attempt.report(self._pair)
 
+    def tool_called(self, tool: str) -> None:
+        """The output is complete, and calls a tool: its session is likely to come back."""
+        if self._attempt is not None:
+            self._attempt.tool_called(tool)
+
     def compute_s(self) -> float:
         """Return what computing the prompt is expected to take; 0 before it is sent."""
         return self._record.attempts[-1].selection.compute_s if self._record.attempts else 0.0

@@ -16,6 +16,7 @@ from typing import Final
 from prometheus_client import Histogram
 
 from diptych.common.errors import InvalidRequest
+from diptych.generation.finish import Finish
 from diptych.generation.grammar import Grammar, Preamble
 from diptych.generation.output_text import OutputText, TextTokenizer
 from diptych.generation.sampling_params import MAX_SEED, SamplingParams
@@ -39,7 +40,7 @@ from diptych.router.values.leg_results import Report
 from diptych.router.values.output import End, Piece
 from diptych.router.values.progress import Progress, RetryLimits
 from diptych.router.values.request import ClientRequest, GenerationRequest, ServedModel
-from diptych.router.values.slo_tiers import NO_TIERS, Tier, Tiers
+from diptych.router.values.slo_tiers import NO_TIERS, Tiers
 from diptych.router.values.validation import check_request, output_room
 from diptych.router.workers.fleet import Fleet
 
@@ -123,30 +124,25 @@ class Pipeline:
         if isinstance(client.trace, CallTrace):
             note_request(client.trace, client, self.model.model_id, self._preparer.adapter(client.model))
         num_requests, tier = client.num_requests, client.tier
-        with (
-            client.caller.admit(num_requests),
-            self._counted(tier, num_requests),
-            self._admission.admit(self._claim(client)) as place,
-        ):
-            await place.wait()
-            _took("admit", self.metrics.admit, place.begun_s, client.trace)
-            start_s = time.monotonic()
-            prepared = await self._preparer.prepare(client)
-            _took("prepare", self.metrics.prepare, start_s, client.trace)
-            requests = self._gate.check(prepared)
-            client.caller.charge_prompt(sum(request.prompt.num_tokens for request in requests[:: client.num_made]))
-            yield requests
+        with client.caller.admit(num_requests):
+            self.metrics.offered(tier, num_requests)
+            try:
+                self._shedder.check(tier)
+                with self._admission.admit(self._claim(client)) as place:
+                    yield await self._begin(client, place)
+            except Shed:  # it has to give way: now, or while it waited
+                self.metrics.shed(tier, num_requests)
+                raise
 
-    @contextmanager
-    def _counted(self, tier: Tier, num_requests: int) -> Generator[None, None, None]:
-        """Count a call for its tier. Raises `Shed` if it has to give way; so may what is inside."""
-        self.metrics.offered(tier, num_requests)
-        try:
-            self._shedder.check(tier)
-            yield
-        except Shed:
-            self.metrics.shed(tier, num_requests)
-            raise
+    async def _begin(self, client: ClientRequest, place: Place) -> Sequence[GenerationRequest]:
+        """Wait for the place, and prepare what takes it."""
+        await place.wait()
+        start_s = _took("admit", self.metrics.admit, place.begun_s, client.trace)
+        prepared = await self._preparer.prepare(client)
+        _took("prepare", self.metrics.prepare, start_s, client.trace)
+        requests = self._gate.check(prepared)
+        client.caller.charge_prompt(sum(request.prompt.num_tokens for request in requests[:: client.num_made]))
+        return requests
 
     def _claim(self, client: ClientRequest) -> Claim:
         slo = client.tier.slo
@@ -191,6 +187,8 @@ class Pipeline:
                         yield piece
                     response.handed_over()
                     piece, finish = response.on_delta(await execution.next())
+                if response.tool and finish is Finish.STOP:
+                    execution.tool_called(response.tool)
                 execution.close()  # a stop string has cut it short: no more steps for it
                 report = await self._report(execution, request) if request.client.wants_report else None
                 predicted = execution.predicted(response.num_cut)
@@ -215,10 +213,12 @@ class Pipeline:
         return self._parsed_tokenizer if request.prompt.new_parser else self._model.tokenizer
 
 
-def _took(stage: str, histogram: Histogram, begun_s: float, trace: Trace) -> None:
+def _took(stage: str, histogram: Histogram, begun_s: float, trace: Trace) -> float:
+    """Note a stage that is over now; return when that is."""
     now_s = time.monotonic()
     histogram.observe(now_s - begun_s)
     trace.note_stage(stage, begun_s, now_s)
+    return now_s
 
 
 class Preparer:

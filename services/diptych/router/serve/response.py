@@ -15,7 +15,7 @@ from diptych.generation.finish import Finish
 from diptych.generation.logprobs import TokenLogprobs
 from diptych.generation.output_text import OutputText, TextDelta
 from diptych.router.metrics import RouterMetrics
-from diptych.router.text.parsing.parts import MessageParser, Part
+from diptych.router.text.parsing.parts import MessageParser, Part, ToolCallStart
 from diptych.router.tracing.record import CallTrace
 from diptych.router.values.leg_results import Delta, Predicted
 from diptych.router.values.output import Output, Piece, Scores, Usage, whole
@@ -37,6 +37,7 @@ class Response:
         self._parser = request.prompt.new_parser() if request.prompt.new_parser else None
         self._metrics = metrics
         self.num_tokens = 0  # of output, so far
+        self.tool = request.client.tool  # that the output calls; of several the last; empty: none
         self.num_cut = 0  # tokens that came last, and are no part of it: they are behind a stop string
         self._is_begun = False
         self.stop = ""  # the stop string at which the output ended, if one did
@@ -67,6 +68,9 @@ class Response:
             prompt=None if delta.prompt_logprobs is None else self._prompt_scores(delta.prompt_logprobs),
             read=None if self._parser is None else _read(self._parser, shown),
         )
+        for part in piece.read or ():
+            if isinstance(part, ToolCallStart):
+                self.tool = part.name
         return piece, shown.finish
 
     def handed_over(self) -> None:

@@ -146,7 +146,9 @@ class Selector:
         return find(self._fleet, request, prompt_ids)
 
     def _asked(self, request: GenerationRequest) -> Asked:
-        return Asked(request.params.max_tokens, request.client.routing.session, request.client.tier.slo)
+        client = request.client
+        expected_tokens = client.hints.expected_tokens
+        return Asked(request.params.max_tokens, client.routing.session, client.tier.slo, expected_tokens)
 
     def _state(self, instance_id: int) -> State:
         session = self._fleet.session(instance_id)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -40,11 +39,11 @@ def render(tokenizer: Tokenizer, prompt: ChatPrompt) -> str:
     if template is None:
         raise InvalidRequest("this model has no chat template: use completions with a plain prompt")
     parameters = {**_effort(template, prompt.reasoning_effort), **_switched(template, prompt.template_kwargs)}
-    known = prompt if template.reads("tools") else told_in_words(prompt)
-    show = partial(_show, template, tools=known.tools, parameters=parameters)
+    messages, tools = (prompt.messages, prompt.tools) if template.reads("tools") else (told_in_words(prompt), ())
+    show = partial(_show, template, tools=tools, parameters=parameters)
     if prompt.is_begun:
-        return _begun(known.messages, partial(show, add_generation_prompt=False))
-    return show(known.messages, add_generation_prompt=True)
+        return _begun(messages, partial(show, add_generation_prompt=False))
+    return show(messages, add_generation_prompt=True)
 
 
 def _show(template: ChatTemplate, messages: Sequence[Message], **how: Any) -> str:
@@ -102,8 +101,8 @@ def _switch_of(template: ChatTemplate) -> str | None:
     return next((name for name in _THINKING if template.reads(name)), None)
 
 
-def told_in_words(prompt: ChatPrompt) -> ChatPrompt:
-    """Return the same prompt without anything that a plain template does not know."""
+def told_in_words(prompt: ChatPrompt) -> Sequence[Message]:
+    """Return messages that say the same without anything that a plain template does not know."""
     runs: list[list[Message]] = []  # of messages that are one turn
     for message in prompt.messages:
         if message["role"] == "tool" and runs and runs[-1][0]["role"] == "user":  # templates want roles to alternate
@@ -111,7 +110,7 @@ def told_in_words(prompt: ChatPrompt) -> ChatPrompt:
         else:
             runs.append([_plain(message)])
     turns = [_turn(run) for run in runs]
-    return replace(prompt, messages=_instructed(turns, prompt.tools) if prompt.tools else turns, tools=())
+    return _instructed(turns, prompt.tools) if prompt.tools else turns
 
 
 def _turn(run: Sequence[Message]) -> Message:

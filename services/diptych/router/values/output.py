@@ -77,6 +77,8 @@ class Output:
 
 def total_usage(usages: Sequence[Usage], num_made: int) -> Usage:
     """Return the sum; a prompt counts once, however many outputs (`num_made`) were made of it."""
+    if len(usages) == 1:
+        return usages[0]
     prompts = usages[::num_made]
     return Usage(
         sum(usage.prompt_tokens for usage in prompts),

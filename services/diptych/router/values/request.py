@@ -9,7 +9,7 @@ import math
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from diptych.common.errors import InvalidRequest
@@ -77,6 +77,10 @@ class Routing:
     session: str = ""  # requests of one session go to the same workers, where the policy heeds it
     ttft_deadline_s: float | None = None  # a first token that comes later than this is worth nothing
 
+    def in_group(self, name: str) -> Routing:
+        """Return the same for a request of a group, if it names no session: those go together, where that counts."""
+        return replace(self, session=name) if name and not self.session else self
+
 
 DEFAULT_ROUTING: Final = Routing()
 
@@ -108,6 +112,7 @@ class ClientRequest:
     caller: Caller = ANYBODY  # whose allowance it counts against
     routing: Routing = DEFAULT_ROUTING
     trace: Trace = NO_TRACE
+    tool: str = ""  # that the client will run with the answer; empty: what the answer calls
 
     @property
     def is_shaped(self) -> bool:

@@ -76,6 +76,8 @@ class Tiers:
             words = f"use {' or '.join(usable)}" if usable else none
             raise InvalidRequest(f"there is no SLO tier {name!r} for this request: {words}", param="slo.tier")
         slo = self.slos[name]
+        if not (wish.ttft_ms or wish.tpot_ms):
+            return Tier(name, slo)
         if allowed:
             _check_not_tighter(wish, name, slo)
         own = slo._replace(ttft_s=wish.ttft_ms / 1000 or slo.ttft_s, tpot_s=wish.tpot_ms / 1000 or slo.tpot_s)

@@ -69,10 +69,10 @@ class DrainableApp:
         self._admin_app = admin_app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_and_close(message: Message) -> None:
+        def send_and_close(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start" and self._draining.has_begun:
                 MutableHeaders(scope=message)["connection"] = "close"
-            await send(message)
+            return send(message)
 
         if scope["type"] == "http" and scope["path"].startswith(ADMIN_PATHS):
             await self._admin_app(scope, receive, send)

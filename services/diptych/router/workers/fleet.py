@@ -7,6 +7,7 @@ while the bootstrap service is away the last set stays.
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -72,6 +73,7 @@ class Fleet:
         self._adapters: tuple[str, ...] | None = None
         self._model_ids: tuple[str, ...] = ()  # empty after a change
         self._page_sizes: frozenset[int] | None = None
+        self._context_len: int | None = None  # that ready workers take; None after a change
         self._changed = asyncio.Event()
         self._closed_because = ""
         self.missing_since_s: float | None = None  # since when no worker of some role is listed
@@ -172,9 +174,11 @@ class Fleet:
 
     def context_len(self, default: int) -> int:
         """The longest request, prompt and output, that every ready worker takes; at most `default`."""
-        workers = [session.worker for session in self._sessions.values()]
-        ready = [worker.record.context_len for worker in workers if worker.state is State.READY]
-        return min([default, *ready])
+        if self._context_len is None:
+            workers = [session.worker for session in self._sessions.values()]
+            ready = (worker.record.context_len for worker in workers if worker.state is State.READY)
+            self._context_len = min(ready, default=sys.maxsize)
+        return min(default, self._context_len)
 
     def num_open_legs(self, role: Role) -> int:
         return sum(session.num_open_legs for session in self._of_role(role))
@@ -272,7 +276,7 @@ class Fleet:
         self._pairs.clear()
         self._successions.clear()
         self._vacating = None
-        self._adapters, self._model_ids, self._page_sizes = None, (), None
+        self._adapters, self._model_ids, self._page_sizes, self._context_len = None, (), None, None
         self._changed.set()
         self._changed = asyncio.Event()
 

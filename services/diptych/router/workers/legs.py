@@ -64,6 +64,7 @@ class OpenLegs:
         self.joining_tokens = 0  # prompt tokens of those of which no output has come yet
         self._outputs: Counter[Slo] = Counter()  # legs that make outputs, and have answered
         self._shown: Sequence[tuple[Slo, int]] | None = ()  # the same as a value; None: it has changed
+        self._load: tuple[WorkerLoad, WorkerLoad] | None = None  # what was reported, and so the load; None: it changed
 
     def __len__(self) -> int:
         return len(self._legs)
@@ -72,6 +73,11 @@ class OpenLegs:
         """Return how busy the worker is, which has reported what it knew of itself."""
         if not self._legs:
             return reported
+        if self._load is None or self._load[0] is not reported:
+            self._load = reported, self._loaded(reported)
+        return self._load[1]
+
+    def _loaded(self, reported: WorkerLoad) -> WorkerLoad:
         return WorkerLoad(
             max(reported.num_requests, len(self._legs)),
             max(reported.queued_tokens, self.queued_tokens),
@@ -98,6 +104,7 @@ class OpenLegs:
     def told(self) -> None:
         """The worker has told how much it has to do."""
         self._new_tokens, self._unheard_tokens = 0, self._new_tokens
+        self._load = None
 
     def add(self, room: int, leg: Leg) -> None:
         assert room not in self._legs, "a room is used once"
@@ -136,7 +143,7 @@ class OpenLegs:
         legs, self._legs = self._legs, {}
         self.queued_tokens = self.num_queued = self.prompt_tokens = self.num_outputs = self.joining_tokens = 0
         self._new_tokens = self._unheard_tokens = 0
-        self._outputs, self._shown = Counter(), ()
+        self._outputs, self._shown, self._load = Counter(), (), None
         for leg in legs.values():
             leg.receiver.lose(leg.kind, reason)
 
@@ -146,11 +153,13 @@ class OpenLegs:
         self._count_output(leg, 1)
 
     def _count(self, leg: Leg, change: int) -> None:
+        self._load = None
         self.prompt_tokens += change * leg.work.prompt_len
         if leg.kind is not LegKind.PREFILL:
             self.num_outputs += change
 
     def _count_queued(self, leg: Leg, change: int) -> None:
+        self._load = None
         self.queued_tokens += change * leg.work.queued_tokens(leg.kind)
         self.num_queued += change * (leg.kind is not LegKind.DECODE)
         self.joining_tokens += change * leg.work.prompt_len * (leg.kind is not LegKind.PREFILL)

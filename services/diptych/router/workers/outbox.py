@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import grpc
 
-from diptych.v1.worker_pb2 import RouterBatch, StartLeg, WorkerBatch
+from diptych.v1.worker_pb2 import RouterBatch, StartLeg, ToolCalled, WorkerBatch
 
 MAX_BATCH_BYTES: Final = 16 << 20  # of legs, beyond the first: far below the limit of a message
 SESSION: Final = "/diptych.v1.Worker/Session"
@@ -26,6 +26,7 @@ class Outbox:
     def __init__(self) -> None:
         self._starts: deque[tuple[bytes, bytes]] = deque()  # legs, and their prompts
         self._aborts: list[int] = []
+        self._tools: list[ToolCalled] = []
         self._resync_kv = False
         self._router_id = 0
         self._due = asyncio.Event()
@@ -45,6 +46,10 @@ class Outbox:
         self._aborts.append(room)
         self._due.set()
 
+    def tool_called(self, room: int, tool: str) -> None:
+        self._tools.append(ToolCalled(room=room, tool=tool))
+        self._due.set()
+
     def resync_kv(self) -> None:
         self._resync_kv = True
         self._due.set()
@@ -62,8 +67,9 @@ class Outbox:
         await self._due.wait()
         if self._is_closed:
             raise StopAsyncIteration
-        batch = RouterBatch(router_instance_id=self._router_id, resync_kv=self._resync_kv)
+        batch = RouterBatch(router_instance_id=self._router_id, resync_kv=self._resync_kv, tool_called=self._tools)
         self._router_id, self._resync_kv = 0, False
+        self._tools.clear()
         legs = self._pop_legs()
         if not self._starts:  # an abort must not overtake its start
             batch.abort.extend(self._aborts)

@@ -18,6 +18,7 @@ from diptych.common.event_loop import raise_if_cancelled, wait_or_timeout
 from diptych.common.members.roles import LegKind
 from diptych.common.net.rpc import open_channel
 from diptych.common.trust.trust import Trust
+from diptych.generation.request_groups import MAX_TOOL_LEN
 from diptych.router.choose.estimates import Estimates
 from diptych.router.choose.prefix_index import KvNews, PrefixIndex
 from diptych.router.metrics import RouterMetrics
@@ -107,6 +108,11 @@ class Session:
         """Tell the worker to end a leg, unless it has ended. Its last output still comes."""
         if self._legs.mark_aborted(room) and self._outbox is not None:
             self._outbox.abort(room)
+
+    def tool_called(self, room: int, tool: str) -> None:
+        """Tell the worker that a request which ends there has called a tool. If that is lost, nothing is but time."""
+        if self._outbox is not None:
+            self._outbox.tool_called(room, tool[:MAX_TOOL_LEN])
 
     async def wait_until_idle(self, timeout_s: float) -> None:
         """Wait until no leg is open, for `timeout_s` at most."""

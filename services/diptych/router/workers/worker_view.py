@@ -1,10 +1,14 @@
-"""Workers as the deciding modules see them: values, taken at the moment of a decision."""
+"""Workers as the deciding modules see them: values, taken at the moment of a decision.
+
+What is made of each worker for each choice is a named tuple: it takes a fifth of the time of a frozen dataclass.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from diptych.common.members.record import State
 from diptych.common.members.roles import Role
@@ -31,8 +35,7 @@ class WorkerView:
     is_silent: bool = False  # its scheduler has not been heard for longer than a step may take
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerLoad:
+class WorkerLoad(NamedTuple):
     """How busy a worker is: the larger of what it reported last and what this router has open there.
 
     The larger, not the sum: a report already counts the legs of this router, only later.
@@ -43,7 +46,7 @@ class WorkerLoad:
     free_tokens: int  # KV memory, in tokens
     has_credit: bool = True  # decode: it can grant pages now; False while requests there wait for theirs
     queued_transfer_bytes: int = 0  # prefill: of KV, not yet at the decode workers
-    link_speeds: Mapping[int, float] = field(default_factory=dict)  # prefill: bytes/s to peers, where measured
+    link_speeds: Mapping[int, float] = MappingProxyType({})  # prefill: bytes/s to peers, where measured
     num_queued: int = 0  # requests whose prompts wait to be computed
     context_tokens: int = 0  # of all requests there, as far as their KV is
     prompt_budget: int = -1  # tokens of prompts that a step may have beside its outputs; -1: any number

@@ -6,6 +6,7 @@ that block, as in Mooncake's traces; the last block need not be full, and its na
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -32,6 +33,8 @@ class Call:
     tenant: str = ""
     tier: str = ""  # the named objectives it asks for
     session: str = ""  # the conversation or the agent that it belongs to
+    gap_s: float = math.nan  # it comes so long after the end of the call of its session before it; nan: at `arrival_s`
+    tool: str = ""  # that its output calls
 
 
 def names_of(numbers: I64 | U64) -> U64:
@@ -49,7 +52,8 @@ def digest_of(calls: Iterable[Call]) -> str:
     digest = xxhash.xxh3_128()
     for call in calls:
         words = (call.arrival_s, call.prompt_len, call.output_len, call.tenant, call.tier, call.session)
-        digest.update(repr(words).encode())
+        loop = () if math.isnan(call.gap_s) and not call.tool else (call.gap_s, call.tool)
+        digest.update(repr(words + loop).encode())
         digest.update(call.blocks.astype("<u8", copy=False).tobytes())
     return digest.hexdigest()
 

@@ -1,9 +1,10 @@
 """Mooncake's format, in which traces are kept: one JSON object a line, in the order of arrival.
 
 A row has `timestamp` (ms), `input_length`, `output_length` and `hash_ids`, one for each block of 512 prompt tokens.
-Ours may also have `tenant`, `tier` and `session`. Stamps that are whole numbers lie on a coarse grid, as Mooncake's do:
-calls of one instant are spread evenly up to the next one, since no user waits for a round second. Stamps with a
-fraction are exact, and so are those that we write.
+Ours may also have `tenant`, `tier`, `session`, the `tool` that the output calls, and `gap` (ms): such a call comes so
+long after the end of its session's call before it, whatever its timestamp. Stamps that are whole numbers lie on a
+coarse grid, as Mooncake's do: calls of one instant are spread evenly up to the next one, since no user waits for a
+round second. Stamps with a fraction are exact, and so are those that we write.
 https://github.com/kvcache-ai/Mooncake/tree/main/FAST25-release/traces
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -21,7 +23,7 @@ from diptych.common.errors import ConfigError
 from diptych.simulator.traces.call import BLOCK_TOKENS, Call, names_of, numbers_of
 from diptych.simulator.traces.lines import json_objects, number_of, text_of
 
-LABELS: Final = ("tenant", "tier", "session")
+LABELS: Final = ("tenant", "tier", "session", "tool")
 Row = Mapping[str, Any]
 
 
@@ -49,7 +51,8 @@ def write(calls: Iterable[Call]) -> Iterator[str]:
         labels = {name: value for name in LABELS if (value := getattr(call, name))}
         numbers = numbers_of(call.blocks).tolist()
         row = {"timestamp": round(1000 * call.arrival_s, 3), "input_length": call.prompt_len}
-        yield json.dumps({**row, "output_length": call.output_len, "hash_ids": numbers, **labels}) + "\n"
+        gap = {} if math.isnan(call.gap_s) else {"gap": round(1000 * call.gap_s, 3)}
+        yield json.dumps({**row, "output_length": call.output_len, "hash_ids": numbers, **labels, **gap}) + "\n"
 
 
 def _stamp(numbered: tuple[int, Row]) -> int | float:
@@ -69,7 +72,8 @@ def _call(line: int, row: Row, arrival_s: float) -> Call:
         words = f"line {line}: a prompt of {prompt_len} tokens has {-(-prompt_len // BLOCK_TOKENS)} blocks of"
         raise ConfigError(f"{words} {BLOCK_TOKENS} tokens, but hash_ids names {len(blocks)}")
     labels = {name: text_of(row, name) for name in LABELS}
-    return Call(arrival_s, prompt_len, max(1, output_len), names_of(blocks), **labels)
+    gap_s = _seconds(number_of(row, "gap", line)) if "gap" in row else math.nan
+    return Call(arrival_s, prompt_len, max(1, output_len), names_of(blocks), gap_s=gap_s, **labels)
 
 
 def _blocks(found: object, line: int) -> U64:

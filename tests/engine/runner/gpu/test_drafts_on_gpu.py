@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import two_gpus
 
 from diptych.checkpoints.source import open_model
 from diptych.embedded.engine import Generation
@@ -20,7 +21,6 @@ pytestmark = [
     pytest.mark.timeout(600),  # kernels are compiled
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
-TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 PROMPTS = [[first, 5, 7, *range(9 * first)] * 2 for first in range(21)]
 GREEDY = SamplingParams(max_tokens=48, temperature=0.0, ignore_eos=True)
 ASKED = [
@@ -54,7 +54,7 @@ def plain(folder: Path) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"overlap": "off", "cuda_graphs": "off"}, pytest.param({"tp": 2}, marks=TWO_GPUS)],
+    [{}, {"overlap": "off", "cuda_graphs": "off"}, pytest.param({"tp": 2}, marks=two_gpus.MARKS)],
     ids=["graphs and overlap", "neither", "two ranks"],
 )
 def test_drafts_change_no_token(

@@ -10,7 +10,7 @@ import torch
 from diptych.engine.runner.gpu.inputs import StepInputs, StepLimits
 from diptych.engine.runner.gpu.measuring import largest_step
 from diptych.engine.runner.gpu.staging import Staging
-from diptych.engine.values.batch import ForwardBatch, ForwardMode, WindowGroups
+from diptych.engine.values.batch import ForwardBatch, ForwardMode, PromptRows, WindowGroups
 
 LIMITS = StepLimits(max_step_tokens=16, max_requests=8, max_pages=4)
 
@@ -50,6 +50,24 @@ def test_a_replayed_step_has_its_adapters_at_one_address_whoever_is_in_it() -> N
             addresses.add(tuple(array.data_ptr() for array in arrays))
             assert stage(batch_of(size), 8).adapters is None
         assert len(addresses) == 1
+
+
+def test_what_follows_the_last_attention_has_as_many_rows_as_a_graph_of_decode_steps() -> None:
+    """The first token stands for those that a step lacks, without an adapter. Rows of prompts are as many as wanted."""
+    cpu, limits = torch.device("cpu"), replace(LIMITS, max_loras=3)
+    inputs = StepInputs(limits, Staging(limits.nbytes, cpu, Mark), cpu)
+    for size, rung in ((1, 1), (3, 4), (4, 4), (5, 8)):
+        batch = replace(batch_of(size), adapters=np.ones(size, np.int64))
+        for stage in (inputs.stage, lambda batch: inputs.stage_filled_up(batch, 16)):
+            staged = stage(batch)
+            assert staged.logits_rows.tolist() == [*range(size), *[0] * (rung - size)]
+            assert staged.late_adapters is not None
+            assert len(staged.late_adapters.tokens) == rung
+            assert staged.late_adapters.tiles[:, 2].sum() == size
+    prompt_rows = PromptRows(np.arange(2), np.zeros(2, np.int64), 1)
+    assert len(inputs.stage(replace(batch_of(3), prompt_rows=prompt_rows)).logits_rows) == 5
+    nothing = replace(batch_of(3), mode=ForwardMode.EXTEND, num_sampled=np.zeros(3, np.int64))
+    assert len(inputs.stage(nothing).logits_rows) == 0
 
 
 def test_the_largest_step_with_adapters_fits() -> None:

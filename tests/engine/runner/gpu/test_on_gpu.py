@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import two_gpus
 
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.common.arrays import I64
@@ -25,7 +26,6 @@ pytestmark = [
     pytest.mark.timeout(600),  # kernels are compiled
     pytest.mark.skipif(not HAS_GPU, reason="needs a GPU"),
 ]
-TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
 SEEDED = SamplingParams(max_tokens=24, temperature=0.8, top_p=0.9, top_k=50, seed=7, ignore_eos=True)
 PENALISED = SamplingParams(max_tokens=24, temperature=0.0, repetition_penalty=1.3, logprobs=2, ignore_eos=True)
@@ -71,13 +71,13 @@ def test_nothing_is_compiled_while_requests_wait(folder: Path, capfd: pytest.Cap
     assert "while serving" not in capfd.readouterr().err
 
 
-@TWO_GPUS
+@two_gpus.needs_two_gpus
 @pytest.mark.parametrize("cuda_graphs", ["off", "on"])
 def test_two_ranks_give_the_tokens_of_one(folder: Path, plain: Tokens, cuda_graphs: Any) -> None:
     assert tokens(folder, replace(OPTIONS, tp=2, cuda_graphs=cuda_graphs)) == plain
 
 
-@pytest.mark.parametrize("tp", [1, pytest.param(2, marks=TWO_GPUS)])
+@pytest.mark.parametrize("tp", [1, pytest.param(2, marks=two_gpus.MARKS)])
 @pytest.mark.parametrize("cuda_graphs", ["off", "on"])
 def test_pages_that_went_to_host_memory_and_back_give_the_same_tokens(
     folder: Path, plain: Tokens, tp: int, cuda_graphs: Any
@@ -91,7 +91,7 @@ def test_pages_that_went_to_host_memory_and_back_give_the_same_tokens(
     assert sum(each.cached_tokens for each in answers) > 1500
 
 
-@TWO_GPUS
+@two_gpus.needs_two_gpus
 def test_a_pair_whose_pages_go_to_host_memory_and_back_gives_the_same_tokens(folder: Path, plain: Tokens) -> None:
     """Pages that decode grants have just been evicted, and prefill sends pages that have just come back."""
     small = replace(OPTIONS, kv_cache_mib=4, host_cache_mib=32, cuda_graphs="on")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from two_gpus import needs_two_gpus
 
 from diptych.kernels.gpu.pages.page_mover import move_pages, reference_move_pages
 
@@ -60,7 +61,7 @@ def test_what_is_not_whole_words_is_refused(device: torch.device) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@needs_two_gpus
 def test_pages_reach_the_peer_gpu() -> None:
     torch.manual_seed(0)
     here, there = torch.device("cuda:0"), torch.device("cuda:1")

@@ -96,7 +96,24 @@ class QueryNorms:
 
 @dataclass(frozen=True, slots=True)
 class WholeNorms:
-    """All heads as one vector, also those that other ranks have: MiniMax M2's."""
+    """All heads as one vector: OLMo 2's."""
+
+    ops: Ops
+    queries: Tensor  # [num_heads * head_dim]
+    keys: Tensor  # [num_kv_heads * head_dim]
+    eps: float
+
+    def apply(self, qkv: Tensor) -> None:
+        ends = len(self.queries), len(self.queries) + len(self.keys)
+        for states, weight in ((qkv[:, : ends[0]], self.queries), (qkv[:, ends[0] : ends[1]], self.keys)):
+            normed = states.clone(memory_format=torch.contiguous_format)
+            self.ops.rms_norm(normed, weight, self.eps, normed)
+            states.copy_(normed)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedNorms:
+    """The same with heads that other ranks have."""
 
     ops: Ops
     queries: Tensor  # [num_heads * head_dim], of this rank
@@ -125,7 +142,7 @@ def _norms(config: ModelConfig, weights: Weights, ops: Ops, layer: int) -> QkNor
         heads = HeadNorms(ops, config.num_heads, queries, keys, config.rms_norm_eps)
         start = (config.num_heads + config.kv_heads_of(layer)) * len(keys)
         return ValueNorms(heads, start, torch.ones_like(keys)) if config.value_norm else heads
-    return WholeNorms(ops, queries, keys, config.rms_norm_eps)
+    return (WholeNorms if ops.num_ranks == 1 else SharedNorms)(ops, queries, keys, config.rms_norm_eps)
 
 
 def _unweighted_norms(config: ModelConfig, weights: Weights, ops: Ops, layer: int) -> QkNorms | None:

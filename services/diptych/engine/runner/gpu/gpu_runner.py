@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from diptych.engine.attention.staged_batch import StagedBatch, single_rows
+from diptych.engine.attention.staged_batch import StagedBatch, logits_rows, single_rows
 from diptych.engine.models.lora import Loras
 from diptych.engine.models.pieces import Pieces, at_once
 from diptych.engine.runner.gpu.graphs import Graphs
@@ -25,7 +25,15 @@ from diptych.engine.runner.gpu.inputs import StepInputs
 from diptych.engine.runner.gpu.ladder import NO_SLOT, rung_of, token_rung_of
 from diptych.engine.runner.gpu.piece_graphs import PieceGraphs
 from diptych.engine.runner.loaded_model import LoadedModel
-from diptych.engine.values.batch import ForwardBatch, GraphUse, OnLayer, SamplingBatch, StepResult, WaitForResult
+from diptych.engine.values.batch import (
+    DraftModel,
+    ForwardBatch,
+    GraphUse,
+    OnLayer,
+    SamplingBatch,
+    StepResult,
+    WaitForResult,
+)
 
 
 class Recorded(NamedTuple):
@@ -52,6 +60,12 @@ class LaunchSampling(Protocol):
     def __call__(self, batch: ForwardBatch, logits: Tensor, sampling: SamplingBatch) -> Sampled: ...
 
 
+class Follower(DraftModel, Protocol):
+    """A draft model, which computes all tokens that its model does."""
+
+    def follow(self, batch: ForwardBatch, newest: Tensor, on_layer: OnLayer | None) -> None: ...
+
+
 class GpuRunner:
     """Implements `OverlapRunner`. One thread at a time may call it, always on the same stream."""
 
@@ -64,6 +78,7 @@ class GpuRunner:
         recorded: Recorded,
         with_adapters: Recorded,
         layer_listener: Callable[[], OnLayer | None] = lambda: None,
+        draft_model: Follower | None = None,
     ) -> None:
         """`newest`: int64 `[max_samples]` on the device, where the tokens sampled last are kept.
 
@@ -78,6 +93,8 @@ class GpuRunner:
         self.recorded = recorded
         self.recorded_with_adapters = with_adapters
         self._layer_listener = layer_listener
+        self.draft_model: DraftModel | None = draft_model
+        self._follower = draft_model
 
     @property
     def loras(self) -> Loras:
@@ -115,14 +132,20 @@ class GpuRunner:
                 self._model.communicator.broadcast(self._newest)
             logits = self._between_states(batch)
             self.loras.end(batch.adapters)
+            if self._follower is not None and batch.is_followed:
+                self._follower.follow(batch, self._newest, self._layer_listener())
             return logits
 
     def sample(self, batch: ForwardBatch, logits: Tensor, sampling: SamplingBatch) -> WaitForResult:
         """Queue the choice of the batch's tokens; the logits may be overwritten."""
         with torch.inference_mode():
             sampled = self._launch_sampling(batch, logits, sampling)
-            self._newest[: len(sampled.token_ids)].copy_(sampled.token_ids)
+            self.take(sampled.token_ids)
             return sampled.start_copy()
+
+    def take(self, token_ids: Tensor) -> None:
+        """Queue that placeholders of the next step stand for these, int64 on the device."""
+        self._newest[: len(token_ids)].copy_(token_ids)
 
     def _between_states(self, batch: ForwardBatch) -> Tensor:
         """Queue the step, and the copies of its states before and behind it."""
@@ -146,7 +169,7 @@ class GpuRunner:
         """Queue kernel by kernel."""
         staged = self._inputs.stage(batch)
         self._model.attention.init_forward_metadata(staged)
-        return self._forward(staged, self._layer_listener())
+        return self._forward(staged, self._layer_listener())[: len(logits_rows(batch))]
 
     def _replay(self, batch: ForwardBatch, rung: int, graphs: Graphs) -> Tensor:
         """Queue a graph, capturing it first where there is none of this size."""
@@ -173,7 +196,7 @@ class GpuRunner:
         self._model.attention.init_forward_metadata(staged)
         if rung not in pieces:
             pieces.record(rung, lambda recording: self._forward(_of_nobody(staged), None, recording))
-        return self._forward(staged, self._layer_listener(), pieces.replayed(rung))
+        return self._forward(staged, self._layer_listener(), pieces.replayed(rung))[: len(logits_rows(batch))]
 
     def _forward(self, staged: StagedBatch, on_layer: OnLayer | None, pieces: Pieces | None = None) -> Tensor:
         self.loras.begin_staged(staged.adapters, staged.late_adapters)

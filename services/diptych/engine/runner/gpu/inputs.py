@@ -10,7 +10,7 @@ import torch
 
 from diptych.common.arrays import I64
 from diptych.engine.attention.staged_batch import StagedBatch, extend_starts, logits_rows
-from diptych.engine.runner.gpu.ladder import NO_SLOT, fill_up, pad
+from diptych.engine.runner.gpu.ladder import NO_SLOT, fill_up, ladder, pad
 from diptych.engine.runner.gpu.staging import ALIGNMENT, Array, Staging
 from diptych.engine.values.batch import ForwardBatch, WindowGroups
 from diptych.kernels.row_groups import RowGroups, row_groups
@@ -69,6 +69,7 @@ class StepInputs:
         """`rows_together`: of a request, that attention takes at once at most."""
         self._staging = staging
         self._num_adapters = limits.max_loras
+        self._rungs = ladder(limits.max_samples)
         self._rows_together = rows_together if limits.max_drafts else 0
         shape = (1 + limits.num_window_groups, limits.max_samples, limits.max_pages)
         self._page_tables = torch.zeros(shape, dtype=torch.int32, device=device)
@@ -100,13 +101,14 @@ class StepInputs:
 
     def _stage(self, batch: ForwardBatch, input_ids: I64) -> StagedBatch:
         windows = batch.window_groups or NO_WINDOWS
-        of_all, of_late = self._adapters(batch, len(input_ids))
+        late_rows = self._late_rows(batch)
+        of_all, of_late = self._adapters(batch, len(input_ids), len(late_rows))
         arrays: list[Array] = [
             input_ids,
             *of_all,  # which are read at one address, too
             batch.positions,
             batch.out_slots,
-            logits_rows(batch),
+            late_rows,
             batch.seq_lens.astype(np.int32),
             extend_starts(batch),
             *self._row_groups(batch),
@@ -131,6 +133,17 @@ class StepInputs:
             staged = replace(staged, window_tables=tables, window_slots=window_slots)
         return staged
 
+    def _late_rows(self, batch: ForwardBatch) -> I64:
+        """Return `logits_rows`, as many as a graph of decode steps has: the first token stands for those it lacks.
+
+        So what follows the last attention has few sizes, which were all met when graphs were captured. A library that
+        loads kernels when it first meets a size waits for the device meanwhile; and here it has the whole step to do.
+        """
+        rows = logits_rows(batch)
+        if batch.prompt_rows is not None or not len(rows):
+            return rows
+        return fill_up(rows, next((rung for rung in self._rungs if rung >= len(rows)), len(rows)))
+
     def _row_groups(self, batch: ForwardBatch) -> tuple[I32, I32]:
         """Return the arrays of the step's `RowGroups`, of the rows before prompts; each as long as the batch."""
         if not self._rows_together:
@@ -141,10 +154,10 @@ class StepInputs:
         firsts, counts = row_groups(own, self._rows_together)
         return fill_up(firsts, batch.batch_size).astype(np.int32), fill_up(counts, batch.batch_size).astype(np.int32)
 
-    def _adapters(self, batch: ForwardBatch, num_tokens: int) -> tuple[Tiled, Tiled]:
+    def _adapters(self, batch: ForwardBatch, num_tokens: int, num_late: int) -> tuple[Tiled, Tiled]:
         """Return the arrays of the step's two `TokenTiles`. Tokens that fill it up have no adapter."""
         if batch.adapters is None:
             return NO_ADAPTERS, NO_ADAPTERS
         owner = fill_up(np.repeat(batch.adapters, batch.extend_lens), num_tokens, NO_SLOT)
-        late = owner[logits_rows(batch)]
+        late = fill_up(owner[logits_rows(batch)], num_late, NO_SLOT)
         return tile_tokens(owner, self._num_adapters), tile_tokens(late, self._num_adapters)

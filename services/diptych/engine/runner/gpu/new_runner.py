@@ -8,6 +8,7 @@ from functools import cache
 import torch
 
 from diptych.engine.runner.gpu.bus import Bus
+from diptych.engine.runner.gpu.gpu_draft_model import GpuDraftModel
 from diptych.engine.runner.gpu.gpu_runner import GpuRunner, Recorded
 from diptych.engine.runner.gpu.graphs import CudaCapture, Graphs
 from diptych.engine.runner.gpu.inputs import StepInputs, StepLimits
@@ -50,7 +51,20 @@ def new_runner(
             nothing_recorded(),
             nothing_recorded(),
             layer_listener,
+            _draft_model(model.draft, limits, device, with_graphs, bus),
         )
+
+
+def _draft_model(
+    model: LoadedModel | None, limits: StepLimits, device: torch.device, with_graphs: bool, bus: Bus | None
+) -> GpuDraftModel | None:
+    """Return what runs the model that guesses: on the same steps, so within the same limits."""
+    if model is None:
+        return None
+    return GpuDraftModel(
+        model,
+        lambda listener: new_runner(model, limits, device, with_graphs=with_graphs, layer_listener=listener, bus=bus),
+    )
 
 
 def _rows_together(model: LoadedModel) -> int:

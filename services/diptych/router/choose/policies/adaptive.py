@@ -68,10 +68,10 @@ def _measured(candidates: Candidates) -> Candidates:
 def _as_fast_as(worker: Worker, tokens: WorkerLoad, prompts: WorkerLoad) -> Worker:
     load = worker.load
     if not load.output_step_s:
-        load = replace(load, output_step_s=tokens.output_step_s, context_token_s=tokens.context_token_s)
+        load = load._replace(output_step_s=tokens.output_step_s, context_token_s=tokens.context_token_s)
     if not load.prompt_token_s:
-        load = replace(load, prompt_token_s=prompts.prompt_token_s)
-    return replace(worker, load=load)
+        load = load._replace(prompt_token_s=prompts.prompt_token_s)
+    return worker._replace(load=load)
 
 
 def first_s(worker: Worker, request: RequestView) -> float:

@@ -109,8 +109,8 @@ class Prices(NamedTuple):
 
 def ttft_s(candidates: Candidates, request: RequestView, pair: Pair) -> float:
     """Return `Cost.ttft_s` of a pair: no other worker has a part in it."""
-    prefill = prefill_cost(candidates.workers[pair.prefill_id], request, decodes=False)
-    return Cost(prefill.queue_s, grant_s(candidates.workers[pair.decode_id], request), prefill.compute_s).ttft_s
+    prefill, decode = candidates.workers[pair.prefill_id], candidates.workers[pair.decode_id]
+    return max(queue_s(prefill), grant_s(decode, request)) + compute_s(prefill, request)
 
 
 def outlook_of(candidates: Candidates) -> Outlook:
@@ -175,10 +175,14 @@ def _joined(
 
 def prefill_cost(worker: Worker, request: RequestView, *, decodes: bool) -> PrefillCost:
     """`decodes`: outputs are made there, too, and stop while it computes."""
-    load, curve = worker.load, worker.learned.prefill
-    compute_s = curve.at(max(1, request.prompt_len - worker.cached_tokens), worker.cached_tokens)
+    load, own_s = worker.load, compute_s(worker, request)
     num_stopped = at_stake(worker, request, load.num_requests - load.num_queued) if decodes else 0
-    return PrefillCost(queue_s(worker), compute_s, compute_s * num_stopped)
+    return PrefillCost(queue_s(worker), own_s, own_s * num_stopped)
+
+
+def compute_s(worker: Worker, request: RequestView) -> float:
+    """Return how long a worker computes what it has not cached of the prompt."""
+    return worker.learned.prefill.at(max(1, request.prompt_len - worker.cached_tokens), worker.cached_tokens)
 
 
 def queue_s(worker: Worker) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from diptych.common.members.roles import LegKind
 from diptych.generation.slo import NO_SLO, Slo
@@ -23,8 +23,7 @@ SLACK: Final[Mapping[LegKind, float]] = {LegKind.PREFILL: 8192, LegKind.DECODE: 
 _MASK: Final = (1 << 64) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Worker:
+class Worker(NamedTuple):
     """A worker at the moment of a decision, as far as it bears on one request."""
 
     instance_id: int

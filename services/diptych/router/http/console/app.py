@@ -6,7 +6,7 @@ is no word for pages of other origins, whatever `--cors-origins` says.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Final
 
 import orjson
@@ -39,12 +39,10 @@ HEADERS: Final[Mapping[str, str]] = {
 def with_console(app: ASGIApp, console: ASGIApp) -> ASGIApp:
     """Return `app` with the console below its path; browsers that ask for the address alone are led there."""
 
-    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+    def serve(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         path = scope["path"] if scope["type"] == "http" else ""
-        if path == ROOT or path.startswith(PATHS) or (path == "/" and _is_browser(scope)):
-            await console(scope, receive, send)
-        else:
-            await app(scope, receive, send)
+        leads_there = path == ROOT or path.startswith(PATHS) or (path == "/" and _is_browser(scope))
+        return (console if leads_there else app)(scope, receive, send)
 
     return serve
 

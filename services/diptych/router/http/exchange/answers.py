@@ -99,19 +99,21 @@ _KINDS: Final[Mapping[int, str]] = {  # Anthropic's, by status
 }
 
 
-def request_id_of(request: Request) -> str:
-    given = request.headers.get(HEADER, "")
+def request_id_of(headers: Mapping[str, str]) -> str:
+    given = headers.get(HEADER, "")
     return given if is_usable(given) else new_request_id()
 
 
 def json_response(value: object, request: Request) -> Response:
     """Return a good answer."""
-    return Response(orjson.dumps(value), media_type="application/json", headers={HEADER: request_id_of(request)})
+    return Response(
+        orjson.dumps(value), media_type="application/json", headers={HEADER: request_id_of(request.headers)}
+    )
 
 
 def refusal(error: DiptychError, request: Request, headers: Mapping[str, str] | None = None) -> Response:
     """Return an error as the answer."""
-    return error_response(error, request.scope["path"], {**(headers or {}), HEADER: request_id_of(request)})
+    return error_response(error, request.scope["path"], {**(headers or {}), HEADER: request_id_of(request.headers)})
 
 
 def error_response(error: DiptychError, path: str, headers: Mapping[str, str]) -> Response:

@@ -15,7 +15,7 @@ from diptych.router.admission.body_budget import BodyBudget, HeldBody
 from diptych.router.errors import BodyCutOff, BodyTooSlow, PayloadTooLarge, UnreadableEncoding
 from diptych.router.extents.json_extent import is_quick
 
-PLAIN: Final = "identity"  # the content coding of what is not compressed
+PLAIN: Final = b"identity"  # the content coding of what is not compressed
 
 T = TypeVar("T")
 
@@ -56,11 +56,13 @@ async def read_body(request: Request, limits: BodyLimits, held: HeldBody) -> byt
     """Return the whole body. Raises `UnreadableEncoding`, `PayloadTooLarge` or `Overloaded` before it is in memory,
     `BodyTooSlow`, and `BodyCutOff`.
     """
-    encoding = request.headers.get("content-encoding", PLAIN)
+    said = dict(reversed(request.scope["headers"]))  # the first of each name
+    encoding = said.get(b"content-encoding", PLAIN)
     if encoding.lower() != PLAIN:
-        raise UnreadableEncoding(f"the body is encoded as {encoding!r}: send it as it is, without content-encoding")
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > limits.max_bytes:
+        words = f"the body is encoded as {encoding.decode('latin-1')!r}"
+        raise UnreadableEncoding(f"{words}: send it as it is, without content-encoding")
+    declared = said.get(b"content-length", b"")
+    if declared.isdigit() and int(declared) > limits.max_bytes:
         raise _too_large(limits)
     clock = asyncio.get_running_loop().time
     end_s = clock() + limits.whole_s

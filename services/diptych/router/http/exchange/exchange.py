@@ -169,8 +169,8 @@ class Exchange:
         self.bodies = bodies
 
     async def answer(self, api: Api, request: Request) -> Response:
-        trace = trace_of(request.scope)
-        origin = Origin(request_id_of(request), _headers(request.scope), caller_of(request), trace)
+        trace, said = trace_of(request.scope), _headers(request.scope)
+        origin = Origin(request_id_of(said), said, caller_of(request), trace)
         trace.note_origin(origin.request_id, origin.caller.name)
         headers = {HEADER: origin.request_id, api.id_header: origin.request_id}
         held = self.bodies.hold(origin.caller.name)

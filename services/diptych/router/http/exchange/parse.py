@@ -70,7 +70,8 @@ class Origin:
             stream=bool(fields.stream),
             wants_report=self.headers.get(TIMINGS_HEADER) == "1",
             caller=caller,
-            routing=routing_of(self.headers),
+            routing=routing_of(self.headers).in_group(fields.affinity),
+            tool=fields.tool,
             trace=self.trace,
             **others,
         )
@@ -91,7 +92,8 @@ def parse_chat(body: bytes, origin: Origin, model: ServedModel) -> Parsed:
 def parse_completion(body: bytes, origin: Origin, model: ServedModel) -> Parsed:
     """Read the body of a completion. Raises `InvalidRequest`."""
     fields = read_fields(CompletionRequest, body)
-    only_here = {"best_of": fields.best_of, "echo": bool(fields.echo), "only_reads": fields.output_limit == 0}
+    only_here: dict[str, Any] = {"best_of": fields.best_of, "echo": bool(fields.echo)}
+    only_here |= {"only_reads": fields.output_limit == 0, "predicted_text": fields.predicted_text}
     request = _request(fields, fields.prompts(), fields.output_limit or 1, origin, **only_here)
     return request, CompletionLayout(_named(model, fields), _style(fields, echoes=request.echo))
 
@@ -109,6 +111,7 @@ def parse_generate(body: bytes, origin: Origin, model: ServedModel) -> Parsed:
         shows_special=sampling.shows_special,
         seed=sampling.sampling_seed,
         num_choices=1 if sampling.n is None else sampling.n,
+        predicted_text=fields.predicted_text,
     )
     return request, GenerateLayout(origin.request_id, model.tokenizer.token_bytes, fields.style)
 

@@ -17,6 +17,7 @@ from diptych.generation.sampling_params import MAX_ALLOWED_TOKENS, SamplingParam
 from diptych.router.http.fields.grammar_fields import GrammarFields
 from diptych.router.http.fields.request_fields import ChoiceFields, RequestFields, Seed, Token, params_of
 from diptych.router.http.fields.strict_model import MAX_ERRORS_LISTED, MAX_ERRORS_SHOWN, StrictModel, too_many_errors
+from diptych.router.values.request import MAX_SESSION_LEN
 
 
 class StreamOptions(StrictModel):
@@ -33,12 +34,16 @@ class OpenAIFields(RequestFields):
     seed: Seed | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None  # a response repeats it
+    prompt_cache_key: Annotated[str, Field(max_length=MAX_SESSION_LEN)] | None = None  # names a group: see `affinity`
     # without effect
     store: bool | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
+
+    @property
+    def affinity(self) -> str:
+        return self.prompt_cache_key or ""
 
 
 class GenerationFields(OpenAIFields, ChoiceFields, GrammarFields):

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 
-from diptych.generation.request_groups import MAX_PRIORITY, Account, Hints
+from diptych.common.errors import InvalidRequest
+from diptych.generation.request_groups import MAX_EXPECTED_TOKENS, MAX_PRIORITY, MAX_TOOL_LEN, Account, Hints
 from diptych.generation.sampling_params import (
     MAX_LOGIT_BIAS,
     MAX_STOP_REGEX,
@@ -52,7 +53,7 @@ TopK = Annotated[int, BeforeValidator(_off)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
 Token = Annotated[int, Field(ge=0, lt=2**32)]
 Milliseconds = Annotated[float, Field(gt=0, le=1000 * MAX_SLO_S)]
-Speculate = Literal["suffix", "ngram", "off"]
+Speculate = Literal["suffix", "ngram", "draft", "off"]
 LogitBias = Annotated[
     dict[Token, float],
     BeforeValidator(_by_token),
@@ -70,6 +71,20 @@ class SloFields(StrictModel):
     tpot_ms: Milliseconds | None = None
 
 
+class AgentHints(StrictModel):
+    """What an agent says of its request, as Dynamo's clients do. `None` is the same as absent."""
+
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    osl: Annotated[int, Field(ge=1, le=MAX_EXPECTED_TOKENS)] | None = None  # tokens that it expects of the output
+    tool: Annotated[str, Field(min_length=1, max_length=MAX_TOOL_LEN)] | None = None  # that it will run with the answer
+
+
+class VendorFields(StrictModel):
+    """Dynamo's own fields, of which only the hints are served."""
+
+    agent_hints: AgentHints | None = None
+
+
 class RequestFields(GenerationBody):
     """`None` is the same as absent."""
 
@@ -79,13 +94,40 @@ class RequestFields(GenerationBody):
     cache_salt: str | None = None
     speculate: Speculate | None = None
     slo: SloFields | None = None
+    agent_hints: AgentHints | None = None
+    nvext: VendorFields | None = None
+
+    def check(self) -> None:
+        super().check()
+        said = self.nvext.agent_hints if self.nvext else None
+        if said is not None and self.agent_hints not in (None, said):
+            text = "agent_hints and nvext.agent_hints differ: give one of them"
+            raise InvalidRequest(text, param="agent_hints")
+        priority = self._agent.priority
+        if None not in (priority, self.priority) and priority != self.priority:
+            text = f"priority is {self.priority} and {priority} in the agent's hints: give one of them"
+            raise InvalidRequest(text, param="agent_hints.priority")
+
+    @property
+    def _agent(self) -> AgentHints:
+        return self.agent_hints or (self.nvext and self.nvext.agent_hints) or AgentHints()
+
+    @property
+    def tool(self) -> str:
+        """The tool that whoever asks will run with the answer; empty: what the answer calls."""
+        return self._agent.tool or ""
+
+    @property
+    def affinity(self) -> str:
+        """The group of requests that it belongs to, whose beginnings are likely to be alike; empty: none."""
+        return ""
 
     @property
     def model_name(self) -> str | None:
         return self.model
 
     def account(self, tenant: str) -> Account:
-        return Account(tenant, self.priority or 0)
+        return Account(tenant, self.priority or self._agent.priority or 0)
 
     def wish(self) -> SloWish:
         said = self.slo
@@ -93,7 +135,7 @@ class RequestFields(GenerationBody):
 
     def hints(self, cache_owner: bytes) -> Hints:
         """Raises `InvalidRequest`."""
-        return hints_of(cache_owner, self.cache_salt or "", self.speculate or "")
+        return hints_of(cache_owner, self.cache_salt or "", self.speculate or "", self._agent.osl or 0)
 
 
 class ChoiceFields(GenerationBody):

@@ -12,6 +12,7 @@ from diptych.generation.grammar import Grammar, GrammarKind
 from diptych.generation.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from diptych.router.http.fields.grammar_fields import Schema, json_grammar, text_grammar
 from diptych.router.http.fields.request_fields import ChoiceFields, RequestFields, Seed, Token, params_of
+from diptych.router.http.fields.text_parts import PredictionFields, predicted_text
 from diptych.router.http.native.generate_layout import GenerateStyle
 from diptych.router.values.request import Prompt, TextPrompt, TokenPrompt
 
@@ -70,6 +71,7 @@ class GenerateRequest(RequestFields):
     incremental_streaming_output: bool | None = None  # true: an event of a stream has what is new
     rid: Annotated[str, Field(max_length=128)] | None = None  # without effect: see the header x-request-id
     lora_path: str | None = None  # an adapter's name
+    prediction: PredictionFields | None = None  # of each output
 
     def check(self) -> None:
         super().check()
@@ -101,6 +103,10 @@ class GenerateRequest(RequestFields):
     @property
     def scores_prompt(self) -> bool:
         return bool(self.return_logprob) and self.logprob_start_len == 0
+
+    @property
+    def predicted_text(self) -> str:
+        return predicted_text(self.prediction)
 
     def prompts(self) -> Sequence[Prompt]:
         if self.text is not None:

@@ -11,39 +11,14 @@ from diptych.common.errors import InvalidRequest
 from diptych.generation.sampling_params import MAX_TOP_LOGPROBS
 from diptych.router.http.fields.fields import GenerationFields
 from diptych.router.http.fields.neutral_values import is_neutral
-from diptych.router.http.fields.strict_model import ConversationPart, StrictModel, Unsupported
+from diptych.router.http.fields.strict_model import ConversationPart, Unsupported
+from diptych.router.http.fields.text_parts import PredictionFields, TextPart, joined, predicted_text
 from diptych.router.http.fields.tool_fields import CallFields, ToolChoice, Tools, shown_tools, tool_use
 from diptych.router.text.parsing.tool_use import ToolUse
 from diptych.router.values.request import ChatPrompt
 from diptych.router.values.validation import MAX_MESSAGES, MAX_PARTS
 
 ROLES: Final[Mapping[str, str]] = {"developer": "system"}  # the newer name for the same thing
-
-
-class TextPart(ConversationPart):
-    """A piece of the content of a message."""
-
-    type: Literal["text"]
-    text: str
-
-
-def _joined(content: object) -> object:
-    """Return the text of `content` given in parts; the type is checked afterwards."""
-    if not isinstance(content, list):
-        return content
-    if len(content) > MAX_PARTS:
-        raise ValueError(f"content takes at most {MAX_PARTS} parts, not {len(content)}")
-    return "".join(_text_of(part) for part in content)
-
-
-def _text_of(part: object) -> str:
-    if not isinstance(part, dict) or part.get("type") != "text":
-        kind = part.get("type") if isinstance(part, dict) else part
-        raise ValueError(f"content parts must be of type 'text', not {kind!r}")
-    text = part.get("text")
-    if not isinstance(text, str):
-        raise ValueError("a text part needs a string 'text'")
-    return text
 
 
 Calls = Annotated[list[CallFields], Field(max_length=MAX_PARTS, fail_fast=True)]
@@ -55,7 +30,7 @@ class Message(ConversationPart):
     UNSUPPORTED: ClassVar[Sequence[str]] = ("function_call", "audio", "refusal", "annotations", "images")
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | None, BeforeValidator(_joined, json_schema_input_type=str | list[TextPart] | None)] = None
+    content: Annotated[str | None, BeforeValidator(joined, json_schema_input_type=str | list[TextPart] | None)] = None
     name: str | None = None  # for templates that look at it
     tool_calls: Calls | None = None  # of an assistant
     tool_call_id: str | None = None  # of a tool: the call that this is the result of
@@ -91,13 +66,6 @@ class Message(ConversationPart):
         if self.tool_calls:
             turn["tool_calls"] = [call.for_template() for call in self.tool_calls]
         return turn
-
-
-class PredictionFields(StrictModel):
-    """What the answer will be, for the most part."""
-
-    type: Literal["content"]
-    content: Annotated[str, BeforeValidator(_joined, json_schema_input_type=str | list[TextPart])]
 
 
 Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
@@ -148,7 +116,7 @@ class ChatRequest(GenerationFields):
 
     @property
     def predicted_text(self) -> str:
-        return "" if self.prediction is None else self.prediction.content
+        return predicted_text(self.prediction)
 
     def prompt(self) -> ChatPrompt:
         turns = [turn.for_template() for turn in self.messages]

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, WithJsonSchema
 from diptych.common.errors import InvalidRequest
 from diptych.generation.sampling_params import SamplingParams
 from diptych.router.http.fields.fields import GenerationFields
+from diptych.router.http.fields.text_parts import PredictionFields, predicted_text
 from diptych.router.values.request import Prompt, TextPrompt, TokenPrompt
 
 MAX_PROMPTS: Final = 128
@@ -37,6 +38,7 @@ class CompletionRequest(GenerationFields):
     best_of: int | None = None
     logprobs: Annotated[int | None, BeforeValidator(_count)] = None
     echo: bool | None = None
+    prediction: PredictionFields | None = None  # of each output
 
     def check(self) -> None:
         super().check()
@@ -54,6 +56,10 @@ class CompletionRequest(GenerationFields):
     @property
     def output_limit(self) -> int:
         return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+
+    @property
+    def predicted_text(self) -> str:
+        return predicted_text(self.prediction)
 
     def sampling_params(self) -> SamplingParams:
         params = super().sampling_params()

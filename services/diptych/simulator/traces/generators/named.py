@@ -14,9 +14,17 @@ from diptych.simulator.traces.generators.bimodal import bimodal
 from diptych.simulator.traces.generators.bursty import bursty
 from diptych.simulator.traces.generators.chat import chat
 from diptych.simulator.traces.generators.code import code
+from diptych.simulator.traces.generators.coding_agents import coding_agents
 
 GENERATORS: Final[Mapping[str, Callable[[int, float, int], Columns]]] = MappingProxyType(
-    {"chat": chat, "code": code, "agentic": agentic, "bursty": bursty, "bimodal": bimodal}
+    {
+        "chat": chat,
+        "code": code,
+        "agentic": agentic,
+        "coding_agents": coding_agents,
+        "bursty": bursty,
+        "bimodal": bimodal,
+    }
 )
 
 

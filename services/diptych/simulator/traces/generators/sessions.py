@@ -9,20 +9,18 @@ a platform which is as fast as people expect; they do not wait for the platform 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from diptych.common.arrays import F64, I64
+from diptych.simulator.traces.closed_loop import TPOT_S, TTFT_S
 from diptych.simulator.traces.columns import Columns
 from diptych.simulator.traces.generators.quantiles import Quantiles
 
 BOOL = npt.NDArray[np.bool_]
 N = TypeVar("N", np.int64, np.float64)
-
-TTFT_S: Final = 0.5  # of an answer, between two turns
-TPOT_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)

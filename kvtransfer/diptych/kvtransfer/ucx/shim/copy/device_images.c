@@ -2,7 +2,9 @@
  * device, one behind the other; from there they travel as pages do: the mover stores them, UCX puts them, or they are staged.
  *
  * A link has as much of that memory as its pieces in flight need, from its first packed page on. While one piece moves the
- * next one is packed. A page that is larger than a piece is packed and sent a part at a time.
+ * next one is packed: a queue packs and sums, another moves. (If each piece kept to a queue, two that began together would move
+ * together, end together, and be packed together while nothing moves, again and again.) A page that is larger than a piece is
+ * packed and sent a part at a time.
  */
 
 static bool is_packed_on_device(const kvt_link *link, const operation *op)
@@ -114,6 +116,14 @@ static void set_targets(piece *piece, const page_move *move)
         piece->targets[i] = (byte_target){move->pages[i].dst * move->dst_page_nbytes + move->dst_offset, move->len};
 }
 
+/* Let the device store images behind their packing. */
+static void move_images(kvt_link *link, piece *piece, device_queue *packed, const page_move *move)
+{
+    device_queue *moving = &link->queues[1];
+    if (device_did(link, calls_of(link)->behind(moving, packed)) && device_did(link, calls_of(link)->move(moving, move)))
+        await_device(link, piece, moving);
+}
+
 /* Let the device go on with images behind their packing. */
 static void send_images(kvt_link *link, const operation *op, piece *piece, device_queue *queue, const page_move *move)
 {
@@ -124,10 +134,11 @@ static void send_images(kvt_link *link, const operation *op, piece *piece, devic
     } else {
         digest_move(link, op, piece, queue, move);
     }
-    if (link->path == PATH_MOVER)
-        device_did(link, calls_of(link)->move(queue, move));
-    else
-        set_targets(piece, move);
+    if (link->path == PATH_MOVER) {
+        move_images(link, piece, queue, move);
+        return;
+    }
+    set_targets(piece, move);
     await_device(link, piece, queue);
 }
 
@@ -137,7 +148,7 @@ static size_t post_images(kvt_link *link, operation *op, size_t max_bytes)
     if (!have_images(link))
         return 0;
     piece *piece = take_piece(link, op);
-    device_queue *queue = next_queue(link);
+    device_queue *queue = link->path == PATH_MOVER ? &link->queues[0] : next_queue(link);
     uint64_t max_images = link->path == PATH_MOVER ? MOVE_PAGES : MESSAGE_RUNS;
     image_pack images = next_images(link, copy, smaller(max_bytes, image_slot_bytes(link)), max_images);
     piece->image_slot = free_image_slot(link);

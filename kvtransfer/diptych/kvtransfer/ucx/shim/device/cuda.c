@@ -123,15 +123,25 @@ static cu_result cuda_order(cu_object earlier, cu_object later, cu_object event)
     return result == CU_SUCCESS ? cuda.follow_event(later, event, 0) : result;
 }
 
-static const char *cuda_follow(device_queue *queue, uint64_t stream)
+static const char *cuda_wait_for(device_queue *queue, cu_object stream)
 {
     cu_object event;
     cu_result result = cuda.make_event(&event, CU_EVENT_DISABLE_TIMING);
     if (result != CU_SUCCESS)
         return cuda_words(result);
-    result = cuda_order((cu_object)(uintptr_t)stream, ((cuda_queue *)queue->work)->stream, event);
+    result = cuda_order(stream, ((cuda_queue *)queue->work)->stream, event);
     cuda.drop_event(event); /* it is gone when it is over */
     return cuda_words(result);
+}
+
+static const char *cuda_follow(device_queue *queue, uint64_t stream)
+{
+    return cuda_wait_for(queue, (cu_object)(uintptr_t)stream);
+}
+
+static const char *cuda_behind(device_queue *queue, device_queue *earlier)
+{
+    return cuda_wait_for(queue, ((cuda_queue *)earlier->work)->stream);
 }
 
 static const char *cuda_copy_out(device_queue *queue, char *pinned, const char *memory, size_t bytes)
@@ -192,6 +202,7 @@ static const device_calls CUDA_DEVICE = {
     .open_queue = cuda_open_queue,
     .close_queue = cuda_close_queue,
     .follow = cuda_follow,
+    .behind = cuda_behind,
     .copy_out = cuda_copy_out,
     .copy_in = cuda_copy_in,
     .move = cuda_move,

@@ -81,6 +81,7 @@ typedef struct {
     const char *(*open_queue)(device_queue *);
     void (*close_queue)(device_queue *); /* after its work has ended */
     const char *(*follow)(device_queue *, uint64_t stream); /* wait for what that stream of the program was given so far */
+    const char *(*behind)(device_queue *, device_queue *earlier); /* wait for what that queue was given so far */
     const char *(*copy_out)(device_queue *, char *pinned, const char *memory, size_t bytes);
     const char *(*copy_in)(device_queue *, char *memory, const char *pinned, size_t bytes);
     const char *(*move)(device_queue *, const page_move *);

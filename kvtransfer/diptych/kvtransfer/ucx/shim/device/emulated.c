@@ -119,6 +119,13 @@ static const char *emulated_follow(device_queue *queue, uint64_t stream)
     return NULL;
 }
 
+/* One thread does the work of all queues in the order in which it was given. */
+static const char *emulated_behind(device_queue *queue, device_queue *earlier)
+{
+    (void)queue, (void)earlier;
+    return NULL;
+}
+
 static const char *emulated_copy(device_queue *queue, char *to, const char *from, size_t bytes)
 {
     return give_work(queue->device, (emulated_work){.kind = WORK_COPY, .to = to, .from = from, .bytes = bytes}, NULL, 0);
@@ -178,6 +185,7 @@ static const device_calls EMULATED_DEVICE = {
     .open_queue = emulated_open_queue,
     .close_queue = emulated_close_queue,
     .follow = emulated_follow,
+    .behind = emulated_behind,
     .copy_out = emulated_copy,
     .copy_in = emulated_copy,
     .move = emulated_move,

@@ -1,0 +1,83 @@
+"""What steps take, from when they are launched and have run: what `StepCosts` learns from. Pure.
+
+No step is planned behind one with drafts before that has run. Where steps without drafts overlap, what the host does
+from the one to the other is part of what drafts cost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Set
+from statistics import median
+from typing import Final, NamedTuple
+
+from diptych.engine.drafting.step_costs import StepCosts
+
+NUM_GAPS: Final = 8  # the newest ones behind steps with drafts, of which the middle one counts
+
+
+class Launched(NamedTuple):
+    """A step that runs, or has."""
+
+    rooms: Set[int]  # of the requests that it continues
+    num_drafts: int
+    is_other: bool  # it says nothing of what tokens cost: it has prompts, or a draft model computes it for later drafts
+    began_s: float
+    asking_s: float  # of the time since then, for all that sources were asked
+    passes_s: float  # of that, for passes of a draft model
+
+
+class StepTimer:
+    """Hears of the steps in their order."""
+
+    def __init__(self) -> None:
+        self.costs = StepCosts()
+        self._launched: deque[Launched] = deque()
+        self._last: Launched | None = None  # that has run
+        self._ended_s = -math.inf
+        self._gaps_s: deque[float] = deque(maxlen=NUM_GAPS)  # from steps with drafts to the next
+        self._overlaps = False  # steps without drafts are launched while others run
+
+    def launched(self, step: Launched) -> None:
+        if self._launched:
+            self._overlaps = True
+        elif self._last is not None and not step.rooms.isdisjoint(self._last.rooms):
+            self._note_gap(self._last, step.began_s + step.asking_s - step.passes_s - self._ended_s)
+        self._launched.append(step)
+
+    def _note_gap(self, last: Launched, gap_s: float) -> None:
+        """Nothing ran from the end of a step until the next one for the same requests."""
+        if last.num_drafts:
+            self._gaps_s.append(gap_s)
+        else:
+            self._overlaps = False
+
+    def committed(self, now_s: float) -> float:
+        """The oldest step has run; return how much longer it took for its drafts, in seconds."""
+        step = self._last = self._launched.popleft()
+        is_behind = self._ended_s > step.began_s  # another step, which ran meanwhile
+        took_s = now_s - (self._ended_s if is_behind else step.began_s + step.asking_s)
+        self._ended_s = now_s
+        num_requests, longer_s = len(step.rooms), 0.0
+        if step.num_drafts:
+            plain_s = self.costs.at(num_requests)
+            took_s += self._gap_behind(plain_s)
+            with_drafts_s = self.costs.at(num_requests + step.num_drafts) if step.is_other else took_s
+            longer_s = max(0.0, with_drafts_s - plain_s)
+        elif self._overlaps and not is_behind:  # its launch took time that mostly is hidden
+            return 0.0
+        if num_requests and not step.is_other:
+            self.costs.learn(num_requests + step.num_drafts, took_s)
+        return longer_s
+
+    def given_up(self) -> None:
+        """The step launched last was not run to its end."""
+        self._launched.pop()
+
+    def _gap_behind(self, plain_s: float) -> float:
+        """Return what passes behind a step with drafts, and not behind others: what the host does until the next step.
+
+        Steps without drafts that overlap take no less than the host does: a longer gap is no work of it.
+        """
+        return min(plain_s, median(self._gaps_s)) if self._overlaps and self._gaps_s else 0.0

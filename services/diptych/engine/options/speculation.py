@@ -1,0 +1,28 @@
+"""What `--speculate` says: who guesses how requests go on."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from diptych.common.errors import ConfigError
+from diptych.generation.request_groups import NO_DRAFTS, OF_MODEL
+
+OF_TEXT: Final = ("suffix", "ngram")
+SERVED: Final = f"{', '.join(OF_TEXT)}, {OF_MODEL}:PATH and {NO_DRAFTS}"
+
+
+class Speculation(NamedTuple):
+    """Who guesses."""
+
+    source: str  # one of `DRAFT_SOURCES`, or "off"
+    model: str = ""  # of "draft", as for --model
+
+
+def parse_speculate(text: str) -> Speculation:
+    """Raises `ConfigError` for what isn't served."""
+    source, colon, model = text.partition(":")
+    if source == OF_MODEL and model:
+        return Speculation(source, model)
+    if colon or source not in (*OF_TEXT, NO_DRAFTS):
+        raise ConfigError(f"--speculate can't be {text!r}: {SERVED} are served; MTP layers and EAGLE heads are not yet")
+    return Speculation(source)

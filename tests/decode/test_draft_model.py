@@ -1,0 +1,170 @@
+"""A model that guesses for another one: the same tokens, scores and ends, whatever a request asks and happens to it.
+
+A model that guesses for itself is always right about greedy requests, as long as what it keeps of every token is that
+token's: wherever pages came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from draft_models import AskAlways, runner_with_draft, with_draft
+from draft_scenes import FEW_PAGES, ROOMS, NewEngine, Serving, TwoRanks
+from every_kind import KINDS, Answer
+
+from diptych.checkpoints.source import ModelSource, open_model
+from diptych.engine.runner.draft_model import CpuDraftModel
+from diptych.engine.values.batch import DraftBatch, ForwardBatch, ForwardMode, OnLayer
+from diptych.generation.sampling_params import SamplingParams
+from diptych.tokens.tokenizer import Tokenizer
+
+EVERY_KIND = range(1, 2 * len(KINDS) + 1)  # greedy, and seeded
+SQUEEZED = {"num_pages": FEW_PAGES, "rooms": ROOMS}
+AWAY = {**SQUEEZED, "num_slots": 64}  # evicted pages come back from host memory
+
+
+def greedy(room: int) -> SamplingParams:
+    return SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def smaller(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> ModelSource:
+    """Another random model, of one layer, of the same words."""
+    import transformers
+
+    folder = tmp_path_factory.mktemp("models") / "smaller"
+    config = transformers.LlamaConfig.from_pretrained(tiny_folder)
+    config.num_hidden_layers, config.num_key_value_heads, config.layer_types = 1, 4, None
+    torch.manual_seed(1)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    (folder / "tokenizer.json").write_bytes((tiny_folder / "tokenizer.json").read_bytes())
+    return open_model(str(folder))
+
+
+class Pair:
+    """Serves requests by a model alone, and beside one that guesses for it."""
+
+    def __init__(self, new_engine: NewEngine, source: ModelSource, tokenizer: Tokenizer) -> None:
+        self.alone = Serving(new_engine, source, tokenizer)
+        self._new_engine = new_engine
+        self._tokenizer = tokenizer
+        self.drafter = AskAlways()
+        self.beside = self.alone
+
+    def guessed(self, draft: ModelSource, seldom: int = 0, **scene: Any) -> dict[int, Answer]:
+        self.beside = Serving(self._new_engine, with_draft(self.alone.source, draft), self._tokenizer)
+        self.drafter = AskAlways(seldom)
+
+        def opened(source: ModelSource, kv: torch.Tensor) -> Any:
+            return runner_with_draft(source, draft, kv)
+
+        scene = {"open_runner": opened, "rooms": EVERY_KIND, **scene}
+        return self.beside.answers({}, drafter=self.drafter, **scene)
+
+
+@pytest.fixture
+def pair(new_engine: NewEngine, tiny_folder: Path, byte_tokenizer: Tokenizer) -> Pair:
+    return Pair(new_engine, open_model(str(tiny_folder)), byte_tokenizer)
+
+
+@pytest.mark.parametrize("scene", [{}, {"overlap": True}, AWAY], ids=["alone", "overlapped", "retracted"])
+def test_no_answer_is_another_one(pair: Pair, smaller: ModelSource, scene: dict[str, Any]) -> None:
+    rooms = scene.get("rooms", EVERY_KIND)
+    assert pair.guessed(smaller, **scene) == pair.alone.answers({}, rooms=rooms)
+    assert pair.drafter.compared > 4 * len(rooms)
+    assert pair.drafter.came < pair.drafter.compared
+    assert (pair.drafter.num_early > 0) == bool(scene.get("overlap"))
+    assert (pair.beside.num_retractions > 3) == (pair.beside.num_restored > 3) == (scene is AWAY)
+
+
+def test_no_answer_is_another_one_where_it_goes_on_elsewhere(pair: Pair, smaller: ModelSource) -> None:
+    whole = pair.alone.answers({}, rooms=EVERY_KIND)
+    said = {room: answer.token_ids[: 1 + room % 8] for room, answer in whole.items()}
+    said = {room: tokens for room, tokens in said.items() if len(tokens) < len(whole[room].token_ids)}
+    rest = pair.guessed(smaller, said=said)
+    assert {room: (*tokens, *rest[room].token_ids) for room, tokens in said.items()} == {
+        room: whole[room].token_ids for room in said
+    }
+
+
+@pytest.mark.parametrize("perfect", [False, True])
+def test_two_ranks(pair: Pair, smaller: ModelSource, perfect: bool) -> None:
+    """The other rank hears of what is guessed, and of each step, by the log."""
+    draft = pair.alone.source if perfect else smaller
+    scene: dict[str, Any] = {"params_of": greedy} if perfect else {}
+    with ExitStack() as stack:
+
+        def of(draft: ModelSource | None) -> Callable[[ModelSource, torch.Tensor], TwoRanks]:
+            return lambda source, kv: stack.enter_context(closing(TwoRanks(source, kv, draft)))
+
+        guessed = pair.guessed(draft, open_runner=of(draft), **scene)
+        assert guessed == pair.alone.answers({}, open_runner=of(None), rooms=EVERY_KIND, **scene)
+    assert (pair.drafter.came == pair.drafter.compared) == perfect
+
+
+@pytest.mark.parametrize("scene", [{}, {"overlap": True}, AWAY], ids=["alone", "overlapped", "retracted"])
+def test_a_model_is_always_right_about_itself(pair: Pair, scene: dict[str, Any]) -> None:
+    pair.guessed(pair.alone.source, params_of=greedy, **scene)
+    assert pair.drafter.came == pair.drafter.compared > 100
+
+
+def forgets_prompts(batch: ForwardBatch) -> bool:
+    return bool((batch.extend_lens > np.maximum(batch.num_sampled, 1)).any())
+
+
+def forgets_what_is_said(batch: ForwardBatch) -> bool:
+    return batch.mode is ForwardMode.DECODE
+
+
+@pytest.mark.parametrize("forgets", [forgets_prompts, forgets_what_is_said])
+def test_what_it_does_not_keep_makes_it_guess_wrong_and_changes_no_answer(
+    pair: Pair, forgets: Callable[[ForwardBatch], bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follow = CpuDraftModel.follow
+
+    def forgetful(model: CpuDraftModel, batch: ForwardBatch, on_layer: OnLayer | None) -> None:
+        if not forgets(batch):
+            follow(model, batch, on_layer)
+
+    expected = pair.alone.answers({}, params_of=greedy, rooms=EVERY_KIND)
+    monkeypatch.setattr(CpuDraftModel, "follow", forgetful)
+    assert pair.guessed(pair.alone.source, params_of=greedy) == expected
+    assert pair.drafter.came < 0.9 * pair.drafter.compared
+
+
+def long(room: int) -> SamplingParams:
+    return SamplingParams(max_tokens=160 - room, temperature=0.0, ignore_eos=True)
+
+
+@pytest.mark.parametrize("scene", [{}, {"overlap": True}, {"num_pages": 80}], ids=["alone", "overlapped", "retracted"])
+def test_a_model_that_is_asked_seldom_does_not_follow_and_catches_up(pair: Pair, scene: dict[str, Any]) -> None:
+    few: dict[str, Any] = {"rooms": range(1, 5), "params_of": long}
+    assert pair.guessed(pair.alone.source, seldom=20, **few, **scene) == pair.alone.answers({}, **few)
+    assert pair.drafter.num_unfollowed > 40
+    assert pair.drafter.came == pair.drafter.compared > 30
+    assert (pair.beside.num_retractions > 0) == ("num_pages" in scene)
+
+
+def test_two_ranks_catch_up(pair: Pair) -> None:
+    few: dict[str, Any] = {"rooms": range(1, 5), "params_of": long}
+    with ExitStack() as stack:
+
+        def opened(source: ModelSource, kv: torch.Tensor) -> TwoRanks:
+            return stack.enter_context(closing(TwoRanks(source, kv, pair.alone.source)))
+
+        pair.guessed(pair.alone.source, seldom=20, open_runner=opened, **few)
+    assert pair.drafter.num_unfollowed > 40
+    assert pair.drafter.came == pair.drafter.compared > 30
+
+
+def test_a_model_that_does_not_catch_up_guesses_wrong(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    few: dict[str, Any] = {"rooms": range(1, 5), "params_of": long}
+    monkeypatch.setattr(DraftBatch, "catching_up", lambda batch: ())
+    assert pair.guessed(pair.alone.source, seldom=20, **few) == pair.alone.answers({}, **few)
+    assert pair.drafter.came < pair.drafter.compared

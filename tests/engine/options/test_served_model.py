@@ -1,0 +1,112 @@
+"""Which models may guess for which."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tokenizers
+
+from diptych.checkpoints.source import ChangedModel, ModelSource, open_model
+from diptych.common.errors import ConfigError
+from diptych.engine.options.config import EngineOptions
+from diptych.engine.options.pool_size import pool_layout
+from diptych.engine.options.served_model import as_served
+from diptych.engine.scheduler.process import worker_terms
+from diptych.engine.values.transfer_rules import TransferRules
+
+Change = Callable[[ModelSource], ModelSource]
+
+
+def options(draft: Path, **changes: object) -> EngineOptions:
+    return replace(EngineOptions(speculate=f"draft:{draft}").on("cpu"), **changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def source(tiny_folder: Path) -> ModelSource:
+    return open_model(str(tiny_folder))
+
+
+def test_pages_have_its_layers_too(source: ModelSource, tiny_folder: Path) -> None:
+    served = as_served(source, options(tiny_folder, max_model_len=100))
+    assert served.config.draft is not None
+    assert served.config.draft.model.context_len == served.config.context_len == 100
+    own, behind = pool_layout(served.config, options(tiny_folder)).regions
+    assert (own.layers, behind.layers) == ((0, 1), (2, 3))
+    assert replace(behind, layers=own.layers) == own
+
+
+def test_who_has_other_draft_layers_does_not_pair(source: ModelSource, tiny_folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(tiny_folder, other)
+    weights = other / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\0\0")
+    found = set()
+    for given in (EngineOptions().on("cpu"), options(tiny_folder), options(other)):
+        served = as_served(source, given)
+        terms = worker_terms(served, "ucx", pool_layout(served.config, given), TransferRules(), given, "")
+        found.add(terms.kv_shape)
+    assert len(found) == 3
+    assert "2 layers, 2 KV heads of 16" in found
+    assert sum("draft layers: 2 layers, 2 KV heads of 16" in shape for shape in found) == 2
+
+
+def test_another_tokenizer_is_refused(source: ModelSource, tiny_folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(tiny_folder, other)
+    words = tokenizers.models.WordLevel({f"v{i}": i for i in range(321)}, unk_token="v0")
+    tokenizers.Tokenizer(words).save(str(other / "tokenizer.json"))
+    with pytest.raises(ConfigError, match=r"other has another tokenizer than tiny .*: give a model that has the same"):
+        as_served(source, options(other))
+
+
+def test_a_context_that_is_too_short_is_refused(source: ModelSource, tiny_folder: Path) -> None:
+    longer = ChangedModel(source, replace(source.config, context_len=4096))
+    with pytest.raises(ConfigError, match=r"takes 512 tokens .*: give --max-model-len 512, or another draft model"):
+        as_served(longer, options(tiny_folder))
+
+
+def test_layers_with_a_window_that_have_pages_of_their_own_are_refused(source: ModelSource, tiny_folder: Path) -> None:
+    windowed = ChangedModel(source, replace(source.config, windows=(0, 8)))
+    with pytest.raises(ConfigError, match="give --kv-windows keep"):
+        as_served(windowed, options(tiny_folder))
+    assert as_served(windowed, options(tiny_folder, kv_windows="keep")).config.draft is not None
+
+
+def test_states_are_refused(source: ModelSource, tiny_folder: Path, tiny_recurrent_folder: Path) -> None:
+    with pytest.raises(ConfigError, match="not for models with recurrent layers"):
+        as_served(open_model(str(tiny_recurrent_folder)), options(tiny_folder))
+    with pytest.raises(ConfigError, match="not for models with recurrent layers"):
+        as_served(source, options(tiny_recurrent_folder))
+
+
+def test_ranks_that_cannot_share_it_are_refused(source: ModelSource, tiny_folder: Path) -> None:
+    with pytest.raises(ConfigError, match="--tp 8 does not divide the 4 attention heads of tiny"):
+        as_served(source, options(tiny_folder, tp=8))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"speculate": "eagle:x"}, "MTP layers and EAGLE heads are not yet"),
+        ({"speculate": "mtp"}, "suffix, ngram, draft:PATH and off are served"),
+        ({"speculate": "draft"}, "suffix, ngram, draft:PATH and off are served"),
+        ({"speculate": "suffix:x"}, "suffix, ngram, draft:PATH and off are served"),
+        ({"speculate": "draft:x", "device": "sim"}, "give --speculate suffix or ngram"),
+        ({"speculate": "draft:x", "overlap": "on", "device": "cpu"}, "leave it out"),
+    ],
+)
+def test_what_is_not_served_is_refused_in_words(given: dict[str, str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        EngineOptions(**given).validate()  # type: ignore[arg-type]
+
+
+def test_what_a_device_cannot_do_is_refused_when_it_is_known() -> None:
+    anywhere = EngineOptions(speculate="draft:x", overlap="on")
+    anywhere.validate()
+    assert anywhere.on("cuda").draft_model == "x"
+    with pytest.raises(ConfigError, match="--overlap on is not for a draft model on CPUs"):
+        anywhere.on("cpu")
