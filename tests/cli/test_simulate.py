@@ -72,6 +72,20 @@ def test_a_planner_gets_more_workers_for_a_load_that_one_does_not_hold(
     assert shown.partition("again ")[2].split()[-3:-1] == ["--gpus=8", "--start-s=10.0"]
 
 
+def test_a_result_stands_beside_what_hindsight_finds_and_what_no_platform_exceeds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = tmp_path / "found.json"
+    words = ["--ttft-slo-ms", "400", "--tpot-slo-ms", "30", "--workers", "prefill=1,decode=1", "--hindsight"]
+    assert main([*LOAD, *words, "--json", str(found)]) == 0
+    shown, told = capsys.readouterr().out, json.loads(found.read_text())
+    good, searched = told["policies"]["pair_cost"]["good"], told["hindsight"]
+    assert good <= searched["static"]["good"] <= told["fluid"]["most_good"] <= 20
+    assert searched["runs"] >= 3
+    for title in ("fluid  ", "hindsight  pair_cost, ", "of it    pair_cost: "):
+        assert title in shown
+
+
 def test_a_worker_that_dies_costs_no_call_where_another_is_left(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,6 +142,7 @@ def test_what_can_not_be_read_is_named(words: list[str], said: str, capsys: pyte
         (["--kill", "5:9"], "--kill: '5:9' is no T:WORKER, as 30:2 for the second of 4 after 30 s"),
         (["--kill", "soon:1"], "--kill: 'soon:1' is no T:WORKER"),
         (["--gpus", "4"], "give --planner too"),
+        (["--hindsight", "--kill", "5:1"], "leave --kill out"),
     ],
 )
 def test_what_can_not_be_is_refused_at_once(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,7 +26,7 @@ from diptych.common.net.ports import free_port
 from diptych.common.net.rpc import open_sync_channel
 from diptych.common.trust.tokens import TOKEN_VARIABLE
 from diptych.common.trust.trust import Trust, TrustConfig
-from diptych.v1 import bootstrap_pb2, bootstrap_pb2_grpc, worker_pb2, worker_pb2_grpc
+from diptych.v1 import admin_pb2, admin_pb2_grpc, bootstrap_pb2, bootstrap_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 START_TIMEOUT_S = 300.0
 DEFAULTS = {"DIPTYCH_KV_INTEGRITY": "always", "DIPTYCH_KV_CACHE_MIB": "64"}  # of every platform; filling 512 takes 2 s
@@ -190,6 +190,16 @@ class Platform:
                 raise
             return []  # a killed worker is a member until its lease runs out
         return statuses if all(status.open_rooms == 0 for status in statuses) else []
+
+    def drain(self, worker: bootstrap_pb2.Instance, deadline_s: float) -> None:
+        """Have a worker leave, and stay until it is stopped."""
+        request = admin_pb2.DrainRequest(instance_id=worker.instance_id, deadline_ms=round(deadline_s * 1000))
+        with open_sync_channel(worker.address, self.trust()) as channel:
+            admin_pb2_grpc.WorkerAdminStub(channel).Drain(request, timeout=200)
+
+    def is_empty(self, worker: bootstrap_pb2.Instance) -> bool:
+        """Whether a worker that drains holds nothing any more."""
+        return self._status(worker).drain.phase == worker_pb2.Drain.PHASE_EMPTY
 
     def stop(self) -> int:
         """Ctrl-C; return the exit code."""

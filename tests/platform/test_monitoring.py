@@ -166,6 +166,7 @@ def watched(
         decode=2,
         options=("--model", "sim", "--device", "sim", "--unified", "1"),
         DIPTYCH_KV_CACHE_MIB="16",
+        DIPTYCH_MOVES="off",  # so that a drain has something to hand back
         **limits,
     )
     try:

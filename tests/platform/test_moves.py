@@ -1,18 +1,20 @@
-"""Outputs go on at another worker when theirs becomes too slow for them: real processes, real UCX, real pages."""
+"""Outputs go on at another worker when theirs becomes too slow for them, or leaves: real processes, UCX and pages."""
 
 from __future__ import annotations
 
 import contextlib
 import random
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import grpc
+import psutil
 import pytest
 
 from diptych.engine import Engine, EngineOptions, SamplingParams
+from diptych.v1.bootstrap_pb2 import ROLE_DECODE
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
 
@@ -38,24 +40,44 @@ def answers(tiny_folder: Path) -> list[list[int]]:
         return [list(engine.generate(prompt(number), greedy).token_ids) for number in range(NUM_PROMPTS)]
 
 
-@pytest.fixture(scope="module")
-def platform(
+@pytest.fixture(scope="module", name="start")
+def _start(
     platform_class: type[Platform], tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Platform]:
-    """Two workers that do both, of which one gets all outputs of a session, and so becomes too slow for them."""
-    started = platform_class(
-        tmp_path_factory.mktemp("moves") / "log",
-        prefill=0,
-        decode=0,
-        options=("--model", str(tiny_folder), "--unified", "2", "--device", "sim"),
-        DIPTYCH_KV_CACHE_MIB="4",
-        DIPTYCH_SIM_TIMING=TIMING,
-        DIPTYCH_POLICY="consistent_hash",
-        DIPTYCH_TTFT_SLO_MS="5000",
-        DIPTYCH_TPOT_SLO_MS=str(TPOT_MS),
-    )
-    yield started
-    started.stop()
+) -> Iterator[Callable[..., Platform]]:
+    """Starts platforms whose sessions have all of their outputs made by one worker, which so becomes too slow."""
+    started = []
+
+    def start(*options: str, **sizes: int) -> Platform:
+        platform = platform_class(
+            tmp_path_factory.mktemp("moves") / "log",
+            **sizes,
+            options=("--model", str(tiny_folder), "--device", "sim", *options),
+            DIPTYCH_KV_CACHE_MIB="4",
+            DIPTYCH_SIM_TIMING=TIMING,
+            DIPTYCH_POLICY="consistent_hash",
+            DIPTYCH_TTFT_SLO_MS="5000",
+            DIPTYCH_TPOT_SLO_MS=str(TPOT_MS),
+        )
+        started.append(platform)
+        return platform
+
+    yield start
+    for each in started:
+        each.stop()
+
+
+@pytest.fixture(scope="module")
+def platform(start: Callable[..., Platform]) -> Platform:
+    """Two workers that do both."""
+    return start("--unified", "2", prefill=0, decode=0)
+
+
+@pytest.fixture(scope="module")
+def decoding(start: Callable[..., Platform], wait_for: Callable[..., Any]) -> Platform:
+    """Two workers that only decode, and one for their prompts."""
+    started = start(prefill=1, decode=2)
+    wait_for(lambda: num_linked(started, 2) == 3, 200.0, "links, also between those that decode")
+    return started
 
 
 def ask(platform: Platform, number: int) -> tuple[list[int], dict[str, Any]]:
@@ -100,8 +122,77 @@ def check_pages(platform: Platform, moved: list[dict[str, Any]]) -> None:
     assert taker.prefill_s == 0
 
 
-def num_linked(platform: Platform) -> int:
-    """Return how many workers have a link; 0 while one that was killed is a member still."""
+def num_linked(platform: Platform, num_links: int = 1) -> int:
+    """Return how many workers have so many links; 0 while one that was killed is a member still."""
     with contextlib.suppress(grpc.RpcError):
-        return sum(len(each.instance.load.linked_instances) == 1 for each in platform.statuses())
+        return sum(len(each.instance.load.linked_instances) == num_links for each in platform.statuses())
     return 0
+
+
+def asked(platform: Platform, pool: ThreadPoolExecutor) -> list[Future[Any]]:
+    """Have all outputs made, beside what follows."""
+    return [pool.submit(ask, platform, number) for number in range(NUM_PROMPTS)]
+
+
+def busiest(platform: Platform) -> Any:
+    """Return the worker that makes most outputs; none while nobody makes all of them."""
+    making = [each for each in platform.statuses() if each.open_rooms == NUM_PROMPTS]
+    return making[0] if making else None
+
+
+def process_of(platform: Platform, worker: Any) -> psutil.Process:
+    port = int(worker.instance.address.rpartition(":")[2])
+    processes: list[psutil.Process] = platform.components("decode")
+    return next(
+        each
+        for each in processes
+        if port in {found.laddr.port for found in each.net_connections("tcp") if found.status == psutil.CONN_LISTEN}
+    )
+
+
+def test_workers_that_only_decode_give_each_other_outputs(decoding: Platform, answers: list[list[int]]) -> None:
+    with ThreadPoolExecutor(NUM_PROMPTS) as pool:
+        assert [future.result()[0] for future in asked(decoding, pool)] == answers
+    assert count(decoding, "moves") == count(decoding, "moves_begun") >= 1
+    assert count(decoding, "replays") == 0
+    moved = [each.pages_sent for each in decoding.statuses() if each.instance.role == ROLE_DECODE]
+    assert sorted(map(bool, moved)) == [False, True]
+    decoding.assert_clean()
+
+
+def test_a_drain_moves_what_runs_and_the_worker_is_empty_long_before_it_would_have_ended(
+    platform: Platform, answers: list[list[int]], wait_for: Callable[..., Any]
+) -> None:
+    drained(platform, answers, wait_for, victim="")
+
+
+@pytest.mark.parametrize("victim", ["", "giver", "taker"])
+def test_a_drain_between_workers_that_only_decode_loses_nothing_whoever_is_killed(
+    decoding: Platform, answers: list[list[int]], wait_for: Callable[..., Any], victim: str
+) -> None:
+    wait_for(lambda: num_linked(decoding, 2) == 3, 200.0, "links, also of whoever was started again")
+    giver = drained(decoding, answers, wait_for, victim)
+    if victim != "giver":  # else it is there again already
+        process_of(decoding, giver).kill()
+
+
+def drained(platform: Platform, answers: list[list[int]], wait_for: Callable[..., Any], victim: str) -> Any:
+    """Have a worker leave while it makes all outputs, and perhaps kill it, or the other one; return it."""
+    replays, begun = count(platform, "replays"), count(platform, "moves_begun")
+    with ThreadPoolExecutor(NUM_PROMPTS) as pool:
+        futures = asked(platform, pool)
+        giver = wait_for(lambda: busiest(platform), 200.0, "all outputs are made by one")
+        both = [each for each in platform.statuses() if each.instance.role == giver.instance.role]
+        (taker,) = [each for each in both if each.instance.instance_id != giver.instance.instance_id]
+        killed = process_of(platform, giver if victim == "giver" else taker) if victim else None
+        platform.drain(giver.instance, deadline_s=200.0)
+        if killed is not None:
+            wait_for(lambda: count(platform, "moves_begun") > begun, 200.0, "one is on its way")
+            killed.kill()
+        else:
+            wait_for(lambda: platform.is_empty(giver.instance), 200.0, "it is empty")
+            assert not any(future.done() for future in futures)
+        assert [future.result()[0] for future in futures] == answers
+    assert killed is not None or count(platform, "replays") == replays
+    platform.assert_clean()
+    return giver

@@ -7,11 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from diptych.common.members.record import State
+from diptych.common.members.roles import Role
 from diptych.engine.values.step_model import StepModel
 from diptych.generation.slo import Slo
 from diptych.simulator.outcome import Outcome
 from diptych.simulator.run import Platform, simulate
-from diptych.simulator.setup import Kill, RouterSetup, Setup, WorkerSetup
+from diptych.simulator.setup import Drain, Kill, RouterSetup, Setup, WorkerSetup
 from diptych.simulator.traces.call import BLOCK_TOKENS, Call
 
 TPOT_S = 0.03
@@ -57,6 +59,33 @@ def test_where_all_are_in_time_nobody_moves() -> None:
 
 def test_it_is_the_same_again() -> None:
     assert simulate(SETUP, calls()).decisions_digest == simulate(SETUP, calls()).decisions_digest
+
+
+PREFILL, DECODE = replace(WORKER, role=Role.PREFILL), replace(WORKER, role=Role.DECODE)
+
+
+@pytest.mark.parametrize("workers", [(WORKER,) * 2, (PREFILL, DECODE, DECODE)], ids=["unified", "decode"])
+@pytest.mark.parametrize("moves", [True, False])
+def test_a_drain_moves_what_runs_and_does_not_wait_for_it(workers: tuple[WorkerSetup, ...], moves: bool) -> None:
+    last = len(workers)
+    setup = replace(
+        SETUP,
+        workers=workers,
+        slo=Slo(),
+        policy="round_robin",
+        router=RouterSetup(moves=moves),
+        actions=(Drain(3.0, last, 60.0),),
+    )
+    platform = Platform(setup)
+    served = platform.offer(calls())
+    while platform.fleet.members[last].state is not State.GONE:
+        assert platform.clock.step()
+    left_s = platform.clock.now_s
+    while platform.front.num_ended < len(served):
+        assert platform.clock.step()
+    assert [each.failure for each in served] == [""] * NUM_CALLS
+    assert platform.front.num_moves == (6 if moves else 0), "that ran there"
+    assert left_s < 4.0 if moves else left_s > 5.0
 
 
 @pytest.mark.parametrize("worker_id", [1, 2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from diptych.common.members.roles import WORKER_ROLES
 from diptych.v1.bootstrap_pb2 import Instance
 from drill.cluster import Worker
 from drill.drill import Drill, Scenario
@@ -32,7 +33,8 @@ async def _check(drill: Drill, worker: Worker, former: list[Instance]) -> Instan
     drill.complain_unless(instance.transfer.engine_metadata not in metadata, f"{worker} has a former one's metadata")
     for status in await drill.cluster.statuses():
         linked = {link.peer_instance_id for link in status.links}
-        is_peer = status.instance.role != instance.role
+        ours, theirs = (WORKER_ROLES[each.role] for each in (status.instance, instance))
+        is_peer = ours.links_with(theirs) and status.instance.instance_id != instance.instance_id
         drill.complain_unless(
             (instance.instance_id in linked) is is_peer, f"{status.instance.address}: no new link to {worker}"
         )

@@ -31,8 +31,11 @@ from diptych.generation.slo import Slo
 from diptych.planner.values import Limits
 from diptych.router.choose.policies import POLICIES
 from diptych.router.values.slo_tiers import Tiers, tiers_of
+from diptych.simulator.fluid import fluid
+from diptych.simulator.hindsight import Hindsight, hindsight
 from diptych.simulator.outcome import Outcome
 from diptych.simulator.report.errors import errors, typical
+from diptych.simulator.report.oracle import oracle_fields, oracle_words
 from diptych.simulator.report.plot import plot
 from diptych.simulator.report.summary import of_tiers, summary
 from diptych.simulator.report.table import Result, as_json, error_table, table
@@ -105,6 +108,9 @@ class SimulateConfig:
     slo_tiers: tuple[str, ...] = option(
         (), help="SLOs that calls may name: NAME:ttft_ms=300:tpot_ms=40:weight=2:sheddable", group="slo"
     )
+    hindsight: bool = option(
+        False, help="search for the best fixed platform and the best that changes, knowing the load", group="results"
+    )
     compare: bool = option(
         False, help="say how far it is from what the log says: the trace is a request log", group="results"
     )
@@ -136,6 +142,8 @@ class SimulateConfig:
             raise ConfigError(f"--pin-share must be from 0 to 1, not {self.pin_share}")
         if self.compare and (self.calls or self.rate):
             raise ConfigError("--compare takes a whole log at its own rate: leave --calls and --rate out")
+        if self.hindsight and self.kill:
+            raise ConfigError("--hindsight searches among platforms of which nobody dies: leave --kill out")
         policies_of(self.policy)
         kills_of(self.kill, len(workers_of(self.workers, WorkerSetup())))
         if self.gpus and not self.planner:
@@ -162,10 +170,14 @@ def main(config: SimulateConfig) -> int:
         print(f"note       {remark}")
     runs = {policy: _run(config, policy, workers, calls) for policy in policies_of(config.policy)}
     print(f"\n{table({policy: run.result for policy, run in runs.items()})}\n")
+    bound = fluid(calls, _slos(config, calls), worker_of(config), most_workers(config, workers))
+    searched = _searched(config, workers, calls) if config.hindsight else None
+    for line in oracle_words({name: run.result.whole for name, run in runs.items()}, bound, searched):
+        print(line)
     if others := [each for each in POLICIES if each not in runs]:
         print(f"policies   {', '.join(runs)}; --policy {ALL} has them beside {', '.join(others)}")
     print(f"again      {command_of(config)}")
-    _save(config, calls, runs)
+    _save(config, calls, runs, oracle_fields(bound, searched))
     if measured is not None:
         for policy, (outcome, _) in runs.items():
             print(f"\ncompared   {policy}\n{error_table(errors(outcome, measured), typical(outcome, measured))}")
@@ -253,7 +265,7 @@ def _run(config: SimulateConfig, policy: str, workers: Sequence[WorkerSetup], ca
     print(f"{policy}: {outcome.virtual_s:.0f} s in {took_s:.1f} s, x{outcome.virtual_s / took_s:.0f}", file=sys.stderr)
     if planner is not None:
         print(f"planner    {policy}: {planner.words}")
-    slos, tiers = [setup.slo_of(call.tier) for call in calls], [call.tier for call in calls]
+    slos, tiers = _slos(config, calls), [call.tier for call in calls]
     by_tier = of_tiers(outcome, slos, tiers) if len({*tiers}) > 1 else {}
     return Run(outcome, Result(summary(outcome, setup.slo, slos), by_tier))
 
@@ -271,7 +283,23 @@ def _step_model(name: str) -> StepModel:
         raise ConfigError(f"--step-model: {name}: {error}") from None
 
 
-def _save(config: SimulateConfig, calls: Sequence[Call], runs: Mapping[str, Run]) -> None:
+def most_workers(config: SimulateConfig, workers: Sequence[WorkerSetup]) -> int:
+    """Return how many workers there may be at once."""
+    return max(len(workers), config.gpus // config.tp)
+
+
+def _slos(config: SimulateConfig, calls: Sequence[Call]) -> Sequence[Slo]:
+    slos = config.tiers.slos
+    return [slos.get(call.tier, slos["default"]) for call in calls]
+
+
+def _searched(config: SimulateConfig, workers: Sequence[WorkerSetup], calls: Sequence[Call]) -> Hindsight:
+    policies, slos = policies_of(config.policy), _slos(config, calls)
+    setup, most = setup_of(config, policies[0], workers, calls), most_workers(config, workers)
+    return hindsight(setup, calls, policies, lambda outcome: summary(outcome, setup.slo, slos).good, most)
+
+
+def _save(config: SimulateConfig, calls: Sequence[Call], runs: Mapping[str, Run], oracle: Mapping[str, Any]) -> None:
     if config.plot is not None:
         title = f"{config.trace}, {','.join(config.workers)}"
         _write(config.plot, plot({policy: run.outcome for policy, run in runs.items()}, title))
@@ -281,6 +309,7 @@ def _save(config: SimulateConfig, calls: Sequence[Call], runs: Mapping[str, Run]
             "version": version("diptych"),
             "trace": {"calls": len(calls), "digest": digest_of(calls)},
             "policies": as_json({policy: run.result for policy, run in runs.items()}),
+            **oracle,
         }
         _write(config.json, json.dumps(found, indent=2) + "\n")
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+from diptych.common.members.neighbours import MOVE_LINKS, neighbours
 from diptych.common.members.record import State
 from diptych.common.members.roles import Role
 from diptych.engine.values.events import ServeRole
@@ -134,21 +135,35 @@ class Fleet:
     def _meet(self, member: Member) -> None:
         """Link a worker with those that its role exchanges KV with, and unlink it from others."""
         delay_s = self._setup.delays.link_s if self._clock.now_s else 0.0  # a platform is there from the beginning
+        beside = self._beside(member)
         for other_id in self.living:
             other = self.members[other_id]
             if other is member or other.state is State.DRAINING:
                 continue
-            wanted, linked = member.role.exchanges_with(other.role), other_id in member.linked
+            linked = other_id in member.linked
+            wanted = member.role.exchanges_with(other.role) or other_id in beside
             if wanted and not linked:
                 self._clock.after(delay_s, partial(self._link, member, other))
             elif linked and not wanted:
                 self._unlink(member, other, "it is no peer any more")
         self._become_ready(member)
 
+    def _beside(self, member: Member) -> set[int]:
+        """Return who only decodes, as this one, and is linked to it so that running requests can move."""
+        others = {
+            each
+            for each in self.living
+            if (other := self.members[each]) is not member
+            and member.role.hands_on_to(other.role)
+            and not member.role.exchanges_with(other.role)
+        }
+        most = MOVE_LINKS if self._setup.router.moves else 0
+        return neighbours(member.worker_id, others, most) | member.linked & others
+
     def _link(self, one: Member, other: Member) -> None:
         ids = {one.worker_id, other.worker_id}
-        is_wanted = ids <= self.living.keys() and one.role.exchanges_with(other.role)
-        if not is_wanted or other.worker_id in one.linked:
+        is_wanted = one.role.exchanges_with(other.role) or one.role.hands_on_to(other.role)
+        if not (is_wanted and ids <= self.living.keys()) or other.worker_id in one.linked:
             return
         one.linked.add(other.worker_id)
         other.linked.add(one.worker_id)
@@ -166,7 +181,8 @@ class Fleet:
 
     def _become_ready(self, member: Member) -> None:
         serves_alone = member.role is Role.UNIFIED and len(self.living) == 1
-        if member.state is State.STARTING and (member.linked or serves_alone):
+        has_peer = any(member.role.exchanges_with(self.members[each].role) for each in member.linked)
+        if member.state is State.STARTING and (has_peer or serves_alone):
             member.enter(State.READY, self._clock.now_s)
             self._told(member)
 
@@ -225,9 +241,10 @@ class Fleet:
             self._unlink(member, self.members[other_id], reason)
 
     def _look_around(self) -> None:
-        """Somebody has gone: who is left alone may serve alone."""
+        """Somebody has gone: others have new neighbours, and who is left alone may serve alone."""
         for other_id in sorted(self.living):
-            self._become_ready(self.members[other_id])
+            if self.members[other_id].state is not State.DRAINING:
+                self._meet(self.members[other_id])
 
     # roles
 

@@ -19,7 +19,7 @@ from diptych.router.admission.queue import AdmissionQueue, Admitted, Claim, Outc
 from diptych.router.choose.breakers import Breakers
 from diptych.router.choose.chooser import Asked, Chooser, FoundPrompt
 from diptych.router.choose.explain import Selection
-from diptych.router.choose.moves import LOOK_S, Moves, RunningOutput
+from diptych.router.choose.moves import LOOK_S, Moves, RunningOutput, departures
 from diptych.router.choose.pairing import has_fresh, least_blamed
 from diptych.router.choose.policies import plan_of
 from diptych.router.choose.policies.cost import Outlook, outlook_of
@@ -62,7 +62,7 @@ class Front:
         self._catch_up = catch_up
         self._rng = random.Random(setup.seed)
         self._plan = plan_of(setup.policy)
-        self.workers = KnownWorkers(clock, self._serve_pairless)
+        self.workers = KnownWorkers(clock, self._on_change)
         self._breakers = Breakers(setup.router.breaker_failures)
         self._chooser = Chooser(self.workers.state, self.workers.estimates, self._rng, 0)
         self._queue = AdmissionQueue(setup.router.limits)
@@ -171,6 +171,12 @@ class Front:
     def _give_up_waiting(self, served: Served) -> None:
         if self._pairless.pop(served.number, None) is not None:
             self._leave(served, "no worker is available")
+
+    def _on_change(self) -> None:
+        """Others may serve together now; or somebody waits for outputs to end."""
+        self._serve_pairless()
+        if self._setup.router.moves and self.workers.vacating:
+            self._look_later()
 
     def _serve_pairless(self) -> None:
         while self._pairless and self.workers.pairs:
@@ -301,8 +307,12 @@ class Front:
         running, pairs = list(self._claims.values()), self._breakers.choose(self.workers.pairs, self._clock.now_s)
         candidates = self._chooser.candidates(pairs, {}) if pairs else None
         usual = self.workers.estimates.output_len
-        for choice in self._moves.due(candidates, lambda ids: self._outputs(running, ids), self._partners, usual):
+        for choice in self._moves.due(candidates, lambda ids: self._outputs(running, ids), self._successors, usual):
             self._move(running[choice.place], choice.target_id)
+        leaving = self.workers.vacating
+        if candidates is not None and leaving:
+            for departure in departures(candidates.workers, self._outputs(running, leaving), self._successors, usual):
+                self._move(running[departure.place], departure.target_id)
         if running:
             self._look_later()
 
@@ -325,8 +335,9 @@ class Front:
             been=frozenset(served.been),
         )
 
-    def _partners(self, worker_id: int, adapter: str) -> Collection[int]:
-        return {pair.decode_id for pair in self.workers.pairs if pair.prefill_id == worker_id}
+    def _successors(self, worker_id: int, adapter: str) -> Collection[int]:
+        pairs = self._breakers.choose(self.workers.successions, self._clock.now_s)
+        return {pair.decode_id for pair in pairs if pair.prefill_id == worker_id}
 
     def _move(self, served: Served, target_id: int) -> None:
         """Ask the worker that makes an output to hand it to another one."""

@@ -16,7 +16,7 @@ from diptych.engine.scheduler.codec import output_to_wire
 from diptych.router.choose.cached_prefixes import LATELY_S, ApproximateIndex, CachedPrefixes
 from diptych.router.choose.chooser import State as StateNow
 from diptych.router.choose.estimates import Estimates
-from diptych.router.choose.pairing import is_missing, pair_up
+from diptych.router.choose.pairing import is_missing, pair_up, successions, vacating
 from diptych.router.choose.prefix_index import KvNews, PrefixIndex
 from diptych.router.workers.known_worker import counted_load
 from diptych.router.workers.learning import learn
@@ -92,6 +92,16 @@ class KnownWorkers:
         if self._pairs is None:
             self._pairs = pair_up(self._views(), MODEL)
         return self._pairs
+
+    @property
+    def successions(self) -> tuple[Pair, ...]:
+        """Who may go on with requests that run at whom."""
+        return successions(self._views(), MODEL)
+
+    @property
+    def vacating(self) -> frozenset[int]:
+        """The workers that wait for the outputs that they make to end."""
+        return vacating(self._views())
 
     @property
     def page_sizes(self) -> frozenset[int]:

@@ -33,6 +33,14 @@ def test_kv_moves_from_who_prefills_to_who_decodes() -> None:
     assert {(one, other) for one, other in both if one.exchanges_with(other)} == exchanging
 
 
+def test_requests_that_run_go_on_at_whoever_makes_outputs() -> None:
+    both = list(itertools.product((Role.PREFILL, Role.DECODE, Role.UNIFIED), repeat=2))
+    making = {Role.DECODE, Role.UNIFIED}
+    assert {(one, other) for one, other in both if one.hands_on_to(other)} == set(itertools.product(making, repeat=2))
+    apart = {(one, other) for one, other in both if not one.links_with(other)}
+    assert apart == {(Role.PREFILL, Role.PREFILL)}
+
+
 def test_roles_and_kinds_have_the_names_of_the_protocol() -> None:
     assert {bootstrap_pb2.Role.Name(role.wire): WORKER_ROLES[role.wire] for role in WORKER_ROLES.values()} == {
         f"ROLE_{role.name}": role for role in Role if role is not Role.LOCAL

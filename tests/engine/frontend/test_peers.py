@@ -37,11 +37,11 @@ def instance(instance_id: int, role: Role, **fields: Any) -> bootstrap_pb2.Insta
 class World:
     """A membership, and a scheduler that notes what it is told."""
 
-    def __init__(self, ours: bootstrap_pb2.Instance) -> None:
+    def __init__(self, ours: bootstrap_pb2.Instance, num_move_links: int = 0) -> None:
         self.ours = ours
         self.members: dict[int, bootstrap_pb2.Instance] = {}
         self.told: asyncio.Queue[list[tuple[int, str]]] = asyncio.Queue()
-        self.peers = Peers(ours, self, lambda: None)
+        self.peers = Peers(ours, self, lambda: None, num_move_links)
         self._listeners: list[Callable[[], None]] = []
 
     def instances(self) -> dict[int, bootstrap_pb2.Instance]:
@@ -63,9 +63,11 @@ class World:
         return await asyncio.wait_for(self.told.get(), TIMEOUT_S)
 
 
-def following(ours: bootstrap_pb2.Instance, play: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+def following(
+    ours: bootstrap_pb2.Instance, play: Callable[[World], Coroutine[Any, Any, None]], num_move_links: int = 0
+) -> None:
     async def run() -> None:
-        world = World(ours)
+        world = World(ours, num_move_links)
         follower = asyncio.ensure_future(world.peers.follow(world))
         await asyncio.sleep(0)
         try:
@@ -140,6 +142,35 @@ def test_peers_follow_the_roles_of_both() -> None:
         assert await world.next_told() == [(3, "ROLE_PREFILL")]
 
     following(instance(1, P), play)
+
+
+def test_workers_that_only_decode_link_to_their_neighbours_among_each_other() -> None:
+    async def play(world: World) -> None:
+        others = [instance(number, D) for number in (10, 20, 40, 50)]
+        unfit = [instance(29, D, terms=terms_to_wire(Terms(weights="x"))), bootstrap_pb2.Instance(instance_id=31)]
+        world.publish(world.ours, instance(2, P), *others, *unfit)
+        assert [key for key, _ in await world.next_told()] == [2, 20, 40]
+        assert (world.peers.num_known, world.peers.num_among([2, 20, 40])) == (1, 1), "none that prompts come from"
+        world.publish(world.ours, instance(2, P), *others[:2], others[3])
+        assert [key for key, _ in await world.next_told()] == [2, 20, 50]
+
+    following(instance(30, D), play, num_move_links=2)
+
+
+def test_a_link_that_has_been_up_stays_whoever_comes_between() -> None:
+    async def play(world: World) -> None:
+        world.publish(world.ours, instance(10, D), instance(60, D))
+        assert [key for key, _ in await world.next_told()] == [10, 60]
+        world.peers.linked([10])
+        others = [instance(number, D) for number in (10, 20, 50, 60)]
+        world.publish(world.ours, *others)
+        assert [key for key, _ in await world.next_told()] == [10, 20, 50]
+        world.publish(world.ours, *others[1:])
+        assert [key for key, _ in await world.next_told()] == [20, 50]
+        world.publish(world.ours, instance(10, P), *others[1:])
+        assert [key for key, _ in await world.next_told()] == [10, 20, 50], "for prompts"
+
+    following(instance(30, D), play, num_move_links=2)
 
 
 def test_what_does_not_concern_links_is_no_news() -> None:

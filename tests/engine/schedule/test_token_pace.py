@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 from collections.abc import Sequence
@@ -335,6 +336,40 @@ def test_outputs_that_are_late_in_any_case_are_not_lost_once_more() -> None:
     before = deadlines.lost(3.0, 0.1, STEP_S, pace_s=0.0099)
     assert deadlines.next_due_s(60.0, STEP_S) > 60.0, "a minute passes without a token"
     assert deadlines.lost(60.0, 0.1, STEP_S, pace_s=0.0099) == 0.0 < before
+
+
+def test_what_is_lost_does_not_depend_on_who_asked_before() -> None:
+    """What is kept from one question to the next is made anew whenever somebody joins or leaves."""
+    rng = random.Random(0)
+    asked, unasked = TokenDeadlines(), TokenDeadlines()
+    rooms: dict[int, Request] = {}
+    most = 0.0
+    for deadlines in (asked, unasked):
+        deadlines.expect(outputs_of(200))
+    for now in range(600):
+        if rng.random() < 0.1:
+            rooms[now] = request = running(now, rng.choice([0.010, 0.010, 0.020]))
+            for deadlines in (asked, unasked):
+                deadlines.add(request, now / 100)
+        if rooms and rng.random() < 0.05:
+            leaving = rooms.pop(rng.choice(list(rooms)))
+            for deadlines in (asked, unasked):
+                deadlines.remove(leaving)
+        if rooms and rng.random() < 0.1:
+            request, num_more = rng.choice(list(rooms.values())), rng.randrange(1, 4)
+            for deadlines in (asked, unasked):
+                deadlines.ahead(request, num_more)
+        dues = [deadlines.next_due_s(now / 100, STEP_S) for deadlines in (asked, unasked)]
+        assert dues[0] == dues[1]
+        num_steps = int(rng.random() < 0.5)
+        for deadlines in (asked, unasked):
+            deadlines.stepped(num_steps)
+        found = asked.lost(now / 100, 0.05, STEP_S, pace_s=0.008)
+        if now % 50 == 49:
+            assert found == unasked.lost(now / 100, 0.05, STEP_S, pace_s=0.008)
+            unasked = copy.deepcopy(asked)
+            most = max(most, found)
+    assert most > 0
 
 
 def test_how_soon_outputs_end_follows_those_that_became_as_long() -> None:

@@ -12,16 +12,20 @@ import pytest
 from diptych.generation.slo import Slo
 from diptych.router.choose.moves import (
     GAIN,
+    LEAVING,
     LOOK_S,
     MARGIN,
     MAX_LATE,
+    MIN_LEFT,
     TURN_S,
     WINDOWS,
     Choice,
+    Departure,
     Moves,
     PromptTime,
     RunningOutput,
     best_move,
+    departures,
     is_turn,
     tightest_s,
 )
@@ -286,3 +290,44 @@ def _first(late: Worker, outputs: dict[int, RunningOutput], workers: dict[int, W
 
 def total_late(workers: dict[int, Worker]) -> float:
     return sum(each.load.num_outputs * max(0.0, step_s(each) - SLO.tpot_s) for each in workers.values())
+
+
+def leaving(*targets: Worker, allowed: Any = None, **outputs: RunningOutput) -> list[Departure]:
+    workers = {each.instance_id: each for each in targets}
+    may = set(workers) if allowed is None else allowed
+    return departures(workers, dict(enumerate(outputs.values())), lambda key, adapter: may, USUAL)
+
+
+def test_an_output_leaves_for_whoever_is_the_fastest_with_it() -> None:
+    assert leaving(worker(NEW, 8000), worker(OTHER, 0), a=LONG) == [(0, OTHER)]
+    assert leaving(worker(NEW, 8000), worker(OTHER, 0), a=LONG, allowed={NEW}) == [(0, NEW)]
+    assert leaving(worker(NEW, 8000), worker(OTHER, 0), a=LONG, allowed=set()) == []
+    assert leaving(worker(NEW, 0), a=replace(LONG, been=frozenset({NEW}))) == [(0, NEW)], "it comes to no fro"
+
+
+def test_outputs_that_leave_together_do_not_all_go_to_one() -> None:
+    found = leaving(worker(NEW, 4000), worker(OTHER, 0), a=LONG, b=LONG, c=LONG)
+    assert [each.target_id for each in found] == [OTHER, NEW, OTHER]
+
+
+def test_an_output_leaves_for_where_times_are_kept_and_elsewhere_only_if_they_are_nowhere() -> None:
+    quick = worker(NEW, 0, (SLO._replace(tpot_s=0.011), 1))
+    assert leaving(quick, worker(OTHER, 2000, (SLO, 1)), a=LONG) == [(0, OTHER)]
+    assert leaving(quick, a=LONG) == [(0, NEW)]
+
+
+def test_an_output_waits_for_memory_and_takes_none_that_another_one_gets() -> None:
+    assert leaving(worker(NEW, 0, free_tokens=8100), a=LONG) == []
+    assert leaving(worker(NEW, 0, free_tokens=9000), a=LONG, b=LONG) == [(0, NEW)]
+    assert leaving(worker(NEW, 0, has_credit=False), a=LONG) == []
+
+
+def test_those_with_most_to_come_leave_first_and_those_that_are_about_to_end_stay() -> None:
+    short = [replace(LONG, num_left_at_most=each) for each in (MIN_LEFT - 1, MIN_LEFT, 90)]
+    assert leaving(FREE, a=short[0], b=short[1], c=short[2], d=LONG) == [(3, NEW), (2, NEW), (1, NEW)]
+
+
+@pytest.mark.parametrize(("num_outputs", "num_leaving"), [(3, 3), (40, LEAVING), (160, 20)])
+def test_some_leave_at_each_look(num_outputs: int, num_leaving: int) -> None:
+    many = {f"each{number}": LONG for number in range(num_outputs)}
+    assert len(leaving(worker(NEW, 0, free_tokens=1 << 30), **many)) == num_leaving

@@ -1,13 +1,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from diptych.common.members.record import State
 from diptych.common.members.roles import Role
 from diptych.common.members.terms import Terms
-from diptych.router.choose.pairing import explain, has_fresh, heard, is_missing, least_blamed, pair_up
+from diptych.router.choose.pairing import (
+    explain,
+    has_fresh,
+    heard,
+    is_missing,
+    least_blamed,
+    pair_up,
+    successions,
+    vacating,
+)
 from diptych.router.workers.worker_view import Pair, WorkerView
 
 TERMS = Terms(weights="w", oldest_protocol=2, newest_protocol=2)
@@ -72,6 +82,26 @@ def test_two_unified_workers_pair_in_both_directions() -> None:
 def test_a_unified_worker_pairs_with_those_of_either_role() -> None:
     p1, d1 = worker(1, Role.PREFILL, 21), worker(11, Role.DECODE, 21)
     assert pair_up([p1, d1, U1], "m") == (Pair(1, 21), Pair(21, 11), Pair(21, 21))
+
+
+D3, D4 = worker(13, Role.DECODE, 14, 21), worker(14, Role.DECODE, 13)
+U3 = worker(23, Role.UNIFIED, 13, 14)
+
+
+def test_requests_go_on_at_whoever_makes_outputs_and_is_linked() -> None:
+    assert successions([D3, D4, U3, P1], "m") == (Pair(13, 14), Pair(14, 13))
+    linked = [replace(D3, linked=frozenset({14, 23})), D4, U3]
+    assert successions(linked, "m") == (Pair(13, 14), Pair(13, 23), Pair(14, 13), Pair(23, 13))
+
+
+@pytest.mark.parametrize("fields", [{"state": State.DRAINING}, {"paused": True}])
+def test_a_worker_that_takes_nothing_new_gives_its_requests_away(fields: dict[str, Any]) -> None:
+    leaving = replace(D3, **fields)
+    assert successions([leaving, D4], "m") == (Pair(13, 14),)
+    assert vacating([leaving, D4, replace(P1, **fields)]) == {13}, "outputs are not made by all"
+    unreached = replace(leaving, session_open=False)
+    assert not successions([unreached, D4], "m")
+    assert not vacating([unreached, D4])
 
 
 def test_blamed_instances_are_avoided_as_long_as_there_are_others() -> None:

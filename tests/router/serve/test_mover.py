@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from diptych.generation.slo import Slo
-from diptych.router.choose.moves import LOOK_S, TURN_S, WINDOWS, RunningOutput
+from diptych.router.choose.moves import LEAVING, LOOK_S, TURN_S, WINDOWS, RunningOutput
 from diptych.router.choose.policies.policy import Candidates, Worker
 from diptych.router.serve.mover import MAX_OUTPUTS, Mover
 from diptych.router.workers.worker_view import WorkerLoad
@@ -49,12 +49,21 @@ def worker(key: int, num_outputs: int) -> Worker:
     return Worker(key, load, token_bytes=100_000)
 
 
-def mover(requests: list[Request], times_s: list[float], num_routers: int = 1, router_id: int = 10) -> Mover:
+def mover(
+    requests: list[Request],
+    times_s: list[float],
+    num_routers: int = 1,
+    router_id: int = 10,
+    vacating: frozenset[int] = frozenset(),
+) -> Mover:
     """One of a router's, which knows of so many; it takes the time from the list."""
-    workers = {LATE: worker(LATE, 4), FREE: worker(FREE, 0)}
+    workers = {key: each for key, each in {LATE: worker(LATE, 4), FREE: worker(FREE, 0)}.items() if key not in vacating}
     candidates = Candidates(workers, {key: tuple(workers) for key in workers})
-    fleet = SimpleNamespace(router_id=router_id, routers=lambda: dict.fromkeys(range(10, 10 + num_routers)))
-    selector = SimpleNamespace(candidates=lambda adapter: candidates, output_len=400.0)
+    routers = dict.fromkeys(range(10, 10 + num_routers))
+    fleet = SimpleNamespace(router_id=router_id, routers=lambda: routers, vacating=lambda: vacating)
+    selector = SimpleNamespace(
+        candidates=lambda adapter: candidates, output_len=400.0, successors=lambda worker_id, adapter: {LATE, FREE}
+    )
     dispatcher = SimpleNamespace(fleet=fleet, selector=selector, running=requests)
     return Mover(cast(Any, dispatcher), clock=lambda: times_s[-1])
 
@@ -81,3 +90,9 @@ def test_outputs_of_workers_that_are_in_time_are_not_asked_for() -> None:
     assert sum(each.num_asked for each in elsewhere) == 0
     assert sum(each.num_asked for each in own) == MAX_OUTPUTS
     assert [each.targets for each in own if each.targets] == [[FREE]]
+
+
+def test_outputs_of_a_worker_that_waits_for_them_go_at_the_first_look_some_at_a_time() -> None:
+    own = [Request() for _ in range(LEAVING + 3)]
+    mover(own, [1e9], num_routers=3, vacating=frozenset({LATE})).look()
+    assert sum(each.targets == [FREE] for each in own) == LEAVING

@@ -20,10 +20,11 @@ from diptych.engine.values.transfer_rules import TransferRules
 from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.generation.output import FailureCode, Output
 from diptych.kvtransfer.inproc import FaultPlan
+from diptych.unified.core import max_tokens
 from simulation.network import WatchedNetwork
 from simulation.requests import LAYERS, PAGE, Attempt, Leg, new_attempt, random_prompt
 from simulation.rules import Rules
-from simulation.worker import Members, Worker
+from simulation.worker import CONTEXT, Members, Worker
 
 PAIRED = 0.9  # share of attempts; the others are local
 RULES = TransferRules(integrity="always")
@@ -82,7 +83,8 @@ class Cluster:
 
     def start(self, deadline_s: float | None, hold_back: bool) -> bool:
         """Start an attempt on a random pair, or all of it on one worker; with `hold_back` a leg comes later."""
-        prefill, decode = self.rng.choice(self._pairs() if self.rng.random() < PAIRED else self._alone())
+        alone = self._alone() if self.rng.random() >= PAIRED else []
+        prefill, decode = self.rng.choice(alone or self._pairs())
         attempt = new_attempt(
             self._new_room(),
             self._prompt(),
@@ -134,18 +136,35 @@ class Cluster:
 
     def move(self) -> bool:
         """The router asks a worker to give a request that runs to another one."""
+        choices = [(each, new) for each, targets in self._may_move().items() for new in targets]
+        if choices:
+            self._ask_to_move(*self.rng.choice(choices))
+        return bool(choices)
+
+    def vacate(self) -> bool:
+        """The router asks a worker to give all of its requests that run to others."""
+        place = self.rng.choice(self.places)
+        leaving = [(each, targets) for each, targets in self._may_move().items() if each.decode.worker == place]
+        for attempt, targets in leaving:
+            self._ask_to_move(attempt, self.rng.choice(targets))
+        return bool(leaving)
+
+    def _may_move(self) -> dict[Attempt, list[int]]:
+        """Return the requests that run, and where each may go."""
         asked = [attempt for attempt, _ in self.moving.values()]
         running = [self.attempts[room] for room in self.open_rooms]
         may = [each for each in running if each.heard and each.decode.end is None and each not in asked]
-        targets = {old: [new for each, new in self._pairs() if each == old] for old in self.places}
-        choices = [(each, new) for each in may for new in targets.get(each.decode.worker, ())]
-        if not choices:
-            return False
-        attempt, new = self.rng.choice(choices)
+        roles = {worker.instance_id: Role(worker.role) for worker in self.living()}
+        targets = {
+            old: [new for new, theirs in roles.items() if new != old and ours.hands_on_to(theirs)]
+            for old, ours in roles.items()
+        }
+        return {each: found for each in may if (found := targets.get(each.decode.worker))}
+
+    def _ask_to_move(self, attempt: Attempt, new: int) -> None:
         room, old = self._new_room(), attempt.decode.worker
         self.moving[room] = attempt, new
         self.workers[old].commands.append(Move(room, attempt.room, new))
-        return True
 
     def _on_move(self, room: int, output: Output) -> None:
         """A request that was asked to move stands still, and goes on at its new worker; or it does not move."""
@@ -167,6 +186,9 @@ class Cluster:
         )
         self._open(moved)
         moved.excuses |= attempt.excuses | {"no pages"}
+        target = self.workers[new]
+        if len(moved.prompt) >= max_tokens(Role(target.role), CONTEXT, target.cache):
+            moved.excuses.add("too long")  # where prompts of others have half of the memory
         attempt.moved_to = moved
         assert moved.prefill is not None
         moved.prefill.outputs.append(output)
@@ -192,7 +214,7 @@ class Cluster:
             return self.attempts[self.rng.choice(list(self.attempts)[-NUM_KNOWN:])].prompt[:LONGEST]
         recent = self.open_rooms[-3:]
         if recent and self.rng.random() < REPEATED:
-            return self.attempts[self.rng.choice(recent)].prompt
+            return self.attempts[self.rng.choice(recent)].prompt[:LONGEST]
         return random_prompt(self.rng)
 
     def start_late(self) -> bool:
@@ -314,7 +336,7 @@ class Cluster:
         if worker.instance_id in targets or any(leg.worker == worker.instance_id for leg in legs):
             return False
         former, worker.role = worker.role, self.rng.choice([role.value for role in WORKER_ROLES.values()])
-        if worker.role == former or not self._pairs() or not self._alone():
+        if worker.role == former or not self._pairs():
             worker.role = former
             return False
         worker.commands.append(ServeRole(Role(worker.role)))
@@ -453,7 +475,7 @@ class Cluster:
     def _peers_of(self, worker: Worker) -> list[int]:
         ours = Role(worker.role)
         others = [other for other in self.living() if other is not worker]
-        return [other.instance_id for other in others if ours.exchanges_with(Role(other.role))]
+        return [other.instance_id for other in others if ours.links_with(Role(other.role))]
 
     def _any_pair(self) -> tuple[int, int]:
         return self.rng.choice(self._pairs())

@@ -138,7 +138,7 @@ class Game:
 
     def _roles(self, is_unified: bool) -> tuple[str, ...]:
         if is_unified:
-            return ("unified",) * self.rng.choice([2, 3])
+            return self.rng.choice([("unified",) * 2, ("unified",) * 3, ("prefill", "decode", "decode")])
         return ("prefill",) * self.rng.choice([1, 2]) + ("decode",) * self.rng.choice([1, 2])
 
     def _rules(self, most_windows: int) -> TransferRules:
@@ -182,6 +182,7 @@ class Game:
             "copy": 60.0 * (self.shape.num_host_slots > 0),
             "start": 30.0,
             "move": mood.moves * self.shape.is_unified * (not self.shape.pages_per_state),
+            "vacate": mood.moves / 20 * self.shape.is_unified * (not self.shape.pages_per_state),
             "start_late": 10.0 * mood.late_legs,
             "wait": 2.0,
             "abort": mood.aborts,

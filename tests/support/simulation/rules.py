@@ -36,6 +36,7 @@ REASONS: Mapping[FailureCode, frozenset[str]] = {
     ),  # the other leg's
     FailureCode.RETRACTED: frozenset({"deadline", "link", "abort"}),
     FailureCode.HANDED_BACK: frozenset({"moved"}),
+    FailureCode.INVALID: frozenset({"too long"}),
 }
 
 

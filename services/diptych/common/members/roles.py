@@ -1,9 +1,9 @@
 """Decides which parts of a request a worker serves, and between which workers its KV moves. Pure.
 
-Rule: a leg goes only to a worker whose role serves its kind, and what is computed of it is handed over only from one
-that prefills to one that decodes. Two `unified` workers do both for each other. Workers meet in a request only if they
-serve one model. A cached prefix may be pulled over those links in both directions, and by one that prefills from
-another that does.
+Rule: a leg goes only to a worker whose role serves its kind, and the KV of a prompt moves only from one that prefills
+to one that decodes. Two `unified` workers do both for each other. A request that runs may go on at another worker that
+decodes: then KV moves between those, too. A cached prefix may be pulled over these links in both directions, and by one
+that prefills from another that does. Workers meet in a request only if they serve one model.
 """
 
 from __future__ import annotations
@@ -51,20 +51,28 @@ class Role(enum.Enum):
         return self is Role.UNIFIED or kind.value == self.value
 
     def sends_to(self, other: Role) -> bool:
-        """Whether KV may move from a worker of this role to one of the other."""
+        """Whether KV of prompts may move from a worker of this role to one of the other."""
         return self.serves(LegKind.PREFILL) and other.serves(LegKind.DECODE)
 
     def exchanges_with(self, other: Role) -> bool:
-        """Whether requests may go from one of two workers of these roles to the other."""
+        """Whether KV of prompts may move between workers of the two roles, in some direction."""
         return self.sends_to(other) or other.sends_to(self)
+
+    def hands_on_to(self, other: Role) -> bool:
+        """Whether a request that runs at a worker of this role may go on at one of the other, with its KV."""
+        return self.serves(LegKind.DECODE) and other.serves(LegKind.DECODE)
 
     def pulls_from(self, other: Role) -> bool:
         """Whether prompts that are computed in this role may begin with what one of the other role has cached."""
         return self.serves(LegKind.PREFILL) and other is not Role.LOCAL
 
+    def shares_with(self, other: Role) -> bool:
+        """Whether prompts in each of the two roles may begin with what one of the other has cached."""
+        return self.pulls_from(other) and other.pulls_from(self)
+
     def links_with(self, other: Role) -> bool:
-        """Whether workers of the two roles may be linked: for one or the other."""
-        return self.exchanges_with(other) or (self.pulls_from(other) and other.pulls_from(self))
+        """Whether workers of the two roles may have a link: for prompts, for prefixes, or for requests that run."""
+        return self.exchanges_with(other) or self.shares_with(other) or self.hands_on_to(other)
 
 
 _WIRE_KINDS: Final[Mapping[LegKind, worker_pb2.LegKind]] = {

@@ -10,6 +10,7 @@ from typing import Final, Literal
 from diptych.common.config import option
 from diptych.common.errors import ConfigError
 from diptych.common.logging import LogFormat, LogLevel
+from diptych.common.members.neighbours import MOVE_LINKS
 from diptych.common.members.replicas import check_replicas
 from diptych.common.net.reachable import reachable_host
 from diptych.common.trust.trust import TrustConfig
@@ -51,6 +52,11 @@ class WorkerConfig(EngineOptions, TrustConfig):
     kv_pull: Literal["on", "off"] = option(
         "on", help="pull cached prefixes from other workers instead of computing them, and lend ours", group="transfer"
     )
+    move_links: int = option(
+        MOVE_LINKS,
+        help="other decode workers that this one links to, for requests that move; 0: none",
+        group="transfer",
+    )
     drain_s: float = option(30.0, help="seconds that requests get to finish after SIGTERM; the rest is handed back")
     stall_s: float = option(60.0, help="seconds without an answer after which a scheduler counts as hung")
     tokenizer_threads: int = option(2, help="threads that tokenise what routers send as text", group="prompts")
@@ -71,6 +77,8 @@ class WorkerConfig(EngineOptions, TrustConfig):
             raise ConfigError(f"--tokenizer-cache-bytes must not be negative, as {self.tokenizer_cache_bytes} is")
         if self.drain_s < 0:
             raise ConfigError(f"--drain-s must not be negative, as {self.drain_s} is")
+        if self.move_links < 0 or self.move_links % 2:
+            raise ConfigError(f"--move-links must be even and not negative, not {self.move_links}")
         if self.kv_backend == "nixl" and self.kv_require != "any":
             raise ConfigError(f"--kv-require {self.kv_require} needs --kv-backend ucx: NIXL does not tell its lanes")
         self.transfer_rules.validate()

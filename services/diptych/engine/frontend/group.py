@@ -43,6 +43,7 @@ class WorkerGroup:
         prompts: TokenizerManager,
         stall_s: float,
         release_s: float,
+        num_move_links: int = 0,
     ) -> None:
         self.scheduler = scheduler
         self.liveness = SchedulerLiveness(scheduler, stall_s, self._on_silence)
@@ -53,7 +54,7 @@ class WorkerGroup:
         self._computing = worker_pb2.Computing()
         self._on_news = on_news  # called when others should hear of the record at once
         self._sessions = sessions
-        self.peers = Peers(instance, scheduler, self._on_peers)
+        self.peers = Peers(instance, scheduler, self._on_peers, num_move_links)
         self._ready_news = asyncio.Event()
         self.updating = asyncio.Lock()  # held while the weights or the role change
         self._death: asyncio.Future[SchedulerDied] = asyncio.get_running_loop().create_future()
@@ -290,6 +291,7 @@ class WorkerGroup:
         links_changed = load.linked_instances != self._sessions.load.linked_instances
         self._sessions.set_load(load)
         if links_changed:
+            self.peers.linked(load.linked_instances)
             self._on_links()
             self._announce()
 

@@ -169,7 +169,10 @@ async def _member(
     scheduler = await start_scheduler(_scheduler_config(config, role, instance))
     registration = Registration(config.bootstrap, trust, lambda: group.describe(), secret)
     sessions = Sessions(role, KvFeeds() if config.kv_events == "on" else None, metrics.leg_ended)
-    group = WorkerGroup(scheduler, instance, sessions, registration.nudge, prompts, config.stall_s, config.release_s)
+    limits_s = config.stall_s, config.release_s
+    group = WorkerGroup(
+        scheduler, instance, sessions, registration.nudge, prompts, *limits_s, num_move_links=config.move_links
+    )
     try:
         yield _Member(secret, group, registration)
     finally:

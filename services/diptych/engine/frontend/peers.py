@@ -8,6 +8,11 @@ changes its role when it has nothing in common with anybody.
 
 Workers that both compute prompts are linked, too, if both pull cached prefixes. That is no reason to be ready, and in a
 large fleet only some of those pairs are: some `MAX_ALIKE` of each worker, the same as seen from both ends.
+
+Workers that only decode hand running requests to each other, and each of them could to any: so that their links do not
+grow with the square of their number, a worker links to its `neighbours` only. Both ends know the same members, so both
+name each other. A link that has been up stays while both are members, whoever comes between them: in a pool that
+grows one by one from `k` to `n` workers there are some `k * ln(n / k)` more.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final, Protocol
 
+from diptych.common.members.neighbours import neighbours
 from diptych.common.members.record import State
 from diptych.common.members.roles import WORKER_ROLES
 from diptych.common.members.terms import Feature, mismatch, terms_of
@@ -40,10 +46,15 @@ class Membership(Protocol):
 class Peers:
     """The peers of an instance, kept current by `follow`."""
 
-    def __init__(self, ours: Instance, scheduler: Commands, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self, ours: Instance, scheduler: Commands, on_change: Callable[[], None], num_move_links: int = 0
+    ) -> None:
+        """`num_move_links`: to workers that decode and nothing else, where this one does the same."""
         self._ours = ours  # as it is at any time
         self._scheduler = scheduler
         self._on_change = on_change  # called when who is a peer may have changed
+        self._num_move_links = num_move_links
+        self._met: set[int] = set()  # to whom a link has been up
         self._others: Mapping[int, Instance] = MappingProxyType({})
         self._told: dict[int, tuple[Role, bytes]] = {}
         self._changed = asyncio.Event()
@@ -56,7 +67,9 @@ class Peers:
             await self._changed.wait()
             self._changed.clear()
             self._others = membership.instances()
-            await self._send_peers([each for each in self._others.values() if self._is_linked_to(each)])
+            beside = self._beside()
+            peers = [each for key, each in self._others.items() if key in beside or self._is_linked_to(each)]
+            await self._send_peers(peers)
             self._on_change()
 
     async def _send_peers(self, peers: Iterable[Instance]) -> None:
@@ -69,6 +82,17 @@ class Peers:
         if not (self._exchanges_with(other) or self._shares_with(other)):
             return False
         return other.instance_id in self._told or (self._matches(other) and bool(other.transfer.engine_metadata))
+
+    def _beside(self) -> set[int]:
+        """Return whom running requests go to and come from that no prompt does."""
+        may = {key for key, each in self._others.items() if self._hands_on_to(each)}
+        fit = {key for key in may if self._matches(self._others[key]) and self._others[key].transfer.engine_metadata}
+        return neighbours(self._ours.instance_id, fit, self._num_move_links) | self._met & may
+
+    def linked(self, instance_ids: Iterable[int]) -> None:
+        """Links to these are up."""
+        self._met.intersection_update(self._others)
+        self._met.update(instance_ids)
 
     def look_again(self) -> None:
         """Our own record has changed."""
@@ -84,10 +108,11 @@ class Peers:
         return sum(self._is_peer(self._others[each]) for each in instance_ids if each in self._others)
 
     def _is_peer(self, other: Instance) -> bool:
-        """Whether something new may begin between us."""
-        return self._matches(other) and self._exchanges_with(other)
+        """Whether a prompt may begin between us."""
+        return self._exchanges_with(other) and self._matches(other)
 
     def _matches(self, other: Instance) -> bool:
+        """Whether something new may begin between us, as far as it is not for our roles to say."""
         if not other.compat or other.state >= State.GONE or other.instance_id == self._ours.instance_id:
             return False
         return not mismatch(terms_of(self._ours.terms), terms_of(other.terms))
@@ -95,6 +120,10 @@ class Peers:
     def _exchanges_with(self, other: Instance) -> bool:
         role = WORKER_ROLES.get(other.role)
         return role is not None and WORKER_ROLES[self._ours.role].exchanges_with(role)
+
+    def _hands_on_to(self, other: Instance) -> bool:
+        role = WORKER_ROLES.get(other.role)
+        return role is not None and WORKER_ROLES[self._ours.role].hands_on_to(role) and not self._exchanges_with(other)
 
     def _shares_with(self, other: Instance) -> bool:
         """Whether the two are linked to pull prefixes from each other."""
@@ -106,7 +135,7 @@ class Peers:
 
     def _is_alike(self, other: Instance) -> bool:
         role = WORKER_ROLES.get(other.role)
-        if role is None or not WORKER_ROLES[self._ours.role].links_with(role):
+        if role is None or not WORKER_ROLES[self._ours.role].shares_with(role):
             return False
         return all(terms_of(each.terms).has(Feature.PULL) for each in (self._ours, other))
 

@@ -35,26 +35,28 @@ class OutputLengths:
 
     def __init__(self) -> None:
         self._counts = np.zeros(len(_BOUNDS))
+        self._known = np.zeros(len(_BOUNDS) + 1)  # their sums: how many outputs were no longer than each bound
 
     def observe(self, num_tokens: int) -> None:
         """Learn that an output ended by itself, or at its limit, with `num_tokens`."""
         self._counts *= 1.0 - 1.0 / MEMORY
         self._counts[np.searchsorted(_BOUNDS, num_tokens)] += 1.0
+        np.cumsum(self._counts, out=self._known[1:])
 
     @property
     def short(self) -> int:
         """How many tokens hardly an output is shorter than; 0: not known."""
-        known = np.cumsum(self._counts)
+        known = self._known[1:]
         bucket = int(np.searchsorted(known, SHORT * known[-1], side="right"))
         return int(_BOUNDS[bucket - 1]) + 1 if bucket and SHORT * known[-1] >= 1 else 0
 
     def ends_within(self, made: F64, num_more: F64, limit: F64) -> F64:
-        """Return how likely outputs end within so many tokens more; all `[n]`.
+        """Return how likely outputs end within so many tokens more: `num_more` is `[..., n]`, the others `[n]`.
 
         They have `made` some, and may make `limit`. Where few are known that became longer, any number is as likely to
         be the last as it is small against what was made.
         """
-        known = np.concatenate(([0.0], np.cumsum(self._counts)))
+        known = self._known
         shorter, by_then = (np.interp(at, _EDGES, known) for at in (made, made + num_more))
         guess = num_more / (num_more + np.maximum(made, FIRST_GUESS))
         learned = (by_then - shorter + MIN_EVIDENCE * guess) / (known[-1] - shorter + MIN_EVIDENCE)
@@ -62,7 +64,7 @@ class OutputLengths:
 
     def remaining(self, made: I64, limit: I64) -> I64:
         """Return how many tokens requests will still make that have `made` some and may make `limit`; both `[n]`."""
-        known = np.concatenate(([0.0], np.cumsum(self._counts)))
+        known = self._known
         shorter = known[np.searchsorted(_BOUNDS, made, side="right")]  # in buckets that hold no longer output
         evidence = known[-1] - shorter
         bucket = np.searchsorted(known[1:], shorter + QUANTILE * evidence)

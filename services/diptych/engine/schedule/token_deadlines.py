@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -51,16 +50,6 @@ class _Made(NamedTuple):
     weight: float
 
 
-class _AtStake(NamedTuple):
-    """An output that may still keep its time."""
-
-    due_s: float  # its next token
-    tpot_s: float
-    made: int  # tokens
-    most: int
-    weight: float
-
-
 @dataclass(slots=True)
 class _Group:
     """Requests with one time per token. A request's next token is due at its base and `num_steps` times that time."""
@@ -73,9 +62,11 @@ class _Group:
     num_pushed: int = 0
     made: dict[int, _Made] = field(default_factory=dict)  # by room
     given_up: set[int] = field(default_factory=set)  # rooms of outputs whose deadlines are counted anew
+    kept: F64 | None = None  # `[4, n]` of the others: base, offset, most, weight; None: something has changed
 
     def begin(self, room: int, first_s: float, num_launched: int, *, is_young: bool) -> None:
         """A request had its first token, and has so many in steps that are launched."""
+        self.kept = None
         begun = (first_s, self.num_steps - num_launched)
         if is_young:
             self.young[room] = begun
@@ -88,6 +79,7 @@ class _Group:
         return min(self._grown_due_s(now_s, step_s), self._young_due_s(step_s, borrowed))
 
     def ahead(self, room: int, num_tokens: int) -> None:
+        self.kept = None
         if room in self.young:
             first_s, num_steps = self.young[room]
             self.young[room] = first_s, num_steps - num_tokens
@@ -97,12 +89,14 @@ class _Group:
         self.made[room] = made._replace(offset=made.offset - num_tokens)
 
     def remove(self, room: int) -> None:
+        self.kept = None
         if self.young.pop(room, None) is None:
             del self.bases[room]
         self.given_up.discard(room)
         del self.made[room]
 
     def push(self, room: int, base_s: float) -> None:
+        self.kept = None
         self.num_pushed += 1
         self.bases[room] = base_s
         heapq.heappush(self.heap, (base_s, self.num_pushed, room))
@@ -125,12 +119,18 @@ class _Group:
         num_left = borrowed - 1 - (self.num_steps - num_steps)  # behind the next one
         return first_s + borrowed * self.tpot_s - num_left * min(self.tpot_s, CATCH_UP * step_s)
 
-    def at_stake(self) -> Iterator[_AtStake]:
+    def at_stake(self) -> F64:
+        """Return of outputs that may keep their time when the next token is due, that time, tokens, most, weight."""
+        if self.kept is None:
+            self.kept = self._kept()
+        base_s, offset, most, weight = self.kept
+        due_s, made = base_s + self.num_steps * self.tpot_s, self.num_steps - offset
+        return np.stack((due_s, np.full_like(base_s, self.tpot_s), made, most, weight))
+
+    def _kept(self) -> F64:
         bases = [(room, base_s) for room, base_s in self.bases.items() if room not in self.given_up]
-        for room, base_s in (*bases, *((room, self._base_s(begun)) for room, begun in self.young.items())):
-            made = self.made[room]
-            due_s = base_s + self.num_steps * self.tpot_s
-            yield _AtStake(due_s, self.tpot_s, self.num_steps - made.offset, made.most, made.weight)
+        bases += ((room, self._base_s(begun)) for room, begun in self.young.items())
+        return np.array([(base_s, *self.made[room]) for room, base_s in bases], np.float64).reshape(-1, 4).T
 
     def _grown_due_s(self, now_s: float, step_s: float) -> float:
         while self.bases:
@@ -243,17 +243,19 @@ class TokenDeadlines:
         `begin_s`: when they would have their next tokens without that. Tokens take `pace_s` behind it, with prompts as
         of late, and `tokens_s` without any.
         """
-        rows = [each for group in self._groups.values() for each in group.at_stake()]
-        if not rows:
+        groups = [group.at_stake() for group in self._groups.values()]
+        if not groups:
             return 0.0
-        due_s, tpot_s, made, most, weight = np.array(rows).T
+        due_s, tpot_s, made, most, weight = groups[0] if len(groups) == 1 else np.concatenate(groups, axis=1)
+        if not len(due_s):
+            return 0.0
         gain_s = np.minimum(tpot_s - tokens_s, np.maximum(tpot_s - pace_s, SPARED * tpot_s))  # of each token
         slack_s = due_s - begin_s
-        late = self._late(slack_s - work_s, gain_s, made, most) - self._late(slack_s, gain_s, made, most)
-        return float(late @ weight)
+        delayed, undelayed = self._late(np.stack((slack_s - work_s, slack_s)), gain_s, made, most)
+        return float((delayed - undelayed) @ weight)
 
     def _late(self, slack_s: F64, gain_s: F64, made: F64, most: F64) -> F64:
-        """Return how likely outputs end late that have so much slack, and gain so much of it by each token."""
+        """Return how likely outputs end late that have so much slack, `[cases, n]`, and gain so much by each token."""
         num_tokens = np.abs(slack_s) / np.maximum(np.abs(gain_s), LEAST_GAIN_S)
         ends = self._lengths.ends_within(made, num_tokens, most)
         is_late, grows = slack_s < 0, gain_s > 0

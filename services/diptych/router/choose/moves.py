@@ -13,12 +13,16 @@ workers together must have twice the time that prompts take of late: else first 
 
 An output never goes to a worker where it was before. The worker that takes it must stay `MARGIN` below what its
 outputs allow, and one is late only above: so none goes to and fro.
+
+Outputs of a worker that waits for them to end, as it leaves or becomes another, go to whoever has memory: see
+`departures`. What has not gone when its time is over is computed again elsewhere, which costs more than any move.
 """
 
 from __future__ import annotations
 
 import bisect
 import heapq
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -39,6 +43,8 @@ MAX_BUSY: Final = 0.5  # of the time that workers have for prompts: if an output
 MAX_LATE: Final = 4  # workers, of those that are late, at which one look looks closely
 TURN_S: Final = 2 * WINDOWS * LOOK_S  # of which the second half is a pause: then the next one sees what was moved
 NEW_SHARE: Final = 0.1  # of a look, in the mean of those before: some 2 s
+LEAVING, LEAVING_SHARE = 8, 1 / 8  # outputs that leave a worker in one look, or that share of them if that is more
+MIN_LEFT: Final = 8  # tokens: an output that has fewer to come ends sooner than it has moved
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,17 @@ class Choice(NamedTuple):
         return f"its worker was late, and {self.gain_s:.2f} s are gained for {self.cost_s:.2f} s"
 
 
+class Departure(NamedTuple):
+    """An output of a worker that waits for it to end, by its place, and where it should go."""
+
+    place: int
+    target_id: int
+
+    @property
+    def words(self) -> str:
+        return "its worker takes nothing new, and waits for what runs"
+
+
 class PromptTime(NamedTuple):
     """What workers have of their time for prompts, and what prompts take of late. Both in workers."""
 
@@ -100,13 +117,13 @@ class Moves:
         self,
         candidates: Candidates | None,
         outputs: Callable[[Collection[int]], Mapping[int, RunningOutput]],
-        partners: Callable[[int, str], Collection[int]],
+        successors: Callable[[int, str], Collection[int]],
         usual: float,
         may_leave: Callable[[int], bool] = lambda worker_id: True,
     ) -> list[Choice]:
         """Return one output at most of each worker that was late for long enough, and to each. None: nobody is there.
 
-        `outputs` of some workers, by place, and `partners` of a worker for an adapter, are asked for where somebody is
+        `outputs` of some workers, by place, and a worker's `successors` for an adapter, are asked for where somebody is
         late. An output has `usual` tokens. `may_leave`: whether it is our turn to take outputs from a worker.
         """
         late = self.late(candidates.workers.values()) if candidates else []
@@ -121,8 +138,8 @@ class Moves:
         choices: dict[int, Choice] = {}  # by target
         for key in late:
             own = by_worker.get(key, {})
-            ids = free.intersection(candidates.partners.get(key, ())) - {key, *choices}
-            allowed = {adapter: partners(key, adapter) for adapter in {output.adapter for output in own.values()}}
+            allowed = {adapter: successors(key, adapter) for adapter in {output.adapter for output in own.values()}}
+            ids = free.intersection(itertools.chain(*allowed.values())) - {key, *choices}
             choice = best_move(workers[key], own, {each: workers[each] for each in ids}, allowed, usual, time)
             if choice is not None:
                 choices[choice.target_id] = choice
@@ -152,6 +169,40 @@ class Moves:
         workers = (candidates.workers[key] for key in candidates.partners)
         shares = {worker.instance_id: share_of(worker, tightest_s(worker)) for worker in workers}
         return PromptTime(shares, sum(self._busy[key] * share for key, share in shares.items()))
+
+
+def departures(
+    workers: Mapping[int, Worker],
+    outputs: Mapping[int, RunningOutput],
+    successors: Callable[[int, str], Collection[int]],
+    usual: float,
+) -> list[Departure]:
+    """Return which outputs of workers that wait for them to end go now, and to which of `workers`.
+
+    Those with most to come go first, some at each look. Each goes where steps are shortest with it and with those that
+    went before it; where times per token are not kept only if they are nowhere. Nobody has memory: it waits.
+    """
+    found: list[Departure] = []
+    added: Counter[int] = Counter()  # tokens, by target
+    for own in _by_worker(outputs).values():
+        most = max(LEAVING, math.ceil(LEAVING_SHARE * len(own)))
+        left = {place: output.num_left(usual) for place, output in own.items()}
+        going = [place for place in own if own[place].num_left_at_most >= MIN_LEFT]
+        for place in heapq.nlargest(most, going, key=lambda place: left[place]):
+            output, num_left = own[place], left[place]
+            may = sorted(workers.keys() & set(successors(output.worker_id, output.adapter)))
+            fit = [each for key in may if _has_memory(each := workers[key], output, num_left, added[key])]
+            if fit:
+                target = min(fit, key=lambda each: _step_with(each, output, num_left, added[each.instance_id]))
+                added[target.instance_id] += math.ceil(output.num_tokens + num_left)
+                found.append(Departure(place, target.instance_id))
+    return found
+
+
+def _step_with(target: Worker, output: RunningOutput, num_left: float, added: float) -> tuple[bool, float]:
+    """Return whether a step takes too long with an output, and how long it takes."""
+    seconds = step_s(target, added + output.num_tokens + num_left / 2)
+    return seconds > min(output.slo.tpot_s or math.inf, tightest_s(target)), seconds
 
 
 def is_turn(worker_id: int, place: int, num_routers: int, time_s: float) -> bool:
@@ -222,7 +273,7 @@ def _late_s(worker: Worker, pace_s: float) -> float:
     return sum(count * slo.weight * max(0.0, pace_s - slo.tpot_s) for slo, count in outputs if slo.tpot_s > 0)
 
 
-def _has_memory(target: Worker, output: RunningOutput, num_left: float) -> bool:
-    """Whether the output and those that are there will have pages, as far as is known."""
+def _has_memory(target: Worker, output: RunningOutput, num_left: float, added: float = 0.0) -> bool:
+    """Whether the output and those that are there, or about to be, will have pages, as far as is known."""
     load = target.load
-    return load.has_credit and load.free_tokens >= output.num_tokens + num_left * (1 + load.num_outputs / 2)
+    return load.has_credit and load.free_tokens - added >= output.num_tokens + num_left * (1 + load.num_outputs / 2)

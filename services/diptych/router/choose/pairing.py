@@ -3,6 +3,9 @@
 Rule: both are ready and not paused, their sessions are open, they serve the wanted model on terms that match, and each
 says that it is linked to the other. A unified worker is a pair of its own too, and needs no link for that.
 For a request with an adapter both have it loaded, with the same weights.
+
+A request that runs may go on at another worker that makes outputs, by the same rule, but that its own worker needs no
+more than an open session: it may be about to leave, or take nothing new.
 """
 
 from __future__ import annotations
@@ -25,6 +28,23 @@ def pair_up(workers: Iterable[WorkerView], model_id: str) -> tuple[Pair, ...]:
     """Return every pair that may serve `model_id`, in a fixed order."""
     usable = [worker for worker in workers if _is_usable(worker, model_id)]
     return tuple(sorted(Pair(p.instance_id, d.instance_id) for p, d in _candidates(usable) if _match(p, d)))
+
+
+def successions(workers: Iterable[WorkerView], model_id: str) -> tuple[Pair, ...]:
+    """Return of each worker that makes outputs who may go on with them, as pairs, in a fixed order."""
+    making = [each for each in workers if each.session_open and each.role.serves(LegKind.DECODE)]
+    usable = [worker for worker in making if _is_usable(worker, model_id)]
+    both = [(old, new) for old in making for new in usable if old is not new and _match(old, new)]
+    return tuple(sorted(Pair(old.instance_id, new.instance_id) for old, new in both))
+
+
+def vacating(workers: Iterable[WorkerView]) -> frozenset[int]:
+    """Return the workers that are reached, and wait for what runs there to end: they leave, or become another."""
+    return frozenset(
+        each.instance_id
+        for each in workers
+        if each.session_open and (each.paused or each.state is State.DRAINING) and each.role.serves(LegKind.DECODE)
+    )
 
 
 def partners(pairs: Iterable[Pair]) -> dict[int, list[int]]:

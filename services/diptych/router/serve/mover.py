@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from itertools import islice
 from typing import Final
 
-from diptych.router.choose.moves import LOOK_S, Moves, RunningOutput, is_turn
+from diptych.router.choose.moves import LOOK_S, Moves, RunningOutput, departures, is_turn
 from diptych.router.serve.execution import Dispatcher
 
 MAX_OUTPUTS: Final = 1024  # of late workers, of which one look makes a choice
@@ -38,8 +38,13 @@ class Mover:
             return {place: output for place, each in islice(own, MAX_OUTPUTS) if (output := each.output()) is not None}
 
         candidates = selector.candidates("") if running else None
-        for choice in self._moves.due(candidates, outputs, self._partners, selector.output_len, self._turn()):
+        usual, successors = selector.output_len, selector.successors
+        for choice in self._moves.due(candidates, outputs, successors, usual, self._turn()):
             running[choice.place].move(choice.target_id, choice.words)
+        leaving = self._dispatcher.fleet.vacating()
+        if candidates is not None and leaving:
+            for departure in departures(candidates.workers, outputs(leaving), successors, usual):
+                running[departure.place].move(departure.target_id, departure.words)
 
     def _turn(self) -> Callable[[int], bool]:
         """Return the answer to whether outputs may be taken from a worker now."""
@@ -47,8 +52,3 @@ class Mover:
         routers = sorted({*fleet.routers(), fleet.router_id})
         place = routers.index(fleet.router_id)
         return lambda worker_id: is_turn(worker_id, place, len(routers), now_s)
-
-    def _partners(self, worker_id: int, adapter: str) -> frozenset[int]:
-        """Return who may go on with a worker's requests that have an adapter."""
-        candidates = self._dispatcher.selector.candidates(adapter)
-        return frozenset(candidates.partners.get(worker_id, ())) if candidates else frozenset()

@@ -106,6 +106,11 @@ class Selector:
         pairs = self.breakers.choose(self._fleet.pairs(adapter), time.monotonic())
         return self._chooser.candidates(pairs, {}) if pairs else None
 
+    def successors(self, worker_id: int, adapter: str) -> frozenset[int]:
+        """Return who may go on with a worker's requests that have an adapter."""
+        pairs = self.breakers.choose(self._fleet.successions(adapter), time.monotonic())
+        return frozenset(pair.decode_id for pair in pairs if pair.prefill_id == worker_id)
+
     @property
     def output_len(self) -> float:
         """Tokens of an output, as expected."""

@@ -19,7 +19,16 @@ from diptych.common.members.roles import WORKER_ROLES, Role
 from diptych.common.trust.trust import Trust
 from diptych.router.choose.cached_prefixes import LATELY_S, ApproximateIndex, CachedPrefixes, TextIndex
 from diptych.router.choose.estimates import Estimates
-from diptych.router.choose.pairing import adapters, explain, heard, is_missing, pair_up, with_adapter
+from diptych.router.choose.pairing import (
+    adapters,
+    explain,
+    heard,
+    is_missing,
+    pair_up,
+    successions,
+    vacating,
+    with_adapter,
+)
 from diptych.router.choose.prefix_index import PrefixIndex
 from diptych.router.metrics import PoolMember, RouterMetrics
 from diptych.router.workers.session import Session
@@ -59,6 +68,8 @@ class Fleet:
         self._sessions: dict[int, Session] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._pairs: dict[str, tuple[Pair, ...]] = {}  # by adapter; empty after a change
+        self._successions: dict[str, tuple[Pair, ...]] = {}  # by adapter; empty after a change
+        self._vacating: frozenset[int] | None = None
         self._adapters: tuple[str, ...] | None = None
         self._model_ids: tuple[str, ...] = ()  # empty after a change
         self._page_sizes: frozenset[int] | None = None
@@ -112,6 +123,20 @@ class Fleet:
             fit = with_adapter(pairs, views, adapter) if adapter else pairs
             self._pairs[adapter] = heard(fit, views)
         return self._pairs[adapter]
+
+    def successions(self, adapter: str = "") -> tuple[Pair, ...]:
+        """Who may go on with requests that run at whom, with `adapter` if it is not empty."""
+        if adapter not in self._successions:
+            views = self._views()
+            pairs = successions(views, self._model_id)
+            self._successions[adapter] = heard(with_adapter(pairs, views, adapter) if adapter else pairs, views)
+        return self._successions[adapter]
+
+    def vacating(self) -> frozenset[int]:
+        """The workers that wait for the outputs that they make to end."""
+        if self._vacating is None:
+            self._vacating = vacating(self._views())
+        return self._vacating
 
     def adapters(self) -> tuple[str, ...]:
         """The adapters that clients may ask for."""
@@ -249,6 +274,8 @@ class Fleet:
 
     def _note_change(self) -> None:
         self._pairs.clear()
+        self._successions.clear()
+        self._vacating = None
         self._adapters, self._model_ids, self._page_sizes, self._context_len = None, (), None, None
         self._changed.set()
         self._changed = asyncio.Event()

@@ -107,9 +107,7 @@ class Linking:
 
     @property
     def problem(self) -> str:
-        """Why no peer is linked although there are some; empty when one is."""
-        if self.up or not self._links:
-            return ""
+        """Why peers are not linked: each that is not, and says why."""
         return "; ".join(f"{peer:016x}: {link.reason}" for peer, link in self._links.items() if link.reason)
 
     def set_peers(self, members: Mapping[int, bytes], now_s: float) -> None:

@@ -36,8 +36,11 @@ _NO_PAGES: Final = PoolLayout.kv(num_pages=1, num_layers=1, page_size=1, num_kv_
 
 
 def directions_of(role: Role, *, pulls: bool = False) -> Directions:
-    """Return in which directions pages may go at a worker: both where prefixes are pulled, which anybody may have."""
-    return Directions(out=pulls or role.serves(LegKind.PREFILL), into=pulls or role.serves(LegKind.DECODE))
+    """Return in which directions pages may go at a worker.
+
+    Out of any, of prompts or of requests that move; into any where prefixes are pulled.
+    """
+    return Directions(out=True, into=pulls or role.serves(LegKind.DECODE))
 
 
 class Links:
