@@ -454,6 +454,7 @@ class RadixTree:
         if level == POOL:
             self._admit(node)
         else:
+            self._ranking.touch_new(node)
             self._queues[level].add(node)
         node.is_withdrawn = parent.is_withdrawn
         if not node.is_withdrawn:
