@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import math
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import killed_writers
 import pytest
 from tier_scenes import MIB, PAGE, PAGE_NBYTES, RECORD, SOON_S, Life, page_ids
 
@@ -111,9 +114,7 @@ def files(tmp_path: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("beside", [*BESIDE])
-def test_what_one_life_has_computed_the_next_finds_with_all_that_lies_beside_it(
-    beside: str, new_life: NewLife
-) -> None:
+def test_what_one_life_has_computed_the_next_finds_with_all_that_lies_beside_it(beside: str, new_life: NewLife) -> None:
     one_life(new_life(**BESIDE[beside]))
     second = new_life(**BESIDE[beside])
     assert found_in(second) == WHOLE
@@ -169,7 +170,7 @@ def test_a_file_that_is_cut_is_a_miss_and_counted(beside: str, new_life: NewLife
     know_the_medium(second)
     for path in files(tmp_path):
         os.truncate(path, 5 * RECORD.record_nbytes + 9)
-    assert found_in(second) == 0
+    assert found_in(second) == (5 * PAGE if beside == "nothing" else 0), "what lay beside the text is cut off"
     assert second.tier.counts.read.num_corrupt > 0
 
 
@@ -322,3 +323,14 @@ def test_a_queue_is_bounded_in_bytes_too(disk: OddDisk, new_life: NewLife, monke
     fitting = page_writer.NUM_BUFFERS * (4096 // RECORD.record_nbytes)
     assert life.tier.counts.written.num_dropped == max(0, WHOLE // PAGE - fitting)
     disk.writes.set()
+
+
+def test_writers_that_are_killed_leave_what_they_had_written_and_nothing_wrong(tmp_path: Path) -> None:
+    script = Path(killed_writers.__file__)
+    done = subprocess.run(
+        [sys.executable, script, tmp_path, "20"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    num_told, num_found, num_wrong = map(int, done.stdout.split())
+    assert num_found >= num_told > 0
+    assert num_wrong == 0

@@ -17,7 +17,7 @@ import mmap
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -281,49 +281,61 @@ class PageReader:
         return num_read
 
     def _read(self, reader: _Reader, load: _Load, run: Run) -> None:
-        headers = reader.headers[: len(run.pages)]
         pages = [self._pool[page] for page in run.pages]
-        nbytes = self._nbytes(run)
-        is_cached, is_good = self._read_cached(load, run, headers, pages)
+        is_cached = self._read_cached(reader, load, run, pages)
         if is_cached is None:
             return
         if not is_cached:
-            records = np.frombuffer(reader.memory, np.uint8, nbytes).reshape(len(pages), self._size)
+            records = np.frombuffer(reader.memory, np.uint8, self._nbytes(run)).reshape(len(pages), self._size)
             num_read = self._ask(reader, load, run.file, [records], run.offset)
-            headers, payloads = records[:, :HEADER_NBYTES], records[:, HEADER_NBYTES:]
-            is_good = num_read == nbytes and self._are_sound(run, headers, payloads)
-            if is_good and not self._copy(load, payloads, pages):
+            payloads = records[:, HEADER_NBYTES:]
+            num_bad = self._lose_unsound(run, num_read, records[:, :HEADER_NBYTES], payloads)
+            if num_bad or not self._copy(load, payloads, pages):
+                self._count(load, run, 0, num_bad)
                 return
+        self._count(load, run, is_cached, 0)
+
+    def _count(self, load: _Load, run: Run, num_cached: int, num_bad: int) -> None:
+        """A run was read; its pages are in the pool, unless some are bad, or nobody wants them any more."""
         with self._changed:
             load.num_left -= 1
-            load.num_cached += is_cached
-            self.counts.nbytes += nbytes
-            if is_good:
-                self.counts.num_pages += len(pages)
+            load.num_cached += num_cached
+            self.counts.nbytes += self._nbytes(run)
+            self.counts.num_corrupt += num_bad
+            if num_bad:
+                self._end(load, f"{run.file.path} does not have what was written behind byte {run.offset}")
+            elif not load.error:
+                self.counts.num_pages += len(run.pages)
                 self._answer(load)
-            else:
-                self.counts.num_corrupt += 1
-                self._end(load, f"{run.file.path} does not have what was written at byte {run.offset}")
 
-    def _read_cached(self, load: _Load, run: Run, headers: Any, pages: Sequence[Any]) -> tuple[bool | None, bool]:
-        """Return whether a run was in the page cache, None: nobody wants it; and whether its pages are sound."""
+    def _read_cached(self, reader: _Reader, load: _Load, run: Run, pages: Sequence[Any]) -> bool | None:
+        """Read a run straight into the pool, and return whether it was in the page cache and sound; None: not wanted.
+
+        What is not sound there is read again, from where it cannot be seen.
+        """
         if not self._begin_writing(load):
-            return None, False
+            return None
         try:
+            headers = reader.headers[: len(pages)]
             buffers = [each for pair in zip(headers, pages, strict=True) for each in pair]
             num_read = self._disk.read_cached(run.file.descriptor, buffers, run.offset)
-            is_cached = num_read == self._nbytes(run)
-            return is_cached, is_cached and self._are_sound(run, headers, pages)
+            return num_read == self._nbytes(run) and not any(self._unsound(run, num_read, headers, pages))
         finally:
             self._end_writing(load)
 
-    def _are_sound(self, run: Run, headers: Any, payloads: Any) -> bool:
+    def _unsound(self, run: Run, num_read: int, headers: Any, payloads: Any) -> Iterator[PageId]:
+        """Yield the pages of a run that are not what they should be, or not there."""
         terms = self._log.record.terms
-        for page_id, found, payload in zip(run.ids, headers, payloads, strict=True):
-            if not is_sound(found, terms, page_id, payload):
-                self._log.index.lose(page_id.key)
-                return False
-        return True
+        for number, (page_id, found, payload) in enumerate(zip(run.ids, headers, payloads, strict=True), 1):
+            if num_read < number * self._size or not is_sound(found, terms, page_id, payload):
+                yield page_id
+
+    def _lose_unsound(self, run: Run, num_read: int, headers: Any, payloads: Any) -> int:
+        """Let nobody find what is not what it should be; return how many pages that are."""
+        bad = [*self._unsound(run, num_read, headers, payloads)]
+        for page_id in bad:
+            self._log.index.lose(page_id.key)
+        return len(bad)
 
     def _copy(self, load: _Load, payloads: Any, pages: Sequence[Any]) -> bool:
         """Copy sound pages into the pool; False: nobody wants them any more."""
