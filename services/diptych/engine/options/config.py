@@ -52,7 +52,7 @@ _AT_LEAST_ONE: Final = (
     "max_loaded_loras",
     "max_lora_rank",
 )
-_NOT_NEGATIVE: Final = ("mixed_step_ms", "kv_cache_mib", "host_cache_mib", "max_loras", "base_gpu")
+_NOT_NEGATIVE: Final = ("mixed_step_ms", "kv_cache_mib", "host_cache_mib", "file_cache_mib", "max_loras", "base_gpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +123,8 @@ class EngineOptions:
     )
     eviction_policy: EvictionPolicy = option("lru", help="which cached KV page goes first: lru or lfu", group="engine")
     host_cache_mib: int = option(0, help="host memory for KV pages that the pool evicts, MiB; 0: none", group="engine")
+    file_cache_dir: str = option("", help="folder for KV pages that outlive the process; empty: none", group="engine")
+    file_cache_mib: int = option(0, help="files in --file-cache-dir, of each scheduler, MiB", group="engine")
     kv_windows: KvWindows = option(
         KV_WINDOWS,
         help="KV behind the windows of layers that have some; free: given to others at once; keep: when a request ends",
@@ -157,8 +159,16 @@ class EngineOptions:
         self.loras()
         read_timing(self.sim_timing)
         self._check_deterministic()
+        self._check_file_cache()
         if self.device == "sim" and self.tp > 1:
             raise ConfigError("--device sim needs --tp 1: ranks are not simulated")
+
+    def _check_file_cache(self) -> None:
+        if bool(self.file_cache_dir) != bool(self.file_cache_mib):
+            given, other = ("dir", "mib") if self.file_cache_dir else ("mib", "dir")
+            raise ConfigError(f"--file-cache-{given} needs --file-cache-{other}: which folder, and how much of it")
+        if self.file_cache_dir and self.tp > 1:
+            raise ConfigError("--file-cache-dir needs --tp 1: parts of pages on several ranks are not kept in files")
 
     def _check_deterministic(self) -> None:
         """Raises `ConfigError` for what adds up in another order when other requests are there."""

@@ -53,6 +53,19 @@ class PrefillMeter:
         """The speed of late; 0: not measured."""
         return self._tokens / self._seconds if self._seconds else 0.0
 
+    def compute_s(self, start: int, end: int) -> float:
+        """Predict how long computing a prompt's tokens from `start` to `end` takes, beside the constant of its steps.
+
+        0 while nothing is known: then nobody waits for another way to get them.
+        """
+        if self.total_s == 0:
+            return 0.0
+        model = self.fit.model()
+        if model is None:
+            return (end - start) / self.tokens_per_s if self._tokens else 0.0
+        pairs = (end**2 - start**2) / 2
+        return model.seconds(StepShape(0, 0, end - start, pairs, 1)) - model.step
+
     def busy(self, now_s: float) -> float:
         """Return the share of time in which prompts were computed, of late."""
         return self._busy * _kept(now_s - self._ended_s)

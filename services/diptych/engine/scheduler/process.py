@@ -141,8 +141,9 @@ def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCor
     grammars.wait_until_open()
     _report_ready(base, channel, core, adapters)
     beat = SharedHeartbeat(base.config.heartbeat_fd).beat
-    parts = Parts(base.links, grammars, admin, adapters, base.watch, base.copier)
-    news = News(core, cache, base.links, adapters, stepping.meter, lambda: weights.runner.graph_use)
+    parts = Parts(base.links, grammars, admin, adapters, base.watch, base.copier, base.files)
+    cache.compute_s = stepping.meter.compute_s
+    news = News(core, cache, base.links, adapters, stepping.meter, lambda: weights.runner.graph_use, base.files)
     loop = SchedulerLoop(core, stepping, channel, parts, news, beat)
     spare_what_stays()
     try:
@@ -213,6 +214,8 @@ def _obstacle(options: EngineOptions, registry: LoraRegistry) -> str | None:
     """Say why other weights can't be served now."""
     if options.tp > 1:
         return "the weights of a tensor-parallel worker can't be replaced: restart it"
+    if options.file_cache_dir:
+        return "a worker that keeps KV in files keeps its weights: restart it, with others or without --file-cache-dir"
     if registry.loaded():
         return "adapters are loaded, which were made for the weights that are served: unload them first"
     return None

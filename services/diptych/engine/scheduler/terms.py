@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from importlib.metadata import version
-from typing import Final
+from typing import Any, Final
 
 from diptych.architectures.config import ModelConfig
 from diptych.checkpoints.source import ModelSource
 from diptych.common.members.terms import FEATURES, Feature, Terms, bits
 from diptych.engine.options.config import EngineOptions
-from diptych.engine.values.kv_regions import kv_shape, state_terms
+from diptych.engine.tiers.page_format import VERSION
+from diptych.engine.values.kv_regions import kv_shape, pages_per_state, state_terms
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.notes import PROTOCOL_VERSION
@@ -45,6 +47,24 @@ def worker_terms(
         features=FEATURES,
         required_features=bits(Feature.VERIFIED_HAND_OFF) if rules.integrity == "always" else 0,
     )
+
+
+def file_terms(source: ModelSource, layout: PoolLayout, engine: EngineOptions, device_name: str) -> dict[str, Any]:
+    """Return what must be equal where pages are kept in files and where they are used, as JSON has it.
+
+    It is more than workers agree on: pages are not converted. The model's name says nothing, and is not in it.
+    """
+    model = source.config
+    return {
+        "format": VERSION,
+        "weights": source.weights_id,
+        "model": asdict(model) | {"model_id": ""},
+        "layout": asdict(layout) | {"num_pages": 0},
+        "states": pages_per_state(model, engine.tp, engine.dtype, layout),
+        "dtype": engine.dtype,
+        "quantization": engine.quantization,
+        "products": product_terms(model, engine, device_name),
+    }
 
 
 def product_terms(model: ModelConfig, engine: EngineOptions, device_name: str) -> str:

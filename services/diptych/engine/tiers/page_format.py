@@ -70,5 +70,7 @@ def whose(found: Buffer, terms: bytes, nbytes: int) -> PageId | None:
 
 
 def _listed(value: Any) -> Any:
-    """Return a set or the like as JSON has it."""
-    return sorted(value) if isinstance(value, set | frozenset) else str(value)
+    """Return a set as JSON has it."""
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    raise TypeError(f"{value!r} has no form in JSON that is the same in every process")
