@@ -37,7 +37,7 @@ class SlowTier(SlotPool):
         self._keys: list[bytes] = [b""] * num_slots  # of what is in each slot
         self._asked: deque[tuple[int, Slots, Pages]] = deque()
 
-    def admits(self, num_uses: int, num_tokens: int) -> bool:
+    def admits(self, names: U64, num_uses: int, num_tokens: int) -> bool:
         return num_uses >= self.fewest_uses
 
     def has(self, page_id: PageId) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
-from diptych.common.arrays import I32
+from diptych.common.arrays import I32, U64
 from diptych.kvtransfer.ownership import Pages
 
 if TYPE_CHECKING:
@@ -48,8 +48,11 @@ class Books(Protocol):
         """Whether it has pages that the tree does not know: of others, or of an earlier life."""
         ...
 
-    def admits(self, num_uses: int, num_tokens: int) -> bool:
-        """Whether a text of so many tokens, used so often, is worth its place. What is before it is taken, too."""
+    def admits(self, names: U64, num_uses: int, num_tokens: int) -> bool:
+        """Whether pages at the end of a text of so many tokens are worth their places; what is before is taken, too.
+
+        They were used so often since they are cached.
+        """
         ...
 
 
@@ -141,5 +144,5 @@ class SlotPool:
     def free_slots(self) -> Slots:
         return self._free[: self.num_free]
 
-    def admits(self, num_uses: int, num_tokens: int) -> bool:
+    def admits(self, names: U64, num_uses: int, num_tokens: int) -> bool:
         return True

@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from diptych.common.arrays import I32
+from diptych.common.arrays import I32, U64
 from diptych.engine.cache.page_ids import PageId
 from diptych.engine.cache.tier import SlotPool, Slots
 from diptych.engine.tiers.disk import Disk
+from diptych.engine.tiers.doorkeeper import Doorkeeper
 from diptych.engine.tiers.page_reader import RUN_NBYTES, RUN_PAGES, PageReader, ReadCounts, Run
 from diptych.engine.tiers.page_writer import PageWriter, WriteCounts
 from diptych.engine.tiers.segment_log import SegmentLog
@@ -22,8 +23,7 @@ from diptych.engine.tiers.segments import SegmentFormat
 from diptych.engine.values.events import PagesRestored
 from diptych.kvtransfer.ownership import Pages
 
-SECOND_USE: Final = 2  # of a text: whoever comes twice may come again
-LONG_TOKENS: Final = 2048  # of a text that is worth a write at its first use
+MOST_NAMES: Final = 2**20  # of pages that were turned away, which are remembered
 
 
 class FileTierCounts(NamedTuple):
@@ -55,6 +55,7 @@ class FileTier(SlotPool):
         super().__init__(max(1, capacity_nbytes // record.record_nbytes))
         disk = disk or Disk()
         self._above = above
+        self._doorkeeper = Doorkeeper(min(MOST_NAMES, 2 * self.capacity))
         self._log = SegmentLog(folder, record, capacity_nbytes, disk)
         self._reader = PageReader(self._log, disk, pool, clock)
         self._writer = PageWriter(self._log, clock, self._reader.measure)
@@ -66,8 +67,8 @@ class FileTier(SlotPool):
         index, num_opened = self._log.index, self._reader.breaker.num_opened + self._writer.breaker.num_opened
         return FileTierCounts(index.num_pages, index.nbytes, self._writer.counts, self._reader.counts, num_opened)
 
-    def admits(self, num_uses: int, num_tokens: int) -> bool:
-        return num_uses >= SECOND_USE or num_tokens >= LONG_TOKENS
+    def admits(self, names: U64, num_uses: int, num_tokens: int) -> bool:
+        return self._doorkeeper.admits(names, num_uses, num_tokens)
 
     def has(self, page_id: PageId) -> bool:
         return self._log.index.find(page_id.key) is not None and self._reader.is_asked
