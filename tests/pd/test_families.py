@@ -7,6 +7,7 @@ import random
 import select
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -138,7 +139,7 @@ def move(pair: Any) -> bool:
 def test_one_worker_generates_the_tokens_of_transformers_also_from_cached_prefixes_and_from_files(
     family_model: Any, new_model: Any, beside: dict[str, Any], tmp_path: Path
 ) -> None:
-    """In the second round prompts are cached; in the third a later process has nothing but the files."""
+    """In the second round prompts are cached; in the third, the next turns, a later process has but the files."""
     pool, runner = new_model(NUM_PAGES)
     tier = file_tier(pool, family_model, tmp_path)
     cache = new_cache(NUM_PAGES, beside, [tier])
@@ -149,6 +150,12 @@ def test_one_worker_generates_the_tokens_of_transformers_also_from_cached_prefix
     tier.close()
     stored = {int.from_bytes(key[PROOF_NBYTES:], "little") for key in tier._log.index._at}
     assert stored == set(groups(beside["windows"].num_groups, beside["pages_per_state"]))
+    next_turns = SimpleNamespace(
+        prompts=[[*each, *output] for each, output in zip(family_model.prompts, family_model.outputs, strict=True)],
+        outputs=[[0]],  # as many tokens
+    )
+    alone = local_core(new_cache(NUM_PAGES, beside), Limits(256, 200, frozenset(), STEP_TOKENS, 16))
+    expected = aggregated(alone, runner, next_turns, lambda: None)
     pool[:] = np.nan
 
     tier = file_tier(pool, family_model, tmp_path)
@@ -163,7 +170,7 @@ def test_one_worker_generates_the_tokens_of_transformers_also_from_cached_prefix
             core.handle(event, 0.0)
         return is_due
 
-    assert aggregated(core, runner, family_model, lambda: None, restored) == family_model.outputs
+    assert aggregated(core, runner, next_turns, lambda: None, restored) == expected
     assert tier.counts.read.num_pages > len(family_model.prompts)
     assert tier.counts.read.num_corrupt == 0
     tier.close()
