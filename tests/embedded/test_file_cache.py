@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from diptych.common.errors import ConfigError
 from diptych.engine import Engine, EngineOptions, SamplingParams
+from diptych.engine.frontend.scheduler_client import SchedulerDied
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
 PROMPTS = [[first, 5, *range(first, 290)] for first in range(20)]
@@ -37,5 +37,5 @@ def test_a_restart_finds_what_was_in_files_and_tokens_are_the_same(tiny_folder: 
 def test_a_folder_that_cannot_be_used_is_said_at_the_start(tiny_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     options = replace(OPTIONS, file_cache_dir=str(tmp_path / "file"), file_cache_mib=64)
-    with pytest.raises(ConfigError, match="--file-cache-dir .* can't be used"), Engine(str(tiny_folder), options):
+    with pytest.raises(SchedulerDied, match=r"--file-cache-dir .* can't be used"), Engine(str(tiny_folder), options):
         pass

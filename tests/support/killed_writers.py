@@ -73,7 +73,8 @@ def found(folder: Path, turn: int) -> tuple[int, int]:
     number = num_wrong = 0
     while (at := log.find(page_id(turn, number).key)) is not None:
         one = page_id(turn, number)
-        data = os.pread(at[0].descriptor, RECORD.record_nbytes, at[1])
+        with open(at[0], "rb") as file:
+            data = os.pread(file.fileno(), RECORD.record_nbytes, at[1])
         num_wrong += not is_sound(data[:HEADER_NBYTES], RECORD.terms, one, data[HEADER_NBYTES:])
         num_wrong += data[HEADER_NBYTES:] != payload(one)
         number += 1

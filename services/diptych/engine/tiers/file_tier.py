@@ -137,11 +137,11 @@ class FileTier(SlotPool):
             at = None if page_id is None else self._log.find(page_id.key)
             if page_id is None or at is None:
                 return runs, False
-            file, offset = at
+            path, offset = at
             last = runs[-1] if runs else None
-            follows = last is not None and last.file is file and last.offset + len(last.ids) * size == offset
+            follows = last is not None and last.path == path and last.offset + len(last.ids) * size == offset
             if last is None or not follows or len(last.ids) == longest:
-                last = Run(file, offset, [], [])
+                last = Run(path, offset, [], [])
                 runs.append(last)
             last.ids.append(page_id)
             last.pages.append(page)

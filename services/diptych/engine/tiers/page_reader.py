@@ -19,6 +19,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -28,24 +29,26 @@ from diptych.engine.schedule.step_times import StepLine
 from diptych.engine.tiers.breaker import Breaker
 from diptych.engine.tiers.disk import Disk
 from diptych.engine.tiers.page_format import HEADER_NBYTES, is_sound
-from diptych.engine.tiers.segment_log import SegmentFile, SegmentLog
+from diptych.engine.tiers.segment_log import SegmentLog
 from diptych.engine.values.events import PagesRestored
 
 logger = logging.getLogger(__name__)
 
 NUM_READERS: Final = 2
 RUN_NBYTES: Final = 2**20  # that are read at once, or one page
+MOST_OPEN: Final = 4  # files of a reader, while it is busy
 RUN_PAGES: Final = 256  # likewise: the system takes 1,024 pieces a call
 READ_S: Final = 1.0  # after which a read counts as hanging
 LATE: Final = 4.0  # times as long as expected, beside READ_S: then a load is given up
 MEASURED_AGE_S: Final = 30.0  # after which the medium is measured again, where somebody asks
+GONE: Final = "some pages are gone"
 JOIN_S: Final = 2.0  # that a thread gets to end
 
 
 class Run(NamedTuple):
     """Records that lie one behind the other."""
 
-    file: SegmentFile
+    path: Path
     offset: int
     ids: list[PageId]
     pages: list[int]  # of the pool
@@ -75,17 +78,36 @@ class _Load:
 
 
 class _Reader:
-    """What a thread reads with, and since when it waits for the medium."""
+    """What a thread reads with, and since when it waits for the medium.
+
+    It has descriptors of its own: the system reads ahead for each by itself.
+    """
 
     def __init__(self, nbytes: int) -> None:
         self.memory = mmap.mmap(-1, nbytes)
         self.headers = np.zeros((RUN_PAGES, HEADER_NBYTES), np.uint8)
         self.since_s: float | None = None
         self.load: _Load | None = None  # for which; None: to measure
+        self._open: dict[Path, int] = {}  # used last comes last
 
     def hangs(self, now_s: float) -> bool:
         since_s = self.since_s
         return since_s is not None and now_s - since_s > READ_S
+
+    def descriptor(self, path: Path) -> int:
+        """Return one of a file, to be used before the next is asked for. Raises `OSError`."""
+        found = self._open.pop(path, None)
+        if found is None:
+            if len(self._open) == MOST_OPEN:
+                os.close(self._open.pop(next(iter(self._open))))
+            found = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._open[path] = found
+        return found
+
+    def close_files(self) -> None:
+        """Close what would keep deleted files."""
+        while self._open:
+            os.close(self._open.popitem()[1])
 
 
 class PageReader:
@@ -158,7 +180,7 @@ class PageReader:
                 self._waiting_nbytes = nbytes
                 self._changed.notify_all()
             else:
-                load.error = "some pages are gone"
+                load.error = GONE
                 self._answer(load)
 
     def restored(self) -> Sequence[PagesRestored]:
@@ -235,20 +257,26 @@ class PageReader:
     # threads
 
     def _run(self, reader: _Reader) -> None:
-        while (asked := self._next()) is not None:
+        while (asked := self._next(reader)) is not None:
             load, run = asked
             if load is None:
                 self._measure(reader, run)
                 continue
             try:
                 self._read(reader, load, run)
+            except FileNotFoundError:  # it went with its segment
+                with self._changed:
+                    self._end(load, GONE)
             except OSError as error:
                 reader.since_s = None
                 with self._changed:
                     self._fail(load, str(error))
+        reader.close_files()
 
-    def _next(self) -> tuple[_Load | None, Run] | None:
+    def _next(self, reader: _Reader) -> tuple[_Load | None, Run] | None:
         with self._changed:
+            if not self._waiting:
+                reader.close_files()
             self._changed.wait_for(lambda: self._waiting or self._is_closing)
             if not self._waiting:
                 return None
@@ -260,12 +288,14 @@ class PageReader:
         """Take the time of one read that is not in the page cache."""
         nbytes, began_s = len(reader.memory), self._clock()
         try:
-            os.posix_fadvise(run.file.descriptor, 0, nbytes, os.POSIX_FADV_DONTNEED)
-            num_read = self._ask(reader, None, run.file, [memoryview(reader.memory)], 0)
+            os.posix_fadvise(reader.descriptor(run.path), 0, nbytes, os.POSIX_FADV_DONTNEED)
+            num_read = self._ask(reader, None, run.path, [memoryview(reader.memory)], 0)
+        except FileNotFoundError:
+            num_read = 0
         except OSError as error:
             reader.since_s = None
             self.breaker.fail(self._clock())
-            logger.warning("%s can't be read: %s", run.file.path, error)
+            logger.warning("%s can't be read: %s", run.path, error)
             return
         with self._changed:
             if num_read:
@@ -273,10 +303,10 @@ class PageReader:
             else:
                 self._measured_s = -math.inf  # there was nothing yet
 
-    def _ask(self, reader: _Reader, load: _Load | None, file: SegmentFile, buffers: Sequence[Any], offset: int) -> int:
+    def _ask(self, reader: _Reader, load: _Load | None, path: Path, buffers: Sequence[Any], offset: int) -> int:
         """Read from the medium, and let others see that this thread waits for it."""
         reader.load, reader.since_s = load, self._clock()
-        num_read = self._disk.read(file.descriptor, buffers, offset)
+        num_read = self._disk.read(reader.descriptor(path), buffers, offset)
         reader.since_s = None
         return num_read
 
@@ -287,7 +317,7 @@ class PageReader:
             return
         if not is_cached:
             records = np.frombuffer(reader.memory, np.uint8, self._nbytes(run)).reshape(len(pages), self._size)
-            num_read = self._ask(reader, load, run.file, [records], run.offset)
+            num_read = self._ask(reader, load, run.path, [records], run.offset)
             payloads = records[:, HEADER_NBYTES:]
             num_bad = self._lose_unsound(run, num_read, records[:, :HEADER_NBYTES], payloads)
             if num_bad or not self._copy(load, payloads, pages):
@@ -303,7 +333,7 @@ class PageReader:
             self.counts.nbytes += self._nbytes(run)
             self.counts.num_corrupt += num_bad
             if num_bad:
-                self._end(load, f"{run.file.path} does not have what was written behind byte {run.offset}")
+                self._end(load, f"{run.path} does not have what was written behind byte {run.offset}")
             elif not load.error:
                 self.counts.num_pages += len(run.pages)
                 self._answer(load)
@@ -318,7 +348,7 @@ class PageReader:
         try:
             headers = reader.headers[: len(pages)]
             buffers = [each for pair in zip(headers, pages, strict=True) for each in pair]
-            num_read = self._disk.read_cached(run.file.descriptor, buffers, run.offset)
+            num_read = self._disk.read_cached(reader.descriptor(run.path), buffers, run.offset)
             return num_read == self._nbytes(run) and not any(self._unsound(run, num_read, headers, pages))
         finally:
             self._end_writing(load)

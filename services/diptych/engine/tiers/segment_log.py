@@ -6,7 +6,7 @@ A process takes the first number whose lock is free, so that after a restart it 
 locked is bounded by the capacity of whoever starts: the folders that were used longest ago are emptied.
 
 Nothing is synced: a process that is killed leaves what it wrote to the system, and what a machine loses by a power cut
-is found by its digest. One thread writes; others read at any time, from descriptors that live as long as they do.
+is found by its digest. One thread writes; others open and read the files at any time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import fcntl
 import logging
 import mmap
 import os
-import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -32,15 +31,6 @@ SUFFIX: Final = ".segment"
 LOCK: Final = "lock"
 
 
-class SegmentFile:
-    """An open segment, closed when nobody has it any more."""
-
-    def __init__(self, path: Path, descriptor: int) -> None:
-        self.path = path
-        self.descriptor = descriptor
-        weakref.finalize(self, os.close, descriptor)
-
-
 class SegmentLog:
     """Pages by their keys, in the files of a folder. Opening it finds what earlier lives left."""
 
@@ -49,9 +39,10 @@ class SegmentLog:
         self.record = record
         self.index = SegmentIndex(capacity_nbytes, record.record_nbytes)
         self._disk = disk
-        self._files: dict[int, SegmentFile] = {}
+        self._files: dict[int, Path] = {}
         self._current: tuple[int, int, int] | None = None  # number, descriptor to write by, bytes
-        self._table = Table([], [])  # of the current one
+        self._keys: list[bytes] = []  # of the current one
+        self._offsets: list[int] = []
         try:
             self.folder, self._lock = _take_folder(root / record.terms.hex())
             _empty_unused(root, capacity_nbytes)
@@ -60,13 +51,13 @@ class SegmentLog:
             raise ConfigError(f"--file-cache-dir {root} can't be used: {error}") from None
         self._next = max(self._files, default=0) + 1
 
-    def find(self, key: bytes) -> tuple[SegmentFile, int] | None:
-        """Return the file and the offset of a page's record."""
+    def find(self, key: bytes) -> tuple[Path, int] | None:
+        """Return the file and the offset of a page's record. The file may be gone when it is opened."""
         at = self.index.find(key)
         file = None if at is None else self._files.get(at.segment)
         return None if at is None or file is None else (file, at.offset)
 
-    def newest(self) -> SegmentFile | None:
+    def newest(self) -> Path | None:
         """Return the segment that was begun last."""
         numbers = [*self._files]  # at once, as the writer may add one
         return self._files.get(max(numbers)) if numbers else None
@@ -90,8 +81,8 @@ class SegmentLog:
         size = self.record.record_nbytes
         table = Table([page_id.key for page_id in ids], [start + at * size for at in range(len(ids))])
         self._current = number, descriptor, start + len(data)
-        self._table.keys.extend(table.keys)
-        self._table.offsets.extend(table.offsets)
+        self._keys.extend(table.keys)
+        self._offsets.extend(table.offsets)
         self.index.add(number, table, start + len(data))
 
     def complete(self) -> None:
@@ -99,7 +90,7 @@ class SegmentLog:
         if self._current is None:
             return
         (number, descriptor, end), self._current = self._current, None
-        table, self._table = self._table, Table([], [])
+        table, self._keys, self._offsets = Table(self._keys, self._offsets), [], []
         try:
             self._write_footer(number, descriptor, end, table)
         finally:
@@ -110,9 +101,9 @@ class SegmentLog:
         for number in segments:
             if self._current is not None and self._current[0] == number:
                 os.close(self._current[1])
-                self._current, self._table = None, Table([], [])
+                self._current, self._keys, self._offsets = None, [], []
             self.index.drop(number)
-            self._files.pop(number).path.unlink(missing_ok=True)
+            self._files.pop(number).unlink(missing_ok=True)
 
     def close(self) -> None:
         self.complete()
@@ -125,7 +116,7 @@ class SegmentLog:
         path = self.folder / f"{number:08d}{SUFFIX}"
         writing = self._disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         self._current = number, writing, 0
-        self._files[number] = _opened(path)
+        self._files[number] = path
         self.index.add(number, Table([], []), 0)
 
     def _write_footer(self, number: int, descriptor: int, end: int, table: Table) -> None:
@@ -140,44 +131,39 @@ class SegmentLog:
 
     def _reopen(self) -> None:
         for path in sorted(self.folder.glob(f"*{SUFFIX}")):
-            number, file = int(path.stem), _opened(path)
-            size = os.fstat(file.descriptor).st_size
-            table = self._read_footer(file, size)
-            if table is None:
-                table, size = self._salvage(file, size)
-            if not table.keys:
+            with open(path, "r+b", buffering=0) as file:
+                size = os.fstat(file.fileno()).st_size
+                table = self._read_footer(file.fileno(), size)
+                if table is None:
+                    table, size = self._salvage(path, file.fileno(), size)
+            if table.keys:
+                number = int(path.stem)
+                self._files[number] = path
+                self.index.add(number, table, size)
+            else:
                 path.unlink()
-                continue
-            self._files[number] = file
-            self.index.add(number, table, size)
         self.drop(self.index.excess(0))
 
-    def _read_footer(self, file: SegmentFile, size: int) -> Table | None:
-        trailer = os.pread(file.descriptor, TRAILER_NBYTES, max(0, size - TRAILER_NBYTES))
+    def _read_footer(self, descriptor: int, size: int) -> Table | None:
+        trailer = os.pread(descriptor, TRAILER_NBYTES, max(0, size - TRAILER_NBYTES))
         where = self.record.table_range(trailer, size)
         if where is None:
             return None
-        data = os.pread(file.descriptor, where[1] - where[0], where[0])
+        data = os.pread(descriptor, where[1] - where[0], where[0])
         return self.record.read_table(data, trailer) if len(data) == where[1] - where[0] else None
 
-    def _salvage(self, file: SegmentFile, size: int) -> tuple[Table, int]:
+    def _salvage(self, path: Path, descriptor: int, size: int) -> tuple[Table, int]:
         """Cut off what is torn of a segment that was not completed, and complete it."""
         if size == 0:
             return Table([], []), 0
-        with mmap.mmap(file.descriptor, size, prot=mmap.PROT_READ) as mapped, memoryview(mapped) as data:
+        with mmap.mmap(descriptor, size, prot=mmap.PROT_READ) as mapped, memoryview(mapped) as data:
             table, end = self.record.salvage(data)
-        logger.warning("%s was not completed: %d pages of it are sound", file.path, len(table.keys))
+        logger.warning("%s was not completed: %d pages of it are sound", path, len(table.keys))
         end += -end % BLOCK
         footer = self.record.footer(end, table)
-        with open(file.path, "r+b") as writing:
-            writing.truncate(end)
-            writing.seek(end)
-            writing.write(footer)
+        os.ftruncate(descriptor, end)
+        os.pwrite(descriptor, footer, end)
         return table, end + len(footer)
-
-
-def _opened(path: Path) -> SegmentFile:
-    return SegmentFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
 
 
 def _take_folder(of_terms: Path) -> tuple[Path, int]:

@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import xxhash
 
+from diptych.common.arrays import I64
 from diptych.engine.cache.page_ids import PROOF_NBYTES, PageId
 from diptych.engine.tiers.page_format import HEADER_NBYTES, VERSION, is_sound, whose
 
@@ -44,7 +45,7 @@ class Table(NamedTuple):
     """The table of a footer."""
 
     keys: list[bytes]
-    offsets: list[int]
+    offsets: list[int] | I64
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,28 +84,30 @@ class SegmentFormat:
         if xxhash.xxh3_128_digest(data + trailer[:-16] + bytes(16)) != trailer[-16:]:
             return None
         entries = np.frombuffer(data, _ENTRY)
-        return Table(entries["key"].tolist(), entries["offset"].tolist())
+        return Table(entries["key"].tolist(), entries["offset"].astype(np.int64))
 
     def salvage(self, data: memoryview) -> tuple[Table, int]:
         """Return the sound records of a segment that was not completed, and where they end.
 
         They end with the first one that is torn: behind it nothing was complete.
         """
-        table, at, end, size = Table([], []), 0, 0, self.record_nbytes
+        keys: list[bytes] = []
+        offsets: list[int] = []
+        at, end, size = 0, 0, self.record_nbytes
         while at + size <= len(data):
             page_id = whose(data[at : at + HEADER_NBYTES], self.terms, self.page_nbytes)
             if page_id is not None:
                 if not self._is_sound(data[at : at + size], page_id):
                     break
-                table.keys.append(page_id.key)
-                table.offsets.append(at)
+                keys.append(page_id.key)
+                offsets.append(at)
                 at += size
                 end = at
             elif at % BLOCK:
                 at += -at % BLOCK
             else:
                 break
-        return table, end
+        return Table(keys, offsets), end
 
     def _is_sound(self, record: memoryview, page_id: PageId) -> bool:
         return is_sound(record[:HEADER_NBYTES], self.terms, page_id, record[HEADER_NBYTES:])
@@ -151,8 +154,8 @@ class SegmentIndex:
         self.nbytes += nbytes - held.nbytes
         held.nbytes = nbytes
         held.keys.extend(table.keys)
-        base = segment << 32
-        self._at.update(zip(table.keys, (base | offset for offset in table.offsets), strict=True))
+        places = np.asarray(table.offsets, np.int64) + (segment << 32)
+        self._at.update(zip(table.keys, places.tolist(), strict=True))
 
     def lose(self, key: bytes) -> None:
         """What a record has is not what was written."""
