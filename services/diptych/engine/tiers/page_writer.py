@@ -101,8 +101,10 @@ class PageWriter:
         return True
 
     def submit(self) -> None:
-        with self._changed:
-            self._changed.notify()
+        """Have written what was given, if there is any: to wake a thread for nothing costs a step time."""
+        if self._queue.filling is not None:
+            with self._changed:
+                self._changed.notify()
 
     def forget(self, ids: Sequence[PageId]) -> None:
         """Let nobody find these pages any more: the segments in which they are go."""
