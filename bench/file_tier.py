@@ -48,7 +48,7 @@ PAGE_SIZE: Final = 16
 PROMPT_TOKENS: Final = 2048
 TOKENS_PER_S: Final = 20_000.0  # that the model of the sweep computes
 SWEEP_MB_PER_S: Final = (5, 20, 80, 320, 1280)
-ROUNDS: Final = 5  # of what is in the page cache, in turns; the best counts
+ROUNDS: Final = 5  # in turns; the best counts
 SWEEP_PAGE: Final = 64 * 1024
 
 
@@ -62,7 +62,7 @@ def main() -> None:
     try:
         with Report(as_json=options.json) as report:
             for page_kib in PAGE_KIB:
-                measure_pages(report, folder / f"{page_kib}", page_kib * 1024, 128 if options.quick else 512)
+                measure_pages(report, folder / f"{page_kib}", page_kib * 1024, 64 if options.quick else 256)
             measure_restart(report, folder / "restart", 20 if options.quick else RESTART_GB)
             with tempfile.TemporaryDirectory(dir=options.memory) as in_memory:
                 for mb_per_s in SWEEP_MB_PER_S:
@@ -79,29 +79,31 @@ def measure_pages(report: Report, folder: Path, page_nbytes: int, mib: int) -> N
     """Pages of one size, to files and back: from the device, then from the page cache."""
     num_pages = mib * MIB // page_nbytes
     pool = np.random.default_rng(0).integers(0, 256, (num_pages, page_nbytes), np.uint8)
-    before = pool.copy()
-    tier = FileTier(folder, SegmentFormat(TERMS, page_nbytes), 4 * mib * MIB, pool, pool)
-    case = f"{page_nbytes // 1024}KiB"
-    write_s = timed(lambda: write_all(tier, num_pages))
-    file = folder / "raw"
-    raw_write_s = timed(lambda: raw_write(file, before))
-    report_speed(report, f"write/{case}", mib, write_s, raw_write_s, "device, same run")
-    slots = np.arange(num_pages, dtype=np.int32)
-    pool[:] = 0
-    drop_cached(folder)
-    read_s = timed(lambda: read_all(tier, slots))
-    assert np.array_equal(pool, before)
-    drop_cached(folder)
-    raw_read_s = timed(lambda: raw_read(file, np.zeros((1, max(RUN_NBYTES, page_nbytes)), np.uint8), before.nbytes))
-    report_speed(report, f"read/device/{case}", mib, read_s, raw_read_s, "device, same run")
-    raw_read(file, pool, before.nbytes)
-    times = [
-        (timed(lambda: raw_read(file, pool, before.nbytes)), timed(lambda: read_all(tier, slots))) for _ in "12345"
-    ]
-    memcpy_s, cached_s = map(min, zip(*times, strict=True))
-    assert np.array_equal(pool, before)
-    report_speed(report, f"read/page cache/{case}", mib, cached_s, memcpy_s, "memcpy from the page cache")
-    tier.close()
+    before, slots = pool.copy(), np.arange(num_pages, dtype=np.int32)
+    one, file, tiers = np.zeros((1, max(RUN_NBYTES, page_nbytes)), np.uint8), folder / "raw", []
+    times: dict[str, list[float]] = {}
+
+    def take(name: str, work: Callable[[], object]) -> None:
+        times.setdefault(name, []).append(timed(work))
+
+    for number in range(ROUNDS):
+        tiers.append(FileTier(folder / f"{number}", SegmentFormat(TERMS, page_nbytes), 4 * mib * MIB, pool, pool))
+        take("write", partial(write_all, tiers[-1], num_pages))
+        take("raw write", partial(raw_write, file, before))
+        pool[:] = 0
+        drop_cached(folder)
+        take("read", partial(read_all, tiers[-1], slots))
+        assert np.array_equal(pool, before)
+        take("cached", partial(read_all, tiers[-1], slots))
+        assert np.array_equal(pool, before)
+        drop_cached(folder)
+        take("raw read", partial(raw_read, file, one, before.nbytes))
+        take("memcpy", partial(raw_read, file, pool, before.nbytes))
+        tiers[-1].close()
+    best, case = {name: min(each) for name, each in times.items()}, f"{page_nbytes // 1024}KiB"
+    report_speed(report, f"write/{case}", mib, best["write"], best["raw write"], "device, same run")
+    report_speed(report, f"read/device/{case}", mib, best["read"], best["raw read"], "device, same run")
+    report_speed(report, f"read/page cache/{case}", mib, best["cached"], best["memcpy"], "memcpy from the page cache")
 
 
 def write_all(tier: FileTier, num_pages: int) -> None:
