@@ -66,6 +66,15 @@ def test_prompts_on_hopper_are_planned_for_states_that_the_kernel_takes(
     assert (hopper_prompts.HopperPrompts.of(LLAMA, pool, dtype) is not None) == are_served
 
 
+def test_a_request_that_its_pool_is_too_small_for_is_an_error_and_reads_no_table_beyond_its_end(
+    device: torch.device,
+) -> None:
+    pools = new_pools(LLAMA, torch.float32, device)
+    pools.extend({"a": LLAMA.context_len})
+    with pytest.raises(AssertionError, match="129 tokens, but the pool is for 128"):
+        pools.extend({"a": 1})
+
+
 @SHAPES
 def test_prompts_in_parts_mixed_steps_and_single_tokens_are_as_in_the_reference(
     config: ModelConfig, device: torch.device

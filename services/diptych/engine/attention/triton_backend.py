@@ -61,10 +61,13 @@ class TritonAttention:
         self._layers = gpu_layers(config, kv, sinks, ropes)
         self._kernels = kernels
         self._prompts = prompts
+        self._num_positions = min(len(at.rope) for at in self._layers)
         self._step: _Step | None = None
 
     def init_forward_metadata(self, batch: StagedBatch) -> None:
-        lens = batch.host.extend_lens
+        """Kernels read tables at positions without asking, so a request longer than its pool is an error here."""
+        lens, longest = batch.host.extend_lens, int(batch.host.seq_lens.max())
+        assert longest <= self._num_positions, f"{longest} tokens, but the pool is for {self._num_positions}"
         num_single = int(np.append(lens != 1, True).argmax())
         prompts = self._kernels.plan(lens[num_single:], batch.host.seq_lens[num_single:])
         self._step = _Step.of(batch, num_single, int(lens.max()), prompts)

@@ -23,7 +23,14 @@ from diptych.engine.options.pool_size import token_nbytes, whole_layout
 from diptych.engine.runner.gpu.bus import KernelBus
 from diptych.engine.runner.gpu.gpu_runner import GpuRunner
 from diptych.engine.runner.gpu.inputs import StepLimits
-from diptych.engine.runner.gpu.measuring import StepSpeed, longest_extend, measure, measure_speed, timed_limits
+from diptych.engine.runner.gpu.measuring import (
+    StepSpeed,
+    longest_extend,
+    longest_timed,
+    measure,
+    measure_speed,
+    timed_limits,
+)
 from diptych.engine.runner.gpu.memory import (
     GIB,
     KvMemory,
@@ -67,14 +74,16 @@ class ModelLoader:
         """Return how large the pool is to be. On a GPU this loads the model that `load` will put on it."""
         if self._device.type == "cpu":
             return self._options.kv_cache_mib
-        model = self._load_on_gpu(source, self._few_pages(source, self._limits(source.config)))
+        part, limits = ModelPart.of(source, self._communicator).config, self._limits(source.config)
+        model = self._load_on_gpu(source, self._few_pages(part, longest_extend(limits, self._options.page_size)))
         self._weights_nbytes = torch.cuda.memory_allocated(self._device)
         if self._options.lora:
             model.loras.reserve()
         given, context_len = self._options.given_sizes, source.config.context_len
         self.chosen = choose(given, lambda: self._found(model), context_len, self._agreed)
         limits = self._limits(source.config)
-        self._ahead = model.for_requests(limits.max_requests + PROMPT_ROWS).on(self._few_pages(source, limits))
+        few_pages = self._few_pages(part, longest_extend(limits, self._options.page_size))
+        self._ahead = model.for_requests(limits.max_requests + PROMPT_ROWS).on(few_pages)
         return self._options.kv_cache_mib or self._measured_mib(self._ahead, limits)
 
     def _found(self, model: LoadedModel) -> Found:
@@ -94,8 +103,9 @@ class ModelLoader:
         return found_on(*known, speed, kv)
 
     def _speed(self, model: LoadedModel, limits: StepLimits) -> StepSpeed:
-        runner = self._new_runner(model, limits)
-        speed = measure_speed(runner, limits, self._options.page_size, self._device)
+        page_size = self._options.page_size
+        pages = self._few_pages(model.config, longest_timed(limits, page_size))
+        speed = measure_speed(self._new_runner(model.on(pages), limits), limits, page_size, self._device)
         return replace(speed, launch_s=0.0) if self._options.cuda_graphs == "off" else speed
 
     def _agreed(self, number: int) -> int:
@@ -170,13 +180,10 @@ class ModelLoader:
         except torch.OutOfMemoryError as error:
             raise ConfigError(f"{source.config.model_id} does not fit what is left of the GPU's memory") from error
 
-    def _few_pages(self, source: ModelSource, limits: StepLimits) -> Tensor:
-        """Return a pool that is just large enough for the largest step."""
-        options, part = self._options, ModelPart.of(source, self._communicator)
-        num_pages = -(-longest_extend(limits, options.page_size) // options.page_size)
-        layout = ModelRunner.pool_layout(
-            part.config, num_pages=num_pages, page_size=options.page_size, dtype=options.kv_dtype
-        )
+    def _few_pages(self, part: ModelConfig, longest: int) -> Tensor:
+        """Return a pool for requests of at most so many tokens: what is as long as a request has no more places."""
+        page_size, dtype = self._options.page_size, self._options.kv_dtype
+        layout = ModelRunner.pool_layout(part, num_pages=-(-longest // page_size), page_size=page_size, dtype=dtype)
         return new_kv(layout, self._device)
 
     def _limits(self, model: ModelConfig) -> StepLimits:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -98,9 +100,16 @@ def test_a_pair_whose_pages_go_to_host_memory_and_back_gives_the_same_tokens(fol
             assert answered(engine) == plain
 
 
-def test_steps_of_the_sizes_that_were_found_give_the_same_tokens(folder: Path, plain: Tokens) -> None:
+@pytest.mark.parametrize("context_len", [512, 1 << 16])
+def test_steps_of_the_sizes_that_were_found_give_the_same_tokens(
+    folder: Path, plain: Tokens, context_len: int, tmp_path: Path
+) -> None:
+    """With a long context, the steps that are timed are far longer than those that memory is measured by."""
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "max_position_embeddings": context_len}))
     found = replace(OPTIONS, max_step_tokens=None, max_requests=None, cuda_graphs="on")
-    assert tokens(folder, found) == plain
+    assert tokens(tmp_path, found) == plain
 
 
 @pytest.mark.parametrize("cuda_graphs", ["off", "on"])

@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from diptych.engine.runner.gpu.inputs import StepLimits
-from diptych.engine.runner.gpu.measuring import FEW_TOKENS, TOKENS, step_speed, timed_limits, timed_steps
+from diptych.engine.runner.gpu.measuring import (
+    FEW_TOKENS,
+    TOKENS,
+    longest_timed,
+    step_speed,
+    timed_limits,
+    timed_steps,
+)
 from diptych.engine.runner.gpu.warm_up import prompts
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult, WaitForResult
 
@@ -61,3 +68,4 @@ def test_speed_is_measured_by_a_long_step_whatever_a_cpu_would_take_if_there_is_
         assert few.extend_lens.tolist() == [FEW_TOKENS]
         assert many.extend_lens.tolist() == [expected]  # one prompt, no longer than a context
         assert len(many.input_ids) <= limits.max_step_tokens
+        assert many.seq_lens.max() <= longest_timed(limits, page_size=16)  # so the pool has room for it

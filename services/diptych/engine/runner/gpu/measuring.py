@@ -87,9 +87,14 @@ def timed_limits(limits: StepLimits, room: float) -> StepLimits:
     return replace(limits, max_step_tokens=max(limits.max_step_tokens, min(TOKENS, int(room))))
 
 
+def longest_timed(limits: StepLimits, page_size: int) -> int:
+    """Return how many tokens a request of `timed_steps` has at most."""
+    return min(TOKENS, limits.max_pages * page_size, limits.max_step_tokens)
+
+
 def timed_steps(limits: StepLimits, page_size: int) -> tuple[ForwardBatch, ForwardBatch]:
     """Return a step whose launches are what takes the time, and one whose kernels are; each has one prompt."""
-    longest = min(limits.max_pages * page_size, limits.max_step_tokens)
+    longest = longest_timed(limits, page_size)
     small, large = (prompts(min(tokens, longest), limits, page_size, longest) for tokens in (FEW_TOKENS, TOKENS))
     return small, large
 
