@@ -26,7 +26,7 @@ import numpy as np
 from diptych.common.arrays import I32
 from diptych.engine.cache.cache_changes import NO_CHANGES, CacheChanges
 from diptych.engine.cache.found_pages import Beside, claimed, held_pages, num_ids, runs_of
-from diptych.engine.cache.page_ids import end_of, ids_of
+from diptych.engine.cache.node_ids import end_of, ids_of
 from diptych.engine.cache.radix import ALL_LEVELS, RadixTree
 from diptych.engine.cache.radix_node import Insertion, Match, Node, Save
 from diptych.engine.cache.request_windows import RequestWindows

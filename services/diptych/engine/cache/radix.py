@@ -22,7 +22,7 @@ from diptych.engine.cache.cache_changes import NO_CHANGES, CacheChanges
 from diptych.engine.cache.cached_states import CachedStates
 from diptych.engine.cache.cached_windows import CachedWindows
 from diptych.engine.cache.eviction import EvictionQueue, Ranking, SupersededStates
-from diptych.engine.cache.page_ids import ids_of
+from diptych.engine.cache.node_ids import ids_of
 from diptych.engine.cache.radix_node import Eviction, Found, Insertion, Match, Node, Save, joined, merged, node_key
 from diptych.engine.cache.tier import POOL, Books, Restore
 from diptych.engine.values.policy_names import EvictionPolicy

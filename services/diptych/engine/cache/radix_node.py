@@ -5,16 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from diptych.common.arrays import I32, I64, U64
+from diptych.engine.cache.page_ids import PageId
 from diptych.engine.cache.tier import POOL, Restore, Slots
 from diptych.kvtransfer.ownership import Pages
-
-if TYPE_CHECKING:
-    from diptych.engine.cache.page_ids import PageId
 
 Rank = tuple[int, int, int]
 

@@ -9,15 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
 from diptych.common.arrays import I32, U64
+from diptych.engine.cache.page_ids import PageId
 from diptych.kvtransfer.ownership import Pages
-
-if TYPE_CHECKING:
-    from diptych.engine.cache.page_ids import PageId
 
 POOL: Final = 0  # the level of the KV pool
 
