@@ -154,6 +154,16 @@ def tiny_recurrent_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _tiny_folder(folder, "Qwen3_5", heads | dims | layers, config="Qwen3_5Text")
 
 
+@pytest.fixture(scope="session")
+def tiny_wide_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Gemma 4, whose layers with a window have other heads than those that see all, with the same words."""
+    kinds = ["full_attention", *["sliding_attention"] * 3, "full_attention"]
+    layers = {"num_hidden_layers": 5, "layer_types": kinds, "vocab_size_per_layer_input": NUM_WORDS}
+    heads = {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "max_position_embeddings": 512}
+    folder = tmp_path_factory.mktemp("models") / "wide"
+    return _tiny_folder(folder, "Gemma4", GEMMA4 | layers | heads, config="Gemma4Text")
+
+
 def _tiny_folder(folder: Path, family: str, settings: Mapping[str, Any], config: str = "") -> Path:
     """Save a random model of so many words, which no token ends; `config`: where transformers calls it otherwise."""
     import torch
@@ -387,6 +397,12 @@ CASES: Final = {
         {"head_dim": 32, "num_hidden_layers": 7, "sliding_window": 16, "sliding_window_pattern": 3},
     ),
     "gemma4, windows and wide heads": Case("Gemma4", GEMMA4),
+    "gemma4, groups of layers with heads of two widths": Case(
+        "Gemma4",
+        GEMMA4
+        | {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "global_head_dim": 128, "num_hidden_layers": 7}
+        | {"layer_types": [*["sliding_attention"] * 3, "full_attention", *["sliding_attention"] * 2, "full_attention"]},
+    ),
     "gemma4, values of keys, caps, still dimensions stretched": Case(
         "Gemma4",
         GEMMA4
@@ -475,6 +491,10 @@ CASES: Final = {
         | {"n_group": 4, "topk_group": 2, "n_shared_experts": 2, "routed_scaling_factor": 1.8},
         images=True,
     ),
+    "ministral, windows in some layers": Case(
+        "Ministral",
+        {"sliding_window": 20, "layer_types": ["full_attention", *["sliding_attention"] * 3], "head_dim": 32},
+    ),
     "ministral3": Case("Ministral3", {"head_dim": 32, "rope_parameters": GROWING}),
     "ministral3 with images, tied, a window": Case(
         "Mistral3",
@@ -489,6 +509,7 @@ CASES: Final = {
         "Ernie4_5_Moe",
         {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 24, "head_dim": 32, "moe_num_shared_experts": 2},
     ),
+    "exaone4": Case("Exaone4", {"sliding_window": 20, "head_dim": 32}),
     "olmo2": Case("Olmo2", {}),
     "olmo3": Case(
         "Olmo3",

@@ -247,6 +247,12 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     | {"moe_intermediate_size": 48, "moe_num_shared_experts": 2, "moe_layer_start_index": 1, "moe_norm_min": 1e-12}
     | {"moe_layer_end_index": -1, "moe_layer_interval": 1, "head_dim": 32},
     "olmo2": COMMON | {"architectures": ["Olmo2ForCausalLM"], "attention_bias": False, "rope_theta": 5e5},
+    "exaone4": COMMON
+    | {"architectures": ["Exaone4ForCausalLM"], "head_dim": 32, "sliding_window": 64, "sliding_window_pattern": "LG"}
+    | {"layer_types": ["sliding_attention", "full_attention"]},
+    "ministral": COMMON
+    | {"architectures": ["MinistralForCausalLM"], "sliding_window": 64, "head_dim": 32}
+    | {"layer_types": ["full_attention", "sliding_attention"]},
     "olmo3": COMMON
     | {"architectures": ["Olmo3ForCausalLM"], "attention_bias": False, "rope_theta": 5e5, "sliding_window": 128}
     | {"layer_types": ["sliding_attention", "full_attention"], "rope_scaling": {"type": "linear", "factor": 2.0}},
@@ -258,7 +264,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     | {"attn_scale": 0.1, "attn_temperature_tuning": True, "floor_scale": 8192, "for_llm_compressor": False}
     | {"hidden_act": "silu", "interleave_moe_layer_step": 2, "intermediate_size_mlp": 192, "no_rope_layers": [1, 0]}
     | {"num_experts_per_tok": 1, "num_local_experts": 16, "rope_theta": 5e5, "use_qk_norm": True},
-    "mistral": COMMON | {"architectures": ["MistralForCausalLM"], "sliding_window": 4096},
+    "mistral": COMMON | {"architectures": ["MistralForCausalLM"], "sliding_window": 100},
     "mixtral": COMMON
     | {"architectures": ["MixtralForCausalLM"], "sliding_window": None, "num_local_experts": 8}
     | {"num_experts_per_tok": 2, "rope_theta": 1e6},
@@ -305,7 +311,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     | {"layer_types": ["sliding_attention", "full_attention"], "swiglu_limit": 7.0, "rope_theta": 150_000}
     | {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "router_aux_loss_coef": 0.9, "hidden_act": "silu"},
     "phi3": COMMON
-    | {"architectures": ["Phi3ForCausalLM"], "original_max_position_embeddings": 128, "sliding_window": 2047}
+    | {"architectures": ["Phi3ForCausalLM"], "original_max_position_embeddings": 128, "sliding_window": 64}
     | {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}, "embd_pdrop": 0.0},
 }
 SIGMOID_MOE = Moe(
@@ -422,6 +428,16 @@ DIFFERENT: dict[str, dict[str, Any]] = {
         "moe": Moe(16, 4, 48, normalize=True, dense_layers=frozenset({0}), choice_bias=True, shared_ffn_size=96),
     },
     "olmo2": {"rope": Rope(5e5, 16), "qk_norm": "all", "pre_norms": False, "post_norms": True},
+    "exaone4": {
+        "head_dim": 32,
+        "rope": Rope(1e4, 32),
+        "windows": (64, 0),
+        "still_layers": frozenset({1}),
+        "qk_norm": "heads",
+        "pre_norms": False,
+        "post_norms": True,
+    },
+    "ministral": {"head_dim": 32, "rope": Rope(1e4, 32), "windows": (0, 64)},
     "olmo3": {
         "rope": Rope(5e5, 16, (2.0,) * 8),
         "local_rope": Rope(5e5, 16),
@@ -449,7 +465,7 @@ DIFFERENT: dict[str, dict[str, Any]] = {
             scales_inputs=True,
         ),
     },
-    "mistral": {"windows": (4096, 4096)},
+    "mistral": {"windows": (100, 100)},
     "mixtral": {"rope": Rope(1e6, 16), "moe": Moe(8, 2, 96, normalize=True)},
     "qwen2": {"rope": Rope(1e6, 16), "qkv_bias": True},
     "qwen3": {"rope": Rope(1e6, 32), "head_dim": 32, "qk_norm": "heads"},
@@ -483,7 +499,7 @@ DIFFERENT: dict[str, dict[str, Any]] = {
         "qk_norm": "heads",
         "value_norm": True,
         "norm_offset": 0.0,
-        "wide": WideHeads(32, 1, 1, keys_are_values=True),
+        "wide": WideHeads(32, 1, 1, 2, keys_are_values=True),
         "borrowing_ffn_size": 192,
         "per_layer_dim": 8,
         "layer_scales": True,
@@ -501,7 +517,7 @@ DIFFERENT: dict[str, dict[str, Any]] = {
     },
     "phi3": {
         "rope": Rope(1e4, 16, (2.0,) * 8, math.sqrt(1 + math.log(2) / math.log(128))),
-        "windows": (2047, 2047),
+        "windows": (64, 64),
     },
 }
 GEMMA: dict[str, Any] = {
@@ -511,6 +527,12 @@ GEMMA: dict[str, Any] = {
     "embedding_scale": 8.0,
     "tie_embeddings": True,
 }
+
+
+def test_a_window_of_all_layers_that_no_text_outgrows_is_none() -> None:
+    values = PUBLISHED["mistral"] | {"model_type": "mistral"}
+    for window, windows in ((255, (255, 255)), (256, ()), (None, ())):
+        assert from_hf(values | {"sliding_window": window}, {}, "tiny").windows == windows
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - WITH_IMAGES))
@@ -804,6 +826,8 @@ def test_kimi_k2_is_read_as_what_it_says_it_is() -> None:
         ("ernie4_5_moe", {"moe_intermediate_size": [48, 24]}, "moe_intermediate_size"),
         ("ernie4_5_moe", {"use_bias": True}, "use_bias=True"),
         ("olmo2", {"clip_qkv": 8.0}, "clip_qkv=8.0"),
+        ("exaone4", {"layer_types": None}, "sliding_window_pattern='LG'"),
+        ("ministral", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ("olmo3", {"attention_bias": True}, "attention_bias=True"),
         ("granite", {"mlp_bias": True}, "mlp_bias=True"),
         ("granite", {"attention_bias": True}, "attention_bias=True"),
@@ -876,7 +900,7 @@ def test_what_a_family_does_not_compute_is_refused_by_name(family: str, change: 
 
 def test_states_beside_attention_of_two_kinds_are_refused() -> None:
     """States are kept in pages of one kind."""
-    config = tiny_config(recurrent=Recurrent((0,), ShortConv(32, 3)), windows=(0, 16), wide=WideHeads(32, 1, 1))
+    config = tiny_config(recurrent=Recurrent((0,), ShortConv(32, 3)), windows=(0, 16), wide=WideHeads(32, 1, 1, 2))
     with pytest.raises(ConfigError, match="recurrent layers beside attention of two kinds"):
         config.validate()
 

@@ -313,18 +313,40 @@ GEMMA3_27B: dict[str, Any] = {
     "intermediate_size": 21504,
     "sliding_window": 1024,
 }
+WIDE: dict[str, Any] = {
+    "num_attention_heads": 32,
+    "global_head_dim": 512,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+}
+DENSE: dict[str, Any] = WIDE | {"num_hidden_layers": 60, "num_key_value_heads": 16, "num_global_key_value_heads": 4}
+DENSE |= {"hidden_size": 5376, "intermediate_size": 21504, "sliding_window": 1024}
+FEW_HEADS: dict[str, Any] = WIDE | {"num_hidden_layers": 30, "num_key_value_heads": 8, "num_global_key_value_heads": 2}
+FEW_HEADS |= {"hidden_size": 2816, "sliding_window": 1024}
+LENT: dict[str, Any] = {
+    "num_hidden_layers": 35,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 1,
+    "num_kv_shared_layers": 20,
+}
+LENT |= {"layer_types": [*["sliding_attention"] * 4, "full_attention"] * 7, "hidden_size": 1536}
+LENT |= {"global_head_dim": 512, "sliding_window": 512}
 # by family: settings, KiB a token in layers that see all, what the others see, and in how many groups these are
-WINDOWED: dict[str, tuple[dict[str, Any], int, int, int]] = {
-    "Gemma3Text": (GEMMA3_27B, 10 * 8, 1024, 6),  # 52 layers: the last group has two
-    "GptOss": ({}, 18 * 2, 128, 1),
+WINDOWED: dict[str, tuple[str, dict[str, Any], int, int, int]] = {
+    "Gemma 3 27B": ("Gemma3Text", GEMMA3_27B, 10 * 8, 1024, 6),  # 52 layers: the last group has two
+    "gpt-oss-120b": ("GptOss", {}, 18 * 2, 128, 1),
+    "Gemma 4, a wide layer is a half of another": ("Gemma4Text", DENSE, 10 * 8, 1024, 10),  # fives
+    "Gemma 4, two narrow layers and a half are all wide ones": ("Gemma4Text", FEW_HEADS, 5 * 4, 1024, 13),  # pairs
+    "Gemma 4, a wide layer is two others, later ones borrow": ("Gemma4Text", LENT, 3 * 2, 512, 2),  # sixes
+    "Mistral 7B": ("Mistral", {"max_position_embeddings": 32768}, 4 * 4, 4096, 7),  # four of 32 keep all
 }
 
 
-@pytest.mark.parametrize("family", WINDOWED)
+@pytest.mark.parametrize("name", WINDOWED)
 def test_of_layers_with_windows_what_is_live_is_counted(
-    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings, kv_kib, window, num_groups = WINDOWED[family]
+    family, settings, kv_kib, window, num_groups = WINDOWED[name]
     architecture = f"{family.removesuffix('Text')}ForCausalLM"
     getattr(transformers, f"{family}Config")(**settings, architectures=[architecture]).save_pretrained(tmp_path)
     kept, freed = (described(tmp_path, capsys, kv_windows=each, page_size=16) for each in ("keep", "free"))
@@ -349,6 +371,31 @@ def test_people_are_told_what_windows_keep(tmp_path: Path, capsys: pytest.Captur
     assert "KV a token   80 KiB in bfloat16, of layers that see all\n" in told
     assert "KV windows   495 MiB a request at most, in 52 layers that see 1,024 tokens\n" in told
     assert " tokens, less 396 pages a request for windows\n" in told
+
+
+def test_people_are_told_of_layers_whose_heads_have_two_widths_and_of_windows_everywhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, said in (
+        (
+            "Gemma 4, a wide layer is a half of another",
+            "KV           keys and values of 10 layers, 4 heads of 512\n"
+            "KV           keys and values of 50 layers, 16 heads of 256\n"
+            "KV a token   80 KiB in bfloat16, of layers that see all\n"
+            "KV windows   825 MiB a request at most, in 50 layers that see 1,024 tokens\n",
+        ),
+        (
+            "Mistral 7B",
+            "KV           keys and values of 4 layers, 8 heads of 128\n"
+            "KV a token   16 KiB in bfloat16, of 4 layers that keep all\n"
+            "KV windows   451.5 MiB a request at most, in 28 layers that see 4,096 tokens\n",
+        ),
+    ):
+        family, settings, *_ = WINDOWED[name]
+        made = getattr(transformers, f"{family}Config")
+        made(**settings, architectures=[f"{family.removesuffix('Text')}ForCausalLM"]).save_pretrained(tmp_path)
+        assert main(DescribeConfig(model=str(tmp_path), kv_windows="free")) == 0
+        assert said in capsys.readouterr().out
 
 
 def test_people_are_told_of_every_region_of_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

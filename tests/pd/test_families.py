@@ -70,7 +70,10 @@ def few_pages(beside: dict[str, Any]) -> int:
 def test_a_pair_generates_the_tokens_and_scores_of_transformers_also_from_cached_prefixes(
     family_model: Any, new_model: Any, beside: dict[str, Any], make_pair: Any
 ) -> None:
-    """Requests overlap, prompts are cut; in the second round both sides have the prompts cached, and tell scores."""
+    """Requests overlap, prompts are cut; in the second round both sides have the prompts cached, and tell scores.
+
+    What crosses the network of a prompt that decode has nothing of is what is live behind it, and no page more.
+    """
     pair = make_pair(
         prefill_pages=NUM_PAGES,
         decode_pages=NUM_PAGES,
@@ -85,10 +88,18 @@ def test_a_pair_generates_the_tokens_and_scores_of_transformers_also_from_cached
             pair.start_with(params, room, prompt)
         pair.run()
         assert [pair.tokens(first_room + i) for i in range(len(family_model.prompts))] == family_model.outputs
+        if first_room == 1:
+            assert pair.num_written == sum(num_live(len(prompt), beside) for prompt in family_model.prompts)
     for room, (tokens, logits) in enumerate(zip(family_model.outputs, family_model.logits, strict=True), 100):
         expected = logits[-num_outputs - 1 : -1].log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
         torch.testing.assert_close(torch.tensor(pair.logprobs(room)), expected, atol=1e-3, rtol=0.0)
     pair.assert_clean()
+
+
+def num_live(num_tokens: int, beside: dict[str, Any]) -> int:
+    """Return the pages that a request needs behind its prompt: of all tokens, of its windows, of its state."""
+    windows: int = beside["windows"].num_live(num_tokens, PAGE_SIZE)
+    return -(-num_tokens // PAGE_SIZE) + windows + int(beside["pages_per_state"])
 
 
 def test_requests_that_are_replayed_in_mid_stream_go_on_with_the_same_tokens(

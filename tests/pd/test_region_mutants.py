@@ -3,7 +3,7 @@
 A latent is key and value of all heads, so a page of them has no second copy of anything that could hide a mistake.
 Index keys lie behind the latents and are read by nobody but the indexer: where they are wrong, attention is as good as
 ever, to the wrong tokens. Latents may be lent to later layers, some of which have index keys. Layers with a window and
-those without have a region each, and some of both lend their keys.
+those without have a region each, and some of both lend their keys; or their groups take turns in pages of one region.
 What a new region needs is a model and rows in `MUTANTS`.
 """
 
@@ -17,8 +17,10 @@ import pytest
 import torch
 import transformers
 
-from diptych.checkpoints.source import ModelSource, open_model
+from diptych.checkpoints.source import ModelSource, keeping_all, open_model
+from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.runner.model_runner import ModelRunner
+from diptych.engine.values.kv_regions import window_pages
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.output import FailureCode
 from diptych.kvtransfer.layout import PoolLayout
@@ -76,14 +78,25 @@ BORROWERS: Final = {key: value for key, value in LATENTS.items() if key != "q_lo
     "index_topk": 4,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
 }
-MODELS: Final[dict[str, tuple[str, dict[str, Any], int]]] = {  # by the region that is damaged: which one of a page
+IN_GROUPS: Final = KINDS | {
+    "sliding_window": 8,
+    "num_hidden_layers": 7,
+    "layer_types": [*["sliding_attention"] * 3, "full_attention", *["sliding_attention"] * 2, "full_attention"],
+    "global_head_dim": 64,
+}
+MODELS: Final[dict[str, tuple[str, dict[str, Any], int]]] = {  # by what is damaged: which region of a page
     "latents": ("DeepseekV3", LATENTS, 0),
     "index keys": ("DeepseekV32", LATENTS | {"index_n_heads": 8, "index_head_dim": INDEX_DIM, "index_topk": 4}, 1),
     "lent latents": ("MistralLarge4", BORROWERS, 0),
     "index keys of those that borrow": ("MistralLarge4", BORROWERS, 1),
     "windows": ("Gemma4", KINDS, 0),
     "wide heads": ("Gemma4", KINDS, 1),
+    "pages of wide heads": ("Gemma4", IN_GROUPS, 0),
+    "pages of windows": ("Gemma4", IN_GROUPS, 1),
+    "pages of the last windows, which are lent": ("Gemma4", IN_GROUPS, 2),
 }
+KEEPING: Final = ("windows", "wide heads")
+GROUPS: Final = {"pages of wide heads": 0, "pages of windows": 1, "pages of the last windows, which are lent": 2}
 Cells = np.ndarray[Any, Any]  # [num_pages, num_layers, num_planes, PAGE_SIZE, heads and dimensions]: of some pages
 Mutant = Callable[[Cells, Cells], Cells]
 
@@ -133,6 +146,19 @@ def with_the_layer_before_in_place_of_the_last(before: Cells, arrived: Cells) ->
     return np.concatenate([arrived[:, :-1], arrived[:, -2:-1]], axis=1)
 
 
+def oldest_seen_page_dropped(before: Cells, arrived: Cells) -> Cells:
+    """The one before it is there for whoever goes on behind the last whole page."""
+    return np.concatenate([arrived[:1], before[1:2], arrived[2:]])
+
+
+def oldest_seen_page_zeroed(before: Cells, arrived: Cells) -> Cells:
+    return oldest_seen_page_dropped(np.zeros_like(before), arrived)
+
+
+def without_the_newest_page(before: Cells, arrived: Cells) -> Cells:
+    return np.concatenate([arrived[:-1], before[-1:]])
+
+
 def with_values_in_place_of_keys(before: Cells, arrived: Cells) -> Cells:
     """In one of the regions both are made of the same numbers."""
     return arrived[:, :, ::-1]
@@ -152,6 +178,7 @@ OF_KINDS: Final = (
     with_values_in_place_of_keys,
     with_keys_as_values,
 )
+OF_GROUPS: Final = (oldest_seen_page_dropped, oldest_seen_page_zeroed, without_the_newest_page, *OF_KINDS)
 OF_LATENTS: Final = (
     first_page_dropped,
     first_page_zeroed,
@@ -173,6 +200,9 @@ MUTANTS: Final[dict[str, tuple[Mutant, ...]]] = {
     "index keys of those that borrow": OF_INDEX_KEYS,
     "windows": OF_KINDS,
     "wide heads": (first_page_dropped, first_page_zeroed, *OF_KINDS),
+    "pages of wide heads": (first_page_dropped, zeroed, shifted, with_values_in_place_of_keys, with_keys_as_values),
+    "pages of windows": OF_GROUPS,
+    "pages of the last windows, which are lent": (zeroed, with_the_layer_before_in_place_of_the_last),
 }
 ROWS: Final = [(region, mutant) for region, mutants in MUTANTS.items() for mutant in mutants]
 planted = pytest.mark.parametrize(
@@ -193,6 +223,23 @@ def damaged(layout: PoolLayout, index: int, mutant: Mutant, before: Any, arrived
     changed = mutant(*(pages[:, start:end].reshape(shape) for pages in (flat_before, flat)))
     parts = [flat[:, :start], changed.reshape(len(flat), -1), flat[:, end:]]
     return np.concatenate(parts, axis=1).reshape(arrived.shape)
+
+
+def damaged_in_group(source: ModelSource, group: int, mutant: Mutant, before: Any, arrived: Any) -> Any:
+    """Return whole pages of a group of layers, which lie at the beginning of each, gone through `mutant`."""
+    kind, changed = source.config.kinds[group], arrived.reshape(len(arrived), -1).copy()
+    num_layers = kind.num_layers - kind.num_borrowing
+    shape = len(arrived), num_layers, 2, PAGE_SIZE, kind.num_kv_heads * kind.head_dim
+    end = int(np.prod(shape[1:]))
+    pages = (each.reshape(len(each), -1)[:, :end].reshape(shape) for each in (before, arrived))
+    changed[:, :end] = mutant(*pages).reshape(len(arrived), -1)
+    return changed.reshape(arrived.shape)
+
+
+def of_group(cache: KvCache, pages: Any, group: int) -> Any:
+    """Return which of some pages of a peer are those of a group."""
+    is_of_tokens = np.isin(pages, cache.page_table)
+    return is_of_tokens if group == 0 else np.isin(pages, cache.window_table[..., group - 1]) & ~is_of_tokens
 
 
 def new_model_of(family: str, settings: dict[str, Any]) -> Any:
@@ -216,7 +263,8 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelSource]:
             if name.endswith("self_attn.q_norm.weight"):
                 parameter.data *= 0.3  # so that a query sees more than a token or two
         model.save_pretrained(folder)
-        found[region] = open_model(str(folder))
+        source = open_model(str(folder))
+        found[region] = keeping_all(source) if region in KEEPING else source
     return found
 
 
@@ -233,7 +281,13 @@ def new_pair(sources: dict[str, ModelSource], make_pair: Any) -> NewPair:
             super()._copy(side, other, write)
 
         def _damage(self, other: Any, pages: Any) -> None:
-            if self.mutant is not None:
+            if self.mutant is not None and self.region in GROUPS:
+                hit = of_group(other.cache, pages, GROUPS[self.region])
+                if hit.any():
+                    found = other.kv[pages[hit]].copy()
+                    change = GROUPS[self.region], self.mutant, self._before[hit], found
+                    other.kv[pages[hit]] = damaged_in_group(sources[self.region], *change)
+            elif self.mutant is not None:
                 other.kv[pages] = damaged(
                     layout_of(sources[self.region]),
                     MODELS[self.region][2],
@@ -254,6 +308,7 @@ def new_pair(sources: dict[str, ModelSource], make_pair: Any) -> NewPair:
             max_step_tokens=64,
             model=new_model,
             rules=TransferRules(integrity=integrity),
+            windows=window_pages(sources[region].config, 64),
         )
         pair.region, pair.mutant = region, mutant
         return pair
@@ -268,6 +323,19 @@ def generated(pair: Any, room: int) -> list[int]:
     return tokens
 
 
+@pytest.fixture(scope="module")
+def known() -> dict[str, list[int]]:
+    """What has been generated without a mutant."""
+    return {}
+
+
+@pytest.fixture
+def expected(new_pair: NewPair, region: str, known: dict[str, list[int]]) -> list[int]:
+    if region not in known:
+        known[region] = generated(new_pair(region, "always"), 1)
+    return known[region]
+
+
 @planted
 def test_what_arrives_damaged_is_refused(new_pair: NewPair, region: str, mutant: Mutant) -> None:
     pair = new_pair(region, "always", mutant)
@@ -277,21 +345,41 @@ def test_what_arrives_damaged_is_refused(new_pair: NewPair, region: str, mutant:
 
 
 @planted
-def test_without_digests_it_changes_tokens(new_pair: NewPair, region: str, mutant: Mutant) -> None:
+def test_without_digests_it_changes_tokens(new_pair: NewPair, region: str, mutant: Mutant, expected: list[int]) -> None:
     tokens = generated(new_pair(region, "off", mutant), 1)
     assert len(tokens) == NUM_TOKENS
-    assert tokens != generated(new_pair(region, "always"), 1)
+    assert tokens != expected
+
+
+def cached(cache: KvCache, group: int) -> Any:
+    """Return the pages of the only text that is cached that the prompt begins behind: of windows those that it sees."""
+    (node,) = cache.tree._root.children.values()
+    path = [node]
+    while path[-1].children:
+        path.extend(path[-1].children.values())
+    num_pages = len(PROMPT) // PAGE_SIZE
+    if not group:
+        return np.concatenate([each.pages for each in path])[:num_pages]
+    return next(
+        (cache.tree.windows.live(each)[:, group - 1] for each in path if each.end == num_pages), path[0].pages[:0]
+    )
 
 
 @planted
 def test_in_a_cache_it_changes_tokens(
-    new_pair: NewPair, sources: dict[str, ModelSource], region: str, mutant: Mutant
+    new_pair: NewPair, sources: dict[str, ModelSource], region: str, mutant: Mutant, expected: list[int]
 ) -> None:
     """The prompt's pages are read a second time, on both sides, by the same prompt."""
-    pair, expected = new_pair(region, "off"), generated(new_pair(region, "always"), 1)
+    pair = new_pair(region, "off")
     assert generated(pair, 1) == generated(pair, 2) == expected
     layout, index = layout_of(sources[region]), MODELS[region][2]
     for side in (pair.prefill, pair.decode):
+        if region in GROUPS:
+            pages = cached(side.cache, index)
+            found = side.kv[pages].copy()
+            if len(pages):  # decode is sent what windows see once more
+                side.kv[pages] = damaged_in_group(sources[region], index, mutant, np.zeros_like(found), found)
+            continue
         used = np.flatnonzero(side.kv.reshape(NUM_PAGES, -1).any(axis=1))
         assert len(used) >= len(PROMPT) // PAGE_SIZE
         side.kv[used] = damaged(layout, index, mutant, np.zeros_like(side.kv[used]), side.kv[used].copy())

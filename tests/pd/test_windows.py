@@ -157,6 +157,28 @@ def test_what_windows_take_is_no_credit(make_pair: type[Pair]) -> None:
     assert pair.decode.core.load().grantable_pages == 32 - 3 * 3 - most
 
 
+@KINDS
+@pytest.mark.parametrize("prompt_len", [3, 40, 200])
+def test_routers_are_told_what_one_more_request_could_have_and_of_whose_tokens_pages_are(
+    make_pair: type[Pair], windows: WindowPages, prompt_len: int
+) -> None:
+    """What windows take is neither: a long request makes no worker look fuller, or emptier, than it is."""
+    pair = pair_of(make_pair, windows, decode_pages=400, prefill_pages=400)
+    load, fits = pair.decode.core.load(), []
+    assert load.free_pages == load.total_pages
+    assert (load.free_pages - load.next_beside_pages) * PAGE == pair.decode.cache.windows.fitting(399, PAGE) * PAGE
+    pair.check = lambda: fits.append(pair.decode.core.load())
+    pair.start(1, list(range(prompt_len)), max_tokens=40)
+    pair.run()
+    pages = [load.total_pages - load.free_pages - load.window_pages for load in fits]
+    assert (max(pages), pages[-1]) == (-(-(prompt_len + 39) // PAGE), 0)
+    most_beside = 2 * windows.num_groups * (-(-windows.window // PAGE) + 2)  # cached ones stay while some are seen
+    assert 0 < max(load.window_pages for load in fits) <= most_beside
+    assert fits[-1].window_pages == 0
+    fewest_left = min(load.free_pages - load.next_beside_pages for load in fits)
+    assert fewest_left >= 399 - load.next_beside_pages - max(pages) - most_beside
+
+
 def test_a_hand_off_says_which_tokens_of_which_groups_it_brings(
     make_pair: type[Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:

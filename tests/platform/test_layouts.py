@@ -99,6 +99,14 @@ def test_index_keys_are_handed_over_with_latents_to_other_pages_and_fewer_ranks(
     assert_handed_over_whole(start, tiny_sparse_folder, "--tp 2", "--tp 1 --page-size 8")
 
 
+def test_windows_of_layers_with_other_heads_are_handed_over_between_workers_of_two_ranks(
+    start: Any, tiny_wide_folder: Path
+) -> None:
+    """Of the wide head each rank has a copy, in pages of groups that take turns."""
+    assert len(open_model(str(tiny_wide_folder)).config.page_groups) == 3
+    assert_handed_over_whole(start, tiny_wide_folder, "--tp 2", "--tp 2")
+
+
 def assert_handed_over_whole(start: Any, folder: Path, prefill: str, decode: str) -> None:
     with Engine(str(folder), EngineOptions(kv_cache_mib=8)) as engine:
         alone = [each.token_ids for each in engine.generate_batch(PROMPTS, GREEDY)]

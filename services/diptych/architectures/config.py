@@ -16,6 +16,7 @@ Scoring = Literal["softmax", "sigmoid"]
 # each head by itself; all heads as one vector; each head by itself and without weights, in layers that rotate
 QkNorm = Literal["heads", "all", "unweighted"]
 MAX_EXPERTS: Final = 1 << 17  # of all layers together
+GROUPS_OF_WINDOWS: Final = 8  # of layers, at least, where all have windows
 MAX_GROWTHS: Final = 1 << 20  # of queries: how often they may grow
 
 
@@ -137,6 +138,7 @@ class WideHeads:
     head_dim: int
     num_kv_heads: int  # of them a process computes so many,
     total_kv_heads: int  # the model has so many
+    total_others: int  # heads for keys and values that the model has in the other layers
     keys_are_values: bool = False  # one projection makes both; they differ in norm and rotation
 
 
@@ -248,31 +250,72 @@ class ModelConfig:
     def page_groups(self) -> tuple[tuple[int, ...], ...]:
         """The layers whose keys and values of some tokens share a page.
 
-        Group 0 has the layers that see all tokens, each further group as many layers with a window, or fewer: pages of
-        these are free once no window sees their tokens. Models whose layers are not of these two kinds have one group.
+        Group 0 has the layers that see all tokens, each further group as many layers with a window as take no more than
+        those, or fewer: pages of these are free once no window sees their tokens. Where all layers have windows, the
+        first ones stand for those that see all: their pages are the text's. Other models have one group.
         """
         if not self._frees_windows:
             return (self.attention_layers,)
-        full, windowed = ([each for each in range(self.num_layers) if bool(self.window(each)) == is_] for is_ in (0, 1))
-        runs = (windowed[start : start + len(full)] for start in range(0, len(windowed), len(full)))
+        full, windowed = self._kept_layers
+        windowed.sort(key=self.window)  # those of one size lie together
+        full, windowed = (full, windowed) if full else (windowed[: self._num_standing], windowed[self._num_standing :])
+        size = max(1, len(full) * self._cells(full[0]) // self._cells(windowed[0]))
+        runs = (sorted(windowed[start : start + size]) for start in range(0, len(windowed), size))
         return tuple(map(tuple, (full, *runs)))
 
     @property
+    def _kept_layers(self) -> tuple[list[int], list[int]]:
+        """The layers that see all tokens, and those with a window, without those that borrow keys and values."""
+        kept = [layer for layer in range(self.num_layers) if self.keeps(layer)]
+        return [each for each in kept if not self.window(each)], [each for each in kept if self.window(each)]
+
+    @property
+    def _num_standing(self) -> int:
+        """How many layers stand for those that see all, where none does."""
+        return max(1, self.num_layers // GROUPS_OF_WINDOWS)
+
+    def _cells(self, layer: int) -> int:
+        """The numbers of a token in a plane of `layer`, of the whole model: ranks divide layers alike."""
+        if self.wide is None:
+            return self.num_kv_heads * self.head_dim
+        total_heads = self.wide.total_others if self.window(layer) else self.wide.total_kv_heads
+        return total_heads * self.head_dim_of(layer)
+
+    @property
     def _frees_windows(self) -> bool:
-        """Whether layers with a window, all of one size, have pages of their own, which others have no part in."""
-        num_full = sum(not window for window in self.windows)
-        is_mixed = 0 < num_full <= self.num_layers - num_full and len(set(self.windows)) == 2
-        others = (self.latent, self.wide, self.recurrent, self.num_borrowing, self.sources)
-        return is_mixed and not (self.keeps_all or any(others) or self.ffn_only or self.without_ffn)
+        """Whether layers with a window have pages of their own, which others have no part in."""
+        others = (self.latent, self.recurrent, self.sources, self.ffn_only, self.without_ffn)
+        if self.keeps_all or any(others) or not self._has_usual_windows:
+            return False
+        full, windowed = self._kept_layers
+        if not full:
+            return self.num_layers > 1
+        return len(full) * self._cells(full[0]) <= len(windowed) * self._cells(windowed[0])
+
+    @property
+    def _has_usual_windows(self) -> bool:
+        """Whether those who borrow find what they borrow in one group, and chunks end together."""
+        full, windowed = self._kept_layers
+        num_sizes = len({self.window(layer) for layer in windowed})
+        if self.num_borrowing:
+            return self.wide is not None and bool(full) and num_sizes == 1
+        return num_sizes == 1 if self.chunked else num_sizes > 0
 
     @property
     def layers_by_kind(self) -> tuple[tuple[int, ...], ...]:
         """The layers of each kind of attention: those of each region of pages, with a window, then without.
 
-        Or where pages are of groups of layers: those of each group.
+        Or where pages are of groups of layers: those of each group, and in the last one of their kind those that borrow
+        its keys and values.
         """
+        groups = self.page_groups
+        if len(groups) > 1:
+            borrowing = [layer for layer in range(self.num_layers) if not self.keeps(layer)]
+            last = {bool(self.window(layers[0])): index for index, layers in enumerate(groups)}
+            by_group = [[each for each in borrowing if last[bool(self.window(each))] == i] for i in range(len(groups))]
+            return tuple((*layers, *others) for layers, others in zip(groups, by_group, strict=True))
         if self.wide is None:
-            return self.page_groups
+            return groups
         kinds = ([each for each in range(self.num_layers) if bool(self.window(each)) == slides] for slides in (1, 0))
         return tuple(tuple(layers) for layers in kinds if layers)
 

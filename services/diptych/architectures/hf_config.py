@@ -232,6 +232,11 @@ class HfConfig(Mapping[str, Any]):
         return listed
 
 
+def windows_everywhere(window: int | None, config: ModelConfig) -> tuple[int, ...]:
+    """Return those of a model whose layers all have one: none, where no text that it takes outgrows them."""
+    return (window,) * config.num_layers if window and window < config.context_len else ()
+
+
 def read_rope(
     parameters: Parameters, *, theta: float, dim: int, context_len: int, original_len: int, model_id: str
 ) -> Rope:

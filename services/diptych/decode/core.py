@@ -303,6 +303,8 @@ class DecodeCore:
             num_running=num_running,
             free_pages=self._cache.num_available,
             total_pages=self._cache.pool.capacity,
+            window_pages=self._cache.num_window_pages_held,
+            next_beside_pages=self._cache.num_beside_next,
             waiting_tokens=self._waiting.num_tokens + self._running.waiting_tokens,
             num_waiting_prompts=self._waiting.num_prompts + self._running.num_prompts,
             grantable_pages=self._grants.num_pages_left,

@@ -314,6 +314,8 @@ class PrefillCore:
             num_running=phases.count(Phase.RUNNING) + phases.count(Phase.TRANSFERRING) + num_still,
             free_pages=self._cache.num_available,
             total_pages=self._cache.pool.capacity,
+            window_pages=self._cache.num_window_pages_held,
+            next_beside_pages=self._cache.num_beside_next,
             waiting_tokens=sum(room.uncomputed_len for room in self._rooms),
             num_waiting_prompts=num_waiting,
             blocked_tokens=sum(room.uncomputed_len for room in self._rooms if room.phase is Phase.BOOTSTRAPPING),

@@ -110,7 +110,7 @@ class Control:
             load.num_running,
             load.num_waiting,
             load.waiting_tokens,
-            (load.total_pages - load.free_pages) * page_size,
+            (load.total_pages - load.free_pages - load.window_pages) * page_size,
             load.num_running * self._output_len() / 2 + load.num_waiting * self._output_len(),
             self._clock() - min(unanswered, default=self._clock()),
         )

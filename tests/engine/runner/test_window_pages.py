@@ -21,10 +21,17 @@ from diptych.engine.runner.gpu.ladder import ladder
 from diptych.engine.runner.loaded_model import ModelOptions, load_model
 from diptych.engine.values.batch import ForwardBatch, ForwardMode
 
-FAMILIES = ("gpt oss", "gemma3, groups of windows of which the last is not full", "llama 4")
+FAMILIES = (
+    "gpt oss",
+    "gemma3, groups of windows of which the last is not full",
+    "llama 4",
+    "gemma4, groups of layers with heads of two widths",
+    "mistral",
+)
+FEW_FAMILIES = ("gpt oss", "llama 4", "gemma4, groups of layers with heads of two widths")  # for Triton's interpreter
 of_families = pytest.mark.parametrize("family_model", FAMILIES, indirect=True)
 CHUNKS, NUM_DECODED = (7, 1, 30, 16, 21), 35
-FEW_CHUNKS = (20,)  # for Triton's interpreter
+FEW_CHUNKS = (20,)  # likewise
 NUM_TOKENS = 120
 NewDriver = Callable[..., Any]
 
@@ -65,7 +72,7 @@ def test_logits_are_those_of_a_model_that_keeps_all_tokens(
     torch.testing.assert_close(own, kept, atol=tolerance, rtol=0.0)
 
 
-@of_families
+@pytest.mark.parametrize("family_model", FEW_FAMILIES, indirect=True)
 def test_kernels_of_gpus_give_the_logits_of_a_model_that_keeps_all_tokens(
     new_driver: NewDriver, family_model: Any, device: torch.device
 ) -> None:
@@ -111,7 +118,7 @@ def test_replays_give_the_logits_of_steps_that_are_launched(new_driver: NewDrive
     replayed.runner = emulated_runner(
         model, replayed.kv, limits_of(source), rungs=ladder(8), token_rungs=(16, 64), recorder=recorder
     )
-    torch.testing.assert_close(logits(replayed), logits(launched), atol=1e-4, rtol=0.0)
+    torch.testing.assert_close(logits(replayed), logits(launched), atol=1e-4, rtol=1e-4)
     assert (len(replayed.runner.recorded.graphs), len(replayed.runner.recorded.pieces)) == (1, 2)
 
 

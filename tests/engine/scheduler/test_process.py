@@ -9,7 +9,7 @@ from typing import Any
 
 from tiny_config import tiny_config
 
-from diptych.architectures.config import ModelConfig
+from diptych.architectures.config import ModelConfig, Rope, WideHeads
 from diptych.common.members.terms import mismatch
 from diptych.engine.lora.registry import LoraRegistry
 from diptych.engine.options.config import EngineOptions, Quantization
@@ -17,6 +17,7 @@ from diptych.engine.scheduler.process import host_of
 from diptych.engine.scheduler.terms import product_terms, worker_terms
 from diptych.engine.values.kv_regions import kv_layout
 from diptych.engine.values.transfer_rules import TransferRules
+from diptych.kvtransfer.layout import HeadShare
 
 
 def test_weights_wait_for_a_step_that_still_runs_for_requests_that_have_ended(new_engine: Callable[..., Any]) -> None:
@@ -48,6 +49,21 @@ def test_workers_pair_only_with_pages_of_one_size_where_layers_with_a_window_hav
     grouped = "4 layers, 2 KV heads of 16, windows of 8 in 1 pages of their own"
     assert shapes(model) == {f"{grouped}, of 4 tokens", f"{grouped}, of 8 tokens"}
     assert shapes(replace(model, keeps_all=True)) == {"4 layers, 2 KV heads of 16"}
+
+
+def test_workers_pair_only_with_as_many_ranks_where_layers_with_heads_of_two_widths_take_turns_in_pages() -> None:
+    wide = {"wide": WideHeads(32, 1, 1, 2), "rope": Rope(1e4, 32), "local_rope": Rope(1e4, 16)}
+    model = tiny_config(num_layers=4, windows=(8, 0, 8, 0), **wide)
+
+    def shapes(config: ModelConfig) -> set[str]:
+        source: Any = SimpleNamespace(config=config, weights_id="")
+        layouts = kv_layout(config, 8, 4, "float32"), kv_layout(config, 8, 4, "float32", HeadShare(0, 2, 2))
+        return {worker_terms(source, "ucx", each, TransferRules(), EngineOptions(), "").kv_shape for each in layouts}
+
+    heads = "2 layers, 2 KV heads of 16, 2 layers, 1 KV heads of 32"
+    grouped = f"{heads}, windows of 8 in 1 pages of their own, of 4 tokens on"
+    assert shapes(model) == {f"{grouped} 1 rank", f"{grouped} 2 ranks"}
+    assert shapes(replace(model, keeps_all=True)) == {heads}
 
 
 def test_workers_pair_only_where_products_are_alike() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tiny_config import tiny_config
 
 from diptych.architectures.config import Indexer, Latent, ModelConfig, Rope, WideHeads
@@ -42,8 +43,9 @@ KINDS = tiny_config(
     windows=(8, 0) * 3,
     rope=Rope(1e4, 32),
     local_rope=Rope(1e4, 16),
-    wide=WideHeads(32, 1, 1),
+    wide=WideHeads(32, 1, 1, 2),
     num_borrowing=3,
+    keeps_all=True,
 )
 
 
@@ -59,8 +61,8 @@ def test_layers_of_two_kinds_have_a_region_each_and_those_that_borrow_none() -> 
 
 ONE_HEAD = replace(KINDS, num_kv_heads=1)  # of each kind, which all ranks hold
 KIND_CHANGES: tuple[dict[str, Any], ...] = (
-    {"wide": WideHeads(32, 2, 2)},
-    {"wide": WideHeads(64, 1, 1)},
+    {"wide": WideHeads(32, 2, 2, 2)},
+    {"wide": WideHeads(64, 1, 1, 2)},
     {"num_kv_heads": 1},
     {"num_borrowing": 2},
     {"windows": (8, 0, 0, 8, 8, 0)},
@@ -68,10 +70,47 @@ KIND_CHANGES: tuple[dict[str, Any], ...] = (
 
 
 def test_of_four_ranks_each_holds_a_copy_of_the_heads_that_are_fewer() -> None:
-    part = Shard(3, 4).config(replace(KINDS, wide=WideHeads(32, 4, 4)))
+    part = Shard(3, 4).config(replace(KINDS, wide=WideHeads(32, 4, 4, 2)))
     windows, wide = kv_regions(part, "float32", HeadShare(3, 4, 2))
     assert (windows.num_heads, windows.total_heads) == (1, 2)
     assert (wide.num_heads, wide.total_heads) == (1, 4)
+
+
+UNLIKE = replace(
+    KINDS,
+    num_layers=9,
+    windows=(8, 8, 8, 0, 8, 8, 0, 8, 0),
+    wide=WideHeads(48, 1, 1, 2),
+    num_borrowing=2,
+    keeps_all=False,
+)
+
+
+def test_groups_of_layers_with_heads_of_two_widths_take_turns_in_pages_that_hold_any_of_them() -> None:
+    """Two layers with one head of 48 take 96 numbers a token and plane; of those with two of 16, three do."""
+    assert UNLIKE.page_groups == ((3, 6), (0, 1, 2), (4, 5))
+    assert UNLIKE.layers_by_kind == ((3, 6, 8), (0, 1, 2), (4, 5, 7))  # those behind them borrow
+    assert [(kind.num_layers, kind.num_kv_heads, kind.head_dim) for kind in UNLIKE.kinds] == [
+        (3, 1, 48),
+        (3, 2, 16),
+        (3, 2, 16),
+    ]
+    assert [kind.num_borrowing for kind in UNLIKE.kinds] == [1, 0, 1]
+    assert kv_regions(UNLIKE, "bfloat16") == (Region(tuple(range(6)), 2, 1, 16, "bfloat16", 1),)
+    assert region_names(UNLIKE) == ("keys and values",)
+    assert kv_shape(UNLIKE) == (
+        "5 layers, 2 KV heads of 16, 2 layers, 1 KV heads of 48, windows of 8 in 2 pages of their own"
+    )
+
+
+def test_ranks_have_the_same_groups_where_those_with_wide_heads_outnumber_these() -> None:
+    """Each of two has a half of a layer with a window, and all of the others: these decide how wide pages are."""
+    parts = [Shard(rank, 2).config(UNLIKE) for rank in range(2)]
+    assert {part.page_groups for part in parts} == {UNLIKE.page_groups}
+    regions = {kv_regions(part, "bfloat16", HeadShare(rank, 2, 2)) for rank, part in enumerate(parts)}
+    assert regions == {(Region(tuple(range(6)), 2, 1, 16, "bfloat16", 2),)}
+    by_rank = layouts(UNLIKE, 2, 8)
+    assert [linked_ranks(one, by_rank) for one in by_rank] == [(0,), (1,)]
 
 
 def test_where_windows_have_pages_of_their_own_a_page_has_places_for_the_layers_that_see_all() -> None:
@@ -80,6 +119,9 @@ def test_where_windows_have_pages_of_their_own_a_page_has_places_for_the_layers_
     assert kv_layout(model, 5, 16, "float32") == PoolLayout.kv(5, 2, 16, 2, 16, "float32")
     assert region_names(model) == ("keys and values",)
     assert kv_shape(model) == "7 layers, 2 KV heads of 16, windows of 8 in 3 pages of their own"
+    assert kv_shape(replace(model, windows=(8, 8, 0, 8, 4, 4, 0))).endswith(
+        ", windows of 4 and 8 in 3 pages of their own"
+    )
     kept = replace(model, keeps_all=True)
     assert kv_regions(kept, "bfloat16") == (Region(tuple(range(7)), 2, 2, 16, "bfloat16", 2),)
     assert kv_shape(kept) == "7 layers, 2 KV heads of 16"
@@ -156,6 +198,27 @@ def test_a_latent_lands_once_in_every_target_however_many_ranks_hold_it(
     tokens = _tokens(kept, src[0], pages[0])
     for pool, layout in zip(pools, dst, strict=True):
         assert np.array_equal(_tokens(np.frombuffer(pool.buffer, np.uint8), layout, pages[1]), tokens)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_pages_that_unlike_groups_share_are_cast_on_their_way_whatever_they_hold(num_ranks: int) -> None:
+    share = HeadShare(0, num_ranks, 2) if num_ranks > 1 else None
+    model = UNLIKE if share is None else Shard(0, num_ranks).config(UNLIKE)
+    src, dst = (kv_layout(model, NUM_PAGES, 8, dtype, share) for dtype in ("float32", "bfloat16"))
+    network = InprocNetwork()
+    source, target = network.transport(1), network.transport(2)
+    kept = np.random.default_rng(0).normal(size=src.nbytes // 4).astype(np.float32)
+    source.allocate_pool(src).buffer[:] = kept.view(np.uint8).data
+    landed = target.allocate_pool(dst)
+    source.connect(2, target.metadata())
+    target.connect(1, source.metadata())
+    network.deliver_all()
+    pages = np.arange(NUM_PAGES)
+    source.write_pages(2, PageWrite(pages, pages[::-1].copy()), b"", Flow(7, with_digest=True))
+    network.deliver_all()
+    assert [event.error for event in source.poll() if isinstance(event, OpDone)] == [None]
+    found = torch.frombuffer(landed.buffer, dtype=torch.bfloat16, count=dst.nbytes // 2).view(NUM_PAGES, -1)
+    assert torch.equal(found.flip(0), torch.from_numpy(kept).view(NUM_PAGES, -1).bfloat16())
 
 
 def _tokens(pool: Any, layout: PoolLayout, pages: Any) -> Any:

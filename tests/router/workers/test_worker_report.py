@@ -10,3 +10,9 @@ def test_only_requests_whose_prompts_are_computed_there_are_queued_prompts() -> 
         num_waiting=5, num_waiting_prompts=2, num_running=3, waiting_tokens=70, free_pages=6, total_pages=10
     )
     assert reported_load(told, 4) == WorkerLoad(8, 70, 24, False, num_queued=2, context_tokens=16, left_tokens=70)
+
+
+def test_what_windows_take_is_neither_context_nor_room_for_tokens() -> None:
+    told = bootstrap_pb2.WorkerLoad(free_pages=6, total_pages=20, window_pages=5, next_beside_pages=4)
+    load = reported_load(told, 4)
+    assert (load.free_tokens, load.context_tokens) == ((6 - 4) * 4, (20 - 6 - 5) * 4)

@@ -139,7 +139,7 @@ class Watcher:
 
     def _held(self, member: Instance) -> Occupancy:
         load, output_len = member.load, self.lens.output
-        tokens = (load.total_pages - load.free_pages) * self.config.page_size
+        tokens = max(0, load.total_pages - load.free_pages - load.window_pages) * self.config.page_size
         left = load.num_running * output_len / 2 + load.num_waiting * output_len
         return Occupancy(load.num_running, load.num_waiting, computable_tokens(load), tokens, left)
 

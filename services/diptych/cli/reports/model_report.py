@@ -12,7 +12,13 @@ from diptych.architectures.placement import Piece
 from diptych.architectures.size import EXPERT, LINEAR, num_active_parameters, num_parameters, weights_nbytes
 from diptych.checkpoints.shard import Shard
 from diptych.engine.options.pool_size import region_words, whole_layout
-from diptych.engine.values.kv_regions import pages_per_state, region_names, state_nbytes, window_pages
+from diptych.engine.values.kv_regions import (
+    has_unlike_groups,
+    pages_per_state,
+    region_names,
+    state_nbytes,
+    window_pages,
+)
 from diptych.kernels.integer_layout import IntegerLayout
 from diptych.kernels.quantized import int4_nbytes, mxfp4_nbytes
 
@@ -83,18 +89,25 @@ def handed_over(model: ModelConfig, plan: Plan, num_tokens: int) -> int:
     """
     layout = whole_layout(model, plan.page_size, plan.kv_dtype)
     num_pages = -(-num_tokens // plan.page_size) + window_pages(model, 1).num_live(num_tokens, plan.page_size)
-    return (num_pages + pages_per_state(model, 1, STATE_DTYPE, layout)) * layout.page_nbytes
+    return (num_pages + pages_per_state(model, 1, STATE_DTYPE, layout)) * _page_nbytes(model, plan)
+
+
+def _page_nbytes(model: ModelConfig, plan: Plan) -> int:
+    """Return the bytes of a page on all ranks, each head once: but pages that unlike layers share have copies, too."""
+    if not has_unlike_groups(model):
+        return whole_layout(model, plan.page_size, plan.kv_dtype).page_nbytes
+    part = Shard(0, plan.tp).config(model)
+    return plan.tp * whole_layout(part, plan.page_size, plan.kv_dtype).page_nbytes
 
 
 def most_windowed(model: ModelConfig, plan: Plan) -> int:
     """Return the bytes that a request has at most, while it is decoded, in pages of windows."""
-    layout = whole_layout(model, plan.page_size, plan.kv_dtype)
-    return window_pages(model, 1).most_live(plan.page_size) * layout.page_nbytes
+    return window_pages(model, 1).most_live(plan.page_size) * _page_nbytes(model, plan)
 
 
 def as_json(model: ModelConfig, plan: Plan) -> dict[str, Any]:
     """Return everything as numbers; sizes in bytes."""
-    found, layout = fit(model, plan), whole_layout(model, plan.page_size, plan.kv_dtype)
+    found = fit(model, plan)
     return {
         "model": model.model_id,
         "architecture": model.architecture,
@@ -102,7 +115,7 @@ def as_json(model: ModelConfig, plan: Plan) -> dict[str, Any]:
         "context_tokens": model.context_len,
         "parameters": num_parameters(model),
         "active_parameters": num_active_parameters(model),
-        "kv_token_bytes": layout.page_nbytes / plan.page_size,
+        "kv_token_bytes": _page_nbytes(model, plan) / plan.page_size,
         "kv_window_bytes": most_windowed(model, plan),
         "gpu": {"weights_bytes": found.weights, "page_bytes": found.page, "pages": found.pages},
         "state_bytes": state_nbytes(model.recurrent, STATE_DTYPE) if model.recurrent else 0,
@@ -121,15 +134,7 @@ def _facts(model: ModelConfig, plan: Plan) -> Iterator[tuple[str, str]]:
     yield "layers", f"{model.num_layers}{_experts(model)}"
     yield "context", f"{model.context_len:,} tokens"
     yield "parameters", _billions(total) + (f", of which a token meets {_billions(active)}" if active < total else "")
-    layout = whole_layout(model, plan.page_size, plan.kv_dtype)
-    token = layout.page_nbytes / plan.page_size
-    for name, region in zip(region_names(model), layout.regions, strict=True):
-        yield "KV", region_words(name, region)
-    groups = model.page_groups
-    yield "KV a token", f"{_size(token)} in {plan.kv_dtype}" + (", of layers that see all" if len(groups) > 1 else "")
-    if len(groups) > 1:
-        most, seen = _size(most_windowed(model, plan)), f"{max(model.windows):,} tokens"
-        yield "KV windows", f"{most} a request at most, in {sum(map(len, groups[1:]))} layers that see {seen}"
+    yield from _kv_facts(model, plan)
     if model.recurrent is not None:
         size, num_layers = state_nbytes(model.recurrent, STATE_DTYPE), len(model.recurrent.layers)
         yield "state", f"{_size(size)} a request, in {num_layers} layers that keep no KV"
@@ -138,6 +143,27 @@ def _facts(model: ModelConfig, plan: Plan) -> Iterator[tuple[str, str]]:
         _on_gpus(fit(model, plan), plan, window_pages(model, 1).most_live(plan.page_size)),
     )
     yield "handed over", ", ".join(f"{each:,} tokens: {_size(handed_over(model, plan, each))}" for each in _lens(model))
+
+
+def _kv_facts(model: ModelConfig, plan: Plan) -> Iterator[tuple[str, str]]:
+    groups, token = model.page_groups, f"{_size(_page_nbytes(model, plan) / plan.page_size)} in {plan.kv_dtype}"
+    if not has_unlike_groups(model):
+        layout = whole_layout(model, plan.page_size, plan.kv_dtype)
+        for name, region in zip(region_names(model), layout.regions, strict=True):
+            yield "KV", region_words(name, region)
+    else:
+        for layers in (groups[0], [layer for group in groups[1:] for layer in group]):
+            num_heads, dim = model.kv_heads_of(layers[0]), model.head_dim_of(layers[0])
+            heads = f"{num_heads} heads" if num_heads > 1 else "one head"
+            yield "KV", f"keys and values of {len(layers)} layers, {heads} of {dim}"
+    if len(groups) == 1:
+        yield "KV a token", token
+        return
+    whose = "layers that see all" if not model.window(groups[0][0]) else f"{len(groups[0])} layers that keep all"
+    yield "KV a token", f"{token}, of {whose}"
+    sizes = sorted({model.window(layer) for group in groups[1:] for layer in group})
+    seen = f"{sum(map(len, groups[1:]))} layers that see {' or '.join(f'{each:,}' for each in sizes)} tokens"
+    yield "KV windows", f"{_size(most_windowed(model, plan))} a request at most, in {seen}"
 
 
 def _experts(model: ModelConfig) -> str:

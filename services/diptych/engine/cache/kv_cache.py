@@ -104,6 +104,17 @@ class KvCache:
         return self.pool.num_free + self.tree.num_evictable
 
     @property
+    def num_window_pages_held(self) -> int:
+        """Pages that a request could not get now because others see them in layers with a window."""
+        return self._windows.num_own + self.tree.windows.num_pages - self.tree.windows.num_evictable
+
+    @property
+    def num_beside_next(self) -> int:
+        """Of the pages that a request could get now, those that its windows and its state would take."""
+        left = max(0, self.num_available - self.pages_per_state)
+        return self.num_available - self.windows.fitting(left, self.page_size)
+
+    @property
     def is_held(self) -> bool:
         """Whether a tier writes pages or a request holds some, be it one that has ended and is in a step that runs."""
         return len(self._free_rows) < self.num_rows or bool(self._restores)
@@ -418,6 +429,9 @@ class KvCache:
             importing=[self.owned_pages(request) for request in holders.importing],
             quarantined=list(holders.quarantined),
         )
+        holders_own = sum(self._windows.own(each).size for each in (*holders.owning, *holders.importing))
+        if holders_own != self._windows.num_own:
+            problems.append(f"{self._windows.num_own} pages of windows are counted as requests' own, not {holders_own}")
         return problems + self.tree.check()
 
     def clear(self) -> None:

@@ -32,6 +32,7 @@ class RequestWindows:
         by_group = np.zeros((windows.num_groups, *page_table.shape), dtype=np.int32)  # as steps take it
         self.table: I32 = by_group.transpose(1, 2, 0)  # [max_requests, max_pages, num_groups]
         self._part_way: dict[Request, None] = {}  # whose prompts will get more pages
+        self.num_own = 0  # pages that are requests' own
 
     @property
     def num_owed(self) -> int:
@@ -84,6 +85,7 @@ class RequestWindows:
         if first < own:
             self.table[request.row, first:own] = self._tree.windows.live(request.node)
         self.table[request.row, own : request.windows_end] = pages.reshape(-1, self._windows.num_groups)
+        self.num_own += pages.size
         self._fill_passed(request)
         if request.windows_end < request.num_pages:
             self._part_way[request] = None
@@ -93,6 +95,7 @@ class RequestWindows:
         end = request.windows_end + len(pages)
         self.table[request.row, request.windows_end : end] = pages
         request.windows_end = end
+        self.num_own += pages.size
         if end >= request.num_pages:
             self._part_way.pop(request, None)
 
@@ -105,6 +108,7 @@ class RequestWindows:
         if first <= passed:
             return NO_PAGES
         own: Pages = self.table[request.row, max(passed, request.first_own_window) : first].flatten()
+        self.num_own -= own.size
         request.first_window, request.first_own_window = first, max(first, request.first_own_window)
         self._fill_passed(request)
         assert request.node is not None
@@ -134,6 +138,7 @@ class RequestWindows:
         kept = self._tree.windows.keep(node, first, rows)
         self._pool.cache(rows[kept == rows])
         self.table[request.row, first : node.end] = kept
+        self.num_own -= rows.size
         request.first_own_window = node.end
         duplicate: Pages = rows[kept != rows]
         return duplicate
@@ -145,6 +150,7 @@ class RequestWindows:
 
     def end(self, request: Request) -> None:
         """The request holds nothing any more."""
+        self.num_own -= self.own(request).size
         self.table[request.row] = 0
         self._part_way.pop(request, None)
         request.first_window = request.first_own_window = request.windows_end = request.windows_since = 0

@@ -6,6 +6,7 @@ they leave.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -142,7 +143,7 @@ def _choose(config: ModelConfig, kv: Tensor, options: ModelOptions, sinks: Tenso
         kinds = [Setting(config, views[0], dtype, options.num_threads, sinks, index_keys=index_keys)]
     else:
         whole = Setting(config, views[0], dtype, options.num_threads, sinks, rope_tables(config, views[0]))
-        kinds = _of_regions(whole, views) if config.wide is not None else _of_groups(whole)
+        kinds = _of_groups(whole) if len(config.page_groups) > 1 else _of_regions(whole, views)
     kinds = [replace(kind, fixed_order=options.deterministic) for kind in kinds]
     return choose(extend, options.decode_attention_backend or extend, *kinds)
 
@@ -157,9 +158,15 @@ def _of_regions(whole: Setting, views: Sequence[Tensor]) -> list[Setting]:
 def _of_groups(whole: Setting) -> list[Setting]:
     """Return the kinds of a model whose pages are of one of several groups of layers: a page has places for each."""
     config, kinds, end = whole.config, list[Setting](), 0
-    for group, (kind, layers) in enumerate(zip(config.kinds, config.page_groups, strict=True)):
+    for group, (kind, layers) in enumerate(zip(config.kinds, config.layers_by_kind, strict=True)):
         begin, end = end, end + len(layers)
         sinks = None if whole.sinks is None else whole.sinks[begin:end]
-        kv = whole.kv[:, : len(layers)]
-        kinds.append(replace(whole, config=kind, kv=kv, sinks=sinks, layers=layers, group=group))
+        places = _places(whole.kv, kind)
+        kinds.append(replace(whole, config=kind, kv=places, sinks=sinks, layers=layers, group=group))
     return kinds
+
+
+def _places(kv: Tensor, kind: ModelConfig) -> Tensor:
+    """Return where in each page the layers of a group lie: at its beginning. What is behind them is unused."""
+    shape = kind.num_layers - kind.num_borrowing, kind.num_planes, kv.shape[3], kind.num_kv_heads, kind.head_dim
+    return kv.flatten(1)[:, : math.prod(shape)].view(len(kv), *shape)

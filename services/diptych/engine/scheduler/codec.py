@@ -140,6 +140,8 @@ def load_to_wire(load: Load, links: bootstrap_pb2.WorkerLoad) -> bootstrap_pb2.W
         output_step_s=load.output_step_s,
         context_token_s=load.context_token_s,
         prompt_token_s=load.prompt_token_s,
+        window_pages=load.window_pages,
+        next_beside_pages=load.next_beside_pages,
     )
     wire.MergeFrom(links)
     return wire

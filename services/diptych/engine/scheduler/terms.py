@@ -11,7 +11,7 @@ from diptych.checkpoints.source import ModelSource
 from diptych.common.members.terms import FEATURES, Feature, Terms, bits
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.tiers.page_format import VERSION
-from diptych.engine.values.kv_regions import kv_shape, pages_per_state, state_terms
+from diptych.engine.values.kv_regions import kv_shape, pages_per_state, state_terms, window_terms
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.notes import PROTOCOL_VERSION
@@ -30,12 +30,13 @@ def worker_terms(
     """Return the terms on which a worker of this version pairs.
 
     Page size, ranks and type of the KV are no terms: pages are converted on their way, but for FP8 with scales, and for
-    pages that hold states of recurrent layers. Where layers with a window have pages of their own, page size is a term.
+    pages that hold states of recurrent layers. Where layers with a window have pages of their own, page size is a term,
+    and so are ranks where heads have several widths.
     Of what is computed with, `product_terms` are terms. `engine`: what `auto` means is in it.
     """
     model = source.config
     scaled = ", FP8 with scales" if model.kv_scales and layout.dtype == FP8 else ""
-    windows = f", of {layout.page_size} tokens" if len(model.page_groups) > 1 else ""
+    windows = f", {window_terms(model, layout)}" if len(model.page_groups) > 1 else ""
     states = f", {state_terms(layout, engine.dtype)}" if model.recurrent else ""
     return Terms(
         weights=source.weights_id,
@@ -60,6 +61,7 @@ def file_terms(source: ModelSource, layout: PoolLayout, engine: EngineOptions, d
         "weights": source.weights_id,
         "model": asdict(model) | {"model_id": ""},
         "layout": asdict(layout) | {"num_pages": 0},
+        "groups": model.page_groups,
         "states": pages_per_state(model, engine.tp, engine.dtype, layout),
         "dtype": engine.dtype,
         "quantization": engine.quantization,

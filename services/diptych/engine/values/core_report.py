@@ -26,6 +26,8 @@ class Load(NamedTuple):
     output_tokens: int = 0  # contexts of the requests that get a token in each step, roughly
     output_step_s: float = 0.0  # of a step without prompts, for outputs without context, roughly; 0: not measured
     context_token_s: float = 0.0  # and for each token of their contexts
+    window_pages: int = 0  # of those that are not free, what layers with a window hold
+    next_beside_pages: int = 0  # of the free ones, what one more request would take beside its tokens
     prompt_token_s: float = 0.0  # a token at the beginning of a prompt adds to a step; 0: not measured
 
 

@@ -17,19 +17,43 @@ def kv_regions(model: ModelConfig, dtype: str, share: HeadShare | None = None) -
     """Return those of `model` as a process computes it; `share` None: it has all heads.
 
     Keys and values are two planes. A latent is one, of one head that every rank computes and holds; so are the keys of
-    an indexer, which lie behind the latents. Layers of two kinds have a region each; those that borrow keys and values
-    are in none.
+    an indexer, which lie behind the latents. Layers of two kinds have a region each, or where windows have pages of
+    their own, take turns in one; those that borrow keys and values are in none.
     """
     total = model.num_kv_heads if share is None else share.total_kv_heads
+    groups = model.page_groups
+    if model.wide is not None and len(groups) > 1:
+        return (_of_unlike_groups(model, dtype, 1 if share is None else share.num_ranks),)
     if model.wide is not None:
         return tuple(_of_kind(model, layers, dtype, total) for layers in model.layers_by_kind)
     layers = tuple(filter(model.keeps, model.attention_layers))
-    if len(groups := model.page_groups) > 1:
-        layers = tuple(range(len(groups[0])))
+    if len(groups) > 1:
+        layers = tuple(range(max(map(len, groups))))
     kept = Region(layers, model.num_planes, model.num_kv_heads, model.head_dim, dtype, total)
     if model.indexer is None:
         return (kept,)
     return kept, Region(model.indexer.layers, 1, 1, model.indexer.head_dim, dtype, 1)
+
+
+def has_unlike_groups(model: ModelConfig) -> bool:
+    """Return whether groups of layers whose heads have several widths take turns in the same pages."""
+    return model.wide is not None and len(model.page_groups) > 1
+
+
+def _of_unlike_groups(model: ModelConfig, dtype: str, num_ranks: int) -> Region:
+    """Return what holds any of the groups, whose layers begin where it begins.
+
+    Who moves it sees one head for each rank: what one has is sent to the same one of a peer, and at most cast.
+    """
+    widths = [_width(model, layers[0]) for layers in model.page_groups]
+    widest = max(len(layers) * width for layers, width in zip(model.page_groups, widths, strict=True))
+    step = math.gcd(widest, *widths)
+    return Region(tuple(range(widest // step)), model.num_planes, 1, step, dtype, num_ranks)
+
+
+def _width(model: ModelConfig, layer: int) -> int:
+    """Return the numbers of a token in a plane of `layer`, of this process."""
+    return model.kv_heads_of(layer) * model.head_dim_of(layer)
 
 
 def _of_kind(model: ModelConfig, layers: tuple[int, ...], dtype: str, total: int) -> Region:
@@ -42,7 +66,8 @@ def _of_kind(model: ModelConfig, layers: tuple[int, ...], dtype: str, total: int
 def region_names(model: ModelConfig) -> tuple[str, ...]:
     """Return in words what each of them holds."""
     if model.num_planes > 1:
-        return ("keys and values",) * (1 if model.wide is None else len(model.layers_by_kind))
+        is_split = model.wide is not None and not has_unlike_groups(model)
+        return ("keys and values",) * (len(model.layers_by_kind) if is_split else 1)
     return ("latents",) if model.indexer is None else ("latents", "index keys")
 
 
@@ -70,13 +95,15 @@ def _attention_shape(model: ModelConfig) -> str:
         return f"{model.num_layers} layers, {_latents_shape(model)}"
     if model.wide is None:
         return f"{model.num_layers} layers, {model.num_kv_heads} KV heads of {model.head_dim}{_windows_shape(model)}"
-    kept = (filter(model.keeps, layers) for layers in model.layers_by_kind)
-    return ", ".join(_kind_shape(model, tuple(layers)) for layers in kept)
+    kept = tuple(filter(model.keeps, range(model.num_layers)))
+    kinds = ([layer for layer in kept if bool(model.window(layer)) == slides] for slides in (True, False))
+    return ", ".join(_kind_shape(model, tuple(layers)) for layers in kinds if layers) + _windows_shape(model)
 
 
 def _windows_shape(model: ModelConfig) -> str:
     num_groups = len(model.page_groups) - 1
-    return f", windows of {max(model.windows)} in {num_groups} pages of their own" if num_groups else ""
+    sizes = " and ".join(map(str, sorted(set(model.windows) - {0})))
+    return f", windows of {sizes} in {num_groups} pages of their own" if num_groups else ""
 
 
 def _latents_shape(model: ModelConfig) -> str:
@@ -95,6 +122,12 @@ def window_pages(model: ModelConfig, step_tokens: int) -> WindowPages:
     """Return which pages of layers with a window are live; a step computes `step_tokens` of a prompt at most."""
     num_groups = len(model.page_groups) - 1
     return WindowPages(num_groups, max(model.windows), model.chunked, step_tokens) if num_groups else NO_WINDOWS
+
+
+def window_terms(model: ModelConfig, layout: PoolLayout) -> str:
+    """Return in words what must be equal, besides, where windows have pages of their own."""
+    ranks = f" on {layout.num_ranks} rank{'s' if layout.num_ranks > 1 else ''}" if has_unlike_groups(model) else ""
+    return f"of {layout.page_size} tokens{ranks}"
 
 
 def state_terms(layout: PoolLayout, dtype: str) -> str:

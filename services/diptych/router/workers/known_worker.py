@@ -33,6 +33,10 @@ class Counts(Protocol):
     @property
     def total_pages(self) -> int: ...
     @property
+    def window_pages(self) -> int: ...
+    @property
+    def next_beside_pages(self) -> int: ...
+    @property
     def waiting_tokens(self) -> int: ...
     @property
     def num_waiting_prompts(self) -> int: ...
@@ -60,12 +64,12 @@ def counted_load(
     return WorkerLoad(
         num_requests=load.num_waiting + load.num_running,
         queued_tokens=load.waiting_tokens,
-        free_tokens=load.free_pages * page_size,
+        free_tokens=max(0, load.free_pages - load.next_beside_pages) * page_size,
         has_credit=load.grantable_pages > 0,
         queued_transfer_bytes=queued_transfer_bytes,
         link_speeds=link_speeds,
         num_queued=load.num_waiting_prompts,
-        context_tokens=(load.total_pages - load.free_pages) * page_size,
+        context_tokens=max(0, load.total_pages - load.free_pages - load.window_pages) * page_size,
         prompt_budget=prompt_budget,
         output_tokens=load.output_tokens,
         output_step_s=load.output_step_s,

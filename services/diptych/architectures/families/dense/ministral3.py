@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from diptych.architectures import placement
 from diptych.architectures.config import ModelConfig, QueryGrowth
-from diptych.architectures.hf_config import ORIGINAL, HfConfig
+from diptych.architectures.hf_config import ORIGINAL, HfConfig, windows_everywhere
 from diptych.common.errors import ConfigError
 
 
@@ -23,7 +23,7 @@ def _read(hf: HfConfig) -> ModelConfig:
     hf.refuse_unless({"hidden_act": ("silu",), "layer_types": ()})
     growth = read_query_growth(hf)
     config, window = hf.shared("ministral3", theta=1_000_000.0), hf.get("sliding_window")
-    return replace(config, query_growth=growth, windows=(window,) * config.num_layers if window else ())
+    return replace(config, query_growth=growth, windows=windows_everywhere(window, config))
 
 
 MINISTRAL3 = placement.Family("Ministral3ForCausalLM", _read, placement.llama)

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from diptych.architectures import placement
 from diptych.architectures.config import ModelConfig
-from diptych.architectures.hf_config import HfConfig
+from diptych.architectures.hf_config import HfConfig, windows_everywhere
 
 
 def _read(hf: HfConfig) -> ModelConfig:
     hf.refuse_unless({"hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,)})
     config, window = hf.shared("phi3"), hf.get("sliding_window")
-    return replace(config, windows=(window,) * config.num_layers if window else ())
+    return replace(config, windows=windows_everywhere(window, config))
 
 
 def _placement(config: ModelConfig) -> Iterator[placement.Placed]:

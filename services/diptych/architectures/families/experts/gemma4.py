@@ -114,7 +114,8 @@ def _wide(hf: HfConfig, config: ModelConfig, windows: tuple[int, ...]) -> WideHe
     if listed is not None:
         said = _listed(hf, listed, [i for i in range(config.num_layers) if not windows or not windows[i]])
     kv_heads = said.get("num_key_value_heads", config.num_kv_heads)
-    return WideHeads(said.get("head_dim", config.head_dim), kv_heads, kv_heads, one_projection)
+    head_dim = said.get("head_dim", config.head_dim)
+    return WideHeads(head_dim, kv_heads, kv_heads, config.num_kv_heads, one_projection)
 
 
 def _listed(hf: HfConfig, listed: dict[str, Any], layers: list[int]) -> dict[str, int]:
