@@ -17,7 +17,7 @@ from diptych.checkpoints.quantization.weight import Stored
 from diptych.checkpoints.source import open_model
 from diptych.common.errors import ConfigError
 from diptych.engine.options.config import EngineOptions
-from diptych.engine.scheduler.process import worker_terms
+from diptych.engine.scheduler.terms import worker_terms
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.kvtransfer.layout import PoolLayout
 

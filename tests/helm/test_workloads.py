@@ -276,6 +276,22 @@ def test_shared_memory_holds_the_kv_pages() -> None:
     assert size(shm={"size": "3Gi"}) == "3Gi"
 
 
+def test_files_of_kv_lie_in_a_volume_that_outlives_a_container() -> None:
+    def file_cache(**values: Any) -> tuple[Any, Any, list[str]]:
+        found = pool(**values)
+        spec, container = found.pods()[DECODE]["spec"], found.container(DECODE)
+        volumes = {each.pop("name"): each for each in spec["volumes"]}
+        mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+        return volumes.get("file-cache"), mounts.get("file-cache"), [a for a in container["args"] if "file-cache" in a]
+
+    flags = ["--file-cache-dir=/var/cache/diptych", "--file-cache-mib=1024"]
+    ours = file_cache(fileCache={"mib": 1024}, options={"dp": 2})
+    assert ours == ({"emptyDir": {"sizeLimit": "4608Mi"}}, "/var/cache/diptych", flags)
+    theirs = file_cache(fileCache={"mib": 1024, "existingClaim": "kv"})
+    assert theirs == ({"persistentVolumeClaim": {"claimName": "kv"}}, "/var/cache/diptych", flags)
+    assert file_cache() == (None, None, [])
+
+
 def test_who_could_not_pair_has_another_compat_label() -> None:
     def label(values: str = "") -> str:
         return str(objects(values).pods()[DECODE]["metadata"]["labels"]["diptych.io/compat"])

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable
+import select
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +17,14 @@ from stepped_engine import local_core
 
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.cache.page_ids import PROOF_NBYTES, groups
+from diptych.engine.cache.tier import Tier
+from diptych.engine.options.config import EngineOptions
 from diptych.engine.runner.model_runner import ModelRunner
+from diptych.engine.scheduler.terms import file_terms
+from diptych.engine.tiers.file_tier import FileTier
+from diptych.engine.tiers.page_format import terms_digest
+from diptych.engine.tiers.segments import SegmentFormat
 from diptych.engine.values.events import Emit, EmitTokens, Start
 from diptych.engine.values.kv_regions import pages_per_state, window_pages
 from diptych.engine.values.limits import Limits
@@ -136,13 +147,44 @@ def move(pair: Any) -> bool:
     return any([pair.deliver(pair.decode), pair.step(pair.prefill), pair.deliver(pair.prefill), pair.step(pair.decode)])
 
 
-def test_one_worker_generates_the_tokens_of_transformers_also_from_cached_prefixes(
-    family_model: Any, new_model: Any, beside: dict[str, Any]
+def test_one_worker_generates_the_tokens_of_transformers_also_from_cached_prefixes_and_from_files(
+    family_model: Any, new_model: Any, beside: dict[str, Any], tmp_path: Path
 ) -> None:
-    cache = new_cache(NUM_PAGES, beside)
-    core, (_, runner) = local_core(cache, Limits(256, 200, frozenset(), STEP_TOKENS, 16)), new_model(NUM_PAGES)
+    """In the second round prompts are cached; in the third, the next turns, a later process has but the files."""
+    pool, runner = new_model(NUM_PAGES)
+    tier = file_tier(pool, family_model, tmp_path)
+    cache = new_cache(NUM_PAGES, beside, [tier])
+    core = local_core(cache, Limits(256, 200, frozenset(), STEP_TOKENS, 16))
     for _ in range(2):
         assert aggregated(core, runner, family_model, lambda: None) == family_model.outputs
+    cache._evict(cache.num_available)
+    tier.close()
+    stored = {int.from_bytes(key[PROOF_NBYTES:], "little") for key in tier._log.index._at}
+    assert stored == set(groups(beside["windows"].num_groups, beside["pages_per_state"]))
+    next_turns = SimpleNamespace(
+        prompts=[[*each, *output] for each, output in zip(family_model.prompts, family_model.outputs, strict=True)],
+        outputs=[[0]],  # as many tokens
+    )
+    alone = local_core(new_cache(NUM_PAGES, beside), Limits(256, 200, frozenset(), STEP_TOKENS, 16))
+    expected = aggregated(alone, runner, next_turns, lambda: None)
+    pool[:] = np.nan
+
+    tier = file_tier(pool, family_model, tmp_path)
+    cache = new_cache(NUM_PAGES, beside, [tier])
+    core = local_core(cache, Limits(256, 200, frozenset(), STEP_TOKENS, 16))
+    while tier.load_s(1) == math.inf:
+        select.select([], [], [], 0.001)  # it is measured first
+
+    def restored() -> bool:
+        is_due = bool(cache._restores)
+        for event in tier.restored():
+            core.handle(event, 0.0)
+        return is_due
+
+    assert aggregated(core, runner, next_turns, lambda: None, restored) == expected
+    assert tier.counts.read.num_pages > len(family_model.prompts)
+    assert tier.counts.read.num_corrupt == 0
+    tier.close()
 
 
 def test_one_worker_that_retracts_at_random_generates_the_same_tokens(
@@ -161,8 +203,24 @@ def test_one_worker_that_retracts_at_random_generates_the_same_tokens(
     assert cache.audit(core.report().holders) == []
 
 
-def new_cache(num_pages: int, beside: dict[str, Any]) -> KvCache:
-    return KvCache(num_pages=num_pages, page_size=PAGE_SIZE, max_requests=16, max_tokens_per_request=256, **beside)
+def file_tier(pool: Any, family_model: Any, folder: Path) -> FileTier:
+    """Return the files below a pool, of the terms that a worker of the family has."""
+    source = open_model(str(family_model.folder))
+    layout = ModelRunner.pool_layout(source.config, num_pages=NUM_PAGES, page_size=PAGE_SIZE, dtype="float32")
+    terms = terms_digest(file_terms(source, layout, EngineOptions(dtype="float32"), "CPU"))
+    pages = pool.reshape(NUM_PAGES, -1).view(np.uint8)
+    return FileTier(folder, SegmentFormat(terms, layout.page_nbytes), 256 * 2**20, pages, pages)
+
+
+def new_cache(num_pages: int, beside: dict[str, Any], tiers: Sequence[Tier] = ()) -> KvCache:
+    return KvCache(
+        num_pages=num_pages,
+        page_size=PAGE_SIZE,
+        max_requests=16,
+        max_tokens_per_request=256,
+        tiers=tiers,
+        **beside,
+    )
 
 
 def aggregated(

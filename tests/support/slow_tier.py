@@ -1,20 +1,22 @@
 """A tier of the prefix cache that takes its time: what it is asked for comes back when the test lets it.
 
-It stands for files, objects and peers. Others may have filled it: what one cache has saved, another one finds by name.
+It stands for files, objects and peers. Others may have filled it: what one cache has saved, another one finds.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 
-from diptych.common.arrays import I32, I64, U64
+from diptych.common.arrays import I32, U64
+from diptych.engine.cache.page_ids import PageId
 from diptych.engine.cache.tier import SlotPool, Slots
 from diptych.engine.values.events import PagesRestored
 from diptych.kvtransfer.ownership import Pages
 
-Stored = dict[int, tuple[bytes, U64]]  # by name: the page's tokens and its KV
+Stored = dict[bytes, U64]  # the KV of pages, by their keys
 
 
 class SlowTier(SlotPool):
@@ -26,32 +28,46 @@ class SlowTier(SlotPool):
         self.is_shared = stored is not None
         self.memory = np.zeros((num_slots, pool.shape[1]), np.uint64)
         self.num_asked = 0  # restores, since start
+        self.takes_s = 0.0  # that it says a restore takes
+        self.fewest_uses = 0  # of a text that it takes
+        self.lost: set[int] = set()  # slots that have nothing any more
         self._pool = pool
         self._above = pool if above is None else above
         self._stored: Stored = {} if stored is None else stored
-        self._names = np.zeros(num_slots, np.uint64)  # of what is in each slot
+        self._keys: list[bytes] = [b""] * num_slots  # of what is in each slot
         self._asked: deque[tuple[int, Slots, Pages]] = deque()
 
-    def find(self, names: U64, tokens: I64) -> Slots:
-        found: list[U64] = []
-        for name, page in zip(names.tolist(), _pages(tokens, self._pool.shape[1]), strict=True):
-            stored = self._stored.get(name)
-            if stored is None or stored[0] != page or len(found) == self.num_free:
-                break
-            found.append(stored[1])
-        slots = self.allocate(len(found))
-        self._names[slots] = names[: len(found)]
-        for slot, kv in zip(slots.tolist(), found, strict=True):
-            self.memory[slot] = kv
+    def admits(self, names: U64, num_uses: int, num_tokens: int) -> bool:
+        return num_uses >= self.fewest_uses
+
+    def has(self, page_id: PageId) -> bool:
+        return page_id.key in self._stored
+
+    def claim(self, ids: Sequence[PageId]) -> Slots:
+        slots = self.allocate(len(ids))
+        self._keep(slots, ids, np.array([self._stored[page_id.key] for page_id in ids]))
         return slots
 
-    def save(self, places: I32, slots: Slots, names: U64, tokens: I64) -> None:
-        for place, slot in zip(places.tolist(), slots.tolist(), strict=True):
-            self.memory[slot] = self._above[place]
-        pages = _pages(tokens, self._pool.shape[1])
-        for name, page, slot in zip(names.tolist(), pages, slots.tolist(), strict=True):
-            self._names[slot] = name
-            self._stored[name] = page, self.memory[slot].copy()
+    def forget(self, ids: Sequence[PageId]) -> None:
+        for page_id in ids:
+            self._stored.pop(page_id.key, None)
+
+    def num_kept(self, slots: Slots) -> int:
+        return next((number for number, slot in enumerate(slots.tolist()) if slot in self.lost), len(slots))
+
+    def load_s(self, num_places: int) -> float:
+        return self.takes_s
+
+    def save(self, places: I32, slots: Slots, ids: Sequence[PageId]) -> None:
+        self._keep(slots, ids, self._above[places])
+        for page_id, place in zip(ids, places.tolist(), strict=True) if self.is_shared else ():
+            self._stored[page_id.key] = self._above[place].copy()
+
+    def _keep(self, slots: Slots, ids: Sequence[PageId], kv: U64) -> None:
+        for number, slot in enumerate(slots.tolist()):
+            self.memory[slot] = kv[number]
+            self._keys[slot] = ids[number].key if ids else b""
+            self.lost.discard(slot)
 
     def finish_saves(self) -> None:
         """All is read on return of `save`."""
@@ -73,11 +89,6 @@ class SlowTier(SlotPool):
         if error is None:
             self._pool[pages] = self.memory[slots]
         else:
-            for name in self._names[slots].tolist():
-                self._stored.pop(name, None)
+            for slot in slots.tolist():
+                self._stored.pop(self._keys[slot], None)
         return PagesRestored(number, error)
-
-
-def _pages(tokens: I64, page_size: int) -> list[bytes]:
-    """Return the tokens of each whole page."""
-    return [tokens[start : start + page_size].tobytes() for start in range(0, len(tokens) - page_size + 1, page_size)]

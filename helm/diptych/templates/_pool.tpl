@@ -70,6 +70,15 @@
 {{- .shm.size | default (printf "%sMi" (include "diptych.shmNeed" .)) -}}
 {{- end }}
 
+{{- define "diptych.fileCacheFolder" -}}
+/var/cache/diptych
+{{- end }}
+
+{{/* Files of each scheduler, as much again that earlier ones with other terms left, and a segment that is begun. */}}
+{{- define "diptych.fileCacheSize" -}}
+{{- mul (add (mul 2 .fileCache.mib) 256) (.options.dp | default 1) -}}Mi
+{{- end }}
+
 {{/* GPUs and RDMA devices rarely have a spare: a rollout must free them first. Without, a pool of one need not have an outage. */}}
 {{- define "diptych.strategy" -}}
 {{- $surge := or (gt (int .gpu.count) 0) .rdma.enabled | ternary 0 1 -}}

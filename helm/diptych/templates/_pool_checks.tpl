@@ -62,6 +62,15 @@ rdma.require asks for --kv-require=rdma, but options.kvRequire is {{ .options.kv
 {{- if and (eq (.options.kvBackend | default "ucx") "nixl") (or .rdma.require (ne (.options.kvRequire | default "any") "any")) }}
 options.kvBackend nixl does not tell its lanes: leave out rdma.require and options.kvRequire
 {{- end }}
+{{- if and .fileCache.mib $gpus }}
+fileCache.mib is {{ .fileCache.mib }}, but KV of GPUs is not kept in files: leave it out, or give options.hostCacheMib
+{{- end }}
+{{- if and .fileCache.mib (gt (int (.options.tp | default 1)) 1) }}
+fileCache.mib needs options.tp 1: parts of pages on several ranks are not kept in files
+{{- end }}
+{{- if and .fileCache.existingClaim (not .fileCache.mib) }}
+fileCache.existingClaim is {{ .fileCache.existingClaim }}, but fileCache.mib is 0: say how much of it each scheduler may take
+{{- end }}
 {{- $shm := include "diptych.shmSize" . }}
 {{- if and (not $gpus) (lt (include "diptych.mib" $shm | int) (sub (include "diptych.shmNeed" .) 256 | int)) }}
 shm.size is {{ $shm }}, but its KV pages take {{ sub (include "diptych.shmNeed" .) 256 }}Mi: (options.kvCacheMib + options.hostCacheMib) × processes

@@ -45,6 +45,16 @@ volumes:
     emptyDir:
       medium: Memory
       sizeLimit: {{ include "diptych.shmSize" .pool }}
+  {{- if .pool.fileCache.mib }}
+  - name: file-cache
+    {{- if .pool.fileCache.existingClaim }}
+    persistentVolumeClaim:
+      claimName: {{ .pool.fileCache.existingClaim }}
+    {{- else }}
+    emptyDir:
+      sizeLimit: {{ include "diptych.fileCacheSize" .pool }}
+    {{- end }}
+  {{- end }}
 {{- end }}
 
 {{- define "diptych.workerContainer" -}}
@@ -80,6 +90,10 @@ volumeMounts:
   {{- include "diptych.modelMounts" .root | nindent 2 }}
   - name: shm
     mountPath: /dev/shm
+  {{- if .pool.fileCache.mib }}
+  - name: file-cache
+    mountPath: {{ include "diptych.fileCacheFolder" . }}
+  {{- end }}
 {{- end }}
 
 {{- define "diptych.workerArgs" -}}
@@ -91,6 +105,10 @@ volumeMounts:
 - --drain-s={{ .pool.drainSeconds }}
 {{- if and .pool.rdma.enabled .pool.rdma.require }}
 - --kv-require=rdma
+{{- end }}
+{{- if .pool.fileCache.mib }}
+- --file-cache-dir={{ include "diptych.fileCacheFolder" . }}
+- --file-cache-mib={{ .pool.fileCache.mib }}
 {{- end }}
 {{- include "diptych.flags" .pool.options }}
 {{- with .pool.extraArgs }}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -187,6 +188,15 @@ class CacheOverTiers(RuleBasedStateMachine):
         tier = data.draw(st.sampled_from([tier for tier in self.slow if tier.is_asked]))
         event = tier.answer("gone" if fails else None)
         self.cache.finish_restore(event.number, event.error)
+
+    @precondition(lambda self: any(tier.is_shared for tier in self.slow))
+    @rule(data=st.data(), takes_s=st.sampled_from([0.0, 1.0, math.inf]), fewest_uses=st.integers(0, 2))
+    def change(self, data: st.DataObject, takes_s: float, fewest_uses: int) -> None:
+        """A shared tier gets slower or faster, and loses something."""
+        tier = data.draw(st.sampled_from([tier for tier in self.slow if tier.is_shared]))
+        tier.takes_s, tier.fewest_uses = takes_s, fewest_uses
+        tier.lost.add(data.draw(st.integers(0, tier.capacity - 1)))
+        self.cache.compute_s = lambda start, end: (end - start) / 4
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), keeps=st.booleans())

@@ -67,3 +67,17 @@ def test_what_is_not_deterministic_is_refused_beside_it(changes: Any, word: str)
 def test_fewer_loaded_adapters_than_slots_are_refused_and_some_without_a_slot(changes: Any) -> None:
     with pytest.raises(ConfigError, match="--max-loras"):
         EngineOptions(**changes).validate()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"file_cache_dir": "kv"}, "--file-cache-dir needs --file-cache-mib"),
+        ({"file_cache_mib": 64}, "--file-cache-mib needs --file-cache-dir"),
+        ({"file_cache_mib": -1}, "--file-cache-mib must not be negative"),
+        ({"file_cache_dir": "kv", "file_cache_mib": 64, "tp": 2}, "--file-cache-dir needs --tp 1"),
+    ],
+)
+def test_files_of_kv_have_a_folder_and_a_size_and_one_rank(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        EngineOptions(**options).validate()

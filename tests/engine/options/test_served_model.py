@@ -15,7 +15,7 @@ from diptych.common.errors import ConfigError
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.pool_size import pool_layout
 from diptych.engine.options.served_model import as_served
-from diptych.engine.scheduler.process import worker_terms
+from diptych.engine.scheduler.terms import worker_terms
 from diptych.engine.values.transfer_rules import TransferRules
 
 Change = Callable[[ModelSource], ModelSource]

@@ -77,3 +77,18 @@ def test_a_step_that_is_given_up_was_time_and_no_speed() -> None:
     meter.give_up(3.0)
     assert (meter.total_s, meter.tokens_per_s) == (3.0, 0.0)
     assert meter.busy(3.0) > 0
+
+
+def test_computing_is_predicted_by_the_terms_of_prompts_once_anything_is_known() -> None:
+    meter = PrefillMeter()
+    assert meter.compute_s(0, 1000) == 0
+    meter.begin(PROMPT, 0.0)
+    meter.end(0.5)
+    assert meter.compute_s(100, 300) == pytest.approx(1.0), "at the speed of late"
+    now_s = 0.5
+    for number in range(1, 60):
+        lens = 50 * (1 + number % 7)
+        took_s = 0.01 + lens * 1e-3
+        meter.begin(batch(ForwardMode.EXTEND, lens), now_s)
+        meter.end(now_s := now_s + took_s)
+    assert meter.compute_s(0, 300) == pytest.approx(0.3, rel=0.1), "without the constant of a step"

@@ -13,7 +13,8 @@ from diptych.architectures.config import ModelConfig, Rope, WideHeads
 from diptych.common.members.terms import mismatch
 from diptych.engine.lora.registry import LoraRegistry
 from diptych.engine.options.config import EngineOptions, Quantization
-from diptych.engine.scheduler.process import host_of, product_terms, worker_terms
+from diptych.engine.scheduler.process import host_of
+from diptych.engine.scheduler.terms import product_terms, worker_terms
 from diptych.engine.values.kv_regions import kv_layout
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.kvtransfer.layout import HeadShare

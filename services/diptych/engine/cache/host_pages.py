@@ -23,18 +23,18 @@ class HostPages:
     def __init__(self, pool: memoryview, page_nbytes: int, num_slots: int) -> None:
         num_pages = len(pool) // page_nbytes
         self._pool: Bytes = np.frombuffer(pool, np.uint8, num_pages * page_nbytes).reshape(num_pages, page_nbytes)
-        self._slots: Bytes = np.empty((num_slots, page_nbytes), np.uint8)
+        self.slots: Bytes = np.empty((num_slots, page_nbytes), np.uint8)
 
     def save(self, pages: Pages, slots: Slots) -> None:
         for page, slot, length in runs(pages, slots):
-            self._slots[slot : slot + length] = self._pool[page : page + length]
+            self.slots[slot : slot + length] = self._pool[page : page + length]
 
     def finish_saves(self) -> None:
         pass
 
     def restore(self, number: int, slots: Slots, pages: Pages) -> bool:
         for page, slot, length in runs(pages, slots):
-            self._pool[page : page + length] = self._slots[slot : slot + length]
+            self._pool[page : page + length] = self.slots[slot : slot + length]
         return True
 
     def restored(self) -> Sequence[int]:

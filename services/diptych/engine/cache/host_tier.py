@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-import numpy as np
-
-from diptych.common.arrays import I32, I64, U64
+from diptych.common.arrays import I32
+from diptych.engine.cache.page_ids import PageId
 from diptych.engine.cache.tier import SlotPool, Slots
 from diptych.kvtransfer.ownership import Pages
 
@@ -57,16 +56,26 @@ class PageCopier(PageCopies, Protocol):
 class HostTier(SlotPool):
     """Implements `Tier`. The level above it is the KV pool, and nobody else fills it."""
 
-    is_shared: Final = False
-
     def __init__(self, num_slots: int, copier: PageCopies) -> None:
         super().__init__(num_slots)
         self._copier = copier
 
-    def find(self, names: U64, tokens: I64) -> Slots:
-        return np.zeros(0, np.int32)  # the tree knows all that is here
+    def has(self, page_id: PageId) -> bool:
+        return False  # the tree knows all that is here
 
-    def save(self, places: I32, slots: Slots, names: U64, tokens: I64) -> None:
+    def claim(self, ids: Sequence[PageId]) -> Slots:
+        raise AssertionError("nobody else fills host memory")
+
+    def forget(self, ids: Sequence[PageId]) -> None:
+        pass
+
+    def num_kept(self, slots: Slots) -> int:
+        return len(slots)
+
+    def load_s(self, num_places: int) -> float:
+        return 0.0  # in any case far sooner than computed
+
+    def save(self, places: I32, slots: Slots, ids: Sequence[PageId]) -> None:
         self._copier.save(places, slots)
 
     def finish_saves(self) -> None:

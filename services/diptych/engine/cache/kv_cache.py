@@ -17,22 +17,26 @@ Where layers have windows, a request holds other pages beside these, as many as 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from diptych.common.arrays import I32, I64
+from diptych.common.arrays import I32
 from diptych.engine.cache.cache_changes import NO_CHANGES, CacheChanges
+from diptych.engine.cache.found_pages import Beside, claimed, held_pages, num_ids, runs_of
+from diptych.engine.cache.node_ids import end_of, ids_of
 from diptych.engine.cache.pins import Pins
-from diptych.engine.cache.radix import RadixTree
-from diptych.engine.cache.radix_node import Insertion, Match, Node
+from diptych.engine.cache.radix import ALL_LEVELS, RadixTree
+from diptych.engine.cache.radix_node import Insertion, Match, Node, Save
 from diptych.engine.cache.request_windows import RequestWindows
 from diptych.engine.cache.return_times import ReturnTimes
 from diptych.engine.cache.sessions import Sessions
 from diptych.engine.cache.snapshots import cuts
 from diptych.engine.cache.tier import POOL, Restore, Tier
+from diptych.engine.cache.worth_loading import worth_loading
 from diptych.engine.values.core_report import CacheReport, Holders, TierReport
 from diptych.engine.values.policy_names import EvictionPolicy
 from diptych.engine.values.request import NO_PAGES, Request, Snapshot
@@ -42,7 +46,13 @@ from diptych.kvtransfer.ownership import PagePool, Pages
 
 POOL_NAME: Final = "pool"
 RELOAD_SHARE: Final = 0.1  # what a page costs at most that comes back from a tier, beside one that is computed
+ComputeSeconds = Callable[[int, int], float]  # what computing the tokens between two counts of a prompt takes
 NUM_STATES: Final = 2  # that a request needs at most at one time: one to begin with, and one to be handed over
+
+
+def never_computed(start: int, end: int) -> float:
+    """Return what computing takes of which nothing is known: whatever is loaded comes sooner."""
+    return math.inf
 
 
 @dataclass(slots=True)
@@ -90,6 +100,9 @@ class KvCache:
         self.num_saved = 0  # pages copied to tiers, since start
         self.num_restored = 0  # and back
         self.num_lost = 0  # that a tier could not bring back
+        self.num_not_loaded = 0  # that are sooner computed
+        self.saved_s = 0.0  # of computing, by restores that took their time, as predicted
+        self.compute_s: ComputeSeconds = never_computed
         self._tiers = tiers
         self._shared = [(level, tier) for level, tier in enumerate(tiers, 1) if tier.is_shared]
         self._restores: dict[int, tuple[Restore, Node]] = {}  # on their way, by number, with their last nodes
@@ -97,6 +110,7 @@ class KvCache:
         self._duplicates: list[Pages] = []  # of shared pages, still read by steps or transfers
         self.pages_per_state = pages_per_state
         self.windows = windows
+        self._beside = Beside(windows.num_groups, pages_per_state)
         fitting = windows.fitting(self.pool.capacity - NUM_STATES * pages_per_state, page_size)
         width = min(self.pages_for(max_tokens_per_request), fitting)
         self.page_table: I32 = np.zeros((max_requests, width), dtype=np.int32)
@@ -232,6 +246,7 @@ class KvCache:
         restore, node = self._restores.pop(number)
         restore.has_ended = True
         if error is None:
+            self.saved_s += restore.saved_s
             self.tree.settle(node)
             self.num_restored += len(restore.pages)
         else:
@@ -340,7 +355,18 @@ class KvCache:
         """
         if request.node is not None:
             num_trusted = request.cached_len // self.page_size if request.num_output_tokens > 1 else 0
+            if self._shared:
+                self._forget_in_tiers(request.node, num_trusted)
             self.tree.withdraw(request.node, num_trusted)
+
+    def _forget_in_tiers(self, node: Node, num_trusted: int) -> None:
+        """Let nobody find in a tier what is computed behind the first pages of a text, nor what others made of it."""
+        untrusted = [step for step in node.path() if step.end > num_trusted and not step.is_withdrawn]
+        if untrusted:
+            lost = [each for each in (untrusted[-1], *untrusted[-1].below()) if not each.is_withdrawn]
+            ids = [page_id for each in lost for page_id in ids_of(each, self.page_size)]
+            for _, tier in self._shared:
+                tier.forget(ids)
 
     def release_duplicates(self, pages: Pages) -> None:
         """Nobody reads what `share` has returned any more."""
@@ -491,26 +517,71 @@ class KvCache:
         return bool(self.pages_per_state) and not (request.is_imported and request.state_len)
 
     def _match(self, request: Request) -> Match:
+        """Return the longest prefix that is here, or is sooner loaded than computed."""
+        deepest = ALL_LEVELS
+        self._find(request)
+        while True:
+            match = self._match_down_to(deepest, request)
+            if self._lose_missing(match):
+                continue
+            refused = self._not_worth_loading(match)
+            if refused is None:
+                return match
+            deepest = refused - 1
+
+    def _match_down_to(self, deepest: int, request: Request) -> Match:
         tokens, extra_key = request.tokens[: request.matchable_len], request.extra_key
         if self.begins_with_state(request):
-            return self.tree.match_state(tokens[: request.num_tokens - 1], extra_key)
+            return self.tree.match_state(tokens[: request.num_tokens - 1], extra_key, deepest)
         if self.begins_with_windows(request):
-            return self.tree.match_windows(tokens[: request.num_tokens - 1], extra_key)
-        match = self.tree.match(tokens, extra_key)
-        if self._shared and self._find(match.node, tokens, extra_key):
-            match = self.tree.match(tokens, extra_key)
-        return match
+            return self.tree.match_windows(tokens[: request.num_tokens - 1], extra_key, deepest)
+        return self.tree.match(tokens, extra_key, deepest)
 
-    def _find(self, node: Node, tokens: I64, extra_key: bytes) -> bool:
-        """Add to the tree what shared tiers have behind `node`; return whether that is anything."""
-        start = node.end
+    def _find(self, request: Request) -> None:
+        """Add to the tree what shared tiers have of a request's text behind what it has."""
+        tokens, extra_key = request.tokens[: request.matchable_len], request.extra_key
         for level, tier in self._shared:
-            if level >= node.level:
-                names = self.tree.names(node, tokens, extra_key)
-                slots = tier.find(names, tokens[node.end * self.page_size :])
-                if len(slots):
-                    node = self.tree.adopt(node, tokens, extra_key, level, slots)
-        return node.end > start
+            node = self.tree.end_of(tokens, extra_key)
+            if level < node.level:
+                continue
+            end = end_of(node, self.page_size, extra_key)
+            held = held_pages(tier, end, tokens[node.end * self.page_size :], self.page_size, self._beside)
+            for run in runs_of(held):
+                self._make_room(level, node, num_ids(run))
+                found = claimed(tier, run)
+                if found is None:
+                    break
+                node = self.tree.adopt(node, tokens, extra_key, level, found)
+
+    def _make_room(self, level: int, node: Node, count: int) -> None:
+        """Let others go from a tier until so many slots are free, as far as that can be; `node` stays."""
+        if count > self._tiers[level - 1].num_free:
+            self.tree.lock(node)
+            self._save(self.tree.make_room(level, count))
+            self.tree.unlock(node)
+
+    def _lose_missing(self, match: Match) -> bool:
+        """Forget what tiers have lost of a match; return whether that is anything."""
+        for node in match.lower_nodes if self._shared else ():
+            places = node.places
+            num_kept = self._tiers[node.level - 1].num_kept(places)
+            if num_kept < len(places):
+                self.num_lost += len(places) - num_kept
+                self.tree.lose_places(node, num_kept)
+                return True
+        return False
+
+    def _not_worth_loading(self, match: Match) -> int | None:
+        """Return the first level of which what is matched is computed sooner than loaded."""
+        end = match.num_tokens
+        for level, group in itertools.groupby(match.lower_nodes, _level):
+            held = [*group]
+            start, end = end, held[-1].end * self.page_size
+            load_s = self._tiers[level - 1].load_s(sum(node.num_places for node in held))
+            if load_s > 0 and not worth_loading(load_s, self.compute_s(start, end)):
+                self.num_not_loaded += (end - start) // self.page_size
+                return level
+        return None
 
     def _fill_row(self, request: Request, match: Match, pages: Pages) -> None:
         """Give the request a row with the pages of its match, which is locked and here, and then `pages`."""
@@ -580,7 +651,7 @@ class KvCache:
 
         Return what is not here yet: then the pages that are not needed for it are gone.
         """
-        for level, group in itertools.groupby(match.lower_nodes, lambda node: node.level):
+        for level, group in itertools.groupby(match.lower_nodes, _level):
             nodes = tuple(group)
             request.restored[level] += self.page_size * sum(len(node.pages) for node in nodes)
             slots = np.concatenate([node.places for node in nodes])
@@ -589,12 +660,20 @@ class KvCache:
             self.pool.cache(restore.pages)
             pages = pages[len(slots) :]
             if not self._tiers[level - 1].restore(restore.number, slots, restore.pages):
+                restore.saved_s = self._saved_s(nodes)
                 self._expect(restore, nodes)
                 self.pool.release(pages)
                 return restore
             self.tree.promote(nodes, restore.pages)
             self.num_restored += len(slots)
         return None
+
+    def _saved_s(self, nodes: Sequence[Node]) -> float:
+        """Predict how much sooner these come, which are being restored, than if they were computed; 0: not known."""
+        first, last = nodes[0], nodes[-1]
+        compute_s = self.compute_s((first.end - len(first.pages)) * self.page_size, last.end * self.page_size)
+        load_s = self._tiers[last.level - 1].load_s(0)
+        return max(0.0, compute_s - load_s) if math.isfinite(compute_s) else 0.0
 
     def _expect(self, restore: Restore, nodes: Sequence[Node]) -> None:
         self._restores[restore.number] = restore, self.tree.expect(nodes, restore)
@@ -610,10 +689,13 @@ class KvCache:
 
     def _evict(self, num_pages: int) -> None:
         eviction = self.tree.evict(num_pages)
-        for save in eviction.saves:
-            self._tiers[save.level - 1].save(save.places, save.slots, save.names, save.tokens)
-            self.num_saved += len(save.slots)
+        self._save(eviction.saves)
         self.pool.uncache(eviction.pages)
+
+    def _save(self, saves: Iterable[Save]) -> None:
+        for save in saves:
+            self._tiers[save.level - 1].save(save.places, save.slots, save.ids)
+            self.num_saved += len(save.slots)
 
     def _append(self, request: Request, pages: Pages) -> None:
         end = request.num_pages + len(pages)
@@ -636,3 +718,7 @@ class KvCache:
 
 def _name_of(tier: Tier) -> str:
     return "files" if tier.is_shared else "host"
+
+
+def _level(node: Node) -> int:
+    return node.level

@@ -23,15 +23,17 @@ from diptych.engine.cache.cache_changes import NO_CHANGES, CacheChanges
 from diptych.engine.cache.cached_states import CachedStates
 from diptych.engine.cache.cached_windows import CachedWindows
 from diptych.engine.cache.eviction import EvictionQueue, Ranking, SupersededStates
+from diptych.engine.cache.node_ids import ids_of
 from diptych.engine.cache.pins import Pin, Pins
-from diptych.engine.cache.radix_node import Eviction, Insertion, Match, Node, Save, joined, merged, node_key
+from diptych.engine.cache.radix_node import Eviction, Found, Insertion, Match, Node, Save, joined, merged, node_key
 from diptych.engine.cache.return_times import ReturnTimes
-from diptych.engine.cache.tier import POOL, Books, Restore, Slots
+from diptych.engine.cache.tier import POOL, Books, Restore
 from diptych.engine.values.policy_names import EvictionPolicy
 from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.generation.page_hash import chain_hashes, root_hash
 from diptych.kvtransfer.ownership import Pages
 
+ALL_LEVELS: Final = 1 << 30
 NO_KEY_BYTES: Final = 7  # less than a token's: no prefix has such a key
 
 
@@ -96,11 +98,11 @@ class RadixTree:
         """Pages of all tiers in the tree."""
         return sum(tier.capacity - tier.num_free for tier in self._tiers)
 
-    def match(self, token_ids: I64, extra_key: bytes = b"") -> Match:
-        """Find the longest cached prefix of whole pages, and note that it is wanted now."""
+    def match(self, token_ids: I64, extra_key: bytes = b"", deepest: int = ALL_LEVELS) -> Match:
+        """Find the longest cached prefix of whole pages in levels up to `deepest`, and note that it is wanted now."""
         path = self._walk(self._root, token_ids, extra_key)
         self._want(path)
-        return self._matched(path)
+        return self._matched(_down_to(deepest, path))
 
     def peek(self, token_ids: I64, extra_key: bytes = b"") -> int:
         """Return how many tokens `match` would find, in all levels, and change nothing."""
@@ -116,19 +118,21 @@ class RadixTree:
             node = child
         return start
 
-    def match_state(self, token_ids: I64, extra_key: bytes = b"") -> Match:
-        """Find the longest cached prefix of whole pages behind which is a state, and note that all text is wanted."""
+    def match_state(self, token_ids: I64, extra_key: bytes = b"", deepest: int = ALL_LEVELS) -> Match:
+        """Find the longest of these prefixes behind which is a state, and note that all text is wanted."""
         path = self._walk(self._root, token_ids, extra_key)
         self._want(path)  # all of it, or what was split off would be wanted more than what is before it
         parting = path[-1].end * self._page_size if path[-1].children else 0
+        path = _down_to(deepest, path)
         while len(path) > 1 and path[-1].state is None:
             path.pop()
         return self._matched(path, parting)
 
-    def match_windows(self, token_ids: I64, extra_key: bytes = b"") -> Match:
-        """Find the longest cached prefix of whole pages behind which all is here that is live there; note its use."""
+    def match_windows(self, token_ids: I64, extra_key: bytes = b"", deepest: int = ALL_LEVELS) -> Match:
+        """Find the longest of these prefixes behind which all is here that is live there; note its use."""
         path = self._walk(self._root, token_ids, extra_key)
         self._want(path)
+        path = _down_to(deepest, path)
         node, end = path[-1], self.windows.longest_whole(path[1:], path[-1].end)
         self._part(node, end)
         while node.end > end:
@@ -261,12 +265,33 @@ class RadixTree:
         previous = root_hash(extra_key) if node is self._root else int(node.hashes[-1])
         return chain_hashes(previous, token_ids[node.end * self._page_size :], self._page_size)
 
-    def adopt(self, node: Node, token_ids: I64, extra_key: bytes, level: int, slots: Slots) -> Node:
-        """Add pages that others gave to a tier, behind `node`, which ends the longest cached prefix of these tokens."""
-        end = (node.end + len(slots)) * self._page_size
-        adopted = self._append(node, token_ids[:end], extra_key, slots, level)
+    def end_of(self, token_ids: I64, extra_key: bytes = b"") -> Node:
+        """Return the node with which the longest cached prefix of whole pages ends, and count no use."""
+        return self._walk(self._root, token_ids, extra_key)[-1]
+
+    def adopt(self, node: Node, token_ids: I64, extra_key: bytes, level: int, found: Found) -> Node:
+        """Add what others gave to a tier, behind `node`, which ends the longest cached prefix of these tokens."""
+        end = (node.end + len(found.pages)) * self._page_size
+        adopted = self._append(node, token_ids[:end], extra_key, found.pages, level)
+        adopted.windows, adopted.state = found.windows, found.state
         self._ranking.touch(adopted)
         return adopted
+
+    def make_room(self, level: int, count: int) -> tuple[Save, ...]:
+        """Let the lowest ranking pages of a tier go until `count` slots are free, or none of them can go."""
+        saves: list[Save] = []
+        self._make_room(level, count, saves)
+        return merged(saves)
+
+    def lose_places(self, node: Node, num_kept: int) -> None:
+        """Of what `node` has in a tier only the first `num_kept` places are left: forget the others."""
+        if num_kept >= len(node.pages):
+            self._drop_beside(node)
+        else:
+            lost = node
+            if num_kept:
+                self._queues[node.level].add(self._split(node, num_kept))
+            self._forget([lost, *lost.below()])
 
     def promote(self, lower_nodes: Iterable[Node], pages: Pages) -> None:
         """Make `pages`, which have their KV, the places of nodes of tiers, parents first."""
@@ -489,6 +514,7 @@ class RadixTree:
         if level == POOL:
             self._admit(node)
         else:
+            self._ranking.touch_new(node)
             self._queues[level].add(node)
         node.is_withdrawn = parent.is_withdrawn
         if not node.is_withdrawn:
@@ -528,7 +554,7 @@ class RadixTree:
 
         What is beside its tokens' pages goes with all of them or not at all.
         """
-        num_saved = 0 if node.is_withdrawn else self._make_room(node.level + 1, node.num_places, saves)
+        num_saved = self._make_room(node.level + 1, node.num_places, saves) if self._is_kept_below(node) else 0
         if num_saved < node.num_places:
             self._drop_beside(node)
         if num_saved < len(node.pages):
@@ -538,14 +564,21 @@ class RadixTree:
             if kept is None:
                 return
             node = kept
-        places, num_beside = node.places, node.num_beside
+        places = node.places
         if node.level != POOL:
             self._tiers[node.level - 1].release(places)
         node.move(node.level + 1, self._tiers[node.level].allocate(len(places)))
         self._queues[node.level].add(node)
-        names = np.append(node.hashes, np.zeros(num_beside, np.uint64))
-        tokens = np.append(node.tokens, np.full(num_beside * self._page_size, -1))
-        saves.append(Save(node.level, places, node.places, names, tokens))
+        ids = ids_of(node, self._page_size) if self._tiers[node.level - 1].is_shared else ()
+        saves.append(Save(node.level, places, node.places, ids))
+
+    def _is_kept_below(self, node: Node) -> bool:
+        """Whether a node that is evicted from its level goes down a level: always, where others are kept behind it."""
+        if node.is_withdrawn or node.level == len(self._tiers):
+            return False
+        if node.children:
+            return True
+        return self._tiers[node.level].admits(node.hashes, node.num_uses, node.end * self._page_size)
 
     def _drop_beside(self, node: Node) -> None:
         """Forget what a node has beside its tokens' pages; of the pool it is not any more."""
@@ -589,6 +622,11 @@ class RadixTree:
             self._tiers[leaf.level - 1].release(leaf.pages)
         if not leaf.is_withdrawn:
             self._changes.remove(leaf.hashes[::-1].tolist())
+
+
+def _down_to(deepest: int, path: list[Node]) -> list[Node]:
+    """Return the first nodes of a path, which are in levels up to `deepest`."""
+    return [node for node in path if node.level <= deepest]
 
 
 def _pool_pages(nodes: Iterable[Node]) -> Pages:

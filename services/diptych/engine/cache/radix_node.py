@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from diptych.common.arrays import I32, I64, U64
+from diptych.engine.cache.page_ids import PageId
 from diptych.engine.cache.tier import POOL, Restore, Slots
 from diptych.kvtransfer.ownership import Pages
 
@@ -51,6 +52,7 @@ class Node:
     windows: I32 | None = None  # [number, num_groups]: its last pages in layers with a window, likewise
     num_window_locks: int = 0  # of those: requests that see some of them
     is_withdrawn: bool = False  # nobody finds it any more; those who have locked it keep it
+    proof: bytes = b""  # of its last page, where it is known: see `page_ids`
 
     def __repr__(self) -> str:
         return f"Node(level={self.level} pages={self.pages.tolist()}, num_locks={self.num_locks})"
@@ -192,6 +194,15 @@ class Match:
 
 
 @dataclass(frozen=True, slots=True)
+class Found:
+    """What a shared tier has of a text: places of a node to be."""
+
+    pages: Slots
+    windows: I32 | None  # [number, num_groups], of its last pages
+    state: Slots | None  # behind its last page
+
+
+@dataclass(frozen=True, slots=True)
 class Insertion:
     """Who owns the inserted pages now."""
 
@@ -213,8 +224,7 @@ class Save:
     level: int  # of the tier
     places: I32
     slots: Slots
-    names: U64  # 0: of pages beside those of tokens, which nobody looks for
-    tokens: I64  # of the pages; -1, likewise
+    ids: tuple[PageId, ...]  # of what is in the pages, for a tier in which others look for it; else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,8 +245,7 @@ def merged(saves: Sequence[Save]) -> tuple[Save, ...]:
             run[0].level,
             joined(save.places for save in run),
             joined(save.slots for save in run),
-            np.concatenate([save.names for save in run]),
-            np.concatenate([save.tokens for save in run]),
+            tuple(page_id for save in run for page_id in save.ids),
         )
         for run in runs
     )

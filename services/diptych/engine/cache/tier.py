@@ -7,12 +7,14 @@ decides which pages go where. A tier keeps their bytes in numbered slots, and ta
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 import numpy as np
 
-from diptych.common.arrays import I32, I64, U64
+from diptych.common.arrays import I32, U64
+from diptych.engine.cache.page_ids import PageId
 from diptych.kvtransfer.ownership import Pages
 
 POOL: Final = 0  # the level of the KV pool
@@ -39,26 +41,46 @@ class Books(Protocol):
 
     def free_slots(self) -> Slots: ...
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether it has pages that the tree does not know: of others, or of an earlier life."""
+        ...
+
+    def admits(self, names: U64, num_uses: int, num_tokens: int) -> bool:
+        """Whether pages at the end of a text of so many tokens are worth their places; what is before is taken, too.
+
+        They were used so often since they are cached.
+        """
+        ...
+
 
 class Tier(Books, Protocol):
     """One level of the prefix cache, with its bytes."""
 
-    @property
-    def is_shared(self) -> bool:
-        """Whether others fill it too: then `find` is asked for what the tree does not know."""
+    def has(self, page_id: PageId) -> bool:
+        """Whether a shared tier could bring a page back, as far as it knows without waiting."""
         ...
 
-    def find(self, names: U64, tokens: I64) -> Slots:
-        """Return the slots of the leading pages of these names that the tier has, without waiting.
-
-        The slots are the tree's from then on, as if it had allocated them. A name is no proof: compare the tokens.
-        """
+    def claim(self, ids: Sequence[PageId]) -> Slots:
+        """Return slots for pages that a shared tier has, of which so many are free. They are as if allocated."""
         ...
 
-    def save(self, places: I32, slots: Slots, names: U64, tokens: I64) -> None:
+    def forget(self, ids: Sequence[PageId]) -> None:
+        """Let nobody find these pages any more, nor in a later life."""
+        ...
+
+    def num_kept(self, slots: Slots) -> int:
+        """Return how many of the first of these slots still have what was saved: a tier may have lost some."""
+        ...
+
+    def load_s(self, num_places: int) -> float:
+        """Predict how long a restore of so many places takes, with all that is before it; infinity: it can't now."""
+        ...
+
+    def save(self, places: I32, slots: Slots, ids: Sequence[PageId]) -> None:
         """Keep evicted pages, which lie at `places` of the level above; on return later steps may write these again.
 
-        `names` and `tokens` are those of the pages, for tiers in which others look for them.
+        `ids` are those of the pages, for a shared tier. A tier may fail to keep some, and says so by `num_kept`.
         Pages are kept in the order of the lists; a slot may be listed twice, and then the last page stays.
         """
         ...
@@ -87,6 +109,7 @@ class Restore:
     level: int  # of the tier
     slots: Slots  # which stay taken until it has ended
     pages: Pages  # of the pool, which the tier writes
+    saved_s: float = 0.0  # of computing, as predicted when it was begun
     has_ended: bool = False
     until_s: float = math.inf
 
@@ -95,7 +118,9 @@ class Restore:
 
 
 class SlotPool:
-    """Implements `Books`. Runs of neighbours stay runs, so that copies merge."""
+    """Implements `Books` of a tier that takes all. Runs of neighbours stay runs, so that copies merge."""
+
+    is_shared: bool = False
 
     def __init__(self, capacity: int) -> None:
         self._free: Slots = np.arange(capacity - 1, -1, -1, dtype=np.int32)  # a stack: its first num_free entries
@@ -116,3 +141,6 @@ class SlotPool:
 
     def free_slots(self) -> Slots:
         return self._free[: self.num_free]
+
+    def admits(self, names: U64, num_uses: int, num_tokens: int) -> bool:
+        return True

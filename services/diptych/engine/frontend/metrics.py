@@ -95,6 +95,21 @@ SPECULATION: Final[Sequence[tuple[Kind, Row]]] = (  # where somebody guesses
     ),
     (GaugeMetricFamily, ("speculation_held_bytes", "Memory of what sources know", lambda s: s.drafting.held_bytes)),
 )
+FILES: Final[Sequence[tuple[Kind, str, str, str]]] = (  # where KV is kept in files: name, words, field of its status
+    (GaugeMetricFamily, "pages", "KV pages in files", "pages"),
+    (GaugeMetricFamily, "bytes", "Size of these files", "bytes"),
+    (CounterMetricFamily, "pages_written", "KV pages written to files", "pages_written"),
+    (CounterMetricFamily, "written_bytes", "What was written to files", "bytes_written"),
+    (CounterMetricFamily, "pages_dropped", "KV pages for which files were too slow", "pages_dropped"),
+    (CounterMetricFamily, "pages_failed", "KV pages of writes that failed", "pages_failed"),
+    (CounterMetricFamily, "pages_read", "KV pages brought back from files", "pages_read"),
+    (CounterMetricFamily, "read_bytes", "What was read from files", "bytes_read"),
+    (CounterMetricFamily, "pages_corrupt", "KV pages that were not as written; must be 0", "pages_corrupt"),
+    (CounterMetricFamily, "loads_failed", "Loads that failed, hung or came late", "loads_failed"),
+    (CounterMetricFamily, "pauses", "Times that files were not asked for a while", "pauses"),
+    (CounterMetricFamily, "pages_not_loaded", "KV pages that were found, and sooner computed", "pages_not_loaded"),
+    (CounterMetricFamily, "saved_seconds", "Computing that files saved, as predicted", "saved_s"),
+)
 LABELS: Final = ("dp_rank", "role", "pool")
 ANSWER_S: Final = 2.0  # that a scheduler gets; it answers between two steps
 
@@ -156,6 +171,7 @@ def families(statuses: Statuses, silent_s: Silences) -> Iterator[Metric]:
     yield from load_families(answered)
     yield from _scheduler_families(answered)
     yield from _cache_families({rank: each for rank, each in answered.items() if each.HasField("cache")})
+    yield from _file_families({rank: each for rank, each in answered.items() if each.HasField("files")})
     yield from _drafting_families({rank: each for rank, each in answered.items() if each.HasField("drafting")})
     yield from _link_families([(rank, link) for rank, status in answered.items() for link in status.links])
 
@@ -230,6 +246,13 @@ def _cache_families(statuses: Answered) -> Iterator[Metric]:
     ]
     words = "For how long pages were unused that left the KV pool of late; 0: none did"
     yield _family(GaugeMetricFamily, "cache_evicted_age_seconds", words, ["dp_rank", "quantile"], ages)
+
+
+def _file_families(statuses: Answered) -> Iterator[Metric]:
+    """Yield what files hold and did; nothing where none are kept."""
+    for kind, name, words, field in FILES if statuses else ():
+        samples = [([str(rank)], getattr(status.files, field)) for rank, status in statuses.items()]
+        yield _family(kind, f"kv_file_{name}", words, ["dp_rank"], samples)
 
 
 def _drafting_families(statuses: Answered) -> Iterator[Metric]:

@@ -52,7 +52,7 @@ _AT_LEAST_ONE: Final = (
     "max_loaded_loras",
     "max_lora_rank",
 )
-_NOT_NEGATIVE: Final = ("mixed_step_ms", "kv_cache_mib", "host_cache_mib", "max_loras", "base_gpu")
+_NOT_NEGATIVE: Final = ("mixed_step_ms", "kv_cache_mib", "host_cache_mib", "file_cache_mib", "max_loras", "base_gpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +128,8 @@ class EngineOptions:
         help="of the KV pool, for sessions that have called a tool: kept while they are away; 0: none is",
         group="engine",
     )
+    file_cache_dir: str = option("", help="folder for KV pages that outlive the process; empty: none", group="engine")
+    file_cache_mib: int = option(0, help="files in --file-cache-dir, of each scheduler, MiB", group="engine")
     kv_windows: KvWindows = option(
         KV_WINDOWS,
         help="KV behind the windows of layers that have some; free: given to others at once; keep: when a request ends",
@@ -165,6 +167,7 @@ class EngineOptions:
         read_timing(self.sim_timing)
         self._check_draft_model()
         self._check_deterministic()
+        self._check_file_cache()
         if self.device == "sim" and self.tp > 1:
             raise ConfigError("--device sim needs --tp 1: ranks are not simulated")
 
@@ -177,6 +180,13 @@ class EngineOptions:
         if self.overlap == "on" and self.device == "cpu":
             words = "which waits for tokens that it guesses behind"
             raise ConfigError(f"--overlap on is not for a draft model on CPUs, {words}: leave it out")
+
+    def _check_file_cache(self) -> None:
+        if bool(self.file_cache_dir) != bool(self.file_cache_mib):
+            given, other = ("dir", "mib") if self.file_cache_dir else ("mib", "dir")
+            raise ConfigError(f"--file-cache-{given} needs --file-cache-{other}: which folder, and how much of it")
+        if self.file_cache_dir and self.tp > 1:
+            raise ConfigError("--file-cache-dir needs --tp 1: parts of pages on several ranks are not kept in files")
 
     def _check_deterministic(self) -> None:
         """Raises `ConfigError` for what adds up in another order when other requests are there."""

@@ -81,6 +81,9 @@ class TorchHardware:
     def load(self, source: ModelSource, layer_listener: Callable[[], OnLayer | None]) -> ModelRunner | GpuRunner:
         return self._loader.load(source, self._kv, layer_listener)
 
+    def pool_bytes(self) -> memoryview:
+        return kv_bytes(self._kv)
+
     def host_pages(self, layout: PoolLayout, num_slots: int, rank: int) -> PageCopier:
         if self._device.type == "cpu":
             return HostPages(kv_bytes(self._kv), layout.page_nbytes, num_slots)

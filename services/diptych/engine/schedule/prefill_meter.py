@@ -16,11 +16,12 @@ from typing import Final, NamedTuple
 from diptych.engine.schedule.step_fit import StepFit
 from diptych.engine.schedule.step_log import LoggedStep, StepLog, StepSize
 from diptych.engine.values.batch import ForwardBatch, ForwardMode
-from diptych.engine.values.step_model import StepShape
+from diptych.engine.values.step_model import StepModel, StepShape
 
 BUSY_MEMORY_S: Final = 60.0  # what was longer ago counts less than 1/e
 SPEED_MEMORY_S: Final = 30.0  # likewise, in time that was spent on prompts
 LEARNED_EVERY: Final = 8  # steps without prompts, which are alike: each would cost microseconds
+RENEWED: Final = 1.02  # times the time of prompts since start: then what predictions go by is asked for again
 FIT_MEMORY_STEPS: Final = 4096  # likewise, of steps of one kind
 
 
@@ -41,6 +42,8 @@ class PrefillMeter:
         self.total_s = 0.0  # in steps that computed prompts
         self.log = StepLog()
         self.fit = StepFit(FIT_MEMORY_STEPS)
+        self._model: StepModel | None = None  # as of when prompts had taken so long:
+        self._modelled_s = 0.0
         self._running: deque[_Begun] = deque()
         self._num_plain = 0  # steps without prompts
         self._rested = True  # there was nothing to compute since the last step
@@ -52,6 +55,20 @@ class PrefillMeter:
     def tokens_per_s(self) -> float:
         """The speed of late; 0: not measured."""
         return self._tokens / self._seconds if self._seconds else 0.0
+
+    def compute_s(self, start: int, end: int) -> float:
+        """Predict how long computing a prompt's tokens from `start` to `end` takes, beside the constant of its steps.
+
+        0 while nothing is known: then nobody waits for another way to get them.
+        """
+        if not self._tokens:
+            return 0.0
+        if self.total_s > RENEWED * self._modelled_s:
+            self._model, self._modelled_s = self.fit.model(), self.total_s
+        if self._model is None:
+            return (end - start) / self.tokens_per_s
+        pairs = (end**2 - start**2) / 2
+        return self._model.seconds(StepShape(0, 0, end - start, pairs, 1)) - self._model.step
 
     def busy(self, now_s: float) -> float:
         """Return the share of time in which prompts were computed, of late."""

@@ -31,6 +31,7 @@ from diptych.engine.scheduler.messages import fields_said
 from diptych.engine.scheduler.news import News
 from diptych.engine.scheduler.stepping import Stepping, StepWatch
 from diptych.engine.scheduler.watching import Watching
+from diptych.engine.tiers.file_tier import FileTier
 from diptych.engine.values.events import (
     AbortRoom,
     CompileGrammar,
@@ -63,6 +64,7 @@ class Parts:
     adapters: Adapters[Any]
     watch: StepWatch  # over the steps that run in the loop's thread
     copier: PageCopier = NO_COPIER  # of pages from host memory
+    files: FileTier | None = None
 
 
 class SchedulerLoop:
@@ -94,7 +96,8 @@ class SchedulerLoop:
         self._poller.register(channel, zmq.POLLIN)
         for part in (parts.links, parts.grammars, parts.admin):
             self._poller.register(part.fileno(), zmq.POLLIN)
-        for descriptor in parts.copier.descriptors():
+        of_files = () if parts.files is None else parts.files.descriptors()
+        for descriptor in (*parts.copier.descriptors(), *of_files):
             self._poller.register(descriptor, zmq.POLLIN)
         self._handlers: Mapping[str, Callable[[Any, float], None]] = {  # by field, in the order in which they act
             "role": self._serve,
@@ -149,6 +152,7 @@ class SchedulerLoop:
         self._events.admin_answers.extend(self._parts.admin.poll())
         self._links.linking.reconnect(now_s)
         restored = [PagesRestored(number, None) for number in self._parts.copier.restored()]
+        restored += self._parts.files.restored() if self._parts.files is not None else ()
         for event in (*self._links.poll(self._core.suspects()), *self._grammars.poll(), *restored):
             self._core.handle(event, now_s)
         self._core.expire(now_s)

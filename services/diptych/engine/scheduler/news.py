@@ -15,11 +15,12 @@ from diptych.engine.schedule.prefill_meter import PrefillMeter
 from diptych.engine.scheduler import codec
 from diptych.engine.scheduler.adapters import Adapters
 from diptych.engine.scheduler.links.links import Links
+from diptych.engine.tiers.file_tier import FileTier, FileTierCounts
 from diptych.engine.values.batch import NO_GRAPHS, GraphUse
 from diptych.engine.values.core_report import Load
 from diptych.engine.values.scheduler_core import SchedulerCore
 from diptych.v1 import bootstrap_pb2, engine_pb2
-from diptych.v1.worker_pb2 import WorkerStatus
+from diptych.v1.worker_pb2 import FileTierStatus, WorkerStatus
 
 
 class News:
@@ -33,6 +34,7 @@ class News:
         adapters: Adapters[Any],
         meter: PrefillMeter,
         graph_use: Callable[[], GraphUse] = lambda: NO_GRAPHS,
+        files: FileTier | None = None,
     ) -> None:
         self._core = core
         self._cache = cache
@@ -40,6 +42,7 @@ class News:
         self._adapters = adapters
         self._meter = meter
         self._graph_use = graph_use
+        self._files = files
         self._load: Load | None = None
         self._link_load = bootstrap_pb2.WorkerLoad()  # the part of the load that is about links
         self._problem = ""  # of the links
@@ -122,6 +125,25 @@ class News:
             host_pages_saved=self._cache.num_saved,
             host_pages_restored=self._cache.num_restored,
             cache=codec.cache_to_wire(self._cache.report()),
+            files=None if self._files is None else self._files_status(self._files.counts),
+        )
+
+    def _files_status(self, counts: FileTierCounts) -> FileTierStatus:
+        written, read = counts.written, counts.read
+        return FileTierStatus(
+            pages=counts.num_pages,
+            bytes=counts.nbytes,
+            pages_written=written.num_pages,
+            bytes_written=written.nbytes,
+            pages_dropped=written.num_dropped,
+            pages_failed=written.num_failed,
+            pages_read=read.num_pages,
+            bytes_read=read.nbytes,
+            pages_corrupt=read.num_corrupt,
+            loads_failed=read.num_failed,
+            pauses=counts.num_opened,
+            pages_not_loaded=self._cache.num_not_loaded,
+            saved_s=self._cache.saved_s,
         )
 
     def links_status(self) -> WorkerStatus:

@@ -12,12 +12,10 @@ import logging
 import signal
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import Any, Final, NoReturn
 
 import zmq
 
-from diptych.architectures.config import ModelConfig
 from diptych.checkpoints.shard import check_divides
 from diptych.checkpoints.source import ModelSource
 from diptych.common import lifecycle
@@ -26,13 +24,12 @@ from diptych.common.errors import DiptychError
 from diptych.common.lifecycle import garbage_postponed, spare_what_stays
 from diptych.common.logging import setup
 from diptych.common.members.heartbeat import SharedHeartbeat
-from diptych.common.members.terms import FEATURES, Feature, Terms, bits, terms_to_wire
+from diptych.common.members.terms import Terms, terms_to_wire
 from diptych.common.net.reachable import transfer_where
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.lora.registry import LoraRegistry
 from diptych.engine.options.config import EngineOptions, SchedulerConfig
 from diptych.engine.options.pool_size import pool_words
-from diptych.engine.options.served_model import open_draft
 from diptych.engine.runner.threads import configure_threads
 from diptych.engine.schedule.adapter_turns import AdapterTurns, Turns
 from diptych.engine.schedule.step_sizes import words
@@ -49,16 +46,14 @@ from diptych.engine.scheduler.stepping import (
     SynchronousStepping,
     TpModelWorkerClient,
 )
+from diptych.engine.scheduler.terms import worker_terms
 from diptych.engine.scheduler.weights import Host, Weights
 from diptych.engine.tensor_parallel.tp_model_worker import RankTransfer, TpModelWorker
 from diptych.engine.values.batch import DraftBatch, DraftModel, OverlapRunner
-from diptych.engine.values.kv_regions import kv_shape, state_terms, window_terms
 from diptych.engine.values.limits import PROMPT_ROWS, Limits
 from diptych.engine.values.scheduler_core import SchedulerCore
-from diptych.engine.values.transfer_rules import TransferRules
 from diptych.grammars.compiler import Compiler
 from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.notes import PROTOCOL_VERSION
 from diptych.kvtransfer.transport import Transport
 from diptych.v1 import engine_pb2, rank_pb2, worker_pb2
 
@@ -67,58 +62,6 @@ logger = logging.getLogger(__name__)
 LAST_WORDS_MS: Final = 1000  # that what was sent to the frontend may take to leave
 
 BuildCore = Callable[[KvCache, Limits, SchedulerConfig, PoolLayout, Turns, DraftModel], SchedulerCore]
-FP8: Final = "fp8_e4m3"
-
-
-def worker_terms(
-    source: ModelSource,
-    kv_backend: str,
-    layout: PoolLayout,
-    rules: TransferRules,
-    engine: EngineOptions,
-    device_name: str,
-) -> Terms:
-    """Return the terms on which a worker of this version pairs.
-
-    Page size, ranks and type of the KV are no terms: pages are converted on their way, but for FP8 with scales, and for
-    pages that hold states of recurrent layers. Where layers with a window have pages of their own, page size is a term,
-    and so are ranks where heads have several widths.
-    Of what is computed with, `product_terms` are terms. `engine`: what `auto` means is in it.
-    """
-    model = source.config
-    scaled = ", FP8 with scales" if model.kv_scales and layout.dtype == FP8 else ""
-    windows = f", {window_terms(model, layout)}" if len(model.page_groups) > 1 else ""
-    states = f", {state_terms(layout, engine.dtype)}" if model.recurrent else ""
-    draft = draft_terms(source, engine)
-    return Terms(
-        weights=source.weights_id,
-        vocab_size=model.vocab_size,
-        kv_shape=kv_shape(model) + scaled + states + windows + draft + product_terms(model, engine, device_name),
-        kv_backend=kv_backend,
-        oldest_protocol=PROTOCOL_VERSION,
-        newest_protocol=PROTOCOL_VERSION,
-        features=FEATURES if rules.pulls else FEATURES & ~bits(Feature.PULL),
-        required_features=bits(Feature.VERIFIED_HAND_OFF) if rules.integrity == "always" else 0,
-    )
-
-
-def draft_terms(source: ModelSource, engine: EngineOptions) -> str:
-    """Say whose draft layers a page has: those of another model guess nothing right."""
-    draft = open_draft(source, engine)
-    return "" if draft is None else f", of {draft.weights_id}"
-
-
-def product_terms(model: ModelConfig, engine: EngineOptions, device_name: str) -> str:
-    """Say by what products KV is made, where they are no products of the weights with states as they are.
-
-    It is what was asked for that counts: a processor that has no such products makes finer ones.
-    """
-    if engine.deterministic:  # the same bits come of the same kernels and shards alone
-        where = f"{engine.tp} x {device_name if engine.device == 'cuda' else 'CPU'}"
-        return f", deterministic ({where}, {engine.dtype}, KV {engine.kv_dtype}, version {version('diptych')})"
-    if engine.quantization == "fp8":
-        return ", made by FP8 products (--quantization fp8)"
-    return ", made by FP8 products (--quantization auto)" if model.fp8_weights and engine.quantization == "auto" else ""
 
 
 def run_scheduler(argv: list[str], build_core: BuildCore, open_transport: OpenTransport) -> NoReturn:
@@ -202,8 +145,9 @@ def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCor
     grammars.wait_until_open()
     _report_ready(base, channel, core, adapters)
     beat = SharedHeartbeat(base.config.heartbeat_fd).beat
-    parts = Parts(base.links, grammars, admin, adapters, base.watch, base.copier)
-    news = News(core, cache, base.links, adapters, stepping.meter, lambda: weights.runner.graph_use)
+    parts = Parts(base.links, grammars, admin, adapters, base.watch, base.copier, base.files)
+    cache.compute_s = stepping.meter.compute_s
+    news = News(core, cache, base.links, adapters, stepping.meter, lambda: weights.runner.graph_use, base.files)
     loop = SchedulerLoop(core, stepping, channel, parts, news, beat)
     spare_what_stays()
     try:
@@ -298,6 +242,8 @@ def _obstacle(options: EngineOptions, registry: LoraRegistry) -> str | None:
     """Say why other weights can't be served now."""
     if options.tp > 1:
         return "the weights of a tensor-parallel worker can't be replaced: restart it"
+    if options.file_cache_dir:
+        return "a worker that keeps KV in files keeps its weights: restart it, with others or without --file-cache-dir"
     if registry.loaded():
         return "adapters are loaded, which were made for the weights that are served: unload them first"
     return None

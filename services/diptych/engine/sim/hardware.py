@@ -101,6 +101,9 @@ class SimHardware:
         vocabulary = vocabulary_of(source.tokenizer(), source.config.vocab_size)
         return SimRunner(self._pages, vocabulary, self._timing, layer_listener)
 
+    def pool_bytes(self) -> memoryview:
+        return self._memory
+
     def host_pages(self, layout: PoolLayout, num_slots: int, rank: int) -> PageCopier:
         return HostPages(self._memory, layout.page_nbytes, num_slots)
 

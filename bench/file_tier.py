@@ -1,0 +1,266 @@
+"""Speed of the file tier of the prefix cache: pages to files and back, a restart with 100 GB, and slow devices.
+
+    python bench/file_tier.py [--folder DIR] [--quick] [--json]
+
+`write` and `read` are as a scheduler sees them, digests included: from the first page given to the last on the medium,
+and from asking to the last page in the pool. Limits, in turns in the same run: the same bytes to the device by writes
+as large, past the page cache; from the device by reads as large into one buffer; and, for what is in the page cache,
+reads of one page each straight into the pool, which is a memcpy.
+
+`restart` opens a log of 100 GB, whose segments are sparse files with footers, without reading a page.
+
+`sweep` is the worst case: prompts that are all in files are asked for at each speed of a device that a sleep stands in
+for, beside a model that computes 20,000 tokens a second. `value` is the time with the tier against that without.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from report import Report, arguments
+
+from diptych.common.arrays import I32
+from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.cache.page_ids import PageId
+from diptych.engine.tiers.disk import NOT_CACHED, Disk
+from diptych.engine.tiers.file_tier import FileTier
+from diptych.engine.tiers.page_reader import RUN_NBYTES
+from diptych.engine.tiers.page_writer import BUFFER_NBYTES, NUM_BUFFERS
+from diptych.engine.tiers.segment_log import SegmentLog
+from diptych.engine.tiers.segments import BLOCK, MAX_SEGMENT_NBYTES, SegmentFormat, Table
+from diptych.engine.values.request import Request, new_request
+from diptych.generation.sampling_params import SamplingParams
+
+MIB: Final = 2**20
+PAGE_KIB: Final = (64, 1024, 8192)
+TERMS: Final = b"of a benchmark.."
+RESTART_GB: Final = 100
+PAGE_SIZE: Final = 16
+PROMPT_TOKENS: Final = 2048
+TOKENS_PER_S: Final = 20_000.0  # that the model of the sweep computes
+SWEEP_MB_PER_S: Final = (5, 20, 80, 320, 1280)
+ROUNDS: Final = 5  # in turns; the best counts
+SWEEP_PAGE: Final = 64 * 1024
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = arguments(__doc__)
+    parser.add_argument("--folder", default=".", help="on the device that is measured")
+    parser.add_argument("--memory", default="/dev/shm", help="a folder in memory, for devices that are slowed down")
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="file_tier.", dir=options.folder))
+    try:
+        with Report(as_json=options.json) as report:
+            for page_kib in PAGE_KIB:
+                measure_pages(report, folder / f"{page_kib}", page_kib * 1024, 64 if options.quick else 256)
+            measure_restart(report, folder / "restart", 20 if options.quick else RESTART_GB)
+            with tempfile.TemporaryDirectory(dir=options.memory) as in_memory:
+                for mb_per_s in SWEEP_MB_PER_S:
+                    measure_slow(report, Path(in_memory) / f"{mb_per_s}", mb_per_s, 4 if options.quick else 16)
+    finally:
+        shutil.rmtree(folder)
+
+
+def ids_of(num_pages: int) -> list[PageId]:
+    return [PageId(0, number, 0, number.to_bytes(16, "little")) for number in range(num_pages)]
+
+
+def measure_pages(report: Report, folder: Path, page_nbytes: int, mib: int) -> None:
+    """Pages of one size, to files and back: from the device, then from the page cache."""
+    num_pages = mib * MIB // page_nbytes
+    pool = np.random.default_rng(0).integers(0, 256, (num_pages, page_nbytes), np.uint8)
+    before, slots = pool.copy(), np.arange(num_pages, dtype=np.int32)
+    one, file, tiers = np.zeros((1, max(RUN_NBYTES, page_nbytes)), np.uint8), folder / "raw", []
+    times: dict[str, list[float]] = {}
+
+    def take(name: str, work: Callable[[], object]) -> None:
+        times.setdefault(name, []).append(timed(work))
+
+    for number in range(ROUNDS):
+        tiers.append(FileTier(folder / f"{number}", SegmentFormat(TERMS, page_nbytes), 4 * mib * MIB, pool, pool))
+        take("write", partial(write_all, tiers[-1], num_pages))
+        take("raw write", partial(raw_write, file, before))
+        pool[:] = 0
+        drop_cached(folder)
+        take("read", partial(read_all, tiers[-1], slots))
+        assert np.array_equal(pool, before)
+        take("cached", partial(read_all, tiers[-1], slots))
+        assert np.array_equal(pool, before)
+        drop_cached(folder)
+        take("raw read", partial(raw_read, file, one, before.nbytes))
+        take("memcpy", partial(raw_read, file, pool, before.nbytes))
+        tiers[-1].close()
+    best, case = {name: min(each) for name, each in times.items()}, f"{page_nbytes // 1024}KiB"
+    report_speed(report, f"write/{case}", mib, best["write"], best["raw write"], "device, same run")
+    report_speed(report, f"read/device/{case}", mib, best["read"], best["raw read"], "device, same run")
+    report_speed(report, f"read/page cache/{case}", mib, best["cached"], best["memcpy"], "memcpy from the page cache")
+
+
+def write_all(tier: FileTier, num_pages: int) -> None:
+    """Give all pages, as many at once as find a place."""
+    ids, number = ids_of(num_pages), 0
+    slots = tier.allocate(num_pages)
+    step = (NUM_BUFFERS - 1) * max(1, BUFFER_NBYTES // tier._log.record.record_nbytes)
+    while number < num_pages:
+        chosen = slots[number : number + step]
+        tier.save(chosen, chosen, ids[number : number + step])
+        tier.finish_writes()
+        number += len(chosen)
+    assert tier.counts.num_pages == num_pages
+
+
+def read_all(tier: FileTier, slots: I32) -> None:
+    tier.restore(0, slots, slots)
+    while not (answers := tier.restored()):
+        select.select(tier.descriptors(), [], [], 0.5)
+    assert answers[0].error is None, answers
+
+
+def raw_write(path: Path, data: Any) -> None:
+    disk, flat = Disk(), data.reshape(-1)
+    descriptor = disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    aligned = aligned_buffer(8 * MIB)
+    for start in range(0, len(flat), 8 * MIB):
+        piece = flat[start : start + 8 * MIB]
+        aligned[: len(piece)] = piece
+        disk.write(descriptor, memoryview(aligned[: len(piece)]), start)
+    os.close(descriptor)
+
+
+def raw_read(path: Path, rows: Any, nbytes: int) -> None:
+    """Read a file row by row into `rows`, over and over."""
+    descriptor = os.open(path, os.O_RDONLY)
+    at = 0
+    while at < nbytes:
+        at += os.preadv(descriptor, [rows[at // rows.shape[1] % len(rows)]], at)
+    os.close(descriptor)
+
+
+def aligned_buffer(nbytes: int) -> Any:
+    raw = np.zeros(nbytes + BLOCK, np.uint8)
+    start = -raw.ctypes.data % BLOCK
+    return raw[start : start + nbytes]
+
+
+def drop_cached(folder: Path) -> None:
+    """Have the system forget what is in files."""
+    os.sync()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+
+
+def timed(work: Callable[[], object]) -> float:
+    start_s = time.perf_counter()
+    work()
+    return time.perf_counter() - start_s
+
+
+def report_speed(report: Report, case: str, mib: int, took_s: float, limit_s: float, limit_is: str) -> None:
+    gigabytes = mib * MIB / 1e9
+    report.row("file_tier", case, gigabytes / took_s, "GB/s", gigabytes / limit_s, limit_is, limit_s / took_s)
+
+
+def measure_restart(report: Report, folder: Path, num_gb: int) -> None:
+    """Open a log whose pages nobody reads."""
+    record = SegmentFormat(TERMS, 64 * 1024)
+    capacity = num_gb * 10**9
+    first = SegmentLog(folder, record, capacity, Disk())
+    first.close()
+    per_segment = MAX_SEGMENT_NBYTES // record.record_nbytes - 1
+    rng, num_segments = np.random.default_rng(0), capacity // MAX_SEGMENT_NBYTES
+    for number in range(1, num_segments + 1):
+        keys = rng.integers(0, 256, (per_segment, 18), np.uint8)
+        offsets = (np.arange(per_segment) * record.record_nbytes).tolist()
+        end = -(-per_segment * record.record_nbytes // BLOCK) * BLOCK
+        with open(first.folder / f"{number:08d}.segment", "wb") as file:
+            file.truncate(end)
+            file.seek(end)
+            file.write(record.footer(end, Table([row.tobytes() for row in keys], offsets)))
+    opened: list[SegmentLog] = []
+    began_s = time.process_time()
+    took_s = timed(lambda: opened.append(SegmentLog(folder, record, capacity, Disk())))
+    cpu_s, num_pages = time.process_time() - began_s, opened[0].index.num_pages
+    case = f"restart/{num_gb}GB, {num_pages:,} pages"
+    report.row("file_tier", case, took_s, "s", 2.0 * num_gb / RESTART_GB, "target", None, {"of a processor": cpu_s})
+    opened[0].close()
+
+
+class SlowDisk(Disk):
+    """A device that gives so many bytes a second, and has nothing cached."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._free_s = 0.0  # when the device has done what it was asked for
+
+    def read(self, descriptor: int, buffers: Sequence[Any], offset: int) -> int:
+        num_read = super().read(descriptor, buffers, offset)
+        self._free_s = max(self._free_s, time.monotonic()) + num_read / self._bytes_per_s
+        time.sleep(max(0.0, self._free_s - time.monotonic()))
+        return num_read
+
+    def read_cached(self, descriptor: int, buffers: Sequence[Any], offset: int) -> int:
+        return NOT_CACHED
+
+
+def measure_slow(report: Report, folder: Path, mb_per_s: int, num_prompts: int) -> None:
+    """Prompts that are all in files, on a device of some speed: with the tier against without."""
+    prompts = [np.random.default_rng(number).integers(0, 50_000, PROMPT_TOKENS + 1) for number in range(num_prompts)]
+    pool = np.zeros((2 * PROMPT_TOKENS // PAGE_SIZE, SWEEP_PAGE), np.uint8)
+    capacity = 2 * num_prompts * PROMPT_TOKENS // PAGE_SIZE * SWEEP_PAGE
+    filling = FileTier(folder, SegmentFormat(TERMS, SWEEP_PAGE), capacity, pool, pool)
+    cache = new_cache(pool, filling)
+    for prompt in prompts:
+        serve(cache, filling, prompt, 0.0)
+        cache._evict(cache.num_available)
+        filling.finish_writes()
+    filling.close()
+    slow = FileTier(folder, SegmentFormat(TERMS, SWEEP_PAGE), capacity, pool, pool, SlowDisk(mb_per_s * 1e6))
+    cache = new_cache(pool, slow)
+    cache.compute_s = lambda start, end: (end - start) / TOKENS_PER_S
+    alone = new_cache(pool, None)
+    with_s = without_s = 0.0
+    for prompt in prompts:
+        with_s += timed(partial(serve, cache, slow, prompt, 1 / TOKENS_PER_S))
+        without_s += timed(partial(serve, alone, None, prompt, 1 / TOKENS_PER_S))
+    loaded = slow.counts.read.num_pages / (num_prompts * PROMPT_TOKENS // PAGE_SIZE)
+    case = f"sweep/{mb_per_s} MB/s, {loaded:.0%} loaded"
+    report.row("file_tier", case, with_s / without_s, "of the time without", 1.03, "target")
+    slow.close()
+
+
+def new_cache(pool: Any, tier: FileTier | None) -> KvCache:
+    tiers = [] if tier is None else [tier]
+    longest = 2 * PROMPT_TOKENS
+    return KvCache(
+        num_pages=len(pool), page_size=PAGE_SIZE, max_requests=1, max_tokens_per_request=longest, tiers=tiers
+    )
+
+
+def serve(cache: KvCache, tier: FileTier | None, prompt: Any, token_s: float) -> None:
+    """Load what is to be loaded, and take the time that the rest of a prompt is computed in."""
+    request: Request = new_request(1, prompt.astype(np.int64), SamplingParams(max_tokens=1))
+    while not cache.admit(request):
+        assert tier is not None
+        select.select(tier.descriptors(), [], [], 0.5)
+        for answer in tier.restored():
+            cache.finish_restore(answer.number, answer.error)
+    time.sleep((request.num_tokens - request.cached_len) * token_s)
+    request.computed_len = request.num_tokens
+    cache.retire(request)
+
+
+if __name__ == "__main__":
+    main()

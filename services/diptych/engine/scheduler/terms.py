@@ -1,0 +1,91 @@
+"""On which terms workers share KV: what must be equal where it is computed and where it is used. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Any, Final
+
+from diptych.architectures.config import ModelConfig
+from diptych.checkpoints.source import ModelSource
+from diptych.common.members.terms import FEATURES, Feature, Terms, bits
+from diptych.engine.options.config import EngineOptions
+from diptych.engine.options.served_model import open_draft
+from diptych.engine.tiers.page_format import VERSION
+from diptych.engine.values.kv_regions import kv_shape, pages_per_state, state_terms, window_terms
+from diptych.engine.values.transfer_rules import TransferRules
+from diptych.kvtransfer.layout import PoolLayout
+from diptych.kvtransfer.notes import PROTOCOL_VERSION
+
+FP8: Final = "fp8_e4m3"
+
+
+def worker_terms(
+    source: ModelSource,
+    kv_backend: str,
+    layout: PoolLayout,
+    rules: TransferRules,
+    engine: EngineOptions,
+    device_name: str,
+) -> Terms:
+    """Return the terms on which a worker of this version pairs.
+
+    Page size, ranks and type of the KV are no terms: pages are converted on their way, but for FP8 with scales, and for
+    pages that hold states of recurrent layers. Where layers with a window have pages of their own, page size is a term,
+    and so are ranks where heads have several widths.
+    Of what is computed with, `product_terms` are terms. `engine`: what `auto` means is in it.
+    """
+    model = source.config
+    scaled = ", FP8 with scales" if model.kv_scales and layout.dtype == FP8 else ""
+    windows = f", {window_terms(model, layout)}" if len(model.page_groups) > 1 else ""
+    states = f", {state_terms(layout, engine.dtype)}" if model.recurrent else ""
+    draft = draft_terms(source, engine)
+    return Terms(
+        weights=source.weights_id,
+        vocab_size=model.vocab_size,
+        kv_shape=kv_shape(model) + scaled + states + windows + draft + product_terms(model, engine, device_name),
+        kv_backend=kv_backend,
+        oldest_protocol=PROTOCOL_VERSION,
+        newest_protocol=PROTOCOL_VERSION,
+        features=FEATURES if rules.pulls else FEATURES & ~bits(Feature.PULL),
+        required_features=bits(Feature.VERIFIED_HAND_OFF) if rules.integrity == "always" else 0,
+    )
+
+
+def file_terms(source: ModelSource, layout: PoolLayout, engine: EngineOptions, device_name: str) -> dict[str, Any]:
+    """Return what must be equal where pages are kept in files and where they are used, as JSON has it.
+
+    It is more than workers agree on: pages are not converted. The model's name says nothing, and is not in it.
+    """
+    model = source.config
+    return {
+        "format": VERSION,
+        "weights": source.weights_id,
+        "model": asdict(model) | {"model_id": ""},
+        "layout": asdict(layout) | {"num_pages": 0},
+        "groups": model.page_groups,
+        "states": pages_per_state(model, engine.tp, engine.dtype, layout),
+        "dtype": engine.dtype,
+        "quantization": engine.quantization,
+        "products": product_terms(model, engine, device_name),
+        "draft": draft_terms(source, engine),
+    }
+
+
+def draft_terms(source: ModelSource, engine: EngineOptions) -> str:
+    """Say whose draft layers a page has: those of another model guess nothing right."""
+    draft = open_draft(source, engine)
+    return "" if draft is None else f", of {draft.weights_id}"
+
+
+def product_terms(model: ModelConfig, engine: EngineOptions, device_name: str) -> str:
+    """Say by what products KV is made, where they are no products of the weights with states as they are.
+
+    It is what was asked for that counts: a processor that has no such products makes finer ones.
+    """
+    if engine.deterministic:  # the same bits come of the same kernels and shards alone
+        where = f"{engine.tp} x {device_name if engine.device == 'cuda' else 'CPU'}"
+        return f", deterministic ({where}, {engine.dtype}, KV {engine.kv_dtype}, version {version('diptych')})"
+    if engine.quantization == "fp8":
+        return ", made by FP8 products (--quantization fp8)"
+    return ", made by FP8 products (--quantization auto)" if model.fp8_weights and engine.quantization == "auto" else ""

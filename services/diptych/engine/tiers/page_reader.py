@@ -1,0 +1,391 @@
+"""Reads pages of a segment log into the KV pool, in threads of its own, and verifies each before anybody sees it.
+
+What is in the page cache is read straight into the pages, as that cannot wait. Anything else comes by way of a buffer,
+and is copied only while the load is still wanted: the pages are written no more once a load is answered. So a medium
+that hangs holds a thread and a buffer, and nothing else. A load is answered when all its pages are there, when one is
+not what it should be, when a read fails or takes too long, or when it takes far longer than was expected.
+
+How long loads take is learned from those that the medium itself answered. A medium of which nothing is known is
+measured first, by a read that nobody waits for.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import mmap
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from diptych.engine.cache.page_ids import PageId
+from diptych.engine.schedule.step_times import StepLine
+from diptych.engine.tiers.breaker import Breaker
+from diptych.engine.tiers.disk import Disk
+from diptych.engine.tiers.page_format import HEADER_NBYTES, is_sound
+from diptych.engine.tiers.segment_log import SegmentLog
+from diptych.engine.values.events import PagesRestored
+
+logger = logging.getLogger(__name__)
+
+NUM_READERS: Final = 2
+RUN_NBYTES: Final = 2**20  # that are read at once, or one page
+MOST_OPEN: Final = 4  # files of a reader, while it is busy
+RUN_PAGES: Final = 256  # likewise: the system takes 1,024 pieces a call
+READ_S: Final = 1.0  # after which a read counts as hanging
+LATE: Final = 4.0  # times as long as expected, beside READ_S: then a load is given up
+MEASURED_AGE_S: Final = 30.0  # after which the medium is measured again, where somebody asks
+GONE: Final = "some pages are gone"
+JOIN_S: Final = 2.0  # that a thread gets to end
+
+
+class Run(NamedTuple):
+    """Records that lie one behind the other."""
+
+    path: Path
+    offset: int
+    ids: list[PageId]
+    pages: list[int]  # of the pool
+
+
+@dataclass(slots=True)
+class ReadCounts:
+    """Since start."""
+
+    num_pages: int = 0
+    nbytes: int = 0  # with headers
+    num_corrupt: int = 0  # pages that were not what they should be; must be 0
+    num_failed: int = 0  # loads whose read failed, hung or was late
+
+
+@dataclass(slots=True, eq=False)
+class _Load:
+    number: int
+    num_left: int  # runs
+    nbytes: int  # with what waited before it
+    begun_s: float
+    until_s: float
+    error: str = ""
+    num_writing: int = 0  # threads that write into its pages now
+    num_cached: int = 0  # runs that were in the page cache
+    is_answered: bool = False
+
+
+class _Reader:
+    """What a thread reads with, and since when it waits for the medium.
+
+    It has descriptors of its own: the system reads ahead for each by itself.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self.memory = mmap.mmap(-1, nbytes)
+        self.headers = np.zeros((RUN_PAGES, HEADER_NBYTES), np.uint8)
+        self.since_s: float | None = None
+        self.load: _Load | None = None  # for which; None: to measure
+        self._open: dict[Path, int] = {}  # used last comes last
+
+    def hangs(self, now_s: float) -> bool:
+        since_s = self.since_s
+        return since_s is not None and now_s - since_s > READ_S
+
+    def descriptor(self, path: Path) -> int:
+        """Return one of a file, to be used before the next is asked for. Raises `OSError`."""
+        found = self._open.pop(path, None)
+        if found is None:
+            if len(self._open) == MOST_OPEN:
+                os.close(self._open.pop(next(iter(self._open))))
+            found = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._open[path] = found
+        return found
+
+    def close_files(self) -> None:
+        """Close what would keep deleted files."""
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+
+class PageReader:
+    """One thread asks, and is answered by `restored`. `close` it before the pool goes."""
+
+    def __init__(self, log: SegmentLog, disk: Disk, pool: Any, clock: Callable[[], float]) -> None:
+        """`pool`: bytes `[num_pages, page_nbytes]`, to be written."""
+        self.counts = ReadCounts()
+        self.breaker = Breaker()
+        self._log = log
+        self._disk = disk
+        self._pool = pool
+        self._clock = clock
+        self._size = log.record.record_nbytes
+        self._line = StepLine()  # seconds of a load, by its bytes with those that wait before it
+        self._measured_s = -math.inf  # when the medium was last asked to be measured
+        self._waiting: deque[tuple[_Load | None, Run]] = deque()
+        self._waiting_nbytes = 0
+        self._open: dict[int, _Load] = {}
+        self._answers: deque[PagesRestored] = deque()
+        self._is_closing = False
+        self._changed = threading.Condition()
+        self._wake_receive, self._wake_send = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        nbytes = max(RUN_NBYTES, self._size)
+        self._readers = [_Reader(nbytes) for _ in range(NUM_READERS)]
+        self._threads = [
+            threading.Thread(target=self._run, args=(each,), name="tier-reader", daemon=True) for each in self._readers
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def fileno(self) -> int:
+        """Readable while `restored` has something."""
+        return self._wake_receive
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether the medium is asked now: it has not failed of late, and somebody is there to read."""
+        now_s = self._clock()
+        return self.breaker.allows(now_s) and not all(reader.hangs(now_s) for reader in self._readers)
+
+    def load_s(self, num_pages: int) -> float:
+        """Predict how long it takes to load so many pages, with what waits; infinity: not known, or not now."""
+        if not self.is_asked:
+            return math.inf
+        self.measure()
+        return self._line.at(self._waiting_nbytes + num_pages * self._size) if self._line.is_known else math.inf
+
+    def measure(self) -> None:
+        """Have the medium measured, unless that was of late: by reading the beginning of the newest segment."""
+        now_s = self._clock()
+        newest = self._log.newest()
+        if newest is None or now_s - self._measured_s < MEASURED_AGE_S:
+            return
+        self._measured_s = now_s
+        with self._changed:
+            self._waiting.append((None, Run(newest, 0, [], [])))
+            self._changed.notify()
+
+    def load(self, number: int, runs: Sequence[Run], is_whole: bool) -> None:
+        """Bring pages into the pool. `is_whole`: False where the log has lost some of them, and so there is no use."""
+        now_s = self._clock()
+        self.breaker.begin(now_s)
+        with self._changed:
+            nbytes = self._waiting_nbytes + sum(map(self._nbytes, runs))
+            until_s = now_s + READ_S + LATE * self._line.at(nbytes)
+            load = self._open[number] = _Load(number, len(runs), nbytes, now_s, until_s)
+            if is_whole:
+                self._waiting.extend((load, run) for run in runs)
+                self._waiting_nbytes = nbytes
+                self._changed.notify_all()
+            else:
+                load.error = GONE
+                self._answer(load)
+
+    def restored(self) -> Sequence[PagesRestored]:
+        """Return what has ended since the last call, without waiting; give up what takes too long."""
+        if not self._open and not self._answers:
+            return ()
+        with self._changed:
+            self._give_up(self._clock())
+            answers, self._answers = [*self._answers], deque()
+            if answers:
+                os.read(self._wake_receive, 4096)
+        return answers
+
+    def close(self) -> None:
+        """Return when no thread writes into the pool any more, nor will. A second call does nothing."""
+        with self._changed:
+            if self._is_closing:
+                return
+            self._is_closing = True
+            self._waiting.clear()
+            self._waiting_nbytes = 0
+            for load in self._open.values():
+                load.error = load.error or "the worker ends"
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not any(load.num_writing for load in self._open.values()))
+        for thread in self._threads:
+            thread.join(JOIN_S)
+        if not any(thread.is_alive() for thread in self._threads):
+            os.close(self._wake_receive)
+            os.close(self._wake_send)
+
+    def _nbytes(self, run: Run) -> int:
+        return len(run.pages) * self._size
+
+    def _give_up(self, now_s: float) -> None:
+        hanging = [reader for reader in self._readers if reader.hangs(now_s)]
+        for reader in hanging:
+            if reader.load is not None:
+                self._fail(reader.load, f"a read has not ended within {READ_S:g} s")
+        for load in [*self._open.values()]:
+            if len(hanging) == NUM_READERS:
+                self._fail(load, f"no read ends within {READ_S:g} s")
+            elif now_s > load.until_s:
+                self._line.learn(load.nbytes, now_s - load.begun_s)
+                self._fail(load, "it takes far longer than expected")
+
+    def _fail(self, load: _Load, error: str) -> None:
+        """The medium has failed a load."""
+        if not load.error and not load.is_answered:
+            self.counts.num_failed += 1
+            self.breaker.fail(self._clock())
+        self._end(load, error)
+
+    def _end(self, load: _Load, error: str) -> None:
+        """A load is given up; it is answered once nobody writes into its pages."""
+        if not load.error and not load.is_answered:
+            load.error = error
+            logger.warning("pages are not loaded from %s: %s", self._log.folder, error)
+        self._answer(load)
+
+    def _answer(self, load: _Load) -> None:
+        """Answer a load if it has ended."""
+        if load.is_answered or load.num_writing or (load.num_left and not load.error):
+            return
+        load.is_answered = True
+        del self._open[load.number]
+        if not load.error:
+            self.breaker.succeed()
+            if not load.num_cached:
+                self._line.learn(load.nbytes, self._clock() - load.begun_s)
+        self._answers.append(PagesRestored(load.number, load.error or None))
+        os.write(self._wake_send, b"\0")
+
+    # threads
+
+    def _run(self, reader: _Reader) -> None:
+        while (asked := self._next(reader)) is not None:
+            load, run = asked
+            if load is None:
+                self._measure(reader, run)
+                continue
+            try:
+                self._read(reader, load, run)
+            except FileNotFoundError:  # it went with its segment
+                with self._changed:
+                    self._end(load, GONE)
+            except OSError as error:
+                reader.since_s = None
+                with self._changed:
+                    self._fail(load, str(error))
+        reader.close_files()
+
+    def _next(self, reader: _Reader) -> tuple[_Load | None, Run] | None:
+        with self._changed:
+            if not self._waiting:
+                reader.close_files()
+            self._changed.wait_for(lambda: self._waiting or self._is_closing)
+            if not self._waiting:
+                return None
+            asked = self._waiting.popleft()
+            self._waiting_nbytes -= self._nbytes(asked[1])
+            return asked
+
+    def _measure(self, reader: _Reader, run: Run) -> None:
+        """Take the time of one read that is not in the page cache."""
+        nbytes, began_s = len(reader.memory), self._clock()
+        try:
+            os.posix_fadvise(reader.descriptor(run.path), 0, nbytes, os.POSIX_FADV_DONTNEED)
+            num_read = self._ask(reader, None, run.path, [memoryview(reader.memory)], 0)
+        except FileNotFoundError:
+            num_read = 0
+        except OSError as error:
+            reader.since_s = None
+            self.breaker.fail(self._clock())
+            logger.warning("%s can't be read: %s", run.path, error)
+            return
+        with self._changed:
+            if num_read:
+                self._line.learn(num_read, self._clock() - began_s)
+            else:
+                self._measured_s = -math.inf  # there was nothing yet
+
+    def _ask(self, reader: _Reader, load: _Load | None, path: Path, buffers: Sequence[Any], offset: int) -> int:
+        """Read from the medium, and let others see that this thread waits for it."""
+        reader.load, reader.since_s = load, self._clock()
+        num_read = self._disk.read(reader.descriptor(path), buffers, offset)
+        reader.since_s = None
+        return num_read
+
+    def _read(self, reader: _Reader, load: _Load, run: Run) -> None:
+        pages = [self._pool[page] for page in run.pages]
+        is_cached = self._read_cached(reader, load, run, pages)
+        if is_cached is None:
+            return
+        if not is_cached:
+            records = np.frombuffer(reader.memory, np.uint8, self._nbytes(run)).reshape(len(pages), self._size)
+            num_read = self._ask(reader, load, run.path, [records], run.offset)
+            payloads = records[:, HEADER_NBYTES:]
+            num_bad = self._lose_unsound(run, num_read, records[:, :HEADER_NBYTES], payloads)
+            if num_bad or not self._copy(load, payloads, pages):
+                self._count(load, run, 0, num_bad)
+                return
+        self._count(load, run, is_cached, 0)
+
+    def _count(self, load: _Load, run: Run, num_cached: int, num_bad: int) -> None:
+        """A run was read; its pages are in the pool, unless some are bad, or nobody wants them any more."""
+        with self._changed:
+            load.num_left -= 1
+            load.num_cached += num_cached
+            self.counts.nbytes += self._nbytes(run)
+            self.counts.num_corrupt += num_bad
+            if num_bad:
+                self._end(load, f"{run.path} does not have what was written behind byte {run.offset}")
+            elif not load.error:
+                self.counts.num_pages += len(run.pages)
+                self._answer(load)
+
+    def _read_cached(self, reader: _Reader, load: _Load, run: Run, pages: Sequence[Any]) -> bool | None:
+        """Read a run straight into the pool, and return whether it was in the page cache and sound; None: not wanted.
+
+        What is not sound there is read again, from where it cannot be seen.
+        """
+        if not self._begin_writing(load):
+            return None
+        try:
+            headers = reader.headers[: len(pages)]
+            buffers = [each for pair in zip(headers, pages, strict=True) for each in pair]
+            num_read = self._disk.read_cached(reader.descriptor(run.path), buffers, run.offset)
+            return num_read == self._nbytes(run) and not any(self._unsound(run, num_read, headers, pages))
+        finally:
+            self._end_writing(load)
+
+    def _unsound(self, run: Run, num_read: int, headers: Any, payloads: Any) -> Iterator[PageId]:
+        """Yield the pages of a run that are not what they should be, or not there."""
+        terms = self._log.record.terms
+        for number, (page_id, found, payload) in enumerate(zip(run.ids, headers, payloads, strict=True), 1):
+            if num_read < number * self._size or not is_sound(found, terms, page_id, payload):
+                yield page_id
+
+    def _lose_unsound(self, run: Run, num_read: int, headers: Any, payloads: Any) -> int:
+        """Let nobody find what is not what it should be; return how many pages that are."""
+        bad = [*self._unsound(run, num_read, headers, payloads)]
+        for page_id in bad:
+            self._log.index.lose(page_id.key)
+        return len(bad)
+
+    def _copy(self, load: _Load, payloads: Any, pages: Sequence[Any]) -> bool:
+        """Copy sound pages into the pool; False: nobody wants them any more."""
+        if not self._begin_writing(load):
+            return False
+        for payload, page in zip(payloads, pages, strict=True):
+            page[:] = payload
+        self._end_writing(load)
+        return True
+
+    def _begin_writing(self, load: _Load) -> bool:
+        with self._changed:
+            if load.error or load.is_answered:
+                return False
+            load.num_writing += 1
+            return True
+
+    def _end_writing(self, load: _Load) -> None:
+        with self._changed:
+            load.num_writing -= 1
+            if load.error:
+                self._answer(load)
+            self._changed.notify_all()

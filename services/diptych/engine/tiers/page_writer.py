@@ -1,0 +1,210 @@
+"""Writes pages to a segment log in a thread of its own: who gives one waits for a copy in memory, never for the medium.
+
+What is given while something is written goes out together afterwards. There are few buffers, and what waits in them is
+bounded in seconds as well, by the speed of late: a page that finds no place is dropped and counted.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import mmap
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from diptych.engine.cache.page_ids import PageId
+from diptych.engine.tiers.breaker import Breaker
+from diptych.engine.tiers.page_format import HEADER_NBYTES, header
+from diptych.engine.tiers.segment_log import SegmentLog
+from diptych.engine.tiers.segments import BLOCK
+
+logger = logging.getLogger(__name__)
+
+NUM_BUFFERS: Final = 4
+BUFFER_NBYTES: Final = 8 * 2**20
+LONGEST_QUEUE_S: Final = 2.0  # of what waits to be written
+SPEED_KEPT: Final = 0.75  # of what was known of the medium's speed, when one more write has ended
+JOIN_S: Final = 2.0  # that a thread gets to end
+
+
+class _Batch:
+    """A buffer of records, which fill it from its beginning."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._memory = mmap.mmap(-1, nbytes)
+        self.data = memoryview(self._memory)
+        self.ids: list[PageId] = []
+        self.used = 0
+
+    def clear(self) -> None:
+        self.ids, self.used = [], 0
+
+
+@dataclass(slots=True)
+class WriteCounts:
+    """Since start."""
+
+    num_pages: int = 0
+    nbytes: int = 0  # with headers
+    num_dropped: int = 0  # pages, for want of a place in the queue
+    num_failed: int = 0  # pages of writes that failed
+
+
+@dataclass(slots=True)
+class _Queue:
+    """What the threads share, under one lock."""
+
+    free: list[_Batch]
+    filling: _Batch | None = None
+    full: deque[_Batch] = field(default_factory=deque)
+    pending: set[bytes] = field(default_factory=set)  # keys of all that is not written yet
+    forgotten: list[PageId] = field(default_factory=list)
+    is_closing: bool = False
+
+
+class PageWriter:
+    """One thread gives pages; the writer's own owns the log. `close` it."""
+
+    def __init__(self, log: SegmentLog, clock: Callable[[], float], on_written: Callable[[], None]) -> None:
+        """`on_written` is called in the writer's thread."""
+        self.counts = WriteCounts()
+        self.breaker = Breaker()
+        self._log = log
+        self._clock = clock
+        self._on_written = on_written
+        self._size = log.record.record_nbytes
+        nbytes = max(BUFFER_NBYTES, -(-self._size // BLOCK) * BLOCK)
+        self._queue = _Queue([_Batch(nbytes) for _ in range(NUM_BUFFERS)])
+        self._bytes_per_s = 0.0  # 0: not known
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="tier-writer", daemon=True)
+        self._thread.start()
+
+    def is_pending(self, key: bytes) -> bool:
+        return key in self._queue.pending
+
+    def give(self, page_id: PageId, payload: Any) -> bool:
+        """Copy a page to be written; False: it is dropped. `submit` when there are no more."""
+        with self._changed:
+            batch = self._batch_with_room()
+            if batch is None:
+                self.counts.num_dropped += 1
+                return False
+            start = batch.used + HEADER_NBYTES
+            batch.data[start : batch.used + self._size] = payload
+            batch.ids.append(page_id)
+            batch.used += self._size
+            self._queue.pending.add(page_id.key)
+        return True
+
+    def submit(self) -> None:
+        """Have written what was given, if there is any: to wake a thread for nothing costs a step time."""
+        if self._queue.filling is not None:
+            with self._changed:
+                self._changed.notify()
+
+    def forget(self, ids: Sequence[PageId]) -> None:
+        """Let nobody find these pages any more: the segments in which they are go."""
+        for page_id in ids:
+            self._log.index.lose(page_id.key)
+        with self._changed:
+            self._queue.forgotten.extend(ids)
+            self._changed.notify()
+
+    def finish(self) -> None:
+        """Return when all that was given is written or lost. For tests and benchmarks: this waits for the medium."""
+        with self._changed:
+            self._changed.notify()
+            self._changed.wait_for(lambda: not self._queue.pending and not self._queue.forgotten)
+
+    def close(self) -> None:
+        """Write what was given, as far as the medium answers soon."""
+        with self._changed:
+            self._queue.is_closing = True
+            self._changed.notify()
+        self._thread.join(JOIN_S)
+
+    def _batch_with_room(self) -> _Batch | None:
+        """Return the batch that takes one more page."""
+        queue = self._queue
+        if not self.breaker.allows(self._clock()) or self._waiting_s() > LONGEST_QUEUE_S:
+            return None
+        if queue.filling is not None and queue.filling.used + self._size > len(queue.filling.data):
+            queue.full.append(queue.filling)
+            queue.filling = None
+            self._changed.notify()
+        if queue.filling is None and queue.free:
+            queue.filling = queue.free.pop()
+        return queue.filling
+
+    def _waiting_s(self) -> float:
+        return len(self._queue.pending) * self._size / self._bytes_per_s if self._bytes_per_s else 0.0
+
+    # the writer's thread
+
+    def _run(self) -> None:
+        while (batch := self._next()) is not None:
+            self._write(batch)
+            with self._changed:
+                self._queue.pending.difference_update(page_id.key for page_id in batch.ids)
+                batch.clear()
+                self._queue.free.append(batch)
+                self._changed.notify_all()
+            self._on_written()
+        try:
+            self._log.close()
+        except OSError as error:
+            logger.warning("the last segment in %s is not completed: %s", self._log.folder, error)
+
+    def _next(self) -> _Batch | None:
+        """Wait for pages to write; None: it is over."""
+        queue = self._queue
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: queue.full or queue.filling or queue.forgotten or queue.is_closing)
+                forgotten, batch = list(queue.forgotten), None
+                if queue.full:
+                    batch = queue.full.popleft()
+                elif queue.filling is not None:
+                    batch, queue.filling = queue.filling, None
+            if forgotten:
+                self._drop(forgotten)
+            if batch is not None or (not forgotten and queue.is_closing):
+                return batch
+
+    def _drop(self, forgotten: list[PageId]) -> None:
+        self._log.drop(self._log.index.holding(page_id.key for page_id in forgotten))
+        with self._changed:
+            del self._queue.forgotten[: len(forgotten)]
+            self._changed.notify_all()
+
+    def _write(self, batch: _Batch) -> None:
+        """Write a batch, which is found from then on."""
+        began_s = self._clock()
+        self.breaker.begin(began_s)
+        for number, page_id in enumerate(batch.ids):
+            record = batch.data[number * self._size : (number + 1) * self._size]
+            record[:HEADER_NBYTES] = header(self._log.record.terms, page_id, record[HEADER_NBYTES:])
+        end = batch.used + -batch.used % BLOCK
+        batch.data[batch.used : end] = bytes(end - batch.used)
+        try:
+            self._log.append(batch.data[:end], batch.ids)
+        except OSError as error:
+            self._fail(error, len(batch.ids))
+            return
+        self.breaker.succeed()
+        self.counts.num_pages += len(batch.ids)
+        self.counts.nbytes += end
+        speed = end / max(1e-9, self._clock() - began_s)
+        self._bytes_per_s = SPEED_KEPT * (self._bytes_per_s or speed) + (1 - SPEED_KEPT) * speed
+
+    def _fail(self, error: OSError, num_pages: int) -> None:
+        """A write has failed. A medium that is full has room again when the oldest segment is gone."""
+        logger.warning("%d pages were not written to %s: %s", num_pages, self._log.folder, error)
+        self.counts.num_failed += num_pages
+        self.breaker.fail(self._clock())
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            self._log.drop(self._log.index.segments[:-1][:1])

@@ -1,0 +1,212 @@
+"""The files of a segment log: a folder of one process, which others leave alone while it lives.
+
+    ROOT / digest of the terms / number / lock, 00000001.segment, ...
+
+A process takes the first number whose lock is free, so that after a restart it finds what it had. What nobody has
+locked is bounded by the capacity of whoever starts: the folders that were used longest ago are emptied.
+
+Nothing is synced: a process that is killed leaves what it wrote to the system, and what a machine loses by a power cut
+is found by its digest. One thread writes; others open and read the files at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from diptych.common.errors import ConfigError
+from diptych.engine.cache.page_ids import PageId
+from diptych.engine.tiers.disk import Disk
+from diptych.engine.tiers.segments import BLOCK, TRAILER_NBYTES, SegmentFormat, SegmentIndex, Table
+
+logger = logging.getLogger(__name__)
+
+SUFFIX: Final = ".segment"
+LOCK: Final = "lock"
+
+
+class SegmentLog:
+    """Pages by their keys, in the files of a folder. Opening it finds what earlier lives left."""
+
+    def __init__(self, root: Path, record: SegmentFormat, capacity_nbytes: int, disk: Disk) -> None:
+        """Raises `ConfigError` where the folder can't be used."""
+        self.record = record
+        self.index = SegmentIndex(capacity_nbytes, record.record_nbytes)
+        self._disk = disk
+        self._files: dict[int, Path] = {}
+        self._current: tuple[int, int, int] | None = None  # number, descriptor to write by, bytes
+        self._keys: list[bytes] = []  # of the current one
+        self._offsets: list[int] = []
+        try:
+            self.folder, self._lock = _take_folder(root / record.terms.hex())
+            _empty_unused(root, capacity_nbytes)
+            self._reopen()
+        except OSError as error:
+            raise ConfigError(f"--file-cache-dir {root} can't be used: {error}") from None
+        self._next = max(self._files, default=0) + 1
+
+    def find(self, key: bytes) -> tuple[Path, int] | None:
+        """Return the file and the offset of a page's record. The file may be gone when it is opened."""
+        at = self.index.find(key)
+        file = None if at is None else self._files.get(at.segment)
+        return None if at is None or file is None else (file, at.offset)
+
+    def newest(self) -> Path | None:
+        """Return the segment that was begun last."""
+        numbers = [*self._files]  # at once, as the writer may add one
+        return self._files.get(max(numbers)) if numbers else None
+
+    def append(self, data: memoryview, ids: Sequence[PageId]) -> None:
+        """Add the records of pages, which fill `data` from its beginning, up to a multiple of `BLOCK`; in one write.
+
+        Raises `OSError`: then none of them is found, now or later.
+        """
+        if self._current is None or self._current[2] + len(data) > self.index.segment_nbytes:
+            self.complete()
+            self._begin(len(data))
+        assert self._current is not None
+        number, descriptor, start = self._current
+        try:
+            self._disk.write(descriptor, data, start)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(descriptor, start)
+            raise
+        size = self.record.record_nbytes
+        table = Table([page_id.key for page_id in ids], [start + at * size for at in range(len(ids))])
+        self._current = number, descriptor, start + len(data)
+        self._keys.extend(table.keys)
+        self._offsets.extend(table.offsets)
+        self.index.add(number, table, start + len(data))
+
+    def complete(self) -> None:
+        """Write the footer of the current segment, if there is one. Raises `OSError`: then it has none."""
+        if self._current is None:
+            return
+        (number, descriptor, end), self._current = self._current, None
+        table, self._keys, self._offsets = Table(self._keys, self._offsets), [], []
+        try:
+            self._write_footer(number, descriptor, end, table)
+        finally:
+            os.close(descriptor)
+
+    def drop(self, segments: Sequence[int]) -> None:
+        """Delete segments and forget what is only in them; not the one that is written to, but for the last time."""
+        for number in segments:
+            if self._current is not None and self._current[0] == number:
+                os.close(self._current[1])
+                self._current, self._keys, self._offsets = None, [], []
+            self.index.drop(number)
+            self._files.pop(number).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        self.complete()
+        os.close(self._lock)
+
+    def _begin(self, coming_nbytes: int) -> None:
+        """Begin a segment."""
+        self.drop(self.index.excess(max(self.index.segment_nbytes, coming_nbytes)))
+        number, self._next = self._next, self._next + 1
+        path = self.folder / f"{number:08d}{SUFFIX}"
+        writing = self._disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        self._current = number, writing, 0
+        self._files[number] = path
+        self.index.add(number, Table([], []), 0)
+
+    def _write_footer(self, number: int, descriptor: int, end: int, table: Table) -> None:
+        if not table.keys:
+            self.drop([number])
+            return
+        footer = self.record.footer(end, table)
+        with mmap.mmap(-1, len(footer)) as aligned, memoryview(aligned) as data:
+            data[:] = footer
+            self._disk.write(descriptor, data, end)
+        self.index.add(number, Table([], []), end + len(footer))
+
+    def _reopen(self) -> None:
+        for path in sorted(self.folder.glob(f"*{SUFFIX}")):
+            with open(path, "r+b", buffering=0) as file:
+                size = os.fstat(file.fileno()).st_size
+                table = self._read_footer(file.fileno(), size)
+                if table is None:
+                    table, size = self._salvage(path, file.fileno(), size)
+            if table.keys:
+                number = int(path.stem)
+                self._files[number] = path
+                self.index.add(number, table, size)
+            else:
+                path.unlink()
+        self.drop(self.index.excess(0))
+
+    def _read_footer(self, descriptor: int, size: int) -> Table | None:
+        trailer = os.pread(descriptor, TRAILER_NBYTES, max(0, size - TRAILER_NBYTES))
+        where = self.record.table_range(trailer, size)
+        if where is None:
+            return None
+        data = os.pread(descriptor, where[1] - where[0], where[0])
+        return self.record.read_table(data, trailer) if len(data) == where[1] - where[0] else None
+
+    def _salvage(self, path: Path, descriptor: int, size: int) -> tuple[Table, int]:
+        """Cut off what is torn of a segment that was not completed, and complete it."""
+        if size == 0:
+            return Table([], []), 0
+        with mmap.mmap(descriptor, size, prot=mmap.PROT_READ) as mapped, memoryview(mapped) as data:
+            table, end = self.record.salvage(data)
+        logger.warning("%s was not completed: %d pages of it are sound", path, len(table.keys))
+        end += -end % BLOCK
+        footer = self.record.footer(end, table)
+        os.ftruncate(descriptor, end)
+        os.pwrite(descriptor, footer, end)
+        return table, end + len(footer)
+
+
+def _take_folder(of_terms: Path) -> tuple[Path, int]:
+    """Return the first folder that no process has, and the lock of it."""
+    number = 0
+    while True:
+        folder = of_terms / str(number)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = _locked(folder)
+        if lock is not None:
+            os.utime(folder / LOCK)
+            return folder, lock
+        number += 1
+
+
+def _locked(folder: Path) -> int | None:
+    """Return the lock of a folder; None: another process has it."""
+    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock
+
+
+def _empty_unused(root: Path, capacity_nbytes: int) -> None:
+    """Delete the segments of folders that no process has, of those used longest ago, beyond so many bytes."""
+    left = capacity_nbytes
+    locks = sorted(root.glob(f"*/*/{LOCK}"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in locks:
+        with _if_unused(path.parent) as is_unused:
+            segments = [*path.parent.glob(f"*{SUFFIX}")] if is_unused else []
+            left -= sum(segment.stat().st_size for segment in segments)
+            for segment in segments if left < 0 else ():
+                segment.unlink()
+
+
+@contextlib.contextmanager
+def _if_unused(folder: Path) -> Iterator[bool]:
+    lock = _locked(folder)
+    try:
+        yield lock is not None
+    finally:
+        if lock is not None:
+            os.close(lock)

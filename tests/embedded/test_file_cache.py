@@ -1,0 +1,41 @@
+"""Embedded engines that keep KV in files: a restart finds it, with the tokens that are generated without."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from diptych.engine import Engine, EngineOptions, SamplingParams
+from diptych.engine.frontend.scheduler_client import SchedulerDied
+
+GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+PROMPTS = [[first, 5, *range(first, 290)] for first in range(20)]
+OPTIONS = EngineOptions(kv_cache_mib=1, page_size=8, max_step_tokens=64)
+
+
+def answers(engine: Engine) -> list[tuple[int, ...]]:
+    return [each.token_ids for each in engine.generate_batch(PROMPTS, GREEDY)]
+
+
+def test_a_restart_finds_what_was_in_files_and_tokens_are_the_same(tiny_folder: Path, tmp_path: Path) -> None:
+    """Below host memory: the prompts fit neither the pool nor both."""
+    in_files = replace(OPTIONS, host_cache_mib=1, file_cache_dir=str(tmp_path), file_cache_mib=64)
+    with Engine(str(tiny_folder), OPTIONS) as engine:
+        expected = answers(engine)
+    with Engine(str(tiny_folder), in_files) as engine:
+        for _ in range(3):
+            assert answers(engine) == expected
+    assert list(tmp_path.glob("*/0/*.segment"))
+    with Engine(str(tiny_folder), in_files) as engine:
+        assert answers(engine) == expected
+        again = engine.generate_batch(PROMPTS, GREEDY)
+    assert sum(each.cached_tokens for each in again) > 0.5 * sum(map(len, PROMPTS))
+
+
+def test_a_folder_that_cannot_be_used_is_said_at_the_start(tiny_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    options = replace(OPTIONS, file_cache_dir=str(tmp_path / "file"), file_cache_mib=64)
+    with pytest.raises(SchedulerDied, match=r"--file-cache-dir .* can't be used"), Engine(str(tiny_folder), options):
+        pass

@@ -1,0 +1,338 @@
+"""Pages outlive a process in files, and whatever happens to these, nobody is given wrong bytes."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import killed_writers
+import pytest
+from tier_scenes import MIB, PAGE, PAGE_NBYTES, RECORD, SOON_S, Life, page_ids
+
+from diptych.engine.tiers import breaker, page_format, page_reader, page_writer, segments
+from diptych.engine.tiers.disk import NOT_CACHED, Disk
+from diptych.engine.tiers.page_format import HEADER_NBYTES
+from diptych.engine.values.core_report import Holders
+from diptych.engine.values.window_pages import WindowPages
+
+TEXT = [*range(1, 42)]  # the last token is computed in any case
+WHOLE = len(TEXT) - 1
+BESIDE: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "windows": {"windows": WindowPages(2, 5)},
+    "states": {"pages_per_state": 3},
+}
+NewLife = Callable[..., Life]
+
+
+class OddDisk(Disk):
+    """A disk that a test makes fail, hang or wait; nothing of it is cached."""
+
+    def __init__(self) -> None:
+        self.reads = threading.Event()
+        self.writes = threading.Event()
+        self.reads.set()
+        self.writes.set()
+        self.error: OSError | None = None
+        self.num_reads = 0
+
+    def read(self, descriptor: int, buffers: Sequence[Any], offset: int) -> int:
+        self.num_reads += 1
+        assert self.reads.wait(SOON_S)
+        return super().read(descriptor, buffers, offset)
+
+    def read_cached(self, descriptor: int, buffers: Sequence[Any], offset: int) -> int:
+        return NOT_CACHED
+
+    def write(self, descriptor: int, data: memoryview, offset: int) -> None:
+        assert self.writes.wait(SOON_S)
+        if self.error is not None:
+            super().write(descriptor, data[: len(data) // 2], offset)  # torn
+            raise self.error
+        super().write(descriptor, data, offset)
+
+
+@pytest.fixture
+def new_life(tmp_path: Path) -> Iterator[NewLife]:
+    begun: list[Life] = []
+
+    def begin(*args: Any, **kwargs: Any) -> Life:
+        life = Life(tmp_path, *args, **kwargs)
+        begun.append(life)
+        return life
+
+    yield begin
+    for life in begun:
+        assert life.cache.audit(Holders()) == []
+        life.end()
+
+
+@pytest.fixture
+def disk() -> Iterator[OddDisk]:
+    odd = OddDisk()
+    yield odd
+    odd.reads.set()
+    odd.writes.set()
+
+
+def know_the_medium(life: Life) -> None:
+    """Wait until the medium is measured."""
+    waited = threading.Event()
+    for _ in range(int(SOON_S / 0.001)):
+        if life.tier.load_s(1) < math.inf:
+            return
+        waited.wait(0.001)
+    raise AssertionError("the medium is not measured")
+
+
+def one_life(life: Life, **asked: Any) -> None:
+    life.compute(TEXT, **asked)
+    life.evict_all()
+    life.end()
+
+
+def found_in(life: Life, extra_key: bytes = b"") -> int:
+    """Return how many tokens a request for the text finds, all of which are right."""
+    know_the_medium(life)
+    one = life.ask(TEXT, extra_key)
+    life.expect_right(one)
+    num_tokens = one.cached_len
+    life.cache.drop(one)
+    return num_tokens
+
+
+def files(tmp_path: Path) -> list[Path]:
+    return sorted(tmp_path.glob("*/*/*.segment"))
+
+
+@pytest.mark.parametrize("beside", [*BESIDE])
+def test_what_one_life_has_computed_the_next_finds_with_all_that_lies_beside_it(beside: str, new_life: NewLife) -> None:
+    one_life(new_life(**BESIDE[beside]))
+    second = new_life(**BESIDE[beside])
+    assert found_in(second) == WHOLE
+    assert second.tier.counts.read.num_corrupt == 0
+    one_life(second)
+    third = new_life(**BESIDE[beside])
+    assert third.tier.counts.num_pages == second.tier.counts.num_pages, "nothing is written twice"
+
+
+@pytest.mark.parametrize("other", ["salt", "weights", "format"])
+def test_nothing_is_shared_across_salts_weights_and_formats(
+    other: str, new_life: NewLife, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_life(new_life(), extra_key=b"one")
+    if other == "format":
+        for module in (page_format, segments):
+            monkeypatch.setattr(module, "VERSION", 2)
+    record = replace(RECORD, terms=b"those of another") if other == "weights" else RECORD
+    second = new_life(record=record)
+    second.compute(TEXT)  # so that there is a medium to be measured
+    second.evict_all()
+    assert not second.tier.has(page_ids(second.request(TEXT).tokens, b"two")[0])
+    second.cache.clear()
+    assert second.tier.has(page_ids(second.request(TEXT).tokens, b"one")[0]) == (other == "salt")
+    assert found_in(second, b"two") == 0
+
+
+def test_a_forged_name_finds_nothing(new_life: NewLife) -> None:
+    life = new_life()
+    one_life(life)
+    mine = page_ids(life.request(TEXT).tokens)[3]
+    assert life.tier.has(mine)
+    assert not life.tier.has(mine._replace(proof=bytes(16)))
+
+
+@pytest.mark.parametrize("number", range(0, HEADER_NBYTES + PAGE_NBYTES, 37))
+def test_a_flipped_bit_is_a_miss_and_counted(number: int, new_life: NewLife, tmp_path: Path) -> None:
+    one_life(new_life())
+    (path,) = files(tmp_path)
+    data = bytearray(path.read_bytes())
+    size = RECORD.record_nbytes
+    data[7 * size + number] ^= 1 << number % 8
+    path.write_bytes(data)
+    second = new_life()
+    assert found_in(second) == 7 * PAGE, "the restore fails as a whole, and what is before the page comes by another"
+    assert (second.tier.counts.read.num_corrupt, second.cache.num_lost) == (1, WHOLE // PAGE)
+
+
+@pytest.mark.parametrize("beside", [*BESIDE])
+def test_a_file_that_is_cut_is_a_miss_and_counted(beside: str, new_life: NewLife, tmp_path: Path) -> None:
+    one_life(new_life(**BESIDE[beside]))
+    second = new_life(**BESIDE[beside])
+    know_the_medium(second)
+    for path in files(tmp_path):
+        os.truncate(path, 5 * RECORD.record_nbytes + 9)
+    assert found_in(second) == (5 * PAGE if beside == "nothing" else 0), "what lay beside the text is cut off"
+    assert second.tier.counts.read.num_corrupt > 0
+
+
+@pytest.mark.parametrize("is_footer_torn", [True, False])
+def test_a_torn_end_is_cut_off_at_the_next_start(is_footer_torn: bool, new_life: NewLife, tmp_path: Path) -> None:
+    one_life(new_life())
+    (path,) = files(tmp_path)
+    os.truncate(path, path.stat().st_size - 1 if is_footer_torn else 5 * RECORD.record_nbytes + 9)
+    second = new_life()
+    assert second.tier.counts.num_pages == (WHOLE // PAGE if is_footer_torn else 5)
+    assert found_in(second) == (WHOLE if is_footer_torn else 5 * PAGE)
+    second.end()
+    assert new_life().tier.counts.num_pages == second.tier.counts.num_pages, "which is complete then"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_a_write_that_fails_is_found_by_nobody_and_later_ones_are(
+    number: int, disk: OddDisk, new_life: NewLife, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(breaker, "FIRST_PAUSE_S", 0.0)
+    life = new_life(disk)
+    disk.error = OSError(number, os.strerror(number))
+    life.compute(TEXT)
+    life.evict_all()
+    assert (life.tier.counts.num_pages, life.tier.counts.written.num_failed) == (0, WHOLE // PAGE)
+    disk.error = None
+    life.compute(TEXT)
+    life.evict_all()
+    assert life.tier.counts.num_pages == WHOLE // PAGE
+    life.end()
+    assert found_in(new_life()) == WHOLE
+
+
+def test_a_medium_that_does_not_take_pages_keeps_nobody_waiting(disk: OddDisk, new_life: NewLife) -> None:
+    life = new_life(disk)
+    disk.writes.clear()
+    for number in range(3):
+        life.compute([number, *TEXT])
+        life.cache._evict(life.cache.num_available)  # which returns
+    pending = 3 * len([0, *TEXT]) // PAGE
+    assert life.tier.counts.written.num_dropped == 0, "as little as this has a place"
+    life.tier._writer._bytes_per_s = 100.0  # but not if that is how slowly it goes
+    life.compute([9] * 20)
+    life.cache._evict(life.cache.num_available)
+    assert life.tier.counts.written.num_dropped == 10
+    disk.writes.set()
+    life.tier.finish_writes()
+    assert life.tier.counts.num_pages == pending
+
+
+def test_a_read_that_hangs_is_given_up_and_the_medium_is_tried_again_later(
+    disk: OddDisk, new_life: NewLife, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_reader, "READ_S", 0.05)
+    monkeypatch.setattr(breaker, "FIRST_PAUSE_S", 0.2)
+    one_life(new_life())
+    life = new_life(disk)
+    know_the_medium(life)
+    disk.reads.clear()
+    one = life.ask(TEXT)  # which returns
+    assert (one.cached_len, life.tier.counts.read.num_failed, life.tier.counts.num_opened) == (0, 1, 1)
+    num_reads = disk.num_reads
+    other = life.ask(TEXT)
+    assert (other.cached_len, disk.num_reads) == (0, num_reads), "nobody else is kept waiting"
+    before = life.pool.copy()
+    disk.reads.set()  # now it comes, and nobody wants it
+    for each in (one, other):
+        life.cache.drop(each)
+    know_the_medium(life)
+    assert (life.pool == before).all()
+    assert found_in(life) == WHOLE
+    assert life.tier._reader.breaker.is_closed
+
+
+def test_what_is_sooner_computed_is_not_loaded(new_life: NewLife) -> None:
+    one_life(new_life())
+    life = new_life()
+    life.cache.compute_s = lambda start, end: 0.0
+    assert found_in(life) == 0
+    assert (life.cache.num_not_loaded, life.tier.counts.read.num_pages) == (WHOLE // PAGE, 0)
+    life.cache.compute_s = lambda start, end: 10.0
+    assert found_in(life) == WHOLE
+    assert 9 < life.cache.saved_s <= 10
+
+
+def test_processes_do_not_share_a_folder_and_what_nobody_uses_is_bounded(new_life: NewLife, tmp_path: Path) -> None:
+    first, second = new_life(), new_life()
+    for life in (first, second):
+        for number in range(30):
+            life.compute([number, *TEXT])
+            life.evict_all()
+        life.end()
+    assert {path.parent.name for path in files(tmp_path)} == {"0", "1"}
+    third = new_life(record=replace(RECORD, terms=b"those of another"), mib=1)
+    unused = sum(path.stat().st_size for path in files(tmp_path))
+    assert 0 < unused <= MIB
+    assert third.tier.counts.num_pages == 0
+
+
+def test_a_full_log_drops_what_is_oldest_and_stays_within_its_bytes(new_life: NewLife, tmp_path: Path) -> None:
+    life = new_life()
+    for number in range(150):
+        life.compute([number, *TEXT])
+        life.evict_all()
+        assert sum(path.stat().st_size for path in files(tmp_path)) <= MIB + life.tier._log.index.segment_nbytes
+    assert life.tier.counts.nbytes <= MIB
+    num_pages = life.tier.counts.num_pages
+    assert num_pages > 0.7 * MIB / RECORD.record_nbytes
+    newest, oldest = ([number, *TEXT] for number in (149, 0))
+    found = life.ask(newest), life.ask(oldest)
+    assert [one.cached_len for one in found] == [42, 0]
+    for one in found:
+        life.expect_right(one)
+        life.cache.drop(one)
+    life.end()
+    assert new_life().tier.counts.num_pages == num_pages
+
+
+def test_a_short_text_is_written_when_it_is_used_or_evicted_again(new_life: NewLife) -> None:
+    life = new_life()
+    life.compute(TEXT, num_uses=1)
+    life.evict_all()
+    assert life.tier.counts.num_pages == 0
+    other = [9, *TEXT]
+    for text, num_uses in ((other, 2), (TEXT, 1)):
+        life.compute(text, num_uses)
+        life.evict_all()
+    assert life.tier.counts.num_pages == WHOLE // PAGE + len(other) // PAGE
+
+
+def test_what_is_distrusted_is_not_found_in_a_later_life_either(new_life: NewLife) -> None:
+    life = new_life()
+    life.compute(TEXT)
+    life.evict_all()
+    know_the_medium(life)
+    one = life.ask(TEXT)
+    assert one.cached_len == WHOLE
+    life.cache.distrust(one)
+    life.cache.drop(one)
+    life.tier.finish_writes()
+    assert life.tier.counts.num_pages == 0
+    life.end()
+    assert new_life().tier.counts.num_pages == 0
+
+
+def test_a_queue_is_bounded_in_bytes_too(disk: OddDisk, new_life: NewLife, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_writer, "BUFFER_NBYTES", 4096)
+    life = new_life(disk)
+    disk.writes.clear()
+    life.compute(TEXT)
+    life.cache._evict(life.cache.num_available)
+    fitting = page_writer.NUM_BUFFERS * (4096 // RECORD.record_nbytes)
+    assert life.tier.counts.written.num_dropped == max(0, WHOLE // PAGE - fitting)
+    disk.writes.set()
+
+
+def test_writers_that_are_killed_leave_what_they_had_written_and_nothing_wrong(tmp_path: Path) -> None:
+    script = Path(killed_writers.__file__)
+    done = subprocess.run(
+        [sys.executable, script, tmp_path, "20"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    num_told, num_found, num_wrong = map(int, done.stdout.split())
+    assert num_found >= num_told > 0
+    assert num_wrong == 0
