@@ -33,12 +33,12 @@ def test_kv_moves_from_who_prefills_to_who_decodes() -> None:
     assert {(one, other) for one, other in both if one.exchanges_with(other)} == exchanging
 
 
-def test_requests_that_run_go_on_at_whoever_makes_outputs() -> None:
-    both = list(itertools.product((Role.PREFILL, Role.DECODE, Role.UNIFIED), repeat=2))
-    making = {Role.DECODE, Role.UNIFIED}
-    assert {(one, other) for one, other in both if one.hands_on_to(other)} == set(itertools.product(making, repeat=2))
-    apart = {(one, other) for one, other in both if not one.links_with(other)}
-    assert apart == {(Role.PREFILL, Role.PREFILL)}
+def test_workers_of_any_roles_may_be_linked_for_prompts_prefixes_or_requests_that_run() -> None:
+    both = set(itertools.product(Role, Role))
+    makes, computes = {Role.DECODE, Role.UNIFIED}, {Role.PREFILL, Role.UNIFIED}
+    assert {(one, other) for one, other in both if one.hands_on_to(other)} == set(itertools.product(makes, makes))
+    assert {(one, other) for one, other in both if one.shares_with(other)} == set(itertools.product(computes, computes))
+    assert {pair for pair in both if pair[0].links_with(pair[1])} == {pair for pair in both if Role.LOCAL not in pair}
 
 
 def test_roles_and_kinds_have_the_names_of_the_protocol() -> None:
