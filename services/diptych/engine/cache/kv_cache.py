@@ -235,7 +235,7 @@ class KvCache:
             return False
         pages, windows, state = np.split(pages[num_lower_places:], np.cumsum([num_pages, num_window_pages]))
         self._fill_row(request, match, pages)
-        self.sessions.admitted(request)
+        self.sessions.waits_no_more(request)
         if self.windows.num_groups:
             self._windows.fill(request, windows)
         self._begin_state(request, match, state)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from diptych.common.arrays import I32, I64
+from diptych.engine.cache.pins import Pin
 from diptych.engine.cache.radix_node import Node
 from diptych.engine.cache.tier import Restore
 from diptych.engine.lora.registry import NO_ADAPTER
@@ -63,7 +64,7 @@ class Request:
     num_restores: int = 0  # for which it has let others pass
     restored: Counter[int] = field(default_factory=Counter, repr=False)  # tokens that tiers brought, by level
     job_s: float = 0.0  # how long before it the job began that it goes on with: see `sessions`
-    pinned: Node | None = field(default=None, repr=False)  # whose pin keeps its prefix until it is admitted
+    pinned: tuple[Node, Pin] | None = field(default=None, repr=False)  # keeps its prefix while it waits: see `sessions`
     turn: int = 0  # its place among those whose prompts are computed here, kept while it lets others pass; 0: none yet
     page_names: list[int] = field(default_factory=list, repr=False)  # of its whole pages: see `page_names`
     end_ids: frozenset[int] = frozenset()  # tokens that end its output
