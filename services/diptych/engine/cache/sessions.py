@@ -6,7 +6,8 @@ that session, which has come back: nobody says so, and no header is believed. It
 which policies let it go before new jobs, and its pin, which then holds while it waits to be admitted.
 
 All of this may be lost: a word that does not come, or too late, costs a session what it would have cost without.
-Bounded: `MAX_ENDED` requests that ended, and `MAX_AWAY` sessions.
+Bounded: `MAX_ENDED` requests that ended, and `MAX_AWAY` sessions. The node that is known of each is the tree's while its
+text is cached, and has no tokens any more when that is gone.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ class Sessions:
             request.pinned = away.node, pin
 
     def waits_no_more(self, request: Request) -> None:
-        """It holds its text itself, or has ended without, or was refused: its pin goes, unless another took its place."""
+        """It holds its text itself, or has ended without, or was refused: its pin goes, unless another has replaced it."""
         if request.pinned is not None:
             node, pin = request.pinned
             request.pinned = None
