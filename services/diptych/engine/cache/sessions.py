@@ -1,9 +1,10 @@
 """Sessions that have called a tool: which text is expected to go on, and for how long its pages are kept. Pure.
 
-A router says that a request which ended here has called a tool (`called`). From then on the session is away, and its
-pages are pinned for as long as `ReturnTimes` finds worth it. A request that arrives with the text of one who is away is
-that session, which has come back: nobody says so, and no header is believed. It takes over when the job began, by
-which policies let it go before new jobs, and its pin, which then holds while it waits to be admitted.
+A router says that a request which ended here has called a tool (`called`): so its output said, or the client where no
+calls are read. From then on the session is away, and its pages are pinned for as long as `ReturnTimes` finds worth it.
+A request that arrives with the text of one who is away is that session, which has come back: nobody says so, and no
+header is believed. It takes over when the job began, by which policies let it go before new jobs of its tenant, if
+these came less than `policies.AHEAD_S` before it, and its pin, which then holds while it waits to be admitted.
 
 All of this may be lost: a word that does not come, or too late, costs a session what it would have cost without.
 Bounded: `MAX_ENDED` requests that ended, and `MAX_AWAY` sessions. The node that is known of each is the tree's while its
