@@ -7,8 +7,8 @@ header is believed. It takes over when the job began, by which policies let it g
 these came less than `policies.AHEAD_S` before it, and its pin, which then holds while it waits to be admitted.
 
 All of this may be lost: a word that does not come, or too late, costs a session what it would have cost without.
-Bounded: `MAX_ENDED` requests that ended, and `MAX_AWAY` sessions. The node that is known of each is the tree's while its
-text is cached, and has no tokens any more when that is gone.
+Bounded: `MAX_ENDED` requests that ended, and `MAX_AWAY` sessions. The node that is known of each is the tree's while
+its text is cached, and has no tokens any more when that is gone.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Sessions:
             request.pinned = away.node, pin
 
     def waits_no_more(self, request: Request) -> None:
-        """It holds its text itself, or has ended without, or was refused: its pin goes, unless another has replaced it."""
+        """It holds its text itself, or has ended or was refused without: its pin goes, unless another replaced it."""
         if request.pinned is not None:
             node, pin = request.pinned
             request.pinned = None
