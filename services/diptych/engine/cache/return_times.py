@@ -147,7 +147,8 @@ class ReturnTimes:
 
     def _counts(self, key: ToolKey) -> _Counts:
         """Return what is known of a tool; of all tools, if that is nothing."""
-        return self._tools.get(key.tenant, {}).get(key.tool, self._all)
+        own = self._tools.get(key.tenant)
+        return self._all if own is None else own.get(key.tool, self._all)
 
     def _known(self, key: ToolKey) -> Curve:
         counts = self._counts(key)
