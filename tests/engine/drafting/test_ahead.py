@@ -197,6 +197,22 @@ def test_it_does_not_follow_steps_while_nobody_asks_and_is_told_what_it_missed()
     assert not world.ahead._batch([Wanted(first, 1)]).missed
 
 
+@pytest.mark.parametrize("chosen", ["", "ngram", "off"])
+def test_of_a_request_that_has_ended_nothing_is_kept_whoever_guessed_for_it(chosen: str) -> None:
+    """Steps without guesses are not followed, and what is missed of them is noted of all their requests."""
+    world = World([1, 2, 3], speculate=chosen)
+    world.model.is_right = False
+    for _ in range(30):
+        world.step()
+    held = world.drafter.report().nbytes
+    assert held > 0
+    for request in world.requests[1:]:
+        request.has_ended = True
+    assert world.drafter.report().nbytes == held / 3
+    world.requests[0].has_ended = True
+    assert world.drafter.report().nbytes == 0
+
+
 @pytest.mark.parametrize("num_requests", [1, 3])
 @pytest.mark.parametrize("pass_s", [STEP_S, 0.6 * STEP_S])
 def test_a_model_that_takes_as_long_as_its_own_is_hardly_asked_however_right_it_is(

@@ -314,6 +314,8 @@ class SourceDrafter:
             self._settle(drafted)
         for at in drafted.sources:
             self._sources[at].end(drafted.request)
+        if self._ahead is not None:  # it notes what it misses of all requests, whoever guesses for them
+            self._ahead.end(drafted.request)
 
     # steps
 
