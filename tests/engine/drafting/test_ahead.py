@@ -12,6 +12,7 @@ from diptych.engine.drafting.ahead import FIRST_PERIOD, FOLLOWED, TRIAL, AheadSo
 from diptych.engine.drafting.budget import Passes, share_out
 from diptych.engine.drafting.drafter import SourceDrafter
 from diptych.engine.drafting.ngram import NgramSource
+from diptych.engine.drafting.record import ALLOWED, FORGIVEN, LEAST
 from diptych.engine.drafting.step_costs import KNOWN, StepCosts
 from diptych.engine.values.batch import NO_TOKEN, PART_TOKENS, DraftBatch
 from diptych.engine.values.request import Request, new_request
@@ -167,6 +168,35 @@ def test_a_request_chooses_whether_it_is_asked_for(chosen: str, is_asked: bool) 
     for _ in range(10):
         world.step()
     assert bool(world.model.asked) is is_asked
+
+
+def test_a_bad_record_is_forgiven_also_beside_others_that_have_drafts_all_the_time() -> None:
+    """Then there are no trials, and what it would have had is not even guessed."""
+    world, num_steps, missing = World([1, 2, 3]), 0, 20
+    for _ in range(20):
+        world.step()
+    drafted = world.drafter._settled(world.requests[0])
+    for tokens in (-100.0, -LEAST - ALLOWED - missing * FORGIVEN):
+        world.drafter._record(drafted, world.drafter._of_model).learn(tokens)
+    while not drafted.num_drafts:
+        world.step()
+        num_steps += 1
+        assert num_steps <= missing + 2
+    assert num_steps >= missing
+    assert sum(world.num_drafts[-num_steps:]) > 10 * num_steps, "of others"
+
+
+def test_a_trial_costs_a_record_what_it_takes() -> None:
+    """Its passes, its rows, and that the model follows its step."""
+    world = World([1], is_right=False)
+    while len(world.num_drafts) < 40 or world.num_drafts[-1] == 0:
+        world.step()
+    assert world.num_drafts[-1] == TRIAL
+    record = world.drafter._record(world.drafter._drafted[1], world.drafter._of_model)
+    record.learn(-record._tokens)
+    world.drafter._settled(world.requests[0])
+    took_s = TRIAL * (PASS_S + ROW_S) + PASS_S
+    assert record._tokens == pytest.approx(-took_s / (STEP_S + ROW_S), rel=0.1)
 
 
 def test_it_does_not_follow_steps_while_nobody_asks_and_is_told_what_it_missed() -> None:

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from diptych.engine.drafting.ahead import AheadSource, Wanted
 from diptych.engine.drafting.budget import NO_PASSES, Passes, Shares, share_out
-from diptych.engine.drafting.record import Record
+from diptych.engine.drafting.record import FORGIVEN, Record
 from diptych.engine.drafting.source import NO_GUESS, DraftSource, Guess
 from diptych.engine.drafting.step_timer import Launched, StepTimer
 from diptych.engine.drafting.survival import RequestSurvival, Survival
@@ -92,6 +92,7 @@ class SourceDrafter:
         named: Mapping[str, DraftSource] = sources if ahead is None else {**sources, OF_MODEL: ahead}
         self._ahead = ahead
         self._names = tuple(named)
+        self._of_model = NOBODY if ahead is None else self._names.index(OF_MODEL)
         self._default = OF_MODEL if ahead else next((name for name in named if name in DRAFT_SOURCES), "")
         self._sources = tuple(named.values())
         self._survival = [Survival() for _ in self._sources]
@@ -128,7 +129,7 @@ class SourceDrafter:
         self._note_asked(asked, shares, len(requests))
         counts, self._passes_s = shares.counts, 0.0
         if self._ahead is not None and passes.before:
-            counts = self._computed(self._ahead, asked, counts)
+            counts = self._computed(self._ahead, asked, counts, len(requests), passes)
         self._note_time(asked, self._clock() - began_s)
         pairs = zip(asked, counts, strict=True)
         return {each.request.room: each.guess.token_ids[: each.num_ahead + count] for each, count in pairs if count}
@@ -156,7 +157,9 @@ class SourceDrafter:
 
     def _refuse(self, drafted: _Drafted, count: int) -> None:
         """Note what a request does not have, unless that of an earlier time is still to be compared."""
-        if not drafted.refused and self._names[drafted.source] != OF_MODEL:
+        if drafted.source == self._of_model:  # it is not even guessed
+            self._learn_worth(drafted, drafted.source, FORGIVEN)
+        elif not drafted.refused:
             guess, begin = drafted.guess.token_ids, drafted.num_ahead
             drafted.refused, drafted.refused_at = guess[: begin + count], drafted.num_before
             drafted.refused_by = drafted.source
@@ -183,17 +186,19 @@ class SourceDrafter:
         """Return what guesses of the draft model take."""
         if self._ahead is None:
             return NO_PASSES
-        at = self._names.index(OF_MODEL)
-        return Passes({row: each.num_ahead for row, each in enumerate(asked) if each.source == at}, self._ahead.pass_s)
+        rows = {row: each.num_ahead for row, each in enumerate(asked) if each.source == self._of_model}
+        return Passes(rows, self._ahead.pass_s)
 
-    def _computed(self, ahead: AheadSource, asked: Sequence[_Drafted], counts: Sequence[int]) -> Sequence[int]:
+    def _computed(
+        self, ahead: AheadSource, asked: Sequence[_Drafted], counts: Sequence[int], num_requests: int, passes: Passes
+    ) -> Sequence[int]:
         """Have the draft model guess what it has promised, as far as it is wanted; return how many drafts there are."""
-        at, counts, began_s = self._names.index(OF_MODEL), list(counts), self._clock()
-        promised = [row for row, each in enumerate(asked) if each.source == at]
+        promised, counts, began_s = list(passes.before), list(counts), self._clock()
         num_tried = ahead.trial(any(counts[row] for row in promised))
         if num_tried:
             row = promised[self._num_asked % len(promised)]
             counts[row] = min(num_tried, len(asked[row].guess.token_ids) - asked[row].num_ahead)
+            asked[row].price = self._price(passes.before[row], counts[row], num_requests, passes.seconds)
         wanted = [row for row in promised if counts[row]]
         for row in set(promised).difference(wanted):
             asked[row].guess, asked[row].source = NO_GUESS, NOBODY
@@ -204,6 +209,12 @@ class SourceDrafter:
             self._passes_s = self._clock() - began_s
             self._saved_s -= self._passes_s
         return counts
+
+    def _price(self, num_before: int, num_drafts: int, num_requests: int, pass_s: float) -> float:
+        """Return what drafts of the draft model for one request take, in its tokens, where no other one has some."""
+        plain_s = self._costs.at(num_requests)
+        took_s = self._costs.at(num_requests + num_drafts) + (num_before + num_drafts) * pass_s
+        return max(0.0, took_s - plain_s) * num_requests / plain_s
 
     def _settled(self, request: Request) -> _Drafted:
         """Return what is known of a request, with what came of its last guess."""

@@ -3,7 +3,9 @@
 A budget that is right on average is wrong for many a request: it drafts what seems to pay, so where chances are off by
 little, and little decides, it errs to one side. So what came of drafts is counted, in tokens of the request: those that
 came true, less what the step took longer. Who has lost more than `ALLOWED` has no drafts. Those that it would have had
-are compared all the same with the tokens that come: that costs nothing, and tells when they would pay again.
+are compared all the same with the tokens that come: that costs nothing, and tells when they would pay again. Where
+nobody knows what they would have been, a little is forgiven with each time that it has none: so the time until it has
+some again is bounded, and so is what it loses if these are no better.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import Final
 ALLOWED: Final = 1.5  # tokens that may be lost
 LEAST: Final = -3.0  # so much has to be made up for at most
 MOST: Final = 4.0  # and so much that was won may be lost again
+FORGIVEN: Final = 1 / 256  # tokens, of drafts that can't be compared
 
 
 class Record:
