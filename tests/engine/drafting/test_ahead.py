@@ -177,7 +177,7 @@ def test_a_bad_record_is_forgiven_also_beside_others_that_have_drafts_all_the_ti
         world.step()
     drafted = world.drafter._settled(world.requests[0])
     for tokens in (-100.0, -LEAST - ALLOWED - missing * FORGIVEN):
-        world.drafter._record(drafted, world.drafter._of_model).learn(tokens)
+        drafted.records.of(world.drafter._of_model).learn(tokens)
     while not drafted.num_drafts:
         world.step()
         num_steps += 1
@@ -192,7 +192,7 @@ def test_a_trial_costs_a_record_what_it_takes() -> None:
     while len(world.num_drafts) < 40 or world.num_drafts[-1] == 0:
         world.step()
     assert world.num_drafts[-1] == TRIAL
-    record = world.drafter._record(world.drafter._drafted[1], world.drafter._of_model)
+    record = world.drafter._drafted[1].records.of(world.drafter._of_model)
     record.learn(-record._tokens)
     world.drafter._settled(world.requests[0])
     took_s = TRIAL * (PASS_S + ROW_S) + PASS_S

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from diptych.engine.drafting.ahead import AheadSource, Wanted
 from diptych.engine.drafting.budget import NO_PASSES, Passes, Shares, share_out
-from diptych.engine.drafting.record import FORGIVEN, Record
+from diptych.engine.drafting.record import Record, RequestRecords
 from diptych.engine.drafting.source import NO_GUESS, DraftSource, Guess
 from diptych.engine.drafting.step_timer import Launched, StepTimer
 from diptych.engine.drafting.survival import RequestSurvival, Survival
@@ -39,6 +39,7 @@ class _Drafted:
 
     request: Request
     sources: Sequence[int]  # that may guess, in the order in which they are asked
+    records: RequestRecords
     guess: Guess = NO_GUESS  # the newest
     source: int = NOBODY  # whose it is
     num_before: int = 0  # tokens of the request when it was made
@@ -46,10 +47,6 @@ class _Drafted:
     num_drafts: int = 0  # of those behind them that were verified
     token_s: float = 0.0  # what a token took then, without drafts
     price: float = 0.0  # of the drafts that it has or would have: what they take, in its tokens
-    records: dict[int, Record] = field(default_factory=dict)  # by source
-    refused: tuple[int, ...] = ()  # drafts that a bad record cost it, as far as they are not compared
-    refused_at: int = 0  # and where in its tokens they would be
-    refused_by: int = NOBODY
     survival: RequestSurvival = field(default_factory=RequestSurvival)
     guessing_s: float = 0.0  # what it took to ask sources about it
     asking_s: float = 0.0  # what that takes of late, with all that is done for it beside
@@ -146,7 +143,7 @@ class SourceDrafter:
         for row, (drafted, count) in enumerate(zip(asked, shares.counts, strict=True)):
             if count:
                 drafted.price = count * share_s
-                if not self._record(drafted, drafted.source).is_good:
+                if not drafted.records.of(drafted.source).is_good:
                     losers.append(row)
                     self._refuse(drafted, count)
         if not losers:
@@ -156,31 +153,13 @@ class SourceDrafter:
         return share_out(chances, num_requests, self._costs, self._most_drafts, passes)
 
     def _refuse(self, drafted: _Drafted, count: int) -> None:
-        """Note what a request does not have, unless that of an earlier time is still to be compared."""
-        if drafted.source == self._of_model:  # it is not even guessed
-            self._learn_worth(drafted, drafted.source, FORGIVEN)
-        elif not drafted.refused:
-            guess, begin = drafted.guess.token_ids, drafted.num_ahead
-            drafted.refused, drafted.refused_at = guess[: begin + count], drafted.num_before
-            drafted.refused_by = drafted.source
-            self._learn_worth(drafted, drafted.source, -drafted.price)
+        """Note what a request does not have. Of the draft model it is not even guessed."""
+        if drafted.source == self._of_model:
+            drafted.records.forgive(drafted.source)
+        else:
+            token_ids = drafted.guess.token_ids[: drafted.num_ahead + count]
+            drafted.records.refuse(drafted.source, token_ids, drafted.num_before, drafted.price)
         drafted.price = 0.0
-
-    def _compare_refused(self, drafted: _Drafted) -> None:
-        """Learn from the tokens that have come what refused drafts would have brought."""
-        request = drafted.request
-        while drafted.refused and drafted.refused_at < request.num_tokens:
-            is_right = drafted.refused[0] == request.tokens.item(drafted.refused_at)
-            drafted.refused = drafted.refused[1:] if is_right else ()
-            drafted.refused_at += 1
-            if is_right:
-                self._learn_worth(drafted, drafted.refused_by, 1.0)
-
-    def _record(self, drafted: _Drafted, source: int) -> Record:
-        record = drafted.records.get(source)
-        if record is None:
-            record = drafted.records[source] = self._records[source].of_another()
-        return record
 
     def _passes(self, asked: Sequence[_Drafted]) -> Passes:
         """Return what guesses of the draft model take."""
@@ -222,9 +201,9 @@ class SourceDrafter:
         if drafted is None or drafted.request is not request:
             if drafted is not None:
                 self._take_leave(drafted)
-            drafted = self._drafted[request.room] = _Drafted(request, self._sources_for(request))
-        if drafted.refused:
-            self._compare_refused(drafted)
+            drafted = _Drafted(request, self._sources_for(request), RequestRecords(self._records))
+            self._drafted[request.room] = drafted
+        drafted.records.compare(request)
         if drafted.source != NOBODY:
             self._settle(drafted)
         return drafted
@@ -302,16 +281,11 @@ class SourceDrafter:
             drafted.survival.learn(expected, num_came)
             num_accepted = min(max(0, num_came - num_ahead), drafted.num_drafts)
             if drafted.num_drafts:
-                self._learn_worth(drafted, drafted.source, num_accepted - drafted.price)
+                drafted.records.learn(drafted.source, num_accepted - drafted.price)
             self._rows[drafted.source].add(drafted.num_drafts, num_accepted)
             self._saved_s += num_accepted * drafted.token_s
         drafted.guess, drafted.source, drafted.num_drafts = NO_GUESS, NOBODY, 0
         drafted.price = 0.0
-
-    def _learn_worth(self, drafted: _Drafted, source: int, tokens: float) -> None:
-        """Note what drafts of a source have brought beyond what they took, or would have."""
-        self._record(drafted, source).learn(tokens)
-        self._records[source].learn(tokens)
 
     def _forget(self) -> None:
         """Take leave of requests that have ended."""
