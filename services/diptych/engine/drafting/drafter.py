@@ -8,13 +8,13 @@ asking a small share of a step. Nobody is asked about while it isn't known what 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Final, NamedTuple
 
 from diptych.engine.drafting.ahead import AheadSource, Wanted
+from diptych.engine.drafting.asking import Asking
 from diptych.engine.drafting.budget import NO_PASSES, Passes, Shares, share_out
 from diptych.engine.drafting.record import Record, RequestRecords
 from diptych.engine.drafting.source import NO_GUESS, DraftSource, Guess
@@ -26,9 +26,6 @@ from diptych.engine.values.step import Drafts, Step
 from diptych.generation.request_groups import DRAFT_SOURCES, OF_MODEL
 
 MAX_DRAFTS: Final = 15  # of a request: 16 rows of it
-IDLE_SHARE: Final = 0.01  # of a step's time is for asking about requests for which it has not paid of late
-WORTH_KEPT: Final = 0.8  # of what asking about a request was worth, with each time
-ASKING_KEPT: Final = 0.8  # of what is known of the time to ask about a request, likewise
 NOBODY: Final = -1
 OFF: Final = "off"
 
@@ -48,11 +45,7 @@ class _Drafted:
     token_s: float = 0.0  # what a token took then, without drafts
     price: float = 0.0  # of the drafts that it has or would have: what they take, in its tokens
     survival: RequestSurvival = field(default_factory=RequestSurvival)
-    guessing_s: float = 0.0  # what it took to ask sources about it
-    asking_s: float = 0.0  # what that takes of late, with all that is done for it beside
-    worth_s: float = 0.0  # what asking about it has saved of late, beyond the time that it took
-    wait: int = 1  # tokens from one time that it is asked about to the next
-    ask_at: int = 0  # with so many tokens it may be asked about again
+    asking: Asking = field(default_factory=Asking)
 
 
 class _Rows(NamedTuple):
@@ -211,7 +204,7 @@ class SourceDrafter:
     def _ask(self, drafted: _Drafted) -> bool:
         """Take a new guess, of which there may be none; return whether the request was to be asked about."""
         request = drafted.request
-        if request.num_tokens < drafted.ask_at or not drafted.sources:
+        if request.num_tokens < drafted.asking.ask_at or not drafted.sources:
             return False
         num_ahead = request.computed_len + 1 - request.num_tokens
         at_most = min(self._max_drafts + num_ahead, request.max_len - request.num_tokens - 1)
@@ -224,17 +217,16 @@ class SourceDrafter:
                 drafted.guess, drafted.source = guess, at
                 drafted.num_before, drafted.num_ahead = request.num_tokens, num_ahead
                 break
-        drafted.guessing_s = self._clock() - began_s
+        drafted.asking.guessing_s = self._clock() - began_s
         return True
 
     def _note_time(self, asked: Sequence[_Drafted], took_s: float) -> None:
         """Note what it took to ask about these, with all that is done for it."""
         self._newest_s = took_s
         self._total_s += took_s
-        common_s = took_s - self._passes_s - sum(each.guessing_s for each in asked)
+        common_s = took_s - self._passes_s - sum(each.asking.guessing_s for each in asked)
         for drafted in asked:
-            newest_s, known_s = drafted.guessing_s + common_s / len(asked), drafted.asking_s
-            drafted.asking_s = ASKING_KEPT * known_s + (1 - ASKING_KEPT) * newest_s if known_s else newest_s
+            drafted.asking.note_time(common_s / len(asked))
 
     def _sources_for(self, request: Request) -> Sequence[int]:
         """Return which sources may guess for a request: all but the texts' that it did not choose."""
@@ -257,11 +249,8 @@ class SourceDrafter:
         gained, plain_s = sum(shares.gains), self._costs.at(num_requests)
         for drafted, gain in zip(asked, shares.gains, strict=True):
             saved_s = shares.saved_s * gain / gained if gained else 0.0
-            longest = math.ceil(num_requests * drafted.asking_s / (IDLE_SHARE * plain_s))
-            drafted.worth_s = WORTH_KEPT * drafted.worth_s + saved_s - drafted.asking_s
-            drafted.wait = 1 if drafted.worth_s > 0 else min(2 * drafted.wait, max(1, longest))
-            drafted.ask_at = drafted.request.num_tokens + drafted.wait - 1
             drafted.token_s = plain_s / num_requests
+            drafted.asking.note_worth(saved_s, drafted.request.num_tokens, drafted.token_s)
 
     # what came of them
 
