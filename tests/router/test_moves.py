@@ -99,6 +99,7 @@ def test_a_worker_that_refuses_keeps_its_request(cluster: Cluster, fail: Any) ->
         request, old, new = running(cluster)
         old.faults.append(fail(0, 6))
         move(cluster, request, new)
+        cluster.wait_for(lambda: (output := request.output()) and output.missed == {new.instance.instance_id})
         text, _, _ = read(answer)
     assert text == SCRIPT
     assert [metric(cluster, name) for name in ("moves", "moves_begun", "replays")] == [0, 1, 0]
