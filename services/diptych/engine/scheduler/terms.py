@@ -47,9 +47,15 @@ def worker_terms(
         kv_backend=kv_backend,
         oldest_protocol=PROTOCOL_VERSION,
         newest_protocol=PROTOCOL_VERSION,
-        features=FEATURES if rules.pulls else FEATURES & ~bits(Feature.PULL),
+        features=_features(model, rules),
         required_features=bits(Feature.VERIFIED_HAND_OFF) if rules.integrity == "always" else 0,
     )
+
+
+def _features(model: ModelConfig, rules: TransferRules) -> int:
+    """Return what a worker offers of the features of this version."""
+    lacking = ((Feature.PULL, not rules.pulls), (Feature.MOVE, model.recurrent is not None))
+    return FEATURES & ~bits(*(feature for feature, is_lacking in lacking if is_lacking))
 
 
 def file_terms(source: ModelSource, layout: PoolLayout, engine: EngineOptions, device_name: str) -> dict[str, Any]:
