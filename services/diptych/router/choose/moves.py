@@ -223,13 +223,13 @@ def _departing(
 class _Takers:
     """Workers that outputs go to, with those that do in this look. Arrays are by worker: `[num_workers]`, float64.
 
-    Most outputs that look for room may find none, and there are many of both.
+    Where nobody has room, all outputs ask all workers at each look: so it is done on arrays.
     """
 
     def __init__(self, workers: Mapping[int, Worker]) -> None:
         self._ids = sorted(workers)
         each = [workers[key] for key in self._ids]
-        self._free = np.array([_free_tokens(worker) for worker in each])
+        self._free = np.array([_free_tokens(worker) for worker in each], np.float64)
         self._growth = np.array([_growth(worker) for worker in each])
         self._tightest_s = np.array([tightest_s(worker) for worker in each])
         self._step_s = np.array([step_s(worker) for worker in each])
