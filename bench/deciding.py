@@ -1,4 +1,4 @@
-"""What it costs to decide by SLOs: in a worker whether a late prompt goes before outputs, in a router which pair.
+"""What it costs to decide: in a worker whether a late prompt goes first, in a router which pair, and what moves.
 
 - *worker*: how long it takes to weigh a prompt that would be late against so many outputs with 10 ms a token. Steps in
   which one would be late have one such weighing, or two; others none. The limit is 10 us a step.
@@ -6,6 +6,8 @@
   tokens, 8 a second, 0.3 s and 10 ms, two workers): what the decisions of a step take in the mean.
 - *router*: a choice by `adaptive`, and by `pair_cost`, among so many unified workers. The limit is 5 % of what a small
   chat takes of a router, 1 ms.
+- *leaving*: a look at 1,024 outputs of workers that leave, one or 20 of 100 that are all linked; where others have
+  room, and where nobody has. All streams wait meanwhile. The limit is 5 % of the time from one look to the next.
 """
 
 from __future__ import annotations
@@ -25,9 +27,10 @@ from diptych.engine.values.request import new_request
 from diptych.generation.sampling_params import SamplingParams
 from diptych.generation.slo import Slo
 from diptych.router.choose.estimates import UNKNOWN
+from diptych.router.choose.moves import LOOK_S, RunningOutput, departures
 from diptych.router.choose.policies import POLICIES
 from diptych.router.choose.policies.policy import Candidates, Policy, RequestView, Worker
-from diptych.router.workers.worker_view import WorkerLoad
+from diptych.router.workers.worker_view import Pair, WorkerLoad
 from diptych.simulator.run import simulate
 
 SLO: Final = Slo(0.3, 0.010)
@@ -35,6 +38,9 @@ STEP_LIMIT_S: Final = 10e-6
 ROUTER_LIMIT_S: Final = 0.05 * 1e-3
 NUM_OUTPUTS: Final = (16, 64, 256)
 NUM_WORKERS: Final = (4, 16, 64)
+NUM_LEAVING: Final = (1, 20)  # of so many workers, with so many outputs in all
+LINKED_WORKERS, LEAVING_OUTPUTS = 100, 1024
+LOOK_LIMIT_S: Final = 0.05 * LOOK_S
 
 
 def main() -> None:
@@ -46,6 +52,12 @@ def main() -> None:
         _served(report, 4.0 if args.quick else 20.0)
         for num_workers in NUM_WORKERS:
             _router(report, num_workers, repeats)
+        for num_leaving in NUM_LEAVING:
+            for num_tokens, words in ((4_000, "have room"), (4_000_000, "have none")):
+                took_s = _leaving_s(num_leaving, num_tokens, max(5, repeats // 100))
+                leave = f"{LEAVING_OUTPUTS} outputs leave {num_leaving} of {LINKED_WORKERS} workers"
+                case = f"router, {leave}, others {words}"
+                report.row("deciding", case, 1e3 * took_s, "ms", 1e3 * LOOK_LIMIT_S, "wanted", LOOK_LIMIT_S / took_s)
 
 
 def _worker(report: Report, num_outputs: int, repeats: int) -> None:
@@ -124,6 +136,25 @@ def _choice_s(policy: Policy, candidates: Candidates, request: RequestView, repe
     begun_s = time.process_time()
     for _ in range(repeats):
         policy(candidates, request)
+    return (time.process_time() - begun_s) / repeats
+
+
+def _leaving_s(num_leaving: int, num_tokens: int, repeats: int) -> float:
+    """Return the processor time of one look, with outputs of so many tokens."""
+    leaving, ids = range(1, num_leaving + 1), range(1, LINKED_WORKERS + 1)
+    staying = {number: _worker_view(number) for number in ids if number not in leaving}
+    linked = tuple(Pair(old, new) for old in ids for new in staying if old != new)
+    outputs = {
+        place: RunningOutput(leaving[place % num_leaving], SLO, num_tokens + place, place % 300, 1000)
+        for place in range(LEAVING_OUTPUTS)
+    }
+
+    def successors(worker_id: int, adapter: str) -> frozenset[int]:
+        return frozenset(pair.decode_id for pair in linked if pair.prefill_id == worker_id)
+
+    begun_s = time.process_time()
+    for _ in range(repeats):
+        departures(staying, outputs, successors, 300.0)
     return (time.process_time() - begun_s) / repeats
 
 

@@ -27,6 +27,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from diptych.common.event_loop import Stop
 from diptych.common.members.roles import WORKER_ROLES
+from diptych.common.members.terms import Feature, bits
 from diptych.common.trust.trust import INSECURE, Trust
 from diptych.router.config import RouterConfig
 from diptych.router.main import formats_of, run
@@ -251,6 +252,7 @@ class Cluster:
             instance_id=instance_id, role=role, model_id=MODEL_ID, compat="c", state=READY, context_len=CONTEXT_LEN
         )
         instance.transfer.layout.page_size = 16
+        instance.terms.features = bits(Feature.MOVE)
         instance.load.free_pages = instance.load.grantable_pages = 10_000
         worker = SimulatedWorker(
             instance, self.recite, self._notify, self._republish, self._encode, self._wait_for_first_token

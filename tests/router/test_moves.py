@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from diptych.common.members.roles import LegKind
+from diptych.router.workers.worker_view import Pair
 
 Cluster = Any
 
@@ -103,6 +104,7 @@ def test_a_worker_that_refuses_keeps_its_request(cluster: Cluster, fail: Any) ->
     assert text == SCRIPT
     assert [metric(cluster, name) for name in ("moves", "moves_begun", "replays")] == [0, 1, 0]
     assert request.output() is None
+    assert request._asked == {Pair(old.instance.instance_id, new.instance.instance_id)}, "so it is not asked again"
 
 
 def test_a_new_worker_that_fails_before_the_old_one_lets_go_costs_a_replay_at_most(cluster: Cluster, fail: Any) -> None:

@@ -135,35 +135,30 @@ class Fleet:
     def _meet(self, member: Member) -> None:
         """Link a worker with those that its role exchanges KV with, and unlink it from others."""
         delay_s = self._setup.delays.link_s if self._clock.now_s else 0.0  # a platform is there from the beginning
-        beside = self._beside(member)
+        wanted = self._wanted(member)
         for other_id in self.living:
             other = self.members[other_id]
             if other is member or other.state is State.DRAINING:
                 continue
             linked = other_id in member.linked
-            wanted = member.role.exchanges_with(other.role) or other_id in beside
-            if wanted and not linked:
+            if other_id in wanted and not linked:
                 self._clock.after(delay_s, partial(self._link, member, other))
-            elif linked and not wanted:
+            elif linked and other_id not in wanted:
                 self._unlink(member, other, "it is no peer any more")
         self._become_ready(member)
 
-    def _beside(self, member: Member) -> set[int]:
-        """Return who only decodes, as this one, and is linked to it so that running requests can move."""
-        others = {
-            each
-            for each in self.living
-            if (other := self.members[each]) is not member
-            and member.role.hands_on_to(other.role)
-            and not member.role.exchanges_with(other.role)
-        }
+    def _wanted(self, member: Member) -> set[int]:
+        """Return with whom a worker should have links: for prompts, and to neighbours for requests that run."""
+        roles = {each: self.members[each].role for each in self.living if each != member.worker_id}
+        peers = {each for each, role in roles.items() if member.role.exchanges_with(role)}
+        beside = {each for each, role in roles.items() if member.role.hands_on_to(role)} - peers
         most = MOVE_LINKS if self._setup.router.moves else 0
-        return neighbours(member.worker_id, others, most) | member.linked & others
+        return peers | neighbours(member.worker_id, beside, most) | member.linked & beside
 
     def _link(self, one: Member, other: Member) -> None:
         ids = {one.worker_id, other.worker_id}
-        is_wanted = one.role.exchanges_with(other.role) or one.role.hands_on_to(other.role)
-        if not (is_wanted and ids <= self.living.keys()) or other.worker_id in one.linked:
+        has_use = one.role.exchanges_with(other.role) or one.role.hands_on_to(other.role)  # one may have flipped since
+        if not (has_use and ids <= self.living.keys()) or other.worker_id in one.linked:
             return
         one.linked.add(other.worker_id)
         other.linked.add(one.worker_id)

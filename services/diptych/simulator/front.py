@@ -332,7 +332,7 @@ class Front:
             num_tokens=served.call.prompt_len + num_output,
             num_output_tokens=num_output,
             num_left_at_most=served.call.output_len - num_output,
-            been=frozenset(served.been),
+            asked=frozenset(served.asked),
         )
 
     def _successors(self, worker_id: int, adapter: str) -> Collection[int]:
@@ -349,7 +349,7 @@ class Front:
             self._setup.slo_of(call.tier),
         )
         new = Attempt(self, served, room, pair, begun=(LegKind.PREFILL,))
-        served.been |= {pair.prefill_id, pair.decode_id}
+        served.asked.add(pair)
         num_tokens = call.prompt_len + len(progress.output_ids)
         work = Work(num_tokens, num_tokens, slo)
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from diptych.common.members.record import State
 from diptych.common.members.roles import Role
-from diptych.common.members.terms import Terms
+from diptych.common.members.terms import FEATURES, Terms
 from diptych.engine.scheduler.codec import output_to_wire
 from diptych.router.choose.cached_prefixes import LATELY_S, ApproximateIndex, CachedPrefixes
 from diptych.router.choose.chooser import State as StateNow
@@ -26,7 +26,7 @@ from diptych.simulator.messages import News
 from diptych.simulator.setup import WorkerSetup
 
 MODEL: Final = "simulated"
-_TERMS: Final = Terms()
+_TERMS: Final = Terms(features=FEATURES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,7 +141,7 @@ class Served:
         self.pair = NOBODY  # of the last attempt
         self.attempt: Attempt | None = None
         self.move: Move[Attempt] | None = None
-        self.been: set[int] = set()  # workers that have made some of the output
+        self.asked: set[Pair] = set()  # who was to hand the output on to whom
         self.has_ended = False
         self.waits_until_s = math.inf  # for a pair
         self.follower: Callable[[], None] | None = None  # is told of its end

@@ -10,7 +10,8 @@ from typing import Any
 from tiny_config import tiny_config
 
 from diptych.architectures.config import ModelConfig, Rope, WideHeads
-from diptych.common.members.terms import mismatch
+from diptych.architectures.recurrent import Recurrent, ShortConv
+from diptych.common.members.terms import Feature, mismatch
 from diptych.engine.lora.registry import LoraRegistry
 from diptych.engine.options.config import EngineOptions, Quantization
 from diptych.engine.scheduler.process import host_of
@@ -64,6 +65,16 @@ def test_workers_pair_only_with_as_many_ranks_where_layers_with_heads_of_two_wid
     grouped = f"{heads}, windows of 8 in 1 pages of their own, of 4 tokens on"
     assert shapes(model) == {f"{grouped} 1 rank", f"{grouped} 2 ranks"}
     assert shapes(replace(model, keeps_all=True)) == {heads}
+
+
+def test_workers_with_recurrent_layers_offer_no_requests_that_run() -> None:
+    def offers(config: ModelConfig) -> bool:
+        source: Any = SimpleNamespace(config=config, weights_id="")
+        layout = kv_layout(config, 8, 4, "float32")
+        return worker_terms(source, "ucx", layout, TransferRules(), EngineOptions(), "").has(Feature.MOVE)
+
+    assert offers(tiny_config())
+    assert not offers(tiny_config(recurrent=Recurrent((0,), ShortConv(32, 3))))
 
 
 def test_workers_pair_only_where_products_are_alike() -> None:

@@ -31,7 +31,7 @@ from diptych.router.choose.moves import (
 )
 from diptych.router.choose.policies.beside import share_of, step_s
 from diptych.router.choose.policies.policy import Candidates, Worker
-from diptych.router.workers.worker_view import WorkerLoad
+from diptych.router.workers.worker_view import Pair, WorkerLoad
 
 OLD, NEW, OTHER = 1, 2, 3
 SLO = Slo(ttft_s=1.0, tpot_s=0.03)
@@ -178,7 +178,8 @@ def test_the_new_worker_has_something_to_spare_afterwards() -> None:
 
 
 def test_it_never_returns_to_where_it_was() -> None:
-    assert choice(FREE, one=replace(LONG, been=frozenset({NEW}))) is None
+    assert choice(FREE, one=replace(LONG, asked=frozenset({Pair(NEW, OLD)}))) is None
+    assert choice(FREE, one=replace(LONG, asked=frozenset({Pair(OLD, NEW)}))) is None, "nor is anybody asked twice"
 
 
 def test_an_adapter_must_be_there() -> None:
@@ -268,9 +269,8 @@ def test_random_fleets_come_to_rest_and_every_move_helps() -> None:
             assert found.gain_s > GAIN * found.cost_s
             moved = outputs[found.place]
             before = total_late(workers)
-            outputs[found.place] = replace(
-                moved, worker_id=found.target_id, been=moved.been | {moved.worker_id, found.target_id}
-            )
+            hop = Pair(moved.worker_id, found.target_id)
+            outputs[found.place] = replace(moved, worker_id=found.target_id, asked=moved.asked | {hop})
             assert total_late({key: fleet_worker(key, outputs) for key in range(4)}) < before
             num_moves += 1
             assert num_moves <= len(outputs)
@@ -302,7 +302,9 @@ def test_an_output_leaves_for_whoever_is_the_fastest_with_it() -> None:
     assert leaving(worker(NEW, 8000), worker(OTHER, 0), a=LONG) == [(0, OTHER)]
     assert leaving(worker(NEW, 8000), worker(OTHER, 0), a=LONG, allowed={NEW}) == [(0, NEW)]
     assert leaving(worker(NEW, 8000), worker(OTHER, 0), a=LONG, allowed=set()) == []
-    assert leaving(worker(NEW, 0), a=replace(LONG, been=frozenset({NEW}))) == [(0, NEW)], "it comes to no fro"
+    assert leaving(worker(NEW, 0), a=replace(LONG, asked=frozenset({Pair(NEW, OLD)}))) == [(0, NEW)], (
+        "it comes to no fro"
+    )
 
 
 def test_outputs_that_leave_together_do_not_all_go_to_one() -> None:
@@ -331,3 +333,31 @@ def test_those_with_most_to_come_leave_first_and_those_that_are_about_to_end_sta
 def test_some_leave_at_each_look(num_outputs: int, num_leaving: int) -> None:
     many = {f"each{number}": LONG for number in range(num_outputs)}
     assert len(leaving(worker(NEW, 0, free_tokens=1 << 30), **many)) == num_leaving
+
+
+def test_an_output_leaves_for_nobody_who_did_not_take_it_from_where_it_is() -> None:
+    missed, elsewhere = replace(LONG, asked=frozenset({Pair(OLD, OTHER)})), frozenset({Pair(NEW, OTHER)})
+    targets = worker(NEW, 8000), worker(OTHER, 0)
+    assert leaving(*targets, a=missed, b=LONG) == [(0, NEW), (1, OTHER)]
+    assert leaving(worker(OTHER, 0), a=missed) == []
+    assert leaving(*targets, a=replace(LONG, asked=elsewhere)) == [(0, OTHER)], "it was another worker's then"
+
+
+@pytest.mark.parametrize("fields", [{"num_tokens": 2_000_000}, {"adapter": "tuned"}])
+def test_outputs_that_fit_nowhere_hold_up_no_others(fields: dict[str, Any]) -> None:
+    stuck, short = replace(LONG, **fields), replace(LONG, num_left_at_most=90)
+    outputs = {**dict.fromkeys(range(LEAVING), stuck), 50: short, 51: short}
+    found = departures({NEW: FREE}, outputs, lambda key, adapter: () if adapter else {NEW}, USUAL)
+    assert found == [(50, NEW), (51, NEW)]
+
+
+def test_successors_are_asked_for_once_for_a_worker_and_an_adapter() -> None:
+    asked = list[tuple[int, str]]()
+
+    def successors(key: int, adapter: str) -> set[int]:
+        asked.append((key, adapter))
+        return {NEW}
+
+    own = [LONG, replace(LONG, adapter="tuned"), replace(LONG, worker_id=OTHER)]
+    departures({NEW: FREE}, dict(enumerate(own * 20)), successors, USUAL)
+    assert sorted(asked) == [(OLD, ""), (OLD, "tuned"), (OTHER, "")]

@@ -7,7 +7,7 @@ import pytest
 
 from diptych.common.members.record import State
 from diptych.common.members.roles import Role
-from diptych.common.members.terms import Terms
+from diptych.common.members.terms import Feature, Terms, bits
 from diptych.router.choose.pairing import (
     explain,
     has_fresh,
@@ -20,7 +20,7 @@ from diptych.router.choose.pairing import (
 )
 from diptych.router.workers.worker_view import Pair, WorkerView
 
-TERMS = Terms(weights="w", oldest_protocol=2, newest_protocol=2)
+TERMS = Terms(weights="w", oldest_protocol=2, newest_protocol=2, features=bits(Feature.MOVE))
 
 
 def worker(instance_id: int, role: Role, *linked: int) -> WorkerView:
@@ -92,6 +92,11 @@ def test_requests_go_on_at_whoever_makes_outputs_and_is_linked() -> None:
     assert successions([D3, D4, U3, P1], "m") == (Pair(13, 14), Pair(14, 13))
     linked = [replace(D3, linked=frozenset({14, 23})), D4, U3]
     assert successions(linked, "m") == (Pair(13, 14), Pair(13, 23), Pair(14, 13), Pair(23, 13))
+
+
+def test_nobody_is_asked_for_requests_that_he_can_not_hand_on() -> None:
+    keeping = replace(D3, terms=replace(TERMS, features=0))
+    assert successions([keeping, D4], "m") == (Pair(14, 13),)
 
 
 @pytest.mark.parametrize("fields", [{"state": State.DRAINING}, {"paused": True}])

@@ -23,12 +23,13 @@ class Request:
     """A request whose output is made by the late worker."""
 
     worker_id: int = LATE
+    adapter: str = ""
     targets: list[int] = field(default_factory=list)
     num_asked: int = 0
 
     def output(self) -> RunningOutput:
         self.num_asked += 1
-        return RunningOutput(self.worker_id, SLO, 8000, 200, 1000)
+        return RunningOutput(self.worker_id, SLO, 8000, 200, 1000, self.adapter)
 
     def move(self, target_id: int, words: str) -> None:
         self.targets.append(target_id)
@@ -62,7 +63,9 @@ def mover(
     routers = dict.fromkeys(range(10, 10 + num_routers))
     fleet = SimpleNamespace(router_id=router_id, routers=lambda: routers, vacating=lambda: vacating)
     selector = SimpleNamespace(
-        candidates=lambda adapter: candidates, output_len=400.0, successors=lambda worker_id, adapter: {LATE, FREE}
+        candidates=lambda adapter: candidates,
+        output_len=400.0,
+        successors=lambda worker_id, adapter: set() if adapter else {LATE, FREE},
     )
     dispatcher = SimpleNamespace(fleet=fleet, selector=selector, running=requests)
     return Mover(cast(Any, dispatcher), clock=lambda: times_s[-1])
@@ -96,3 +99,11 @@ def test_outputs_of_a_worker_that_waits_for_them_go_at_the_first_look_some_at_a_
     own = [Request() for _ in range(LEAVING + 3)]
     mover(own, [1e9], num_routers=3, vacating=frozenset({LATE})).look()
     assert sum(each.targets == [FREE] for each in own) == LEAVING
+
+
+def test_outputs_that_can_go_nowhere_hold_up_no_others_however_many_they_are() -> None:
+    stuck, own = [Request(adapter="tuned") for _ in range(MAX_OUTPUTS)], [Request() for _ in range(3)]
+    looking = mover([*stuck, *own], [1e9], vacating=frozenset({LATE}))
+    for _ in range(2):
+        looking.look()
+    assert all(each.targets == [FREE] for each in own)

@@ -47,7 +47,7 @@ def worker_terms(
         kv_backend=kv_backend,
         oldest_protocol=PROTOCOL_VERSION,
         newest_protocol=PROTOCOL_VERSION,
-        features=FEATURES if rules.pulls else FEATURES & ~bits(Feature.PULL),
+        features=_features(model, rules),
         required_features=bits(Feature.VERIFIED_HAND_OFF) if rules.integrity == "always" else 0,
     )
 
@@ -55,6 +55,13 @@ def worker_terms(
 def _has_scales(model: ModelConfig) -> bool:
     """Return whether any layer of a page has scales, its own or a draft model's."""
     return bool(model.kv_scales or (model.draft and model.draft.model.kv_scales))
+
+
+def _features(model: ModelConfig, rules: TransferRules) -> int:
+    """Return what a worker offers of the features of this version."""
+    has_states = model.recurrent is not None
+    lacking = ((Feature.PULL, has_states or not rules.pulls), (Feature.MOVE, has_states))
+    return FEATURES & ~bits(*(feature for feature, is_lacking in lacking if is_lacking))
 
 
 def file_terms(source: ModelSource, layout: PoolLayout, engine: EngineOptions, device_name: str) -> dict[str, Any]:

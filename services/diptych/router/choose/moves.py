@@ -15,7 +15,8 @@ An output never goes to a worker where it was before. The worker that takes it m
 outputs allow, and one is late only above: so none goes to and fro.
 
 Outputs of a worker that waits for them to end, as it leaves or becomes another, go to whoever has memory: see
-`departures`. What has not gone when its time is over is computed again elsewhere, which costs more than any move.
+`departures`. What has not gone when its time is over is computed again elsewhere, which costs more than any move. Whom
+an output was to go to from where it is, and did not get to, is not asked for it again.
 """
 
 from __future__ import annotations
@@ -29,9 +30,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from diptych.generation.slo import Slo
 from diptych.router.choose.policies.beside import share_of, step_s
 from diptych.router.choose.policies.policy import Candidates, Worker
+from diptych.router.workers.worker_view import Pair
+
+Bools = npt.NDArray[np.bool_]
 
 LOOK_S: Final = 0.25  # from one look to the next
 WINDOWS: Final = 3  # looks in a row
@@ -57,7 +64,17 @@ class RunningOutput:
     num_output_tokens: int
     num_left_at_most: int
     adapter: str = ""
-    been: frozenset[int] = frozenset()  # workers where it was, or was to go
+    asked: frozenset[Pair] = frozenset()  # who was to hand it on to whom, with or without success
+
+    @property
+    def been(self) -> frozenset[int]:
+        """Workers where it was, or was to go."""
+        return frozenset(key for pair in self.asked for key in (pair.prefill_id, pair.decode_id))
+
+    @property
+    def missed(self) -> frozenset[int]:
+        """Workers that it was to go to from where it is, and did not get to."""
+        return frozenset(pair.decode_id for pair in self.asked if pair.prefill_id == self.worker_id)
 
     def num_left(self, usual: float) -> float:
         """Return how many tokens are to come: who has made more than usual makes as many again."""
@@ -126,19 +143,19 @@ class Moves:
         `outputs` of some workers, by place, and a worker's `successors` for an adapter, are asked for where somebody is
         late. An output has `usual` tokens. `may_leave`: whether it is our turn to take outputs from a worker.
         """
-        late = self.late(candidates.workers.values()) if candidates else []
-        if candidates is not None:
-            self._note_prompts(candidates)
-        late = self._next(list(filter(may_leave, late)))
-        if not late or candidates is None:
+        if candidates is None:
             return []
-        workers, time = candidates.workers, self._prompt_time(candidates)
-        free = {key for key, each in workers.items() if step_s(each) <= MARGIN * tightest_s(each)}
-        by_worker = _by_worker(outputs(late)) if free else {}
+        workers, late = candidates.workers, self.late(candidates.workers.values())
+        self._note_prompts(candidates)
+        late = self._next(list(filter(may_leave, late)))
+        free = {key for key, each in workers.items() if step_s(each) <= MARGIN * tightest_s(each)} if late else set()
+        if not free:
+            return []
+        by_worker, time = _by_worker(outputs(late)), self._prompt_time(candidates)
         choices: dict[int, Choice] = {}  # by target
-        for key in late:
-            own = by_worker.get(key, {})
-            allowed = {adapter: successors(key, adapter) for adapter in {output.adapter for output in own.values()}}
+        for key in filter(by_worker.__contains__, late):
+            own = by_worker[key]
+            allowed = _allowed(key, own, successors)
             ids = free.intersection(itertools.chain(*allowed.values())) - {key, *choices}
             choice = best_move(workers[key], own, {each: workers[each] for each in ids}, allowed, usual, time)
             if choice is not None:
@@ -180,29 +197,69 @@ def departures(
     """Return which outputs of workers that wait for them to end go now, and to which of `workers`.
 
     Those with most to come go first, some at each look. Each goes where steps are shortest with it and with those that
-    went before it; where times per token are not kept only if they are nowhere. Nobody has memory: it waits.
+    went before it; where times per token are not kept only if they are nowhere. Nobody has memory: it waits, and holds
+    up no others.
     """
     found: list[Departure] = []
-    added: Counter[int] = Counter()  # tokens, by target
-    for own in _by_worker(outputs).values():
+    takers = _Takers(workers)
+    for key, own in _by_worker(outputs).items():
         most = max(LEAVING, math.ceil(LEAVING_SHARE * len(own)))
-        left = {place: output.num_left(usual) for place, output in own.items()}
-        going = [place for place in own if own[place].num_left_at_most >= MIN_LEFT]
-        for place in heapq.nlargest(most, going, key=lambda place: left[place]):
-            output, num_left = own[place], left[place]
-            may = sorted(workers.keys() & set(successors(output.worker_id, output.adapter)))
-            fit = [each for key in may if _has_memory(each := workers[key], output, num_left, added[key])]
-            if fit:
-                target = min(fit, key=lambda each: _step_with(each, output, num_left, added[each.instance_id]))
-                added[target.instance_id] += math.ceil(output.num_tokens + num_left)
-                found.append(Departure(place, target.instance_id))
+        allowed = {adapter: takers.among(ids) for adapter, ids in _allowed(key, own, successors).items()}
+        found += itertools.islice(_departing(own, allowed, takers, usual), most)
     return found
 
 
-def _step_with(target: Worker, output: RunningOutput, num_left: float, added: float) -> tuple[bool, float]:
-    """Return whether a step takes too long with an output, and how long it takes."""
-    seconds = step_s(target, added + output.num_tokens + num_left / 2)
-    return seconds > min(output.slo.tpot_s or math.inf, tightest_s(target)), seconds
+def _departing(
+    own: Mapping[int, RunningOutput], allowed: Mapping[str, Bools], takers: _Takers, usual: float
+) -> Iterator[Departure]:
+    """Yield which outputs of a worker go where, one after another; each is there before the next one is yielded."""
+    going = [place for place, output in own.items() if output.num_left_at_most >= MIN_LEFT]
+    for place in sorted(going, key=lambda place: own[place].num_left(usual), reverse=True):
+        target_id = takers.take(own[place], own[place].num_left(usual), allowed[own[place].adapter])
+        if target_id is not None:
+            yield Departure(place, target_id)
+
+
+class _Takers:
+    """Workers that outputs go to, with those that do in this look. Arrays are by worker: `[num_workers]`, float64.
+
+    Where nobody has room, all outputs ask all workers at each look: so it is done on arrays.
+    """
+
+    def __init__(self, workers: Mapping[int, Worker]) -> None:
+        self._ids = sorted(workers)
+        each = [workers[key] for key in self._ids]
+        self._free = np.array([_free_tokens(worker) for worker in each], np.float64)
+        self._growth = np.array([_growth(worker) for worker in each])
+        self._tightest_s = np.array([tightest_s(worker) for worker in each])
+        self._step_s = np.array([step_s(worker) for worker in each])
+        self._token_s = np.array([step_s(worker, 1.0) for worker in each]) - self._step_s
+
+    def among(self, ids: Collection[int]) -> Bools:
+        """Return which of the workers are among others, `[num_workers]`."""
+        return np.array([key in ids for key in self._ids], np.bool_)
+
+    def take(self, output: RunningOutput, num_left: float, may: Bools) -> int | None:
+        """Let an output go to the best of those that may have it, and return who it is; None: none has room."""
+        fit = may & (self._free >= output.num_tokens + num_left * self._growth)
+        for key in output.missed.intersection(self._ids):
+            fit[self._ids.index(key)] = False
+        if not fit.any():
+            return None
+        seconds = self._step_s + self._token_s * (output.num_tokens + num_left / 2)
+        in_time = fit & (seconds <= np.minimum(output.slo.tpot_s or math.inf, self._tightest_s))
+        best = int(np.where(in_time if in_time.any() else fit, seconds, math.inf).argmin())
+        num_tokens = math.ceil(output.num_tokens + num_left)
+        self._free[best] -= num_tokens
+        self._step_s[best] += self._token_s[best] * num_tokens
+        return self._ids[best]
+
+
+def _allowed(
+    worker_id: int, own: Mapping[int, RunningOutput], successors: Callable[[int, str], Collection[int]]
+) -> dict[str, Collection[int]]:
+    """Return where outputs of a worker may go, by adapter. Each is asked for once: it means a search of the fleet."""
+    return {adapter: successors(worker_id, adapter) for adapter in {output.adapter for output in own.values()}}
 
 
 def is_turn(worker_id: int, place: int, num_routers: int, time_s: float) -> bool:
@@ -239,17 +296,27 @@ def best_move(
 
     `outputs` are its own, by place, and `allowed` the targets by adapter; `usual` is how many tokens an output has.
     """
-    longest = heapq.nlargest(SHORTLIST, outputs.items(), key=lambda item: item[1].num_tokens * item[1].num_left(usual))
-    emptiest = heapq.nsmallest(SHORTLIST, targets.values(), key=lambda each: (step_s(each), each.instance_id))
     choices = [
         choice
-        for place, output in longest
-        for target in emptiest
-        if target.instance_id in allowed.get(output.adapter, ()) and target.instance_id not in output.been
+        for place, output, target in _shortlist(outputs, targets, allowed, usual)
         if time.is_enough(worker, output, target, output.num_left(usual))
         for choice in _worth(place, output, worker, target, output.num_left(usual))
     ]
     return max(choices, key=lambda choice: choice.gain_s - GAIN * choice.cost_s, default=None)
+
+
+def _shortlist(
+    outputs: Mapping[int, RunningOutput],
+    targets: Mapping[int, Worker],
+    allowed: Mapping[str, Collection[int]],
+    usual: float,
+) -> Iterator[tuple[int, RunningOutput, Worker]]:
+    """Yield which outputs, of those that take most of their worker's time, may go to which of the emptiest workers."""
+    longest = heapq.nlargest(SHORTLIST, outputs.items(), key=lambda item: item[1].num_tokens * item[1].num_left(usual))
+    emptiest = heapq.nsmallest(SHORTLIST, targets.values(), key=lambda each: (step_s(each), each.instance_id))
+    for place, output in longest:
+        may = set(allowed.get(output.adapter, ())) - output.been
+        yield from ((place, output, target) for target in emptiest if target.instance_id in may)
 
 
 def _worth(place: int, output: RunningOutput, worker: Worker, target: Worker, num_left: float) -> Iterator[Choice]:
@@ -273,7 +340,15 @@ def _late_s(worker: Worker, pace_s: float) -> float:
     return sum(count * slo.weight * max(0.0, pace_s - slo.tpot_s) for slo, count in outputs if slo.tpot_s > 0)
 
 
-def _has_memory(target: Worker, output: RunningOutput, num_left: float, added: float = 0.0) -> bool:
+def _has_memory(target: Worker, output: RunningOutput, num_left: float) -> bool:
     """Whether the output and those that are there, or about to be, will have pages, as far as is known."""
-    load = target.load
-    return load.has_credit and load.free_tokens - added >= output.num_tokens + num_left * (1 + load.num_outputs / 2)
+    return _free_tokens(target) >= output.num_tokens + num_left * _growth(target)
+
+
+def _free_tokens(target: Worker) -> float:
+    return target.load.free_tokens if target.load.has_credit else -math.inf
+
+
+def _growth(target: Worker) -> float:
+    """Return how many tokens a worker needs for each that an output has to come: others there grow meanwhile."""
+    return 1 + target.load.num_outputs / 2

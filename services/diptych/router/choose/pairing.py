@@ -5,7 +5,7 @@ says that it is linked to the other. A unified worker is a pair of its own too, 
 For a request with an adapter both have it loaded, with the same weights.
 
 A request that runs may go on at another worker that makes outputs, by the same rule, but that its own worker needs no
-more than an open session: it may be about to leave, or take nothing new.
+more than an open session: it may be about to leave, or take nothing new. It must be one that hands requests on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 
 from diptych.common.members.record import State
 from diptych.common.members.roles import LegKind
-from diptych.common.members.terms import mismatch
+from diptych.common.members.terms import Feature, mismatch
 from diptych.router.workers.worker_view import Pair, WorkerView
 
 _KINDS: Final = (LegKind.PREFILL, LegKind.DECODE)
@@ -34,7 +34,8 @@ def successions(workers: Iterable[WorkerView], model_id: str) -> tuple[Pair, ...
     """Return of each worker that makes outputs who may go on with them, as pairs, in a fixed order."""
     making = [each for each in workers if each.session_open and each.role.serves(LegKind.DECODE)]
     usable = [worker for worker in making if _is_usable(worker, model_id)]
-    both = [(old, new) for old in making for new in usable if old is not new and _match(old, new)]
+    giving = [worker for worker in making if worker.terms.has(Feature.MOVE)]
+    both = [(old, new) for old in giving for new in usable if old is not new and _match(old, new)]
     return tuple(sorted(Pair(old.instance_id, new.instance_id) for old, new in both))
 
 

@@ -66,7 +66,7 @@ class Execution:
         self.cached_tokens = 0  # of the prompt, when the first attempt was prefilled
         self._move: Move[Attempt] | None = None
         self._moving_to: Selection | None = None
-        self._been: set[int] = set()  # workers that have made some of the output
+        self._asked: set[Pair] = set()  # who was to hand the output on to whom
         self._predicted_before = NOTHING_PREDICTED  # in attempts that failed
         dispatcher.running.add(self)
 
@@ -147,7 +147,7 @@ class Execution:
             num_output_tokens=num_output,
             num_left_at_most=request.params.max_tokens - num_output,
             adapter=request.client.hints.adapter,
-            been=frozenset(self._been),
+            asked=frozenset(self._asked),
         )
 
     def move(self, target_id: int, reason: str) -> None:
@@ -155,7 +155,7 @@ class Execution:
         assert self._attempt is not None
         pair = Pair(self._pair.decode_id, target_id)
         selection = self._dispatcher.selector.of_move(self._progress, pair, reason)
-        self._been |= {pair.prefill_id, pair.decode_id}  # it does not come back, and is asked once
+        self._asked.add(pair)
         self._moving_to = selection
         self._metrics.moves_begun.inc()
         self._move = start_move(self._dispatcher.fleet, self._attempt, self._progress, selection)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
 from diptych.router.choose.moves import LOOK_S, Moves, RunningOutput, departures, is_turn
-from diptych.router.serve.execution import Dispatcher
+from diptych.router.serve.execution import Dispatcher, Execution
 
 MAX_OUTPUTS: Final = 1024  # of late workers, of which one look makes a choice
 
@@ -22,6 +22,7 @@ class Mover:
         self._dispatcher = dispatcher
         self._clock = clock
         self._moves = Moves()
+        self._first = 0  # of the running requests, at which the next look begins
 
     async def run(self) -> None:
         """Look until cancelled."""
@@ -31,7 +32,7 @@ class Mover:
 
     def look(self) -> None:
         """Begin the moves that are due."""
-        selector, running = self._dispatcher.selector, list(self._dispatcher.running)
+        selector, running = self._dispatcher.selector, self._running()
 
         def outputs(worker_ids: Collection[int]) -> Mapping[int, RunningOutput]:
             own = ((place, each) for place, each in enumerate(running) if each.worker_id in worker_ids)
@@ -45,6 +46,13 @@ class Mover:
         if candidates is not None and leaving:
             for departure in departures(candidates.workers, outputs(leaving), successors, usual):
                 running[departure.place].move(departure.target_id, departure.words)
+
+    def _running(self) -> Sequence[Execution]:
+        """Return all requests, at each look from where the one before it had seen enough: all come to be seen."""
+        running = list(self._dispatcher.running)
+        first = self._first if self._first < len(running) else 0
+        self._first = first + MAX_OUTPUTS
+        return [*running[first:], *running[:first]]
 
     def _turn(self) -> Callable[[int], bool]:
         """Return the answer to whether outputs may be taken from a worker now."""
