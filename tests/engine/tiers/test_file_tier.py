@@ -43,6 +43,7 @@ class OddDisk(Disk):
         self.writes.set()
         self.error: OSError | None = None
         self.num_reads = 0
+        self.is_writing = threading.Event()
 
     def read(self, descriptor: int, buffers: Sequence[Any], offset: int) -> int:
         self.num_reads += 1
@@ -53,6 +54,7 @@ class OddDisk(Disk):
         return NOT_CACHED
 
     def write(self, descriptor: int, data: memoryview, offset: int) -> None:
+        self.is_writing.set()
         assert self.writes.wait(SOON_S)
         if self.error is not None:
             super().write(descriptor, data[: len(data) // 2], offset)  # torn
@@ -314,6 +316,29 @@ def test_what_is_distrusted_is_not_found_in_a_later_life_either(new_life: NewLif
     assert life.tier.counts.num_pages == 0
     life.end()
     assert new_life().tier.counts.num_pages == 0
+
+
+@pytest.mark.parametrize("is_being_written", [True, False])
+def test_what_is_distrusted_before_it_is_written_is_found_by_nobody(
+    is_being_written: bool, disk: OddDisk, new_life: NewLife, tmp_path: Path
+) -> None:
+    life = new_life(disk)
+    disk.writes.clear()
+    texts = [TEXT] if is_being_written else [[9, *TEXT], TEXT]
+    for text in texts:
+        life.compute(text)
+        life.cache._evict(life.cache.num_available)
+        assert disk.is_writing.wait(SOON_S)
+    distrusted = page_ids(life.request(TEXT).tokens[:WHOLE])
+    life.tier.forget(distrusted)
+    disk.writes.set()
+    life.tier.finish_writes()
+    assert not any(life.tier.has(each) for each in distrusted)
+    life.end()
+    for path in files(tmp_path):
+        os.truncate(path, path.stat().st_size - 1)  # so that it is salvaged
+    assert not any(new_life().tier.has(each) for each in distrusted)
+    assert life.tier.counts.num_pages == (0 if is_being_written else 21)
 
 
 def test_a_queue_is_bounded_in_bytes_too(disk: OddDisk, new_life: NewLife, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,12 +16,12 @@ import fcntl
 import logging
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 from typing import Final
 
 from diptych.common.errors import ConfigError
-from diptych.engine.cache.page_ids import PageId
+from diptych.engine.cache.page_ids import NOBODYS, PageId
 from diptych.engine.tiers.disk import Disk
 from diptych.engine.tiers.segments import BLOCK, TRAILER_NBYTES, SegmentFormat, SegmentIndex, Table
 
@@ -62,10 +62,10 @@ class SegmentLog:
         numbers = [*self._files]  # at once, as the writer may add one
         return self._files.get(max(numbers)) if numbers else None
 
-    def append(self, data: memoryview, ids: Sequence[PageId]) -> None:
-        """Add the records of pages, which fill `data` from its beginning, up to a multiple of `BLOCK`; in one write.
+    def write(self, data: memoryview) -> int:
+        """Write records, which fill `data` from its beginning, up to a multiple of `BLOCK`; return where they are.
 
-        Raises `OSError`: then none of them is found, now or later.
+        `add` lets them be found. Raises `OSError`: then none of them is found, now or later.
         """
         if self._current is None or self._current[2] + len(data) > self.index.segment_nbytes:
             self.complete()
@@ -78,12 +78,23 @@ class SegmentLog:
             with contextlib.suppress(OSError):
                 os.ftruncate(descriptor, start)
             raise
-        size = self.record.record_nbytes
-        table = Table([page_id.key for page_id in ids], [start + at * size for at in range(len(ids))])
         self._current = number, descriptor, start + len(data)
+        return start
+
+    def add(self, start: int, ids: Sequence[PageId], lost: Set[bytes]) -> None:
+        """Let pages be found whose records were written last, at `start`: not the keys that are lost.
+
+        Of those, the segments that hold them must be dropped before the next write, but for `NOBODYS`, which is left
+        out wherever it is.
+        """
+        assert self._current is not None
+        number, _, end = self._current
+        size = self.record.record_nbytes
+        kept = [(page_id.key, start + at * size) for at, page_id in enumerate(ids) if page_id != NOBODYS]
+        table = Table([key for key, _ in kept], [offset for _, offset in kept])
         self._keys.extend(table.keys)
         self._offsets.extend(table.offsets)
-        self.index.add(number, table, start + len(data))
+        self.index.add(number, table, end, lost)
 
     def complete(self) -> None:
         """Write the footer of the current segment, if there is one. Raises `OSError`: then it has none."""

@@ -12,7 +12,7 @@ goes with its segment, the oldest first, and what is wanted again meanwhile is w
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -20,7 +20,7 @@ import numpy as np
 import xxhash
 
 from diptych.common.arrays import I64
-from diptych.engine.cache.page_ids import PROOF_NBYTES, PageId
+from diptych.engine.cache.page_ids import NOBODYS, PROOF_NBYTES, PageId
 from diptych.engine.tiers.page_format import HEADER_NBYTES, VERSION, is_sound, whose
 
 BLOCK: Final = 4096  # bytes, what devices read and write at least
@@ -99,8 +99,9 @@ class SegmentFormat:
             if page_id is not None:
                 if not self._is_sound(data[at : at + size], page_id):
                     break
-                keys.append(page_id.key)
-                offsets.append(at)
+                if page_id != NOBODYS:
+                    keys.append(page_id.key)
+                    offsets.append(at)
                 at += size
                 end = at
             elif at % BLOCK:
@@ -148,14 +149,15 @@ class SegmentIndex:
             return False
         return location.segment <= self.segments[(len(self._segments) - 1) // 2] and len(self._segments) > 1
 
-    def add(self, segment: int, table: Table, nbytes: int) -> None:
-        """Records were written to a segment, which has so many bytes now."""
+    def add(self, segment: int, table: Table, nbytes: int, lost: Set[bytes] = frozenset()) -> None:
+        """Records were written to a segment, which has so many bytes now. `lost`: keys that nobody is to find."""
         held = self._segments.setdefault(segment, _Segment())
         self.nbytes += nbytes - held.nbytes
         held.nbytes = nbytes
         held.keys.extend(table.keys)
         places = np.asarray(table.offsets, np.int64) + (segment << 32)
-        self._at.update(zip(table.keys, places.tolist(), strict=True))
+        found = zip(table.keys, places.tolist(), strict=True)
+        self._at.update((each for each in found if each[0] not in lost) if lost else found)
 
     def lose(self, key: bytes) -> None:
         """What a record has is not what was written."""
