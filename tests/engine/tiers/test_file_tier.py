@@ -66,8 +66,8 @@ class OddDisk(Disk):
 def new_life(tmp_path: Path) -> Iterator[NewLife]:
     begun: list[Life] = []
 
-    def begin(*args: Any, **kwargs: Any) -> Life:
-        life = Life(tmp_path, *args, **kwargs)
+    def begin(*args: Any, folder: Path = tmp_path, **kwargs: Any) -> Life:
+        life = Life(folder, *args, **kwargs)
         begun.append(life)
         return life
 
@@ -258,18 +258,55 @@ def test_what_is_sooner_computed_is_not_loaded(new_life: NewLife) -> None:
     assert 9 < life.cache.saved_s <= 10
 
 
-def test_processes_do_not_share_a_folder_and_what_nobody_uses_is_bounded(new_life: NewLife, tmp_path: Path) -> None:
-    first, second = new_life(), new_life()
-    for life in (first, second):
-        for number in range(30):
+def full_lives(new_life: NewLife, count: int) -> list[int]:
+    """Let so many processes live together, each of which fills its log; return how many pages each has at its end."""
+    lives = [new_life() for _ in range(count)]
+    for life in lives:
+        for number in range(60):
             life.compute([number, *TEXT])
             life.evict_all()
         life.end()
-    assert {path.parent.name for path in files(tmp_path)} == {"0", "1"}
-    third = new_life(record=replace(RECORD, terms=b"those of another"), mib=1)
-    unused = sum(path.stat().st_size for path in files(tmp_path))
-    assert 0 < unused <= MIB
-    assert third.tier.counts.num_pages == 0
+    return [life.tier.counts.num_pages for life in lives]
+
+
+def test_processes_that_start_together_find_what_each_had(new_life: NewLife, tmp_path: Path) -> None:
+    left = full_lives(new_life, 4)
+    for path in tmp_path.glob("*/*"):
+        make_old(path)
+    assert [new_life().tier.counts.num_pages for _ in range(4)] == left
+    assert {path.parent.name for path in files(tmp_path)} == {"0", "1", "2", "3"}
+
+
+def make_old(folder: Path) -> None:
+    for path in (folder / "lock", folder):
+        os.utime(path, (0, 0))
+
+
+def test_what_other_terms_have_left_is_bounded_once_it_is_unused_for_long(new_life: NewLife, tmp_path: Path) -> None:
+    full_lives(new_life, 2)
+    other = replace(RECORD, terms=b"those of another")
+    before = files(tmp_path)
+    new_life(record=other)
+    assert files(tmp_path) == before, "one that is started again may want it"
+    for path in tmp_path.glob("*/*"):
+        make_old(path)
+    new_life(record=other)
+    assert 0 < sum(path.stat().st_size for path in files(tmp_path)) <= MIB
+
+
+def test_a_full_medium_gets_room_from_what_other_terms_have_left(
+    disk: OddDisk, new_life: NewLife, tmp_path: Path
+) -> None:
+    one_life(new_life())
+    disk.error = OSError(errno.ENOSPC, "it is full")
+    one_life(new_life(disk, record=replace(RECORD, terms=b"those of another")))
+    assert files(tmp_path) == []
+
+
+def test_folders_are_of_one_user(new_life: NewLife, tmp_path: Path) -> None:
+    one_life(new_life(folder=tmp_path / "deep" / "cache"))
+    made = [path for path in (tmp_path / "deep" / "cache").rglob("*") if path.is_dir()]
+    assert {path.stat().st_mode & 0o777 for path in [tmp_path / "deep" / "cache", *made]} == {0o700}
 
 
 def test_a_full_log_drops_what_is_oldest_and_stays_within_its_bytes(new_life: NewLife, tmp_path: Path) -> None:

@@ -210,9 +210,15 @@ class PageWriter:
         self._bytes_per_s = SPEED_KEPT * (self._bytes_per_s or speed) + (1 - SPEED_KEPT) * speed
 
     def _fail(self, error: OSError, num_pages: int) -> None:
-        """A write has failed. A medium that is full has room again when the oldest segment is gone."""
+        """A write has failed. A medium that is full gets room: what waits is dropped, but not what comes later."""
         logger.warning("%d pages were not written to %s: %s", num_pages, self._log.folder, error)
         self.counts.num_failed += num_pages
         self.breaker.fail(self._clock())
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            self._log.drop(self._log.index.segments[:-1][:1])
+            self._make_room()
+
+    def _make_room(self) -> None:
+        try:
+            self._log.make_room()
+        except OSError as error:
+            logger.warning("nothing can be deleted in %s: %s", self._log.folder, error)

@@ -2,8 +2,9 @@
 
     ROOT / digest of the terms / number / lock, 00000001.segment, ...
 
-A process takes the first number whose lock is free, so that after a restart it finds what it had. What nobody has
-locked is bounded by the capacity of whoever starts: the folders that were used longest ago are emptied.
+A process takes the first number whose lock is free, so that after a restart it finds what it had. Folders of the same
+terms are never emptied by others: those that start together take them one behind the other. Of other terms, what nobody
+has locked is bounded by the capacity of whoever starts, once it is unused for hours; a full medium does not wait for that.
 
 Nothing is synced: a process that is killed leaves what it wrote to the system, and what a machine loses by a power cut
 is found by its digest. One thread writes; others open and read the files at any time.
@@ -16,6 +17,7 @@ import fcntl
 import logging
 import mmap
 import os
+import time
 from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 from typing import Final
@@ -29,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 SUFFIX: Final = ".segment"
 LOCK: Final = "lock"
+UNUSED_S: Final = 6 * 3600.0  # after which a folder of other terms may be emptied
 
 
 class SegmentLog:
@@ -38,14 +41,17 @@ class SegmentLog:
         """Raises `ConfigError` where the folder can't be used."""
         self.record = record
         self.index = SegmentIndex(capacity_nbytes, record.record_nbytes)
+        self._root = root
         self._disk = disk
         self._files: dict[int, Path] = {}
         self._current: tuple[int, int, int] | None = None  # number, descriptor to write by, bytes
         self._keys: list[bytes] = []  # of the current one
         self._offsets: list[int] = []
         try:
-            self.folder, self._lock = _take_folder(root / record.terms.hex())
-            _empty_unused(root, capacity_nbytes)
+            self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with _alone(self._root):
+                self.folder, self._lock = _take_folder(root / record.terms.hex())
+                _empty_unused(self._others(), capacity_nbytes)
             self._reopen()
         except OSError as error:
             raise ConfigError(f"--file-cache-dir {root} can't be used: {error}") from None
@@ -116,9 +122,27 @@ class SegmentLog:
             self.index.drop(number)
             self._files.pop(number).unlink(missing_ok=True)
 
+    def make_room(self) -> None:
+        """The medium is full: drop the oldest segment but the current one, or else what other terms have left unused."""
+        oldest = self.index.segments[:-1][:1]
+        self.drop(oldest)
+        if not oldest:
+            with _alone(self._root):
+                _empty_unused(self._others(), 0, unused_s=0.0)
+
     def close(self) -> None:
-        self.complete()
-        os.close(self._lock)
+        """Raises `OSError`: then the last segment has no footer."""
+        try:
+            self.complete()
+        finally:
+            with contextlib.suppress(OSError):
+                os.utime(self.folder / LOCK)
+            os.close(self._lock)
+
+    def _others(self) -> list[Path]:
+        """Return the folders of other terms, those that were used last first."""
+        found = [path.parent for path in self._root.glob(f"*/*/{LOCK}") if path.parent.parent != self.folder.parent]
+        return sorted(found, key=_used_s, reverse=True)
 
     def _begin(self, coming_nbytes: int) -> None:
         """Begin a segment."""
@@ -182,7 +206,8 @@ def _take_folder(of_terms: Path) -> tuple[Path, int]:
     number = 0
     while True:
         folder = of_terms / str(number)
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for path in (of_terms, folder):
+            path.mkdir(exist_ok=True, mode=0o700)
         lock = _locked(folder)
         if lock is not None:
             os.utime(folder / LOCK)
@@ -201,16 +226,35 @@ def _locked(folder: Path) -> int | None:
     return lock
 
 
-def _empty_unused(root: Path, capacity_nbytes: int) -> None:
-    """Delete the segments of folders that no process has, of those used longest ago, beyond so many bytes."""
-    left = capacity_nbytes
-    locks = sorted(root.glob(f"*/*/{LOCK}"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in locks:
-        with _if_unused(path.parent) as is_unused:
-            segments = [*path.parent.glob(f"*{SUFFIX}")] if is_unused else []
+def _used_s(folder: Path) -> float:
+    """Return when a process took or left a folder, or began a segment in it; by the clock of files."""
+    return max(folder.stat().st_mtime, (folder / LOCK).stat().st_mtime)
+
+
+def _empty_unused(folders: Sequence[Path], most_nbytes: int, unused_s: float = UNUSED_S) -> None:
+    """Delete the segments of folders that no process has, behind the first that hold so many bytes.
+
+    What was used within `unused_s` stays.
+    """
+    left = most_nbytes
+    for folder in folders:
+        is_old = time.time() - _used_s(folder) >= unused_s
+        with _if_unused(folder) as is_unused:
+            segments = [*folder.glob(f"*{SUFFIX}")] if is_unused else []
             left -= sum(segment.stat().st_size for segment in segments)
-            for segment in segments if left < 0 else ():
+            for segment in segments if is_old and left < 0 else ():
                 segment.unlink()
+
+
+@contextlib.contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    """Wait until no other process takes or empties folders: who looks at one has its lock for a moment."""
+    lock = os.open(root / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
 
 
 @contextlib.contextmanager
