@@ -378,6 +378,53 @@ def test_what_is_distrusted_before_it_is_written_is_found_by_nobody(
     assert life.tier.counts.num_pages == (0 if is_being_written else 21)
 
 
+def test_a_segment_that_cannot_be_deleted_is_emptied_and_the_writer_goes_on(
+    disk: OddDisk, new_life: NewLife, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = new_life(disk)
+    life.compute(TEXT)
+    life.evict_all()
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(errno.EACCES, "not here")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", refuse)
+        distrusted = page_ids(life.request(TEXT).tokens[:WHOLE])
+        life.tier.forget(distrusted)
+        life.tier.finish_writes()
+        assert not any(map(life.tier.has, distrusted))
+        life.compute([9, *TEXT])
+        life.evict_all()
+    assert life.tier.counts.num_pages == 21
+    life.end()
+    second = new_life()
+    assert second.tier.counts.num_pages == 21
+    assert not any(map(second.tier.has, distrusted))
+
+
+class FullDisk(OddDisk):
+    """A disk that takes no footer."""
+
+    def write(self, descriptor: int, data: memoryview, offset: int) -> None:
+        if offset:
+            raise OSError(errno.ENOSPC, "it is full")
+        super().write(descriptor, data, offset)
+
+
+def test_what_lies_in_a_folder_does_not_keep_a_worker_from_starting(new_life: NewLife, tmp_path: Path) -> None:
+    one_life(new_life())
+    (path,) = files(tmp_path)
+    os.truncate(path, path.stat().st_size - 1)
+    (path.parent / "mine.segment").write_bytes(b"a stranger's")
+    (path.parent / "00000007.segment").mkdir()  # which cannot be read
+    for _ in range(2):
+        life = new_life(FullDisk())
+        assert life.tier.counts.num_pages == WHOLE // PAGE, "what has no footer is searched again"
+        life.end()
+    assert (path.parent / "mine.segment").exists()
+
+
 def test_a_queue_is_bounded_in_bytes_too(disk: OddDisk, new_life: NewLife, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_writer, "BUFFER_NBYTES", 4096)
     life = new_life(disk)

@@ -74,7 +74,7 @@ class SegmentLog:
         `add` lets them be found. Raises `OSError`: then none of them is found, now or later.
         """
         if self._current is None or self._current[2] + len(data) > self.index.segment_nbytes:
-            self.complete()
+            self._complete_if_possible()
             self._begin(len(data))
         assert self._current is not None
         number, descriptor, start = self._current
@@ -113,14 +113,21 @@ class SegmentLog:
         finally:
             os.close(descriptor)
 
+    def _complete_if_possible(self) -> None:
+        try:
+            self.complete()
+        except OSError as error:
+            logger.warning("a segment in %s has no footer, and will be searched when it is opened: %s", self.folder, error)
+
     def drop(self, segments: Sequence[int]) -> None:
         """Delete segments and forget what is only in them; not the one that is written to, but for the last time."""
         for number in segments:
-            if self._current is not None and self._current[0] == number:
-                os.close(self._current[1])
-                self._current, self._keys, self._offsets = None, [], []
             self.index.drop(number)
-            self._files.pop(number).unlink(missing_ok=True)
+            if self._current is not None and self._current[0] == number:
+                descriptor = self._current[1]
+                self._current, self._keys, self._offsets = None, [], []
+                _close(descriptor)
+            _delete(self._files.pop(number))
 
     def make_room(self) -> None:
         """The medium is full: drop the oldest segment but the current one, or else what other terms have left unused."""
@@ -166,18 +173,28 @@ class SegmentLog:
 
     def _reopen(self) -> None:
         for path in sorted(self.folder.glob(f"*{SUFFIX}")):
-            with open(path, "r+b", buffering=0) as file:
-                size = os.fstat(file.fileno()).st_size
-                table = self._read_footer(file.fileno(), size)
-                if table is None:
-                    table, size = self._salvage(path, file.fileno(), size)
+            if not path.stem.isdecimal():
+                logger.warning("%s is no file of a cache: it is left alone", path)
+                continue
+            try:
+                table, size = self._read(path)
+            except OSError as error:
+                logger.warning("%s can't be read, and goes: %s", path, error)
+                table, size = Table([], []), 0
             if table.keys:
                 number = int(path.stem)
                 self._files[number] = path
                 self.index.add(number, table, size)
             else:
-                path.unlink()
+                _delete(path)
         self.drop(self.index.excess(0))
+
+    def _read(self, path: Path) -> tuple[Table, int]:
+        """Return the pages of a segment, and its bytes. Raises `OSError`."""
+        with open(path, "r+b", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            table = self._read_footer(file.fileno(), size)
+            return (table, size) if table is not None else self._salvage(path, file.fileno(), size)
 
     def _read_footer(self, descriptor: int, size: int) -> Table | None:
         trailer = os.pread(descriptor, TRAILER_NBYTES, max(0, size - TRAILER_NBYTES))
@@ -188,17 +205,33 @@ class SegmentLog:
         return self.record.read_table(data, trailer) if len(data) == where[1] - where[0] else None
 
     def _salvage(self, path: Path, descriptor: int, size: int) -> tuple[Table, int]:
-        """Cut off what is torn of a segment that was not completed, and complete it."""
-        if size == 0:
-            return Table([], []), 0
-        with mmap.mmap(descriptor, size, prot=mmap.PROT_READ) as mapped, memoryview(mapped) as data:
-            table, end = self.record.salvage(data)
+        """Cut off what is torn of a segment that was not completed, and complete it if that can be written."""
+        table, end = self.record.salvage(lambda offset, nbytes: os.pread(descriptor, nbytes, offset))
         logger.warning("%s was not completed: %d pages of it are sound", path, len(table.keys))
         end += -end % BLOCK
         footer = self.record.footer(end, table)
-        os.ftruncate(descriptor, end)
-        os.pwrite(descriptor, footer, end)
+        try:
+            os.ftruncate(descriptor, end)
+            self._disk.write(descriptor, memoryview(footer), end)
+        except OSError as error:
+            logger.warning("%s stays without a footer: %s", path, error)
         return table, end + len(footer)
+
+
+def _delete(path: Path) -> None:
+    """Delete a segment, or at least what is in it, so that nobody finds that later."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        logger.warning("%s can't be deleted, and is emptied: %s", path, error)
+        with contextlib.suppress(OSError):
+            os.truncate(path, 0)
+
+
+def _close(descriptor: int) -> None:
+    """Close a file of which nothing is wanted any more."""
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
 
 
 def _take_folder(of_terms: Path) -> tuple[Path, int]:

@@ -12,7 +12,7 @@ goes with its segment, the oldest first, and what is wanted again meanwhile is w
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -86,18 +86,19 @@ class SegmentFormat:
         entries = np.frombuffer(data, _ENTRY)
         return Table(entries["key"].tolist(), entries["offset"].astype(np.int64))
 
-    def salvage(self, data: memoryview) -> tuple[Table, int]:
+    def salvage(self, read: Callable[[int, int], bytes]) -> tuple[Table, int]:
         """Return the sound records of a segment that was not completed, and where they end.
 
+        `read`: so many bytes at an offset, or fewer at the end of the file.
         They end with the first one that is torn: behind it nothing was complete.
         """
         keys: list[bytes] = []
         offsets: list[int] = []
         at, end, size = 0, 0, self.record_nbytes
-        while at + size <= len(data):
-            page_id = whose(data[at : at + HEADER_NBYTES], self.terms, self.page_nbytes)
+        while len(data := memoryview(read(at, size))) == size:
+            page_id = whose(data[:HEADER_NBYTES], self.terms, self.page_nbytes)
             if page_id is not None:
-                if not self._is_sound(data[at : at + size], page_id):
+                if not self._is_sound(data, page_id):
                     break
                 if page_id != NOBODYS:
                     keys.append(page_id.key)
