@@ -37,13 +37,19 @@ class OddDisk(Disk):
     """A disk that a test makes fail, hang or wait; nothing of it is cached."""
 
     def __init__(self) -> None:
+        self.opens = threading.Event()
         self.reads = threading.Event()
         self.writes = threading.Event()
+        self.opens.set()
         self.reads.set()
         self.writes.set()
         self.error: OSError | None = None
         self.num_reads = 0
         self.is_writing = threading.Event()
+
+    def open_to_read(self, path: Path) -> int:
+        assert self.opens.wait(SOON_S)
+        return super().open_to_read(path)
 
     def read(self, descriptor: int, buffers: Sequence[Any], offset: int) -> int:
         self.num_reads += 1
@@ -81,6 +87,7 @@ def new_life(tmp_path: Path) -> Iterator[NewLife]:
 def disk() -> Iterator[OddDisk]:
     odd = OddDisk()
     yield odd
+    odd.opens.set()
     odd.reads.set()
     odd.writes.set()
 
@@ -245,6 +252,43 @@ def test_a_read_that_hangs_is_given_up_and_the_medium_is_tried_again_later(
     assert (life.pool == before).all()
     assert found_in(life) == WHOLE
     assert life.tier._reader.breaker.is_closed
+
+
+def test_a_file_that_does_not_open_keeps_nobody_waiting(
+    disk: OddDisk, new_life: NewLife, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_reader, "READ_S", 0.05)
+    monkeypatch.setattr(page_reader, "JOIN_S", 0.01)
+    one_life(new_life())
+    life = new_life(disk)
+    know_the_medium(life)
+    disk.opens.clear()
+    one = life.ask(TEXT)  # which returns
+    assert (one.cached_len, life.tier.counts.read.num_failed) == (0, 1)
+    life.cache.drop(one)
+    life.end()  # and so does this
+
+
+def test_a_file_that_does_not_close_keeps_no_scheduler_waiting(
+    new_life: NewLife, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_life(new_life())
+    is_closing, closes, close_files = threading.Event(), threading.Event(), page_reader._Reader.close_files
+
+    def close_slowly(reader: page_reader._Reader) -> None:
+        is_closing.set()
+        assert closes.wait(SOON_S)
+        close_files(reader)
+
+    life = new_life()
+    know_the_medium(life)
+    monkeypatch.setattr(page_reader._Reader, "close_files", close_slowly)
+    one = life.ask(TEXT)
+    assert is_closing.wait(SOON_S)
+    assert life.tier._reader._changed.acquire(timeout=SOON_S / 4), "it is held by who closes"
+    life.tier._reader._changed.release()
+    life.cache.drop(one)
+    closes.set()
 
 
 def test_what_is_sooner_computed_is_not_loaded(new_life: NewLife) -> None:
