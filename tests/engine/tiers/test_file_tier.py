@@ -17,6 +17,7 @@ import killed_writers
 import pytest
 from tier_scenes import MIB, PAGE, PAGE_NBYTES, RECORD, SOON_S, Life, page_ids
 
+from diptych.engine.cache.page_ids import PageId
 from diptych.engine.tiers import breaker, page_format, page_reader, page_writer, segments
 from diptych.engine.tiers.disk import NOT_CACHED, Disk
 from diptych.engine.tiers.page_format import HEADER_NBYTES
@@ -294,7 +295,7 @@ def test_a_file_that_does_not_close_keeps_no_scheduler_waiting(
 def test_what_is_sooner_computed_is_not_loaded(new_life: NewLife) -> None:
     one_life(new_life())
     life = new_life()
-    life.cache.compute_s = lambda start, end: 0.0
+    life.cache.compute_s = lambda start, end: 1e-9
     assert found_in(life) == 0
     assert (life.cache.num_not_loaded, life.tier.counts.read.num_pages) == (WHOLE // PAGE, 0)
     life.cache.compute_s = lambda start, end: 10.0
@@ -311,6 +312,37 @@ def full_lives(new_life: NewLife, count: int) -> list[int]:
             life.evict_all()
         life.end()
     return [life.tier.counts.num_pages for life in lives]
+
+
+@pytest.mark.parametrize("why", ["it is empty", "it has failed", "nothing is computed here"])
+def test_nothing_is_named_for_a_tier_that_gives_nothing(
+    why: str, new_life: NewLife, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if why != "it is empty":
+        one_life(new_life())
+    life = new_life()
+    if why == "it has failed":
+        life.tier._reader.breaker.fail(math.inf)
+    if why == "nothing is computed here":
+        know_the_medium(life)
+        life.cache.compute_s = lambda start, end: 0.0
+    named: list[PageId] = []
+    monkeypatch.setattr(life.tier, "has", lambda page_id: named.append(page_id))
+    one = life.ask(TEXT)
+    assert (one.cached_len, one.page_names, named) == (0, [], [])
+    life.cache.drop(one)
+
+
+def test_pages_in_files_are_counted_as_those_of_files_alone(new_life: NewLife) -> None:
+    one_life(new_life())
+    life = new_life()
+    assert [(each.name, each.pages) for each in life.cache.report().tiers] == [("pool", 0), ("files", WHOLE // PAGE)]
+    assert found_in(life) == WHOLE
+    life.compute([9, *TEXT])
+    life.evict_all()
+    cache = life.cache
+    assert (cache.tree.num_host_pages, cache.num_saved, cache.num_restored) == (0, 0, 0)
+    assert (life.tier.counts.read.num_pages, life.tier.counts.written.num_pages) == (WHOLE // PAGE, 21)
 
 
 def test_processes_that_start_together_find_what_each_had(new_life: NewLife, tmp_path: Path) -> None:

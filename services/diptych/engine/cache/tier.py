@@ -57,6 +57,16 @@ class Books(Protocol):
 class Tier(Books, Protocol):
     """One level of the prefix cache, with its bytes."""
 
+    @property
+    def num_pages(self) -> int:
+        """Pages that it has: of a shared tier also those that the tree does not know."""
+        ...
+
+    @property
+    def gives_pages(self) -> bool:
+        """Whether a shared tier may have anything now that it could bring back."""
+        ...
+
     def has(self, page_id: PageId) -> bool:
         """Whether a shared tier could bring a page back, as far as it knows without waiting."""
         ...
@@ -121,6 +131,7 @@ class SlotPool:
     """Implements `Books` of a tier that takes all. Runs of neighbours stay runs, so that copies merge."""
 
     is_shared: bool = False
+    gives_pages: bool = True
 
     def __init__(self, capacity: int) -> None:
         self._free: Slots = np.arange(capacity - 1, -1, -1, dtype=np.int32)  # a stack: its first num_free entries
@@ -129,6 +140,10 @@ class SlotPool:
     @property
     def capacity(self) -> int:
         return len(self._free)
+
+    @property
+    def num_pages(self) -> int:
+        return self.capacity - self.num_free
 
     def allocate(self, count: int) -> Slots:
         assert 0 <= count <= self.num_free, (count, self.num_free)
