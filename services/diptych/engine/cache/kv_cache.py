@@ -538,7 +538,7 @@ class KvCache:
         return self.tree.match(tokens, extra_key, deepest)
 
     def _find(self, request: Request) -> None:
-        """Add to the tree what shared tiers have of a request's text behind what it has; not where nothing is loaded."""
+        """Add to the tree what shared tiers have of a request's text behind what it has, if any is loaded."""
         tokens, extra_key = request.tokens[: request.matchable_len], request.extra_key
         for level, tier in self._shared:
             node = self.tree.end_of(tokens, extra_key)

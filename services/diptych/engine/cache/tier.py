@@ -131,7 +131,6 @@ class SlotPool:
     """Implements `Books` of a tier that takes all. Runs of neighbours stay runs, so that copies merge."""
 
     is_shared: bool = False
-    gives_pages: bool = True
 
     def __init__(self, capacity: int) -> None:
         self._free: Slots = np.arange(capacity - 1, -1, -1, dtype=np.int32)  # a stack: its first num_free entries
@@ -144,6 +143,10 @@ class SlotPool:
     @property
     def num_pages(self) -> int:
         return self.capacity - self.num_free
+
+    @property
+    def gives_pages(self) -> bool:
+        return True
 
     def allocate(self, count: int) -> Slots:
         assert 0 <= count <= self.num_free, (count, self.num_free)

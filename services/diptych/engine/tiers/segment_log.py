@@ -4,7 +4,7 @@
 
 A process takes the first number whose lock is free, so that after a restart it finds what it had. Folders of the same
 terms are never emptied by others: those that start together take them one behind the other. Of other terms, what nobody
-has locked is bounded by the capacity of whoever starts, once it is unused for hours; a full medium does not wait for that.
+has locked is bounded by the capacity of whoever starts, once it is unused for hours, or when the medium is full.
 
 Nothing is synced: a process that is killed leaves what it wrote to the system, and what a machine loses by a power cut
 is found by its digest. One thread writes; others open and read the files at any time.
@@ -117,7 +117,9 @@ class SegmentLog:
         try:
             self.complete()
         except OSError as error:
-            logger.warning("a segment in %s has no footer, and will be searched when it is opened: %s", self.folder, error)
+            logger.warning(
+                "a segment in %s has no footer, so it is searched when opened: %s", self.folder, error
+            )
 
     def drop(self, segments: Sequence[int]) -> None:
         """Delete segments and forget what is only in them; not the one that is written to, but for the last time."""
@@ -130,7 +132,7 @@ class SegmentLog:
             _delete(self._files.pop(number))
 
     def make_room(self) -> None:
-        """The medium is full: drop the oldest segment but the current one, or else what other terms have left unused."""
+        """The medium is full: drop the oldest segment but the current one, or else what other terms left unused."""
         oldest = self.index.segments[:-1][:1]
         self.drop(oldest)
         if not oldest:
