@@ -117,9 +117,7 @@ class SegmentLog:
         try:
             self.complete()
         except OSError as error:
-            logger.warning(
-                "a segment in %s has no footer, so it is searched when opened: %s", self.folder, error
-            )
+            logger.warning("a segment in %s has no footer, so it is searched when opened: %s", self.folder, error)
 
     def drop(self, segments: Sequence[int]) -> None:
         """Delete segments and forget what is only in them; not the one that is written to, but for the last time."""
