@@ -15,9 +15,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import logging
+import math
 import mmap
 import os
-import time
 from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 from typing import Final
@@ -51,7 +51,7 @@ class SegmentLog:
             self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
             with _alone(self._root):
                 self.folder, self._lock = _take_folder(root / record.terms.hex())
-                _empty_unused(self._others(), capacity_nbytes)
+                _empty_unused(self._others(), capacity_nbytes, _used_s(self.folder) - UNUSED_S)
             self._reopen()
         except OSError as error:
             raise ConfigError(f"--file-cache-dir {root} can't be used: {error}") from None
@@ -135,7 +135,7 @@ class SegmentLog:
         self.drop(oldest)
         if not oldest:
             with _alone(self._root):
-                _empty_unused(self._others(), 0, unused_s=0.0)
+                _empty_unused(self._others(), 0, math.inf)
 
     def close(self) -> None:
         """Raises `OSError`: then the last segment has no footer."""
@@ -264,19 +264,19 @@ def _used_s(folder: Path) -> float:
     return max(folder.stat().st_mtime, (folder / LOCK).stat().st_mtime)
 
 
-def _empty_unused(folders: Sequence[Path], most_nbytes: int, unused_s: float = UNUSED_S) -> None:
+def _empty_unused(folders: Sequence[Path], most_nbytes: int, until_s: float) -> None:
     """Delete the segments of folders that no process has, behind the first that hold so many bytes.
 
-    What was used within `unused_s` stays.
+    What was used later than `until_s`, of the clock of files, stays.
     """
     left = most_nbytes
     for folder in folders:
-        is_old = time.time() - _used_s(folder) >= unused_s
+        is_old = _used_s(folder) <= until_s
         with _if_unused(folder) as is_unused:
             segments = [*folder.glob(f"*{SUFFIX}")] if is_unused else []
             left -= sum(segment.stat().st_size for segment in segments)
             for segment in segments if is_old and left < 0 else ():
-                segment.unlink()
+                _delete(segment)
 
 
 @contextlib.contextmanager
