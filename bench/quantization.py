@@ -66,6 +66,7 @@ class Rounded:
     def __init__(self, source: ModelSource, quantize: Callable[[Array], QuantizedArray]) -> None:
         self._source = source
         self.config, self.weights_id = source.config, source.weights_id
+        self.weight_files = source.weight_files
         floats = ((name, as_floats(tensor)) for name, tensor in source.tensors())
         self._tensors = [(name, quantize(values) if values.ndim == 2 else values) for name, values in floats]
 

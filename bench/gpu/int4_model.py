@@ -23,6 +23,7 @@ class Int4Model:
         self._source = source
         self.config = source.config
         self.weights_id = source.weights_id
+        self.weight_files = source.weight_files
         self._made = dict[tuple[int, ...], QuantizedArray]()
 
     def tokenizer(self) -> Tokenizer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from diptych.checkpoints.quantization.weight import Stored
 from diptych.checkpoints.source import open_model
 from diptych.common.errors import ConfigError
 from diptych.engine.options.config import EngineOptions
-from diptych.engine.scheduler.terms import worker_terms
+from diptych.engine.scheduler.terms import file_terms, worker_terms
+from diptych.engine.tiers.page_format import terms_digest
+from diptych.engine.values.kv_regions import kv_layout
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.kvtransfer.layout import PoolLayout
 
@@ -65,6 +68,22 @@ def test_the_weights_id_follows_the_weights_and_not_the_place(tmp_path: Path) ->
         save(tmp_path / name, seed=seed)
     ids = [open_model(str(tmp_path / name)).weights_id for name in ("first", "copy", "finetune")]
     assert ids[0] == ids[1] != ids[2]
+
+
+def test_pages_in_files_are_those_of_files_of_weights_that_were_not_touched_since(tmp_path: Path) -> None:
+    save(tmp_path)
+    source = open_model(str(tmp_path))
+    layout = kv_layout(source.config, 8, 4, "float32")
+
+    def terms() -> bytes:
+        return terms_digest(file_terms(open_model(str(tmp_path)), layout, EngineOptions(dtype="float32"), "CPU"))
+
+    before = terms()
+    assert terms() == before
+    (path,) = source.weight_files
+    os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))  # an edit between two samples
+    assert open_model(str(tmp_path)).weights_id == source.weights_id
+    assert terms() != before
 
 
 CHAT = [{"role": "user", "content": "hi"}]

@@ -47,7 +47,7 @@ class Tiered:
             assert worker.cache.audit(worker.core.report().holders) == []
             assert not worker.cache.is_held
             worker.cache.clear()
-            assert (worker.cache.pool.num_free, worker.cache.tree.num_lower_pages) == (15, 0)
+            assert (worker.cache.pool.num_free, worker.cache.tree.num_host_pages) == (15, 0)
 
 
 @pytest.fixture

@@ -63,7 +63,7 @@ rdma.require asks for --kv-require=rdma, but options.kvRequire is {{ .options.kv
 options.kvBackend nixl does not tell its lanes: leave out rdma.require and options.kvRequire
 {{- end }}
 {{- if and .fileCache.mib $gpus }}
-fileCache.mib is {{ .fileCache.mib }}, but KV of GPUs is not kept in files: leave it out, or give options.hostCacheMib
+fileCache.mib is {{ .fileCache.mib }}, but KV of GPUs is not kept in files: leave it out (options.hostCacheMib keeps some in host memory)
 {{- end }}
 {{- if and .fileCache.mib (gt (int (.options.tp | default 1)) 1) }}
 fileCache.mib needs options.tp 1: parts of pages on several ranks are not kept in files

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +31,7 @@ class DummyModel:
         self._folder = folder
         self.config = read_config(folder)
         self.weights_id = hashlib.sha256(b"dummy" + (folder / "config.json").read_bytes()).hexdigest()[:32]
+        self.weight_files: Sequence[Path] = ()
 
     def tokenizer(self) -> Tokenizer:
         if (self._folder / "tokenizer.json").exists():

@@ -14,6 +14,12 @@ NUM_SAMPLES = 64
 SAMPLE_BYTES = 256
 
 
+def stamps(files: Sequence[Path]) -> list[tuple[int, int]]:
+    """Return bytes and time of change (ns) of each file: what is edited between two samples has others."""
+    found = [path.stat() for path in files]
+    return [(each.st_size, each.st_mtime_ns) for each in found]
+
+
 def fingerprint(files: Sequence[Path], header: bytes) -> str:
     """Return 32 hex digits for `header` and samples of `files`, in the order given."""
     digest = hashlib.sha256(header)

@@ -9,7 +9,7 @@ known. Source: llama.cpp's `convert_hf_to_gguf.py` and `src/llama-model.cpp`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -128,7 +128,8 @@ class GgufModel:
         self._file = GgufFile(path)
         self.config = read_config(self._file, model_id or path.stem)
         self._architecture = ARCHITECTURES[self._file.metadata["general.architecture"]]
-        self.weights_id = fingerprint([path], self._file.header)
+        self.weight_files: Sequence[Path] = [path]
+        self.weights_id = fingerprint(self.weight_files, self._file.header)
 
     def tokenizer(self) -> Tokenizer:
         return gguf_tokenizer.build(self._file.metadata, self.config.eos_ids)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -80,6 +80,7 @@ class HfFolder:
         self.config = _with_learned(config, self._shards)
         header = (folder / "config.json").read_bytes() + b"".join(read_header(shard)[0] for shard in self._shards)
         self.weights_id = fingerprint(self._shards, header)
+        self.weight_files: Sequence[Path] = self._shards
 
     def tokenizer(self) -> Tokenizer:
         return read_tokenizer(self._folder, self.config.eos_ids)

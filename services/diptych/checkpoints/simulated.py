@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Final
 
 import tokenizers
@@ -46,6 +47,7 @@ class BuiltInModel:
 
     config = _CONFIG
     weights_id = hashlib.sha256(NAME.encode()).hexdigest()[:32]
+    weight_files: Sequence[Path] = ()
 
     def tokenizer(self) -> Tokenizer:
         backend = tokenizers.Tokenizer(models.BPE(dict(byte_alphabet()), []))

@@ -13,7 +13,7 @@ keep what no window sees any more.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
@@ -38,7 +38,8 @@ class ModelSource(Protocol):
     """An opened model. Opening reads headers only."""
 
     config: ModelConfig
-    weights_id: str  # equal on two machines exactly when the weights are
+    weights_id: str  # equal on two machines when the weights are, and in practice only then: see `fingerprint`
+    weight_files: Sequence[Path]
 
     def tokenizer(self) -> Tokenizer: ...
 
@@ -96,6 +97,7 @@ class ChangedModel:
         self._source = source
         self.config = config
         self.weights_id = source.weights_id
+        self.weight_files = source.weight_files
 
     def tokenizer(self) -> Tokenizer:
         return self._source.tokenizer()

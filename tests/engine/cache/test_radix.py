@@ -295,7 +295,7 @@ def test_what_the_host_tier_has_no_room_for_is_forgotten_from_the_end() -> None:
     assert tree.peek(tokens("aabbcc")) == 4
     tree.insert(tokens("dd"), page_list(4))
     assert saves(tree.evict(1)) == [(1, [4], [1])]
-    assert (tree.peek(tokens("aabbcc")), tree.peek(tokens("dd")), tree.num_lower_pages) == (2, 2, 2)
+    assert (tree.peek(tokens("aabbcc")), tree.peek(tokens("dd")), tree.num_host_pages) == (2, 2, 2)
     assert tree.check() == []
 
 
@@ -305,7 +305,7 @@ def test_a_page_computed_again_replaces_its_copy_in_the_host_tier() -> None:
     tree.evict(2)
     assert shares(tree.insert(tokens("aabbcc"), page_list(5, 6, 7))) == ([5, 6, 7], [])
     assert matched(tree, "aabbcc") == [5, 6, 7]
-    assert tree.num_lower_pages == 0
+    assert tree.num_host_pages == 0
     assert tree.check() == []
 
 
@@ -314,7 +314,7 @@ def test_clear_empties_the_host_tier_too() -> None:
     tree.insert(tokens("aabb"), page_list(1, 2))
     tree.evict(1)
     assert tree.clear().tolist() == [1]
-    assert (tree.num_lower_pages, tree.hashes(), tree.check()) == (0, [], [])
+    assert (tree.num_host_pages, tree.hashes(), tree.check()) == (0, [], [])
 
 
 def test_check_finds_wrong_books() -> None:

@@ -312,7 +312,7 @@ class CacheOverTiers(RuleBasedStateMachine):
         for one in self.running:
             self.cache.drop(one)
         self.cache.clear()
-        assert (self.cache.pool.num_free, self.cache.tree.num_lower_pages) == (self.num_pages - 1, 0)
+        assert (self.cache.pool.num_free, self.cache.tree.num_host_pages) == (self.num_pages - 1, 0)
         assert self.cache.audit(Holders([])) == []
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ class Source:
     config: ModelConfig
     words: Tokenizer
     weights_id: str = "id"
+    weight_files: Sequence[Path] = ()
 
     def tokenizer(self) -> Tokenizer:
         return self.words

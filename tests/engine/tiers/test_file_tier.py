@@ -17,6 +17,7 @@ import killed_writers
 import pytest
 from tier_scenes import MIB, PAGE, PAGE_NBYTES, RECORD, SOON_S, Life, page_ids
 
+from diptych.engine.cache.page_ids import PageId
 from diptych.engine.tiers import breaker, page_format, page_reader, page_writer, segments
 from diptych.engine.tiers.disk import NOT_CACHED, Disk
 from diptych.engine.tiers.page_format import HEADER_NBYTES
@@ -37,12 +38,19 @@ class OddDisk(Disk):
     """A disk that a test makes fail, hang or wait; nothing of it is cached."""
 
     def __init__(self) -> None:
+        self.opens = threading.Event()
         self.reads = threading.Event()
         self.writes = threading.Event()
+        self.opens.set()
         self.reads.set()
         self.writes.set()
         self.error: OSError | None = None
         self.num_reads = 0
+        self.is_writing = threading.Event()
+
+    def open_to_read(self, path: Path) -> int:
+        assert self.opens.wait(SOON_S)
+        return super().open_to_read(path)
 
     def read(self, descriptor: int, buffers: Sequence[Any], offset: int) -> int:
         self.num_reads += 1
@@ -53,6 +61,7 @@ class OddDisk(Disk):
         return NOT_CACHED
 
     def write(self, descriptor: int, data: memoryview, offset: int) -> None:
+        self.is_writing.set()
         assert self.writes.wait(SOON_S)
         if self.error is not None:
             super().write(descriptor, data[: len(data) // 2], offset)  # torn
@@ -64,8 +73,8 @@ class OddDisk(Disk):
 def new_life(tmp_path: Path) -> Iterator[NewLife]:
     begun: list[Life] = []
 
-    def begin(*args: Any, **kwargs: Any) -> Life:
-        life = Life(tmp_path, *args, **kwargs)
+    def begin(*args: Any, folder: Path = tmp_path, **kwargs: Any) -> Life:
+        life = Life(folder, *args, **kwargs)
         begun.append(life)
         return life
 
@@ -79,6 +88,7 @@ def new_life(tmp_path: Path) -> Iterator[NewLife]:
 def disk() -> Iterator[OddDisk]:
     odd = OddDisk()
     yield odd
+    odd.opens.set()
     odd.reads.set()
     odd.writes.set()
 
@@ -245,10 +255,47 @@ def test_a_read_that_hangs_is_given_up_and_the_medium_is_tried_again_later(
     assert life.tier._reader.breaker.is_closed
 
 
+def test_a_file_that_does_not_open_keeps_nobody_waiting(
+    disk: OddDisk, new_life: NewLife, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_reader, "READ_S", 0.05)
+    monkeypatch.setattr(page_reader, "JOIN_S", 0.01)
+    one_life(new_life())
+    life = new_life(disk)
+    know_the_medium(life)
+    disk.opens.clear()
+    one = life.ask(TEXT)  # which returns
+    assert (one.cached_len, life.tier.counts.read.num_failed) == (0, 1)
+    life.cache.drop(one)
+    life.end()  # and so does this
+
+
+def test_a_file_that_does_not_close_keeps_no_scheduler_waiting(
+    new_life: NewLife, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_life(new_life())
+    is_closing, closes, close_files = threading.Event(), threading.Event(), page_reader._Reader.close_files
+
+    def close_slowly(reader: page_reader._Reader) -> None:
+        is_closing.set()
+        assert closes.wait(SOON_S)
+        close_files(reader)
+
+    life = new_life()
+    know_the_medium(life)
+    monkeypatch.setattr(page_reader._Reader, "close_files", close_slowly)
+    one = life.ask(TEXT)
+    assert is_closing.wait(SOON_S)
+    assert life.tier._reader._changed.acquire(timeout=SOON_S / 4), "it is held by who closes"
+    life.tier._reader._changed.release()
+    life.cache.drop(one)
+    closes.set()
+
+
 def test_what_is_sooner_computed_is_not_loaded(new_life: NewLife) -> None:
     one_life(new_life())
     life = new_life()
-    life.cache.compute_s = lambda start, end: 0.0
+    life.cache.compute_s = lambda start, end: 1e-9
     assert found_in(life) == 0
     assert (life.cache.num_not_loaded, life.tier.counts.read.num_pages) == (WHOLE // PAGE, 0)
     life.cache.compute_s = lambda start, end: 10.0
@@ -256,18 +303,86 @@ def test_what_is_sooner_computed_is_not_loaded(new_life: NewLife) -> None:
     assert 9 < life.cache.saved_s <= 10
 
 
-def test_processes_do_not_share_a_folder_and_what_nobody_uses_is_bounded(new_life: NewLife, tmp_path: Path) -> None:
-    first, second = new_life(), new_life()
-    for life in (first, second):
-        for number in range(30):
+def full_lives(new_life: NewLife, count: int) -> list[int]:
+    """Let so many processes live together, each of which fills its log; return how many pages each has at its end."""
+    lives = [new_life() for _ in range(count)]
+    for life in lives:
+        for number in range(60):
             life.compute([number, *TEXT])
             life.evict_all()
         life.end()
-    assert {path.parent.name for path in files(tmp_path)} == {"0", "1"}
-    third = new_life(record=replace(RECORD, terms=b"those of another"), mib=1)
-    unused = sum(path.stat().st_size for path in files(tmp_path))
-    assert 0 < unused <= MIB
-    assert third.tier.counts.num_pages == 0
+    return [life.tier.counts.num_pages for life in lives]
+
+
+@pytest.mark.parametrize("why", ["it is empty", "it has failed", "nothing is computed here"])
+def test_nothing_is_named_for_a_tier_that_gives_nothing(
+    why: str, new_life: NewLife, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if why != "it is empty":
+        one_life(new_life())
+    life = new_life()
+    if why == "it has failed":
+        life.tier._reader.breaker.fail(math.inf)
+    if why == "nothing is computed here":
+        know_the_medium(life)
+        life.cache.compute_s = lambda start, end: 0.0
+    named: list[PageId] = []
+    monkeypatch.setattr(life.tier, "has", lambda page_id: named.append(page_id))
+    one = life.ask(TEXT)
+    assert (one.cached_len, one.page_names, named) == (0, [], [])
+    life.cache.drop(one)
+
+
+def test_pages_in_files_are_counted_as_those_of_files_alone(new_life: NewLife) -> None:
+    one_life(new_life())
+    life = new_life()
+    assert [(each.name, each.pages) for each in life.cache.report().tiers] == [("pool", 0), ("files", WHOLE // PAGE)]
+    assert found_in(life) == WHOLE
+    life.compute([9, *TEXT])
+    life.evict_all()
+    cache = life.cache
+    assert (cache.tree.num_host_pages, cache.num_saved, cache.num_restored) == (0, 0, 0)
+    assert (life.tier.counts.read.num_pages, life.tier.counts.written.num_pages) == (WHOLE // PAGE, 21)
+
+
+def test_processes_that_start_together_find_what_each_had(new_life: NewLife, tmp_path: Path) -> None:
+    left = full_lives(new_life, 4)
+    for path in tmp_path.glob("*/*"):
+        make_old(path)
+    assert [new_life().tier.counts.num_pages for _ in range(4)] == left
+    assert {path.parent.name for path in files(tmp_path)} == {"0", "1", "2", "3"}
+
+
+def make_old(folder: Path) -> None:
+    for path in (folder / "lock", folder):
+        os.utime(path, (0, 0))
+
+
+def test_what_other_terms_have_left_is_bounded_once_it_is_unused_for_long(new_life: NewLife, tmp_path: Path) -> None:
+    full_lives(new_life, 2)
+    other = replace(RECORD, terms=b"those of another")
+    before = files(tmp_path)
+    new_life(record=other)
+    assert files(tmp_path) == before, "one that is started again may want it"
+    for path in tmp_path.glob("*/*"):
+        make_old(path)
+    new_life(record=other)
+    assert 0 < sum(path.stat().st_size for path in files(tmp_path)) <= MIB
+
+
+def test_a_full_medium_gets_room_from_what_other_terms_have_left(
+    disk: OddDisk, new_life: NewLife, tmp_path: Path
+) -> None:
+    one_life(new_life())
+    disk.error = OSError(errno.ENOSPC, "it is full")
+    one_life(new_life(disk, record=replace(RECORD, terms=b"those of another")))
+    assert files(tmp_path) == []
+
+
+def test_folders_are_of_one_user(new_life: NewLife, tmp_path: Path) -> None:
+    one_life(new_life(folder=tmp_path / "deep" / "cache"))
+    made = [path for path in (tmp_path / "deep" / "cache").rglob("*") if path.is_dir()]
+    assert {path.stat().st_mode & 0o777 for path in [tmp_path / "deep" / "cache", *made]} == {0o700}
 
 
 def test_a_full_log_drops_what_is_oldest_and_stays_within_its_bytes(new_life: NewLife, tmp_path: Path) -> None:
@@ -314,6 +429,76 @@ def test_what_is_distrusted_is_not_found_in_a_later_life_either(new_life: NewLif
     assert life.tier.counts.num_pages == 0
     life.end()
     assert new_life().tier.counts.num_pages == 0
+
+
+@pytest.mark.parametrize("is_being_written", [True, False])
+def test_what_is_distrusted_before_it_is_written_is_found_by_nobody(
+    is_being_written: bool, disk: OddDisk, new_life: NewLife, tmp_path: Path
+) -> None:
+    life = new_life(disk)
+    disk.writes.clear()
+    texts = [TEXT] if is_being_written else [[9, *TEXT], TEXT]
+    for text in texts:
+        life.compute(text)
+        life.cache._evict(life.cache.num_available)
+        assert disk.is_writing.wait(SOON_S)
+    distrusted = page_ids(life.request(TEXT).tokens[:WHOLE])
+    life.tier.forget(distrusted)
+    disk.writes.set()
+    life.tier.finish_writes()
+    assert not any(life.tier.has(each) for each in distrusted)
+    life.end()
+    for path in files(tmp_path):
+        os.truncate(path, path.stat().st_size - 1)  # so that it is salvaged
+    assert not any(new_life().tier.has(each) for each in distrusted)
+    assert life.tier.counts.num_pages == (0 if is_being_written else 21)
+
+
+def test_a_segment_that_cannot_be_deleted_is_emptied_and_the_writer_goes_on(
+    disk: OddDisk, new_life: NewLife, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = new_life(disk)
+    life.compute(TEXT)
+    life.evict_all()
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(errno.EACCES, "not here")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", refuse)
+        distrusted = page_ids(life.request(TEXT).tokens[:WHOLE])
+        life.tier.forget(distrusted)
+        life.tier.finish_writes()
+        assert not any(map(life.tier.has, distrusted))
+        life.compute([9, *TEXT])
+        life.evict_all()
+    assert life.tier.counts.num_pages == 21
+    life.end()
+    second = new_life()
+    assert second.tier.counts.num_pages == 21
+    assert not any(map(second.tier.has, distrusted))
+
+
+class FullDisk(OddDisk):
+    """A disk that takes no footer."""
+
+    def write(self, descriptor: int, data: memoryview, offset: int) -> None:
+        if offset:
+            raise OSError(errno.ENOSPC, "it is full")
+        super().write(descriptor, data, offset)
+
+
+def test_what_lies_in_a_folder_does_not_keep_a_worker_from_starting(new_life: NewLife, tmp_path: Path) -> None:
+    one_life(new_life())
+    (path,) = files(tmp_path)
+    os.truncate(path, path.stat().st_size - 1)
+    (path.parent / "mine.segment").write_bytes(b"a stranger's")
+    (path.parent / "00000007.segment").mkdir()  # which cannot be read
+    for _ in range(2):
+        life = new_life(FullDisk())
+        assert life.tier.counts.num_pages == WHOLE // PAGE, "what has no footer is searched again"
+        life.end()
+    assert (path.parent / "mine.segment").exists()
 
 
 def test_a_queue_is_bounded_in_bytes_too(disk: OddDisk, new_life: NewLife, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ from diptych.common.arrays import I64
 from diptych.engine.cache.page_ids import FIRST_STATE_PART, FIRST_WINDOW, TOKENS, PageId, chain_proofs
 from diptych.engine.cache.radix_node import Found
 from diptych.engine.cache.tier import Tier
-from diptych.generation.page_hash import chain_hashes
 
 
 class Page(NamedTuple):
@@ -27,16 +26,18 @@ class Beside(NamedTuple):
     pages_per_state: int
 
 
-def held_pages(tier: Tier, end: tuple[int, bytes], tokens: I64, page_size: int, beside: Beside) -> list[Page]:
+def held_pages(
+    tier: Tier, end: tuple[int, bytes], names: Sequence[int], tokens: I64, page_size: int, beside: Beside
+) -> list[Page]:
     """Return the pages of `tokens` that a tier has; `end`: name and proof of the page before them.
+
+    `names` are those of the pages, and may be more.
 
     Where states are needed, those behind the last state are left out: nobody can begin there.
     """
     found: list[Page] = []
-    names = iter(chain_hashes(end[0], tokens, page_size).tolist())
     parent = end[0]
-    for proof in chain_proofs(end[1], tokens, page_size):
-        name = next(names)
+    for name, proof in zip(names, chain_proofs(end[1], tokens, page_size), strict=False):
         page = PageId(TOKENS, name, parent, proof)
         if not tier.has(page):
             break

@@ -39,7 +39,7 @@ from diptych.engine.cache.tier import POOL, Restore, Tier
 from diptych.engine.cache.worth_loading import worth_loading
 from diptych.engine.values.core_report import CacheReport, Holders, TierReport
 from diptych.engine.values.policy_names import EvictionPolicy
-from diptych.engine.values.request import NO_PAGES, Request, Snapshot
+from diptych.engine.values.request import NO_PAGES, Request, Snapshot, page_names
 from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.kvtransfer.notes import HandedGroup
 from diptych.kvtransfer.ownership import PagePool, Pages
@@ -97,7 +97,7 @@ class KvCache:
         reload_share = RELOAD_SHARE if tiers else 1.0
         self.sessions = Sessions(self.tree, times, page_size, is_on=pin_share > 0, reload_share=reload_share)
         self.counts = CacheCounts(found_tokens=[0] * (1 + len(tiers)))
-        self.num_saved = 0  # pages copied to tiers, since start
+        self.num_saved = 0  # pages copied to tiers that are not shared, since start
         self.num_restored = 0  # and back
         self.num_not_loaded = 0  # that were sooner computed by requests which were admitted
         self.saved_s = 0.0  # of computing, by restores that took their time, as predicted
@@ -248,7 +248,7 @@ class KvCache:
         if error is None:
             self.saved_s += restore.saved_s
             self.tree.settle(node)
-            self.num_restored += len(restore.pages)
+            self.num_restored += self._num_host(restore.level, len(restore.pages))
         else:
             restore.has_failed = True
             self.pool.uncache(self.tree.lose(node))
@@ -478,7 +478,7 @@ class KvCache:
         """Return what the cache was worth, and what it keeps."""
         tree, counts = self.tree, self.sessions.counts
         levels = [(POOL_NAME, tree.num_pages, self.pool.capacity)]
-        levels += [(_name_of(tier), tier.capacity - tier.num_free, tier.capacity) for tier in self._tiers]
+        levels += [(_name_of(tier), tier.num_pages, tier.capacity) for tier in self._tiers]
         return CacheReport(
             prompt_tokens=self.counts.prompt_tokens,
             tiers=[TierReport(*level, found) for level, found in zip(levels, self.counts.found_tokens, strict=True)],
@@ -538,14 +538,16 @@ class KvCache:
         return self.tree.match(tokens, extra_key, deepest)
 
     def _find(self, request: Request) -> None:
-        """Add to the tree what shared tiers have of a request's text behind what it has."""
+        """Add to the tree what shared tiers have of a request's text behind what it has, if any is loaded."""
         tokens, extra_key = request.tokens[: request.matchable_len], request.extra_key
         for level, tier in self._shared:
             node = self.tree.end_of(tokens, extra_key)
-            if level < node.level:
+            start = node.end * self.page_size
+            if level < node.level or not tier.gives_pages or not self.compute_s(start, len(tokens)):
                 continue
             end = end_of(node, self.page_size, extra_key)
-            held = held_pages(tier, end, tokens[node.end * self.page_size :], self.page_size, self._beside)
+            names = page_names(request, self.page_size)[node.end :]
+            held = held_pages(tier, end, names, tokens[start:], self.page_size, self._beside)
             for run in runs_of(held):
                 self._make_room(level, node, num_ids(run))
                 found = claimed(tier, run)
@@ -668,7 +670,7 @@ class KvCache:
                 self.pool.release(pages)
                 return restore
             self.tree.promote(nodes, restore.pages)
-            self.num_restored += len(slots)
+            self.num_restored += self._num_host(level, len(slots))
         return None
 
     def _saved_s(self, nodes: Sequence[Node]) -> float:
@@ -698,7 +700,11 @@ class KvCache:
     def _save(self, saves: Iterable[Save]) -> None:
         for save in saves:
             self._tiers[save.level - 1].save(save.places, save.slots, save.ids)
-            self.num_saved += len(save.slots)
+            self.num_saved += self._num_host(save.level, len(save.slots))
+
+    def _num_host(self, level: int, num_pages: int) -> int:
+        """Return how many of the pages of a tier are counted here: shared tiers count their own."""
+        return 0 if self._tiers[level - 1].is_shared else num_pages
 
     def _append(self, request: Request, pages: Pages) -> None:
         end = request.num_pages + len(pages)

@@ -40,6 +40,9 @@ class PageId(NamedTuple):
         return self.proof + self.group.to_bytes(2, "little")
 
 
+NOBODYS: Final = PageId(0xFFFF, 0, 0, bytes(PROOF_NBYTES))  # of a group that no model has: nobody looks for it
+
+
 def groups(num_window_groups: int, pages_per_state: int) -> tuple[int, ...]:
     """Return every group of which the cache of a model has pages."""
     windows = range(FIRST_WINDOW, FIRST_WINDOW + num_window_groups)

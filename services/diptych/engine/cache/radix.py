@@ -94,9 +94,9 @@ class RadixTree:
         return self._num_evictable + self.states.num_evictable + self.windows.num_evictable
 
     @property
-    def num_lower_pages(self) -> int:
-        """Pages of all tiers in the tree."""
-        return sum(tier.capacity - tier.num_free for tier in self._tiers)
+    def num_host_pages(self) -> int:
+        """Pages in tiers that have nothing but what the tree knows."""
+        return sum(tier.capacity - tier.num_free for tier in self._tiers if not tier.is_shared)
 
     def match(self, token_ids: I64, extra_key: bytes = b"", deepest: int = ALL_LEVELS) -> Match:
         """Find the longest cached prefix of whole pages in levels up to `deepest`, and note that it is wanted now."""

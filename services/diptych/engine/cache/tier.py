@@ -57,6 +57,16 @@ class Books(Protocol):
 class Tier(Books, Protocol):
     """One level of the prefix cache, with its bytes."""
 
+    @property
+    def num_pages(self) -> int:
+        """Pages that it has: of a shared tier also those that the tree does not know."""
+        ...
+
+    @property
+    def gives_pages(self) -> bool:
+        """Whether a shared tier may have anything now that it could bring back."""
+        ...
+
     def has(self, page_id: PageId) -> bool:
         """Whether a shared tier could bring a page back, as far as it knows without waiting."""
         ...
@@ -132,6 +142,14 @@ class SlotPool:
     @property
     def capacity(self) -> int:
         return len(self._free)
+
+    @property
+    def num_pages(self) -> int:
+        return self.capacity - self.num_free
+
+    @property
+    def gives_pages(self) -> bool:
+        return True
 
     def allocate(self, count: int) -> Slots:
         assert 0 <= count <= self.num_free, (count, self.num_free)

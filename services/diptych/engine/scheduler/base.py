@@ -219,7 +219,9 @@ def open_file_tier(source: ModelSource, layout: PoolLayout, hardware: Hardware, 
     """Return the tier of files below the pool, or below host memory if there is some. Raises `ConfigError`."""
     options = hardware.options
     if options.device == "cuda":
-        raise ConfigError("--file-cache-dir keeps pages of CPUs only: leave it out on GPUs, and give --host-cache-mib")
+        raise ConfigError(
+            "--file-cache-dir keeps pages of CPUs only: leave it out on GPUs (--host-cache-mib keeps theirs)"
+        )
     record = SegmentFormat(terms_digest(file_terms(source, layout, options, hardware.device_name)), layout.page_nbytes)
     pool = np.frombuffer(hardware.pool_bytes(), np.uint8, layout.nbytes).reshape(layout.num_pages, -1)
     above = copier.slots if isinstance(copier, HostPages) else pool

@@ -121,7 +121,7 @@ class News:
     def _cache_status(self) -> WorkerStatus:
         return WorkerStatus(
             pages_by_state=self._cache.pool.counts(),
-            host_pages=self._cache.tree.num_lower_pages,
+            host_pages=self._cache.tree.num_host_pages,
             host_pages_saved=self._cache.num_saved,
             host_pages_restored=self._cache.num_restored,
             cache=codec.cache_to_wire(self._cache.report()),

@@ -7,6 +7,7 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from diptych.architectures.config import ModelConfig
+from diptych.checkpoints.fingerprint import stamps
 from diptych.checkpoints.source import ModelSource
 from diptych.common.members.terms import FEATURES, Feature, Terms, bits
 from diptych.engine.options.config import EngineOptions
@@ -67,12 +68,14 @@ def _features(model: ModelConfig, rules: TransferRules) -> int:
 def file_terms(source: ModelSource, layout: PoolLayout, engine: EngineOptions, device_name: str) -> dict[str, Any]:
     """Return what must be equal where pages are kept in files and where they are used, as JSON has it.
 
-    It is more than workers agree on: pages are not converted. Names of models say nothing, and are not in it.
+    It is more than workers agree on: pages are not converted, and files of weights that were edited are others, even
+    where samples of them are equal. Names of models say nothing, and are not in it.
     """
-    model = source.config
+    model, draft = source.config, open_draft(source, engine)
     return {
         "format": VERSION,
         "weights": source.weights_id,
+        "weight_files": [stamps(each.weight_files) for each in (source, draft) if each is not None],
         "model": asdict(_nameless(model)),
         "layout": asdict(layout) | {"num_pages": 0},
         "groups": model.page_groups,

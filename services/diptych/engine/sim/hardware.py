@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -58,6 +59,7 @@ class SimulatedModel:
         self._source = source
         self.config = source.config
         self.weights_id = hashlib.sha256(f"simulated {source.weights_id}".encode()).hexdigest()[:32]
+        self.weight_files: Sequence[Path] = ()
 
     def tokenizer(self) -> Tokenizer:
         return self._source.tokenizer()

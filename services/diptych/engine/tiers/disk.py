@@ -22,6 +22,10 @@ class Disk:
             return os.open(path, flags | os.O_DIRECT | os.O_CLOEXEC, 0o600)
         return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
+    def open_to_read(self, path: Path) -> int:
+        """Return a descriptor by way of the page cache. Raises `OSError`."""
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
     def write(self, descriptor: int, data: memoryview, offset: int) -> None:
         """Write everything. Raises `OSError`; then some of it may be there."""
         while data:

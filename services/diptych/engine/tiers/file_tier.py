@@ -67,6 +67,14 @@ class FileTier(SlotPool):
         index, num_opened = self._log.index, self._reader.breaker.num_opened + self._writer.breaker.num_opened
         return FileTierCounts(index.num_pages, index.nbytes, self._writer.counts, self._reader.counts, num_opened)
 
+    @property
+    def num_pages(self) -> int:
+        return self._log.index.num_pages
+
+    @property
+    def gives_pages(self) -> bool:
+        return self.num_pages > 0 and self._reader.is_asked
+
     def admits(self, names: U64, num_uses: int, num_tokens: int) -> bool:
         return self._doorkeeper.admits(names, num_uses, num_tokens)
 

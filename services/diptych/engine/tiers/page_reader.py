@@ -11,6 +11,7 @@ measured first, by a read that nobody waits for.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import mmap
@@ -83,7 +84,8 @@ class _Reader:
     It has descriptors of its own: the system reads ahead for each by itself.
     """
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, disk: Disk) -> None:
+        self._disk = disk
         self.memory = mmap.mmap(-1, nbytes)
         self.headers = np.zeros((RUN_PAGES, HEADER_NBYTES), np.uint8)
         self.since_s: float | None = None
@@ -94,13 +96,22 @@ class _Reader:
         since_s = self.since_s
         return since_s is not None and now_s - since_s > READ_S
 
+    @contextlib.contextmanager
+    def asking(self, load: _Load | None, now_s: float) -> Iterator[None]:
+        """Let others see that this thread waits for the medium meanwhile."""
+        self.load, self.since_s = load, now_s
+        try:
+            yield
+        finally:
+            self.since_s = None
+
     def descriptor(self, path: Path) -> int:
-        """Return one of a file, to be used before the next is asked for. Raises `OSError`."""
+        """Return one of a file, to be used before the next is asked for. This may hang. Raises `OSError`."""
         found = self._open.pop(path, None)
         if found is None:
             if len(self._open) == MOST_OPEN:
                 os.close(self._open.pop(next(iter(self._open))))
-            found = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            found = self._disk.open_to_read(path)
         self._open[path] = found
         return found
 
@@ -132,7 +143,7 @@ class PageReader:
         self._changed = threading.Condition()
         self._wake_receive, self._wake_send = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         nbytes = max(RUN_NBYTES, self._size)
-        self._readers = [_Reader(nbytes) for _ in range(NUM_READERS)]
+        self._readers = [_Reader(nbytes, disk) for _ in range(NUM_READERS)]
         self._threads = [
             threading.Thread(target=self._run, args=(each,), name="tier-reader", daemon=True) for each in self._readers
         ]
@@ -195,7 +206,10 @@ class PageReader:
         return answers
 
     def close(self) -> None:
-        """Return when no thread writes into the pool any more, nor will. A second call does nothing."""
+        """Return when no thread writes into the pool any more, nor will. A second call does nothing.
+
+        Whoever writes does not wait for the medium meanwhile, so that is soon; there is a bound in any case.
+        """
         with self._changed:
             if self._is_closing:
                 return
@@ -205,12 +219,17 @@ class PageReader:
             for load in self._open.values():
                 load.error = load.error or "the worker ends"
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not any(load.num_writing for load in self._open.values()))
+            is_quiet = self._changed.wait_for(self._is_quiet, JOIN_S)
+        if not is_quiet:
+            logger.error("a thread still copies pages from %s into the pool after %g s", self._log.folder, JOIN_S)
         for thread in self._threads:
             thread.join(JOIN_S)
         if not any(thread.is_alive() for thread in self._threads):
             os.close(self._wake_receive)
             os.close(self._wake_send)
+
+    def _is_quiet(self) -> bool:
+        return not any(load.num_writing for load in self._open.values())
 
     def _nbytes(self, run: Run) -> int:
         return len(run.pages) * self._size
@@ -268,15 +287,14 @@ class PageReader:
                 with self._changed:
                     self._end(load, GONE)
             except OSError as error:
-                reader.since_s = None
                 with self._changed:
                     self._fail(load, str(error))
         reader.close_files()
 
     def _next(self, reader: _Reader) -> tuple[_Load | None, Run] | None:
+        if not self._waiting:
+            reader.close_files()  # without the lock, as that may hang
         with self._changed:
-            if not self._waiting:
-                reader.close_files()
             self._changed.wait_for(lambda: self._waiting or self._is_closing)
             if not self._waiting:
                 return None
@@ -288,12 +306,13 @@ class PageReader:
         """Take the time of one read that is not in the page cache."""
         nbytes, began_s = len(reader.memory), self._clock()
         try:
-            os.posix_fadvise(reader.descriptor(run.path), 0, nbytes, os.POSIX_FADV_DONTNEED)
-            num_read = self._ask(reader, None, run.path, [memoryview(reader.memory)], 0)
+            with reader.asking(None, began_s):
+                descriptor = reader.descriptor(run.path)
+                os.posix_fadvise(descriptor, 0, nbytes, os.POSIX_FADV_DONTNEED)
+                num_read = self._disk.read(descriptor, [memoryview(reader.memory)], 0)
         except FileNotFoundError:
             num_read = 0
         except OSError as error:
-            reader.since_s = None
             self.breaker.fail(self._clock())
             logger.warning("%s can't be read: %s", run.path, error)
             return
@@ -303,21 +322,19 @@ class PageReader:
             else:
                 self._measured_s = -math.inf  # there was nothing yet
 
-    def _ask(self, reader: _Reader, load: _Load | None, path: Path, buffers: Sequence[Any], offset: int) -> int:
-        """Read from the medium, and let others see that this thread waits for it."""
-        reader.load, reader.since_s = load, self._clock()
-        num_read = self._disk.read(reader.descriptor(path), buffers, offset)
-        reader.since_s = None
-        return num_read
-
     def _read(self, reader: _Reader, load: _Load, run: Run) -> None:
+        if load.error:  # nobody wants it any more
+            return
         pages = [self._pool[page] for page in run.pages]
-        is_cached = self._read_cached(reader, load, run, pages)
+        with reader.asking(load, self._clock()):
+            descriptor = reader.descriptor(run.path)
+        is_cached = self._read_cached(reader, load, run, descriptor, pages)
         if is_cached is None:
             return
         if not is_cached:
             records = np.frombuffer(reader.memory, np.uint8, self._nbytes(run)).reshape(len(pages), self._size)
-            num_read = self._ask(reader, load, run.path, [records], run.offset)
+            with reader.asking(load, self._clock()):
+                num_read = self._disk.read(descriptor, [records], run.offset)
             payloads = records[:, HEADER_NBYTES:]
             num_bad = self._lose_unsound(run, num_read, records[:, :HEADER_NBYTES], payloads)
             if num_bad or not self._copy(load, payloads, pages):
@@ -338,7 +355,9 @@ class PageReader:
                 self.counts.num_pages += len(run.pages)
                 self._answer(load)
 
-    def _read_cached(self, reader: _Reader, load: _Load, run: Run, pages: Sequence[Any]) -> bool | None:
+    def _read_cached(
+        self, reader: _Reader, load: _Load, run: Run, descriptor: int, pages: Sequence[Any]
+    ) -> bool | None:
         """Read a run straight into the pool, and return whether it was in the page cache and sound; None: not wanted.
 
         What is not sound there is read again, from where it cannot be seen.
@@ -348,7 +367,7 @@ class PageReader:
         try:
             headers = reader.headers[: len(pages)]
             buffers = [each for pair in zip(headers, pages, strict=True) for each in pair]
-            num_read = self._disk.read_cached(reader.descriptor(run.path), buffers, run.offset)
+            num_read = self._disk.read_cached(descriptor, buffers, run.offset)
             return num_read == self._nbytes(run) and not any(self._unsound(run, num_read, headers, pages))
         finally:
             self._end_writing(load)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from diptych.engine.cache.page_ids import PageId
+from diptych.engine.cache.page_ids import NOBODYS, PageId
 from diptych.engine.tiers.breaker import Breaker
 from diptych.engine.tiers.page_format import HEADER_NBYTES, header
 from diptych.engine.tiers.segment_log import SegmentLog
@@ -61,7 +61,8 @@ class _Queue:
     filling: _Batch | None = None
     full: deque[_Batch] = field(default_factory=deque)
     pending: set[bytes] = field(default_factory=set)  # keys of all that is not written yet
-    forgotten: list[PageId] = field(default_factory=list)
+    forgotten: list[PageId] = field(default_factory=list)  # whose segments go next
+    lost: set[bytes] = field(default_factory=set)  # of `pending`, what nobody is to find
     is_closing: bool = False
 
 
@@ -108,9 +109,10 @@ class PageWriter:
 
     def forget(self, ids: Sequence[PageId]) -> None:
         """Let nobody find these pages any more: the segments in which they are go."""
-        for page_id in ids:
-            self._log.index.lose(page_id.key)
         with self._changed:
+            for page_id in ids:
+                self._log.index.lose(page_id.key)
+            self._queue.lost.update(self._queue.pending.intersection(page_id.key for page_id in ids))
             self._queue.forgotten.extend(ids)
             self._changed.notify()
 
@@ -149,7 +151,9 @@ class PageWriter:
         while (batch := self._next()) is not None:
             self._write(batch)
             with self._changed:
-                self._queue.pending.difference_update(page_id.key for page_id in batch.ids)
+                written = {page_id.key for page_id in batch.ids}
+                self._queue.pending -= written
+                self._queue.lost -= written
                 batch.clear()
                 self._queue.free.append(batch)
                 self._changed.notify_all()
@@ -182,19 +186,23 @@ class PageWriter:
             self._changed.notify_all()
 
     def _write(self, batch: _Batch) -> None:
-        """Write a batch, which is found from then on."""
+        """Write a batch, which is found from then on, but for what was forgotten: before or while it is written."""
         began_s = self._clock()
         self.breaker.begin(began_s)
-        for number, page_id in enumerate(batch.ids):
+        with self._changed:
+            ids = [NOBODYS if page_id.key in self._queue.lost else page_id for page_id in batch.ids]
+        for number, page_id in enumerate(ids):
             record = batch.data[number * self._size : (number + 1) * self._size]
             record[:HEADER_NBYTES] = header(self._log.record.terms, page_id, record[HEADER_NBYTES:])
         end = batch.used + -batch.used % BLOCK
         batch.data[batch.used : end] = bytes(end - batch.used)
         try:
-            self._log.append(batch.data[:end], batch.ids)
+            start = self._log.write(batch.data[:end])
         except OSError as error:
-            self._fail(error, len(batch.ids))
+            self._fail(error, len(ids))
             return
+        with self._changed:
+            self._log.add(start, ids, self._queue.lost)
         self.breaker.succeed()
         self.counts.num_pages += len(batch.ids)
         self.counts.nbytes += end
@@ -202,9 +210,15 @@ class PageWriter:
         self._bytes_per_s = SPEED_KEPT * (self._bytes_per_s or speed) + (1 - SPEED_KEPT) * speed
 
     def _fail(self, error: OSError, num_pages: int) -> None:
-        """A write has failed. A medium that is full has room again when the oldest segment is gone."""
+        """A write has failed. A medium that is full gets room: what waits is dropped, but not what comes later."""
         logger.warning("%d pages were not written to %s: %s", num_pages, self._log.folder, error)
         self.counts.num_failed += num_pages
         self.breaker.fail(self._clock())
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            self._log.drop(self._log.index.segments[:-1][:1])
+            self._make_room()
+
+    def _make_room(self) -> None:
+        try:
+            self._log.make_room()
+        except OSError as error:
+            logger.warning("nothing can be deleted in %s: %s", self._log.folder, error)

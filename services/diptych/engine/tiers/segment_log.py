@@ -2,8 +2,9 @@
 
     ROOT / digest of the terms / number / lock, 00000001.segment, ...
 
-A process takes the first number whose lock is free, so that after a restart it finds what it had. What nobody has
-locked is bounded by the capacity of whoever starts: the folders that were used longest ago are emptied.
+A process takes the first number whose lock is free, so that after a restart it finds what it had. Folders of the same
+terms are never emptied by others: those that start together take them one behind the other. Of other terms, what nobody
+has locked is bounded by the capacity of whoever starts, once it is unused for hours, or when the medium is full.
 
 Nothing is synced: a process that is killed leaves what it wrote to the system, and what a machine loses by a power cut
 is found by its digest. One thread writes; others open and read the files at any time.
@@ -14,14 +15,15 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import logging
+import math
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 from typing import Final
 
 from diptych.common.errors import ConfigError
-from diptych.engine.cache.page_ids import PageId
+from diptych.engine.cache.page_ids import NOBODYS, PageId
 from diptych.engine.tiers.disk import Disk
 from diptych.engine.tiers.segments import BLOCK, TRAILER_NBYTES, SegmentFormat, SegmentIndex, Table
 
@@ -29,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 SUFFIX: Final = ".segment"
 LOCK: Final = "lock"
+UNUSED_S: Final = 6 * 3600.0  # after which a folder of other terms may be emptied
 
 
 class SegmentLog:
@@ -38,14 +41,17 @@ class SegmentLog:
         """Raises `ConfigError` where the folder can't be used."""
         self.record = record
         self.index = SegmentIndex(capacity_nbytes, record.record_nbytes)
+        self._root = root
         self._disk = disk
         self._files: dict[int, Path] = {}
         self._current: tuple[int, int, int] | None = None  # number, descriptor to write by, bytes
         self._keys: list[bytes] = []  # of the current one
         self._offsets: list[int] = []
         try:
-            self.folder, self._lock = _take_folder(root / record.terms.hex())
-            _empty_unused(root, capacity_nbytes)
+            self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with _alone(self._root):
+                self.folder, self._lock = _take_folder(root / record.terms.hex())
+                _empty_unused(self._others(), capacity_nbytes, _used_s(self.folder) - UNUSED_S)
             self._reopen()
         except OSError as error:
             raise ConfigError(f"--file-cache-dir {root} can't be used: {error}") from None
@@ -62,13 +68,13 @@ class SegmentLog:
         numbers = [*self._files]  # at once, as the writer may add one
         return self._files.get(max(numbers)) if numbers else None
 
-    def append(self, data: memoryview, ids: Sequence[PageId]) -> None:
-        """Add the records of pages, which fill `data` from its beginning, up to a multiple of `BLOCK`; in one write.
+    def write(self, data: memoryview) -> int:
+        """Write records, which fill `data` from its beginning, up to a multiple of `BLOCK`; return where they are.
 
-        Raises `OSError`: then none of them is found, now or later.
+        `add` lets them be found. Raises `OSError`: then none of them is found, now or later.
         """
         if self._current is None or self._current[2] + len(data) > self.index.segment_nbytes:
-            self.complete()
+            self._complete_if_possible()
             self._begin(len(data))
         assert self._current is not None
         number, descriptor, start = self._current
@@ -78,12 +84,23 @@ class SegmentLog:
             with contextlib.suppress(OSError):
                 os.ftruncate(descriptor, start)
             raise
-        size = self.record.record_nbytes
-        table = Table([page_id.key for page_id in ids], [start + at * size for at in range(len(ids))])
         self._current = number, descriptor, start + len(data)
+        return start
+
+    def add(self, start: int, ids: Sequence[PageId], lost: Set[bytes]) -> None:
+        """Let pages be found whose records were written last, at `start`: not the keys that are lost.
+
+        Of those, the segments that hold them must be dropped before the next write, but for `NOBODYS`, which is left
+        out wherever it is.
+        """
+        assert self._current is not None
+        number, _, end = self._current
+        size = self.record.record_nbytes
+        kept = [(page_id.key, start + at * size) for at, page_id in enumerate(ids) if page_id != NOBODYS]
+        table = Table([key for key, _ in kept], [offset for _, offset in kept])
         self._keys.extend(table.keys)
         self._offsets.extend(table.offsets)
-        self.index.add(number, table, start + len(data))
+        self.index.add(number, table, end, lost)
 
     def complete(self) -> None:
         """Write the footer of the current segment, if there is one. Raises `OSError`: then it has none."""
@@ -96,18 +113,43 @@ class SegmentLog:
         finally:
             os.close(descriptor)
 
+    def _complete_if_possible(self) -> None:
+        try:
+            self.complete()
+        except OSError as error:
+            logger.warning("a segment in %s has no footer, so it is searched when opened: %s", self.folder, error)
+
     def drop(self, segments: Sequence[int]) -> None:
         """Delete segments and forget what is only in them; not the one that is written to, but for the last time."""
         for number in segments:
-            if self._current is not None and self._current[0] == number:
-                os.close(self._current[1])
-                self._current, self._keys, self._offsets = None, [], []
             self.index.drop(number)
-            self._files.pop(number).unlink(missing_ok=True)
+            if self._current is not None and self._current[0] == number:
+                descriptor = self._current[1]
+                self._current, self._keys, self._offsets = None, [], []
+                _close(descriptor)
+            _delete(self._files.pop(number))
+
+    def make_room(self) -> None:
+        """The medium is full: drop the oldest segment but the current one, or else what other terms left unused."""
+        oldest = self.index.segments[:-1][:1]
+        self.drop(oldest)
+        if not oldest:
+            with _alone(self._root):
+                _empty_unused(self._others(), 0, math.inf)
 
     def close(self) -> None:
-        self.complete()
-        os.close(self._lock)
+        """Raises `OSError`: then the last segment has no footer."""
+        try:
+            self.complete()
+        finally:
+            with contextlib.suppress(OSError):
+                os.utime(self.folder / LOCK)
+            os.close(self._lock)
+
+    def _others(self) -> list[Path]:
+        """Return the folders of other terms, those that were used last first."""
+        found = [path.parent for path in self._root.glob(f"*/*/{LOCK}") if path.parent.parent != self.folder.parent]
+        return sorted(found, key=_used_s, reverse=True)
 
     def _begin(self, coming_nbytes: int) -> None:
         """Begin a segment."""
@@ -131,18 +173,28 @@ class SegmentLog:
 
     def _reopen(self) -> None:
         for path in sorted(self.folder.glob(f"*{SUFFIX}")):
-            with open(path, "r+b", buffering=0) as file:
-                size = os.fstat(file.fileno()).st_size
-                table = self._read_footer(file.fileno(), size)
-                if table is None:
-                    table, size = self._salvage(path, file.fileno(), size)
+            if not path.stem.isdecimal():
+                logger.warning("%s is no file of a cache: it is left alone", path)
+                continue
+            try:
+                table, size = self._read(path)
+            except OSError as error:
+                logger.warning("%s can't be read, and goes: %s", path, error)
+                table, size = Table([], []), 0
             if table.keys:
                 number = int(path.stem)
                 self._files[number] = path
                 self.index.add(number, table, size)
             else:
-                path.unlink()
+                _delete(path)
         self.drop(self.index.excess(0))
+
+    def _read(self, path: Path) -> tuple[Table, int]:
+        """Return the pages of a segment, and its bytes. Raises `OSError`."""
+        with open(path, "r+b", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            table = self._read_footer(file.fileno(), size)
+            return (table, size) if table is not None else self._salvage(path, file.fileno(), size)
 
     def _read_footer(self, descriptor: int, size: int) -> Table | None:
         trailer = os.pread(descriptor, TRAILER_NBYTES, max(0, size - TRAILER_NBYTES))
@@ -153,17 +205,33 @@ class SegmentLog:
         return self.record.read_table(data, trailer) if len(data) == where[1] - where[0] else None
 
     def _salvage(self, path: Path, descriptor: int, size: int) -> tuple[Table, int]:
-        """Cut off what is torn of a segment that was not completed, and complete it."""
-        if size == 0:
-            return Table([], []), 0
-        with mmap.mmap(descriptor, size, prot=mmap.PROT_READ) as mapped, memoryview(mapped) as data:
-            table, end = self.record.salvage(data)
+        """Cut off what is torn of a segment that was not completed, and complete it if that can be written."""
+        table, end = self.record.salvage(lambda offset, nbytes: os.pread(descriptor, nbytes, offset))
         logger.warning("%s was not completed: %d pages of it are sound", path, len(table.keys))
         end += -end % BLOCK
         footer = self.record.footer(end, table)
-        os.ftruncate(descriptor, end)
-        os.pwrite(descriptor, footer, end)
+        try:
+            os.ftruncate(descriptor, end)
+            self._disk.write(descriptor, memoryview(footer), end)
+        except OSError as error:
+            logger.warning("%s stays without a footer: %s", path, error)
         return table, end + len(footer)
+
+
+def _delete(path: Path) -> None:
+    """Delete a segment, or at least what is in it, so that nobody finds that later."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        logger.warning("%s can't be deleted, and is emptied: %s", path, error)
+        with contextlib.suppress(OSError):
+            os.truncate(path, 0)
+
+
+def _close(descriptor: int) -> None:
+    """Close a file of which nothing is wanted any more."""
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
 
 
 def _take_folder(of_terms: Path) -> tuple[Path, int]:
@@ -171,7 +239,8 @@ def _take_folder(of_terms: Path) -> tuple[Path, int]:
     number = 0
     while True:
         folder = of_terms / str(number)
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for path in (of_terms, folder):
+            path.mkdir(exist_ok=True, mode=0o700)
         lock = _locked(folder)
         if lock is not None:
             os.utime(folder / LOCK)
@@ -190,16 +259,35 @@ def _locked(folder: Path) -> int | None:
     return lock
 
 
-def _empty_unused(root: Path, capacity_nbytes: int) -> None:
-    """Delete the segments of folders that no process has, of those used longest ago, beyond so many bytes."""
-    left = capacity_nbytes
-    locks = sorted(root.glob(f"*/*/{LOCK}"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in locks:
-        with _if_unused(path.parent) as is_unused:
-            segments = [*path.parent.glob(f"*{SUFFIX}")] if is_unused else []
+def _used_s(folder: Path) -> float:
+    """Return when a process took or left a folder, or began a segment in it; by the clock of files."""
+    return max(folder.stat().st_mtime, (folder / LOCK).stat().st_mtime)
+
+
+def _empty_unused(folders: Sequence[Path], most_nbytes: int, until_s: float) -> None:
+    """Delete the segments of folders that no process has, behind the first that hold so many bytes.
+
+    What was used later than `until_s`, of the clock of files, stays.
+    """
+    left = most_nbytes
+    for folder in folders:
+        is_old = _used_s(folder) <= until_s
+        with _if_unused(folder) as is_unused:
+            segments = [*folder.glob(f"*{SUFFIX}")] if is_unused else []
             left -= sum(segment.stat().st_size for segment in segments)
-            for segment in segments if left < 0 else ():
-                segment.unlink()
+            for segment in segments if is_old and left < 0 else ():
+                _delete(segment)
+
+
+@contextlib.contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    """Wait until no other process takes or empties folders: who looks at one has its lock for a moment."""
+    lock = os.open(root / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
 
 
 @contextlib.contextmanager

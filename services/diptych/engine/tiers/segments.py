@@ -12,7 +12,7 @@ goes with its segment, the oldest first, and what is wanted again meanwhile is w
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -20,7 +20,7 @@ import numpy as np
 import xxhash
 
 from diptych.common.arrays import I64
-from diptych.engine.cache.page_ids import PROOF_NBYTES, PageId
+from diptych.engine.cache.page_ids import NOBODYS, PROOF_NBYTES, PageId
 from diptych.engine.tiers.page_format import HEADER_NBYTES, VERSION, is_sound, whose
 
 BLOCK: Final = 4096  # bytes, what devices read and write at least
@@ -86,21 +86,23 @@ class SegmentFormat:
         entries = np.frombuffer(data, _ENTRY)
         return Table(entries["key"].tolist(), entries["offset"].astype(np.int64))
 
-    def salvage(self, data: memoryview) -> tuple[Table, int]:
+    def salvage(self, read: Callable[[int, int], bytes]) -> tuple[Table, int]:
         """Return the sound records of a segment that was not completed, and where they end.
 
+        `read`: so many bytes at an offset, or fewer at the end of the file.
         They end with the first one that is torn: behind it nothing was complete.
         """
         keys: list[bytes] = []
         offsets: list[int] = []
         at, end, size = 0, 0, self.record_nbytes
-        while at + size <= len(data):
-            page_id = whose(data[at : at + HEADER_NBYTES], self.terms, self.page_nbytes)
+        while len(data := memoryview(read(at, size))) == size:
+            page_id = whose(data[:HEADER_NBYTES], self.terms, self.page_nbytes)
             if page_id is not None:
-                if not self._is_sound(data[at : at + size], page_id):
+                if not self._is_sound(data, page_id):
                     break
-                keys.append(page_id.key)
-                offsets.append(at)
+                if page_id != NOBODYS:
+                    keys.append(page_id.key)
+                    offsets.append(at)
                 at += size
                 end = at
             elif at % BLOCK:
@@ -148,14 +150,15 @@ class SegmentIndex:
             return False
         return location.segment <= self.segments[(len(self._segments) - 1) // 2] and len(self._segments) > 1
 
-    def add(self, segment: int, table: Table, nbytes: int) -> None:
-        """Records were written to a segment, which has so many bytes now."""
+    def add(self, segment: int, table: Table, nbytes: int, lost: Set[bytes] = frozenset()) -> None:
+        """Records were written to a segment, which has so many bytes now. `lost`: keys that nobody is to find."""
         held = self._segments.setdefault(segment, _Segment())
         self.nbytes += nbytes - held.nbytes
         held.nbytes = nbytes
         held.keys.extend(table.keys)
         places = np.asarray(table.offsets, np.int64) + (segment << 32)
-        self._at.update(zip(table.keys, places.tolist(), strict=True))
+        found = zip(table.keys, places.tolist(), strict=True)
+        self._at.update((each for each in found if each[0] not in lost) if lost else found)
 
     def lose(self, key: bytes) -> None:
         """What a record has is not what was written."""
