@@ -156,7 +156,8 @@ def take_time(fleet: Any, now_s: list[float], rows: list[int]) -> None:
 
 def test_a_request_that_decodes_waits_for_a_bounded_time_for_prompts_of_other_workers(fleet_class: FleetClass) -> None:
     """A millisecond a token: steps of 64 ms may be 20 ms long while somebody waits."""
-    now_s, rows = [0.0], []
+    now_s: list[float] = [0.0]
+    rows: list[int] = []
     limits = Limits(256, VOCAB, frozenset(), max_step_tokens=64, max_requests=8, mixed_step_s=0.02)
     fleet = fleet_class(Role.UNIFIED, Role.UNIFIED, num_pages=200, clock=lambda: now_s[0], limits=limits)
     take_time(fleet, now_s, rows)
