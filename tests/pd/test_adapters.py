@@ -12,10 +12,12 @@ import pytest
 from null_runner import expected_output
 
 from diptych.common.members.roles import LegKind
+from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
 from diptych.engine.values.events import Start
 from diptych.engine.values.request import new_request
 from diptych.generation.output import FailureCode
 from diptych.generation.sampling_params import SamplingParams
+from diptych.generation.slo import Slo
 
 Pair = Any  # the fixture's class: test helpers can't be imported
 NewPair = Callable[..., Pair]
@@ -133,6 +135,32 @@ def test_kv_that_came_does_not_wait_for_requests_that_wait_for_its_memory(make_p
     pair.run()
     assert pair.tokens(4) == expected_output(PROMPT * 2, 5, 1000)
     assert [pair.tokens(room) for room in (2, 3)] == [expected_output(PROMPT[:8], 5, 1000)] * 2
+    assert_nobody_waits(pair)
+
+
+def test_a_prompt_that_has_the_only_slot_goes_on_however_late_the_output_is_that_waits_for_it(
+    make_pair: NewPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A millisecond a token: two per token leave no time for a prompt that is worth a step."""
+    pair, slo = make_pair(num_slots=1, max_step_tokens=8), Slo(tpot_s=0.002)
+    execute = pair.decode.runner.execute
+
+    def timed(batch: ForwardBatch, sampling: SamplingBatch) -> StepResult:
+        pair.now_s += len(batch.input_ids) / 1000
+        result: StepResult = execute(batch, sampling)
+        return result
+
+    monkeypatch.setattr(pair.decode.runner, "execute", timed)
+    start_alone(pair, 1, PROMPT * 2, extra_key=b"one", adapter=0)
+    pair.step(pair.decode)
+    pair.start(2, PROMPT[:8], extra_key=b"two", adapter=1, slo=slo)
+    while any([pair.deliver(pair.decode), pair.step(pair.prefill), pair.deliver(pair.prefill)]):
+        pass
+    assert (pair.decode.core.num_decoding, pair.tokens(1)) == (1, [])
+    pair.now_s += 1.0
+    pair.run()
+    assert pair.tokens(1) == expected_output(PROMPT * 2, 5, 1000)
+    assert pair.tokens(2) == expected_output(PROMPT[:8], 5, 1000)
     assert_nobody_waits(pair)
 
 

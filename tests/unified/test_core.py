@@ -3,16 +3,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from null_runner import expected_output
 
 from diptych.common.members.roles import LegKind, Role
+from diptych.engine.schedule.adapter_turns import EnoughSlots
 from diptych.engine.schedule.running import Running
 from diptych.engine.values.batch import ForwardBatch
-from diptych.engine.values.events import AbortRoom, NoteArrived
+from diptych.engine.values.events import AbortRoom, NoteArrived, Start
 from diptych.engine.values.limits import PROMPT_ROWS, Limits
+from diptych.engine.values.request import Request, new_request
 from diptych.generation.output import FailureCode
 from diptych.generation.request_groups import Life
+from diptych.generation.sampling_params import SamplingParams
+from diptych.generation.slo import Slo
 from diptych.kvtransfer.notes import Abort, HandOff
 
 VOCAB = 1000
@@ -135,11 +140,8 @@ def test_prompts_of_both_sides_are_computed_in_the_order_in_which_they_came(
     assert fleet.tokens(2) == expected_output(list(range(100, 140)), 5, VOCAB)
 
 
-def test_a_request_that_decodes_waits_for_a_bounded_time_for_prompts_of_other_workers(fleet_class: FleetClass) -> None:
-    """A millisecond a token: steps of 64 ms may be 20 ms long while somebody waits."""
-    now_s, rows = [0.0], []
-    limits = Limits(256, VOCAB, frozenset(), max_step_tokens=64, max_requests=8, mixed_step_s=0.02)
-    fleet = fleet_class(Role.UNIFIED, Role.UNIFIED, num_pages=200, clock=lambda: now_s[0], limits=limits)
+def take_time(fleet: Any, now_s: list[float], rows: list[int]) -> None:
+    """Let steps of the first worker take a millisecond a token; note how many each has."""
     core = fleet.workers[1].core
     plan: Callable[[float], ForwardBatch | None] = core.plan
 
@@ -150,6 +152,15 @@ def test_a_request_that_decodes_waits_for_a_bounded_time_for_prompts_of_other_wo
         return batch
 
     core.plan = record
+
+
+def test_a_request_that_decodes_waits_for_a_bounded_time_for_prompts_of_other_workers(fleet_class: FleetClass) -> None:
+    """A millisecond a token: steps of 64 ms may be 20 ms long while somebody waits."""
+    now_s: list[float] = [0.0]
+    rows: list[int] = []
+    limits = Limits(256, VOCAB, frozenset(), max_step_tokens=64, max_requests=8, mixed_step_s=0.02)
+    fleet = fleet_class(Role.UNIFIED, Role.UNIFIED, num_pages=200, clock=lambda: now_s[0], limits=limits)
+    take_time(fleet, now_s, rows)
     fleet.start(1, [1] * 60, 1, 1, max_tokens=30)
     fleet.advance(1)
     fleet.start(2, list(range(100)), 1, 2)
@@ -161,6 +172,36 @@ def test_a_request_that_decodes_waits_for_a_bounded_time_for_prompts_of_other_wo
         expected_output([1] * 60, 30, VOCAB),
         expected_output(list(range(100)), 5, VOCAB),
     ]
+
+
+class NoTurn(EnoughSlots):
+    """The first room has no turn while `is_on` is set."""
+
+    is_on = False
+
+    def runnable(self, requests: list[Request]) -> list[Request]:
+        return [request for request in requests if not self.is_on or request.room != 1]
+
+
+def test_prompts_of_other_workers_are_computed_though_an_output_without_a_turn_is_late(fleet_class: FleetClass) -> None:
+    """Two milliseconds per token leave no time for a prompt that is worth a step."""
+    now_s, turns = [0.0], NoTurn()
+    fleet = fleet_class(Role.UNIFIED, Role.UNIFIED, num_pages=200, clock=lambda: now_s[0], turns=turns)
+    take_time(fleet, now_s, [])
+    params = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
+    request = new_request(1, np.array(PROMPTS[1]), params, slo=Slo(tpot_s=0.002))
+    fleet.workers[1].core.handle(Start(request, 0, LegKind.LOCAL), 0.0)
+    while not fleet.tokens(1):
+        fleet.advance(1)
+    turns.is_on, now_s[0] = True, 1.0
+    fleet.start(2, list(range(100)), 1, 2)
+    fleet.deliver(2)
+    fleet.run()
+    assert fleet.tokens(2) == expected_output(list(range(100)), 5, VOCAB)
+    assert len(fleet.tokens(1)) < 30
+    turns.is_on = False
+    fleet.run()
+    assert fleet.tokens(1) == expected_output(PROMPTS[1], 30, VOCAB)
 
 
 def test_a_leg_of_another_role_is_refused_until_the_role_changes(fleet_class: FleetClass) -> None:

@@ -197,13 +197,14 @@ class PrefillCore:
         """Return whose prompt is computed next, if there is one."""
         return self._queue.next_prompt(now_s) if self.has_prompts else None
 
-    def plan(self, now_s: float) -> ForwardBatch | None:
+    def plan(self, now_s: float, least: int = 0) -> ForwardBatch | None:
+        """Launch a step. `least`: what prompts get however late outputs are that wait, see `StepPace.apart`."""
         if not self.has_prompts:
             return None
         num_decoding, most = self._num_decoding(), self._limits.max_step_tokens
         wanted = self._queue.waiting_tokens if num_decoding else most
         first = self._queue.next_prompt(now_s) if num_decoding else None
-        budget = self._pace.apart(most, num_decoding, now_s, max(1, wanted), first)
+        budget = self._pace.apart(most, num_decoding, now_s, max(1, wanted), first, least)
         chunks = self._queue.plan(now_s, budget, lambda request: 0)
         for chunk in chunks:
             room = self._rooms[chunk.request.room]

@@ -31,7 +31,7 @@ from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
 from diptych.engine.schedule.batch_builder import BuildBatch, build_batch
 from diptych.engine.schedule.running import Drafter
-from diptych.engine.schedule.step_pace import NextPrompt, StepPace
+from diptych.engine.schedule.step_pace import AT_LAST, NextPrompt, StepPace
 from diptych.engine.values.batch import ForwardBatch, ForwardMode, SamplingBatch, StepResult
 from diptych.engine.values.core_report import CoreReport, Load
 from diptych.engine.values.events import (
@@ -268,20 +268,23 @@ class UnifiedCore:
         return self._stepping is self._decode and not self._prefill.has_prompts
 
     def plan(self, now_s: float) -> ForwardBatch | None:
-        """Launch a step of the core whose turn it is, or of the other one, which may give pages back instead."""
+        """Launch a step of the core whose turn it is, or of the other one, which may give pages back instead.
+
+        Where the decode core has none, nobody gets a token before some prompt is computed, however late that is.
+        """
         first = self._prefill.next_prompt(now_s)
         if self._stepping is self._prefill or self._goes_on(first, now_s):
             elsewhere = first if self._stepping is self._prefill else None
-            return self._plan_decode(now_s, elsewhere) or self._plan_prefill(now_s) or self._plan_decode(now_s)
-        return self._plan_prefill(now_s) or self._plan_decode(now_s) or self._plan_prefill(now_s)
+            return self._plan_decode(now_s, elsewhere) or self._plan_prefill(now_s, AT_LAST) or self._plan_decode(now_s)
+        return self._plan_prefill(now_s) or self._plan_decode(now_s) or self._plan_prefill(now_s, AT_LAST)
 
     def _goes_on(self, elsewhere: NextPrompt | None, now_s: float) -> bool:
         """Whether the decode core's last step had some of a prompt that still comes before those of the other core."""
         own = self._decode.next_prompt(now_s) if self._has_computed and elsewhere is not None else None
         return own is not None and elsewhere is not None and own.place < elsewhere.place
 
-    def _plan_prefill(self, now_s: float) -> ForwardBatch | None:
-        batch = self._prefill.plan(now_s)
+    def _plan_prefill(self, now_s: float, least: int = 0) -> ForwardBatch | None:
+        batch = self._prefill.plan(now_s, least)
         if batch is not None:
             self._stepping, self._has_computed = self._prefill, False
         return batch

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from diptych.engine.schedule.step_pace import TOGETHER, StepPace
-from diptych.engine.schedule.step_times import StepLine
+from diptych.engine.schedule.step_times import OUTLIER, StepLine
 from diptych.engine.values.prompt_cost import MIN_CHUNK
 
 LONGEST_S = 0.1
@@ -156,6 +156,33 @@ def test_steps_that_took_no_time_are_forgotten_when_they_take_some() -> None:
     for _ in range(400):
         line.learn(1000, 0.5)
     assert line.at(1000) == pytest.approx(0.5, rel=0.01)
+
+
+def known_line() -> StepLine:
+    line = StepLine(origin=1.0)
+    for work in (1000, 2000, 3000) * 8:
+        line.learn(work, 1e-5 * work)
+    return line
+
+
+@pytest.mark.parametrize("seconds", [0.0, 25.0], ids=["none", "a-thousand-times-as-long"])
+def test_two_steps_that_seem_to_take_no_time_or_very_long_leave_a_line_from_which_the_next_ones_come_back(
+    seconds: float,
+) -> None:
+    line = known_line()
+    for _ in range(2):
+        line.learn(2500, seconds)
+    assert 0.025 / OUTLIER * 0.99 <= line.at(2500) <= 0.025 * OUTLIER * 1.01
+    for _ in range(2):
+        line.learn(2500, 0.025)
+    assert line.at(2500) == pytest.approx(0.025, rel=0.01)
+
+
+def test_steps_behind_some_that_took_no_time_are_learned_from_though_these_come_first() -> None:
+    line = StepLine(origin=1.0)
+    for work, seconds in ((1000, 0.1), (1000, 0.0), (2000, 0.0), (1500, 0.0), *[(1500, 0.05)] * 4):
+        line.learn(work, seconds)
+    assert line.at(1500) == pytest.approx(0.05, rel=0.1)
 
 
 def test_prompts_that_come_know_of_each_step_before_them_although_plain_ones_are_learned_together() -> None:

@@ -412,3 +412,14 @@ def test_deadlines_are_those_of_every_request_one_by_one() -> None:
 def test_a_request_is_held_to_a_little_less_than_it_has() -> None:
     for tpot_s in (0.001, 0.0101, 0.025, 0.3, 7.0):
         assert 0.979 * tpot_s <= grouped(tpot_s) <= 0.99 * tpot_s
+
+
+def test_prompts_get_the_least_that_they_must_have_in_steps_that_last_no_longer_than_they_may() -> None:
+    """A millisecond a token, and an output that is late."""
+    for longest_s, least in ((math.inf, AT_LAST), (0.05, 50)):
+        pace = StepPace(longest_s)
+        pace.begin(1000, 0.0)
+        pace.end(1.0)
+        pace.join(running(1, 0.02), 1.0)
+        assert pace.apart(MOST, 1, 1.1, MOST) == 0
+        assert pace.apart(MOST, 1, 1.1, MOST, least=AT_LAST) == least

@@ -36,12 +36,14 @@ def new_sinks(config: ModelConfig, device: torch.device) -> Tensor | None:
 def rope_tables(config: ModelConfig, kv: Tensor) -> dict[Rope, Tensor]:
     """Return a table for each kind of layer, as long as a request that the pool `kv` can hold, and beside it.
 
-    The two halves of a head are rotated against each other. Backends of several kinds of layers share what is made of
-    their whole model.
+    Requests have whole pages, so steps that are run before any request comes may fill a context's last one. The two
+    halves of a head are rotated against each other. Backends of several kinds of layers share what is made of their
+    whole model.
     """
-    num_slots = kv.shape[0] * kv.shape[3]
+    num_pages, page_size = kv.shape[0], kv.shape[3]
+    num_positions = min(num_pages, -(-config.context_len // page_size)) * page_size
     ropes = {config.rope_of(layer) for layer in range(config.num_layers)}
-    return {rope: _table(rope, min(config.context_len, num_slots)).to(kv.device) for rope in ropes}
+    return {rope: _table(rope, num_positions).to(kv.device) for rope in ropes}
 
 
 def _table(rope: Rope, num_positions: int) -> Tensor:

@@ -20,7 +20,7 @@ from diptych.engine.schedule.decode_batch import DecodeBatch
 from diptych.engine.schedule.extend_queue import Coming, ExtendQueue, nothing_comes
 from diptych.engine.schedule.kv_forecast import KvForecast
 from diptych.engine.schedule.sampling_builder import SamplingBuilder
-from diptych.engine.schedule.step_pace import NextPrompt, StepPace
+from diptych.engine.schedule.step_pace import AT_LAST, NextPrompt, StepPace
 from diptych.engine.schedule.steps_in_flight import StepsInFlight
 from diptych.engine.schedule.waiting_queue import WaitingQueue
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch
@@ -329,7 +329,8 @@ class Running:
         if decodes or not num_waiting:
             budget = self._pace.beside(most, len(decodes), now_s, first)
         else:
-            budget = self._pace.apart(most, num_waiting, now_s, max(1, self._queue.waiting_tokens), first)
+            least = 0 if self._steps else AT_LAST  # nobody gets a token before some of a prompt is computed
+            budget = self._pace.apart(most, num_waiting, now_s, max(1, self._queue.waiting_tokens), first, least)
         return self._queue.plan(now_s, budget, self.spare_pages)
 
     def _decodes(self) -> list[Request]:

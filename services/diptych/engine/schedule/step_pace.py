@@ -4,9 +4,10 @@ Without such requests nothing bounds a step: the worker prefills. With some, pro
 the first of their next tokens is due (`TokenDeadlines`), less what the tokens themselves take (`StepLine`). What
 requests are ahead of their deadlines may be spent at once; no deadline is missed for it. Where too little is left,
 prompts wait; but not for more than `PATIENCE` steps with tokens: then they get `AT_LAST` tokens all the same, so a
-prompt of `n` tokens is computed within `PATIENCE * n / AT_LAST` such steps from its turn on. Sarathi-Serve (OSDI 2024)
-bounds steps by a fixed number of tokens, and DuetServe (2025) predicts when a time per token would not be kept; here
-both are one rule.
+prompt of `n` tokens is computed within `PATIENCE * n / AT_LAST` such steps from its turn on. Where no output can have a
+step, as when a prompt has the adapter slot that it waits for, there are no such steps, and prompts get them at once:
+else nobody would ever go on. Sarathi-Serve (OSDI 2024) bounds steps by a fixed number of tokens, and DuetServe (2025)
+predicts when a time per token would not be kept; here both are one rule.
 
 A prompt whose first token would be late by that, and would not if outputs waited, *goes first* where fewer outputs than
 it weighs are lost by it (`TokenDeadlines.lost`): a choice between two delays weighs the slack of those whom it delays.
@@ -161,10 +162,13 @@ class StepPace:
             spare_s = math.inf
         return self._budget(most, most, self._beside, num_rows, share * spare_s, self._longest_s - tokens_s)
 
-    def apart(self, most: int, num_rows: int, now_s: float, wanted: int, first: NextPrompt | None = None) -> int:
+    def apart(
+        self, most: int, num_rows: int, now_s: float, wanted: int, first: NextPrompt | None = None, least: int = 0
+    ) -> int:
         """Return what prompts may cost in a step of their own, for which so many requests wait; `most` at most.
 
-        All that wait to be computed have `wanted` tokens: where those are few, few are worth a step.
+        All that wait to be computed have `wanted` tokens: where those are few, few are worth a step. They get `least`
+        however late outputs are, as far as a step may last so long: `AT_LAST` where no step can bring any a token.
         """
         if not num_rows:
             return most
@@ -172,7 +176,7 @@ class StepPace:
         tokens_s, spare_s = self._left(num_rows, now_s)
         if first is not None and self._goes_first(first, self._apart, tokens_s, spare_s, now_s):
             spare_s = math.inf
-        return self._budget(most, wanted, self._apart, num_rows, spare_s, self._longest_s)
+        return self._budget(most, wanted, self._apart, num_rows, spare_s, self._longest_s, least)
 
     def shown(self, num_rows: int) -> int:
         """Return what prompts may cost in the step behind those that are launched, roughly, for others to hear of."""
@@ -189,11 +193,12 @@ class StepPace:
         return coarse(self._contexts.num_tokens, CONTEXT_BITS)
 
     def _budget(
-        self, most: int, wanted: int, prompts: _Prompts, num_rows: int, spare_s: float, longest_s: float
+        self, most: int, wanted: int, prompts: _Prompts, num_rows: int, spare_s: float, longest_s: float, least: int = 0
     ) -> int:
-        """Return what prompts may cost: deadlines leave them `spare_s`, and the longest step `longest_s`."""
+        """Return what prompts may cost: deadlines leave them `spare_s` or `least`, and the longest step `longest_s`."""
         known = self._known(prompts)
-        budget = most if spare_s == math.inf else min(most, prompts.patient(known.cost_in(spare_s), wanted))
+        left = most if spare_s == math.inf else prompts.patient(known.cost_in(spare_s), wanted)
+        budget = min(most, max(least, left))
         if longest_s == math.inf:
             return budget
         fitting = known.cost_in(longest_s) if known.line.is_known else int(most * min(1.0, longest_s / STEP_S))

@@ -19,7 +19,7 @@ ROUNDING: Final = 1e-6
 REACH: Final = 4  # times the most work of late that a line is believed to tell of
 NEAR: Final = 2  # times as much work, or half: of which a line without a slope of its own tells
 CLEAR: Final = 1.3  # times slower or faster than the line: no noise
-OUTLIER: Final = 10.0  # steps that are learned at once never count as slower than so many times what was expected
+OUTLIER: Final = 10.0  # steps change a line at once by so many times at most
 
 
 class _Steps(NamedTuple):
@@ -44,7 +44,8 @@ class StepLine:
 
     A step whose end is heard of late seems long, and the one behind it short. So a single one that clearly took another
     time than expected is held until there is one more. If both did alike, the machine has become slower or faster; if
-    they did in the mean, the mean counts; else the first one is like no other, and is forgotten.
+    they did in the mean, the mean counts; else the first one is like no other, and is forgotten. Where that happens
+    twice in a row, as where long and short steps alternate, the mean of all four counts after all.
     """
 
     def __init__(self, origin: float = 0.0) -> None:
@@ -57,6 +58,7 @@ class StepLine:
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
         self._expected = self._measured = 0.0  # of the last few steps: seconds
         self._held: _Steps | None = None  # that took quite another time than expected
+        self._doubted: _Steps | None = None  # the last two, if one was forgotten and none was as expected since
 
     @property
     def is_known(self) -> bool:
@@ -96,26 +98,31 @@ class StepLine:
         elif off and count == 1:
             self._held = steps
         elif off:
-            self._rescale(min(seconds / self.usual(work), OUTLIER * max(1.0, self.pace)))
+            self._rescale(steps)
         else:
             self._note(steps)
+            self._doubted = None
 
     def _learn_held(self, held: _Steps, steps: _Steps, off: int) -> None:
         """Steps are over behind one that took quite another time than expected."""
-        both = held.and_then(steps)
+        both, doubted, self._doubted = held.and_then(steps), self._doubted, None
         if off and off == self._off(held):
-            self._rescale(both.seconds / self.usual(both.work))
+            self._rescale(both)
         elif not self._off(both):
             self._note(both)
-        elif not off:
-            self._note(steps)  # and nothing is like the one before
+        elif doubted is not None:
+            self._note(doubted.and_then(both))
+        else:
+            self._doubted = both
+            if not off:
+                self._note(steps)  # and nothing is like the one before
 
     def _off(self, steps: _Steps) -> int:
         """Whether steps clearly took longer than expected: 1; less long: -1."""
         if not self._has_slope or not self._tells(steps.work):
             return 0
-        ratio = steps.seconds / self.at(steps.work)
-        return (ratio >= CLEAR) - (ratio <= 1 / CLEAR)
+        expected_s = self.at(steps.work)  # none where the last few steps took no time
+        return (steps.seconds >= CLEAR * expected_s) - (CLEAR * steps.seconds <= expected_s)
 
     def _note(self, steps: _Steps) -> None:
         work, seconds, count = steps
@@ -135,7 +142,9 @@ class StepLine:
         """Whether what is known tells how long so much work takes."""
         return self.usual(work) > 0 and (self._has_slope or self._is_usual(work))
 
-    def _rescale(self, pace: float) -> None:
+    def _rescale(self, steps: _Steps) -> None:
+        """The machine has become slower or faster: all steps before would have taken as long as these, now."""
+        pace = min(max(steps.seconds / self.usual(steps.work), 1 / OUTLIER), OUTLIER)
         self._y *= pace
         self._xy *= pace
         self._expected = self._measured = 0.0

@@ -13,10 +13,10 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class WindowPages:
-    """The windows of a model; all are equal."""
+    """The windows of a model, as one: all layers with a window keep what the largest of theirs sees."""
 
     num_groups: int  # of layers with a window
-    window: int = 0  # tokens that such a layer sees, the newest
+    window: int = 0  # tokens that such a layer sees at most, the newest
     is_chunked: bool = False  # windows don't slide: they cut a text into chunks
     step_tokens: int = 1 << 30  # of a prompt that a step computes at most
 

@@ -6,8 +6,12 @@ import logging
 from types import SimpleNamespace
 
 import pytest
+import torch
+from tiny_config import tiny_config
 
+from diptych.engine.attention.layer_constants import rope_tables
 from diptych.engine.runner.gpu.inputs import StepLimits
+from diptych.engine.runner.gpu.measuring import largest_step, longest_extend, longest_timed, timed_steps
 from diptych.engine.runner.gpu.warm_up import up_to, warm_up_steps
 from diptych.engine.values.batch import ForwardMode
 
@@ -29,11 +33,34 @@ def test_steps_have_all_sizes_and_write_to_the_null_page_alone() -> None:
 
 
 def test_a_few_tokens_come_behind_a_prefix_of_the_null_page_too() -> None:
-    steps = warm_up_steps(StepLimits(max_step_tokens=512, max_requests=2, max_pages=1000), page_size=16, longest=512)
+    steps = warm_up_steps(StepLimits(max_step_tokens=512, max_requests=2, max_pages=1000), page_size=16, longest=4096)
     behind = [step for step in steps if (step.seq_lens != step.extend_lens).any()]
     assert [(step.extend_lens.tolist(), step.seq_lens.tolist()) for step in behind] == [([2], [2050]), ([32], [2080])]
     assert [step.positions[0] for step in behind] == [2048, 2048]
     assert max(step.out_slots.max() for step in behind) < 16
+
+
+@pytest.mark.parametrize("pool_pages", [32, 4096])
+@pytest.mark.parametrize("context_len", [1000, 2050, 3000, 4095])
+def test_no_step_before_the_first_request_is_longer_than_what_is_known_of_positions(
+    context_len: int, pool_pages: int
+) -> None:
+    """Whatever is left of a context's last page, and in a pool that is smaller than a context."""
+    limits = StepLimits(max_step_tokens=8192, max_requests=1, max_pages=-(-context_len // 16))
+    config = tiny_config(context_len=context_len)
+
+    def num_positions(num_pages: int) -> int:
+        return min(map(len, rope_tables(config, torch.empty(num_pages, 1, 1, 16, 1, 0)).values()))
+
+    for longest, steps in (
+        (longest_extend(limits, 16), [largest_step(limits, 16)[0]]),
+        (longest_timed(limits, 16), timed_steps(limits, 16)),
+    ):
+        assert max(step.seq_lens.max() for step in steps) <= num_positions(-(-longest // 16))
+    longest = min(context_len, pool_pages * 16)
+    steps = list(warm_up_steps(limits, 16, longest))
+    assert context_len <= num_positions(4096)
+    assert max(step.seq_lens.max() for step in steps) <= num_positions(pool_pages)
 
 
 def test_steps_of_a_model_with_groups_of_layers_name_the_null_page_for_each() -> None:

@@ -58,8 +58,8 @@ def warm_up_steps(limits: StepLimits, page_size: int, longest: int) -> Iterator[
     for num_tokens in up_to(limits.max_step_tokens):
         yield prompts(num_tokens, limits, page_size, longest)
     for num_tokens in FEW_TOKENS:
-        prefix_len = min(PREFIX_TOKENS, limits.max_pages * page_size - num_tokens)
-        if num_tokens <= min(longest, prefix_len):
+        prefix_len = min(PREFIX_TOKENS, longest - num_tokens)
+        if num_tokens <= prefix_len:
             yield step_of(ForwardMode.EXTEND, np.array([num_tokens]), limits, page_size, prefix_len)
     for num_rows in up_to(limits.max_samples):
         yield _decode(num_rows, limits, page_size)
