@@ -33,6 +33,7 @@ def worker_terms(
     Page size, ranks and type of the KV are no terms: pages are converted on their way, but for FP8 with scales, and for
     pages that hold states of recurrent layers. Where layers with a window have pages of their own, page size is a term,
     and so are ranks where heads have several widths.
+    Prefixes are neither pulled nor lent where layers have states: nobody can begin behind tokens alone.
     Of what is computed with, `product_terms` are terms. `engine`: what `auto` means is in it.
     """
     model = source.config
@@ -47,7 +48,7 @@ def worker_terms(
         kv_backend=kv_backend,
         oldest_protocol=PROTOCOL_VERSION,
         newest_protocol=PROTOCOL_VERSION,
-        features=FEATURES if rules.pulls else FEATURES & ~bits(Feature.PULL),
+        features=FEATURES if rules.pulls and model.recurrent is None else FEATURES & ~bits(Feature.PULL),
         required_features=bits(Feature.VERIFIED_HAND_OFF) if rules.integrity == "always" else 0,
     )
 
