@@ -15,6 +15,7 @@ from typing import Final
 
 import numpy as np
 
+from diptych.common.arrays import TOKEN_NBYTES
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.cache.peer_pages import Lent, PeerPages
 from diptych.engine.values.core_report import CoreCounts, CoreReport, Holders
@@ -101,7 +102,7 @@ class Lending:
             return "its KV is of another making"
         if is_taken or len(self._loans) >= MAX_LENT or self._cache.pages_per_state:
             return "busy" if not self._cache.pages_per_state else "layers have states"
-        end = len(note.tokens) // 8 // note.page_size
+        end = len(note.tokens) // TOKEN_NBYTES // note.page_size
         num_pages = end - note.first_token // note.page_size
         is_whole = num_pages > 0 and len(note.pages) == num_pages + self._pages.num_beside(end)
         return "" if is_whole else "it grants other pages than it asks for"
@@ -112,7 +113,7 @@ class Lending:
 
     def _write(self, peer: int, note: Pull, lent: Lent) -> None:
         self._loans[note.room] = _Loan(peer, lent)
-        num_asked = (len(note.tokens) // 8 - note.first_token) // note.page_size
+        num_asked = (len(note.tokens) // TOKEN_NBYTES - note.first_token) // note.page_size
         num_beside = len(lent.pages) - lent.num_pages
         written = [*range(lent.num_pages), *range(num_asked, num_asked + num_beside)]
         pages = np.array(note.pages, np.int64)[written]
