@@ -147,9 +147,12 @@ class Pulling:
     def _verify(self, pull: Pull, note: notes.Pulled, digest: int | None, now_s: float) -> None:
         arriving = pull.arriving
         num_asked = len(arriving.tokens) // self._cache.page_size - arriving.first_page
-        written = [*range(note.num_pages), *range(num_asked, num_asked + self._beside(pull, note.num_pages))]
-        echo = tuple(pull.generations[index] for index in written) if note.num_pages <= num_asked else ()
-        if digest is None or note.generations != echo:
+        if digest is None or note.num_pages > num_asked:
+            self._reject(pull, now_s)
+            return
+        end_beside = num_asked + self._beside(pull, note.num_pages)
+        written = [*range(note.num_pages), *range(num_asked, end_beside)]
+        if end_beside > len(arriving.pages) or note.generations != tuple(pull.generations[index] for index in written):
             self._reject(pull, now_s)
             return
         pull.on(Signal.WRITTEN)
