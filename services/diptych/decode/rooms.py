@@ -238,6 +238,7 @@ class Rooms:
         room.on(Signal.ENDED)
         room.request.has_ended = True
         self.retracted.discard(room)
+        self._cache.sessions.waits_no_more(room.request)
         self._waiting.charge_output(room.request)
         del self._rooms[room.request.room]
         self._effects.append(Emit(output, crossing))

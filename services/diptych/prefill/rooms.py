@@ -74,6 +74,7 @@ class Rooms:
                 self._queue.remove(room.request)
             room.on(Signal.FAILED)
             room.request.has_ended = True
+            self._cache.sessions.waits_no_more(room.request)
             room.failure = failure
             self._effects.append(Emit(Output(room.request.room, failure=failure)))
         self._close_if_drained(room)

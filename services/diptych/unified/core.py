@@ -218,6 +218,8 @@ class UnifiedCore:
             self._pulling.begin(event.request, event.holder, now_s)
         core = self._prefill if kind is LegKind.PREFILL else self._decode
         core.handle(replace(event, kind=kind), now_s)
+        if not core.has_room(event.request.room):
+            self._cache.sessions.waits_no_more(event.request)
 
     def _move(self, event: Move) -> None:
         if self._has_room(event.room):

@@ -30,8 +30,9 @@ def build_core(
     turns: Turns,
     draft_model: DraftModel,
 ) -> SchedulerCore:
-    source = parse_speculate(config.engine.speculate).source
-    drafter = new_drafter(source, limits, time.monotonic, AheadSource(draft_model, cache.page_table, cache.page_size))
+    source, model = parse_speculate(config.engine.speculate)
+    ahead = AheadSource(draft_model, cache.page_table, cache.page_size) if model else None
+    drafter = new_drafter(source, limits, time.monotonic, ahead)
     return UnifiedCore(
         cache, limits, config.transfer, layout.page_nbytes, Role(config.role), turns=turns, drafter=drafter
     )

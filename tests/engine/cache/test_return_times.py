@@ -96,6 +96,21 @@ def test_strangers_names_take_bounded_memory() -> None:
     assert len(times) == MAX_TOOLS
 
 
+def test_a_tenant_with_many_names_of_tools_takes_no_more_than_its_share_from_others() -> None:
+    times = learned(SHELL, [1.0] * 200)
+    for number in range(2 * MAX_TOOLS):
+        learned(ToolKey("other", str(number)), [100.0], times)
+    assert len(times) == MAX_TOOLS
+    assert times.index(SHELL, 0.5) > 10 * times.index(ToolKey("", "new"), 0.5), "of the latter nothing is known"
+
+
+def test_strangers_who_are_many_tenants_take_bounded_memory() -> None:
+    times = ReturnTimes()
+    for number in range(2 * MAX_TOOLS):
+        times.returned(ToolKey(str(number), "shell"), 0, 1)
+    assert len(times) == len(times._tools) == MAX_TOOLS
+
+
 @pytest.mark.parametrize("price", [0.0, 0.01, 1.0])
 def test_a_tool_of_which_nothing_is_known_has_a_time(price: float) -> None:
     assert 0.0 <= ReturnTimes().ttl_s(SHELL, price) <= HORIZON_S

@@ -177,6 +177,26 @@ def test_who_has_come_back_keeps_its_text_until_it_is_admitted_or_long_gone(worl
     world.cache.drop(back)
 
 
+def test_who_is_admitted_leaves_a_pin_that_another_has_put_in_place_of_his(world: World) -> None:
+    world.serve(FIRST, 0.0, "shell")
+    back = world.request(range(100, 130), 7.0)
+    assert back.pinned is not None
+    world.serve(FIRST, 8.0, "shell")  # another session of the same text
+    world.cache.sessions.waits_no_more(back)
+    assert len(world.cache.tree.pins) == 1
+
+
+def test_requests_that_ended_take_no_memory_of_the_size_of_their_texts_when_these_are_gone(world: World) -> None:
+    for number in range(8):
+        world.serve(range(1000 * number, 1000 * number + 40), float(number))  # shortens the one before
+    world.cache.clear()
+    ended = [each.node for each in world.cache.sessions._ended.values()]
+    assert len(ended) == 8
+    assert [(node.tokens.size, node.tokens.base, node.hashes.size, node.hashes.base) for node in ended] == [
+        (0, None, 0, None)
+    ] * 8
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_books_are_right_whatever_comes(seed: int) -> None:
     """Random sessions and strangers; some words are lost, late or false. All pages can be had at any time."""

@@ -74,15 +74,49 @@ def test_pages_go_down_the_list_and_come_back_from_the_tier_that_has_them() -> N
     assert tree.check() == []
 
 
-def test_what_is_computed_meanwhile_is_not_shared_where_pages_are_on_their_way() -> None:
-    pool = np.zeros((NUM_PAGES, PAGE), np.uint64)
-    tier = SlowTier(8, pool)
+def over_slow_tier() -> tuple[SlowTier, KvCache]:
+    """A cache whose slow tier has the three pages of a text; its pool is full of another."""
+    tier = SlowTier(8, np.zeros((NUM_PAGES, PAGE), np.uint64))
     cache = KvCache(num_pages=NUM_PAGES, page_size=PAGE, max_requests=3, max_tokens_per_request=100, tiers=[tier])
     for prompt in ([1, 1, 2, 2, 3, 3], [9] * 16):
-        one = request(prompt)
-        assert cache.admit(one)
-        one.computed_len = one.num_tokens
-        cache.retire(one)
+        compute(cache, prompt)
+    return tier, cache
+
+
+def compute(cache: KvCache, prompt: list[int]) -> None:
+    one = request(prompt)
+    assert cache.admit(one)
+    one.computed_len = one.num_tokens
+    cache.retire(one)
+
+
+def test_what_is_restored_twice_for_a_request_is_found_once() -> None:
+    tier, cache = over_slow_tier()
+    waiting = request([1, 1, 2, 2, 3, 3, 4])
+    before = cache.counts.prompt_tokens
+    for _ in range(2):
+        assert not cache.admit(waiting)
+        cache.finish_restore(tier.answer().number, None)
+        if tier.num_asked == 1:
+            compute(cache, [8] * 16)  # takes all pages again
+    assert cache.admit(waiting)
+    assert (tier.num_asked, cache.counts.found_tokens) == (2, [0, 6])
+    assert cache.counts.prompt_tokens == before + 16 + 7
+
+
+def test_what_is_sooner_computed_counts_when_its_request_is_admitted_and_not_before() -> None:
+    tier, cache = over_slow_tier()
+    tier.takes_s, cache.compute_s = 1.0, lambda start, end: 0.0
+    waiting = request([1, 1, 2, 2, 3, 3, 4])
+    for _ in range(3):
+        assert not cache.admit(waiting, spare_pages=5)
+    assert cache.num_not_loaded == 0
+    assert cache.admit(waiting)
+    assert (waiting.cached_len, cache.num_not_loaded) == (0, 3)
+
+
+def test_what_is_computed_meanwhile_is_not_shared_where_pages_are_on_their_way() -> None:
+    tier, cache = over_slow_tier()
     waiting, scored = request([1, 1, 2, 2, 3, 3]), request([1, 1, 2, 2, 3, 3])
     scored.prompt_logprobs = PromptLogprobs(6, 0)  # so it is computed in any case
     assert not cache.admit(waiting)

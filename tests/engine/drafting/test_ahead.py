@@ -12,6 +12,7 @@ from diptych.engine.drafting.ahead import FIRST_PERIOD, FOLLOWED, TRIAL, AheadSo
 from diptych.engine.drafting.budget import Passes, share_out
 from diptych.engine.drafting.drafter import SourceDrafter
 from diptych.engine.drafting.ngram import NgramSource
+from diptych.engine.drafting.record import ALLOWED, FORGIVEN, LEAST
 from diptych.engine.drafting.step_costs import KNOWN, StepCosts
 from diptych.engine.values.batch import NO_TOKEN, PART_TOKENS, DraftBatch
 from diptych.engine.values.request import Request, new_request
@@ -169,6 +170,35 @@ def test_a_request_chooses_whether_it_is_asked_for(chosen: str, is_asked: bool) 
     assert bool(world.model.asked) is is_asked
 
 
+def test_a_bad_record_is_forgiven_also_beside_others_that_have_drafts_all_the_time() -> None:
+    """Then there are no trials, and what it would have had is not even guessed."""
+    world, num_steps, missing = World([1, 2, 3]), 0, 20
+    for _ in range(20):
+        world.step()
+    drafted = world.drafter._settled(world.requests[0])
+    for tokens in (-100.0, -LEAST - ALLOWED - missing * FORGIVEN):
+        drafted.records.of(world.drafter._of_model).learn(tokens)
+    while not drafted.num_drafts:
+        world.step()
+        num_steps += 1
+        assert num_steps <= missing + 2
+    assert num_steps >= missing
+    assert sum(world.num_drafts[-num_steps:]) > 10 * num_steps, "of others"
+
+
+def test_a_trial_costs_a_record_what_it_takes() -> None:
+    """Its passes, its rows, and that the model follows its step."""
+    world = World([1], is_right=False)
+    while len(world.num_drafts) < 40 or world.num_drafts[-1] == 0:
+        world.step()
+    assert world.num_drafts[-1] == TRIAL
+    record = world.drafter._drafted[1].records.of(world.drafter._of_model)
+    record.learn(-record._tokens)
+    world.drafter._settled(world.requests[0])
+    took_s = TRIAL * (PASS_S + ROW_S) + PASS_S
+    assert record._tokens == pytest.approx(-took_s / (STEP_S + ROW_S), rel=0.1)
+
+
 def test_it_does_not_follow_steps_while_nobody_asks_and_is_told_what_it_missed() -> None:
     world = World([1, 2])
     first, second = world.requests
@@ -195,6 +225,22 @@ def test_it_does_not_follow_steps_while_nobody_asks_and_is_told_what_it_missed()
     assert steps[-1].seq_lens.tolist() == [missed.start + 150]
     assert world.ahead.follows(new_step([first], []))
     assert not world.ahead._batch([Wanted(first, 1)]).missed
+
+
+@pytest.mark.parametrize("chosen", ["", "ngram", "off"])
+def test_of_a_request_that_has_ended_nothing_is_kept_whoever_guessed_for_it(chosen: str) -> None:
+    """Steps without guesses are not followed, and what is missed of them is noted of all their requests."""
+    world = World([1, 2, 3], speculate=chosen)
+    world.model.is_right = False
+    for _ in range(30):
+        world.step()
+    held = world.drafter.report().nbytes
+    assert held > 0
+    for request in world.requests[1:]:
+        request.has_ended = True
+    assert world.drafter.report().nbytes == held / 3
+    world.requests[0].has_ended = True
+    assert world.drafter.report().nbytes == 0
 
 
 @pytest.mark.parametrize("num_requests", [1, 3])

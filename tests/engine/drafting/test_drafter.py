@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pytest
 
-from diptych.engine.drafting.drafter import MAX_DRAFTS, SourceDrafter, _Drafted
+from diptych.engine.drafting.drafter import MAX_DRAFTS, SourceDrafter
+from diptych.engine.drafting.record import RequestRecords
 from diptych.engine.drafting.source import NO_GUESS, DraftSource, Guess
 from diptych.engine.drafting.step_costs import KNOWN
 from diptych.engine.values.core_report import SourceCounts
@@ -473,12 +474,10 @@ def test_drafts_that_a_bad_record_cost_a_request_are_compared_until_they_would_h
         world.step()
     for drafted in world.drafter._drafted.values():
         world.drafter._settle(drafted)
-        drafted.records[0].learn(-100.0)
-    world.drafter._records[0].learn(-100.0)
+        drafted.records.learn(0, -100.0)
     world.num_drafted.clear()
     for _ in range(10):
         world.step()
     assert world.num_drafted[:2] == [0, 0]
     assert (max(world.num_drafted) > 8) == is_right
-    other = world.request(1)
-    assert world.drafter._record(_Drafted(other, (0,)), 0).is_good == is_right
+    assert RequestRecords(world.drafter._records).of(0).is_good == is_right

@@ -15,7 +15,7 @@ from diptych.common.errors import ConfigError
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.pool_size import pool_layout
 from diptych.engine.options.served_model import as_served
-from diptych.engine.scheduler.terms import worker_terms
+from diptych.engine.scheduler.terms import file_terms, worker_terms
 from diptych.engine.values.transfer_rules import TransferRules
 
 Change = Callable[[ModelSource], ModelSource]
@@ -52,6 +52,33 @@ def test_who_has_other_draft_layers_does_not_pair(source: ModelSource, tiny_fold
     assert len(found) == 3
     assert "2 layers, 2 KV heads of 16" in found
     assert sum("draft layers: 2 layers, 2 KV heads of 16" in shape for shape in found) == 2
+
+
+def test_who_has_draft_layers_in_fp8_without_scales_does_not_pair_with_who_has_them_with_scales(
+    source: ModelSource, tiny_folder: Path
+) -> None:
+    """Neither has scales for its own layers."""
+    given = options(tiny_folder, kv_cache_dtype="fp8_e4m3")
+    served = as_served(source, given)
+    draft = served.config.draft
+    assert draft is not None
+    with_scales = replace(draft, model=replace(draft.model, kv_scales=((0.5, 2.0),) * 2))
+    scaled = ChangedModel(source, replace(served.config, draft=with_scales))
+    layout = pool_layout(served.config, given)
+    shapes = [worker_terms(each, "ucx", layout, TransferRules(), given, "").kv_shape for each in (served, scaled)]
+    assert ["FP8 with scales" in shape for shape in shapes] == [False, True]
+
+
+def test_files_outlive_other_names_of_both_models(source: ModelSource, tiny_folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(tiny_folder, other)
+    found = []
+    for model, given in ((source, options(tiny_folder)), (open_model(str(other)), options(other))):
+        served = as_served(model, given)
+        terms = file_terms(served, pool_layout(served.config, given), given, "CPU")
+        assert terms["model"]["draft"]["model"]["num_layers"] == 2
+        found.append(terms)
+    assert found[0] == found[1]
 
 
 def test_another_tokenizer_is_refused(source: ModelSource, tiny_folder: Path, tmp_path: Path) -> None:

@@ -168,12 +168,12 @@ def test_a_request_lets_others_pass_for_a_few_restores_only() -> None:
     line = queue()
     line.add(request(1))
     for number in range(MAX_RESTORES):
-        line.peek(0.0).restore = restore = Restore(number, 1, NO_PAGES, NO_PAGES)
+        line.peek(0.0).restore = restore = Restore(number, 1, NO_PAGES, NO_PAGES, 0, 0)
         assert line.set_aside_for_restore()
         assert (line.has_next, line.next_s()) == (False, None)
         restore.has_ended = True
         line.bring_back(0.0)
-    line.peek(0.0).restore = Restore(MAX_RESTORES, 1, NO_PAGES, NO_PAGES)
+    line.peek(0.0).restore = Restore(MAX_RESTORES, 1, NO_PAGES, NO_PAGES, 0, 0)
     assert not line.set_aside_for_restore()
     assert pop_all(line) == [1]
 

@@ -171,6 +171,15 @@ def test_draft_layers_follow_those_of_their_model() -> None:
     ]
 
 
+@pytest.mark.parametrize("of_draft", [False, True])
+def test_draft_layers_are_not_beside_pages_of_windows(of_draft: bool) -> None:
+    grouped, plain = tiny_config(num_layers=4, windows=(0, 8) * 2), tiny_config()
+    assert len(grouped.page_groups) == 2
+    model, draft = (plain, grouped) if of_draft else (grouped, plain)
+    with pytest.raises(AssertionError, match="keep all tokens"):
+        kv_regions(replace(model, draft=DraftLayers(draft, 2)), "bfloat16")
+
+
 def layouts(model: ModelConfig, num_ranks: int, page_size: int) -> list[PoolLayout]:
     """Return the layout of each rank of a worker."""
     if num_ranks == 1:

@@ -99,8 +99,7 @@ class KvCache:
         self.counts = CacheCounts(found_tokens=[0] * (1 + len(tiers)))
         self.num_saved = 0  # pages copied to tiers, since start
         self.num_restored = 0  # and back
-        self.num_lost = 0  # that a tier could not bring back
-        self.num_not_loaded = 0  # that are sooner computed
+        self.num_not_loaded = 0  # that were sooner computed by requests which were admitted
         self.saved_s = 0.0  # of computing, by restores that took their time, as predicted
         self.compute_s: ComputeSeconds = never_computed
         self._tiers = tiers
@@ -211,7 +210,7 @@ class KvCache:
         request.restore = None
         if len(self._free_rows) <= spare_rows:
             return False
-        match = self._match(request)
+        match, num_not_loaded = self._match(request)
         if match.restore is not None:
             request.restore = match.restore
             return False
@@ -235,7 +234,8 @@ class KvCache:
             return False
         pages, windows, state = np.split(pages[num_lower_places:], np.cumsum([num_pages, num_window_pages]))
         self._fill_row(request, match, pages)
-        self.sessions.admitted(request)
+        self.num_not_loaded += num_not_loaded
+        self.sessions.waits_no_more(request)
         if self.windows.num_groups:
             self._windows.fill(request, windows)
         self._begin_state(request, match, state)
@@ -250,7 +250,7 @@ class KvCache:
             self.tree.settle(node)
             self.num_restored += len(restore.pages)
         else:
-            self.num_lost += len(restore.pages)
+            restore.has_failed = True
             self.pool.uncache(self.tree.lose(node))
         self.sweep()
 
@@ -516,9 +516,9 @@ class KvCache:
         """Whether the request is computed here, by layers that must be given a state; else a peer sends that, too."""
         return bool(self.pages_per_state) and not (request.is_imported and request.state_len)
 
-    def _match(self, request: Request) -> Match:
-        """Return the longest prefix that is here, or is sooner loaded than computed."""
-        deepest = ALL_LEVELS
+    def _match(self, request: Request) -> tuple[Match, int]:
+        """Return the longest prefix that is here, or is sooner loaded than computed; and how many pages are not."""
+        deepest, num_not_loaded = ALL_LEVELS, 0
         self._find(request)
         while True:
             match = self._match_down_to(deepest, request)
@@ -526,8 +526,8 @@ class KvCache:
                 continue
             refused = self._not_worth_loading(match)
             if refused is None:
-                return match
-            deepest = refused - 1
+                return match, num_not_loaded
+            deepest, num_not_loaded = refused[0] - 1, num_not_loaded + refused[1]
 
     def _match_down_to(self, deepest: int, request: Request) -> Match:
         tokens, extra_key = request.tokens[: request.matchable_len], request.extra_key
@@ -566,21 +566,19 @@ class KvCache:
             places = node.places
             num_kept = self._tiers[node.level - 1].num_kept(places)
             if num_kept < len(places):
-                self.num_lost += len(places) - num_kept
                 self.tree.lose_places(node, num_kept)
                 return True
         return False
 
-    def _not_worth_loading(self, match: Match) -> int | None:
-        """Return the first level of which what is matched is computed sooner than loaded."""
+    def _not_worth_loading(self, match: Match) -> tuple[int, int] | None:
+        """Return the first level of which what is matched is computed sooner than loaded, and how many pages it is."""
         end = match.num_tokens
         for level, group in itertools.groupby(match.lower_nodes, _level):
             held = [*group]
             start, end = end, held[-1].end * self.page_size
             load_s = self._tiers[level - 1].load_s(sum(node.num_places for node in held))
             if load_s > 0 and not worth_loading(load_s, self.compute_s(start, end)):
-                self.num_not_loaded += (end - start) // self.page_size
-                return level
+                return level, (end - start) // self.page_size
         return None
 
     def _fill_row(self, request: Request, match: Match, pages: Pages) -> None:
@@ -593,12 +591,16 @@ class KvCache:
         self._count(request)
 
     def _count(self, request: Request) -> None:
-        """Count what was found of a prompt that is computed here, the first time."""
+        """Count what was found of a prompt that is computed here, the first time, by the level that had it."""
+        levels = np.full(request.cached_len // self.page_size, POOL)
+        for restore in request.restored:
+            if not restore.has_failed:
+                levels[restore.start : restore.end] = restore.level
+        request.restored.clear()
         if not (request.is_imported or request.num_output_tokens):
             self.counts.prompt_tokens += request.num_tokens
-            self.counts.found_tokens[POOL] += max(0, request.cached_len - request.restored.total())
-            for level, found in request.restored.items():
-                self.counts.found_tokens[level] += found
+            for level in range(len(self.counts.found_tokens)):
+                self.counts.found_tokens[level] += self.page_size * int((levels == level).sum())
 
     def _begin_windows(self, request: Request, node: Node) -> tuple[int, int]:
         """Say what a request holds in layers with a window; return what it needs, and what is owed to it and others."""
@@ -653,9 +655,10 @@ class KvCache:
         """
         for level, group in itertools.groupby(match.lower_nodes, _level):
             nodes = tuple(group)
-            request.restored[level] += self.page_size * sum(len(node.pages) for node in nodes)
             slots = np.concatenate([node.places for node in nodes])
-            restore = Restore(self._num_restores, level, slots, pages[: len(slots)].copy())
+            start, end = nodes[0].end - len(nodes[0].pages), nodes[-1].end
+            restore = Restore(self._num_restores, level, slots, pages[: len(slots)].copy(), start, end)
+            request.restored.append(restore)
             self._num_restores += 1
             self.pool.cache(restore.pages)
             pages = pages[len(slots) :]

@@ -46,6 +46,9 @@ class Pins:
     def __contains__(self, node: Node) -> bool:
         return node in self._pins
 
+    def get(self, node: Node) -> Pin | None:
+        return self._pins.get(node)
+
     def put(self, node: Node, pin: Pin) -> None:
         """Keep the path to a node of the pool; a node that has a pin gets this one instead."""
         if node not in self._pins:

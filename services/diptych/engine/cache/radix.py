@@ -467,7 +467,9 @@ class RadixTree:
         self._num_pages -= num_pages
         self._num_evictable -= num_pages
         self._changes.remove(leaf.hashes[: num_left - 1 : -1].tolist())
-        return leaf.pages[num_left:]
+        gone = leaf.pages[num_left:]
+        leaf.forget_text()
+        return gone
 
     def _walk(self, node: Node, token_ids: I64, extra_key: bytes) -> list[Node]:
         """Return the path from `node` on of the longest cached prefix, splitting a node that is left in its middle."""
@@ -622,6 +624,7 @@ class RadixTree:
             self._tiers[leaf.level - 1].release(leaf.pages)
         if not leaf.is_withdrawn:
             self._changes.remove(leaf.hashes[::-1].tolist())
+        leaf.forget_text()
 
 
 def _down_to(deepest: int, path: list[Node]) -> list[Node]:

@@ -17,6 +17,8 @@ from diptych.kvtransfer.ownership import Pages
 Rank = tuple[int, int, int]
 
 NO_PAGES: Final[Pages] = np.empty(0, np.int32)
+NO_TOKENS: Final[I64] = np.empty(0, np.int64)
+NO_HASHES: Final[U64] = np.empty(0, np.uint64)
 
 
 def node_key(token_ids: I64, page_size: int, extra_key: bytes = b"") -> bytes:
@@ -167,6 +169,10 @@ class Node:
         self.parent.children[self.key] = kept
         self.parent = None
         return kept
+
+    def forget_text(self) -> None:
+        """It is evicted: whoever still knows it keeps no memory of the size of its text by that."""
+        self.tokens, self.hashes = NO_TOKENS, NO_HASHES
 
     def below(self) -> Iterator[Node]:
         """Yield the nodes below this one, parents before their children."""

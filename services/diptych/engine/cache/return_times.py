@@ -29,7 +29,7 @@ EDGES_S: Final = tuple(0.25 * 2 ** (k / 2) for k in range(26))  # upper ends of 
 HORIZON_S: Final = EDGES_S[-1]  # who is away for longer does not come back
 MEMORY: Final = 500  # returns after which one counts a third
 EVIDENCE: Final = 4.0  # sessions: what all tools say counts as much for a tool as so many of its own
-MAX_TOOLS: Final = 512  # of all tenants; of more, the one that was not heard of for longest is forgotten
+MAX_TOOLS: Final = 512  # of all tenants; of more, one of the tenant that has the most is forgotten
 PUBLISHED: Final = ((0.5, 2.0), (0.9, 24.0), (0.99, 684.0))  # shares of gaps of coding agents (llm-d on GLM-5.2, 2026)
 
 _WIDTHS: Final = np.diff(np.array((0.0, *EDGES_S)))
@@ -94,14 +94,18 @@ class _Counts:
 
 
 class ReturnTimes:
-    """What is known of the times that sessions are away. Bounded: `MAX_TOOLS` tools, some 2 KB each."""
+    """What is known of the times that sessions are away. Bounded: `MAX_TOOLS` tools, some 2 KB each.
+
+    Of more, the tenant that has the most forgets the one of which it was not heard for longest: so whoever makes up
+    names of tools takes no more than an even share from others.
+    """
 
     def __init__(self) -> None:
         self._all = _published()
-        self._by_tool: OrderedDict[ToolKey, _Counts] = OrderedDict()
+        self._tools: OrderedDict[str, OrderedDict[str, _Counts]] = OrderedDict()  # by tenant; both heard of last, last
 
     def __len__(self) -> int:
-        return len(self._by_tool)
+        return sum(map(len, self._tools.values()))
 
     def passed(self, key: ToolKey, first: int, last: int) -> None:
         """Learn that a session is still away behind the buckets from `first` on, before `last`."""
@@ -118,22 +122,36 @@ class ReturnTimes:
     def index(self, key: ToolKey, away_s: float) -> float:
         """Return what a second more in memory brings of a session that has been away for so long."""
         self._known(key)
-        counts = self._by_tool.get(key, self._all)
+        counts = self._counts(key)
         if not counts.indices:
             assert counts.curve is not None
             counts.indices = counts.curve.indices()
         return counts.indices[bucket_of(away_s)]
 
     def _add(self, key: ToolKey, first: int, last: int, returned: int) -> None:
-        counts = self._by_tool.setdefault(key, _Counts())
-        self._by_tool.move_to_end(key)
-        if len(self._by_tool) > MAX_TOOLS:
-            self._by_tool.popitem(last=False)
-        counts.add(first, last, returned)
+        own = self._tools.setdefault(key.tenant, OrderedDict())
+        self._tools.move_to_end(key.tenant)
+        is_new = key.tool not in own
+        own.setdefault(key.tool, _Counts()).add(first, last, returned)
+        own.move_to_end(key.tool)
+        if is_new and len(self) > MAX_TOOLS:
+            self._forget()
         self._all.add(first, last, returned)
 
+    def _forget(self) -> None:
+        """Forget a tool of the tenant that has the most; of equals, of the one that was not heard of for longest."""
+        tenant = max(self._tools, key=lambda each: len(self._tools[each]))
+        self._tools[tenant].popitem(last=False)
+        if not self._tools[tenant]:
+            del self._tools[tenant]
+
+    def _counts(self, key: ToolKey) -> _Counts:
+        """Return what is known of a tool; of all tools, if that is nothing."""
+        own = self._tools.get(key.tenant)
+        return self._all if own is None else own.get(key.tool, self._all)
+
     def _known(self, key: ToolKey) -> Curve:
-        counts = self._by_tool.get(key, self._all)
+        counts = self._counts(key)
         if counts.curve is None:
             usual = self._all.returned / np.maximum(self._all.at_risk, 1e-9)
             weight = EVIDENCE * curve_of(usual).away[:-1]

@@ -1,12 +1,14 @@
 """Sessions that have called a tool: which text is expected to go on, and for how long its pages are kept. Pure.
 
-A router says that a request which ended here has called a tool (`called`). From then on the session is away, and its
-pages are pinned for as long as `ReturnTimes` finds worth it. A request that arrives with the text of one who is away is
-that session, which has come back: nobody says so, and no header is believed. It takes over when the job began, by
-which policies let it go before new jobs, and its pin, which then holds until it is admitted.
+A router says that a request which ended here has called a tool (`called`): so its output said, or the client where no
+calls are read. From then on the session is away, and its pages are pinned for as long as `ReturnTimes` finds worth it.
+A request that arrives with the text of one who is away is that session, which has come back: nobody says so, and no
+header is believed. It takes over when the job began, by which policies let it go before new jobs of its tenant, if
+these came less than `policies.AHEAD_S` before it, and its pin, which then holds while it waits to be admitted.
 
 All of this may be lost: a word that does not come, or too late, costs a session what it would have cost without.
-Bounded: `MAX_ENDED` requests that ended, and `MAX_AWAY` sessions.
+Bounded: `MAX_ENDED` requests that ended, and `MAX_AWAY` sessions. The node that is known of each is the tree's while
+its text is cached, and has no tokens any more when that is gone.
 """
 
 from __future__ import annotations
@@ -136,14 +138,17 @@ class Sessions:
         request.job_s = max(0.0, request.life.arrival_s - away.job_since_s)
         if away.node in self._tree.pins:
             self.counts.kept_returns += 1
-            request.pinned = away.node
-            self._tree.pin(away.node, Pin(None, now_s, away.job_since_s, now_s + BACK_S))
+            pin = Pin(None, now_s, away.job_since_s, now_s + BACK_S)
+            self._tree.pin(away.node, pin)
+            request.pinned = away.node, pin
 
-    def admitted(self, request: Request) -> None:
-        """It holds its text itself."""
+    def waits_no_more(self, request: Request) -> None:
+        """It holds its text itself, or has ended or was refused without: its pin goes, unless another replaced it."""
         if request.pinned is not None:
-            self._tree.unpin(request.pinned)
+            node, pin = request.pinned
             request.pinned = None
+            if self._tree.pins.get(node) is pin:
+                self._tree.unpin(node)
 
     def _find(self, request: Request) -> _Away | None:
         """Return the one of those away with whose text the request begins; of several, who has most of it."""

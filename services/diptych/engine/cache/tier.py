@@ -109,8 +109,11 @@ class Restore:
     level: int  # of the tier
     slots: Slots  # which stay taken until it has ended
     pages: Pages  # of the pool, which the tier writes
+    start: int  # pages of the text that are before those of its tokens
+    end: int  # and behind these
     saved_s: float = 0.0  # of computing, as predicted when it was begun
     has_ended: bool = False
+    has_failed: bool = False
     until_s: float = math.inf
 
     def is_over(self, now_s: float) -> bool:

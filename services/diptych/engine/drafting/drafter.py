@@ -8,15 +8,15 @@ asking a small share of a step. Nobody is asked about while it isn't known what 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Final, NamedTuple
 
 from diptych.engine.drafting.ahead import AheadSource, Wanted
+from diptych.engine.drafting.asking import Asking
 from diptych.engine.drafting.budget import NO_PASSES, Passes, Shares, share_out
-from diptych.engine.drafting.record import Record
+from diptych.engine.drafting.record import Record, RequestRecords
 from diptych.engine.drafting.source import NO_GUESS, DraftSource, Guess
 from diptych.engine.drafting.step_timer import Launched, StepTimer
 from diptych.engine.drafting.survival import RequestSurvival, Survival
@@ -26,9 +26,6 @@ from diptych.engine.values.step import Drafts, Step
 from diptych.generation.request_groups import DRAFT_SOURCES, OF_MODEL
 
 MAX_DRAFTS: Final = 15  # of a request: 16 rows of it
-IDLE_SHARE: Final = 0.01  # of a step's time is for asking about requests for which it has not paid of late
-WORTH_KEPT: Final = 0.8  # of what asking about a request was worth, with each time
-ASKING_KEPT: Final = 0.8  # of what is known of the time to ask about a request, likewise
 NOBODY: Final = -1
 OFF: Final = "off"
 
@@ -39,6 +36,7 @@ class _Drafted:
 
     request: Request
     sources: Sequence[int]  # that may guess, in the order in which they are asked
+    records: RequestRecords
     guess: Guess = NO_GUESS  # the newest
     source: int = NOBODY  # whose it is
     num_before: int = 0  # tokens of the request when it was made
@@ -46,16 +44,8 @@ class _Drafted:
     num_drafts: int = 0  # of those behind them that were verified
     token_s: float = 0.0  # what a token took then, without drafts
     price: float = 0.0  # of the drafts that it has or would have: what they take, in its tokens
-    records: dict[int, Record] = field(default_factory=dict)  # by source
-    refused: tuple[int, ...] = ()  # drafts that a bad record cost it, as far as they are not compared
-    refused_at: int = 0  # and where in its tokens they would be
-    refused_by: int = NOBODY
     survival: RequestSurvival = field(default_factory=RequestSurvival)
-    guessing_s: float = 0.0  # what it took to ask sources about it
-    asking_s: float = 0.0  # what that takes of late, with all that is done for it beside
-    worth_s: float = 0.0  # what asking about it has saved of late, beyond the time that it took
-    wait: int = 1  # tokens from one time that it is asked about to the next
-    ask_at: int = 0  # with so many tokens it may be asked about again
+    asking: Asking = field(default_factory=Asking)
 
 
 class _Rows(NamedTuple):
@@ -92,6 +82,7 @@ class SourceDrafter:
         named: Mapping[str, DraftSource] = sources if ahead is None else {**sources, OF_MODEL: ahead}
         self._ahead = ahead
         self._names = tuple(named)
+        self._of_model = NOBODY if ahead is None else self._names.index(OF_MODEL)
         self._default = OF_MODEL if ahead else next((name for name in named if name in DRAFT_SOURCES), "")
         self._sources = tuple(named.values())
         self._survival = [Survival() for _ in self._sources]
@@ -128,7 +119,7 @@ class SourceDrafter:
         self._note_asked(asked, shares, len(requests))
         counts, self._passes_s = shares.counts, 0.0
         if self._ahead is not None and passes.before:
-            counts = self._computed(self._ahead, asked, counts)
+            counts = self._computed(self._ahead, asked, counts, len(requests), passes)
         self._note_time(asked, self._clock() - began_s)
         pairs = zip(asked, counts, strict=True)
         return {each.request.room: each.guess.token_ids[: each.num_ahead + count] for each, count in pairs if count}
@@ -145,7 +136,7 @@ class SourceDrafter:
         for row, (drafted, count) in enumerate(zip(asked, shares.counts, strict=True)):
             if count:
                 drafted.price = count * share_s
-                if not self._record(drafted, drafted.source).is_good:
+                if not drafted.records.of(drafted.source).is_good:
                     losers.append(row)
                     self._refuse(drafted, count)
         if not losers:
@@ -155,45 +146,31 @@ class SourceDrafter:
         return share_out(chances, num_requests, self._costs, self._most_drafts, passes)
 
     def _refuse(self, drafted: _Drafted, count: int) -> None:
-        """Note what a request does not have, unless that of an earlier time is still to be compared."""
-        if not drafted.refused and self._names[drafted.source] != OF_MODEL:
-            guess, begin = drafted.guess.token_ids, drafted.num_ahead
-            drafted.refused, drafted.refused_at = guess[: begin + count], drafted.num_before
-            drafted.refused_by = drafted.source
-            self._learn_worth(drafted, drafted.source, -drafted.price)
+        """Note what a request does not have. Of the draft model it is not even guessed."""
+        if drafted.source == self._of_model:
+            drafted.records.forgive(drafted.source)
+        else:
+            token_ids = drafted.guess.token_ids[: drafted.num_ahead + count]
+            drafted.records.refuse(drafted.source, token_ids, drafted.num_before, drafted.price)
         drafted.price = 0.0
-
-    def _compare_refused(self, drafted: _Drafted) -> None:
-        """Learn from the tokens that have come what refused drafts would have brought."""
-        request = drafted.request
-        while drafted.refused and drafted.refused_at < request.num_tokens:
-            is_right = drafted.refused[0] == request.tokens.item(drafted.refused_at)
-            drafted.refused = drafted.refused[1:] if is_right else ()
-            drafted.refused_at += 1
-            if is_right:
-                self._learn_worth(drafted, drafted.refused_by, 1.0)
-
-    def _record(self, drafted: _Drafted, source: int) -> Record:
-        record = drafted.records.get(source)
-        if record is None:
-            record = drafted.records[source] = self._records[source].of_another()
-        return record
 
     def _passes(self, asked: Sequence[_Drafted]) -> Passes:
         """Return what guesses of the draft model take."""
         if self._ahead is None:
             return NO_PASSES
-        at = self._names.index(OF_MODEL)
-        return Passes({row: each.num_ahead for row, each in enumerate(asked) if each.source == at}, self._ahead.pass_s)
+        rows = {row: each.num_ahead for row, each in enumerate(asked) if each.source == self._of_model}
+        return Passes(rows, self._ahead.pass_s)
 
-    def _computed(self, ahead: AheadSource, asked: Sequence[_Drafted], counts: Sequence[int]) -> Sequence[int]:
+    def _computed(
+        self, ahead: AheadSource, asked: Sequence[_Drafted], counts: Sequence[int], num_requests: int, passes: Passes
+    ) -> Sequence[int]:
         """Have the draft model guess what it has promised, as far as it is wanted; return how many drafts there are."""
-        at, counts, began_s = self._names.index(OF_MODEL), list(counts), self._clock()
-        promised = [row for row, each in enumerate(asked) if each.source == at]
+        promised, counts, began_s = list(passes.before), list(counts), self._clock()
         num_tried = ahead.trial(any(counts[row] for row in promised))
         if num_tried:
             row = promised[self._num_asked % len(promised)]
             counts[row] = min(num_tried, len(asked[row].guess.token_ids) - asked[row].num_ahead)
+            asked[row].price = self._price(passes.before[row], counts[row], num_requests, passes.seconds)
         wanted = [row for row in promised if counts[row]]
         for row in set(promised).difference(wanted):
             asked[row].guess, asked[row].source = NO_GUESS, NOBODY
@@ -205,15 +182,21 @@ class SourceDrafter:
             self._saved_s -= self._passes_s
         return counts
 
+    def _price(self, num_before: int, num_drafts: int, num_requests: int, pass_s: float) -> float:
+        """Return what drafts of the draft model for one request take, in its tokens, where no other one has some."""
+        plain_s = self._costs.at(num_requests)
+        took_s = self._costs.at(num_requests + num_drafts) + (num_before + num_drafts) * pass_s
+        return max(0.0, took_s - plain_s) * num_requests / plain_s
+
     def _settled(self, request: Request) -> _Drafted:
         """Return what is known of a request, with what came of its last guess."""
         drafted = self._drafted.get(request.room)
         if drafted is None or drafted.request is not request:
             if drafted is not None:
                 self._take_leave(drafted)
-            drafted = self._drafted[request.room] = _Drafted(request, self._sources_for(request))
-        if drafted.refused:
-            self._compare_refused(drafted)
+            drafted = _Drafted(request, self._sources_for(request), RequestRecords(self._records))
+            self._drafted[request.room] = drafted
+        drafted.records.compare(request)
         if drafted.source != NOBODY:
             self._settle(drafted)
         return drafted
@@ -221,7 +204,7 @@ class SourceDrafter:
     def _ask(self, drafted: _Drafted) -> bool:
         """Take a new guess, of which there may be none; return whether the request was to be asked about."""
         request = drafted.request
-        if request.num_tokens < drafted.ask_at or not drafted.sources:
+        if request.num_tokens < drafted.asking.ask_at or not drafted.sources:
             return False
         num_ahead = request.computed_len + 1 - request.num_tokens
         at_most = min(self._max_drafts + num_ahead, request.max_len - request.num_tokens - 1)
@@ -234,17 +217,16 @@ class SourceDrafter:
                 drafted.guess, drafted.source = guess, at
                 drafted.num_before, drafted.num_ahead = request.num_tokens, num_ahead
                 break
-        drafted.guessing_s = self._clock() - began_s
+        drafted.asking.guessing_s = self._clock() - began_s
         return True
 
     def _note_time(self, asked: Sequence[_Drafted], took_s: float) -> None:
         """Note what it took to ask about these, with all that is done for it."""
         self._newest_s = took_s
         self._total_s += took_s
-        common_s = took_s - self._passes_s - sum(each.guessing_s for each in asked)
+        common_s = took_s - self._passes_s - sum(each.asking.guessing_s for each in asked)
         for drafted in asked:
-            newest_s, known_s = drafted.guessing_s + common_s / len(asked), drafted.asking_s
-            drafted.asking_s = ASKING_KEPT * known_s + (1 - ASKING_KEPT) * newest_s if known_s else newest_s
+            drafted.asking.note_time(common_s / len(asked))
 
     def _sources_for(self, request: Request) -> Sequence[int]:
         """Return which sources may guess for a request: all but the texts' that it did not choose."""
@@ -267,11 +249,8 @@ class SourceDrafter:
         gained, plain_s = sum(shares.gains), self._costs.at(num_requests)
         for drafted, gain in zip(asked, shares.gains, strict=True):
             saved_s = shares.saved_s * gain / gained if gained else 0.0
-            longest = math.ceil(num_requests * drafted.asking_s / (IDLE_SHARE * plain_s))
-            drafted.worth_s = WORTH_KEPT * drafted.worth_s + saved_s - drafted.asking_s
-            drafted.wait = 1 if drafted.worth_s > 0 else min(2 * drafted.wait, max(1, longest))
-            drafted.ask_at = drafted.request.num_tokens + drafted.wait - 1
             drafted.token_s = plain_s / num_requests
+            drafted.asking.note_worth(saved_s, drafted.request.num_tokens, drafted.token_s)
 
     # what came of them
 
@@ -291,16 +270,11 @@ class SourceDrafter:
             drafted.survival.learn(expected, num_came)
             num_accepted = min(max(0, num_came - num_ahead), drafted.num_drafts)
             if drafted.num_drafts:
-                self._learn_worth(drafted, drafted.source, num_accepted - drafted.price)
+                drafted.records.learn(drafted.source, num_accepted - drafted.price)
             self._rows[drafted.source].add(drafted.num_drafts, num_accepted)
             self._saved_s += num_accepted * drafted.token_s
         drafted.guess, drafted.source, drafted.num_drafts = NO_GUESS, NOBODY, 0
         drafted.price = 0.0
-
-    def _learn_worth(self, drafted: _Drafted, source: int, tokens: float) -> None:
-        """Note what drafts of a source have brought beyond what they took, or would have."""
-        self._record(drafted, source).learn(tokens)
-        self._records[source].learn(tokens)
 
     def _forget(self) -> None:
         """Take leave of requests that have ended."""
@@ -314,6 +288,8 @@ class SourceDrafter:
             self._settle(drafted)
         for at in drafted.sources:
             self._sources[at].end(drafted.request)
+        if self._ahead is not None:  # it notes what it misses of all requests, whoever guesses for them
+            self._ahead.end(drafted.request)
 
     # steps
 

@@ -13,7 +13,7 @@ from diptych.engine.drafting.predicted import PredictedSource
 from diptych.engine.drafting.source import DraftSource
 from diptych.engine.drafting.suffix import SuffixSource
 from diptych.engine.values.limits import Limits
-from diptych.generation.request_groups import NO_DRAFTS, OF_MODEL
+from diptych.generation.request_groups import NO_DRAFTS
 
 
 def new_drafter(
@@ -21,12 +21,12 @@ def new_drafter(
 ) -> SourceDrafter | None:
     """Return who drafts by `speculate`, one of `DRAFT_SOURCES`; None for "off". `clock` in seconds.
 
-    `ahead` asks the draft model of "draft". Raises `ConfigError` where the index of suffixes can't be compiled.
+    `ahead` asks the draft model of "draft", and is there for no other. Raises `ConfigError` where the index of suffixes
+    can't be compiled.
     """
     if speculate == NO_DRAFTS:
         return None
-    asked = ahead if speculate == OF_MODEL else None
-    return SourceDrafter(_sources(speculate, limits.vocab_size), clock, limits.max_drafts, ahead=asked)
+    return SourceDrafter(_sources(speculate, limits.vocab_size), clock, limits.max_drafts, ahead=ahead)
 
 
 def _sources(speculate: str, vocab_size: int) -> Mapping[str, DraftSource]:

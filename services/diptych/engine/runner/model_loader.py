@@ -35,10 +35,10 @@ from diptych.engine.runner.gpu.measuring import (
 from diptych.engine.runner.gpu.memory import (
     GIB,
     KvMemory,
+    all_graphs_nbytes,
     buffer_pages,
     check_room_beside,
     found_on,
-    graphs_nbytes,
     pool_nbytes,
     step_room,
 )
@@ -135,8 +135,7 @@ class ModelLoader:
         memory = measure(self._new_runner(model, limits), limits, options.page_size, self._device)
         self._step_nbytes = memory.step_peak
         kinds = 0 if options.cuda_graphs == "off" else 2 if options.lora else 1
-        num_layers = model.config.num_layers + (model.draft.config.num_layers if model.draft else 0)
-        graphs = graphs_nbytes(limits, num_layers, memory.step_peak, kinds)
+        graphs = all_graphs_nbytes(model.config, limits, memory.step_peak, kinds)
         layout = whole_layout(model.config, options.page_size, options.kv_dtype)
         buffered = buffer_pages(options.host_cache_mib * MIB, limits.max_step_tokens, layout)
         nbytes = pool_nbytes(memory, options.gpu_memory_share, graphs, buffered * layout.page_nbytes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -37,7 +37,7 @@ def worker_terms(
     Of what is computed with, `product_terms` are terms. `engine`: what `auto` means is in it.
     """
     model = source.config
-    scaled = ", FP8 with scales" if model.kv_scales and layout.dtype == FP8 else ""
+    scaled = ", FP8 with scales" if _has_scales(model) and layout.dtype == FP8 else ""
     windows = f", {window_terms(model, layout)}" if len(model.page_groups) > 1 else ""
     states = f", {state_terms(layout, engine.dtype)}" if model.recurrent else ""
     draft = draft_terms(source, engine)
@@ -53,16 +53,21 @@ def worker_terms(
     )
 
 
+def _has_scales(model: ModelConfig) -> bool:
+    """Return whether any layer of a page has scales, its own or a draft model's."""
+    return bool(model.kv_scales or (model.draft and model.draft.model.kv_scales))
+
+
 def file_terms(source: ModelSource, layout: PoolLayout, engine: EngineOptions, device_name: str) -> dict[str, Any]:
     """Return what must be equal where pages are kept in files and where they are used, as JSON has it.
 
-    It is more than workers agree on: pages are not converted. The model's name says nothing, and is not in it.
+    It is more than workers agree on: pages are not converted. Names of models say nothing, and are not in it.
     """
     model = source.config
     return {
         "format": VERSION,
         "weights": source.weights_id,
-        "model": asdict(model) | {"model_id": ""},
+        "model": asdict(_nameless(model)),
         "layout": asdict(layout) | {"num_pages": 0},
         "groups": model.page_groups,
         "states": pages_per_state(model, engine.tp, engine.dtype, layout),
@@ -71,6 +76,11 @@ def file_terms(source: ModelSource, layout: PoolLayout, engine: EngineOptions, d
         "products": product_terms(model, engine, device_name),
         "draft": draft_terms(source, engine),
     }
+
+
+def _nameless(model: ModelConfig) -> ModelConfig:
+    draft = model.draft and replace(model.draft, model=_nameless(model.draft.model))
+    return replace(model, model_id="", draft=draft)
 
 
 def draft_terms(source: ModelSource, engine: EngineOptions) -> str:

@@ -6,7 +6,6 @@ what an extend computes is always `[computed_len, num_tokens)`, whether the requ
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -14,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from diptych.common.arrays import I32, I64
+from diptych.engine.cache.pins import Pin
 from diptych.engine.cache.radix_node import Node
 from diptych.engine.cache.tier import Restore
 from diptych.engine.lora.registry import NO_ADAPTER
@@ -61,9 +61,9 @@ class Request:
     node: Node | None = field(default=None, repr=False)  # locked prefix in the radix tree; None: not admitted
     restore: Restore | None = None  # of its prefix, for which it waits; None: it was not admitted for another reason
     num_restores: int = 0  # for which it has let others pass
-    restored: Counter[int] = field(default_factory=Counter, repr=False)  # tokens that tiers brought, by level
+    restored: list[Restore] = field(default_factory=list, repr=False)  # that were begun for it while it waited
     job_s: float = 0.0  # how long before it the job began that it goes on with: see `sessions`
-    pinned: Node | None = field(default=None, repr=False)  # whose pin keeps its prefix until it is admitted
+    pinned: tuple[Node, Pin] | None = field(default=None, repr=False)  # keeps its prefix while it waits: see `sessions`
     turn: int = 0  # its place among those whose prompts are computed here, kept while it lets others pass; 0: none yet
     page_names: list[int] = field(default_factory=list, repr=False)  # of its whole pages: see `page_names`
     end_ids: frozenset[int] = frozenset()  # tokens that end its output

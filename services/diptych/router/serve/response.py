@@ -37,7 +37,8 @@ class Response:
         self._parser = request.prompt.new_parser() if request.prompt.new_parser else None
         self._metrics = metrics
         self.num_tokens = 0  # of output, so far
-        self.tool = request.client.tool  # that the output calls; of several the last; empty: none
+        calls_are_read = self._parser is not None and bool(request.client.tool_use.functions)
+        self.tool = "" if calls_are_read else request.client.tool  # that it calls; of several the last; empty: none
         self.num_cut = 0  # tokens that came last, and are no part of it: they are behind a stop string
         self._is_begun = False
         self.stop = ""  # the stop string at which the output ended, if one did

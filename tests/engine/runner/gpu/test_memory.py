@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tiny_config import tiny_config
 
+from diptych.architectures.config import DraftLayers
 from diptych.common.errors import ConfigError
 from diptych.engine.runner.gpu.inputs import StepLimits
 from diptych.engine.runner.gpu.measuring import DeviceMemory, StepSpeed
@@ -16,6 +18,7 @@ from diptych.engine.runner.gpu.memory import (
     PIECE_NBYTES,
     SPARE_NBYTES,
     KvMemory,
+    all_graphs_nbytes,
     buffer_pages,
     check_room_beside,
     found_on,
@@ -51,6 +54,18 @@ def test_graphs_share_tensors_of_as_many_rows_as_requests_and_pieces_those_of_th
     assert graphs_nbytes(limits, 32, 3 * GIB, kinds=0) == 0
     few = replace(limits, max_step_tokens=8)
     assert graphs_nbytes(few, 1, 3 * GIB) == 8 * GRAPH_NBYTES + 2 * PIECE_NBYTES + 6 * GIB
+
+
+def test_a_draft_model_records_graphs_of_its_own_without_adapters() -> None:
+    limits = StepLimits(max_step_tokens=6144, max_requests=64, max_pages=8)
+    alone, draft = tiny_config(num_layers=32), tiny_config(num_layers=4)
+    both = replace(alone, draft=DraftLayers(draft, 2))
+    of_draft = 8 * GRAPH_NBYTES + 10 * 5 * PIECE_NBYTES + GIB // 32 + GIB // 4
+    for kinds in (1, 2):
+        own = graphs_nbytes(limits, 32, 3 * GIB, kinds)
+        assert all_graphs_nbytes(alone, limits, 3 * GIB, kinds) == own
+        assert all_graphs_nbytes(both, limits, 3 * GIB, kinds) == own + of_draft
+    assert all_graphs_nbytes(both, limits, 3 * GIB, 0) == 0
 
 
 def test_a_step_may_take_an_eighth_of_what_weights_leave_and_kv_gets_the_rest() -> None:

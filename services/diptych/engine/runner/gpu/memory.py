@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from diptych.architectures.config import ModelConfig
 from diptych.common.errors import ConfigError
 from diptych.engine.runner.gpu.inputs import StepLimits
 from diptych.engine.runner.gpu.ladder import ladder, token_ladder
@@ -43,6 +44,17 @@ def graphs_nbytes(limits: StepLimits, num_layers: int, step_peak: int, kinds: in
     own = len(rungs) * GRAPH_NBYTES + len(token_rungs) * (num_layers + 1) * PIECE_NBYTES
     most = limits.max_step_tokens
     return kinds * own + min(1, kinds) * step_peak * (min(rungs[-1], most) + limits.most_graph_tokens) // most
+
+
+def all_graphs_nbytes(model: ModelConfig, limits: StepLimits, step_peak: int, kinds: int) -> int:
+    """Return what the graphs of a model may take, and of its draft model, which records its own and has no adapters.
+
+    A draft model's step takes no more than the whole step, of which it is a part.
+    """
+    own = graphs_nbytes(limits, model.num_layers, step_peak, kinds)
+    if model.draft is None:
+        return own
+    return own + graphs_nbytes(limits, model.draft.model.num_layers, step_peak, min(1, kinds))
 
 
 def buffer_pages(host_nbytes: int, step_tokens: int, layout: PoolLayout) -> int:

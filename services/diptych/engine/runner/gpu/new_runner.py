@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 import torch
+from torch import Tensor
 
 from diptych.engine.runner.gpu.bus import Bus
 from diptych.engine.runner.gpu.gpu_draft_model import GpuDraftModel
-from diptych.engine.runner.gpu.gpu_runner import GpuRunner, Recorded
+from diptych.engine.runner.gpu.gpu_runner import Follower, GpuRunner, LaunchSampling, Recorded, Sampled
 from diptych.engine.runner.gpu.graphs import CudaCapture, Graphs
 from diptych.engine.runner.gpu.inputs import StepInputs, StepLimits
 from diptych.engine.runner.gpu.ladder import ladder, token_ladder
@@ -18,7 +19,7 @@ from diptych.engine.runner.gpu.staging import Staging
 from diptych.engine.runner.kv_pool import DTYPES
 from diptych.engine.runner.loaded_model import LoadedModel
 from diptych.engine.runner.sampling.gpu_sampler import GpuSampler
-from diptych.engine.values.batch import OnLayer
+from diptych.engine.values.batch import ForwardBatch, OnLayer, SamplingBatch
 from diptych.kernels.gpu.attention.decode_attention import rows_together
 
 
@@ -32,6 +33,26 @@ def new_runner(
     bus: Bus | None = None,
 ) -> GpuRunner:
     """Return what runs `model` on its pool; with graphs of what can be recorded. `bus`: other than the copy engines."""
+    new = partial(_runner, limits=limits, device=device, with_graphs=with_graphs, bus=bus)
+    with torch.inference_mode():
+        sampler = GpuSampler(device, model.config.vocab_size, limits.max_samples, bus)
+        sampler.warm_up(DTYPES[model.options.dtype])
+        draft = None if model.draft is None else GpuDraftModel(model.draft, partial(new, model.draft, _none_sampled))
+        return new(model, sampler.queue, layer_listener, draft)
+
+
+def _runner(
+    model: LoadedModel,
+    launch_sampling: LaunchSampling,
+    layer_listener: Callable[[], OnLayer | None],
+    draft_model: Follower | None = None,
+    *,
+    limits: StepLimits,
+    device: torch.device,
+    with_graphs: bool,
+    bus: Bus | None,
+) -> GpuRunner:
+    """Return what runs one model. That which guesses computes the same steps, so within the same limits."""
     rungs = ladder(limits.max_samples) if with_graphs and model.attention.is_recordable else ()
     token_rungs = token_ladder(limits.most_graph_tokens) if with_graphs and model.only_queues else ()
     capture, new_buffers = CudaCapture(device), cache(lambda num_tokens: model.decoder.new_buffers(num_tokens, device))
@@ -39,32 +60,21 @@ def new_runner(
     def nothing_recorded() -> Recorded:
         return Recorded(Graphs(rungs, capture), PieceGraphs(token_rungs, capture, new_buffers))
 
-    with torch.inference_mode():
-        sampler = GpuSampler(device, model.config.vocab_size, limits.max_samples, bus)
-        sampler.warm_up(DTYPES[model.options.dtype])
-        staging = Staging(limits.nbytes, device, torch.cuda.Event, bus)
-        return GpuRunner(
-            model,
-            StepInputs(limits, staging, device, _rows_together(model)),
-            sampler.queue,
-            torch.zeros(limits.max_samples, dtype=torch.int64, device=device),
-            nothing_recorded(),
-            nothing_recorded(),
-            layer_listener,
-            _draft_model(model.draft, limits, device, with_graphs, bus),
-        )
-
-
-def _draft_model(
-    model: LoadedModel | None, limits: StepLimits, device: torch.device, with_graphs: bool, bus: Bus | None
-) -> GpuDraftModel | None:
-    """Return what runs the model that guesses: on the same steps, so within the same limits."""
-    if model is None:
-        return None
-    return GpuDraftModel(
+    staging = Staging(limits.nbytes, device, torch.cuda.Event, bus)
+    return GpuRunner(
         model,
-        lambda listener: new_runner(model, limits, device, with_graphs=with_graphs, layer_listener=listener, bus=bus),
+        StepInputs(limits, staging, device, _rows_together(model)),
+        launch_sampling,
+        torch.zeros(limits.max_samples, dtype=torch.int64, device=device),
+        nothing_recorded(),
+        nothing_recorded(),
+        layer_listener,
+        draft_model,
     )
+
+
+def _none_sampled(batch: ForwardBatch, logits: Tensor, sampling: SamplingBatch) -> Sampled:
+    raise AssertionError("a draft model's tokens are the likeliest ones: nothing is sampled of its logits")
 
 
 def _rows_together(model: LoadedModel) -> int:
