@@ -90,4 +90,4 @@ class PullPrices:
 
     def _ratio(self, peer: int, now_s: float) -> float:
         known = self._peers[peer]
-        return 1 + (known.ratio - 1) * 2.0 ** -((now_s - known.learned_s) / HALF_LIFE_S)
+        return 1 + (known.ratio - 1) * math.exp2((known.learned_s - now_s) / HALF_LIFE_S)
