@@ -31,9 +31,10 @@ from diptych.engine.values.events import (
 )
 from diptych.engine.values.window_pages import WindowPages
 from diptych.kvtransfer.notes import Pull, Pulled, StopPull
+from diptych.unified import lending
 from diptych.unified.lending import KEEP_S, MAX_LENT
 from diptych.unified.pull import TRANSITIONS, Phase, Signal, pull_id
-from diptych.unified.pull_prices import MISSED_S, PullPrices
+from diptych.unified.pull_prices import HALF_LIFE_S, MISSED_S, OUTLIER, PullPrices
 
 VOCAB, PAGE = 1000, 4
 HISTORY = list(range(100, 140))
@@ -176,7 +177,7 @@ def test_requests_with_one_prefix_wait_for_one_pull(fleet: Any) -> None:
 
 
 def test_nothing_is_pulled_that_is_computed_sooner(fleet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet.workers[ASKING].core._pulling._prices, "load_s", lambda peer, num_bytes: 2.0)
+    monkeypatch.setattr(fleet.workers[ASKING].core._pulling._prices, "load_s", lambda peer, num_bytes, now_s: 2.0)
     for compute_s, num_pulled in ((1.0, 0), (3.0, 10)):
         weigh(fleet, partial(_taking, compute_s))
         start(fleet, int(compute_s), PROMPT)
@@ -199,6 +200,14 @@ def test_seconds_saved_are_what_computing_would_have_taken_less_what_the_pull_to
 # windows
 
 
+def with_windows(fleet_class: FleetClass, windows: WindowPages) -> Any:
+    def model(num_pages: int) -> tuple[Any, WindowedRunner]:
+        kv = np.zeros((num_pages, PAGE), dtype=np.uint64)
+        return kv, WindowedRunner(NullRunner(kv, VOCAB), kv, windows, VOCAB)
+
+    return fleet_class(Role.UNIFIED, Role.UNIFIED, num_pages=256, model=model, windows=windows)
+
+
 @pytest.mark.parametrize(
     "windows", [WindowPages(2, 10), WindowPages(1, 5), WindowPages(1, 8, is_chunked=True), WindowPages(3, 2)], ids=str
 )
@@ -206,11 +215,7 @@ def test_seconds_saved_are_what_computing_would_have_taken_less_what_the_pull_to
 def test_what_windows_see_behind_the_prefix_comes_with_it(
     fleet_class: FleetClass, windows: WindowPages, num_common: int
 ) -> None:
-    def model(num_pages: int) -> tuple[Any, WindowedRunner]:
-        kv = np.zeros((num_pages, PAGE), dtype=np.uint64)
-        return kv, WindowedRunner(NullRunner(kv, VOCAB), kv, windows, VOCAB)
-
-    fleet = fleet_class(Role.UNIFIED, Role.UNIFIED, num_pages=256, model=model, windows=windows)
+    fleet = with_windows(fleet_class, windows)
     fleet.start(90, HISTORY, HOLDER, HOLDER)
     fleet.run()
     prompt = [*HISTORY[:num_common], *range(500, 520)]
@@ -222,6 +227,31 @@ def test_what_windows_see_behind_the_prefix_comes_with_it(
     assert counts(fleet).pages_pulled == counts(fleet, HOLDER).pages_lent
     assert counts(fleet).pages_pulled >= (found // PAGE) * (found > 0)
     check_empty(fleet)
+
+
+@pytest.mark.parametrize("num_common", [4, 12, 36])
+def test_a_holder_whose_prefix_ends_where_more_is_seen_than_was_granted_for_gives_a_shorter_one(
+    fleet_class: FleetClass, num_common: int
+) -> None:
+    """Behind 40 tokens nothing is seen of chunks of 8, behind 36 a page is."""
+    windows = WindowPages(1, 8, is_chunked=True)
+
+    fleet = with_windows(fleet_class, windows)
+    fleet.start(90, HISTORY[:num_common], HOLDER, HOLDER)
+    fleet.run()
+    prompt = [*HISTORY[:num_common], *range(500, 505)]
+    start(fleet, 1, prompt)
+    fleet.run()
+    assert fleet.tokens(1) == expected_with_windows(prompt, 5, VOCAB, windows)
+    assert counts(fleet).pages_pulled == num_common // 8 * 2
+    check_empty(fleet)
+
+
+def test_an_answer_with_more_pages_of_windows_than_were_granted_is_wrong(fleet_class: FleetClass) -> None:
+    fleet = with_windows(fleet_class, WindowPages(1, 8, is_chunked=True))
+    note = ask(fleet)
+    handle(fleet, ASKING, NoteArrived(HOLDER, Pulled(note.room, 9, note.generations), digest=5))
+    assert counts(fleet).pulls_wrong == 1
 
 
 # what goes wrong
@@ -248,8 +278,16 @@ def test_bytes_that_are_not_those_that_were_sent_are_never_found(fleet: Any) -> 
         lambda note: replace(note, generations=note.generations[::-1]),
         lambda note: replace(note, num_pages=note.num_pages - 1),
         lambda note: replace(note, num_pages=note.num_pages + 50),
+        lambda note: replace(note, num_pages=2**20, generations=()),
     ],
-    ids=["another grant", "a page short", "another order", "fewer than it names", "more than there are"],
+    ids=[
+        "another grant",
+        "a page short",
+        "another order",
+        "fewer than it names",
+        "more than there are",
+        "all, of none",
+    ],
 )
 def test_a_note_that_does_not_fit_the_grant_is_wrong(fleet: Any, wrong: Callable[[Pulled], Pulled]) -> None:
     note = ask(fleet)
@@ -348,12 +386,19 @@ def test_what_is_lent_is_pinned_and_stays_until_it_is_written(fleet: Any) -> Non
 
 def test_a_pull_is_answered_once_however_often_it_comes(fleet: Any) -> None:
     note = ask(fleet)
-    for now_s in (0.0, KEEP_S / 2):
+    for now_s in (0.0, KEEP_S / 2, 2 * KEEP_S):
         handle(fleet, HOLDER, NoteArrived(ASKING, note), now_s)
     assert len(effects_of(fleet, HOLDER)) == 2
-    handle(fleet, HOLDER, WriteDone(note.room, None, 1), KEEP_S / 2)
-    handle(fleet, HOLDER, NoteArrived(ASKING, note), KEEP_S)
+    handle(fleet, HOLDER, WriteDone(note.room, None, 1), 2 * KEEP_S)
+    handle(fleet, HOLDER, NoteArrived(ASKING, note), 2.5 * KEEP_S)
     assert not effects_of(fleet, HOLDER)
+
+
+def test_no_peer_has_a_holder_remember_more_than_so_many_pulls(fleet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lending, "MAX_KEPT", 20)
+    for number in range(1, 100):
+        handle(fleet, HOLDER, NoteArrived(ASKING, StopPull(number)))
+    assert len(fleet.workers[HOLDER].core._lending._over) == 20
 
 
 @pytest.mark.parametrize("error", [None, "the link is slow"])
@@ -413,20 +458,65 @@ def test_the_number_of_a_pull_is_another_than_that_of_its_room_and_never_zero() 
 def test_a_pull_costs_what_its_link_takes_and_what_is_before_it() -> None:
     prices = PullPrices()
     prices.linked(1, 1e6)
-    alone_s = prices.load_s(1, 1_000_000)
+    alone_s = prices.load_s(1, 1_000_000, 0.0)
     assert alone_s == pytest.approx(1.003)
-    prices.began(1, 2_000_000)
-    assert prices.load_s(1, 1_000_000) == pytest.approx(3.003)
+    assert prices.began(1, 2_000_000) == 0
+    assert prices.load_s(1, 1_000_000, 0.0) == pytest.approx(3.003)
+    assert prices.began(1, 1_000_000) == 2_000_000
+    prices.ended(1, 1_000_000)
+    prices.came(1, 3_000_000, 3.003, 0.0)
+    assert prices.load_s(1, 1_000_000, 0.0) == pytest.approx(3.003), "it waited for those before it, as was expected"
     prices.ended(1, 2_000_000)
-    assert prices.load_s(1, 1_000_000) == alone_s
+    assert prices.load_s(1, 1_000_000, 0.0) == pytest.approx(alone_s)
 
 
 def test_a_peer_whose_pulls_take_longer_than_its_link_lets_expect_becomes_dearer() -> None:
     prices = PullPrices()
     prices.linked(1, 1e6)
     for _ in range(40):
-        prices.came(1, 1_000_000, 4.0)
-    assert prices.load_s(1, 1_000_000) == pytest.approx(4.0, rel=0.01)
+        prices.came(1, 1_000_000, 4.0, 100.0)
+    assert prices.load_s(1, 1_000_000, 100.0) == pytest.approx(4.0, rel=0.01)
+
+
+def test_one_late_pull_makes_no_peer_dear_for_ever_and_a_new_link_begins_anew() -> None:
+    prices = PullPrices()
+    prices.linked(1, 1e9)
+    alone_s = prices.load_s(1, 1_000_000, 0.0)
+    prices.came(1, 1_000_000, 1000 * alone_s, 0.0)
+    assert alone_s < prices.load_s(1, 1_000_000, 0.0) < OUTLIER * alone_s
+    assert prices.load_s(1, 1_000_000, 8 * HALF_LIFE_S) == pytest.approx(alone_s, rel=0.05)
+    prices.linked(1, 1e9)
+    assert prices.load_s(1, 1_000_000, 0.0) == alone_s
+
+
+def test_what_a_pull_took_is_compared_with_all_that_was_asked_for_before_it(
+    fleet: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came: list[int] = []
+    monkeypatch.setattr(PullPrices, "came", lambda self, peer, num_bytes, took_s, now_s: came.append(num_bytes))
+    for room, prompt in ((1, PROMPT), (2, PROMPT[::-1])):
+        start(fleet, room, prompt)
+    for sent in effects_of(fleet, ASKING):
+        note = sent.note
+        handle(fleet, ASKING, NoteArrived(HOLDER, Pulled(note.room, 10, note.generations), digest=5))
+        handle(fleet, ASKING, PagesDigested(note.room, 5))
+    assert came == [10 * PAGE * 8, 20 * PAGE * 8]
+
+
+def test_peers_that_are_gone_are_forgotten_once_nothing_of_them_counts_any_more(fleet: Any) -> None:
+    pulling = fleet.workers[ASKING].core._pulling
+    note = ask(fleet)
+    for peer in range(10, 20):
+        handle(fleet, ASKING, PeerUp(peer, lands_in_parts=True))
+    for peer in (HOLDER, *range(10, 19)):
+        handle(fleet, ASKING, PeerDown(peer, "it left"))
+    assert set(pulling._prices._peers) == {HOLDER, 19}, "of one a pull is in quarantine, and one is linked"
+    assert pulling._in_parts == {19}
+    handle(fleet, ASKING, NoteArrived(HOLDER, Pulled(note.room, 0, ())))
+    handle(fleet, ASKING, PeerDown(19, "it left"), MISSED_S / 2)
+    assert set(pulling._prices._peers) == {HOLDER}, "it is left alone"
+    handle(fleet, ASKING, PeerDown(19, "it left"), MISSED_S)
+    assert not pulling._prices._peers
 
 
 def test_a_digest_that_could_not_be_computed_is_a_miss(fleet: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
+from diptych.common.arrays import TOKEN_NBYTES
 from diptych.kvtransfer.errors import MalformedNote
 from diptych.kvtransfer.notes import (
     PROTOCOL_VERSION,
@@ -23,8 +24,6 @@ from diptych.kvtransfer.notes import (
     StopPull,
 )
 from diptych.v1 import inference_pb2, transfer_pb2, worker_pb2
-
-TOKEN_NBYTES: Final = 8  # of a token in a `Pull`
 
 _FINISH_TO_WIRE = {
     None: inference_pb2.FINISH_REASON_UNSPECIFIED,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 import numpy.typing as npt
 
@@ -10,3 +12,5 @@ I32 = npt.NDArray[np.int32]
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 U64 = npt.NDArray[np.uint64]
+
+TOKEN_NBYTES: Final = 8  # of a token in an `I64`, and in bytes that name tokens

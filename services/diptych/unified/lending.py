@@ -2,7 +2,8 @@
 
 Nothing waits for it and no step is longer by it: the transfer engine writes beside them. A pull is answered once, by
 `Pulled`, after which nothing is written for it; one that was answered, or was to be stopped before it came, is
-remembered for as long as a note may be late, so a note that comes twice is not answered again.
+remembered for as long as a note may be late, so a note that comes twice is not answered again. Nor is one that comes
+again while it is written, however long that takes.
 
 It is looked for by the tokens themselves, in their namespace, and only for who asks for KV of the same making.
 """
@@ -15,6 +16,7 @@ from typing import Final
 
 import numpy as np
 
+from diptych.common.arrays import TOKEN_NBYTES
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.cache.peer_pages import Lent, PeerPages
 from diptych.engine.values.core_report import CoreCounts, CoreReport, Holders
@@ -56,7 +58,7 @@ class Lending:
     def on_pull(self, peer: int, note: Pull, *, is_taken: bool, now_s: float) -> None:
         """Write what is here, or say that nothing is. `is_taken`: a room here has the number of the pull."""
         self._forget_old(now_s)
-        if (peer, note.room) in self._over:
+        if (peer, note.room) in self._over or self._lends(peer, note.room):
             return  # it came twice, or its end came first
         self._remember(peer, note.room, now_s)
         refusal = self._refuse(note, is_taken or note.room in self._loans)
@@ -68,10 +70,9 @@ class Lending:
 
     def on_stop(self, peer: int, number: int, now_s: float) -> None:
         """The pull is not wanted any more; perhaps it has never come."""
-        loan = self._loans.get(number)
         self._remember(peer, number, now_s)
-        if loan is not None and loan.peer == peer:
-            loan.is_stopped = True
+        if self._lends(peer, number):
+            self._loans[number].is_stopped = True
         else:
             self._effects.append(_nothing_more(peer, number))
 
@@ -94,6 +95,10 @@ class Lending:
         """Return what it has counted. The pages that it lends are the tree's."""
         return CoreReport(len(self._loans), Holders(), self._counts)
 
+    def _lends(self, peer: int, number: int) -> bool:
+        """Whether a pull of that peer is being written."""
+        return number in self._loans and self._loans[number].peer == peer
+
     def _refuse(self, note: Pull, is_taken: bool) -> str:
         if not self._is_on:
             return "this worker lends nothing"
@@ -101,18 +106,27 @@ class Lending:
             return "its KV is of another making"
         if is_taken or len(self._loans) >= MAX_LENT or self._cache.pages_per_state:
             return "busy" if not self._cache.pages_per_state else "layers have states"
-        end = len(note.tokens) // 8 // note.page_size
+        end = len(note.tokens) // TOKEN_NBYTES // note.page_size
         num_pages = end - note.first_token // note.page_size
         is_whole = num_pages > 0 and len(note.pages) == num_pages + self._pages.num_beside(end)
         return "" if is_whole else "it grants other pages than it asks for"
 
     def _lend(self, note: Pull) -> Lent | None:
-        tokens = np.frombuffer(note.tokens, "<i8").astype(np.int64)
-        return self._pages.lend(tokens, note.namespace, note.first_token // note.page_size)
+        """Lend what the grant has room for: behind a shorter prefix more of a chunk may be seen than was granted."""
+        tokens, size = np.frombuffer(note.tokens, "<i8").astype(np.int64), note.page_size
+        first = note.first_token // size
+        room = len(note.pages) - (len(tokens) // size - first)
+        lent = self._pages.lend(tokens, note.namespace, first)
+        while lent is not None and len(lent.pages) - lent.num_pages > room:
+            self._pages.take_back(lent)
+            ends = range(first + lent.num_pages - 1, first, -1)
+            end = next((end for end in ends if self._pages.num_beside(end) <= room), first)
+            lent = self._pages.lend(tokens[: end * size], note.namespace, first)
+        return lent
 
     def _write(self, peer: int, note: Pull, lent: Lent) -> None:
         self._loans[note.room] = _Loan(peer, lent)
-        num_asked = (len(note.tokens) // 8 - note.first_token) // note.page_size
+        num_asked = (len(note.tokens) // TOKEN_NBYTES - note.first_token) // note.page_size
         num_beside = len(lent.pages) - lent.num_pages
         written = [*range(lent.num_pages), *range(num_asked, num_asked + num_beside)]
         pages = np.array(note.pages, np.int64)[written]
@@ -124,6 +138,7 @@ class Lending:
     def _remember(self, peer: int, number: int, now_s: float) -> None:
         self._over[peer, number] = now_s + KEEP_S
         self._over.move_to_end((peer, number))
+        self._forget_old(now_s)
 
     def _forget_old(self, now_s: float) -> None:
         while self._over:

@@ -72,6 +72,7 @@ class Pull:
     deadline_s: float
     compute_s: float  # that it takes to compute the same; infinite: not known
     num_bytes: int
+    bytes_before: int  # of other pulls from the same peer, when it began
     phase: Phase = Phase.ASKED
     num_pages: int = 0  # of tokens, that were written
     written: Pages = field(default_factory=NO_PAGES.copy)  # those, and the ones of windows

@@ -97,7 +97,8 @@ class Pulling:
         tokens = request.tokens[: len(names) * size].copy()
         num_new = len(names) - start // size
         num_bytes = num_new * self._means.page_nbytes
-        load_s, compute_s = self._prices.load_s(peer, num_bytes), self._means.compute_s(start, len(tokens) - start)
+        load_s = self._prices.load_s(peer, num_bytes, now_s)
+        compute_s = self._means.compute_s(start, len(tokens) - start)
         if not worth_loading(load_s, compute_s) or not self._has_share(num_new + self._pages.num_beside(len(names))):
             return
         arriving = self._pages.expect(tokens, request.extra_key, self._means.spare_pages())
@@ -106,9 +107,9 @@ class Pulling:
         generations = tuple(self._cache.pool.generations(arriving.pages).tolist())
         until_s = now_s + self._prices.patience_s(load_s)
         number = pull_id(request.room)
-        pull = Pull(number, peer, arriving, generations, names, now_s, until_s, compute_s, num_bytes)
+        before = self._prices.began(peer, num_bytes)
+        pull = Pull(number, peer, arriving, generations, names, now_s, until_s, compute_s, num_bytes, before)
         self._pulls[pull.id], self._waiting[request.room] = pull, (pull, len(tokens))
-        self._prices.began(peer, num_bytes)
         self._effects.append(SendNote(peer, self._note(pull)))
 
     def _has_share(self, num_pages: int) -> bool:
@@ -147,9 +148,12 @@ class Pulling:
     def _verify(self, pull: Pull, note: notes.Pulled, digest: int | None, now_s: float) -> None:
         arriving = pull.arriving
         num_asked = len(arriving.tokens) // self._cache.page_size - arriving.first_page
-        written = [*range(note.num_pages), *range(num_asked, num_asked + self._beside(pull, note.num_pages))]
-        echo = tuple(pull.generations[index] for index in written) if note.num_pages <= num_asked else ()
-        if digest is None or note.generations != echo:
+        if digest is None or note.num_pages > num_asked:
+            self._reject(pull, now_s)
+            return
+        end_beside = num_asked + self._beside(pull, note.num_pages)
+        written = [*range(note.num_pages), *range(num_asked, end_beside)]
+        if end_beside > len(arriving.pages) or note.generations != tuple(pull.generations[index] for index in written):
             self._reject(pull, now_s)
             return
         pull.on(Signal.WRITTEN)
@@ -180,7 +184,8 @@ class Pulling:
     def _accept(self, pull: Pull, now_s: float) -> None:
         self._pages.accept(pull.arriving, pull.num_pages)
         took_s = now_s - pull.began_s
-        self._prices.came(pull.peer, len(pull.written) * self._means.page_nbytes, took_s)
+        num_bytes = pull.bytes_before + len(pull.written) * self._means.page_nbytes
+        self._prices.came(pull.peer, num_bytes, took_s, now_s)
         self._counts.pages_pulled += len(pull.written)
         self._counts.pages_received += len(pull.written)
         if pull.compute_s < math.inf:
@@ -230,6 +235,9 @@ class Pulling:
         self._linked.discard(peer)
         for pull in self._of(peer, Phase.ASKED):
             self._give_up(pull, now_s)
+        known = self._linked | {pull.peer for pull in self._pulls.values()}
+        self._in_parts &= known
+        self._prices.keep(known, now_s)
 
     def writer_gone(self, peer: int) -> None:
         """The peer can't write any more."""

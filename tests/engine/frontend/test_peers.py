@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from diptych.common.members.roles import WORKER_ROLES, Role
-from diptych.common.members.terms import Feature, Terms, bits, terms_to_wire
+from diptych.common.members.terms import Feature, Terms, bits, terms_of, terms_to_wire
+from diptych.engine.frontend import peers
 from diptych.engine.frontend.peers import MAX_ALIKE, Peers
 from diptych.v1 import bootstrap_pb2
 from diptych.v1.engine_pb2 import SchedulerCommands
@@ -199,28 +200,73 @@ def test_who_bootstrap_does_not_tell_how_to_link_to_is_linked_once_it_does() -> 
     following(instance(1, P), play)
 
 
-def test_workers_that_compute_prompts_are_linked_if_both_pull_prefixes_and_that_is_no_reason_to_be_ready() -> None:
-    pulling = terms_to_wire(replace(TERMS, features=bits(Feature.PULL)))
+def pulling(instance_id: int, role: Role = P, weights: str = "w") -> bootstrap_pb2.Instance:
+    terms = replace(TERMS, weights=weights, features=bits(Feature.PULL))
+    return instance(instance_id, role, terms=terms_to_wire(terms))
 
+
+def fleet_of(size: int) -> list[bootstrap_pb2.Instance]:
+    rng = random.Random(1)
+    return [pulling(rng.getrandbits(63)) for _ in range(size)]
+
+
+def test_workers_that_compute_prompts_are_linked_if_both_pull_prefixes_and_that_is_no_reason_to_be_ready() -> None:
     async def play(world: World) -> None:
-        world.publish(instance(2, P, terms=pulling), instance(3, P), instance(4, D, terms=pulling), instance(5, D))
+        world.publish(pulling(2), instance(3, P), pulling(4, D), instance(5, D))
         assert {number for number, _ in await world.next_told()} == {2, 4, 5}
         assert world.peers.num_known == 2
         assert world.peers.num_among([2, 4]) == 1
 
-    following(instance(1, P, terms=pulling), play)
+    following(pulling(1), play)
 
 
-def test_in_a_large_fleet_each_is_linked_to_some_that_are_alike_the_same_as_from_the_other_end() -> None:
-    pulling, rng = terms_to_wire(replace(TERMS, features=bits(Feature.PULL))), random.Random(1)
-    fleet = [instance(rng.getrandbits(63), P, terms=pulling) for _ in range(200)]
-    linked: set[tuple[int, int]] = set()
-    for ours in fleet:
-        world = World(ours)
-        world.members = {each.instance_id: each for each in fleet}
-        world.peers._others = world.members
-        ids = [each.instance_id for each in fleet if world.peers._is_linked_to(each)]
+def test_in_a_large_fleet_each_is_linked_to_some_that_are_alike_the_same_as_from_the_other_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet, linked, num_read = fleet_of(200), set[tuple[int, int]](), 0
+
+    def read(wire: bootstrap_pb2.Terms) -> Terms:
+        nonlocal num_read
+        num_read += 1
+        return terms_of(wire)
+
+    async def play(world: World) -> None:
+        world.publish(*fleet)
+        ids = [key for key, _ in await world.next_told()]
         assert len(ids) < 2 * MAX_ALIKE
-        linked |= {(ours.instance_id, other) for other in ids}
+        linked.update((world.ours.instance_id, other) for other in ids)
+
+    monkeypatch.setattr(peers, "terms_of", read)
+    for ours in fleet:
+        following(ours, play)
     assert linked == {(other, one) for one, other in linked}
     assert len(linked) > len(fleet) * MAX_ALIKE / 2
+    assert num_read < 10 * len(fleet) ** 2, "a change costs each worker a look at each member"
+
+
+def test_a_link_for_prefixes_that_has_been_up_stays_while_the_fleet_grows_and_goes_with_its_member() -> None:
+    fleet = fleet_of(80)
+    ours, few = fleet[0], [each.instance_id for each in fleet[1:16]]
+
+    async def play(world: World) -> None:
+        world.publish(*fleet[:16])
+        assert [key for key, _ in await world.next_told()] == few, "all of so few"
+        world.peers.linked(few[:7])
+        world.publish(*fleet)
+        told = {key for key, _ in await world.next_told()}
+        assert told >= set(few[:7])
+        assert not told >= set(few), "one that has not been up is the other end's wish alone, or nobody's"
+        world.publish(ours, *fleet[2:])
+        assert few[0] not in {key for key, _ in await world.next_told()}
+
+    following(ours, play)
+
+
+def test_workers_of_other_weights_take_no_link_for_prefixes_from_those_of_ours() -> None:
+    alike, others = fleet_of(3), [pulling(1000 + number, weights="x") for number in range(60)]
+
+    async def play(world: World) -> None:
+        world.publish(*others, *alike)
+        assert [key for key, _ in await world.next_told()] == [each.instance_id for each in alike[1:]]
+
+    following(alike[0], play)

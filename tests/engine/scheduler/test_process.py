@@ -92,6 +92,18 @@ def test_workers_pair_only_where_products_are_alike() -> None:
     assert pair(plain, "fp8", "auto") == f"KV of {shape}, {made} and of {shape}"
 
 
+def test_workers_offer_pulls_unless_they_are_off_or_layers_have_states() -> None:
+    def offers(pulls: bool, **changes: Any) -> bool:
+        config = tiny_config(**changes)
+        source: Any = SimpleNamespace(config=config, weights_id="")
+        layout, rules = kv_layout(config, 8, 4, "float32"), TransferRules(pulls=pulls)
+        return worker_terms(source, "ucx", layout, rules, EngineOptions(), "").has(Feature.PULL)
+
+    assert offers(True)
+    assert not offers(False)
+    assert not offers(True, recurrent=Recurrent((0,), ShortConv(32, 3)))
+
+
 def test_deterministic_workers_pair_only_with_those_that_make_the_same_bits() -> None:
     def terms(**options: Any) -> str:
         return product_terms(tiny_config(), EngineOptions(**options), "a GPU")

@@ -21,7 +21,7 @@ class Feature(enum.IntEnum):
 
     VERIFIED_HAND_OFF = 0  # sends a digest with a room's pages when asked by its rules, and verifies what has one
     PAGE_CONVERSION = 1  # sends pages in its peer's layout: page size, KV type, heads of tensor-parallel ranks
-    PULL = 2  # lends cached prefixes to peers, and pulls theirs; not with `--kv-pull off`
+    PULL = 2  # lends cached prefixes to peers, and pulls theirs; not with `--kv-pull off`, nor where layers have states
     MOVE = 3  # hands requests that run on to peers; not with recurrent layers, of which no page has the state by then
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from diptych.common.arrays import TOKEN_NBYTES
 from diptych.engine.cache.page_ids import (
     FIRST_STATE_PART,
     FIRST_WINDOW,
-    TOKEN_NBYTES,
     TOKENS,
     PageId,
     chain_proofs,

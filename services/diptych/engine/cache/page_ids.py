@@ -17,13 +17,12 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from diptych.common.arrays import I64
+from diptych.common.arrays import I64, TOKEN_NBYTES
 
 PROOF_NBYTES: Final = 16
 TOKENS: Final = 0  # the group of pages that hold tokens in layers which keep all of them
 FIRST_WINDOW: Final = 1  # and, of layers with a window, that of their first group; the others follow
 FIRST_STATE_PART: Final = 0x8000  # and of the first page of a state; the others follow
-TOKEN_NBYTES: Final = 8
 
 
 class PageId(NamedTuple):

@@ -7,12 +7,15 @@ new is begun between them: routers don't pair them. It goes when their roles hav
 changes its role when it has nothing in common with anybody.
 
 Workers that both compute prompts are linked, too, if both pull cached prefixes. That is no reason to be ready, and in a
-large fleet only some of those pairs are: some `MAX_ALIKE` of each worker, the same as seen from both ends.
+large fleet only some of those pairs are: some `MAX_ALIKE` of each worker, of those with whom it could begin something.
 
 Workers that only decode hand running requests to each other, and each of them could to any: so that their links do not
-grow with the square of their number, a worker links to its `neighbours` only. Both ends know the same members, so both
-name each other. A link that has been up stays while both are members, whoever comes between them: in a pool that
-grows one by one from `k` to `n` workers there are some `k * ln(n / k)` more.
+grow with the square of their number, a worker links to its `neighbours` only.
+
+Of either kind, both ends know the same members, so both name each other. A link that has been up stays while both are
+members, whoever comes beside them: in a pool that grows one by one from `k` to `n` workers there are some
+`k * ln(n / k)` more. That it has been up is what both ends know of it. That one of them wanted it is not: the other one
+may have known more members from the start, and never have wanted it.
 """
 
 from __future__ import annotations
@@ -67,7 +70,7 @@ class Peers:
             await self._changed.wait()
             self._changed.clear()
             self._others = membership.instances()
-            beside = self._beside()
+            beside = self._beside() | self._alike()
             peers = [each for key, each in self._others.items() if key in beside or self._is_linked_to(each)]
             await self._send_peers(peers)
             self._on_change()
@@ -79,7 +82,7 @@ class Peers:
             await self._scheduler.send(SchedulerCommands(peers=PeerView(instances=peers)))
 
     def _is_linked_to(self, other: Instance) -> bool:
-        if not (self._exchanges_with(other) or self._shares_with(other)):
+        if not self._exchanges_with(other):
             return False
         return other.instance_id in self._told or (self._matches(other) and bool(other.transfer.engine_metadata))
 
@@ -88,6 +91,13 @@ class Peers:
         may = {key for key, each in self._others.items() if self._hands_on_to(each)}
         fit = {key for key in may if self._matches(self._others[key]) and self._others[key].transfer.engine_metadata}
         return neighbours(self._ours.instance_id, fit, self._num_move_links) | self._met & may
+
+    def _alike(self) -> set[int]:
+        """Return who is linked to pull prefixes, and for nothing else."""
+        may = {key for key, each in self._others.items() if self._shares_with(each)}
+        fit = {key for key in may if self._matches(self._others[key])}
+        near = {key for key in fit if _place(self._ours.instance_id, key) * len(fit) < MAX_ALIKE}
+        return {key for key in near if self._others[key].transfer.engine_metadata} | self._met & may
 
     def linked(self, instance_ids: Iterable[int]) -> None:
         """Links to these are up."""
@@ -126,16 +136,9 @@ class Peers:
         return role is not None and WORKER_ROLES[self._ours.role].hands_on_to(role) and not self._exchanges_with(other)
 
     def _shares_with(self, other: Instance) -> bool:
-        """Whether the two are linked to pull prefixes from each other."""
-        return self._is_alike(other) and _place(self._ours.instance_id, other.instance_id) * self._num_alike < MAX_ALIKE
-
-    @property
-    def _num_alike(self) -> int:
-        return sum(map(self._is_alike, self._others.values()))
-
-    def _is_alike(self, other: Instance) -> bool:
+        """Whether prefixes are all that goes between us."""
         role = WORKER_ROLES.get(other.role)
-        if role is None or not WORKER_ROLES[self._ours.role].shares_with(role):
+        if role is None or not WORKER_ROLES[self._ours.role].shares_with(role) or self._exchanges_with(other):
             return False
         return all(terms_of(each.terms).has(Feature.PULL) for each in (self._ours, other))
 
