@@ -118,7 +118,7 @@ def test_replays_give_the_logits_of_steps_that_are_launched(new_driver: NewDrive
     replayed.runner = emulated_runner(
         model, replayed.kv, limits_of(source), rungs=ladder(8), token_rungs=(16, 64), recorder=recorder
     )
-    torch.testing.assert_close(logits(replayed), logits(launched), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(logits(replayed), logits(launched), atol=5e-4, rtol=1e-4)
     assert (len(replayed.runner.recorded.graphs), len(replayed.runner.recorded.pieces)) == (1, 2)
 
 
