@@ -249,8 +249,9 @@ def test_members_with_tokens_of_their_own_find_each_other_and_workers_the_keys_o
             works = [work for each in members for work in (each.registration.run(), each.watcher.run())]
             tasks = [asyncio.ensure_future(work) for work in works]
             everybody = {each.instance_id for each in members}
-            assert await prefill.sees(everybody) == {decode.instance_id}
-            assert await decode.sees(everybody) == {prefill.instance_id}
+            workers = {prefill.instance_id, decode.instance_id}
+            assert await prefill.sees(everybody) == workers
+            assert await decode.sees(everybody) == workers
             assert await router.sees(everybody) == set()
             await cancel(tasks)
 

@@ -108,4 +108,4 @@ def test_bfloat16_is_near_float32(new_driver: NewDriver, family_model: Any) -> N
     assert rounded.dtype == torch.bfloat16
     ends = [len(prompt) - 1 for prompt in family_model.prompts]
     exact = torch.stack([logits[end] for logits, end in zip(family_model.logits, ends, strict=True)])
-    assert torch.cosine_similarity(rounded.float(), exact).median() > 0.99
+    assert torch.cosine_similarity(rounded.float(), exact).median() > 0.98
