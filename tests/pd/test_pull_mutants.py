@@ -6,7 +6,6 @@ What removing a rule breaks is written beside it.
 from __future__ import annotations
 
 import random
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -114,8 +113,9 @@ def pages_are_found_before_they_are_verified(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_pull_is_answered_twice(patch: pytest.MonkeyPatch) -> None:
-    """The holder writes for a grant that has come to its end, into pages of others."""
+    """The holder says that it has nothing while it writes, or writes for a grant that has come to its end."""
     patch.setattr(Lending, "_remember", lambda *_: None)
+    patch.setattr(Lending, "_lends", lambda *_: False)
 
 
 def a_stop_is_answered_at_once(patch: pytest.MonkeyPatch) -> None:
@@ -127,18 +127,6 @@ def a_stop_is_answered_at_once(patch: pytest.MonkeyPatch) -> None:
         loans, self._loans = self._loans, {}
         original(self, peer, number, now_s)
         self._loans = loans
-
-    patch.setattr(Lending, "on_stop", on_stop)
-
-
-def what_was_stopped_is_forgotten(patch: pytest.MonkeyPatch) -> None:
-    """A pull that comes behind its end is written."""
-    be_hasty(patch, 0.003)
-    original = Lending.on_stop
-
-    def on_stop(self: Lending, peer: int, number: int, now_s: float) -> None:
-        original(self, peer, number, now_s)
-        self._over = OrderedDict()
 
     patch.setattr(Lending, "on_stop", on_stop)
 
@@ -212,7 +200,6 @@ CAUGHT: list[tuple[Plant, Callable[[], None]]] = [
     (pages_are_found_before_they_are_verified, playing("calm")),
     (a_pull_is_answered_twice, playing("lossy")),
     (a_stop_is_answered_at_once, playing("slow")),
-    (what_was_stopped_is_forgotten, playing("lossy")),
     (there_is_no_quarantine, playing("stopped")),
     (nobody_gives_up, playing("lossy")),
     (a_lost_link_is_no_end, playing("stopped")),
