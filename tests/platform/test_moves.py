@@ -173,7 +173,9 @@ def test_a_drain_between_workers_that_only_decode_loses_nothing_whoever_is_kille
     wait_for(lambda: num_linked(decoding, 2) == 3, 200.0, "links, also of whoever was started again")
     giver = drained(decoding, answers, wait_for, victim)
     if victim != "giver":  # else it is there again already
-        process_of(decoding, giver).kill()
+        process = process_of(decoding, giver)
+        process.kill()
+        process.wait()  # or the next one finds it still alive, and then gone
 
 
 def drained(platform: Platform, answers: list[list[int]], wait_for: Callable[..., Any], victim: str) -> Any:
