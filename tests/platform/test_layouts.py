@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from plain_steps import NUM_PAGES, next_token
 
 from diptych.checkpoints.source import open_model
 from diptych.engine import Engine, EngineOptions, SamplingParams
 from diptych.engine.runner.kv_pool import KV_DTYPES
 from diptych.engine.runner.model_runner import ModelRunner
-from diptych.engine.values.batch import ForwardBatch, ForwardMode
+from diptych.engine.values.batch import ForwardMode
 from diptych.kernels.page_pack import CELLS, cast
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
@@ -128,34 +129,18 @@ class Converted:
 
     def tokens(self, prompt: list[int]) -> tuple[int, ...]:
         (computed, prefill), (narrow, decode) = map(self._model, self.types)
-        text = [*prompt, self._next(prefill, ForwardMode.EXTEND, prompt)]
+        text = [*prompt, next_token(prefill, ForwardMode.EXTEND, prompt)]
         src, dst = self.types
         narrow.view(CELLS[dst])[:] = cast(computed.view(CELLS[src]), src, dst)
         while len(text) < len(prompt) + GREEDY.max_tokens:
-            text.append(self._next(decode, ForwardMode.DECODE, text))
+            text.append(next_token(decode, ForwardMode.DECODE, text))
         return tuple(text[len(prompt) :])
 
     def _model(self, kv_dtype: str) -> tuple[Any, ModelRunner]:
-        layout = ModelRunner.pool_layout(self.source.config, num_pages=32, page_size=16, dtype=kv_dtype)
+        layout = ModelRunner.pool_layout(self.source.config, num_pages=NUM_PAGES, page_size=16, dtype=kv_dtype)
         pages = np.zeros((layout.num_pages, layout.page_nbytes), np.uint8)
         kv = torch.from_numpy(pages).view(-1).view(KV_DTYPES[kv_dtype]).view(layout.shape)
         return pages, ModelRunner(self.source, kv, dtype="float32")
-
-    def _next(self, runner: ModelRunner, mode: ForwardMode, text: list[int]) -> int:
-        """Compute what is new: all of a prompt, or the last token of a longer text."""
-        first = 0 if mode is ForwardMode.EXTEND else len(text) - 1
-        positions = np.arange(first, len(text))
-        batch = ForwardBatch(
-            mode=mode,
-            input_ids=np.array(text[first:]),
-            positions=positions,
-            out_slots=positions,
-            page_table=np.arange(32, dtype=np.int32)[None],
-            seq_lens=np.array([len(text)]),
-            extend_lens=np.array([len(positions)]),
-            num_sampled=np.ones(1, np.int64),
-        )
-        return int(runner.logits(batch).argmax())
 
 
 def test_kv_is_rounded_once_on_its_way(start: Any, tiny_folder: Path) -> None:

@@ -16,13 +16,14 @@ import numpy as np
 import pytest
 import torch
 import two_gpus
+from plain_steps import NUM_PAGES, next_token
 from scheduler_pair import SchedulerPair
 
 from diptych.checkpoints.source import open_model
 from diptych.engine import Engine, EngineOptions, SamplingParams
 from diptych.engine.runner.kv_pool import KV_DTYPES
 from diptych.engine.runner.model_runner import ModelRunner
-from diptych.engine.values.batch import ForwardBatch, ForwardMode
+from diptych.engine.values.batch import ForwardMode
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.kernels.page_pack import CELLS, cast
 
@@ -114,10 +115,10 @@ class Converted:
 
     def tokens(self, prompt: list[int]) -> list[int]:
         prefill, decode = self._runners
-        text = [*prompt, _next(prefill, ForwardMode.EXTEND, prompt)]
+        text = [*prompt, next_token(prefill, ForwardMode.EXTEND, prompt)]
         self._convert()
         while len(text) < len(prompt) + NUM_TOKENS:
-            text.append(_next(decode, ForwardMode.DECODE, text))
+            text.append(next_token(decode, ForwardMode.DECODE, text))
         return text[len(prompt) :]
 
     def _convert(self) -> None:
@@ -129,23 +130,6 @@ class Converted:
 
 def _runner(folder: Path, kv_dtype: str) -> tuple[torch.Tensor, ModelRunner]:
     source = open_model(str(folder))
-    layout = ModelRunner.pool_layout(source.config, num_pages=32, page_size=16, dtype=kv_dtype)
+    layout = ModelRunner.pool_layout(source.config, num_pages=NUM_PAGES, page_size=16, dtype=kv_dtype)
     kv = torch.zeros(layout.shape, dtype=torch.float32, device=OPTIONS.device).to(KV_DTYPES[kv_dtype])
     return kv, ModelRunner(source, kv, dtype="float32")
-
-
-def _next(runner: ModelRunner, mode: ForwardMode, text: list[int]) -> int:
-    """Compute what is new: all of a prompt, or the last token of a longer text."""
-    first = 0 if mode is ForwardMode.EXTEND else len(text) - 1
-    positions = np.arange(first, len(text))
-    batch = ForwardBatch(
-        mode=mode,
-        input_ids=np.array(text[first:]),
-        positions=positions,
-        out_slots=positions,
-        page_table=np.arange(32, dtype=np.int32)[None],
-        seq_lens=np.array([len(text)]),
-        extend_lens=np.array([len(positions)]),
-        num_sampled=np.ones(1, np.int64),
-    )
-    return int(runner.logits(batch).argmax())
