@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -32,13 +33,17 @@ from report import Report, arguments
 
 from diptych.architectures.config import ModelConfig
 from diptych.checkpoints.source import open_model
-from diptych.common.members.roles import Role
+from diptych.cli.requests.asking import members
+from diptych.cli.requests.step_watch import StepWatch
+from diptych.common.members.roles import WORKER_ROLES, Role
+from diptych.common.trust.trust import INSECURE
 from diptych.engine.values.step_model import H200_LLAMA_8B, StepModel
 from diptych.generation.slo import NO_SLO, Slo
 from diptych.simulator.compare import METRICS, Times, compare
 from diptych.simulator.run import simulate
 from diptych.simulator.setup import Setup, WorkerSetup
 from diptych.simulator.traces.call import BLOCK_TOKENS, Call
+from diptych.v1.bootstrap_pb2 import Instance
 
 CELLS: Final[Mapping[str, tuple[tuple[float, float], ...]]] = {  # SLOs in ms, by load
     "2000/1000@8": ((1000, 10),),
@@ -50,7 +55,7 @@ OTHERS: Final = ("1P1D", "replicas")
 FIT: Final = ("--max-prompt", "8192", "--max-clients", "64")
 TINY_FIT: Final = ("--max-prompt", "512", "--max-clients", "4")
 FIT_S: Final = 150.0
-REQUESTS, STEPS = "requests.jsonl", "steps.json"  # of the folder that is kept
+REQUESTS, LOG, STEPS = "requests.jsonl", "log.jsonl", "steps.json"  # of the folder that is kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +94,26 @@ def run_of(platform: str, load: str, workload: Workload, served: Sequence[Served
     return Run(platform, load, workload.slo_ms, *sizes, ttft_s, tpot_s)
 
 
-def measured(options: Namespace, config: ModelConfig, platforms: Mapping[str, Sequence[Front]]) -> Iterator[Run]:
-    """Ask the platforms one after the other."""
-    for load, slos in (CELLS if options.device == "cuda" else TINY_CELLS).items():
+def measured(
+    options: Namespace, config: ModelConfig, platforms: Mapping[str, Sequence[Front]]
+) -> Iterator[tuple[Run, Mapping[str, Any]]]:
+    """Ask the platforms one after the other. Yield with each run the steps of all workers: shapes and seconds."""
+    cells = {load: CELLS[load] for load in options.loads or CELLS} if options.device == "cuda" else TINY_CELLS
+    for load, slos in cells.items():
         for name, fronts in platforms.items():
             for slo_ms in slos if name not in OTHERS else (None,):
                 ports = [front.http_port for front in fronts]
-                workload = replace(workload_of(load, ports, options.seconds, config), slo_ms=slo_ms)
-                yield run_of(name, load, workload, asked(workload))
+                workload = workload_of(load, ports, options.seconds, config)
+                workload = replace(workload, slo_ms=slo_ms, prompt_seed=time.time_ns())  # nobody has its prompts cached
+                with ExitStack() as stack:
+                    watches = [stack.enter_context(StepWatch(each, INSECURE)) for each in _workers(fronts)]
+                    run = run_of(name, load, workload, asked(workload))
+                    steps = [[[*shape, took_s] for shape, took_s in watch.steps()] for watch in watches]
+                yield run, {"name": run.name, "steps": steps}
+
+
+def _workers(fronts: Sequence[Front]) -> list[Instance]:
+    return [each for front in fronts for each in members([front.bootstrap], INSECURE) if each.role in WORKER_ROLES]
 
 
 def fit(front: Front, options: Namespace) -> None:
@@ -110,15 +127,15 @@ def fit(front: Front, options: Namespace) -> None:
 def measure(options: Namespace, site: Site, config: ModelConfig) -> int:
     """Keep what the platforms served. Return 1 if one did not start."""
     options.keep.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack, (options.keep / REQUESTS).open("a") as file:
+    with ExitStack() as stack, (options.keep / REQUESTS).open("a") as file, (options.keep / LOG).open("a") as log:
         platforms = started(stack, options.platforms, site)
         for fronts in platforms.values():
             wake([front.http_port for front in fronts], config)
         if "replicas" in platforms:  # whose steps have prompts and outputs
             fit(platforms["replicas"][0], options)
-        for run in measured(options, config, platforms):
-            file.write(f"{json.dumps(asdict(run))}\n")
-            file.flush()
+        for run, steps in measured(options, config, platforms):
+            print(json.dumps(asdict(run)), file=file, flush=True)
+            print(json.dumps(steps), file=log, flush=True)
     return int(len(platforms) < len(options.platforms))
 
 
@@ -197,6 +214,7 @@ def arguments_of() -> Namespace:
     parser = arguments(__doc__)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--platforms", nargs="+", choices=PLATFORMS, default=[*OTHERS, "adaptive"])
+    parser.add_argument("--loads", nargs="+", choices=CELLS, help="of those with cells; all without")
     parser.add_argument("--seconds", type=float, default=14.0, help="in which requests count")
     parser.add_argument("--keep", type=Path, help="folder for what was learned and measured; runs are added to it")
     parser.add_argument("--replay", type=Path, help="folder that was kept")

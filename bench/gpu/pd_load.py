@@ -42,6 +42,7 @@ class Workload:
     model: str
     seed: int = 7
     slack_s: float = 40.0  # for what was due last to end
+    prompt_seed: int = 0  # 0: as that of arrivals
     slo_ms: tuple[float, float] | None = None  # that requests tell: time to the first token, and of each one after it
 
     def due_s(self) -> list[float]:
@@ -120,7 +121,7 @@ def times(workload: Workload) -> Iterator[float]:
 
 def bodies(workload: Workload) -> Iterator[bytes]:
     """Yield one request body after the other."""
-    rng = random.Random(workload.seed)
+    rng = random.Random(workload.prompt_seed or workload.seed)
     options: dict[str, Any] = {
         "max_tokens": workload.num_tokens,
         "temperature": 0,

@@ -17,7 +17,7 @@ MOST = 8192
 
 @dataclass
 class Machine:
-    """Reads weights for so long, and computes tokens of prompts meanwhile; and so long for each request that decodes."""
+    """Reads weights for so long, and computes prompts meanwhile; then so long for each request that decodes."""
 
     step_s: float
     token_s: float

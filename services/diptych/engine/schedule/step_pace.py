@@ -55,8 +55,8 @@ TOGETHER: Final = 8  # steps without prompts are learned from at once, unless it
 class _Prompts:
     """Prompts of one kind: computed beside tokens, or in steps of their own.
 
-    A step reads all weights, and meanwhile computes: it takes the longer of the two (the roofline). Beside tokens, which
-    read the weights anyway, prompts take what their products take beyond `read_s`: nothing, where they are few.
+    A step reads all weights, and computes meanwhile: it takes the longer of the two (the roofline). Beside tokens,
+    which read the weights anyway, prompts take what their products take beyond `read_s`: nothing, where they are few.
     """
 
     least: int  # that is worth a step
