@@ -44,6 +44,7 @@ class AskAlways(Drafter):
     """
 
     asks_model = True
+    new_source = AheadSource
     _source: AheadSource
 
     def __init__(self, seldom: int = 0) -> None:
@@ -55,7 +56,7 @@ class AskAlways(Drafter):
     def begin(self, model: DraftModel | None, cache: KvCache) -> None:
         """Before anything else: ask this model, for requests of this cache."""
         assert model is not None
-        self._source = AheadSource(model, cache.page_table, cache.page_size)
+        self._source = self.new_source(model, cache.page_table, cache.page_size)
 
     def propose(self, requests: Sequence[Request]) -> Drafts:
         self._settle()

@@ -9,7 +9,7 @@ there again, or something else is, when the step has run that verifies the guess
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from diptych.engine.drafting.source import Guess
 from diptych.engine.values.batch import DraftBatch, DraftModel, Missed
 from diptych.engine.values.request import Request
 from diptych.engine.values.step import Step
+from diptych.generation.request_groups import OF_MODEL, OF_NEXT_LAYER
 
 CHANCE: Final = 0.8  # of each place, where those before it come true; what comes of them corrects it
 UNKNOWN: Final = -1  # a promised token
@@ -46,6 +47,9 @@ class _Missing(NamedTuple):
 
 class AheadSource:
     """Implements `DraftSource` by promises. Of requests it keeps what the model has missed."""
+
+    name = OF_MODEL
+    follows_all = False  # the steps: those that have no guesses, too, whoever is asked
 
     def __init__(self, model: DraftModel, page_table: I32, page_size: int) -> None:
         """`page_table` is that of the cache, with a row for each request."""
@@ -134,3 +138,19 @@ class AheadSource:
 
     def _learn(self, pass_s: float) -> None:
         self.pass_s = PASS_KEPT * self.pass_s + (1 - PASS_KEPT) * pass_s if self.pass_s else pass_s
+
+
+class NextLayerSource(AheadSource):
+    """Asks the layer of a model that predicts one token more.
+
+    It can't catch up, for it joins hidden rows that are gone by then; and one layer beside all others costs little.
+    """
+
+    name = OF_NEXT_LAYER
+    follows_all = True
+
+    def follows(self, step: Step) -> bool:
+        return True
+
+
+AHEAD: Final[Mapping[str, type[AheadSource]]] = {each.name: each for each in (AheadSource, NextLayerSource)}

@@ -173,7 +173,7 @@ class EngineOptions:
 
     def _check_draft_model(self) -> None:
         """Raises `ConfigError` where no draft model can be asked."""
-        if not self.draft_model:
+        if not parse_speculate(self.speculate).has_layers:
             return
         if self.device == "sim":
             raise ConfigError("--device sim computes no draft model: give --speculate suffix or ngram")
@@ -241,11 +241,6 @@ class EngineOptions:
     def mixed_step_s(self) -> float:
         """What a step may take that requests wait for and that also computes prompts."""
         return self.mixed_step_ms / 1000 or math.inf
-
-    @property
-    def draft_model(self) -> str:
-        """The model that guesses, as for `model`; empty: none does."""
-        return parse_speculate(self.speculate).model
 
     @property
     def max_drafts(self) -> int:

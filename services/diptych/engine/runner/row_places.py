@@ -1,0 +1,85 @@
+"""Where hidden rows are, by the slots that their tokens have in the KV pool. Pure.
+
+A layer that joins a token's embedding with the hidden row before it needs that row when the token comes: in the same
+step, or in a later one, when it is known which of the step's drafts came true. So those of all tokens that a request
+may go on behind are kept for a while: of rows, of a prompt's last token so far, and of the last token in each page,
+behind which others may begin. Who finds none, because it was computed elsewhere or long ago, gets that of nobody: its
+next guess is a bad one, and no token another.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from diptych.common.arrays import I64
+from diptych.engine.values.batch import Bools, ForwardBatch
+from diptych.kvtransfer.ownership import NULL_PAGE
+
+NOBODYS: Final = 0  # the place of a row of zeros
+NUM_KEPT: Final = 4096  # rows
+FIRST_OF_STEP: Final = 1 + NUM_KEPT  # the place of a step's first row
+
+
+class Kept(NamedTuple):
+    """What of a step is kept, and where."""
+
+    places_of_step: I64
+    places: I64
+
+
+class RowPlaces:
+    """Follows steps in their order; each is `begin`, and then `keep`."""
+
+    def __init__(self, page_size: int) -> None:
+        self._page_size = page_size
+        self._of_slot = np.zeros(0, np.int64)  # the place of its token's row
+        self._slot_of = np.full(FIRST_OF_STEP, -1)  # whose row was kept in a place
+        self._next = 0  # place among the kept ones
+
+    def begin(self, batch: ForwardBatch) -> I64:
+        """Return `[num_tokens]` places of the rows before a step's tokens; those of the step are written by then."""
+        num_tokens, owner = len(batch.input_ids), np.repeat(np.arange(batch.batch_size), batch.extend_lens)
+        self._note(batch.out_slots, FIRST_OF_STEP + np.arange(num_tokens))
+        is_first = np.diff(owner, prepend=-1) != 0
+        return np.where(is_first, self.before(batch), FIRST_OF_STEP + np.arange(num_tokens) - 1)
+
+    def before(self, batch: ForwardBatch) -> I64:
+        """Return `[num_tokens]` places of the rows before tokens, as far as they were noted."""
+        owner = np.repeat(np.arange(batch.batch_size), batch.extend_lens)
+        positions = np.maximum(batch.positions - 1, 0)
+        pages = batch.page_table[owner, positions // self._page_size].astype(np.int64)
+        slots = pages * self._page_size + positions % self._page_size
+        self._make_room(int(slots.max(initial=0)))
+        return np.where((batch.positions > 0) & (pages != NULL_PAGE), self._of_slot[slots], NOBODYS)
+
+    def keep(self, batch: ForwardBatch) -> Kept:
+        """Return which rows of the step to keep, and where. Those that were there before are nobody's any more."""
+        self._note(batch.out_slots, np.full(len(batch.input_ids), NOBODYS))
+        tokens = np.flatnonzero(self._is_kept(batch))[-NUM_KEPT:]
+        places = 1 + (self._next + np.arange(len(tokens))) % NUM_KEPT
+        self._next = (self._next + len(tokens)) % NUM_KEPT
+        before = self._slot_of[places]
+        before, their_places = before[before >= 0], places[before >= 0]
+        forgotten = before[self._of_slot[before] == their_places]
+        self._of_slot[forgotten] = NOBODYS
+        self._slot_of[places] = batch.out_slots[tokens]
+        self._note(batch.out_slots[tokens], places)
+        return Kept(FIRST_OF_STEP + tokens, places)
+
+    def _is_kept(self, batch: ForwardBatch) -> Bools:
+        ends_page = (batch.positions + 1) % self._page_size == 0
+        is_kept = ends_page | np.repeat(batch.is_row, batch.extend_lens)
+        is_kept[np.cumsum(batch.extend_lens) - 1] = True
+        return is_kept & (batch.out_slots >= self._page_size * (NULL_PAGE + 1))
+
+    def _note(self, slots: I64, places: I64) -> None:
+        self._make_room(int(slots.max(initial=0)))
+        is_real = slots >= self._page_size * (NULL_PAGE + 1)
+        self._of_slot[slots[is_real]] = places[is_real]
+
+    def _make_room(self, slot: int) -> None:
+        missing = slot + 1 - len(self._of_slot)
+        if missing > 0:
+            self._of_slot = np.concatenate([self._of_slot, np.zeros(missing + len(self._of_slot), np.int64)])

@@ -1,0 +1,159 @@
+"""Checkpoints that have a layer which predicts one token more: random ones, and one that is right by construction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers.modeling_layers import MtpLayer
+
+from diptych.architectures.config import DraftLayers
+from diptych.checkpoints.source import ChangedModel, ModelSource
+from diptych.engine.drafting.ahead import NextLayerSource
+from diptych.engine.runner.model_runner import ModelRunner
+from draft_models import AskAlways
+
+WORDS: Final = 321
+_SIZES: Final[dict[str, Any]] = {
+    "vocab_size": WORDS,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.3,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "n_group": 1,
+    "topk_group": 1,
+    "eos_token_id": None,
+    "bos_token_id": None,
+    "pad_token_id": None,
+    "tie_word_embeddings": False,
+}
+_LATENT: Final = {"kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 24, "v_head_dim": 20}
+FAMILIES: Final[dict[str, dict[str, Any]]] = {
+    "DeepseekV3": _SIZES | _LATENT | {"q_lora_rank": 28, "num_key_value_heads": 4},
+    "Glm4Moe": _SIZES | {"num_key_value_heads": 2, "head_dim": 16, "use_qk_norm": True, "attention_bias": True},
+}
+SUCCESSOR: Final = 91  # of the constructed model: behind token `t` comes `t + SUCCESSOR`, in a circle
+
+
+def with_next(source: ModelSource) -> ModelSource:
+    """Return `source` with the layers of pages that its next layer needs."""
+    own = source.next_layer().config
+    return ChangedModel(source, _drafted(source, own))
+
+
+def _drafted(source: ModelSource, own: Any) -> Any:
+    from dataclasses import replace
+
+    return replace(source.config, draft=DraftLayers(own, own.num_kv_heads))
+
+
+def runner_with_next(source: ModelSource, kv: Tensor) -> ModelRunner:
+    """`source` is `with_next`."""
+    return ModelRunner(source, kv, dtype="float32", attention_backend="cpu", max_loras=2, draft=source.next_layer())
+
+
+class AskNextLayer(AskAlways):
+    """As `AskAlways`, of the layer that predicts one token more."""
+
+    new_source = NextLayerSource
+
+
+def new_model(family: str) -> tuple[Any, MtpLayer]:
+    """Return a random model of transformers, and its layer."""
+    import transformers
+
+    config = getattr(transformers, f"{family}Config")(**FAMILIES[family])
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    layers = model.model.layers
+    layer = MtpLayer(config, type(layers[-1]), type(model.model.norm), len(layers)).eval()
+    for name, values in layer.named_parameters():
+        if "norm" in name:
+            values.data.normal_(1.0, 0.2)
+        else:
+            values.data.normal_(0.0, 0.3 if values.dim() > 1 else 0.1)
+    return model, layer
+
+
+def save(folder: Path, model: Any, layer: MtpLayer, words: Path) -> Path:
+    """Write both as checkpoints have them; `words` is a folder with a tokenizer."""
+    model.save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    prefix, last = f"model.layers.{model.config.num_hidden_layers}.", f"model.layers.{model.config.num_hidden_layers - 1}."
+    model.model.layers[-1].load_state_dict(layer.mtp_block.state_dict())
+    model.save_pretrained(folder / "again")
+    blocks = load_file(folder / "again" / "model.safetensors")
+    tensors |= {name.replace(last, prefix): each for name, each in blocks.items() if name.startswith(last)}
+    own = {"enorm": layer.enorm, "hnorm": layer.hnorm, "eh_proj": layer.eh_proj, "shared_head.norm": layer.post_norm}
+    tensors |= {f"{prefix}{name}.weight": each.weight.data.clone() for name, each in own.items()}
+    tensors[f"{prefix}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
+    tensors[f"{prefix}shared_head.head.weight"] = tensors["lm_head.weight"].clone()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    (folder / "tokenizer.json").write_bytes((words / "tokenizer.json").read_bytes())
+    return folder
+
+
+def random_folder(folder: Path, family: str, words: Path) -> Path:
+    return save(folder, *new_model(family), words)
+
+
+def guesses_by_transformers(family: str, tokens: Sequence[int], count: int) -> list[int]:
+    """Return what the layer of `random_folder` guesses behind `tokens`, one by one, each computed from the beginning."""
+    (model, layer), ids = new_model(family), list(tokens)
+    with torch.inference_mode():
+        hidden = model.model(torch.tensor([ids])).last_hidden_state[0]
+        rows = torch.cat((torch.zeros(1, hidden.shape[1]), hidden[:-1]))
+        for _ in range(count):
+            embedded, positions = model.model.embed_tokens(torch.tensor([ids])), torch.arange(len(ids))[None]
+            turned = model.model.rotary_emb(embedded, positions)
+            mask = torch.full((1, 1, len(ids), len(ids)), -torch.inf).triu(1)
+            out = layer(embedded, rows[None], turned, mask, positions, None)[0]
+            ids.append(int(model.lm_head(out[-1]).argmax()))
+            rows = torch.cat((rows, out[-1:]))
+    return ids[len(tokens) :]
+
+
+def sure_folder(folder: Path, words: Path, joined: Callable[[Tensor, Tensor], Tensor]) -> Path:
+    """Write a model whose next token depends on the last one alone, and a layer that knows which comes behind that.
+
+    `joined` makes `eh_proj` of the identity and of what turns the row of a token into that of its successor. Tokens are
+    directions, so `hidden_size` is the size of the vocabulary.
+    """
+    import transformers
+
+    config = transformers.Glm4MoeConfig(**FAMILIES["Glm4Moe"] | {"hidden_size": WORDS})
+    torch.manual_seed(0)
+    model = transformers.Glm4MoeForCausalLM(config).eval()
+    layer = MtpLayer(config, type(model.model.layers[-1]), type(model.model.norm), 2).eval()
+    one = torch.eye(WORDS)
+    succeeded = one.roll(SUCCESSOR, 0)
+    for block in (*model.model.layers, layer.mtp_block):
+        block.self_attn.o_proj.weight.data.zero_()
+        for name, values in block.mlp.named_parameters():
+            if "down_proj" in name:
+                values.data.zero_()
+    model.model.embed_tokens.weight.data.copy_(one)
+    model.lm_head.weight.data.copy_(succeeded)
+    layer.eh_proj.weight.data.copy_(joined(one, succeeded))
+    return save(folder, model, layer, words)
+
+
+def by_rows(one: Tensor, succeeded: Tensor) -> Tensor:
+    """It looks at the row before alone: what came behind it is the token."""
+    return torch.cat((torch.zeros_like(one), succeeded), dim=1)
+
+
+def by_tokens(one: Tensor, succeeded: Tensor) -> Tensor:
+    """It looks at the token alone."""
+    return torch.cat((one, torch.zeros_like(one)), dim=1)
