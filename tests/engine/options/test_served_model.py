@@ -118,10 +118,11 @@ def test_ranks_that_cannot_share_it_are_refused(source: ModelSource, tiny_folder
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"speculate": "eagle:x"}, "MTP layers and EAGLE heads are not yet"),
-        ({"speculate": "mtp"}, "suffix, ngram, draft:PATH and off are served"),
-        ({"speculate": "draft"}, "suffix, ngram, draft:PATH and off are served"),
-        ({"speculate": "suffix:x"}, "suffix, ngram, draft:PATH and off are served"),
+        ({"speculate": "eagle:x"}, "EAGLE heads are not yet"),
+        ({"speculate": "mtp:x"}, "suffix, ngram, draft:PATH, mtp and off are served"),
+        ({"speculate": "draft"}, "suffix, ngram, draft:PATH, mtp and off are served"),
+        ({"speculate": "suffix:x"}, "suffix, ngram, draft:PATH, mtp and off are served"),
+        ({"speculate": "mtp", "device": "sim"}, "give --speculate suffix or ngram"),
         ({"speculate": "draft:x", "device": "sim"}, "give --speculate suffix or ngram"),
         ({"speculate": "draft:x", "overlap": "on", "device": "cpu"}, "leave it out"),
     ],
@@ -134,6 +135,6 @@ def test_what_is_not_served_is_refused_in_words(given: dict[str, str], words: st
 def test_what_a_device_cannot_do_is_refused_when_it_is_known() -> None:
     anywhere = EngineOptions(speculate="draft:x", overlap="on")
     anywhere.validate()
-    assert anywhere.on("cuda").draft_model == "x"
+    assert anywhere.on("cuda").speculate == "draft:x"
     with pytest.raises(ConfigError, match="--overlap on is not for a draft model on CPUs"):
         anywhere.on("cpu")

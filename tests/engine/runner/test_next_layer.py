@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,18 @@ import torch
 from next_layers import FAMILIES, guesses_by_transformers, random_folder, runner_with_next, with_next
 
 from diptych.checkpoints.source import open_model
+from diptych.engine.runner.hidden_rows import HiddenRows
 from diptych.engine.runner.model_runner import ModelRunner
-from diptych.engine.values.batch import DraftBatch, ForwardBatch, ForwardMode
+from diptych.engine.runner.next_layer import CpuNextLayer
+from diptych.engine.runner.row_places import RowPlaces
+from diptych.engine.values.batch import Bools, DraftBatch, ForwardBatch, ForwardMode, OnLayer
 
 PAGE, NUM_PAGES = 4, 32
 TOKENS = [(7 * i + i * i) % 300 for i in range(23)]
-OTHERS = [(5 * i + 3) % 300 for i in range(23)]
 
 
 class Served:
-    """One request, or two whose text begins alike, computed step by step."""
+    """One request, computed step by step."""
 
     def __init__(self, folder: Path) -> None:
         source = with_next(open_model(str(folder)))
@@ -58,15 +60,61 @@ def family(request: Any, tmp_path_factory: pytest.TempPathFactory, tiny_folder: 
     yield request.param, random_folder(tmp_path_factory.mktemp("models") / "next", request.param, tiny_folder)
 
 
-def test_it_guesses_what_transformers_does(family: tuple[str, Path]) -> None:
-    """Over a prompt in two parts, a row of which three tokens came true, and a guess that was computed before."""
+Guess = tuple[list[int], list[int]]  # what is guessed, and by transformers
+
+
+def guesses(family: tuple[str, Path]) -> list[Guess]:
+    """Behind a prompt in two parts, a row of which three tokens came true, and a guess that was computed before."""
     name, folder = family
-    served = Served(folder)
+    served, found = Served(folder), list[Guess]()
+
+    def guess(num_tokens: int, count: int) -> None:
+        behind = TOKENS[:num_tokens]
+        found.append((served.guess(behind, count), guesses_by_transformers(name, behind, count)))
+
     served.compute(TOKENS, 0, 7)
     served.compute(TOKENS, 7, 15)
-    assert served.guess(TOKENS[:16], 4) == guesses_by_transformers(name, TOKENS[:16], 4)
-    wrong = [*TOKENS[:18], 1, 2]
-    served.compute(wrong, 15, 20, row=True)
-    assert served.guess(TOKENS[:19], 4) == guesses_by_transformers(name, TOKENS[:19], 4)
+    guess(16, 4)
+    served.compute([*TOKENS[:18], 1, 2], 15, 20, row=True)
+    guess(19, 4)
     served.compute(TOKENS, 18, 19, row=True)
-    assert served.guess(TOKENS[:20], 2) == guesses_by_transformers(name, TOKENS[:20], 2)
+    guess(20, 2)
+    return found
+
+
+def test_it_guesses_what_transformers_does(family: tuple[str, Path]) -> None:
+    assert all(ours == theirs for ours, theirs in guesses(family))
+
+
+def stale_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HiddenRows, "keep", lambda rows, kept: None)
+
+
+def rows_of_a_wrong_guess(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a row only the last token's is kept, whichever came true."""
+
+    def last(places: RowPlaces, batch: ForwardBatch) -> Bools:
+        is_kept = np.zeros(len(batch.input_ids), np.bool_)
+        is_kept[np.cumsum(batch.extend_lens) - 1] = True
+        return is_kept
+
+    monkeypatch.setattr(RowPlaces, "_is_kept", last)
+
+
+def stale_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a guess has written stays: no row is computed once more."""
+    follow = CpuNextLayer.follow
+
+    def of_prompts(layer: CpuNextLayer, batch: ForwardBatch, on_layer: OnLayer | None) -> None:
+        if batch.mode is not ForwardMode.DECODE:
+            follow(layer, batch, on_layer)
+
+    monkeypatch.setattr(CpuNextLayer, "follow", of_prompts)
+
+
+@pytest.mark.parametrize("break_it", [stale_rows, rows_of_a_wrong_guess, stale_cache])
+def test_what_is_stale_is_guessed_by(
+    family: tuple[str, Path], break_it: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_it(monkeypatch)
+    assert any(ours != theirs for ours, theirs in guesses(family))

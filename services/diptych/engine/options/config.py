@@ -115,7 +115,7 @@ class EngineOptions:
     overlap: Overlap = option("auto", help="plan the next step while one runs; auto: not on CPUs", group="scheduling")
     speculate: str = option(
         "off",
-        help="guess tokens and verify several at once: suffix, ngram or draft:PATH (a model); off; no token differs",
+        help="guess tokens and verify several at once: suffix, ngram, draft:PATH (a model), mtp; off; no token differs",
         group="scheduling",
     )
     tenant_weights: tuple[str, ...] = option(
@@ -176,7 +176,7 @@ class EngineOptions:
         if not parse_speculate(self.speculate).has_layers:
             return
         if self.device == "sim":
-            raise ConfigError("--device sim computes no draft model: give --speculate suffix or ngram")
+            raise ConfigError("--device sim computes no draft layers: give --speculate suffix or ngram")
         if self.overlap == "on" and self.device == "cpu":
             words = "which waits for tokens that it guesses behind"
             raise ConfigError(f"--overlap on is not for a draft model on CPUs, {words}: leave it out")

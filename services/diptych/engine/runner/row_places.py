@@ -2,8 +2,8 @@
 
 A layer that joins a token's embedding with the hidden row before it needs that row when the token comes: in the same
 step, or in a later one, when it is known which of the step's drafts came true. So those of all tokens that a request
-may go on behind are kept for a while: of rows, of a prompt's last token so far, and of the last token in each page,
-behind which others may begin. Who finds none, because it was computed elsewhere or long ago, gets that of nobody: its
+may go on behind are kept for a while: of rows, of a prompt's last two so far (a guess may be asked for while the
+token behind it is on its way), and of the last in each page, behind which others may begin. Who finds none, because it was computed elsewhere or long ago, gets that of nobody: its
 next guess is a bad one, and no token another.
 """
 
@@ -71,7 +71,9 @@ class RowPlaces:
     def _is_kept(self, batch: ForwardBatch) -> Bools:
         ends_page = (batch.positions + 1) % self._page_size == 0
         is_kept = ends_page | np.repeat(batch.is_row, batch.extend_lens)
-        is_kept[np.cumsum(batch.extend_lens) - 1] = True
+        ends = np.cumsum(batch.extend_lens)
+        is_kept[ends - 1] = True
+        is_kept[ends[batch.extend_lens > 1] - 2] = True
         return is_kept & (batch.out_slots >= self._page_size * (NULL_PAGE + 1))
 
     def _note(self, slots: I64, places: I64) -> None:
