@@ -52,6 +52,7 @@ class AskAlways(Drafter):
         self._num_asked = self.num_unfollowed = 0
         self._guessed: list[tuple[Request, int, tuple[int, ...]]] = []
         self.came = self.compared = self.num_early = 0
+        self.guesses: list[tuple[int, ...]] = []
 
     def begin(self, model: DraftModel | None, cache: KvCache) -> None:
         """Before anything else: ask this model, for requests of this cache."""
@@ -67,6 +68,7 @@ class AskAlways(Drafter):
         if not wanted:
             return {}
         guesses = self._source.fulfil(wanted, lambda: 0.0)
+        self.guesses += guesses
         self.num_early += sum(not request.extend_len for request, _ in wanted)
         pairs = list(zip(wanted, guesses, strict=True))
         self._guessed = [(each.request, each.request.num_tokens, guess) for each, guess in pairs]

@@ -71,14 +71,18 @@ class AskNextLayer(AskAlways):
 
 def new_model(family: str) -> tuple[Any, MtpLayer]:
     """Return a random model of transformers, and its layer."""
+    return _new(family, FAMILIES[family])
+
+
+def _new(family: str, sizes: dict[str, Any]) -> tuple[Any, MtpLayer]:
     import transformers
 
-    config = getattr(transformers, f"{family}Config")(**FAMILIES[family])
+    config = getattr(transformers, f"{family}Config")(**sizes)
     torch.manual_seed(0)
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     layers = model.model.layers
     layer = MtpLayer(config, type(layers[-1]), type(model.model.norm), len(layers)).eval()
-    for name, values in layer.named_parameters():
+    for name, values in layer.named_parameters():  # some of which it leaves as the memory was
         if "norm" in name:
             values.data.normal_(1.0, 0.2)
         else:
@@ -130,12 +134,7 @@ def sure_folder(folder: Path, words: Path, joined: Callable[[Tensor, Tensor], Te
     `joined` makes `eh_proj` of the identity and of what turns the row of a token into that of its successor. Tokens are
     directions, so `hidden_size` is the size of the vocabulary.
     """
-    import transformers
-
-    config = transformers.Glm4MoeConfig(**FAMILIES["Glm4Moe"] | {"hidden_size": WORDS})
-    torch.manual_seed(0)
-    model = transformers.Glm4MoeForCausalLM(config).eval()
-    layer = MtpLayer(config, type(model.model.layers[-1]), type(model.model.norm), 2).eval()
+    model, layer = _new("Glm4Moe", FAMILIES["Glm4Moe"] | {"hidden_size": WORDS})
     one = torch.eye(WORDS)
     succeeded = one.roll(SUCCESSOR, 0)
     for block in (*model.model.layers, layer.mtp_block):
@@ -146,6 +145,8 @@ def sure_folder(folder: Path, words: Path, joined: Callable[[Tensor, Tensor], Te
     model.model.embed_tokens.weight.data.copy_(one)
     model.lm_head.weight.data.copy_(succeeded)
     layer.eh_proj.weight.data.copy_(joined(one, succeeded))
+    for norm in (layer.enorm, layer.hnorm, layer.post_norm):
+        norm.weight.data.fill_(1.0)
     return save(folder, model, layer, words)
 
 

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from diptych.common.arrays import I32
-from diptych.engine.drafting.source import Guess
+from diptych.engine.drafting.source import NO_GUESS, Guess
 from diptych.engine.values.batch import DraftBatch, DraftModel, Missed
 from diptych.engine.values.request import Request
 from diptych.engine.values.step import Step
@@ -140,17 +140,54 @@ class AheadSource:
         self.pass_s = PASS_KEPT * self.pass_s + (1 - PASS_KEPT) * pass_s if self.pass_s else pass_s
 
 
+class _Computed(NamedTuple):
+    """What of a request was computed here, in one go."""
+
+    request: Request
+    start: int  # position of the first token
+    end: int
+
+
 class NextLayerSource(AheadSource):
     """Asks the layer of a model that predicts one token more.
 
-    It can't catch up, for it joins hidden rows that are gone by then; and one layer beside all others costs little.
+    It joins the hidden row before a token, which is where that was computed. So it guesses behind two tokens that were
+    computed here: for a request that came with its keys and values, from the second step on. It can't catch up, either:
+    it follows every step, for one layer beside all others costs little.
     """
 
     name = OF_NEXT_LAYER
     follows_all = True
 
+    def __init__(self, model: DraftModel, page_table: I32, page_size: int) -> None:
+        super().__init__(model, page_table, page_size)
+        self._computed: dict[int, _Computed] = {}  # by room
+
+    @property
+    def nbytes(self) -> int:
+        return len(self._computed) * _MISSING_BYTES
+
+    def guess(self, request: Request, at_most: int) -> Guess:
+        known = self._computed.get(request.room)
+        if known is None or known.request is not request or request.num_tokens - 2 < known.start:
+            return NO_GUESS
+        return super().guess(request, at_most)
+
+    def end(self, request: Request) -> None:
+        self._computed.pop(request.room, None)
+
     def follows(self, step: Step) -> bool:
+        for request in step.decodes:
+            self._note(request, request.computed_len, 1)
+        for chunk in step.chunks:
+            self._note(chunk.request, chunk.start, chunk.num_tokens)
         return True
+
+    def _note(self, request: Request, start: int, num_tokens: int) -> None:
+        known = self._computed.get(request.room)
+        if known is not None and known.request is request and start <= known.end:
+            start, num_tokens = min(start, known.start), start + num_tokens - min(start, known.start)
+        self._computed[request.room] = _Computed(request, start, start + num_tokens)
 
 
 AHEAD: Final[Mapping[str, type[AheadSource]]] = {each.name: each for each in (AheadSource, NextLayerSource)}
