@@ -8,15 +8,16 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from draft_models import AskAlways
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.modeling_layers import MtpLayer
 
 from diptych.architectures.config import DraftLayers
-from diptych.checkpoints.source import ChangedModel, ModelSource
+from diptych.checkpoints.source import ChangedModel, ModelSource, open_model
 from diptych.engine.drafting.ahead import NextLayerSource
 from diptych.engine.runner.model_runner import ModelRunner
-from draft_models import AskAlways
+from diptych.engine.values.batch import DraftBatch, ForwardBatch, ForwardMode
 
 WORDS: Final = 321
 _SIZES: Final[dict[str, Any]] = {
@@ -158,3 +159,63 @@ def by_rows(one: Tensor, succeeded: Tensor) -> Tensor:
 def by_tokens(one: Tensor, succeeded: Tensor) -> Tensor:
     """It looks at the token alone."""
     return torch.cat((one, torch.zeros_like(one)), dim=1)
+
+
+PAGE, NUM_PAGES = 4, 32
+TOKENS: Final = [(7 * i + i * i) % 300 for i in range(23)]
+NewRunner = Callable[[ModelSource, Tensor], Any]  # on a pool
+
+
+class Served:
+    """One request, computed step by step."""
+
+    def __init__(self, folder: Path, new_runner: NewRunner, device: str) -> None:
+        source = with_next(open_model(str(folder)))
+        layout = ModelRunner.pool_layout(source.config, num_pages=NUM_PAGES, page_size=PAGE, dtype="float32")
+        self.kv = torch.full(layout.shape, torch.nan, device=device)
+        self.runner = new_runner(source, self.kv)
+        self.table = np.arange(1, 13, dtype=np.int32)[None]
+
+    def compute(self, tokens: list[int], start: int, end: int, *, row: bool = False) -> None:
+        """Compute a part of a text: of a prompt, or a row whose tokens are all sampled behind."""
+        positions = np.arange(start, end)
+        batch = ForwardBatch(
+            mode=ForwardMode.DECODE if row else ForwardMode.EXTEND,
+            input_ids=np.array(tokens[start:end]),
+            positions=positions,
+            out_slots=self.table[0, positions // PAGE].astype(np.int64) * PAGE + positions % PAGE,
+            page_table=self.table,
+            seq_lens=np.array([end]),
+            extend_lens=np.array([end - start]),
+            num_sampled=np.array([end - start if row else 1]),
+        )
+        self.runner.logits(batch)
+
+    def guess(self, tokens: list[int], count: int) -> list[int]:
+        """Guess behind `tokens`, the last of which is not computed yet."""
+        newest, position = np.array(tokens[-1:]), np.array([len(tokens) - 1])
+        assert self.runner.draft_model is not None
+        found = self.runner.draft_model.draft(DraftBatch(newest, position, self.table, np.array([count]), PAGE))
+        guessed: list[int] = found[0].tolist()
+        return guessed
+
+
+Guess = tuple[list[int], list[int]]  # what is guessed, and by transformers
+
+
+def guesses(name: str, folder: Path, new_runner: NewRunner, device: str = "cpu") -> list[Guess]:
+    """Behind a prompt in two parts, a row of which three tokens came true, and a guess that was computed before."""
+    served, found = Served(folder, new_runner, device), list[Guess]()
+
+    def guess(num_tokens: int, count: int) -> None:
+        behind = TOKENS[:num_tokens]
+        found.append((served.guess(behind, count), guesses_by_transformers(name, behind, count)))
+
+    served.compute(TOKENS, 0, 7)
+    served.compute(TOKENS, 7, 15)
+    guess(16, 4)
+    served.compute([*TOKENS[:18], 1, 2], 15, 20, row=True)
+    guess(19, 4)
+    served.compute(TOKENS, 18, 19, row=True)
+    guess(20, 2)
+    return found

@@ -37,12 +37,12 @@ class CpuNextLayer(CpuDraftModel):
         self._model.forward(of_nothing, behind(on_layer, self._model))
 
     def _passed(self, batch: DraftBatch, place: int, newest: I64) -> Tensor:
-        return self._logits(joining(batch, place, self.places, newest))
+        step = joining(batch, place, self.places)
+        return self._logits(replace(step, input_ids=newest[: step.batch_size]) if place else step)
 
 
-def joining(batch: DraftBatch, place: int, places: RowPlaces, newest: I64) -> ForwardBatch:
+def joining(batch: DraftBatch, place: int, places: RowPlaces) -> ForwardBatch:
     """Return the pass that guesses the token in `place`: behind the first it joins its own rows."""
     step = batch.step(place)
-    if not place:
-        return replace(step, rows_before=places.before(step))
-    return replace(step, input_ids=newest[: step.batch_size], rows_before=FIRST_OF_STEP + np.arange(step.batch_size))
+    own = FIRST_OF_STEP + np.arange(step.batch_size)
+    return replace(step, rows_before=own if place else places.before(step))
