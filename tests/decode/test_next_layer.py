@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+import sure_next_layer
 from draft_scenes import FEW_PAGES, ROOMS, NewEngine, Serving, TwoRanks
 from every_kind import KINDS, Answer
-from next_layers import AskNextLayer, by_rows, by_tokens, random_folder, runner_with_next, sure_folder, with_next
+from next_layers import AskNextLayer, random_folder, runner_with_next, with_next
+from sure_next_layer import by_rows, by_tokens
 
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.common.arrays import I64
@@ -38,7 +39,7 @@ def greedy(room: int) -> SamplingParams:
 def folders(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> dict[str, Path]:
     base = tmp_path_factory.mktemp("models")
     random = {name: random_folder(base / name, name, tiny_folder) for name in ("DeepseekV3", "Glm4Moe")}
-    sure = {joined.__name__: sure_folder(base / joined.__name__, tiny_folder, joined) for joined in (by_rows, by_tokens)}
+    sure = {joined.__name__: sure_next_layer.write(base / joined.__name__, joined) for joined in (by_rows, by_tokens)}
     return random | sure
 
 

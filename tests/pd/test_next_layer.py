@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sure_next_layer
 import torch
 from every_kind import KINDS, Answer, params_of, prompt_of, replayed
-from next_layers import AskNextLayer, by_rows, random_folder, runner_with_next, sure_folder, with_next
+from next_layers import AskNextLayer, random_folder, runner_with_next, with_next
+from sure_next_layer import by_rows
 
 from diptych.checkpoints.source import open_model
 from diptych.engine.runner.model_runner import ModelRunner
@@ -98,15 +100,17 @@ def latent(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def sure(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
-    return sure_folder(tmp_path_factory.mktemp("models") / "sure", tiny_folder, by_rows)
+def sure(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return sure_next_layer.write(tmp_path_factory.mktemp("models") / "sure", by_rows)
 
 
 def test_a_pair_answers_the_same_and_hands_over_one_layer_more(served: Any, latent: Path) -> None:
     plain, guessed = (served(latent, guesses=guesses) for guesses in (False, True))
     assert guessed.answers == plain.answers
     assert guessed.came[1] > 60
-    assert guessed.pair.prefill.runner.num_tokens == plain.pair.prefill.runner.num_tokens  # prefixes are found as before
+    assert (
+        guessed.pair.prefill.runner.num_tokens == plain.pair.prefill.runner.num_tokens
+    )  # prefixes are found as before
     assert guessed.pair.num_written == plain.pair.num_written
     nbytes = [each.pair.prefill.kv[0].nbytes for each in (plain, guessed)]
     assert nbytes[1] - nbytes[0] == PAGE * plain.source.config.head_dim * 4  # latents of one layer

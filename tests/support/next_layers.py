@@ -1,4 +1,7 @@
-"""Checkpoints that have a layer which predicts one token more: random ones, and one that is right by construction."""
+"""Random checkpoints that have a layer which predicts one token more, and what transformers makes of them.
+
+`sure_next_layer` has one that is right by construction.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,6 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "DeepseekV3": _SIZES | _LATENT | {"q_lora_rank": 28, "num_key_value_heads": 4},
     "Glm4Moe": _SIZES | {"num_key_value_heads": 2, "head_dim": 16, "use_qk_norm": True, "attention_bias": True},
 }
-SUCCESSOR: Final = 91  # of the constructed model: behind token `t` comes `t + SUCCESSOR`, in a circle
 
 
 def with_next(source: ModelSource) -> ModelSource:
@@ -72,13 +74,9 @@ class AskNextLayer(AskAlways):
 
 def new_model(family: str) -> tuple[Any, MtpLayer]:
     """Return a random model of transformers, and its layer."""
-    return _new(family, FAMILIES[family])
-
-
-def _new(family: str, sizes: dict[str, Any]) -> tuple[Any, MtpLayer]:
     import transformers
 
-    config = getattr(transformers, f"{family}Config")(**sizes)
+    config = getattr(transformers, f"{family}Config")(**FAMILIES[family])
     torch.manual_seed(0)
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     layers = model.model.layers
@@ -95,7 +93,10 @@ def save(folder: Path, model: Any, layer: MtpLayer, words: Path) -> Path:
     """Write both as checkpoints have them; `words` is a folder with a tokenizer."""
     model.save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
-    prefix, last = f"model.layers.{model.config.num_hidden_layers}.", f"model.layers.{model.config.num_hidden_layers - 1}."
+    prefix, last = (
+        f"model.layers.{model.config.num_hidden_layers}.",
+        f"model.layers.{model.config.num_hidden_layers - 1}.",
+    )
     model.model.layers[-1].load_state_dict(layer.mtp_block.state_dict())
     model.save_pretrained(folder / "again")
     blocks = load_file(folder / "again" / "model.safetensors")
@@ -114,7 +115,7 @@ def random_folder(folder: Path, family: str, words: Path) -> Path:
 
 
 def guesses_by_transformers(family: str, tokens: Sequence[int], count: int) -> list[int]:
-    """Return what the layer of `random_folder` guesses behind `tokens`, one by one, each computed from the beginning."""
+    """Return what the layer of `random_folder` guesses behind `tokens`, each computed from the beginning."""
     (model, layer), ids = new_model(family), list(tokens)
     with torch.inference_mode():
         hidden = model.model(torch.tensor([ids])).last_hidden_state[0]
@@ -127,38 +128,6 @@ def guesses_by_transformers(family: str, tokens: Sequence[int], count: int) -> l
             ids.append(int(model.lm_head(out[-1]).argmax()))
             rows = torch.cat((rows, out[-1:]))
     return ids[len(tokens) :]
-
-
-def sure_folder(folder: Path, words: Path, joined: Callable[[Tensor, Tensor], Tensor]) -> Path:
-    """Write a model whose next token depends on the last one alone, and a layer that knows which comes behind that.
-
-    `joined` makes `eh_proj` of the identity and of what turns the row of a token into that of its successor. Tokens are
-    directions, so `hidden_size` is the size of the vocabulary.
-    """
-    model, layer = _new("Glm4Moe", FAMILIES["Glm4Moe"] | {"hidden_size": WORDS})
-    one = torch.eye(WORDS)
-    succeeded = one.roll(SUCCESSOR, 0)
-    for block in (*model.model.layers, layer.mtp_block):
-        block.self_attn.o_proj.weight.data.zero_()
-        for name, values in block.mlp.named_parameters():
-            if "down_proj" in name:
-                values.data.zero_()
-    model.model.embed_tokens.weight.data.copy_(one)
-    model.lm_head.weight.data.copy_(succeeded)
-    layer.eh_proj.weight.data.copy_(joined(one, succeeded))
-    for norm in (layer.enorm, layer.hnorm, layer.post_norm):
-        norm.weight.data.fill_(1.0)
-    return save(folder, model, layer, words)
-
-
-def by_rows(one: Tensor, succeeded: Tensor) -> Tensor:
-    """It looks at the row before alone: what came behind it is the token."""
-    return torch.cat((torch.zeros_like(one), succeeded), dim=1)
-
-
-def by_tokens(one: Tensor, succeeded: Tensor) -> Tensor:
-    """It looks at the token alone."""
-    return torch.cat((one, torch.zeros_like(one)), dim=1)
 
 
 PAGE, NUM_PAGES = 4, 32
@@ -176,14 +145,15 @@ class Served:
         self.runner = new_runner(source, self.kv)
         self.table = np.arange(1, 13, dtype=np.int32)[None]
 
-    def compute(self, tokens: list[int], start: int, end: int, *, row: bool = False) -> None:
+    def compute(self, tokens: list[int], start: int, end: int, *, row: bool = False, is_there: bool = False) -> None:
         """Compute a part of a text: of a prompt, or a row whose tokens are all sampled behind."""
         positions = np.arange(start, end)
+        slots = self.table[0, positions // PAGE].astype(np.int64) * PAGE + positions % PAGE
         batch = ForwardBatch(
             mode=ForwardMode.DECODE if row else ForwardMode.EXTEND,
             input_ids=np.array(tokens[start:end]),
             positions=positions,
-            out_slots=self.table[0, positions // PAGE].astype(np.int64) * PAGE + positions % PAGE,
+            out_slots=np.where(is_there, 0, slots),
             page_table=self.table,
             seq_lens=np.array([end]),
             extend_lens=np.array([end - start]),
@@ -218,4 +188,11 @@ def guesses(name: str, folder: Path, new_runner: NewRunner, device: str = "cpu")
     guess(19, 4)
     served.compute(TOKENS, 18, 19, row=True)
     guess(20, 2)
+    served.table = np.array(
+        [[1, 2, *range(13, 23)]], np.int32
+    )  # of another request, whose first eight tokens are there
+    served.compute(TOKENS, 8, 17)
+    guess(18, 3)
+    served.compute(TOKENS, 16, 17, is_there=True)  # its last token is computed once more, and written nowhere
+    guess(18, 2)
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ from diptych.engine.values.batch import Bools, ForwardBatch, ForwardMode, OnLaye
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def family(request: Any, tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Iterator[tuple[str, Path]]:
-    yield request.param, random_folder(tmp_path_factory.mktemp("models") / "next", request.param, tiny_folder)
+def family(request: Any, tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> tuple[str, Path]:
+    return request.param, random_folder(tmp_path_factory.mktemp("models") / "next", request.param, tiny_folder)
 
 
 def test_it_guesses_what_transformers_does(family: tuple[str, Path]) -> None:

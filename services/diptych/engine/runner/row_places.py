@@ -40,48 +40,57 @@ class RowPlaces:
 
     def begin(self, batch: ForwardBatch) -> I64:
         """Return `[num_tokens]` places of the rows before a step's tokens; those of the step are written by then."""
-        num_tokens, owner = len(batch.input_ids), np.repeat(np.arange(batch.batch_size), batch.extend_lens)
-        self._note(batch.out_slots, FIRST_OF_STEP + np.arange(num_tokens))
-        is_first = np.diff(owner, prepend=-1) != 0
-        return np.where(is_first, self.before(batch), FIRST_OF_STEP + np.arange(num_tokens) - 1)
+        of_step = FIRST_OF_STEP + np.arange(len(batch.input_ids))
+        self._note(self._slots(batch, batch.positions), of_step)
+        is_first = np.diff(_owners(batch), prepend=-1) != 0
+        return np.where(is_first, self.before(batch), of_step - 1)
 
     def before(self, batch: ForwardBatch) -> I64:
         """Return `[num_tokens]` places of the rows before tokens, as far as they were noted."""
-        owner = np.repeat(np.arange(batch.batch_size), batch.extend_lens)
-        positions = np.maximum(batch.positions - 1, 0)
-        pages = batch.page_table[owner, positions // self._page_size].astype(np.int64)
-        slots = pages * self._page_size + positions % self._page_size
-        self._make_room(int(slots.max(initial=0)))
-        return np.where((batch.positions > 0) & (pages != NULL_PAGE), self._of_slot[slots], NOBODYS)
+        slots = self._slots(batch, np.maximum(batch.positions - 1, 0))
+        return np.where(batch.positions > 0, self._of_slot[slots], NOBODYS)
 
     def keep(self, batch: ForwardBatch) -> Kept:
         """Return which rows of the step to keep, and where. Those that were there before are nobody's any more."""
-        self._note(batch.out_slots, np.full(len(batch.input_ids), NOBODYS))
-        tokens = np.flatnonzero(self._is_kept(batch))[-NUM_KEPT:]
+        slots = self._slots(batch, batch.positions)
+        self._note(slots, np.full(len(slots), NOBODYS))
+        tokens = np.flatnonzero(self._is_kept(batch) & _is_granted(slots, self._page_size))[-NUM_KEPT:]
         places = 1 + (self._next + np.arange(len(tokens))) % NUM_KEPT
         self._next = (self._next + len(tokens)) % NUM_KEPT
         before = self._slot_of[places]
-        before, their_places = before[before >= 0], places[before >= 0]
-        forgotten = before[self._of_slot[before] == their_places]
-        self._of_slot[forgotten] = NOBODYS
-        self._slot_of[places] = batch.out_slots[tokens]
-        self._note(batch.out_slots[tokens], places)
+        self._of_slot[before[(before >= 0) & (self._of_slot[before] == places)]] = NOBODYS
+        self._slot_of[places] = slots[tokens]
+        self._note(slots[tokens], places)
         return Kept(FIRST_OF_STEP + tokens, places)
 
+    def _slots(self, batch: ForwardBatch, positions: I64) -> I64:
+        """Return the slots of tokens, also of those that are there already and written nowhere."""
+        pages = batch.page_table[_owners(batch), positions // self._page_size].astype(np.int64)
+        slots: I64 = pages * self._page_size + positions % self._page_size
+        missing = int(slots.max(initial=0)) + 1 - len(self._of_slot)
+        if missing > 0:
+            more = np.full(missing + len(self._of_slot), NOBODYS, np.int64)
+            self._of_slot = np.concatenate([self._of_slot, more])
+        return slots
+
     def _is_kept(self, batch: ForwardBatch) -> Bools:
-        ends_page = (batch.positions + 1) % self._page_size == 0
-        is_kept = ends_page | np.repeat(batch.is_row, batch.extend_lens)
         ends = np.cumsum(batch.extend_lens)
+        is_kept = (batch.positions + 1) % self._page_size == 0
+        is_kept |= np.repeat(batch.is_row, batch.extend_lens)
         is_kept[ends - 1] = True
         is_kept[ends[batch.extend_lens > 1] - 2] = True
-        return is_kept & (batch.out_slots >= self._page_size * (NULL_PAGE + 1))
+        return is_kept
 
     def _note(self, slots: I64, places: I64) -> None:
-        self._make_room(int(slots.max(initial=0)))
-        is_real = slots >= self._page_size * (NULL_PAGE + 1)
-        self._of_slot[slots[is_real]] = places[is_real]
+        is_granted = _is_granted(slots, self._page_size)
+        self._of_slot[slots[is_granted]] = places[is_granted]
 
-    def _make_room(self, slot: int) -> None:
-        missing = slot + 1 - len(self._of_slot)
-        if missing > 0:
-            self._of_slot = np.concatenate([self._of_slot, np.zeros(missing + len(self._of_slot), np.int64)])
+
+def _owners(batch: ForwardBatch) -> I64:
+    """Return whose each token is."""
+    return np.repeat(np.arange(batch.batch_size), batch.extend_lens)
+
+
+def _is_granted(slots: I64, page_size: int) -> Bools:
+    """Return which are in pages of somebody."""
+    return slots >= (NULL_PAGE + 1) * page_size

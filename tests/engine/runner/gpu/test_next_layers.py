@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sure_next_layer
 import torch
 from emulated_gpu import emulated_runner
-from next_layers import FAMILIES, by_rows, guesses, random_folder, sure_folder
+from next_layers import FAMILIES, guesses, random_folder
+from sure_next_layer import by_rows
 from torch import Tensor
 
 from diptych.checkpoints.source import ModelSource
@@ -95,15 +97,17 @@ def answers(folder: Path, options: EngineOptions) -> list[Generation]:
     ids=["graphs and overlap", "neither", "two ranks"],
 )
 def test_it_changes_no_token_on_gpus(
-    tmp_path: Path, tiny_folder: Path, changes: dict[str, Any], capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, changes: dict[str, Any], capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The model knows what comes behind a token, and its layer what comes behind that: greedy guesses come true."""
-    folder = sure_folder(tmp_path / "sure", tiny_folder, by_rows)
+    folder = sure_next_layer.write(tmp_path / "sure", by_rows)
     plain = answers(folder, replace(OPTIONS, overlap="off", cuda_graphs="off"))
     guessed = answers(folder, replace(OPTIONS, speculate="mtp", **changes))
     assert [each.token_ids for each in guessed] == [each.token_ids for each in plain]
     greedy = guessed[: len(PROMPTS)]
     rejected, accepted = (sum(getattr(each.predicted, name) for each in greedy) for name in ("rejected", "accepted"))
-    print(f"{accepted} drafts came true and {rejected} did not, of {sum(len(each.token_ids) for each in greedy)} tokens")
+    print(
+        f"{accepted} drafts came true and {rejected} did not, of {sum(len(each.token_ids) for each in greedy)} tokens"
+    )
     assert accepted > 10 * rejected
     assert "while serving" not in capfd.readouterr().err, "a kernel was compiled"
