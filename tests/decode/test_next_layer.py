@@ -66,8 +66,11 @@ def pair_of(new_engine: NewEngine, folders: dict[str, Path], byte_tokenizer: Tok
     return lambda name: Pair(new_engine, open_model(str(folders[name])), byte_tokenizer)
 
 
-@pytest.mark.parametrize("family", ["DeepseekV3", "Glm4Moe"])
-@pytest.mark.parametrize("scene", [{}, {"overlap": True}, AWAY], ids=["alone", "overlapped", "retracted"])
+@pytest.mark.parametrize(
+    ("family", "scene"),
+    [("DeepseekV3", {}), ("Glm4Moe", {}), ("DeepseekV3", {"overlap": True}), ("Glm4Moe", AWAY)],
+    ids=["latents", "keys and values", "overlapped", "retracted"],
+)
 def test_no_answer_is_another_one(pair_of: Callable[[str], Pair], family: str, scene: dict[str, Any]) -> None:
     pair = pair_of(family)
     rooms = scene.get("rooms", EVERY_KIND)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,13 +53,7 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
 def with_next(source: ModelSource) -> ModelSource:
     """Return `source` with the layers of pages that its next layer needs."""
     own = source.next_layer().config
-    return ChangedModel(source, _drafted(source, own))
-
-
-def _drafted(source: ModelSource, own: Any) -> Any:
-    from dataclasses import replace
-
-    return replace(source.config, draft=DraftLayers(own, own.num_kv_heads))
+    return ChangedModel(source, replace(source.config, draft=DraftLayers(own, own.num_kv_heads)))
 
 
 def runner_with_next(source: ModelSource, kv: Tensor) -> ModelRunner:
@@ -101,8 +96,9 @@ def save(folder: Path, model: Any, layer: MtpLayer, words: Path) -> Path:
     model.save_pretrained(folder / "again")
     blocks = load_file(folder / "again" / "model.safetensors")
     tensors |= {name.replace(last, prefix): each for name, each in blocks.items() if name.startswith(last)}
+    assert layer.post_norm is not None
     own = {"enorm": layer.enorm, "hnorm": layer.hnorm, "eh_proj": layer.eh_proj, "shared_head.norm": layer.post_norm}
-    tensors |= {f"{prefix}{name}.weight": each.weight.data.clone() for name, each in own.items()}
+    tensors |= {f"{prefix}{name}.weight": each.weight.detach().clone() for name, each in own.items()}
     tensors[f"{prefix}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
     tensors[f"{prefix}shared_head.head.weight"] = tensors["lm_head.weight"].clone()
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})

@@ -102,7 +102,7 @@ class Decoder:
         return logits
 
     def _keep(self, rows: Rows, batch: StagedBatch, x: Tensor, picked: Buffers, held: Buffers) -> None:
-        """Write the hidden rows of a step's tokens. Those whose logits are wanted have the bits that they have alone."""
+        """Write the hidden rows of a step's tokens. What logits are made of is computed as without."""
         num_tokens, num_picked = len(batch.positions), batch.host.num_samples
         if self._joint is not None or num_picked == num_tokens:
             own = picked.normed[:num_picked]

@@ -1,7 +1,7 @@
 """The layer that predicts one token more, on a CPU, as a draft model: it has the hidden rows of the model besides.
 
-Rule: in a token's slot it keeps what it makes of that token and of the row before, not after it. So a page of it depends
-on the same tokens as the model's own part, and is as good a prefix.
+Rule: in a token's slot it keeps what it makes of that token and of the row before, not after it. So a page of it
+depends on the same tokens as the model's own part, and is as good a prefix.
 """
 
 from __future__ import annotations

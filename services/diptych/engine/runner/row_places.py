@@ -2,9 +2,9 @@
 
 A layer that joins a token's embedding with the hidden row before it needs that row when the token comes: in the same
 step, or in a later one, when it is known which of the step's drafts came true. So those of all tokens that a request
-may go on behind are kept for a while: of rows, of a prompt's last two so far (a guess may be asked for while the
-token behind it is on its way), and of the last in each page, behind which others may begin. Who finds none, because it was computed elsewhere or long ago, gets that of nobody: its
-next guess is a bad one, and no token another.
+may go on behind are kept for a while: of rows, of a prompt's last two so far (a guess may be asked for while the token
+behind it is on its way), and of the last in each page, behind which others may begin. Who finds none, because it was
+computed elsewhere or long ago, gets that of nobody: its next guess is a bad one, and no token is another.
 """
 
 from __future__ import annotations
@@ -93,4 +93,5 @@ def _owners(batch: ForwardBatch) -> I64:
 
 def _is_granted(slots: I64, page_size: int) -> Bools:
     """Return which are in pages of somebody."""
-    return slots >= (NULL_PAGE + 1) * page_size
+    is_granted: Bools = slots >= (NULL_PAGE + 1) * page_size
+    return is_granted
