@@ -1,7 +1,7 @@
 """Writes a model that knows which token comes behind another one, and a layer that knows which comes behind that.
 
 Nothing that its layers compute is added to a token's direction, so it costs what any model of its size does and says
-`SUCCESSOR` words further each time: greedy guesses of its next layer are right, if they are made of what they should be.
+`SUCCESSOR` words further each time: greedy guesses of its next layer are right, if made of what they should be.
 """
 
 from __future__ import annotations
