@@ -7,7 +7,8 @@ Both sides are whole scheduler cores over the same weights. *Told* answers are t
 model can't do such work. *Own* answers are the small model's, greedy, and must be the same on both sides, token for
 token. A row's value is the decode speed with drafts, its limit the one without, from the second token on, by processor
 time, which other work on the machine hardly changes; the peers say what it is by the clock. The best of several rounds
-counts, each with a new drafter, which knows nothing of the round before. Then a layer that predicts one token more, of a model whose words it knows. Then what a pair of real workers hands over
+counts, each with a new drafter, which knows nothing of the round before. Then a layer that predicts
+one token more, of a model that is made for it. Then what a pair of real workers hands over
 and reuses, with drafts and without.
 """
 

@@ -153,6 +153,7 @@ def test_an_output_that_moves_takes_its_draft_layers_along(
     fleet.run()
     for drafter in drafters:
         assert drafter.came == drafter.compared > 15
+    assert drafters[0].num_first > 0, "the row before the first token came with the hand-off"
     fleet.close()
 
 

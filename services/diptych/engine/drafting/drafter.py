@@ -299,6 +299,15 @@ class SourceDrafter:
         self._is_slower = follows and self._ahead is not None and not self._ahead.follows_all
         return follows
 
+    def row_behind(self, request: Request) -> bytes:
+        """See `Drafter.row_behind`."""
+        return b"" if self._ahead is None else self._ahead.row_behind(request)
+
+    def go_on_behind(self, request: Request, row: bytes) -> None:
+        """See `Drafter.go_on_behind`."""
+        if self._ahead is not None:
+            self._ahead.go_on_behind(request, row)
+
     def launched(self, step: Step, now_s: float) -> None:
         """See `Drafter.launched`."""
         drafts, rooms = step.drafts or {}, {request.room for request in step.decodes}

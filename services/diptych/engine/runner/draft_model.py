@@ -47,6 +47,14 @@ class CpuDraftModel:
             found[: len(newest), place] = newest
         return found
 
+    def row(self, slot: int) -> bytes:
+        """See `DraftModel.row`."""
+        return b""
+
+    def put_row(self, slot: int, row: bytes) -> None:
+        """See `DraftModel.put_row`."""
+        return
+
     def _passed(self, batch: DraftBatch, place: int, newest: I64) -> Tensor:
         """Return the logits of the tokens in `place`; `newest` are those that the pass before has guessed."""
         step = batch.step(place)

@@ -27,6 +27,19 @@ class HiddenRows:
         self.reserve(num_tokens)
         return self.table[FIRST_OF_STEP : FIRST_OF_STEP + num_tokens]
 
+    def read(self, place: int) -> bytes:
+        """Return the row in a place as bfloat16. It waits for what is queued on the current stream, and no other."""
+        row: bytes = self.table[place].to(torch.bfloat16).view(torch.int16).cpu().numpy().tobytes()
+        return row
+
+    def write(self, place: int, row: bytes) -> None:
+        """Put a row that `read` returned elsewhere in a place; one of another size is none."""
+        if len(row) != self.table.shape[1] * torch.bfloat16.itemsize:
+            return
+        with torch.inference_mode():
+            values = torch.frombuffer(bytearray(row), dtype=torch.bfloat16)
+            self.table[place] = values.nan_to_num().to(self.table)
+
     def keep(self, kept: Kept) -> None:
         """Queue that rows of a step are kept."""
         both = torch.from_numpy(kept.places_of_step).to(self.table.device, non_blocking=True)

@@ -36,6 +36,13 @@ class CpuNextLayer(CpuDraftModel):
         of_nothing = replace(staged, logits_rows=staged.logits_rows[:0])
         self._model.forward(of_nothing, behind(on_layer, self._model))
 
+    def row(self, slot: int) -> bytes:
+        place = self.places.of(slot)
+        return self._rows.read(place) if place else b""
+
+    def put_row(self, slot: int, row: bytes) -> None:
+        self._rows.write(self.places.put(slot), row)
+
     def _passed(self, batch: DraftBatch, place: int, newest: I64) -> Tensor:
         step = joining(batch, place, self.places)
         return self._logits(replace(step, input_ids=newest[: step.batch_size]) if place else step)

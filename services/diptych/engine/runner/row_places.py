@@ -55,23 +55,40 @@ class RowPlaces:
         slots = self._slots(batch, batch.positions)
         self._note(slots, np.full(len(slots), NOBODYS))
         tokens = np.flatnonzero(self._is_kept(batch) & _is_granted(slots, self._page_size))[-NUM_KEPT:]
-        places = 1 + (self._next + np.arange(len(tokens))) % NUM_KEPT
-        self._next = (self._next + len(tokens)) % NUM_KEPT
+        return Kept(FIRST_OF_STEP + tokens, self._place(slots[tokens]))
+
+    def of(self, slot: int) -> int:
+        """Return the place of the row of a token that is kept; `NOBODYS`: it is not."""
+        return int(self._of_slot[slot]) if slot < len(self._of_slot) else NOBODYS
+
+    def put(self, slot: int) -> int:
+        """Return a place for the row of a token that comes from elsewhere."""
+        slots = np.array([slot])
+        self._make_room(slots)
+        return int(self._place(slots)[0])
+
+    def _place(self, slots: I64) -> I64:
+        """Give places to the rows of tokens, at most `NUM_KEPT`, and none any more to those that were there."""
+        places = 1 + (self._next + np.arange(len(slots))) % NUM_KEPT
+        self._next = (self._next + len(slots)) % NUM_KEPT
         before = self._slot_of[places]
         self._of_slot[before[(before >= 0) & (self._of_slot[before] == places)]] = NOBODYS
-        self._slot_of[places] = slots[tokens]
-        self._note(slots[tokens], places)
-        return Kept(FIRST_OF_STEP + tokens, places)
+        self._slot_of[places] = slots
+        self._note(slots, places)
+        return places
 
     def _slots(self, batch: ForwardBatch, positions: I64) -> I64:
         """Return the slots of tokens, also of those that are there already and written nowhere."""
         pages = batch.page_table[_owners(batch), positions // self._page_size].astype(np.int64)
         slots: I64 = pages * self._page_size + positions % self._page_size
+        self._make_room(slots)
+        return slots
+
+    def _make_room(self, slots: I64) -> None:
         missing = int(slots.max(initial=0)) + 1 - len(self._of_slot)
         if missing > 0:
             more = np.full(missing + len(self._of_slot), NOBODYS, np.int64)
             self._of_slot = np.concatenate([self._of_slot, more])
-        return slots
 
     def _is_kept(self, batch: ForwardBatch) -> Bools:
         ends = np.cumsum(batch.extend_lens)

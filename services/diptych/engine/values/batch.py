@@ -284,6 +284,17 @@ class DraftModel(Protocol):
         """
         ...
 
+    def row(self, slot: int) -> bytes:
+        """Return the hidden row of the token in a slot, as bfloat16; empty: there is none, or it joins none.
+
+        Of a step that has run.
+        """
+        return b""
+
+    def put_row(self, slot: int, row: bytes) -> None:
+        """Have such a row, of a token that was computed elsewhere."""
+        return
+
 
 class OverlapRunner(Runner, Protocol):
     """A runner whose two halves can be called apart: how to sample need not be known when the step starts.

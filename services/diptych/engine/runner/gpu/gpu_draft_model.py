@@ -52,6 +52,14 @@ class GpuDraftModel:
             begin += len(each)
         return found
 
+    def row(self, slot: int) -> bytes:
+        """See `DraftModel.row`."""
+        return b""
+
+    def put_row(self, slot: int, row: bytes) -> None:
+        """See `DraftModel.put_row`."""
+        return
+
     def _step(self, batch: DraftBatch, place: int) -> ForwardBatch:
         """Return the pass that guesses the token in `place`."""
         return known(batch.step(place), self._model)
