@@ -96,7 +96,7 @@ def save(folder: Path, model: Any, layer: MtpLayer, words: Path) -> Path:
     model.save_pretrained(folder / "again")
     blocks = load_file(folder / "again" / "model.safetensors")
     tensors |= {name.replace(last, prefix): each for name, each in blocks.items() if name.startswith(last)}
-    assert layer.post_norm is not None
+    assert isinstance(layer.post_norm, torch.nn.Module)
     own = {"enorm": layer.enorm, "hnorm": layer.hnorm, "eh_proj": layer.eh_proj, "shared_head.norm": layer.post_norm}
     tensors |= {f"{prefix}{name}.weight": each.weight.detach().clone() for name, each in own.items()}
     tensors[f"{prefix}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()

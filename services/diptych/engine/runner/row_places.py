@@ -92,7 +92,7 @@ class RowPlaces:
 
     def _is_kept(self, batch: ForwardBatch) -> Bools:
         ends = np.cumsum(batch.extend_lens)
-        is_kept = (batch.positions + 1) % self._page_size == 0
+        is_kept: Bools = (batch.positions + 1) % self._page_size == 0
         is_kept |= np.repeat(batch.is_row, batch.extend_lens)
         is_kept[ends - 1] = True
         is_kept[ends[batch.extend_lens > 1] - 2] = True
