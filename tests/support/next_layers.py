@@ -96,9 +96,9 @@ def save(folder: Path, model: Any, layer: MtpLayer, words: Path) -> Path:
     model.save_pretrained(folder / "again")
     blocks = load_file(folder / "again" / "model.safetensors")
     tensors |= {name.replace(last, prefix): each for name, each in blocks.items() if name.startswith(last)}
-    assert isinstance(layer.post_norm, torch.nn.Module)
+    assert layer.post_norm is not None
     own = {"enorm": layer.enorm, "hnorm": layer.hnorm, "eh_proj": layer.eh_proj, "shared_head.norm": layer.post_norm}
-    tensors |= {f"{prefix}{name}.weight": each.weight.detach().clone() for name, each in own.items()}
+    tensors |= {f"{prefix}{name}.weight": each.state_dict()["weight"].clone() for name, each in own.items()}
     tensors[f"{prefix}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
     tensors[f"{prefix}shared_head.head.weight"] = tensors["lm_head.weight"].clone()
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})

@@ -11,7 +11,7 @@ import pytest
 import sure_next_layer
 import torch
 from emulated_gpu import emulated_runner
-from next_layers import FAMILIES, guesses, random_folder
+from next_layers import FAMILIES, PAGE, TOKENS, Served, guesses, random_folder
 from sure_next_layer import by_rows
 from torch import Tensor
 
@@ -69,8 +69,16 @@ def on_device(source: ModelSource, kv: Tensor) -> GpuRunner:
 def test_it_guesses_what_transformers_does(
     family: str, device: str, new_runner: Any, tmp_path: Path, tiny_folder: Path
 ) -> None:
-    found = guesses(family, random_folder(tmp_path / "next", family, tiny_folder), new_runner, device)
-    assert all(ours == theirs for ours, theirs in found)
+    folder = random_folder(tmp_path / "next", family, tiny_folder)
+    assert all(ours == theirs for ours, theirs in guesses(family, folder, new_runner, device))
+    served = Served(folder, new_runner, device)
+    served.compute(TOKENS, 0, 7)
+    layer = served.runner.draft_model
+    own, elsewhere = (int(served.table[0, page]) * PAGE + 2 for page in (1, 9))  # of the last token, and of nobody's
+    row = layer.row(own)
+    layer.put_row(elsewhere, row)
+    assert layer.row(elsewhere) == row != b""
+    assert layer.row(elsewhere + 1) == b""
 
 
 PROMPTS = [[first, 5, 7, *range(9 * first)] * 2 for first in range(12)]
