@@ -105,6 +105,7 @@ def sure(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_pair_answers_the_same_and_hands_over_one_layer_more(served: Any, latent: Path) -> None:
+    """So it does where requests are replayed in mid-stream."""
     plain, guessed = (served(latent, guesses=guesses) for guesses in (False, True))
     assert guessed.answers == plain.answers
     assert guessed.came[1] > 60
@@ -114,18 +115,14 @@ def test_a_pair_answers_the_same_and_hands_over_one_layer_more(served: Any, late
     assert guessed.pair.num_written == plain.pair.num_written
     nbytes = [each.pair.prefill.kv[0].nbytes for each in (plain, guessed)]
     assert nbytes[1] - nbytes[0] == PAGE * plain.source.config.head_dim * 4  # latents of one layer
-
-
-def test_requests_that_are_replayed_in_mid_stream_go_on_as_before(served: Any, latent: Path) -> None:
-    whole = served(latent, guesses=False).answers
-    said = {room: answer.token_ids[: 1 + room % 8] for room, answer in whole.items()}
-    said = {room: tokens for room, tokens in said.items() if len(tokens) < len(whole[room].token_ids)}
+    said = {room: answer.token_ids[: 1 + room % 8] for room, answer in plain.answers.items()}
+    said = {room: tokens for room, tokens in said.items() if len(tokens) < len(plain.answers[room].token_ids)}
     rest = served(latent, guesses=True, said=said).answers
-    assert all((*tokens, *rest[room].token_ids) == whole[room].token_ids for room, tokens in said.items())
+    assert all((*tokens, *rest[room].token_ids) == plain.answers[room].token_ids for room, tokens in said.items())
 
 
-def test_it_guesses_right_from_the_second_step_on(served: Any, sure: Path) -> None:
-    """In the first one, the hidden row before the newest token is at the worker that computed the prompt."""
+def test_it_guesses_right_from_the_second_step_on_where_no_row_came(served: Any, sure: Path) -> None:
+    """Prefill sends no row here, as no drafter is beside it: it is at the worker that computed the prompt."""
     came, compared = served(sure, guesses=True, params_of=greedy).came
     assert came == compared > 100
 
