@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -39,6 +39,9 @@ class Source:
 
     def tensors(self) -> Iterator[Any]:
         return iter(())
+
+    def next_layer(self) -> NoReturn:
+        raise AssertionError("nobody guesses")
 
 
 class NamedRunner:

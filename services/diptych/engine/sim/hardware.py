@@ -67,6 +67,9 @@ class SimulatedModel:
     def tensors(self) -> Iterator[tuple[str, Stored]]:
         raise ConfigError("a simulated model has no weights")
 
+    def next_layer(self) -> ModelSource:
+        raise ConfigError("a simulated model has no layers that guess")
+
 
 class SimHardware:
     """Implements `Hardware`."""
