@@ -123,7 +123,7 @@ def load_model(
         placement = list(part.placement)
         weights = load(part.config, placement, tensors, ops, dtype, kv.device)
         _fill(sinks, chain(*part.config.attending.layers_by_kind), weights)
-        loras = Loras(part.config.num_layers, _adapters_of(placement, options, dtype, kv.device), backend.low_rank)
+        loras = Loras(part.config.num_layers, _adapters_of(part.adapted, options, dtype, kv.device), backend.low_rank)
         decoder = Decoder(part.config, weights.wrapped(loras.wrap), ops, dtype)
     return LoadedModel(
         config=part.config,

@@ -9,10 +9,14 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from diptych.checkpoints.shard import Shard
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.common.errors import ConfigError
 from diptych.engine.cache.host_pages import HostPages
 from diptych.engine.cache.host_tier import PageCopier
+from diptych.engine.lora.host import AdapterHost
+from diptych.engine.models.lora import Loras, Prepared
+from diptych.engine.models.lora_host import LoraHost
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.pool_size import head_share, pool_layout
 from diptych.engine.options.served_model import as_served
@@ -80,6 +84,9 @@ class TorchHardware:
 
     def load(self, source: ModelSource, layer_listener: Callable[[], OnLayer | None]) -> ModelRunner | GpuRunner:
         return self._loader.load(source, self._kv, layer_listener)
+
+    def adapters(self, source: ModelSource, rank: int, loras: Callable[[], Loras]) -> AdapterHost[Prepared]:
+        return LoraHost(source.config, Shard(rank, self.options.tp), loras)
 
     def pool_bytes(self) -> memoryview:
         return kv_bytes(self._kv)

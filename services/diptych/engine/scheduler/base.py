@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from diptych.engine.cache.host_pages import HostPages
 from diptych.engine.cache.host_tier import NO_COPIER, HostTier, PageCopier
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.cache.tier import Tier
+from diptych.engine.lora.host import AdapterHost
 from diptych.engine.options.config import EngineOptions, SchedulerConfig
 from diptych.engine.options.pool_size import MIB, num_host_slots
 from diptych.engine.schedule.step_sizes import Chosen
@@ -101,6 +102,10 @@ class Hardware(Protocol):
 
     def load(self, source: ModelSource, layer_listener: Callable[[], OnLayer | None]) -> ModelOnHardware:
         """Return a model that runs on the pool. The first is the one that the pool was laid out for. In any thread."""
+        ...
+
+    def adapters(self, source: ModelSource, rank: int, loras: Callable[[], Loras]) -> AdapterHost[Any]:
+        """Return what reads adapters here and puts them into the slots of the model that is served."""
         ...
 
     def pool_bytes(self) -> memoryview:

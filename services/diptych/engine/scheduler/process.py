@@ -48,6 +48,8 @@ from diptych.engine.scheduler.stepping import (
 )
 from diptych.engine.scheduler.terms import worker_terms
 from diptych.engine.scheduler.weights import Host, Weights
+from diptych.engine.tensor_parallel.rank_model import RankModel
+from diptych.engine.tensor_parallel.rank_tasks import RankTasks
 from diptych.engine.tensor_parallel.tp_model_worker import RankTransfer, TpModelWorker
 from diptych.engine.values.batch import DraftBatch, DraftModel, OverlapRunner
 from diptych.engine.values.limits import PROMPT_ROWS, Limits
@@ -114,9 +116,13 @@ def serve_rank(config: SchedulerConfig, transport: Transport | None) -> None:
     if transport is not None:
         worker.answer(rank_pb2.RankAnswer(engine_metadata=transport.metadata()))
     runner = hardware.load(source, lambda: None)
+    tasks = RankTasks(config.endpoint, config.rank)
+    adapters = hardware.adapters(source, config.rank, lambda: runner.loras)
     worker.answer(rank_pb2.RankAnswer(is_loaded=True))
     spare_what_stays()
-    worker.run(runner, RankTransfer(transport, pool) if transport and pool else None, copier)
+    model = RankModel(lambda: runner, adapters, tasks)
+    worker.run(model, RankTransfer(transport, pool) if transport and pool else None, copier)
+    tasks.close()
     copier.close()
     worker.close()
     communicator.close()
@@ -139,7 +145,8 @@ def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCor
     core = build_core(cache, limits, base.config, base.layout, turns, draft_model)
     registry = LoraRegistry(options.num_loaded_loras, source.config.model_id)
     weights = Weights(options.model, source, host_of(base, core, cache, registry))
-    adapters = open_adapters(source, options.loras(), registry, turns, lambda: weights.runner.loras)
+    own_adapters = base.hardware.adapters(source, base.config.rank, lambda: weights.runner.loras)
+    adapters = open_adapters(base.ranks.lead_adapters(own_adapters), options.loras(), registry, turns)
     admin = AdminThread({**adapters.handlers, **weights.handlers})
     stepping = _stepping(options, core, base.ranks.lead_runner(weights))
     grammars.wait_until_open()

@@ -20,6 +20,7 @@ from diptych.common.arrays import I64, U64
 from diptych.common.errors import ConfigError
 from diptych.engine.cache.host_pages import HostPages
 from diptych.engine.cache.host_tier import PageCopier
+from diptych.engine.lora.host import NoAdapters
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.pool_size import pool_layout, token_nbytes
 from diptych.engine.options.served_model import as_served
@@ -102,6 +103,9 @@ class SimHardware:
     def load(self, source: ModelSource, layer_listener: Callable[[], OnLayer | None]) -> SimRunner:
         vocabulary = vocabulary_of(source.tokenizer(), source.config.vocab_size)
         return SimRunner(self._pages, vocabulary, self._timing, layer_listener)
+
+    def adapters(self, source: ModelSource, rank: int, loras: Callable[[], Loras]) -> NoAdapters:
+        return NoAdapters()
 
     def pool_bytes(self) -> memoryview:
         return self._memory

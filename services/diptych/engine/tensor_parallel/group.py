@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING, Any
 from diptych.common.arrays import I64
 from diptych.engine.cache.host_tier import PageCopier
 from diptych.engine.cache.tier import Slots
+from diptych.engine.lora.host import AdapterHost
+from diptych.engine.tensor_parallel.adapters import TensorParallelAdapters
 from diptych.engine.tensor_parallel.rank_log import NoRanks, RankLog, draft_to_wire, page_bytes, step_to_wire
+from diptych.engine.tensor_parallel.rank_tasks import LeadTasks
 from diptych.engine.tensor_parallel.ranked_link import ranked_metadata
 from diptych.engine.tensor_parallel.transport import TensorParallelTransport
 from diptych.engine.values.batch import (
@@ -57,6 +60,9 @@ class SingleRank:
     def lead_draft_model(self, model: DraftModel) -> DraftModel:
         return model
 
+    def lead_adapters(self, adapters: AdapterHost[Any]) -> AdapterHost[Any]:
+        return adapters
+
     def close(self) -> None:
         pass
 
@@ -67,6 +73,7 @@ class LeadRank:
     def __init__(self, endpoint: str, size: int, join: Callable[[], TorchCommunicator]) -> None:
         """Wait until every rank is here, then `join` them; `endpoint` is the scheduler's own."""
         self._log = RankLog(endpoint, size)
+        self._tasks = LeadTasks(self._log)
         self._communicator = join()
 
     def metadata(self, own: bytes) -> bytes:
@@ -90,6 +97,9 @@ class LeadRank:
 
     def lead_draft_model(self, model: DraftModel) -> DraftModel:
         return TensorParallelDraftModel(model, self._log)
+
+    def lead_adapters(self, adapters: AdapterHost[Any]) -> AdapterHost[Any]:
+        return TensorParallelAdapters(adapters, self._tasks)
 
     def close(self) -> None:
         self._log.close()
