@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,10 +18,10 @@ from diptych.engine.tensor_parallel.rank_log import RankLog, step_to_wire
 from diptych.engine.tensor_parallel.rank_model import RankModel
 from diptych.engine.tensor_parallel.rank_tasks import LeadTasks, RankTasks
 from diptych.engine.tensor_parallel.tp_model_worker import TpModelWorker
+from diptych.engine.tensor_parallel.weight_sets import RankWeights, WeightLoader
 from diptych.engine.values.batch import DraftModel, ForwardBatch, ForwardMode
 from diptych.v1 import rank_pb2
 
-T = TypeVar("T")
 FOLDER = Path("/adapters/ada")
 
 
@@ -56,6 +56,10 @@ class Host:
         return None
 
 
+def _nothing(*arguments: object) -> Any:
+    raise AssertionError("no weights are changed")
+
+
 class Ranks:
     """Rank 0, and rank 1, which applies the log when told to."""
 
@@ -64,7 +68,8 @@ class Ranks:
         self.log = RankLog(endpoint, 2)
         self.lead = TensorParallelAdapters(self.hosts[0], LeadTasks(self.log))
         self.worker, self.tasks = TpModelWorker(endpoint, 1), RankTasks(endpoint, 1)
-        self._model = RankModel(lambda: self.hosts[1], self.hosts[1], self.tasks)
+        loader: WeightLoader[Host] = WeightLoader(_nothing, lambda source: self.hosts[1], _nothing, _nothing)
+        self._model: RankModel[Host, str] = RankModel(RankWeights("", None, loader), self.hosts[1], self.tasks)  # type: ignore[arg-type]
         self._admin = ThreadPoolExecutor(1)
 
     def apply(self) -> None:

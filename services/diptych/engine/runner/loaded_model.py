@@ -24,8 +24,9 @@ from diptych.engine.attention.layer_constants import new_sinks, rope_tables
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.models.decoder import Decoder
 from diptych.engine.models.lora import Loras, LowRankSetting, adapted_matrices
+from diptych.engine.models.ops import Ops
 from diptych.engine.models.pieces import Pieces
-from diptych.engine.models.weights import Weights, load
+from diptych.engine.models.weights import Assembly, Weights, load
 from diptych.engine.runner.backends import Backend, Setting, choose, narrowing
 from diptych.engine.runner.kv_pool import DTYPES, own_views
 from diptych.engine.runner.model_part import ModelPart
@@ -51,6 +52,21 @@ class ModelOptions:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Blueprint:
+    """What a model's parts are made by."""
+
+    placement: Sequence[Placed]
+    ops: Ops
+    dtype: torch.dtype
+    device: torch.device
+    vectors: dict[str, Tensor]  # that it has now: all that is no matrix
+
+    def assembly(self, config: ModelConfig) -> Assembly:
+        """Return what puts the tensors of another checkpoint together."""
+        return Assembly(config, self.placement, self.ops, self.dtype, self.device)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
     """Make it with `load_model`. One thread at a time may run it."""
 
@@ -63,6 +79,7 @@ class LoadedModel:
     states: SlotStates | None  # of recurrent layers
     sinks: Tensor | None  # that `attention` reads
     communicator: Communicator | None
+    blueprint: Blueprint
     only_queues: bool  # all but attention, whatever the numbers: a GPU can record it
     main: ModelConfig | None = None  # of the model whose draft this is; None: of none
     draft: LoadedModel | None = None  # that guesses what this one will say, on the same pool
@@ -77,6 +94,13 @@ class LoadedModel:
     def for_requests(self, max_requests: int) -> LoadedModel:
         """Return the same model, to be put on a pool, for so many requests at once."""
         return replace(self, options=replace(self.options, max_requests=max_requests), states=None)
+
+    def sink_place(self, name: str) -> Tensor | None:
+        """Return where the attention backends look for a vector; None for any but "LAYER.sinks"."""
+        if self.sinks is None or not name.endswith(".sinks"):
+            return None
+        layers = list(chain(*self.config.attending.layers_by_kind))
+        return self.sinks[layers.index(int(name.removesuffix(".sinks")))]
 
     def forward(self, batch: StagedBatch, on_layer: OnLayer | None = None, pieces: Pieces | None = None) -> Tensor:
         """Return the logits of `batch.logits_rows`. Attention was told of the batch before, and so were adapters."""
@@ -137,6 +161,7 @@ def load_model(
         communicator=communicator,
         only_queues=backend.only_queues,
         main=main,
+        blueprint=Blueprint(placement, ops, dtype, kv.device, weights.vectors()),
     )
 
 

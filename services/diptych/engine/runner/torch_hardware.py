@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ from diptych.engine.schedule.step_sizes import Chosen
 from diptych.engine.tensor_parallel.communicator import Communicator, TorchCommunicator
 from diptych.engine.tensor_parallel.group import LeadRank, RankGroup, SingleRank
 from diptych.engine.tensor_parallel.rank_log import store_path
+from diptych.engine.tensor_parallel.weight_sets import InPlace
 from diptych.engine.values.batch import OnLayer
 from diptych.kernels.gpu import launcher
 from diptych.kvtransfer.layout import PoolLayout
@@ -84,6 +86,9 @@ class TorchHardware:
 
     def load(self, source: ModelSource, layer_listener: Callable[[], OnLayer | None]) -> ModelRunner | GpuRunner:
         return self._loader.load(source, self._kv, layer_listener)
+
+    def in_place(self, runner: Any) -> InPlace[Any]:
+        return self._loader.in_place(runner)
 
     def adapters(self, source: ModelSource, rank: int, loras: Callable[[], Loras]) -> AdapterHost[Prepared]:
         return LoraHost(source.config, Shard(rank, self.options.tp), loras)

@@ -32,6 +32,7 @@ from diptych.engine.scheduler.links.tester import LinkTester
 from diptych.engine.scheduler.stepping import StepGivenUp, StepWatch
 from diptych.engine.scheduler.terms import file_terms
 from diptych.engine.tensor_parallel.group import RankGroup
+from diptych.engine.tensor_parallel.weight_sets import InPlace
 from diptych.engine.tiers.file_tier import FileTier
 from diptych.engine.tiers.page_format import terms_digest
 from diptych.engine.tiers.segments import SegmentFormat
@@ -102,6 +103,10 @@ class Hardware(Protocol):
 
     def load(self, source: ModelSource, layer_listener: Callable[[], OnLayer | None]) -> ModelOnHardware:
         """Return a model that runs on the pool. The first is the one that the pool was laid out for. In any thread."""
+        ...
+
+    def in_place(self, runner: ModelOnHardware) -> InPlace[ModelOnHardware]:
+        """Return what gives the model that runs other weights, in a thread. No step may run until it is done."""
         ...
 
     def adapters(self, source: ModelSource, rank: int, loras: Callable[[], Loras]) -> AdapterHost[Any]:

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -104,6 +104,9 @@ class SimHardware:
         vocabulary = vocabulary_of(source.tokenizer(), source.config.vocab_size)
         return SimRunner(self._pages, vocabulary, self._timing, layer_listener)
 
+    def in_place(self, runner: Any) -> NoParts:
+        return NoParts(runner)
+
     def adapters(self, source: ModelSource, rank: int, loras: Callable[[], Loras]) -> NoAdapters:
         return NoAdapters()
 
@@ -112,6 +115,22 @@ class SimHardware:
 
     def host_pages(self, layout: PoolLayout, num_slots: int, rank: int) -> PageCopier:
         return HostPages(self._memory, layout.page_nbytes, num_slots)
+
+
+class NoParts:
+    """Implements `InPlace`: a simulated model has no weights."""
+
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
+
+    def take(self, source: ModelSource) -> None:
+        pass
+
+    def settle(self) -> list[str]:
+        return []
+
+    def runner(self) -> Any:
+        return self._runner
 
 
 class SimRunner:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from diptych.common.arrays import I64
 from diptych.engine.cache.host_tier import PageCopier
@@ -21,6 +21,7 @@ from diptych.engine.tensor_parallel.rank_log import NoRanks, RankLog, draft_to_w
 from diptych.engine.tensor_parallel.rank_tasks import LeadTasks
 from diptych.engine.tensor_parallel.ranked_link import ranked_metadata
 from diptych.engine.tensor_parallel.transport import TensorParallelTransport
+from diptych.engine.tensor_parallel.weight_sets import RankWeights, TensorParallelWeights, WeightSets
 from diptych.engine.values.batch import (
     DraftBatch,
     DraftModel,
@@ -34,6 +35,8 @@ from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.ownership import Pages
 from diptych.kvtransfer.transport import PeerTransport, ProbePages, Transport
 from diptych.v1 import rank_pb2
+
+R = TypeVar("R")
 
 if TYPE_CHECKING:  # needs torch
     from diptych.engine.tensor_parallel.communicator import TorchCommunicator
@@ -62,6 +65,12 @@ class SingleRank:
 
     def lead_adapters(self, adapters: AdapterHost[Any]) -> AdapterHost[Any]:
         return adapters
+
+    def lead_weights(self, weights: RankWeights[R]) -> WeightSets[R]:
+        return weights
+
+    def leading(self, runner: OverlapRunner) -> OverlapRunner:
+        return runner
 
     def close(self) -> None:
         pass
@@ -93,13 +102,20 @@ class LeadRank:
     def lead_runner(self, runner: OverlapRunner) -> OverlapRunner:
         """Wait until every rank has loaded its part."""
         assert all(answer.is_loaded for answer in self._log.answers())
-        return TensorParallelRunner(runner, self._log)
+        return self.leading(runner)
 
     def lead_draft_model(self, model: DraftModel) -> DraftModel:
         return TensorParallelDraftModel(model, self._log)
 
     def lead_adapters(self, adapters: AdapterHost[Any]) -> AdapterHost[Any]:
         return TensorParallelAdapters(adapters, self._tasks)
+
+    def lead_weights(self, weights: RankWeights[R]) -> WeightSets[R]:
+        return TensorParallelWeights(weights, self._tasks)
+
+    def leading(self, runner: OverlapRunner) -> OverlapRunner:
+        """Return what computes by `runner` here, and by theirs on the other ranks."""
+        return TensorParallelRunner(runner, self._log)
 
     def close(self) -> None:
         self._log.close()

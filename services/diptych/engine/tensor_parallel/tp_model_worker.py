@@ -31,7 +31,10 @@ from diptych.v1 import rank_pb2
 
 logger = logging.getLogger(__name__)
 
-OF_MODEL: Final = ("prepare", "forget", "place_adapter", "remove_adapter")
+OF_MODEL: Final = (
+    *("prepare", "forget", "place_adapter", "remove_adapter"),
+    *("switch_weights", "switch_back", "drop_weights"),
+)
 Posted = rank_pb2.CopyPages | rank_pb2.DigestOwnPages | rank_pb2.UnpackPages
 
 
