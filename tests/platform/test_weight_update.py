@@ -7,6 +7,8 @@ import shutil
 import subprocess
 import sys
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from diptych.cli.platform.console_code import operator_token
 from diptych.engine import Engine, EngineOptions, SamplingParams
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
@@ -76,8 +79,9 @@ def update(platform: Platform, model: Path, *options: str) -> subprocess.Complet
 
 @pytest.fixture(scope="module")
 def pair(start_shared: Callable[..., Platform], tiny_folder: Path) -> Platform:
-    """One worker of each role."""
-    return start_shared(options=("--model", str(tiny_folder), "--threads", "1"))
+    """One worker of each role: two ranks that prefill, with a host cache, and one that decodes."""
+    ranks = ("--prefill-options", "--tp 2 --host-cache-mib 4")
+    return start_shared(options=("--model", str(tiny_folder), "--threads", "1", *ranks))
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +107,66 @@ def test_a_running_platform_gets_other_weights_and_back(
     assert set(renamed.values()).isdisjoint(instances.values())
     assert {instance.model_id for instance in platform.instances() if instance.compat} == {"other"}
 
-    assert update(platform, tiny_folder).returncode == 0
+    done = update(platform, tiny_folder, "--in-place", "--version", "step 8")
+    assert done.returncode == 0, done.stderr
+    platform.wait_until_ready()
+    assert output(platform) == before
+    assert {instance.weights_version for instance in platform.instances() if instance.compat} == {"step 8"}
+    assert set(compats(platform).values()) == set(instances.values()), "they are what they were"
+    platform.assert_clean()
+
+
+def call(platform: Platform, worker: Any, path: str, fields: Any = None, body: bytes = b"") -> tuple[int, Any]:
+    """Ask a worker as a trainer does: with fields, or with tensors."""
+    token = operator_token(platform.trust())
+    kind = "application/octet-stream" if body else "application/json"
+    data = body or (None if fields is None else json.dumps(fields).encode())
+    request = urllib.request.Request(f"http://{worker.metrics_address}{path}", data)
+    request.headers |= {"Content-type": kind, "Authorization": f"Bearer {token}"}
+    try:
+        with urllib.request.urlopen(request, timeout=200) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def test_a_trainer_gives_tensors_in_portions_while_generation_is_paused(
+    pair: Platform, tiny_folder: Path, other: Path, tmp_path: Path, before: list[int], after: list[int]
+) -> None:
+    """Prefill takes them from files, in two portions; decode as the body of a call, in one."""
+    platform = pair
+    assert output(platform) == before
+    prefill, decode = sorted((each for each in platform.instances() if each.compat), key=lambda each: each.role)
+    weights = safetensors.torch.load_file(other / "model.safetensors")
+    portions = [{n: t for n, t in weights.items() if (".0." in n) is first} for first in (True, False)]
+    files = [str(tmp_path / name) for name in ("first", "second")]
+    for portion, file in zip(portions, files, strict=True):
+        safetensors.torch.save_file(portion, file)
+    for worker in (prefill, decode):
+        assert call(platform, worker, "/pause_generation", {}) == (200, {"success": True, "message": "done"})
+    wrong = tmp_path / "wrong"
+    safetensors.torch.save_file({"model.norm.weight": torch.ones(3)}, wrong)
+    status, answer = call(platform, prefill, "/update_weights_from_tensor", {"files": [str(wrong)]})
+    assert (status, "the configuration says" in answer["error"]) == (400, True), answer
+
+    version = {"weight_version": "rl-7"}
+    status, answer = call(platform, prefill, "/update_weights_from_tensor", {"files": files[:1], **version})
+    assert (status, answer["success"], answer["lacking"][:1]) == (200, False, ["lm_head.weight"])
+    status, answer = call(platform, prefill, "/continue_generation", {})
+    assert (status, "lacking" in answer["error"]) == (409, True), answer
+    assert call(platform, prefill, "/pause_generation", {})[0] == 200
+    status, answer = call(platform, prefill, "/update_weights_from_tensor", {"files": files[1:], **version})
+    assert (status, answer["success"]) == (200, True), answer
+    raw = (other / "model.safetensors").read_bytes()
+    assert call(platform, decode, "/update_weights_from_tensor?weight_version=rl-7", body=raw)[1]["success"]
+
+    for worker in (prefill, decode):
+        assert list(call(platform, worker, "/weight_version")[1].values()) == ["rl-7"]
+        assert call(platform, worker, "/continue_generation", {})[0] == 200
+    platform.wait_until_ready()
+    assert output(platform) == after
+    assert len(set(compats(platform).values())) == 1, "however the tensors came, they are the same weights"
+    assert update(platform, tiny_folder, "--in-place").returncode == 0
     platform.wait_until_ready()
     assert output(platform) == before
     platform.assert_clean()

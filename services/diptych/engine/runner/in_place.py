@@ -47,13 +47,13 @@ class PartsInPlace:
                         self._put("lm_head", weight)
 
     def settle(self) -> list[str]:
-        """Make the parts that lack only vectors; return the tensors that the other ones wait for."""
-        with torch.inference_mode():
-            for part in list(self._waiting):
-                if self._matrix_names(part) <= self._come:
+        """Return the tensors that parts wait for. Where it is none, parts that lack only vectors are made."""
+        lacking = {name for part in self._waiting for name in self._matrix_names(part) - self._come}
+        if not lacking:
+            with torch.inference_mode():
+                for part in list(self._waiting):
                     self._make(part)
-            lacking = {name for part in self._waiting for name in self._matrix_names(part) - self._come}
-            return self._assembly.tensors_of(lacking)
+        return self._assembly.tensors_of(lacking)
 
     def _put(self, name: str, weight: Matrix | torch.Tensor) -> None:
         self._come.add(name)

@@ -120,7 +120,7 @@ class Weights(Generic[R]):
     def _close(self) -> AdminAnswer:
         self._check_idle()
         self._is_closed = True
-        return AdminAnswer()
+        return AdminAnswer(switch_weights=SwitchWeightsResult(previous_model=self._sets.served.model))
 
     def _replace(self, command: AdminCommand) -> Effect:
         """Put other weights in place of these, on the admin thread."""
