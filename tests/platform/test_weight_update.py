@@ -10,6 +10,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ import safetensors.torch
 import torch
 
 from diptych.cli.platform.console_code import operator_token
+from diptych.common.net.ports import free_port
 from diptych.engine import Engine, EngineOptions, SamplingParams
+from diptych.engine.tensor_parallel.trainer_groups import GroupAddress, joined
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
 
@@ -122,7 +125,7 @@ def call(platform: Platform, worker: Any, path: str, fields: Any = None, body: b
     kind = "application/octet-stream" if body else "application/json"
     data = body or (None if fields is None else json.dumps(fields).encode())
     request = urllib.request.Request(f"http://{worker.metrics_address}{path}", data)
-    request.headers |= {"Content-type": kind, "Authorization": f"Bearer {token}"}
+    request.headers.update({"Content-type": kind, "Authorization": f"Bearer {token}"})
     try:
         with urllib.request.urlopen(request, timeout=200) as answer:
             return answer.status, json.load(answer)
@@ -235,4 +238,49 @@ def test_what_does_not_finish_in_time_goes_on_elsewhere(two_pairs: Platform, var
         thread.join(200)
     assert done.returncode == 0, done.stderr
     assert set(lengths) == {400}
+    platform.assert_clean()
+
+
+def test_a_trainer_broadcasts_to_the_ranks_of_both_workers(
+    pair: Platform, tiny_folder: Path, other: Path, before: list[int], after: list[int]
+) -> None:
+    """It is rank 0 of four: two ranks prefill, one decodes."""
+    platform = pair
+    assert output(platform) == before
+    prefill, decode = sorted((each for each in platform.instances() if each.compat), key=lambda each: each.role)
+    weights = safetensors.torch.load_file(other / "model.safetensors")
+    port = free_port()
+    joining = {"master_address": "127.0.0.1", "master_port": port, "world_size": 4, "group_name": "trainer"}
+    announced = {
+        "names": list(weights),
+        "dtypes": [str(tensor.dtype) for tensor in weights.values()],
+        "shapes": [list(tensor.shape) for tensor in weights.values()],
+        "group_name": "trainer",
+        "weight_version": "rl-8",
+    }
+    address = GroupAddress("trainer", "127.0.0.1", port, 0, 4, "gloo")
+    status, answer = call(platform, decode, "/update_weights_from_distributed", announced)
+    assert (status, "no group" in answer["error"]) == (404, True), answer
+    platform.wait_until_ready()
+
+    with ThreadPoolExecutor(3) as pool:
+        ours = pool.submit(joined, address, 0)
+        path = "/init_weights_update_group"
+        theirs = [
+            pool.submit(call, platform, worker, path, {**joining, "rank_offset": offset})
+            for worker, offset in ((prefill, 1), (decode, 3))
+        ]
+        assert [each.result()[0] for each in theirs] == [200, 200]
+        group = ours.result()
+        path = "/update_weights_from_distributed"
+        theirs = [pool.submit(call, platform, worker, path, announced) for worker in (prefill, decode)]
+        for tensor in weights.values():
+            torch.distributed.broadcast(tensor, src=0, group=group)
+        assert [each.result()[1]["success"] for each in theirs] == [True, True]
+    platform.wait_until_ready()
+    assert output(platform) == after
+    for worker in (prefill, decode):
+        assert call(platform, worker, "/destroy_weights_update_group", {"group_name": "trainer"})[0] == 200
+    torch.distributed.destroy_process_group(group)
+    assert update(platform, tiny_folder).returncode == 0
     platform.assert_clean()

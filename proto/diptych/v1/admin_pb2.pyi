@@ -50,7 +50,7 @@ class ListLorasResponse(_message.Message):
     def __init__(self, adapters: _Optional[_Iterable[_Union[_bootstrap_pb2.LoraAdapter, _Mapping]]] = ...) -> None: ...
 
 class UpdateWeightsRequest(_message.Message):
-    __slots__ = ("instance_id", "model", "drain_ms", "in_place", "files", "version", "more_comes")
+    __slots__ = ("instance_id", "model", "drain_ms", "in_place", "files", "version", "more_comes", "group", "tensors")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     DRAIN_MS_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +58,8 @@ class UpdateWeightsRequest(_message.Message):
     FILES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MORE_COMES_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
     instance_id: int
     model: str
     drain_ms: int
@@ -65,7 +67,9 @@ class UpdateWeightsRequest(_message.Message):
     files: _containers.RepeatedScalarFieldContainer[str]
     version: str
     more_comes: bool
-    def __init__(self, instance_id: _Optional[int] = ..., model: _Optional[str] = ..., drain_ms: _Optional[int] = ..., in_place: _Optional[bool] = ..., files: _Optional[_Iterable[str]] = ..., version: _Optional[str] = ..., more_comes: _Optional[bool] = ...) -> None: ...
+    group: str
+    tensors: _containers.RepeatedCompositeFieldContainer[AnnouncedTensor]
+    def __init__(self, instance_id: _Optional[int] = ..., model: _Optional[str] = ..., drain_ms: _Optional[int] = ..., in_place: _Optional[bool] = ..., files: _Optional[_Iterable[str]] = ..., version: _Optional[str] = ..., more_comes: _Optional[bool] = ..., group: _Optional[str] = ..., tensors: _Optional[_Iterable[_Union[AnnouncedTensor, _Mapping]]] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("instance_id", "deadline_ms")
@@ -126,7 +130,7 @@ class UpdateWeightsResponse(_message.Message):
     def __init__(self, model_id: _Optional[str] = ..., previous_model_id: _Optional[str] = ..., previous_model: _Optional[str] = ..., version: _Optional[str] = ..., lacking: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AdminCommand(_message.Message):
-    __slots__ = ("query", "load_lora", "unload_lora", "prepare_weights", "switch_weights", "drop_weights", "check_weights", "close_weights", "replace_weights", "open_weights")
+    __slots__ = ("query", "load_lora", "unload_lora", "prepare_weights", "switch_weights", "drop_weights", "check_weights", "close_weights", "replace_weights", "open_weights", "join_group", "leave_group")
     QUERY_FIELD_NUMBER: _ClassVar[int]
     LOAD_LORA_FIELD_NUMBER: _ClassVar[int]
     UNLOAD_LORA_FIELD_NUMBER: _ClassVar[int]
@@ -137,6 +141,8 @@ class AdminCommand(_message.Message):
     CLOSE_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     REPLACE_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     OPEN_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    JOIN_GROUP_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_GROUP_FIELD_NUMBER: _ClassVar[int]
     query: int
     load_lora: LoadLoraRequest
     unload_lora: UnloadLoraRequest
@@ -147,7 +153,9 @@ class AdminCommand(_message.Message):
     close_weights: CloseWeights
     replace_weights: WeightsChange
     open_weights: OpenWeights
-    def __init__(self, query: _Optional[int] = ..., load_lora: _Optional[_Union[LoadLoraRequest, _Mapping]] = ..., unload_lora: _Optional[_Union[UnloadLoraRequest, _Mapping]] = ..., prepare_weights: _Optional[_Union[PrepareWeights, _Mapping]] = ..., switch_weights: _Optional[_Union[SwitchWeights, _Mapping]] = ..., drop_weights: _Optional[_Union[DropWeights, _Mapping]] = ..., check_weights: _Optional[_Union[WeightsChange, _Mapping]] = ..., close_weights: _Optional[_Union[CloseWeights, _Mapping]] = ..., replace_weights: _Optional[_Union[WeightsChange, _Mapping]] = ..., open_weights: _Optional[_Union[OpenWeights, _Mapping]] = ...) -> None: ...
+    join_group: JoinGroup
+    leave_group: str
+    def __init__(self, query: _Optional[int] = ..., load_lora: _Optional[_Union[LoadLoraRequest, _Mapping]] = ..., unload_lora: _Optional[_Union[UnloadLoraRequest, _Mapping]] = ..., prepare_weights: _Optional[_Union[PrepareWeights, _Mapping]] = ..., switch_weights: _Optional[_Union[SwitchWeights, _Mapping]] = ..., drop_weights: _Optional[_Union[DropWeights, _Mapping]] = ..., check_weights: _Optional[_Union[WeightsChange, _Mapping]] = ..., close_weights: _Optional[_Union[CloseWeights, _Mapping]] = ..., replace_weights: _Optional[_Union[WeightsChange, _Mapping]] = ..., open_weights: _Optional[_Union[OpenWeights, _Mapping]] = ..., join_group: _Optional[_Union[JoinGroup, _Mapping]] = ..., leave_group: _Optional[str] = ...) -> None: ...
 
 class AdminAnswer(_message.Message):
     __slots__ = ("query", "grpc_status", "message", "load_lora", "unload_lora", "switch_weights")
@@ -182,16 +190,46 @@ class DropWeights(_message.Message):
     def __init__(self) -> None: ...
 
 class WeightsChange(_message.Message):
-    __slots__ = ("model", "files", "version", "more_comes")
+    __slots__ = ("model", "files", "version", "more_comes", "group", "tensors")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MORE_COMES_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
     model: str
     files: _containers.RepeatedScalarFieldContainer[str]
     version: str
     more_comes: bool
-    def __init__(self, model: _Optional[str] = ..., files: _Optional[_Iterable[str]] = ..., version: _Optional[str] = ..., more_comes: _Optional[bool] = ...) -> None: ...
+    group: str
+    tensors: _containers.RepeatedCompositeFieldContainer[AnnouncedTensor]
+    def __init__(self, model: _Optional[str] = ..., files: _Optional[_Iterable[str]] = ..., version: _Optional[str] = ..., more_comes: _Optional[bool] = ..., group: _Optional[str] = ..., tensors: _Optional[_Iterable[_Union[AnnouncedTensor, _Mapping]]] = ...) -> None: ...
+
+class AnnouncedTensor(_message.Message):
+    __slots__ = ("name", "dtype", "shape")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class JoinGroup(_message.Message):
+    __slots__ = ("name", "host", "port", "first_rank", "world_size", "backend")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    FIRST_RANK_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    host: str
+    port: int
+    first_rank: int
+    world_size: int
+    backend: str
+    def __init__(self, name: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., first_rank: _Optional[int] = ..., world_size: _Optional[int] = ..., backend: _Optional[str] = ...) -> None: ...
 
 class CloseWeights(_message.Message):
     __slots__ = ()

@@ -54,16 +54,20 @@ class RankEntry(_message.Message):
     def __init__(self, step: _Optional[_Union[Step, _Mapping]] = ..., connect: _Optional[_Union[ConnectPeer, _Mapping]] = ..., disconnect: _Optional[int] = ..., copy: _Optional[_Union[CopyPages, _Mapping]] = ..., is_writer_gone: _Optional[int] = ..., shutdown: _Optional[bool] = ..., save: _Optional[_Union[HostCopy, _Mapping]] = ..., restore: _Optional[_Union[HostCopy, _Mapping]] = ..., digest_pages: _Optional[_Union[DigestOwnPages, _Mapping]] = ..., use_path: _Optional[_Union[UsePath, _Mapping]] = ..., fill_probe: _Optional[int] = ..., unpack: _Optional[_Union[UnpackPages, _Mapping]] = ..., finish_saves: _Optional[bool] = ..., draft: _Optional[_Union[DraftStep, _Mapping]] = ..., prepare: _Optional[_Union[RankTask, _Mapping]] = ..., forget: _Optional[int] = ..., place_adapter: _Optional[_Union[PlaceAdapter, _Mapping]] = ..., remove_adapter: _Optional[int] = ..., switch_weights: _Optional[bool] = ..., switch_back: _Optional[bool] = ..., drop_weights: _Optional[bool] = ...) -> None: ...
 
 class RankTask(_message.Message):
-    __slots__ = ("task", "adapter", "load_weights", "replace_weights")
+    __slots__ = ("task", "adapter", "load_weights", "replace_weights", "join_group", "leave_group")
     TASK_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     LOAD_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     REPLACE_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    JOIN_GROUP_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_GROUP_FIELD_NUMBER: _ClassVar[int]
     task: int
     adapter: str
     load_weights: _admin_pb2.WeightsChange
     replace_weights: _admin_pb2.WeightsChange
-    def __init__(self, task: _Optional[int] = ..., adapter: _Optional[str] = ..., load_weights: _Optional[_Union[_admin_pb2.WeightsChange, _Mapping]] = ..., replace_weights: _Optional[_Union[_admin_pb2.WeightsChange, _Mapping]] = ...) -> None: ...
+    join_group: _admin_pb2.JoinGroup
+    leave_group: str
+    def __init__(self, task: _Optional[int] = ..., adapter: _Optional[str] = ..., load_weights: _Optional[_Union[_admin_pb2.WeightsChange, _Mapping]] = ..., replace_weights: _Optional[_Union[_admin_pb2.WeightsChange, _Mapping]] = ..., join_group: _Optional[_Union[_admin_pb2.JoinGroup, _Mapping]] = ..., leave_group: _Optional[str] = ...) -> None: ...
 
 class PlaceAdapter(_message.Message):
     __slots__ = ("task", "slot")

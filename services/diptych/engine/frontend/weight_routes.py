@@ -4,6 +4,10 @@
     POST /update_weights_from_disk    {"model_path": "/models/step-7", "weight_version": "7", "in_place": true}
     POST /update_weights_from_tensor  {"files": ["/dev/shm/step-7"], "weight_version": "7", "flush_cache": true}
     POST /continue_generation         {}
+    POST /init_weights_update_group   {"master_address": "10.0.0.5", "master_port": 29500, "rank_offset": 1,
+                                       "world_size": 3, "group_name": "trainer", "backend": "gloo"}
+    POST /update_weights_from_distributed  {"names": [...], "dtypes": [...], "shapes": [...], "group_name": "trainer"}
+    POST /destroy_weights_update_group     {"group_name": "trainer"}
     GET  /weight_version              {"9f2c...": "7"}
 
 A path acts on all instances of the worker, or on one (`?instance=9f2c...`), and answers when it is done. The tensors
@@ -32,8 +36,8 @@ from diptych.common.trust.operator_route import Answer, operator_route
 from diptych.common.trust.trust import Trust
 from diptych.engine.frontend.group import WorkerGroup
 from diptych.engine.frontend.service import name_of
-from diptych.engine.frontend.weights import go_on, pause, update_weights
-from diptych.v1.admin_pb2 import UpdateWeightsRequest
+from diptych.engine.frontend.weights import administer, go_on, pause, update_weights
+from diptych.v1.admin_pb2 import AdminCommand, AnnouncedTensor, JoinGroup, UpdateWeightsRequest
 
 MAX_FIELDS_BYTES: Final = 1 << 20
 TENSORS: Final = "application/octet-stream"  # the body is a safetensors file
@@ -65,6 +69,32 @@ class TensorFields(Fields):
     """The body of /update_weights_from_tensor, or its query."""
 
     files: list[str] = Field(default_factory=list)
+    weight_version: str = ""
+    flush_cache: bool = True
+
+
+class GroupFields(Fields):
+    """The body of /destroy_weights_update_group."""
+
+    group_name: str = "weight_update_group"
+
+
+class JoinFields(GroupFields):
+    """The body of /init_weights_update_group."""
+
+    master_address: str
+    master_port: int = Field(ge=1, le=65535)
+    rank_offset: int = Field(ge=1)  # of the first rank here; the trainer is rank 0
+    world_size: int = Field(ge=2)
+    backend: str = "gloo"
+
+
+class DistributedFields(GroupFields):
+    """The body of /update_weights_from_distributed."""
+
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[list[int]]
     weight_version: str = ""
     flush_cache: bool = True
 
@@ -120,7 +150,42 @@ def weight_routes(groups: Groups, drain_s: float, trust: Trust, refusals: Refusa
         await _fields(request, Fields)
         return await _each(_named(groups(), request), go_on)
 
+    async def join(request: Request) -> Answer:
+        fields, chosen = await _fields(request, JoinFields), _named(groups(), request)
+        if len(chosen) > 1:
+            raise InvalidRequest(
+                "each instance has ranks of its own in a group: say which with instance=", param="instance"
+            )
+        group = JoinGroup(
+            name=fields.group_name,
+            host=fields.master_address,
+            port=fields.master_port,
+            first_rank=fields.rank_offset,
+            world_size=fields.world_size,
+            backend=fields.backend,
+        )
+        return await _each(chosen, lambda each: administer(each, AdminCommand(join_group=group)))
+
+    async def from_distributed(request: Request) -> Answer:
+        fields = await _fields(request, DistributedFields)
+        wanted = UpdateWeightsRequest(
+            group=fields.group_name,
+            tensors=_announced(fields),
+            version=fields.weight_version,
+            more_comes=not fields.flush_cache,
+            drain_ms=round(1000 * _or(fields.drain_s, drain_s)),
+        )
+        return await _update_all(_named(groups(), request), wanted)
+
+    async def leave(request: Request) -> Answer:
+        fields = await _fields(request, GroupFields)
+        command = AdminCommand(leave_group=fields.group_name)
+        return await _each(_named(groups(), request), lambda each: administer(each, command))
+
     posts = {
+        "/init_weights_update_group": join,
+        "/update_weights_from_distributed": from_distributed,
+        "/destroy_weights_update_group": leave,
         "/update_weights_from_disk": from_disk,
         "/update_weights_from_tensor": from_tensor,
         "/pause_generation": stop,
@@ -130,6 +195,15 @@ def weight_routes(groups: Groups, drain_s: float, trust: Trust, refusals: Refusa
         operator_route("/weight_version", ("GET",), version, trust, refusals),
         *(operator_route(path, ("POST",), handler, trust, refusals) for path, handler in posts.items()),
     ]
+
+
+def _announced(fields: DistributedFields) -> list[AnnouncedTensor]:
+    if not len(fields.names) == len(fields.dtypes) == len(fields.shapes) > 0:
+        raise InvalidRequest("names, dtypes and shapes must be lists of one length, and not empty", param="names")
+    if any(size < 0 for shape in fields.shapes for size in shape):
+        raise InvalidRequest("no size of a tensor is negative", param="shapes")
+    each = zip(fields.names, fields.dtypes, fields.shapes, strict=True)
+    return [AnnouncedTensor(name=name, dtype=dtype.removeprefix("torch."), shape=shape) for name, dtype, shape in each]
 
 
 async def _update_all(groups: Sequence[WorkerGroup], wanted: UpdateWeightsRequest) -> Answer:

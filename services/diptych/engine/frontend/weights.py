@@ -45,7 +45,7 @@ async def update_weights(group: WorkerGroup, wanted: UpdateWeightsRequest) -> Up
     if group.updating.locked():
         raise Unavailable("another update is under way")
     async with group.updating:
-        if wanted.in_place or wanted.files:
+        if wanted.in_place or not wanted.model:
             result = await _in_place(group, wanted)
         else:
             result = await _beside(group, wanted)
@@ -74,6 +74,13 @@ async def go_on(group: WorkerGroup) -> None:
             raise Conflict(f"nothing can be served yet: {group.departure.holds[WEIGHTS]}")
 
 
+async def administer(group: WorkerGroup, command: AdminCommand) -> None:
+    """Have a command executed that changes nothing that is served. Raises its refusal."""
+    own = AdminCommand()
+    own.CopyFrom(command)
+    await group.queries.administer(own)
+
+
 async def _beside(group: WorkerGroup, wanted: UpdateWeightsRequest) -> SwitchWeightsResult:
     if WEIGHTS in group.departure.holds:
         raise Conflict(f"{group.departure.holds[WEIGHTS]}: update them in place")
@@ -93,7 +100,14 @@ async def _beside(group: WorkerGroup, wanted: UpdateWeightsRequest) -> SwitchWei
 
 
 async def _in_place(group: WorkerGroup, wanted: UpdateWeightsRequest) -> SwitchWeightsResult:
-    change = WeightsChange(model=wanted.model, files=wanted.files, version=wanted.version, more_comes=wanted.more_comes)
+    change = WeightsChange(
+        model=wanted.model,
+        files=wanted.files,
+        version=wanted.version,
+        more_comes=wanted.more_comes,
+        group=wanted.group,
+        tensors=wanted.tensors,
+    )
     await group.queries.administer(AdminCommand(check_weights=change))
     try:
         if WEIGHTS not in group.departure.holds:
@@ -163,7 +177,9 @@ async def _vacate(group: WorkerGroup, reason: str, drain_s: float) -> None:
 
 def _check(wanted: UpdateWeightsRequest) -> None:
     """Raises `InvalidRequest`."""
-    if bool(wanted.model) == bool(wanted.files):
-        raise InvalidRequest("give either a model or files with tensors", param="model")
+    if sum(map(bool, (wanted.model, wanted.files, wanted.group))) != 1:
+        raise InvalidRequest("give one of a model, files with tensors, or the group of a trainer", param="model")
+    if bool(wanted.group) != bool(wanted.tensors):
+        raise InvalidRequest("say which tensors the trainer of the group broadcasts, in their order", param="tensors")
     if wanted.more_comes and wanted.model:
         raise InvalidRequest("a model is all there is: more_comes is for files with tensors", param="more_comes")

@@ -31,6 +31,7 @@ from diptych.engine.schedule.step_sizes import Chosen
 from diptych.engine.tensor_parallel.communicator import Communicator, TorchCommunicator
 from diptych.engine.tensor_parallel.group import LeadRank, RankGroup, SingleRank
 from diptych.engine.tensor_parallel.rank_log import store_path
+from diptych.engine.tensor_parallel.trainer_groups import TorchGroups
 from diptych.engine.tensor_parallel.weight_sets import InPlace
 from diptych.engine.values.batch import OnLayer
 from diptych.kernels.gpu import launcher
@@ -89,6 +90,9 @@ class TorchHardware:
 
     def in_place(self, runner: Any) -> InPlace[Any]:
         return self._loader.in_place(runner)
+
+    def groups(self, rank: int) -> TorchGroups:
+        return TorchGroups(rank, self._device)
 
     def adapters(self, source: ModelSource, rank: int, loras: Callable[[], Loras]) -> AdapterHost[Prepared]:
         return LoraHost(source.config, Shard(rank, self.options.tp), loras)

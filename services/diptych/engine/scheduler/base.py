@@ -32,6 +32,7 @@ from diptych.engine.scheduler.links.tester import LinkTester
 from diptych.engine.scheduler.stepping import StepGivenUp, StepWatch
 from diptych.engine.scheduler.terms import file_terms
 from diptych.engine.tensor_parallel.group import RankGroup
+from diptych.engine.tensor_parallel.trainer_groups import TrainerGroups
 from diptych.engine.tensor_parallel.weight_sets import InPlace
 from diptych.engine.tiers.file_tier import FileTier
 from diptych.engine.tiers.page_format import terms_digest
@@ -107,6 +108,10 @@ class Hardware(Protocol):
 
     def in_place(self, runner: ModelOnHardware) -> InPlace[ModelOnHardware]:
         """Return what gives the model that runs other weights, in a thread. No step may run until it is done."""
+        ...
+
+    def groups(self, rank: int) -> TrainerGroups:
+        """Return the groups with trainers, none yet."""
         ...
 
     def adapters(self, source: ModelSource, rank: int, loras: Callable[[], Loras]) -> AdapterHost[Any]:

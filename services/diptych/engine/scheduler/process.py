@@ -123,7 +123,7 @@ def serve_rank(config: SchedulerConfig, transport: Transport | None) -> None:
     copier = open_host_pages(hardware, layout, config.rank)
     if transport is not None:
         worker.answer(rank_pb2.RankAnswer(engine_metadata=transport.metadata()))
-    loader = loader_of(hardware, lambda source: hardware.load(source, lambda: None))
+    loader = loader_of(hardware, config.rank, lambda source: hardware.load(source, lambda: None))
     weights = RankWeights(hardware.options.model, source, loader)
     tasks = RankTasks(config.endpoint, config.rank)
     adapters = hardware.adapters(source, config.rank, lambda: weights.served.runner.loras)
@@ -153,7 +153,9 @@ def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCor
     draft_model = base.ranks.lead_draft_model(served)
     core = build_core(cache, limits, base.config, base.layout, turns, draft_model)
     registry = LoraRegistry(options.num_loaded_loras, source.config.model_id)
-    sets = base.ranks.lead_weights(RankWeights(options.model, source, loader_of(base.hardware, base.load)))
+    sets = base.ranks.lead_weights(
+        RankWeights(options.model, source, loader_of(base.hardware, base.config.rank, base.load))
+    )
     own_adapters = base.hardware.adapters(source, base.config.rank, lambda: sets.served.runner.loras)
     adapters = open_adapters(base.ranks.lead_adapters(own_adapters), options.loras(), registry, turns)
     weights = Weights(sets, host_of(base, core, cache, turns))
@@ -186,9 +188,11 @@ class ServedDraftModel:
         return model.draft(batch)
 
 
-def loader_of(hardware: Hardware, load: Callable[[ModelSource], ModelOnHardware]) -> WeightLoader[ModelOnHardware]:
+def loader_of(
+    hardware: Hardware, rank: int, load: Callable[[ModelSource], ModelOnHardware]
+) -> WeightLoader[ModelOnHardware]:
     """Return how weights get into this process."""
-    return WeightLoader(hardware.open, load, hardware.in_place, misfit)
+    return WeightLoader(hardware.open, load, hardware.in_place, misfit, hardware.groups(rank))
 
 
 def host_of(base: SchedulerBase, core: SchedulerCore, cache: KvCache, turns: AdapterTurns) -> Host:

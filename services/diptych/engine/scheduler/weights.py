@@ -20,7 +20,7 @@ from diptych.checkpoints.source import ModelSource
 from diptych.common.errors import ConfigError, InvalidRequest, Unavailable
 from diptych.common.members.terms import Terms, terms_to_wire
 from diptych.engine.scheduler.admin_thread import Effect, Handler
-from diptych.engine.tensor_parallel.weight_sets import Change, Served, WeightSets, change_from_wire
+from diptych.engine.tensor_parallel.weight_sets import Change, Served, WeightSets, change_from_wire, group_from_wire
 from diptych.engine.values.batch import (
     NO_TOKEN,
     ForwardBatch,
@@ -83,6 +83,8 @@ class Weights(Generic[R]):
             "close_weights": lambda command: self._close,
             "replace_weights": self._replace,
             "open_weights": lambda command: self._open,
+            "join_group": self._join,
+            "leave_group": self._leave,
         }
 
     # beside
@@ -141,6 +143,16 @@ class Weights(Generic[R]):
     def _open(self) -> AdminAnswer:
         self._is_closed = False
         return AdminAnswer()
+
+    # with a trainer
+
+    def _join(self, command: AdminCommand) -> Effect:
+        self._sets.join(group_from_wire(command.join_group))
+        return AdminAnswer
+
+    def _leave(self, command: AdminCommand) -> Effect:
+        self._sets.leave(command.leave_group)
+        return AdminAnswer
 
     # both
 

@@ -29,6 +29,7 @@ from diptych.engine.schedule.step_sizes import Chosen, Found, choose
 from diptych.engine.sim.answers import SimVocabulary, digests, marks, vocabulary_of
 from diptych.engine.sim.marked_pages import MarkedPages
 from diptych.engine.tensor_parallel.group import RankGroup, SingleRank
+from diptych.engine.tensor_parallel.trainer_groups import NoGroups
 from diptych.engine.values.batch import (
     NO_GRAPHS,
     NO_TOKEN,
@@ -106,6 +107,9 @@ class SimHardware:
 
     def in_place(self, runner: Any) -> NoParts:
         return NoParts(runner)
+
+    def groups(self, rank: int) -> NoGroups:
+        return NoGroups()
 
     def adapters(self, source: ModelSource, rank: int, loras: Callable[[], Loras]) -> NoAdapters:
         return NoAdapters()

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 from diptych.engine.lora.host import AdapterHost
 from diptych.engine.tensor_parallel.rank_tasks import RankTasks
 from diptych.engine.tensor_parallel.tp_model_worker import RankRunner
-from diptych.engine.tensor_parallel.weight_sets import RankWeights, change_from_wire
+from diptych.engine.tensor_parallel.weight_sets import RankWeights, change_from_wire, group_from_wire
 from diptych.engine.values.batch import DraftModel, ForwardBatch
 from diptych.v1 import rank_pb2
 
@@ -60,6 +60,10 @@ class RankModel(Generic[R, W]):
                 self._weights.prepare(change_from_wire(wanted.load_weights))
             case "replace_weights":
                 self._weights.replace(change_from_wire(wanted.replace_weights))
+            case "join_group":
+                self._weights.join(group_from_wire(wanted.join_group))
+            case "leave_group":
+                self._weights.leave(wanted.leave_group)
             case _:
                 found = self._adapters.read(Path(wanted.adapter))
                 return found.weights, found.fingerprint

@@ -7,8 +7,8 @@ What has begun in place can't be undone: who replaces is told what is lacking, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -17,6 +17,8 @@ from diptych.checkpoints.given_tensors import GivenTensors, RenamedWeights, weig
 from diptych.checkpoints.source import ModelSource
 from diptych.common.errors import ConfigError, InvalidRequest
 from diptych.engine.tensor_parallel.rank_tasks import LeadTasks
+from diptych.engine.tensor_parallel.trainer_groups import Announced, GroupAddress, NoGroups, TrainerGroups
+from diptych.kernels.quantized import Array
 from diptych.v1 import admin_pb2, rank_pb2
 
 R = TypeVar("R")
@@ -31,6 +33,8 @@ class Change:
     files: tuple[str, ...] = ()  # safetensors, on this machine
     version: str = ""  # what the caller calls the result; empty: by its content
     is_last: bool = True  # nothing more comes that belongs to these tensors
+    group: str = ""  # in which a trainer broadcasts
+    tensors: tuple[Announced, ...] = ()  # in this order
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,7 @@ class WeightLoader(Generic[R]):
     load: Callable[[ModelSource], R]
     in_place: Callable[[R], InPlace[R]]
     misfit: Callable[[ModelSource, ModelSource], str | None]  # why one can't take the place of the other, in words
+    groups: TrainerGroups = field(default_factory=NoGroups)
 
 
 class WeightSets(Protocol[R_co]):
@@ -89,6 +94,12 @@ class WeightSets(Protocol[R_co]):
         Whatever it raises, what is in memory is neither the old weights nor the new ones.
         """
         ...
+
+    def join(self, address: GroupAddress) -> None:
+        """Meet a trainer, in a thread, as all ranks do."""
+        ...
+
+    def leave(self, group: str) -> None: ...
 
     def switch(self) -> None:
         """Serve what is loaded; what was served is kept until `back` or `drop`."""
@@ -113,8 +124,11 @@ class RankWeights(Generic[R]):
         self._base = ""  # the weights that they change
 
     def check(self, change: Change) -> None:
+        if change.group:
+            self._loader.groups.check(change.group)
         try:
-            self._misfit(self._source_of(change))
+            named = ((each.name, each.blank()) for each in change.tensors)
+            self._misfit(self._source_of(change, named))
         except ConfigError as error:
             raise _refused(change, str(error)) from None
 
@@ -129,13 +143,14 @@ class RankWeights(Generic[R]):
 
     def replace(self, change: Change) -> Sequence[str]:
         self._other = None
-        source = self._source_of(change)
         if self._in_place is None or change.model:
             self._in_place = self._loader.in_place(self.served.runner)
             self._digests, self._base = {}, self.served.source.weights_id
-        self._in_place.take(source)
-        if isinstance(source, GivenTensors):
-            self._digests |= source.digests()
+        source = self._source_of(change)
+        for part in self._portions(change, source):
+            self._in_place.take(part)
+            if isinstance(part, GivenTensors):
+                self._digests |= part.digests()
         if not change.is_last:
             return ()
         lacking = self._in_place.settle()
@@ -156,12 +171,26 @@ class RankWeights(Generic[R]):
     def drop(self) -> None:
         self._other = None
 
-    def _source_of(self, change: Change) -> ModelSource:
+    def join(self, address: GroupAddress) -> None:
+        self._loader.groups.join(address)
+
+    def leave(self, group: str) -> None:
+        self._loader.groups.leave(group)
+
+    def _source_of(self, change: Change, named: Iterable[tuple[str, Array]] = ()) -> ModelSource:
         if change.model:
             return self._loader.open(change.model)
-        if not change.files:
+        if not change.files and not change.tensors:
             raise ConfigError("neither a model nor tensors are named")
-        return GivenTensors(self.served.source, tuple(map(Path, change.files)))
+        return GivenTensors(self.served.source, tuple(map(Path, change.files)), named)
+
+    def _portions(self, change: Change, source: ModelSource) -> Iterator[ModelSource]:
+        """Yield the source; what is broadcast a tensor at a time, as it comes."""
+        if not change.group:
+            yield source
+            return
+        for named in self._loader.groups.receive(change.group, change.tensors):
+            yield GivenTensors(self.served.source, (), [named])
 
     def _misfit(self, source: ModelSource) -> None:
         """Raises `ConfigError`."""
@@ -206,6 +235,12 @@ class TensorParallelWeights(Generic[R]):
         wanted = rank_pb2.RankTask(replace_weights=_to_wire(change))
         return self._tasks.run(wanted, lambda: self._own.replace(change)).own
 
+    def join(self, address: GroupAddress) -> None:
+        self._tasks.run(rank_pb2.RankTask(join_group=group_to_wire(address)), lambda: self._own.join(address))
+
+    def leave(self, group: str) -> None:
+        self._tasks.run(rank_pb2.RankTask(leave_group=group), lambda: self._own.leave(group))
+
     def switch(self) -> None:
         self._own.switch()
         self._tasks.log.append(rank_pb2.RankEntry(switch_weights=True))
@@ -237,12 +272,28 @@ def check_places(source: ModelSource) -> list[str]:
 
 
 def change_from_wire(wire: admin_pb2.WeightsChange) -> Change:
-    return Change(wire.model, tuple(wire.files), wire.version, not wire.more_comes)
+    tensors = tuple(Announced(each.name, each.dtype, tuple(each.shape)) for each in wire.tensors)
+    return Change(wire.model, tuple(wire.files), wire.version, not wire.more_comes, wire.group, tensors)
+
+
+def group_from_wire(wire: admin_pb2.JoinGroup) -> GroupAddress:
+    return GroupAddress(wire.name, wire.host, wire.port, wire.first_rank, wire.world_size, wire.backend)
+
+
+def group_to_wire(address: GroupAddress) -> admin_pb2.JoinGroup:
+    return admin_pb2.JoinGroup(**asdict(address))
 
 
 def _to_wire(change: Change) -> admin_pb2.WeightsChange:
     return admin_pb2.WeightsChange(
-        model=change.model, files=change.files, version=change.version, more_comes=not change.is_last
+        model=change.model,
+        files=change.files,
+        version=change.version,
+        more_comes=not change.is_last,
+        group=change.group,
+        tensors=[
+            admin_pb2.AnnouncedTensor(name=each.name, dtype=each.dtype, shape=each.shape) for each in change.tensors
+        ],
     )
 
 
