@@ -168,10 +168,39 @@ def test_a_trainer_gives_tensors_in_portions_while_generation_is_paused(
         assert call(platform, worker, "/continue_generation", {})[0] == 200
     platform.wait_until_ready()
     assert output(platform) == after
+    for worker in (prefill, decode):
+        assert call(platform, worker, "/resume_memory_occupation", {})[0] == 409, "nothing was released"
     assert len(set(compats(platform).values())) == 1, "however the tensors came, they are the same weights"
     assert update(platform, tiny_folder, "--in-place").returncode == 0
     platform.wait_until_ready()
     assert output(platform) == before
+    platform.assert_clean()
+
+
+def test_released_weights_serve_nothing_and_come_back_with_an_empty_cache(
+    pair: Platform, before: list[int], after: list[int], other: Path, tiny_folder: Path
+) -> None:
+    platform = pair
+    workers = [each for each in platform.instances() if each.compat]
+    assert output(platform) == before
+    status, answer = call(platform, workers[0], "/release_memory_occupation", {"tags": ["kv_cache"]})
+    assert (status, "known to peers" in answer["error"]) == (400, True), answer
+    for worker in workers:
+        assert call(platform, worker, "/release_memory_occupation", {})[0] == 200
+    assert call(platform, workers[0], "/update_weights_from_disk", {"model_path": str(other)})[0] == 409
+    for worker in workers:
+        assert call(platform, worker, "/resume_memory_occupation", {})[0] == 200
+    platform.wait_until_ready()
+    answer = platform.complete(PROMPT, 12, ignore_eos=True, return_token_ids=True)
+    assert answer["choices"][0]["token_ids"] == before
+    assert (answer["diptych"]["prefill_cached_tokens"], answer["diptych"]["decode_cached_tokens"]) == (0, 0)
+    for worker in workers:
+        assert call(platform, worker, "/release_memory_occupation", {})[0] == 200
+        change = {"model_path": str(other), "in_place": True}
+        assert call(platform, worker, "/update_weights_from_disk", change)[0] == 200
+    platform.wait_until_ready()
+    assert output(platform) == after
+    assert update(platform, tiny_folder).returncode == 0
     platform.assert_clean()
 
 

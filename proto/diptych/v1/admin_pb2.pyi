@@ -130,7 +130,7 @@ class UpdateWeightsResponse(_message.Message):
     def __init__(self, model_id: _Optional[str] = ..., previous_model_id: _Optional[str] = ..., previous_model: _Optional[str] = ..., version: _Optional[str] = ..., lacking: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AdminCommand(_message.Message):
-    __slots__ = ("query", "load_lora", "unload_lora", "prepare_weights", "switch_weights", "drop_weights", "check_weights", "close_weights", "replace_weights", "open_weights", "join_group", "leave_group")
+    __slots__ = ("query", "load_lora", "unload_lora", "prepare_weights", "switch_weights", "drop_weights", "check_weights", "close_weights", "replace_weights", "open_weights", "join_group", "leave_group", "release_weights")
     QUERY_FIELD_NUMBER: _ClassVar[int]
     LOAD_LORA_FIELD_NUMBER: _ClassVar[int]
     UNLOAD_LORA_FIELD_NUMBER: _ClassVar[int]
@@ -143,6 +143,7 @@ class AdminCommand(_message.Message):
     OPEN_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     JOIN_GROUP_FIELD_NUMBER: _ClassVar[int]
     LEAVE_GROUP_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     query: int
     load_lora: LoadLoraRequest
     unload_lora: UnloadLoraRequest
@@ -155,7 +156,8 @@ class AdminCommand(_message.Message):
     open_weights: OpenWeights
     join_group: JoinGroup
     leave_group: str
-    def __init__(self, query: _Optional[int] = ..., load_lora: _Optional[_Union[LoadLoraRequest, _Mapping]] = ..., unload_lora: _Optional[_Union[UnloadLoraRequest, _Mapping]] = ..., prepare_weights: _Optional[_Union[PrepareWeights, _Mapping]] = ..., switch_weights: _Optional[_Union[SwitchWeights, _Mapping]] = ..., drop_weights: _Optional[_Union[DropWeights, _Mapping]] = ..., check_weights: _Optional[_Union[WeightsChange, _Mapping]] = ..., close_weights: _Optional[_Union[CloseWeights, _Mapping]] = ..., replace_weights: _Optional[_Union[WeightsChange, _Mapping]] = ..., open_weights: _Optional[_Union[OpenWeights, _Mapping]] = ..., join_group: _Optional[_Union[JoinGroup, _Mapping]] = ..., leave_group: _Optional[str] = ...) -> None: ...
+    release_weights: ReleaseWeights
+    def __init__(self, query: _Optional[int] = ..., load_lora: _Optional[_Union[LoadLoraRequest, _Mapping]] = ..., unload_lora: _Optional[_Union[UnloadLoraRequest, _Mapping]] = ..., prepare_weights: _Optional[_Union[PrepareWeights, _Mapping]] = ..., switch_weights: _Optional[_Union[SwitchWeights, _Mapping]] = ..., drop_weights: _Optional[_Union[DropWeights, _Mapping]] = ..., check_weights: _Optional[_Union[WeightsChange, _Mapping]] = ..., close_weights: _Optional[_Union[CloseWeights, _Mapping]] = ..., replace_weights: _Optional[_Union[WeightsChange, _Mapping]] = ..., open_weights: _Optional[_Union[OpenWeights, _Mapping]] = ..., join_group: _Optional[_Union[JoinGroup, _Mapping]] = ..., leave_group: _Optional[str] = ..., release_weights: _Optional[_Union[ReleaseWeights, _Mapping]] = ...) -> None: ...
 
 class AdminAnswer(_message.Message):
     __slots__ = ("query", "grpc_status", "message", "load_lora", "unload_lora", "switch_weights")
@@ -232,6 +234,10 @@ class JoinGroup(_message.Message):
     def __init__(self, name: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., first_rank: _Optional[int] = ..., world_size: _Optional[int] = ..., backend: _Optional[str] = ...) -> None: ...
 
 class CloseWeights(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReleaseWeights(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

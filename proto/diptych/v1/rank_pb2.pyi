@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RankEntry(_message.Message):
-    __slots__ = ("step", "connect", "disconnect", "copy", "is_writer_gone", "shutdown", "save", "restore", "digest_pages", "use_path", "fill_probe", "unpack", "finish_saves", "draft", "prepare", "forget", "place_adapter", "remove_adapter", "switch_weights", "switch_back", "drop_weights")
+    __slots__ = ("step", "connect", "disconnect", "copy", "is_writer_gone", "shutdown", "save", "restore", "digest_pages", "use_path", "fill_probe", "unpack", "finish_saves", "draft", "prepare", "forget", "place_adapter", "remove_adapter", "switch_weights", "switch_back", "drop_weights", "release_weights")
     STEP_FIELD_NUMBER: _ClassVar[int]
     CONNECT_FIELD_NUMBER: _ClassVar[int]
     DISCONNECT_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,7 @@ class RankEntry(_message.Message):
     SWITCH_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     SWITCH_BACK_FIELD_NUMBER: _ClassVar[int]
     DROP_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     step: Step
     connect: ConnectPeer
     disconnect: int
@@ -51,7 +52,8 @@ class RankEntry(_message.Message):
     switch_weights: bool
     switch_back: bool
     drop_weights: bool
-    def __init__(self, step: _Optional[_Union[Step, _Mapping]] = ..., connect: _Optional[_Union[ConnectPeer, _Mapping]] = ..., disconnect: _Optional[int] = ..., copy: _Optional[_Union[CopyPages, _Mapping]] = ..., is_writer_gone: _Optional[int] = ..., shutdown: _Optional[bool] = ..., save: _Optional[_Union[HostCopy, _Mapping]] = ..., restore: _Optional[_Union[HostCopy, _Mapping]] = ..., digest_pages: _Optional[_Union[DigestOwnPages, _Mapping]] = ..., use_path: _Optional[_Union[UsePath, _Mapping]] = ..., fill_probe: _Optional[int] = ..., unpack: _Optional[_Union[UnpackPages, _Mapping]] = ..., finish_saves: _Optional[bool] = ..., draft: _Optional[_Union[DraftStep, _Mapping]] = ..., prepare: _Optional[_Union[RankTask, _Mapping]] = ..., forget: _Optional[int] = ..., place_adapter: _Optional[_Union[PlaceAdapter, _Mapping]] = ..., remove_adapter: _Optional[int] = ..., switch_weights: _Optional[bool] = ..., switch_back: _Optional[bool] = ..., drop_weights: _Optional[bool] = ...) -> None: ...
+    release_weights: bool
+    def __init__(self, step: _Optional[_Union[Step, _Mapping]] = ..., connect: _Optional[_Union[ConnectPeer, _Mapping]] = ..., disconnect: _Optional[int] = ..., copy: _Optional[_Union[CopyPages, _Mapping]] = ..., is_writer_gone: _Optional[int] = ..., shutdown: _Optional[bool] = ..., save: _Optional[_Union[HostCopy, _Mapping]] = ..., restore: _Optional[_Union[HostCopy, _Mapping]] = ..., digest_pages: _Optional[_Union[DigestOwnPages, _Mapping]] = ..., use_path: _Optional[_Union[UsePath, _Mapping]] = ..., fill_probe: _Optional[int] = ..., unpack: _Optional[_Union[UnpackPages, _Mapping]] = ..., finish_saves: _Optional[bool] = ..., draft: _Optional[_Union[DraftStep, _Mapping]] = ..., prepare: _Optional[_Union[RankTask, _Mapping]] = ..., forget: _Optional[int] = ..., place_adapter: _Optional[_Union[PlaceAdapter, _Mapping]] = ..., remove_adapter: _Optional[int] = ..., switch_weights: _Optional[bool] = ..., switch_back: _Optional[bool] = ..., drop_weights: _Optional[bool] = ..., release_weights: _Optional[bool] = ...) -> None: ...
 
 class RankTask(_message.Message):
     __slots__ = ("task", "adapter", "load_weights", "replace_weights", "join_group", "leave_group")

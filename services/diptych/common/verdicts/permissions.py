@@ -56,6 +56,8 @@ MAY_CALL: Final[Mapping[str, Parties]] = MappingProxyType(
         "POST /update_weights_from_distributed": _OPERATOR,
         "POST /init_weights_update_group": _OPERATOR,
         "POST /destroy_weights_update_group": _OPERATOR,
+        "POST /release_memory_occupation": _OPERATOR,
+        "POST /resume_memory_occupation": _OPERATOR,
         "POST /pause_generation": _OPERATOR,
         "POST /continue_generation": _OPERATOR,
         "GET /admin/drain": _READERS,

@@ -8,6 +8,8 @@
                                        "world_size": 3, "group_name": "trainer", "backend": "gloo"}
     POST /update_weights_from_distributed  {"names": [...], "dtypes": [...], "shapes": [...], "group_name": "trainer"}
     POST /destroy_weights_update_group     {"group_name": "trainer"}
+    POST /release_memory_occupation   {"tags": ["weights"]}
+    POST /resume_memory_occupation    {}
     GET  /weight_version              {"9f2c...": "7"}
 
 A path acts on all instances of the worker, or on one (`?instance=9f2c...`), and answers when it is done. The tensors
@@ -36,7 +38,7 @@ from diptych.common.trust.operator_route import Answer, operator_route
 from diptych.common.trust.trust import Trust
 from diptych.engine.frontend.group import WorkerGroup
 from diptych.engine.frontend.service import name_of
-from diptych.engine.frontend.weights import administer, go_on, pause, update_weights
+from diptych.engine.frontend.weights import administer, go_on, pause, release, take_back, update_weights
 from diptych.v1.admin_pb2 import AdminCommand, AnnouncedTensor, JoinGroup, UpdateWeightsRequest
 
 MAX_FIELDS_BYTES: Final = 1 << 20
@@ -71,6 +73,18 @@ class TensorFields(Fields):
     files: list[str] = Field(default_factory=list)
     weight_version: str = ""
     flush_cache: bool = True
+
+
+class MemoryFields(Fields):
+    """The body of /release_memory_occupation and /resume_memory_occupation."""
+
+    tags: list[str] = Field(default_factory=lambda: ["weights"])
+
+    def check(self) -> None:
+        """Raises `InvalidRequest`."""
+        if self.tags != ["weights"]:
+            words = "the KV pool is known to peers by its address and stays; its contents are forgotten"
+            raise InvalidRequest(f'tags must be ["weights"]: {words}', param="tags")
 
 
 class GroupFields(Fields):
@@ -182,7 +196,18 @@ def weight_routes(groups: Groups, drain_s: float, trust: Trust, refusals: Refusa
         command = AdminCommand(leave_group=fields.group_name)
         return await _each(_named(groups(), request), lambda each: administer(each, command))
 
+    async def free(request: Request) -> Answer:
+        fields, chosen = await _fields(request, MemoryFields), _named(groups(), request)
+        fields.check()
+        return await _each(chosen, lambda group: release(group, _or(fields.drain_s, drain_s)))
+
+    async def resume(request: Request) -> Answer:
+        (await _fields(request, MemoryFields)).check()
+        return await _each(_named(groups(), request), take_back)
+
     posts = {
+        "/release_memory_occupation": free,
+        "/resume_memory_occupation": resume,
         "/init_weights_update_group": join,
         "/update_weights_from_distributed": from_distributed,
         "/destroy_weights_update_group": leave,

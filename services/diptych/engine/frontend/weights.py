@@ -24,6 +24,7 @@ from diptych.v1.admin_pb2 import (
     CloseWeights,
     DropWeights,
     PrepareWeights,
+    ReleaseWeights,
     SwitchWeights,
     SwitchWeightsResult,
     UpdateWeightsRequest,
@@ -72,6 +73,31 @@ async def go_on(group: WorkerGroup) -> None:
         group.departure.resume()
         if WEIGHTS in group.departure.holds:
             raise Conflict(f"nothing can be served yet: {group.departure.holds[WEIGHTS]}")
+
+
+async def release(group: WorkerGroup, drain_s: float) -> None:
+    """Free the memory of the weights, and serve nothing until `take_back` or an update in place."""
+    async with group.updating:
+        try:
+            if WEIGHTS not in group.departure.holds:
+                await _close(group, drain_s)
+            await group.queries.administer(AdminCommand(release_weights=ReleaseWeights()))
+            group.departure.hold(WEIGHTS, "the memory of its weights was released: resume it")
+        finally:
+            group.departure.resume()
+
+
+async def take_back(group: WorkerGroup) -> None:
+    """Load again what was served before the weights were released. Raises `Conflict`."""
+    async with group.updating:
+        if WEIGHTS not in group.departure.holds:
+            raise Conflict("nothing was released")
+        if not group.model_before:
+            raise Conflict("its weights came as tensors: give them again, by an update")
+        try:
+            await _replaced(group, WeightsChange(model=group.model_before, version=group.weights_version))
+        finally:
+            group.departure.resume()
 
 
 async def administer(group: WorkerGroup, command: AdminCommand) -> None:

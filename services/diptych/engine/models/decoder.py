@@ -44,6 +44,20 @@ class Ends:
     input_norm: Norm | None
 
 
+class _Released:
+    """Implements `Matrix` where there is none any more."""
+
+    def multiply(self, x: Tensor, out: Tensor) -> None:
+        raise AssertionError("the weights were released")
+
+    def rows(self, ids: Tensor) -> Tensor:
+        raise AssertionError("the weights were released")
+
+
+_RELEASED: Final = _Released()
+_NOTHING: Final = Layer(None, None, None, None, None, None, None, None, None)
+
+
 class Decoder:
     """A loaded model. It keeps no state between steps: the KV pool is the attention backend's."""
 
@@ -74,6 +88,11 @@ class Decoder:
         self._layers[index] = self._decompressed[index] = layer = new_layer(self._config, weights, self._ops, index)
         if index < len(self._layers) - 1:
             self._decompressed[index] = layer.decompressed()
+
+    def release(self) -> None:
+        """Drop what all parts are made of. No step may run until each was made anew."""
+        self._ends = Ends(_RELEASED, _RELEASED, None, None)
+        self._layers[:] = self._decompressed[:] = [_NOTHING] * len(self._layers)
 
     def forward(
         self,

@@ -37,6 +37,11 @@ class PartsInPlace:
             for name in names:
                 self._parts_of[name].append(part)
 
+    def release(self) -> None:
+        """Free the memory of all weights but vectors: all matrices are to come."""
+        self._model.decoder.release()
+        self._waiting = dict.fromkeys(range(len(self._made_of)))
+
     def take(self, tensors: Iterable[tuple[str, Stored]]) -> None:
         """Take tensors, cut to this rank's part, by their names in checkpoints. Raises `ConfigError`."""
         with torch.inference_mode():

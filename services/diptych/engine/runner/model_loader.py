@@ -70,6 +70,11 @@ class ModelInPlace:
         self._renew = renew
         self._parts = PartsInPlace(runner.model)
 
+    def release(self) -> None:
+        self._parts.release()
+        if isinstance(self._runner, GpuRunner):
+            torch.cuda.empty_cache()
+
     def take(self, source: ModelSource) -> None:
         try:
             self._parts.take(ModelPart.of(source, self._communicator).tensors)

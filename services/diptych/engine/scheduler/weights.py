@@ -83,6 +83,7 @@ class Weights(Generic[R]):
             "close_weights": lambda command: self._close,
             "replace_weights": self._replace,
             "open_weights": lambda command: self._open,
+            "release_weights": lambda command: self._release,
             "join_group": self._join,
             "leave_group": self._leave,
         }
@@ -142,6 +143,13 @@ class Weights(Generic[R]):
 
     def _open(self) -> AdminAnswer:
         self._is_closed = False
+        return AdminAnswer()
+
+    def _release(self) -> AdminAnswer:
+        if not self._is_closed:
+            raise ConfigError("weights are released while nothing runs: close them first")
+        self._sets.release()
+        self._host.clear_cache(self._sets.served.source)
         return AdminAnswer()
 
     # with a trainer

@@ -127,6 +127,9 @@ class NoParts:
     def __init__(self, runner: Any) -> None:
         self._runner = runner
 
+    def release(self) -> None:
+        pass
+
     def take(self, source: ModelSource) -> None:
         pass
 

@@ -49,6 +49,8 @@ class RankModel(Generic[R, W]):
                 self._weights.back()
             case "drop_weights":
                 self._weights.drop()
+            case "release_weights":
+                self._weights.release()
 
     def _prepare(self, wanted: rank_pb2.RankTask) -> None:
         self._tasks.start(wanted.task, lambda: self._done(wanted))

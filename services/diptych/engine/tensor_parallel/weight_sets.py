@@ -50,6 +50,10 @@ class Served(Generic[R_co]):
 class InPlace(Protocol[R_co]):
     """A model whose parts are being replaced."""
 
+    def release(self) -> None:
+        """Free the memory of the weights, all of which are to come then."""
+        ...
+
     def take(self, source: ModelSource) -> None:
         """Take what there is of a checkpoint. Raises `ConfigError`; then the model is neither old nor new."""
         ...
@@ -111,6 +115,10 @@ class WeightSets(Protocol[R_co]):
         """Forget what is not served."""
         ...
 
+    def release(self) -> None:
+        """Free the memory of what is served; `replace` brings weights again. Nothing may run."""
+        ...
+
 
 class RankWeights(Generic[R]):
     """Implements `WeightSets` for the rank that it is on."""
@@ -170,6 +178,11 @@ class RankWeights(Generic[R]):
 
     def drop(self) -> None:
         self._other = None
+
+    def release(self) -> None:
+        self._other, self._in_place = None, self._loader.in_place(self.served.runner)
+        self._digests, self._base = {}, self.served.source.weights_id
+        self._in_place.release()
 
     def join(self, address: GroupAddress) -> None:
         self._loader.groups.join(address)
@@ -252,6 +265,10 @@ class TensorParallelWeights(Generic[R]):
     def drop(self) -> None:
         self._own.drop()
         self._tasks.log.append(rank_pb2.RankEntry(drop_weights=True))
+
+    def release(self) -> None:
+        self._own.release()
+        self._tasks.log.append(rank_pb2.RankEntry(release_weights=True))
 
 
 def check_places(source: ModelSource) -> list[str]:
