@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import safetensors.torch
 import torch
 
 from diptych.checkpoints.given_tensors import GivenTensors
+from diptych.checkpoints.shard import Shard
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.common.errors import ConfigError
+from diptych.engine.models.lora_host import LoraHost
 from diptych.engine.models.matrix import TorchMatrix
 from diptych.engine.runner.in_place import PartsInPlace
 from diptych.engine.runner.model_part import ModelPart
@@ -118,3 +121,59 @@ def test_tensors_that_have_no_place_are_refused_by_name(tiny_folder: Path, tmp_p
         list(GivenTensors(source, [tmp_path / "codes"]).tensors())
     with pytest.raises(ConfigError, match="can't be read"):
         GivenTensors(source, [tmp_path / "nowhere"])
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_whoever_gave_tensors_in_a_file_may_write_it_anew_at_once(
+    tiny_folder: Path, new_driver: NewDriver, tmp_path: Path, backend: str
+) -> None:
+    """A trainer has one file in shared memory for all its steps: nothing of it may be looked at later."""
+    source = changed(tiny_folder, tmp_path / "after")
+    tensors = safetensors.torch.load_file(tmp_path / "after" / "model.safetensors")
+    narrow = {name: tensor.bfloat16() for name, tensor in tensors.items()}
+    safetensors.torch.save_file(narrow, tmp_path / "given")
+    driver = new_driver(source, backend)
+    parts = PartsInPlace(driver.runner.model)
+    parts.take(GivenTensors(source, [tmp_path / "given"]).tensors())
+    assert parts.settle() == []
+    expected = logits(driver)
+    with (tmp_path / "given").open("r+b") as file:
+        file.seek(8 + int.from_bytes(file.read(8), "little"))
+        file.write(bytes(sum(tensor.nbytes for tensor in narrow.values())))
+    assert torch.equal(logits(driver), expected)
+
+
+def test_adapters_stay_beside_matrices_that_were_replaced(
+    tiny_folder: Path, new_driver: NewDriver, write_adapter: Callable[..., Any], tmp_path: Path
+) -> None:
+    before, after = open_model(str(tiny_folder)), changed(tiny_folder, tmp_path / "after")
+    write_adapter(tmp_path / "ada", {"model.layers.1.self_attn.o_proj": (64, 64), "lm_head": (321, 64)})
+    drivers = [new_driver(source, max_loras=2) for source in (before, after)]
+    for driver in drivers:
+        host = LoraHost(before.config, Shard(0, 1), partial(getattr, driver.runner, "loras"))
+        host.install(1, host.read(tmp_path / "ada").weights)
+        driver.adapters = {1: 1}
+    plain = logits(new_driver(after))
+    logits(drivers[0])
+    parts = PartsInPlace(drivers[0].runner.model)
+    parts.take(after.tensors())
+    assert parts.settle() == []
+    found, expected = map(logits, drivers)
+    assert torch.equal(found, expected)
+    assert not torch.isclose(found[1], plain[1], atol=1e-3).all(), "the adapter adds something"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_replaced_parts_have_the_bits_of_loaded_ones(
+    tiny_folder: Path, new_driver: NewDriver, tmp_path: Path
+) -> None:
+    before, after = open_model(str(tiny_folder)), changed(tiny_folder, tmp_path / "after")
+    driver, fresh = (new_driver(source, "triton", device="cuda") for source in (before, after))
+    first, expected = logits(driver), logits(fresh)
+    parts = PartsInPlace(driver.runner.model)
+    parts.take(after.tensors())
+    assert parts.settle() == []
+    found = logits(driver)
+    assert torch.equal(found, expected)
+    assert not torch.equal(found, first)

@@ -26,6 +26,7 @@ from diptych.v1.admin_pb2 import (
     DropWeights,
     OpenWeights,
     PrepareWeights,
+    ReleaseWeights,
     SwitchWeights,
     SwitchWeightsResult,
     WeightsChange,
@@ -72,6 +73,9 @@ class InPlace:
 
     def __init__(self, runner: NamedRunner) -> None:
         self._runner = runner
+
+    def release(self) -> None:
+        self._runner.name = "nan"
 
     def take(self, source: ModelSource) -> None:
         self._runner.name = source.config.model_id
@@ -270,4 +274,17 @@ def test_half_of_the_weights_is_told_what_is_lacking_and_serves_nothing(world: W
 def test_weights_of_which_nothing_was_replaced_open_again(world: World) -> None:
     world.do(CLOSE)
     world.do(OPEN)
+    assert world.weights.execute(_TRIAL, _GREEDY).token_ids.tolist() == [1]
+
+
+def test_released_weights_stay_closed_with_an_empty_cache_until_others_come(world: World) -> None:
+    release = AdminCommand(release_weights=ReleaseWeights())
+    with pytest.raises(ConfigError, match="close them first"):
+        world.do(release)
+    assert world.do(CLOSE).switch_weights.previous_model == "old"
+    world.do(release)
+    assert world.num_clears == 1
+    with pytest.raises(AssertionError, match="nothing runs"):
+        world.weights.logits(_TRIAL)
+    assert world.do(change("replace_weights", "old")).switch_weights.model_id == "old"
     assert world.weights.execute(_TRIAL, _GREEDY).token_ids.tolist() == [1]
