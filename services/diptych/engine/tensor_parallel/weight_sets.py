@@ -95,7 +95,7 @@ class WeightSets(Protocol[R_co]):
     def replace(self, change: Change) -> Sequence[str]:
         """Put weights in place of those that are served; return what is lacking. Nothing may run.
 
-        Whatever it raises, what is in memory is neither the old weights nor the new ones.
+        Whatever it raises, no rank has weights then: all of them are to come.
         """
         ...
 
@@ -151,9 +151,16 @@ class RankWeights(Generic[R]):
 
     def replace(self, change: Change) -> Sequence[str]:
         self._other = None
+        try:
+            return self._replace(change)
+        except BaseException:
+            self.release()  # nobody shall take what is left for the half of something
+            raise
+
+    def _replace(self, change: Change) -> Sequence[str]:
         if self._in_place is None or change.model:
-            self._in_place = self._loader.in_place(self.served.runner)
-            self._digests, self._base = {}, self.served.source.weights_id
+            self._begin()
+        assert self._in_place is not None
         source = self._source_of(change)
         for part in self._portions(change, source):
             self._in_place.take(part)
@@ -166,6 +173,10 @@ class RankWeights(Generic[R]):
             self.served = Served(change.model, self._named(source), self._in_place.runner(), change.version)
             self._in_place = None
         return lacking
+
+    def _begin(self) -> None:
+        self._in_place = self._loader.in_place(self.served.runner)
+        self._digests, self._base = {}, self.served.source.weights_id
 
     def switch(self) -> None:
         if self._other is None:
@@ -180,8 +191,9 @@ class RankWeights(Generic[R]):
         self._other = None
 
     def release(self) -> None:
-        self._other, self._in_place = None, self._loader.in_place(self.served.runner)
-        self._digests, self._base = {}, self.served.source.weights_id
+        self._other = None
+        self._begin()
+        assert self._in_place is not None
         self._in_place.release()
 
     def join(self, address: GroupAddress) -> None:
@@ -242,11 +254,19 @@ class TensorParallelWeights(Generic[R]):
 
     def prepare(self, change: Change) -> None:
         wanted = rank_pb2.RankTask(load_weights=_to_wire(change))
-        self._tasks.run(wanted, lambda: self._own.prepare(change))
+        try:
+            self._tasks.run(wanted, lambda: self._own.prepare(change))
+        except BaseException:
+            self.drop()
+            raise
 
     def replace(self, change: Change) -> Sequence[str]:
         wanted = rank_pb2.RankTask(replace_weights=_to_wire(change))
-        return self._tasks.run(wanted, lambda: self._own.replace(change)).own
+        try:
+            return self._tasks.run(wanted, lambda: self._own.replace(change)).own
+        except BaseException:
+            self.release()  # of the ranks that have not failed, too
+            raise
 
     def join(self, address: GroupAddress) -> None:
         self._tasks.run(rank_pb2.RankTask(join_group=group_to_wire(address)), lambda: self._own.join(address))
