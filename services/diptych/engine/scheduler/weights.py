@@ -16,6 +16,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 
+from diptych.architectures.config import ModelConfig
 from diptych.checkpoints.source import ModelSource
 from diptych.common.errors import ConfigError, InvalidRequest, Unavailable
 from diptych.common.members.terms import Terms, terms_to_wire
@@ -27,8 +28,10 @@ from diptych.engine.values.batch import (
     ForwardMode,
     OverlapRunner,
     SamplingBatch,
+    StateMoves,
     StepResult,
     WaitForResult,
+    WindowGroups,
 )
 from diptych.v1.admin_pb2 import AdminAnswer, AdminCommand, SwitchWeightsResult
 
@@ -102,10 +105,12 @@ class Weights(Generic[R]):
         self._check_idle()
         before = self._sets.served
         self._sets.switch()
-        self._host.place_adapters()
-        if not self._computes():
+        try:
+            self._host.place_adapters()
+            self._check_output()
+        except BaseException:
             self._sets.back()
-            raise InvalidRequest(f"{self._tried}: its output is not a number", param="model")
+            raise
         self._sets.drop()
         return self._served_in_place_of(before)
 
@@ -136,8 +141,7 @@ class Weights(Generic[R]):
         return lambda: self._replaced(before)
 
     def _replaced(self, before: Served[R]) -> AdminAnswer:
-        if not self._computes():
-            raise InvalidRequest(f"{self._tried}: its output is not a number", param="model")
+        self._check_output()
         self._is_closed = False
         return self._served_in_place_of(before)
 
@@ -164,14 +168,12 @@ class Weights(Generic[R]):
 
     # both
 
-    @property
-    def _tried(self) -> str:
-        return self._sets.served.source.config.model_id
-
-    def _computes(self) -> bool:
-        """Run one token on the null page, where nobody's KV is, and see whether a largest logit comes out."""
-        runner = self._host.lead(self._sets.served.runner)
-        return bool(runner.execute(_TRIAL, _GREEDY).token_ids[0] != NO_TOKEN)
+    def _check_output(self) -> None:
+        """Run one token on the null page, where nobody's KV is. Raises `InvalidRequest` if no logit is the largest."""
+        served = self._sets.served
+        found = self._host.lead(served.runner).execute(trial_of(served.source.config), _GREEDY)
+        if found.token_ids[0] == NO_TOKEN:
+            raise InvalidRequest(f"{served.source.config.model_id}: its output is not a number", param="model")
 
     def _served_in_place_of(self, before: Served[R]) -> AdminAnswer:
         served = self._sets.served
@@ -208,6 +210,18 @@ def misfit(source: ModelSource, served: ModelSource) -> str | None:
     if source.tokenizer().to_json() != served.tokenizer().to_json():
         return "it has another tokenizer; start workers and a router of their own for it"
     return None
+
+
+def trial_of(model: ModelConfig) -> ForwardBatch:
+    """Return a step of one token that concerns nobody, for a model whose requests have no pages and no states now."""
+    num_windows = len(model.page_groups) - 1
+    none, no_pages = np.zeros(0, np.int64), np.zeros((0, 1), np.int32)
+    windows = WindowGroups(np.zeros((num_windows, 1, 1), np.int32), np.zeros((num_windows, 1), np.int64))
+    return dataclasses.replace(
+        _TRIAL,
+        window_groups=windows if num_windows else None,
+        states=StateMoves(_ZERO, _ZERO, none, no_pages, none, no_pages) if model.recurrent else None,
+    )
 
 
 _ZERO: Final = np.zeros(1, np.int64)
