@@ -6,9 +6,10 @@ import json
 from typing import Any
 from urllib.parse import unquote
 
+import grpc
 import pytest
 
-from diptych.v1 import worker_pb2
+from diptych.v1 import inference_pb2, inference_pb2_grpc, worker_pb2
 
 Cluster = Any
 
@@ -52,6 +53,10 @@ def test_every_answer_says_what_its_weights_are_called(cluster: Cluster, stream:
     assert unquote(told) == "step 7: größer"
     meta = cluster.post("/generate", {"text": "p"})[1]["meta_info"]
     assert meta["weight_version"] == "step 7: größer"
+    with grpc.insecure_channel(cluster.grpc_target) as channel:
+        stub, request = inference_pb2_grpc.InferenceStub(channel), inference_pb2.GenerateRequest(text="p")
+        *_, last = stub.GenerateStream(request) if stream else [stub.Generate(request)]
+    assert last.weights_version == "step 7: größer"
 
 
 def test_workers_with_different_weights_are_no_pair(cluster: Cluster) -> None:
