@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
@@ -17,10 +18,13 @@ from diptych.engine.models.layers.buffers import Buffers, Widths
 from diptych.engine.models.layers.layer_end import PerLayerInputs
 from diptych.engine.models.layers.norm import Norm, new_norm
 from diptych.engine.models.layers.row_joint import RowJoint
+from diptych.engine.models.matrix import Matrix
 from diptych.engine.models.ops import Ops
 from diptych.engine.models.pieces import Pieces, at_once
 from diptych.engine.models.weights import Weights
 from diptych.engine.values.batch import OnLayer
+
+ENDS: Final = 0  # a part of a model; layer i is part 1 + i
 
 
 class States(Protocol):
@@ -44,6 +48,30 @@ class Rows(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What is before and behind the layers."""
+
+    embed: Matrix
+    lm_head: Matrix
+    per_layer: PerLayerInputs | None
+    input_norm: Norm | None
+
+
+class _Released:
+    """Implements `Matrix` where there is none any more."""
+
+    def multiply(self, x: Tensor, out: Tensor) -> None:
+        raise AssertionError("the weights were released")
+
+    def rows(self, ids: Tensor) -> Tensor:
+        raise AssertionError("the weights were released")
+
+
+_RELEASED: Final = _Released()
+_NOTHING: Final = Layer(None, None, None, None, None, None, None, None, None)
+
+
 class Decoder:
     """A loaded model. It keeps no state between steps: the KV pool is the attention backend's."""
 
@@ -51,19 +79,35 @@ class Decoder:
         self._config = config
         self._ops = ops
         self._dtype = dtype
-        self._embed = weights.matrix("embed")
-        self._lm_head = weights.matrix("lm_head")
         scale = config.embedding_scale
         self._embedding_scale = None if scale == 1 else torch.tensor(scale, dtype=dtype)  # rounded, as in training
         self._joint = RowJoint.build(config, weights, ops) if config.joins_rows else None
-        self._per_layer = PerLayerInputs.build(config, weights, ops, dtype)
-        self._input_norm = new_norm(config, weights, ops, "0.input_norm") if config.pre_norms else None
+        self._ends = _new_ends(config, noted := weights.noted(), ops, dtype)
+        self.made_of = [noted.names]  # the names of what each part is made of: of `ENDS`, then of the layers
         self._places = {layer: place for place, layer in enumerate(config.attention_layers)}
         self._widths = [Widths.of_layer(config, index) for index in range(config.num_layers)]
         self._widest = Widths(*map(max, zip(*self._widths, strict=True)))
-        self._layers = [new_layer(config, weights, ops, index) for index in range(config.num_layers)]
+        self._layers: list[Layer] = []
+        for index in range(config.num_layers):
+            self._layers.append(new_layer(config, noted := weights.noted(), ops, index))
+            self.made_of.append(noted.names)
         *first, last = self._layers  # the last one's attention is picked from, as latents
         self._decompressed = [*(layer.decompressed() for layer in first), last]
+
+    def replace(self, part: int, weights: Weights) -> None:
+        """Make a part anew, `ENDS` or 1 + the index of a layer, of what it is `made_of`. No step may run."""
+        if part == ENDS:
+            self._ends = _new_ends(self._config, weights, self._ops, self._dtype)
+            return
+        index = part - 1
+        self._layers[index] = self._decompressed[index] = layer = new_layer(self._config, weights, self._ops, index)
+        if index < len(self._layers) - 1:
+            self._decompressed[index] = layer.decompressed()
+
+    def release(self) -> None:
+        """Drop what all parts are made of. No step may run until each was made anew."""
+        self._ends = Ends(_RELEASED, _RELEASED, None, None)
+        self._layers[:] = self._decompressed[:] = [_NOTHING] * len(self._layers)
 
     def forward(
         self,
@@ -150,12 +194,12 @@ class Decoder:
             assert rows is not None
             assert batch.rows_before is not None
             x = self._joint.joined(x, rows.table[batch.rows_before])
-        if self._per_layer is not None:
-            self._per_layer.fill(batch.input_ids, x, buffers.per_layer)
-        if self._input_norm is None:
+        if self._ends.per_layer is not None:
+            self._ends.per_layer.fill(batch.input_ids, x, buffers.per_layer)
+        if self._ends.input_norm is None:
             buffers.normed.copy_(x)
         else:
-            self._input_norm.apply(x, buffers.normed)
+            self._ends.input_norm.apply(x, buffers.normed)
         self._project_in(layers[0], buffers)
         return x
 
@@ -176,7 +220,7 @@ class Decoder:
         return self._logits(buffers.normed)
 
     def _embedded(self, input_ids: Tensor) -> Tensor:
-        x = self._embed.rows(input_ids)
+        x = self._ends.embed.rows(input_ids)
         return x if self._embedding_scale is None else x.mul_(self._embedding_scale)
 
     def _finish(self, layer: Layer, x: Tensor, buffers: Buffers) -> None:
@@ -202,8 +246,17 @@ class Decoder:
 
     def _logits(self, normed: Tensor) -> Tensor:
         logits = normed.new_empty(len(normed), self._config.vocab_size)
-        self._lm_head.multiply(normed, logits)
+        self._ends.lm_head.multiply(normed, logits)
         if self._config.logits_divisor != 1:
             logits.div_(self._config.logits_divisor)
         cap = self._config.logits_softcap
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
+
+
+def _new_ends(config: ModelConfig, weights: Weights, ops: Ops, dtype: torch.dtype) -> Ends:
+    return Ends(
+        weights.matrix("embed"),
+        weights.matrix("lm_head"),
+        PerLayerInputs.build(config, weights, ops, dtype),
+        new_norm(config, weights, ops, "0.input_norm") if config.pre_norms else None,
+    )

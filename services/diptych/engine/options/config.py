@@ -249,7 +249,7 @@ class EngineOptions:
 
     @property
     def num_lora_slots(self) -> int:
-        return self.max_loras if self.tp == 1 and self.device != "sim" and not self.deterministic else 0
+        return self.max_loras if self.device != "sim" and not self.deterministic else 0
 
     @property
     def num_loaded_loras(self) -> int:
@@ -257,8 +257,6 @@ class EngineOptions:
 
     def loras(self) -> list[tuple[str, Path]]:
         """Return names and folders of the adapters to load at start. Raises `ConfigError`."""
-        if self.lora and self.tp > 1:
-            raise ConfigError("--lora needs --tp 1: adapters are not split over tensor-parallel processes yet")
         if self.lora and self.device == "sim":
             raise ConfigError("--lora needs a model that computes: --device sim takes no adapters")
         if self.lora and not self.max_loras:

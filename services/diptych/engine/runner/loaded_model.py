@@ -26,8 +26,9 @@ from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.models.decoder import Decoder
 from diptych.engine.models.lora import Loras, LowRankSetting, adapted_matrices
 from diptych.engine.models.matrix import Matrix
+from diptych.engine.models.ops import Ops
 from diptych.engine.models.pieces import Pieces
-from diptych.engine.models.weights import Weights, load
+from diptych.engine.models.weights import Assembly, Weights, load
 from diptych.engine.runner.backends import Backend, Setting, choose, narrowing
 from diptych.engine.runner.hidden_rows import HiddenRows
 from diptych.engine.runner.kv_pool import DTYPES, own_views
@@ -54,6 +55,21 @@ class ModelOptions:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Blueprint:
+    """What a model's parts are made by."""
+
+    placement: Sequence[Placed]
+    ops: Ops
+    dtype: torch.dtype
+    device: torch.device
+    vectors: dict[str, Tensor]  # that it has now: all that is no matrix
+
+    def assembly(self, config: ModelConfig) -> Assembly:
+        """Return what puts the tensors of another checkpoint together."""
+        return Assembly(config, self.placement, self.ops, self.dtype, self.device)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
     """Make it with `load_model`. One thread at a time may run it."""
 
@@ -66,6 +82,7 @@ class LoadedModel:
     states: SlotStates | None  # of recurrent layers
     sinks: Tensor | None  # that `attention` reads
     communicator: Communicator | None
+    blueprint: Blueprint
     only_queues: bool  # all but attention, whatever the numbers: a GPU can record it
     main: ModelConfig | None = None  # of the model whose draft this is; None: of none
     draft: LoadedModel | None = None  # that guesses what this one will say, on the same pool
@@ -82,6 +99,13 @@ class LoadedModel:
     def for_requests(self, max_requests: int) -> LoadedModel:
         """Return the same model, to be put on a pool, for so many requests at once."""
         return replace(self, options=replace(self.options, max_requests=max_requests), states=None)
+
+    def sink_place(self, name: str) -> Tensor | None:
+        """Return where the attention backends look for a vector; None for any but "LAYER.sinks"."""
+        if self.sinks is None or not name.endswith(".sinks"):
+            return None
+        layers = list(chain(*self.config.attending.layers_by_kind))
+        return self.sinks[layers.index(int(name.removesuffix(".sinks")))]
 
     def forward(self, batch: StagedBatch, on_layer: OnLayer | None = None, pieces: Pieces | None = None) -> Tensor:
         """Return the logits of `batch.logits_rows`. Attention was told of the batch before, and so were adapters."""
@@ -135,7 +159,7 @@ def load_model(
         placement = list(part.placement)
         weights = load(part.config, placement, tensors, ops, dtype, kv.device).beside(shared or {})
         _fill(sinks, chain(*part.config.attending.layers_by_kind), weights)
-        loras = Loras(part.config.num_layers, _adapters_of(placement, options, dtype, kv.device), backend.low_rank)
+        loras = Loras(part.config.num_layers, _adapters_of(part.adapted, options, dtype, kv.device), backend.low_rank)
         decoder = Decoder(part.config, weights.wrapped(loras.wrap), ops, dtype)
     return LoadedModel(
         config=part.config,
@@ -150,6 +174,7 @@ def load_model(
         only_queues=backend.only_queues,
         main=main,
         shared={name: weights.matrix(name) for name in SHARED},
+        blueprint=Blueprint(placement, ops, dtype, kv.device, weights.vectors()),
     )
 
 

@@ -76,15 +76,15 @@ class ModelRunner:
             max_requests=max_requests,
             deterministic=deterministic,
         )
-        self._model = load_with_draft(source, draft, kv, options, communicator)
-        self._follower = None if self._model.draft is None else new_follower(self._model.draft, kv.device)
+        self.model = load_with_draft(source, draft, kv, options, communicator)
+        self._follower = None if self.model.draft is None else new_follower(self.model.draft, kv.device)
         self.draft_model: DraftModel | None = self._follower
         self._device = kv.device
-        self._layer_listener = layer_listener
+        self.layer_listener = layer_listener
 
     @property
     def loras(self) -> Loras:
-        return self._model.loras
+        return self.model.loras
 
     @staticmethod
     def pool_layout(config: ModelConfig, *, num_pages: int, page_size: int, dtype: str) -> PoolLayout:
@@ -98,14 +98,14 @@ class ModelRunner:
     def logits(self, batch: ForwardBatch) -> Tensor:
         """Write the batch's KV; return the logits of the rows to sample from, and then of the prompt rows."""
         with torch.inference_mode():
-            states = self._model.states
+            states = self.model.states
             if states is not None:
                 batch = states.before(batch)
             staged = stage(batch, self._device)
-            self._model.attention.init_forward_metadata(staged)
+            self.model.attention.init_forward_metadata(staged)
             self.loras.begin(batch.adapters, batch.extend_lens, logits_rows(batch))
-            on_layer = self._layer_listener()
-            logits = self._model.forward(staged, on_layer)
+            on_layer = self.layer_listener()
+            logits = self.model.forward(staged, on_layer)
             if self._follower is not None and batch.is_followed:
                 self._follower.follow(batch, on_layer)
             if states is not None:
@@ -115,5 +115,5 @@ class ModelRunner:
     def sample(self, batch: ForwardBatch, logits: Tensor, sampling: SamplingBatch) -> WaitForResult:
         """Choose the batch's next tokens by its logits, which may be overwritten."""
         with torch.inference_mode():
-            result = sample_step(self._model.sampler, logits.cpu(), sampling, batch.prompt_rows)
+            result = sample_step(self.model.sampler, logits.cpu(), sampling, batch.prompt_rows)
             return lambda: result
