@@ -1,0 +1,28 @@
+"""Sums over GPUs, for `test_compile.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ahead_of_time import Kernel
+
+from diptych.kernels.gpu.collectives.one_shot import PROGRAMS, REGION_NBYTES, flags_nbytes, one_shot_kernel
+
+
+def one_shot(name: str, size: int, ranks: int, num_warps: int, *, norms: bool) -> Kernel:
+    types = dict.fromkeys(("x", "residual", "weight", "out"), "*bf16")
+    types |= {"eps": "fp32", "num_tiles": "i32", "addresses": "*i64", "rank": "i32", "calls": "*i32", "late": "*i32"}
+    types["max_polls"] = "i32"
+    constants = {"SIZE": size, "COLUMNS": 1 << (size - 1).bit_length(), "RANKS": ranks, "NUM_PLACES": PROGRAMS}
+    constants |= {"REGION": REGION_NBYTES, "FLAGS": flags_nbytes(ranks), "NORMS": norms, "TRAPS": True}
+    any_number = frozenset({"num_tiles", "rank", "max_polls"})
+    wide = frozenset({"v4.b32"})
+    return Kernel(name, one_shot_kernel, types, constants, any_number, num_warps=num_warps, loads=wide)
+
+
+def kernels() -> Iterator[Kernel]:
+    yield one_shot("one-shot sum", 1024, 2, 4, norms=False)
+    yield one_shot("one-shot sum, large", 8192, 2, 32, norms=False)
+    yield one_shot("one-shot sum of eight", 1792, 8, 8, norms=False)
+    yield one_shot("one-shot sum and norm", 4096, 2, 8, norms=True)
+    yield one_shot("one-shot sum and norm, odd width", 7168, 4, 16, norms=True)
