@@ -79,12 +79,18 @@ class TorchCommunicator:
 
     def gather(self, x: Tensor) -> list[Tensor] | None:
         """Between GPUs every rank gets all: NCCL has no gather, and torch's is sends, which graphs are not made for."""
-        parts = [torch.empty_like(x) for _ in range(self.size)]
         if self._device.type == "cuda":
-            dist.all_gather(parts, x)
+            parts = self.everybodys(x)
         else:
+            parts = [torch.empty_like(x) for _ in range(self.size)]
             dist.gather(x, parts if self.rank == 0 else None)
         return parts if self.rank == 0 else None
+
+    def everybodys(self, x: Tensor) -> list[Tensor]:
+        """Return every rank's `x` in order, on all of them. All must have one shape."""
+        parts = [torch.empty_like(x) for _ in range(self.size)]
+        dist.all_gather(parts, x)
+        return parts
 
     def broadcast(self, x: Tensor) -> None:
         dist.broadcast(x, src=0)

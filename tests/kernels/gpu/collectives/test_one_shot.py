@@ -4,6 +4,7 @@ on a GPU, where `test_peer_sums.py` runs ranks at the same time. (The interprete
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -49,6 +50,10 @@ class Ranks:
         return [torch.randn(*shape, device=self.device).to(dtype) for _ in self.sums]
 
 
+def sum_own(brought: list[Tensor], rank: int, sums: OneShotSum) -> None:
+    sums.sum(brought[rank])
+
+
 @pytest.mark.parametrize(("num_tokens", "size"), [(1, 64), (3, 2880), (5, 24)])
 @pytest.mark.parametrize("order", [[0, 1], [2, 0, 1]])
 def test_every_rank_has_the_sum_in_the_order_of_ranks_call_after_call(
@@ -58,7 +63,7 @@ def test_every_rank_has_the_sum_in_the_order_of_ranks_call_after_call(
     for dtype in (torch.float16, torch.float32, torch.float16):  # turns alternate, and come again
         parts = ranks.numbers(num_tokens, size, dtype=dtype)
         expected, sums = reference_sum(parts), [part.clone() for part in parts]
-        ranks.call(lambda rank, each, sums=sums: each.sum(sums[rank]), order)
+        ranks.call(partial(sum_own, sums), order)
         assert all(torch.equal(each, expected) for each in sums)
 
 
@@ -67,15 +72,13 @@ def test_calls_of_other_sizes_in_between_take_nothing_that_is_still_read(device:
     for num_tokens, size in ((5, 32), (1, 4096), (3, 64), (2, 512), (5, 32)):
         parts = ranks.numbers(num_tokens, size)
         expected, sums = reference_sum(parts), [part.clone() for part in parts]
-        ranks.call(lambda rank, each, sums=sums: each.sum(sums[rank]), [1, 0])
+        ranks.call(partial(sum_own, sums), [1, 0])
         assert torch.equal(sums[0], expected)
         assert torch.equal(sums[1], expected)
 
 
 @pytest.mark.parametrize(("num_tokens", "size"), [(1, 2880), (5, 128)])
-def test_the_norm_behind_a_sum_has_the_bits_of_one_by_itself(
-    num_tokens: int, size: int, device: torch.device
-) -> None:
+def test_the_norm_behind_a_sum_has_the_bits_of_one_by_itself(num_tokens: int, size: int, device: torch.device) -> None:
     ranks = Ranks(2, device)
     parts, stream = ranks.numbers(num_tokens, size), ranks.numbers(num_tokens, size)[0]
     weight = torch.randn(size, device=device).to(torch.float16)
@@ -83,9 +86,7 @@ def test_the_norm_behind_a_sum_has_the_bits_of_one_by_itself(
     add_rms_norm(expected, reference_sum(parts), weight, 1e-5, expected_normed)
     streams, normed = [stream.clone() for _ in parts], [torch.empty_like(stream) for _ in parts]
     brought = [part.clone() for part in parts]
-    ranks.call(
-        lambda rank, each: each.add_rms_norm(streams[rank], brought[rank], weight, 1e-5, normed[rank]), [0, 1]
-    )
+    ranks.call(lambda rank, each: each.add_rms_norm(streams[rank], brought[rank], weight, 1e-5, normed[rank]), [0, 1])
     for rank in range(2):
         assert torch.equal(streams[rank], expected)
         assert torch.equal(normed[rank], expected_normed)

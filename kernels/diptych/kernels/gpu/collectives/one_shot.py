@@ -14,7 +14,7 @@ ended call n, for which it needed everybody's numbers, so all have ended call n 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 import triton
@@ -74,7 +74,7 @@ class OneShotSum:
 
     def sum(self, x: Tensor) -> None:
         """Replace `x`, `[num_tokens, size]`, by the sum over ranks. See `fits`."""
-        tile = flat_tile(*x.shape)
+        tile = flat_tile(len(x), x.shape[1])
         self._launch(x, x, x, x, 0.0, tile, norms=False, num_warps=max(1, power_of_two(tile) // NUMBERS_A_WARP))
 
     def add_rms_norm(self, x: Tensor, delta: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
@@ -91,9 +91,18 @@ class OneShotSum:
         self._launch(delta, x, weight, out, eps, x.shape[1], norms=True, num_warps=num_warps)
 
     def _launch(
-        self, x: Tensor, residual: Tensor, weight: Tensor, out: Tensor, eps: float, tile: int, *, norms: bool, num_warps: int
+        self,
+        x: Tensor,
+        residual: Tensor,
+        weight: Tensor,
+        out: Tensor,
+        eps: float,
+        tile: int,
+        *,
+        norms: bool,
+        num_warps: int,
     ) -> None:
-        assert fits(*x.shape, x.element_size()), (x.shape, x.dtype)
+        assert fits(len(x), x.shape[1], x.element_size()), (x.shape, x.dtype)
         assert x.is_contiguous(), x.stride()
         num_tiles = x.numel() // tile
         assert cdiv(num_tiles, self._num_programs) * tile * x.element_size() <= REGION_NBYTES, (x.shape, tile)
@@ -184,9 +193,7 @@ def one_shot_kernel(
         missing += _wait(flag.to(tl.pointer_type(tl.int32)), call, max_polls)
     if missing == 0:
         inbox = here + FLAGS + place.to(tl.int64) * REGION
-        _settle(
-            x, residual, weight, out, eps, num_tiles, inbox, rank, SIZE, COLUMNS, RANKS, NUM_PLACES * REGION, NORMS
-        )
+        _settle(x, residual, weight, out, eps, num_tiles, inbox, rank, SIZE, COLUMNS, RANKS, NUM_PLACES * REGION, NORMS)
         tl.store(calls + program, call)
     else:
         tl.atomic_add(late, 1)
