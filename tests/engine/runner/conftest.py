@@ -159,13 +159,13 @@ NewDriver = Callable[..., Driver]
 T = TypeVar("T")
 
 
-def run_ranks(size: int, work: Callable[[Communicator], T]) -> T:
-    """Run `work` on every rank, each in a thread; return what rank 0 returns."""
+def run_ranks(size: int, work: Callable[[Any], T], *sums: Any, **others: Any) -> T:
+    """Run `work` on every rank, each in a thread; return what rank 0 returns. See `ThreadCommunicator`."""
     meeting = Meeting(size)
 
     def run(rank: int) -> T:
         try:
-            return work(ThreadCommunicator(rank, meeting))
+            return work(ThreadCommunicator(rank, meeting, *sums, **others))
         except BaseException:
             meeting.barrier.abort()
             raise
@@ -176,7 +176,7 @@ def run_ranks(size: int, work: Callable[[Communicator], T]) -> T:
 
 @pytest.fixture(scope="session")
 def on_ranks() -> Callable[..., Any]:
-    """`on_ranks(size, work)`."""
+    """`on_ranks(size, work, rule=None, fuses=False)`."""
     return run_ranks
 
 

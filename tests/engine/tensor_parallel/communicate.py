@@ -35,8 +35,8 @@ def main(rank: int, size: int, store: Path, kind: str) -> None:
     out, again = torch.empty(2, len(x), HIDDEN, device=device)
     ops.matrix("0.down", part(down, 1), Split.COLUMNS).multiply(inner, out)
     again.copy_(out)
-    ops.all_reduce(out)
-    ops.all_reduce(again)
+    ops.ranks.all_reduce(out)
+    ops.ranks.all_reduce(again)
     logits = torch.zeros(len(x), VOCAB, device=device)
     ops.matrix("lm_head", part(embed, 0), Split.ROWS).multiply(out, logits)
     expected = embed[ids] @ up.T @ down.T

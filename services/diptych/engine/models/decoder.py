@@ -14,8 +14,9 @@ from diptych.engine.attention.backend import PhasedAttention
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.models.layer import Layer, new_layer
 from diptych.engine.models.layers.buffers import Buffers, Widths
+from diptych.engine.models.layers.layer_communicator import LayerCommunicator, Stream
 from diptych.engine.models.layers.layer_end import PerLayerInputs
-from diptych.engine.models.layers.norm import Norm, new_norm
+from diptych.engine.models.layers.norm import new_norm
 from diptych.engine.models.ops import Ops
 from diptych.engine.models.pieces import Pieces, at_once
 from diptych.engine.models.weights import Weights
@@ -35,8 +36,9 @@ class Decoder:
 
     def __init__(self, config: ModelConfig, weights: Weights, ops: Ops, dtype: torch.dtype) -> None:
         self._config = config
-        self._ops = ops
         self._dtype = dtype
+        may_scatter = not config.layer_scales  # at the end of such layers stands something else
+        self._communicator = LayerCommunicator(ops, config.rms_norm_eps, config.residual_scale, may_scatter=may_scatter)
         self._embed = weights.matrix("embed")
         self._lm_head = weights.matrix("lm_head")
         scale = config.embedding_scale
@@ -71,14 +73,14 @@ class Decoder:
             layers = self._layers
         buffers = self._of_layers(pieces.buffers)
         held = self._of_layers(pieces.buffers.first(len(batch.positions)))
-        x = pieces.run(lambda: self._begin(layers, batch.input_ids, buffers[0]))
+        stream = pieces.run(lambda: self._begin(layers, batch.input_ids, buffers[0]))
         for index, own in enumerate(held):
             if index:
-                pieces.run(partial(self._between, layers, index, x, buffers))
+                pieces.run(partial(self._between, layers, index, stream, buffers))
             self._look_back(layers, index, batch, attention, states, own)
             if on_layer is not None:
                 on_layer(index)
-        return self._last(x[batch.logits_rows], buffers[-1].picked(batch.logits_rows))
+        return self._last(stream, batch.logits_rows, buffers[-1])
 
     def _of_layers(self, buffers: Buffers) -> Sequence[Buffers]:
         """Return the buffers of each layer, in the same memory: layers of equal widths share them."""
@@ -112,58 +114,49 @@ class Decoder:
         """Return what a step of so many tokens needs for its pieces."""
         return Buffers.allocate(self._config, self._widest, num_tokens, self._dtype, device)
 
-    def _begin(self, layers: Sequence[Layer], input_ids: Tensor, buffers: Buffers) -> Tensor:
-        """From tokens to the first attention; return the residual stream `[num_tokens, hidden_size]`."""
+    def _begin(self, layers: Sequence[Layer], input_ids: Tensor, buffers: Buffers) -> Stream:
+        """From tokens to the first attention; return the residual stream."""
         x = self._embedded(input_ids)
         if self._per_layer is not None:
             self._per_layer.fill(input_ids, x, buffers.per_layer)
-        if self._input_norm is None:
-            buffers.normed.copy_(x)
-        else:
-            self._input_norm.apply(x, buffers.normed)
+        stream = self._communicator.begin(x)
+        self._communicator.give(stream, self._input_norm, buffers.normed)
         self._project_in(layers[0], buffers)
-        return x
+        return stream
 
-    def _between(self, layers: Sequence[Layer], index: int, x: Tensor, buffers: Sequence[Buffers]) -> None:
+    def _between(self, layers: Sequence[Layer], index: int, stream: Stream, buffers: Sequence[Buffers]) -> None:
         """From the attention before to that of layer `index`."""
-        self._finish(layers[index - 1], x, buffers[index - 1])
+        self._finish(layers[index - 1], stream, buffers[index - 1])
         self._project_in(layers[index], buffers[index])
 
     def _project_in(self, layer: Layer, buffers: Buffers) -> None:
         if layer.attention is not None:
             layer.attention.project_in(buffers)
 
-    def _last(self, x: Tensor, buffers: Buffers) -> Tensor:
+    def _last(self, stream: Stream, rows: Tensor, buffers: Buffers) -> Tensor:
         """Finish the last layer for the tokens whose logits are wanted; return those. Nothing is launched for none."""
-        if not len(x):
-            return x.new_empty(0, self._config.vocab_size)
-        self._finish(self._layers[-1], x, buffers)
-        return self._logits(buffers.normed)
+        if not len(rows):
+            return stream.x.new_empty(0, self._config.vocab_size)
+        picked = buffers.picked(rows)
+        self._finish(self._layers[-1], self._communicator.pick(stream, rows), picked)
+        return self._logits(picked.normed)
 
     def _embedded(self, input_ids: Tensor) -> Tensor:
         x = self._embed.rows(input_ids)
         return x if self._embedding_scale is None else x.mul_(self._embedding_scale)
 
-    def _finish(self, layer: Layer, x: Tensor, buffers: Buffers) -> None:
-        """From what attention of a layer found to the next one's normed input; `x` is the residual stream."""
+    def _finish(self, layer: Layer, stream: Stream, buffers: Buffers) -> None:
+        """From what attention of a layer found to the next one's normed input."""
+        add, delta, normed = self._communicator.add, buffers.delta, buffers.normed
         if layer.attention is not None:
-            layer.attention.project_out(buffers)
-            self._add(x, buffers, layer.attention_post_norm, layer.next_norm if layer.ffn is None else layer.ffn_norm)
+            found = layer.attention.project_out(buffers)
+            next_norm = layer.next_norm if layer.ffn is None else layer.ffn_norm
+            add(stream, found, delta, layer.attention_post_norm, next_norm, normed)
         if layer.ffn is not None:
-            layer.ffn.forward(buffers)
-            self._add(x, buffers, layer.ffn_post_norm, layer.next_norm)
+            found = layer.ffn.forward(buffers)
+            add(stream, found, delta, layer.ffn_post_norm, layer.next_norm, normed)
         if layer.end is not None:
-            layer.end.finish(x, buffers)
-
-    def _add(self, x: Tensor, buffers: Buffers, post_norm: Tensor | None, next_norm: Norm | None) -> None:
-        if post_norm is not None:
-            self._ops.rms_norm(buffers.delta, post_norm, self._config.rms_norm_eps, buffers.delta)
-        if self._config.residual_scale != 1:
-            buffers.delta.mul_(self._config.residual_scale)
-        if next_norm is None:
-            buffers.normed.copy_(x.add_(buffers.delta))
-        else:
-            next_norm.add(x, buffers.delta, buffers.normed)
+            layer.end.finish(stream.x, buffers)
 
     def _logits(self, normed: Tensor) -> Tensor:
         logits = normed.new_empty(len(normed), self._config.vocab_size)

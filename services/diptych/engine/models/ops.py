@@ -23,6 +23,7 @@ from diptych.engine.models.delta_rule import DeltaRule, DeltaWeights, TorchDelta
 from diptych.engine.models.dense import CPU, dense
 from diptych.engine.models.layers.routing import logistic
 from diptych.engine.models.matrix import Activate, HeadMatrices, Matrix, TorchHeadMatrices, TorchMatrix, Weight
+from diptych.engine.models.ranks import ALONE, Ranks
 from diptych.engine.models.state_rules import StateRules, TorchStateRules
 
 
@@ -49,12 +50,12 @@ class Ops(Protocol):
     """What a layer computes. All tensors are contiguous, two-dimensional, of the model's dtype.
 
     Every matrix of every family is made by `matrix`, and whatever tensor-parallel ranks have computed in parts goes
-    through `all_reduce`: an implementation that wraps another one changes how all models are computed.
+    through `ranks`: an implementation that wraps another one changes how all models are computed.
     """
 
     @property
-    def num_ranks(self) -> int:
-        """How many ranks `all_reduce` adds up."""
+    def ranks(self) -> Ranks:
+        """Those that compute together."""
         ...
 
     @property
@@ -91,10 +92,6 @@ class Ops(Protocol):
 
     def delta_rule(self, net: DeltaNet, weights: DeltaWeights) -> DeltaRule:
         """Take over what a layer with a gated delta rule has beside its matrices."""
-        ...
-
-    def all_reduce(self, x: Tensor) -> None:
-        """Add up `x` over the ranks, in place, after a matrix that was split by columns."""
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None: ...
@@ -192,7 +189,7 @@ def relu_squared(up: Tensor, out: Tensor) -> None:
 class TorchOps:
     """Any dtype on any device."""
 
-    num_ranks: Final = 1
+    ranks: Final[Ranks] = ALONE
     state_rules: Final[StateRules] = TorchStateRules()
 
     def __init__(self, dtype: torch.dtype, device: torch.device = CPU) -> None:
@@ -222,9 +219,6 @@ class TorchOps:
 
     def delta_rule(self, net: DeltaNet, weights: DeltaWeights) -> DeltaRule:
         return TorchDeltaRule(net, weights)
-
-    def all_reduce(self, x: Tensor) -> None:
-        """One rank has it all."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
         torch.mul(weight, _normed(x, eps).to(weight.dtype), out=out)

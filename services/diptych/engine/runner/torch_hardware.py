@@ -60,6 +60,7 @@ class TorchHardware:
     def join(self, endpoint: str, rank: int) -> TorchCommunicator:
         """Meet the other ranks, as one of them."""
         communicator = TorchCommunicator(rank, self.options.tp, store_path(endpoint), self._device)
+        communicator.open_peers()
         self._communicator = communicator
         return communicator
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from diptych.architectures.config import ModelConfig, Moe, inner_size
 from diptych.engine.models.layers.buffers import Buffers
+from diptych.engine.models.layers.layer_communicator import WHOLE, Found
 from diptych.engine.models.layers.mlp import Mlp
 from diptych.engine.models.layers.routing import route
 from diptych.engine.models.matrix import Matrix
@@ -54,12 +55,15 @@ class DenseBesideMoe:
             eps=config.rms_norm_eps,
         )
 
-    def forward(self, buffers: Buffers) -> None:
+    def forward(self, buffers: Buffers) -> Found:
+        """The two sums are normed apart, so both are made here."""
         of_experts = self._of_experts(buffers.normed)
         buffers.normed.mul_(self.dense_norm)
         self.dense.forward(buffers)
+        self.ops.ranks.all_reduce(buffers.delta)
         self.ops.rms_norm(buffers.delta, self.dense_post_norm, self.eps, buffers.delta)
         buffers.delta.add_(of_experts)
+        return WHOLE
 
     def _of_experts(self, x: Tensor) -> Tensor:
         """Return what a token's experts make of `x`, `[num_tokens, hidden_size]`, normed."""
@@ -68,6 +72,6 @@ class DenseBesideMoe:
         chosen, shares = route(logits, self.moe, None)
         counted = (shares * self.expert_scales[chosen]).to(x.dtype)
         self.experts.forward((x * self.experts_norm).to(x.dtype), chosen, counted, out)
-        self.ops.all_reduce(out)
+        self.ops.ranks.all_reduce(out)
         self.ops.rms_norm(out, self.experts_post_norm, self.eps, out)
         return out

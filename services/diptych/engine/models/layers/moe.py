@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from diptych.architectures.config import ModelConfig, Moe, inner_size
 from diptych.engine.models.layers.buffers import Buffers
+from diptych.engine.models.layers.layer_communicator import SUMMANDS, Found, Layout
 from diptych.engine.models.layers.routing import logistic, route
 from diptych.engine.models.matrix import Matrix
 from diptych.engine.models.ops import Experts, Gated, Ops, activate_of
@@ -94,7 +96,7 @@ class MoeBlock:
             moe=config.moe,
         )
 
-    def forward(self, buffers: Buffers) -> None:
+    def forward(self, buffers: Buffers) -> Found:
         x = buffers.normed
         wide = x.float() if self.moe.is_routed_wide else x
         logits = wide.new_empty(len(x), self.moe.num_experts)
@@ -108,9 +110,9 @@ class MoeBlock:
         self.experts.forward(given, chosen, counted, buffers.delta)
         if self.shared is not None:
             self.shared.add(x, buffers.delta)
-        self.ops.all_reduce(buffers.delta)
-        if self.down_bias is not None:
-            _add_biases(self.down_bias, chosen, shares, buffers.delta)
+        if self.down_bias is None:
+            return SUMMANDS
+        return Found(Layout.SUMMANDS, partial(_add_biases, self.down_bias, chosen, shares))
 
 
 def _experts(config: ModelConfig, moe: Moe, weights: Weights, ops: Ops, layer: int, names: list[str]) -> Experts:
@@ -129,7 +131,7 @@ def _stacked(weights: Weights, names: list[str], part: str) -> Tensor | None:
     return torch.stack(vectors) if vectors else None
 
 
-def _add_biases(bias: Tensor, chosen: Tensor, shares: Tensor, out: Tensor) -> None:
-    """Add to each token's row the biases of its experts, by their shares: once for all ranks."""
+def _add_biases(bias: Tensor, chosen: Tensor, shares: Tensor, out: Tensor, rows: slice) -> None:
+    """Add to the tokens `rows` the biases of their experts, by their shares: once for all ranks."""
     for choice in range(chosen.shape[1]):
-        out.add_(bias[chosen[:, choice]].mul_(shares[:, choice, None]))
+        out.add_(bias[chosen[rows, choice]].mul_(shares[rows, choice, None]))
