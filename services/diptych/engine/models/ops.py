@@ -41,7 +41,8 @@ class Experts(Protocol):
     def forward(self, x: Tensor, chosen: Tensor, shares: Tensor, out: Tensor) -> None:
         """Add up what each token's `chosen` experts make of it, by their `shares`.
 
-        `x` and `out` are `[num_tokens, hidden_size]`, `chosen` and `shares` `[num_tokens, experts_per_token]`.
+        `x` and `out` are `[num_tokens, hidden_size]`, `chosen` and `shares` `[num_tokens, experts_per_token]`. The
+        number behind the last expert's is nobody's: it has a share of 0 and adds nothing.
         """
         ...
 
@@ -163,7 +164,7 @@ class ExpertsInTurn:
         counts = chosen.flatten().bincount(minlength=len(self.down)).tolist()
         out.zero_()
         start = 0
-        for expert, count in enumerate(counts):
+        for expert, count in enumerate(counts[: len(self.down)]):
             if count:
                 mine = tokens[start : start + count]
                 result = self._compute(expert, x[mine])

@@ -48,6 +48,7 @@ class ModelOptions:
     max_lora_rank: int = 16  # on GPUs
     max_requests: int = 1  # that hold KV at once: each has a state, in models with recurrent layers
     deterministic: bool = False  # a token's bits do not depend on what else is in its step
+    expert_parallel: bool = False  # ranks have whole experts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,7 +114,7 @@ def load_model(
         raise ConfigError(f"dtype {options.dtype!r} is not supported; {', '.join(DTYPES)} are")
     dtype = DTYPES[options.dtype]
     with torch.inference_mode():
-        part = ModelPart.of(source, communicator)
+        part = ModelPart.of(source, communicator, whole_experts=options.expert_parallel)
         sinks = new_sinks(part.config.attending, kv.device)
         if options.deterministic and kv.is_cuda:
             _check_fixed_order(part.config, 1 if communicator is None else communicator.size)

@@ -213,4 +213,5 @@ class ModelLoader:
             max_lora_rank=options.max_lora_rank,
             max_requests=self.chosen.sizes.max_requests + PROMPT_ROWS,
             deterministic=options.deterministic,
+            expert_parallel=options.expert_parallel,
         )

@@ -26,16 +26,19 @@ class ModelPart:
     wrap: Callable[[Ops], Ops]
 
     @staticmethod
-    def of(source: ModelSource, communicator: Communicator | None) -> ModelPart:
-        """Return the part of the communicator's rank; all for None. Raises `ConfigError` if ranks can't share it."""
+    def of(source: ModelSource, communicator: Communicator | None, *, whole_experts: bool = False) -> ModelPart:
+        """Return the part of the communicator's rank; all for None. Raises `ConfigError` if ranks can't share it.
+
+        `whole_experts`: see `Shard`.
+        """
         place = FAMILIES[source.config.architecture].placement
         if communicator is None:
             return ModelPart(source.config, place(source.config), source.tensors(), lambda ops: ops)
-        shard = Shard(communicator.rank, communicator.size)
+        shard = Shard(communicator.rank, communicator.size, whole_experts)
         cuts = shard.placement(source.config, place)
         return ModelPart(
             config=shard.config(source.config),
-            placement=[(name, tuple(cut.local for cut in each)) for name, each in cuts],
+            placement=[(name, tuple(cut.local for cut in each)) for name, each in cuts if each],
             tensors=cut_tensors(source.tensors(), cuts),
             wrap=lambda ops: TensorParallelOps(ops, communicator),
         )

@@ -49,6 +49,7 @@ class ModelRunner:
         communicator: Communicator | None = None,
         layer_listener: Callable[[], OnLayer | None] = lambda: None,
         deterministic: bool = False,
+        expert_parallel: bool = False,
         draft: ModelSource | None = None,
     ) -> None:
         """With a `communicator` load one rank's part; `kv` is then the pool of that part.
@@ -69,6 +70,7 @@ class ModelRunner:
             max_lora_rank=max_lora_rank,
             max_requests=max_requests,
             deterministic=deterministic,
+            expert_parallel=expert_parallel,
         )
         self._model = load_with_draft(source, draft, kv, options, communicator)
         self._follower = None if self._model.draft is None else CpuDraftModel(self._model.draft, kv.device)

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from diptych.architectures.config import ModelConfig, Moe, inner_size
+from diptych.architectures.config import ModelConfig, Moe
 from diptych.engine.models.layers.buffers import Buffers
 from diptych.engine.models.layers.layer_communicator import WHOLE, Found
 from diptych.engine.models.layers.mlp import Mlp
+from diptych.engine.models.layers.moe import new_experts
 from diptych.engine.models.layers.routing import route
 from diptych.engine.models.matrix import Matrix
-from diptych.engine.models.ops import Experts, Ops, activate_of
+from diptych.engine.models.ops import Experts, Ops
 from diptych.engine.models.weights import Weights
 
 
@@ -37,9 +38,6 @@ class DenseBesideMoe:
     @staticmethod
     def build(config: ModelConfig, weights: Weights, ops: Ops, layer: int) -> DenseBesideMoe:
         assert config.moe is not None
-        names = [f"{layer}.experts.{i}" for i in range(config.moe.num_experts)]
-        gate_up, down = ([weights.matrix(f"{name}.{part}") for name in names] for part in ("gate_up", "down"))
-        sizes = inner_size(config.activation, config.moe.ffn_size), config.moe.ffn_size
         return DenseBesideMoe(
             ops=ops,
             dense=Mlp.build(config, weights, ops, layer),
@@ -48,7 +46,7 @@ class DenseBesideMoe:
             router=weights.matrix(f"{layer}.router"),
             router_scale=weights.norm(f"{layer}.router_scale") * config.hidden_size**-0.5,
             expert_scales=weights.norm(f"{layer}.expert_scales"),
-            experts=ops.experts(gate_up, down, sizes, activate_of(ops, config.activation)),
+            experts=new_experts(config, config.moe, weights, ops, layer),
             experts_norm=weights.norm(f"{layer}.experts_norm"),
             experts_post_norm=weights.norm(f"{layer}.experts_post_norm"),
             moe=config.moe,
