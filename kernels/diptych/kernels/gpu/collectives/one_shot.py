@@ -28,8 +28,7 @@ PROGRAMS: Final = 64  # at most: they wait for those of other GPUs, so all shoul
 REGION_NBYTES: Final = 32 << 10  # of a program's numbers of one call
 LARGEST_NBYTES: Final = 1 << 20  # of a sum
 VECTOR_NBYTES: Final = 16  # what one thread stores at once
-SMALLEST_TILE: Final = 1024  # numbers
-LARGEST_TILE: Final = 8192
+TILES: Final = (1024, 4096, 8192)  # numbers, at most; few, for each is compiled
 NUMBERS_A_WARP: Final = 256
 MAX_POLLS: Final = 400_000_000  # minutes; a rank may load a kernel or wait for its host meanwhile
 
@@ -146,14 +145,14 @@ def fits(num_tokens: int, size: int, itemsize: int) -> bool:
 
 def flat_tile(num_tokens: int, size: int) -> int:
     """Return how many numbers are a tile: a whole part of a row, so that as many programs work as pay."""
-    wanted = min(LARGEST_TILE, max(SMALLEST_TILE, num_tokens * size // PROGRAMS))
+    wanted = next((tile for tile in TILES if num_tokens * size <= PROGRAMS * tile), TILES[-1])
     parts = cdiv(size, wanted)
     while size % (parts * VECTOR_NBYTES // 2) and parts < size:
         parts += 1
     return size // parts if parts < size else size
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tiles", "rank", "max_polls"])  # one code for all ranks and numbers of rows
 def one_shot_kernel(
     x,
     residual,

@@ -363,6 +363,6 @@ def combine_kernel(
     for rank in range(NUM_CHOICES):
         place = token * NUM_CHOICES + tl.sum(tl.where(order == rank, choice, 0), axis=0)
         weight = tl.sum(tl.where(order == rank, share, 0.0), axis=0)
-        counts = (column < SIZE) & (weight != 0)  # nobody may have written what has no share
-        total += tl.load(results + place * SIZE + column, mask=counts, other=0.0).to(tl.float32) * weight
+        size = tl.where(weight != 0, SIZE, 0)  # nobody may have written what has no share
+        total += tl.load(results + place * SIZE + column, mask=column < size, other=0.0).to(tl.float32) * weight
     tl.store(out + token * SIZE + column, total.to(out.dtype.element_ty), mask=column < SIZE)
