@@ -73,7 +73,8 @@ class Decoder:
             layers = self._layers
         buffers = self._of_layers(pieces.buffers)
         held = self._of_layers(pieces.buffers.first(len(batch.positions)))
-        stream = pieces.run(lambda: self._begin(layers, batch.input_ids, buffers[0]))
+        x = pieces.run(lambda: self._begin(layers, batch.input_ids, buffers[0]))
+        stream = self._communicator.resume(x, len(buffers[0].normed))
         for index, own in enumerate(held):
             if index:
                 pieces.run(partial(self._between, layers, index, stream, buffers))
@@ -114,15 +115,15 @@ class Decoder:
         """Return what a step of so many tokens needs for its pieces."""
         return Buffers.allocate(self._config, self._widest, num_tokens, self._dtype, device)
 
-    def _begin(self, layers: Sequence[Layer], input_ids: Tensor, buffers: Buffers) -> Stream:
-        """From tokens to the first attention; return the residual stream."""
+    def _begin(self, layers: Sequence[Layer], input_ids: Tensor, buffers: Buffers) -> Tensor:
+        """From tokens to the first attention; return this rank's rows of the residual stream."""
         x = self._embedded(input_ids)
         if self._per_layer is not None:
             self._per_layer.fill(input_ids, x, buffers.per_layer)
         stream = self._communicator.begin(x)
         self._communicator.give(stream, self._input_norm, buffers.normed)
         self._project_in(layers[0], buffers)
-        return stream
+        return stream.x
 
     def _between(self, layers: Sequence[Layer], index: int, stream: Stream, buffers: Sequence[Buffers]) -> None:
         """From the attention before to that of layer `index`."""

@@ -76,12 +76,16 @@ class LayerCommunicator:
 
     def begin(self, x: Tensor) -> Stream:
         """Return the stream of a step that begins with `x`, which every rank has."""
-        if not self._may_scatter or not self._ranks.scatters(len(x), x.shape[1] * x.element_size()):
+        if self._layout(len(x), x) is Layout.WHOLE:
             return Stream(x, Layout.WHOLE, len(x))
         rows = self._own_rows(len(x))
         own = x.new_empty(self._part(len(x)), x.shape[1])
         own[: rows.stop - rows.start] = x[rows]
         return Stream(own, Layout.SCATTERED, len(x))
+
+    def resume(self, x: Tensor, num_tokens: int) -> Stream:
+        """Return the stream whose rows are `x`: of a step that began with so many tokens."""
+        return Stream(x, self._layout(num_tokens, x), num_tokens)
 
     def give(self, stream: Stream, norm: Norm | None, out: Tensor) -> None:
         """Write the stream, normed unless `norm` is None, to `out`: all rows."""
@@ -143,6 +147,10 @@ class LayerCommunicator:
             out.copy_(x.add_(delta))
         else:
             next_norm.add(x, delta, out)
+
+    def _layout(self, num_tokens: int, x: Tensor) -> Layout:
+        is_scattered = self._may_scatter and self._ranks.scatters(num_tokens, x.shape[1] * x.element_size())
+        return Layout.SCATTERED if is_scattered else Layout.WHOLE
 
     def _part(self, num_tokens: int) -> int:
         """How many rows of so many each rank has."""
