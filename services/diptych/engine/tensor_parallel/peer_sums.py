@@ -13,7 +13,8 @@ from typing import Final, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from diptych.kernels.gpu.collectives.one_shot import LARGEST_NBYTES, MAX_POLLS, OneShotSum, fits, memory_nbytes
+from diptych.kernels.gpu.collectives.meeting import MAX_POLLS
+from diptych.kernels.gpu.collectives.one_shot import LARGEST_NBYTES, OneShotSum, fits, memory_nbytes
 from diptych.kernels.gpu.collectives.peer_memory import HANDLE_NBYTES, PeerMemory, PeerMemoryError, has_native_atomics
 
 logger = logging.getLogger(__name__)

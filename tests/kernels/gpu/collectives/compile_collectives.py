@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from ahead_of_time import Kernel
 
-from diptych.kernels.gpu.collectives.one_shot import PROGRAMS, REGION_NBYTES, flags_nbytes, one_shot_kernel
+from diptych.kernels.gpu.collectives.meeting import flags_nbytes
+from diptych.kernels.gpu.collectives.one_shot import PROGRAMS, REGION_NBYTES, one_shot_kernel
 
 
 def one_shot(name: str, size: int, ranks: int, num_warps: int, *, norms: bool) -> Kernel:
@@ -14,7 +15,7 @@ def one_shot(name: str, size: int, ranks: int, num_warps: int, *, norms: bool) -
     types |= {"eps": "fp32", "num_tiles": "i32", "addresses": "*i64", "rank": "i32", "calls": "*i32", "late": "*i32"}
     types["max_polls"] = "i32"
     constants = {"SIZE": size, "COLUMNS": 1 << (size - 1).bit_length(), "RANKS": ranks, "NUM_PLACES": PROGRAMS}
-    constants |= {"REGION": REGION_NBYTES, "FLAGS": flags_nbytes(ranks), "NORMS": norms, "TRAPS": True}
+    constants |= {"REGION": REGION_NBYTES, "FLAGS": flags_nbytes(ranks, PROGRAMS), "NORMS": norms, "TRAPS": True}
     any_number = frozenset({"num_tiles", "rank", "max_polls"})
     wide = frozenset({"v4.b32"})
     return Kernel(name, one_shot_kernel, types, constants, any_number, num_warps=num_warps, loads=wide)

@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from diptych.kernels.gpu.collectives.meeting import MAX_POLLS, flags_nbytes, give_up, meet
 from diptych.kernels.gpu.grid import cdiv, power_of_two
 from diptych.kernels.gpu.layers.norms import LARGEST_ROW, store_normed, warps
 
@@ -30,17 +31,11 @@ LARGEST_NBYTES: Final = 1 << 20  # of a sum
 VECTOR_NBYTES: Final = 16  # what one thread stores at once
 TILES: Final = (1024, 4096, 8192)  # numbers, at most; few, for each is compiled
 NUMBERS_A_WARP: Final = 256
-MAX_POLLS: Final = 400_000_000  # minutes; a rank may load a kernel or wait for its host meanwhile
-
-
-def flags_nbytes(size: int) -> int:
-    """Return where inboxes begin in a rank's memory: behind two flags a program and rank."""
-    return 2 * size * PROGRAMS * 4
 
 
 def memory_nbytes(size: int) -> int:
-    """Return what each of `size` ranks opens to the others; it holds zeros at first."""
-    return flags_nbytes(size) + 2 * size * PROGRAMS * REGION_NBYTES
+    """Return what each of `size` ranks opens to the others, flags and then inboxes; it holds zeros at first."""
+    return flags_nbytes(size, PROGRAMS) + 2 * size * PROGRAMS * REGION_NBYTES
 
 
 class OneShotSum:
@@ -125,7 +120,7 @@ class OneShotSum:
                 RANKS=self.size,
                 NUM_PLACES=PROGRAMS,
                 REGION=REGION_NBYTES,
-                FLAGS=flags_nbytes(self.size),
+                FLAGS=flags_nbytes(self.size, PROGRAMS),
                 NORMS=norms,
                 TRAPS=self._traps,
                 num_warps=num_warps,
@@ -181,23 +176,14 @@ def one_shot_kernel(
     for step in tl.static_range(1, RANKS):  # each rank begins with another one
         there = tl.load(addresses + (rank + step) % RANKS)
         _push(x, there + FLAGS + mine.to(tl.int64) * REGION, num_tiles, SIZE, COLUMNS)
-    tl.debug_barrier()  # the stores of all threads come before the release of the one that tells
-    for step in tl.static_range(1, RANKS):
-        there = tl.load(addresses + (rank + step) % RANKS)
-        tl.atomic_xchg((there + mine * 4).to(tl.pointer_type(tl.int32)), call, sem="release", scope="sys")
+    missing = meet(addresses, 0, rank, call, max_polls, RANKS, NUM_PLACES)
     here = tl.load(addresses + rank)
-    missing = 0
-    for step in tl.static_range(1, RANKS):
-        flag = here + (place + (rank + step) % RANKS * NUM_PLACES) * 4
-        missing += _wait(flag.to(tl.pointer_type(tl.int32)), call, max_polls)
     if missing == 0:
         inbox = here + FLAGS + place.to(tl.int64) * REGION
         _settle(x, residual, weight, out, eps, num_tiles, inbox, rank, SIZE, COLUMNS, RANKS, NUM_PLACES * REGION, NORMS)
         tl.store(calls + program, call)
     else:
-        tl.atomic_add(late, 1)
-        if TRAPS:
-            tl.inline_asm_elementwise("trap; mov.u32 $0, $1;", "=r,r", [missing], tl.int32, is_pure=False, pack=1)
+        give_up(late, missing, TRAPS)
 
 
 @triton.jit
@@ -212,17 +198,6 @@ def _push(x, place, num_tiles, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
         tl.store(inbox + behind + column, values, mask=column < SIZE)
         behind += SIZE
         tile += tl.num_programs(0)
-
-
-@triton.jit
-def _wait(flag, call, max_polls):
-    """Return 0 when the flag says `call`, and what was stored before it can be seen; 1 if it never does."""
-    seen = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
-    polls = 0
-    while (seen != call) & (polls < max_polls):
-        seen = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
-        polls += 1
-    return (seen != call).to(tl.int32)
 
 
 @triton.jit
