@@ -3,7 +3,9 @@
 A sum of each size is replayed from a graph, ours and NCCL's in turns in the same run; a time is the median of what a
 call takes on the slower rank. *and norm*: with the residual stream's addition and norm, which is one kernel of ours
 against NCCL's and our norm kernel. *scattered*: a reduce-scatter, the norm of a part of the rows and an all-gather,
-against an all-reduce and the norm of all. What is measured is compared to a float32 reference first.
+against an all-reduce and the norm of all. *dispatch* and *combine*: each rank's tokens to the ranks of their experts and
+back (7,168 numbers a token, 8 of 256 experts), against NCCL's all-to-all of as many bytes, without the copies that it would
+want before and behind. What is measured is compared to a reference first.
 Needs two GPUs: `bench/gpu/run.sh collectives`.
 """
 
@@ -24,7 +26,8 @@ from report import Report, arguments
 from torch import Tensor
 
 from diptych.engine.tensor_parallel.communicator import TorchCommunicator
-from diptych.engine.tensor_parallel.peer_sums import open_peer_sums
+from diptych.engine.tensor_parallel.peer_sums import open_memory, open_peer_sums
+from diptych.kernels.gpu.collectives.expert_exchange import ExchangeShape, ExpertExchange
 from diptych.kernels.gpu.collectives.one_shot import OneShotSum, reference_sum
 from diptych.kernels.gpu.layers.norms import add_rms_norm
 
@@ -33,6 +36,10 @@ HIDDEN: Final = 4096
 KIB: Final = 1 << 10
 SIZES_KIB: Final = (16, 64, 256, 1024)
 PROMPTS: Final = (512, 2048, 8192)  # tokens of scattered sums
+EXCHANGES: Final = (64, 4096)  # tokens of each rank
+TOKEN: Final = 7168
+EXPERTS: Final = 256
+CHOICES: Final = 8
 CALLS: Final = 32  # in a graph
 WARM: Final = 10  # replays; a number, not a time: ranks must make the same calls
 REPLAYS: Final = 25
@@ -40,7 +47,7 @@ MAX_POLLS: Final = 20_000_000  # some seconds
 TIMEOUT_S: Final = 80
 DTYPE: Final = torch.bfloat16
 
-Work = Callable[[], None]
+Work = Callable[[], object]
 
 
 class Rank:
@@ -142,6 +149,57 @@ class Rank:
         return {"value": ours, "limit": theirs}
 
 
+class Exchange:
+    """Tokens of one number on their way to experts and back."""
+
+    def __init__(self, rank: Rank, num_tokens: int) -> None:
+        self._rank = rank
+        self._num_tokens = num_tokens
+        device, own = rank.device, rank.communicator.rank
+        shape = ExchangeShape(NUM_RANKS, EXPERTS, CHOICES, TOKEN, DTYPE.itemsize, num_tokens)
+        opened = open_memory(rank.communicator, device, shape.memory_nbytes)
+        if opened is None:
+            raise SystemExit("the GPUs can't open each other's memory")
+        self._memory, addresses = opened
+        self._ours = ExpertExchange(own, shape, self._memory.tensor(), addresses, max_polls=MAX_POLLS)
+        generator = torch.Generator().manual_seed(own)
+        self._x = torch.randn(num_tokens, TOKEN, generator=generator).to(device, DTYPE)
+        scores = torch.rand(num_tokens, EXPERTS, generator=generator)
+        self._chosen = scores.topk(CHOICES).indices.to(device, torch.int32)
+        self._shares = torch.rand(num_tokens, CHOICES, generator=generator).to(device)
+
+    def check(self) -> None:
+        """Stop where a token does not come back with the sum of its experts: number e multiplies by e + 1."""
+        out = torch.empty_like(self._x)
+        received = self._ours.dispatch(self._x, self._chosen, self._shares, self._num_tokens)
+        first, num_own = self._rank.communicator.rank * EXPERTS // NUM_RANKS, EXPERTS // NUM_RANKS
+        is_ours = received.chosen < num_own
+        factors = ((first + received.chosen + 1) * received.shares).where(is_ours, 0).sum(1, keepdim=True)
+        results = torch.where(is_ours.any(1, keepdim=True), received.x * factors, torch.nan).to(DTYPE)
+        self._ours.combine(results, received, self._chosen, out)
+        expected = self._x * ((self._chosen + 1) * self._shares).sum(1, keepdim=True)
+        distance = (out - expected).abs().max() / expected.abs().max()
+        if not distance < 2**-6:  # bfloat16: results are rounded, and their sum
+            raise SystemExit(f"what came back of {self._num_tokens} tokens is wrong by {float(distance):.3g}")
+
+    def times(self) -> list[tuple[str, Mapping[str, float]]]:
+        count = self._num_tokens
+        received = self._ours.dispatch(self._x, self._chosen, self._shares, count)
+        out, results = torch.empty_like(self._x), torch.zeros_like(received.x)
+        everything = torch.empty(NUM_RANKS * count, TOKEN, dtype=DTYPE, device=self._rank.device)
+        dispatch, combine, nccl = self._rank.microseconds(
+            lambda: self._ours.dispatch(self._x, self._chosen, self._shares, count),
+            lambda: self._ours.combine(results, received, self._chosen, out),
+            lambda: dist.all_to_all_single(everything, results),
+        )
+        to_peer = int((self._chosen >= EXPERTS // NUM_RANKS).any(1).sum()) * TOKEN * DTYPE.itemsize  # about, both ways
+        named = (("dispatch", dispatch), ("combine", combine))
+        return [(f"{name}/{count} tokens", {"value": ours, "limit": nccl}) for name, ours in named] + [
+            (f"{name}, to the peer/{count} tokens", {"gbs": to_peer / ours / 1e3, "limit": to_peer / nccl / 1e3})
+            for name, ours in named
+        ]
+
+
 def measured(rank: Rank, sizes: Sequence[int], prompts: Sequence[int]) -> None:
     """Print each case as rank 0."""
 
@@ -154,6 +212,11 @@ def measured(rank: Rank, sizes: Sequence[int], prompts: Sequence[int]) -> None:
         rank.check(num_tokens)
         say(f"sum/{kib} KiB", rank.sum(num_tokens))
         say(f"sum and norm/{kib} KiB", rank.sum_and_norm(num_tokens))
+    for num_tokens in EXCHANGES:
+        exchange = Exchange(rank, num_tokens)
+        exchange.check()
+        for case, found in exchange.times():
+            say(case, found)
     for num_tokens in prompts:
         say(f"scattered sum and norm/{num_tokens} tokens", rank.scattered(num_tokens))
 
@@ -178,7 +241,11 @@ def measure(quick: bool) -> list[tuple[str, dict[str, float]]]:
 
 
 def report_case(report: Report, case: str, found: dict[str, Any]) -> None:
-    value, limit = found.pop("value"), found.pop("limit")
+    limit = found.pop("limit")
+    if "gbs" in found:
+        report.row("gpu/collectives", case, found["gbs"], "GB/s", limit, "NCCL", found["gbs"] / limit)
+        return
+    value = found.pop("value")
     report.row("gpu/collectives", case, value, "us", limit, "NCCL", limit / value, found)
 
 

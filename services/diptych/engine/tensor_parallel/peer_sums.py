@@ -60,26 +60,35 @@ def open_peer_sums(group: Group, device: torch.device, max_polls: int = MAX_POLL
     """Return this rank's; None on all ranks where one can't. All call it at once. `max_polls`: see `OneShotSum`."""
     if device.type != "cuda" or not 1 < group.size <= LARGEST_GROUP:
         return None
+    opened = open_memory(group, device, memory_nbytes(group.size))
+    if opened is None:
+        logger.warning("small sums of ranks are NCCL's: GPUs can't open each other's memory")
+        return None
+    memory, addresses = opened
+    return PeerSums(OneShotSum(group.rank, addresses, device, max_polls=max_polls), memory)
+
+
+def open_memory(group: Group, device: torch.device, nbytes: int) -> tuple[PeerMemory, list[int]] | None:
+    """Return memory of this rank, and where that of all ranks is; None on all ranks where one can't have it."""
     devices = [int(each) for each in group.everybodys(torch.tensor([device.index], device=device))]
-    memory = _tried(lambda: _allocated(group.size, device.index, devices))
+    memory = _tried(lambda: _allocated(nbytes, device.index, devices))
     handles = _handles(group, device, memory)
     addresses = None
     if memory is not None and all(handles):
         addresses = _tried(lambda: memory.addresses(group.rank, handles))
     agreed = group.everybodys(torch.tensor([int(addresses is not None)], device=device))
     if memory is None or addresses is None or not all(map(int, agreed)):
-        logger.warning("small sums of ranks are NCCL's: GPUs can't open each other's memory")
         return None
-    return PeerSums(OneShotSum(group.rank, addresses, device, max_polls=max_polls), memory)
+    return memory, addresses
 
 
-def _allocated(size: int, own: int, devices: Sequence[int]) -> PeerMemory:
+def _allocated(nbytes: int, own: int, devices: Sequence[int]) -> PeerMemory:
     for device in devices:
         if device != own and not has_native_atomics(own, device):
             raise PeerMemoryError(f"GPU {own} has no atomic operations on GPU {device}: there is no NVLink")
-    if len({*devices}) < size:
+    if len({*devices}) < len(devices):
         raise PeerMemoryError("ranks share a GPU")
-    return PeerMemory(memory_nbytes(size))
+    return PeerMemory(nbytes)
 
 
 def _handles(group: Group, device: torch.device, memory: PeerMemory | None) -> list[bytes]:

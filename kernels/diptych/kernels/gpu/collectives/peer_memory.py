@@ -22,6 +22,11 @@ class _Handle(ctypes.Structure):
     _fields_ = (("content", ctypes.c_ubyte * HANDLE_NBYTES),)
 
 
+class _Described:
+    def __init__(self, described: dict[str, Any]) -> None:
+        self.__cuda_array_interface__ = described
+
+
 class PeerMemoryError(Exception):
     """The driver refused; the message says what, and why."""
 
@@ -36,11 +41,17 @@ class PeerMemory:
         address, handle = ctypes.c_uint64(), _Handle()
         self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(nbytes))
         self.address = address.value
+        self.nbytes = nbytes
         self._call("cuMemsetD8_v2", address, ctypes.c_ubyte(0), ctypes.c_size_t(nbytes))
         self._call("cuCtxSynchronize")
         self._call("cuIpcGetMemHandle", ctypes.byref(handle), address)
         self.handle = bytes(handle.content)  # for the others
         self._opened: list[int] = []
+
+    def tensor(self) -> torch.Tensor:
+        """Return it as bytes; it must outlive the tensor."""
+        described = {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, False), "version": 3}
+        return torch.as_tensor(_Described(described), device=torch.device("cuda", torch.cuda.current_device()))
 
     def open(self, handle: bytes) -> int:
         """Return the address at which another process's memory is ours to write from now on."""
