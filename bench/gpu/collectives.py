@@ -3,9 +3,9 @@
 A sum of each size is replayed from a graph, ours and NCCL's in turns in the same run; a time is the median of what a
 call takes on the slower rank. *and norm*: with the residual stream's addition and norm, which is one kernel of ours
 against NCCL's and our norm kernel. *scattered*: a reduce-scatter, the norm of a part of the rows and an all-gather,
-against an all-reduce and the norm of all. *dispatch* and *combine*: each rank's tokens to the ranks of their experts and
-back (7,168 numbers a token, 8 of 256 experts), against NCCL's all-to-all of as many bytes, without the copies that it would
-want before and behind. What is measured is compared to a reference first.
+against an all-reduce and the norm of all. *dispatch* and *combine*: each rank's tokens to the ranks of their experts
+and back (7,168 numbers a token, 8 of 256 experts), against NCCL's all-to-all of as many bytes, without the copies that
+it would want before and behind. What is measured is compared to a reference first.
 Needs two GPUs: `bench/gpu/run.sh collectives`.
 """
 
@@ -182,7 +182,7 @@ class Exchange:
         if not distance < 2**-6:  # bfloat16: results are rounded, and their sum
             raise SystemExit(f"what came back of {self._num_tokens} tokens is wrong by {float(distance):.3g}")
 
-    def times(self) -> list[tuple[str, Mapping[str, float]]]:
+    def times(self) -> Sequence[tuple[str, Mapping[str, float]]]:
         count = self._num_tokens
         received = self._ours.dispatch(self._x, self._chosen, self._shares, count)
         out, results = torch.empty_like(self._x), torch.zeros_like(received.x)

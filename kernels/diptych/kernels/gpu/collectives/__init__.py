@@ -1,5 +1,5 @@
-"""Sums over the GPUs of one host, by stores into each other's memory over NVLink.
+"""Sums and exchanges over the GPUs of one host, by stores into each other's memory over NVLink.
 
-Here belong kernels that wait for other GPUs: `one_shot` for sums that are so small that latency is all they cost.
-`peer_memory` opens the memory that they write to.
+Here belong kernels that wait for other GPUs (`meeting`): `one_shot` for sums that are so small that latency is all they
+cost, `expert_exchange` for tokens on their way to experts and back. `peer_memory` opens the memory that they write to.
 """
