@@ -93,6 +93,7 @@ class Moe:
     expert_bias: bool = False  # each expert has biases of gates, ups and results
     scales_inputs: bool = False  # a token has one expert, whose share weighs what it is given, not what it returns
     beside_dense: bool = False  # a token passes the layer's one network as well; each of both has norms (Gemma 4)
+    own: range | None = None  # experts that this rank has, whole; None: all of them, or a part of each
 
     @property
     def is_routed_wide(self) -> bool:

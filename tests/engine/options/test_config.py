@@ -61,6 +61,12 @@ def test_what_is_not_deterministic_is_refused_beside_it(changes: Any, word: str)
         EngineOptions(**changes, deterministic=True).validate()
 
 
+def test_one_process_shares_no_experts() -> None:
+    with pytest.raises(ConfigError, match="--expert-parallel needs --tp above 1"):
+        EngineOptions(expert_parallel=True).validate()
+    EngineOptions(expert_parallel=True, tp=2).validate()
+
+
 @pytest.mark.parametrize(
     "changes", [{"max_loras": 8, "max_loaded_loras": 2}, {"max_loras": 0, "max_loaded_loras": 4, "lora": ("a=/a",)}]
 )

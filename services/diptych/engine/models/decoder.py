@@ -15,6 +15,7 @@ from diptych.engine.attention.backend import PhasedAttention
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.models.layer import Layer, new_layer
 from diptych.engine.models.layers.buffers import Buffers, Widths
+from diptych.engine.models.layers.layer_communicator import LayerCommunicator, Stream
 from diptych.engine.models.layers.layer_end import PerLayerInputs
 from diptych.engine.models.layers.norm import Norm, new_norm
 from diptych.engine.models.layers.row_joint import RowJoint
@@ -79,6 +80,8 @@ class Decoder:
         self._config = config
         self._ops = ops
         self._dtype = dtype
+        may_scatter = not config.layer_scales  # at the end of such layers stands something else
+        self._communicator = LayerCommunicator(ops, config.rms_norm_eps, config.residual_scale, may_scatter=may_scatter)
         scale = config.embedding_scale
         self._embedding_scale = None if scale == 1 else torch.tensor(scale, dtype=dtype)  # rounded, as in training
         self._joint = RowJoint.build(config, weights, ops) if config.joins_rows else None
@@ -133,27 +136,28 @@ class Decoder:
         buffers = self._of_layers(pieces.buffers)
         held = self._of_layers(pieces.buffers.first(len(batch.positions)))
         x = pieces.run(lambda: self._begin(layers, batch, buffers[0], rows))
+        stream = self._communicator.resume(x, len(buffers[0].normed))
         for index, own in enumerate(held):
             if index:
-                pieces.run(partial(self._between, layers, index, x, buffers))
+                pieces.run(partial(self._between, layers, index, stream, buffers))
             self._look_back(layers, index, batch, attention, states, own)
             if on_layer is not None:
                 on_layer(index)
         picked = buffers[-1].picked(batch.logits_rows)
-        logits = self._last(x[batch.logits_rows], picked)
+        logits = self._last(self._communicator.pick(stream, batch.logits_rows), picked)
         if rows is not None:
-            self._keep(rows, batch, x[: len(batch.positions)], picked, held[-1])
+            self._keep(rows, batch, stream, picked, buffers[-1])
         return logits
 
-    def _keep(self, rows: Rows, batch: StagedBatch, x: Tensor, picked: Buffers, held: Buffers) -> None:
+    def _keep(self, rows: Rows, batch: StagedBatch, stream: Stream, picked: Buffers, whole: Buffers) -> None:
         """Write the hidden rows of a step's tokens. What logits are made of is computed as without."""
         num_tokens, num_picked = len(batch.positions), batch.host.num_samples
         if self._joint is not None or num_picked == num_tokens:
             own = picked.normed[:num_picked]
             rows.of_step(len(own)).copy_(own)
             return
-        self._finish(self._layers[-1], x, held)
-        rows.of_step(num_tokens).copy_(held.normed)
+        self._finish(self._layers[-1], stream, whole)
+        rows.of_step(num_tokens).copy_(whole.normed[:num_tokens])
 
     def _of_layers(self, buffers: Buffers) -> Sequence[Buffers]:
         """Return the buffers of each layer, in the same memory: layers of equal widths share them."""
@@ -188,7 +192,7 @@ class Decoder:
         return Buffers.allocate(self._config, self._widest, num_tokens, self._dtype, device)
 
     def _begin(self, layers: Sequence[Layer], batch: StagedBatch, buffers: Buffers, rows: Rows | None) -> Tensor:
-        """From tokens to the first attention; return the residual stream `[num_tokens, hidden_size]`."""
+        """From tokens to the first attention; return this rank's rows of the residual stream."""
         x = self._embedded(batch.input_ids)
         if self._joint is not None:
             assert rows is not None
@@ -196,53 +200,43 @@ class Decoder:
             x = self._joint.joined(x, rows.table[batch.rows_before])
         if self._ends.per_layer is not None:
             self._ends.per_layer.fill(batch.input_ids, x, buffers.per_layer)
-        if self._ends.input_norm is None:
-            buffers.normed.copy_(x)
-        else:
-            self._ends.input_norm.apply(x, buffers.normed)
+        stream = self._communicator.begin(x)
+        self._communicator.give(stream, self._ends.input_norm, buffers.normed)
         self._project_in(layers[0], buffers)
-        return x
+        return stream.x
 
-    def _between(self, layers: Sequence[Layer], index: int, x: Tensor, buffers: Sequence[Buffers]) -> None:
+    def _between(self, layers: Sequence[Layer], index: int, stream: Stream, buffers: Sequence[Buffers]) -> None:
         """From the attention before to that of layer `index`."""
-        self._finish(layers[index - 1], x, buffers[index - 1])
+        self._finish(layers[index - 1], stream, buffers[index - 1])
         self._project_in(layers[index], buffers[index])
 
     def _project_in(self, layer: Layer, buffers: Buffers) -> None:
         if layer.attention is not None:
             layer.attention.project_in(buffers)
 
-    def _last(self, x: Tensor, buffers: Buffers) -> Tensor:
+    def _last(self, stream: Stream, buffers: Buffers) -> Tensor:
         """Finish the last layer for the tokens whose logits are wanted; return those. Nothing is launched for none."""
-        if not len(x):
-            return x.new_empty(0, self._config.vocab_size)
-        self._finish(self._layers[-1], x, buffers)
+        if not len(buffers.normed):
+            return stream.x.new_empty(0, self._config.vocab_size)
+        self._finish(self._layers[-1], stream, buffers)
         return self._logits(buffers.normed)
 
     def _embedded(self, input_ids: Tensor) -> Tensor:
         x = self._ends.embed.rows(input_ids)
         return x if self._embedding_scale is None else x.mul_(self._embedding_scale)
 
-    def _finish(self, layer: Layer, x: Tensor, buffers: Buffers) -> None:
-        """From what attention of a layer found to the next one's normed input; `x` is the residual stream."""
+    def _finish(self, layer: Layer, stream: Stream, buffers: Buffers) -> None:
+        """From what attention of a layer found to the next one's normed input."""
+        add, delta, normed = self._communicator.add, buffers.delta, buffers.normed
         if layer.attention is not None:
-            layer.attention.project_out(buffers)
-            self._add(x, buffers, layer.attention_post_norm, layer.next_norm if layer.ffn is None else layer.ffn_norm)
+            found = layer.attention.project_out(buffers)
+            next_norm = layer.next_norm if layer.ffn is None else layer.ffn_norm
+            add(stream, found, delta, layer.attention_post_norm, next_norm, normed)
         if layer.ffn is not None:
-            layer.ffn.forward(buffers)
-            self._add(x, buffers, layer.ffn_post_norm, layer.next_norm)
+            found = layer.ffn.forward(buffers)
+            add(stream, found, delta, layer.ffn_post_norm, layer.next_norm, normed)
         if layer.end is not None:
-            layer.end.finish(x, buffers)
-
-    def _add(self, x: Tensor, buffers: Buffers, post_norm: Tensor | None, next_norm: Norm | None) -> None:
-        if post_norm is not None:
-            self._ops.rms_norm(buffers.delta, post_norm, self._config.rms_norm_eps, buffers.delta)
-        if self._config.residual_scale != 1:
-            buffers.delta.mul_(self._config.residual_scale)
-        if next_norm is None:
-            buffers.normed.copy_(x.add_(buffers.delta))
-        else:
-            next_norm.add(x, buffers.delta, buffers.normed)
+            layer.end.finish(stream.x, buffers)
 
     def _logits(self, normed: Tensor) -> Tensor:
         logits = normed.new_empty(len(normed), self._config.vocab_size)

@@ -85,6 +85,9 @@ class EngineOptions:
     )
     kv_cache_dtype: KvCacheDtype = option("auto", help="of keys and values; auto: as --dtype", group="engine")
     tp: int = option(1, help="processes that share one model's weights and KV (tensor parallel)", group="engine")
+    expert_parallel: bool = option(
+        False, help="each of --tp processes has some experts whole, instead of a part of each", group="engine"
+    )
     dp: int = option(1, help="schedulers side by side, each with all weights (data parallel)", group="engine")
     num_threads: int = option(1, help="CPU threads for the model, of each process", group="engine")
     kv_cache_mib: int = option(
@@ -170,6 +173,8 @@ class EngineOptions:
         self._check_file_cache()
         if self.device == "sim" and self.tp > 1:
             raise ConfigError("--device sim needs --tp 1: ranks are not simulated")
+        if self.expert_parallel and self.tp == 1:
+            raise ConfigError("--expert-parallel needs --tp above 1: it is how those processes share experts")
 
     def _check_draft_model(self) -> None:
         """Raises `ConfigError` where no draft model can be asked."""

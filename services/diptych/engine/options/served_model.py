@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import replace
 
 from diptych.architectures.config import DraftLayers
-from diptych.checkpoints.shard import check_divides
+from diptych.checkpoints.shard import check_divides, check_experts
 from diptych.checkpoints.source import ChangedModel, ModelSource, bounded, keeping_all, open_model
 from diptych.common.errors import ConfigError
 from diptych.engine.options.config import EngineOptions
@@ -15,6 +15,8 @@ from diptych.engine.options.speculation import parse_speculate
 
 def as_served(source: ModelSource, options: EngineOptions) -> ModelSource:
     """Return `source` with the context, the windows and the draft layers that `options` say. Raises `ConfigError`."""
+    if options.expert_parallel:
+        check_experts(source.config, options.tp)
     short = bounded(source, options.max_model_len)
     served = keeping_all(short) if options.kv_windows == "keep" else short
     draft = open_draft(served, options)

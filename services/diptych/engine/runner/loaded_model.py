@@ -52,6 +52,7 @@ class ModelOptions:
     max_lora_rank: int = 16  # on GPUs
     max_requests: int = 1  # that hold KV at once: each has a state, in models with recurrent layers
     deterministic: bool = False  # a token's bits do not depend on what else is in its step
+    expert_parallel: bool = False  # ranks have whole experts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,11 +121,12 @@ def load_with_draft(
     communicator: Communicator | None = None,
 ) -> LoadedModel:
     """Load a model as `load_model` does, and beside it the one that guesses for it, which has no adapters."""
-    model = load_model(source, kv, options, communicator)
+    loaded = load_model(source, kv, options, communicator)
+    model = replace(loaded, shared={})  # nobody but a draft holds them beside the model, which may drop its own
     if draft is None:
         return model
     plain, joins = replace(options, max_loras=0), draft.config.joins_rows
-    shared = model.shared if joins else {}
+    shared = loaded.shared if joins else {}
     beside = load_model(draft, kv, plain, communicator, main=model.config, shared=shared)
     if not joins:
         return replace(model, draft=beside)
@@ -149,7 +151,7 @@ def load_model(
         raise ConfigError(f"dtype {options.dtype!r} is not supported; {', '.join(DTYPES)} are")
     dtype = DTYPES[options.dtype]
     with torch.inference_mode():
-        part = ModelPart.of(source, communicator)
+        part = ModelPart.of(source, communicator, whole_experts=options.expert_parallel)
         sinks = new_sinks(part.config.attending, kv.device)
         if options.deterministic and kv.is_cuda:
             _check_fixed_order(part.config, 1 if communicator is None else communicator.size)

@@ -81,7 +81,9 @@ class ModelInPlace:
 
     def take(self, source: ModelSource) -> None:
         try:
-            self._parts.take(ModelPart.of(source, self._communicator).tensors)
+            options = self._runner.model.options
+            part = ModelPart.of(source, self._communicator, whole_experts=options.expert_parallel)
+            self._parts.take(part.tensors)
         except torch.OutOfMemoryError as error:
             raise ConfigError(f"no GPU memory is left for a layer of {source.config.model_id}") from error
 
@@ -114,7 +116,9 @@ class ModelLoader:
         """Return how large the pool is to be. On a GPU this loads the model that `load` will put on it."""
         if self._device.type == "cpu":
             return self._options.kv_cache_mib
-        part, limits = ModelPart.of(source, self._communicator).config, self._limits(source.config)
+        whole_experts = self._options.expert_parallel
+        part = ModelPart.of(source, self._communicator, whole_experts=whole_experts).config
+        limits = self._limits(source.config)
         model = self._load_on_gpu(source, self._few_pages(part, longest_extend(limits, self._options.page_size)))
         self._weights_nbytes = torch.cuda.memory_allocated(self._device)
         if self._options.lora:
@@ -267,4 +271,5 @@ class ModelLoader:
             max_lora_rank=options.max_lora_rank,
             max_requests=self.chosen.sizes.max_requests + PROMPT_ROWS,
             deterministic=options.deterministic,
+            expert_parallel=options.expert_parallel,
         )

@@ -28,18 +28,21 @@ class ModelPart:
     adapted: Iterable[Placed]  # the same as `placement`, as adapters see it
 
     @staticmethod
-    def of(source: ModelSource, communicator: Communicator | None) -> ModelPart:
-        """Return the part of the communicator's rank; all for None. Raises `ConfigError` if ranks can't share it."""
+    def of(source: ModelSource, communicator: Communicator | None, *, whole_experts: bool = False) -> ModelPart:
+        """Return the part of the communicator's rank; all for None. Raises `ConfigError` if ranks can't share it.
+
+        `whole_experts`: see `Shard`.
+        """
         place = placement_of(source.config)
         if communicator is None:
             return ModelPart(
                 source.config, place(source.config), source.tensors(), lambda ops: ops, place(source.config)
             )
-        shard = Shard(communicator.rank, communicator.size)
+        shard = Shard(communicator.rank, communicator.size, whole_experts)
         cuts = shard.placement(source.config, place)
         return ModelPart(
             config=shard.config(source.config),
-            placement=[(name, tuple(cut.local for cut in each)) for name, each in cuts],
+            placement=[(name, tuple(cut.local for cut in each)) for name, each in cuts if each],
             tensors=cut_tensors(source.tensors(), cuts),
             wrap=lambda ops: TensorParallelOps(ops, communicator),
             adapted=adapted_placement(source.config, shard),

@@ -55,6 +55,7 @@ class ModelRunner:
         communicator: Communicator | None = None,
         layer_listener: Callable[[], OnLayer | None] = lambda: None,
         deterministic: bool = False,
+        expert_parallel: bool = False,
         draft: ModelSource | None = None,
     ) -> None:
         """With a `communicator` load one rank's part; `kv` is then the pool of that part.
@@ -75,6 +76,7 @@ class ModelRunner:
             max_lora_rank=max_lora_rank,
             max_requests=max_requests,
             deterministic=deterministic,
+            expert_parallel=expert_parallel,
         )
         self.model = load_with_draft(source, draft, kv, options, communicator)
         self._follower = None if self.model.draft is None else new_follower(self.model.draft, kv.device)

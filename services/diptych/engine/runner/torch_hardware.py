@@ -67,6 +67,7 @@ class TorchHardware:
     def join(self, endpoint: str, rank: int) -> TorchCommunicator:
         """Meet the other ranks, as one of them."""
         communicator = TorchCommunicator(rank, self.options.tp, store_path(endpoint), self._device)
+        communicator.open_peers()
         self._communicator = communicator
         return communicator
 
@@ -75,7 +76,7 @@ class TorchHardware:
         kv_cache_mib = self._loader.kv_cache_mib(source)
         self.chosen = self._loader.chosen
         options = replace(self.options, kv_cache_mib=kv_cache_mib, max_step_tokens=self.chosen.sizes.max_step_tokens)
-        part = ModelPart.of(source, self._communicator)
+        part = ModelPart.of(source, self._communicator, whole_experts=self.options.expert_parallel)
         return pool_layout(part.config, options, head_share(source.config, options, rank))
 
     def allocate(self, layout: PoolLayout, memory: TransportMemory | None) -> Pool | DevicePages | None:
