@@ -64,6 +64,7 @@ OTHERS: Final[Mapping[str, Command]] = MappingProxyType(
             "have Kubernetes end the emptiest workers first", "diptych.cli.deletion_costs", "DeletionCostsConfig"
         ),
         "fit": Command("learn how long steps of running workers take", "diptych.cli.fit", "FitConfig"),
+        "profile": Command("trace steps of a running worker", "diptych.cli.profile", "ProfileConfig"),
         "check": Command("see whether a running platform works", "diptych.cli.check", "CheckConfig"),
         "bench": Command("measure KV transfers: diptych bench kv", "diptych.cli.bench", "BenchConfig"),
         "build": Command("compile the C parts now, not at their first use", "diptych.cli.build", "BuildConfig"),

@@ -34,11 +34,12 @@ from diptych.engine.runner.threads import configure_threads
 from diptych.engine.schedule.adapter_turns import AdapterTurns, Turns
 from diptych.engine.schedule.step_sizes import words
 from diptych.engine.scheduler.adapters import Adapters, open_adapters
-from diptych.engine.scheduler.admin_thread import AdminThread
+from diptych.engine.scheduler.admin_thread import AdminThread, Effect
 from diptych.engine.scheduler.base import ModelOnHardware, OpenTransport, SchedulerBase, build_base, open_host_pages
 from diptych.engine.scheduler.grammar_thread import GrammarThread
 from diptych.engine.scheduler.loop import Parts, SchedulerLoop
 from diptych.engine.scheduler.news import News
+from diptych.engine.scheduler.profiling import Profiler, TorchTrace
 from diptych.engine.scheduler.stepping import (
     OverlappedStepping,
     QueuedSteps,
@@ -56,6 +57,7 @@ from diptych.grammars.compiler import Compiler
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.transport import Transport
 from diptych.v1 import engine_pb2, rank_pb2, worker_pb2
+from diptych.v1.admin_pb2 import AdminAnswer, FlushCacheResponse
 
 logger = logging.getLogger(__name__)
 
@@ -140,8 +142,11 @@ def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCor
     registry = LoraRegistry(options.num_loaded_loras, source.config.model_id)
     weights = Weights(options.model, source, host_of(base, core, cache, registry))
     adapters = open_adapters(source, options.loras(), registry, turns, lambda: weights.runner.loras)
-    admin = AdminThread({**adapters.handlers, **weights.handlers})
-    stepping = _stepping(options, core, base.ranks.lead_runner(weights))
+    profiler = Profiler(None if options.device == "sim" else TorchTrace, base.config.name)
+    admin = AdminThread(
+        {**adapters.handlers, **weights.handlers, **profiler.handlers, "flush_cache": lambda command: flush_of(cache)}
+    )
+    stepping = profiler.over(_stepping(options, core, base.ranks.lead_runner(weights)))
     grammars.wait_until_open()
     _report_ready(base, channel, core, adapters)
     beat = SharedHeartbeat(base.config.heartbeat_fd).beat
@@ -179,6 +184,11 @@ def host_of(base: SchedulerBase, core: SchedulerCore, cache: KvCache, registry: 
         clear_cache=lambda source: _forget(base, cache, source),
         obstacle=lambda: _obstacle(base.config.engine, registry),
     )
+
+
+def flush_of(cache: KvCache) -> Effect:
+    """Return what empties the prefix cache between two steps; requests that run keep what they hold."""
+    return lambda: AdminAnswer(flush_cache=FlushCacheResponse(pages=cache.flush()))
 
 
 def _forget(base: SchedulerBase, cache: KvCache, source: ModelSource) -> None:

@@ -31,6 +31,7 @@ from diptych.router.choose.explain import Explanation
 from diptych.router.errors import Shed
 from diptych.router.keys.caller import Caller
 from diptych.router.metrics import RouterMetrics
+from diptych.router.serve.aborts import Aborts
 from diptych.router.serve.execution import Dispatcher, Execution
 from diptych.router.serve.response import response_for
 from diptych.router.text.tokenization import Tokenization
@@ -70,6 +71,7 @@ class Pipeline:
         self._shedder = shedder
         self._in_flight = in_flight
         self._retries = retries
+        self.aborts = Aborts()
         self._eos_ids = frozenset(model.tokenizer.eos_ids)
         self._parsed_tokenizer = model.tokenizer.showing(model.formats.tokens)
         self._showing_tokenizer = model.tokenizer.showing(model.tokenizer.special_tokens)
@@ -124,7 +126,8 @@ class Pipeline:
         if isinstance(client.trace, CallTrace):
             note_request(client.trace, client, self.model.model_id, self._preparer.adapter(client.model))
         num_requests, tier = client.num_requests, client.tier
-        with client.caller.admit(num_requests):
+        names = {client.life.request_id, *client.rids}
+        with self.aborts.abortable(names, client.caller.name), client.caller.admit(num_requests):
             self.metrics.offered(tier, num_requests)
             try:
                 self._shedder.check(tier)

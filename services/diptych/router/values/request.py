@@ -113,6 +113,7 @@ class ClientRequest:
     routing: Routing = DEFAULT_ROUTING
     trace: Trace = NO_TRACE
     tool: str = ""  # that the client will run with the answer; empty: what the answer calls
+    rids: Sequence[str] = ()  # names beside its id by which it may be aborted
 
     @property
     def is_shaped(self) -> bool:

@@ -17,6 +17,7 @@ from typing_extensions import TypedDict
 
 from diptych.common.errors import DeadlineExceeded, DiptychError, InvalidRequest, NotFound, Overloaded, Unavailable
 from diptych.router.errors import (
+    Aborted,
     BodyTooSlow,
     ContextLengthExceeded,
     ModelNotFound,
@@ -80,6 +81,7 @@ _WORDS: Final[Mapping[type[DiptychError], tuple[str, str | None]]] = {
     Overloaded: ("rate_limit_error", "rate_limit_exceeded"),
     Unavailable: ("server_error", "unavailable"),
     DeadlineExceeded: ("server_error", "deadline_exceeded"),
+    Aborted: ("invalid_request_error", "request_aborted"),
     DiptychError: ("server_error", "internal_error"),
 }
 
@@ -94,6 +96,7 @@ _KINDS: Final[Mapping[int, str]] = {  # Anthropic's, by status
     413: "request_too_large",
     415: "invalid_request_error",
     429: "rate_limit_error",
+    499: "invalid_request_error",
     503: "overloaded_error",
     504: "timeout_error",
 }

@@ -73,6 +73,7 @@ class Origin:
             routing=routing_of(self.headers).in_group(fields.affinity),
             tool=fields.tool,
             trace=self.trace,
+            rids=[fields.rid] if fields.rid else (),
             **others,
         )
 
@@ -113,7 +114,7 @@ def parse_generate(body: bytes, origin: Origin, model: ServedModel) -> Parsed:
         num_choices=1 if sampling.n is None else sampling.n,
         predicted_text=fields.predicted_text,
     )
-    return request, GenerateLayout(origin.request_id, model.tokenizer.token_bytes, fields.style)
+    return request, GenerateLayout(fields.rid or origin.request_id, model.tokenizer.token_bytes, fields.style)
 
 
 def parse_messages(body: bytes, origin: Origin, model: ServedModel) -> Parsed:

@@ -67,9 +67,8 @@ class GenerateRequest(RequestFields):
     return_logprob: bool | None = None
     top_logprobs_num: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     return_text_in_logprobs: bool | None = None  # false: they have no text
-    logprob_start_len: Annotated[int, Field(ge=-1, le=0)] | None = None  # 0: of the prompt, too
+    logprob_start_len: Annotated[int, Field(ge=-1, lt=2**31)] | None = None  # from 0 on: of the prompt from there, too
     incremental_streaming_output: bool | None = None  # true: an event of a stream has what is new
-    rid: Annotated[str, Field(max_length=128)] | None = None  # without effect: see the header x-request-id
     lora_path: str | None = None  # an adapter's name
     prediction: PredictionFields | None = None  # of each output
 
@@ -98,11 +97,12 @@ class GenerateRequest(RequestFields):
     @property
     def style(self) -> GenerateStyle:
         is_incremental = bool(self.incremental_streaming_output)
-        return GenerateStyle(self.is_batch, is_incremental, self.return_text_in_logprobs is not False)
+        has_text, start = self.return_text_in_logprobs is not False, max(0, self.logprob_start_len or 0)
+        return GenerateStyle(self.is_batch, is_incremental, has_text, start)
 
     @property
     def scores_prompt(self) -> bool:
-        return bool(self.return_logprob) and self.logprob_start_len == 0
+        return bool(self.return_logprob) and self.logprob_start_len not in (None, -1)
 
     @property
     def predicted_text(self) -> str:
