@@ -10,7 +10,7 @@ from pydantic import Field
 from diptych.common.errors import InvalidRequest
 from diptych.generation.grammar import Grammar, GrammarKind
 from diptych.generation.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
-from diptych.router.http.fields.grammar_fields import Schema, json_grammar, text_grammar
+from diptych.router.http.fields.grammar_fields import Schema, Tagged, json_grammar, tag_grammar, text_grammar
 from diptych.router.http.fields.request_fields import ChoiceFields, RequestFields, Seed, Token, params_of
 from diptych.router.http.fields.text_parts import PredictionFields, predicted_text
 from diptych.router.http.native.generate_layout import GenerateStyle
@@ -31,6 +31,7 @@ class Sampling(ChoiceFields):
     json_schema: Schema | None = None
     regex: str | None = None
     ebnf: str | None = None
+    structural_tag: Tagged | None = None
 
     @property
     def output_limit(self) -> int:
@@ -51,10 +52,13 @@ class Sampling(ChoiceFields):
             json_grammar(self.json_schema),
             text_grammar(GrammarKind.REGEX, self.regex),
             text_grammar(GrammarKind.EBNF, self.ebnf),
+            tag_grammar(self.structural_tag),
         )
         given = [grammar for grammar in grammars if grammar is not None]
         if len(given) > 1:
-            raise InvalidRequest("give only one of json_schema, regex and ebnf", param="sampling_params")
+            raise InvalidRequest(
+                "give only one of json_schema, regex, ebnf and structural_tag", param="sampling_params"
+            )
         return given[0] if given else None
 
 
