@@ -67,6 +67,9 @@ OTHERS: Final[Mapping[str, Command]] = MappingProxyType(
         "profile": Command("trace steps of a running worker", "diptych.cli.profile", "ProfileConfig"),
         "check": Command("see whether a running platform works", "diptych.cli.check", "CheckConfig"),
         "bench": Command("measure KV transfers: diptych bench kv", "diptych.cli.bench", "BenchConfig"),
+        "bench serve": Command(
+            "measure a server of OpenAI's API under a load", "diptych.cli.bench_serve", "BenchServeConfig"
+        ),
         "build": Command("compile the C parts now, not at their first use", "diptych.cli.build", "BuildConfig"),
         "version": Command("print the version", "diptych.cli.version", "VersionConfig"),
     }
@@ -85,6 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if name == "serve":
         name, rest = "up", _like_vllm(rest)
+    if rest and f"{name} {rest[0]}" in COMMANDS:
+        name, rest = f"{name} {rest[0]}", rest[1:]
     command = COMMANDS.get("version" if name == "--version" else name)
     if command is None:
         print(_unknown(name), file=sys.stderr)

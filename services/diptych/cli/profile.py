@@ -68,5 +68,5 @@ def main(config: ProfileConfig) -> int:
 
 def words(found: StopProfileResponse, host: str) -> str:
     """Return what is said of a trace."""
-    size = f"{found.bytes / 1e6:.1f} MB"
+    size = f"{found.bytes / 1e3:.0f} kB"
     return f"{found.num_steps} steps in {found.duration_s:.2f} s, {size}, on {host}:\n  {found.path}"

@@ -73,11 +73,13 @@ class StepRange:
     ended_s: float = 0.0
 
     def begins(self, now_s: float) -> bool:
-        """Whether the next step is the first."""
-        if self.skip or self.num_steps or self.began_s:
+        """Whether the trace begins now. Its time counts from the first step on, for which it may wait."""
+        if self.skip:
             return False
-        self.began_s = now_s
-        return True
+        is_first = not self.began_s
+        if not self.num_steps:
+            self.began_s = now_s
+        return is_first
 
     def ends(self, is_step: bool, now_s: float) -> bool:
         """Note whether a step has run; return whether that is all."""
