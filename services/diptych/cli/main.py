@@ -70,6 +70,8 @@ OTHERS: Final[Mapping[str, Command]] = MappingProxyType(
         "bench serve": Command(
             "measure a server of OpenAI's API under a load", "diptych.cli.bench_serve", "BenchServeConfig"
         ),
+        "replay": Command("ask a server again what a request log says", "diptych.cli.replay", "ReplayConfig"),
+        "eval": Command("judge what a server serves by its log-probabilities", "diptych.cli.evaluate", "EvalConfig"),
         "build": Command("compile the C parts now, not at their first use", "diptych.cli.build", "BuildConfig"),
         "version": Command("print the version", "diptych.cli.version", "VersionConfig"),
     }
