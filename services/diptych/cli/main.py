@@ -66,6 +66,7 @@ OTHERS: Final[Mapping[str, Command]] = MappingProxyType(
         "fit": Command("learn how long steps of running workers take", "diptych.cli.fit", "FitConfig"),
         "profile": Command("trace steps of a running worker", "diptych.cli.profile", "ProfileConfig"),
         "check": Command("see whether a running platform works", "diptych.cli.check", "CheckConfig"),
+        "doctor": Command("see whether this machine is fit for Diptych", "diptych.cli.doctor", "DoctorConfig"),
         "bench": Command("measure KV transfers: diptych bench kv", "diptych.cli.bench", "BenchConfig"),
         "bench serve": Command(
             "measure a server of OpenAI's API under a load", "diptych.cli.bench_serve", "BenchServeConfig"
