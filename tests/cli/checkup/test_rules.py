@@ -27,7 +27,7 @@ WELL = Facts(
     hostname_addresses=("10.0.0.1",),
 )
 ACTIVE, DOWN = RdmaPort("mlx5_0:1", "ACTIVE", "InfiniBand", "200 Gb/sec"), RdmaPort("mlx5_1:1", "DOWN", "Ethernet")
-GPU = replace(WELL, versions=WELL.versions | {"torch": "2.13.0+cu130"}, gpus=("H200", "H200"), gpu_driver="580.65.06")
+GPU = replace(WELL, versions={**WELL.versions, "torch": "2.13.0+cu130"}, gpus=("H200", "H200"), gpu_driver="580.65.06")
 
 
 UNKNOWN = Facts(versions={"torch": "2"}, compiler="cc", ucx="1", cpu_flags=frozenset({"avx2"}), num_cores=2)
@@ -97,7 +97,7 @@ def test_a_machine_with_gpus_needs_what_they_need(changes: dict[str, Any], subje
 
 
 def test_an_older_driver_is_right_for_an_older_cuda() -> None:
-    older = replace(GPU, versions=GPU.versions | {"torch": "2.7.0+cu128"}, gpu_driver="550.54")
+    older = replace(GPU, versions={**GPU.versions, "torch": "2.7.0+cu128"}, gpu_driver="550.54")
     assert is_fit(judge(older))
 
 

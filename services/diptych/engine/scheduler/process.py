@@ -36,6 +36,7 @@ from diptych.engine.schedule.step_sizes import words
 from diptych.engine.scheduler.adapters import Adapters, open_adapters
 from diptych.engine.scheduler.admin_thread import AdminThread, Effect
 from diptych.engine.scheduler.base import ModelOnHardware, OpenTransport, SchedulerBase, build_base, open_host_pages
+from diptych.engine.scheduler.crash_dump import CrashDump
 from diptych.engine.scheduler.grammar_thread import GrammarThread
 from diptych.engine.scheduler.loop import Parts, SchedulerLoop
 from diptych.engine.scheduler.news import News
@@ -154,9 +155,14 @@ def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCor
     cache.compute_s = stepping.meter.compute_s
     news = News(core, cache, base.links, adapters, stepping.meter, lambda: weights.runner.graph_use, base.files)
     loop = SchedulerLoop(core, stepping, channel, parts, news, beat)
+    dump = CrashDump(core, cache, stepping.meter, base.config.name)
+    dump.on_signal()
     spare_what_stays()
     try:
         loop.run()
+    except Exception as error:
+        dump.write(error)
+        raise
     finally:
         for part in (stepping, admin, grammars, base):
             part.close()

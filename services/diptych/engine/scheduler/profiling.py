@@ -8,7 +8,6 @@ its own writes the file, so that no request waits for a disk. Files lie in a fol
 from __future__ import annotations
 
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ from typing import Any, Final, Protocol
 from diptych.common.errors import DiptychError, InternalError, InvalidRequest, NotFound, Overloaded, Unavailable
 from diptych.engine.schedule.prefill_meter import PrefillMeter
 from diptych.engine.scheduler.admin_thread import Effect, Handler
+from diptych.engine.scheduler.own_files import own_folder, sweep
 from diptych.engine.scheduler.stepping import Stepping
 from diptych.v1.admin_pb2 import AdminAnswer, AdminCommand, StartProfileResponse, StopProfileResponse
 
@@ -169,7 +169,7 @@ class Profiler:
         wanted = command.start_profile
         if wanted.num_steps > MAX_STEPS or not 0 <= wanted.max_s <= MAX_S:
             raise InvalidRequest(f"a trace has at most {MAX_STEPS} steps, and {MAX_S:g} s")
-        folder = self._folder or _own_folder()
+        folder = self._folder or own_folder("traces")
         path = folder / f"{self._name}-{os.getpid()}-{time.time_ns() // 1_000_000}.json.gz"
         trace = self._new_trace()
 
@@ -233,27 +233,8 @@ def _write(run: _Run) -> None:
         if run.path.stat().st_size > MAX_NBYTES:
             run.path.unlink()
             run.error = InvalidRequest(f"the trace is longer than {MAX_NBYTES} bytes: trace fewer steps")
-        _sweep(run.path.parent)
+        sweep(run.path.parent, MAX_FILES)
     except Exception as error:
         run.error = InternalError(f"the trace can't be written to {run.path}: {error}")
     finally:
         run.written.set()
-
-
-def _sweep(folder: Path) -> None:
-    files = sorted(folder.glob("*.json.gz"), key=lambda path: path.stat().st_mtime_ns)
-    for path in files[:-MAX_FILES]:
-        path.unlink(missing_ok=True)
-
-
-def _own_folder() -> Path:
-    """Return our user's folder, which nobody else may read or write. Raises `Unavailable`."""
-    folder = Path(tempfile.gettempdir(), f"diptych-traces-{os.geteuid()}")
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        seen = folder.lstat()
-    except OSError as error:
-        raise Unavailable(f"traces can't be written below {folder}: {error.strerror}; set TMPDIR to a folder") from None
-    if seen.st_uid != os.geteuid() or seen.st_mode & 0o077 or folder.is_symlink():
-        raise Unavailable(f"{folder} is open to others: remove it, or set TMPDIR to a folder that is yours")
-    return folder
