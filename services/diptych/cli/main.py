@@ -71,6 +71,12 @@ OTHERS: Final[Mapping[str, Command]] = MappingProxyType(
         "bench serve": Command(
             "measure a server of OpenAI's API under a load", "diptych.cli.bench_serve", "BenchServeConfig"
         ),
+        "bench batch": Command(
+            "measure throughput offline, without a server", "diptych.cli.bench_batch", "BenchBatchConfig"
+        ),
+        "bench step": Command(
+            "measure what a step costs by batch and context", "diptych.cli.bench_step", "BenchStepConfig"
+        ),
         "replay": Command("ask a server again what a request log says", "diptych.cli.replay", "ReplayConfig"),
         "eval": Command("judge what a server serves by its log-probabilities", "diptych.cli.evaluate", "EvalConfig"),
         "build": Command("compile the C parts now, not at their first use", "diptych.cli.build", "BuildConfig"),
