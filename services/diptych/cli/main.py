@@ -97,13 +97,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if name == "serve":
         name, rest = "up", _like_vllm(rest)
-    if rest and f"{name} {rest[0]}" in COMMANDS:
-        name, rest = f"{name} {rest[0]}", rest[1:]
+    name, rest = named(name, rest)
     command = COMMANDS.get("version" if name == "--version" else name)
     if command is None:
         print(_unknown(name), file=sys.stderr)
         return 2
     return _run(name, command, rest)
+
+
+def named(name: str, rest: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the name of a command, which may have a second word, and what is given to it."""
+    if rest and f"{name} {rest[0]}" in COMMANDS:
+        return f"{name} {rest[0]}", [*rest[1:]]
+    return name, [*rest]
 
 
 def usage() -> str:
