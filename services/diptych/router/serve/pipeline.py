@@ -37,6 +37,7 @@ from diptych.router.serve.response import response_for
 from diptych.router.text.tokenization import Tokenization
 from diptych.router.tracing.record import CallTrace, Trace
 from diptych.router.tracing.tracer import note_request
+from diptych.router.values.kept_sessions import KeptSessions
 from diptych.router.values.leg_results import Report
 from diptych.router.values.output import End, Piece
 from diptych.router.values.progress import Progress, RetryLimits
@@ -72,6 +73,7 @@ class Pipeline:
         self._in_flight = in_flight
         self._retries = retries
         self.aborts = Aborts()
+        self.sessions = KeptSessions()
         self._eos_ids = frozenset(model.tokenizer.eos_ids)
         self._parsed_tokenizer = model.tokenizer.showing(model.formats.tokens)
         self._showing_tokenizer = model.tokenizer.showing(model.tokenizer.special_tokens)
@@ -186,6 +188,7 @@ class Pipeline:
                 piece, finish = response.on_delta(await execution.next())
                 self._gate.learn(request)
                 while finish is None:
+                    _note(client, piece)
                     if piece.text or piece.token_ids or piece.prompt:
                         yield piece
                     response.handed_over()
@@ -197,6 +200,9 @@ class Pipeline:
                 predicted = execution.predicted(response.num_cut)
                 usage = response.finished(execution.prompt_len, execution.cached_tokens, predicted)
                 end = End(finish, usage, report, response.stop, response.stop_token)
+                _note(client, piece)
+                if client.turn is not None:
+                    client.turn.ended(request.prompt.ids)
                 execution.trace.end = end
                 yield piece._replace(end=end)
             finally:
@@ -214,6 +220,12 @@ class Pipeline:
         if request.client.shows_special:
             return self._showing_tokenizer
         return self._parsed_tokenizer if request.prompt.new_parser else self._model.tokenizer
+
+
+def _note(client: ClientRequest, piece: Piece) -> None:
+    """Have a session know what its turn has output."""
+    if client.turn is not None:
+        client.turn.take(piece.token_ids)
 
 
 def _took(stage: str, histogram: Histogram, begun_s: float, trace: Trace) -> float:

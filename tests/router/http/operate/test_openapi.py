@@ -18,7 +18,7 @@ CONSOLE_POSTS = {
     "/console/api/sign-in",
     *(f"/console/api/acts/{act}" for act in ("drain", "role", "load-adapter", "unload-adapter", "log-level")),
 }
-TOOL_POSTS = ("/abort_request", "/flush_cache", "/start_profile", "/stop_profile")
+TOOL_POSTS = ("/abort_request", "/open_session", "/close_session", "/flush_cache", "/start_profile", "/stop_profile")
 SCHEMAS = DOCUMENT["components"]["schemas"]
 
 

@@ -110,6 +110,38 @@ def test_a_request_is_aborted_by_its_id_and_its_client_is_told(
     cluster.wait_for(lambda: room in cluster.decode().aborted)
 
 
+@pytest.mark.parametrize("tokenize_at", ["router", "worker"])
+def test_turns_of_a_session_send_only_what_is_new(start_cluster: Callable[..., Cluster], tokenize_at: str) -> None:
+    cluster = start_cluster(tokenize_at=tokenize_at)
+    cluster.script = "Hi!"
+    session = ask(cluster, "POST", "/open_session", body={"capacity_of_str_len": 1000})[1]
+
+    def turn(name: str, text: str, **follow: Any) -> Any:
+        body = {"text": text, "rid": name, "session_params": {"id": session, **follow}}
+        status, answer = ask(cluster, "POST", "/generate", body=body)
+        assert (status, answer["meta_info"]["id"]) == (200, name)
+        return answer["meta_info"]["prompt_tokens"]
+
+    assert [turn("a", "abc"), turn("b", "de", rid="a"), turn("c", "f", rid="a", drop_previous_output=True)] == [3, 9, 4]
+    legs = [list(leg.prompt_token_ids) for leg in cluster.prefill().started]
+    assert legs[1] == [*cluster.tokenizer.encode("abcHi!"), 256, *cluster.tokenizer.encode("de")]
+    assert ask(cluster, "POST", "/close_session", body={"session_id": session}) == (200, {"was_open": True})
+    body = {"text": "x", "session_params": {"id": session}}
+    assert ask(cluster, "POST", "/generate", body=body)[1]["error"]["param"] == "session_params.id"
+
+
+def test_a_router_of_several_processes_keeps_no_sessions(start_cluster: Callable[..., Cluster]) -> None:
+    status, answer = ask(start_cluster(workers=2), "POST", "/open_session", body={"capacity_of_str_len": 9})
+    assert (status, answer["error"]["code"]) == (409, "conflict")
+
+
+def test_a_turn_has_one_prompt_and_one_output(cluster: Cluster) -> None:
+    params = {"id": "s"}
+    for body in ({"text": ["a", "b"]}, {"text": "a", "sampling_params": {"n": 2}}):
+        status, answer = ask(cluster, "POST", "/generate", body={**body, "session_params": params})
+        assert (status, answer["error"]["param"]) == (400, "session_params")
+
+
 def fetch(cluster: Cluster, path: str, body: Any, headers: dict[str, str]) -> tuple[int, str]:
     connection = http.client.HTTPConnection(cluster.url.removeprefix("http://"), timeout=200)
     connection.request("POST", path, json.dumps(body), headers)

@@ -15,7 +15,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
-from diptych.common.errors import DeadlineExceeded, DiptychError, InvalidRequest, NotFound, Overloaded, Unavailable
+from diptych.common.errors import (
+    Conflict,
+    DeadlineExceeded,
+    DiptychError,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    Unavailable,
+)
 from diptych.router.errors import (
     Aborted,
     BodyTooSlow,
@@ -78,6 +86,7 @@ _WORDS: Final[Mapping[type[DiptychError], tuple[str, str | None]]] = {
     InvalidRequest: ("invalid_request_error", None),
     ModelNotFound: ("invalid_request_error", "model_not_found"),
     NotFound: ("invalid_request_error", "not_found"),
+    Conflict: ("invalid_request_error", "conflict"),
     Overloaded: ("rate_limit_error", "rate_limit_exceeded"),
     Unavailable: ("server_error", "unavailable"),
     DeadlineExceeded: ("server_error", "deadline_exceeded"),

@@ -43,7 +43,7 @@ from diptych.router.http.operate.about import add_about, metrics_route
 from diptych.router.http.operate.adapters import add_adapters
 from diptych.router.http.operate.admin import admin_app
 from diptych.router.http.operate.openapi import openapi_json
-from diptych.router.http.operate.server_tools import add_server_tools, operators_routes
+from diptych.router.http.operate.server_tools import add_server_tools, add_sessions, operators_routes
 from diptych.router.keys.caller import Callers
 from diptych.router.serve.pipeline import Pipeline
 from diptych.router.tracing.tracer import Tracer
@@ -76,6 +76,7 @@ def clients_app(
     exchange = Exchange(pipeline, bodies)
     app = _framework_app(pipeline, probes, exchange)
     add_server_tools(app, pipeline, bodies, trust)
+    add_sessions(app, pipeline.sessions, bodies, config.workers)
     app.router.routes.append(metrics_route(pipeline.metrics if config.open_metrics else None))
     if config.runtime_lora:
         add_adapters(app, AdapterAdmin(fleet, trust, config.served_model_name), bodies)

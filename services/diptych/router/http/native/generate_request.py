@@ -12,8 +12,10 @@ from diptych.generation.grammar import Grammar, GrammarKind
 from diptych.generation.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from diptych.router.http.fields.grammar_fields import Schema, Tagged, json_grammar, tag_grammar, text_grammar
 from diptych.router.http.fields.request_fields import ChoiceFields, RequestFields, Seed, Token, params_of
+from diptych.router.http.fields.strict_model import StrictModel
 from diptych.router.http.fields.text_parts import PredictionFields, predicted_text
 from diptych.router.http.native.generate_layout import GenerateStyle
+from diptych.router.values.kept_sessions import Follow
 from diptych.router.values.request import Prompt, TextPrompt, TokenPrompt
 
 MAX_PROMPTS = 128
@@ -62,6 +64,19 @@ class Sampling(ChoiceFields):
         return given[0] if given else None
 
 
+class SessionParams(StrictModel):
+    """Which turn of a session it is, in SGLang's words. `None` is the same as absent."""
+
+    id: Annotated[str, Field(min_length=1, max_length=128)]
+    rid: Annotated[str, Field(max_length=128)] | None = None
+    offset: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    replace: bool | None = None
+    drop_previous_output: bool | None = None
+
+    def follow(self) -> Follow:
+        return Follow(self.id, self.rid or "", self.offset or 0, bool(self.replace), bool(self.drop_previous_output))
+
+
 class GenerateRequest(RequestFields):
     """The body: `text` or `input_ids`, one or several."""
 
@@ -74,6 +89,7 @@ class GenerateRequest(RequestFields):
     logprob_start_len: Annotated[int, Field(ge=-1, lt=2**31)] | None = None  # from 0 on: of the prompt from there, too
     incremental_streaming_output: bool | None = None  # true: an event of a stream has what is new
     lora_path: str | None = None  # an adapter's name
+    session_params: SessionParams | None = None  # the prompt is what follows a turn of a session
     prediction: PredictionFields | None = None  # of each output
 
     def check(self) -> None:
@@ -81,12 +97,22 @@ class GenerateRequest(RequestFields):
         self.sampling.refuse_unsupported("sampling_params.")
         if (self.text is None) == (self.input_ids is None):
             raise InvalidRequest("give either text or input_ids", param="text")
+        if self.session_params is not None and (self.is_batch or (self.sampling.n or 1) > 1):
+            raise InvalidRequest("a turn of a session has one prompt and one output", param="session_params")
         if self.scores_prompt and self.stream:
             raise InvalidRequest("logprob_start_len is not available in a stream", param="logprob_start_len")
 
     @property
     def model_name(self) -> str | None:
         return self.lora_path or self.model
+
+    @property
+    def affinity(self) -> str:
+        return self.session_params.id if self.session_params else ""
+
+    @property
+    def follow(self) -> Follow | None:
+        return self.session_params.follow() if self.session_params else None
 
     @property
     def sampling(self) -> Sampling:
@@ -114,7 +140,8 @@ class GenerateRequest(RequestFields):
 
     def prompts(self) -> Sequence[Prompt]:
         if self.text is not None:
-            return [TextPrompt(text) for text in ([self.text] if isinstance(self.text, str) else self.text)]
+            begins = self.follow is None or not self.follow.rid  # else it stands in the middle of a text
+            return [TextPrompt(text, begins) for text in ([self.text] if isinstance(self.text, str) else self.text)]
         ids: Any = self.input_ids
         return [TokenPrompt(each) for each in (ids if self.is_batch else [ids])]
 

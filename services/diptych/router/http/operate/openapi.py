@@ -66,8 +66,11 @@ from diptych.router.http.operate.server_tools import (
     AbortBody,
     Aborted,
     Begun,
+    Closed,
+    CloseSessionBody,
     Flushed,
     ModelInfo,
+    OpenSessionBody,
     ServerInfo,
     StartProfileBody,
     StopProfileBody,
@@ -263,6 +266,20 @@ OPERATIONS: Final = (
         "End a request by its id, in SGLang's words",
         _answers(Aborted, Error, (400, 401, 403, 408, 413, 415, 429)),
         AbortBody,
+    ),
+    Operation(
+        "post",
+        "/open_session",
+        "Keep the tokens of turns, in SGLang's words",
+        _answers(str, Error, (400, 401, 408, 409, 413, 415, 429)),
+        OpenSessionBody,
+    ),
+    Operation(
+        "post",
+        "/close_session",
+        "Forget them",
+        _answers(Closed, Error, (400, 401, 408, 413, 415, 429)),
+        CloseSessionBody,
     ),
     *(
         Operation("get", path, summary, _answers(answer, OperatorError, (401,)), scheme="token")

@@ -6,6 +6,8 @@ and `/abort_request` too, for requests of its own.
 
 from __future__ import annotations
 
+import secrets
+import time
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
@@ -18,7 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from typing_extensions import TypedDict
 
-from diptych.common.errors import DiptychError, InvalidRequest
+from diptych.common.errors import Conflict, DiptychError, InvalidRequest
 from diptych.common.refusals import Refusals
 from diptych.common.trust.operator_route import Answer, operator_route
 from diptych.common.trust.trust import Trust
@@ -32,6 +34,7 @@ from diptych.router.http.fields.strict_model import Body
 from diptych.router.keys.caller import ANYBODY
 from diptych.router.serve.aborts import Aborts
 from diptych.router.serve.pipeline import Pipeline
+from diptych.router.values.kept_sessions import IDLE_S, MAX_IDLE_S, KeptSessions
 from diptych.router.workers.fleet import Fleet
 from diptych.router.workers.session import Session
 from diptych.router.workers.worker_acts import WorkerActs
@@ -50,6 +53,27 @@ class AbortBody(Body):
     rid: Annotated[str, Field(max_length=128)] | None = None  # or the id of its answer's header x-request-id
     abort_all: bool | None = None  # of the caller; of an operator: all
     abort_message: str | None = None  # without effect
+
+
+class OpenSessionBody(Body):
+    """The body of /open_session, in SGLang's words."""
+
+    capacity_of_str_len: Annotated[int, Field(ge=1, lt=2**31)]  # tokens of all turns, here
+    session_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None  # none: a new one
+    timeout: Annotated[float, Field(gt=0, le=MAX_IDLE_S)] | None = None  # seconds that it may be unused
+    streaming: Literal[False] | None = None
+
+
+class CloseSessionBody(Body):
+    """The body of /close_session."""
+
+    session_id: Annotated[str, Field(max_length=128)]
+
+
+class Closed(TypedDict):
+    """The answer of /close_session."""
+
+    was_open: bool
 
 
 class StartProfileBody(Body):
@@ -207,6 +231,34 @@ def add_server_tools(app: FastAPI, pipeline: Pipeline, bodies: BodyReader, trust
     for path in ("/get_model_info", "/model_info"):
         app.add_route(path, partial(_model_info, pipeline), methods=["GET"])
     app.add_route(ABORT, partial(_abort, pipeline.aborts, bodies, trust), methods=["POST"])
+
+
+def add_sessions(app: FastAPI, sessions: KeptSessions, bodies: BodyReader, num_processes: int) -> None:
+    """Add the paths by which clients open and close sessions."""
+
+    async def opened(request: Request) -> Response:
+        try:
+            body = await _read(bodies, OpenSessionBody, request)
+            if num_processes > 1:
+                raise Conflict(f"a router of {num_processes} processes keeps no sessions: send whole prompts")
+            session_id = body.session_id or secrets.token_hex(16)
+            idle_s = body.timeout or IDLE_S
+            owner = caller_of(request).name
+            sessions.open(owner, session_id, body.capacity_of_str_len, idle_s, time.monotonic())
+            return json_response(session_id, request)
+        except DiptychError as error:
+            return refusal(error, request)
+
+    async def closed(request: Request) -> Response:
+        try:
+            body = await _read(bodies, CloseSessionBody, request)
+            was_open = sessions.close(caller_of(request).name, body.session_id)
+            return json_response(Closed(was_open=was_open), request)
+        except DiptychError as error:
+            return refusal(error, request)
+
+    app.add_route("/open_session", opened, methods=["POST"])
+    app.add_route("/close_session", closed, methods=["POST"])
 
 
 def server_info_of(pipeline: Pipeline, fleet: Fleet) -> ServerInfo:
