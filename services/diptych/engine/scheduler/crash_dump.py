@@ -21,7 +21,7 @@ from typing import Any, Final
 from diptych.common.errors import DiptychError
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.prefill_meter import PrefillMeter
-from diptych.engine.scheduler.own_files import own_folder, sweep
+from diptych.engine.scheduler.own_files import new_file, own_folder, sweep
 from diptych.engine.values.core_report import CoreReport
 from diptych.engine.values.request import Request
 from diptych.engine.values.scheduler_core import SchedulerCore
@@ -55,10 +55,10 @@ class CrashDump:
         """Write a file, and say in the log where; never raises, for there is something else to be told."""
         try:
             folder = self._folder or own_folder("dumps")
-            path = folder / f"{self._name}-{os.getpid()}-{time.time_ns() // 1_000_000}.json"
+            path, at_s = new_file(folder, self._name, ".json")
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                json.dump(self.told(error, time.monotonic()), file, indent=1)
+                json.dump({"at": at_s, **self.told(error, time.monotonic())}, file, indent=1)
             sweep(folder, MAX_FILES)
         except (OSError, DiptychError) as problem:
             logger.warning("no crash dump could be written: %s", problem)
@@ -82,7 +82,7 @@ class CrashDump:
             "cache": lambda: asdict(self._cache.report()),
             "problems": lambda: list(self._cache.audit(self._core.report().holders)),
         }
-        head = {"version": version("diptych"), "process": self._name, "pid": os.getpid(), "at": time.time()}
+        head = {"version": version("diptych"), "process": self._name, "pid": os.getpid()}
         return {**head, **{name: _section(tell) for name, tell in sections.items()}}
 
 

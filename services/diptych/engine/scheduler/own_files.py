@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from pathlib import Path
 
 from diptych.common.errors import Unavailable
@@ -22,6 +23,12 @@ def own_folder(kind: str) -> Path:
     if seen.st_uid != os.geteuid() or seen.st_mode & 0o077 or folder.is_symlink():
         raise Unavailable(f"{folder} is open to others: remove it, or set TMPDIR to a folder that is yours")
     return folder
+
+
+def new_file(folder: Path, name: str, suffix: str) -> tuple[Path, float]:
+    """Return a path that nobody has, and the time that stands in it: seconds since 1970, for people."""
+    at_s = time.time()
+    return folder / f"{name}-{os.getpid()}-{round(1000 * at_s)}{suffix}", at_s
 
 
 def sweep(folder: Path, most: int) -> None:

@@ -7,7 +7,6 @@ its own writes the file, so that no request waits for a disk. Files lie in a fol
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -18,7 +17,7 @@ from typing import Any, Final, Protocol
 from diptych.common.errors import DiptychError, InternalError, InvalidRequest, NotFound, Overloaded, Unavailable
 from diptych.engine.schedule.prefill_meter import PrefillMeter
 from diptych.engine.scheduler.admin_thread import Effect, Handler
-from diptych.engine.scheduler.own_files import own_folder, sweep
+from diptych.engine.scheduler.own_files import new_file, own_folder, sweep
 from diptych.engine.scheduler.stepping import Stepping
 from diptych.v1.admin_pb2 import AdminAnswer, AdminCommand, StartProfileResponse, StopProfileResponse
 
@@ -170,7 +169,7 @@ class Profiler:
         if wanted.num_steps > MAX_STEPS or not 0 <= wanted.max_s <= MAX_S:
             raise InvalidRequest(f"a trace has at most {MAX_STEPS} steps, and {MAX_S:g} s")
         folder = self._folder or own_folder("traces")
-        path = folder / f"{self._name}-{os.getpid()}-{time.time_ns() // 1_000_000}.json.gz"
+        path, _ = new_file(folder, self._name, ".json.gz")
         trace = self._new_trace()
 
         def begin() -> AdminAnswer:
