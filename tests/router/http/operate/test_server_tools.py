@@ -15,6 +15,7 @@ import pytest
 from diptych.common.trust.tokens import Tokens
 from diptych.common.trust.trust import Trust
 from diptych.router.keys.keyring import digest_of
+from diptych.v1 import inference_pb2, inference_pb2_grpc
 
 Cluster = Any
 ACTS = ("/flush_cache", "/start_profile", "/stop_profile")
@@ -108,6 +109,17 @@ def test_a_request_is_aborted_by_its_id_and_its_client_is_told(
     assert "request_aborted" in text
     room = cluster.decode().started[-1].room
     cluster.wait_for(lambda: room in cluster.decode().aborted)
+
+
+def test_a_call_over_grpc_is_aborted_by_its_id(cluster: Cluster, hang: Any) -> None:
+    cluster.decode().faults = [hang(1)]
+    num_started = len(cluster.decode().started)
+    with grpc.insecure_channel(cluster.grpc_target) as channel:
+        request = inference_pb2.GenerateRequest(text="ab", request_id="by-grpc")
+        call = inference_pb2_grpc.InferenceStub(channel).Generate.future(request)
+        cluster.wait_for(lambda: len(cluster.decode().started) > num_started)
+        assert ask(cluster, "POST", "/abort_request", body={"rid": "by-grpc"}) == (200, {"num_aborted": 1})
+        assert call.exception(100).code() is grpc.StatusCode.CANCELLED
 
 
 @pytest.mark.parametrize("tokenize_at", ["router", "worker"])
