@@ -115,6 +115,56 @@ class SetLogLevelResponse(_message.Message):
     previous_level: str
     def __init__(self, previous_level: _Optional[str] = ...) -> None: ...
 
+class FlushCacheRequest(_message.Message):
+    __slots__ = ("instance_id",)
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    instance_id: int
+    def __init__(self, instance_id: _Optional[int] = ...) -> None: ...
+
+class FlushCacheResponse(_message.Message):
+    __slots__ = ("pages",)
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    pages: int
+    def __init__(self, pages: _Optional[int] = ...) -> None: ...
+
+class StartProfileRequest(_message.Message):
+    __slots__ = ("instance_id", "skip_steps", "num_steps", "max_s")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    SKIP_STEPS_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    MAX_S_FIELD_NUMBER: _ClassVar[int]
+    instance_id: int
+    skip_steps: int
+    num_steps: int
+    max_s: float
+    def __init__(self, instance_id: _Optional[int] = ..., skip_steps: _Optional[int] = ..., num_steps: _Optional[int] = ..., max_s: _Optional[float] = ...) -> None: ...
+
+class StartProfileResponse(_message.Message):
+    __slots__ = ("path",)
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    def __init__(self, path: _Optional[str] = ...) -> None: ...
+
+class StopProfileRequest(_message.Message):
+    __slots__ = ("instance_id", "wait_s")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    instance_id: int
+    wait_s: float
+    def __init__(self, instance_id: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class StopProfileResponse(_message.Message):
+    __slots__ = ("path", "bytes", "num_steps", "duration_s")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    DURATION_S_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    bytes: int
+    num_steps: int
+    duration_s: float
+    def __init__(self, path: _Optional[str] = ..., bytes: _Optional[int] = ..., num_steps: _Optional[int] = ..., duration_s: _Optional[float] = ...) -> None: ...
+
 class UpdateWeightsResponse(_message.Message):
     __slots__ = ("model_id", "previous_model_id", "previous_model", "version", "lacking")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
@@ -130,7 +180,7 @@ class UpdateWeightsResponse(_message.Message):
     def __init__(self, model_id: _Optional[str] = ..., previous_model_id: _Optional[str] = ..., previous_model: _Optional[str] = ..., version: _Optional[str] = ..., lacking: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AdminCommand(_message.Message):
-    __slots__ = ("query", "load_lora", "unload_lora", "prepare_weights", "switch_weights", "drop_weights", "check_weights", "close_weights", "replace_weights", "open_weights", "join_group", "leave_group", "release_weights")
+    __slots__ = ("query", "load_lora", "unload_lora", "prepare_weights", "switch_weights", "drop_weights", "check_weights", "close_weights", "replace_weights", "open_weights", "join_group", "leave_group", "release_weights", "flush_cache", "start_profile", "stop_profile")
     QUERY_FIELD_NUMBER: _ClassVar[int]
     LOAD_LORA_FIELD_NUMBER: _ClassVar[int]
     UNLOAD_LORA_FIELD_NUMBER: _ClassVar[int]
@@ -144,6 +194,9 @@ class AdminCommand(_message.Message):
     JOIN_GROUP_FIELD_NUMBER: _ClassVar[int]
     LEAVE_GROUP_FIELD_NUMBER: _ClassVar[int]
     RELEASE_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    FLUSH_CACHE_FIELD_NUMBER: _ClassVar[int]
+    START_PROFILE_FIELD_NUMBER: _ClassVar[int]
+    STOP_PROFILE_FIELD_NUMBER: _ClassVar[int]
     query: int
     load_lora: LoadLoraRequest
     unload_lora: UnloadLoraRequest
@@ -157,23 +210,32 @@ class AdminCommand(_message.Message):
     join_group: JoinGroup
     leave_group: str
     release_weights: ReleaseWeights
-    def __init__(self, query: _Optional[int] = ..., load_lora: _Optional[_Union[LoadLoraRequest, _Mapping]] = ..., unload_lora: _Optional[_Union[UnloadLoraRequest, _Mapping]] = ..., prepare_weights: _Optional[_Union[PrepareWeights, _Mapping]] = ..., switch_weights: _Optional[_Union[SwitchWeights, _Mapping]] = ..., drop_weights: _Optional[_Union[DropWeights, _Mapping]] = ..., check_weights: _Optional[_Union[WeightsChange, _Mapping]] = ..., close_weights: _Optional[_Union[CloseWeights, _Mapping]] = ..., replace_weights: _Optional[_Union[WeightsChange, _Mapping]] = ..., open_weights: _Optional[_Union[OpenWeights, _Mapping]] = ..., join_group: _Optional[_Union[JoinGroup, _Mapping]] = ..., leave_group: _Optional[str] = ..., release_weights: _Optional[_Union[ReleaseWeights, _Mapping]] = ...) -> None: ...
+    flush_cache: FlushCacheRequest
+    start_profile: StartProfileRequest
+    stop_profile: StopProfileRequest
+    def __init__(self, query: _Optional[int] = ..., load_lora: _Optional[_Union[LoadLoraRequest, _Mapping]] = ..., unload_lora: _Optional[_Union[UnloadLoraRequest, _Mapping]] = ..., prepare_weights: _Optional[_Union[PrepareWeights, _Mapping]] = ..., switch_weights: _Optional[_Union[SwitchWeights, _Mapping]] = ..., drop_weights: _Optional[_Union[DropWeights, _Mapping]] = ..., check_weights: _Optional[_Union[WeightsChange, _Mapping]] = ..., close_weights: _Optional[_Union[CloseWeights, _Mapping]] = ..., replace_weights: _Optional[_Union[WeightsChange, _Mapping]] = ..., open_weights: _Optional[_Union[OpenWeights, _Mapping]] = ..., join_group: _Optional[_Union[JoinGroup, _Mapping]] = ..., leave_group: _Optional[str] = ..., release_weights: _Optional[_Union[ReleaseWeights, _Mapping]] = ..., flush_cache: _Optional[_Union[FlushCacheRequest, _Mapping]] = ..., start_profile: _Optional[_Union[StartProfileRequest, _Mapping]] = ..., stop_profile: _Optional[_Union[StopProfileRequest, _Mapping]] = ...) -> None: ...
 
 class AdminAnswer(_message.Message):
-    __slots__ = ("query", "grpc_status", "message", "load_lora", "unload_lora", "switch_weights")
+    __slots__ = ("query", "grpc_status", "message", "load_lora", "unload_lora", "switch_weights", "flush_cache", "start_profile", "stop_profile")
     QUERY_FIELD_NUMBER: _ClassVar[int]
     GRPC_STATUS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     LOAD_LORA_FIELD_NUMBER: _ClassVar[int]
     UNLOAD_LORA_FIELD_NUMBER: _ClassVar[int]
     SWITCH_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    FLUSH_CACHE_FIELD_NUMBER: _ClassVar[int]
+    START_PROFILE_FIELD_NUMBER: _ClassVar[int]
+    STOP_PROFILE_FIELD_NUMBER: _ClassVar[int]
     query: int
     grpc_status: str
     message: str
     load_lora: LoadLoraResponse
     unload_lora: UnloadLoraResponse
     switch_weights: SwitchWeightsResult
-    def __init__(self, query: _Optional[int] = ..., grpc_status: _Optional[str] = ..., message: _Optional[str] = ..., load_lora: _Optional[_Union[LoadLoraResponse, _Mapping]] = ..., unload_lora: _Optional[_Union[UnloadLoraResponse, _Mapping]] = ..., switch_weights: _Optional[_Union[SwitchWeightsResult, _Mapping]] = ...) -> None: ...
+    flush_cache: FlushCacheResponse
+    start_profile: StartProfileResponse
+    stop_profile: StopProfileResponse
+    def __init__(self, query: _Optional[int] = ..., grpc_status: _Optional[str] = ..., message: _Optional[str] = ..., load_lora: _Optional[_Union[LoadLoraResponse, _Mapping]] = ..., unload_lora: _Optional[_Union[UnloadLoraResponse, _Mapping]] = ..., switch_weights: _Optional[_Union[SwitchWeightsResult, _Mapping]] = ..., flush_cache: _Optional[_Union[FlushCacheResponse, _Mapping]] = ..., start_profile: _Optional[_Union[StartProfileResponse, _Mapping]] = ..., stop_profile: _Optional[_Union[StopProfileResponse, _Mapping]] = ...) -> None: ...
 
 class PrepareWeights(_message.Message):
     __slots__ = ("model", "version")

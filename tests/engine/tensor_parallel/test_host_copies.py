@@ -88,5 +88,5 @@ def test_a_peer_is_let_in_when_every_rank_has_read(ranks: Ranks) -> None:
     ranks.apply_restore()
     for rank in range(2):
         ranks.end_restore(rank)
-    assert ranks.lead.restored() == [1]
+    assert ranks.all_restored() == [1]
     assert [each[PAGES].tolist() for each in ranks.pools] == [[[4, 5], [10, 11]], [[104, 105], [110, 111]]]

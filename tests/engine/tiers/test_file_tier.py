@@ -152,6 +152,22 @@ def test_nothing_is_shared_across_salts_weights_and_formats(
     assert found_in(second, b"two") == 0
 
 
+def test_what_is_flushed_is_found_in_no_file(new_life: NewLife) -> None:
+    first = new_life()
+    first.compute(TEXT)
+    first.evict_all()
+    assert first.cache.flush() == WHOLE // PAGE
+    first.tier.finish_writes()
+    again = first.ask(TEXT)
+    assert again.cached_len == 0
+    first.cache.drop(again)
+    first.end()
+    second = new_life()
+    other = second.ask(TEXT)
+    assert other.cached_len == 0
+    second.cache.drop(other)
+
+
 def test_a_forged_name_finds_nothing(new_life: NewLife) -> None:
     life = new_life()
     one_life(life)

@@ -42,6 +42,9 @@ MAY_CALL: Final[Mapping[str, Parties]] = MappingProxyType(
         "/diptych.v1.WorkerAdmin/Drain": _OPERATOR,
         "/diptych.v1.WorkerAdmin/SetRole": _OPERATOR,
         "/diptych.v1.WorkerAdmin/SetLogLevel": _OPERATOR,
+        "/diptych.v1.WorkerAdmin/FlushCache": _OPERATOR,
+        "/diptych.v1.WorkerAdmin/StartProfile": _OPERATOR,
+        "/diptych.v1.WorkerAdmin/StopProfile": _OPERATOR,
         "/diptych.v1.KvBench/Join": frozenset({Party.WORKER, Party.OPERATOR}),  # a command, run where workers run
         "/diptych.v1.KvBench/Digest": frozenset({Party.WORKER, Party.OPERATOR}),
         "/grpc.health.v1.Health/Watch": EVERY,
@@ -64,6 +67,13 @@ MAY_CALL: Final[Mapping[str, Parties]] = MappingProxyType(
         "POST /admin/drain": _OPERATOR,
         "GET /admin/workers": _READERS,
         "GET /admin/explain/{request_id:path}": _READERS,
+        "GET /get_server_info": _READERS,  # in the words of other servers, as the next ones
+        "GET /server_info": _READERS,
+        "GET /get_load": _READERS,
+        "POST /flush_cache": _OPERATOR,
+        "POST /start_profile": _OPERATOR,
+        "POST /stop_profile": _OPERATOR,
+        "POST /abort_request": _OPERATOR,  # of others: clients abort their own
         "GET /console/api/me": _READERS,
         "GET /console/api/stream": _READERS,
         "GET /console/api/fleet": _READERS,

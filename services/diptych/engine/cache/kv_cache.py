@@ -499,6 +499,17 @@ class KvCache:
         """Forget every cached prefix, in all levels, that no request holds."""
         self.pool.uncache(self.tree.clear())
 
+    def flush(self) -> int:
+        """Clear, and have shared tiers find no more of it; return how many pages that were, of all levels."""
+        nodes = self.tree.unlocked()
+        num_pages = sum(len(node.hashes) for node in nodes)
+        for _, tier in self._shared:
+            tier.forget(
+                [page_id for node in nodes if not node.is_withdrawn for page_id in ids_of(node, self.page_size)]
+            )
+        self.clear()
+        return num_pages
+
     def _hand_over(self, request: Request, num_tokens: int) -> Insertion:
         """Give the tree the whole pages of the request's first `num_tokens` tokens that it lacks."""
         assert request.node is not None

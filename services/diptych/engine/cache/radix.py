@@ -401,10 +401,14 @@ class RadixTree:
 
     def clear(self) -> Pages:
         """Forget everything that is not locked, in all levels; return the pages of the pool."""
-        pages = self._forget([node for node in self._root.below() if node.num_locks == 0])
+        pages = self._forget(self.unlocked())
         self._changes.clear()
         self._changes.store(self.hashes())
         return pages
+
+    def unlocked(self) -> list[Node]:
+        """Return the nodes that nobody holds, parents before their children."""
+        return [node for node in self._root.below() if node.num_locks == 0]
 
     def pages(self) -> Pages:
         """Return every page of the pool that is in the tree."""

@@ -130,6 +130,22 @@ class WorkerAdminService(admin_pb2_grpc.WorkerAdminServicer):
         group = await self._service.find(name_of(request.instance_id), context)
         return await _answer(context, set_log_level(group, request.level))
 
+    async def FlushCache(self, request: admin_pb2.FlushCacheRequest, context: Context) -> admin_pb2.FlushCacheResponse:
+        group = await self._service.find(name_of(request.instance_id), context)
+        return (await _answer(context, group.queries.administer(AdminCommand(flush_cache=request)))).flush_cache
+
+    async def StartProfile(
+        self, request: admin_pb2.StartProfileRequest, context: Context
+    ) -> admin_pb2.StartProfileResponse:
+        group = await self._service.find(name_of(request.instance_id), context)
+        return (await _answer(context, group.queries.administer(AdminCommand(start_profile=request)))).start_profile
+
+    async def StopProfile(
+        self, request: admin_pb2.StopProfileRequest, context: Context
+    ) -> admin_pb2.StopProfileResponse:
+        group = await self._service.find(name_of(request.instance_id), context)
+        return (await _answer(context, group.queries.administer(AdminCommand(stop_profile=request)))).stop_profile
+
 
 async def _answer(context: Context, work: Coroutine[Any, Any, T]) -> T:
     """Do the work to its end, whether or not the caller waits; end the call with its error, if there is one."""

@@ -35,7 +35,7 @@ from diptych.engine.runner.threads import configure_threads
 from diptych.engine.schedule.adapter_turns import AdapterTurns, Turns
 from diptych.engine.schedule.step_sizes import words
 from diptych.engine.scheduler.adapters import Adapters, open_adapters
-from diptych.engine.scheduler.admin_thread import AdminThread
+from diptych.engine.scheduler.admin_thread import AdminThread, Effect
 from diptych.engine.scheduler.base import (
     Hardware,
     ModelOnHardware,
@@ -44,9 +44,11 @@ from diptych.engine.scheduler.base import (
     build_base,
     open_host_pages,
 )
+from diptych.engine.scheduler.crash_dump import CrashDump
 from diptych.engine.scheduler.grammar_thread import GrammarThread
 from diptych.engine.scheduler.loop import Parts, SchedulerLoop
 from diptych.engine.scheduler.news import News
+from diptych.engine.scheduler.profiling import Profiler, TorchTrace
 from diptych.engine.scheduler.stepping import (
     OverlappedStepping,
     QueuedSteps,
@@ -68,6 +70,7 @@ from diptych.grammars.compiler import Compiler
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.transport import Transport
 from diptych.v1 import engine_pb2, rank_pb2, worker_pb2
+from diptych.v1.admin_pb2 import AdminAnswer, FlushCacheResponse
 
 logger = logging.getLogger(__name__)
 
@@ -161,8 +164,11 @@ def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCor
     own_adapters = base.hardware.adapters(source, base.config.rank, lambda: sets.served.runner.loras)
     adapters = open_adapters(base.ranks.lead_adapters(own_adapters), options.loras(), registry, turns)
     weights = Weights(sets, host_of(base, core, cache, turns))
-    admin = AdminThread({**adapters.handlers, **weights.handlers})
-    stepping = _stepping(options, core, base.ranks.lead_runner(weights))
+    profiler = Profiler(None if options.device == "sim" else TorchTrace, base.config.name)
+    admin = AdminThread(
+        {**adapters.handlers, **weights.handlers, **profiler.handlers, "flush_cache": lambda command: flush_of(cache)}
+    )
+    stepping = profiler.over(_stepping(options, core, base.ranks.lead_runner(weights)))
     grammars.wait_until_open()
     _report_ready(base, channel, core, adapters)
     beat = SharedHeartbeat(base.config.heartbeat_fd).beat
@@ -170,9 +176,14 @@ def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCor
     cache.compute_s = stepping.meter.compute_s
     news = News(core, cache, base.links, adapters, stepping.meter, lambda: weights.runner.graph_use, base.files)
     loop = SchedulerLoop(core, stepping, channel, parts, news, beat)
+    dump = CrashDump(core, cache, stepping.meter, base.config.name)
+    dump.on_signal()
     spare_what_stays()
     try:
         loop.run()
+    except Exception as error:
+        dump.write(error)
+        raise
     finally:
         for part in (stepping, admin, grammars, base):
             part.close()
@@ -216,6 +227,11 @@ def host_of(base: SchedulerBase, core: SchedulerCore, cache: KvCache, turns: Ada
         place_adapters=turns.place_again,
         obstacle=lambda: _obstacle(base.config.engine),
     )
+
+
+def flush_of(cache: KvCache) -> Effect:
+    """Return what empties the prefix cache between two steps; requests that run keep what they hold."""
+    return lambda: AdminAnswer(flush_cache=FlushCacheResponse(pages=cache.flush()))
 
 
 def _forget(base: SchedulerBase, cache: KvCache, source: ModelSource) -> None:

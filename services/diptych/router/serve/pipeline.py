@@ -31,11 +31,13 @@ from diptych.router.choose.explain import Explanation
 from diptych.router.errors import Shed
 from diptych.router.keys.caller import Caller
 from diptych.router.metrics import RouterMetrics
+from diptych.router.serve.aborts import Aborts
 from diptych.router.serve.execution import Dispatcher, Execution
 from diptych.router.serve.response import response_for
 from diptych.router.text.tokenization import Tokenization
 from diptych.router.tracing.record import CallTrace, Trace
 from diptych.router.tracing.tracer import note_request
+from diptych.router.values.kept_sessions import KeptSessions
 from diptych.router.values.leg_results import Report
 from diptych.router.values.output import End, Piece
 from diptych.router.values.progress import Progress, RetryLimits
@@ -70,6 +72,8 @@ class Pipeline:
         self._shedder = shedder
         self._in_flight = in_flight
         self._retries = retries
+        self.aborts = Aborts()
+        self.sessions = KeptSessions()
         self._eos_ids = frozenset(model.tokenizer.eos_ids)
         self._parsed_tokenizer = model.tokenizer.showing(model.formats.tokens)
         self._showing_tokenizer = model.tokenizer.showing(model.tokenizer.special_tokens)
@@ -124,7 +128,8 @@ class Pipeline:
         if isinstance(client.trace, CallTrace):
             note_request(client.trace, client, self.model.model_id, self._preparer.adapter(client.model))
         num_requests, tier = client.num_requests, client.tier
-        with client.caller.admit(num_requests):
+        names = {client.life.request_id, *client.rids}
+        with self.aborts.abortable(names, client.caller.name), client.caller.admit(num_requests):
             self.metrics.offered(tier, num_requests)
             try:
                 self._shedder.check(tier)
@@ -183,6 +188,7 @@ class Pipeline:
                 piece, finish = response.on_delta(await execution.next())
                 self._gate.learn(request)
                 while finish is None:
+                    _note(client, piece)
                     if piece.text or piece.token_ids or piece.prompt:
                         yield piece
                     response.handed_over()
@@ -195,6 +201,9 @@ class Pipeline:
                 usage = response.finished(execution.prompt_len, execution.cached_tokens, predicted)
                 version = request.client.served_by.weights_version
                 end = End(finish, usage, report, response.stop, response.stop_token, version)
+                _note(client, piece)
+                if client.turn is not None:
+                    client.turn.ended(request.prompt.ids)
                 execution.trace.end = end
                 yield piece._replace(end=end)
             finally:
@@ -212,6 +221,12 @@ class Pipeline:
         if request.client.shows_special:
             return self._showing_tokenizer
         return self._parsed_tokenizer if request.prompt.new_parser else self._model.tokenizer
+
+
+def _note(client: ClientRequest, piece: Piece) -> None:
+    """Have a session know what its turn has output."""
+    if client.turn is not None:
+        client.turn.take(piece.token_ids)
 
 
 def _took(stage: str, histogram: Histogram, begun_s: float, trace: Trace) -> float:

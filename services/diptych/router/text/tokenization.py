@@ -127,6 +127,8 @@ class Tokenization:
             if tokenized:
                 await asyncio.sleep(0)  # many short ones are long together: it is the turn of others
             tokenized.append(await self._read(prompt, client, encode))
+            if client.turn is not None:
+                tokenized[-1] = replace(tokenized[-1], ids=client.turn.before + array(TOKEN_TYPE, tokenized[-1].ids))
             if client.echo:
                 tokenized[-1] = await self._with_echo(prompt, tokenized[-1], client.account.tenant, max_tokens)
         return tokenized
@@ -201,7 +203,7 @@ def _bounds(client: ClientRequest, max_tokens: int) -> _Bounds:
 
 def _shows_tokens(client: ClientRequest) -> bool:
     """Whether the answer shows the prompt's tokens, so that the router must know them."""
-    return client.echo or client.shows_prompt or client.params.prompt_logprobs is not None
+    return client.echo or client.shows_prompt or client.turn is not None or client.params.prompt_logprobs is not None
 
 
 def _num_chars(prompt: ChatPrompt) -> int:

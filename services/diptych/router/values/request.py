@@ -25,6 +25,7 @@ from diptych.router.text.parsing.message_formats import DEFAULT_FORMATS, Message
 from diptych.router.text.parsing.parts import MessageParser
 from diptych.router.text.parsing.tool_use import NO_TOOLS, ToolUse
 from diptych.router.tracing.record import NO_TRACE, Trace
+from diptych.router.values.kept_sessions import Turn
 from diptych.router.values.slo_tiers import NO_TIER, NO_WISH, SloWish, Tier
 from diptych.tokens.tokenizer import Tokenizer
 
@@ -121,6 +122,8 @@ class ClientRequest:
     trace: Trace = NO_TRACE
     tool: str = ""  # that the client will run with the answer; empty: what the answer calls
     served_by: ServedBy = field(default_factory=ServedBy)
+    turn: Turn | None = None  # of a session, whose tokens its prompt begins with
+    rids: Sequence[str] = ()  # names beside its id by which it may be aborted
 
     @property
     def is_shaped(self) -> bool:

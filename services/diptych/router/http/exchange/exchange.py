@@ -177,7 +177,7 @@ class Exchange:
 
     async def answer(self, api: Api, request: Request) -> Response:
         trace, said = trace_of(request.scope), _headers(request.scope)
-        origin = Origin(request_id_of(said), said, caller_of(request), trace)
+        origin = Origin(request_id_of(said), said, caller_of(request), trace, self._pipeline.sessions)
         trace.note_origin(origin.request_id, origin.caller.name)
         headers = {HEADER: origin.request_id, api.id_header: origin.request_id}
         held = self.bodies.hold(origin.caller.name)

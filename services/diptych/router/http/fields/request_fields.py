@@ -96,6 +96,7 @@ class RequestFields(GenerationBody):
     slo: SloFields | None = None
     agent_hints: AgentHints | None = None
     nvext: VendorFields | None = None
+    rid: Annotated[str, Field(min_length=1, max_length=128)] | None = None  # by which it may be aborted, beside its id
 
     def check(self) -> None:
         super().check()

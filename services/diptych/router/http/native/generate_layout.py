@@ -67,6 +67,7 @@ class GenerateStyle:
     is_batch: bool = False  # the answer is a list
     is_incremental: bool = False  # an event of a stream has what is new
     logprobs_have_text: bool = True
+    prompt_start: int = 0  # of the prompt's log-probabilities: the token there has none, as in SGLang
 
 
 @dataclass(slots=True)
@@ -135,7 +136,7 @@ class GenerateLayout(Layout):
         if part.scores is not None:
             meta["output_token_logprobs"], meta["output_top_logprobs"] = self._logprobs(part.scores)
         if part.prompt is not None:
-            meta["input_token_logprobs"], meta["input_top_logprobs"] = self._logprobs(part.prompt)
+            meta["input_token_logprobs"], meta["input_top_logprobs"] = self._of_prompt(part.prompt)
         return {"index": index, "text": part.text, "output_ids": list(part.token_ids), "meta_info": meta}
 
     def _note_end(self, meta: MetaInfo, end: End) -> None:
@@ -155,6 +156,13 @@ class GenerateLayout(Layout):
         if end.finish is Finish.LENGTH:
             return {"type": "length", "length": end.usage.completion_tokens}
         return {"type": end.finish.value, "matched": end.stop or end.stop_token}
+
+    def _of_prompt(self, scores: Scores) -> tuple[list[Triple], list[list[Triple] | None]]:
+        """From where the client wants them; the first of those follows nothing that it sees."""
+        triples, tops = self._logprobs(scores)
+        start = self._style.prompt_start
+        firsts: list[Triple] = [(None, *first[1:]) for first in triples[start : start + 1]]
+        return [*firsts, *triples[start + 1 :]], [*(None for _ in firsts), *tops[start + 1 :]]
 
     def _logprobs(self, scores: Scores) -> tuple[list[Triple], list[list[Triple] | None]]:
         """SGLang's triples, of tokens and of their alternatives. The first token of a prompt has none."""

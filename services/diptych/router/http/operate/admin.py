@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, cast
 
 import orjson
@@ -10,6 +10,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 from typing_extensions import TypedDict
 
 from diptych.common.draining import Drainable, drain_route
@@ -74,8 +75,13 @@ class WorkerList(TypedDict):
     workers: list[Worker]
 
 
-def admin_app(fleet: Fleet, explain: Explain, drain: Drainable, trust: Trust, refusals: Refusals) -> Starlette:
-    """Return the application of operators: all paths want the token, and all that they say is JSON."""
+def admin_app(
+    fleet: Fleet, explain: Explain, drain: Drainable, trust: Trust, refusals: Refusals, others: Sequence[Route] = ()
+) -> Starlette:
+    """Return the application of operators: all paths want the token, and all that they say is JSON.
+
+    `others` are paths of theirs that stand elsewhere.
+    """
 
     async def workers(request: Request) -> Answer:
         only_here = fleet.prefixes.told.only_here()
@@ -93,6 +99,7 @@ def admin_app(fleet: Fleet, explain: Explain, drain: Drainable, trust: Trust, re
         drain_route(DRAIN_PATH, drain, trust, refusals),
         operator_route(WORKERS_PATH, ("GET",), workers, trust, refusals),
         operator_route(EXPLAIN_PATH, ("GET",), story, trust, refusals),
+        *others,
     ]
     return Starlette(routes=routes, exception_handlers={HTTPException: _framework_error})
 
