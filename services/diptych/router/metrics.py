@@ -39,9 +39,28 @@ from diptych.tokens.segment_cache import SegmentCache
 from diptych.v1.bootstrap_pb2 import Instance, WorkerLoad
 from diptych.v1.worker_pb2 import LegStats
 
-ANSWER_BUCKETS: Final = (*TTFT_BOUNDS, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0)  # of whole answers
+ANSWER_BUCKETS: Final = (*TTFT_BOUNDS, 1200.0, 1800.0, 3600.0)  # of whole answers
 RATIO_BUCKETS: Final = (0.25, 0.5, 0.67, 0.8, 1.0, 1.25, 1.5, 2.0, 4.0, 8.0)
-STAGE_BUCKETS: Final = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+STAGE_BUCKETS: Final = (
+    0.0001,
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    300.0,
+)
 LEG_STAGES: Final[Mapping[LegKind, tuple[str, Sequence[str]]]] = {  # as `LegStats` names them
     LegKind.PREFILL: ("prefill", ("queue", "compute", "transfer")),
     LegKind.DECODE: ("decode", ("queue", "transfer", "join")),
