@@ -96,6 +96,9 @@ class RouterConfig(LogConfig, TrustConfig, KeyConfig):
         help="file that gets a line a request for `diptych simulate`: lengths, times and names of blocks, no text",
         group="routing",
     )
+    usage_log: Path | None = option(
+        None, help="file that gets a line a request with what it used: key, model, tokens, outcome", group="limits"
+    )
     lost_pair_wait_s: float = option(
         1.5, help="how long a request that lost a worker waits for another pair", group="routing"
     )

@@ -180,8 +180,9 @@ async def run(router: Router, stop: event_loop.Stop, *, drain_s: float) -> None:
             task.cancel()
     router.preparer.close()
     await router.tracer.close()
-    if (log := router.dispatcher.request_log) is not None:
-        log.close()
+    for log in (router.dispatcher.request_log, router.usage):
+        if log is not None:
+            log.close()
 
 
 async def _wait_until_ended(servers: Collection[asyncio.Task[None]], stop: event_loop.Stop, timeout_s: float) -> None:

@@ -15,7 +15,7 @@ from typing import Final
 
 from prometheus_client import Histogram
 
-from diptych.common.errors import InvalidRequest
+from diptych.common.errors import DiptychError, InvalidRequest
 from diptych.generation.finish import Finish
 from diptych.generation.grammar import Grammar, Preamble
 from diptych.generation.output_text import OutputText, TextTokenizer
@@ -28,11 +28,12 @@ from diptych.router.admission.queue import Claim
 from diptych.router.admission.shedder import Shedder
 from diptych.router.admission.ttft_gate import TtftGate
 from diptych.router.choose.explain import Explanation
-from diptych.router.errors import Shed
+from diptych.router.errors import DISCONNECTED, OK, Shed, outcome_of
 from diptych.router.keys.caller import Caller
 from diptych.router.metrics import RouterMetrics
 from diptych.router.serve.execution import Dispatcher, Execution
 from diptych.router.serve.response import response_for
+from diptych.router.serve.usage_log import UsageLog
 from diptych.router.text.tokenization import Tokenization
 from diptych.router.tracing.record import CallTrace, Trace
 from diptych.router.tracing.tracer import note_request
@@ -41,6 +42,7 @@ from diptych.router.values.output import End, Piece
 from diptych.router.values.progress import Progress, RetryLimits
 from diptych.router.values.request import ClientRequest, GenerationRequest, ServedModel
 from diptych.router.values.slo_tiers import NO_TIERS, Tiers
+from diptych.router.values.usage import UsageRecord
 from diptych.router.values.validation import check_request, output_room
 from diptych.router.workers.fleet import Fleet
 
@@ -61,9 +63,11 @@ class Pipeline:
         shedder: Shedder,
         in_flight: InFlight,
         retries: RetryLimits,
+        usage: UsageLog | None = None,
     ) -> None:
         self._model = model
         self._preparer = preparer
+        self._usage = usage  # None: nobody wants to know
         self._dispatcher = dispatcher
         self._admission = admission
         self._gate = gate
@@ -178,6 +182,7 @@ class Pipeline:
         response = response_for(request, OutputText(self._tokenizer_of(request), request.params), self.metrics)
         client = request.client
         flight = InFlightRequest(client.tier, client.life.arrival_s, response, execution.compute_s)
+        outcome = DISCONNECTED  # what ends without a word of ours was ended by the client
         with self._in_flight.holding(flight):
             try:
                 piece, finish = response.on_delta(await execution.next())
@@ -195,11 +200,30 @@ class Pipeline:
                 usage = response.finished(execution.prompt_len, execution.cached_tokens, predicted)
                 end = End(finish, usage, report, response.stop, response.stop_token)
                 execution.trace.end = end
+                outcome = OK
                 yield piece._replace(end=end)
+            except DiptychError as error:
+                outcome = outcome_of(error)
+                raise
             finally:
                 execution.close()
                 response.close()
                 client.caller.charge_output(response.num_tokens)
+                if self._usage is not None:
+                    self._usage.add(self._used(request, execution, response.num_tokens, outcome))
+
+    def _used(self, request: GenerationRequest, execution: Execution, num_tokens: int, outcome: str) -> UsageRecord:
+        client, is_first = request.client, request.choice == 0
+        return UsageRecord(
+            round(time.time(), 3),
+            client.life.request_id,
+            client.caller.name,
+            client.model or self.names[0],
+            outcome,
+            execution.prompt_len * is_first,
+            execution.cached_tokens * is_first,
+            num_tokens,
+        )
 
     async def _report(self, execution: Execution, request: GenerationRequest) -> Report | None:
         report = await execution.report(REPORT_WAIT_S)
@@ -283,7 +307,11 @@ class Preparer:
             client = replace(client, hints=replace(client.hints, prediction=prediction))
         return [
             GenerationRequest(
-                client, prompt, _params(client, room, (seed + choice) & MAX_SEED, grammar), self._timeout_s
+                client,
+                prompt,
+                _params(client, room, (seed + choice) & MAX_SEED, grammar),
+                self._timeout_s,
+                choice=choice,
             )
             for prompt, room in zip(prompts, rooms, strict=True)
             for choice in range(client.num_made)

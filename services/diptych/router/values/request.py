@@ -186,6 +186,7 @@ class GenerationRequest:
     params: SamplingParams
     silence_s: float  # it ends when no token has come for so long
     prediction: Prediction | None = None  # None: nobody asked for one
+    choice: int = 0  # which of the outputs of its prompt
 
 
 def request_for_tokens(model: str, prompt: Prompt, caller: Caller) -> ClientRequest:
