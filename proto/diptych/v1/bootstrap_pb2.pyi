@@ -74,7 +74,7 @@ class TransferInfo(_message.Message):
     def __init__(self, engine_metadata: _Optional[bytes] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = ("num_waiting", "num_running", "free_pages", "total_pages", "waiting_tokens", "linked_instances", "grantable_pages", "queued_transfer_bytes", "link_speeds", "num_waiting_prompts", "blocked_tokens", "num_ungranted", "prompt_budget", "output_tokens", "output_step_s", "context_token_s", "prompt_token_s", "silent_s", "window_pages", "next_beside_pages")
+    __slots__ = ("num_waiting", "num_running", "free_pages", "total_pages", "waiting_tokens", "linked_instances", "grantable_pages", "queued_transfer_bytes", "link_speeds", "num_waiting_prompts", "blocked_tokens", "num_ungranted", "prompt_budget", "output_tokens", "output_step_s", "context_token_s", "prompt_token_s", "silent_s", "window_pages", "next_beside_pages", "key_uses")
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +95,7 @@ class WorkerLoad(_message.Message):
     SILENT_S_FIELD_NUMBER: _ClassVar[int]
     WINDOW_PAGES_FIELD_NUMBER: _ClassVar[int]
     NEXT_BESIDE_PAGES_FIELD_NUMBER: _ClassVar[int]
+    KEY_USES_FIELD_NUMBER: _ClassVar[int]
     num_waiting: int
     num_running: int
     free_pages: int
@@ -115,7 +116,32 @@ class WorkerLoad(_message.Message):
     silent_s: int
     window_pages: int
     next_beside_pages: int
-    def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., linked_instances: _Optional[_Iterable[int]] = ..., grantable_pages: _Optional[int] = ..., queued_transfer_bytes: _Optional[int] = ..., link_speeds: _Optional[_Iterable[_Union[LinkSpeed, _Mapping]]] = ..., num_waiting_prompts: _Optional[int] = ..., blocked_tokens: _Optional[int] = ..., num_ungranted: _Optional[int] = ..., prompt_budget: _Optional[int] = ..., output_tokens: _Optional[int] = ..., output_step_s: _Optional[float] = ..., context_token_s: _Optional[float] = ..., prompt_token_s: _Optional[float] = ..., silent_s: _Optional[int] = ..., window_pages: _Optional[int] = ..., next_beside_pages: _Optional[int] = ...) -> None: ...
+    key_uses: KeyUses
+    def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., linked_instances: _Optional[_Iterable[int]] = ..., grantable_pages: _Optional[int] = ..., queued_transfer_bytes: _Optional[int] = ..., link_speeds: _Optional[_Iterable[_Union[LinkSpeed, _Mapping]]] = ..., num_waiting_prompts: _Optional[int] = ..., blocked_tokens: _Optional[int] = ..., num_ungranted: _Optional[int] = ..., prompt_budget: _Optional[int] = ..., output_tokens: _Optional[int] = ..., output_step_s: _Optional[float] = ..., context_token_s: _Optional[float] = ..., prompt_token_s: _Optional[float] = ..., silent_s: _Optional[int] = ..., window_pages: _Optional[int] = ..., next_beside_pages: _Optional[int] = ..., key_uses: _Optional[_Union[KeyUses, _Mapping]] = ...) -> None: ...
+
+class KeyUses(_message.Message):
+    __slots__ = ("ledger", "keys")
+    LEDGER_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    ledger: int
+    keys: _containers.RepeatedCompositeFieldContainer[KeyUse]
+    def __init__(self, ledger: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[KeyUse, _Mapping]]] = ...) -> None: ...
+
+class KeyUse(_message.Message):
+    __slots__ = ("key", "requests", "tokens", "places", "requests_debt_ms", "tokens_debt_ms")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_DEBT_MS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_DEBT_MS_FIELD_NUMBER: _ClassVar[int]
+    key: int
+    requests: int
+    tokens: int
+    places: int
+    requests_debt_ms: int
+    tokens_debt_ms: int
+    def __init__(self, key: _Optional[int] = ..., requests: _Optional[int] = ..., tokens: _Optional[int] = ..., places: _Optional[int] = ..., requests_debt_ms: _Optional[int] = ..., tokens_debt_ms: _Optional[int] = ...) -> None: ...
 
 class LinkSpeed(_message.Message):
     __slots__ = ("peer_instance_id", "bytes_per_s")

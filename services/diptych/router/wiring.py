@@ -76,6 +76,7 @@ class Router:
     tracer: Tracer
     console: Console | None  # None: it is off
     usage: UsageLog | None  # None: there is none
+    callers: Callers | None  # None: nobody needs a key
 
 
 def build(
@@ -132,7 +133,20 @@ def build(
     grpc = _grpc(config, service, gate, health, share)
     mover = Mover(dispatcher) if config.moves == "on" else None
     return Router(
-        fleet, health, admission, dispatcher, mover, draining, preparer, http, grpc, budget, tracer, console, usage
+        fleet,
+        health,
+        admission,
+        dispatcher,
+        mover,
+        draining,
+        preparer,
+        http,
+        grpc,
+        budget,
+        tracer,
+        console,
+        usage,
+        callers,
     )
 
 

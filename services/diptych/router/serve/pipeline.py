@@ -209,13 +209,14 @@ class Pipeline:
                 execution.close()
                 response.close()
                 client.caller.charge_output(response.num_tokens)
-                if self._usage is not None:
-                    self._usage.add(self._used(request, execution, response.num_tokens, outcome))
+                self._note_usage(request, execution, response.num_tokens, outcome)
 
-    def _used(self, request: GenerationRequest, execution: Execution, num_tokens: int, outcome: str) -> UsageRecord:
+    def _note_usage(self, request: GenerationRequest, execution: Execution, num_tokens: int, outcome: str) -> None:
+        if self._usage is None:
+            return
         client, is_first = request.client, request.choice == 0
-        return UsageRecord(
-            round(time.time(), 3),
+        record = UsageRecord(
+            self._usage.now_s,
             client.life.request_id,
             client.caller.name,
             client.model or self.names[0],
@@ -224,6 +225,7 @@ class Pipeline:
             execution.cached_tokens * is_first,
             num_tokens,
         )
+        self._usage.add(record)
 
     async def _report(self, execution: Execution, request: GenerationRequest) -> Report | None:
         report = await execution.report(REPORT_WAIT_S)

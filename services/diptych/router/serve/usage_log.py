@@ -53,6 +53,11 @@ class UsageLog(Collector):
         self._thread = threading.Thread(target=self._run, name="usage-log", daemon=True)
         self._thread.start()
 
+    @property
+    def now_s(self) -> float:
+        """The time that records are to have."""
+        return round(time.time(), 3)
+
     def add(self, usage: UsageRecord) -> None:
         with self._news:
             self._queue.put(usage)
