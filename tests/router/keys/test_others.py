@@ -20,7 +20,7 @@ from diptych.router.keys.exchange import HEARD_AFTER_S, KeyExchange
 from diptych.router.keys.keyring import ApiKey, Keyring, digest_of
 from diptych.router.keys.ledger import Ledger
 from diptych.router.keys.others import Charge, Debt, OthersUse, Told, Use
-from diptych.v1.bootstrap_pb2 import ROLE_ROUTER, Heartbeat, Instance, WatchUpdate
+from diptych.v1.bootstrap_pb2 import INSTANCE_STATE_READY, ROLE_ROUTER, Heartbeat, Instance, WatchUpdate
 
 STEP_S: Final = 0.25
 ALLOWANCE: Final = 60  # a minute: one a second
@@ -47,7 +47,7 @@ class Routers:
         number = len(self.callers)
         callers = Callers(lambda: self.keyring, lambda: self.now_s, Ledger(num_rows=8))
         self.callers.append(callers)
-        record = Instance(instance_id=number + 1, role=ROLE_ROUTER, address=f"r:{number}", state=2)
+        record = Instance(instance_id=number + 1, role=ROLE_ROUTER, address=f"r:{number}", state=INSTANCE_STATE_READY)
         record.started_unix_ns = number + 1
         self.records.append(record)
         self.views.append(View(self.replica))
