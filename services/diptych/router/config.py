@@ -135,6 +135,11 @@ class RouterConfig(LogConfig, TrustConfig, KeyConfig):
     breaker_failures: int = option(
         5, help="failures in a row after which a worker or link is left alone for a while; 0: never", group="routing"
     )
+    declared_file: Path | None = option(
+        None,
+        help="TOML with what is to be so: adapters, weights of pools, level of logs; read again when it changes",
+        group="adapters",
+    )
     runtime_lora: bool = option(False, help="let clients load and unload adapters over HTTP", group="adapters")
     max_concurrent: int = option(1024, help="requests worked on at once; more wait in line", group="limits")
     max_queued: int = option(256, help="requests in line, by priority; more get 429. 0: no line", group="limits")

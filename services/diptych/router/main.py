@@ -169,6 +169,7 @@ async def run(router: Router, stop: event_loop.Stop, *, drain_s: float) -> None:
     """Run both servers until `stop`. Then take nothing new, and let what runs finish for `drain_s`."""
     async with asyncio.TaskGroup() as group:
         background = [group.create_task(router.fleet.run()), group.create_task(router.health.run())]
+        background.append(group.create_task(router.reconciler.run()))
         if router.console is not None:
             background.append(group.create_task(router.console.run()))
         if router.mover is not None:

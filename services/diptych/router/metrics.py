@@ -142,6 +142,8 @@ class RouterMetrics:
         self._within = counter("within_objectives", "Finished requests that kept the SLO that they had", "tier")
         self._shed = counter("shed", "Requests refused because their tier gives way to others", "tier")
         self.attempts = counter("attempts", "Attempts begun, by policy and number of workers", "policy", "workers")
+        self.pool_attempts = counter("declared_pool_attempts", "Attempts begun, by declared pool", "pool")
+        self.pool_failures = counter("declared_pool_failures", "Attempts that failed, by declared pool", "pool")
         self.retries = counter("retries", "Attempts that failed and were tried again, by reason", "reason")
         self.handed_back = counter("handed_back", "Attempts that a leaving worker handed back, done elsewhere")
         self.kv_resyncs = counter("kv_resyncs", "Times a worker was asked for all its cached pages, after a gap")

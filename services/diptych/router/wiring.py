@@ -46,8 +46,10 @@ from diptych.router.text.tokenization import Tokenization
 from diptych.router.tracing.tracer import OpenExport, Tracer
 from diptych.router.values.progress import RetryLimits
 from diptych.router.values.request import ServedModel
+from diptych.router.workers.adapter_admin import AdapterAdmin
 from diptych.router.workers.drain import DrainableApp, OpenRequests, RouterDrain
 from diptych.router.workers.fleet import Fleet, Membership
+from diptych.router.workers.reconciler import Reconciler
 
 if TYPE_CHECKING:
     from diptych.router.console.console import Console
@@ -77,6 +79,7 @@ class Router:
     console: Console | None  # None: it is off
     usage: UsageLog | None  # None: there is none
     callers: Callers | None  # None: nobody needs a key
+    reconciler: Reconciler
 
 
 def build(
@@ -127,7 +130,10 @@ def build(
         parts = ConsoleParts(config, trust, model, fleet, admission, dispatcher, tracer, callers, budget)
         app, console = add_console(app, parts)
     drain = RouterDrain(draining, f"{fleet.router_id:016x}", config.drain_s)
-    http = _http(config, DrainableApp(app, draining, operators_app(trust, fleet, pipeline, drain, callers)), share)
+    admin = AdapterAdmin(fleet, trust, config.served_model_name)
+    reconciler = Reconciler(fleet, admin, config.declared_file, time.monotonic)
+    operators = operators_app(trust, fleet, pipeline, drain, reconciler, callers)
+    http = _http(config, DrainableApp(app, draining, operators), share)
     service = InferenceService(pipeline, callers, tracer, stall_s=config.client_stall_s)
     gate = CallGate(callers, budget, MessageReader(INFERENCE), stall_s=config.client_stall_s)
     grpc = _grpc(config, service, gate, health, share)
@@ -147,6 +153,7 @@ def build(
         console,
         usage,
         callers,
+        reconciler,
     )
 
 

@@ -52,6 +52,8 @@ MAY_CALL: Final[Mapping[str, Parties]] = MappingProxyType(
         "POST /role": _OPERATOR,
         "GET /admin/drain": _READERS,
         "POST /admin/drain": _OPERATOR,
+        "GET /admin/declared": _READERS,
+        "POST /admin/declared": _OPERATOR,
         "GET /admin/workers": _READERS,
         "GET /admin/explain/{request_id:path}": _READERS,
         "GET /console/api/me": _READERS,

@@ -43,7 +43,7 @@ from diptych.router.values.progress import Progress, RetryLimits
 from diptych.router.values.request import ClientRequest, GenerationRequest, ServedModel
 from diptych.router.values.slo_tiers import NO_TIERS, Tiers
 from diptych.router.values.usage import UsageRecord
-from diptych.router.values.validation import check_request, output_room
+from diptych.router.values.validation import check_pool, check_request, output_room
 from diptych.router.workers.fleet import Fleet
 
 REPORT_WAIT_S: Final = 30.0  # prefill ends a room when it reads decode's Ack: after the step that it runs
@@ -281,6 +281,7 @@ class Preparer:
         """Raise what can be said without looking at the prompt."""
         workers = self._workers
         check_request(client, self._model, workers.model_ids, workers.adapters(), self._max_choices)
+        check_pool(client.routing.pool, workers.pools)
 
     def with_tier(self, client: ClientRequest) -> ClientRequest:
         """Return the request with what its wish comes to. Raises `InvalidRequest`."""

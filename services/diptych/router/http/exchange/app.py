@@ -48,6 +48,7 @@ from diptych.router.serve.pipeline import Pipeline
 from diptych.router.tracing.tracer import Tracer
 from diptych.router.workers.adapter_admin import AdapterAdmin
 from diptych.router.workers.fleet import Fleet
+from diptych.router.workers.reconciler import Reconciler
 
 logger = logging.getLogger(__name__)
 
@@ -83,9 +84,16 @@ def clients_app(
     return with_cors(with_keys(served, callers) if callers else served, config.cors_origins)
 
 
-def operators_app(trust: Trust, fleet: Fleet, pipeline: Pipeline, drain: Drainable, callers: Callers | None) -> ASGIApp:
+def operators_app(
+    trust: Trust,
+    fleet: Fleet,
+    pipeline: Pipeline,
+    drain: Drainable,
+    reconciler: Reconciler,
+    callers: Callers | None,
+) -> ASGIApp:
     """Return what operators see and do; it wants their token, or a key where nobody has a token."""
-    app = admin_app(fleet, pipeline.explain, drain, trust, pipeline.metrics.refusals)
+    app = admin_app(fleet, pipeline.explain, drain, reconciler, trust, pipeline.metrics.refusals)
     return with_keys(app, callers) if callers and trust == INSECURE else app  # clients reach the port, too
 
 
