@@ -37,6 +37,7 @@ _POSITIVE: Final = (
 
 _NOT_NEGATIVE: Final = (
     "breaker_failures",
+    "cold_wait_s",
     "drain_s",
     "explained_requests",
     "hedge_after_s",
@@ -90,6 +91,11 @@ class RouterConfig(LogConfig, TrustConfig, KeyConfig):
         None, help="for the decode worker, chosen second", group="routing", choices=POLICIES
     )
     pair_wait_s: float = option(1.5, help="how long a new request waits for a pair of workers", group="routing")
+    cold_wait_s: float = option(
+        0.0,
+        help="how long a request waits for workers while there are none: they may be started for it",
+        group="routing",
+    )
     explained_requests: int = option(1000, help="last requests whose routing can be explained", group="routing")
     request_log: Path | None = option(
         None,

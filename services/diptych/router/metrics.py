@@ -127,6 +127,7 @@ class RouterMetrics:
         self._prefix_index_bytes = gauge("prefix_index_bytes", "Memory of what is known of cached pages")
         self._running = gauge("requests_running", "Requests that were admitted and have not ended")
         self._breakers_open = gauge("breakers_open", "Workers and links left alone for a while")
+        self.cold = gauge("requests_waiting_for_workers", "Requests that wait until workers have started")
         self._waiting = gauge("requests_waiting", "Requests in line for admission")
 
     def _add_counters(self) -> None:

@@ -200,7 +200,7 @@ def _pipeline(
     selector, metrics, in_flight = dispatcher.selector, dispatcher.metrics, InFlight()
     gate = TtftGate(selector, config.ttft_deadline_ms / 1000, metrics.turned_away_for)
     shedder = Shedder(config.tiers, selector.outlook, in_flight, dispatcher.rng)
-    retries = RetryLimits(config.pair_wait_s, config.lost_pair_wait_s)
+    retries = RetryLimits(config.pair_wait_s, config.lost_pair_wait_s, cold_wait_s=config.cold_wait_s)
     return Pipeline(model, preparer, dispatcher, admission, gate, shedder, in_flight, retries, usage)
 
 

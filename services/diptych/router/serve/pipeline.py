@@ -142,11 +142,22 @@ class Pipeline:
         """Wait for the place, and prepare what takes it."""
         await place.wait()
         start_s = _took("admit", self.metrics.admit, place.begun_s, client.trace)
+        cold_s = await self._wait_while_cold(client)
         prepared = await self._preparer.prepare(client)
+        if cold_s:
+            prepared = [replace(request, cold_s=cold_s) for request in prepared]
         _took("prepare", self.metrics.prepare, start_s, client.trace)
         requests = self._gate.check(prepared)
         client.caller.charge_prompt(sum(request.prompt.num_tokens for request in requests[:: client.num_made]))
         return requests
+
+    async def _wait_while_cold(self, client: ClientRequest) -> float:
+        """Return how long the workers took that were started meanwhile."""
+        fleet, wait_s = self._dispatcher.fleet, self._retries.cold_wait_s
+        if not wait_s or not fleet.is_cold():
+            return 0.0
+        with self.metrics.cold.track_inprogress():
+            return await fleet.wait_while_cold(min(wait_s, client.life.deadline_s - time.monotonic()))
 
     def _claim(self, client: ClientRequest) -> Claim:
         slo = client.tier.slo

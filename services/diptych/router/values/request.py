@@ -189,6 +189,7 @@ class GenerationRequest:
     silence_s: float  # it ends when no token has come for so long
     prediction: Prediction | None = None  # None: nobody asked for one
     choice: int = 0  # which of the outputs of its prompt
+    cold_s: float = 0.0  # that it has waited for workers, of which there were none
 
 
 def request_for_tokens(model: str, prompt: Prompt, caller: Caller) -> ClientRequest:

@@ -7,6 +7,7 @@ while the bootstrap service is away the last set stays.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import time
 from collections import Counter
@@ -23,6 +24,7 @@ from diptych.router.choose.pairing import (
     adapters,
     explain,
     heard,
+    is_cold,
     is_missing,
     pair_up,
     successions,
@@ -235,6 +237,21 @@ class Fleet:
             PoolMember(session.worker.record, session.worker.load, self.estimates.of(session.instance_id).prefill)
             for session in self._sessions.values()
         )
+
+    def is_cold(self) -> bool:
+        """Whether no worker for some leg is ready, so that one has to be started, or is starting."""
+        return not self.pairs() and is_cold(self._views())
+
+    async def wait_while_cold(self, timeout_s: float) -> float:
+        """Wait until a pair may serve, for so long at most, if workers have to start first; return how long it took."""
+        if timeout_s <= 0 or not self.is_cold():
+            return 0.0
+        begun_s = time.monotonic()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not self.pairs() and not self._closed_because:
+                    await self.wait_for_change()
+        return time.monotonic() - begun_s
 
     async def wait_for_pairs(self, timeout_s: float, adapter: str = "") -> tuple[Pair, ...]:
         """Return `pairs(adapter)`, waiting for one if need be. Raises `Unavailable`, saying why there is none."""
