@@ -79,6 +79,7 @@ def served_by(cluster: Cluster, pool: str) -> float:
     return sum(float(cluster.kubectl("exec", each["metadata"]["name"], "--", *command)) for each in routers)
 
 
+@pytest.mark.thorough
 def test_a_pool_beside_the_old_one_gets_its_part_and_is_withdrawn_without_a_failed_request(
     release: Release, cluster: Cluster, watched: Watch
 ) -> None:
