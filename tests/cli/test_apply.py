@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from typing import Any
+
 from diptych.cli.apply import report
 from diptych.v1 import bootstrap_pb2
 from diptych.v1.bootstrap_pb2 import Instance
 
 ROUTER = Instance(instance_id=0xD << 60, role=bootstrap_pb2.ROLE_ROUTER, address="h:3")
 WORKER = Instance(instance_id=0xC << 60, role=bootstrap_pb2.ROLE_DECODE, address="h:2")
-NOTHING = {"changes": [], "problems": {}}
+NOTHING: dict[str, Any] = {"changes": [], "problems": {}}
 
 
 def test_what_was_so_before_is_no_change() -> None:

@@ -14,6 +14,7 @@ from diptych.v1 import bootstrap_pb2, worker_pb2
 
 Cluster = Any
 DECODE = bootstrap_pb2.ROLE_DECODE
+READY = bootstrap_pb2.INSTANCE_STATE_READY
 
 
 def write(path: Path, text: str) -> None:
@@ -134,3 +135,26 @@ def test_doing_it_again_changes_nothing_and_nonsense_is_refused(cluster: Cluster
     }
     status, answer = declare(cluster, "[pools]\na = -1")
     assert (status, answer["error"]) == (400, "the body: pools.a is a weight from 0 on, not -1")
+
+
+def test_a_router_that_starts_later_takes_over_the_newest_of_the_others(cluster: Cluster) -> None:
+    in_pools(cluster)
+    declare(cluster, "[pools]\nold = 1\nnext = 0")
+    declare(cluster, "[pools]\nold = 1\nnext = 3")
+    version = cluster.router.reconciler.version
+    assert version == (2, "[pools]\nold = 1\nnext = 3")
+    other = bootstrap_pb2.Instance(instance_id=8, role=bootstrap_pb2.ROLE_ROUTER, address="r:1", state=READY)
+    for number, weights, holds in ((1, "old = 9", 3.0), (3, "old = 1\nnext = 7", 7.0)):
+        other.declared_version, other.declared = number, f"[pools]\n{weights}"
+        cluster.call(publish_beside(cluster, other))
+        cluster.wait_until(lambda holds=holds: cluster.router.fleet.pools.get("next") == holds)
+    assert cluster.router.reconciler.version.number == 3
+    assert declare(cluster, "[pools]\nold = 1")[0] == 200
+    assert cluster.router.reconciler.version.number == 4, "above all that are known"
+
+
+async def publish_beside(cluster: Cluster, router: bootstrap_pb2.Instance) -> None:
+    cluster._members[router.instance_id] = bootstrap_pb2.Instance()
+    cluster._members[router.instance_id].CopyFrom(router)
+    for listener in cluster._listeners:
+        listener()

@@ -1,6 +1,6 @@
 """Declare what is to be so on a running platform: `diptych apply state.toml`. Doing it again changes nothing.
 
-Routers see to it, also on workers that join later, as long as they run; workers are told the level of logs.
+Routers see to it, also on workers that join later, as long as one of them runs; workers are told the level of logs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WORKER_S: Final = 10.0
 class ApplyConfig(MembersConfig):
     """Have all routers declare what a file says: adapters, weights of pools, the level of logs. Prints what changes.
 
-    Routers that start later know only their own --declared-file, and routers that have one refuse this.
+    Routers that start later learn it from those that run. Routers with a --declared-file refuse this.
     """
 
     file: Path = argument(REQUIRED, help="TOML: [adapters] NAME = PATH, [pools] NAME = WEIGHT, log_level")

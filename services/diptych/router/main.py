@@ -120,6 +120,7 @@ async def _serve(
         def describe() -> Instance:
             if exchange is not None:
                 record.load.key_uses.CopyFrom(exchange.told())
+            record.declared_version, record.declared = router.reconciler.version
             return record
 
         registration = Registration(config.bootstrap, trust, describe, secret)

@@ -9,7 +9,7 @@
     default = 95
     next = 5                      # 0: only requests that name it
 
-What is left out is left as it is.
+It is a whole: an adapter or pool that is left out is none that is declared. Only the level of logs stays as it is.
 """
 
 from __future__ import annotations

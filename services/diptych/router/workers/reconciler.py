@@ -1,7 +1,10 @@
 """Sees to it that what an operator declares is so, on workers that join later, too: level-triggered, again and again.
 
-The declaration comes from a file, which is read again when it changes, or by `replace` where there is no file. Several
-routers do the same beside each other: to load an adapter that is loaded changes nothing.
+The declaration comes from a file, which is read again when it changes, or by `replace` where there is no file. That one
+is a part of this router's record as a member, with a version that is above all that were known. Of several the newest
+holds, so a router that starts later takes over what those of before declare, as long as one of them is there.
+
+Several routers do the same beside each other: to load an adapter that is loaded changes nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from diptych.common import logging as logs
 from diptych.common.errors import ConfigError, DiptychError, InvalidRequest
@@ -20,6 +23,7 @@ from diptych.common.trust.reloaded import Reloaded
 from diptych.router.choose.pools import Weights
 from diptych.router.values.declaration import Declaration, changes, parse_declaration
 from diptych.router.workers.known_worker import KnownWorker
+from diptych.v1.bootstrap_pb2 import Instance
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +46,17 @@ class Workers(Protocol):
 
     def declare(self, pools: Weights) -> None: ...
 
+    def routers(self) -> Mapping[int, Instance]:
+        """The records of all routers."""
+        ...
+
+
+class Version(NamedTuple):
+    """What an operator declared, and which of several is the newest: of equal numbers the greater text, anywhere."""
+
+    number: int = 0
+    text: str = ""
+
 
 def missing(declared: Mapping[str, str], workers: Iterable[KnownWorker]) -> list[str]:
     """Return the declared adapters that some ready worker has not, in their order."""
@@ -61,6 +76,7 @@ class Reconciler:
         self._clock = clock
         self._failed: dict[str, tuple[float, str]] = {}  # adapters: when it was tried last, and why it failed
         self._turn = asyncio.Lock()
+        self.version = Version()  # what `replace` was told last, at any router
         self.declared = Declaration()
         self._take(self._file.current() if self._file else Declaration())
 
@@ -69,11 +85,19 @@ class Reconciler:
         """Why declared adapters are not loaded, by name."""
         return {name: words for name, (_, words) in self._failed.items() if name in self.declared.adapters}
 
-    async def replace(self, declaration: Declaration) -> list[str]:
-        """Declare something else; return what that changes, in words. Raises `InvalidRequest` if a file declares it."""
+    async def replace(self, text: str) -> list[str]:
+        """Declare something else, in TOML; return what that changes, in words. Raises `InvalidRequest`.
+
+        Not where a file declares it.
+        """
         if self._path is not None:
             raise InvalidRequest(f"{self._path} declares this (--declared-file): change the file instead")
+        try:
+            declaration = parse_declaration(text, "the body")
+        except ConfigError as error:
+            raise InvalidRequest(str(error)) from None
         async with self._turn:
+            self.version = Version(max(self.version, self._newest_elsewhere()).number + 1, text)
             words = await self._change_to(declaration)
             await self._load_missing()
         return words
@@ -81,10 +105,25 @@ class Reconciler:
     async def run(self) -> None:
         while True:
             async with self._turn:
-                if self._file is not None:
-                    await self._change_to(self._file.current())
+                await self._change_to(self._file.current() if self._file else self._newest())
                 await self._load_missing()
             await asyncio.sleep(EVERY_S)
+
+    def _newest(self) -> Declaration:
+        """Return what is declared at this router, or later at another one."""
+        newest = self._newest_elsewhere()
+        if newest <= self.version:
+            return self.declared
+        self.version = newest
+        try:
+            return parse_declaration(newest.text, "what another router declares")
+        except ConfigError as error:  # of a later version of the software
+            logger.error("%s", error)
+            return self.declared
+
+    def _newest_elsewhere(self) -> Version:
+        told = (Version(each.declared_version, each.declared) for each in self._workers.routers().values())
+        return max(told, default=Version())
 
     async def _change_to(self, declaration: Declaration) -> list[str]:
         before, words = self.declared, changes(self.declared, declaration)

@@ -13,14 +13,13 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from diptych.common.draining import Drainable, drain_route
-from diptych.common.errors import ConfigError, InvalidRequest, NotFound
+from diptych.common.errors import InvalidRequest, NotFound
 from diptych.common.members.roles import WorkerRole
 from diptych.common.refusals import Refusals
 from diptych.common.trust.operator_route import Answer, OperatorError, operator_route
 from diptych.common.trust.trust import Trust
 from diptych.router.choose.explain import Explanation
 from diptych.router.http.exchange.timings import hex_id
-from diptych.router.values.declaration import parse_declaration
 from diptych.router.workers.drain import DRAIN_PATH
 from diptych.router.workers.fleet import Fleet
 from diptych.router.workers.reconciler import Reconciler
@@ -29,7 +28,7 @@ from diptych.router.workers.worker_view import WorkerLoad
 
 WORKERS_PATH: Final = "/admin/workers"
 DECLARED_PATH: Final = "/admin/declared"
-MAX_DECLARED_BYTES: Final = 1 << 20
+MAX_DECLARED_BYTES: Final = 64 << 10  # it is a part of each heartbeat
 EXPLAIN_PATH: Final = "/admin/explain/{request_id:path}"
 
 Explain = Callable[[str], Explanation | None]  # a request, by its id
@@ -125,10 +124,10 @@ async def _declare(reconciler: Reconciler, request: Request) -> list[str]:
         if len(body) > MAX_DECLARED_BYTES:
             raise InvalidRequest(f"a declaration has at most {MAX_DECLARED_BYTES} bytes")
     try:
-        declaration = parse_declaration(body.decode(), "the body")
-    except (ConfigError, UnicodeDecodeError) as error:
-        raise InvalidRequest(str(error)) from None
-    return await reconciler.replace(declaration)
+        text = body.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"a declaration is TOML, in UTF-8: {error}") from None
+    return await reconciler.replace(text)
 
 
 def _declared(reconciler: Reconciler, words: list[str]) -> Declared:
