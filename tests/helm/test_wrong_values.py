@@ -112,6 +112,12 @@ WRONG = {
     "commonLabels: {app.kubernetes.io/name: a}": "commonLabels: app.kubernetes.io/name is a label of the chart's own",
     "router: {podLabels: {helm.sh/chart: a}}": "router.podLabels: helm.sh/chart is a label of the chart's own",
     "workers: {podLabels: {diptych.io/pool: a}}": "decode pool default: podLabels: diptych.io/pool is a label of",
+    "workers: {autoscaling: {minReplicas: 0}}": "minReplicas is 0, and only KEDA starts a pool that has ended",
+    "workers: {autoscaling: {minReplicas: 0, keda: {enabled: true, serverAddress: a}}}": "set router.options.coldWaitS",
+    "declared: {pools: {next: 5}}": "declared.pools names next, but there is no such pool: there is default",
+    "declared: {pools: {default: 0}}": "declared.pools: every weight is 0, so only requests that name a pool",
+    "declared: {pools: {default: -1}}": "at '/declared/pools/default': minimum: got -1, want 0",
+    "declared: {adapters: {sql: ''}}": "at '/declared/adapters/sql': minLength: got 0, want 1",
     "gateway: {grpc: {enabled: true}}": "gateway.grpc.parentRefs is empty: name the Gateway",
 }
 

@@ -46,6 +46,7 @@ OTHERS: Final[Mapping[str, Command]] = MappingProxyType(
         "update-weights": Command(
             "give running workers other weights", "diptych.cli.update_weights", "UpdateWeightsConfig"
         ),
+        "apply": Command("declare adapters, weights of pools, log levels", "diptych.cli.apply", "ApplyConfig"),
         "role": Command("change what a running worker serves", "diptych.cli.role", "RoleConfig"),
         "keys": Command("make API keys for clients: diptych keys new NAME", "diptych.cli.keys", "KeysConfig"),
         "tokens": Command("make tokens for members: diptych tokens FOLDER", "diptych.cli.tokens", "TokensConfig"),

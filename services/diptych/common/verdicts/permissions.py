@@ -65,6 +65,8 @@ MAY_CALL: Final[Mapping[str, Parties]] = MappingProxyType(
         "POST /continue_generation": _OPERATOR,
         "GET /admin/drain": _READERS,
         "POST /admin/drain": _OPERATOR,
+        "GET /admin/declared": _READERS,
+        "POST /admin/declared": _OPERATOR,
         "GET /admin/workers": _READERS,
         "GET /admin/explain/{request_id:path}": _READERS,
         "GET /get_server_info": _READERS,  # in the words of other servers, as the next ones

@@ -100,6 +100,12 @@ def is_missing(workers: Iterable[WorkerView]) -> bool:
     return not all(any(role.serves(kind) for role in roles) for kind in _KINDS)
 
 
+def is_cold(workers: Iterable[WorkerView]) -> bool:
+    """Whether no worker for some leg is ready: one starts, or has to be started."""
+    roles = {worker.role for worker in workers if worker.state is State.READY}
+    return not all(any(role.serves(kind) for role in roles) for kind in _KINDS)
+
+
 def explain(workers: Collection[WorkerView], model_id: str) -> str:
     """Say in words why `pair_up` returns nothing."""
     serving = [worker for worker in workers if worker.model_id == model_id]

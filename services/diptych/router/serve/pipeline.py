@@ -15,7 +15,7 @@ from typing import Final
 
 from prometheus_client import Histogram
 
-from diptych.common.errors import InvalidRequest
+from diptych.common.errors import DiptychError, InvalidRequest
 from diptych.generation.finish import Finish
 from diptych.generation.grammar import Grammar, Preamble
 from diptych.generation.output_text import OutputText, TextTokenizer
@@ -28,12 +28,13 @@ from diptych.router.admission.queue import Claim
 from diptych.router.admission.shedder import Shedder
 from diptych.router.admission.ttft_gate import TtftGate
 from diptych.router.choose.explain import Explanation
-from diptych.router.errors import Shed
+from diptych.router.errors import DISCONNECTED, OK, Shed, outcome_of
 from diptych.router.keys.caller import Caller
 from diptych.router.metrics import RouterMetrics
 from diptych.router.serve.aborts import Aborts
 from diptych.router.serve.execution import Dispatcher, Execution
 from diptych.router.serve.response import response_for
+from diptych.router.serve.usage_log import UsageLog
 from diptych.router.text.tokenization import Tokenization
 from diptych.router.tracing.record import CallTrace, Trace
 from diptych.router.tracing.tracer import note_request
@@ -43,7 +44,8 @@ from diptych.router.values.output import End, Piece
 from diptych.router.values.progress import Progress, RetryLimits
 from diptych.router.values.request import ClientRequest, GenerationRequest, ServedModel
 from diptych.router.values.slo_tiers import NO_TIERS, Tiers
-from diptych.router.values.validation import check_request, output_room
+from diptych.router.values.usage import UsageRecord
+from diptych.router.values.validation import check_pool, check_request, output_room
 from diptych.router.workers.fleet import Fleet
 
 REPORT_WAIT_S: Final = 30.0  # prefill ends a room when it reads decode's Ack: after the step that it runs
@@ -63,9 +65,11 @@ class Pipeline:
         shedder: Shedder,
         in_flight: InFlight,
         retries: RetryLimits,
+        usage: UsageLog | None = None,
     ) -> None:
         self._model = model
         self._preparer = preparer
+        self._usage = usage  # None: nobody wants to know
         self._dispatcher = dispatcher
         self._admission = admission
         self._gate = gate
@@ -143,11 +147,22 @@ class Pipeline:
         """Wait for the place, and prepare what takes it."""
         await place.wait()
         start_s = _took("admit", self.metrics.admit, place.begun_s, client.trace)
+        cold_s = await self._wait_while_cold(client)
         prepared = await self._preparer.prepare(client)
+        if cold_s:
+            prepared = [replace(request, cold_s=cold_s) for request in prepared]
         _took("prepare", self.metrics.prepare, start_s, client.trace)
         requests = self._gate.check(prepared)
         client.caller.charge_prompt(sum(request.prompt.num_tokens for request in requests[:: client.num_made]))
         return requests
+
+    async def _wait_while_cold(self, client: ClientRequest) -> float:
+        """Return how long the workers took that were started meanwhile."""
+        fleet, wait_s = self._dispatcher.fleet, self._retries.cold_wait_s
+        if not wait_s or not fleet.is_cold():
+            return 0.0
+        with self.metrics.cold.track_inprogress():
+            return await fleet.wait_while_cold(min(wait_s, client.life.deadline_s - time.monotonic()))
 
     def _claim(self, client: ClientRequest) -> Claim:
         slo = client.tier.slo
@@ -183,6 +198,7 @@ class Pipeline:
         response = response_for(request, OutputText(self._tokenizer_of(request), request.params), self.metrics)
         client = request.client
         flight = InFlightRequest(client.tier, client.life.arrival_s, response, execution.compute_s)
+        outcome = DISCONNECTED  # what ends without a word of ours was ended by the client
         with self._in_flight.holding(flight):
             try:
                 piece, finish = response.on_delta(await execution.next())
@@ -205,11 +221,32 @@ class Pipeline:
                 if client.turn is not None:
                     client.turn.ended(request.prompt.ids)
                 execution.trace.end = end
+                outcome = OK
                 yield piece._replace(end=end)
+            except DiptychError as error:
+                outcome = outcome_of(error)
+                raise
             finally:
                 execution.close()
                 response.close()
                 client.caller.charge_output(response.num_tokens)
+                self._note_usage(request, execution, response.num_tokens, outcome)
+
+    def _note_usage(self, request: GenerationRequest, execution: Execution, num_tokens: int, outcome: str) -> None:
+        if self._usage is None:
+            return
+        client, is_first = request.client, request.choice == 0
+        record = UsageRecord(
+            self._usage.now_s,
+            client.life.request_id,
+            client.caller.name,
+            client.model or self.names[0],
+            outcome,
+            execution.prompt_len * is_first,
+            execution.cached_tokens * is_first,
+            num_tokens,
+        )
+        self._usage.add(record)
 
     async def _report(self, execution: Execution, request: GenerationRequest) -> Report | None:
         report = await execution.report(REPORT_WAIT_S)
@@ -271,6 +308,7 @@ class Preparer:
         """Raise what can be said without looking at the prompt."""
         workers = self._workers
         check_request(client, self._model, workers.model_ids, workers.adapters(), self._max_choices)
+        check_pool(client.routing.pool, workers.pools)
 
     def with_tier(self, client: ClientRequest) -> ClientRequest:
         """Return the request with what its wish comes to. Raises `InvalidRequest`."""
@@ -299,7 +337,11 @@ class Preparer:
             client = replace(client, hints=replace(client.hints, prediction=prediction))
         return [
             GenerationRequest(
-                client, prompt, _params(client, room, (seed + choice) & MAX_SEED, grammar), self._timeout_s
+                client,
+                prompt,
+                _params(client, room, (seed + choice) & MAX_SEED, grammar),
+                self._timeout_s,
+                choice=choice,
             )
             for prompt, room in zip(prompts, rooms, strict=True)
             for choice in range(client.num_made)

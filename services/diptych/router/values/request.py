@@ -30,6 +30,7 @@ from diptych.router.values.slo_tiers import NO_TIER, NO_WISH, SloWish, Tier
 from diptych.tokens.tokenizer import Tokenizer
 
 POLICY_HEADER: Final = "x-diptych-policy"
+POOL_HEADER: Final = "x-diptych-pool"
 SESSION_HEADER: Final = "x-diptych-session"
 TTFT_DEADLINE_HEADER: Final = "x-diptych-ttft-deadline-ms"
 OLD_DEADLINE_HEADER: Final = "x-diptych-ttft-slo-ms"  # its former name, which clients still send
@@ -77,6 +78,7 @@ class Routing:
     policy: str = ""  # one of `POLICIES`, instead of the configured one
     session: str = ""  # requests of one session go to the same workers, where the policy heeds it
     ttft_deadline_s: float | None = None  # a first token that comes later than this is worth nothing
+    pool: str = ""  # of workers, one of those that are declared
 
     def in_group(self, name: str) -> Routing:
         """Return the same for a request of a group, if it names no session: those go together, where that counts."""
@@ -197,6 +199,8 @@ class GenerationRequest:
     params: SamplingParams
     silence_s: float  # it ends when no token has come for so long
     prediction: Prediction | None = None  # None: nobody asked for one
+    choice: int = 0  # which of the outputs of its prompt
+    cold_s: float = 0.0  # that it has waited for workers, of which there were none
 
 
 def request_for_tokens(model: str, prompt: Prompt, caller: Caller) -> ClientRequest:
@@ -236,14 +240,15 @@ def routing_of(headers: Mapping[str, str]) -> Routing:
     """Read a request's headers, or its metadata over gRPC: the names are the same. Raises `InvalidRequest`."""
     policy, session = headers.get(POLICY_HEADER, ""), headers.get(SESSION_HEADER, "")
     deadline_ms = headers.get(TTFT_DEADLINE_HEADER) or headers.get(OLD_DEADLINE_HEADER, "")
-    if not (policy or session or deadline_ms):
+    pool = headers.get(POOL_HEADER, "")
+    if not (policy or session or deadline_ms or pool):
         return DEFAULT_ROUTING
     if policy and policy not in POLICIES:
         text = f"there is no policy {policy!r}: use one of {', '.join(sorted(POLICIES))}"
         raise InvalidRequest(text, param=POLICY_HEADER)
     if len(session) > MAX_SESSION_LEN:
         raise InvalidRequest(f"a session's name has at most {MAX_SESSION_LEN} characters", param=SESSION_HEADER)
-    return Routing(policy, session, _seconds(deadline_ms) if deadline_ms else None)
+    return Routing(policy, session, _seconds(deadline_ms) if deadline_ms else None, pool)
 
 
 def _seconds(milliseconds: str) -> float:

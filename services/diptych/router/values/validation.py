@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from diptych.common.errors import InvalidRequest
 from diptych.generation.leg_prompt import words_far_too_long, words_too_long
 from diptych.router.errors import ContextLengthExceeded, ModelNotFound
 from diptych.router.keys.caller import Caller
-from diptych.router.values.request import ChatPrompt, ClientRequest, Prompt, ServedModel
+from diptych.router.values.request import POOL_HEADER, ChatPrompt, ClientRequest, Prompt, ServedModel
 
 MAX_MESSAGES: Final = 4096  # of a chat
 MAX_PARTS: Final = 1024  # of a message: of its content, and calls
@@ -36,6 +36,13 @@ def check_request(
         raise InvalidRequest(text, param="allowed_token_ids")
     client.params.validate_with(client.max_tokens or model.context_len)
     client.params.validate_for(model.vocab_size)
+
+
+def check_pool(name: str, pools: Collection[str]) -> None:
+    """Raise unless a request may name this pool."""
+    if name and name not in pools:
+        there = ", ".join(sorted(pools)) or "none"
+        raise InvalidRequest(f"no pool {name!r} is declared; there is: {there}", param=POOL_HEADER)
 
 
 def _check_priority(priority: int, caller: Caller) -> None:

@@ -49,6 +49,7 @@ from diptych.router.serve.pipeline import Pipeline
 from diptych.router.tracing.tracer import Tracer
 from diptych.router.workers.adapter_admin import AdapterAdmin
 from diptych.router.workers.fleet import Fleet
+from diptych.router.workers.reconciler import Reconciler
 
 logger = logging.getLogger(__name__)
 
@@ -91,13 +92,14 @@ def operators_app(
     fleet: Fleet,
     pipeline: Pipeline,
     drain: Drainable,
+    reconciler: Reconciler,
     callers: Callers | None,
     budget: BodyBudget,
 ) -> ASGIApp:
     """Return what operators see and do; it wants their token, or a key where nobody has a token."""
     refusals = pipeline.metrics.refusals
     tools = operators_routes(pipeline, fleet, _bodies(config, budget), trust, refusals)
-    app = admin_app(fleet, pipeline.explain, drain, trust, refusals, tools)
+    app = admin_app(fleet, pipeline.explain, drain, reconciler, trust, refusals, tools)
     return with_keys(app, callers) if callers and trust == INSECURE else app  # clients reach the port, too
 
 

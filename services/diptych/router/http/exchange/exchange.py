@@ -42,6 +42,7 @@ EVENT_STREAM: Final = [
     (b"x-accel-buffering", b"no"),  # nginx would collect the events
 ]
 WEIGHTS_HEADER: Final = "x-diptych-weights-version"  # what the weights are called that made an answer, as in URLs
+COLD_HEADER: Final = "x-diptych-waited-for-workers-s"
 OUR_BUG: Final = "internal error; the router's log has the details"
 Headers: TypeAlias = Mapping[str, str]
 
@@ -79,6 +80,8 @@ class Answer(Response, ABC):
         try:
             async with self._pipeline.admit(self._request) as requests:
                 self._layout.prompts = _prompts(requests, self._request)
+                if cold_s := requests[0].cold_s:
+                    self._given_headers = {**self._given_headers, COLD_HEADER: f"{cold_s:.1f}"}
                 await self._respond(requests, send)
             return OK
         except DiptychError as error:
