@@ -17,6 +17,7 @@ from typing import Final
 
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.hf_config import HfConfig
+from diptych.architectures.pooling import Pooling
 from diptych.architectures.recurrent import DeltaNet
 from diptych.common.errors import ConfigError
 from diptych.kernels.quantized import Array, QuantizedArray
@@ -81,6 +82,14 @@ def embeddings(config: ModelConfig) -> Iterator[Placed]:
     yield whole("model.norm.weight", "norm", (config.hidden_size,))
     if not config.tie_embeddings:
         yield whole("lm_head.weight", "lm_head", shape, Split.ROWS)
+
+
+def head(pooling: Pooling) -> Iterator[Placed]:
+    """Yield what pooled vectors are multiplied by; every rank has all of it."""
+    for index, dense in enumerate(pooling.head):
+        yield whole(f"{dense.name}.weight", f"head.{index}", (dense.rows, dense.columns))
+        if dense.bias:
+            yield whole(f"{dense.name}.bias", f"head.{index}_bias", (dense.rows,))
 
 
 def with_output(placement: Iterable[Placed]) -> Iterator[Placed]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import chain
 from typing import Any, Final
 
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.hf_config import HfConfig
-from diptych.architectures.placement import Family
+from diptych.architectures.placement import Family, Placed, head
+from diptych.architectures.pooling import Pooling, of_architecture
 from diptych.common.errors import ConfigError
 
 # model_type -> the module that holds its family, under the same name in capitals
@@ -69,6 +72,8 @@ UNKNOWN: Final[dict[str, str]] = {
     "Qwen4ExpForCausalLM": "hyper-connections, embeddings of several tokens, and an indexer that chooses blocks",
     "Qwen4ExpForConditionalGeneration": "hyper-connections, embeddings of several tokens, and an indexer of blocks",
 }
+TEXT: Final = "ForCausalLM"  # the end of an architecture's name that makes text
+POOLED: Final = ("ForSequenceClassification", "ForRewardModel", "Model")  # and of the same without
 # what reading a value of another kind than expected runs into
 NONSENSE: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
@@ -96,7 +101,7 @@ def from_hf(values: Mapping[str, Any], generation: Mapping[str, Any], model_id: 
     hf = HfConfig(values, generation, model_id)
     hf.ignore("quantization_config")  # it is about files, not about the model
     try:
-        config = _family(hf).read(hf)
+        config = pooled(_family(hf).read(hf), of_architecture(hf.get("architectures") or (), hf))
         config.validate()
     except KeyError as error:
         raise ConfigError(f"{model_id}: the configuration has no {error}") from None
@@ -106,8 +111,19 @@ def from_hf(values: Mapping[str, Any], generation: Mapping[str, Any], model_id: 
     return config
 
 
+def pooled(config: ModelConfig, pooling: Pooling | None) -> ModelConfig:
+    """Return a model that makes a vector of a prompt in place of text; None: as it is."""
+    return config if pooling is None else replace(config, pooling=pooling, tie_embeddings=True)
+
+
+def placement_of(config: ModelConfig) -> Iterator[Placed]:
+    """Yield where the tensors of a checkpoint go."""
+    own = FAMILIES[config.architecture].placement(config)
+    return own if config.pooling is None else chain(own, head(config.pooling))
+
+
 def _family(hf: HfConfig) -> Family:
-    names, model_type = hf.get("architectures") or (), hf.get("model_type")
+    names, model_type = [*map(_making_text, hf.get("architectures") or ())], hf.get("model_type")
     if not names and model_type in FAMILIES:
         return FAMILIES[str(model_type)]
     likely_first = sorted(FAMILIES, key=lambda name: name != model_type)  # so that the others are seldom imported
@@ -119,3 +135,10 @@ def _family(hf: HfConfig) -> Family:
     given = ", ".join(names) or f"of model_type {model_type}"
     known = ", ".join(family.architecture for family in FAMILIES.values())
     raise ConfigError(f"{hf.model_id}: architecture {given} is not supported; {known} are")
+
+
+def _making_text(name: str) -> str:
+    """Return what an architecture is called that makes text with the same layers."""
+    end = next((end for end in POOLED if name.endswith(end)), "")
+    known = f"{name.removesuffix(end).removesuffix('Text')}{TEXT}"
+    return known if end and any(known in (each.architecture, *each.aliases) for each in FAMILIES.values()) else name

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import tokenizers
 
-from diptych.architectures.registry import FAMILIES
+from diptych.architectures.registry import placement_of
 from diptych.checkpoints.hf_folder import read_config
 from diptych.kernels.quantized import Array
 from diptych.tokens.hf_tokenizer import read_tokenizer
@@ -40,7 +40,7 @@ class DummyModel:
 
     def tensors(self) -> Iterator[tuple[str, Array]]:
         """Views of the same memory, which must not be written to: weights of billions cost no time."""
-        placed = list(FAMILIES[self.config.architecture].placement(self.config))
+        placed = list(placement_of(self.config))
         shapes = [(sum(piece.shape[0] for piece in pieces), *pieces[0].shape[1:]) for _, pieces in placed]
         random = SCALE * np.random.default_rng(0).standard_normal(NUM_RANDOM, dtype=np.float32)
         repeated = np.resize(random, NUM_RANDOM + max(map(math.prod, shapes)))

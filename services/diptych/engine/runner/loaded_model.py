@@ -26,6 +26,7 @@ from diptych.engine.models.decoder import Decoder
 from diptych.engine.models.lora import Loras, LowRankSetting, adapted_matrices
 from diptych.engine.models.pieces import Pieces
 from diptych.engine.models.weights import Weights, load
+from diptych.engine.pooling.pooler import Pooler
 from diptych.engine.runner.backends import Backend, Setting, choose, narrowing
 from diptych.engine.runner.kv_pool import DTYPES, own_views
 from diptych.engine.runner.model_part import ModelPart
@@ -64,6 +65,7 @@ class LoadedModel:
     sinks: Tensor | None  # that `attention` reads
     communicator: Communicator | None
     only_queues: bool  # all but attention, whatever the numbers: a GPU can record it
+    pooler: Pooler | None = None  # None: the model makes text
     main: ModelConfig | None = None  # of the model whose draft this is; None: of none
     draft: LoadedModel | None = None  # that guesses what this one will say, on the same pool
 
@@ -117,6 +119,9 @@ def load_model(
         sinks = new_sinks(part.config.attending, kv.device)
         if options.deterministic and kv.is_cuda:
             _check_fixed_order(part.config, 1 if communicator is None else communicator.size)
+        if kv.is_cuda and part.config.pooling is not None and part.config.pooling.needs_all_tokens:
+            words = f"pooling by {part.config.pooling.method} is not computed on GPUs yet: give --device cpu"
+            raise ConfigError(f"{part.config.model_id}: {words}")
         backend = _choose(part.config.attending, main, kv, options, sinks)
         ops = part.wrap(narrowing(backend, dtype, kv.device) if options.quantization == "fp8" else backend.ops)
         tensors = expanded(part.tensors) if options.quantization == "none" else part.tensors
@@ -136,6 +141,7 @@ def load_model(
         sinks=sinks,
         communicator=communicator,
         only_queues=backend.only_queues,
+        pooler=None if part.config.pooling is None else Pooler(part.config.pooling, weights),
         main=main,
     )
 

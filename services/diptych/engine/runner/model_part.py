@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.placement import Placed
-from diptych.architectures.registry import FAMILIES
+from diptych.architectures.registry import placement_of
 from diptych.checkpoints.quantization.weight import Stored
 from diptych.checkpoints.shard import Shard, cut_tensors
 from diptych.checkpoints.source import ModelSource
@@ -28,11 +28,10 @@ class ModelPart:
     @staticmethod
     def of(source: ModelSource, communicator: Communicator | None) -> ModelPart:
         """Return the part of the communicator's rank; all for None. Raises `ConfigError` if ranks can't share it."""
-        place = FAMILIES[source.config.architecture].placement
         if communicator is None:
-            return ModelPart(source.config, place(source.config), source.tensors(), lambda ops: ops)
+            return ModelPart(source.config, placement_of(source.config), source.tensors(), lambda ops: ops)
         shard = Shard(communicator.rank, communicator.size)
-        cuts = shard.placement(source.config, place)
+        cuts = shard.placement(source.config, placement_of)
         return ModelPart(
             config=shard.config(source.config),
             placement=[(name, tuple(cut.local for cut in each)) for name, each in cuts],

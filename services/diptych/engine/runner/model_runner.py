@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -97,7 +98,9 @@ class ModelRunner:
                 batch = states.before(batch)
             staged = stage(batch, self._device)
             self._model.attention.init_forward_metadata(staged)
-            self.loras.begin(batch.adapters, batch.extend_lens, logits_rows(batch))
+            rows = logits_rows(batch) if self._model.pooler is None else self._model.pooler.rows(batch)
+            staged = replace(staged, logits_rows=torch.from_numpy(rows).to(self._device))
+            self.loras.begin(batch.adapters, batch.extend_lens, rows)
             on_layer = self._layer_listener()
             logits = self._model.forward(staged, on_layer)
             if self._follower is not None and batch.is_followed:
@@ -109,5 +112,8 @@ class ModelRunner:
     def sample(self, batch: ForwardBatch, logits: Tensor, sampling: SamplingBatch) -> WaitForResult:
         """Choose the batch's next tokens by its logits, which may be overwritten."""
         with torch.inference_mode():
+            if self._model.pooler is not None:
+                pooled = self._model.pooler.result(logits, batch)
+                return lambda: pooled
             result = sample_step(self._model.sampler, logits.cpu(), sampling, batch.prompt_rows)
             return lambda: result

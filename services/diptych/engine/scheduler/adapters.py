@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from diptych.architectures.registry import FAMILIES
+from diptych.architectures.registry import placement_of
 from diptych.checkpoints.source import ModelSource
 from diptych.engine.lora.peft_folder import read_adapter
 from diptych.engine.lora.registry import Loaded, LoraRegistry
@@ -139,7 +139,7 @@ def open_adapters(
     loras: Callable[[], Loras],
 ) -> Adapters[Prepared]:
     """Return the adapters of a model, with those `at_start` loaded. Raises `DiptychError` if one can't be."""
-    placement = tuple(FAMILIES[source.config.architecture].placement(source.config))
+    placement = tuple(placement_of(source.config))
 
     def read(folder: Path) -> ReadAdapter[Prepared]:
         adapter = read_adapter(folder, placement)

@@ -8,7 +8,7 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from diptych.engine.runner.gpu.bus import Bus
+from diptych.engine.runner.gpu.bus import Bus, CopyEngines
 from diptych.engine.runner.gpu.gpu_draft_model import GpuDraftModel
 from diptych.engine.runner.gpu.gpu_runner import Follower, GpuRunner, LaunchSampling, Recorded, Sampled
 from diptych.engine.runner.gpu.graphs import CudaCapture, Graphs
@@ -17,8 +17,9 @@ from diptych.engine.runner.gpu.ladder import ladder, token_ladder
 from diptych.engine.runner.gpu.piece_graphs import PieceGraphs
 from diptych.engine.runner.gpu.staging import Staging
 from diptych.engine.runner.kv_pool import DTYPES
+from diptych.engine.pooling.pooler import Pooler
 from diptych.engine.runner.loaded_model import LoadedModel
-from diptych.engine.runner.sampling.gpu_sampler import GpuSampler
+from diptych.engine.runner.sampling.gpu_sampler import GpuSampler, pooled_result
 from diptych.engine.values.batch import ForwardBatch, OnLayer, SamplingBatch
 from diptych.kernels.gpu.attention.decode_attention import rows_together
 
@@ -38,7 +39,13 @@ def new_runner(
         sampler = GpuSampler(device, model.config.vocab_size, limits.max_samples, bus)
         sampler.warm_up(DTYPES[model.options.dtype])
         draft = None if model.draft is None else GpuDraftModel(model.draft, partial(new, model.draft, _none_sampled))
-        return new(model, sampler.queue, layer_listener, draft)
+        launch = sampler.queue if model.pooler is None else _pooling(model.pooler, bus or CopyEngines())
+        return new(model, launch, layer_listener, draft)
+
+
+def _pooling(pooler: Pooler, bus: Bus) -> LaunchSampling:
+    """Return what makes vectors of a step, where no token is chosen."""
+    return lambda batch, hidden, sampling: pooled_result(pooler.vectors(hidden, batch), bus)
 
 
 def _runner(
