@@ -62,7 +62,7 @@ class Pooler:
                 starts = np.cumsum(batch.extend_lens) - batch.extend_lens
                 return hidden[torch.from_numpy(starts).to(hidden.device)]
             case "mean":
-                parts = hidden.float().split(batch.extend_lens.tolist())
+                parts = torch.split(hidden.float(), batch.extend_lens.tolist())
                 return torch.stack([part.mean(dim=0) for part in parts]).to(hidden.dtype)
 
     def _headed(self, x: Tensor) -> Tensor:

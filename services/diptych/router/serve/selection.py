@@ -67,7 +67,9 @@ class Selector:
 
     async def select(self, progress: Progress, wait_s: float) -> Selection:
         """Choose a pair whose sessions are open. Raises `Unavailable` if there is none within `wait_s`."""
-        everybody = await self._fleet.wait_for_pairs(wait_s, progress.request.client.hints.adapter)
+        client = progress.request.client
+        wait = self._fleet.wait_for_pairs if client.vectors is None else self._fleet.wait_for_singles
+        everybody = await wait(wait_s, client.hints.adapter)
         now_s = time.monotonic()
         pairs = self.breakers.choose(least_blamed(everybody, progress.blamed), now_s)
         prompt = self._find(progress.request, progress.prompt_ids)

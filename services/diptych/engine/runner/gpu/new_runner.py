@@ -8,6 +8,7 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
+from diptych.engine.pooling.pooler import Pooler
 from diptych.engine.runner.gpu.bus import Bus, CopyEngines
 from diptych.engine.runner.gpu.gpu_draft_model import GpuDraftModel
 from diptych.engine.runner.gpu.gpu_runner import Follower, GpuRunner, LaunchSampling, Recorded, Sampled
@@ -17,7 +18,6 @@ from diptych.engine.runner.gpu.ladder import ladder, token_ladder
 from diptych.engine.runner.gpu.piece_graphs import PieceGraphs
 from diptych.engine.runner.gpu.staging import Staging
 from diptych.engine.runner.kv_pool import DTYPES
-from diptych.engine.pooling.pooler import Pooler
 from diptych.engine.runner.loaded_model import LoadedModel
 from diptych.engine.runner.sampling.gpu_sampler import GpuSampler, pooled_result
 from diptych.engine.values.batch import ForwardBatch, OnLayer, SamplingBatch

@@ -87,7 +87,7 @@ class DeviceResult:
         return partial(_wait, is_over, result, self.inputs)
 
     def _cut(self, vectors: Tensor) -> list[F32]:
-        return list(map(Tensor.numpy, vectors.split(list(self.vector_lens))))
+        return list(map(Tensor.numpy, torch.split(vectors, list(self.vector_lens))))
 
 
 def pooled_result(vectors: Tensor, bus: Bus) -> DeviceResult:
