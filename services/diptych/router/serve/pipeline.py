@@ -48,6 +48,7 @@ from diptych.router.values.vectors import Pooled
 from diptych.router.workers.fleet import Fleet
 
 REPORT_WAIT_S: Final = 30.0  # prefill ends a room when it reads decode's Ack: after the step that it runs
+IDLE_PRIORITY: Final = -10  # of vectors that a model makes which is there for text, if they name no other
 COUNTED_CONTEXTS: Final = 4  # that a text may have the tokens of, for whoever wants to know how many they are
 
 
@@ -206,6 +207,8 @@ class Pipeline:
 
     async def vectors(self, client: ClientRequest) -> list[Pooled]:
         """Return a vector of each prompt of a request that wants no text. Raises the caller's `DiptychError`."""
+        if self._model.pooling is None and not client.account.priority:
+            client = replace(client, account=replace(client.account, priority=IDLE_PRIORITY))
         async with self.admit(client) as requests:
             tasks = [asyncio.create_task(self._vector(request)) for request in requests]
             try:

@@ -14,6 +14,7 @@ from diptych.router.values.request import ChatPrompt, ClientRequest, Prompt, Ser
 MAX_MESSAGES: Final = 4096  # of a chat
 MAX_PARTS: Final = 1024  # of a message: of its content, and calls
 MAX_TOOLS: Final = 128
+MAX_INPUTS: Final = 2048  # that a request may want vectors of, as OpenAI's API has it
 MAX_TOKENS: Final = 2**20  # that a client may send
 WAYS: Final = {"embed": "/v1/embeddings, /v1/score or /v1/rerank", "classify": "/classify, /v1/score or /v1/rerank"}
 ROLES: Final = ("system", "user", "assistant", "tool")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -19,7 +19,6 @@ from diptych.router.http.exchange.body import BodyReader
 from diptych.router.http.exchange.disconnect import until_disconnect
 from diptych.router.http.exchange.key_gate import caller_of
 from diptych.router.http.exchange.parse import Origin, read_fields
-from diptych.router.http.vectors.scoring import Scored, score
 from diptych.router.http.vectors.vector_answers import (
     Classified,
     ClassifiedList,
@@ -42,11 +41,10 @@ from diptych.router.http.vectors.vector_requests import (
     VectorFields,
 )
 from diptych.router.serve.pipeline import Pipeline
+from diptych.router.serve.scoring import Scored, embed, score
 from diptych.router.tracing.record import NO_TRACE
 from diptych.router.values.request import ClientRequest, Prompt
-from diptych.router.values.vectors import Pooled, check_dimensions, embedding, probabilities
-
-IDLE_PRIORITY: Final = -10  # of those that are computed by a model that makes text, if they name no other
+from diptych.router.values.vectors import Pooled, probabilities
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +56,7 @@ class Ask:
 
     def request(self, fields: VectorFields, prompts: Sequence[Prompt], labels: tuple[int, ...] = ()) -> ClientRequest:
         wish, params = fields.vector_wish(labels), SamplingParams()
-        client = self.origin.request(fields, prompts, params, user=fields.user, max_tokens=1, vectors=wish)
-        if self.pipeline.model.pooling is not None or fields.priority is not None:
-            return client
-        return replace(client, account=replace(client.account, priority=IDLE_PRIORITY))
+        return self.origin.request(fields, prompts, params, user=fields.user, max_tokens=1, vectors=wish)
 
     async def vectors(self, fields: InputFields) -> list[Pooled]:
         return await self.pipeline.vectors(self.request(fields, fields.prompts()))
@@ -75,15 +70,8 @@ Work = Callable[[Any, Ask], Awaitable[Mapping[str, object]]]
 
 
 async def embeddings(fields: EmbeddingsRequest, ask: Ask) -> EmbeddingList:
-    pooling = ask.pipeline.model.pooling
-    if pooling is not None and pooling.purpose != "embed":
-        text = f"{ask.pipeline.model.model_id} is a classifier and makes no embeddings: ask for /classify"
-        raise InvalidRequest(text, param="model")
-    if pooling is not None:
-        check_dimensions(fields.dimensions, ask.pipeline.model.vector_size)
-    pooled = await ask.vectors(fields)
-    make = partial(embedding, normalize=pooling is not None and pooling.normalize, dimensions=fields.dimensions)
-    made = [encoded(make(each.vector), fields.encoding_format) for each in pooled]
+    pooled = await embed(ask.request(fields, fields.prompts()), fields.dimensions, ask.pipeline)
+    made = [encoded(each.vector, fields.encoding_format) for each in pooled]
     return {
         "object": "list",
         "data": [{"object": "embedding", "index": index, "embedding": each} for index, each in enumerate(made)],

@@ -10,8 +10,8 @@ from diptych.common.errors import InvalidRequest
 from diptych.router.http.fields.request_fields import RequestFields
 from diptych.router.http.fields.strict_model import ConversationPart
 from diptych.router.values.request import Prompt, TextPrompt, TokenPrompt, VectorWish
+from diptych.router.values.validation import MAX_INPUTS
 
-MAX_INPUTS: Final = 2048  # as OpenAI's API has it
 INPUT_SCHEMA: Final[dict[str, Any]] = {
     "anyOf": [
         {"type": "string", "minLength": 1},

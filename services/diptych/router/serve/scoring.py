@@ -1,4 +1,4 @@
-"""How well pairs of texts fit, by whatever the served model is.
+"""Embeddings, and how well pairs of texts fit, by whatever the served model is.
 
 A classifier scores each pair, an embedding model the two texts by themselves: the score is their cosine. A model that
 makes text is asked for yes or no in the words that Qwen3-Reranker was trained with: the score is the share of yes.
@@ -7,6 +7,7 @@ makes text is asked for yes or no in the words that Qwen3-Reranker was trained w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from diptych.common.errors import InvalidRequest
 from diptych.router.serve.pipeline import Pipeline
 from diptych.router.values.request import ClientRequest, FramedPrompt, PairPrompt, Prompt, ServedModel, TextPrompt
-from diptych.router.values.vectors import Pooled, likeness, probabilities, softmax
+from diptych.router.values.vectors import Pooled, check_dimensions, embedding, likeness, probabilities, softmax
 
 JUDGE: Final = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
@@ -33,6 +34,19 @@ class Scored(NamedTuple):
 
     scores: list[float]
     pooled: list[Pooled]
+
+
+async def embed(client: ClientRequest, dimensions: int | None, pipeline: Pipeline) -> list[Pooled]:
+    """Return an embedding of each prompt, with so many dimensions; None: all. Raises the caller's `DiptychError`."""
+    model = pipeline.model
+    if model.pooling is None:
+        return await pipeline.vectors(client)  # which says why not
+    if model.pooling.purpose != "embed":
+        text = f"{model.model_id} is a classifier and makes no embeddings: ask for /classify"
+        raise InvalidRequest(text, param="model")
+    check_dimensions(dimensions, model.vector_size)
+    make = partial(embedding, normalize=model.pooling.normalize, dimensions=dimensions)
+    return [each._replace(vector=make(each.vector)) for each in await pipeline.vectors(client)]
 
 
 async def score(pairs: Pairs, instruction: str | None, new_request: NewRequest, pipeline: Pipeline) -> Scored:
