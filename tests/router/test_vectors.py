@@ -36,8 +36,10 @@ def cluster(start_shared_cluster: Start) -> Cluster:
     return start_shared_cluster(decode=0, pooling=EMBED)
 
 
-def client(cluster: Cluster, key: str = "none") -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{cluster.url}/v1", api_key=key, max_retries=0)
+def embed(cluster: Cluster, key: str = "none", **fields: Any) -> Any:
+    """Ask by OpenAI's client."""
+    with openai.OpenAI(base_url=f"{cluster.url}/v1", api_key=key, max_retries=0) as client:
+        return client.embeddings.create(model="tiny", **fields)
 
 
 def unit(*numbers: float) -> list[float]:
@@ -48,6 +50,7 @@ def test_the_client_gets_the_vectors_of_transformers_through_router_core_and_mod
     cluster: Cluster, tmp_path: Path
 ) -> None:
     settings = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    settings |= {"num_key_value_heads": 2}
     torch.manual_seed(1)
     config = transformers.Qwen3Config(vocab_size=cluster.tokenizer.vocab_size, head_dim=16, **settings)
     model = transformers.Qwen3Model(config).eval()
@@ -55,7 +58,7 @@ def test_the_client_gets_the_vectors_of_transformers_through_router_core_and_mod
     worker = cluster.prefill()
     simulated, worker.vector = worker.vector, PoolingEngine(open_model(str(tmp_path))).answer
     texts = ["a text", "a text of more tokens than a step has, and so in chunks: " + 50 * "x", "a text"]
-    found = client(cluster).embeddings.create(model="tiny", input=texts)
+    found = embed(cluster, input=texts)
     worker.vector = simulated
     for text, each in zip(texts, found.data, strict=True):
         with torch.inference_mode():
@@ -73,7 +76,7 @@ def test_inputs_are_texts_or_tokens_one_or_many(cluster: Cluster) -> None:
         ([[64], [65]], [unit(64, 1, 0), unit(65, 1, 0)]),
     ):
         for encoding in ("float", "base64"):
-            found = client(cluster).embeddings.create(model="tiny", input=given, encoding_format=encoding)
+            found = embed(cluster, input=given, encoding_format=encoding)
             vectors = [each.embedding for each in found.data]
             if encoding == "base64":
                 vectors = [np.frombuffer(base64.b64decode(str(each)), "<f4") for each in vectors]
@@ -81,7 +84,7 @@ def test_inputs_are_texts_or_tokens_one_or_many(cluster: Cluster) -> None:
 
 
 def test_dimensions_are_the_first_and_of_length_1_again(cluster: Cluster) -> None:
-    found = client(cluster).embeddings.create(model="tiny", input="ab", dimensions=2)
+    found = embed(cluster, input="ab", dimensions=2)
     np.testing.assert_allclose(found.data[0].embedding, unit(129, 2), rtol=1e-6)
 
 
@@ -201,12 +204,19 @@ def test_a_full_router_and_a_spent_key_answer_with_the_time_to_come_back(
     keys = tmp_path / "keys.toml"
     keys.write_text(f'[bob]\nsha256 = "{digest_of("b-key").hex()}"\ntokens_per_minute = 10\n')
     cluster = start_cluster(decode=0, pooling=EMBED, api_keys_file=keys, max_concurrent=4, max_queued=0)
-    with pytest.raises(openai.RateLimitError) as full:
-        client(cluster, "b-key").embeddings.create(model="tiny", input=["a"] * 5)
+    cluster.prefill().faults += [hang(0)] * 4
+    connection = http.client.HTTPConnection(cluster.url.removeprefix("http://"), timeout=200)
+    headers = {"authorization": "Bearer b-key"}
+    connection.request("POST", "/v1/embeddings", json.dumps({"input": ["a"] * 4}), headers)
+    cluster.wait_for(lambda: len(cluster.prefill().started) == 4)
+    with pytest.raises(openai.RateLimitError, match="busy with 4 requests") as full:
+        embed(cluster, "b-key", input="a")
     assert int(full.value.response.headers["retry-after"]) >= 1
-    client(cluster, "b-key").embeddings.create(model="tiny", input="x" * 40)
+    connection.close()
+    cluster.wait_for(lambda: not cluster.prefill().running)
+    embed(cluster, "b-key", input="x" * 40)
     with pytest.raises(openai.RateLimitError, match="10 tokens a minute") as spent:
-        client(cluster, "b-key").embeddings.create(model="tiny", input="a")
+        embed(cluster, "b-key", input="a")
     assert int(spent.value.response.headers["retry-after"]) >= 1
 
 

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from diptych.architectures.encoder import Encoder
 from diptych.architectures.pooling import Pooling
 from diptych.architectures.recurrent import Recurrent
 from diptych.common.errors import ConfigError
@@ -230,6 +231,7 @@ class ModelConfig:
     kv_scales: tuple[tuple[float, float], ...] = ()  # [num_layers]: of FP8 keys, of FP8 values. Empty: 1 everywhere
     fp8_weights: bool = False  # as they are stored: GPUs quantise what they multiply them by
     keeps_all: bool = False  # layers with a window keep all tokens of a request, too; see `page_groups`
+    encoder: Encoder | None = None  # its layers are none of a decoder
     pooling: Pooling | None = None  # what is made of a prompt where no text is: there is no output projection then
     draft: DraftLayers | None = None  # that worker and peers agree on; None: pages hold nothing of another model
 

@@ -64,6 +64,7 @@ class Family:
     learned: str | None = None  # a tensor, not placed, that says more of the configuration:
     with_learned: Callable[[ModelConfig, Array], ModelConfig] = lambda config, _: config
     aliases: tuple[str, ...] = ()  # other names of the architecture
+    prefix: str = "model."  # of tensors, which checkpoints that make no text may leave out
 
 
 DENSE_NAMES: Final = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
@@ -90,6 +91,8 @@ def head(pooling: Pooling) -> Iterator[Placed]:
         yield whole(f"{dense.name}.weight", f"head.{index}", (dense.rows, dense.columns))
         if dense.bias:
             yield whole(f"{dense.name}.bias", f"head.{index}_bias", (dense.rows,))
+        if dense.norm:
+            yield whole(f"{dense.norm}.weight", f"head.{index}_norm", (dense.rows,))
 
 
 def with_output(placement: Iterable[Placed]) -> Iterator[Placed]:

@@ -37,6 +37,7 @@ class Dense:
     columns: int
     bias: bool = False
     activation: Activation = ""  # of what comes of it
+    norm: str = ""  # of that: the name of its weights, without `.weight`; it subtracts the mean. Empty: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,24 +49,24 @@ class Pooling:
     normalize: bool = False  # the vector has length 1
     head: tuple[Dense, ...] = ()
     labels: tuple[str, ...] = ()  # of a classifier, in the order of its scores
+    sees_all: bool = False  # each token sees those behind it, too
     several_labels: bool = False  # each score is a probability of its own; else they are of one choice
 
     @property
     def needs_all_tokens(self) -> bool:
         """Whether a step must compute the whole prompt: what was computed before, or elsewhere, is not known there."""
-        return self.method != "last"
+        return self.sees_all or self.method != "last"
 
     def size(self, hidden_size: int) -> int:
         """Return the numbers of a vector."""
         return self.head[-1].rows if self.head else hidden_size
 
 
-def of_architecture(names: Sequence[str], values: Mapping[str, Any]) -> Pooling | None:
+def of_architecture(values: Mapping[str, Any]) -> Pooling | None:
     """Return what the names of an architecture say of a decoder; None: it makes text."""
-    if any(name.endswith("ForSequenceClassification") for name in names):
-        labels = labels_of(values)
-        score = Dense("score", len(labels), values["hidden_size"])
-        return Pooling("classify", "last", head=(score,), labels=labels, several_labels=has_several(values))
+    names = values.get("architectures") or ()
+    if found := classifier(values, (Dense("score", 0, values["hidden_size"]),), "last"):
+        return found
     if any(name.endswith("ForRewardModel") for name in names):  # Qwen2.5-Math-RM's
         hidden = values["hidden_size"]
         first = Dense("score.0", hidden, hidden, bias=True, activation="relu")
@@ -75,16 +76,22 @@ def of_architecture(names: Sequence[str], values: Mapping[str, Any]) -> Pooling 
     return None
 
 
+def classifier(values: Mapping[str, Any], head: tuple[Dense, ...], method: Method) -> Pooling | None:
+    """Return the pooling of a classifier, the last matrix of whose head has a row a label; None: it is none."""
+    if not any(name.endswith("ForSequenceClassification") for name in values.get("architectures") or ()):
+        return None
+    labels = labels_of(values)
+    whole = (*head[:-1], replace(head[-1], rows=len(labels)))
+    several = values.get("problem_type") == "multi_label_classification"
+    return Pooling("classify", method, head=whole, labels=labels, several_labels=several, sees_all=method != "last")
+
+
 def labels_of(values: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the labels of a classifier: where nobody says any, transformers has two."""
     named = values.get("id2label")
     if named is None:
         return tuple(f"LABEL_{index}" for index in range(values.get("num_labels") or 2))
     return tuple(str(named[key]) for key in sorted(named, key=int))
-
-
-def has_several(values: Mapping[str, Any]) -> bool:
-    return values.get("problem_type") == "multi_label_classification"
 
 
 def of_modules(modules: Sequence[Mapping[str, Any]], settings: Mapping[str, Mapping[str, Any]]) -> Pooling | None:

@@ -16,6 +16,7 @@ from diptych.common.errors import ConfigError
 
 # model_type -> the module that holds its family, under the same name in capitals
 HOMES: Final[Mapping[str, str]] = {
+    "bert": "encoders.bert",
     "deepseek_v3": "latent.deepseek_v3",
     "deepseek_v32": "latent.deepseek_v32",
     "ernie4_5": "dense.ernie4_5",
@@ -47,6 +48,7 @@ HOMES: Final[Mapping[str, str]] = {
     "mistral4": "latent.mistral4",
     "mistral_large4": "latent.mistral_large4",
     "mixtral": "experts.mixtral",
+    "modernbert": "encoders.modernbert",
     "nemotron": "dense.nemotron",
     "nemotron_h": "recurrent.nemotron_h",
     "olmo2": "dense.olmo2",
@@ -61,7 +63,9 @@ HOMES: Final[Mapping[str, str]] = {
     "qwen3_5_text": "recurrent.qwen3_5",
     "qwen3_moe": "experts.qwen3_moe",
     "qwen3_next": "recurrent.qwen3_next",
+    "roberta": "encoders.bert",
     "seed_oss": "dense.seed_oss",
+    "xlm_roberta": "encoders.bert",
 }
 # architectures that are known and not served, and what of them no layer computes
 UNKNOWN: Final[dict[str, str]] = {
@@ -101,7 +105,8 @@ def from_hf(values: Mapping[str, Any], generation: Mapping[str, Any], model_id: 
     hf = HfConfig(values, generation, model_id)
     hf.ignore("quantization_config")  # it is about files, not about the model
     try:
-        config = pooled(_family(hf).read(hf), of_architecture(hf.get("architectures") or (), hf))
+        config = _family(hf).read(hf)
+        config = config if config.pooling is not None else pooled(config, _pooling(hf))
         config.validate()
     except KeyError as error:
         raise ConfigError(f"{model_id}: the configuration has no {error}") from None
@@ -113,7 +118,11 @@ def from_hf(values: Mapping[str, Any], generation: Mapping[str, Any], model_id: 
 
 def pooled(config: ModelConfig, pooling: Pooling | None) -> ModelConfig:
     """Return a model that makes a vector of a prompt in place of text; None: as it is."""
-    return config if pooling is None else replace(config, pooling=pooling, tie_embeddings=True)
+    if pooling is None:
+        return config
+    sees_all = pooling.sees_all or (config.pooling is not None and config.pooling.sees_all)
+    pooling = replace(pooling, sees_all=sees_all)
+    return replace(config, pooling=pooling, tie_embeddings=True, keeps_all=config.keeps_all or sees_all)
 
 
 def placement_of(config: ModelConfig) -> Iterator[Placed]:
@@ -135,6 +144,14 @@ def _family(hf: HfConfig) -> Family:
     given = ", ".join(names) or f"of model_type {model_type}"
     known = ", ".join(family.architecture for family in FAMILIES.values())
     raise ConfigError(f"{hf.model_id}: architecture {given} is not supported; {known} are")
+
+
+def _pooling(hf: HfConfig) -> Pooling | None:
+    """Return what a decoder makes of prompts in place of text, whose tokens may see those behind them; None: text."""
+    pooling, sees_all = of_architecture(hf), hf.get("use_bidirectional_attention") is True
+    if pooling is None and sees_all:
+        raise ConfigError(f"{hf.model_id}: with use_bidirectional_attention no text can be made")
+    return None if pooling is None else replace(pooling, sees_all=sees_all)
 
 
 def _making_text(name: str) -> str:

@@ -109,10 +109,12 @@ class HfFolder:
 
     def _named(self, name: str) -> str:
         """Return a tensor's name as models that make text have it: without an output, many leave the prefix out."""
-        pooling = self.config.pooling
-        if pooling is None or name.startswith(("model.", "lm_head.", *(dense.name for dense in pooling.head))):
+        pooling, family = self.config.pooling, FAMILIES[self.config.architecture]
+        if pooling is None:
             return name
-        return f"model.{name}"
+        head = [part for dense in pooling.head for part in (dense.name, dense.norm) if part]
+        known = (family.prefix, "lm_head.", *head, *family.not_read(self.config))
+        return name if name.startswith(known) else f"{family.prefix}{name}"
 
 
 def quantization_of(values: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -129,8 +131,19 @@ def read_config(folder: Path) -> ModelConfig:
     config = from_hf(values, read_json(generation) if generation.exists() else {}, folder.resolve().name)
     pooling = read_modules(folder) if (folder / "modules.json").exists() else None
     if pooling is None or (config.pooling is not None and config.pooling.purpose == "classify"):
-        return config
+        return _with_separator(folder, config)
     return _shortened(folder, pooled(config, pooling))
+
+
+def _with_separator(folder: Path, config: ModelConfig) -> ModelConfig:
+    """Return a classifier of pairs with the token behind which its tokenizer says that the second text begins."""
+    encoder, pooling = config.encoder, config.pooling
+    if encoder is None or encoder.num_types < 2 or pooling is None or pooling.purpose != "classify":
+        return config
+    if not (folder / "tokenizer.json").exists():
+        return config
+    separator = read_tokenizer(folder, ()).separator()
+    return config if separator is None else replace(config, encoder=replace(encoder, separator=separator))
 
 
 def read_modules(folder: Path) -> Pooling | None:

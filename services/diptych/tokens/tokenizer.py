@@ -97,6 +97,13 @@ class Tokenizer:
             raise InvalidRequest(f"text is not valid Unicode: {error}") from None
         return ids
 
+    def separator(self) -> int | None:
+        """Return the token behind which the second text of a pair begins, by types of tokens; None: there is none."""
+        encoding = self._backend.encode("a", "b")
+        if 1 not in encoding.type_ids[1:]:
+            return None
+        return int(encoding.ids[encoding.type_ids.index(1) - 1])
+
     def encode_all(self, texts: Sequence[str], *, add_special_tokens: bool = False) -> list[list[int]]:
         """Return the token ids of each text. Other threads run meanwhile: the library's `encode` would stop them."""
         try:

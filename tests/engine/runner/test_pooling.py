@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 import transformers
+from safetensors.torch import save_file
 
 from diptych.checkpoints.source import open_model
 from diptych.common.errors import ConfigError
@@ -130,3 +132,76 @@ def test_modules_that_nobody_computes_are_refused_by_name(
     add_modules(tmp_path, pooling, kinds)
     with pytest.raises(ConfigError, match=words):
         open_model(str(tmp_path))
+
+
+ENCODER: Mapping[str, Any] = {key: SHAPE[key] for key in SHAPE.keys() - {"num_key_value_heads", "head_dim"}}
+    key: value for key, value in SHAPE.items() if key not in ("num_key_value_heads", "head_dim")
+}
+ENCODERS: Mapping[str, Mapping[str, Any]] = {
+    "Bert": {},
+    "Roberta": {"pad_token_id": 1},
+    "XLMRoberta": {"pad_token_id": 1},
+    "ModernBert": {"local_attention": 16, "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2},
+}
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+@pytest.mark.parametrize("method", ["mean", "cls"])
+def test_encoders_give_what_auto_model_gives(new_driver: NewDriver, tmp_path: Path, family: str, method: str) -> None:
+    config = getattr(transformers, f"{family}Config")(**ENCODER | ENCODERS[family])
+    model = save(tmp_path, f"{family}Model", config)
+    add_modules(tmp_path, {"pooling_mode": method})
+    prompts = [[3 + token % 128 for token in prompt] for prompt in PROMPTS]  # not those that stand for nothing
+    states = [hidden_of(model, prompt) for prompt in prompts]
+    expected = torch.stack([each.mean(dim=0) if method == "mean" else each[0] for each in states])
+    source = open_model(str(tmp_path))
+    assert source.config.pooling is not None
+    assert source.config.pooling.needs_all_tokens
+    assert_alike(vectors_of(new_driver(source), dict(enumerate(prompts))), expected)
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+def test_classifiers_by_encoders_give_their_logits(new_driver: NewDriver, tmp_path: Path, family: str) -> None:
+    config = getattr(transformers, f"{family}Config")(**ENCODER | ENCODERS[family], num_labels=3)
+    model = save(tmp_path, f"{family}ForSequenceClassification", config)
+    prompts = [[3 + token % 128 for token in prompt] for prompt in PROMPTS]
+    with torch.inference_mode():
+        expected = torch.cat([model(torch.tensor([prompt])).logits for prompt in prompts])
+    assert_alike(vectors_of(new_driver(open_model(str(tmp_path))), dict(enumerate(prompts))), expected)
+
+
+def test_the_second_text_of_a_pair_is_told_by_the_separator(new_driver: NewDriver, tmp_path: Path) -> None:
+    model = save(tmp_path, "BertForSequenceClassification", transformers.BertConfig(**ENCODER, num_labels=1))
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{i}": i for i in range(131)}, unk_token="w0"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    frame = {"single": "w1:0 $A:0 w2:0", "pair": "w1:0 $A:0 w2:0 $B:1 w2:1"}
+    backend.post_processor = tokenizers.processors.TemplateProcessing(**frame, special_tokens=[("w1", 1), ("w2", 2)])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    source = open_model(str(tmp_path))
+    prompt = source.tokenizer().encode_pair("w5 w6", "w7 w8 w9")
+    assert prompt == [1, 5, 6, 2, 7, 8, 9, 2]
+    types = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1]])
+    with torch.inference_mode():
+        expected = model(torch.tensor([prompt]), token_type_ids=types).logits
+    np.testing.assert_allclose(vectors_of(new_driver(source), {0: prompt}), expected, rtol=1e-4)
+
+
+def test_gemma_3_sees_both_sides_and_its_dense_modules_are_computed(new_driver: NewDriver, tmp_path: Path) -> None:
+    """As EmbeddingGemma: windows on both sides, a mean, two matrices."""
+    settings = {**SHAPE, "num_hidden_layers": 7, "sliding_window": 16, "use_bidirectional_attention": True}
+    settings |= {"query_pre_attn_scalar": 16}
+    save(tmp_path, "Gemma3TextModel", transformers.Gemma3TextConfig(**settings))
+    said = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(said | {"sliding_window": 16}))  # as published: not halved
+    model = transformers.AutoModel.from_pretrained(tmp_path).eval()
+    add_modules(tmp_path, {"pooling_mode_mean_tokens": True}, ("Transformer", "Pooling", "Dense", "Dense", "Normalize"))
+    expected = torch.stack([hidden_of(model, prompt).mean(dim=0) for prompt in PROMPTS])
+    for path, rows, columns in (("2_Dense", 96, 64), ("3_Dense", 64, 96)):
+        (tmp_path / path).mkdir()
+        activation = "torch.nn.modules.linear.Identity"
+        dense = {"in_features": columns, "out_features": rows, "bias": False, "activation_function": activation}
+        (tmp_path / path / "config.json").write_text(json.dumps(dense))
+        weight = torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows))
+        save_file({"linear.weight": weight}, tmp_path / path / "model.safetensors")
+        expected = expected @ weight.T
+    assert_alike(vectors_of(new_driver(open_model(str(tmp_path)), "auto"), dict(enumerate(PROMPTS))), expected)

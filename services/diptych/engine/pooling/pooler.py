@@ -30,11 +30,12 @@ _ACTIVATIONS: Final[Mapping[Activation, Callable[[Tensor], Tensor]]] = {
 class Pooler:
     """The pooling of a loaded model."""
 
-    def __init__(self, pooling: Pooling, weights: Weights) -> None:
+    def __init__(self, pooling: Pooling, weights: Weights, norm_eps: float) -> None:
         self._pooling = pooling
+        self._norm_eps = norm_eps
         self._head = [
-            (dense, weights.matrix(f"head.{index}"), weights.vector(f"head.{index}_bias"))
-            for index, dense in enumerate(pooling.head)
+            (dense, weights.matrix(f"head.{i}"), weights.vector(f"head.{i}_bias"), weights.vector(f"head.{i}_norm"))
+            for i, dense in enumerate(pooling.head)
         ]
 
     def rows(self, batch: ForwardBatch) -> I64:
@@ -66,8 +67,9 @@ class Pooler:
                 return torch.stack([part.mean(dim=0) for part in parts]).to(hidden.dtype)
 
     def _headed(self, x: Tensor) -> Tensor:
-        for dense, matrix, bias in self._head:
+        for dense, matrix, bias, norm in self._head:
             out = x.new_empty(len(x), dense.rows)
             matrix.multiply(x.contiguous(), out)
             x = _ACTIVATIONS[dense.activation](out if bias is None else out + bias)
+            x = x if norm is None else F.layer_norm(x, norm.shape, norm, eps=self._norm_eps)
         return x

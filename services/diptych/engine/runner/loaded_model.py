@@ -23,6 +23,7 @@ from diptych.engine.attention.backend import PhasedAttention
 from diptych.engine.attention.layer_constants import new_sinks, rope_tables
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.models.decoder import Decoder
+from diptych.engine.models.encoder import EncoderModel
 from diptych.engine.models.lora import Loras, LowRankSetting, adapted_matrices
 from diptych.engine.models.pieces import Pieces
 from diptych.engine.models.weights import Weights, load
@@ -57,7 +58,7 @@ class LoadedModel:
 
     config: ModelConfig  # of this rank's part
     options: ModelOptions
-    decoder: Decoder
+    decoder: Decoder | EncoderModel
     loras: Loras
     sampler: Sampler
     attention: PhasedAttention
@@ -129,7 +130,9 @@ def load_model(
         weights = load(part.config, placement, tensors, ops, dtype, kv.device)
         _fill(sinks, chain(*part.config.attending.layers_by_kind), weights)
         loras = Loras(part.config.num_layers, _adapters_of(placement, options, dtype, kv.device), backend.low_rank)
-        decoder = Decoder(part.config, weights.wrapped(loras.wrap), ops, dtype)
+        wrapped = weights.wrapped(loras.wrap)
+        encodes = part.config.encoder is not None
+        decoder = EncoderModel(part.config, wrapped, dtype) if encodes else Decoder(part.config, wrapped, ops, dtype)
     return LoadedModel(
         config=part.config,
         options=options,
@@ -141,7 +144,7 @@ def load_model(
         sinks=sinks,
         communicator=communicator,
         only_queues=backend.only_queues,
-        pooler=None if part.config.pooling is None else Pooler(part.config.pooling, weights),
+        pooler=None if part.config.pooling is None else Pooler(part.config.pooling, weights, part.config.rms_norm_eps),
         main=main,
     )
 
