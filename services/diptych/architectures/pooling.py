@@ -65,7 +65,7 @@ class Pooling:
 def of_architecture(values: Mapping[str, Any]) -> Pooling | None:
     """Return what the names of an architecture say of a decoder; None: it makes text."""
     names = values.get("architectures") or ()
-    if found := classifier(values, (Dense("score", 0, values["hidden_size"]),), "last"):
+    if found := classifier(values, (Dense("score", 0, 0),), "last"):
         return found
     if any(name.endswith("ForRewardModel") for name in names):  # Qwen2.5-Math-RM's
         hidden = values["hidden_size"]
@@ -77,11 +77,11 @@ def of_architecture(values: Mapping[str, Any]) -> Pooling | None:
 
 
 def classifier(values: Mapping[str, Any], head: tuple[Dense, ...], method: Method) -> Pooling | None:
-    """Return the pooling of a classifier, the last matrix of whose head has a row a label; None: it is none."""
+    """Return the pooling of a classifier, whose head ends with a matrix of a row a label; None: it is none."""
     if not any(name.endswith("ForSequenceClassification") for name in values.get("architectures") or ()):
         return None
     labels = labels_of(values)
-    whole = (*head[:-1], replace(head[-1], rows=len(labels)))
+    whole = (*head[:-1], replace(head[-1], rows=len(labels), columns=values["hidden_size"]))
     several = values.get("problem_type") == "multi_label_classification"
     return Pooling("classify", method, head=whole, labels=labels, several_labels=several, sees_all=method != "last")
 

@@ -150,7 +150,7 @@ def _pooling(hf: HfConfig) -> Pooling | None:
     """Return what a decoder makes of prompts in place of text, whose tokens may see those behind them; None: text."""
     pooling, sees_all = of_architecture(hf), hf.get("use_bidirectional_attention") is True
     if pooling is None and sees_all:
-        raise ConfigError(f"{hf.model_id}: with use_bidirectional_attention no text can be made")
+        raise ConfigError(f"{hf.model_id}: with use_bidirectional_attention=True no text can be made")
     return None if pooling is None else replace(pooling, sees_all=sees_all)
 
 

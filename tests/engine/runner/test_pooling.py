@@ -135,8 +135,6 @@ def test_modules_that_nobody_computes_are_refused_by_name(
 
 
 ENCODER: Mapping[str, Any] = {key: SHAPE[key] for key in SHAPE.keys() - {"num_key_value_heads", "head_dim"}}
-    key: value for key, value in SHAPE.items() if key not in ("num_key_value_heads", "head_dim")
-}
 ENCODERS: Mapping[str, Mapping[str, Any]] = {
     "Bert": {},
     "Roberta": {"pad_token_id": 1},

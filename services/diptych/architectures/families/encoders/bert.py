@@ -12,6 +12,10 @@ from diptych.architectures.hf_config import HfConfig
 from diptych.architectures.placement import Family, Piece, Placed, whole
 from diptych.architectures.pooling import Dense, Pooling, classifier
 
+TRAINING_KEYS = (  # and such as generation alone would heed
+    *("hidden_dropout_prob", "attention_probs_dropout_prob", "gradient_checkpointing", "output_past", "directionality"),
+    *("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "num_labels", "tie_word_embeddings"),
+)
 ACTIVATIONS = ("gelu", "relu", "silu", "gelu_new", "gelu_pytorch_tanh")
 
 
@@ -19,6 +23,7 @@ def _read(hf: HfConfig, architecture: str, head: tuple[str, str], reserved: int)
     """`head`: the two matrices of a classifier; `reserved`: learned positions that are no token's."""
     hf.refuse_unless({"hidden_act": ACTIVATIONS, "position_embedding_type": ("absolute",)})
     hf.refuse_unless({"is_decoder": (False,), "add_cross_attention": (False,)})
+    hf.ignore(*TRAINING_KEYS)
     hidden, num_heads, activation = hf["hidden_size"], hf["num_attention_heads"], hf.get("hidden_act", "gelu")
     dense = (Dense(head[0], hidden, hidden, bias=True, activation="tanh"), Dense(head[1], 0, hidden, bias=True))
     return ModelConfig(

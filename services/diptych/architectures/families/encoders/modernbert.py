@@ -6,11 +6,16 @@ from collections.abc import Iterator, Mapping
 
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.encoder import Encoder
-from diptych.architectures.families.encoders.bert import norm
+from diptych.architectures.families.encoders.bert import TRAINING_KEYS, norm
 from diptych.architectures.hf_config import LAYER_TYPES, HfConfig
 from diptych.architectures.placement import Family, Placed, whole
 from diptych.architectures.pooling import Dense, Method, Pooling, classifier
 
+OTHER_KEYS = (  # of masked tokens, and of how transformers computes
+    *("sliding_window", "decoder_bias", "sparse_prediction", "sparse_pred_ignore_index", "embedding_dropout"),
+    *("mlp_dropout", "deterministic_flash_attn", "initializer_cutoff_factor", "repad_logits_with_grad"),
+    *("layer_norm_eps", "position_embedding_type", "reference_compile"),
+)
 THETAS: Mapping[str, float] = {"full_attention": 160_000.0, "sliding_attention": 10_000.0}
 
 
@@ -19,7 +24,7 @@ def _read(hf: HfConfig) -> ModelConfig:
     hf.refuse_unless({"classifier_activation": ("gelu",), "norm_bias": (False,), "classifier_bias": (False,)})
     hidden, num_heads, num_layers = hf["hidden_size"], hf["num_attention_heads"], hf["num_hidden_layers"]
     parameters, every = hf.get("rope_parameters") or {}, hf.get("global_attn_every_n_layers") or 3
-    hf.ignore("sliding_window", "decoder_bias", "sparse_prediction", "sparse_pred_ignore_index", "embedding_dropout")
+    hf.ignore(*TRAINING_KEYS, *OTHER_KEYS)
     said = {"full_attention": hf.get("global_rope_theta"), "sliding_attention": hf.get("local_rope_theta")}
     ropes = {
         kind: hf.rope({"rope_theta": said[kind] or theta, **(parameters.get(kind) or {})}, hidden // num_heads, theta)
