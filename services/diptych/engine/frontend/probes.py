@@ -6,8 +6,9 @@ router if there is any. No peer's death and no load changes either.
 
 `Readiness` decides when an instance says READY in its record: once the model is loaded and a link to some peer has
 passed its test. That is sticky: who loses its peers later stays READY, and routers see what is linked. An instance that
-serves whole requests waits for nobody where it knows of nobody, and none that makes vectors waits for anybody. Nothing else moves a record from STARTING to READY.
-Another role needs other links: until one is up a record that is READY says why it can't serve.
+serves whole requests waits for nobody where it knows of nobody, and one that makes vectors never waits. Nothing else
+moves a record from STARTING to READY. Another role needs other links: until one is up a record that is READY says why
+it can't serve.
 """
 
 from __future__ import annotations
