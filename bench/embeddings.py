@@ -164,10 +164,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of each worker and of transformers")
     options = parser.parse_args()
     with report.Report(as_json=options.json) as out:
-        measure_speed(
-            out, 32 if options.quick else 128, [32, 256] if options.quick else [32, 128, 512], options.threads
-        )
         measure_beside(out, 100 if options.quick else 400)
+        sizes = (32, [32, 256]) if options.quick else (128, [32, 128, 512])
+        measure_speed(out, *sizes, options.threads)
 
 
 if __name__ == "__main__":
