@@ -126,7 +126,7 @@ def test_a_classifier_has_a_row_a_label_and_a_reward_model_one(caplog: pytest.Lo
     assert of_bert is not None
     assert (of_bert.method, of_bert.labels) == ("cls", ("LABEL_0",))
     assert of_bert.head[1] == Dense("classifier", 1, 384, bias=True)
-    llama = {
+    llama: dict[str, Any] = {
         "hidden_size": 8,
         "num_attention_heads": 2,
         "num_hidden_layers": 1,
@@ -164,7 +164,7 @@ def test_modules_are_read_in_their_order() -> None:
         {"type": f"s.{kind}", "path": path} for kind, path in (("Transformer", ""), ("Pooling", "p"), ("Dense", "d"))
     ]
     dense = {"in_features": 4, "out_features": 8, "activation_function": "torch.nn.modules.activation.Tanh"}
-    settings = {"p": {"pooling_mode_cls_token": True}, "d": dense}
+    settings: dict[str, Any] = {"p": {"pooling_mode_cls_token": True}, "d": dense}
     head = (Dense("d.linear", 8, 4, bias=True, activation="tanh"),)
     assert of_modules(modules, settings) == Pooling("embed", "cls", head=head)
     assert of_modules(modules[:1], {}) is None

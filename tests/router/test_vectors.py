@@ -49,11 +49,17 @@ def unit(*numbers: float) -> list[float]:
 def test_the_client_gets_the_vectors_of_transformers_through_router_core_and_model(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    settings = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    settings: dict[str, Any] = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     settings |= {"num_key_value_heads": 2}
     torch.manual_seed(1)
     config = transformers.Qwen3Config(vocab_size=cluster.tokenizer.vocab_size, head_dim=16, **settings)
-    model = transformers.Qwen3Model(config).eval()
+    model: Any = transformers.Qwen3Model(config)
+    model.eval()
     model.save_pretrained(tmp_path)
     worker = cluster.prefill()
     simulated, worker.vector = worker.vector, PoolingEngine(open_model(str(tmp_path))).answer
@@ -159,7 +165,7 @@ def test_models_say_what_they_are_for_and_the_router_is_ready_without_decode(clu
 
 def test_grpc_has_the_same(cluster: Cluster) -> None:
     with grpc.insecure_channel(cluster.grpc_target) as channel:
-        stub = inference_pb2_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
+        stub = inference_pb2_grpc.InferenceStub(channel)
         found = stub.Embed(EmbedRequest(texts=["ab"], tokens=[TokenIds(ids=[64])], dimensions=2))
         np.testing.assert_allclose([each.values for each in found.vectors], [unit(129, 2), unit(64, 1)], rtol=1e-6)
         assert (found.usage.prompt_tokens, found.model) == (3, "tiny")
@@ -223,7 +229,10 @@ def test_a_full_router_and_a_spent_key_answer_with_the_time_to_come_back(
 def test_classes_have_probabilities_and_a_single_score_is_one(start_cluster: Start) -> None:
     cluster = start_cluster(decode=0, pooling=Pooling("classify", "last", labels=("x", "y", "z")))
     cluster.prefill().vector = lambda leg: worker_pb2.LegOutput(
-        room=leg.room, token_ids=[0], finish_reason=2, vector=np.log(np.array([1, 2, 5], "<f4")).tobytes()
+        room=leg.room,
+        token_ids=[0],
+        finish_reason=inference_pb2.FINISH_REASON_LENGTH,
+        vector=np.log(np.array([1, 2, 5], "<f4")).tobytes(),
     )
     status, answer = cluster.post("/classify", {"input": ["a", "b"]})
     assert status == 200
@@ -246,7 +255,10 @@ def test_a_model_for_text_is_asked_for_yes_or_no_at_a_prefill_worker_as_work_for
     encode = cluster.tokenizer.encode_all
     cluster.tokenizer.encode_all = lambda texts, **how: [words.get(text) or encode([text], **how)[0] for text in texts]
     cluster.prefill().vector = lambda leg: worker_pb2.LegOutput(
-        room=leg.room, token_ids=[0], finish_reason=2, vector=np.log(np.array([0.1, 0.3], "<f4")).tobytes()
+        room=leg.room,
+        token_ids=[0],
+        finish_reason=inference_pb2.FINISH_REASON_LENGTH,
+        vector=np.log(np.array([0.1, 0.3], "<f4")).tobytes(),
     )
     status, answer = cluster.post("/v1/rerank", {"query": "q", "documents": ["d"], "instruction": "judge"})
     assert answer["results"][0]["relevance_score"] == pytest.approx(0.75), answer

@@ -129,7 +129,7 @@ def test_labels_have_the_log_probabilities_of_the_next_token(tmp_path: Path) -> 
     for room, (prompt, labels) in enumerate(((PROMPTS[0], [5, 9]), (PROMPTS[1], [7])), 1):
         with torch.inference_mode():
             theirs = model(torch.tensor([prompt])).logits[0, -1].log_softmax(dim=-1)[labels]
-        np.testing.assert_allclose(found[room].vector, theirs.numpy(), atol=1e-4)
+        np.testing.assert_allclose(np.asarray(found[room].vector), theirs.numpy(), atol=1e-4)
 
 
 def test_vectors_beside_text_are_work_for_idle_time(fleet_class: FleetClass) -> None:

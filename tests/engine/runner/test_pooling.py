@@ -108,7 +108,7 @@ def test_scores_of_labels_are_those_of_auto_model_for_sequence_classification(
 
 
 def test_two_ranks_make_the_vectors_of_one(new_driver: NewDriver, on_ranks: Callable[..., Any], tmp_path: Path) -> None:
-    save(tmp_path, "Qwen3ForSequenceClassification", transformers.Qwen3Config(**SHAPE, num_labels=3))
+    save(tmp_path, "Qwen3ForSequenceClassification", transformers.Qwen3Config(**{**SHAPE, "num_labels": 3}))
     source = open_model(str(tmp_path))
 
     def compute(communicator: Any) -> Any:
@@ -146,7 +146,7 @@ ENCODERS: Mapping[str, Mapping[str, Any]] = {
 @pytest.mark.parametrize("family", ENCODERS)
 @pytest.mark.parametrize("method", ["mean", "cls"])
 def test_encoders_give_what_auto_model_gives(new_driver: NewDriver, tmp_path: Path, family: str, method: str) -> None:
-    config = getattr(transformers, f"{family}Config")(**ENCODER | ENCODERS[family])
+    config = getattr(transformers, f"{family}Config")(**{**ENCODER, **ENCODERS[family]})
     model = save(tmp_path, f"{family}Model", config)
     add_modules(tmp_path, {"pooling_mode": method})
     prompts = [[3 + token % 128 for token in prompt] for prompt in PROMPTS]  # not those that stand for nothing
@@ -160,7 +160,7 @@ def test_encoders_give_what_auto_model_gives(new_driver: NewDriver, tmp_path: Pa
 
 @pytest.mark.parametrize("family", ENCODERS)
 def test_classifiers_by_encoders_give_their_logits(new_driver: NewDriver, tmp_path: Path, family: str) -> None:
-    config = getattr(transformers, f"{family}Config")(**ENCODER | ENCODERS[family], num_labels=3)
+    config = getattr(transformers, f"{family}Config")(**{**ENCODER, **ENCODERS[family]}, num_labels=3)
     model = save(tmp_path, f"{family}ForSequenceClassification", config)
     prompts = [[3 + token % 128 for token in prompt] for prompt in PROMPTS]
     with torch.inference_mode():
@@ -169,7 +169,7 @@ def test_classifiers_by_encoders_give_their_logits(new_driver: NewDriver, tmp_pa
 
 
 def test_the_second_text_of_a_pair_is_told_by_the_separator(new_driver: NewDriver, tmp_path: Path) -> None:
-    model = save(tmp_path, "BertForSequenceClassification", transformers.BertConfig(**ENCODER, num_labels=1))
+    model = save(tmp_path, "BertForSequenceClassification", transformers.BertConfig(**{**ENCODER, "num_labels": 1}))
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{i}": i for i in range(131)}, unk_token="w0"))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     frame = {"single": "w1:0 $A:0 w2:0", "pair": "w1:0 $A:0 w2:0 $B:1 w2:1"}

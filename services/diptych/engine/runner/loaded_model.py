@@ -24,6 +24,7 @@ from diptych.engine.attention.layer_constants import new_sinks, rope_tables
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.models.decoder import Decoder
 from diptych.engine.models.encoder import EncoderModel
+from diptych.engine.models.layers.buffers import Buffers
 from diptych.engine.models.lora import Loras, LowRankSetting, adapted_matrices
 from diptych.engine.models.pieces import Pieces
 from diptych.engine.models.weights import Weights, load
@@ -76,6 +77,11 @@ class LoadedModel:
             attention = _choose(self.config.attending, self.main, kv, self.options, self.sinks).attention
             states = self.states.on(kv) if self.states else _new_states(self.config, kv, self.options)
             return replace(self, attention=attention, states=states, draft=self.draft and self.draft.on(kv))
+
+    def new_buffers(self, num_tokens: int, device: torch.device) -> Buffers:
+        """Return what a step of so many tokens needs for its pieces. Encoders have none."""
+        assert isinstance(self.decoder, Decoder), "encoders are refused on GPUs"
+        return self.decoder.new_buffers(num_tokens, device)
 
     def for_requests(self, max_requests: int) -> LoadedModel:
         """Return the same model, to be put on a pool, for so many requests at once."""

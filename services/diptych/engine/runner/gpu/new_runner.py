@@ -8,7 +8,6 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from diptych.engine.models.decoder import Decoder
 from diptych.engine.pooling.pooler import Pooler
 from diptych.engine.runner.gpu.bus import Bus, CopyEngines
 from diptych.engine.runner.gpu.gpu_draft_model import GpuDraftModel
@@ -63,9 +62,7 @@ def _runner(
     """Return what runs one model. That which guesses computes the same steps, so within the same limits."""
     rungs = ladder(limits.max_samples) if with_graphs and model.attention.is_recordable else ()
     token_rungs = token_ladder(limits.most_graph_tokens) if with_graphs and model.only_queues else ()
-    decoder = model.decoder
-    assert isinstance(decoder, Decoder), "encoders are refused on GPUs"
-    capture, new_buffers = CudaCapture(device), cache(lambda num_tokens: decoder.new_buffers(num_tokens, device))
+    capture, new_buffers = CudaCapture(device), cache(lambda num_tokens: model.new_buffers(num_tokens, device))
 
     def nothing_recorded() -> Recorded:
         return Recorded(Graphs(rungs, capture), PieceGraphs(token_rungs, capture, new_buffers))
