@@ -234,6 +234,8 @@ class ModelConfig:
     encoder: Encoder | None = None  # its layers are none of a decoder
     pooling: Pooling | None = None  # what is made of a prompt where no text is: there is no output projection then
     draft: DraftLayers | None = None  # that worker and peers agree on; None: pages hold nothing of another model
+    num_next_layers: int = 0  # that a checkpoint has behind these layers, and that predict further tokens
+    joins_rows: bool = False  # a token begins with its embedding and the hidden row before it: see `next_layer`
 
     @property
     def score_scale(self) -> float:

@@ -65,6 +65,7 @@ class Family:
     with_learned: Callable[[ModelConfig, Array], ModelConfig] = lambda config, _: config
     aliases: tuple[str, ...] = ()  # other names of the architecture
     prefix: str = "model."  # of tensors, which checkpoints that make no text may leave out
+    next_name: Callable[[ModelConfig, str], str | None] | None = None  # see `next_layer`; None: it has no such layer
 
 
 DENSE_NAMES: Final = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")

@@ -59,6 +59,7 @@ class EncoderModel:
         on_layer: OnLayer | None = None,
         pieces: Pieces | None = None,
         states: States | None = None,
+        rows: object = None,
     ) -> Tensor:
         """Return the hidden states `[num_rows, hidden_size]` of `logits_rows`; see `Decoder.forward`."""
         x, spans = self._embedded(batch), self._spans(batch)
@@ -67,8 +68,8 @@ class EncoderModel:
             x = self._layer(x, layer, spans, turning)
             if on_layer is not None:
                 on_layer(layer)
-        rows = x[batch.logits_rows]
-        return rows if self._encoder.norms_behind else self._norm(rows, "last_norm")
+        wanted = x[batch.logits_rows]
+        return wanted if self._encoder.norms_behind else self._norm(wanted, "last_norm")
 
     def _embedded(self, batch: StagedBatch) -> Tensor:
         encoder, weights = self._encoder, self._weights

@@ -103,6 +103,13 @@ class Routing:
 DEFAULT_ROUTING: Final = Routing()
 
 
+@dataclass(slots=True, eq=False)
+class ServedBy:
+    """What makes a client's answer: noted when workers are chosen, and told with the answer's first byte."""
+
+    weights_version: str = ""  # empty: nobody was chosen yet
+
+
 @dataclass(frozen=True, slots=True)
 class VectorWish:
     """That no text is wanted, but a vector of each prompt."""
@@ -141,6 +148,7 @@ class ClientRequest:
     trace: Trace = NO_TRACE
     tool: str = ""  # that the client will run with the answer; empty: what the answer calls
     vectors: VectorWish | None = None  # None: text is wanted
+    served_by: ServedBy = field(default_factory=ServedBy)
 
     @property
     def is_shaped(self) -> bool:

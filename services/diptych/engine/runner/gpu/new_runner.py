@@ -11,6 +11,7 @@ from torch import Tensor
 from diptych.engine.pooling.pooler import Pooler
 from diptych.engine.runner.gpu.bus import Bus, CopyEngines
 from diptych.engine.runner.gpu.gpu_draft_model import GpuDraftModel
+from diptych.engine.runner.gpu.gpu_next_layer import GpuNextLayer
 from diptych.engine.runner.gpu.gpu_runner import Follower, GpuRunner, LaunchSampling, Recorded, Sampled
 from diptych.engine.runner.gpu.graphs import CudaCapture, Graphs
 from diptych.engine.runner.gpu.inputs import StepInputs, StepLimits
@@ -38,14 +39,21 @@ def new_runner(
     with torch.inference_mode():
         sampler = GpuSampler(device, model.config.vocab_size, limits.max_samples, bus)
         sampler.warm_up(DTYPES[model.options.dtype])
-        draft = None if model.draft is None else GpuDraftModel(model.draft, partial(new, model.draft, _none_sampled))
         launch = sampler.queue if model.pooler is None else _pooling(model.pooler, bus or CopyEngines())
-        return new(model, launch, layer_listener, draft)
+        return new(model, launch, layer_listener, _new_follower(model.draft, new, limits))
 
 
 def _pooling(pooler: Pooler, bus: Bus) -> LaunchSampling:
     """Return what makes vectors of a step, where no token is chosen."""
     return lambda batch, hidden, sampling: pooled_result(pooler.vectors(hidden, batch), bus)
+
+
+def _new_follower(draft: LoadedModel | None, new: Callable[..., GpuRunner], limits: StepLimits) -> Follower | None:
+    """Return who computes steps behind the model that `draft` guesses for; None: nobody guesses."""
+    if draft is None:
+        return None
+    beside = partial(new, draft, _none_sampled)
+    return GpuNextLayer(draft, beside, limits) if draft.config.joins_rows else GpuDraftModel(draft, beside)
 
 
 def _runner(
