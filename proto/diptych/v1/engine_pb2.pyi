@@ -88,7 +88,7 @@ class NextTokens(_message.Message):
     def __init__(self, rooms: _Optional[_Iterable[int]] = ..., indices: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SchedulerReady(_message.Message):
-    __slots__ = ("transfer", "context_len", "loras", "terms", "max_requests", "max_step_tokens", "computing")
+    __slots__ = ("transfer", "context_len", "loras", "terms", "max_requests", "max_step_tokens", "computing", "makes_vectors")
     TRANSFER_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_LEN_FIELD_NUMBER: _ClassVar[int]
     LORAS_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +96,7 @@ class SchedulerReady(_message.Message):
     MAX_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     MAX_STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPUTING_FIELD_NUMBER: _ClassVar[int]
+    MAKES_VECTORS_FIELD_NUMBER: _ClassVar[int]
     transfer: _bootstrap_pb2.TransferInfo
     context_len: int
     loras: LoraSet
@@ -103,7 +104,8 @@ class SchedulerReady(_message.Message):
     max_requests: int
     max_step_tokens: int
     computing: _worker_pb2.Computing
-    def __init__(self, transfer: _Optional[_Union[_bootstrap_pb2.TransferInfo, _Mapping]] = ..., context_len: _Optional[int] = ..., loras: _Optional[_Union[LoraSet, _Mapping]] = ..., terms: _Optional[_Union[_bootstrap_pb2.Terms, _Mapping]] = ..., max_requests: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., computing: _Optional[_Union[_worker_pb2.Computing, _Mapping]] = ...) -> None: ...
+    makes_vectors: bool
+    def __init__(self, transfer: _Optional[_Union[_bootstrap_pb2.TransferInfo, _Mapping]] = ..., context_len: _Optional[int] = ..., loras: _Optional[_Union[LoraSet, _Mapping]] = ..., terms: _Optional[_Union[_bootstrap_pb2.Terms, _Mapping]] = ..., max_requests: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., computing: _Optional[_Union[_worker_pb2.Computing, _Mapping]] = ..., makes_vectors: _Optional[bool] = ...) -> None: ...
 
 class LinkNews(_message.Message):
     __slots__ = ("problem",)

@@ -15,6 +15,7 @@ class LegKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LEG_KIND_PREFILL: _ClassVar[LegKind]
     LEG_KIND_DECODE: _ClassVar[LegKind]
     LEG_KIND_LOCAL: _ClassVar[LegKind]
+    LEG_KIND_POOL: _ClassVar[LegKind]
 
 class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -42,6 +43,7 @@ LEG_KIND_UNSPECIFIED: LegKind
 LEG_KIND_PREFILL: LegKind
 LEG_KIND_DECODE: LegKind
 LEG_KIND_LOCAL: LegKind
+LEG_KIND_POOL: LegKind
 ERROR_CODE_UNSPECIFIED: ErrorCode
 ERROR_CODE_INVALID: ErrorCode
 ERROR_CODE_OVERLOADED: ErrorCode
@@ -83,7 +85,7 @@ class Slo(_message.Message):
     def __init__(self, ttft_ms: _Optional[float] = ..., tpot_ms: _Optional[float] = ..., weight: _Optional[float] = ..., sheddable: _Optional[bool] = ...) -> None: ...
 
 class StartLeg(_message.Message):
-    __slots__ = ("room", "request_id", "prompt_token_ids", "sampling", "peer_instance_id", "num_prior_output_tokens", "timeout_ms", "cache_salt", "priority", "tenant", "lora", "compat", "kind", "prompt_text", "add_special_tokens", "prompt_tokens", "contents", "slo", "speculate", "prediction", "moves_room", "expected_output_tokens", "holder")
+    __slots__ = ("room", "request_id", "prompt_token_ids", "sampling", "peer_instance_id", "num_prior_output_tokens", "timeout_ms", "cache_salt", "priority", "tenant", "lora", "compat", "kind", "prompt_text", "add_special_tokens", "prompt_tokens", "contents", "slo", "speculate", "prediction", "moves_room", "expected_output_tokens", "label_token_ids", "holder")
     ROOM_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -106,6 +108,7 @@ class StartLeg(_message.Message):
     PREDICTION_FIELD_NUMBER: _ClassVar[int]
     MOVES_ROOM_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LABEL_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     HOLDER_FIELD_NUMBER: _ClassVar[int]
     room: int
     request_id: str
@@ -129,8 +132,9 @@ class StartLeg(_message.Message):
     prediction: bytes
     moves_room: int
     expected_output_tokens: int
+    label_token_ids: _containers.RepeatedScalarFieldContainer[int]
     holder: PrefixHolder
-    def __init__(self, room: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., peer_instance_id: _Optional[int] = ..., num_prior_output_tokens: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., lora: _Optional[str] = ..., compat: _Optional[str] = ..., kind: _Optional[_Union[LegKind, str]] = ..., prompt_text: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ..., prompt_tokens: _Optional[bytes] = ..., contents: _Optional[_Iterable[_Union[ContentSegment, _Mapping]]] = ..., slo: _Optional[_Union[Slo, _Mapping]] = ..., speculate: _Optional[str] = ..., prediction: _Optional[bytes] = ..., moves_room: _Optional[int] = ..., expected_output_tokens: _Optional[int] = ..., holder: _Optional[_Union[PrefixHolder, _Mapping]] = ...) -> None: ...
+    def __init__(self, room: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., peer_instance_id: _Optional[int] = ..., num_prior_output_tokens: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., lora: _Optional[str] = ..., compat: _Optional[str] = ..., kind: _Optional[_Union[LegKind, str]] = ..., prompt_text: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ..., prompt_tokens: _Optional[bytes] = ..., contents: _Optional[_Iterable[_Union[ContentSegment, _Mapping]]] = ..., slo: _Optional[_Union[Slo, _Mapping]] = ..., speculate: _Optional[str] = ..., prediction: _Optional[bytes] = ..., moves_room: _Optional[int] = ..., expected_output_tokens: _Optional[int] = ..., label_token_ids: _Optional[_Iterable[int]] = ..., holder: _Optional[_Union[PrefixHolder, _Mapping]] = ...) -> None: ...
 
 class ToolCalled(_message.Message):
     __slots__ = ("room", "tool")
@@ -203,7 +207,7 @@ class LegStats(_message.Message):
     def __init__(self, cached_tokens: _Optional[int] = ..., pages_moved: _Optional[int] = ..., bytes_moved: _Optional[int] = ..., kv_digest: _Optional[int] = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., transfer_us: _Optional[int] = ..., join_us: _Optional[int] = ..., verify_us: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., added_ttft_us: _Optional[int] = ..., grant_us: _Optional[int] = ..., tokenize_us: _Optional[int] = ..., chunk_us: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LegOutput(_message.Message):
-    __slots__ = ("room", "first_index", "token_ids", "finish_reason", "error", "stats", "logprobs", "prompt_logprobs", "drafts", "accepted_drafts")
+    __slots__ = ("room", "first_index", "token_ids", "finish_reason", "error", "stats", "logprobs", "prompt_logprobs", "drafts", "accepted_drafts", "vector")
     ROOM_FIELD_NUMBER: _ClassVar[int]
     FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -214,6 +218,7 @@ class LegOutput(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    VECTOR_FIELD_NUMBER: _ClassVar[int]
     room: int
     first_index: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -224,7 +229,8 @@ class LegOutput(_message.Message):
     prompt_logprobs: _inference_pb2.TokenLogprobs
     drafts: int
     accepted_drafts: int
-    def __init__(self, room: _Optional[int] = ..., first_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[_inference_pb2.FinishReason, str]] = ..., error: _Optional[_Union[LegError, _Mapping]] = ..., stats: _Optional[_Union[LegStats, _Mapping]] = ..., logprobs: _Optional[_Union[_inference_pb2.TokenLogprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_inference_pb2.TokenLogprobs, _Mapping]] = ..., drafts: _Optional[int] = ..., accepted_drafts: _Optional[int] = ...) -> None: ...
+    vector: bytes
+    def __init__(self, room: _Optional[int] = ..., first_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[_inference_pb2.FinishReason, str]] = ..., error: _Optional[_Union[LegError, _Mapping]] = ..., stats: _Optional[_Union[LegStats, _Mapping]] = ..., logprobs: _Optional[_Union[_inference_pb2.TokenLogprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_inference_pb2.TokenLogprobs, _Mapping]] = ..., drafts: _Optional[int] = ..., accepted_drafts: _Optional[int] = ..., vector: _Optional[bytes] = ...) -> None: ...
 
 class WorkerBatch(_message.Message):
     __slots__ = ("outputs", "load", "kv_events", "instance")

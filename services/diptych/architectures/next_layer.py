@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from diptych.architectures import placement
+from diptych.architectures import placement, registry
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.placement import Placed
 from diptych.architectures.registry import FAMILIES
@@ -42,7 +42,7 @@ def next_layer(config: ModelConfig) -> ModelConfig:
 
 def placement_of(config: ModelConfig) -> Callable[[ModelConfig], Iterator[Placed]]:
     """Return where the tensors of a model go, or of such a layer."""
-    return _next_placement if config.joins_rows else FAMILIES[config.architecture].placement
+    return _next_placement if config.joins_rows else registry.placement_of
 
 
 def _next_placement(config: ModelConfig) -> Iterator[Placed]:

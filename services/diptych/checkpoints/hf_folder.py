@@ -21,7 +21,8 @@ import numpy as np
 
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.next_layer import next_layer
-from diptych.architectures.registry import FAMILIES, from_hf
+from diptych.architectures.pooling import Pooling, of_modules
+from diptych.architectures.registry import FAMILIES, from_hf, pooled
 from diptych.checkpoints.fingerprint import fingerprint
 from diptych.checkpoints.quantization.awq import awq
 from diptych.checkpoints.quantization.compressed_tensors import compressed_tensors
@@ -32,7 +33,7 @@ from diptych.checkpoints.quantization.scheme import Scheme, assemble
 from diptych.checkpoints.quantization.weight import Stored, as_floats
 from diptych.checkpoints.safetensors import FLOATS, read_header, read_tensors, tensor_names
 from diptych.common.errors import ConfigError
-from diptych.common.json_file import read_json
+from diptych.common.json_file import read_json, read_json_list
 from diptych.kernels.quantized import Array
 from diptych.tokens.hf_tokenizer import read_tokenizer
 from diptych.tokens.tokenizer import Tokenizer
@@ -80,8 +81,9 @@ class HfFolder:
         config = replace(config, kv_scales=kv_scales, fp8_weights=fp8_weights)
         self.config = _with_learned(config, self._shards)
         header = (folder / "config.json").read_bytes() + b"".join(read_header(shard)[0] for shard in self._shards)
-        self.weights_id = fingerprint(self._shards, header)
-        self.weight_files: Sequence[Path] = self._shards
+        self._heads = _heads(folder, self.config)
+        self.weight_files: Sequence[Path] = [*self._shards, *self._heads.values()]
+        self.weights_id = fingerprint(self.weight_files, header + _pooling_said(self.config))
 
     def tokenizer(self) -> Tokenizer:
         return read_tokenizer(self._folder, self.config.eos_ids)
@@ -96,8 +98,8 @@ class HfFolder:
 
     @property
     def names(self) -> set[str]:
-        """Of all tensors of the files."""
-        return {name for shard in self._shards for name in tensor_names(shard)}
+        """Of all tensors of the files, as models that make text have them."""
+        return {self._named(name) for shard in self._shards for name in tensor_names(shard)}
 
     def read(self, is_wanted: Callable[[str], bool]) -> Iterator[tuple[str, Stored]]:
         """Yield tensors by their names in the files, as `ModelSource.tensors` does."""
@@ -110,9 +112,21 @@ class HfFolder:
 
     def _plain_tensors(self, is_wanted: Callable[[str], bool]) -> Iterator[tuple[str, Array]]:
         for shard in self._shards:
-            for name, tensor in read_tensors(shard):
+            for stored, tensor in read_tensors(shard):
+                name = self._named(stored)
                 if is_wanted(name) and not is_kv_scale(name):
                     yield name, tensor
+        for path, shard in self._heads.items():
+            yield from ((f"{path}.{name}", tensor) for name, tensor in read_tensors(shard))
+
+    def _named(self, name: str) -> str:
+        """Return a tensor's name as models that make text have it: without an output, many leave the prefix out."""
+        pooling, family = self.config.pooling, FAMILIES[self.config.architecture]
+        if pooling is None:
+            return name
+        head = [part for dense in pooling.head for part in (dense.name, dense.norm) if part]
+        known = (family.prefix, "lm_head.", *head, *family.not_read(self.config))
+        return name if name.startswith(known) else f"{family.prefix}{name}"
 
 
 class NextLayer:
@@ -154,10 +168,59 @@ def quantization_of(values: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """Read `config.json` and, if there is one, `generation_config.json`."""
+    """Read `config.json` and, where there are such, `generation_config.json` and sentence-transformers' modules."""
     generation = folder / "generation_config.json"
     values = read_json(folder / "config.json")
-    return from_hf(values, read_json(generation) if generation.exists() else {}, folder.resolve().name)
+    config = from_hf(values, read_json(generation) if generation.exists() else {}, folder.resolve().name)
+    pooling = read_modules(folder) if (folder / "modules.json").exists() else None
+    if pooling is None or (config.pooling is not None and config.pooling.purpose == "classify"):
+        return _with_separator(folder, config)
+    return _shortened(folder, pooled(config, pooling))
+
+
+def _with_separator(folder: Path, config: ModelConfig) -> ModelConfig:
+    """Return a classifier of pairs with the token behind which its tokenizer says that the second text begins."""
+    encoder, pooling = config.encoder, config.pooling
+    if encoder is None or encoder.num_types < 2 or pooling is None or pooling.purpose != "classify":
+        return config
+    if not (folder / "tokenizer.json").exists():
+        return config
+    separator = read_tokenizer(folder, ()).separator()
+    return config if separator is None else replace(config, encoder=replace(encoder, separator=separator))
+
+
+def read_modules(folder: Path) -> Pooling | None:
+    """Return what `modules.json` makes of hidden states. Raises `ConfigError` for what is not computed."""
+    modules = read_json_list(folder / "modules.json")
+    files = {str(each.get("path", "")): folder / str(each.get("path", "")) / "config.json" for each in modules}
+    inside = {path: file for path, file in files.items() if path and ".." not in path and file.exists()}
+    try:
+        return of_modules(modules, {path: read_json(file) for path, file in inside.items()})
+    except KeyError as error:
+        raise ConfigError(f"{folder}: the modules of modules.json have no {error}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{folder}: {error}") from None
+
+
+def _shortened(folder: Path, config: ModelConfig) -> ModelConfig:
+    """Return the model with as long a context as sentence-transformers gives it, if that says one."""
+    file = folder / "sentence_bert_config.json"
+    longest = read_json(file).get("max_seq_length") if file.exists() else None
+    return replace(config, context_len=min(config.context_len, longest)) if longest else config
+
+
+def _heads(folder: Path, config: ModelConfig) -> dict[str, Path]:
+    """Return the files of dense modules by their paths."""
+    names = [] if config.pooling is None else [dense.name for dense in config.pooling.head]
+    paths = [name.removesuffix(".linear") for name in names if name.endswith(".linear")]
+    missing = [path for path in paths if not (folder / path / "model.safetensors").exists()]
+    if missing:
+        raise ConfigError(f"{folder} lacks {missing[0]}/model.safetensors")
+    return {path: folder / path / "model.safetensors" for path in paths}
+
+
+def _pooling_said(config: ModelConfig) -> bytes:
+    return b"" if config.pooling is None else repr(config.pooling).encode()
 
 
 def _kv_scales(shards: list[Path], config: ModelConfig) -> KvScales:

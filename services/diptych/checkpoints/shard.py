@@ -113,6 +113,8 @@ def check_experts(model: ModelConfig, size: int) -> None:
 
 def check_divides(model: ModelConfig, size: int) -> None:
     """Raise `ConfigError` unless `size` ranks can share the model evenly."""
+    if model.encoder is not None and size > 1:
+        raise ConfigError(f"--tp {size} is not for encoders, and {model.model_id} is one: give --tp 1 and more workers")
     parts = {"attention heads": model.num_heads, "feed-forward columns": model.ffn_size}
     if model.moe is not None:
         parts["columns of an expert"] = model.moe.ffn_size

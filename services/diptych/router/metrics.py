@@ -65,8 +65,9 @@ LEG_STAGES: Final[Mapping[LegKind, tuple[str, Sequence[str]]]] = {  # as `LegSta
     LegKind.PREFILL: ("prefill", ("queue", "compute", "transfer")),
     LegKind.DECODE: ("decode", ("queue", "transfer", "join")),
     LegKind.LOCAL: ("prefill", ("queue", "compute")),
+    LegKind.POOL: ("prefill", ("queue", "compute")),
 }
-APIS: Final = ("chat", "completions", "responses", "messages", "generate", "tokens", "grpc")
+APIS: Final = ("chat", "completions", "responses", "messages", "generate", "tokens", "vectors", "grpc")
 POOL_PREFIX: Final = "diptych_router_pool"
 KEY_PREFIX: Final = "diptych_router_key"
 

@@ -22,6 +22,7 @@ from diptych.router.admission.shedder import Shedder
 from diptych.router.admission.ttft_gate import TtftGate
 from diptych.router.choose.breakers import Breakers
 from diptych.router.choose.explain import Explanations
+from diptych.router.choose.pairing import TEXT_KINDS, VECTOR_KINDS
 from diptych.router.choose.policies import plan_of
 from diptych.router.choose.seen_prompts import SeenPrompts
 from diptych.router.config import RouterConfig
@@ -95,7 +96,8 @@ def build(
     """Wire a router, or one of its processes, as an instance. Its ports are bound, but nothing runs yet."""
     metrics = RouterMetrics(config.tiers)
     register_certificate_expiry(metrics.registry, trust.tls)
-    fleet = Fleet(membership, trust, model.model_id, metrics, router_id)
+    kinds = TEXT_KINDS if model.pooling is None else VECTOR_KINDS
+    fleet = Fleet(membership, trust, model.model_id, metrics, router_id, kinds)
     health = RouterHealth(fleet)
     limits = AdmissionLimits(config.max_concurrent, config.max_queued, config.max_queue_wait_s)
     admission = Admission(limits, on_refusal=metrics.turned_away_for)

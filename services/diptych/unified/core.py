@@ -29,6 +29,7 @@ from diptych.decode.core import DecodeCore
 from diptych.decode.grants import Headroom
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
+from diptych.engine.schedule.admission import refuse_pooled, refuse_text
 from diptych.engine.schedule.batch_builder import BuildBatch, build_batch
 from diptych.engine.schedule.running import Drafter
 from diptych.engine.schedule.step_pace import AT_LAST, NextPrompt, StepPace
@@ -57,6 +58,7 @@ from diptych.engine.values.events import (
     WriterGone,
 )
 from diptych.engine.values.limits import PROMPT_ROWS, Limits
+from diptych.engine.values.request import Request
 from diptych.engine.values.step import NO_PLAIN_STEPS, PlainSteps
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.output import LEAVING, Failure, FailureCode, Output
@@ -218,7 +220,7 @@ class UnifiedCore:
 
     def _start(self, event: Start, now_s: float) -> None:
         kind = event.kind or _DEFAULT_KIND.get(self._role)
-        problem = self._refuse(event.request.room, kind)
+        problem = self._refuse(event.request, kind)
         if problem:
             self._refusals.append(Emit(Output(event.request.room, failure=problem)))
             return
@@ -226,6 +228,9 @@ class UnifiedCore:
         if self._pulls and event.holder is not None and kind is not LegKind.DECODE:
             self._pulling.begin(event.request, event.holder, now_s)
         core = self._prefill if kind is LegKind.PREFILL else self._decode
+        if kind is LegKind.POOL:
+            kind = LegKind.LOCAL
+            self._prepare_pooled(event.request)
         core.handle(replace(event, kind=kind), now_s)
         if not core.has_room(event.request.room):
             self._cache.sessions.waits_no_more(event.request)
@@ -244,15 +249,23 @@ class UnifiedCore:
     def _not_moved(self, problem: NotMoved) -> None:
         self._refusals.append(Emit(Output(problem.room, failure=problem.failure)))
 
-    def _refuse(self, room: int, kind: LegKind | None) -> Failure | None:
+    def _prepare_pooled(self, request: Request) -> None:
+        """Its end is that of its prompt. Beside requests for text it is work for idle time."""
+        pooling = self._limits.pooling
+        request.is_idle_work = pooling is None
+        request.is_whole = pooling is not None and pooling.needs_all_tokens
+
+    def _refuse(self, request: Request, kind: LegKind | None) -> Failure | None:
         """What the one core must not take, for reasons that it does not know."""
+        room = request.room
         if kind is None:
             return Failure(FailureCode.INVALID, "the leg doesn't say which part of the request it is")
         if not self._role.serves(kind):
             return Failure(FailureCode.OVERLOADED, f"this worker serves {self._role.value} now, no {kind.value} legs")
         if self._prefill.has_room(room) or self._decode.has_room(room):
             return Failure(FailureCode.INVALID, f"room {room:016x} is already in use")
-        return None
+        problem = refuse_pooled(request, self._limits) if kind is LegKind.POOL else refuse_text(self._limits)
+        return None if problem is None else Failure(FailureCode.INVALID, problem)
 
     def _owner(self, room: int) -> RoleCore:
         return self._prefill if self._prefill.has_room(room) else self._decode

@@ -128,7 +128,10 @@ class WorkerGroup:
         self._instance.loras.extend(ready.loras.adapters)
         self._max_requests, self._max_step_tokens = ready.max_requests, ready.max_step_tokens
         self._computing = ready.computing
-        self._readiness.loaded(requirement)
+        if ready.makes_vectors:
+            self._readiness.loaded_alone()
+        else:
+            self._readiness.loaded(requirement)
         self._announce()
         logger.info("loaded as %s, metrics at %s; %s", self, self._instance.metrics_address, self._instance.not_ready)
 

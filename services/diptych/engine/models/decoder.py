@@ -123,6 +123,8 @@ class Decoder:
     ) -> Tensor:
         """Run the new tokens of `batch`; return the logits `[num_rows, vocab_size]` of its `logits_rows`.
 
+        Of a model that pools, return the normed hidden states `[num_rows, hidden_size]` instead.
+
         `attention` was told of the batch before. After the last attention only `logits_rows` are computed. All before
         it goes through `pieces`; without them it is computed at once, in new memory. `states` is that of a model with
         recurrent layers. `rows` are there for a model that joins them, and for the one that it guesses for: both write
@@ -217,9 +219,9 @@ class Decoder:
     def _last(self, stream: Stream, buffers: Buffers) -> Tensor:
         """Finish the last layer for the tokens whose logits are wanted; return those. Nothing is launched for none."""
         if not len(buffers.normed):
-            return stream.x.new_empty(0, self._config.vocab_size)
+            return stream.x.new_empty(0, self._config.output_size)
         self._finish(self._layers[-1], stream, buffers)
-        return self._logits(buffers.normed)
+        return self._logits(buffers.normed) if self._config.pooling is None else buffers.normed.clone()
 
     def _embedded(self, input_ids: Tensor) -> Tensor:
         x = self._ends.embed.rows(input_ids)

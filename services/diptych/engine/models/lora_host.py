@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from diptych.architectures.config import ModelConfig
-from diptych.architectures.registry import FAMILIES
+from diptych.architectures.registry import placement_of
 from diptych.checkpoints.shard import Shard
 from diptych.engine.lora.host import ReadAdapter
 from diptych.engine.lora.peft_folder import read_adapter
@@ -21,7 +21,7 @@ class LoraHost:
         """`model` is the whole one; `loras` returns those of the weights that are served now."""
         self._model = model
         self._shard = shard
-        self._placement = tuple(FAMILIES[model.architecture].placement(model))
+        self._placement = tuple(placement_of(model))
         self._loras = loras
 
     def read(self, folder: Path) -> ReadAdapter[Prepared]:

@@ -16,6 +16,8 @@ from collections.abc import Iterable
 import torch
 
 from diptych.checkpoints.quantization.weight import Stored
+from diptych.common.errors import ConfigError
+from diptych.engine.models.decoder import Decoder
 from diptych.engine.models.matrix import Matrix
 from diptych.engine.models.weights import Weights
 from diptych.engine.runner.loaded_model import LoadedModel
@@ -25,7 +27,11 @@ class PartsInPlace:
     """One change of one model. `take` may be called many times."""
 
     def __init__(self, model: LoadedModel) -> None:
+        """Raises `ConfigError` for a model that makes vectors: its head is no part."""
+        if model.pooler is not None or not isinstance(model.decoder, Decoder):
+            raise ConfigError("weights of a model that makes vectors can't be replaced in place: restart it")
         self._model = model
+        self._decoder = model.decoder
         self._vectors = model.blueprint.vectors
         self._assembly = model.blueprint.assembly(model.config)
         self._matrices: dict[str, Matrix] = {}  # that have come, and that a part waits for
@@ -39,7 +45,7 @@ class PartsInPlace:
 
     def release(self) -> None:
         """Free the memory of all weights but vectors: all matrices are to come."""
-        self._model.decoder.release()
+        self._decoder.release()
         self._waiting = dict.fromkeys(range(len(self._made_of)))
 
     def take(self, tensors: Iterable[tuple[str, Stored]]) -> None:
@@ -75,7 +81,7 @@ class PartsInPlace:
     def _make(self, part: int) -> None:
         own = {name: self._matrices[name] for name in self._matrix_names(part)}
         weights = Weights(own, self._vectors, self._model.config.norm_offset)
-        self._model.decoder.replace(part, weights.wrapped(self._model.loras.wrap))
+        self._decoder.replace(part, weights.wrapped(self._model.loras.wrap))
         del self._waiting[part]
         for name in own:
             self._parts_of[name].remove(part)

@@ -24,11 +24,14 @@ from diptych.engine.attention.backend import PhasedAttention
 from diptych.engine.attention.layer_constants import new_sinks, rope_tables
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.models.decoder import Decoder
+from diptych.engine.models.encoder import EncoderModel
+from diptych.engine.models.layers.buffers import Buffers
 from diptych.engine.models.lora import Loras, LowRankSetting, adapted_matrices
 from diptych.engine.models.matrix import Matrix
 from diptych.engine.models.ops import Ops
 from diptych.engine.models.pieces import Pieces
 from diptych.engine.models.weights import Assembly, Weights, load
+from diptych.engine.pooling.pooler import Pooler
 from diptych.engine.runner.backends import Backend, Setting, choose, narrowing
 from diptych.engine.runner.hidden_rows import HiddenRows
 from diptych.engine.runner.kv_pool import DTYPES, own_views
@@ -76,7 +79,7 @@ class LoadedModel:
 
     config: ModelConfig  # of this rank's part
     options: ModelOptions
-    decoder: Decoder
+    decoder: Decoder | EncoderModel
     loras: Loras
     sampler: Sampler
     attention: PhasedAttention
@@ -85,6 +88,7 @@ class LoadedModel:
     communicator: Communicator | None
     blueprint: Blueprint
     only_queues: bool  # all but attention, whatever the numbers: a GPU can record it
+    pooler: Pooler | None = None  # None: the model makes text
     main: ModelConfig | None = None  # of the model whose draft this is; None: of none
     draft: LoadedModel | None = None  # that guesses what this one will say, on the same pool
     rows: HiddenRows | None = None  # that the draft joins; both have them
@@ -96,6 +100,11 @@ class LoadedModel:
             attention = _choose(self.config.attending, self.main, kv, self.options, self.sinks).attention
             states = self.states.on(kv) if self.states else _new_states(self.config, kv, self.options)
             return replace(self, attention=attention, states=states, draft=self.draft and self.draft.on(kv))
+
+    def new_buffers(self, num_tokens: int, device: torch.device) -> Buffers:
+        """Return what a step of so many tokens needs for its pieces. Encoders have none."""
+        assert isinstance(self.decoder, Decoder), "encoders are refused on GPUs"
+        return self.decoder.new_buffers(num_tokens, device)
 
     def for_requests(self, max_requests: int) -> LoadedModel:
         """Return the same model, to be put on a pool, for so many requests at once."""
@@ -155,6 +164,9 @@ def load_model(
         sinks = new_sinks(part.config.attending, kv.device)
         if options.deterministic and kv.is_cuda:
             _check_fixed_order(part.config, 1 if communicator is None else communicator.size)
+        if kv.is_cuda and part.config.pooling is not None and part.config.pooling.needs_all_tokens:
+            words = f"pooling by {part.config.pooling.method} is not computed on GPUs yet: give --device cpu"
+            raise ConfigError(f"{part.config.model_id}: {words}")
         backend = _choose(part.config.attending, main, kv, options, sinks)
         ops = part.wrap(narrowing(backend, dtype, kv.device) if options.quantization == "fp8" else backend.ops)
         tensors = expanded(part.tensors) if options.quantization == "none" else part.tensors
@@ -162,7 +174,9 @@ def load_model(
         weights = load(part.config, placement, tensors, ops, dtype, kv.device).beside(shared or {})
         _fill(sinks, chain(*part.config.attending.layers_by_kind), weights)
         loras = Loras(part.config.num_layers, _adapters_of(part.adapted, options, dtype, kv.device), backend.low_rank)
-        decoder = Decoder(part.config, weights.wrapped(loras.wrap), ops, dtype)
+        wrapped = weights.wrapped(loras.wrap)
+        encodes = part.config.encoder is not None
+        decoder = EncoderModel(part.config, wrapped, dtype) if encodes else Decoder(part.config, wrapped, ops, dtype)
     return LoadedModel(
         config=part.config,
         options=options,
@@ -174,6 +188,7 @@ def load_model(
         sinks=sinks,
         communicator=communicator,
         only_queues=backend.only_queues,
+        pooler=None if part.config.pooling is None else Pooler(part.config.pooling, weights, part.config.rms_norm_eps),
         main=main,
         shared={name: weights.matrix(name) for name in SHARED},
         blueprint=Blueprint(placement, ops, dtype, kv.device, weights.vectors()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -105,7 +106,9 @@ class ModelRunner:
                 batch = states.before(batch)
             staged = stage(batch, self._device)
             self.model.attention.init_forward_metadata(staged)
-            self.loras.begin(batch.adapters, batch.extend_lens, logits_rows(batch))
+            rows = logits_rows(batch) if self.model.pooler is None else self.model.pooler.rows(batch)
+            staged = replace(staged, logits_rows=torch.from_numpy(rows).to(self._device))
+            self.loras.begin(batch.adapters, batch.extend_lens, rows)
             on_layer = self.layer_listener()
             logits = self.model.forward(staged, on_layer)
             if self._follower is not None and batch.is_followed:
@@ -117,5 +120,8 @@ class ModelRunner:
     def sample(self, batch: ForwardBatch, logits: Tensor, sampling: SamplingBatch) -> WaitForResult:
         """Choose the batch's next tokens by its logits, which may be overwritten."""
         with torch.inference_mode():
+            if self.model.pooler is not None:
+                pooled = self.model.pooler.result(logits, batch)
+                return lambda: pooled
             result = sample_step(self.model.sampler, logits.cpu(), sampling, batch.prompt_rows)
             return lambda: result

@@ -339,6 +339,8 @@ class Running:
         else:
             least = 0 if self._steps else AT_LAST  # nobody gets a token before some of a prompt is computed
             budget = self._pace.apart(most, num_waiting, now_s, max(1, self._queue.waiting_tokens), first, least)
+        if first is not None and first.is_idle_work:
+            budget = min(budget, self._pace.idle(most))
         return self._queue.plan(now_s, budget, self.spare_pages)
 
     def _decodes(self) -> list[Request]:

@@ -154,6 +154,7 @@ class SchedulerBase:
             scheduling=options.scheduling(),
             prompt_cost=prompt_cost(model),
             retracted_s=self.config.retracted_s,
+            pooling=model.pooling,
             mixed_step_s=options.mixed_step_s,
         )
 

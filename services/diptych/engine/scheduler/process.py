@@ -265,6 +265,7 @@ def _report_ready(
         max_requests=sizes.max_requests,
         max_step_tokens=sizes.max_step_tokens,
         computing=_computing(base),
+        makes_vectors=base.source.config.pooling is not None,
     )
     ready.loras.adapters.extend(adapters.news() or ())
     channel.send(engine_pb2.SchedulerEvents(ready=ready).SerializeToString())

@@ -16,7 +16,7 @@ import numpy as np
 
 from diptych.checkpoints.quantization.weight import Stored
 from diptych.checkpoints.source import ModelSource, open_model
-from diptych.common.arrays import I64, U64
+from diptych.common.arrays import F32, I64, U64
 from diptych.common.errors import ConfigError
 from diptych.engine.cache.host_pages import HostPages
 from diptych.engine.cache.host_tier import PageCopier
@@ -35,6 +35,7 @@ from diptych.engine.values.batch import (
     NO_TOKEN,
     DraftModel,
     ForwardBatch,
+    Labels,
     OnLayer,
     SamplingBatch,
     StepResult,
@@ -106,7 +107,9 @@ class SimHardware:
 
     def load(self, source: ModelSource, layer_listener: Callable[[], OnLayer | None]) -> SimRunner:
         vocabulary = vocabulary_of(source.tokenizer(), source.config.vocab_size)
-        return SimRunner(self._pages, vocabulary, self._timing, layer_listener)
+        config = source.config
+        size = 0 if config.pooling is None else config.pooling.size(config.hidden_size)
+        return SimRunner(self._pages, vocabulary, self._timing, layer_listener, vector_size=size)
 
     def in_place(self, runner: Any) -> NoParts:
         return NoParts(runner)
@@ -161,13 +164,16 @@ class SimRunner:
         layer_listener: Callable[[], OnLayer | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        vector_size: int = 0,
     ) -> None:
+        """`vector_size`: numbers of what a model makes of a prompt in place of text; 0: it makes text."""
         self._pages = pages
         self._vocabulary = vocabulary
         self._timing = timing
         self._layer_listener = layer_listener
         self._clock = clock
         self._sleep = sleep
+        self._vector_size = vector_size
 
     @property
     def loras(self) -> Loras:
@@ -197,8 +203,18 @@ class SimRunner:
             token_ids,
             None if sampling.num_top is None else _logprobs(sure[:num_samples], token_ids, int(sampling.num_top.max())),
             None if prompt_rows is None else _logprobs(sure[num_samples:], prompt_rows.target_ids, prompt_rows.num_top),
+            self._vectors(logits[:num_samples], sampling.labels),
         )
         return lambda: result
+
+    def _vectors(self, found: U64, labels: Labels | None) -> list[F32] | None:
+        """Return what follows from each text where vectors are made; of labels that all are as likely."""
+        if self._vector_size:
+            return [np.random.default_rng(int(each)).standard_normal(self._vector_size, np.float32) for each in found]
+        if labels is None:
+            return None
+        lens = np.bincount(labels.rows, minlength=len(found))
+        return [np.full(num, -math.log(num) if num else 0.0, np.float32) for num in lens.tolist()]
 
     def _wait_until(self, end_s: float) -> None:
         left_s = end_s - self._clock()

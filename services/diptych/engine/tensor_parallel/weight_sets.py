@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from diptych.architectures.registry import FAMILIES
+from diptych.architectures.registry import placement_of
 from diptych.checkpoints.given_tensors import GivenTensors, RenamedWeights, weights_id_of
 from diptych.checkpoints.source import ModelSource
 from diptych.common.errors import ConfigError, InvalidRequest
@@ -230,8 +230,7 @@ class RankWeights(Generic[R]):
         """Return the source under the name of its weights: tensors that were given may be all or some."""
         if not isinstance(source, GivenTensors):
             return source
-        family = FAMILIES[source.config.architecture]
-        is_all = {name for name, _ in family.placement(source.config)} <= self._digests.keys()
+        is_all = {name for name, _ in placement_of(source.config)} <= self._digests.keys()
         weights_id = weights_id_of(self._digests, "" if is_all else self._base)
         self._digests = {}
         return RenamedWeights(self.served.source, weights_id)
@@ -297,7 +296,7 @@ def check_places(source: ModelSource) -> list[str]:
     Raises `ConfigError` for one that has no place in the model.
     """
     config = source.config
-    places = dict(FAMILIES[config.architecture].placement(config))
+    places = dict(placement_of(config))
     for name, array in source.tensors():
         pieces = places.pop(name, None)
         if pieces is None:

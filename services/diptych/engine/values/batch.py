@@ -55,6 +55,14 @@ class Penalties:
 
 
 @dataclass(frozen=True, slots=True)
+class Labels:
+    """Tokens whose log-probabilities are wanted of some samples. Flat arrays, sample after sample."""
+
+    rows: I64  # samples, ascending
+    token_ids: I64
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingBatch:
     """How to choose the tokens of `num_samples` samples. Arrays are `[num_samples]` unless they say otherwise.
 
@@ -70,6 +78,7 @@ class SamplingBatch:
     bias: Bias | None = None
     penalties: Penalties | None = None
     token_mask: I32 | None = None  # packed [num_samples, ceil(vocab_size / 32)]: bit i % 32 of word i // 32 allows i
+    labels: Labels | None = None
     num_top: I64 | None = None  # alternatives to report with the token's log-probability; -1: report nothing
 
     @staticmethod
@@ -249,6 +258,8 @@ class StepResult:
     token_ids: I64  # [num_samples], by row; NO_TOKEN where the logits hold no largest number, or a mask allows nothing
     logprobs: LogprobsBatch | None = None  # of `token_ids`, if a row wants them
     prompt_logprobs: LogprobsBatch | None = None  # of the batch's `prompt_rows`
+    # [size] of each sample: what a model that makes no text has made, else of the `labels`; None: of neither
+    vectors: Sequence[F32] | None = None
 
 
 @dataclass(frozen=True, slots=True)

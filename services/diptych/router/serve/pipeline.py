@@ -5,6 +5,7 @@ The HTTP and gRPC services both stand on this; neither knows workers, and this k
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 import time
@@ -13,9 +14,10 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Final
 
+import numpy as np
 from prometheus_client import Histogram
 
-from diptych.common.errors import DiptychError, InvalidRequest
+from diptych.common.errors import DiptychError, InternalError, InvalidRequest
 from diptych.generation.finish import Finish
 from diptych.generation.grammar import Grammar, Preamble
 from diptych.generation.output_text import OutputText, TextTokenizer
@@ -42,13 +44,15 @@ from diptych.router.values.kept_sessions import KeptSessions
 from diptych.router.values.leg_results import Report
 from diptych.router.values.output import End, Piece
 from diptych.router.values.progress import Progress, RetryLimits
-from diptych.router.values.request import ClientRequest, GenerationRequest, ServedModel
+from diptych.router.values.request import ClientRequest, GenerationRequest, ServedModel, VectorWish
 from diptych.router.values.slo_tiers import NO_TIERS, Tiers
 from diptych.router.values.usage import UsageRecord
-from diptych.router.values.validation import check_pool, check_request, output_room
+from diptych.router.values.validation import check_len, check_pool, check_request, output_room
+from diptych.router.values.vectors import Pooled
 from diptych.router.workers.fleet import Fleet
 
 REPORT_WAIT_S: Final = 30.0  # prefill ends a room when it reads decode's Ack: after the step that it runs
+IDLE_PRIORITY: Final = -10  # of vectors that a model makes which is there for text, if they name no other
 COUNTED_CONTEXTS: Final = 4  # that a text may have the tokens of, for whoever wants to know how many they are
 
 
@@ -159,7 +163,7 @@ class Pipeline:
     async def _wait_while_cold(self, client: ClientRequest) -> float:
         """Return how long the workers took that were started meanwhile."""
         fleet, wait_s = self._dispatcher.fleet, self._retries.cold_wait_s
-        if not wait_s or not fleet.is_cold():
+        if not wait_s or client.vectors is not None or not fleet.is_cold():
             return 0.0
         with self.metrics.cold.track_inprogress():
             return await fleet.wait_while_cold(min(wait_s, client.life.deadline_s - time.monotonic()))
@@ -248,6 +252,38 @@ class Pipeline:
         )
         self._usage.add(record)
 
+    async def vectors(self, client: ClientRequest) -> list[Pooled]:
+        """Return a vector of each prompt of a request that wants no text. Raises the caller's `DiptychError`."""
+        if self._model.pooling is None and not client.account.priority:
+            client = replace(client, account=replace(client.account, priority=IDLE_PRIORITY))
+        async with self.admit(client) as requests:
+            tasks = [asyncio.create_task(self._vector(request)) for request in requests]
+            try:
+                return await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _vector(self, request: GenerationRequest) -> Pooled:
+        execution = Execution(Progress(request, frozenset(), self._retries, self._dispatcher.rng), self._dispatcher)
+        outcome = DISCONNECTED
+        try:
+            delta = await execution.next()
+            outcome = OK
+        except DiptychError as error:
+            outcome = outcome_of(error)
+            raise
+        finally:
+            execution.close()
+            self._note_usage(request, execution, 0, outcome)
+        if not delta.vector:
+            raise InternalError("a worker made no vector of the prompt: it is of another version than this router")
+        self._gate.learn(request)
+        self.metrics.prompt_tokens.inc(execution.prompt_len)
+        self.metrics.cached_tokens.inc(execution.cached_tokens)
+        return Pooled(np.frombuffer(delta.vector, "<f4"), execution.prompt_len, execution.cached_tokens)
+
     async def _report(self, execution: Execution, request: GenerationRequest) -> Report | None:
         report = await execution.report(REPORT_WAIT_S)
         request.client.trace.mark("report")
@@ -326,6 +362,8 @@ class Preparer:
         Raises the caller's `DiptychError`.
         """
         limit = self._workers.context_len(self._model.context_len)
+        if client.vectors is not None:
+            return await self._prepare_vectors(client, client.vectors, limit)
         prompts = await self.tokenization.read(client, limit)
         grammar = await self._grammar(client, prompts[0].preamble)
         seed = random.getrandbits(63) if client.seed is None else client.seed
@@ -346,6 +384,15 @@ class Preparer:
             for prompt, room in zip(prompts, rooms, strict=True)
             for choice in range(client.num_made)
         ]
+
+    async def _prepare_vectors(self, client: ClientRequest, wish: VectorWish, limit: int) -> list[GenerationRequest]:
+        prompts = await self.tokenization.of_vectors(client, wish, limit)
+        for prompt in prompts:
+            check_len(len(prompt.ids), limit)
+        if adapter := self.adapter(client.model):
+            client = replace(client, hints=replace(client.hints, adapter=adapter))
+        params = replace(client.params, max_tokens=1, seed=0)
+        return [GenerationRequest(client, prompt, params, self._timeout_s) for prompt in prompts]
 
     def adapter(self, name: str) -> str:
         """Return the adapter that a request names; "" for none. A name of the model's is no adapter's."""

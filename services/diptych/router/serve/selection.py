@@ -86,6 +86,8 @@ class Selector:
         """Return the pairs of the pool that serves a request, where pools are declared; else all."""
         client, fleet = progress.request.client, self._fleet
         adapter, routing = client.hints.adapter, client.routing
+        if client.vectors is not None:
+            return await fleet.wait_for_singles(wait_s, adapter)
         if routing.pool:
             return await fleet.wait_for_pool(wait_s, routing.pool, adapter)
         everybody = await fleet.wait_for_pairs(wait_s, adapter)

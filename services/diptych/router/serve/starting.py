@@ -15,7 +15,7 @@ from diptych.router.serve.moving import PATIENCE_S, Move
 from diptych.router.values.progress import Progress
 from diptych.router.workers.fleet import Fleet
 from diptych.tokens.packed_tokens import pack
-from diptych.v1.worker_pb2 import StartLeg
+from diptych.v1.worker_pb2 import LEG_KIND_POOL, StartLeg
 
 
 def start_attempt(fleet: Fleet, progress: Progress, selection: Selection, now_s: float) -> Attempt:
@@ -65,6 +65,9 @@ def _start_leg(progress: Progress, now_s: float, num_known: int | None = None) -
     leg.room = _new_room()
     leg.sampling.CopyFrom(params_to_wire(progress.params_after(count)))
     leg.num_prior_output_tokens = count
+    if client.vectors is not None:
+        leg.kind = LEG_KIND_POOL
+        leg.label_token_ids.extend(client.vectors.labels)
     return leg
 
 

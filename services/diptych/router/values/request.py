@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from diptych.architectures.pooling import Pooling
 from diptych.common.errors import InvalidRequest
 from diptych.generation.grammar import Preamble
 from diptych.generation.leg_prompt import BYTES_PER_TOKEN
@@ -54,6 +55,23 @@ class TokenPrompt:
 
 
 @dataclass(frozen=True, slots=True)
+class PairPrompt:
+    """Two texts that are to be compared, put together as the model's tokenizer does."""
+
+    first: str
+    second: str
+
+
+@dataclass(frozen=True, slots=True)
+class FramedPrompt:
+    """A text between two others that are never cut: what a model is told to do with it."""
+
+    before: str
+    text: str
+    behind: str
+
+
+@dataclass(frozen=True, slots=True)
 class ChatPrompt:
     """Messages, to be rendered with the model's chat template.
 
@@ -68,7 +86,7 @@ class ChatPrompt:
     is_begun: bool = False  # the last message is the beginning of the answer, which goes on from there
 
 
-Prompt = TextPrompt | TokenPrompt | ChatPrompt
+Prompt = TextPrompt | TokenPrompt | ChatPrompt | PairPrompt | FramedPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +111,15 @@ class ServedBy:
     """What makes a client's answer: noted when workers are chosen, and told with the answer's first byte."""
 
     weights_version: str = ""  # empty: nobody was chosen yet
+
+
+@dataclass(frozen=True, slots=True)
+class VectorWish:
+    """That no text is wanted, but a vector of each prompt."""
+
+    labels: tuple[int, ...] = ()  # of a model that makes text: the log-probabilities of these tokens
+    most_tokens: int = 0  # longer prompts are cut to so many; -1: to as many as the model takes; 0: they are refused
+    keeps_end: bool = False  # what is cut off is the beginning
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +150,7 @@ class ClientRequest:
     routing: Routing = DEFAULT_ROUTING
     trace: Trace = NO_TRACE
     tool: str = ""  # that the client will run with the answer; empty: what the answer calls
+    vectors: VectorWish | None = None  # None: text is wanted
     served_by: ServedBy = field(default_factory=ServedBy)
     turn: Turn | None = None  # of a session, whose tokens its prompt begins with
     rids: Sequence[str] = ()  # names beside its id by which it may be aborted
@@ -220,6 +248,8 @@ class ServedModel:
     context_len: int  # tokens, prompt + output, that the model takes; workers may take fewer
     formats: MessageFormats = DEFAULT_FORMATS  # in which it writes calls of tools, and reasoning
     names: tuple[str, ...] = ()  # that clients are told in place of its id; answers say the first
+    pooling: Pooling | None = None  # what it makes of a prompt in place of text
+    vector_size: int = 0  # numbers of that
 
 
 def is_usable(request_id: str) -> bool:

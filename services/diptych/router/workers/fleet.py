@@ -11,22 +11,26 @@ import contextlib
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 from diptych.common.errors import Unavailable
 from diptych.common.members.record import State
-from diptych.common.members.roles import WORKER_ROLES, Role
+from diptych.common.members.roles import WORKER_ROLES, LegKind, Role
 from diptych.common.trust.trust import Trust
 from diptych.router.choose.cached_prefixes import LATELY_S, ApproximateIndex, CachedPrefixes, TextIndex
 from diptych.router.choose.estimates import Estimates
 from diptych.router.choose.pairing import (
+    TEXT_KINDS,
+    VECTOR_KINDS,
     adapters,
     explain,
     heard,
     is_cold,
     is_missing,
     pair_up,
+    singles,
     successions,
     vacating,
     with_adapter,
@@ -58,11 +62,19 @@ class Fleet:
     """The sessions to all workers of a membership. `run` must be running."""
 
     def __init__(
-        self, membership: Membership, trust: Trust, model_id: str, metrics: RouterMetrics, router_id: int
+        self,
+        membership: Membership,
+        trust: Trust,
+        model_id: str,
+        metrics: RouterMetrics,
+        router_id: int,
+        kinds: Sequence[LegKind] = TEXT_KINDS,
     ) -> None:
+        """`kinds`: the legs that requests have."""
         self._membership = membership
         self._trust = trust
         self._model_id = model_id
+        self._kinds = kinds
         lately = ApproximateIndex(time.monotonic, LATELY_S)
         self.prefixes = CachedPrefixes(PrefixIndex(), ApproximateIndex(time.monotonic), lately)
         self.text_index = TextIndex(time.monotonic)
@@ -74,6 +86,7 @@ class Fleet:
         self.pools: Weights = {}  # as declared; see `declare`
         self._pairs: dict[str, tuple[Pair, ...]] = {}  # by adapter; empty after a change
         self._by_pool: dict[str, dict[str, tuple[Pair, ...]]] = {}  # likewise
+        self._singles: dict[str, tuple[Pair, ...]] = {}  # by adapter; empty after a change
         self._successions: dict[str, tuple[Pair, ...]] = {}  # by adapter; empty after a change
         self._vacating: frozenset[int] | None = None
         self._adapters: tuple[str, ...] | None = None
@@ -123,7 +136,12 @@ class Fleet:
         return self._model_id
 
     def pairs(self, adapter: str = "") -> tuple[Pair, ...]:
-        """The pairs that may serve now, with `adapter` if it is not empty; those that are silent only if all are."""
+        """The pairs that may serve now, with `adapter` if it is not empty; those that are silent only if all are.
+
+        Of a model that makes no text each has one worker.
+        """
+        if self._kinds == VECTOR_KINDS:
+            return self.singles(adapter)
         if self._closed_because:
             return ()
         if adapter not in self._pairs:
@@ -159,6 +177,16 @@ class Fleet:
         self.pools = pools
         self._note_change()
 
+    def singles(self, adapter: str = "") -> tuple[Pair, ...]:
+        """The workers that may make vectors of prompts now, by the same rules, each as a pair with itself."""
+        if self._closed_because:
+            return ()
+        if adapter not in self._singles:
+            views = self._views()
+            alone = singles(views, self._model_id)
+            self._singles[adapter] = heard(with_adapter(alone, views, adapter) if adapter else alone, views)
+        return self._singles[adapter]
+
     def successions(self, adapter: str = "") -> tuple[Pair, ...]:
         """Who may go on with requests that run at whom, with `adapter` if it is not empty."""
         if adapter not in self._successions:
@@ -193,7 +221,7 @@ class Fleet:
             return None
         if adapter and self.pairs():
             return f"no linked prefill and decode worker have the same weights loaded as adapter {adapter!r}"
-        return self._closed_because or explain(self._views(), self._model_id)
+        return self._closed_because or explain(self._views(), self._model_id, self._kinds)
 
     def is_cut_off(self) -> bool:
         """Whether a worker is listed as ready that is not reached: it may be dead, or there for another router."""
@@ -255,16 +283,28 @@ class Fleet:
 
     async def wait_for_pairs(self, timeout_s: float, adapter: str = "") -> tuple[Pair, ...]:
         """Return `pairs(adapter)`, waiting for one if need be. Raises `Unavailable`, saying why there is none."""
-        if pairs := self.pairs(adapter):
+        pairs = await self._wait_for(partial(self.pairs, adapter), timeout_s)
+        if not pairs:
+            raise Unavailable(self.problem(adapter) or "no worker is available")
+        return pairs
+
+    async def wait_for_singles(self, timeout_s: float, adapter: str = "") -> tuple[Pair, ...]:
+        """Return `singles(adapter)` likewise."""
+        alone = await self._wait_for(partial(self.singles, adapter), timeout_s)
+        if not alone:
+            raise Unavailable(self._closed_because or explain(self._views(), self._model_id, VECTOR_KINDS))
+        return alone
+
+    async def _wait_for(self, found: Callable[[], tuple[Pair, ...]], timeout_s: float) -> tuple[Pair, ...]:
+        """Return what is found now, or becomes so in time; nothing where it does not."""
+        if pairs := found():
             return pairs
         try:
             async with asyncio.timeout(timeout_s):
-                while not (pairs := self.pairs(adapter)) and not self._closed_because:
+                while not (pairs := found()) and not self._closed_because:
                     await self.wait_for_change()
         except TimeoutError:
-            pairs = ()
-        if not pairs:
-            raise Unavailable(self.problem(adapter) or "no worker is available")
+            return ()
         return pairs
 
     async def wait_for_pool(self, timeout_s: float, pool: str, adapter: str = "") -> tuple[Pair, ...]:
@@ -304,7 +344,7 @@ class Fleet:
         self._note_change()
 
     def _note_missing(self) -> None:
-        if not is_missing(self._views()):
+        if not is_missing(self._views(), self._kinds):
             self.missing_since_s = None
         elif self.missing_since_s is None:
             self.missing_since_s = time.monotonic()
@@ -337,6 +377,7 @@ class Fleet:
     def _note_change(self) -> None:
         self._pairs.clear()
         self._by_pool.clear()
+        self._singles.clear()
         self._successions.clear()
         self._vacating = None
         self._adapters, self._model_ids, self._page_sizes, self._context_len = None, (), None, None

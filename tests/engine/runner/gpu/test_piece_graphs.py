@@ -237,7 +237,7 @@ def test_sizes_share_memory_whose_padding_holds_numbers_and_what_they_take_is_to
 
     def new_buffers(num_tokens: int) -> Buffers:
         asked.append(num_tokens)
-        buffers = model.decoder.new_buffers(num_tokens, CPU)
+        buffers = model.new_buffers(num_tokens, CPU)
         buffers.attended.fill_(torch.nan)
         return buffers
 

@@ -8,7 +8,8 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from diptych.engine.runner.gpu.bus import Bus
+from diptych.engine.pooling.pooler import Pooler
+from diptych.engine.runner.gpu.bus import Bus, CopyEngines
 from diptych.engine.runner.gpu.gpu_draft_model import GpuDraftModel
 from diptych.engine.runner.gpu.gpu_next_layer import GpuNextLayer
 from diptych.engine.runner.gpu.gpu_runner import Follower, GpuRunner, LaunchSampling, Recorded, Sampled
@@ -19,7 +20,7 @@ from diptych.engine.runner.gpu.piece_graphs import PieceGraphs
 from diptych.engine.runner.gpu.staging import Staging
 from diptych.engine.runner.kv_pool import DTYPES
 from diptych.engine.runner.loaded_model import LoadedModel
-from diptych.engine.runner.sampling.gpu_sampler import GpuSampler
+from diptych.engine.runner.sampling.gpu_sampler import GpuSampler, pooled_result
 from diptych.engine.values.batch import ForwardBatch, OnLayer, SamplingBatch
 from diptych.kernels.gpu.attention.decode_attention import rows_together
 
@@ -38,7 +39,13 @@ def new_runner(
     with torch.inference_mode():
         sampler = GpuSampler(device, model.config.vocab_size, limits.max_samples, bus)
         sampler.warm_up(DTYPES[model.options.dtype])
-        return new(model, sampler.queue, layer_listener, _new_follower(model.draft, new, limits))
+        launch = sampler.queue if model.pooler is None else _pooling(model.pooler, bus or CopyEngines())
+        return new(model, launch, layer_listener, _new_follower(model.draft, new, limits))
+
+
+def _pooling(pooler: Pooler, bus: Bus) -> LaunchSampling:
+    """Return what makes vectors of a step, where no token is chosen."""
+    return lambda batch, hidden, sampling: pooled_result(pooler.vectors(hidden, batch), bus)
 
 
 def _new_follower(draft: LoadedModel | None, new: Callable[..., GpuRunner], limits: StepLimits) -> Follower | None:
@@ -63,7 +70,7 @@ def _runner(
     """Return what runs one model. That which guesses computes the same steps, so within the same limits."""
     rungs = ladder(limits.max_samples) if with_graphs and model.attention.is_recordable else ()
     token_rungs = token_ladder(limits.most_graph_tokens) if with_graphs and model.only_queues else ()
-    capture, new_buffers = CudaCapture(device), cache(lambda num_tokens: model.decoder.new_buffers(num_tokens, device))
+    capture, new_buffers = CudaCapture(device), cache(lambda num_tokens: model.new_buffers(num_tokens, device))
 
     def nothing_recorded() -> Recorded:
         return Recorded(Graphs(rungs, capture), PieceGraphs(token_rungs, capture, new_buffers))

@@ -44,6 +44,7 @@ from diptych.router.http.operate.adapters import add_adapters
 from diptych.router.http.operate.admin import admin_app
 from diptych.router.http.operate.openapi import openapi_json
 from diptych.router.http.operate.server_tools import add_server_tools, add_sessions, operators_routes
+from diptych.router.http.vectors.routes import add_vectors
 from diptych.router.keys.caller import Callers
 from diptych.router.serve.pipeline import Pipeline
 from diptych.router.tracing.tracer import Tracer
@@ -133,6 +134,7 @@ def _framework_app(pipeline: Pipeline, probes: Probes, exchange: Exchange) -> Fa
     for api in APIS:  # POSTs were led past: what comes here has another method
         app.add_route(api.path, partial(exchange.answer, api), methods=["POST"])
     add_tokens(app, pipeline, exchange.bodies)
+    add_vectors(app, pipeline, exchange.bodies)
     add_models(app, pipeline)
     add_about(app, probes, [api.path for api in APIS])
     app.add_route("/openapi.json", _openapi, methods=["GET"])

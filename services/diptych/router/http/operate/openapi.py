@@ -77,6 +77,14 @@ from diptych.router.http.operate.server_tools import (
     Traced,
     WorkerLoadOf,
 )
+from diptych.router.http.vectors.vector_answers import ClassifiedList, EmbeddingList, PooledList, RankedList, ScoreList
+from diptych.router.http.vectors.vector_requests import (
+    ClassifyRequest,
+    EmbeddingsRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 
 Json = dict[str, Any]
 
@@ -179,6 +187,14 @@ OPERATIONS: Final = (
             ("/v1/messages/count_tokens", "How long a prompt is", TokenCount, AnthropicError, PromptFields),
             ("/tokenize", "Text or messages to tokens", Tokens, Error, TokenizeRequest),
             ("/detokenize", "Tokens to text", Text, Error, DetokenizeRequest),
+            ("/v1/embeddings", "OpenAI's embeddings", EmbeddingList, Error, EmbeddingsRequest),
+            ("/pooling", "Vectors as the model made them", PooledList, Error, PoolingRequest),
+            ("/classify", "The probabilities of a classifier's labels", ClassifiedList, Error, ClassifyRequest),
+            ("/v1/score", "How well two texts fit", ScoreList, Error, ScoreRequest),
+            ("/score", "The same", ScoreList, Error, ScoreRequest),
+            ("/v1/rerank", "Documents in the order in which they fit a query", RankedList, Error, RerankRequest),
+            ("/v2/rerank", "The same", RankedList, Error, RerankRequest),
+            ("/rerank", "The same", RankedList, Error, RerankRequest),
         )
     ),
     Operation("get", "/v1/models", "What is served", _answers(ModelList, Error, (401,))),
