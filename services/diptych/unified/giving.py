@@ -128,9 +128,8 @@ class Giving:
         waiting: list[_Text] = []
         while self._texts and len(waiting) < MAX_WAITING and (free := self._free_peers()):
             text = self._texts.popleft()
-            if not _is_here(text.node) or len(text.tried) >= MAX_TRIES:
-                continue
-            self._offer_to(free, text, waiting, now_s)
+            if _is_here(text.node):
+                self._offer_to(free, text, waiting, now_s)
         self._texts.extendleft(reversed(waiting))
         if self._texts and not self._open_peers():
             self._counts.offers_declined += len(self._texts)
@@ -139,7 +138,7 @@ class Giving:
     def _offer_to(self, free: Collection[int], text: _Text, waiting: list[_Text], now_s: float) -> None:
         wanted = takers(text.name, self._open_peers(), text.tried)
         number = pull_id(text.name)
-        if not wanted:
+        if not wanted or len(text.tried) >= MAX_TRIES:
             self._counts.offers_declined += 1
         elif wanted[0] not in free or number in self._offered:
             waiting.append(text)

@@ -38,7 +38,7 @@ def giving_order(runs: Sequence[Run], compute_s: Seconds) -> list[int]:
     A run is passed over that is brought as well by one behind it: by whatever is worth half as much.
     """
     worths = [_worth_of_page(run, compute_s) for run in runs]
-    best_behind = [0.0] * len(runs)
+    best_behind = [-1.0] * len(runs)
     for run, worth in zip(runs, worths, strict=True):
         if run.parent >= 0:
             best_behind[run.parent] = max(best_behind[run.parent], worth)
@@ -49,7 +49,7 @@ def giving_order(runs: Sequence[Run], compute_s: Seconds) -> list[int]:
 def _worth_of_page(run: Run, compute_s: Seconds) -> float:
     """Return the seconds that a page is likely to save; pages alone are counted where no time is known."""
     seconds = compute_s(run.first_page, run.num_pages)
-    of_page = seconds / run.num_pages if math.isfinite(seconds) else 1.0
+    of_page = seconds / run.num_pages if 0 < seconds < math.inf else 1.0
     return max(1, run.num_uses) * math.exp2(-run.idle_s / HALF_LIFE_S) * of_page
 
 

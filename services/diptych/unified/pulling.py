@@ -123,7 +123,7 @@ class Pulling:
         num_new = len(tokens) // size - self._cache.tree.peek(tokens, note.namespace) // size
         if num_new <= 0:
             return "known"
-        num_pages = num_new + self._pages.num_beside(len(tokens) // size) + self._means.spare_pages()
+        num_pages = num_new + self._pages.num_beside(len(tokens) // size)
         if not self._pages.has_room_below(num_pages, note.num_uses, note.idle_s):
             return "full"
         names = chain_hashes(root_hash(note.namespace), tokens, size).tolist()

@@ -58,6 +58,9 @@ class WorkerConfig(EngineOptions, TrustConfig):
         group="transfer",
     )
     drain_s: float = option(30.0, help="seconds that requests get to finish after SIGTERM; the rest is handed back")
+    drain_cache_s: float = option(
+        3.0, help="seconds of a drain in which peers may take cached prefixes that they lack; 0: none"
+    )
     stall_s: float = option(60.0, help="seconds without an answer after which a scheduler counts as hung")
     tokenizer_threads: int = option(2, help="threads that tokenise what routers send as text", group="prompts")
     tokenizer_cache_bytes: int = option(
@@ -77,6 +80,8 @@ class WorkerConfig(EngineOptions, TrustConfig):
             raise ConfigError(f"--tokenizer-cache-bytes must not be negative, as {self.tokenizer_cache_bytes} is")
         if self.drain_s < 0:
             raise ConfigError(f"--drain-s must not be negative, as {self.drain_s} is")
+        if not self.drain_cache_s >= 0:
+            raise ConfigError(f"--drain-cache-s must not be negative, as {self.drain_cache_s} is")
         if self.move_links < 0 or self.move_links % 2:
             raise ConfigError(f"--move-links must be even and not negative, not {self.move_links}")
         if self.kv_backend == "nixl" and self.kv_require != "any":

@@ -171,7 +171,14 @@ async def _member(
     sessions = Sessions(role, KvFeeds() if config.kv_events == "on" else None, metrics.leg_ended)
     limits_s = config.stall_s, config.release_s
     group = WorkerGroup(
-        scheduler, instance, sessions, registration.nudge, prompts, *limits_s, num_move_links=config.move_links
+        scheduler,
+        instance,
+        sessions,
+        registration.nudge,
+        prompts,
+        *limits_s,
+        num_move_links=config.move_links,
+        drain_cache_s=config.drain_cache_s,
     )
     try:
         yield _Member(secret, group, registration)
