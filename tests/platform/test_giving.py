@@ -45,9 +45,12 @@ def expected(prompt: list[int]) -> list[int]:
     return output
 
 
+def num_links(platform: Platform) -> list[int]:
+    return [len(each.instance.load.linked_instances) for each in platform.statuses()]
+
+
 def test_a_text_whose_worker_leaves_is_found_at_the_other_one(platform: Platform, wait_for: Callable[..., Any]) -> None:
-    linked = lambda: [len(each.instance.load.linked_instances) for each in platform.statuses()]  # noqa: E731
-    wait_for(lambda: linked() == [1, 1], 100.0, "a link")
+    wait_for(lambda: num_links(platform) == [1, 1], 100.0, "a link")
     output, cached = ask(platform, PROMPT)
     assert cached == 0
     (holder,) = [each for each in platform.statuses() if each.pages_by_state["cached"]]

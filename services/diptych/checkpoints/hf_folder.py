@@ -29,7 +29,7 @@ from diptych.checkpoints.quantization.gptq import gptq
 from diptych.checkpoints.quantization.mxfp4 import mxfp4
 from diptych.checkpoints.quantization.scheme import Scheme, assemble
 from diptych.checkpoints.quantization.weight import Stored, as_floats
-from diptych.checkpoints.safetensors import FLOATS, read_header, read_tensors, tensor_names
+from diptych.checkpoints.safetensors import FLOATS, read_blanks, read_header, read_tensors, tensor_names
 from diptych.common.errors import ConfigError
 from diptych.common.json_file import read_json
 from diptych.kernels.quantized import Array
@@ -86,19 +86,25 @@ class HfFolder:
         return read_tokenizer(self._folder, self.config.eos_ids)
 
     def tensors(self) -> Iterator[tuple[str, Stored]]:
+        return self._assembled(self._plain_tensors(read_tensors))
+
+    def blanks(self) -> Iterator[tuple[str, Stored]]:
+        """Of a checkpoint that is quantised all is read: what form a tensor has is known then."""
+        return self._assembled(self._plain_tensors(read_tensors if self._scheme else read_blanks))
+
+    def _assembled(self, tensors: Iterator[tuple[str, Array]]) -> Iterator[tuple[str, Stored]]:
         unstack = FAMILIES[self.config.architecture].unstack
         names = {name for shard in self._shards for name in tensor_names(shard)}
-        tensors = self._plain_tensors()
         for name, tensor in assemble(tensors, names, self._scheme) if self._scheme else tensors:
             if isinstance(tensor, np.ndarray) and tensor.dtype.type not in FLOATS.values():
                 raise ConfigError(f"{self._folder}: {name} is quantised, but quantization_config does not say how")
             yield from unstack(self.config, (name, tensor))
 
-    def _plain_tensors(self) -> Iterator[tuple[str, Array]]:
+    def _plain_tensors(self, read: Callable[[Path], Iterator[tuple[str, Array]]]) -> Iterator[tuple[str, Array]]:
         not_read = FAMILIES[self.config.architecture].not_read(self.config)
         derived = (*DERIVED, "lm_head.weight") if self.config.tie_embeddings else DERIVED
         for shard in self._shards:
-            for name, tensor in read_tensors(shard):
+            for name, tensor in read(shard):
                 if not name.startswith(not_read) and not name.endswith(derived) and not is_kv_scale(name):
                     yield name, tensor
 

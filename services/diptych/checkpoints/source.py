@@ -50,6 +50,10 @@ class ModelSource(Protocol):
         """
         ...
 
+    def blanks(self) -> Iterator[tuple[str, Stored]]:
+        """Yield what `tensors` does, in the same form, with any numbers; as little as possible is read."""
+        ...
+
 
 def open_model(path_or_name: str, load_format: LoadFormat = "auto") -> ModelSource:
     """Open a model. Raises `ConfigError` that names what is missing or not supported."""
@@ -104,6 +108,19 @@ class ChangedModel:
 
     def tensors(self) -> Iterator[tuple[str, Stored]]:
         return self._source.tensors()
+
+    def blanks(self) -> Iterator[tuple[str, Stored]]:
+        return self._source.blanks()
+
+
+class BlankModel(ChangedModel):
+    """A `ModelSource` with the form of another one, and other numbers."""
+
+    def __init__(self, source: ModelSource) -> None:
+        super().__init__(source, source.config)
+
+    def tensors(self) -> Iterator[tuple[str, Stored]]:
+        return self._source.blanks()
 
 
 def bounded(source: ModelSource, max_model_len: int) -> ModelSource:

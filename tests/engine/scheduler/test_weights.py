@@ -40,6 +40,9 @@ class Source:
     def tensors(self) -> Iterator[Any]:
         return iter(())
 
+    def blanks(self) -> Iterator[Any]:
+        return self.tensors()
+
 
 class NamedRunner:
     """Samples the token that its model's name stands for; "nan" computes nothing."""

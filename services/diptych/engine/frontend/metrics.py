@@ -56,6 +56,9 @@ COUNTERS: Final[Sequence[Row]] = (  # what a scheduler counts since its start
     ("pulls_wrong", "Pulls that were not what was sent; must be 0", lambda s: s.pulls_wrong),
     ("pages_given", "Cached pages that others took as this worker left", lambda s: s.pages_given),
     ("pages_taken", "Of the pages that were pulled, those of workers that left", lambda s: s.pages_taken),
+    ("weights_taken_bytes", "Bytes of weights that came from another worker at start", lambda s: s.weights_taken_bytes),
+    ("weights_givers_failed", "Workers asked for weights in vain at start", lambda s: s.weights_givers_failed),
+    ("weights_given", "Streams of weights that starting workers took from here", lambda s: s.weights_given),
     ("offers_declined", "Cached texts that nobody had room for as this worker left", lambda s: s.offers_declined),
 )
 GAUGES: Final[Sequence[Row]] = (  # how a scheduler is now

@@ -17,7 +17,7 @@ from torch import Tensor
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.placement import Placed
 from diptych.checkpoints.quantization.weight import expanded
-from diptych.checkpoints.source import ModelSource
+from diptych.checkpoints.source import BlankModel, ModelSource
 from diptych.common.errors import ConfigError
 from diptych.engine.attention.backend import PhasedAttention
 from diptych.engine.attention.layer_constants import new_sinks, rope_tables
@@ -33,6 +33,8 @@ from diptych.engine.runner.sampling.sampler import Sampler
 from diptych.engine.runner.states import SlotStates
 from diptych.engine.tensor_parallel.communicator import Communicator
 from diptych.engine.values.batch import OnLayer
+from diptych.engine.weights.memory import WeightMemory, weight_memory
+from diptych.engine.weights.taking import Taking
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,12 @@ class LoadedModel:
     only_queues: bool  # all but attention, whatever the numbers: a GPU can record it
     main: ModelConfig | None = None  # of the model whose draft this is; None: of none
     draft: LoadedModel | None = None  # that guesses what this one will say, on the same pool
+    weights_id: str = ""
+
+    def memory(self) -> WeightMemory:
+        """Return where its own weights lie, without those of adapters and of its draft."""
+        made = f"{self.weights_id} as {self.options.dtype}, quantization {self.options.quantization}"
+        return weight_memory(self.decoder, made, self.sinks)
 
     def on(self, kv: Tensor) -> LoadedModel:
         """Return the same model on another pool of such pages. States stay where they are."""
@@ -89,13 +97,24 @@ def load_with_draft(
     kv: Tensor,
     options: ModelOptions,
     communicator: Communicator | None = None,
+    taking: Taking | None = None,
 ) -> LoadedModel:
-    """Load a model as `load_model` does, and beside it the one that guesses for it, which has no adapters."""
-    model = load_model(source, kv, options, communicator)
+    """Load a model as `load_model` does, and beside it the one that guesses for it, which has no adapters.
+
+    `taking`: from whom its weights may come, instead of from disk.
+    """
+    model = _taken(source, kv, options, taking) if taking is not None and taking.is_hopeful else None
+    model = model or load_model(source, kv, options, communicator)
     if draft is None:
         return model
     plain = replace(options, max_loras=0)
     return replace(model, draft=load_model(draft, kv, plain, communicator, main=model.config))
+
+
+def _taken(source: ModelSource, kv: Tensor, options: ModelOptions, taking: Taking) -> LoadedModel | None:
+    """Return a model with the weights of a worker that runs; None: there is none that has them in this form."""
+    blank = load_model(BlankModel(source), kv, options)
+    return blank if taking.fill(blank.memory()) else None
 
 
 def load_model(
@@ -137,6 +156,7 @@ def load_model(
         communicator=communicator,
         only_queues=backend.only_queues,
         main=main,
+        weights_id=source.weights_id,
     )
 
 

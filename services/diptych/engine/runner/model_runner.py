@@ -25,6 +25,8 @@ from diptych.engine.values.batch import (
     WaitForResult,
 )
 from diptych.engine.values.kv_regions import kv_layout
+from diptych.engine.weights.memory import WeightMemory
+from diptych.engine.weights.taking import Taking
 from diptych.kvtransfer.layout import PoolLayout
 
 
@@ -50,10 +52,11 @@ class ModelRunner:
         layer_listener: Callable[[], OnLayer | None] = lambda: None,
         deterministic: bool = False,
         draft: ModelSource | None = None,
+        taking: Taking | None = None,
     ) -> None:
         """With a `communicator` load one rank's part; `kv` is then the pool of that part.
 
-        `draft` guesses for the model; its layers are `source.config.draft`.
+        `draft` guesses for the model; its layers are `source.config.draft`. `taking`: from whom weights may come.
 
         `decode_attention_backend` is for steps without prompts; None: as the others. `layer_listener` is asked before
         each step who is to hear of its layers.
@@ -70,7 +73,7 @@ class ModelRunner:
             max_requests=max_requests,
             deterministic=deterministic,
         )
-        self._model = load_with_draft(source, draft, kv, options, communicator)
+        self._model = load_with_draft(source, draft, kv, options, communicator, taking)
         self._follower = None if self._model.draft is None else CpuDraftModel(self._model.draft, kv.device)
         self.draft_model: DraftModel | None = self._follower
         self._device = kv.device
@@ -79,6 +82,9 @@ class ModelRunner:
     @property
     def loras(self) -> Loras:
         return self._model.loras
+
+    def memory(self) -> WeightMemory:
+        return self._model.memory()
 
     @staticmethod
     def pool_layout(config: ModelConfig, *, num_pages: int, page_size: int, dtype: str) -> PoolLayout:

@@ -12,7 +12,8 @@ import logging
 import signal
 import time
 from collections.abc import Callable
-from typing import Any, Final, NoReturn
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import zmq
 
@@ -55,10 +56,15 @@ from diptych.engine.values.scheduler_core import SchedulerCore
 from diptych.grammars.compiler import Compiler
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.transport import Transport
-from diptych.v1 import engine_pb2, rank_pb2, worker_pb2
+from diptych.v1 import bootstrap_pb2, engine_pb2, rank_pb2, worker_pb2
+
+if TYPE_CHECKING:
+    from diptych.engine.weights.door import WeightsDoor
+    from diptych.engine.weights.taking import Taking
 
 logger = logging.getLogger(__name__)
 
+GIVERS_MS: Final = 8000  # until the frontend has named those who give weights
 LAST_WORDS_MS: Final = 1000  # that what was sent to the frontend may take to leave
 
 BuildCore = Callable[[KvCache, Limits, SchedulerConfig, PoolLayout, Turns, DraftModel], SchedulerCore]
@@ -85,7 +91,8 @@ def _run(config: SchedulerConfig, build_core: BuildCore, open_transport: OpenTra
         if channel is None:
             serve_rank(config, open_transport(config))
         else:
-            _serve(build_base(config, open_transport), channel, build_core)
+            taking = _taking(config, channel)
+            _serve(build_base(config, open_transport, taking), channel, build_core, taking)
     except Exception as error:
         if isinstance(error, DiptychError):
             logger.error("%s", error)
@@ -96,6 +103,20 @@ def _run(config: SchedulerConfig, build_core: BuildCore, open_transport: OpenTra
             channel.send(engine_pb2.SchedulerEvents(fatal=fatal).SerializeToString())
         return 1
     return 0
+
+
+def _taking(config: SchedulerConfig, channel: zmq.Socket[bytes]) -> Taking | None:
+    """Return from whom weights may come, as the frontend says first of all; nobody, if it does not in time."""
+    if config.weights_from != "peers":
+        return None
+    from diptych.engine.weights.taking import Taking  # torch, whose threads are configured first
+    from diptych.engine.weights.wire import Giver
+
+    commands = engine_pb2.SchedulerCommands()
+    if channel.poll(GIVERS_MS):
+        commands.ParseFromString(channel.recv())
+    givers = commands.weight_givers.givers
+    return Taking([Giver(each.host, each.door.port, each.door.key) for each in givers])
 
 
 def serve_rank(config: SchedulerConfig, transport: Transport | None) -> None:
@@ -128,7 +149,7 @@ def _prepare_torch(options: EngineOptions) -> None:
         configure_threads(options.num_threads)
 
 
-def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCore) -> None:
+def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCore, taking: Taking | None) -> None:
     source, options, limits = base.source, base.config.engine, base.limits()
     grammars = GrammarThread(lambda: Compiler(source.tokenizer(), limits.vocab_size, limits.eos_ids))
     cache = base.new_cache(limits)
@@ -143,18 +164,49 @@ def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCor
     admin = AdminThread({**adapters.handlers, **weights.handlers})
     stepping = _stepping(options, core, base.ranks.lead_runner(weights))
     grammars.wait_until_open()
-    _report_ready(base, channel, core, adapters)
+    door = _open_door(base.config, weights)
+    _report_ready(base, channel, core, adapters, door)
     beat = SharedHeartbeat(base.config.heartbeat_fd).beat
     parts = Parts(base.links, grammars, admin, adapters, base.watch, base.copier, base.files)
     cache.compute_s = stepping.meter.compute_s
-    news = News(core, cache, base.links, adapters, stepping.meter, lambda: weights.runner.graph_use, base.files)
+    copies = Copies(taking, door)
+    news = News(core, cache, base.links, adapters, stepping.meter, lambda: weights.runner.graph_use, base.files, copies)
     loop = SchedulerLoop(core, stepping, channel, parts, news, beat)
     spare_what_stays()
     try:
         loop.run()
     finally:
-        for part in (stepping, admin, grammars, base):
+        for part in (*([door] if door else ()), stepping, admin, grammars, base):
             part.close()
+
+
+def _open_door(config: SchedulerConfig, weights: Weights[ModelOnHardware]) -> WeightsDoor | None:
+    """Give the weights that are served at any time, where it is wanted."""
+    if config.weights_from != "peers":
+        return None
+    from diptych.engine.weights.door import WeightsDoor
+
+    return WeightsDoor(config.host, lambda: weights.runner.memory())
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Implements `WeightCopies` by who takes and who gives; None: it does not."""
+
+    taking: Taking | None
+    door: WeightsDoor | None
+
+    @property
+    def taken_nbytes(self) -> int:
+        return self.taking.nbytes if self.taking else 0
+
+    @property
+    def num_failed(self) -> int:
+        return self.taking.num_failed if self.taking else 0
+
+    @property
+    def num_given(self) -> int:
+        return self.door.num_given if self.door else 0
 
 
 class ServedDraftModel:
@@ -200,7 +252,11 @@ def _terms(base: SchedulerBase, source: ModelSource) -> Terms:
 
 
 def _report_ready(
-    base: SchedulerBase, channel: zmq.Socket[bytes], core: SchedulerCore, adapters: Adapters[Any]
+    base: SchedulerBase,
+    channel: zmq.Socket[bytes],
+    core: SchedulerCore,
+    adapters: Adapters[Any],
+    door: WeightsDoor | None,
 ) -> None:
     config, layout = base.config, base.layout
     terms = terms_to_wire(_terms(base, base.source))
@@ -214,6 +270,8 @@ def _report_ready(
         computing=_computing(base),
     )
     ready.loras.adapters.extend(adapters.news() or ())
+    if door is not None:
+        ready.transfer.weights_door.CopyFrom(bootstrap_pb2.WeightsDoor(port=door.port, key=door.key))
     channel.send(engine_pb2.SchedulerEvents(ready=ready).SerializeToString())
     model = base.source.config
     logger.info("%s", words(base.chosen))

@@ -67,6 +67,9 @@ class SimulatedModel:
     def tensors(self) -> Iterator[tuple[str, Stored]]:
         raise ConfigError("a simulated model has no weights")
 
+    def blanks(self) -> Iterator[tuple[str, Stored]]:
+        return self.tensors()
+
 
 class SimHardware:
     """Implements `Hardware`."""
@@ -135,6 +138,9 @@ class SimRunner:
         self._layer_listener = layer_listener
         self._clock = clock
         self._sleep = sleep
+
+    def memory(self) -> None:
+        """It has no weights."""
 
     @property
     def loras(self) -> Loras:

@@ -34,6 +34,7 @@ from diptych.engine.values.batch import (
     StepResult,
     WaitForResult,
 )
+from diptych.engine.weights.memory import WeightMemory
 
 
 class Recorded(NamedTuple):
@@ -99,6 +100,9 @@ class GpuRunner:
     @property
     def loras(self) -> Loras:
         return self._model.loras
+
+    def memory(self) -> WeightMemory:
+        return self._model.memory()
 
     @property
     def graph_use(self) -> GraphUse:
