@@ -1,7 +1,7 @@
 """Times how soon a worker is loaded that takes its weights from a running one, beside one that reads them from disk.
 
-Real processes: bootstrap, a worker that serves, and then others, in turn with `--weights-from peers` and from disk. Timed
-is from the start of the process until its startup probe answers; what was taken, and how long that alone took, is
+Real processes: bootstrap, a worker that serves, and then others, in turn with `--weights-from peers` and from disk.
+Timed is from the start of the process until its startup probe answers; what was taken, and how long that alone took, is
 said by the worker. With `--device cuda` the model is Llama-3-8B by shape, in bfloat16, with made-up weights that are
 written to a folder first; the worker that serves is on GPU 0, the others are on GPU 1. A disk is read through the page
 cache of the system: `--cold` drops the files from it before each start.
@@ -80,8 +80,8 @@ def report(found: dict[str, list[float]], taking: list[tuple[float, float]], num
         print(f"{source:>6}: loaded after {statistics.median(seconds):.2f} s (median of {each})")
     if len(taking) < num_rounds:
         print(f"weights were taken in {len(taking)} of {num_rounds} starts: see the logs")
-    for gb, seconds in taking:
-        print(f"        took {gb:.2f} GB in {seconds:.2f} s, {gb / max(seconds, 0.01):.2f} GB/s")
+    for gb, took_s in taking:
+        print(f"        took {gb:.2f} GB in {took_s:.2f} s, {gb / max(took_s, 0.01):.2f} GB/s")
 
 
 @contextmanager

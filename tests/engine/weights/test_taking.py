@@ -167,7 +167,11 @@ def test_a_giver_that_says_nothing_is_left(
 ) -> None:
     monkeypatch.setattr(taking_module, "PATIENCE_S", 0.05)
     done = threading.Event()
-    with crowd(lambda sock, key: bool(done.wait(5)) and None) as giver:
+
+    def say_nothing(sock: socket.socket, key: bytes) -> None:
+        done.wait(5)
+
+    with crowd(say_nothing) as giver:
         assert not Taking([giver]).fill(blank(source, kv))
         done.set()
 
@@ -226,7 +230,12 @@ def _read(sock: socket.socket) -> bytes:
 def test_a_proof_is_worth_nothing_for_the_other_side_or_the_next_connection() -> None:
     one, other = socket.socketpair()
     with one, other:
-        mirror = threading.Thread(target=lambda: [other.sendall(wire.received(other, 32)) for _ in range(2)])
+
+        def reflect() -> None:
+            for _ in range(2):
+                other.sendall(wire.received(other, 32))
+
+        mirror = threading.Thread(target=reflect)
         mirror.start()
         with pytest.raises(wire.Refused):
             wire.prove(one, b"key", b"giver")
