@@ -23,7 +23,7 @@ from diptych.engine.weights import door as door_module
 from diptych.engine.weights import taking as taking_module
 from diptych.engine.weights import wire
 from diptych.engine.weights.door import WeightsDoor
-from diptych.engine.weights.memory import WeightMemory
+from diptych.engine.weights.memory import WeightMemory, weight_memory
 from diptych.engine.weights.taking import Taking
 from diptych.engine.weights.wire import Giver, Piece, pieces_of
 
@@ -195,6 +195,27 @@ def test_forms_differ_where_weights_or_what_is_made_of_them_do(
     assert blank(source, kv, replace(OPTIONS, max_requests=9)).form == form, "that is no weight"
     assert replace(served, weights_id="another").memory().form != form
     assert blank(source, kv, replace(OPTIONS, quantization="none")).form != form
+
+
+class Layer:
+    """A part of a model, with a counter that its kernel writes."""
+
+    __module__ = "diptych.engine.models.layers"
+    SCRATCH = ("_arrived",)
+
+    def __init__(self, scale: float = 1.0, columns: int = 4) -> None:
+        self.weight = torch.zeros(2, columns)
+        self.turned = self.weight.T
+        self.scale = scale
+        self._arrived = torch.zeros(7)
+
+
+def test_memory_is_all_storages_once_without_what_kernels_count_in() -> None:
+    memory = weight_memory([Layer(), {"other": Layer()}], "id")
+    assert [len(part) for part in memory.parts] == [32, 32]
+    forms = [weight_memory([layer], "id").form for layer in (Layer(), Layer(), Layer(0.5), Layer(columns=5))]
+    assert forms[0] == forms[1]
+    assert len(set(forms)) == 3, "numbers that are no tensors are part of it, and shapes"
 
 
 def test_nothing_is_given_that_is_not_served_any_more(

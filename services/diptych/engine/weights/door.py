@@ -87,7 +87,7 @@ class WeightsDoor:
             return
         wire.answer(sock, memory.nbytes)
         sizes = [len(part) for part in memory.parts]
-        staging = new_staging(memory.parts[0].device)
+        staging = new_staging(memory.parts)
         for piece in wire.pieces_of(sizes, wanted.stream, wanted.num_streams):
             if not self._is_open:
                 return

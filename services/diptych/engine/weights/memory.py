@@ -4,7 +4,8 @@ It is found by walking what the decoder is made of, in an order that is the same
 model. `form` names all that: each tensor's place, type, shape and strides, each number that is no tensor, and what
 computes. Where two forms are equal, the bytes of one are right for the other, whatever kernels made of them.
 
-Adapters are no weights of the model, and are passed over.
+Adapters are no weights of the model, and are passed over; so is what a class names in `SCRATCH`, which its kernels
+write while it serves.
 """
 
 from __future__ import annotations
@@ -89,6 +90,11 @@ def _inside(found: object) -> Iterator[tuple[str, object]]:
 
 
 def _attributes(found: object) -> Iterator[tuple[str, object]]:
+    scratch = [name for kind in type(found).__mro__ for name in kind.__dict__.get("SCRATCH", ())]
+    yield from (named for named in _all_attributes(found) if named[0] not in scratch)
+
+
+def _all_attributes(found: object) -> Iterator[tuple[str, object]]:
     for kind in type(found).__mro__:
         slots = kind.__dict__.get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:

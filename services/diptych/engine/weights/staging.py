@@ -5,6 +5,7 @@ On a GPU copies have a stream of their own, and steps do not wait for them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 import torch
@@ -65,5 +66,26 @@ class GpuStaging:
         self._stream.synchronize()  # the buffer is filled again
 
 
-def new_staging(device: torch.device) -> Staging:
-    return GpuStaging(device) if device.type == "cuda" else HostStaging()
+class MixedStaging:
+    """Either of them, by where a part lies: a GPU's model has a few numbers on the host."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._host, self._gpu = HostStaging(), GpuStaging(device)
+
+    def out(self, part: Tensor, piece: Piece) -> memoryview:
+        return self._of(part).out(part, piece)
+
+    def place(self, part: Tensor, piece: Piece) -> memoryview:
+        return self._of(part).place(part, piece)
+
+    def settle(self, part: Tensor, piece: Piece) -> None:
+        self._of(part).settle(part, piece)
+
+    def _of(self, part: Tensor) -> Staging:
+        return self._gpu if part.is_cuda else self._host
+
+
+def new_staging(parts: Iterable[Tensor]) -> Staging:
+    """Return what brings these out and in."""
+    on_gpu = next((part.device for part in parts if part.is_cuda), None)
+    return HostStaging() if on_gpu is None else MixedStaging(on_gpu)

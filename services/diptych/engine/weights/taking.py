@@ -62,7 +62,7 @@ class Taking:
 
 
 def _take_from(giver: wire.Giver, memory: WeightMemory) -> None:
-    num_streams = STREAMS_ON_GPU if memory.parts[0].is_cuda else 1
+    num_streams = STREAMS_ON_GPU if any(part.is_cuda for part in memory.parts) else 1
     until_s = time.monotonic() + FIRST_S + memory.nbytes / LEAST_BYTES_PER_S
     with ThreadPoolExecutor(num_streams, thread_name_prefix="weights") as pool:
         wanted = [wire.Wanted(memory.form, stream, num_streams) for stream in range(num_streams)]
@@ -78,7 +78,7 @@ def _take_stream(giver: wire.Giver, memory: WeightMemory, wanted: wire.Wanted, u
         given = wire.ask(sock, wanted)
         if given != memory.nbytes:
             raise TakingFailed("it gives nothing of that form" if not given else f"it has {given} bytes")
-        staging = new_staging(memory.parts[0].device)
+        staging = new_staging(memory.parts)
         for piece in wire.pieces_of([len(part) for part in memory.parts], wanted.stream, wanted.num_streams):
             if time.monotonic() > until_s:
                 raise TakingFailed("it is too slow")
