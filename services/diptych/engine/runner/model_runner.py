@@ -77,6 +77,7 @@ class ModelRunner:
         self._follower = None if self._model.draft is None else CpuDraftModel(self._model.draft, kv.device)
         self.draft_model: DraftModel | None = self._follower
         self._device = kv.device
+        self._memory: WeightMemory | None = None
         self._layer_listener = layer_listener
 
     @property
@@ -84,7 +85,10 @@ class ModelRunner:
         return self._model.loras
 
     def memory(self) -> WeightMemory:
-        return self._model.memory()
+        """In any thread. It is the same at all times, and found when it is asked for first."""
+        if self._memory is None:
+            self._memory = self._model.memory()
+        return self._memory
 
     @staticmethod
     def pool_layout(config: ModelConfig, *, num_pages: int, page_size: int, dtype: str) -> PoolLayout:

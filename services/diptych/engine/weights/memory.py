@@ -33,6 +33,10 @@ class WeightMemory:
     parts: Sequence[Tensor]  # bytes, each a tensor's whole storage: `[num_bytes]`, uint8
 
     @property
+    def is_on_gpu(self) -> bool:
+        return any(part.is_cuda for part in self.parts)
+
+    @property
     def nbytes(self) -> int:
         return sum(len(part) for part in self.parts)
 

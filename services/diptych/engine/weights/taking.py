@@ -62,7 +62,7 @@ class Taking:
 
 
 def _take_from(giver: wire.Giver, memory: WeightMemory) -> None:
-    num_streams = STREAMS_ON_GPU if any(part.is_cuda for part in memory.parts) else 1
+    num_streams = STREAMS_ON_GPU if memory.is_on_gpu else 1
     until_s = time.monotonic() + FIRST_S + memory.nbytes / LEAST_BYTES_PER_S
     with ThreadPoolExecutor(num_streams, thread_name_prefix="weights") as pool:
         wanted = [wire.Wanted(memory.form, stream, num_streams) for stream in range(num_streams)]

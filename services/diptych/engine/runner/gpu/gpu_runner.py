@@ -88,6 +88,7 @@ class GpuRunner:
         `layer_listener` is asked before each step who is to hear that the kernels of a layer are queued.
         """
         self._model = model
+        self._memory: WeightMemory | None = None
         self._inputs = inputs
         self._launch_sampling = launch_sampling
         self._newest = newest
@@ -102,7 +103,10 @@ class GpuRunner:
         return self._model.loras
 
     def memory(self) -> WeightMemory:
-        return self._model.memory()
+        """In any thread. It is the same at all times, and found when it is asked for first."""
+        if self._memory is None:
+            self._memory = self._model.memory()
+        return self._memory
 
     @property
     def graph_use(self) -> GraphUse:
