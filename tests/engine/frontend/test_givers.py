@@ -7,9 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
+from diptych.bootstrap.announcement import read_heartbeat
 from diptych.common.trust.instance_secret import InstanceSecret
 from diptych.engine.frontend import givers
 from diptych.engine.frontend.givers import MOST, name_givers
+from diptych.engine.frontend.sessions import hide_link_key
 from diptych.v1 import bootstrap_pb2
 from diptych.v1.bootstrap_pb2 import Instance, Terms, TransferInfo, WeightsDoor
 from diptych.v1.engine_pb2 import SchedulerCommands
@@ -93,3 +95,15 @@ def test_a_scheduler_hears_that_there_is_nobody(monkeypatch: pytest.MonkeyPatch)
     assert play(Fake(us())).named == set()
     assert play(Fake()).named == set(), "membership is away"
     assert play(Fake(us(), worker(1, key=b""))).named == set(), "it gives none"
+
+
+def test_only_members_that_are_told_keys_hear_of_a_door() -> None:
+    """Neither routers, of sessions and status, nor who is told no keys by bootstrap."""
+    record = worker(1)
+    heartbeat = bootstrap_pb2.Heartbeat(sequence=1, instance=record)
+    heartbeat.instance.role = bootstrap_pb2.ROLE_UNIFIED
+    said = read_heartbeat(heartbeat.SerializeToString()).payload
+    assert Instance.FromString(said.whole).transfer.weights_door.key == b"key"
+    assert not Instance.FromString(said.without_key).transfer.HasField("weights_door")
+    hide_link_key(record)
+    assert not record.transfer.HasField("weights_door")
