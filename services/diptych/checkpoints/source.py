@@ -54,6 +54,13 @@ class ModelSource(Protocol):
         """Yield what `tensors` does, in the same form, with any numbers; as little as possible is read."""
         ...
 
+    def next_layer(self) -> ModelSource:
+        """Return the layer behind the model's last one that predicts one token more, as a model by itself.
+
+        Raises `ConfigError` where there is none: see `architectures.next_layer`.
+        """
+        ...
+
 
 def open_model(path_or_name: str, load_format: LoadFormat = "auto") -> ModelSource:
     """Open a model. Raises `ConfigError` that names what is missing or not supported."""
@@ -111,6 +118,9 @@ class ChangedModel:
 
     def blanks(self) -> Iterator[tuple[str, Stored]]:
         return self._source.blanks()
+
+    def next_layer(self) -> ModelSource:
+        return self._source.next_layer()
 
 
 class BlankModel(ChangedModel):

@@ -74,7 +74,7 @@ from diptych.kvtransfer.notes import (
     Pulled,
     StopPull,
 )
-from diptych.prefill.core import PrefillCore
+from diptych.prefill.core import PrefillCore, nothing_behind
 from diptych.unified.giving import Giving
 from diptych.unified.lending import Lending
 from diptych.unified.moves import Moves, NotMoved
@@ -151,7 +151,16 @@ class UnifiedCore:
         self._lending = Lending(cache, self._of_pulls, is_on=rules.pulls)
         coming = self._pulling.coming
         self._prefill = PrefillCore(
-            cache, limits, rules, page_nbytes, pace, lambda: self._decode.num_decoding, build, turns, coming
+            cache,
+            limits,
+            rules,
+            page_nbytes,
+            pace,
+            lambda: self._decode.num_decoding,
+            build,
+            turns,
+            coming,
+            nothing_behind if drafter is None else drafter.row_behind,
         )
         self._reserve = Reserve(cache, self._prefill)
         headroom = self._reserve.headroom

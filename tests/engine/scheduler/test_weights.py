@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -42,6 +42,9 @@ class Source:
 
     def blanks(self) -> Iterator[Any]:
         return self.tensors()
+
+    def next_layer(self) -> NoReturn:
+        raise AssertionError("nobody guesses")
 
 
 class NamedRunner:

@@ -16,6 +16,7 @@ from diptych.engine.models.layer import Layer, new_layer
 from diptych.engine.models.layers.buffers import Buffers, Widths
 from diptych.engine.models.layers.layer_end import PerLayerInputs
 from diptych.engine.models.layers.norm import Norm, new_norm
+from diptych.engine.models.layers.row_joint import RowJoint
 from diptych.engine.models.ops import Ops
 from diptych.engine.models.pieces import Pieces, at_once
 from diptych.engine.models.weights import Weights
@@ -30,6 +31,19 @@ class States(Protocol):
         ...
 
 
+class Rows(Protocol):
+    """Hidden rows of tokens, as the output projection is given them, for a model that joins them to embeddings."""
+
+    @property
+    def table(self) -> Tensor:
+        """`[num_places, hidden_size]`. No row is the row of a token that is the first of its request."""
+        ...
+
+    def of_step(self, num_tokens: int) -> Tensor:
+        """Return where those of a step's tokens are written, `[num_tokens, hidden_size]`."""
+        ...
+
+
 class Decoder:
     """A loaded model. It keeps no state between steps: the KV pool is the attention backend's."""
 
@@ -41,6 +55,7 @@ class Decoder:
         self._lm_head = weights.matrix("lm_head")
         scale = config.embedding_scale
         self._embedding_scale = None if scale == 1 else torch.tensor(scale, dtype=dtype)  # rounded, as in training
+        self._joint = RowJoint.build(config, weights, ops) if config.joins_rows else None
         self._per_layer = PerLayerInputs.build(config, weights, ops, dtype)
         self._input_norm = new_norm(config, weights, ops, "0.input_norm") if config.pre_norms else None
         self._places = {layer: place for place, layer in enumerate(config.attention_layers)}
@@ -57,12 +72,14 @@ class Decoder:
         on_layer: OnLayer | None = None,
         pieces: Pieces | None = None,
         states: States | None = None,
+        rows: Rows | None = None,
     ) -> Tensor:
         """Run the new tokens of `batch`; return the logits `[num_rows, vocab_size]` of its `logits_rows`.
 
         `attention` was told of the batch before. After the last attention only `logits_rows` are computed. All before
         it goes through `pieces`; without them it is computed at once, in new memory. `states` is that of a model with
-        recurrent layers.
+        recurrent layers. `rows` are there for a model that joins them, and for the one that it guesses for: both write
+        their own, the first those of `logits_rows`, the other one all.
         """
         if pieces is None:
             pieces = Pieces(self.new_buffers(len(batch.input_ids), batch.input_ids.device), at_once)
@@ -71,14 +88,28 @@ class Decoder:
             layers = self._layers
         buffers = self._of_layers(pieces.buffers)
         held = self._of_layers(pieces.buffers.first(len(batch.positions)))
-        x = pieces.run(lambda: self._begin(layers, batch.input_ids, buffers[0]))
+        x = pieces.run(lambda: self._begin(layers, batch, buffers[0], rows))
         for index, own in enumerate(held):
             if index:
                 pieces.run(partial(self._between, layers, index, x, buffers))
             self._look_back(layers, index, batch, attention, states, own)
             if on_layer is not None:
                 on_layer(index)
-        return self._last(x[batch.logits_rows], buffers[-1].picked(batch.logits_rows))
+        picked = buffers[-1].picked(batch.logits_rows)
+        logits = self._last(x[batch.logits_rows], picked)
+        if rows is not None:
+            self._keep(rows, batch, x[: len(batch.positions)], picked, held[-1])
+        return logits
+
+    def _keep(self, rows: Rows, batch: StagedBatch, x: Tensor, picked: Buffers, held: Buffers) -> None:
+        """Write the hidden rows of a step's tokens. What logits are made of is computed as without."""
+        num_tokens, num_picked = len(batch.positions), batch.host.num_samples
+        if self._joint is not None or num_picked == num_tokens:
+            own = picked.normed[:num_picked]
+            rows.of_step(len(own)).copy_(own)
+            return
+        self._finish(self._layers[-1], x, held)
+        rows.of_step(num_tokens).copy_(held.normed)
 
     def _of_layers(self, buffers: Buffers) -> Sequence[Buffers]:
         """Return the buffers of each layer, in the same memory: layers of equal widths share them."""
@@ -112,11 +143,15 @@ class Decoder:
         """Return what a step of so many tokens needs for its pieces."""
         return Buffers.allocate(self._config, self._widest, num_tokens, self._dtype, device)
 
-    def _begin(self, layers: Sequence[Layer], input_ids: Tensor, buffers: Buffers) -> Tensor:
+    def _begin(self, layers: Sequence[Layer], batch: StagedBatch, buffers: Buffers, rows: Rows | None) -> Tensor:
         """From tokens to the first attention; return the residual stream `[num_tokens, hidden_size]`."""
-        x = self._embedded(input_ids)
+        x = self._embedded(batch.input_ids)
+        if self._joint is not None:
+            assert rows is not None
+            assert batch.rows_before is not None
+            x = self._joint.joined(x, rows.table[batch.rows_before])
         if self._per_layer is not None:
-            self._per_layer.fill(input_ids, x, buffers.per_layer)
+            self._per_layer.fill(batch.input_ids, x, buffers.per_layer)
         if self._input_norm is None:
             buffers.normed.copy_(x)
         else:

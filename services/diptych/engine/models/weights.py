@@ -8,7 +8,7 @@ are errors.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -34,6 +34,10 @@ class Weights:
         """Return the same weights with what `wrap` makes of each matrix."""
         matrices = {name: wrap(name, matrix) for name, matrix in self._matrices.items()}
         return Weights(matrices, self._vectors, self._norm_offset)
+
+    def beside(self, matrices: Mapping[str, Matrix]) -> Weights:
+        """Return the same weights with `matrices` of another model."""
+        return Weights({**self._matrices, **matrices}, self._vectors, self._norm_offset)
 
     def matrix(self, name: str) -> Matrix:
         return self._matrices[name]

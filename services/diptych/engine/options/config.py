@@ -117,7 +117,7 @@ class EngineOptions:
     overlap: Overlap = option("auto", help="plan the next step while one runs; auto: not on CPUs", group="scheduling")
     speculate: str = option(
         "off",
-        help="guess tokens and verify several at once: suffix, ngram or draft:PATH (a model); off; no token differs",
+        help="guess tokens and verify several at once: suffix, ngram, draft:PATH (a model), mtp; off; no token differs",
         group="scheduling",
     )
     tenant_weights: tuple[str, ...] = option(
@@ -175,10 +175,10 @@ class EngineOptions:
 
     def _check_draft_model(self) -> None:
         """Raises `ConfigError` where no draft model can be asked."""
-        if not self.draft_model:
+        if not parse_speculate(self.speculate).has_layers:
             return
         if self.device == "sim":
-            raise ConfigError("--device sim computes no draft model: give --speculate suffix or ngram")
+            raise ConfigError("--device sim computes no draft layers: give --speculate suffix or ngram")
         if self.overlap == "on" and self.device == "cpu":
             words = "which waits for tokens that it guesses behind"
             raise ConfigError(f"--overlap on is not for a draft model on CPUs, {words}: leave it out")
@@ -243,11 +243,6 @@ class EngineOptions:
     def mixed_step_s(self) -> float:
         """What a step may take that requests wait for and that also computes prompts."""
         return self.mixed_step_ms / 1000 or math.inf
-
-    @property
-    def draft_model(self) -> str:
-        """The model that guesses, as for `model`; empty: none does."""
-        return parse_speculate(self.speculate).model
 
     @property
     def max_drafts(self) -> int:

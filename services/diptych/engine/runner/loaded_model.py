@@ -7,14 +7,15 @@ they leave.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import torch
 from torch import Tensor
 
 from diptych.architectures.config import ModelConfig
+from diptych.architectures.next_layer import SHARED
 from diptych.architectures.placement import Placed
 from diptych.checkpoints.quantization.weight import expanded
 from diptych.checkpoints.source import BlankModel, ModelSource
@@ -24,9 +25,11 @@ from diptych.engine.attention.layer_constants import new_sinks, rope_tables
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.models.decoder import Decoder
 from diptych.engine.models.lora import Loras, LowRankSetting, adapted_matrices
+from diptych.engine.models.matrix import Matrix
 from diptych.engine.models.pieces import Pieces
 from diptych.engine.models.weights import Weights, load
 from diptych.engine.runner.backends import Backend, Setting, choose, narrowing
+from diptych.engine.runner.hidden_rows import HiddenRows
 from diptych.engine.runner.kv_pool import DTYPES, own_views
 from diptych.engine.runner.model_part import ModelPart
 from diptych.engine.runner.sampling.sampler import Sampler
@@ -68,6 +71,8 @@ class LoadedModel:
     only_queues: bool  # all but attention, whatever the numbers: a GPU can record it
     main: ModelConfig | None = None  # of the model whose draft this is; None: of none
     draft: LoadedModel | None = None  # that guesses what this one will say, on the same pool
+    rows: HiddenRows | None = None  # that the draft joins; both have them
+    shared: Mapping[str, Matrix] = field(default_factory=dict)  # that the draft has of this one, if it joins rows
     weights_id: str = ""
 
     def memory(self) -> WeightMemory:
@@ -88,7 +93,7 @@ class LoadedModel:
 
     def forward(self, batch: StagedBatch, on_layer: OnLayer | None = None, pieces: Pieces | None = None) -> Tensor:
         """Return the logits of `batch.logits_rows`. Attention was told of the batch before, and so were adapters."""
-        return self.decoder.forward(batch, self.attention, on_layer, pieces, self.states)
+        return self.decoder.forward(batch, self.attention, on_layer, pieces, self.states, self.rows)
 
 
 def load_with_draft(
@@ -107,8 +112,14 @@ def load_with_draft(
     model = model or load_model(source, kv, options, communicator)
     if draft is None:
         return model
-    plain = replace(options, max_loras=0)
-    return replace(model, draft=load_model(draft, kv, plain, communicator, main=model.config))
+    plain, joins = replace(options, max_loras=0), draft.config.joins_rows
+    shared = model.shared if joins else {}
+    beside = load_model(draft, kv, plain, communicator, main=model.config, shared=shared)
+    if not joins:
+        return replace(model, draft=beside)
+    page_size = own_views(kv, model.config, None)[0].shape[3]
+    rows = HiddenRows(model.config.hidden_size, DTYPES[options.dtype], kv.device, page_size)
+    return replace(model, rows=rows, draft=replace(beside, rows=rows))
 
 
 def _taken(source: ModelSource, kv: Tensor, options: ModelOptions, taking: Taking) -> LoadedModel | None:
@@ -123,10 +134,11 @@ def load_model(
     options: ModelOptions,
     communicator: Communicator | None = None,
     main: ModelConfig | None = None,
+    shared: Mapping[str, Matrix] | None = None,
 ) -> LoadedModel:
     """Load a model to the device of `kv`. With a `communicator` load one rank's part; `kv` is that part's pool.
 
-    `main`: the model, as this process computes it, whose draft this is.
+    `main`: the model, as this process computes it, whose draft this is; `shared`: what it reads of that one.
     """
     if options.dtype not in DTYPES:
         raise ConfigError(f"dtype {options.dtype!r} is not supported; {', '.join(DTYPES)} are")
@@ -140,7 +152,7 @@ def load_model(
         ops = part.wrap(narrowing(backend, dtype, kv.device) if options.quantization == "fp8" else backend.ops)
         tensors = expanded(part.tensors) if options.quantization == "none" else part.tensors
         placement = list(part.placement)
-        weights = load(part.config, placement, tensors, ops, dtype, kv.device)
+        weights = load(part.config, placement, tensors, ops, dtype, kv.device).beside(shared or {})
         _fill(sinks, chain(*part.config.attending.layers_by_kind), weights)
         loras = Loras(part.config.num_layers, _adapters_of(placement, options, dtype, kv.device), backend.low_rank)
         decoder = Decoder(part.config, weights.wrapped(loras.wrap), ops, dtype)
@@ -157,6 +169,7 @@ def load_model(
         only_queues=backend.only_queues,
         main=main,
         weights_id=source.weights_id,
+        shared={name: weights.matrix(name) for name in SHARED},
     )
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from diptych.architectures.config import ModelConfig
+from diptych.architectures.next_layer import placement_of
 from diptych.architectures.placement import Placed
-from diptych.architectures.registry import FAMILIES
 from diptych.checkpoints.quantization.weight import Stored
 from diptych.checkpoints.shard import Shard, cut_tensors
 from diptych.checkpoints.source import ModelSource
@@ -28,7 +28,7 @@ class ModelPart:
     @staticmethod
     def of(source: ModelSource, communicator: Communicator | None) -> ModelPart:
         """Return the part of the communicator's rank; all for None. Raises `ConfigError` if ranks can't share it."""
-        place = FAMILIES[source.config.architecture].placement
+        place = placement_of(source.config)
         if communicator is None:
             return ModelPart(source.config, place(source.config), source.tensors(), lambda ops: ops)
         shard = Shard(communicator.rank, communicator.size)

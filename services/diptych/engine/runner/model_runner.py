@@ -12,7 +12,8 @@ from diptych.checkpoints.source import ModelSource
 from diptych.engine.attention.staged_batch import logits_rows, stage
 from diptych.engine.models.lora import Loras
 from diptych.engine.runner.draft_model import CpuDraftModel
-from diptych.engine.runner.loaded_model import ModelOptions, load_with_draft
+from diptych.engine.runner.loaded_model import LoadedModel, ModelOptions, load_with_draft
+from diptych.engine.runner.next_layer import CpuNextLayer
 from diptych.engine.runner.sampling.sampler import sample_step
 from diptych.engine.tensor_parallel.communicator import Communicator
 from diptych.engine.values.batch import (
@@ -28,6 +29,11 @@ from diptych.engine.values.kv_regions import kv_layout
 from diptych.engine.weights.memory import WeightMemory
 from diptych.engine.weights.taking import Taking
 from diptych.kvtransfer.layout import PoolLayout
+
+
+def new_follower(draft: LoadedModel, device: torch.device) -> CpuDraftModel:
+    """Return who computes steps behind the model that `draft` guesses for."""
+    return CpuNextLayer(draft, device) if draft.config.joins_rows else CpuDraftModel(draft, device)
 
 
 class ModelRunner:
@@ -74,7 +80,7 @@ class ModelRunner:
             deterministic=deterministic,
         )
         self._model = load_with_draft(source, draft, kv, options, communicator, taking)
-        self._follower = None if self._model.draft is None else CpuDraftModel(self._model.draft, kv.device)
+        self._follower = None if self._model.draft is None else new_follower(self._model.draft, kv.device)
         self.draft_model: DraftModel | None = self._follower
         self._device = kv.device
         self._memory: WeightMemory | None = None

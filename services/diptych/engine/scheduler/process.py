@@ -220,6 +220,15 @@ class ServedDraftModel:
         assert model is not None, "asked for guesses only where --speculate names a model"
         return model.draft(batch)
 
+    def row(self, slot: int) -> bytes:
+        model = self._current()
+        return b"" if model is None else model.row(slot)
+
+    def put_row(self, slot: int, row: bytes) -> None:
+        model = self._current()
+        if model is not None:
+            model.put_row(slot, row)
+
 
 def host_of(base: SchedulerBase, core: SchedulerCore, cache: KvCache, registry: LoraRegistry) -> Host[ModelOnHardware]:
     """Return what of the scheduler bears on a change of its weights."""

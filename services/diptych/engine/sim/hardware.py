@@ -70,6 +70,9 @@ class SimulatedModel:
     def blanks(self) -> Iterator[tuple[str, Stored]]:
         return self.tensors()
 
+    def next_layer(self) -> ModelSource:
+        raise ConfigError("a simulated model has no layers that guess")
+
 
 class SimHardware:
     """Implements `Hardware`."""

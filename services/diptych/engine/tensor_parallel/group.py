@@ -186,3 +186,10 @@ class TensorParallelDraftModel:
     def draft(self, batch: DraftBatch) -> I64:
         self._log.append(rank_pb2.RankEntry(draft=draft_to_wire(batch)))
         return self._model.draft(batch)
+
+    def row(self, slot: int) -> bytes:
+        return self._model.row(slot)  # which all ranks have
+
+    def put_row(self, slot: int, row: bytes) -> None:
+        self._log.append(rank_pb2.RankEntry(put_row=rank_pb2.HiddenRow(slot=slot, row=row)))
+        self._model.put_row(slot, row)

@@ -115,6 +115,9 @@ class TpModelWorker:
             case "draft":
                 assert runner.draft_model is not None, "rank 0 has a draft model"
                 runner.draft_model.draft(draft_from_wire(entry.draft))
+            case "put_row":
+                assert runner.draft_model is not None, "rank 0 has a draft model"
+                runner.draft_model.put_row(entry.put_row.slot, entry.put_row.row)
             case "save":
                 host_pages.save(*_host_copy(entry.save))
             case "finish_saves":

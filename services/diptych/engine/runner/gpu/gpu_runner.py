@@ -10,7 +10,8 @@ some, every rank sees in the batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
@@ -196,15 +197,28 @@ class GpuRunner:
         if staged.state_slots is not None:
             staged.state_slots.fill_(NO_SLOT)
         self._model.attention.capture_metadata(staged)
-        graphs.capture(rung, lambda: self._forward(staged, None))
+        with self._rows_unchanged(rung):
+            graphs.capture(rung, lambda: self._forward(staged, None))
 
     def _replay_pieces(self, batch: ForwardBatch, rung: int, pieces: PieceGraphs) -> Tensor:
         """Queue a graph between each two layers' attention, capturing them first where there are none of this size."""
         staged = self._inputs.stage_filled_up(batch, rung)
         self._model.attention.init_forward_metadata(staged)
         if rung not in pieces:
-            pieces.record(rung, lambda recording: self._forward(_of_nobody(staged), None, recording))
+            with self._rows_unchanged(rung):
+                pieces.record(rung, lambda recording: self._forward(_of_nobody(staged), None, recording))
         return self._forward(staged, self._layer_listener(), pieces.replayed(rung))[: len(logits_rows(batch))]
+
+    @contextmanager
+    def _rows_unchanged(self, num_tokens: int) -> Iterator[None]:
+        """Have hidden rows as they were afterwards: what is captured reads them once more when it is replayed."""
+        if self._model.rows is None:
+            yield
+            return
+        rows = self._model.rows.of_step(num_tokens)
+        before = rows.clone()
+        yield
+        rows.copy_(before)
 
     def _forward(self, staged: StagedBatch, on_layer: OnLayer | None, pieces: Pieces | None = None) -> Tensor:
         self.loras.begin_staged(staged.adapters, staged.late_adapters)
