@@ -61,19 +61,8 @@ from diptych.engine.values.limits import PROMPT_ROWS, Limits
 from diptych.engine.values.step import NO_PLAIN_STEPS, PlainSteps
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.output import LEAVING, Failure, FailureCode, Output
-from diptych.kvtransfer.notes import (
-    Abort,
-    AbortAck,
-    Ack,
-    HandOff,
-    Note,
-    Offer,
-    OfferEnded,
-    PagesReady,
-    Pull,
-    Pulled,
-    StopPull,
-)
+from diptych.kvtransfer import notes
+from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, Note, PagesReady, Pull, Pulled, StopPull
 from diptych.prefill.core import PrefillCore, nothing_behind
 from diptych.unified.giving import Giving
 from diptych.unified.lending import Lending
@@ -185,9 +174,9 @@ class UnifiedCore:
                 self._lending.on_stop(peer, number, now_s)
             case NoteArrived(peer, Pulled() as note, digest):
                 self._pulling.on_pulled(peer, note, digest, now_s)
-            case NoteArrived(peer, Offer() as note):
+            case NoteArrived(peer, notes.Offer() as note):
                 self._pulling.on_offer(peer, note, now_s)
-            case NoteArrived(peer, OfferEnded() as note):
+            case NoteArrived(peer, notes.OfferEnded() as note):
                 self._giving.on_ended(peer, note, now_s)
             case WriteDone(number, error) if self._lending.has(number):
                 self._lending.write_done(number, error, now_s)
@@ -290,7 +279,7 @@ class UnifiedCore:
                 return self._decode
             case Abort(room):
                 return self._decode if self._decode.has_room(room) else self._prefill
-            case Pull() | Pulled() | StopPull() | Offer() | OfferEnded():
+            case Pull() | Pulled() | StopPull() | notes.Offer() | notes.OfferEnded():
                 raise AssertionError("notes of pulls are about no room")
 
     # steps

@@ -108,7 +108,7 @@ class SchedulerLoop:
             "hand_back": self._hand_back,
             "tool_called": self._note_tools,
             "give_cache": self._give_cache,
-            "weight_givers": self._ignore_givers,
+            "weight_givers": lambda givers, now_s: None,  # they were named too late: weights are here
             "status_query": self._answer_status,
             "ping": self._answer_ping,
             "watch_s": self._watch,
@@ -191,9 +191,6 @@ class SchedulerLoop:
 
     def _give_cache(self, wanted: engine_pb2.GiveCache, now_s: float) -> None:
         self._core.handle(GiveCache(wanted.within_s), now_s)
-
-    def _ignore_givers(self, givers: engine_pb2.WeightGivers, now_s: float) -> None:
-        """They were named too late: weights are here."""
 
     def _answer_status(self, query: int, now_s: float) -> None:
         self._events.status_answers.append(query)
