@@ -79,6 +79,9 @@ class Rounded:
     def tensors(self) -> Iterator[tuple[str, Stored]]:
         yield from self._tensors
 
+    def blanks(self) -> Iterator[tuple[str, Stored]]:
+        return self.tensors()
+
 
 def int8(values: Array) -> QuantizedArray:
     scales = np.abs(values).max(axis=1, keepdims=True) / 127

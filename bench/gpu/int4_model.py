@@ -37,6 +37,9 @@ class Int4Model:
             is_layer = ".layers." in name and isinstance(tensor, np.ndarray) and tensor.ndim == 2
             yield name, self._of(tensor.shape) if is_layer else tensor
 
+    def blanks(self) -> Iterator[tuple[str, Stored]]:
+        return self.tensors()
+
     def _of(self, shape: tuple[int, ...]) -> QuantizedArray:
         if shape not in self._made:
             self._made[shape] = random_int4(*shape)

@@ -66,12 +66,22 @@ class KvRegion(_message.Message):
     def __init__(self, layers: _Optional[_Iterable[int]] = ..., num_planes: _Optional[int] = ..., num_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., dtype: _Optional[str] = ..., total_heads: _Optional[int] = ..., reach: _Optional[str] = ...) -> None: ...
 
 class TransferInfo(_message.Message):
-    __slots__ = ("engine_metadata", "layout")
+    __slots__ = ("engine_metadata", "layout", "weights_door")
     ENGINE_METADATA_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_DOOR_FIELD_NUMBER: _ClassVar[int]
     engine_metadata: bytes
     layout: KvLayout
-    def __init__(self, engine_metadata: _Optional[bytes] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ...) -> None: ...
+    weights_door: WeightsDoor
+    def __init__(self, engine_metadata: _Optional[bytes] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., weights_door: _Optional[_Union[WeightsDoor, _Mapping]] = ...) -> None: ...
+
+class WeightsDoor(_message.Message):
+    __slots__ = ("port", "key")
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    port: int
+    key: bytes
+    def __init__(self, port: _Optional[int] = ..., key: _Optional[bytes] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
     __slots__ = ("num_waiting", "num_running", "free_pages", "total_pages", "waiting_tokens", "linked_instances", "grantable_pages", "queued_transfer_bytes", "link_speeds", "num_waiting_prompts", "blocked_tokens", "num_ungranted", "prompt_budget", "output_tokens", "output_step_s", "context_token_s", "prompt_token_s", "silent_s", "window_pages", "next_beside_pages", "key_uses")

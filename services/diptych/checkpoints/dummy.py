@@ -58,6 +58,11 @@ class DummyModel:
                 start = (start + size) % NUM_RANDOM  # no two matrices of a layer begin alike
                 yield name, repeated[start : start + size].reshape(shape)
 
+    def blanks(self) -> Iterator[tuple[str, Array]]:
+        """In float32, as made-up weights are."""
+        for name, pieces in placement_of(self.config)(self.config):
+            yield name, np.broadcast_to(np.float32(0), (sum(piece.shape[0] for piece in pieces), *pieces[0].shape[1:]))
+
 
 def _numbers(vocab_size: int) -> tokenizers.Tokenizer:
     """A token is its number, written out: "5 17 300"."""

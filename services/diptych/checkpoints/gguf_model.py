@@ -9,6 +9,7 @@ known. Source: llama.cpp's `convert_hf_to_gguf.py` and `src/llama-model.cpp`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -143,12 +144,22 @@ class GgufModel:
             if name not in NOT_WEIGHTS:
                 yield self._hf_name(name), self._unpaired(name)
 
+    def blanks(self) -> Iterator[tuple[str, Stored]]:
+        """Reads the header alone."""
+        for name, sample in self.samples():
+            yield name, _spread(sample, self._shapes[name])
+
     def samples(self) -> Iterator[tuple[str, Stored]]:
         """Yield a block of zeros for each weight, as it is stored. Reads nothing."""
         for name, info in self._file.tensors.items():
             if name not in NOT_WEIGHTS and info.type_id in TYPES:
                 kind = TYPES[info.type_id]
                 yield self._hf_name(name), kind.unpack(np.zeros((1, 1, kind.block_bytes), np.uint8))
+
+    @property
+    def _shapes(self) -> Mapping[str, tuple[int, ...]]:
+        infos = self._file.tensors.items()
+        return {self._hf_name(name): info.shape for name, info in infos if name not in NOT_WEIGHTS}
 
     def _unpaired(self, name: str) -> Stored:
         """GGUF pairs the two halves of a head's rotation row by row; Hugging Face keeps them apart."""
@@ -224,3 +235,17 @@ def _as_stored(architecture: GgufArchitecture, config: ModelConfig, file: GgufFi
         divisors = tuple(as_floats(file.read(ROPE_DIVISORS)).tolist())
         config = replace(config, rope=replace(config.rope, divisors=divisors))
     return config
+
+
+def _spread(sample: Stored, shape: tuple[int, ...]) -> Stored:
+    """Return zeros in the form of a block, as many as a tensor has; they take no memory."""
+    if isinstance(sample, np.ndarray):
+        return np.broadcast_to(np.zeros((), sample.dtype), shape)
+    num_rows, num_columns = math.prod(shape[:-1]), shape[-1]
+    num_groups = num_columns // sample.group if sample.group else 1
+    scales, mins = (
+        None if each is None else np.broadcast_to(np.zeros((), each.dtype), (num_rows, num_groups))
+        for each in (sample.scales, sample.mins)
+    )
+    codes = np.broadcast_to(np.zeros((), sample.codes.dtype), (num_rows, num_columns))
+    return QuantizedArray(sample.code, codes, scales, mins, sample.group)

@@ -54,6 +54,9 @@ class GivenTensors:
                 raise ConfigError(f"{name} is of {array.dtype}: only float32, float16 and bfloat16 are taken")
             yield from unstack(self.config, (name, array))
 
+    def blanks(self) -> Iterator[tuple[str, Stored]]:
+        return self.tensors()
+
     def next_layer(self) -> NoReturn:
         raise ConfigError(f"tensors that were given for {self.config.model_id} are none of a next layer")
 
@@ -81,6 +84,9 @@ class RenamedWeights:
 
     def tensors(self) -> Iterator[tuple[str, Stored]]:
         raise ConfigError(f"the weights of {self.config.model_id} came as tensors: they are in no file")
+
+    def blanks(self) -> Iterator[tuple[str, Stored]]:
+        return self.tensors()
 
     def next_layer(self) -> NoReturn:
         raise ConfigError(f"the weights of {self.config.model_id} came as tensors: they are in no file")

@@ -31,7 +31,7 @@ from diptych.checkpoints.quantization.gptq import gptq
 from diptych.checkpoints.quantization.mxfp4 import mxfp4
 from diptych.checkpoints.quantization.scheme import Scheme, assemble
 from diptych.checkpoints.quantization.weight import Stored, as_floats
-from diptych.checkpoints.safetensors import FLOATS, read_header, read_tensors, tensor_names
+from diptych.checkpoints.safetensors import FLOATS, read_blanks, read_header, read_tensors, tensor_names
 from diptych.common.errors import ConfigError
 from diptych.common.json_file import read_json, read_json_list
 from diptych.kernels.quantized import Array
@@ -39,6 +39,7 @@ from diptych.tokens.hf_tokenizer import read_tokenizer
 from diptych.tokens.tokenizer import Tokenizer
 
 DERIVED: Final = ("rotary_emb.inv_freq",)  # saved by old versions; computed from the configuration instead
+Read = Callable[[Path], Iterator[tuple[str, Array]]]  # all tensors of a file
 KvScales = tuple[tuple[float, float], ...]  # [num_layers]: of keys, of values
 
 NAME: Final = re.compile(
@@ -89,9 +90,16 @@ class HfFolder:
         return read_tokenizer(self._folder, self.config.eos_ids)
 
     def tensors(self) -> Iterator[tuple[str, Stored]]:
+        return self.read(self._is_own)
+
+    def blanks(self) -> Iterator[tuple[str, Stored]]:
+        """Of a checkpoint that is quantised all is read: what form a tensor has is known then."""
+        return self.read(self._is_own, read_tensors if self._scheme else read_blanks)
+
+    def _is_own(self, name: str) -> bool:
         not_read = FAMILIES[self.config.architecture].not_read(self.config)
         derived = (*DERIVED, "lm_head.weight") if self.config.tie_embeddings else DERIVED
-        return self.read(lambda name: not name.startswith(not_read) and not name.endswith(derived))
+        return not name.startswith(not_read) and not name.endswith(derived)
 
     def next_layer(self) -> NextLayer:
         return NextLayer(self, next_layer(self.config))
@@ -101,23 +109,23 @@ class HfFolder:
         """Of all tensors of the files, as models that make text have them."""
         return {self._named(name) for shard in self._shards for name in tensor_names(shard)}
 
-    def read(self, is_wanted: Callable[[str], bool]) -> Iterator[tuple[str, Stored]]:
+    def read(self, is_wanted: Callable[[str], bool], read: Read = read_tensors) -> Iterator[tuple[str, Stored]]:
         """Yield tensors by their names in the files, as `ModelSource.tensors` does."""
         unstack, names = FAMILIES[self.config.architecture].unstack, self.names
-        tensors = self._plain_tensors(is_wanted)
+        tensors = self._plain_tensors(is_wanted, read)
         for name, tensor in assemble(tensors, names, self._scheme) if self._scheme else tensors:
             if isinstance(tensor, np.ndarray) and tensor.dtype.type not in FLOATS.values():
                 raise ConfigError(f"{self._folder}: {name} is quantised, but quantization_config does not say how")
             yield from unstack(self.config, (name, tensor))
 
-    def _plain_tensors(self, is_wanted: Callable[[str], bool]) -> Iterator[tuple[str, Array]]:
+    def _plain_tensors(self, is_wanted: Callable[[str], bool], read: Read) -> Iterator[tuple[str, Array]]:
         for shard in self._shards:
-            for stored, tensor in read_tensors(shard):
+            for stored, tensor in read(shard):
                 name = self._named(stored)
                 if is_wanted(name) and not is_kv_scale(name):
                     yield name, tensor
         for path, shard in self._heads.items():
-            yield from ((f"{path}.{name}", tensor) for name, tensor in read_tensors(shard))
+            yield from ((f"{path}.{name}", tensor) for name, tensor in read(shard))
 
     def _named(self, name: str) -> str:
         """Return a tensor's name as models that make text have it: without an output, many leave the prefix out."""
@@ -153,6 +161,9 @@ class NextLayer:
             own = self._own_name(name)
             assert own is not None, name
             yield own, tensor
+
+    def blanks(self) -> Iterator[tuple[str, Stored]]:
+        return self.tensors()
 
     def _own_name(self, name: str) -> str | None:
         own_name = FAMILIES[self.config.architecture].next_name

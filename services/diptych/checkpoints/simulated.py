@@ -63,3 +63,6 @@ class BuiltInModel:
 
     def tensors(self) -> Iterator[tuple[str, Stored]]:
         raise ConfigError(f"the model {NAME!r} has no weights: give --device sim, or another --model")
+
+    def blanks(self) -> Iterator[tuple[str, Stored]]:
+        return self.tensors()

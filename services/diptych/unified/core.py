@@ -40,6 +40,7 @@ from diptych.engine.values.events import (
     Effect,
     Emit,
     Event,
+    GiveCache,
     GrammarFailed,
     GrammarReady,
     HandBack,
@@ -62,8 +63,10 @@ from diptych.engine.values.request import Request
 from diptych.engine.values.step import NO_PLAIN_STEPS, PlainSteps
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.output import LEAVING, Failure, FailureCode, Output
+from diptych.kvtransfer import notes
 from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, Note, PagesReady, Pull, Pulled, StopPull
 from diptych.prefill.core import PrefillCore, nothing_behind
+from diptych.unified.giving import Giving
 from diptych.unified.lending import Lending
 from diptych.unified.moves import Moves, NotMoved
 from diptych.unified.pulling import Means, Pulling
@@ -131,8 +134,10 @@ class UnifiedCore:
             rules.timeout_s,
             lambda start, count: pace.prompt_s(limits.prompt_cost.of(start, count)),
             lambda: self._reserve.headroom().pages,
+            lambda: rules.pulls and not self._giving.is_leaving,
         )
         self._pulls = rules.pulls
+        self._giving = Giving(cache, means.compute_s, self._of_pulls, is_on=rules.pulls)
         self._pulling = Pulling(cache, means, self._of_pulls)
         self._lending = Lending(cache, self._of_pulls, is_on=rules.pulls)
         coming = self._pulling.coming
@@ -171,6 +176,10 @@ class UnifiedCore:
                 self._lending.on_stop(peer, number, now_s)
             case NoteArrived(peer, Pulled() as note, digest):
                 self._pulling.on_pulled(peer, note, digest, now_s)
+            case NoteArrived(peer, notes.Offer() as note):
+                self._pulling.on_offer(peer, note, now_s)
+            case NoteArrived(peer, notes.OfferEnded() as note):
+                self._giving.on_ended(peer, note, now_s)
             case WriteDone(number, error) if self._lending.has(number):
                 self._lending.write_done(number, error, now_s)
             case PagesDigested(number, digest) if self._pulling.has(number):
@@ -195,6 +204,8 @@ class UnifiedCore:
                 self._serve(role)
             case ToolCalled(room, tool):
                 self._cache.sessions.called(room, tool, now_s)
+            case GiveCache(within_s):
+                self._giving.begin(within_s, now_s)
         self._settle_moves(now_s)
 
     def _on_peer(self, event: PeerUp | PeerDown | WriterGone, now_s: float) -> None:
@@ -203,9 +214,11 @@ class UnifiedCore:
         match event:
             case PeerUp():
                 self._pulling.peer_up(event)
+                self._giving.peer_up(event.peer, now_s)
             case PeerDown(peer):
                 self._pulling.peer_down(peer, now_s)
                 self._lending.forget(peer)
+                self._giving.peer_down(peer, now_s)
             case WriterGone(peer):
                 self._pulling.writer_gone(peer)
 
@@ -279,7 +292,7 @@ class UnifiedCore:
                 return self._decode
             case Abort(room):
                 return self._decode if self._decode.has_room(room) else self._prefill
-            case Pull() | Pulled() | StopPull():
+            case Pull() | Pulled() | StopPull() | notes.Offer() | notes.OfferEnded():
                 raise AssertionError("notes of pulls are about no room")
 
     # steps
@@ -353,12 +366,14 @@ class UnifiedCore:
     def expire(self, now_s: float) -> None:
         self._cache.tree.at(now_s)
         self._pulling.expire(now_s)
+        self._giving.expire(now_s)
         self._prefill.expire(now_s)
         self._decode.expire(now_s)
         self._settle_moves(now_s)
 
     def next_deadline_s(self) -> float | None:
-        times = (self._prefill.next_deadline_s(), self._decode.next_deadline_s(), self._pulling.next_s())
+        of_pulls = self._pulling.next_s(), self._giving.next_s()
+        times = (self._prefill.next_deadline_s(), self._decode.next_deadline_s(), *of_pulls)
         return min((at_s for at_s in times if at_s is not None), default=None)
 
     def suspects(self) -> set[int]:
@@ -392,4 +407,5 @@ class UnifiedCore:
         )
 
     def report(self) -> CoreReport:
-        return self._prefill.report() + self._decode.report() + self._pulling.report() + self._lending.report()
+        of_pulls = self._pulling.report() + self._lending.report() + self._giving.report()
+        return self._prefill.report() + self._decode.report() + of_pulls

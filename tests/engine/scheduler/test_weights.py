@@ -51,6 +51,9 @@ class Source:
                 shape = (sum(piece.shape[0] for piece in pieces), *pieces[0].shape[1:])
                 yield name, np.broadcast_to(np.float32(0), shape)
 
+    def blanks(self) -> Iterator[Any]:
+        return self.tensors()
+
     def next_layer(self) -> NoReturn:
         raise AssertionError("nobody guesses")
 

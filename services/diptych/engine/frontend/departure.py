@@ -2,6 +2,8 @@
 
 From its first moment on every new leg is refused as handed back, and routers hear of the record at once.
 
+Who leaves for good lets peers have what is cached here (`LastWork`); for that the scheduler counts as one room more.
+
 `OpenWork` is what a group has to end before it holds nothing: the rooms that routers opened, and what the scheduler
 keeps of them after their answer (pages that a peer may still write, or has not acknowledged).
 """
@@ -26,17 +28,21 @@ ASK_AGAIN_S: Final = 0.05  # answered rooms hold pages for a round trip to the p
 
 
 class Departure:
-    """`draining.run` must be running. `tell` makes the record known; `release_s` is for what can't be handed back."""
+    """`draining.run` must be running. `announce` makes the record known.
+
+    `last_work` is what a drain has to end, `work` what `vacate` has. `release_s` is for what can't be handed back.
+    """
 
     def __init__(
         self,
         work: Work,
+        last_work: Work,
         sessions: Sessions,
         instance: bootstrap_pb2.Instance,
         announce: Callable[[], None],
         release_s: float,
     ) -> None:
-        self.draining = Draining(work, self._begin)
+        self.draining = Draining(last_work, self._begin)
         self._work = work
         self._sessions = sessions
         self._instance = instance
@@ -130,3 +136,37 @@ class OpenWork:
     async def hand_back(self) -> None:
         """A prefill worker keeps what it has handed off until decode has acknowledged it."""
         await self._scheduler.send(engine_pb2.SchedulerCommands(hand_back=self._sessions.rooms()))
+
+
+class LastWork:
+    """Implements `diptych.common.draining.Work`: `work`, and beside it to give what is cached to peers."""
+
+    def __init__(self, work: Work, scheduler: Commands, cache_s: float) -> None:
+        """`cache_s`: how long that may take at most."""
+        self._work = work
+        self._scheduler = scheduler
+        self._cache_s = cache_s
+        self._has_begun = False
+
+    @property
+    def num_left(self) -> int:
+        return self._work.num_left
+
+    @property
+    def oldest_s(self) -> float:
+        return self._work.oldest_s
+
+    async def wait_until_none(self) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            await self._give(self._cache_s)
+        await self._work.wait_until_none()
+
+    async def hand_back(self) -> None:
+        """Time is up for what is cached, too."""
+        self._has_begun = True
+        await self._give(0.0)
+        await self._work.hand_back()
+
+    async def _give(self, within_s: float) -> None:
+        await self._scheduler.send(engine_pb2.SchedulerCommands(give_cache=engine_pb2.GiveCache(within_s=within_s)))

@@ -15,7 +15,7 @@ from typing import Any
 from diptych.common.members.record import State
 from diptych.common.members.roles import WORKER_ROLES, Role
 from diptych.common.members.terms import terms_of
-from diptych.engine.frontend.departure import Departure, OpenWork
+from diptych.engine.frontend.departure import Departure, LastWork, OpenWork
 from diptych.engine.frontend.health import SchedulerLiveness
 from diptych.engine.frontend.peers import Peers
 from diptych.engine.frontend.probes import InstanceFacts, Readiness
@@ -44,6 +44,7 @@ class WorkerGroup:
         stall_s: float,
         release_s: float,
         num_move_links: int = 0,
+        drain_cache_s: float = 0.0,
     ) -> None:
         self.scheduler = scheduler
         self.liveness = SchedulerLiveness(scheduler, stall_s, self._on_silence)
@@ -63,7 +64,8 @@ class WorkerGroup:
         self._watchers = Watchers()
         self._legs = TextLegs(scheduler, prompts, sessions.deliver, lambda: instance.context_len)
         work = OpenWork(sessions, self._legs, self.queries)
-        self.departure = Departure(work, sessions, instance, self._announce, release_s)
+        last_work = LastWork(work, scheduler, drain_cache_s)
+        self.departure = Departure(work, last_work, sessions, instance, self._announce, release_s)
         self._handlers: Mapping[str, Callable[[Any], None]] = {  # by field, in the order in which they act
             "tokens": sessions.deliver_tokens,
             "outputs": self._on_outputs,

@@ -54,6 +54,9 @@ COUNTERS: Final[Sequence[Row]] = (  # what a scheduler counts since its start
     ("pulls_refused", "Pulls for which the other worker had nothing, or no time", lambda s: s.pulls_refused),
     ("pulls_missed", "Pulls that came too late, or were lost with their link", lambda s: s.pulls_missed),
     ("pulls_wrong", "Pulls that were not what was sent; must be 0", lambda s: s.pulls_wrong),
+    ("pages_given", "Cached pages that others took as this worker left", lambda s: s.pages_given),
+    ("pages_taken", "Of the pages that were pulled, those of workers that left", lambda s: s.pages_taken),
+    ("offers_declined", "Cached texts that nobody had room for as this worker left", lambda s: s.offers_declined),
 )
 GAUGES: Final[Sequence[Row]] = (  # how a scheduler is now
     ("kv_leaks_found", "Contradictions in the books of KV pages; must be 0", lambda s: s.leaks_found),
@@ -84,6 +87,11 @@ CACHE_COUNTERS: Final[Sequence[Row]] = (
     ("tool_calls", "Tool calls that routers told of", lambda s: s.cache.tool_calls),
     ("tool_returns", "Sessions that came back from one", lambda s: s.cache.tool_returns),
     ("kept_returns", "Of these, sessions whose text was kept", lambda s: s.cache.kept_returns),
+)
+WEIGHTS: Final[Sequence[Row]] = (  # between workers, since start
+    ("weights_taken_bytes", "Bytes of weights that came from another worker at start", lambda s: s.weights_taken_bytes),
+    ("weights_givers_failed", "Workers asked for weights in vain at start", lambda s: s.weights_givers_failed),
+    ("weights_given", "Streams of weights that starting workers took from here", lambda s: s.weights_given),
 )
 PLACED: Final[Row] = ("adapters_placed", "Adapters that were brought into a slot", lambda s: s.adapters_placed)
 SPECULATION: Final[Sequence[tuple[Kind, Row]]] = (  # where somebody guesses
@@ -210,7 +218,7 @@ def state_of(status: WorkerStatus) -> str:
 def _scheduler_families(statuses: Answered) -> Iterator[Metric]:
     for name, words, value in COUNTERS:
         yield _by_rank(CounterMetricFamily, (f"kv_{name}", words, value), statuses)
-    yield _by_rank(CounterMetricFamily, PLACED, statuses)
+    yield from (_by_rank(CounterMetricFamily, row, statuses) for row in (PLACED, *WEIGHTS))
     yield from (_by_rank(GaugeMetricFamily, row, statuses) for row in GAUGES)
     pages = [
         ([str(rank), state], count)

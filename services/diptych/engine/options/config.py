@@ -35,6 +35,8 @@ KvBackend = Literal["ucx", "nixl"]
 Overlap = Literal["auto", "on", "off"]
 KvWindows = Literal["free", "keep"]
 
+WeightsFrom = Literal["disk", "peers"]
+
 KV_WINDOWS: Final[KvWindows] = "free"
 
 DTYPE_ON: Final[Mapping[str, Dtype]] = {"cpu": "float32", "cuda": "bfloat16", "sim": "bfloat16"}  # for `auto`
@@ -293,6 +295,7 @@ class SchedulerConfig:
     rank: int = 0  # of this process among `engine.tp`; 0 schedules, the others follow
     kv_path: KvPath = "auto"
     kv_require: Requirement = "any"
+    weights_from: WeightsFrom = "disk"  # peers: the first command names them
     # set by `start_scheduler`:
     endpoint: str = ""  # ZMQ ipc address that the frontend has bound
     parent_pid: int = 0  # the scheduler ends with this process

@@ -18,7 +18,7 @@ from diptych.architectures.config import ModelConfig
 from diptych.architectures.next_layer import SHARED
 from diptych.architectures.placement import Placed
 from diptych.checkpoints.quantization.weight import expanded
-from diptych.checkpoints.source import ModelSource
+from diptych.checkpoints.source import BlankModel, ModelSource
 from diptych.common.errors import ConfigError
 from diptych.engine.attention.backend import PhasedAttention
 from diptych.engine.attention.layer_constants import new_sinks, rope_tables
@@ -40,6 +40,8 @@ from diptych.engine.runner.sampling.sampler import Sampler
 from diptych.engine.runner.states import SlotStates
 from diptych.engine.tensor_parallel.communicator import Communicator
 from diptych.engine.values.batch import OnLayer
+from diptych.engine.weights.memory import WeightMemory, weight_memory
+from diptych.engine.weights.taking import Taking
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,12 @@ class LoadedModel:
     draft: LoadedModel | None = None  # that guesses what this one will say, on the same pool
     rows: HiddenRows | None = None  # that the draft joins; both have them
     shared: Mapping[str, Matrix] = field(default_factory=dict)  # that the draft has of this one, if it joins rows
+    weights_id: str = ""
+
+    def memory(self) -> WeightMemory:
+        """Return where its own weights lie, without those of adapters and of its draft."""
+        made = f"{self.weights_id} as {self.options.dtype}, quantization {self.options.quantization}"
+        return weight_memory(self.decoder, made, self.sinks)
 
     def on(self, kv: Tensor) -> LoadedModel:
         """Return the same model on another pool of such pages. States stay where they are."""
@@ -128,9 +136,15 @@ def load_with_draft(
     kv: Tensor,
     options: ModelOptions,
     communicator: Communicator | None = None,
+    taking: Taking | None = None,
 ) -> LoadedModel:
-    """Load a model as `load_model` does, and beside it the one that guesses for it, which has no adapters."""
-    loaded = load_model(source, kv, options, communicator)
+    """Load a model as `load_model` does, and beside it the one that guesses for it, which has no adapters.
+
+    `taking`: from whom its weights may come, instead of from disk. A model that makes vectors reads its disk.
+    """
+    may_take = taking is not None and taking.is_hopeful and source.config.pooling is None
+    taken = _taken(source, kv, options, taking) if taking is not None and may_take else None
+    loaded = taken or load_model(source, kv, options, communicator)
     model = replace(loaded, shared={})  # nobody but a draft holds them beside the model, which may drop its own
     if draft is None:
         return model
@@ -142,6 +156,12 @@ def load_with_draft(
     page_size = own_views(kv, model.config, None)[0].shape[3]
     rows = HiddenRows(model.config.hidden_size, DTYPES[options.dtype], kv.device, page_size)
     return replace(model, rows=rows, draft=replace(beside, rows=rows))
+
+
+def _taken(source: ModelSource, kv: Tensor, options: ModelOptions, taking: Taking) -> LoadedModel | None:
+    """Return a model with the weights of a worker that runs; None: there is none that has them in this form."""
+    blank = load_model(BlankModel(source), kv, options)
+    return blank if taking.fill(blank.memory()) else None
 
 
 def load_model(
@@ -190,6 +210,7 @@ def load_model(
         only_queues=backend.only_queues,
         pooler=None if part.config.pooling is None else Pooler(part.config.pooling, weights, part.config.rms_norm_eps),
         main=main,
+        weights_id=source.weights_id,
         shared={name: weights.matrix(name) for name in SHARED},
         blueprint=Blueprint(placement, ops, dtype, kv.device, weights.vectors()),
     )

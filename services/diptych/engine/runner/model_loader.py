@@ -55,6 +55,7 @@ from diptych.engine.tensor_parallel.communicator import Communicator
 from diptych.engine.values.batch import OnLayer
 from diptych.engine.values.kv_regions import state_nbytes
 from diptych.engine.values.limits import PROMPT_ROWS
+from diptych.engine.weights.taking import Taking
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +104,15 @@ def _give_back_freed() -> None:
 class ModelLoader:
     """Loads the model of one process onto its `device`."""
 
-    def __init__(self, options: EngineOptions, device: torch.device, communicator: Communicator | None) -> None:
+    def __init__(
+        self,
+        options: EngineOptions,
+        device: torch.device,
+        communicator: Communicator | None,
+        taking: Taking | None = None,
+    ) -> None:
+        """`taking`: from whom the weights of the first model may come, instead of from disk."""
+        self._taking = taking
         self._options = options
         self._device = device
         self._communicator = communicator
@@ -183,6 +192,7 @@ class ModelLoader:
     def _on_cpu(self, source: ModelSource, kv: Tensor, layer_listener: ListenerOfNextStep) -> ModelRunner:
         options: dict[str, Any] = asdict(self._model_options())
         parts = {**options, "communicator": self._communicator, "draft": open_draft(source, self._options)}
+        parts["taking"] = self._first_taking()
         return ModelRunner(source, kv, **parts, layer_listener=layer_listener)
 
     def _measured_mib(self, model: LoadedModel, limits: StepLimits) -> int:
@@ -237,9 +247,15 @@ class ModelLoader:
     def _load_on_gpu(self, source: ModelSource, kv: Tensor) -> LoadedModel:
         try:
             draft = open_draft(source, self._options)
-            return load_with_draft(source, draft, kv, self._model_options(), self._communicator)
+            options = self._model_options()
+            return load_with_draft(source, draft, kv, options, self._communicator, self._first_taking())
         except torch.OutOfMemoryError as error:
             raise ConfigError(f"{source.config.model_id} does not fit what is left of the GPU's memory") from error
+
+    def _first_taking(self) -> Taking | None:
+        """Givers are asked once: later weights are others."""
+        taking, self._taking = self._taking, None
+        return taking
 
     def _few_pages(self, part: ModelConfig, longest: int) -> Tensor:
         """Return a pool for requests of at most so many tokens: what is as long as a request has no more places."""

@@ -27,6 +27,8 @@ from diptych.engine.values.batch import (
     WaitForResult,
 )
 from diptych.engine.values.kv_regions import kv_layout
+from diptych.engine.weights.memory import WeightMemory
+from diptych.engine.weights.taking import Taking
 from diptych.kvtransfer.layout import PoolLayout
 
 
@@ -58,10 +60,11 @@ class ModelRunner:
         deterministic: bool = False,
         expert_parallel: bool = False,
         draft: ModelSource | None = None,
+        taking: Taking | None = None,
     ) -> None:
         """With a `communicator` load one rank's part; `kv` is then the pool of that part.
 
-        `draft` guesses for the model; its layers are `source.config.draft`.
+        `draft` guesses for the model; its layers are `source.config.draft`. `taking`: from whom weights may come.
 
         `decode_attention_backend` is for steps without prompts; None: as the others. `layer_listener` is asked before
         each step who is to hear of its layers.
@@ -79,15 +82,22 @@ class ModelRunner:
             deterministic=deterministic,
             expert_parallel=expert_parallel,
         )
-        self.model = load_with_draft(source, draft, kv, options, communicator)
+        self.model = load_with_draft(source, draft, kv, options, communicator, taking)
         self._follower = None if self.model.draft is None else new_follower(self.model.draft, kv.device)
         self.draft_model: DraftModel | None = self._follower
         self._device = kv.device
+        self._memory: WeightMemory | None = None
         self.layer_listener = layer_listener
 
     @property
     def loras(self) -> Loras:
         return self.model.loras
+
+    def memory(self) -> WeightMemory:
+        """In any thread. It is the same at all times, and found when it is asked for first."""
+        if self._memory is None:
+            self._memory = self.model.memory()
+        return self._memory
 
     @staticmethod
     def pool_layout(config: ModelConfig, *, num_pages: int, page_size: int, dtype: str) -> PoolLayout:

@@ -34,6 +34,7 @@ from diptych.engine.tensor_parallel.rank_log import store_path
 from diptych.engine.tensor_parallel.trainer_groups import TorchGroups
 from diptych.engine.tensor_parallel.weight_sets import InPlace
 from diptych.engine.values.batch import OnLayer
+from diptych.engine.weights.taking import Taking
 from diptych.kernels.gpu import launcher
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.transport import DevicePages, Pool, TransportMemory
@@ -46,7 +47,9 @@ class TorchHardware:
     _loader: ModelLoader
     _kv: Tensor
 
-    def __init__(self, options: EngineOptions, gpu: int) -> None:
+    def __init__(self, options: EngineOptions, gpu: int, taking: Taking | None = None) -> None:
+        """`taking`: from whom the weights of the first model may come, instead of from disk."""
+        self._taking = taking
         self._device = open_device(options.device, gpu)
         self.options = options.on("cuda" if self._device.type == "cuda" else "cpu")
         self._communicator: Communicator | None = None
@@ -72,7 +75,7 @@ class TorchHardware:
         return communicator
 
     def pool_layout(self, source: ModelSource, rank: int) -> PoolLayout:
-        self._loader = ModelLoader(self.options, self._device, self._communicator)
+        self._loader = ModelLoader(self.options, self._device, self._communicator, self._taking)
         kv_cache_mib = self._loader.kv_cache_mib(source)
         self.chosen = self._loader.chosen
         options = replace(self.options, kv_cache_mib=kv_cache_mib, max_step_tokens=self.chosen.sizes.max_step_tokens)

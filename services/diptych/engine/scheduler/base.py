@@ -49,6 +49,8 @@ from diptych.v1 import bootstrap_pb2
 
 if TYPE_CHECKING:  # needs torch, whose threads are configured first
     from diptych.engine.models.lora import Loras
+    from diptych.engine.weights.memory import WeightMemory
+    from diptych.engine.weights.taking import Taking
 
 OpenTransport = Callable[[SchedulerConfig], Transport | None]  # None: nobody is to write into this pool
 
@@ -65,6 +67,10 @@ class ModelOnHardware(OverlapRunner, Protocol):
     @property
     def draft_model(self) -> DraftModel | None:
         """What guesses for it; None: only what needs no model does."""
+        ...
+
+    def memory(self) -> WeightMemory | None:
+        """Return where its weights lie; None: it has none."""
         ...
 
 
@@ -208,13 +214,13 @@ class SchedulerBase:
         return host if self.files is None else (*host, self.files)
 
 
-def build_base(config: SchedulerConfig, open_transport: OpenTransport) -> SchedulerBase:
-    """Open the model, wait for the other ranks, and allocate.
+def build_base(config: SchedulerConfig, open_transport: OpenTransport, taking: Taking | None = None) -> SchedulerBase:
+    """Open the model, wait for the other ranks, and allocate. `taking`: from whom its weights may come.
 
     A GPU's model is loaded before its pool is allocated. Pages are sent whole where layers with a window have their
     own: places in them are no layers that follow each other.
     """
-    hardware = open_hardware(config)
+    hardware = open_hardware(config, taking)
     options = hardware.options
     source = hardware.open(options.model)
     check_divides(source.config, options.tp)
@@ -265,7 +271,7 @@ def _share(
     return Links(peers, transport, tester, windows, pulls=pulls), info
 
 
-def open_hardware(config: SchedulerConfig) -> Hardware:
+def open_hardware(config: SchedulerConfig, taking: Taking | None = None) -> Hardware:
     """Return what `--device` means for a process. Raises `ConfigError` where it is missing."""
     if config.engine.device == "sim":
         from diptych.engine.sim.hardware import SimHardware
@@ -274,4 +280,4 @@ def open_hardware(config: SchedulerConfig) -> Hardware:
     with garbage_postponed():  # torch imports for a second
         from diptych.engine.runner.torch_hardware import TorchHardware
 
-    return TorchHardware(config.engine, config.gpu)
+    return TorchHardware(config.engine, config.gpu, taking)

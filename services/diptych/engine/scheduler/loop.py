@@ -37,6 +37,7 @@ from diptych.engine.values.events import (
     CompileGrammar,
     Emit,
     EmitTokens,
+    GiveCache,
     HandBack,
     Move,
     PagesRestored,
@@ -106,6 +107,8 @@ class SchedulerLoop:
             "abort": self._abort,
             "hand_back": self._hand_back,
             "tool_called": self._note_tools,
+            "give_cache": self._give_cache,
+            "weight_givers": lambda givers, now_s: None,  # they were named too late: weights are here
             "status_query": self._answer_status,
             "ping": self._answer_ping,
             "watch_s": self._watch,
@@ -185,6 +188,9 @@ class SchedulerLoop:
     def _note_tools(self, calls: Iterable[worker_pb2.ToolCalled], now_s: float) -> None:
         for call in calls:
             self._core.handle(ToolCalled(call.room, call.tool), now_s)
+
+    def _give_cache(self, wanted: engine_pb2.GiveCache, now_s: float) -> None:
+        self._core.handle(GiveCache(wanted.within_s), now_s)
 
     def _answer_status(self, query: int, now_s: float) -> None:
         self._events.status_answers.append(query)

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Protocol
 
 from diptych.engine.cache import kv_codec
 from diptych.engine.cache.kv_cache import KvCache
@@ -23,6 +23,23 @@ from diptych.v1 import bootstrap_pb2, engine_pb2
 from diptych.v1.worker_pb2 import FileTierStatus, WorkerStatus
 
 
+class WeightCopies(Protocol):
+    """How weights have come and gone between workers, since start."""
+
+    @property
+    def taken_nbytes(self) -> int: ...
+
+    @property
+    def num_failed(self) -> int:
+        """Workers that were asked in vain."""
+        ...
+
+    @property
+    def num_given(self) -> int:
+        """Streams that others took, whole."""
+        ...
+
+
 class News:
     """Tells what changed in one scheduler. Each thing told has one method, which remembers what it said last."""
 
@@ -35,6 +52,7 @@ class News:
         meter: PrefillMeter,
         graph_use: Callable[[], GraphUse] = lambda: NO_GRAPHS,
         files: FileTier | None = None,
+        copies: WeightCopies | None = None,
     ) -> None:
         self._core = core
         self._cache = cache
@@ -43,6 +61,7 @@ class News:
         self._meter = meter
         self._graph_use = graph_use
         self._files = files
+        self._copies = copies
         self._load: Load | None = None
         self._link_load = bootstrap_pb2.WorkerLoad()  # the part of the load that is about links
         self._problem = ""  # of the links
@@ -73,6 +92,7 @@ class News:
         status = self._core_status(max_audit_age_s, now_s)
         status.MergeFrom(self._cache_status())
         status.MergeFrom(self._steps_status())
+        status.MergeFrom(self._copies_status())
         return status
 
     # what has changed
@@ -126,6 +146,16 @@ class News:
             host_pages_restored=self._cache.num_restored,
             cache=codec.cache_to_wire(self._cache.report()),
             files=None if self._files is None else self._files_status(self._files.counts),
+        )
+
+    def _copies_status(self) -> WorkerStatus:
+        copies = self._copies
+        if copies is None:
+            return WorkerStatus()
+        return WorkerStatus(
+            weights_taken_bytes=copies.taken_nbytes,
+            weights_givers_failed=copies.num_failed,
+            weights_given=copies.num_given,
         )
 
     def _files_status(self, counts: FileTierCounts) -> FileTierStatus:

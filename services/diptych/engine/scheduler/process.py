@@ -12,7 +12,8 @@ import logging
 import signal
 import time
 from collections.abc import Callable
-from typing import Any, Final, NoReturn
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import zmq
 
@@ -69,11 +70,16 @@ from diptych.generation.request_groups import OF_NEXT_LAYER
 from diptych.grammars.compiler import Compiler
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.transport import Transport
-from diptych.v1 import engine_pb2, rank_pb2, worker_pb2
+from diptych.v1 import bootstrap_pb2, engine_pb2, rank_pb2, worker_pb2
 from diptych.v1.admin_pb2 import AdminAnswer, FlushCacheResponse
+
+if TYPE_CHECKING:
+    from diptych.engine.weights.door import WeightsDoor
+    from diptych.engine.weights.taking import Taking
 
 logger = logging.getLogger(__name__)
 
+GIVERS_MS: Final = 8000  # until the frontend has named those who give weights
 LAST_WORDS_MS: Final = 1000  # that what was sent to the frontend may take to leave
 
 BuildCore = Callable[[KvCache, Limits, SchedulerConfig, PoolLayout, Turns, DraftModel], SchedulerCore]
@@ -100,7 +106,8 @@ def _run(config: SchedulerConfig, build_core: BuildCore, open_transport: OpenTra
         if channel is None:
             serve_rank(config, open_transport(config))
         else:
-            _serve(build_base(config, open_transport), channel, build_core)
+            taking = _taking(config, channel)
+            _serve(build_base(config, open_transport, taking), channel, build_core, taking)
     except Exception as error:
         if isinstance(error, DiptychError):
             logger.error("%s", error)
@@ -111,6 +118,20 @@ def _run(config: SchedulerConfig, build_core: BuildCore, open_transport: OpenTra
             channel.send(engine_pb2.SchedulerEvents(fatal=fatal).SerializeToString())
         return 1
     return 0
+
+
+def _taking(config: SchedulerConfig, channel: zmq.Socket[bytes]) -> Taking | None:
+    """Return from whom weights may come, as the frontend says first of all; nobody, if it does not in time."""
+    if config.weights_from != "peers":
+        return None
+    from diptych.engine.weights.taking import Taking  # torch, whose threads are configured first
+    from diptych.engine.weights.wire import Giver
+
+    commands = engine_pb2.SchedulerCommands()
+    if channel.poll(GIVERS_MS):
+        commands.ParseFromString(channel.recv())
+    givers = commands.weight_givers.givers
+    return Taking([Giver(each.host, each.door.port, each.door.key) for each in givers])
 
 
 def serve_rank(config: SchedulerConfig, transport: Transport | None) -> None:
@@ -148,7 +169,7 @@ def _prepare_torch(options: EngineOptions) -> None:
         configure_threads(options.num_threads)
 
 
-def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCore) -> None:
+def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCore, taking: Taking | None) -> None:
     source, options, limits = base.source, base.config.engine, base.limits()
     grammars = GrammarThread(lambda: Compiler(source.tokenizer(), limits.vocab_size, limits.eos_ids))
     cache = base.new_cache(limits)
@@ -170,11 +191,13 @@ def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCor
     )
     stepping = profiler.over(_stepping(options, core, base.ranks.lead_runner(weights)))
     grammars.wait_until_open()
-    _report_ready(base, channel, core, adapters)
+    door = _open_door(base.config, weights)
+    _report_ready(base, channel, core, adapters, door)
     beat = SharedHeartbeat(base.config.heartbeat_fd).beat
     parts = Parts(base.links, grammars, admin, adapters, base.watch, base.copier, base.files)
     cache.compute_s = stepping.meter.compute_s
-    news = News(core, cache, base.links, adapters, stepping.meter, lambda: weights.runner.graph_use, base.files)
+    copies = Copies(taking, door)
+    news = News(core, cache, base.links, adapters, stepping.meter, lambda: weights.runner.graph_use, base.files, copies)
     loop = SchedulerLoop(core, stepping, channel, parts, news, beat)
     dump = CrashDump(core, cache, stepping.meter, base.config.name)
     dump.on_signal()
@@ -185,8 +208,37 @@ def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCor
         dump.write(error)
         raise
     finally:
-        for part in (stepping, admin, grammars, base):
+        for part in (*([door] if door else ()), stepping, admin, grammars, base):
             part.close()
+
+
+def _open_door(config: SchedulerConfig, weights: Weights[ModelOnHardware]) -> WeightsDoor | None:
+    """Give the weights that are served at any time, where it is wanted."""
+    if config.weights_from != "peers":
+        return None
+    from diptych.engine.weights.door import WeightsDoor
+
+    return WeightsDoor(config.host, lambda: weights.runner.memory())
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Implements `WeightCopies` by who takes and who gives; None: it does not."""
+
+    taking: Taking | None
+    door: WeightsDoor | None
+
+    @property
+    def taken_nbytes(self) -> int:
+        return self.taking.nbytes if self.taking else 0
+
+    @property
+    def num_failed(self) -> int:
+        return self.taking.num_failed if self.taking else 0
+
+    @property
+    def num_given(self) -> int:
+        return self.door.num_given if self.door else 0
 
 
 class ServedDraftModel:
@@ -225,7 +277,7 @@ def host_of(base: SchedulerBase, core: SchedulerCore, cache: KvCache, turns: Ada
         is_idle=lambda: core.report().num_open_rooms == 0 and not cache.is_held,
         clear_cache=lambda source: _forget(base, cache, source),
         place_adapters=turns.place_again,
-        obstacle=lambda: _obstacle(base.config.engine),
+        obstacle=lambda: _obstacle(base.config),
     )
 
 
@@ -253,7 +305,11 @@ def _terms(base: SchedulerBase, source: ModelSource) -> Terms:
 
 
 def _report_ready(
-    base: SchedulerBase, channel: zmq.Socket[bytes], core: SchedulerCore, adapters: Adapters[Any]
+    base: SchedulerBase,
+    channel: zmq.Socket[bytes],
+    core: SchedulerCore,
+    adapters: Adapters[Any],
+    door: WeightsDoor | None,
 ) -> None:
     config, layout = base.config, base.layout
     terms = terms_to_wire(_terms(base, base.source))
@@ -268,6 +324,8 @@ def _report_ready(
         makes_vectors=base.source.config.pooling is not None,
     )
     ready.loras.adapters.extend(adapters.news() or ())
+    if door is not None:
+        ready.transfer.weights_door.CopyFrom(bootstrap_pb2.WeightsDoor(port=door.port, key=door.key))
     channel.send(engine_pb2.SchedulerEvents(ready=ready).SerializeToString())
     model = base.source.config
     logger.info("%s", words(base.chosen))
@@ -292,8 +350,11 @@ def _stepping(options: EngineOptions, core: SchedulerCore, runner: OverlapRunner
     return OverlappedStepping(core, worker, time.monotonic)
 
 
-def _obstacle(options: EngineOptions) -> str | None:
+def _obstacle(config: SchedulerConfig) -> str | None:
     """Say why other weights can't be served now."""
+    options = config.engine
+    if config.weights_from == "peers":  # who take them from here by the name of what was loaded
+        return "a worker that gives its weights to others keeps them: restart it without --weights-from peers"
     if options.file_cache_dir:
         return "a worker that keeps KV in files keeps its weights: restart it, with others or without --file-cache-dir"
     if parse_speculate(options.speculate).source == OF_NEXT_LAYER:  # which has matrices of the model's

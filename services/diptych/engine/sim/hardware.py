@@ -70,6 +70,9 @@ class SimulatedModel:
     def tensors(self) -> Iterator[tuple[str, Stored]]:
         raise ConfigError("a simulated model has no weights")
 
+    def blanks(self) -> Iterator[tuple[str, Stored]]:
+        return self.tensors()
+
     def next_layer(self) -> ModelSource:
         raise ConfigError("a simulated model has no layers that guess")
 
@@ -174,6 +177,9 @@ class SimRunner:
         self._clock = clock
         self._sleep = sleep
         self._vector_size = vector_size
+
+    def memory(self) -> None:
+        """It has no weights."""
 
     @property
     def loras(self) -> Loras:

@@ -35,6 +35,7 @@ from diptych.engine.values.batch import (
     StepResult,
     WaitForResult,
 )
+from diptych.engine.weights.memory import WeightMemory
 
 
 class Recorded(NamedTuple):
@@ -88,6 +89,7 @@ class GpuRunner:
         `layer_listener` is asked before each step who is to hear that the kernels of a layer are queued.
         """
         self.model = model
+        self._memory: WeightMemory | None = None
         self._inputs = inputs
         self._launch_sampling = launch_sampling
         self._newest = newest
@@ -100,6 +102,12 @@ class GpuRunner:
     @property
     def loras(self) -> Loras:
         return self.model.loras
+
+    def memory(self) -> WeightMemory:
+        """In any thread. It is the same at all times, and found when it is asked for first."""
+        if self._memory is None:
+            self._memory = self.model.memory()
+        return self._memory
 
     @property
     def graph_use(self) -> GraphUse:
