@@ -33,8 +33,7 @@ from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.cache.page_ids import PageId
 from diptych.engine.tiers.disk import NOT_CACHED, Disk
 from diptych.engine.tiers.file_tier import FileTier
-from diptych.engine.tiers.page_reader import RUN_NBYTES
-from diptych.engine.tiers.page_writer import BUFFER_NBYTES, NUM_BUFFERS
+from diptych.engine.tiers.page_files import BUFFER_NBYTES, NUM_BUFFERS, RUN_NBYTES, PageFiles
 from diptych.engine.tiers.segment_log import SegmentLog
 from diptych.engine.tiers.segments import BLOCK, MAX_SEGMENT_NBYTES, SegmentFormat, Table
 from diptych.engine.values.request import Request, new_request
@@ -71,6 +70,10 @@ def main() -> None:
         shutil.rmtree(folder)
 
 
+def file_tier(folder: Path, page_nbytes: int, capacity_nbytes: int, pool: Any, disk: Disk | None = None) -> FileTier:
+    return FileTier(PageFiles(folder, SegmentFormat(TERMS, page_nbytes), capacity_nbytes, pool, pool, disk))
+
+
 def ids_of(num_pages: int) -> list[PageId]:
     return [PageId(0, number, 0, number.to_bytes(16, "little")) for number in range(num_pages)]
 
@@ -87,8 +90,8 @@ def measure_pages(report: Report, folder: Path, page_nbytes: int, mib: int) -> N
         times.setdefault(name, []).append(timed(work))
 
     for number in range(ROUNDS):
-        tiers.append(FileTier(folder / f"{number}", SegmentFormat(TERMS, page_nbytes), 4 * mib * MIB, pool, pool))
-        take("write", partial(write_all, tiers[-1], num_pages))
+        tiers.append(file_tier(folder / f"{number}", page_nbytes, 4 * mib * MIB, pool))
+        take("write", partial(write_all, tiers[-1], num_pages, SegmentFormat(TERMS, page_nbytes).record_nbytes))
         take("raw write", partial(raw_write, file, before))
         pool[:] = 0
         drop_cached(folder)
@@ -106,11 +109,11 @@ def measure_pages(report: Report, folder: Path, page_nbytes: int, mib: int) -> N
     report_speed(report, f"read/page cache/{case}", mib, best["cached"], best["memcpy"], "memcpy from the page cache")
 
 
-def write_all(tier: FileTier, num_pages: int) -> None:
+def write_all(tier: FileTier, num_pages: int, record_nbytes: int) -> None:
     """Give all pages, as many at once as find a place."""
     ids, number = ids_of(num_pages), 0
     slots = tier.allocate(num_pages)
-    step = (NUM_BUFFERS - 1) * max(1, BUFFER_NBYTES // tier._log.record.record_nbytes)
+    step = (NUM_BUFFERS - 1) * max(1, BUFFER_NBYTES // record_nbytes)
     while number < num_pages:
         chosen = slots[number : number + step]
         tier.save(chosen, chosen, ids[number : number + step])
@@ -220,14 +223,14 @@ def measure_slow(report: Report, folder: Path, mb_per_s: int, num_prompts: int) 
     prompts = [np.random.default_rng(number).integers(0, 50_000, PROMPT_TOKENS + 1) for number in range(num_prompts)]
     pool = np.zeros((2 * PROMPT_TOKENS // PAGE_SIZE, SWEEP_PAGE), np.uint8)
     capacity = 2 * num_prompts * PROMPT_TOKENS // PAGE_SIZE * SWEEP_PAGE
-    filling = FileTier(folder, SegmentFormat(TERMS, SWEEP_PAGE), capacity, pool, pool)
+    filling = file_tier(folder, SWEEP_PAGE, capacity, pool)
     cache = new_cache(pool, filling)
     for prompt in prompts:
         serve(cache, filling, prompt, 0.0)
         cache._evict(cache.num_available)
         filling.finish_writes()
     filling.close()
-    slow = FileTier(folder, SegmentFormat(TERMS, SWEEP_PAGE), capacity, pool, pool, SlowDisk(mb_per_s * 1e6))
+    slow = file_tier(folder, SWEEP_PAGE, capacity, pool, SlowDisk(mb_per_s * 1e6))
     cache = new_cache(pool, slow)
     cache.compute_s = lambda start, end: (end - start) / TOKENS_PER_S
     alone = new_cache(pool, None)

@@ -23,6 +23,7 @@ from diptych.engine.options.config import EngineOptions
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.scheduler.terms import file_terms
 from diptych.engine.tiers.file_tier import FileTier
+from diptych.engine.tiers.page_files import PageFiles
 from diptych.engine.tiers.page_format import terms_digest
 from diptych.engine.tiers.segments import SegmentFormat
 from diptych.engine.values.events import Emit, EmitTokens, Start
@@ -159,7 +160,7 @@ def test_one_worker_generates_the_tokens_of_transformers_also_from_cached_prefix
         assert aggregated(core, runner, family_model, lambda: None) == family_model.outputs
     cache._evict(cache.num_available)
     tier.close()
-    stored = {int.from_bytes(key[PROOF_NBYTES:], "little") for key in tier._log.index._at}
+    stored = {int.from_bytes(key[PROOF_NBYTES:], "little") for key in tier._medium.log.index._at}
     assert stored == set(groups(beside["windows"].num_groups, beside["pages_per_state"]))
     next_turns = SimpleNamespace(
         prompts=[[*each, *output] for each, output in zip(family_model.prompts, family_model.outputs, strict=True)],
@@ -209,7 +210,7 @@ def file_tier(pool: Any, family_model: Any, folder: Path) -> FileTier:
     layout = ModelRunner.pool_layout(source.config, num_pages=NUM_PAGES, page_size=PAGE_SIZE, dtype="float32")
     terms = terms_digest(file_terms(source, layout, EngineOptions(dtype="float32"), "CPU"))
     pages = pool.reshape(NUM_PAGES, -1).view(np.uint8)
-    return FileTier(folder, SegmentFormat(terms, layout.page_nbytes), 256 * 2**20, pages, pages)
+    return FileTier(PageFiles(folder, SegmentFormat(terms, layout.page_nbytes), 256 * 2**20, pages, pages))
 
 
 def new_cache(num_pages: int, beside: dict[str, Any], tiers: Sequence[Tier] = ()) -> KvCache:

@@ -16,6 +16,7 @@ from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.cache.page_ids import PageId, chain_proofs, root_proof
 from diptych.engine.tiers.disk import Disk
 from diptych.engine.tiers.file_tier import FileTier
+from diptych.engine.tiers.page_files import PageFiles
 from diptych.engine.tiers.segments import SegmentFormat
 from diptych.engine.values.request import Request, new_request
 from diptych.generation.page_hash import page_hashes, root_hash
@@ -50,7 +51,8 @@ class Life:
         self, folder: Path, disk: Disk | None = None, record: SegmentFormat = RECORD, mib: int = 1, **beside: Any
     ) -> None:
         self.pool = np.zeros((200, record.page_nbytes), np.uint8)
-        self.tier = FileTier(folder, record, mib * MIB, self.pool, self.pool, disk)
+        self.files = PageFiles(folder, record, mib * MIB, self.pool, self.pool, disk)
+        self.tier = FileTier(self.files)
         self.cache = KvCache(
             num_pages=200,
             page_size=PAGE,

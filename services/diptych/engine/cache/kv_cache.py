@@ -478,7 +478,7 @@ class KvCache:
         """Return what the cache was worth, and what it keeps."""
         tree, counts = self.tree, self.sessions.counts
         levels = [(POOL_NAME, tree.num_pages, self.pool.capacity)]
-        levels += [(_name_of(tier), tier.num_pages, tier.capacity) for tier in self._tiers]
+        levels += [(tier.name, tier.num_pages, tier.capacity) for tier in self._tiers]
         return CacheReport(
             prompt_tokens=self.counts.prompt_tokens,
             tiers=[TierReport(*level, found) for level, found in zip(levels, self.counts.found_tokens, strict=True)],
@@ -723,10 +723,6 @@ class KvCache:
         request.computed_len = request.cached_len = 0
         request.state_from, request.cuts = None, ()
         request.snapshots.clear()
-
-
-def _name_of(tier: Tier) -> str:
-    return "files" if tier.is_shared else "host"
 
 
 def _level(node: Node) -> int:

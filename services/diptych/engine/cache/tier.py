@@ -58,6 +58,11 @@ class Tier(Books, Protocol):
     """One level of the prefix cache, with its bytes."""
 
     @property
+    def name(self) -> str:
+        """For reports."""
+        ...
+
+    @property
     def num_pages(self) -> int:
         """Pages that it has: of a shared tier also those that the tree does not know."""
         ...
@@ -134,6 +139,7 @@ class SlotPool:
     """Implements `Books` of a tier that takes all. Runs of neighbours stay runs, so that copies merge."""
 
     is_shared: bool = False
+    name: str = "host"
 
     def __init__(self, capacity: int) -> None:
         self._free: Slots = np.arange(capacity - 1, -1, -1, dtype=np.int32)  # a stack: its first num_free entries

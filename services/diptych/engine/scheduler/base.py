@@ -32,6 +32,7 @@ from diptych.engine.scheduler.stepping import StepGivenUp, StepWatch
 from diptych.engine.scheduler.terms import file_terms
 from diptych.engine.tensor_parallel.group import RankGroup
 from diptych.engine.tiers.file_tier import FileTier
+from diptych.engine.tiers.page_files import PageFiles
 from diptych.engine.tiers.page_format import terms_digest
 from diptych.engine.tiers.segments import SegmentFormat
 from diptych.engine.values.batch import DraftModel, GraphUse, OnLayer, OverlapRunner
@@ -225,7 +226,8 @@ def open_file_tier(source: ModelSource, layout: PoolLayout, hardware: Hardware, 
     record = SegmentFormat(terms_digest(file_terms(source, layout, options, hardware.device_name)), layout.page_nbytes)
     pool = np.frombuffer(hardware.pool_bytes(), np.uint8, layout.nbytes).reshape(layout.num_pages, -1)
     above = copier.slots if isinstance(copier, HostPages) else pool
-    return FileTier(Path(options.file_cache_dir).expanduser(), record, options.file_cache_mib * MIB, above, pool)
+    folder, nbytes = Path(options.file_cache_dir).expanduser(), options.file_cache_mib * MIB
+    return FileTier(PageFiles(folder, record, nbytes, above, pool))
 
 
 def open_host_pages(hardware: Hardware, layout: PoolLayout, rank: int) -> PageCopier:

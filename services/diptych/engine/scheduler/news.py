@@ -15,7 +15,8 @@ from diptych.engine.schedule.prefill_meter import PrefillMeter
 from diptych.engine.scheduler import codec
 from diptych.engine.scheduler.adapters import Adapters
 from diptych.engine.scheduler.links.links import Links
-from diptych.engine.tiers.file_tier import FileTier, FileTierCounts
+from diptych.engine.tiers.file_tier import FileTier
+from diptych.engine.tiers.medium import MediumCounts
 from diptych.engine.values.batch import NO_GRAPHS, GraphUse
 from diptych.engine.values.core_report import Load
 from diptych.engine.values.scheduler_core import SchedulerCore
@@ -128,7 +129,7 @@ class News:
             files=None if self._files is None else self._files_status(self._files.counts),
         )
 
-    def _files_status(self, counts: FileTierCounts) -> FileTierStatus:
+    def _files_status(self, counts: MediumCounts) -> FileTierStatus:
         written, read = counts.written, counts.read
         return FileTierStatus(
             pages=counts.num_pages,
