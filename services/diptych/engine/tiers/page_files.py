@@ -161,6 +161,9 @@ class _Segments:
     def lose(self, page_id: PageId) -> None:
         self._log.index.lose(page_id.key)
 
+    def miss(self, run: Run) -> None:
+        """It has gone with its segment, as the index knows."""
+
 
 class FileReader:
     """Implements `RecordReader`. It has descriptors of its own: the system reads ahead for each by itself."""
@@ -180,10 +183,12 @@ class FileReader:
         num_read = self._disk.read(self._descriptor(run.where), [self._memory[:nbytes]], run.offset)
         return self._memory[:num_read]
 
-    def measure(self, where: Path) -> int:
+    def measure(self, where: Path) -> tuple[int, float]:
+        began_s = time.monotonic()
         descriptor = self._descriptor(where)
         os.posix_fadvise(descriptor, 0, len(self._memory), os.POSIX_FADV_DONTNEED)
-        return self._disk.read(descriptor, [self._memory], 0)
+        num_read = self._disk.read(descriptor, [self._memory], 0)
+        return num_read, time.monotonic() - began_s
 
     def rest(self) -> None:
         """Close what would keep deleted files."""

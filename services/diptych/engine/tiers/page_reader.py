@@ -62,8 +62,11 @@ class RecordReader(Protocol):
         """Return so many bytes, or fewer at the end: good until the next call. This may wait."""
         ...
 
-    def measure(self, where: Any) -> int:
-        """Read about as much as is read at once, not from memory; return how much. This may wait."""
+    def measure(self, where: Any) -> tuple[int, float]:
+        """Read about as much as is read at once, not from memory; return how many bytes came, in how many seconds.
+
+        This may wait.
+        """
         ...
 
     def rest(self) -> None:
@@ -87,6 +90,10 @@ class Source(Protocol):
 
     def lose(self, page_id: PageId) -> None:
         """A page is not what was written: let nobody find it."""
+        ...
+
+    def miss(self, run: Run) -> None:
+        """There is nothing where a run was to be read."""
         ...
 
 
@@ -184,6 +191,24 @@ class PageReader:
         """Whether the medium is asked now: it has not failed of late, and somebody is there to read."""
         now_s = self._clock()
         return self.breaker.allows(now_s) and not all(reader.hangs(now_s) for reader in self._readers)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether it is known how long loads take."""
+        return self._line.is_known
+
+    def begin(self) -> None:
+        """The medium is asked something else than to read; `end` when that is over."""
+        with self._changed:
+            self.breaker.begin(self._clock())
+
+    def end(self, error: str) -> None:
+        """What was asked is answered, or has failed."""
+        with self._changed:
+            if not error:
+                self.breaker.succeed()
+            elif self.breaker.fail(self._clock()):
+                logger.warning("%s has failed: %s", self._source.name, error)
 
     def load_s(self, num_pages: int) -> float:
         """Predict how long it takes to load so many pages, with what waits; infinity: not known, or not now."""
@@ -308,7 +333,8 @@ class PageReader:
                 continue
             try:
                 self._read(reader, load, run)
-            except FileNotFoundError:  # it went with its segment
+            except FileNotFoundError:
+                self._source.miss(run)
                 with self._changed:
                     self._end(load, GONE)
             except OSError as error:
@@ -329,19 +355,18 @@ class PageReader:
 
     def _measure(self, reader: _Reader, run: Run) -> None:
         """Take the time of one read that is not in the page cache."""
-        began_s = self._clock()
         try:
-            with reader.asking(None, began_s):
-                num_read = reader.records.measure(run.where)
+            with reader.asking(None, self._clock()):
+                num_read, took_s = reader.records.measure(run.where)
         except FileNotFoundError:
-            num_read = 0
+            num_read, took_s = 0, 0.0
         except OSError as error:
             self.breaker.fail(self._clock())
             logger.warning("%s can't be read: %s", run.where, error)
             return
         with self._changed:
             if num_read:
-                self._line.learn(num_read, self._clock() - began_s)
+                self._line.learn(num_read, took_s)
             else:
                 self._measured_s = -math.inf  # there was nothing yet
 

@@ -1,0 +1,156 @@
+"""A store of objects by names, as a thread calls it: S3, GCS, Azure or a directory, by `obstore`.
+
+All of it may wait for as long as the library lets it, and raises `OSError`: `FileNotFoundError` of what is not there.
+Credentials, endpoints and regions are read from the environment, as the library documents.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from urllib.parse import unquote, urlsplit
+
+from diptych.common.errors import ConfigError
+from diptych.engine.tiers.page_format import Buffer
+
+if TYPE_CHECKING:  # comes with an extra
+    from obstore.store import ObjectStore as AnyStore
+
+DIRECTORY: Final = "file"  # scheme of a store that nobody else bounds
+SCHEMES: Final = (DIRECTORY, "s3", "s3a", "gs", "az", "abfs", "abfss")
+CONNECT_S: Final = 1  # after these, a call to a store over the network has failed
+CALL_S: Final = 5
+
+
+class Entry(NamedTuple):
+    """An object, as it is listed."""
+
+    name: str
+    nbytes: int
+    written_s: float  # by the store's clock
+
+
+class ObjectStore(Protocol):
+    """Objects are written as a whole, and are read in parts."""
+
+    @property
+    def url(self) -> str:
+        """For logs."""
+        ...
+
+    def size(self, name: str) -> int | None:
+        """Return the bytes of an object; None: there is none."""
+        ...
+
+    def read(self, name: str, offset: int, nbytes: int) -> Buffer:
+        """Return so many bytes of an object, or fewer at its end."""
+        ...
+
+    def write(self, name: str, data: memoryview) -> None:
+        """Others see all of it, or what was there before."""
+        ...
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Delete objects, of which some may not be there."""
+        ...
+
+    def entries(self) -> Iterator[Entry]: ...
+
+
+class Obstore:
+    """Implements `ObjectStore` over one of the library's."""
+
+    def __init__(self, url: str, store: AnyStore) -> None:
+        self.url = url
+        self._store: Any = store
+
+    def size(self, name: str) -> int | None:
+        with _as_os_errors():
+            try:
+                return int(_library().head(self._store, name)["size"])
+            except FileNotFoundError:
+                return None
+
+    def read(self, name: str, offset: int, nbytes: int) -> Buffer:
+        try:
+            with _as_os_errors():
+                return memoryview(_library().get_range(self._store, name, start=offset, length=nbytes))
+        except FileNotFoundError:
+            raise
+        except OSError:  # stores disagree about what lies behind an end
+            if (size := self.size(name)) is not None and size <= offset:
+                return b""
+            raise
+
+    def write(self, name: str, data: memoryview) -> None:
+        with _as_os_errors():
+            _library().put(self._store, name, data, use_multipart=False)
+
+    def delete(self, names: Sequence[str]) -> None:
+        with _as_os_errors():
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):
+                    _library().delete(self._store, name)
+
+    def entries(self) -> Iterator[Entry]:
+        with _as_os_errors():
+            for each in (each for page in _library().list(self._store) for each in page):
+                yield Entry(each["path"], each["size"], each["last_modified"].timestamp())
+
+
+def is_directory(url: str) -> bool:
+    return urlsplit(url).scheme == DIRECTORY
+
+
+def check_url(url: str) -> None:
+    """Raises `ConfigError` where a URL names no store that is used."""
+    if urlsplit(url).scheme not in SCHEMES:
+        known = ", ".join(f"{scheme}:" for scheme in SCHEMES)
+        raise ConfigError(f"--shared-cache needs the URL of a store ({known}), not {url!r}")
+
+
+def open_store(url: str) -> ObjectStore:
+    """Open a store; nothing is asked of it yet. Raises `ConfigError`."""
+    check_url(url)
+    try:
+        from obstore.store import from_url
+    except ImportError:
+        raise ConfigError("--shared-cache needs obstore: install diptych[store]") from None
+    try:
+        return Obstore(url, from_url(url, **_how(url)))
+    except Exception as error:  # of the library, which has its own
+        raise ConfigError(f"--shared-cache {url} can't be used: {_first_line(error)}") from None
+
+
+def _how(url: str) -> dict[str, Any]:
+    """Return the arguments that open a store. A directory is made, for this user alone. Raises `OSError`."""
+    if is_directory(url):
+        Path(unquote(urlsplit(url).path)).mkdir(parents=True, exist_ok=True, mode=0o700)
+        return {}
+    may_be_plain = os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true")  # as the library reads it
+    options = {"connect_timeout": f"{CONNECT_S}s", "timeout": f"{CALL_S}s", "allow_http": may_be_plain}
+    return {"client_options": options, "retry_config": {"max_retries": 0}}
+
+
+def _library() -> Any:
+    import obstore
+
+    return obstore
+
+
+@contextlib.contextmanager
+def _as_os_errors() -> Iterator[None]:
+    """Raise errors of the library as what they are here; those of arguments are ours."""
+    try:
+        yield
+    except OSError:
+        raise
+    except _library().exceptions.BaseError as error:
+        raise OSError(_first_line(error)) from None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).split("\n", 1)[0]
