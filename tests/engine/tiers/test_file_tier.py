@@ -297,10 +297,10 @@ def test_what_is_sooner_computed_is_not_loaded(new_life: NewLife) -> None:
     life = new_life()
     life.cache.compute_s = lambda start, end: 1e-9
     assert found_in(life) == 0
-    assert (life.cache.num_not_loaded, life.tier.counts.read.num_pages) == (WHOLE // PAGE, 0)
+    assert (life.cache.counts.not_loaded[1], life.tier.counts.read.num_pages) == (WHOLE // PAGE, 0)
     life.cache.compute_s = lambda start, end: 10.0
     assert found_in(life) == WHOLE
-    assert 9 < life.cache.saved_s <= 10
+    assert 9 < life.cache.counts.saved_s[1] <= 10
 
 
 def full_lives(new_life: NewLife, count: int) -> list[int]:

@@ -17,6 +17,7 @@ from diptych.engine.tiers import breaker, page_objects
 from diptych.engine.tiers.file_tier import FileTier
 from diptych.engine.tiers.object_room import Room
 from diptych.engine.tiers.page_files import PageFiles
+from diptych.engine.tiers.runs import object_name
 from diptych.engine.values.core_report import Holders
 
 TEXT = [*range(1, 46)]  # of 22 pages 20 are whole runs
@@ -353,6 +354,6 @@ def test_files_are_asked_before_the_store_and_both_may_have_parts(new_life: NewL
 
 def test_names_of_objects_are_of_terms_and_proof() -> None:
     last = PageId(0, 7, 6, bytes(range(16)))
-    name = page_objects.object_name("ab", last)
+    name = object_name("ab", last)
     assert name == f"ab/{last.key[:1].hex()}/{last.key.hex()}"
     assert PAGE_NBYTES < RUN_NBYTES

@@ -55,10 +55,16 @@ def never_computed(start: int, end: int) -> float:
 
 @dataclass(slots=True)
 class CacheCounts:
-    """What was found of prompts that are computed here, in tokens since the start."""
+    """What was found of prompts that are computed here, since the start. Lists are by level: the pool, then tiers."""
 
-    found_tokens: list[int]  # by level: the pool, and then the tiers
+    found_tokens: list[int]
+    not_loaded: list[int]  # pages that were sooner computed by requests which were admitted
+    saved_s: list[float]  # of computing, by restores that took their time, as predicted
     prompt_tokens: int = 0  # of which those are
+
+
+def counts_of(num_levels: int) -> CacheCounts:
+    return CacheCounts([0] * num_levels, [0] * num_levels, [0.0] * num_levels)
 
 
 class KvCache:
@@ -100,11 +106,9 @@ class KvCache:
             pins=Pins(int(pin_share * self.pool.capacity), times),
         )
         self.sessions = Sessions(self.tree, times, page_size, is_on=pin_share > 0, reload_share=reload_share)
-        self.counts = CacheCounts(found_tokens=[0] * (1 + len(tiers)))
+        self.counts = counts_of(1 + len(tiers))
         self.num_saved = 0  # pages copied to tiers that are not shared, since start
         self.num_restored = 0  # and back
-        self.num_not_loaded = 0  # that were sooner computed by requests which were admitted
-        self.saved_s = 0.0  # of computing, by restores that took their time, as predicted
         self.compute_s: ComputeSeconds = never_computed
         self._tiers = tiers
         self._restores: dict[int, tuple[Restore, Node]] = {}  # on their way, by number, with their last nodes
@@ -217,7 +221,7 @@ class KvCache:
         request.restore = self._lower.look_up(request, self.compute_s)
         if request.restore is not None:
             return False
-        match, num_not_loaded = self._match(request)
+        match, not_loaded = self._match(request)
         if match.restore is not None:
             request.restore = match.restore
             return False
@@ -241,7 +245,8 @@ class KvCache:
             return False
         pages, windows, state = np.split(pages[num_lower_places:], np.cumsum([num_pages, num_window_pages]))
         self._fill_row(request, match, pages)
-        self.num_not_loaded += num_not_loaded
+        for level, num_pages_there in not_loaded:
+            self.counts.not_loaded[level] += num_pages_there
         self.sessions.waits_no_more(request)
         if self.windows.num_groups:
             self._windows.fill(request, windows)
@@ -253,7 +258,7 @@ class KvCache:
         restore, node = self._restores.pop(number)
         restore.has_ended = True
         if error is None:
-            self.saved_s += restore.saved_s
+            self.counts.saved_s[restore.level] += restore.saved_s
             self.tree.settle(node)
             self.num_restored += self._num_host(restore.level, len(restore.pages))
         else:
@@ -493,6 +498,10 @@ class KvCache:
             kept_returns=counts.kept_returns,
         )
 
+    def level_of(self, tier: Tier) -> int:
+        """Return which level a tier of the cache is."""
+        return 1 + self._tiers.index(tier)
+
     def clear(self) -> None:
         """Forget every cached prefix, in all levels, that no request holds."""
         self.pool.uncache(self.tree.clear())
@@ -514,9 +523,9 @@ class KvCache:
         """Whether the request is computed here, by layers that must be given a state; else a peer sends that, too."""
         return bool(self.pages_per_state) and not (request.is_imported and request.state_len)
 
-    def _match(self, request: Request) -> tuple[Match, int]:
-        """Return the longest prefix that is here, or is sooner loaded than computed; and how many pages are not."""
-        deepest, num_not_loaded = ALL_LEVELS, 0
+    def _match(self, request: Request) -> tuple[Match, list[tuple[int, int]]]:
+        """Return the longest prefix that is here, or is sooner loaded than computed; and by level the pages not so."""
+        deepest, not_loaded = ALL_LEVELS, list[tuple[int, int]]()
         self._lower.find(request, self.compute_s)
         while True:
             match = self._match_down_to(deepest, request)
@@ -524,8 +533,9 @@ class KvCache:
                 continue
             refused = self._lower.not_worth_loading(match, self.compute_s)
             if refused is None:
-                return match, num_not_loaded
-            deepest, num_not_loaded = refused[0] - 1, num_not_loaded + refused[1]
+                return match, not_loaded
+            deepest = refused[0] - 1
+            not_loaded.append(refused)
 
     def _match_down_to(self, deepest: int, request: Request) -> Match:
         tokens, extra_key = request.tokens[: request.matchable_len], request.extra_key

@@ -145,9 +145,9 @@ def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCor
     grammars.wait_until_open()
     _report_ready(base, channel, core, adapters)
     beat = SharedHeartbeat(base.config.heartbeat_fd).beat
-    parts = Parts(base.links, grammars, admin, adapters, base.watch, base.copier, base.files)
+    parts = Parts(base.links, grammars, admin, adapters, base.watch, base.copier, base.lasting)
     cache.compute_s = stepping.meter.compute_s
-    news = News(core, cache, base.links, adapters, stepping.meter, lambda: weights.runner.graph_use, base.files)
+    news = News(core, cache, base.links, adapters, stepping.meter, lambda: weights.runner.graph_use, base.lasting)
     loop = SchedulerLoop(core, stepping, channel, parts, news, beat)
     spare_what_stays()
     try:
@@ -242,8 +242,9 @@ def _obstacle(options: EngineOptions, registry: LoraRegistry) -> str | None:
     """Say why other weights can't be served now."""
     if options.tp > 1:
         return "the weights of a tensor-parallel worker can't be replaced: restart it"
-    if options.file_cache_dir:
-        return "a worker that keeps KV in files keeps its weights: restart it, with others or without --file-cache-dir"
+    if options.file_cache_dir or options.shared_cache:
+        which = "--file-cache-dir" if options.file_cache_dir else "--shared-cache"
+        return f"a worker that keeps KV for longer than it lives keeps its weights: restart it, or leave out {which}"
     if registry.loaded():
         return "adapters are loaded, which were made for the weights that are served: unload them first"
     return None

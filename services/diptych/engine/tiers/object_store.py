@@ -11,16 +11,14 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
-from urllib.parse import unquote, urlsplit
 
 from diptych.common.errors import ConfigError
+from diptych.engine.options.store_url import directory_of
 from diptych.engine.tiers.page_format import Buffer
 
 if TYPE_CHECKING:  # comes with an extra
     from obstore.store import ObjectStore as AnyStore
 
-DIRECTORY: Final = "file"  # scheme of a store that nobody else bounds
-SCHEMES: Final = (DIRECTORY, "s3", "s3a", "gs", "az", "abfs", "abfss")
 CONNECT_S: Final = 1  # after these, a call to a store over the network has failed
 CALL_S: Final = 5
 
@@ -101,20 +99,8 @@ class Obstore:
                 yield Entry(each["path"], each["size"], each["last_modified"].timestamp())
 
 
-def is_directory(url: str) -> bool:
-    return urlsplit(url).scheme == DIRECTORY
-
-
-def check_url(url: str) -> None:
-    """Raises `ConfigError` where a URL names no store that is used."""
-    if urlsplit(url).scheme not in SCHEMES:
-        known = ", ".join(f"{scheme}:" for scheme in SCHEMES)
-        raise ConfigError(f"--shared-cache needs the URL of a store ({known}), not {url!r}")
-
-
 def open_store(url: str) -> ObjectStore:
     """Open a store; nothing is asked of it yet. Raises `ConfigError`."""
-    check_url(url)
     try:
         from obstore.store import from_url
     except ImportError:
@@ -127,8 +113,9 @@ def open_store(url: str) -> ObjectStore:
 
 def _how(url: str) -> dict[str, Any]:
     """Return the arguments that open a store. A directory is made, for this user alone. Raises `OSError`."""
-    if is_directory(url):
-        Path(unquote(urlsplit(url).path)).mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder = directory_of(url)
+    if folder is not None:
+        Path(folder).mkdir(parents=True, exist_ok=True, mode=0o700)
         return {}
     may_be_plain = os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true")  # as the library reads it
     options = {"connect_timeout": f"{CONNECT_S}s", "timeout": f"{CALL_S}s", "allow_http": may_be_plain}
