@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RankEntry(_message.Message):
-    __slots__ = ("step", "connect", "disconnect", "copy", "is_writer_gone", "shutdown", "save", "restore", "digest_pages", "use_path", "fill_probe", "unpack", "finish_saves", "draft")
+    __slots__ = ("step", "connect", "disconnect", "copy", "is_writer_gone", "shutdown", "save", "restore", "digest_pages", "use_path", "fill_probe", "unpack", "finish_saves", "draft", "open_files", "keep", "load", "forget")
     STEP_FIELD_NUMBER: _ClassVar[int]
     CONNECT_FIELD_NUMBER: _ClassVar[int]
     DISCONNECT_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,10 @@ class RankEntry(_message.Message):
     UNPACK_FIELD_NUMBER: _ClassVar[int]
     FINISH_SAVES_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FILES_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    FORGET_FIELD_NUMBER: _ClassVar[int]
     step: Step
     connect: ConnectPeer
     disconnect: int
@@ -36,7 +40,11 @@ class RankEntry(_message.Message):
     unpack: UnpackPages
     finish_saves: bool
     draft: DraftStep
-    def __init__(self, step: _Optional[_Union[Step, _Mapping]] = ..., connect: _Optional[_Union[ConnectPeer, _Mapping]] = ..., disconnect: _Optional[int] = ..., copy: _Optional[_Union[CopyPages, _Mapping]] = ..., is_writer_gone: _Optional[int] = ..., shutdown: _Optional[bool] = ..., save: _Optional[_Union[HostCopy, _Mapping]] = ..., restore: _Optional[_Union[HostCopy, _Mapping]] = ..., digest_pages: _Optional[_Union[DigestOwnPages, _Mapping]] = ..., use_path: _Optional[_Union[UsePath, _Mapping]] = ..., fill_probe: _Optional[int] = ..., unpack: _Optional[_Union[UnpackPages, _Mapping]] = ..., finish_saves: _Optional[bool] = ..., draft: _Optional[_Union[DraftStep, _Mapping]] = ...) -> None: ...
+    open_files: int
+    keep: KeepPages
+    load: LoadPages
+    forget: bytes
+    def __init__(self, step: _Optional[_Union[Step, _Mapping]] = ..., connect: _Optional[_Union[ConnectPeer, _Mapping]] = ..., disconnect: _Optional[int] = ..., copy: _Optional[_Union[CopyPages, _Mapping]] = ..., is_writer_gone: _Optional[int] = ..., shutdown: _Optional[bool] = ..., save: _Optional[_Union[HostCopy, _Mapping]] = ..., restore: _Optional[_Union[HostCopy, _Mapping]] = ..., digest_pages: _Optional[_Union[DigestOwnPages, _Mapping]] = ..., use_path: _Optional[_Union[UsePath, _Mapping]] = ..., fill_probe: _Optional[int] = ..., unpack: _Optional[_Union[UnpackPages, _Mapping]] = ..., finish_saves: _Optional[bool] = ..., draft: _Optional[_Union[DraftStep, _Mapping]] = ..., open_files: _Optional[int] = ..., keep: _Optional[_Union[KeepPages, _Mapping]] = ..., load: _Optional[_Union[LoadPages, _Mapping]] = ..., forget: _Optional[bytes] = ...) -> None: ...
 
 class Step(_message.Message):
     __slots__ = ("mode", "input_ids", "positions", "out_slots", "page_table", "seq_lens", "extend_lens", "prompt_rows", "num_sampled", "states", "windows", "is_unfollowed")
@@ -192,6 +200,24 @@ class HostCopy(_message.Message):
     number: int
     def __init__(self, pages: _Optional[bytes] = ..., slots: _Optional[bytes] = ..., number: _Optional[int] = ...) -> None: ...
 
+class KeepPages(_message.Message):
+    __slots__ = ("places", "ids")
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    places: bytes
+    ids: bytes
+    def __init__(self, places: _Optional[bytes] = ..., ids: _Optional[bytes] = ...) -> None: ...
+
+class LoadPages(_message.Message):
+    __slots__ = ("number", "ids", "pages")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    ids: bytes
+    pages: bytes
+    def __init__(self, number: _Optional[int] = ..., ids: _Optional[bytes] = ..., pages: _Optional[bytes] = ...) -> None: ...
+
 class RankAnswer(_message.Message):
     __slots__ = ("engine_metadata", "is_loaded", "is_writer_gone", "is_saved")
     ENGINE_METADATA_FIELD_NUMBER: _ClassVar[int]
@@ -205,18 +231,20 @@ class RankAnswer(_message.Message):
     def __init__(self, engine_metadata: _Optional[bytes] = ..., is_loaded: _Optional[bool] = ..., is_writer_gone: _Optional[bool] = ..., is_saved: _Optional[bool] = ...) -> None: ...
 
 class RankEvent(_message.Message):
-    __slots__ = ("rank", "link_up", "link_down", "operation_done", "restored")
+    __slots__ = ("rank", "link_up", "link_down", "operation_done", "restored", "loaded")
     RANK_FIELD_NUMBER: _ClassVar[int]
     LINK_UP_FIELD_NUMBER: _ClassVar[int]
     LINK_DOWN_FIELD_NUMBER: _ClassVar[int]
     OPERATION_DONE_FIELD_NUMBER: _ClassVar[int]
     RESTORED_FIELD_NUMBER: _ClassVar[int]
+    LOADED_FIELD_NUMBER: _ClassVar[int]
     rank: int
     link_up: int
     link_down: LinkEnd
     operation_done: OperationEnd
     restored: int
-    def __init__(self, rank: _Optional[int] = ..., link_up: _Optional[int] = ..., link_down: _Optional[_Union[LinkEnd, _Mapping]] = ..., operation_done: _Optional[_Union[OperationEnd, _Mapping]] = ..., restored: _Optional[int] = ...) -> None: ...
+    loaded: LoadEnd
+    def __init__(self, rank: _Optional[int] = ..., link_up: _Optional[int] = ..., link_down: _Optional[_Union[LinkEnd, _Mapping]] = ..., operation_done: _Optional[_Union[OperationEnd, _Mapping]] = ..., restored: _Optional[int] = ..., loaded: _Optional[_Union[LoadEnd, _Mapping]] = ...) -> None: ...
 
 class LinkEnd(_message.Message):
     __slots__ = ("peer", "reason")
@@ -225,6 +253,18 @@ class LinkEnd(_message.Message):
     peer: int
     reason: str
     def __init__(self, peer: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class LoadEnd(_message.Message):
+    __slots__ = ("number", "error", "missing", "corrupt")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    CORRUPT_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    error: str
+    missing: bytes
+    corrupt: int
+    def __init__(self, number: _Optional[int] = ..., error: _Optional[str] = ..., missing: _Optional[bytes] = ..., corrupt: _Optional[int] = ...) -> None: ...
 
 class OperationEnd(_message.Message):
     __slots__ = ("operation", "error", "digest")

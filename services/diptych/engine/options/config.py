@@ -192,8 +192,6 @@ class EngineOptions:
         if bool(self.file_cache_dir) != bool(self.file_cache_mib):
             given, other = ("dir", "mib") if self.file_cache_dir else ("mib", "dir")
             raise ConfigError(f"--file-cache-{given} needs --file-cache-{other}: which folder, and how much of it")
-        if self.file_cache_dir and self.tp > 1:
-            raise ConfigError("--file-cache-dir needs --tp 1: parts of pages on several ranks are not kept in files")
 
     def _check_shared_cache(self) -> None:
         if self.shared_cache:

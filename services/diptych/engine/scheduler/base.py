@@ -202,8 +202,9 @@ def build_base(config: SchedulerConfig, open_transport: OpenTransport) -> Schedu
     transport = open_transport(config)
     pool = hardware.allocate(layout, transport)
     links, transfer = _share(config, ranks, transport, pool) if transport and pool else (links_of_nobody(), None)
-    copier = ranks.lead_copier(open_host_pages(hardware, layout, config.rank))
-    lasting = open_lasting_tiers(source, layout, hardware, copier)
+    own_copier = open_host_pages(hardware, layout, config.rank)
+    copier = ranks.lead_copier(own_copier)
+    lasting = open_lasting_tiers(source, layout, hardware, own_copier, ranks)
     return SchedulerBase(config, source, ranks, layout, hardware, copier, lasting, chosen, links, transfer, StepWatch())
 
 

@@ -17,6 +17,7 @@ from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.pool_size import MIB
 from diptych.engine.options.store_url import directory_of
 from diptych.engine.scheduler.terms import file_terms, store_terms
+from diptych.engine.tensor_parallel.group import RankGroup
 from diptych.engine.tiers.file_tier import FileTier
 from diptych.engine.tiers.lasting_tier import LastingTier
 from diptych.engine.tiers.object_room import Room
@@ -72,18 +73,23 @@ NO_LASTING_TIERS: Final = LastingTiers()
 
 
 def open_lasting_tiers(
-    source: ModelSource, layout: PoolLayout, hardware: PoolInHostMemory, copier: PageCopier
+    source: ModelSource, layout: PoolLayout, hardware: PoolInHostMemory, copier: PageCopier, ranks: RankGroup
 ) -> LastingTiers:
-    """Return those that the options name, below the pool, or below host memory if there is some.
+    """Return those that the options name, of all ranks, below the pool, or below host memory if there is some.
 
-    Raises `ConfigError`.
+    `copier` is that of rank 0 alone. Raises `ConfigError`.
     """
     options = hardware.options
-    files = _files(source, layout, hardware, copier) if options.file_cache_dir else None
+    files = None
+    if options.file_cache_dir:
+        files = FileTier(ranks.lead_files(open_files(source, layout, hardware, copier, None)))
     return LastingTiers(files, _shared(source, layout, hardware) if options.shared_cache else None)
 
 
-def _files(source: ModelSource, layout: PoolLayout, hardware: PoolInHostMemory, copier: PageCopier) -> FileTier:
+def open_files(
+    source: ModelSource, layout: PoolLayout, hardware: PoolInHostMemory, copier: PageCopier, number: int | None
+) -> PageFiles:
+    """Return the files of one rank, in the folder of this number or the first that is free. Raises `ConfigError`."""
     options = hardware.options
     if options.device == "cuda":
         raise ConfigError(
@@ -92,8 +98,8 @@ def _files(source: ModelSource, layout: PoolLayout, hardware: PoolInHostMemory, 
     record = SegmentFormat(terms_digest(file_terms(source, layout, options, hardware.device_name)), layout.page_nbytes)
     pool = _pages(hardware, layout)
     above = copier.slots if isinstance(copier, HostPages) else pool
-    folder, nbytes = Path(options.file_cache_dir).expanduser(), options.file_cache_mib * MIB
-    return FileTier(PageFiles(folder, record, nbytes, above, pool))
+    folder, nbytes = Path(options.file_cache_dir).expanduser(), options.file_cache_mib * MIB // options.tp
+    return PageFiles(folder, record, nbytes, above, pool, number=number)
 
 
 def _shared(source: ModelSource, layout: PoolLayout, hardware: PoolInHostMemory) -> SharedTier:

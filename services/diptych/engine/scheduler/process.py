@@ -37,6 +37,7 @@ from diptych.engine.scheduler.adapters import Adapters, open_adapters
 from diptych.engine.scheduler.admin_thread import AdminThread
 from diptych.engine.scheduler.base import ModelOnHardware, OpenTransport, SchedulerBase, build_base, open_host_pages
 from diptych.engine.scheduler.grammar_thread import GrammarThread
+from diptych.engine.scheduler.lasting import open_files
 from diptych.engine.scheduler.loop import Parts, SchedulerLoop
 from diptych.engine.scheduler.news import News
 from diptych.engine.scheduler.stepping import (
@@ -48,6 +49,7 @@ from diptych.engine.scheduler.stepping import (
 )
 from diptych.engine.scheduler.terms import worker_terms
 from diptych.engine.scheduler.weights import Host, Weights
+from diptych.engine.tensor_parallel.ranked_files import RankFiles
 from diptych.engine.tensor_parallel.tp_model_worker import RankTransfer, TpModelWorker
 from diptych.engine.values.batch import DraftBatch, DraftModel, OverlapRunner
 from diptych.engine.values.limits import PROMPT_ROWS, Limits
@@ -113,10 +115,15 @@ def serve_rank(config: SchedulerConfig, transport: Transport | None) -> None:
     copier = open_host_pages(hardware, layout, config.rank)
     if transport is not None:
         worker.answer(rank_pb2.RankAnswer(engine_metadata=transport.metadata()))
+    files = None
+    if hardware.options.file_cache_dir:
+        files = RankFiles(open_files(source, layout, hardware, copier, worker.files_number()))
     runner = hardware.load(source, lambda: None)
     worker.answer(rank_pb2.RankAnswer(is_loaded=True))
     spare_what_stays()
-    worker.run(runner, RankTransfer(transport, pool) if transport and pool else None, copier)
+    worker.run(runner, RankTransfer(transport, pool) if transport and pool else None, copier, files)
+    if files is not None:
+        files.close()
     copier.close()
     worker.close()
     communicator.close()

@@ -16,8 +16,11 @@ from diptych.common.arrays import I64
 from diptych.engine.cache.host_tier import PageCopier
 from diptych.engine.cache.tier import Slots
 from diptych.engine.tensor_parallel.rank_log import NoRanks, RankLog, draft_to_wire, page_bytes, step_to_wire
+from diptych.engine.tensor_parallel.ranked_files import RankedFiles
 from diptych.engine.tensor_parallel.ranked_link import ranked_metadata
 from diptych.engine.tensor_parallel.transport import TensorParallelTransport
+from diptych.engine.tiers.medium import Medium
+from diptych.engine.tiers.page_files import PageFiles
 from diptych.engine.values.batch import (
     DraftBatch,
     DraftModel,
@@ -51,6 +54,9 @@ class SingleRank:
     def lead_copier(self, copier: PageCopier) -> PageCopier:
         return copier
 
+    def lead_files(self, files: PageFiles) -> Medium:
+        return files
+
     def lead_runner(self, runner: OverlapRunner) -> OverlapRunner:
         return runner
 
@@ -82,6 +88,10 @@ class LeadRank:
 
     def lead_copier(self, copier: PageCopier) -> PageCopier:
         return TensorParallelCopier(copier, self._log)
+
+    def lead_files(self, files: PageFiles) -> Medium:
+        """Have every rank open its part."""
+        return RankedFiles(files, self._log)
 
     def lead_runner(self, runner: OverlapRunner) -> OverlapRunner:
         """Wait until every rank has loaded its part."""

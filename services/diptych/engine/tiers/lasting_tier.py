@@ -66,7 +66,7 @@ class LastingTier(SlotPool):
             self._ids[slot] = page_id if is_kept else None
 
     def finish_saves(self) -> None:
-        """All is copied on return of `save`."""
+        self._medium.finish_copies()
 
     def restore(self, number: int, slots: Slots, pages: Pages) -> bool:
         ids = [self._ids[slot] or NOBODYS for slot in slots.tolist()]  # of which the medium has none

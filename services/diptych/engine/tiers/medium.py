@@ -61,6 +61,10 @@ class Medium(Protocol):
         """Copy the pages at `places` of the level above, to be written; return which are there, or will be."""
         ...
 
+    def finish_copies(self) -> None:
+        """Return when what was to be kept is copied: then peers may write where it was. Steps keep their order."""
+        ...
+
     def forget(self, ids: Sequence[PageId]) -> None:
         """Let nobody find these pages any more, nor in a later life."""
         ...

@@ -9,16 +9,15 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from diptych.common.errors import ConfigError
 from diptych.engine.options.store_url import directory_of
 from diptych.engine.tiers.page_format import Buffer
 
-if TYPE_CHECKING:  # comes with an extra
-    from obstore.store import ObjectStore as AnyStore
-
+LIBRARY: Final = "obstore"  # comes with an extra
 CONNECT_S: Final = 1  # after these, a call to a store over the network has failed
 CALL_S: Final = 5
 
@@ -61,9 +60,9 @@ class ObjectStore(Protocol):
 class Obstore:
     """Implements `ObjectStore` over one of the library's."""
 
-    def __init__(self, url: str, store: AnyStore) -> None:
+    def __init__(self, url: str, store: Any) -> None:
         self.url = url
-        self._store: Any = store
+        self._store = store
 
     def size(self, name: str) -> int | None:
         with _as_os_errors():
@@ -102,7 +101,7 @@ class Obstore:
 def open_store(url: str) -> ObjectStore:
     """Open a store; nothing is asked of it yet. Raises `ConfigError`."""
     try:
-        from obstore.store import from_url
+        from_url = import_module(f"{LIBRARY}.store").from_url
     except ImportError:
         raise ConfigError("--shared-cache needs obstore: install diptych[store]") from None
     try:
@@ -123,9 +122,7 @@ def _how(url: str) -> dict[str, Any]:
 
 
 def _library() -> Any:
-    import obstore
-
-    return obstore
+    return import_module(LIBRARY)
 
 
 @contextlib.contextmanager

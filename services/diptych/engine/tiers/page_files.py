@@ -95,6 +95,9 @@ class PageFiles:
         self.writer.submit()
         return kept
 
+    def finish_copies(self) -> None:
+        """All is copied on return of `keep`."""
+
     def _keep(self, place: int, page_id: PageId) -> bool:
         at = self.log.index.find(page_id.key)
         if at is not None and not self.log.index.is_old(at):

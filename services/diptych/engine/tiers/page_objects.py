@@ -122,6 +122,9 @@ class PageObjects:
         """What the level above lets go was given before, or is not kept."""
         return [*map(self.has, ids)]
 
+    def finish_copies(self) -> None:
+        """All is copied on return of `offer`."""
+
     @property
     def look_up_s(self) -> float:
         """How long an answer takes; infinity: nobody knows, or it is not asked now."""

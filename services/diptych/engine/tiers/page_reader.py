@@ -197,6 +197,11 @@ class PageReader:
         """Whether it is known how long loads take."""
         return self._line.is_known
 
+    def note_corrupt(self, num_pages: int) -> None:
+        """Somebody else has found pages that are not what they should be."""
+        with self._changed:
+            self.counts.num_corrupt += num_pages
+
     def begin(self) -> None:
         """The medium is asked something else than to read; `end` when that is over."""
         with self._changed:
