@@ -83,7 +83,7 @@ class Obstore:
             raise
 
     def write(self, name: str, data: memoryview) -> None:
-        whole = bytes(data)  # a view is written at a tenth of the speed, and kept beyond the call by a store in memory
+        whole = bytes(data)  # the library may keep a view for longer than the call, and who calls writes there again
         with _as_os_errors():
             _library().put(self._store, name, whole, use_multipart=False)
 
