@@ -96,7 +96,7 @@ def diptych_over_http(folder: str, model: str, flags: Mapping[str, Any], limit_s
     with ExitStack() as stack:
         began_s = time.perf_counter()
         site = Site(folder, flags, with_gpus=flags.get("device") != "cpu")
-        (port,) = wait([begin(stack, site, {"unified": 0}, {})])
+        (port,) = wait([begin(stack, site, [("unified", 0)], {})])
         ready_s = time.perf_counter() - began_s
         yield Served(stack.enter_context(_clients(port, model, limit_s)), ready_s)
 

@@ -25,7 +25,7 @@ from typing import Any, Final
 from llama_8b import CONFIG, model_folder
 from pd_figures import Limits, add_hand_off, add_to_report, figures, limits_of
 from pd_load import Served, Workload
-from pd_site import PREFILL_AND_DECODE, REPLICAS, Gpus, Site, begin, wait
+from pd_site import PREFILL_AND_DECODE, REPLICAS, TOGETHER, Front, Gpus, Site, begin, wait
 from report import Report, arguments
 
 from diptych.architectures.config import ModelConfig
@@ -60,17 +60,23 @@ PLATFORMS: Final[Mapping[str, Platform]] = {
     "replicas": Platform(REPLICAS, mixed(2048)),
     "replicas-512": Platform(REPLICAS, mixed(512)),  # shorter gaps between tokens, later first ones
     "1P1D": Platform(PREFILL_AND_DECODE, {"prefill": {"max-step-tokens": 8192}}),
+    "adaptive": Platform(TOGETHER, {"router": {"policy": "adaptive"}, **mixed(8192)}),
 }
 COMPARED: Final = ("1P1D", "replicas")
 
 
-def load(workload: Workload) -> tuple[list[Served], float]:
-    """Have a process of its own ask for it. Return what was served, and the requests/s that were due."""
+def asked(workload: Workload) -> list[Served]:
+    """Have a process of its own ask for it. Return what became of the requests that count."""
     timeout_s = workload.warm_up_s + workload.seconds + 2 * workload.slack_s
     command, words = [sys.executable, "-m", "pd_load"], json.dumps(asdict(workload)).encode()
     folder = Path(__file__).parent
     done = subprocess.run(command, cwd=folder, input=words, stdout=subprocess.PIPE, check=True, timeout=timeout_s)
-    served = [Served(**each) for each in json.loads(done.stdout)]
+    return [Served(**each) for each in json.loads(done.stdout)]
+
+
+def load(workload: Workload) -> tuple[list[Served], float]:
+    """Return what was served, and the requests/s that were due."""
+    served = asked(workload)
     failed = [each.failure for each in served if each.failure or not each.stamps_s]
     if failed:
         print(f"{len(failed)} of {len(served)} requests failed: {failed[:2]}", file=sys.stderr)
@@ -85,14 +91,15 @@ def measure(report: Report, options: Namespace, site: Site, config: ModelConfig)
     """
     code = 0
     with ExitStack() as stack:
-        ports = _started(stack, options.platforms, site)
+        fronts = started(stack, options.platforms, site)
+        ports = {name: [front.http_port for front in each] for name, each in fronts.items()}
         if site.with_gpus:
             for each in ports.values():
-                load(replace(_workload(WAKE, each, WAKE_S, config), warm_up_s=0.0))
+                wake(each, config)
         for what in options.workloads:
             known: dict[str, dict[str, float]] = {}
             for name, each in ports.items():
-                workload = _workload(what, each, options.seconds, config)
+                workload = workload_of(what, each, options.seconds, config)
                 found = _ask(report, name, f"{name} {what}/s", known, workload, limits_of(config, workload))
                 known |= {name: found} if found else {}
                 code |= not found
@@ -118,8 +125,8 @@ def _ask(
     return mine
 
 
-def _started(stack: ExitStack, names: Sequence[str], site: Site) -> dict[str, list[int]]:
-    """Return the ports of each platform that starts; one that does not is told, and costs no other."""
+def started(stack: ExitStack, names: Sequence[str], site: Site) -> dict[str, list[Front]]:
+    """Return the routers of each platform that starts; one that does not is told, and costs no other."""
     share = {"gpu-memory-share": round(MEMORY_SHARE / len(names), 3)} if site.with_gpus else {}
     each = replace(site, worker_options={**share, **site.worker_options})
     fronts = {
@@ -129,13 +136,19 @@ def _started(stack: ExitStack, names: Sequence[str], site: Site) -> dict[str, li
     found = {}
     for name in names:
         try:
-            found[name] = wait(fronts[name])
+            wait(fronts[name])
+            found[name] = fronts[name]
         except SystemExit as error:
             print(f"{name}: {error}", file=sys.stderr)
     return found
 
 
-def _workload(what: str, ports: Sequence[int], seconds: float, config: ModelConfig) -> Workload:
+def wake(ports: Sequence[int], config: ModelConfig) -> None:
+    """Ask for batches of every size."""
+    load(replace(workload_of(WAKE, ports, WAKE_S, config), warm_up_s=0.0))
+
+
+def workload_of(what: str, ports: Sequence[int], seconds: float, config: ModelConfig) -> Workload:
     """Return the load that `what` names, as in 2000/1000@5."""
     lengths, _, rate = what.partition("@")
     prompt_len, num_tokens = map(int, lengths.split("/"))

@@ -42,6 +42,12 @@ class Workload:
     model: str
     seed: int = 7
     slack_s: float = 40.0  # for what was due last to end
+    prompt_seed: int = 0  # 0: as that of arrivals
+    slo_ms: tuple[float, float] | None = None  # that requests tell: time to the first token, and of each one after it
+
+    def due_s(self) -> list[float]:
+        """Return when requests are due, in seconds from the first."""
+        return list(itertools.takewhile(lambda due_s: due_s < self.warm_up_s + self.seconds, times(self)))
 
 
 @dataclass(slots=True)
@@ -106,7 +112,7 @@ def _apply(event: dict[str, Any], at_s: float, served: Served) -> None:
 
 
 def times(workload: Workload) -> Iterator[float]:
-    """Yield when requests are due, in seconds from the first."""
+    """Yield when requests would be due without an end, in seconds from the first."""
     rng, due_s = random.Random(workload.seed), 0.0
     while True:
         yield due_s
@@ -115,8 +121,15 @@ def times(workload: Workload) -> Iterator[float]:
 
 def bodies(workload: Workload) -> Iterator[bytes]:
     """Yield one request body after the other."""
-    rng = random.Random(workload.seed)
-    options = {"max_tokens": workload.num_tokens, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    rng = random.Random(workload.prompt_seed or workload.seed)
+    options: dict[str, Any] = {
+        "max_tokens": workload.num_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+    if workload.slo_ms:
+        options["slo"] = dict(zip(("ttft_ms", "tpot_ms"), workload.slo_ms, strict=True))
     while True:
         prompt = [rng.randrange(2, workload.vocab_size) for _ in range(workload.prompt_len)]
         yield orjson.dumps({"model": workload.model, "prompt": prompt, "stream": True, **options})
@@ -124,8 +137,7 @@ def bodies(workload: Workload) -> Iterator[bytes]:
 
 async def run(workload: Workload) -> list[Served]:
     """Return what became of the requests that count."""
-    arrivals = list(itertools.takewhile(lambda due_s: due_s < workload.warm_up_s + workload.seconds, times(workload)))
-    asked = list(zip(arrivals, itertools.cycle(workload.ports), bodies(workload)))  # made before: it takes milliseconds
+    asked = list(zip(workload.due_s(), itertools.cycle(workload.ports), bodies(workload)))  # making takes milliseconds
     began_s = time.perf_counter()  # a loop's own clock may tick in milliseconds
     warming: list[Request] = []
     counted: list[Request] = []

@@ -17,7 +17,7 @@ MOST = 8192
 
 @dataclass
 class Machine:
-    """Takes so long for a step, for each token of prompts in it, and for each request that decodes."""
+    """Reads weights for so long, and computes prompts meanwhile; then so long for each request that decodes."""
 
     step_s: float
     token_s: float
@@ -28,7 +28,7 @@ class Machine:
     def step(self, num_decoding: int, num_waiting_tokens: int = MOST) -> tuple[int, float]:
         """Run a step as large as it may be; return how many tokens of prompts it had, and how long it took."""
         cost = min(num_waiting_tokens, self.pace.beside(MOST, num_decoding, self.now_s))
-        took_s = self.step_s + self.token_s * cost + self.row_s * num_decoding
+        took_s = max(self.step_s, self.token_s * cost) + self.row_s * num_decoding
         self.pace.begin(cost, self.now_s, num_decoding)
         self.now_s += took_s
         self.pace.end(self.now_s)

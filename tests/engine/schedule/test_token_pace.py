@@ -62,7 +62,7 @@ class Worker:
         if not cost and not rows:
             return 0
         context = sum(self.requests[room].num_tokens + self.tokens[room] for room in rows)
-        took_s = max(STEP_S, TOKEN_S * cost) if apart else STEP_S + TOKEN_S * cost + CONTEXT_S * context
+        took_s = max(STEP_S, TOKEN_S * (cost + len(rows))) + CONTEXT_S * context
         if self.noise is not None:
             took_s *= self.noise.uniform(1 - NOISE, 1 + NOISE)
         self.pace.begin(cost, self.now_s, len(rows))
@@ -149,17 +149,15 @@ def test_without_requests_that_decode_nothing_bounds_a_step() -> None:
     assert worker.pace.shown(0) == UNBOUNDED
 
 
-@pytest.mark.parametrize("apart", [False, True])
-def test_prompts_do_not_starve_where_there_is_no_slack(apart: bool) -> None:
+def test_prompts_do_not_starve_where_there_is_no_slack() -> None:
     """A step without prompts takes nearly all of the time per token."""
     worker = Worker()
     warm(worker)
     worker.join(running(1, STEP_S * 1.03))
     waits, waited = [], 0
     for _ in range(400):
-        cost = worker.step(MOST, apart=apart)
-        if apart:
-            worker.step(0)
+        cost = worker.step(MOST, apart=True)
+        worker.step(0)
         if cost:
             waits.append(waited)
             waited = 0
@@ -168,6 +166,24 @@ def test_prompts_do_not_starve_where_there_is_no_slack(apart: bool) -> None:
             waited += 1
     assert max(waits) < PATIENCE
     assert len(waits) >= 400 // PATIENCE
+
+
+def test_beside_tokens_prompts_have_what_is_computed_while_weights_are_read() -> None:
+    worker = Worker()
+    warm(worker)
+    worker.join(running(1, STEP_S * 1.03))
+    costs = [worker.step(MOST) for _ in range(400)]
+    assert worker.latest_s <= 0.0
+    assert sum(costs) * TOKEN_S > 0.8 * 400 * STEP_S
+
+
+def test_a_few_free_tokens_do_not_make_long_prompts_look_cheap() -> None:
+    worker = Worker()
+    warm(worker)
+    worker.join(running(1, 0.0045))
+    for _ in range(300):
+        assert worker.step(MOST) * TOKEN_S < 0.005, "they take no longer than the step, or hardly"
+    assert worker.pace.step_parts_s[2] == pytest.approx(TOKEN_S, rel=0.1)
 
 
 def test_who_waited_for_a_step_of_its_own_and_left_holds_up_no_prompts_beside_outputs() -> None:
@@ -225,7 +241,7 @@ def test_what_is_shown_follows_the_slack() -> None:
     first = worker.pace.shown(1)
     for _ in range(50):
         worker.step(0)
-    assert MIN_CHUNK < first < 300 < worker.pace.shown(1)
+    assert MIN_CHUNK < first < 600 < worker.pace.shown(1)
     base_s, slope_s, prompt_s = worker.pace.step_parts_s
     assert base_s == pytest.approx(STEP_S, rel=0.15)
     assert 0 < slope_s < 1e-6

@@ -46,16 +46,22 @@ LEAST_LEFT: Final = 0.01  # of it, for outputs
 SHOWN_BITS: Final = 2  # of a budget that is told to others, who need not hear of each small change
 CONTEXT_BITS: Final = 7  # and of contexts
 TOLD_EVERY: Final = 16  # steps, as to how long their parts take
+COMPUTED: Final = 1.25  # times what reading the weights takes: then a step took as long as its products
 ORIGIN: Final = 1.0  # steps: so much counts, against those that are remembered, that no prompt takes no time
 TOGETHER: Final = 8  # steps without prompts are learned from at once, unless it matters before: they are alike
 
 
 @dataclass(slots=True)
 class _Prompts:
-    """Prompts of one kind: computed beside tokens, or in steps of their own."""
+    """Prompts of one kind: computed beside tokens, or in steps of their own.
+
+    A step reads all weights, and computes meanwhile: it takes the longer of the two (the roofline). Beside tokens,
+    which read the weights anyway, prompts take what their products take beyond `read_s`: nothing, where they are few.
+    """
 
     least: int  # that is worth a step
-    line: StepLine = field(default_factory=lambda: StepLine(ORIGIN))  # the seconds of them
+    line: StepLine = field(default_factory=lambda: StepLine(ORIGIN))  # the seconds of steps but for tokens
+    read_s: float = 0.0  # of reading weights, where tokens need them, too
     num_refused: int = 0  # steps with tokens since they had some of one
     is_refused: bool = False  # they want some of the next, and don't get it
 
@@ -63,7 +69,19 @@ class _Prompts:
         """Return what prompts may cost that take so long."""
         if not self.line.is_known:
             return self.least if seconds > 0 else 0  # to find out
-        return max(0, self.line.work_in(seconds))
+        return max(0, self.line.work_in(seconds + self.read_s))
+
+    def seconds_of(self, cost: int) -> float:
+        """Return how long prompts of such a cost take."""
+        return max(0.0, self.line.at(cost) - self.read_s)
+
+    def learn(self, cost: int, seconds: float) -> None:
+        """A step with prompts of such a cost took so long but for tokens, and with reading the weights.
+
+        Where reading the weights took most of it, products took no longer; it tells more only if they were to.
+        """
+        if seconds > COMPUTED * self.read_s or self.line.at(cost) > seconds:
+            self.line.learn(cost, seconds)
 
     def patient(self, budget: int, wanted: int) -> int:
         """Return what they get where so much would be right: nothing where that is too little, but not for ever."""
@@ -206,14 +224,14 @@ class StepPace:
 
     def _goes_first(self, first: NextPrompt, prompts: _Prompts, tokens_s: float, spare_s: float, now_s: float) -> bool:
         """Whether more is lost when a prompt waits for the time that outputs leave than when they wait for it."""
-        line = self._known(prompts).line
-        work_s = line.at(first.cost)
+        known = self._known(prompts)
+        work_s = known.seconds_of(first.cost)
         if work_s <= spare_s or not now_s + work_s <= first.due_s < math.inf:
             return False
         if first.room == self._favoured:
             return True
         share = 1 - tokens_s / self._deadlines.tightest_s
-        queued_s = line.at(max(first.cost, first.queued))
+        queued_s = known.seconds_of(max(first.cost, first.queued))
         if share > 0 and now_s + (queued_s - spare_s) / share <= first.due_s:
             return False
         most = min(first.num_waiting, int((first.due_s - now_s) / work_s)) if work_s > 0 else 1
@@ -240,10 +258,11 @@ class StepPace:
             self._prompts_s = self._prompts_s * kept + gained_s * prompts_s / took_s
 
     def _known(self, prompts: _Prompts) -> _Prompts:
-        """Return these prompts, or those of the other kind as long as nothing is known of these."""
+        """Return these prompts, by what those of the other kind take as long as nothing is known of these."""
         if prompts.line.is_known:
             return prompts
-        return self._apart if prompts is self._beside else self._beside
+        other = self._apart if prompts is self._beside else self._beside
+        return _Prompts(prompts.least, other.line, prompts.read_s)
 
     def _left(self, num_rows: int, now_s: float) -> tuple[float, float]:
         """Return what the next step with tokens takes without prompts, and how much time is left before it."""
@@ -329,9 +348,9 @@ class StepPace:
             return
         self._learn_tokens()
         if step.num_rows:
-            self._beside.line.learn(step.cost, max(0.0, took_s - self._tokens.at(step.work)))
+            self._beside.learn(step.cost, max(0.0, took_s - self._tokens.at(step.work) + self._beside.read_s))
         else:
-            self._apart.line.learn(step.cost, took_s)
+            self._apart.learn(step.cost, took_s)
         self._note_learned(1)
 
     def _note_learned(self, count: int) -> None:
@@ -359,6 +378,7 @@ class StepPace:
         if not self._tokens.is_known:
             self._beside.line = StepLine(ORIGIN)  # what it has is of whole steps
         self._tokens.learn(self._plain_work / count, self._plain_s / count, count)
+        self._beside.read_s = self._tokens.at(STEP_CONTEXT)
         self._num_plain = self._plain_work = 0
         self._plain_s = 0.0
         self._note_learned(count)
@@ -367,7 +387,7 @@ class StepPace:
         if not num_rows:
             return self._apart.line.at(cost)
         tokens_s = self._tokens.at(work)
-        return tokens_s + self._known(self._beside).line.at(cost) if cost else tokens_s
+        return tokens_s + self._known(self._beside).seconds_of(cost) if cost else tokens_s
 
 
 def _rounded(seconds: float) -> float:
