@@ -276,16 +276,17 @@ def raw_write_files(folder: Path, rows: Any, rows_per_file: int) -> None:
 
 
 def offer_all(tier: SharedTier, num_pages: int) -> None:
-    """Give all pages, a few runs at a time."""
+    """Give all pages, as many runs at once as find a place."""
     ids, size = ids_of(num_pages), tier.run_pages
     pages = np.arange(num_pages, dtype=np.int32)
-    for number, start in enumerate(range(0, num_pages, size), 1):
-        tier.offer(pages[start : start + size], ids[start : start + size])
-        if number % page_objects.NUM_BUFFERS == 0:
-            tier.finish_writes()
-    tier.finish_writes()
+    todo = [slice(start, start + size) for start in range(0, num_pages, size)]
+    while todo:
+        for part in todo[: page_objects.NUM_BUFFERS]:
+            tier.offer(pages[part], ids[part])
+        tier.finish_writes()
+        todo = [part for part in todo if tier.lacks(ids[part][-1].name)]
     tier.restored()
-    assert tier.counts.written.num_pages == num_pages, tier.counts
+    assert tier.counts.num_pages == num_pages, tier.counts
 
 
 def measure_first_token(report: Report, folder: Path, num_prompts: int) -> None:

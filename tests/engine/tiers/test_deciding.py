@@ -109,7 +109,7 @@ def test_a_doorkeeper_lets_in_what_comes_again_or_is_long_and_forgets() -> None:
         (16, 2**25, 1),
         (64, 1000, 4),
         (512, 1000, 1),
-        (12, 1000, 16),
+        (12, 900, 16),
     ],
 )
 def test_a_run_has_256_tokens_or_8_mib_or_a_page(page_size: int, record_nbytes: int, expected: int) -> None:
