@@ -272,6 +272,23 @@ def test_who_computes_sooner_than_a_store_answers_does_not_ask(new_life: NewLife
     assert life.shared.asked.num_lookups == 0
 
 
+def test_an_answer_that_nobody_hears_at_once_did_not_take_longer(new_life: NewLife) -> None:
+    one_life(new_life())
+    now_s = [0.0]
+    life = new_life(clock=lambda: now_s[0])
+    know_the_store(life)
+    request = life.request(TEXT)
+    assert not life.cache.admit(request)
+    waited = threading.Event()
+    while not life.objects.asker._done:
+        waited.wait(0.001)
+    now_s[0] = 0.9
+    life.shared.restored()
+    assert request.lookup is not None
+    assert request.lookup.is_answered
+    assert life.shared.look_up_s < 0.1
+
+
 def test_a_short_text_is_given_when_it_is_used_again(new_life: NewLife, store: OddStore) -> None:
     life = new_life()
     one_life(life, num_uses=1)

@@ -44,6 +44,7 @@ class Question:
     lookup: Lookup
     search: RunSearch
     begun_s: float
+    took_s: float = 0.0  # until the last answer came, whoever hears of it when
     error: str = ""
     num_open: int = 0  # objects whose answers are out
     answers: list[tuple[int, bool]] = field(default_factory=list)
@@ -99,8 +100,7 @@ class ObjectAsker:
             del self._open[question]
             self.counts.num_failed += bool(question.error)
             self.counts.num_runs += question.search.num_found
-            took_s = self._clock() - question.begun_s
-            self.usual_s = SHARE_KEPT * (self.usual_s or took_s) + (1 - SHARE_KEPT) * took_s
+            self.usual_s = SHARE_KEPT * (self.usual_s or question.took_s) + (1 - SHARE_KEPT) * question.took_s
             question.lookup.is_answered = True
         return done
 
@@ -147,6 +147,7 @@ class ObjectAsker:
         question.search.tell(question.answers)
         question.answers.clear()
         if question.search.is_over or question.error:
+            question.took_s = self._clock() - question.begun_s
             self._done.append(question)
             os.eventfd_write(self._wake, 1)
         else:
