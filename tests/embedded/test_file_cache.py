@@ -60,8 +60,9 @@ def test_a_folder_that_cannot_be_used_is_said_at_the_start(tiny_folder: Path, tm
 
 
 def test_what_one_engine_has_computed_another_takes_from_a_store(tiny_folder: Path, tmp_path: Path) -> None:
+    """In small steps, so that computing takes long against asking, however busy the machine is."""
     pytest.importorskip("obstore", reason="comes with diptych[store]")
-    shared = replace(OPTIONS, shared_cache=f"file://{tmp_path}/kv", shared_cache_mib=64)
+    shared = replace(OPTIONS, max_step_tokens=8, shared_cache=f"file://{tmp_path}/kv", shared_cache_mib=64)
     with Engine(str(tiny_folder), shared) as engine:
         expected = answers(engine)
         assert answers(engine) == expected
