@@ -85,7 +85,7 @@ class RankedFiles:
             self._has_kept = False
 
     def forget(self, ids: Sequence[PageId]) -> None:
-        self._log.append(rank_pb2.RankEntry(forget=ids_to_bytes(ids)))
+        self._log.append(rank_pb2.RankEntry(forget_pages=ids_to_bytes(ids)))
         self._own.forget(ids)
 
     def load(self, number: int, ids: Sequence[PageId], pages: Pages) -> None:

@@ -164,8 +164,8 @@ def _apply_to_files(entry: rank_pb2.RankEntry, files: RankFiles) -> bool:
             files.keep(entry.keep)
         case "load":
             files.load(entry.load)
-        case "forget":
-            files.forget(entry.forget)
+        case "forget_pages":
+            files.forget(entry.forget_pages)
         case _:
             return False
     return True
