@@ -73,6 +73,9 @@ class Rounded:
     def tokenizer(self) -> Tokenizer:
         return self._source.tokenizer()
 
+    def next_layer(self) -> ModelSource:
+        return self._source.next_layer()
+
     def tensors(self) -> Iterator[tuple[str, Stored]]:
         yield from self._tensors
 

@@ -29,6 +29,9 @@ class Int4Model:
     def tokenizer(self) -> Tokenizer:
         return self._source.tokenizer()
 
+    def next_layer(self) -> ModelSource:
+        return self._source.next_layer()
+
     def tensors(self) -> Iterator[tuple[str, Stored]]:
         for name, tensor in self._source.tensors():
             is_layer = ".layers." in name and isinstance(tensor, np.ndarray) and tensor.ndim == 2

@@ -104,6 +104,7 @@ PARTS: Final = (
     _table("peers", 100, "peers.py"),
     _table("engines", 580, "whole_engines.py --budget-s 560"),
     _table("pd", 480, "pd.py", num_gpus=2),
+    _table("cells", 580, "pd_cells.py --keep=dist/gpu/cells", num_gpus=2),
     _table("transfer", 400, "kv_transfer.py", num_gpus=2),
     _table("layouts", 300, "kv_layouts.py", num_gpus=2),
     _table("ttft_mover", 120, "kv_ttft.py --path mover", num_gpus=2),

@@ -52,6 +52,7 @@ CELLS: Final[Mapping[str, tuple[tuple[float, float], ...]]] = {  # SLOs in ms, b
 }
 TINY_CELLS: Final = {"64/16@4": ((1000.0, 100.0),)}
 OTHERS: Final = ("1P1D", "replicas")
+AT_ONCE: Final = (("1P1D", "adaptive"), ("replicas",))  # started together: three would have too few pages each
 FIT: Final = ("--max-prompt", "8192", "--max-clients", "64")
 TINY_FIT: Final = ("--max-prompt", "512", "--max-clients", "4")
 FIT_S: Final = 150.0
@@ -127,16 +128,27 @@ def fit(front: Front, options: Namespace) -> None:
 def measure(options: Namespace, site: Site, config: ModelConfig) -> int:
     """Keep what the platforms served. Return 1 if one did not start."""
     options.keep.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack, (options.keep / REQUESTS).open("a") as file, (options.keep / LOG).open("a") as log:
-        platforms = started(stack, options.platforms, site)
-        for fronts in platforms.values():
-            wake([front.http_port for front in fronts], config)
-        if "replicas" in platforms:  # whose steps have prompts and outputs
-            fit(platforms["replicas"][0], options)
-        for run, steps in measured(options, config, platforms):
-            print(json.dumps(asdict(run)), file=file, flush=True)
-            print(json.dumps(steps), file=log, flush=True)
-    return int(len(platforms) < len(options.platforms))
+    code = 0
+    with (options.keep / REQUESTS).open("w") as file, (options.keep / LOG).open("w") as log:
+        for names in AT_ONCE:
+            wanted = [name for name in names if name in options.platforms]
+            with ExitStack() as stack:
+                platforms = started(stack, wanted, site)
+                code |= len(platforms) < len(wanted)
+                for run, steps in _measured_awake(options, config, platforms):
+                    print(json.dumps(asdict(run)), file=file, flush=True)
+                    print(json.dumps(steps), file=log, flush=True)
+    return code
+
+
+def _measured_awake(
+    options: Namespace, config: ModelConfig, platforms: Mapping[str, Sequence[Front]]
+) -> Iterator[tuple[Run, Mapping[str, Any]]]:
+    for fronts in platforms.values():
+        wake([front.http_port for front in fronts], config)
+    if "replicas" in platforms:  # whose steps have prompts and outputs
+        fit(platforms["replicas"][0], options)
+    yield from measured(options, config, platforms)
 
 
 def kept_runs(folder: Path) -> list[Run]:
@@ -216,7 +228,7 @@ def arguments_of() -> Namespace:
     parser.add_argument("--platforms", nargs="+", choices=PLATFORMS, default=[*OTHERS, "adaptive"])
     parser.add_argument("--loads", nargs="+", choices=CELLS, help="of those with cells; all without")
     parser.add_argument("--seconds", type=float, default=14.0, help="in which requests count")
-    parser.add_argument("--keep", type=Path, help="folder for what was learned and measured; runs are added to it")
+    parser.add_argument("--keep", type=Path, help="folder for what is learned and measured")
     parser.add_argument("--replay", type=Path, help="folder that was kept")
     options = parser.parse_args()
     if (options.keep is None) == (options.replay is None):
@@ -233,7 +245,9 @@ def main() -> int:
     with model_folder(CONFIG if on_gpus else {**CONFIG, **TINY, **TINY_HEADS}) as folder:
         flags: Mapping[str, Any] = GPU_OPTIONS if on_gpus else CPU_OPTIONS
         site = Site(str(folder), flags, with_gpus=on_gpus)
-        return measure(options, site, open_model(str(folder), "dummy").config)
+        code = measure(options, site, open_model(str(folder), "dummy").config)
+    replay(options.keep, options.json)
+    return code
 
 
 if __name__ == "__main__":

@@ -357,11 +357,13 @@ DIFFERENT: dict[str, dict[str, Any]] = {
     "qwen3_next": HYBRID | {"moe": GATED_MOE},
     "qwen3_5_text": HYBRID,
     "qwen3_5_moe_text": HYBRID | {"moe": GATED_MOE, "ffn_size": 48},
-    "deepseek_v3": LATENT_ATTENTION | {"moe": SIGMOID_MOE},
+    "deepseek_v3": LATENT_ATTENTION | {"moe": SIGMOID_MOE, "num_next_layers": 1},
     "deepseek_v32": LATENT_ATTENTION | {"moe": SIGMOID_MOE, "indexer": Indexer(4, 32, 64, False, (0, 1))},
     "glm_moe_dsa": LATENT_ATTENTION | {"moe": SIGMOID_MOE, "indexer": Indexer(4, 32, 64, True, (0, 1))},
-    "glm4_moe": {"head_dim": 32, "rope": Rope(1e6, 16), "qkv_bias": True, "qk_norm": "heads", "moe": SIGMOID_MOE},
-    "glm4_moe_lite": LATENT_ATTENTION | {"moe": replace(SIGMOID_MOE, dense_layers=frozenset({1}))},
+    "glm4_moe": {"head_dim": 32, "rope": Rope(1e6, 16), "qkv_bias": True, "qk_norm": "heads", "moe": SIGMOID_MOE}
+    | {"num_next_layers": 1},
+    "glm4_moe_lite": LATENT_ATTENTION
+    | {"moe": replace(SIGMOID_MOE, dense_layers=frozenset({1})), "num_next_layers": 1},
     "kimi_linear": LATENT_ATTENTION
     | {
         "rope": replace(Rope.still(16), start=32),

@@ -30,7 +30,9 @@ MAX_GROWTH = 1 << 20  # bytes
 
 NOTES: list[Note] = [
     PagesReady(ROOM, (3, 4), (1, 9), 16, 40, 16, 2**64 - 1),
-    HandOff(ROOM, 7, "stop", 2, (1, 9), 16, (HandedGroup("tokens", 16, 40, 1), HandedGroup("window", 32, 40, 1))),
+    HandOff(
+        ROOM, 7, "stop", 2, (1, 9), 16, (HandedGroup("tokens", 16, 40, 1), HandedGroup("window", 32, 40, 1)), b"\1\0"
+    ),
     Ack(ROOM),
     Abort(ROOM, worker_pb2.ERROR_CODE_DEADLINE, "too late"),
     AbortAck(ROOM),

@@ -61,6 +61,7 @@ def encode(note: Note, *, sender: int, target: int) -> bytes:
             wire.hand_off.generations.extend(note.generations)
             wire.hand_off.cached_tokens = note.cached_tokens
             wire.hand_off.groups.extend(map(_group_to_wire, note.groups))
+            wire.hand_off.row = note.row
         case Ack():
             wire.ack.SetInParent()
         case Abort():
@@ -152,7 +153,7 @@ def _body(wire: transfer_pb2.TransferNote) -> Note:
             finish = _FINISH_FROM_WIRE[note.finish_reason]
             echo = tuple(note.generations)
             groups = tuple(map(_group_from_wire, note.groups))
-            return HandOff(room, note.first_token, finish, note.num_pages, echo, note.cached_tokens, groups)
+            return HandOff(room, note.first_token, finish, note.num_pages, echo, note.cached_tokens, groups, note.row)
         case "ack":
             return Ack(room)
         case "abort":

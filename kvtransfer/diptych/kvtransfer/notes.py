@@ -47,6 +47,7 @@ class HandOff:
     generations: tuple[int, ...]  # echo of the grant
     cached_tokens: int
     groups: tuple[HandedGroup, ...] = ()  # in the order of the grant
+    row: bytes = b""  # the hidden row of the prompt's last token, bfloat16, for draft layers that join it
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from diptych.v1 import bootstrap_pb2 as diptych_dot_v1_dot_bootstrap__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x64iptych/v1/admin.proto\x12\ndiptych.v1\x1a\x1a\x64iptych/v1/bootstrap.proto\"B\n\x0fLoadLoraRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04path\x18\x03 \x01(\t\"P\n\x10LoadLoraResponse\x12(\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x17.diptych.v1.LoraAdapter\x12\x12\n\nwas_loaded\x18\x02 \x01(\x08\"6\n\x11UnloadLoraRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06\x12\x0c\n\x04name\x18\x02 \x01(\t\"\x14\n\x12UnloadLoraResponse\"\'\n\x10ListLorasRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06\">\n\x11ListLorasResponse\x12)\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32\x17.diptych.v1.LoraAdapter\"L\n\x14UpdateWeightsRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06\x12\r\n\x05model\x18\x02 \x01(\t\x12\x10\n\x08\x64rain_ms\x18\x03 \x01(\r\"M\n\x0c\x44rainRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06\x12\x18\n\x0b\x64\x65\x61\x64line_ms\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\x0e\n\x0c_deadline_ms\"\x0f\n\rDrainResponse\"i\n\x0eSetRoleRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06\x12\x1e\n\x04role\x18\x02 \x01(\x0e\x32\x10.diptych.v1.Role\x12\x15\n\x08\x64rain_ms\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x0b\n\t_drain_ms\"M\n\x0fSetRoleResponse\x12\'\n\rprevious_role\x18\x01 \x01(\x0e\x32\x10.diptych.v1.Role\x12\x11\n\tnot_ready\x18\x02 \x01(\t\"8\n\x12SetLogLevelRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06\x12\r\n\x05level\x18\x02 \x01(\t\"-\n\x13SetLogLevelResponse\x12\x16\n\x0eprevious_level\x18\x01 \x01(\t\"\\\n\x15UpdateWeightsResponse\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x19\n\x11previous_model_id\x18\x02 \x01(\t\x12\x16\n\x0eprevious_model\x18\x03 \x01(\t\"\xad\x02\n\x0c\x41\x64minCommand\x12\r\n\x05query\x18\x01 \x01(\x04\x12\x30\n\tload_lora\x18\x02 \x01(\x0b\x32\x1b.diptych.v1.LoadLoraRequestH\x00\x12\x34\n\x0bunload_lora\x18\x03 \x01(\x0b\x32\x1d.diptych.v1.UnloadLoraRequestH\x00\x12\x35\n\x0fprepare_weights\x18\x04 \x01(\x0b\x32\x1a.diptych.v1.PrepareWeightsH\x00\x12\x33\n\x0eswitch_weights\x18\x05 \x01(\x0b\x32\x19.diptych.v1.SwitchWeightsH\x00\x12/\n\x0c\x64rop_weights\x18\x06 \x01(\x0b\x32\x17.diptych.v1.DropWeightsH\x00\x42\t\n\x07\x63ommand\"\xf1\x01\n\x0b\x41\x64minAnswer\x12\r\n\x05query\x18\x01 \x01(\x04\x12\x13\n\x0bgrpc_status\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x31\n\tload_lora\x18\x04 \x01(\x0b\x32\x1c.diptych.v1.LoadLoraResponseH\x00\x12\x35\n\x0bunload_lora\x18\x05 \x01(\x0b\x32\x1e.diptych.v1.UnloadLoraResponseH\x00\x12\x39\n\x0eswitch_weights\x18\x06 \x01(\x0b\x32\x1f.diptych.v1.SwitchWeightsResultH\x00\x42\x08\n\x06result\"\x1f\n\x0ePrepareWeights\x12\r\n\x05model\x18\x01 \x01(\t\"\x0f\n\rSwitchWeights\"\r\n\x0b\x44ropWeights\"\x82\x01\n\x13SwitchWeightsResult\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x19\n\x11previous_model_id\x18\x03 \x01(\t\x12\x16\n\x0eprevious_model\x18\x04 \x01(\t\x12 \n\x05terms\x18\x05 \x01(\x0b\x32\x11.diptych.v1.TermsJ\x04\x08\x02\x10\x03\x32\x93\x04\n\x0bWorkerAdmin\x12\x45\n\x08LoadLora\x12\x1b.diptych.v1.LoadLoraRequest\x1a\x1c.diptych.v1.LoadLoraResponse\x12K\n\nUnloadLora\x12\x1d.diptych.v1.UnloadLoraRequest\x1a\x1e.diptych.v1.UnloadLoraResponse\x12H\n\tListLoras\x12\x1c.diptych.v1.ListLorasRequest\x1a\x1d.diptych.v1.ListLorasResponse\x12T\n\rUpdateWeights\x12 .diptych.v1.UpdateWeightsRequest\x1a!.diptych.v1.UpdateWeightsResponse\x12<\n\x05\x44rain\x12\x18.diptych.v1.DrainRequest\x1a\x19.diptych.v1.DrainResponse\x12\x42\n\x07SetRole\x12\x1a.diptych.v1.SetRoleRequest\x1a\x1b.diptych.v1.SetRoleResponse\x12N\n\x0bSetLogLevel\x12\x1e.diptych.v1.SetLogLevelRequest\x1a\x1f.diptych.v1.SetLogLevelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x64iptych/v1/admin.proto\x12\ndiptych.v1\x1a\x1a\x64iptych/v1/bootstrap.proto\"B\n\x0fLoadLoraRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04path\x18\x03 \x01(\t\"P\n\x10LoadLoraResponse\x12(\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x17.diptych.v1.LoraAdapter\x12\x12\n\nwas_loaded\x18\x02 \x01(\x08\"6\n\x11UnloadLoraRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06\x12\x0c\n\x04name\x18\x02 \x01(\t\"\x14\n\x12UnloadLoraResponse\"\'\n\x10ListLorasRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06\">\n\x11ListLorasResponse\x12)\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32\x17.diptych.v1.LoraAdapter\"\xcf\x01\n\x14UpdateWeightsRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06\x12\r\n\x05model\x18\x02 \x01(\t\x12\x10\n\x08\x64rain_ms\x18\x03 \x01(\r\x12\x10\n\x08in_place\x18\x04 \x01(\x08\x12\r\n\x05\x66iles\x18\x05 \x03(\t\x12\x0f\n\x07version\x18\x06 \x01(\t\x12\x12\n\nmore_comes\x18\x07 \x01(\x08\x12\r\n\x05group\x18\x08 \x01(\t\x12,\n\x07tensors\x18\t \x03(\x0b\x32\x1b.diptych.v1.AnnouncedTensor\"M\n\x0c\x44rainRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06\x12\x18\n\x0b\x64\x65\x61\x64line_ms\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\x0e\n\x0c_deadline_ms\"\x0f\n\rDrainResponse\"i\n\x0eSetRoleRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06\x12\x1e\n\x04role\x18\x02 \x01(\x0e\x32\x10.diptych.v1.Role\x12\x15\n\x08\x64rain_ms\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x0b\n\t_drain_ms\"M\n\x0fSetRoleResponse\x12\'\n\rprevious_role\x18\x01 \x01(\x0e\x32\x10.diptych.v1.Role\x12\x11\n\tnot_ready\x18\x02 \x01(\t\"8\n\x12SetLogLevelRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06\x12\r\n\x05level\x18\x02 \x01(\t\"-\n\x13SetLogLevelResponse\x12\x16\n\x0eprevious_level\x18\x01 \x01(\t\"~\n\x15UpdateWeightsResponse\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x19\n\x11previous_model_id\x18\x02 \x01(\t\x12\x16\n\x0eprevious_model\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x0f\n\x07lacking\x18\x05 \x03(\t\"\xf6\x04\n\x0c\x41\x64minCommand\x12\r\n\x05query\x18\x01 \x01(\x04\x12\x30\n\tload_lora\x18\x02 \x01(\x0b\x32\x1b.diptych.v1.LoadLoraRequestH\x00\x12\x34\n\x0bunload_lora\x18\x03 \x01(\x0b\x32\x1d.diptych.v1.UnloadLoraRequestH\x00\x12\x35\n\x0fprepare_weights\x18\x04 \x01(\x0b\x32\x1a.diptych.v1.PrepareWeightsH\x00\x12\x33\n\x0eswitch_weights\x18\x05 \x01(\x0b\x32\x19.diptych.v1.SwitchWeightsH\x00\x12/\n\x0c\x64rop_weights\x18\x06 \x01(\x0b\x32\x17.diptych.v1.DropWeightsH\x00\x12\x32\n\rcheck_weights\x18\x07 \x01(\x0b\x32\x19.diptych.v1.WeightsChangeH\x00\x12\x31\n\rclose_weights\x18\x08 \x01(\x0b\x32\x18.diptych.v1.CloseWeightsH\x00\x12\x34\n\x0freplace_weights\x18\t \x01(\x0b\x32\x19.diptych.v1.WeightsChangeH\x00\x12/\n\x0copen_weights\x18\n \x01(\x0b\x32\x17.diptych.v1.OpenWeightsH\x00\x12+\n\njoin_group\x18\x0b \x01(\x0b\x32\x15.diptych.v1.JoinGroupH\x00\x12\x15\n\x0bleave_group\x18\x0c \x01(\tH\x00\x12\x35\n\x0frelease_weights\x18\r \x01(\x0b\x32\x1a.diptych.v1.ReleaseWeightsH\x00\x42\t\n\x07\x63ommand\"\xf1\x01\n\x0b\x41\x64minAnswer\x12\r\n\x05query\x18\x01 \x01(\x04\x12\x13\n\x0bgrpc_status\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x31\n\tload_lora\x18\x04 \x01(\x0b\x32\x1c.diptych.v1.LoadLoraResponseH\x00\x12\x35\n\x0bunload_lora\x18\x05 \x01(\x0b\x32\x1e.diptych.v1.UnloadLoraResponseH\x00\x12\x39\n\x0eswitch_weights\x18\x06 \x01(\x0b\x32\x1f.diptych.v1.SwitchWeightsResultH\x00\x42\x08\n\x06result\"0\n\x0ePrepareWeights\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"\x0f\n\rSwitchWeights\"\r\n\x0b\x44ropWeights\"\x8f\x01\n\rWeightsChange\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05\x66iles\x18\x02 \x03(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x12\n\nmore_comes\x18\x04 \x01(\x08\x12\r\n\x05group\x18\x05 \x01(\t\x12,\n\x07tensors\x18\x06 \x03(\x0b\x32\x1b.diptych.v1.AnnouncedTensor\"=\n\x0f\x41nnouncedTensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\"n\n\tJoinGroup\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0c\n\x04port\x18\x03 \x01(\r\x12\x12\n\nfirst_rank\x18\x04 \x01(\r\x12\x12\n\nworld_size\x18\x05 \x01(\r\x12\x0f\n\x07\x62\x61\x63kend\x18\x06 \x01(\t\"\x0e\n\x0c\x43loseWeights\"\x10\n\x0eReleaseWeights\"\r\n\x0bOpenWeights\"\xa4\x01\n\x13SwitchWeightsResult\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x19\n\x11previous_model_id\x18\x03 \x01(\t\x12\x16\n\x0eprevious_model\x18\x04 \x01(\t\x12 \n\x05terms\x18\x05 \x01(\x0b\x32\x11.diptych.v1.Terms\x12\x0f\n\x07version\x18\x06 \x01(\t\x12\x0f\n\x07lacking\x18\x07 \x03(\tJ\x04\x08\x02\x10\x03\x32\x93\x04\n\x0bWorkerAdmin\x12\x45\n\x08LoadLora\x12\x1b.diptych.v1.LoadLoraRequest\x1a\x1c.diptych.v1.LoadLoraResponse\x12K\n\nUnloadLora\x12\x1d.diptych.v1.UnloadLoraRequest\x1a\x1e.diptych.v1.UnloadLoraResponse\x12H\n\tListLoras\x12\x1c.diptych.v1.ListLorasRequest\x1a\x1d.diptych.v1.ListLorasResponse\x12T\n\rUpdateWeights\x12 .diptych.v1.UpdateWeightsRequest\x1a!.diptych.v1.UpdateWeightsResponse\x12<\n\x05\x44rain\x12\x18.diptych.v1.DrainRequest\x1a\x19.diptych.v1.DrainResponse\x12\x42\n\x07SetRole\x12\x1a.diptych.v1.SetRoleRequest\x1a\x1b.diptych.v1.SetRoleResponse\x12N\n\x0bSetLogLevel\x12\x1e.diptych.v1.SetLogLevelRequest\x1a\x1f.diptych.v1.SetLogLevelResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,34 +44,46 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTLORASREQUEST']._serialized_end=333
   _globals['_LISTLORASRESPONSE']._serialized_start=335
   _globals['_LISTLORASRESPONSE']._serialized_end=397
-  _globals['_UPDATEWEIGHTSREQUEST']._serialized_start=399
-  _globals['_UPDATEWEIGHTSREQUEST']._serialized_end=475
-  _globals['_DRAINREQUEST']._serialized_start=477
-  _globals['_DRAINREQUEST']._serialized_end=554
-  _globals['_DRAINRESPONSE']._serialized_start=556
-  _globals['_DRAINRESPONSE']._serialized_end=571
-  _globals['_SETROLEREQUEST']._serialized_start=573
-  _globals['_SETROLEREQUEST']._serialized_end=678
-  _globals['_SETROLERESPONSE']._serialized_start=680
-  _globals['_SETROLERESPONSE']._serialized_end=757
-  _globals['_SETLOGLEVELREQUEST']._serialized_start=759
-  _globals['_SETLOGLEVELREQUEST']._serialized_end=815
-  _globals['_SETLOGLEVELRESPONSE']._serialized_start=817
-  _globals['_SETLOGLEVELRESPONSE']._serialized_end=862
-  _globals['_UPDATEWEIGHTSRESPONSE']._serialized_start=864
-  _globals['_UPDATEWEIGHTSRESPONSE']._serialized_end=956
-  _globals['_ADMINCOMMAND']._serialized_start=959
-  _globals['_ADMINCOMMAND']._serialized_end=1260
-  _globals['_ADMINANSWER']._serialized_start=1263
-  _globals['_ADMINANSWER']._serialized_end=1504
-  _globals['_PREPAREWEIGHTS']._serialized_start=1506
-  _globals['_PREPAREWEIGHTS']._serialized_end=1537
-  _globals['_SWITCHWEIGHTS']._serialized_start=1539
-  _globals['_SWITCHWEIGHTS']._serialized_end=1554
-  _globals['_DROPWEIGHTS']._serialized_start=1556
-  _globals['_DROPWEIGHTS']._serialized_end=1569
-  _globals['_SWITCHWEIGHTSRESULT']._serialized_start=1572
-  _globals['_SWITCHWEIGHTSRESULT']._serialized_end=1702
-  _globals['_WORKERADMIN']._serialized_start=1705
-  _globals['_WORKERADMIN']._serialized_end=2236
+  _globals['_UPDATEWEIGHTSREQUEST']._serialized_start=400
+  _globals['_UPDATEWEIGHTSREQUEST']._serialized_end=607
+  _globals['_DRAINREQUEST']._serialized_start=609
+  _globals['_DRAINREQUEST']._serialized_end=686
+  _globals['_DRAINRESPONSE']._serialized_start=688
+  _globals['_DRAINRESPONSE']._serialized_end=703
+  _globals['_SETROLEREQUEST']._serialized_start=705
+  _globals['_SETROLEREQUEST']._serialized_end=810
+  _globals['_SETROLERESPONSE']._serialized_start=812
+  _globals['_SETROLERESPONSE']._serialized_end=889
+  _globals['_SETLOGLEVELREQUEST']._serialized_start=891
+  _globals['_SETLOGLEVELREQUEST']._serialized_end=947
+  _globals['_SETLOGLEVELRESPONSE']._serialized_start=949
+  _globals['_SETLOGLEVELRESPONSE']._serialized_end=994
+  _globals['_UPDATEWEIGHTSRESPONSE']._serialized_start=996
+  _globals['_UPDATEWEIGHTSRESPONSE']._serialized_end=1122
+  _globals['_ADMINCOMMAND']._serialized_start=1125
+  _globals['_ADMINCOMMAND']._serialized_end=1755
+  _globals['_ADMINANSWER']._serialized_start=1758
+  _globals['_ADMINANSWER']._serialized_end=1999
+  _globals['_PREPAREWEIGHTS']._serialized_start=2001
+  _globals['_PREPAREWEIGHTS']._serialized_end=2049
+  _globals['_SWITCHWEIGHTS']._serialized_start=2051
+  _globals['_SWITCHWEIGHTS']._serialized_end=2066
+  _globals['_DROPWEIGHTS']._serialized_start=2068
+  _globals['_DROPWEIGHTS']._serialized_end=2081
+  _globals['_WEIGHTSCHANGE']._serialized_start=2084
+  _globals['_WEIGHTSCHANGE']._serialized_end=2227
+  _globals['_ANNOUNCEDTENSOR']._serialized_start=2229
+  _globals['_ANNOUNCEDTENSOR']._serialized_end=2290
+  _globals['_JOINGROUP']._serialized_start=2292
+  _globals['_JOINGROUP']._serialized_end=2402
+  _globals['_CLOSEWEIGHTS']._serialized_start=2404
+  _globals['_CLOSEWEIGHTS']._serialized_end=2418
+  _globals['_RELEASEWEIGHTS']._serialized_start=2420
+  _globals['_RELEASEWEIGHTS']._serialized_end=2436
+  _globals['_OPENWEIGHTS']._serialized_start=2438
+  _globals['_OPENWEIGHTS']._serialized_end=2451
+  _globals['_SWITCHWEIGHTSRESULT']._serialized_start=2454
+  _globals['_SWITCHWEIGHTSRESULT']._serialized_end=2618
+  _globals['_WORKERADMIN']._serialized_start=2621
+  _globals['_WORKERADMIN']._serialized_end=3152
 # @@protoc_insertion_point(module_scope)

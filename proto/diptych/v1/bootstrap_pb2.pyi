@@ -154,7 +154,7 @@ class Terms(_message.Message):
     def __init__(self, weights: _Optional[str] = ..., vocab_size: _Optional[int] = ..., kv_shape: _Optional[str] = ..., kv_backend: _Optional[str] = ..., oldest_protocol: _Optional[int] = ..., newest_protocol: _Optional[int] = ..., features: _Optional[int] = ..., required_features: _Optional[int] = ...) -> None: ...
 
 class Instance(_message.Message):
-    __slots__ = ("instance_id", "role", "address", "model_id", "compat", "state", "transfer", "load", "version", "context_len", "dp_rank", "loras", "started_as", "paused", "not_ready", "metrics_address", "terms", "sequence", "started_unix_ns", "pool", "pod")
+    __slots__ = ("instance_id", "role", "address", "model_id", "compat", "state", "transfer", "load", "version", "context_len", "dp_rank", "loras", "started_as", "paused", "not_ready", "metrics_address", "terms", "sequence", "started_unix_ns", "pool", "pod", "weights_version")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -176,6 +176,7 @@ class Instance(_message.Message):
     STARTED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     POD_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_VERSION_FIELD_NUMBER: _ClassVar[int]
     instance_id: int
     role: Role
     address: str
@@ -197,7 +198,8 @@ class Instance(_message.Message):
     started_unix_ns: int
     pool: str
     pod: str
-    def __init__(self, instance_id: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., model_id: _Optional[str] = ..., compat: _Optional[str] = ..., state: _Optional[_Union[InstanceState, str]] = ..., transfer: _Optional[_Union[TransferInfo, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., version: _Optional[str] = ..., context_len: _Optional[int] = ..., dp_rank: _Optional[int] = ..., loras: _Optional[_Iterable[_Union[LoraAdapter, _Mapping]]] = ..., started_as: _Optional[str] = ..., paused: _Optional[bool] = ..., not_ready: _Optional[str] = ..., metrics_address: _Optional[str] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ..., sequence: _Optional[int] = ..., started_unix_ns: _Optional[int] = ..., pool: _Optional[str] = ..., pod: _Optional[str] = ...) -> None: ...
+    weights_version: str
+    def __init__(self, instance_id: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., model_id: _Optional[str] = ..., compat: _Optional[str] = ..., state: _Optional[_Union[InstanceState, str]] = ..., transfer: _Optional[_Union[TransferInfo, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., version: _Optional[str] = ..., context_len: _Optional[int] = ..., dp_rank: _Optional[int] = ..., loras: _Optional[_Iterable[_Union[LoraAdapter, _Mapping]]] = ..., started_as: _Optional[str] = ..., paused: _Optional[bool] = ..., not_ready: _Optional[str] = ..., metrics_address: _Optional[str] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ..., sequence: _Optional[int] = ..., started_unix_ns: _Optional[int] = ..., pool: _Optional[str] = ..., pod: _Optional[str] = ..., weights_version: _Optional[str] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("sequence", "instance")

@@ -67,20 +67,22 @@ class PagesReady(_message.Message):
     def __init__(self, pages: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ..., cached_prefix_len: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., page_size: _Optional[int] = ..., prompt_hash: _Optional[int] = ...) -> None: ...
 
 class HandOff(_message.Message):
-    __slots__ = ("first_token", "finish_reason", "num_pages", "generations", "cached_tokens", "groups")
+    __slots__ = ("first_token", "finish_reason", "num_pages", "generations", "cached_tokens", "groups", "row")
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
+    ROW_FIELD_NUMBER: _ClassVar[int]
     first_token: int
     finish_reason: _inference_pb2.FinishReason
     num_pages: int
     generations: _containers.RepeatedScalarFieldContainer[int]
     cached_tokens: int
     groups: _containers.RepeatedCompositeFieldContainer[HandedGroup]
-    def __init__(self, first_token: _Optional[int] = ..., finish_reason: _Optional[_Union[_inference_pb2.FinishReason, str]] = ..., num_pages: _Optional[int] = ..., generations: _Optional[_Iterable[int]] = ..., cached_tokens: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[HandedGroup, _Mapping]]] = ...) -> None: ...
+    row: bytes
+    def __init__(self, first_token: _Optional[int] = ..., finish_reason: _Optional[_Union[_inference_pb2.FinishReason, str]] = ..., num_pages: _Optional[int] = ..., generations: _Optional[_Iterable[int]] = ..., cached_tokens: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[HandedGroup, _Mapping]]] = ..., row: _Optional[bytes] = ...) -> None: ...
 
 class HandedGroup(_message.Message):
     __slots__ = ("kind", "first_token", "end_token", "num_pages")

@@ -230,6 +230,8 @@ class ModelConfig:
     fp8_weights: bool = False  # as they are stored: GPUs quantise what they multiply them by
     keeps_all: bool = False  # layers with a window keep all tokens of a request, too; see `page_groups`
     draft: DraftLayers | None = None  # that worker and peers agree on; None: pages hold nothing of another model
+    num_next_layers: int = 0  # that a checkpoint has behind these layers, and that predict further tokens
+    joins_rows: bool = False  # a token begins with its embedding and the hidden row before it: see `next_layer`
 
     @property
     def score_scale(self) -> float:

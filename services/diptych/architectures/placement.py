@@ -63,6 +63,7 @@ class Family:
     learned: str | None = None  # a tensor, not placed, that says more of the configuration:
     with_learned: Callable[[ModelConfig, Array], ModelConfig] = lambda config, _: config
     aliases: tuple[str, ...] = ()  # other names of the architecture
+    next_name: Callable[[ModelConfig, str], str | None] | None = None  # see `next_layer`; None: it has no such layer
 
 
 DENSE_NAMES: Final = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")

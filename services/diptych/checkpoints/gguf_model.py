@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import numpy as np
 
@@ -133,6 +133,10 @@ class GgufModel:
 
     def tokenizer(self) -> Tokenizer:
         return gguf_tokenizer.build(self._file.metadata, self.config.eos_ids)
+
+    def next_layer(self) -> NoReturn:
+        """Raises `ConfigError`: there is none."""
+        raise ConfigError(f"--speculate mtp: {self.config.model_id} has no layer that predicts one token more")
 
     def tensors(self) -> Iterator[tuple[str, Stored]]:
         for name in self._file.tensors:

@@ -20,6 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from diptych.architectures.config import ModelConfig
+from diptych.architectures.next_layer import next_layer
 from diptych.architectures.registry import FAMILIES, from_hf
 from diptych.checkpoints.fingerprint import fingerprint
 from diptych.checkpoints.quantization.awq import awq
@@ -86,21 +87,63 @@ class HfFolder:
         return read_tokenizer(self._folder, self.config.eos_ids)
 
     def tensors(self) -> Iterator[tuple[str, Stored]]:
-        unstack = FAMILIES[self.config.architecture].unstack
-        names = {name for shard in self._shards for name in tensor_names(shard)}
-        tensors = self._plain_tensors()
+        not_read = FAMILIES[self.config.architecture].not_read(self.config)
+        derived = (*DERIVED, "lm_head.weight") if self.config.tie_embeddings else DERIVED
+        return self.read(lambda name: not name.startswith(not_read) and not name.endswith(derived))
+
+    def next_layer(self) -> NextLayer:
+        return NextLayer(self, next_layer(self.config))
+
+    @property
+    def names(self) -> set[str]:
+        """Of all tensors of the files."""
+        return {name for shard in self._shards for name in tensor_names(shard)}
+
+    def read(self, is_wanted: Callable[[str], bool]) -> Iterator[tuple[str, Stored]]:
+        """Yield tensors by their names in the files, as `ModelSource.tensors` does."""
+        unstack, names = FAMILIES[self.config.architecture].unstack, self.names
+        tensors = self._plain_tensors(is_wanted)
         for name, tensor in assemble(tensors, names, self._scheme) if self._scheme else tensors:
             if isinstance(tensor, np.ndarray) and tensor.dtype.type not in FLOATS.values():
                 raise ConfigError(f"{self._folder}: {name} is quantised, but quantization_config does not say how")
             yield from unstack(self.config, (name, tensor))
 
-    def _plain_tensors(self) -> Iterator[tuple[str, Array]]:
-        not_read = FAMILIES[self.config.architecture].not_read(self.config)
-        derived = (*DERIVED, "lm_head.weight") if self.config.tie_embeddings else DERIVED
+    def _plain_tensors(self, is_wanted: Callable[[str], bool]) -> Iterator[tuple[str, Array]]:
         for shard in self._shards:
             for name, tensor in read_tensors(shard):
-                if not name.startswith(not_read) and not name.endswith(derived) and not is_kv_scale(name):
+                if is_wanted(name) and not is_kv_scale(name):
                     yield name, tensor
+
+
+class NextLayer:
+    """A `ModelSource` of the layer that a folder's model has behind its last one."""
+
+    def __init__(self, folder: HfFolder, config: ModelConfig) -> None:
+        """`config` is that of the layer. Raises `ConfigError` where the files have none of its tensors."""
+        self._folder = folder
+        self.config = config
+        self.weights_id = f"the next layer of {folder.weights_id}"
+        self.weight_files = folder.weight_files
+        if not any(map(self._own_name, folder.names)):
+            lacks = f"{config.model_id}'s files lack the layer that predicts one token more"
+            raise ConfigError(f"--speculate mtp: {lacks}, which its config.json names")
+
+    def tokenizer(self) -> Tokenizer:
+        return self._folder.tokenizer()
+
+    def next_layer(self) -> NextLayer:
+        return NextLayer(self._folder, next_layer(self.config))
+
+    def tensors(self) -> Iterator[tuple[str, Stored]]:
+        for name, tensor in self._folder.read(lambda name: self._own_name(name) is not None):
+            own = self._own_name(name)
+            assert own is not None, name
+            yield own, tensor
+
+    def _own_name(self, name: str) -> str | None:
+        own_name = FAMILIES[self.config.architecture].next_name
+        assert own_name is not None, self.config.architecture
+        return own_name(self._folder.config, name)
 
 
 def quantization_of(values: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -50,6 +50,13 @@ class ModelSource(Protocol):
         """
         ...
 
+    def next_layer(self) -> ModelSource:
+        """Return the layer behind the model's last one that predicts one token more, as a model by itself.
+
+        Raises `ConfigError` where there is none: see `architectures.next_layer`.
+        """
+        ...
+
 
 def open_model(path_or_name: str, load_format: LoadFormat = "auto") -> ModelSource:
     """Open a model. Raises `ConfigError` that names what is missing or not supported."""
@@ -104,6 +111,9 @@ class ChangedModel:
 
     def tensors(self) -> Iterator[tuple[str, Stored]]:
         return self._source.tensors()
+
+    def next_layer(self) -> ModelSource:
+        return self._source.next_layer()
 
 
 def bounded(source: ModelSource, max_model_len: int) -> ModelSource:

@@ -101,6 +101,7 @@ class DecodeCore:
             self._counts,
             page_nbytes=page_nbytes,
             eos_ids=limits.eos_ids,
+            drafter=drafter,
         )
         self.leaving = Leaving(cache, self._running, self._rooms)  # for other workers
         self._now_s = 0.0  # of the step that is planned

@@ -61,7 +61,7 @@ from diptych.engine.values.step import NO_PLAIN_STEPS, PlainSteps
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.output import LEAVING, Failure, FailureCode, Output
 from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, Note, PagesReady, Pull, Pulled, StopPull
-from diptych.prefill.core import PrefillCore
+from diptych.prefill.core import PrefillCore, nothing_behind
 from diptych.unified.lending import Lending
 from diptych.unified.moves import Moves, NotMoved
 from diptych.unified.pulling import Means, Pulling
@@ -135,7 +135,16 @@ class UnifiedCore:
         self._lending = Lending(cache, self._of_pulls, is_on=rules.pulls)
         coming = self._pulling.coming
         self._prefill = PrefillCore(
-            cache, limits, rules, page_nbytes, pace, lambda: self._decode.num_decoding, build, turns, coming
+            cache,
+            limits,
+            rules,
+            page_nbytes,
+            pace,
+            lambda: self._decode.num_decoding,
+            build,
+            turns,
+            coming,
+            nothing_behind if drafter is None else drafter.row_behind,
         )
         self._reserve = Reserve(cache, self._prefill)
         headroom = self._reserve.headroom

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from diptych.common.draining import Draining, Work
@@ -42,6 +42,20 @@ class Departure:
         self._instance = instance
         self._announce = announce
         self._release_s = release_s
+        self._holds: dict[str, str] = {}
+
+    @property
+    def holds(self) -> Mapping[str, str]:
+        """Why it takes nothing even after `resume`, in words, by what holds it."""
+        return self._holds
+
+    def hold(self, what: str, why: str) -> None:
+        """Stay vacated until `let_go`, or for another reason than before. Nothing may run, or `vacate` follows."""
+        self._holds[what] = why
+
+    def let_go(self, what: str) -> None:
+        """Nothing is held by that any more; `resume` follows."""
+        self._holds.pop(what, None)
 
     async def vacate(self, reason: str, within_s: float) -> None:
         """Refuse every new leg, let what runs finish for so long, and hand back the rest. `resume` in any case.
@@ -61,10 +75,10 @@ class Departure:
             raise Unavailable("requests that were handed back still hold KV") from None
 
     def resume(self) -> None:
-        """Take legs again after `vacate`, unless it is draining by now."""
-        self._instance.paused = False
+        """Take legs again after `vacate`, unless it is held, or draining by now."""
+        self._instance.paused = bool(self._holds)
         if not self.draining.has_begun:
-            self._sessions.closed_because = ""
+            self._sessions.closed_because = next(iter(self._holds.values()), "")
         self._announce()
 
     def progress(self) -> worker_pb2.Drain | None:

@@ -26,7 +26,7 @@ from diptych.engine.frontend.tokenizer_manager import TokenizerManager
 from diptych.engine.frontend.watchers import LEASE_S, RENEW_S, Watchers
 from diptych.engine.scheduler.messages import fields_said
 from diptych.kvtransfer.lanes import Requirement
-from diptych.v1 import bootstrap_pb2, engine_pb2, worker_pb2
+from diptych.v1 import admin_pb2, bootstrap_pb2, engine_pb2, worker_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +57,7 @@ class WorkerGroup:
         self.peers = Peers(instance, scheduler, self._on_peers, num_move_links)
         self._ready_news = asyncio.Event()
         self.updating = asyncio.Lock()  # held while the weights or the role change
+        self.model_before = ""  # as for --model: what was served before weights were replaced in place
         self._death: asyncio.Future[SchedulerDied] = asyncio.get_running_loop().create_future()
         self.queries = PendingQueries(scheduler, self._death)
         self._watchers = Watchers()
@@ -85,6 +86,11 @@ class WorkerGroup:
     def role(self) -> Role:
         """What is served now."""
         return WORKER_ROLES[self._instance.role]
+
+    @property
+    def weights_version(self) -> str:
+        """What the weights are called that are served."""
+        return self._instance.weights_version
 
     @property
     def is_loaded(self) -> bool:
@@ -116,6 +122,7 @@ class WorkerGroup:
         """Wait until the model is loaded, then tell others how to reach us. Raises `SchedulerDied`."""
         ready = await self.scheduler.ready()
         self._set_terms(ready.terms)
+        self._instance.weights_version = ready.terms.weights
         self._on_context_len(ready.context_len)
         self._instance.transfer.CopyFrom(ready.transfer)
         self._instance.loras.extend(ready.loras.adapters)
@@ -139,10 +146,11 @@ class WorkerGroup:
         self._on_news()
         self._sessions.set_record(self._instance)
 
-    def rename(self, model_id: str, terms: bootstrap_pb2.Terms) -> None:
+    def rename(self, served: admin_pb2.SwitchWeightsResult) -> None:
         """Something else is served from now on. Only peers whose terms match are linked."""
-        self._instance.model_id = model_id
-        self._set_terms(terms)
+        self._instance.model_id = served.model_id
+        self._set_terms(served.terms)
+        self._instance.weights_version = served.version
         self.peers.look_again()
         self._announce()
 

@@ -37,6 +37,7 @@ from diptych.engine.frontend.scheduler_client import SchedulerDied, start_schedu
 from diptych.engine.frontend.service import WorkerService
 from diptych.engine.frontend.sessions import Sessions
 from diptych.engine.frontend.tokenizer_manager import TokenizerManager
+from diptych.engine.frontend.weight_routes import weight_routes
 from diptych.engine.options.config import SchedulerConfig
 from diptych.engine.options.pool_size import check_pool, likely_device
 from diptych.engine.options.served_model import as_served
@@ -89,6 +90,7 @@ async def _serve(config: WorkerConfig, trust: Trust, role: Role, stop: event_loo
         app = metrics_app(metrics, service.groups)
         app.router.routes.append(drain_route("/drain", drain, trust, metrics.refusals))
         app.router.routes.append(role_route(service, roles, trust, metrics.refusals))
+        app.router.routes.extend(weight_routes(service.groups, config.drain_s, trust, metrics.refusals))
         scraped = HttpServer(app, config.host, config.metrics_port, stop_grace_s=SCRAPE_GRACE_S)
         async with asyncio.TaskGroup() as tasks:
             background = [tasks.create_task(watcher.run()), tasks.create_task(health.heartbeat.run())]

@@ -117,7 +117,7 @@ class EngineOptions:
     overlap: Overlap = option("auto", help="plan the next step while one runs; auto: not on CPUs", group="scheduling")
     speculate: str = option(
         "off",
-        help="guess tokens and verify several at once: suffix, ngram or draft:PATH (a model); off; no token differs",
+        help="guess tokens and verify several at once: suffix, ngram, draft:PATH (a model), mtp; off; no token differs",
         group="scheduling",
     )
     tenant_weights: tuple[str, ...] = option(
@@ -180,10 +180,10 @@ class EngineOptions:
 
     def _check_draft_model(self) -> None:
         """Raises `ConfigError` where no draft model can be asked."""
-        if not self.draft_model:
+        if not parse_speculate(self.speculate).has_layers:
             return
         if self.device == "sim":
-            raise ConfigError("--device sim computes no draft model: give --speculate suffix or ngram")
+            raise ConfigError("--device sim computes no draft layers: give --speculate suffix or ngram")
         if self.overlap == "on" and self.device == "cpu":
             words = "which waits for tokens that it guesses behind"
             raise ConfigError(f"--overlap on is not for a draft model on CPUs, {words}: leave it out")
@@ -256,18 +256,13 @@ class EngineOptions:
         return self.mixed_step_ms / 1000 or math.inf
 
     @property
-    def draft_model(self) -> str:
-        """The model that guesses, as for `model`; empty: none does."""
-        return parse_speculate(self.speculate).model
-
-    @property
     def max_drafts(self) -> int:
         """How many a step verifies at most, of all its requests."""
         return 0 if self.speculate == NO_DRAFTS else MAX_DRAFTS
 
     @property
     def num_lora_slots(self) -> int:
-        return self.max_loras if self.tp == 1 and self.device != "sim" and not self.deterministic else 0
+        return self.max_loras if self.device != "sim" and not self.deterministic else 0
 
     @property
     def num_loaded_loras(self) -> int:
@@ -275,8 +270,6 @@ class EngineOptions:
 
     def loras(self) -> list[tuple[str, Path]]:
         """Return names and folders of the adapters to load at start. Raises `ConfigError`."""
-        if self.lora and self.tp > 1:
-            raise ConfigError("--lora needs --tp 1: adapters are not split over tensor-parallel processes yet")
         if self.lora and self.device == "sim":
             raise ConfigError("--lora needs a model that computes: --device sim takes no adapters")
         if self.lora and not self.max_loras:

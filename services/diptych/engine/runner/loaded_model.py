@@ -7,14 +7,15 @@ they leave.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import torch
 from torch import Tensor
 
 from diptych.architectures.config import ModelConfig
+from diptych.architectures.next_layer import SHARED
 from diptych.architectures.placement import Placed
 from diptych.checkpoints.quantization.weight import expanded
 from diptych.checkpoints.source import ModelSource
@@ -24,9 +25,12 @@ from diptych.engine.attention.layer_constants import new_sinks, rope_tables
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.models.decoder import Decoder
 from diptych.engine.models.lora import Loras, LowRankSetting, adapted_matrices
+from diptych.engine.models.matrix import Matrix
+from diptych.engine.models.ops import Ops
 from diptych.engine.models.pieces import Pieces
-from diptych.engine.models.weights import Weights, load
+from diptych.engine.models.weights import Assembly, Weights, load
 from diptych.engine.runner.backends import Backend, Setting, choose, narrowing
+from diptych.engine.runner.hidden_rows import HiddenRows
 from diptych.engine.runner.kv_pool import DTYPES, own_views
 from diptych.engine.runner.model_part import ModelPart
 from diptych.engine.runner.sampling.sampler import Sampler
@@ -51,6 +55,21 @@ class ModelOptions:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Blueprint:
+    """What a model's parts are made by."""
+
+    placement: Sequence[Placed]
+    ops: Ops
+    dtype: torch.dtype
+    device: torch.device
+    vectors: dict[str, Tensor]  # that it has now: all that is no matrix
+
+    def assembly(self, config: ModelConfig) -> Assembly:
+        """Return what puts the tensors of another checkpoint together."""
+        return Assembly(config, self.placement, self.ops, self.dtype, self.device)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
     """Make it with `load_model`. One thread at a time may run it."""
 
@@ -63,9 +82,12 @@ class LoadedModel:
     states: SlotStates | None  # of recurrent layers
     sinks: Tensor | None  # that `attention` reads
     communicator: Communicator | None
+    blueprint: Blueprint
     only_queues: bool  # all but attention, whatever the numbers: a GPU can record it
     main: ModelConfig | None = None  # of the model whose draft this is; None: of none
     draft: LoadedModel | None = None  # that guesses what this one will say, on the same pool
+    rows: HiddenRows | None = None  # that the draft joins; both have them
+    shared: Mapping[str, Matrix] = field(default_factory=dict)  # that the draft has of this one, if it joins rows
 
     def on(self, kv: Tensor) -> LoadedModel:
         """Return the same model on another pool of such pages. States stay where they are."""
@@ -78,9 +100,16 @@ class LoadedModel:
         """Return the same model, to be put on a pool, for so many requests at once."""
         return replace(self, options=replace(self.options, max_requests=max_requests), states=None)
 
+    def sink_place(self, name: str) -> Tensor | None:
+        """Return where the attention backends look for a vector; None for any but "LAYER.sinks"."""
+        if self.sinks is None or not name.endswith(".sinks"):
+            return None
+        layers = list(chain(*self.config.attending.layers_by_kind))
+        return self.sinks[layers.index(int(name.removesuffix(".sinks")))]
+
     def forward(self, batch: StagedBatch, on_layer: OnLayer | None = None, pieces: Pieces | None = None) -> Tensor:
         """Return the logits of `batch.logits_rows`. Attention was told of the batch before, and so were adapters."""
-        return self.decoder.forward(batch, self.attention, on_layer, pieces, self.states)
+        return self.decoder.forward(batch, self.attention, on_layer, pieces, self.states, self.rows)
 
 
 def load_with_draft(
@@ -94,8 +123,14 @@ def load_with_draft(
     model = load_model(source, kv, options, communicator)
     if draft is None:
         return model
-    plain = replace(options, max_loras=0)
-    return replace(model, draft=load_model(draft, kv, plain, communicator, main=model.config))
+    plain, joins = replace(options, max_loras=0), draft.config.joins_rows
+    shared = model.shared if joins else {}
+    beside = load_model(draft, kv, plain, communicator, main=model.config, shared=shared)
+    if not joins:
+        return replace(model, draft=beside)
+    page_size = own_views(kv, model.config, None)[0].shape[3]
+    rows = HiddenRows(model.config.hidden_size, DTYPES[options.dtype], kv.device, page_size)
+    return replace(model, rows=rows, draft=replace(beside, rows=rows))
 
 
 def load_model(
@@ -104,10 +139,11 @@ def load_model(
     options: ModelOptions,
     communicator: Communicator | None = None,
     main: ModelConfig | None = None,
+    shared: Mapping[str, Matrix] | None = None,
 ) -> LoadedModel:
     """Load a model to the device of `kv`. With a `communicator` load one rank's part; `kv` is that part's pool.
 
-    `main`: the model, as this process computes it, whose draft this is.
+    `main`: the model, as this process computes it, whose draft this is; `shared`: what it reads of that one.
     """
     if options.dtype not in DTYPES:
         raise ConfigError(f"dtype {options.dtype!r} is not supported; {', '.join(DTYPES)} are")
@@ -121,9 +157,9 @@ def load_model(
         ops = part.wrap(narrowing(backend, dtype, kv.device) if options.quantization == "fp8" else backend.ops)
         tensors = expanded(part.tensors) if options.quantization == "none" else part.tensors
         placement = list(part.placement)
-        weights = load(part.config, placement, tensors, ops, dtype, kv.device)
+        weights = load(part.config, placement, tensors, ops, dtype, kv.device).beside(shared or {})
         _fill(sinks, chain(*part.config.attending.layers_by_kind), weights)
-        loras = Loras(part.config.num_layers, _adapters_of(placement, options, dtype, kv.device), backend.low_rank)
+        loras = Loras(part.config.num_layers, _adapters_of(part.adapted, options, dtype, kv.device), backend.low_rank)
         decoder = Decoder(part.config, weights.wrapped(loras.wrap), ops, dtype)
     return LoadedModel(
         config=part.config,
@@ -137,6 +173,8 @@ def load_model(
         communicator=communicator,
         only_queues=backend.only_queues,
         main=main,
+        shared={name: weights.matrix(name) for name in SHARED},
+        blueprint=Blueprint(placement, ops, dtype, kv.device, weights.vectors()),
     )
 
 

@@ -7,6 +7,8 @@ that nothing is compiled while requests wait. Other weights are loaded only wher
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import logging
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -43,6 +45,7 @@ from diptych.engine.runner.gpu.memory import (
     step_room,
 )
 from diptych.engine.runner.gpu.warm_up import log_late_kernels, warm_up
+from diptych.engine.runner.in_place import PartsInPlace
 from diptych.engine.runner.kv_pool import new_kv, own_views
 from diptych.engine.runner.loaded_model import LoadedModel, ModelOptions, load_with_draft
 from diptych.engine.runner.model_part import ModelPart
@@ -57,6 +60,42 @@ logger = logging.getLogger(__name__)
 
 MIB: Final = 2**20
 ListenerOfNextStep = Callable[[], OnLayer | None]
+AnyRunner = ModelRunner | GpuRunner
+
+
+class ModelInPlace:
+    """Implements `InPlace` for the model of a runner. A model that guesses for it stays as it is."""
+
+    def __init__(self, runner: AnyRunner, communicator: Communicator | None, renew: Callable[[AnyRunner], AnyRunner]):
+        self._runner = runner
+        self._communicator = communicator
+        self._renew = renew
+        self._parts = PartsInPlace(runner.model)
+
+    def release(self) -> None:
+        self._parts.release()
+        if isinstance(self._runner, GpuRunner):
+            torch.cuda.empty_cache()
+        else:
+            _give_back_freed()
+
+    def take(self, source: ModelSource) -> None:
+        try:
+            self._parts.take(ModelPart.of(source, self._communicator).tensors)
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(f"no GPU memory is left for a layer of {source.config.model_id}") from error
+
+    def settle(self) -> list[str]:
+        return self._parts.settle()
+
+    def runner(self) -> AnyRunner:
+        return self._renew(self._runner)
+
+
+def _give_back_freed() -> None:
+    """Have the C library give freed memory to the system: of freed matrices it would keep three quarters for others."""
+    with contextlib.suppress(AttributeError):  # not every one can
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 class ModelLoader:
@@ -125,6 +164,18 @@ class ModelLoader:
                 self._warm_up(model, runner, kv)
             return runner
 
+    def in_place(self, runner: ModelRunner | GpuRunner) -> ModelInPlace:
+        """Return what replaces the weights of the model that `runner` runs. A GPU's graphs are recorded anew."""
+        return ModelInPlace(runner, self._communicator, self._renewed)
+
+    def _renewed(self, runner: ModelRunner | GpuRunner) -> ModelRunner | GpuRunner:
+        if isinstance(runner, ModelRunner):
+            return runner
+        with_graphs = self._options.cuda_graphs == "on"
+        with torch.cuda.device(self._device):
+            limits = self._limits(runner.model.config)
+            return self._new_runner(runner.model, limits, runner.layer_listener, with_graphs=with_graphs)
+
     def _on_cpu(self, source: ModelSource, kv: Tensor, layer_listener: ListenerOfNextStep) -> ModelRunner:
         options: dict[str, Any] = asdict(self._model_options())
         parts = {**options, "communicator": self._communicator, "draft": open_draft(source, self._options)}
@@ -174,7 +225,10 @@ class ModelLoader:
         kept = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
         free = torch.cuda.mem_get_info(self._device)[0] + kept
         check_room_beside(self._weights_nbytes, self._step_nbytes, free)
-        return self._load_on_gpu(source, kv)
+        model = self._load_on_gpu(source, kv)
+        if self._options.num_lora_slots:
+            model.loras.reserve()  # adapters come into their slots when it is served: nothing may fail then
+        return model
 
     def _load_on_gpu(self, source: ModelSource, kv: Tensor) -> LoadedModel:
         try:

@@ -12,7 +12,8 @@ from diptych.checkpoints.source import ModelSource
 from diptych.engine.attention.staged_batch import logits_rows, stage
 from diptych.engine.models.lora import Loras
 from diptych.engine.runner.draft_model import CpuDraftModel
-from diptych.engine.runner.loaded_model import ModelOptions, load_with_draft
+from diptych.engine.runner.loaded_model import LoadedModel, ModelOptions, load_with_draft
+from diptych.engine.runner.next_layer import CpuNextLayer
 from diptych.engine.runner.sampling.sampler import sample_step
 from diptych.engine.tensor_parallel.communicator import Communicator
 from diptych.engine.values.batch import (
@@ -26,6 +27,11 @@ from diptych.engine.values.batch import (
 )
 from diptych.engine.values.kv_regions import kv_layout
 from diptych.kvtransfer.layout import PoolLayout
+
+
+def new_follower(draft: LoadedModel, device: torch.device) -> CpuDraftModel:
+    """Return who computes steps behind the model that `draft` guesses for."""
+    return CpuNextLayer(draft, device) if draft.config.joins_rows else CpuDraftModel(draft, device)
 
 
 class ModelRunner:
@@ -70,15 +76,15 @@ class ModelRunner:
             max_requests=max_requests,
             deterministic=deterministic,
         )
-        self._model = load_with_draft(source, draft, kv, options, communicator)
-        self._follower = None if self._model.draft is None else CpuDraftModel(self._model.draft, kv.device)
+        self.model = load_with_draft(source, draft, kv, options, communicator)
+        self._follower = None if self.model.draft is None else new_follower(self.model.draft, kv.device)
         self.draft_model: DraftModel | None = self._follower
         self._device = kv.device
-        self._layer_listener = layer_listener
+        self.layer_listener = layer_listener
 
     @property
     def loras(self) -> Loras:
-        return self._model.loras
+        return self.model.loras
 
     @staticmethod
     def pool_layout(config: ModelConfig, *, num_pages: int, page_size: int, dtype: str) -> PoolLayout:
@@ -92,14 +98,14 @@ class ModelRunner:
     def logits(self, batch: ForwardBatch) -> Tensor:
         """Write the batch's KV; return the logits of the rows to sample from, and then of the prompt rows."""
         with torch.inference_mode():
-            states = self._model.states
+            states = self.model.states
             if states is not None:
                 batch = states.before(batch)
             staged = stage(batch, self._device)
-            self._model.attention.init_forward_metadata(staged)
+            self.model.attention.init_forward_metadata(staged)
             self.loras.begin(batch.adapters, batch.extend_lens, logits_rows(batch))
-            on_layer = self._layer_listener()
-            logits = self._model.forward(staged, on_layer)
+            on_layer = self.layer_listener()
+            logits = self.model.forward(staged, on_layer)
             if self._follower is not None and batch.is_followed:
                 self._follower.follow(batch, on_layer)
             if states is not None:
@@ -109,5 +115,5 @@ class ModelRunner:
     def sample(self, batch: ForwardBatch, logits: Tensor, sampling: SamplingBatch) -> WaitForResult:
         """Choose the batch's next tokens by its logits, which may be overwritten."""
         with torch.inference_mode():
-            result = sample_step(self._model.sampler, logits.cpu(), sampling, batch.prompt_rows)
+            result = sample_step(self.model.sampler, logits.cpu(), sampling, batch.prompt_rows)
             return lambda: result

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from diptych.checkpoints.shard import Shard
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.common.errors import ConfigError
 from diptych.engine.cache.host_pages import HostPages
 from diptych.engine.cache.host_tier import PageCopier
+from diptych.engine.lora.host import AdapterHost
+from diptych.engine.models.lora import Loras, Prepared
+from diptych.engine.models.lora_host import LoraHost
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.pool_size import head_share, pool_layout
 from diptych.engine.options.served_model import as_served
@@ -26,6 +31,8 @@ from diptych.engine.schedule.step_sizes import Chosen
 from diptych.engine.tensor_parallel.communicator import Communicator, TorchCommunicator
 from diptych.engine.tensor_parallel.group import LeadRank, RankGroup, SingleRank
 from diptych.engine.tensor_parallel.rank_log import store_path
+from diptych.engine.tensor_parallel.trainer_groups import TorchGroups
+from diptych.engine.tensor_parallel.weight_sets import InPlace
 from diptych.engine.values.batch import OnLayer
 from diptych.kernels.gpu import launcher
 from diptych.kvtransfer.layout import PoolLayout
@@ -80,6 +87,15 @@ class TorchHardware:
 
     def load(self, source: ModelSource, layer_listener: Callable[[], OnLayer | None]) -> ModelRunner | GpuRunner:
         return self._loader.load(source, self._kv, layer_listener)
+
+    def in_place(self, runner: Any) -> InPlace[Any]:
+        return self._loader.in_place(runner)
+
+    def groups(self, rank: int) -> TorchGroups:
+        return TorchGroups(rank, self._device)
+
+    def adapters(self, source: ModelSource, rank: int, loras: Callable[[], Loras]) -> AdapterHost[Prepared]:
+        return LoraHost(source.config, Shard(rank, self.options.tp), loras)
 
     def pool_bytes(self) -> memoryview:
         return kv_bytes(self._kv)

@@ -48,6 +48,14 @@ class Drafter(Protocol):
         """Return whether a draft model, where there is one, is to compute a step that is about to be launched."""
         return True
 
+    def row_behind(self, request: Request) -> bytes:
+        """Return what guessing behind the computed tokens of a request takes elsewhere, beside its pages."""
+        return b""
+
+    def go_on_behind(self, request: Request, row: bytes) -> None:
+        """Take that of a request whose prompt was computed elsewhere; it has its pages."""
+        return
+
     def launched(self, step: Step, now_s: float) -> None:
         """A step is launched, with all that was proposed for it or with less."""
         return

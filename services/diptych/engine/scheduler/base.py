@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from diptych.checkpoints.shard import check_divides
 from diptych.checkpoints.source import ModelSource
@@ -18,6 +18,7 @@ from diptych.engine.cache.cache_changes import NO_CHANGES, CacheChanges
 from diptych.engine.cache.host_tier import NO_COPIER, HostTier, PageCopier
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.cache.tier import Tier
+from diptych.engine.lora.host import AdapterHost
 from diptych.engine.options.config import EngineOptions, SchedulerConfig
 from diptych.engine.options.pool_size import num_host_slots
 from diptych.engine.schedule.step_sizes import Chosen
@@ -26,6 +27,8 @@ from diptych.engine.scheduler.links.links import Links, directions_of, links_of_
 from diptych.engine.scheduler.links.tester import LinkTester
 from diptych.engine.scheduler.stepping import StepGivenUp, StepWatch
 from diptych.engine.tensor_parallel.group import RankGroup
+from diptych.engine.tensor_parallel.trainer_groups import TrainerGroups
+from diptych.engine.tensor_parallel.weight_sets import InPlace
 from diptych.engine.values.batch import DraftModel, GraphUse, OnLayer, OverlapRunner
 from diptych.engine.values.kv_regions import pages_per_state, window_pages
 from diptych.engine.values.limits import PROMPT_ROWS, Limits
@@ -93,6 +96,18 @@ class Hardware(Protocol):
 
     def load(self, source: ModelSource, layer_listener: Callable[[], OnLayer | None]) -> ModelOnHardware:
         """Return a model that runs on the pool. The first is the one that the pool was laid out for. In any thread."""
+        ...
+
+    def in_place(self, runner: ModelOnHardware) -> InPlace[ModelOnHardware]:
+        """Return what gives the model that runs other weights, in a thread. No step may run until it is done."""
+        ...
+
+    def groups(self, rank: int) -> TrainerGroups:
+        """Return the groups with trainers, none yet."""
+        ...
+
+    def adapters(self, source: ModelSource, rank: int, loras: Callable[[], Loras]) -> AdapterHost[Any]:
+        """Return what reads adapters here and puts them into the slots of the model that is served."""
         ...
 
     def pool_bytes(self) -> memoryview:

@@ -30,12 +30,20 @@ from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.lora.registry import LoraRegistry
 from diptych.engine.options.config import EngineOptions, SchedulerConfig
 from diptych.engine.options.pool_size import pool_words
+from diptych.engine.options.speculation import parse_speculate
 from diptych.engine.runner.threads import configure_threads
 from diptych.engine.schedule.adapter_turns import AdapterTurns, Turns
 from diptych.engine.schedule.step_sizes import words
 from diptych.engine.scheduler.adapters import Adapters, open_adapters
 from diptych.engine.scheduler.admin_thread import AdminThread
-from diptych.engine.scheduler.base import ModelOnHardware, OpenTransport, SchedulerBase, build_base, open_host_pages
+from diptych.engine.scheduler.base import (
+    Hardware,
+    ModelOnHardware,
+    OpenTransport,
+    SchedulerBase,
+    build_base,
+    open_host_pages,
+)
 from diptych.engine.scheduler.grammar_thread import GrammarThread
 from diptych.engine.scheduler.lasting import open_files
 from diptych.engine.scheduler.loop import Parts, SchedulerLoop
@@ -48,12 +56,16 @@ from diptych.engine.scheduler.stepping import (
     TpModelWorkerClient,
 )
 from diptych.engine.scheduler.terms import worker_terms
-from diptych.engine.scheduler.weights import Host, Weights
+from diptych.engine.scheduler.weights import Host, Weights, misfit
+from diptych.engine.tensor_parallel.rank_model import RankModel
+from diptych.engine.tensor_parallel.rank_tasks import RankTasks
 from diptych.engine.tensor_parallel.ranked_files import RankFiles
 from diptych.engine.tensor_parallel.tp_model_worker import RankTransfer, TpModelWorker
+from diptych.engine.tensor_parallel.weight_sets import RankWeights, WeightLoader
 from diptych.engine.values.batch import DraftBatch, DraftModel, OverlapRunner
 from diptych.engine.values.limits import PROMPT_ROWS, Limits
 from diptych.engine.values.scheduler_core import SchedulerCore
+from diptych.generation.request_groups import OF_NEXT_LAYER
 from diptych.grammars.compiler import Compiler
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.transport import Transport
@@ -118,10 +130,15 @@ def serve_rank(config: SchedulerConfig, transport: Transport | None) -> None:
     files = None
     if hardware.options.file_cache_dir:
         files = RankFiles(open_files(source, layout, hardware, copier, worker.files_number()))
-    runner = hardware.load(source, lambda: None)
+    loader = loader_of(hardware, config.rank, lambda source: hardware.load(source, lambda: None))
+    weights = RankWeights(hardware.options.model, source, loader)
+    tasks = RankTasks(config.endpoint, config.rank)
+    adapters = hardware.adapters(source, config.rank, lambda: weights.served.runner.loras)
     worker.answer(rank_pb2.RankAnswer(is_loaded=True))
     spare_what_stays()
-    worker.run(runner, RankTransfer(transport, pool) if transport and pool else None, copier, files)
+    model = RankModel(weights, adapters, tasks)
+    worker.run(model, RankTransfer(transport, pool) if transport and pool else None, copier, files)
+    tasks.close()
     if files is not None:
         files.close()
     copier.close()
@@ -145,8 +162,12 @@ def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCor
     draft_model = base.ranks.lead_draft_model(served)
     core = build_core(cache, limits, base.config, base.layout, turns, draft_model)
     registry = LoraRegistry(options.num_loaded_loras, source.config.model_id)
-    weights = Weights(options.model, source, host_of(base, core, cache, registry))
-    adapters = open_adapters(source, options.loras(), registry, turns, lambda: weights.runner.loras)
+    sets = base.ranks.lead_weights(
+        RankWeights(options.model, source, loader_of(base.hardware, base.config.rank, base.load))
+    )
+    own_adapters = base.hardware.adapters(source, base.config.rank, lambda: sets.served.runner.loras)
+    adapters = open_adapters(base.ranks.lead_adapters(own_adapters), options.loras(), registry, turns)
+    weights = Weights(sets, host_of(base, core, cache, turns))
     admin = AdminThread({**adapters.handlers, **weights.handlers})
     stepping = _stepping(options, core, base.ranks.lead_runner(weights))
     grammars.wait_until_open()
@@ -175,16 +196,32 @@ class ServedDraftModel:
         assert model is not None, "asked for guesses only where --speculate names a model"
         return model.draft(batch)
 
+    def row(self, slot: int) -> bytes:
+        model = self._current()
+        return b"" if model is None else model.row(slot)
 
-def host_of(base: SchedulerBase, core: SchedulerCore, cache: KvCache, registry: LoraRegistry) -> Host[ModelOnHardware]:
+    def put_row(self, slot: int, row: bytes) -> None:
+        model = self._current()
+        if model is not None:
+            model.put_row(slot, row)
+
+
+def loader_of(
+    hardware: Hardware, rank: int, load: Callable[[ModelSource], ModelOnHardware]
+) -> WeightLoader[ModelOnHardware]:
+    """Return how weights get into this process."""
+    return WeightLoader(hardware.open, load, hardware.in_place, misfit, hardware.groups(rank))
+
+
+def host_of(base: SchedulerBase, core: SchedulerCore, cache: KvCache, turns: AdapterTurns) -> Host:
     """Return what of the scheduler bears on a change of its weights."""
     return Host(
-        open=base.hardware.open,
-        load=base.load,
+        lead=base.ranks.leading,
         terms=lambda source: _terms(base, source),
         is_idle=lambda: core.report().num_open_rooms == 0 and not cache.is_held,
         clear_cache=lambda source: _forget(base, cache, source),
-        obstacle=lambda: _obstacle(base.config.engine, registry),
+        place_adapters=turns.place_again,
+        obstacle=lambda: _obstacle(base.config.engine),
     )
 
 
@@ -245,15 +282,13 @@ def _stepping(options: EngineOptions, core: SchedulerCore, runner: OverlapRunner
     return OverlappedStepping(core, worker, time.monotonic)
 
 
-def _obstacle(options: EngineOptions, registry: LoraRegistry) -> str | None:
+def _obstacle(options: EngineOptions) -> str | None:
     """Say why other weights can't be served now."""
-    if options.tp > 1:
-        return "the weights of a tensor-parallel worker can't be replaced: restart it"
     if options.file_cache_dir or options.shared_cache:
         which = "--file-cache-dir" if options.file_cache_dir else "--shared-cache"
         return f"a worker that keeps KV for longer than it lives keeps its weights: restart it, or leave out {which}"
-    if registry.loaded():
-        return "adapters are loaded, which were made for the weights that are served: unload them first"
+    if parse_speculate(options.speculate).source == OF_NEXT_LAYER:  # which has matrices of the model's
+        return "a worker that guesses by the model's next layer keeps its weights: restart it without --speculate mtp"
     return None
 
 

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from diptych.common.arrays import I64, U64
 from diptych.common.errors import ConfigError
 from diptych.engine.cache.host_pages import HostPages
 from diptych.engine.cache.host_tier import PageCopier
+from diptych.engine.lora.host import NoAdapters
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.pool_size import pool_layout, token_nbytes
 from diptych.engine.options.served_model import as_served
@@ -28,6 +29,7 @@ from diptych.engine.schedule.step_sizes import Chosen, Found, choose
 from diptych.engine.sim.answers import SimVocabulary, digests, marks, vocabulary_of
 from diptych.engine.sim.marked_pages import MarkedPages
 from diptych.engine.tensor_parallel.group import RankGroup, SingleRank
+from diptych.engine.tensor_parallel.trainer_groups import NoGroups
 from diptych.engine.values.batch import (
     NO_GRAPHS,
     NO_TOKEN,
@@ -67,6 +69,9 @@ class SimulatedModel:
     def tensors(self) -> Iterator[tuple[str, Stored]]:
         raise ConfigError("a simulated model has no weights")
 
+    def next_layer(self) -> ModelSource:
+        raise ConfigError("a simulated model has no layers that guess")
+
 
 class SimHardware:
     """Implements `Hardware`."""
@@ -103,11 +108,39 @@ class SimHardware:
         vocabulary = vocabulary_of(source.tokenizer(), source.config.vocab_size)
         return SimRunner(self._pages, vocabulary, self._timing, layer_listener)
 
+    def in_place(self, runner: Any) -> NoParts:
+        return NoParts(runner)
+
+    def groups(self, rank: int) -> NoGroups:
+        return NoGroups()
+
+    def adapters(self, source: ModelSource, rank: int, loras: Callable[[], Loras]) -> NoAdapters:
+        return NoAdapters()
+
     def pool_bytes(self) -> memoryview:
         return self._memory
 
     def host_pages(self, layout: PoolLayout, num_slots: int, rank: int) -> PageCopier:
         return HostPages(self._memory, layout.page_nbytes, num_slots)
+
+
+class NoParts:
+    """Implements `InPlace`: a simulated model has no weights."""
+
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
+
+    def release(self) -> None:
+        pass
+
+    def take(self, source: ModelSource) -> None:
+        pass
+
+    def settle(self) -> list[str]:
+        return []
+
+    def runner(self) -> Any:
+        return self._runner
 
 
 class SimRunner:

@@ -35,7 +35,10 @@ _ARRAYS: Final = ("input_ids", "positions", "out_slots", "seq_lens", "extend_len
 
 
 class RankLog:
-    """Entries go to every rank in one order. `append` may be called from any thread, the rest from one."""
+    """Entries go to every rank in one order. `append` may be called from any thread, the rest from one.
+
+    `task_ends` belongs to the one thread that has tasks done.
+    """
 
     def __init__(self, endpoint: str, size: int) -> None:
         """Listen for the ranks 1 to `size - 1`; `endpoint` is the scheduler's own."""
@@ -46,6 +49,8 @@ class RankLog:
         self._events, self._restores = rank_socket(zmq.PULL), rank_socket(zmq.PULL)
         self._events.bind(events_endpoint(endpoint))
         self._restores.bind(restores_endpoint(endpoint))
+        self._task_ends = rank_socket(zmq.PULL)
+        self._task_ends.bind(tasks_endpoint(endpoint))
         self._lock = threading.Lock()
         self._restored: list[int] = []  # that nobody has heard of yet
         self._loaded: list[rank_pb2.LoadEnd] = []
@@ -96,14 +101,23 @@ class RankLog:
         """The same of `restored`."""
         return (int(self._restores.getsockopt(zmq.FD)),)
 
+    def task_ends(self, task: int) -> list[rank_pb2.TaskEnd]:
+        """Wait until every rank has ended a task; return how, in order of rank."""
+        ends: list[rank_pb2.TaskEnd] = []
+        while len(ends) < self.size - 1:
+            end = rank_pb2.TaskEnd.FromString(self._task_ends.recv())
+            assert end.task == task, "one task at a time"
+            ends.append(end)
+        return sorted(ends, key=lambda end: end.rank)
+
     def close(self) -> None:
         """End the log, for the ranks that are still there."""
         for channel in self._channels:
             with contextlib.suppress(zmq.Again):
                 channel.send(rank_pb2.RankEntry(shutdown=True).SerializeToString(), zmq.NOBLOCK)
             channel.close(linger=1000)
-        self._events.close(linger=0)
-        self._restores.close(linger=0)
+        for socket in (self._events, self._restores, self._task_ends):
+            socket.close(linger=0)
 
 
 def _received(socket: zmq.Socket[bytes]) -> list[rank_pb2.RankEvent]:
@@ -145,6 +159,10 @@ def restores_endpoint(endpoint: str) -> str:
     return f"{endpoint}-restores"
 
 
+def tasks_endpoint(endpoint: str) -> str:
+    return f"{endpoint}-tasks"
+
+
 def store_path(endpoint: str) -> Path:
     """Return the file through which the ranks meet."""
     return Path(endpoint.removeprefix("ipc://") + "-store")
@@ -172,6 +190,7 @@ def step_to_wire(batch: ForwardBatch) -> rank_pb2.Step:
         page_table=batch.page_table.astype("<i4", copy=False).tobytes(),
         prompt_rows=to_bytes(rows.token_rows) if rows is not None else b"",
         is_unfollowed=not batch.is_followed,
+        adapters=None if batch.adapters is None else to_bytes(batch.adapters),
         states=None if batch.states is None else _moves_to_wire(batch.states),
         windows=None if batch.window_groups is None else _windows_to_wire(batch.window_groups),
         **{name: to_bytes(getattr(batch, name)) for name in _ARRAYS},
@@ -195,6 +214,7 @@ def step_from_wire(wire: rank_pb2.Step) -> ForwardBatch:
         extend_lens=arrays["extend_lens"],
         num_sampled=arrays["num_sampled"],
         is_followed=not wire.is_unfollowed,
+        adapters=from_bytes(wire.adapters) if wire.HasField("adapters") else None,
     )
 
 

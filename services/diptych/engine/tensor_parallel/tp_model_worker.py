@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import zmq
@@ -32,6 +32,10 @@ from diptych.v1 import rank_pb2
 
 logger = logging.getLogger(__name__)
 
+OF_MODEL: Final = (
+    *("prepare", "forget", "place_adapter", "remove_adapter"),
+    *("switch_weights", "switch_back", "drop_weights", "release_weights"),
+)
 Posted = rank_pb2.CopyPages | rank_pb2.DigestOwnPages | rank_pb2.UnpackPages
 
 
@@ -45,6 +49,14 @@ class RankRunner(Protocol):
 
     def logits(self, batch: ForwardBatch) -> object:
         """Take part in the step; the logits are rank 0's."""
+        ...
+
+
+class ServedRank(RankRunner, Protocol):
+    """The same, and what the log changes of it."""
+
+    def apply(self, entry: rank_pb2.RankEntry) -> None:
+        """Apply one of the entries `OF_MODEL`, between two steps."""
         ...
 
 
@@ -70,7 +82,7 @@ class TpModelWorker:
 
     def run(
         self,
-        runner: RankRunner,
+        runner: ServedRank,
         transfer: RankTransfer | None,
         host_pages: PageCopier,
         files: RankFiles | None = None,
@@ -92,7 +104,7 @@ class TpModelWorker:
 
     def apply_due(
         self,
-        runner: RankRunner,
+        runner: ServedRank,
         transfer: RankTransfer | None,
         host_pages: PageCopier,
         files: RankFiles | None = None,
@@ -134,7 +146,7 @@ class TpModelWorker:
                 return
 
     def _apply(
-        self, entry: rank_pb2.RankEntry, runner: RankRunner, transfer: RankTransfer | None, host_pages: PageCopier
+        self, entry: rank_pb2.RankEntry, runner: ServedRank, transfer: RankTransfer | None, host_pages: PageCopier
     ) -> None:
         match entry.WhichOneof("entry"):
             case "step":
@@ -142,6 +154,9 @@ class TpModelWorker:
             case "draft":
                 assert runner.draft_model is not None, "rank 0 has a draft model"
                 runner.draft_model.draft(draft_from_wire(entry.draft))
+            case "put_row":
+                assert runner.draft_model is not None, "rank 0 has a draft model"
+                runner.draft_model.put_row(entry.put_row.slot, entry.put_row.row)
             case "save":
                 host_pages.save(*_host_copy(entry.save))
             case "finish_saves":
@@ -150,6 +165,8 @@ class TpModelWorker:
             case "restore":
                 pages, slots = _host_copy(entry.restore)
                 host_pages.restore(entry.restore.number, slots, pages)
+            case name if name in OF_MODEL:
+                runner.apply(entry)
             case _:
                 assert transfer is not None, "an engine without peers moves no pages"
                 answer = transfer.apply(entry)

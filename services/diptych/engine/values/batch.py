@@ -136,6 +136,7 @@ class ForwardBatch:
     window_groups: WindowGroups | None = None  # None: the model has one group of pages
     row_lens: I64 | None = None  # how many of the batch's rows follow each other as one request's; see `single_rows`
     is_followed: bool = True  # a draft model, where there is one, computes the step's tokens, too
+    rows_before: I64 | None = None  # [num_tokens]: places of `HiddenRows`, of a model that joins them; else None
 
     def of_group(self, group: int) -> ForwardBatch:
         """Return the step as layers of one group of pages see it; see `ModelConfig.page_groups`."""
@@ -282,6 +283,17 @@ class DraftModel(Protocol):
         It waits for the steps that run.
         """
         ...
+
+    def row(self, slot: int) -> bytes:
+        """Return the hidden row of the token in a slot, as bfloat16; empty: there is none, or it joins none.
+
+        Of a step that has run.
+        """
+        return b""
+
+    def put_row(self, slot: int, row: bytes) -> None:
+        """Have such a row, of a token that was computed elsewhere."""
+        return
 
 
 class OverlapRunner(Runner, Protocol):

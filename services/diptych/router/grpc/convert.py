@@ -63,7 +63,7 @@ def chunk_to_wire(index: int, piece: Piece, client: ClientRequest) -> inference_
     if piece.end is not None:
         chunk.finish_reason = FINISH_TO_WIRE[piece.end.finish]
         chunk.usage.CopyFrom(_usage_to_wire(piece.end.usage))
-        chunk.matched_stop = piece.end.stop
+        chunk.matched_stop, chunk.weights_version = piece.end.stop, piece.end.weights_version
     if isinstance(client.prompts[0], ChatPrompt):
         chunk.parts.extend(part_to_wire(part) for part in piece.parts)
     return chunk
@@ -81,6 +81,7 @@ def response_to_wire(outputs: Sequence[Output], client: ClientRequest) -> infere
         usage=_usage_to_wire(total_usage([output.end.usage for output in outputs], client.num_made)),
         more_choices=others,
         matched_stop=first.matched_stop,
+        weights_version=best[0].end.weights_version,
         answer=first.answer if first.HasField("answer") else None,
         logprobs=first.logprobs if first.HasField("logprobs") else None,
         prompt_logprobs=_scores_to_wire(outputs[0].prompt),

@@ -193,7 +193,8 @@ class Pipeline:
                 report = await self._report(execution, request) if request.client.wants_report else None
                 predicted = execution.predicted(response.num_cut)
                 usage = response.finished(execution.prompt_len, execution.cached_tokens, predicted)
-                end = End(finish, usage, report, response.stop, response.stop_token)
+                version = request.client.served_by.weights_version
+                end = End(finish, usage, report, response.stop, response.stop_token, version)
                 execution.trace.end = end
                 yield piece._replace(end=end)
             finally:

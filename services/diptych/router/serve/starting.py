@@ -20,8 +20,8 @@ from diptych.v1.worker_pb2 import StartLeg
 
 def start_attempt(fleet: Fleet, progress: Progress, selection: Selection, now_s: float) -> Attempt:
     """Send the legs of the next attempt; their prompt is serialised once."""
-    leg = _start_leg(progress, now_s)
-    leg.compat = fleet.session(selection.pair.prefill_id).worker.record.compat
+    leg, record = _start_leg(progress, now_s), fleet.session(selection.pair.prefill_id).worker.record
+    leg.compat, progress.request.client.served_by.weights_version = record.compat, record.weights_version
     parts = legs_of(selection.pair, leg)
     _name_holder(leg, selection)
     legs = {kind: (fleet.session(instance_id), each) for kind, (instance_id, each) in parts.items()}

@@ -85,6 +85,13 @@ class Routing:
 DEFAULT_ROUTING: Final = Routing()
 
 
+@dataclass(slots=True, eq=False)
+class ServedBy:
+    """What makes a client's answer: noted when workers are chosen, and told with the answer's first byte."""
+
+    weights_version: str = ""  # empty: nobody was chosen yet
+
+
 @dataclass(frozen=True, slots=True)
 class ClientRequest:
     """What a client asks for, as it was said: nothing of it has been looked at yet. `None` is the model's default."""
@@ -113,6 +120,7 @@ class ClientRequest:
     routing: Routing = DEFAULT_ROUTING
     trace: Trace = NO_TRACE
     tool: str = ""  # that the client will run with the answer; empty: what the answer calls
+    served_by: ServedBy = field(default_factory=ServedBy)
 
     @property
     def is_shaped(self) -> bool:

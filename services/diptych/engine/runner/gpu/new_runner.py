@@ -10,6 +10,7 @@ from torch import Tensor
 
 from diptych.engine.runner.gpu.bus import Bus
 from diptych.engine.runner.gpu.gpu_draft_model import GpuDraftModel
+from diptych.engine.runner.gpu.gpu_next_layer import GpuNextLayer
 from diptych.engine.runner.gpu.gpu_runner import Follower, GpuRunner, LaunchSampling, Recorded, Sampled
 from diptych.engine.runner.gpu.graphs import CudaCapture, Graphs
 from diptych.engine.runner.gpu.inputs import StepInputs, StepLimits
@@ -37,8 +38,15 @@ def new_runner(
     with torch.inference_mode():
         sampler = GpuSampler(device, model.config.vocab_size, limits.max_samples, bus)
         sampler.warm_up(DTYPES[model.options.dtype])
-        draft = None if model.draft is None else GpuDraftModel(model.draft, partial(new, model.draft, _none_sampled))
-        return new(model, sampler.queue, layer_listener, draft)
+        return new(model, sampler.queue, layer_listener, _new_follower(model.draft, new, limits))
+
+
+def _new_follower(draft: LoadedModel | None, new: Callable[..., GpuRunner], limits: StepLimits) -> Follower | None:
+    """Return who computes steps behind the model that `draft` guesses for; None: nobody guesses."""
+    if draft is None:
+        return None
+    beside = partial(new, draft, _none_sampled)
+    return GpuNextLayer(draft, beside, limits) if draft.config.joins_rows else GpuDraftModel(draft, beside)
 
 
 def _runner(

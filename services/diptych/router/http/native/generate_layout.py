@@ -38,6 +38,7 @@ class MetaInfo(Counts):
     id: str
     finish_reason: dict[str, Any] | None
     cached_tokens: NotRequired[int]
+    weight_version: NotRequired[str]
     accepted_prediction_tokens: NotRequired[int]
     rejected_prediction_tokens: NotRequired[int]
     diptych: NotRequired[dict[str, Any]]
@@ -142,6 +143,8 @@ class GenerateLayout(Layout):
         meta["prompt_tokens"] = end.usage.prompt_tokens
         meta["completion_tokens"] = end.usage.completion_tokens
         meta["cached_tokens"] = end.usage.cached_tokens
+        if end.weights_version:
+            meta["weight_version"] = end.weights_version
         if predicted := end.usage.predicted:
             meta["accepted_prediction_tokens"] = predicted.accepted
             meta["rejected_prediction_tokens"] = predicted.rejected
