@@ -333,6 +333,19 @@ def test_files_of_kv_lie_in_a_volume_that_outlives_a_container() -> None:
     assert file_cache() == (None, None, [])
 
 
+def test_a_shared_store_has_a_url_and_credentials_from_a_secret() -> None:
+    def store(**values: Any) -> tuple[list[str], Any]:
+        container = pool(**values).container(DECODE)
+        return [each for each in container["args"] if "shared-cache" in each], container.get("envFrom")
+
+    bucket = {"sharedCache": {"url": "s3://kv/a", "existingSecret": "keys"}, "envFrom": [{"secretRef": {"name": "b"}}]}
+    secrets = [{"secretRef": {"name": "keys"}}, {"secretRef": {"name": "b"}}]
+    assert store(**bucket) == (["--shared-cache=s3://kv/a"], secrets)
+    folder = store(sharedCache={"url": "file:///mnt/kv", "mib": 1024})
+    assert folder == (["--shared-cache=file:///mnt/kv", "--shared-cache-mib=1024"], None)
+    assert store() == ([], None)
+
+
 def test_who_could_not_pair_has_another_compat_label() -> None:
     def label(values: str = "") -> str:
         return str(objects(values).pods()[DECODE]["metadata"]["labels"]["diptych.io/compat"])

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RankEntry(_message.Message):
-    __slots__ = ("step", "connect", "disconnect", "copy", "is_writer_gone", "shutdown", "save", "restore", "digest_pages", "use_path", "fill_probe", "unpack", "finish_saves", "draft", "prepare", "forget", "place_adapter", "remove_adapter", "switch_weights", "switch_back", "drop_weights", "release_weights", "put_row")
+    __slots__ = ("step", "connect", "disconnect", "copy", "is_writer_gone", "shutdown", "save", "restore", "digest_pages", "use_path", "fill_probe", "unpack", "finish_saves", "draft", "prepare", "forget", "place_adapter", "remove_adapter", "switch_weights", "switch_back", "drop_weights", "release_weights", "put_row", "open_files", "keep", "load", "forget_pages")
     STEP_FIELD_NUMBER: _ClassVar[int]
     CONNECT_FIELD_NUMBER: _ClassVar[int]
     DISCONNECT_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,10 @@ class RankEntry(_message.Message):
     DROP_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     RELEASE_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     PUT_ROW_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FILES_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    FORGET_PAGES_FIELD_NUMBER: _ClassVar[int]
     step: Step
     connect: ConnectPeer
     disconnect: int
@@ -55,7 +59,11 @@ class RankEntry(_message.Message):
     drop_weights: bool
     release_weights: bool
     put_row: HiddenRow
-    def __init__(self, step: _Optional[_Union[Step, _Mapping]] = ..., connect: _Optional[_Union[ConnectPeer, _Mapping]] = ..., disconnect: _Optional[int] = ..., copy: _Optional[_Union[CopyPages, _Mapping]] = ..., is_writer_gone: _Optional[int] = ..., shutdown: _Optional[bool] = ..., save: _Optional[_Union[HostCopy, _Mapping]] = ..., restore: _Optional[_Union[HostCopy, _Mapping]] = ..., digest_pages: _Optional[_Union[DigestOwnPages, _Mapping]] = ..., use_path: _Optional[_Union[UsePath, _Mapping]] = ..., fill_probe: _Optional[int] = ..., unpack: _Optional[_Union[UnpackPages, _Mapping]] = ..., finish_saves: _Optional[bool] = ..., draft: _Optional[_Union[DraftStep, _Mapping]] = ..., prepare: _Optional[_Union[RankTask, _Mapping]] = ..., forget: _Optional[int] = ..., place_adapter: _Optional[_Union[PlaceAdapter, _Mapping]] = ..., remove_adapter: _Optional[int] = ..., switch_weights: _Optional[bool] = ..., switch_back: _Optional[bool] = ..., drop_weights: _Optional[bool] = ..., release_weights: _Optional[bool] = ..., put_row: _Optional[_Union[HiddenRow, _Mapping]] = ...) -> None: ...
+    open_files: int
+    keep: KeepPages
+    load: LoadPages
+    forget_pages: bytes
+    def __init__(self, step: _Optional[_Union[Step, _Mapping]] = ..., connect: _Optional[_Union[ConnectPeer, _Mapping]] = ..., disconnect: _Optional[int] = ..., copy: _Optional[_Union[CopyPages, _Mapping]] = ..., is_writer_gone: _Optional[int] = ..., shutdown: _Optional[bool] = ..., save: _Optional[_Union[HostCopy, _Mapping]] = ..., restore: _Optional[_Union[HostCopy, _Mapping]] = ..., digest_pages: _Optional[_Union[DigestOwnPages, _Mapping]] = ..., use_path: _Optional[_Union[UsePath, _Mapping]] = ..., fill_probe: _Optional[int] = ..., unpack: _Optional[_Union[UnpackPages, _Mapping]] = ..., finish_saves: _Optional[bool] = ..., draft: _Optional[_Union[DraftStep, _Mapping]] = ..., prepare: _Optional[_Union[RankTask, _Mapping]] = ..., forget: _Optional[int] = ..., place_adapter: _Optional[_Union[PlaceAdapter, _Mapping]] = ..., remove_adapter: _Optional[int] = ..., switch_weights: _Optional[bool] = ..., switch_back: _Optional[bool] = ..., drop_weights: _Optional[bool] = ..., release_weights: _Optional[bool] = ..., put_row: _Optional[_Union[HiddenRow, _Mapping]] = ..., open_files: _Optional[int] = ..., keep: _Optional[_Union[KeepPages, _Mapping]] = ..., load: _Optional[_Union[LoadPages, _Mapping]] = ..., forget_pages: _Optional[bytes] = ...) -> None: ...
 
 class HiddenRow(_message.Message):
     __slots__ = ("slot", "row")
@@ -245,6 +253,24 @@ class HostCopy(_message.Message):
     number: int
     def __init__(self, pages: _Optional[bytes] = ..., slots: _Optional[bytes] = ..., number: _Optional[int] = ...) -> None: ...
 
+class KeepPages(_message.Message):
+    __slots__ = ("places", "ids")
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    places: bytes
+    ids: bytes
+    def __init__(self, places: _Optional[bytes] = ..., ids: _Optional[bytes] = ...) -> None: ...
+
+class LoadPages(_message.Message):
+    __slots__ = ("number", "ids", "pages")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    ids: bytes
+    pages: bytes
+    def __init__(self, number: _Optional[int] = ..., ids: _Optional[bytes] = ..., pages: _Optional[bytes] = ...) -> None: ...
+
 class RankAnswer(_message.Message):
     __slots__ = ("engine_metadata", "is_loaded", "is_writer_gone", "is_saved")
     ENGINE_METADATA_FIELD_NUMBER: _ClassVar[int]
@@ -258,18 +284,20 @@ class RankAnswer(_message.Message):
     def __init__(self, engine_metadata: _Optional[bytes] = ..., is_loaded: _Optional[bool] = ..., is_writer_gone: _Optional[bool] = ..., is_saved: _Optional[bool] = ...) -> None: ...
 
 class RankEvent(_message.Message):
-    __slots__ = ("rank", "link_up", "link_down", "operation_done", "restored")
+    __slots__ = ("rank", "link_up", "link_down", "operation_done", "restored", "loaded")
     RANK_FIELD_NUMBER: _ClassVar[int]
     LINK_UP_FIELD_NUMBER: _ClassVar[int]
     LINK_DOWN_FIELD_NUMBER: _ClassVar[int]
     OPERATION_DONE_FIELD_NUMBER: _ClassVar[int]
     RESTORED_FIELD_NUMBER: _ClassVar[int]
+    LOADED_FIELD_NUMBER: _ClassVar[int]
     rank: int
     link_up: int
     link_down: LinkEnd
     operation_done: OperationEnd
     restored: int
-    def __init__(self, rank: _Optional[int] = ..., link_up: _Optional[int] = ..., link_down: _Optional[_Union[LinkEnd, _Mapping]] = ..., operation_done: _Optional[_Union[OperationEnd, _Mapping]] = ..., restored: _Optional[int] = ...) -> None: ...
+    loaded: LoadEnd
+    def __init__(self, rank: _Optional[int] = ..., link_up: _Optional[int] = ..., link_down: _Optional[_Union[LinkEnd, _Mapping]] = ..., operation_done: _Optional[_Union[OperationEnd, _Mapping]] = ..., restored: _Optional[int] = ..., loaded: _Optional[_Union[LoadEnd, _Mapping]] = ...) -> None: ...
 
 class TaskEnd(_message.Message):
     __slots__ = ("rank", "task", "grpc_status", "message", "fingerprint")
@@ -292,6 +320,18 @@ class LinkEnd(_message.Message):
     peer: int
     reason: str
     def __init__(self, peer: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class LoadEnd(_message.Message):
+    __slots__ = ("number", "error", "missing", "corrupt")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    CORRUPT_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    error: str
+    missing: bytes
+    corrupt: int
+    def __init__(self, number: _Optional[int] = ..., error: _Optional[str] = ..., missing: _Optional[bytes] = ..., corrupt: _Optional[int] = ...) -> None: ...
 
 class OperationEnd(_message.Message):
     __slots__ = ("operation", "error", "digest")

@@ -319,7 +319,7 @@ class StepMark(_message.Message):
     def __init__(self, step: _Optional[int] = ..., room: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("instance", "open_rooms", "pages_by_state", "pages_sent", "pages_received", "integrity_failures", "leaks_found", "problems", "host_pages", "host_pages_saved", "host_pages_restored", "links", "link_failures", "retractions", "drain", "quarantine_oldest_s", "unauthenticated_messages", "refused_page_writes", "graphs", "graph_bytes", "prefill_s", "prefill_busy", "prefill_tokens_per_s", "kv_port_open", "max_requests", "max_step_tokens", "step_model", "computing", "adapters_placed", "waiting_for_adapter", "drafting", "cache", "pages_pulled", "pages_lent", "pulls_refused", "pulls_missed", "pulls_wrong", "pull_saved_s", "pages_given", "pages_taken", "offers_declined", "weights_taken_bytes", "weights_givers_failed", "weights_given", "files")
+    __slots__ = ("instance", "open_rooms", "pages_by_state", "pages_sent", "pages_received", "integrity_failures", "leaks_found", "problems", "host_pages", "host_pages_saved", "host_pages_restored", "links", "link_failures", "retractions", "drain", "quarantine_oldest_s", "unauthenticated_messages", "refused_page_writes", "graphs", "graph_bytes", "prefill_s", "prefill_busy", "prefill_tokens_per_s", "kv_port_open", "max_requests", "max_step_tokens", "step_model", "computing", "adapters_placed", "waiting_for_adapter", "drafting", "cache", "pages_pulled", "pages_lent", "pulls_refused", "pulls_missed", "pulls_wrong", "pull_saved_s", "pages_given", "pages_taken", "offers_declined", "weights_taken_bytes", "weights_givers_failed", "weights_given", "files", "shared")
     class PagesByStateEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -372,6 +372,7 @@ class WorkerStatus(_message.Message):
     WEIGHTS_GIVERS_FAILED_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_GIVEN_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
     instance: _bootstrap_pb2.Instance
     open_rooms: int
     pages_by_state: _containers.ScalarMap[str, int]
@@ -417,7 +418,8 @@ class WorkerStatus(_message.Message):
     weights_givers_failed: int
     weights_given: int
     files: FileTierStatus
-    def __init__(self, instance: _Optional[_Union[_bootstrap_pb2.Instance, _Mapping]] = ..., open_rooms: _Optional[int] = ..., pages_by_state: _Optional[_Mapping[str, int]] = ..., pages_sent: _Optional[int] = ..., pages_received: _Optional[int] = ..., integrity_failures: _Optional[int] = ..., leaks_found: _Optional[int] = ..., problems: _Optional[_Iterable[str]] = ..., host_pages: _Optional[int] = ..., host_pages_saved: _Optional[int] = ..., host_pages_restored: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., link_failures: _Optional[int] = ..., retractions: _Optional[int] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., quarantine_oldest_s: _Optional[float] = ..., unauthenticated_messages: _Optional[int] = ..., refused_page_writes: _Optional[int] = ..., graphs: _Optional[int] = ..., graph_bytes: _Optional[int] = ..., prefill_s: _Optional[float] = ..., prefill_busy: _Optional[float] = ..., prefill_tokens_per_s: _Optional[float] = ..., kv_port_open: _Optional[bool] = ..., max_requests: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., step_model: _Optional[_Union[StepModel, _Mapping]] = ..., computing: _Optional[_Union[Computing, _Mapping]] = ..., adapters_placed: _Optional[int] = ..., waiting_for_adapter: _Optional[int] = ..., drafting: _Optional[_Union[Drafting, _Mapping]] = ..., cache: _Optional[_Union[CacheStatus, _Mapping]] = ..., pages_pulled: _Optional[int] = ..., pages_lent: _Optional[int] = ..., pulls_refused: _Optional[int] = ..., pulls_missed: _Optional[int] = ..., pulls_wrong: _Optional[int] = ..., pull_saved_s: _Optional[float] = ..., pages_given: _Optional[int] = ..., pages_taken: _Optional[int] = ..., offers_declined: _Optional[int] = ..., weights_taken_bytes: _Optional[int] = ..., weights_givers_failed: _Optional[int] = ..., weights_given: _Optional[int] = ..., files: _Optional[_Union[FileTierStatus, _Mapping]] = ...) -> None: ...
+    shared: FileTierStatus
+    def __init__(self, instance: _Optional[_Union[_bootstrap_pb2.Instance, _Mapping]] = ..., open_rooms: _Optional[int] = ..., pages_by_state: _Optional[_Mapping[str, int]] = ..., pages_sent: _Optional[int] = ..., pages_received: _Optional[int] = ..., integrity_failures: _Optional[int] = ..., leaks_found: _Optional[int] = ..., problems: _Optional[_Iterable[str]] = ..., host_pages: _Optional[int] = ..., host_pages_saved: _Optional[int] = ..., host_pages_restored: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., link_failures: _Optional[int] = ..., retractions: _Optional[int] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., quarantine_oldest_s: _Optional[float] = ..., unauthenticated_messages: _Optional[int] = ..., refused_page_writes: _Optional[int] = ..., graphs: _Optional[int] = ..., graph_bytes: _Optional[int] = ..., prefill_s: _Optional[float] = ..., prefill_busy: _Optional[float] = ..., prefill_tokens_per_s: _Optional[float] = ..., kv_port_open: _Optional[bool] = ..., max_requests: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., step_model: _Optional[_Union[StepModel, _Mapping]] = ..., computing: _Optional[_Union[Computing, _Mapping]] = ..., adapters_placed: _Optional[int] = ..., waiting_for_adapter: _Optional[int] = ..., drafting: _Optional[_Union[Drafting, _Mapping]] = ..., cache: _Optional[_Union[CacheStatus, _Mapping]] = ..., pages_pulled: _Optional[int] = ..., pages_lent: _Optional[int] = ..., pulls_refused: _Optional[int] = ..., pulls_missed: _Optional[int] = ..., pulls_wrong: _Optional[int] = ..., pull_saved_s: _Optional[float] = ..., pages_given: _Optional[int] = ..., pages_taken: _Optional[int] = ..., offers_declined: _Optional[int] = ..., weights_taken_bytes: _Optional[int] = ..., weights_givers_failed: _Optional[int] = ..., weights_given: _Optional[int] = ..., files: _Optional[_Union[FileTierStatus, _Mapping]] = ..., shared: _Optional[_Union[FileTierStatus, _Mapping]] = ...) -> None: ...
 
 class CacheStatus(_message.Message):
     __slots__ = ("prompt_tokens", "tiers", "evicted_pages", "evicted_p50_s", "evicted_p90_s", "pins", "pinned_pages", "most_pinned_pages", "pins_given_up", "sessions_away", "tool_calls", "tool_returns", "kept_returns")
@@ -462,7 +464,7 @@ class CacheTier(_message.Message):
     def __init__(self, name: _Optional[str] = ..., pages: _Optional[int] = ..., capacity_pages: _Optional[int] = ..., found_tokens: _Optional[int] = ...) -> None: ...
 
 class FileTierStatus(_message.Message):
-    __slots__ = ("pages", "bytes", "pages_written", "bytes_written", "pages_dropped", "pages_failed", "pages_read", "bytes_read", "pages_corrupt", "loads_failed", "pauses", "pages_not_loaded", "saved_s")
+    __slots__ = ("pages", "bytes", "pages_written", "bytes_written", "pages_dropped", "pages_failed", "pages_read", "bytes_read", "pages_corrupt", "loads_failed", "pauses", "pages_not_loaded", "saved_s", "lookups", "lookups_failed", "runs_found")
     PAGES_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     PAGES_WRITTEN_FIELD_NUMBER: _ClassVar[int]
@@ -476,6 +478,9 @@ class FileTierStatus(_message.Message):
     PAUSES_FIELD_NUMBER: _ClassVar[int]
     PAGES_NOT_LOADED_FIELD_NUMBER: _ClassVar[int]
     SAVED_S_FIELD_NUMBER: _ClassVar[int]
+    LOOKUPS_FIELD_NUMBER: _ClassVar[int]
+    LOOKUPS_FAILED_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FOUND_FIELD_NUMBER: _ClassVar[int]
     pages: int
     bytes: int
     pages_written: int
@@ -489,7 +494,10 @@ class FileTierStatus(_message.Message):
     pauses: int
     pages_not_loaded: int
     saved_s: float
-    def __init__(self, pages: _Optional[int] = ..., bytes: _Optional[int] = ..., pages_written: _Optional[int] = ..., bytes_written: _Optional[int] = ..., pages_dropped: _Optional[int] = ..., pages_failed: _Optional[int] = ..., pages_read: _Optional[int] = ..., bytes_read: _Optional[int] = ..., pages_corrupt: _Optional[int] = ..., loads_failed: _Optional[int] = ..., pauses: _Optional[int] = ..., pages_not_loaded: _Optional[int] = ..., saved_s: _Optional[float] = ...) -> None: ...
+    lookups: int
+    lookups_failed: int
+    runs_found: int
+    def __init__(self, pages: _Optional[int] = ..., bytes: _Optional[int] = ..., pages_written: _Optional[int] = ..., bytes_written: _Optional[int] = ..., pages_dropped: _Optional[int] = ..., pages_failed: _Optional[int] = ..., pages_read: _Optional[int] = ..., bytes_read: _Optional[int] = ..., pages_corrupt: _Optional[int] = ..., loads_failed: _Optional[int] = ..., pauses: _Optional[int] = ..., pages_not_loaded: _Optional[int] = ..., saved_s: _Optional[float] = ..., lookups: _Optional[int] = ..., lookups_failed: _Optional[int] = ..., runs_found: _Optional[int] = ...) -> None: ...
 
 class Drafting(_message.Message):
     __slots__ = ("sources", "asked", "asking_s", "saved_s", "held_bytes")

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from diptych.engine.frontend.metrics import Statuses, WorkerMetrics, state_of
@@ -187,16 +188,18 @@ def test_what_came_of_guesses_is_told_by_source_and_place_where_somebody_guesses
     }
 
 
-def test_files_are_told_where_some_are_kept() -> None:
+@pytest.mark.parametrize(("tier", "num_others"), [("file", 3), ("shared", 0)])
+def test_what_outlives_a_process_is_told_where_some_is_kept(tier: str, num_others: int) -> None:
     instance = bootstrap_pb2.Instance(state=bootstrap_pb2.INSTANCE_STATE_READY)
     silent, telling = worker_pb2.WorkerStatus(instance=instance), worker_pb2.WorkerStatus(instance=instance)
     fields = [field.name for field in worker_pb2.FileTierStatus.DESCRIPTOR.fields]
-    telling.files.CopyFrom(worker_pb2.FileTierStatus(**{name: at for at, name in enumerate(fields, 1)}))
+    status = worker_pb2.FileTierStatus(**{name: at for at, name in enumerate(fields, 1)})
+    (telling.files if tier == "file" else telling.shared).CopyFrom(status)
     found = samples(WorkerMetrics(), {0: silent, 1: telling})
-    told = {name: value for name, value in found.items() if "kv_file" in name}
-    assert sorted(told.values()) == [*range(1, len(fields) + 1)], "every field once"
-    assert told["diptych_kv_file_pages_corrupt_total,1"] == 1 + fields.index("pages_corrupt")
-    assert told["diptych_kv_file_bytes,1"] == 1 + fields.index("bytes")
+    told = {name: value for name, value in found.items() if f"kv_{tier}" in name}
+    assert sorted(told.values()) == [*range(1, len(fields) + 1 - num_others)], "every field once"
+    assert told[f"diptych_kv_{tier}_pages_corrupt_total,1"] == 1 + fields.index("pages_corrupt")
+    assert told[f"diptych_kv_{tier}_bytes,1"] == 1 + fields.index("bytes")
 
 
 def test_of_a_scheduler_that_does_not_answer_only_its_silence_is_told() -> None:

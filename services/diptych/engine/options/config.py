@@ -18,6 +18,7 @@ from diptych.common.net.served import LoadFormat, check_max_model_len
 from diptych.engine.options.device_kind import DeviceKind
 from diptych.engine.options.sim_timing import read_timing
 from diptych.engine.options.speculation import parse_speculate
+from diptych.engine.options.store_url import check_store
 from diptych.engine.schedule.step_sizes import GivenSizes
 from diptych.engine.tensor_parallel.rank_id import rank_id
 from diptych.engine.values.limits import MAX_DRAFTS, PIN_SHARE, RETRACTED_S, Scheduling
@@ -54,7 +55,8 @@ _AT_LEAST_ONE: Final = (
     "max_loaded_loras",
     "max_lora_rank",
 )
-_NOT_NEGATIVE: Final = ("mixed_step_ms", "kv_cache_mib", "host_cache_mib", "file_cache_mib", "max_loras", "base_gpu")
+_CACHES: Final = ("kv_cache_mib", "host_cache_mib", "file_cache_mib", "shared_cache_mib")
+_NOT_NEGATIVE: Final = ("mixed_step_ms", *_CACHES, "max_loras", "base_gpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,10 @@ class EngineOptions:
     )
     file_cache_dir: str = option("", help="folder for KV pages that outlive the process; empty: none", group="engine")
     file_cache_mib: int = option(0, help="files in --file-cache-dir, of each scheduler, MiB", group="engine")
+    shared_cache: str = option(
+        "", help="URL of a store of KV pages that workers share: s3:, gs:, az: or file:; empty: none", group="engine"
+    )
+    shared_cache_mib: int = option(0, help="a directory's part of --shared-cache, of all workers, MiB", group="engine")
     kv_windows: KvWindows = option(
         KV_WINDOWS,
         help="KV behind the windows of layers that have some; free: given to others at once; keep: when a request ends",
@@ -173,6 +179,7 @@ class EngineOptions:
         self._check_draft_model()
         self._check_deterministic()
         self._check_file_cache()
+        self._check_shared_cache()
         if self.device == "sim" and self.tp > 1:
             raise ConfigError("--device sim needs --tp 1: ranks are not simulated")
         if self.expert_parallel and self.tp == 1:
@@ -192,8 +199,14 @@ class EngineOptions:
         if bool(self.file_cache_dir) != bool(self.file_cache_mib):
             given, other = ("dir", "mib") if self.file_cache_dir else ("mib", "dir")
             raise ConfigError(f"--file-cache-{given} needs --file-cache-{other}: which folder, and how much of it")
-        if self.file_cache_dir and self.tp > 1:
-            raise ConfigError("--file-cache-dir needs --tp 1: parts of pages on several ranks are not kept in files")
+
+    def _check_shared_cache(self) -> None:
+        if self.shared_cache:
+            check_store(self.shared_cache, self.shared_cache_mib)
+        elif self.shared_cache_mib:
+            raise ConfigError("--shared-cache-mib needs --shared-cache: the URL of a directory")
+        if self.shared_cache and self.tp > 1:
+            raise ConfigError("--shared-cache needs --tp 1: parts of pages on several ranks are not kept in a store")
 
     def _check_deterministic(self) -> None:
         """Raises `ConfigError` for what adds up in another order when other requests are there."""

@@ -26,12 +26,12 @@ from diptych.engine.scheduler import codec
 from diptych.engine.scheduler.adapters import Adapters
 from diptych.engine.scheduler.admin_thread import AdminThread
 from diptych.engine.scheduler.grammar_thread import GrammarThread
+from diptych.engine.scheduler.lasting import NO_LASTING_TIERS, LastingTiers
 from diptych.engine.scheduler.links.links import SUSPECT_CHECK_S, Links
 from diptych.engine.scheduler.messages import fields_said
 from diptych.engine.scheduler.news import News
 from diptych.engine.scheduler.stepping import Stepping, StepWatch
 from diptych.engine.scheduler.watching import Watching
-from diptych.engine.tiers.file_tier import FileTier
 from diptych.engine.values.events import (
     AbortRoom,
     CompileGrammar,
@@ -65,7 +65,7 @@ class Parts:
     adapters: Adapters[Any]
     watch: StepWatch  # over the steps that run in the loop's thread
     copier: PageCopier = NO_COPIER  # of pages from host memory
-    files: FileTier | None = None
+    lasting: LastingTiers = NO_LASTING_TIERS
 
 
 class SchedulerLoop:
@@ -97,8 +97,7 @@ class SchedulerLoop:
         self._poller.register(channel, zmq.POLLIN)
         for part in (parts.links, parts.grammars, parts.admin):
             self._poller.register(part.fileno(), zmq.POLLIN)
-        of_files = () if parts.files is None else parts.files.descriptors()
-        for descriptor in (*parts.copier.descriptors(), *of_files):
+        for descriptor in (*parts.copier.descriptors(), *parts.lasting.descriptors()):
             self._poller.register(descriptor, zmq.POLLIN)
         self._handlers: Mapping[str, Callable[[Any, float], None]] = {  # by field, in the order in which they act
             "role": self._serve,
@@ -155,7 +154,7 @@ class SchedulerLoop:
         self._events.admin_answers.extend(self._parts.admin.poll())
         self._links.linking.reconnect(now_s)
         restored = [PagesRestored(number, None) for number in self._parts.copier.restored()]
-        restored += self._parts.files.restored() if self._parts.files is not None else ()
+        restored += self._parts.lasting.restored()
         for event in (*self._links.poll(self._core.suspects()), *self._grammars.poll(), *restored):
             self._core.handle(event, now_s)
         self._core.expire(now_s)

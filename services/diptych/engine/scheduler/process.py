@@ -47,6 +47,7 @@ from diptych.engine.scheduler.base import (
 )
 from diptych.engine.scheduler.crash_dump import CrashDump
 from diptych.engine.scheduler.grammar_thread import GrammarThread
+from diptych.engine.scheduler.lasting import open_files
 from diptych.engine.scheduler.loop import Parts, SchedulerLoop
 from diptych.engine.scheduler.news import News
 from diptych.engine.scheduler.profiling import Profiler, TorchTrace
@@ -61,6 +62,7 @@ from diptych.engine.scheduler.terms import worker_terms
 from diptych.engine.scheduler.weights import Host, Weights, misfit
 from diptych.engine.tensor_parallel.rank_model import RankModel
 from diptych.engine.tensor_parallel.rank_tasks import RankTasks
+from diptych.engine.tensor_parallel.ranked_files import RankFiles
 from diptych.engine.tensor_parallel.tp_model_worker import RankTransfer, TpModelWorker
 from diptych.engine.tensor_parallel.weight_sets import RankWeights, WeightLoader
 from diptych.engine.values.batch import DraftBatch, DraftModel, OverlapRunner
@@ -149,6 +151,9 @@ def serve_rank(config: SchedulerConfig, transport: Transport | None) -> None:
     copier = open_host_pages(hardware, layout, config.rank)
     if transport is not None:
         worker.answer(rank_pb2.RankAnswer(engine_metadata=transport.metadata()))
+    files = None
+    if hardware.options.file_cache_dir:
+        files = RankFiles(open_files(source, layout, hardware, copier, worker.files_number()))
     loader = loader_of(hardware, config.rank, lambda source: hardware.load(source, lambda: None))
     weights = RankWeights(hardware.options.model, source, loader)
     tasks = RankTasks(config.endpoint, config.rank)
@@ -156,8 +161,10 @@ def serve_rank(config: SchedulerConfig, transport: Transport | None) -> None:
     worker.answer(rank_pb2.RankAnswer(is_loaded=True))
     spare_what_stays()
     model = RankModel(weights, adapters, tasks)
-    worker.run(model, RankTransfer(transport, pool) if transport and pool else None, copier)
+    worker.run(model, RankTransfer(transport, pool) if transport and pool else None, copier, files)
     tasks.close()
+    if files is not None:
+        files.close()
     copier.close()
     worker.close()
     communicator.close()
@@ -194,10 +201,10 @@ def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCor
     door = _open_door(base.config, weights)
     _report_ready(base, channel, core, adapters, door)
     beat = SharedHeartbeat(base.config.heartbeat_fd).beat
-    parts = Parts(base.links, grammars, admin, adapters, base.watch, base.copier, base.files)
+    parts = Parts(base.links, grammars, admin, adapters, base.watch, base.copier, base.lasting)
     cache.compute_s = stepping.meter.compute_s
-    copies = Copies(taking, door)
-    news = News(core, cache, base.links, adapters, stepping.meter, lambda: weights.runner.graph_use, base.files, copies)
+    copies, graph_use = Copies(taking, door), lambda: weights.runner.graph_use
+    news = News(core, cache, base.links, adapters, stepping.meter, graph_use, base.lasting, copies)
     loop = SchedulerLoop(core, stepping, channel, parts, news, beat)
     dump = CrashDump(core, cache, stepping.meter, base.config.name)
     dump.on_signal()
@@ -355,8 +362,9 @@ def _obstacle(config: SchedulerConfig) -> str | None:
     options = config.engine
     if config.weights_from == "peers":  # who take them from here by the name of what was loaded
         return "a worker that gives its weights to others keeps them: restart it without --weights-from peers"
-    if options.file_cache_dir:
-        return "a worker that keeps KV in files keeps its weights: restart it, with others or without --file-cache-dir"
+    if options.file_cache_dir or options.shared_cache:
+        which = "--file-cache-dir" if options.file_cache_dir else "--shared-cache"
+        return f"a worker that keeps KV for longer than it lives keeps its weights: restart it, or leave out {which}"
     if parse_speculate(options.speculate).source == OF_NEXT_LAYER:  # which has matrices of the model's
         return "a worker that guesses by the model's next layer keeps its weights: restart it without --speculate mtp"
     return None

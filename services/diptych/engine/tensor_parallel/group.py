@@ -19,9 +19,12 @@ from diptych.engine.lora.host import AdapterHost
 from diptych.engine.tensor_parallel.adapters import TensorParallelAdapters
 from diptych.engine.tensor_parallel.rank_log import NoRanks, RankLog, draft_to_wire, page_bytes, step_to_wire
 from diptych.engine.tensor_parallel.rank_tasks import LeadTasks
+from diptych.engine.tensor_parallel.ranked_files import RankedFiles
 from diptych.engine.tensor_parallel.ranked_link import ranked_metadata
 from diptych.engine.tensor_parallel.transport import TensorParallelTransport
 from diptych.engine.tensor_parallel.weight_sets import RankWeights, TensorParallelWeights, WeightSets
+from diptych.engine.tiers.medium import Medium
+from diptych.engine.tiers.page_files import PageFiles
 from diptych.engine.values.batch import (
     DraftBatch,
     DraftModel,
@@ -56,6 +59,9 @@ class SingleRank:
 
     def lead_copier(self, copier: PageCopier) -> PageCopier:
         return copier
+
+    def lead_files(self, files: PageFiles) -> Medium:
+        return files
 
     def lead_runner(self, runner: OverlapRunner) -> OverlapRunner:
         return runner
@@ -98,6 +104,10 @@ class LeadRank:
 
     def lead_copier(self, copier: PageCopier) -> PageCopier:
         return TensorParallelCopier(copier, self._log)
+
+    def lead_files(self, files: PageFiles) -> Medium:
+        """Have every rank open its part."""
+        return RankedFiles(files, self._log)
 
     def lead_runner(self, runner: OverlapRunner) -> OverlapRunner:
         """Wait until every rank has loaded its part."""

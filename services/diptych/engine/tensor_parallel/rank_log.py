@@ -6,6 +6,7 @@ No call waits for a rank that died: whoever started the ranks ends all of them t
 from __future__ import annotations
 
 import contextlib
+import struct
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 import zmq
 
 from diptych.common.arrays import I32, I64
+from diptych.engine.cache.page_ids import PROOF_NBYTES, PageId
 from diptych.engine.values.batch import (
     DraftBatch,
     ForwardBatch,
@@ -28,6 +30,7 @@ from diptych.kvtransfer.flow import Flow
 from diptych.kvtransfer.transport import PageIndices, PageWrite
 from diptych.v1 import rank_pb2
 
+_ID: Final = struct.Struct(f"<HQQ{PROOF_NBYTES}s")
 _ARRAYS: Final = ("input_ids", "positions", "out_slots", "seq_lens", "extend_lens", "num_sampled")  # of both forms
 
 
@@ -49,6 +52,8 @@ class RankLog:
         self._task_ends = rank_socket(zmq.PULL)
         self._task_ends.bind(tasks_endpoint(endpoint))
         self._lock = threading.Lock()
+        self._restored: list[int] = []  # that nobody has heard of yet
+        self._loaded: list[rank_pb2.LoadEnd] = []
 
     def append(self, entry: rank_pb2.RankEntry) -> None:
         data = entry.SerializeToString()
@@ -71,7 +76,22 @@ class RankLog:
 
     def restored(self) -> list[int]:
         """Return the numbers of the restores that ranks have ended since the last call, once for each rank."""
-        return [event.restored for event in _received(self._restores)]
+        self._sort_restores()
+        ended, self._restored = self._restored, []
+        return ended
+
+    def loaded(self) -> list[rank_pb2.LoadEnd]:
+        """Return the loads from files that ranks have ended since the last call, once for each rank."""
+        self._sort_restores()
+        ended, self._loaded = self._loaded, []
+        return ended
+
+    def _sort_restores(self) -> None:
+        for event in _received(self._restores):
+            if event.HasField("loaded"):
+                self._loaded.append(event.loaded)
+            else:
+                self._restored.append(event.restored)
 
     def descriptors(self) -> Sequence[int]:
         """Return what becomes readable with news; `events` must then be called until it has none."""
@@ -153,6 +173,14 @@ def rank_socket(kind: int) -> zmq.Socket[bytes]:
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
     socket.set_hwm(0)
     return socket
+
+
+def ids_to_bytes(ids: Sequence[PageId]) -> bytes:
+    return b"".join(_ID.pack(*page_id) for page_id in ids)
+
+
+def ids_from_bytes(data: bytes) -> list[PageId]:
+    return [PageId(*fields) for fields in _ID.iter_unpack(data)]
 
 
 def step_to_wire(batch: ForwardBatch) -> rank_pb2.Step:

@@ -24,6 +24,7 @@ from diptych.engine.tensor_parallel.rank_log import (
     step_from_wire,
     write_from_wire,
 )
+from diptych.engine.tensor_parallel.ranked_files import RankFiles
 from diptych.engine.values.batch import DraftModel, ForwardBatch
 from diptych.kvtransfer.errors import TransferError, TransferQueueFull
 from diptych.kvtransfer.transport import LinkDown, LinkUp, NoteReceived, OpDone, ProbePages, Transport, TransportEvent
@@ -73,26 +74,47 @@ class TpModelWorker:
     def answer(self, answer: rank_pb2.RankAnswer) -> None:
         self._log.send(answer.SerializeToString())
 
-    def run(self, runner: ServedRank, transfer: RankTransfer | None, host_pages: PageCopier) -> None:
-        """Apply entries until the last. `transfer` is None for an engine without peers."""
+    def files_number(self) -> int:
+        """Wait for the first entry where pages are kept in files; return the number of their folder."""
+        entry = rank_pb2.RankEntry.FromString(self._log.recv())
+        assert entry.HasField("open_files")
+        return entry.open_files
+
+    def run(
+        self,
+        runner: ServedRank,
+        transfer: RankTransfer | None,
+        host_pages: PageCopier,
+        files: RankFiles | None = None,
+    ) -> None:
+        """Apply entries until the last. `transfer` is None for an engine without peers; `files` where none are kept."""
         poller = zmq.Poller()
         poller.register(self._log, zmq.POLLIN)
         if transfer is not None:
             poller.register(transfer.fileno(), zmq.POLLIN)
-        for descriptor in host_pages.descriptors():
+        for descriptor in (*host_pages.descriptors(), *(files.descriptors() if files is not None else ())):
             poller.register(descriptor, zmq.POLLIN)
-        while not self.apply_due(runner, transfer, host_pages):
+        while not self.apply_due(runner, transfer, host_pages, files):
             if transfer is not None:
                 self.report(transfer)
             self.report_restored(host_pages)
-            poller.poll()
+            if files is not None:
+                self.report_loaded(files)
+            poller.poll(None if files is None else files.wait_ms)
 
-    def apply_due(self, runner: ServedRank, transfer: RankTransfer | None, host_pages: PageCopier) -> bool:
+    def apply_due(
+        self,
+        runner: ServedRank,
+        transfer: RankTransfer | None,
+        host_pages: PageCopier,
+        files: RankFiles | None = None,
+    ) -> bool:
         """Apply what is in the log, without waiting; return whether its end was reached."""
         for entry in self._due():
             if entry.HasField("shutdown"):
                 return True
-            self._apply(entry, runner, transfer, host_pages)
+            if files is None or not _apply_to_files(entry, files):
+                self._apply(entry, runner, transfer, host_pages)
         return False
 
     def report(self, transfer: RankTransfer) -> None:
@@ -105,6 +127,11 @@ class TpModelWorker:
         """Tell rank 0 which restores have ended here."""
         for number in host_pages.restored():
             self._restores.send(rank_pb2.RankEvent(rank=self._rank, restored=number).SerializeToString())
+
+    def report_loaded(self, files: RankFiles) -> None:
+        """Tell rank 0 which loads from files have ended here."""
+        for end in files.ended():
+            self._restores.send(rank_pb2.RankEvent(rank=self._rank, loaded=end).SerializeToString())
 
     def close(self) -> None:
         for socket in (self._log, self._events, self._restores):
@@ -145,6 +172,20 @@ class TpModelWorker:
                 answer = transfer.apply(entry)
                 if answer is not None:
                     self.answer(answer)
+
+
+def _apply_to_files(entry: rank_pb2.RankEntry, files: RankFiles) -> bool:
+    """Apply an entry that is about files; return whether it is."""
+    match entry.WhichOneof("entry"):
+        case "keep":
+            files.keep(entry.keep)
+        case "load":
+            files.load(entry.load)
+        case "forget_pages":
+            files.forget(entry.forget_pages)
+        case _:
+            return False
+    return True
 
 
 def _host_copy(copy: rank_pb2.HostCopy) -> tuple[I32, I32]:

@@ -15,7 +15,7 @@ import numpy as np
 from diptych.common.arrays import F32, I32, I64
 from diptych.engine.cache.pins import Pin
 from diptych.engine.cache.radix_node import Node
-from diptych.engine.cache.tier import Restore
+from diptych.engine.cache.tier import Lookup, Restore
 from diptych.engine.lora.registry import NO_ADAPTER
 from diptych.engine.values.token_counts import TokenCounts
 from diptych.generation.finish import Finish
@@ -59,7 +59,8 @@ class Request:
     row: int = -1  # in the page table; -1: not admitted
     num_pages: int = 0  # in the page table row
     node: Node | None = field(default=None, repr=False)  # locked prefix in the radix tree; None: not admitted
-    restore: Restore | None = None  # of its prefix, for which it waits; None: it was not admitted for another reason
+    restore: Restore | Lookup | None = None  # of its prefix, for which it waits; None: it was not admitted otherwise
+    lookup: Lookup | None = field(default=None, repr=False)  # of its text in a store, the only one
     num_restores: int = 0  # for which it has let others pass
     restored: list[Restore] = field(default_factory=list, repr=False)  # that were begun for it while it waited
     job_s: float = 0.0  # how long before it the job began that it goes on with: see `sessions`
