@@ -31,8 +31,10 @@ def rank_adapter(adapter: Adapter, model: ModelConfig, shard: Shard) -> Adapter:
 
 
 def adapted_placement(model: ModelConfig, shard: Shard) -> Iterator[Placed]:
-    """Yield the matrices as a rank's adapters see them: its part of each, but the whole vocabulary."""
+    """Yield the matrices as a rank's adapters see them: its part of each that it has, but the whole vocabulary."""
     for name, cuts in _cuts(model, shard):
+        if not cuts:  # an expert of other ranks
+            continue
         is_whole = cuts[0].full.target in _WHOLE
         yield name, tuple(cut.full if is_whole else cut.local for cut in cuts)
 
