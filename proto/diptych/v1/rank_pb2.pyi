@@ -74,20 +74,22 @@ class HiddenRow(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., row: _Optional[bytes] = ...) -> None: ...
 
 class RankTask(_message.Message):
-    __slots__ = ("task", "adapter", "load_weights", "replace_weights", "join_group", "leave_group")
+    __slots__ = ("task", "adapter", "load_weights", "replace_weights", "join_group", "leave_group", "settle_weights")
     TASK_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     LOAD_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     REPLACE_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     JOIN_GROUP_FIELD_NUMBER: _ClassVar[int]
     LEAVE_GROUP_FIELD_NUMBER: _ClassVar[int]
+    SETTLE_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     task: int
     adapter: str
     load_weights: _admin_pb2.WeightsChange
     replace_weights: _admin_pb2.WeightsChange
     join_group: _admin_pb2.JoinGroup
     leave_group: str
-    def __init__(self, task: _Optional[int] = ..., adapter: _Optional[str] = ..., load_weights: _Optional[_Union[_admin_pb2.WeightsChange, _Mapping]] = ..., replace_weights: _Optional[_Union[_admin_pb2.WeightsChange, _Mapping]] = ..., join_group: _Optional[_Union[_admin_pb2.JoinGroup, _Mapping]] = ..., leave_group: _Optional[str] = ...) -> None: ...
+    settle_weights: bool
+    def __init__(self, task: _Optional[int] = ..., adapter: _Optional[str] = ..., load_weights: _Optional[_Union[_admin_pb2.WeightsChange, _Mapping]] = ..., replace_weights: _Optional[_Union[_admin_pb2.WeightsChange, _Mapping]] = ..., join_group: _Optional[_Union[_admin_pb2.JoinGroup, _Mapping]] = ..., leave_group: _Optional[str] = ..., settle_weights: _Optional[bool] = ...) -> None: ...
 
 class PlaceAdapter(_message.Message):
     __slots__ = ("task", "slot")

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from diptych.common.errors import Conflict, InvalidRequest, Unavailable
+from diptych.common.errors import Conflict, DiptychError, InvalidRequest, Unavailable
 from diptych.common.members.roles import Role
 from diptych.engine.frontend.group import WorkerGroup
 from diptych.engine.frontend.sessions import Sessions
@@ -30,6 +30,7 @@ class PlayedScheduler:
         self.served = "old"
         self.broken: set[str] = set()
         self.lacking: list[str] = []
+        self.makes_vectors = False
         self.done: list[str] = []
 
     async def ready(self) -> engine_pb2.SchedulerReady:
@@ -50,6 +51,8 @@ class PlayedScheduler:
         kind = str(command.WhichOneof("command"))
         change = command.replace_weights
         self.done.append(f"{kind} {change.model or ' '.join(change.files)}".strip())
+        if self.makes_vectors:
+            return AdminAnswer(query=command.query, grpc_status="FAILED_PRECONDITION", message="it makes vectors")
         if kind == "close_weights":
             return AdminAnswer(query=command.query, switch_weights=SwitchWeightsResult(previous_model=self.served))
         if kind != "replace_weights":
@@ -114,6 +117,19 @@ def test_what_fails_on_its_way_is_followed_by_what_was_served() -> None:
         with pytest.raises(InvalidRequest, match="rank 1: the file ends; old is served again"):
             await worker.update("new")
         assert (worker.scheduler.served, worker.refuses_because) == ("old", "")
+
+    play(script)
+
+
+def test_a_group_whose_weights_can_not_change_in_place_serves_on() -> None:
+    async def script(worker: Worker) -> None:
+        worker.scheduler.makes_vectors = True
+        with pytest.raises(DiptychError, match="it makes vectors"):
+            await worker.update("new")
+        with pytest.raises(DiptychError, match="it makes vectors"):
+            await release(worker.group, 0.0)
+        assert worker.scheduler.done == ["check_weights", "close_weights"]
+        assert (worker.refuses_because, dict(worker.group.departure.holds)) == ("", {})
 
     play(script)
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+import transformers
 
 from diptych.checkpoints.given_tensors import GivenTensors
 from diptych.checkpoints.shard import Shard
@@ -20,8 +21,10 @@ from diptych.common.errors import ConfigError
 from diptych.engine.models.lora_host import LoraHost
 from diptych.engine.models.matrix import TorchMatrix
 from diptych.engine.runner.in_place import PartsInPlace
+from diptych.engine.runner.model_loader import ModelInPlace
 from diptych.engine.runner.model_part import ModelPart
 from diptych.engine.scheduler.weights import trial_of
+from diptych.engine.tensor_parallel.weight_sets import Change, RankWeights, WeightLoader
 
 NewDriver = Callable[..., Any]
 FAMILIES = (  # states, sinks and stacked experts, an output that is the embedding, latents, inputs of each layer
@@ -59,7 +62,8 @@ def test_a_model_whose_parts_were_replaced_has_the_bits_of_one_that_was_loaded(
         first, expected = logits(driver), logits(fresh)
         parts = PartsInPlace(driver.runner.model)
         parts.take(ModelPart.of(after, ranks).tensors)
-        assert parts.settle() == []
+        assert parts.lacking() == []
+        parts.settle()
         tried = driver.runner.logits(trial_of(after.config))
         found = logits(driver)
         assert ranks is not None or tried.isfinite().all()
@@ -82,7 +86,8 @@ def test_beside_the_model_lie_two_layers_at_most(tiny_folder: Path, new_driver: 
 
     parts = PartsInPlace(driver.runner.model)
     parts.take(watched())
-    assert parts.settle() == []
+    assert parts.lacking() == []
+    parts.settle()
     assert num_before < most < 2 * num_before - 2
     assert num_matrices() == num_before
 
@@ -107,14 +112,95 @@ def test_tensors_come_in_any_portions_and_what_is_lacking_is_named(
     parts, layer = PartsInPlace(driver.runner.model), "model.layers.1."
     parts.take(given(tmp_path / "after", before, "lm_head", f"{layer}mlp.up", f"{layer}self_attn").tensors())
     lacking = ["model.embed_tokens.weight", f"{layer}mlp.down_proj.weight", f"{layer}mlp.gate_proj.weight"]
-    assert parts.settle() == lacking
+    assert parts.lacking() == lacking
     parts.take(given(tmp_path / "after", before, "model.embed", f"{layer}mlp.down", f"{layer}mlp.gate").tensors())
-    assert parts.settle() == []
+    assert parts.lacking() == []
+    parts.settle()
     assert not torch.equal(logits(driver), expected), "norms and the first layer are the old ones"
     rest = PartsInPlace(driver.runner.model)
     rest.take(given(tmp_path / "after", before, "").tensors())
-    assert rest.settle() == []
+    assert rest.lacking() == []
+    rest.settle()
     assert torch.equal(logits(driver), expected)
+
+
+@pytest.mark.parametrize("name", ["self_attn.v_proj", "mlp.gate_proj"])
+def test_of_a_matrix_of_which_a_piece_came_the_rest_is_lacking(
+    tiny_folder: Path, new_driver: NewDriver, tmp_path: Path, name: str
+) -> None:
+    before, after = open_model(str(tiny_folder)), changed(tiny_folder, tmp_path / "after")
+    driver, layer = new_driver(before), "model.layers.1."
+    parts = PartsInPlace(driver.runner.model)
+    parts.take(given(tmp_path / "after", before, layer + name).tensors())
+    matrices = [n for n, _ in after.tensors() if n.startswith(layer) and n.endswith("proj.weight")]
+    assert parts.lacking() == sorted(set(matrices) - {f"{layer}{name}.weight"})
+    wanted = parts.lacking()
+    parts.take((n, array) for n, array in after.tensors() if n in wanted)
+    assert parts.lacking() == []
+
+
+def test_of_a_bias_of_which_a_piece_came_the_rest_is_lacking(tmp_path: Path, new_driver: NewDriver) -> None:
+    source = with_biases(tmp_path / "biased")
+    parts, bias = PartsInPlace(new_driver(source).runner.model), "model.layers.0.self_attn.k_proj.bias"
+    parts.take((name, array) for name, array in source.tensors() if name != bias)
+    assert parts.lacking() == [bias]
+    parts.take((name, array) for name, array in source.tensors() if name == bias)
+    assert parts.lacking() == []
+
+
+def with_biases(folder: Path) -> ModelSource:
+    config = transformers.Qwen2Config(
+        vocab_size=32,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+    )
+    transformers.Qwen2ForCausalLM(config).save_pretrained(folder)
+    return open_model(str(folder))
+
+
+def test_a_worker_that_was_given_a_piece_of_a_matrix_says_what_is_lacking_and_keeps_no_norms_of_it(
+    tiny_folder: Path, new_driver: NewDriver, tmp_path: Path
+) -> None:
+    after = changed(tiny_folder, tmp_path / "after")
+    driver = new_driver(open_model(str(tiny_folder)))
+    expected = logits(driver)
+
+    def in_place(runner: Any) -> ModelInPlace:
+        return ModelInPlace(runner, None, lambda runner: runner)
+
+    loader: WeightLoader[Any] = WeightLoader(open_model, lambda source: driver.runner, in_place, lambda new, old: None)
+    weights = RankWeights(str(tiny_folder), open_model(str(tiny_folder)), loader)
+    tensors = safetensors.torch.load_file(tmp_path / "after" / "model.safetensors")
+    few = ("model.norm.weight", "model.layers.1.self_attn.v_proj.weight")
+    safetensors.torch.save_file({name: tensors[name] for name in few}, tmp_path / "few")
+    safetensors.torch.save_file({name: t for name, t in tensors.items() if "norm" not in name}, tmp_path / "matrices")
+    assert "model.layers.1.self_attn.q_proj.weight" in weights.replace(Change(files=(str(tmp_path / "few"),)))
+    weights.release()
+    lacking = weights.replace(Change(files=(str(tmp_path / "matrices"),)))
+    assert lacking == sorted(name for name, _ in after.tensors() if "norm" in name)
+    assert weights.replace(Change(model=str(tiny_folder))) == []
+    assert torch.equal(logits(driver), expected)
+
+
+def test_vectors_of_a_change_that_never_ended_are_not_kept(
+    tiny_folder: Path, new_driver: NewDriver, tmp_path: Path
+) -> None:
+    before = open_model(str(tiny_folder))
+    changed(tiny_folder, tmp_path / "after")
+    driver = new_driver(before)
+    PartsInPlace(driver.runner.model).take(given(tmp_path / "after", before, "model.norm").tensors())
+    parts = PartsInPlace(driver.runner.model)
+    parts.want_all()
+    parts.release()
+    parts.take((name, array) for name, array in before.tensors() if "norm" not in name)
+    assert parts.lacking() == sorted(name for name, _ in before.tensors() if "norm" in name)
+    parts.take((name, array) for name, array in before.tensors() if "norm" in name)
+    assert parts.lacking() == []
+    parts.settle()
+    assert torch.equal(logits(driver), logits(new_driver(before)))
 
 
 def test_tensors_that_have_no_place_are_refused_by_name(tiny_folder: Path, tmp_path: Path) -> None:
@@ -138,7 +224,8 @@ def test_whoever_gave_tensors_in_a_file_may_write_it_anew_at_once(
     driver = new_driver(source, backend)
     parts = PartsInPlace(driver.runner.model)
     parts.take(GivenTensors(source, [tmp_path / "given"]).tensors())
-    assert parts.settle() == []
+    assert parts.lacking() == []
+    parts.settle()
     expected = logits(driver)
     with (tmp_path / "given").open("r+b") as file:
         file.seek(8 + int.from_bytes(file.read(8), "little"))
@@ -160,7 +247,8 @@ def test_adapters_stay_beside_matrices_that_were_replaced(
     logits(drivers[0])
     parts = PartsInPlace(drivers[0].runner.model)
     parts.take(after.tensors())
-    assert parts.settle() == []
+    assert parts.lacking() == []
+    parts.settle()
     found, expected = map(logits, drivers)
     assert torch.equal(found, expected)
     assert not torch.isclose(found[1], plain[1], atol=1e-3).all(), "the adapter adds something"
@@ -176,7 +264,8 @@ def test_on_a_gpu_replaced_parts_have_the_bits_of_loaded_ones(
     first, expected = logits(driver), logits(fresh)
     parts = PartsInPlace(driver.runner.model)
     parts.take(after.tensors())
-    assert parts.settle() == []
+    assert parts.lacking() == []
+    parts.settle()
     found = logits(driver)
     assert torch.equal(found, expected)
     assert not torch.equal(found, first)

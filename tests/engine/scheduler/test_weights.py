@@ -78,6 +78,8 @@ class InPlace:
     """A model of which only the name is replaced. "broken" breaks on its way; of "half" something is lacking."""
 
     def __init__(self, runner: NamedRunner) -> None:
+        if runner.name == "vectors":
+            raise ConfigError("it makes vectors: restart it")
         self._runner = runner
 
     def release(self) -> None:
@@ -88,7 +90,13 @@ class InPlace:
         if self._runner.name == "broken":
             raise ConfigError("the file ends")
 
-    def settle(self) -> list[str]:
+    def want_all(self) -> None:
+        pass
+
+    def settle(self) -> None:
+        pass
+
+    def lacking(self) -> list[str]:
         return ["model.norm.weight"] if self._runner.name == "half" else []
 
     def runner(self) -> NamedRunner:
@@ -294,3 +302,17 @@ def test_released_weights_stay_closed_with_an_empty_cache_until_others_come(worl
         world.weights.logits(_TRIAL)
     assert world.do(change("replace_weights", "old")).switch_weights.model_id == "old"
     assert world.weights.execute(_TRIAL, _GREEDY).token_ids.tolist() == [1]
+
+
+def test_a_model_that_can_not_change_in_place_is_refused_before_it_is_closed(world: World) -> None:
+    old = world.sources["old"]
+    world.sources["vectors"] = Source(replace(old.config, model_id="vectors"), old.tokenizer())
+    world.prepare("vectors")
+    world.switch()
+    for command in (change("check_weights", "new"), CLOSE):
+        with pytest.raises(ConfigError, match="makes vectors: restart it"):
+            world.do(command)
+    assert world.weights.execute(_TRIAL, _GREEDY).token_ids.tolist() == [1]
+    world.prepare("new")
+    world.switch()
+    assert world.weights.runner.name == "new", "beside it may be changed"

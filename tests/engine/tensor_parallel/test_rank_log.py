@@ -1,11 +1,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import zmq
 
-from diptych.engine.tensor_parallel.rank_log import step_from_wire, step_to_wire
+from diptych.engine.tensor_parallel import rank_log
+from diptych.engine.tensor_parallel.rank_log import RankLog, step_from_wire, step_to_wire
+from diptych.engine.tensor_parallel.tp_model_worker import TpModelWorker
 from diptych.engine.values.batch import ForwardBatch, ForwardMode, PromptRows, StateMoves, WindowGroups
 from diptych.v1 import rank_pb2
 
@@ -67,3 +74,49 @@ def test_what_is_copied_of_states_arrives_as_it_was_sent(num_copies: tuple[int, 
     assert found is not None
     assert (found.read_pages.shape, found.written_pages.shape) == ((num_read, 3), (num_written, 3))
     np.testing.assert_equal(dataclasses.asdict(found), dataclasses.asdict(moves))
+
+
+class Copier:
+    """Saves nothing."""
+
+    def finish_saves(self) -> None:
+        pass
+
+
+class WatchedSocket:
+    """A socket that notes which threads receive by it, and which send."""
+
+    def __init__(self, socket: zmq.Socket[bytes], users: set[str]) -> None:
+        self._socket = socket
+        self._users = users
+
+    def send(self, data: bytes, flags: int = 0) -> None:
+        self._users.add("appends")
+        self._socket.send(data, flags)
+
+    def recv(self, flags: int = 0) -> bytes:
+        self._users.add("receives")
+        return self._socket.recv(flags)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
+
+
+def test_no_thread_waits_for_answers_at_a_socket_to_which_another_appends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users: defaultdict[int, set[str]] = defaultdict(set)
+    plain = rank_log.rank_socket
+    monkeypatch.setattr(rank_log, "rank_socket", lambda kind: WatchedSocket(plain(kind), users[len(users)]))
+    endpoint = f"ipc://{tmp_path}/scheduler"
+    log, worker, runner = RankLog(endpoint, 2), TpModelWorker(endpoint, 1), Any
+    with ThreadPoolExecutor(1) as loop:
+        asking = loop.submit(log.ask, rank_pb2.RankEntry(finish_saves=True))
+        log.append(rank_pb2.RankEntry(finish_saves=True))
+        while not asking.done():
+            worker.apply_due(runner, None, Copier())  # type: ignore[arg-type]
+    assert asking.result() == log.answers() == [rank_pb2.RankAnswer(is_saved=True)]
+    assert all(len(each) < 2 for each in users.values())
+    assert set().union(*users.values()) == {"appends", "receives"}
+    worker.close()
+    log.close()

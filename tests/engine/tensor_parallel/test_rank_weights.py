@@ -37,6 +37,8 @@ class Rank:
     def __init__(self, config: Any) -> None:
         self._config = config
         self.fails = False
+        self.lacks: list[str] = []
+        self.wants_all = False
         self.weights = RankWeights("old", self.open("old"), WeightLoader(self.open, self.load, self.in_place, fits))
 
     def open(self, model: str) -> ModelSource:
@@ -48,15 +50,32 @@ class Rank:
         return Model(source.config.model_id)
 
     def in_place(self, model: Model) -> Any:
+        come = ""
+        self.wants_all = False
+
         def take(source: ModelSource) -> None:
+            nonlocal come
             model.name = ""
             self._check()
-            model.name = source.config.model_id
+            come = source.config.model_id
 
         def release() -> None:
             model.name = ""
 
-        return SimpleNamespace(take=take, release=release, settle=list, runner=lambda: model)
+        def settle() -> None:
+            model.name = come
+
+        def want_all() -> None:
+            self.wants_all = True
+
+        return SimpleNamespace(
+            take=take,
+            release=release,
+            want_all=want_all,
+            lacking=lambda: self.lacks,
+            settle=settle,
+            runner=lambda: model,
+        )
 
     def _check(self) -> None:
         if getattr(self, "fails", False):
@@ -143,6 +162,29 @@ def test_if_one_rank_fails_in_place_no_rank_has_weights_until_all_have_others(ra
     with pytest.raises(ConfigError, match="no memory is left"):
         ranks.do(lambda: ranks.lead.replace(Change("new")))
     assert ranks.serve("")
+    while not all(rank.wants_all for rank in ranks.ranks):  # norms may be of either model
+        ranks.apply()
     ranks.ranks[failing].fails = False
     assert ranks.do(lambda: ranks.lead.replace(Change("old"))) == []
     assert ranks.serve("old")
+
+
+def test_what_any_rank_lacks_is_lacking_and_none_serves_before_it_has_come(ranks: Ranks) -> None:
+    ranks.ranks[0].lacks, ranks.ranks[1].lacks = ["a", "c"], ["b", "c"]
+    assert ranks.do(lambda: ranks.lead.replace(Change("new"))) == ["a", "b", "c"]
+    ranks.ranks[0].lacks = []
+    assert ranks.do(lambda: ranks.lead.replace(Change("new"))) == ["b", "c"]
+    assert ranks.serve("")
+    ranks.ranks[1].lacks = []
+    assert ranks.do(lambda: ranks.lead.replace(Change("new"))) == []
+    assert ranks.serve("new")
+
+
+def test_weights_that_were_released_whole_keep_their_norms(ranks: Ranks) -> None:
+    ranks.lead.release()
+    assert ranks.serve("")
+    assert not any(rank.wants_all for rank in ranks.ranks)
+    assert ranks.do(lambda: ranks.lead.replace(Change("new"))) == []
+    ranks.lead.release()
+    assert ranks.serve("")
+    assert not any(rank.wants_all for rank in ranks.ranks)

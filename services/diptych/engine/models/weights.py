@@ -106,8 +106,13 @@ class _Target:
 
     def __init__(self, pieces: list[Piece]) -> None:
         self.split = pieces[0].split
-        self._waits_for = len(pieces)
+        self._num_pieces = self._waits_for = len(pieces)
         self._pieces: list[tuple[int, Stored]] = []  # where they start, and their rows
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether some of its pieces have come."""
+        return self._waits_for < self._num_pieces
 
     def add(self, piece: Piece, rows: Stored) -> list[Stored] | None:
         """Keep `rows`; return all in order when these were the last."""
@@ -138,6 +143,15 @@ class Assembly:
     def lacking(self) -> list[str]:
         """The tensors that have not come, in the order of their names."""
         return sorted(self._places)
+
+    @property
+    def begun(self) -> set[str]:
+        """The matrices and vectors of which some pieces have come, and not all."""
+        return {name for name, target in self._targets.items() if target.is_begun}
+
+    def targets_of(self, tensor: str) -> list[str]:
+        """Return the matrices and vectors of which a tensor that has not come has pieces."""
+        return [piece.target for piece in self._places.get(tensor, ())]
 
     def tensors_of(self, targets: Collection[str]) -> list[str]:
         """Return the tensors that have not come and are pieces of `targets`, in the order of their names."""

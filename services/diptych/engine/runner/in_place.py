@@ -5,7 +5,8 @@ the old one is dropped: beside the model lie a part or two, and one tensor of a 
 and between the first tensor and `settle` the model is neither the old nor the new one.
 
 Checkpoints need not be sorted, and not everything need come: what `settle` finds of a part without its vectors (norms,
-biases) gets those that it had. A part that lacks a matrix can't be made: the tensors that it waits for are named.
+biases) gets those that it had, unless they are of a change that never ended. A part that lacks a matrix can't be made,
+nor can a matrix of which a piece has come without the rest: the tensors that it waits for are named.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class PartsInPlace:
         self._come: set[str] = set()  # names of matrices and vectors
         self._made_of = [frozenset(names) for names in model.decoder.made_of]
         self._waiting: dict[int, None] = {}  # parts of which something has come, in order
+        self._may_keep = True  # vectors of the model are all of one set
         self._parts_of: defaultdict[str, list[int]] = defaultdict(list)
         for part, names in enumerate(self._made_of):
             for name in names:
@@ -48,23 +50,39 @@ class PartsInPlace:
         self._decoder.release()
         self._waiting = dict.fromkeys(range(len(self._made_of)))
 
+    def want_all(self) -> None:
+        """Wait for vectors, too: those that the model has are of several sets."""
+        self._may_keep = False
+
     def take(self, tensors: Iterable[tuple[str, Stored]]) -> None:
         """Take tensors, cut to this rank's part, by their names in checkpoints. Raises `ConfigError`."""
         with torch.inference_mode():
             for name, array in tensors:
+                self._begin(self._assembly.targets_of(name))
                 for target, weight in self._assembly.add(name, array):
                     self._put(target, weight)
                     if target == "embed" and self._model.config.tie_embeddings:
                         self._put("lm_head", weight)
 
-    def settle(self) -> list[str]:
-        """Return the tensors that parts wait for. Where it is none, parts that lack only vectors are made."""
-        lacking = {name for part in self._waiting for name in self._matrix_names(part) - self._come}
-        if not lacking:
-            with torch.inference_mode():
-                for part in list(self._waiting):
-                    self._make(part)
-        return self._assembly.tensors_of(lacking)
+    def lacking(self) -> list[str]:
+        """Return the tensors that parts wait for, as checkpoints name them, in the order of their names."""
+        if not self._may_keep:
+            return self._assembly.lacking
+        wanted = {name for part in self._waiting for name in self._matrix_names(part) - self._come}
+        return self._assembly.tensors_of(wanted | self._assembly.begun)
+
+    def settle(self) -> None:
+        """Make the parts that lack only vectors. Nothing else may be lacking."""
+        with torch.inference_mode():
+            for part in list(self._waiting):
+                self._make(part)
+
+    def _begin(self, targets: Iterable[str]) -> None:
+        """Have the parts wait that are made of these."""
+        for name in targets:
+            self._waiting |= dict.fromkeys(self._parts_of[name])
+            if name == "embed" and self._model.config.tie_embeddings:
+                self._begin(["lm_head"])
 
     def _put(self, name: str, weight: Matrix | torch.Tensor) -> None:
         self._come.add(name)
@@ -73,8 +91,7 @@ class PartsInPlace:
             self._fill_sinks(name, weight)
         else:
             self._matrices[name] = weight
-        for part in self._parts_of[name]:
-            self._waiting[part] = None
+        for part in list(self._parts_of[name]):
             if self._made_of[part] <= self._come:
                 self._make(part)
 

@@ -88,8 +88,14 @@ class ModelInPlace:
         except torch.OutOfMemoryError as error:
             raise ConfigError(f"no GPU memory is left for a layer of {source.config.model_id}") from error
 
-    def settle(self) -> list[str]:
-        return self._parts.settle()
+    def want_all(self) -> None:
+        self._parts.want_all()
+
+    def lacking(self) -> list[str]:
+        return self._parts.lacking()
+
+    def settle(self) -> None:
+        self._parts.settle()
 
     def runner(self) -> AnyRunner:
         return self._renew(self._runner)

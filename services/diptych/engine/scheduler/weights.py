@@ -127,6 +127,7 @@ class Weights(Generic[R]):
 
     def _close(self) -> AdminAnswer:
         self._check_idle()
+        self._sets.check_in_place()
         self._is_closed = True
         return AdminAnswer(switch_weights=SwitchWeightsResult(previous_model=self._sets.served.model))
 

@@ -142,8 +142,14 @@ class NoParts:
     def take(self, source: ModelSource) -> None:
         pass
 
-    def settle(self) -> list[str]:
+    def want_all(self) -> None:
+        pass
+
+    def lacking(self) -> list[str]:
         return []
+
+    def settle(self) -> None:
+        pass
 
     def runner(self) -> Any:
         return self._runner

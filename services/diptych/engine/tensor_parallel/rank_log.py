@@ -37,15 +37,18 @@ _ARRAYS: Final = ("input_ids", "positions", "out_slots", "seq_lens", "extend_len
 class RankLog:
     """Entries go to every rank in one order. `append` may be called from any thread, the rest from one.
 
-    `task_ends` belongs to the one thread that has tasks done.
+    `task_ends` belongs to the one thread that has tasks done. No socket is used by two threads at once: what is sent is
+    sent under a lock, and answers come over sockets of their own.
     """
 
     def __init__(self, endpoint: str, size: int) -> None:
         """Listen for the ranks 1 to `size - 1`; `endpoint` is the scheduler's own."""
         self.size = size
         self._channels = [rank_socket(zmq.PAIR) for _ in range(1, size)]
-        for rank, channel in enumerate(self._channels, start=1):
+        self._answers = [rank_socket(zmq.PULL) for _ in self._channels]
+        for rank, (channel, answers) in enumerate(zip(self._channels, self._answers, strict=True), start=1):
             channel.bind(rank_endpoint(endpoint, rank))
+            answers.bind(answers_endpoint(endpoint, rank))
         self._events, self._restores = rank_socket(zmq.PULL), rank_socket(zmq.PULL)
         self._events.bind(events_endpoint(endpoint))
         self._restores.bind(restores_endpoint(endpoint))
@@ -68,7 +71,7 @@ class RankLog:
 
     def answers(self) -> list[rank_pb2.RankAnswer]:
         """Wait for each rank's next answer."""
-        return [rank_pb2.RankAnswer.FromString(channel.recv()) for channel in self._channels]
+        return [rank_pb2.RankAnswer.FromString(answers.recv()) for answers in self._answers]
 
     def events(self) -> list[rank_pb2.RankEvent]:
         """Return what the ranks reported of transfers since the last call, without waiting."""
@@ -112,11 +115,12 @@ class RankLog:
 
     def close(self) -> None:
         """End the log, for the ranks that are still there."""
-        for channel in self._channels:
-            with contextlib.suppress(zmq.Again):
-                channel.send(rank_pb2.RankEntry(shutdown=True).SerializeToString(), zmq.NOBLOCK)
-            channel.close(linger=1000)
-        for socket in (self._events, self._restores, self._task_ends):
+        with self._lock:
+            for channel in self._channels:
+                with contextlib.suppress(zmq.Again):
+                    channel.send(rank_pb2.RankEntry(shutdown=True).SerializeToString(), zmq.NOBLOCK)
+                channel.close(linger=1000)
+        for socket in (*self._answers, self._events, self._restores, self._task_ends):
             socket.close(linger=0)
 
 
@@ -149,6 +153,10 @@ class NoRanks:
 
 def rank_endpoint(endpoint: str, rank: int) -> str:
     return f"{endpoint}-{rank}"
+
+
+def answers_endpoint(endpoint: str, rank: int) -> str:
+    return f"{endpoint}-{rank}-back"
 
 
 def events_endpoint(endpoint: str) -> str:

@@ -61,7 +61,9 @@ class RankModel(Generic[R, W]):
             case "load_weights":
                 self._weights.prepare(change_from_wire(wanted.load_weights))
             case "replace_weights":
-                self._weights.replace(change_from_wire(wanted.replace_weights))
+                return None, "\n".join(self._weights.take(change_from_wire(wanted.replace_weights)))
+            case "settle_weights":
+                self._weights.settle()
             case "join_group":
                 self._weights.join(group_from_wire(wanted.join_group))
             case "leave_group":

@@ -14,6 +14,7 @@ from diptych.common.arrays import I32
 from diptych.engine.cache.host_tier import PageCopier
 from diptych.engine.tensor_parallel.fan_out import FanOut
 from diptych.engine.tensor_parallel.rank_log import (
+    answers_endpoint,
     draft_from_wire,
     events_endpoint,
     flow_from_wire,
@@ -65,14 +66,15 @@ class TpModelWorker:
 
     def __init__(self, endpoint: str, rank: int) -> None:
         self._rank = rank
-        self._log, self._events = rank_socket(zmq.PAIR), rank_socket(zmq.PUSH)
+        self._log, self._answers, self._events = rank_socket(zmq.PAIR), rank_socket(zmq.PUSH), rank_socket(zmq.PUSH)
         self._log.connect(rank_endpoint(endpoint, rank))
+        self._answers.connect(answers_endpoint(endpoint, rank))
         self._events.connect(events_endpoint(endpoint))
         self._restores = rank_socket(zmq.PUSH)
         self._restores.connect(restores_endpoint(endpoint))
 
     def answer(self, answer: rank_pb2.RankAnswer) -> None:
-        self._log.send(answer.SerializeToString())
+        self._answers.send(answer.SerializeToString())
 
     def files_number(self) -> int:
         """Wait for the first entry where pages are kept in files; return the number of their folder."""
@@ -134,7 +136,7 @@ class TpModelWorker:
             self._restores.send(rank_pb2.RankEvent(rank=self._rank, loaded=end).SerializeToString())
 
     def close(self) -> None:
-        for socket in (self._log, self._events, self._restores):
+        for socket in (self._log, self._answers, self._events, self._restores):
             socket.close(linger=0)
 
     def _due(self) -> Iterator[rank_pb2.RankEntry]:

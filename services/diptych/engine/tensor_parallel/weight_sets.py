@@ -58,8 +58,16 @@ class InPlace(Protocol[R_co]):
         """Take what there is of a checkpoint. Raises `ConfigError`; then the model is neither old nor new."""
         ...
 
-    def settle(self) -> list[str]:
+    def want_all(self) -> None:
+        """Have nothing of the weights stay: what is left of them is of several sets."""
+        ...
+
+    def lacking(self) -> list[str]:
         """Return the tensors that are lacking, as checkpoints name them."""
+        ...
+
+    def settle(self) -> None:
+        """Complete the model: nothing is lacking."""
         ...
 
     def runner(self) -> R_co:
@@ -85,7 +93,14 @@ class WeightSets(Protocol[R_co]):
     def served(self) -> Served[R_co]: ...
 
     def check(self, change: Change) -> None:
-        """Raise `InvalidRequest` unless it can take the place of what is served. Changes nothing."""
+        """Raise `InvalidRequest` unless it can be put in place of what is served. Changes nothing.
+
+        Raises what `check_in_place` does, too.
+        """
+        ...
+
+    def check_in_place(self) -> None:
+        """Raise `ConfigError` for a model whose weights can't be replaced in place, nor released. Changes nothing."""
         ...
 
     def prepare(self, change: Change) -> None:
@@ -128,10 +143,20 @@ class RankWeights(Generic[R]):
         self.served = Served(model, source, loader.load(source), "")
         self._other: Served[R] | None = None  # loaded, or served before
         self._in_place: InPlace[R] | None = None  # it is being changed
+        self._is_mixed = False  # something has come for the change
+        self._complete: tuple[Change, ModelSource] | None = None  # all of which has come
         self._digests: dict[str, str] = {}  # of the tensors that have come
         self._base = ""  # the weights that they change
 
     def check(self, change: Change) -> None:
+        self.check_in_place()
+        self._check_fits(change)
+
+    def check_in_place(self) -> None:
+        if self._in_place is None:
+            self._loader.in_place(self.served.runner)
+
+    def _check_fits(self, change: Change) -> None:
         if change.group:
             self._loader.groups.check(change.group)
         try:
@@ -142,7 +167,7 @@ class RankWeights(Generic[R]):
 
     def prepare(self, change: Change) -> None:
         self._other = None  # at most two sets in memory
-        self.check(change)
+        self._check_fits(change)
         try:
             source = self._loader.open(change.model)
             self._other = Served(change.model, source, self._loader.load(source), change.version)
@@ -150,32 +175,53 @@ class RankWeights(Generic[R]):
             raise _refused(change, str(error)) from None
 
     def replace(self, change: Change) -> Sequence[str]:
+        lacking = self.take(change)
+        if change.is_last and not lacking:
+            self.settle()
+        return lacking
+
+    def take(self, change: Change) -> Sequence[str]:
+        """The first half of `replace`; `settle` follows the last change when no rank lacks anything."""
         self._other = None
         try:
-            return self._replace(change)
+            return self._take(change)
         except BaseException:
             self.release()  # nobody shall take what is left for the half of something
             raise
 
-    def _replace(self, change: Change) -> Sequence[str]:
+    def _take(self, change: Change) -> Sequence[str]:
         if self._in_place is None or change.model:
             self._begin()
         assert self._in_place is not None
         source = self._source_of(change)
+        self._is_mixed = True
         for part in self._portions(change, source):
             self._in_place.take(part)
             if isinstance(part, GivenTensors):
                 self._digests |= part.digests()
         if not change.is_last:
             return ()
-        lacking = self._in_place.settle()
-        if not lacking:
+        self._complete = change, source
+        return self._in_place.lacking()
+
+    def settle(self) -> None:
+        """Serve what has come. Raises as `replace` does."""
+        assert self._in_place is not None, "something has come"
+        assert self._complete is not None, "and all of it"
+        try:
+            self._in_place.settle()
+            change, source = self._complete
             self.served = Served(change.model, self._named(source), self._in_place.runner(), change.version)
-            self._in_place = None
-        return lacking
+        except BaseException:
+            self.release()
+            raise
+        self._in_place, self._complete, self._is_mixed = None, None, False
 
     def _begin(self) -> None:
-        self._in_place = self._loader.in_place(self.served.runner)
+        """Begin a change. Of one that never ended nothing stays, and what it left must not stay."""
+        self._in_place, self._complete = self._loader.in_place(self.served.runner), None
+        if self._is_mixed:
+            self._in_place.want_all()
         self._digests, self._base = {}, self.served.source.weights_id
 
     def switch(self) -> None:
@@ -251,6 +297,9 @@ class TensorParallelWeights(Generic[R]):
         """On rank 0: the others read the same files."""
         self._own.check(change)
 
+    def check_in_place(self) -> None:
+        self._own.check_in_place()
+
     def prepare(self, change: Change) -> None:
         wanted = rank_pb2.RankTask(load_weights=_to_wire(change))
         try:
@@ -260,12 +309,19 @@ class TensorParallelWeights(Generic[R]):
             raise
 
     def replace(self, change: Change) -> Sequence[str]:
-        wanted = rank_pb2.RankTask(replace_weights=_to_wire(change))
         try:
-            return self._tasks.run(wanted, lambda: self._own.replace(change)).own
+            lacking = self._lacking(change)
+            if change.is_last and not lacking:
+                self._tasks.run(rank_pb2.RankTask(settle_weights=True), self._own.settle)
+            return lacking
         except BaseException:
             self.release()  # of the ranks that have not failed, too
             raise
+
+    def _lacking(self, change: Change) -> Sequence[str]:
+        """Have every rank take its part; return what any rank lacks: another may have no part of it."""
+        done = self._tasks.run(rank_pb2.RankTask(replace_weights=_to_wire(change)), lambda: self._own.take(change))
+        return sorted({*done.own, *(name for end in done.ends for name in end.fingerprint.splitlines())})
 
     def join(self, address: GroupAddress) -> None:
         self._tasks.run(rank_pb2.RankTask(join_group=group_to_wire(address)), lambda: self._own.join(address))
