@@ -7,6 +7,10 @@ and from asking to the last page in the pool. Limits, in turns in the same run: 
 as large, past the page cache; from the device by reads as large into one buffer; and, for what is in the page cache,
 reads of one page each straight into the pool, which is a memcpy.
 
+`shared` is the same through a store in a directory on the device, by `obstore`: runs of pages as objects, read by eight
+threads; and the time to the first token of prompts that another worker has given to it, with what asking costs, against
+computing them at 20,000 tokens a second, and what asking costs those that nobody has. Left out without `obstore`.
+
 `restart` opens a log of 100 GB, whose segments are sparse files with footers, without reading a page.
 
 `sweep` is the worst case: prompts that are all in files are asked for at each speed of a device that a sleep stands in
@@ -15,6 +19,7 @@ for, beside a model that computes 20,000 tokens a second. `value` is the time wi
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import shutil
@@ -22,6 +27,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,12 +37,19 @@ from report import Report, arguments
 from diptych.common.arrays import I32
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.cache.page_ids import PageId
+from diptych.engine.tiers import page_objects
 from diptych.engine.tiers.disk import NOT_CACHED, Disk
 from diptych.engine.tiers.file_tier import FileTier
-from diptych.engine.tiers.page_reader import RUN_NBYTES
-from diptych.engine.tiers.page_writer import BUFFER_NBYTES, NUM_BUFFERS
+from diptych.engine.tiers.lasting_tier import LastingTier
+from diptych.engine.tiers.object_room import Room
+from diptych.engine.tiers.object_store import open_store
+from diptych.engine.tiers.page_files import BUFFER_NBYTES, NUM_BUFFERS, RUN_NBYTES, PageFiles
+from diptych.engine.tiers.page_format import PageFormat
+from diptych.engine.tiers.page_objects import Objects, PageObjects
+from diptych.engine.tiers.runs import run_pages
 from diptych.engine.tiers.segment_log import SegmentLog
 from diptych.engine.tiers.segments import BLOCK, MAX_SEGMENT_NBYTES, SegmentFormat, Table
+from diptych.engine.tiers.shared_tier import SharedTier
 from diptych.engine.values.request import Request, new_request
 from diptych.generation.sampling_params import SamplingParams
 
@@ -63,12 +76,22 @@ def main() -> None:
         with Report(as_json=options.json) as report:
             for page_kib in PAGE_KIB:
                 measure_pages(report, folder / f"{page_kib}", page_kib * 1024, 64 if options.quick else 256)
+            if find_spec("obstore") is not None:
+                for page_kib in PAGE_KIB:
+                    measure_objects(
+                        report, folder / f"objects.{page_kib}", page_kib * 1024, 64 if options.quick else 256
+                    )
+                measure_first_token(report, folder / "first", 4 if options.quick else 16)
             measure_restart(report, folder / "restart", 20 if options.quick else RESTART_GB)
             with tempfile.TemporaryDirectory(dir=options.memory) as in_memory:
                 for mb_per_s in SWEEP_MB_PER_S:
                     measure_slow(report, Path(in_memory) / f"{mb_per_s}", mb_per_s, 4 if options.quick else 16)
     finally:
         shutil.rmtree(folder)
+
+
+def file_tier(folder: Path, page_nbytes: int, capacity_nbytes: int, pool: Any, disk: Disk | None = None) -> FileTier:
+    return FileTier(PageFiles(folder, SegmentFormat(TERMS, page_nbytes), capacity_nbytes, pool, pool, disk))
 
 
 def ids_of(num_pages: int) -> list[PageId]:
@@ -87,8 +110,8 @@ def measure_pages(report: Report, folder: Path, page_nbytes: int, mib: int) -> N
         times.setdefault(name, []).append(timed(work))
 
     for number in range(ROUNDS):
-        tiers.append(FileTier(folder / f"{number}", SegmentFormat(TERMS, page_nbytes), 4 * mib * MIB, pool, pool))
-        take("write", partial(write_all, tiers[-1], num_pages))
+        tiers.append(file_tier(folder / f"{number}", page_nbytes, 4 * mib * MIB, pool))
+        take("write", partial(write_all, tiers[-1], num_pages, SegmentFormat(TERMS, page_nbytes).record_nbytes))
         take("raw write", partial(raw_write, file, before))
         pool[:] = 0
         drop_cached(folder)
@@ -106,11 +129,11 @@ def measure_pages(report: Report, folder: Path, page_nbytes: int, mib: int) -> N
     report_speed(report, f"read/page cache/{case}", mib, best["cached"], best["memcpy"], "memcpy from the page cache")
 
 
-def write_all(tier: FileTier, num_pages: int) -> None:
+def write_all(tier: FileTier, num_pages: int, record_nbytes: int) -> None:
     """Give all pages, as many at once as find a place."""
     ids, number = ids_of(num_pages), 0
     slots = tier.allocate(num_pages)
-    step = (NUM_BUFFERS - 1) * max(1, BUFFER_NBYTES // tier._log.record.record_nbytes)
+    step = (NUM_BUFFERS - 1) * max(1, BUFFER_NBYTES // record_nbytes)
     while number < num_pages:
         chosen = slots[number : number + step]
         tier.save(chosen, chosen, ids[number : number + step])
@@ -119,7 +142,7 @@ def write_all(tier: FileTier, num_pages: int) -> None:
     assert tier.counts.num_pages == num_pages
 
 
-def read_all(tier: FileTier, slots: I32) -> None:
+def read_all(tier: LastingTier, slots: I32) -> None:
     tier.restore(0, slots, slots)
     while not (answers := tier.restored()):
         select.select(tier.descriptors(), [], [], 0.5)
@@ -198,6 +221,100 @@ def measure_restart(report: Report, folder: Path, num_gb: int) -> None:
     opened[0].close()
 
 
+def shared_tier(folder: Path, page_nbytes: int, pool: Any) -> SharedTier:
+    """Return the tier of a store in a folder; its medium is measured."""
+    store, record = open_store(f"file://{folder.resolve()}"), PageFormat(TERMS, page_nbytes)
+    objects = Objects(record, run_pages(PAGE_SIZE, record.record_nbytes), TERMS.hex())
+    tier = SharedTier(PageObjects(store, objects, pool, Room(store, 2**40)))
+    while tier.look_up_s == math.inf:
+        select.select(tier.descriptors(), [], [], 0.001)
+    return tier
+
+
+def measure_objects(report: Report, folder: Path, page_nbytes: int, mib: int) -> None:
+    """Pages of one size, to objects and back, from the device and from the page cache."""
+    num_pages = mib * MIB // page_nbytes
+    pool = np.random.default_rng(0).integers(0, 256, (num_pages, page_nbytes), np.uint8)
+    before, slots = pool.copy(), np.arange(num_pages, dtype=np.int32)
+    one, file = np.zeros((1, 8 * MIB), np.uint8), folder / "raw"
+    times: dict[str, list[float]] = {}
+
+    def take(name: str, work: Callable[[], object]) -> None:
+        times.setdefault(name, []).append(timed(work))
+
+    for number in range(ROUNDS):
+        tier = shared_tier(folder / f"{number}", page_nbytes, pool)
+        take("write", partial(offer_all, tier, num_pages))
+        take("raw write", partial(raw_write_files, folder / "raw files", before, tier.run_pages))
+        raw_write(file, before)
+        pool[:] = 0
+        drop_cached(folder)
+        assert len(tier.claim(ids_of(num_pages))) == num_pages
+        take("read", partial(read_all, tier, slots))
+        assert np.array_equal(pool, before)
+        take("cached", partial(read_all, tier, slots))
+        drop_cached(folder)
+        take("raw read", partial(raw_read, file, one, before.nbytes))
+        take("memcpy", partial(raw_read, file, pool, before.nbytes))
+        tier.close()
+    best, case = {name: min(each) for name, each in times.items()}, f"{page_nbytes // 1024}KiB"
+    report_speed(report, f"shared/write/{case}", mib, best["write"], best["raw write"], "files as large")
+    report_speed(report, f"shared/read/device/{case}", mib, best["read"], best["raw read"], "device, same run")
+    report_speed(
+        report, f"shared/read/page cache/{case}", mib, best["cached"], best["memcpy"], "memcpy from the page cache"
+    )
+
+
+def raw_write_files(folder: Path, rows: Any, rows_per_file: int) -> None:
+    """Write rows to new files, by way of the page cache, each of which gets its name when it is whole."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for start in range(0, len(rows), rows_per_file):
+        with open(folder / "new", "wb", buffering=0) as file:
+            file.write(rows[start : start + rows_per_file])
+        (folder / "new").rename(folder / f"{start}")
+
+
+def offer_all(tier: SharedTier, num_pages: int) -> None:
+    """Give all pages, as many runs at once as find a place."""
+    ids, size = ids_of(num_pages), tier.run_pages
+    pages = np.arange(num_pages, dtype=np.int32)
+    todo = [slice(start, start + size) for start in range(0, num_pages, size)]
+    while todo:
+        for part in todo[: page_objects.NUM_BUFFERS]:
+            tier.offer(pages[part], ids[part])
+        tier.finish_writes()
+        todo = [part for part in todo if tier.lacks(ids[part][-1].name)]
+    tier.restored()
+    assert tier.counts.num_pages == num_pages, tier.counts
+
+
+def measure_first_token(report: Report, folder: Path, num_prompts: int) -> None:
+    """Prompts that another worker has given to the store, and prompts that nobody has: with it against without."""
+    prompts = [
+        np.random.default_rng(number).integers(0, 50_000, PROMPT_TOKENS + 1) for number in range(2 * num_prompts)
+    ]
+    pool = np.zeros((2 * PROMPT_TOKENS // PAGE_SIZE, SWEEP_PAGE), np.uint8)
+    filling = shared_tier(folder, SWEEP_PAGE, pool)
+    cache = new_cache(pool, None, filling)
+    for prompt in prompts[:num_prompts]:
+        serve(cache, filling, prompt, 0.0)
+        filling.finish_writes()
+    filling.close()
+    asking = shared_tier(folder, SWEEP_PAGE, pool)
+    cache, alone = new_cache(pool, None, asking), new_cache(pool, None)
+    cache.compute_s = lambda start, end: (end - start) / TOKENS_PER_S
+    for what, some in (("given by another", prompts[:num_prompts]), ("unknown to all", prompts[num_prompts:])):
+        with_s, without_s = [], []
+        for prompt in some:
+            with_s.append(timed(partial(serve, cache, asking, prompt, 1 / TOKENS_PER_S)))
+            without_s.append(timed(partial(serve, alone, None, prompt, 1 / TOKENS_PER_S)))
+        ms, limit_ms = 1e3 * float(np.median(with_s)), 1e3 * float(np.median(without_s))
+        case = f"shared/first token/{PROMPT_TOKENS} tokens {what}"
+        report.row("file_tier", case, ms, "ms", limit_ms, "computed, same run", limit_ms / ms)
+    asking.close()
+
+
 class SlowDisk(Disk):
     """A device that gives so many bytes a second, and has nothing cached."""
 
@@ -220,14 +337,14 @@ def measure_slow(report: Report, folder: Path, mb_per_s: int, num_prompts: int) 
     prompts = [np.random.default_rng(number).integers(0, 50_000, PROMPT_TOKENS + 1) for number in range(num_prompts)]
     pool = np.zeros((2 * PROMPT_TOKENS // PAGE_SIZE, SWEEP_PAGE), np.uint8)
     capacity = 2 * num_prompts * PROMPT_TOKENS // PAGE_SIZE * SWEEP_PAGE
-    filling = FileTier(folder, SegmentFormat(TERMS, SWEEP_PAGE), capacity, pool, pool)
+    filling = file_tier(folder, SWEEP_PAGE, capacity, pool)
     cache = new_cache(pool, filling)
     for prompt in prompts:
         serve(cache, filling, prompt, 0.0)
         cache._evict(cache.num_available)
         filling.finish_writes()
     filling.close()
-    slow = FileTier(folder, SegmentFormat(TERMS, SWEEP_PAGE), capacity, pool, pool, SlowDisk(mb_per_s * 1e6))
+    slow = file_tier(folder, SWEEP_PAGE, capacity, pool, SlowDisk(mb_per_s * 1e6))
     cache = new_cache(pool, slow)
     cache.compute_s = lambda start, end: (end - start) / TOKENS_PER_S
     alone = new_cache(pool, None)
@@ -241,22 +358,29 @@ def measure_slow(report: Report, folder: Path, mb_per_s: int, num_prompts: int) 
     slow.close()
 
 
-def new_cache(pool: Any, tier: FileTier | None) -> KvCache:
-    tiers = [] if tier is None else [tier]
-    longest = 2 * PROMPT_TOKENS
+def new_cache(pool: Any, tier: FileTier | None, store: SharedTier | None = None) -> KvCache:
     return KvCache(
-        num_pages=len(pool), page_size=PAGE_SIZE, max_requests=1, max_tokens_per_request=longest, tiers=tiers
+        num_pages=len(pool),
+        page_size=PAGE_SIZE,
+        max_requests=1,
+        max_tokens_per_request=2 * PROMPT_TOKENS,
+        tiers=[] if tier is None else [tier],
+        store=store,
     )
 
 
-def serve(cache: KvCache, tier: FileTier | None, prompt: Any, token_s: float) -> None:
+def serve(cache: KvCache, tier: LastingTier | None, prompt: Any, token_s: float) -> None:
     """Load what is to be loaded, and take the time that the rest of a prompt is computed in."""
+    cache.tree.at(time.monotonic())
     request: Request = new_request(1, prompt.astype(np.int64), SamplingParams(max_tokens=1))
     while not cache.admit(request):
         assert tier is not None
-        select.select(tier.descriptors(), [], [], 0.5)
-        for answer in tier.restored():
-            cache.finish_restore(answer.number, answer.error)
+        assert request.restore is not None
+        while not request.restore.is_over(time.monotonic()):
+            select.select(tier.descriptors(), [], [], 0.001)
+            for answer in tier.restored():
+                cache.finish_restore(answer.number, answer.error)
+        cache.tree.at(time.monotonic())
     time.sleep((request.num_tokens - request.cached_len) * token_s)
     request.computed_len = request.num_tokens
     cache.retire(request)

@@ -73,8 +73,14 @@ class Rounded:
     def tokenizer(self) -> Tokenizer:
         return self._source.tokenizer()
 
+    def next_layer(self) -> ModelSource:
+        return self._source.next_layer()
+
     def tensors(self) -> Iterator[tuple[str, Stored]]:
         yield from self._tensors
+
+    def blanks(self) -> Iterator[tuple[str, Stored]]:
+        return self.tensors()
 
 
 def int8(values: Array) -> QuantizedArray:

@@ -15,7 +15,6 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,6 +26,7 @@ from diptych.common.errors import ConfigError
 from diptych.common.members.roles import Role
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.cache.radix import RadixTree
+from diptych.engine.lora.host import NoAdapters
 from diptych.engine.lora.registry import LoraRegistry
 from diptych.engine.schedule.adapter_turns import AdapterTurns
 from diptych.engine.scheduler.adapters import Adapters
@@ -196,25 +196,13 @@ def start_commands(
 def run_loop(core: UnifiedCore, stepping: Stepping, channel: zmq.Socket[bytes], cache: KvCache) -> None:
     """Run a scheduler's loop until the other end of `channel` says shutdown."""
     grammars = GrammarThread(no_compiler)
-    adapters: Adapters[Any] = Adapters(LoraRegistry(1, ""), AdapterTurns(0), NoSlots, no_adapter)
+    adapters: Adapters[Any] = Adapters(LoraRegistry(1, ""), AdapterTurns(0), NoAdapters())
     admin = AdminThread(adapters.handlers)
     links = links_of_nobody()
     parts = Parts(links, grammars, admin, adapters, StepWatch())
     SchedulerLoop(core, stepping, channel, parts, News(core, cache, links, adapters, stepping.meter)).run()
     for part in (grammars, admin, links):
         part.close()
-
-
-class NoSlots:
-    """No model, no adapters."""
-
-    def install(self, slot: int, weights: Any) -> None: ...
-
-    def remove(self, slot: int) -> None: ...
-
-
-def no_adapter(path: Path) -> Any:
-    raise AssertionError("nobody asks for an adapter")
 
 
 def no_compiler() -> Any:

@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -88,9 +88,16 @@ def run_platform(port: int, model: str, prompt: list[int], num_tokens: int) -> R
 @contextmanager
 def platform(num_threads: int) -> Iterator[tuple[int, str]]:
     """Start `diptych up`; yield the HTTP port and the model's id."""
+    with platform_with(("--threads", str(num_threads))) as started:
+        yield started
+
+
+@contextmanager
+def platform_with(options: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """The same, with any options of that command."""
     port = free_port()
     command = [sys.executable, "-m", "diptych.cli", "up", "--http-port", str(port), "--grpc-port", "0"]
-    process = subprocess.Popen([*command, "--threads", str(num_threads)], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL)
     try:
         yield port, wait_until_ready(process, port)
     finally:

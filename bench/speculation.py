@@ -7,7 +7,8 @@ Both sides are whole scheduler cores over the same weights. *Told* answers are t
 model can't do such work. *Own* answers are the small model's, greedy, and must be the same on both sides, token for
 token. A row's value is the decode speed with drafts, its limit the one without, from the second token on, by processor
 time, which other work on the machine hardly changes; the peers say what it is by the clock. The best of several rounds
-counts, each with a new drafter, which knows nothing of the round before. Then what a pair of real workers hands over
+counts, each with a new drafter, which knows nothing of the round before. Then a layer that predicts
+one token more, of a model that is made for it. Then what a pair of real workers hands over
 and reuses, with drafts and without.
 """
 
@@ -18,17 +19,22 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import numpy as np
 import speculation_prompts as prompts
+import sure_next_layer
 import torch
 from report import Report, arguments
 from scheduler_pair import SchedulerPair
 
-from diptych.checkpoints.source import ModelSource, open_model
+from diptych.architectures.config import DraftLayers
+from diptych.checkpoints.source import ChangedModel, ModelSource, open_model
 from diptych.common.members.roles import Role
 from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.drafting.ahead import AHEAD
 from diptych.engine.drafting.new_drafter import new_drafter
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.runner.model_runner import ModelRunner
@@ -74,12 +80,15 @@ class Side:
     """A core of its own over the weights of the runner; serves groups of requests, one group after the other."""
 
     def __init__(self, runner: ModelRunner, source: ModelSource, speculate: str) -> None:
+        """Layers that guess are the runner's."""
         self._runner = runner
         cache = KvCache(
             num_pages=NUM_PAGES, page_size=PAGE_SIZE, max_requests=16 + PROMPT_ROWS, max_tokens_per_request=CONTEXT
         )
         limits = Limits(CONTEXT, source.config.vocab_size, frozenset(), MAX_STEP_TOKENS, 16)
-        drafter = new_drafter(speculate, limits, time.thread_time)
+        asks, model = AHEAD.get(speculate), runner.draft_model
+        ahead = None if asks is None or model is None else asks(model, cache.page_table, PAGE_SIZE)
+        drafter = new_drafter(speculate, limits, time.thread_time, ahead)
         self._core = UnifiedCore(cache, limits, TransferRules(), 0, Role.LOCAL, drafter=drafter)
         self._outputs: dict[int, list[int]] = {}
         self._num_ended = 0
@@ -166,13 +175,16 @@ def main() -> None:
         if not options.quick:
             stored.alone(kinds, "suffix", is_told=False)
             stored.alone(kinds, "ngram", is_told=True)
+        bench_next_layer(report, options.threads, 1 if options.quick else options.rounds)
         asyncio.run(bench_pair(report, options.model, source.tokenizer()))
 
 
-def new_runner(source: ModelSource, quantization: str, num_threads: int) -> ModelRunner:
+def new_runner(
+    source: ModelSource, quantization: str, num_threads: int, draft: ModelSource | None = None
+) -> ModelRunner:
     layout = ModelRunner.pool_layout(source.config, num_pages=NUM_PAGES, page_size=PAGE_SIZE, dtype="float32")
     kv = torch.zeros(layout.shape)
-    return ModelRunner(source, kv, dtype="float32", num_threads=num_threads, quantization=quantization)
+    return ModelRunner(source, kv, dtype="float32", num_threads=num_threads, quantization=quantization, draft=draft)
 
 
 def kinds_of(tokenizer: Tokenizer) -> Sequence[Kind]:
@@ -193,12 +205,22 @@ def text_of(tokenizer: Tokenizer, asked: prompts.Asked) -> Text:
 class Bench:
     """Compares drafts with none, over one set of weights."""
 
-    def __init__(self, report: Report, source: ModelSource, runner: ModelRunner, weights: str, rounds: int) -> None:
+    def __init__(
+        self,
+        report: Report,
+        source: ModelSource,
+        runner: ModelRunner,
+        weights: str,
+        rounds: int,
+        plain: ModelRunner | None = None,
+    ) -> None:
+        """`plain` serves without drafts; None: the same runner does."""
         self._report = report
         self._source = source
         self._runner = runner
         self._weights = weights
         self._rounds = rounds
+        self._plain = plain or runner
 
     def alone(self, kinds: Sequence[Kind], speculate: str, *, is_told: bool) -> None:
         """Serve one request at a time."""
@@ -216,11 +238,18 @@ class Bench:
             f"suffix, told, 8 at once, two of each kind, weights {self._weights}", "suffix", [mixed], is_told=True
         )
 
+    def by_next_layer(self, texts: Sequence[Text]) -> None:
+        """Serve one request at a time, and then all at once."""
+        name = f"mtp, own, a layer that is right, weights {self._weights}"
+        self._compare(name, "mtp", [[text] for text in texts], is_told=False)
+        self._compare(f"{name}, {len(texts)} at once", "mtp", [texts], is_told=False)
+
     def _compare(self, name: str, speculate: str, groups: Sequence[Sequence[Text]], *, is_told: bool) -> None:
         """Serve the groups with drafts and without, in turns."""
         runs: dict[str, list[Sequence[Served]]] = {"off": [], speculate: []}
         for _ in range(self._rounds):
-            sides = {each: Side(self._runner, self._source, each) for each in runs}
+            by = {"off": self._plain, speculate: self._runner}
+            sides = {each: Side(runner, self._source, each) for each, runner in by.items()}
             served: dict[str, list[Served]] = {each: [] for each in runs}
             for group in groups:
                 for each, side in sides.items():
@@ -247,6 +276,21 @@ class Bench:
 
 def _per_s(served: Sequence[Served]) -> float:
     return sum(each.num_tokens for each in served) / sum(each.cpu_s for each in served)
+
+
+def bench_next_layer(report: Report, num_threads: int, rounds: int) -> None:
+    """Guess by a layer that predicts one token more and is right; the model is a random one otherwise."""
+    with TemporaryDirectory() as folder:
+        sizes = {"num_hidden_layers": 24, "first_k_dense_replace": 24, "intermediate_size": 2048, "head_dim": 64}
+        source = open_model(str(sure_next_layer.write(Path(folder) / "sure", sure_next_layer.by_rows, 768, **sizes)))
+        layer = source.next_layer()
+        served = ChangedModel(
+            source, replace(source.config, draft=DraftLayers(layer.config, layer.config.num_kv_heads))
+        )
+        random = np.random.default_rng(0)
+        texts = [Text(random.integers(0, 768, 32).tolist(), [0] * 160) for _ in range(4)]
+        runners = [new_runner(each, "none", num_threads, draft) for each, draft in ((served, layer), (source, None))]
+        Bench(report, served, runners[0], "float32", rounds, runners[1]).by_next_layer(texts)
 
 
 async def bench_pair(report: Report, model: str, tokenizer: Tokenizer) -> None:

@@ -145,6 +145,13 @@ def tiny_sparse_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_experts_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Mixtral with three experts a layer, of which a token chooses two, with the same words."""
+    settings = MOE | {"num_local_experts": 3, "num_hidden_layers": 2, "max_position_embeddings": 512}
+    return _tiny_folder(tmp_path_factory.mktemp("models") / "experts", "Mixtral", settings)
+
+
+@pytest.fixture(scope="session")
 def tiny_recurrent_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Qwen 3.5, every second layer of which keeps a state, with the same words."""
     heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}

@@ -29,10 +29,16 @@ class Int4Model:
     def tokenizer(self) -> Tokenizer:
         return self._source.tokenizer()
 
+    def next_layer(self) -> ModelSource:
+        return self._source.next_layer()
+
     def tensors(self) -> Iterator[tuple[str, Stored]]:
         for name, tensor in self._source.tensors():
             is_layer = ".layers." in name and isinstance(tensor, np.ndarray) and tensor.ndim == 2
             yield name, self._of(tensor.shape) if is_layer else tensor
+
+    def blanks(self) -> Iterator[tuple[str, Stored]]:
+        return self.tensors()
 
     def _of(self, shape: tuple[int, ...]) -> QuantizedArray:
         if shape not in self._made:

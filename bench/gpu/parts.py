@@ -64,13 +64,18 @@ def _table(name: str, limit_s: int, script: str, num_gpus: int = 1) -> Part:
 OF_TWO_GPUS: Final = (  # tests that the parts above skip, which have one each
     "tests/kernels/gpu/pages/test_page_mover.py",
     "tests/engine/tensor_parallel/test_communicator.py",
+    "tests/engine/tensor_parallel/test_peer_sums.py",
     "tests/engine/runner/gpu",
 )
 PARTS: Final = (
     Part("check", 60, "python3 bench/gpu/setup_check.py"),
     _tests("tests_attention", 420, "tests/kernels/gpu/attention"),
     _tests("tests_layers", 580, "tests/kernels/gpu/layers"),
-    _tests("tests_kernels", 420, "tests/kernels/gpu/pages tests/kernels/gpu/recurrent tests/kernels/gpu/sampling"),
+    _tests(
+        "tests_kernels",
+        420,
+        "tests/kernels/gpu/pages tests/kernels/gpu/collectives tests/kernels/gpu/recurrent tests/kernels/gpu/sampling",
+    ),
     _tests("tests_engine", 580, "tests/engine"),
     _tests("tests_transfer", 480, "-n 0 --confcutdir=tests/kvtransfer tests/kvtransfer", num_gpus=2),
     _tests("tests_two_gpus", 300, f"-m two_gpus -n 4 {' '.join(OF_TWO_GPUS)}", num_gpus=2),
@@ -106,6 +111,7 @@ PARTS: Final = (
     _table("pd", 480, "pd.py", num_gpus=2),
     _table("cells", 580, "pd_cells.py --keep=dist/gpu/cells", num_gpus=2),
     _table("transfer", 400, "kv_transfer.py", num_gpus=2),
+    _table("collectives", 90, "collectives.py", num_gpus=2),
     _table("layouts", 300, "kv_layouts.py", num_gpus=2),
     _table("ttft_mover", 120, "kv_ttft.py --path mover", num_gpus=2),
     _table("ttft_put", 120, "kv_ttft.py --path put", num_gpus=2),

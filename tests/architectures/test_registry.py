@@ -42,6 +42,7 @@ LLAMA: dict[str, Any] = {
 }
 
 
+ENCODERS = {"bert", "modernbert", "roberta", "xlm_roberta"}  # see `test_pooling`
 WITH_IMAGES = {"gemma3", "gemma4", "kimi_k25", "llama4", "mistral3", "mistral_large4", "qwen3_5", "qwen3_5_moe"}
 
 
@@ -83,7 +84,7 @@ def test_keys_that_nobody_knows_are_named_in_the_log(caplog: pytest.LogCaptureFi
     assert record.getMessage().endswith("['attention_sinks']")
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - WITH_IMAGES))
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - WITH_IMAGES - ENCODERS))
 def test_a_model_type_names_a_family_where_there_is_no_architecture(family: str) -> None:
     config = PUBLISHED[family]
     values = {key: value for key, value in config.items() if key != "architectures"} | {"model_type": family}
@@ -357,11 +358,13 @@ DIFFERENT: dict[str, dict[str, Any]] = {
     "qwen3_next": HYBRID | {"moe": GATED_MOE},
     "qwen3_5_text": HYBRID,
     "qwen3_5_moe_text": HYBRID | {"moe": GATED_MOE, "ffn_size": 48},
-    "deepseek_v3": LATENT_ATTENTION | {"moe": SIGMOID_MOE},
+    "deepseek_v3": LATENT_ATTENTION | {"moe": SIGMOID_MOE, "num_next_layers": 1},
     "deepseek_v32": LATENT_ATTENTION | {"moe": SIGMOID_MOE, "indexer": Indexer(4, 32, 64, False, (0, 1))},
     "glm_moe_dsa": LATENT_ATTENTION | {"moe": SIGMOID_MOE, "indexer": Indexer(4, 32, 64, True, (0, 1))},
-    "glm4_moe": {"head_dim": 32, "rope": Rope(1e6, 16), "qkv_bias": True, "qk_norm": "heads", "moe": SIGMOID_MOE},
-    "glm4_moe_lite": LATENT_ATTENTION | {"moe": replace(SIGMOID_MOE, dense_layers=frozenset({1}))},
+    "glm4_moe": {"head_dim": 32, "rope": Rope(1e6, 16), "qkv_bias": True, "qk_norm": "heads", "moe": SIGMOID_MOE}
+    | {"num_next_layers": 1},
+    "glm4_moe_lite": LATENT_ATTENTION
+    | {"moe": replace(SIGMOID_MOE, dense_layers=frozenset({1})), "num_next_layers": 1},
     "kimi_linear": LATENT_ATTENTION
     | {
         "rope": replace(Rope.still(16), start=32),
@@ -535,7 +538,7 @@ def test_a_window_of_all_layers_that_no_text_outgrows_is_none() -> None:
         assert from_hf(values | {"sliding_window": window}, {}, "tiny").windows == windows
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - WITH_IMAGES))
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - WITH_IMAGES - ENCODERS))
 def test_configurations_as_they_are_published_are_read_whole(family: str, caplog: pytest.LogCaptureFixture) -> None:
     different = (GEMMA if family.startswith("gemma") else {}) | DIFFERENT[family]
     expected = replace(from_hf(LLAMA, {}, "tiny"), architecture=family, **different)

@@ -11,7 +11,7 @@ from diptych.architectures.config import ModelConfig, Moe, Rope
 from diptych.architectures.placement import Piece, Split
 from diptych.architectures.recurrent import KimiDelta, Mamba2, Recurrent, ShortConv
 from diptych.checkpoints.quantization.weight import as_floats
-from diptych.checkpoints.shard import Cut, Shard, check_divides, cut_tensors
+from diptych.checkpoints.shard import Cut, Shard, check_divides, check_experts, cut_tensors
 from diptych.common.errors import ConfigError
 from diptych.kernels.quantized import QuantizedArray
 
@@ -47,6 +47,34 @@ def test_the_parts_of_all_ranks_make_the_checkpoint(size: int) -> None:
             assert (np.concatenate(pieces, axis=1) == tensor).all()
         else:
             assert (np.concatenate(pieces)[: len(tensor)] == tensor).all()
+
+
+MIXTURE = replace(MODEL, moe=Moe(num_experts=5, experts_per_token=2, ffn_size=8, normalize=True))
+
+
+def test_whole_experts_are_dealt_out_and_each_is_on_one_rank() -> None:
+    whole = checkpoint(MIXTURE)
+    found: dict[str, int] = {}
+    for rank, own in enumerate((range(2), range(2, 5))):
+        shard = Shard(rank, 2, whole_experts=True)
+        cuts = shard.placement(MIXTURE, placement.llama)
+        tensors = dict(cut_tensors(whole.items(), cuts))
+        config = shard.config(MIXTURE).moe
+        assert config is not None
+        assert (config.own, config.ffn_size) == (own, 8)
+        for name in tensors:
+            if ".experts." in name:
+                assert (as_floats(tensors[name]) == whole[name]).all()
+                found[name] = found.get(name, 0) + 1
+        assert tensors["model.layers.0.self_attn.q_proj.weight"].shape == (4, 4)  # all else is cut as ever
+        assert tensors["model.layers.0.mlp.gate.weight"].shape == (5, 4)  # and every rank chooses alike
+    assert found == {name: 1 for name in whole if ".experts." in name}
+
+
+@pytest.mark.parametrize(("model", "size", "words"), [(MODEL, 2, "has no experts"), (MIXTURE, 6, "5 experts.*fewer")])
+def test_experts_that_ranks_can_not_have_whole_are_refused(model: ModelConfig, size: int, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_experts(model, size)
 
 
 def test_a_vocabulary_that_does_not_divide_is_padded_with_nothing() -> None:

@@ -12,6 +12,7 @@ from diptych.engine.frontend.scheduler_client import SchedulerDied
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
 PROMPTS = [[first, 5, *range(first, 290)] for first in range(20)]
+MOST_ROUNDS = 30
 OPTIONS = EngineOptions(kv_cache_mib=1, page_size=8, max_step_tokens=64)
 
 
@@ -22,16 +23,33 @@ def answers(engine: Engine) -> list[tuple[int, ...]]:
 def test_a_restart_finds_what_was_in_files_and_tokens_are_the_same(tiny_folder: Path, tmp_path: Path) -> None:
     """Below host memory: the prompts fit neither the pool nor both."""
     in_files = replace(OPTIONS, host_cache_mib=1, file_cache_dir=str(tmp_path), file_cache_mib=64)
-    with Engine(str(tiny_folder), OPTIONS) as engine:
-        expected = answers(engine)
     with Engine(str(tiny_folder), in_files) as engine:
+        expected = answers(engine)  # when there is nothing yet
         for _ in range(3):
             assert answers(engine) == expected
     assert list(tmp_path.glob("*/0/*.segment"))
     with Engine(str(tiny_folder), in_files) as engine:
         assert answers(engine) == expected
+        expect_found(engine, expected)
+
+
+def test_ranks_find_their_parts_of_pages_in_files(tiny_folder: Path, tmp_path: Path) -> None:
+    in_files = replace(OPTIONS, file_cache_dir=str(tmp_path), file_cache_mib=64, tp=2)
+    with Engine(str(tiny_folder), in_files) as engine:
+        expected = answers(engine)
+        assert answers(engine) == expected
+        expect_found(engine, expected)
+    assert len({path.parent.parent for path in tmp_path.glob("*/0/*.segment")}) == 2, "each rank has a folder"
+
+
+def expect_found(engine: Engine, expected: list[tuple[int, ...]]) -> None:
+    """The pool has room for few of the prompts: others are found below it, once it is known that this pays."""
+    for _ in range(MOST_ROUNDS):
         again = engine.generate_batch(PROMPTS, GREEDY)
-    assert sum(each.cached_tokens for each in again) > 0.5 * sum(map(len, PROMPTS))
+        assert [each.token_ids for each in again] == expected
+        if sum(each.cached_tokens for each in again) > 0.5 * sum(map(len, PROMPTS)):
+            return
+    raise AssertionError("hardly anything was found")
 
 
 def test_a_folder_that_cannot_be_used_is_said_at_the_start(tiny_folder: Path, tmp_path: Path) -> None:
@@ -39,3 +57,16 @@ def test_a_folder_that_cannot_be_used_is_said_at_the_start(tiny_folder: Path, tm
     options = replace(OPTIONS, file_cache_dir=str(tmp_path / "file"), file_cache_mib=64)
     with pytest.raises(SchedulerDied, match=r"--file-cache-dir .* can't be used"), Engine(str(tiny_folder), options):
         pass
+
+
+def test_engines_that_share_a_store_give_to_it_and_answer_alike(tiny_folder: Path, tmp_path: Path) -> None:
+    """Whether such short prompts are worth a question is the machine's affair: `test_shared_tier` finds them."""
+    pytest.importorskip("obstore", reason="comes with diptych[store]")
+    shared = replace(OPTIONS, shared_cache=f"file://{tmp_path}/kv", shared_cache_mib=64)
+    with Engine(str(tiny_folder), shared) as engine:
+        expected = answers(engine)
+        assert answers(engine) == expected
+    assert len([*(tmp_path / "kv").glob("*/*/*")]) == len(PROMPTS), "of each prompt a run"
+    with Engine(str(tiny_folder), shared) as engine:
+        for _ in range(3):
+            assert answers(engine) == expected

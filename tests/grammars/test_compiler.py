@@ -63,6 +63,15 @@ def write(matcher: GrammarMatcher, rng: Random, max_tokens: int = 2000) -> list[
     return output
 
 
+TAGS = {
+    "triggers": ["<f"],
+    "structures": [
+        {"begin": "<f=a>", "schema": {"type": "integer", "minimum": 10, "maximum": 99}, "end": "</f>"},
+        {"begin": "<f=b>", "schema": {"const": "x"}, "end": ";"},
+    ],
+}
+
+
 def llama_tokenizer() -> Tokenizer:
     """Byte fallback, and a mark for blanks: as of Llama 2, Mistral, Gemma and Phi-3."""
     vocab = {"</s>": 0, "<s>": 1, "<unk>": 2} | {f"<0x{byte:02X}>": 3 + byte for byte in range(256)}
@@ -224,6 +233,29 @@ def test_what_can_not_be_compiled_is_refused_in_the_compilers_words(
         assert words in str(caught.value)
         assert "llguidance" not in str(caught.value)
         assert caught.value.param == grammar.kind.value
+
+
+@pytest.mark.parametrize(
+    ("output", "is_right"),
+    [
+        ("free <text> alone", True),
+        ('a <f=a>42</f> b <f=b>"x"; c', True),
+        ("<f=a>7</f>", False),
+        ("<f=a>42;", False),
+        ("then <f=c>", False),
+        ("<f=b>", False),
+    ],
+)
+def test_behind_a_trigger_comes_a_tagged_part(
+    compiler: Compiler, byte_tokenizer: Tokenizer, output: str, is_right: bool
+) -> None:
+    matcher = compiler.compile(Grammar(GrammarKind.STRUCTURAL_TAG, json.dumps(TAGS))).matcher()
+    for token in byte_tokenizer.encode(output):
+        if token not in allowed(matcher):
+            assert not is_right
+            return
+        matcher.accept([token])
+    assert (EOS in allowed(matcher)) == is_right
 
 
 def test_a_grammar_that_nothing_matches_is_refused(compiler: Compiler) -> None:

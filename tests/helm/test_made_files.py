@@ -19,6 +19,8 @@ from diptych.common.errors import DeadlineExceeded, DiptychError, Unavailable
 from diptych.router.errors import outcome_of
 
 OPERATIONS = ROOT / "docs" / "operations"
+TOPICS = {"cache", "capacity", "clients", "hand-off", "pools"}
+BOARDS = {path.stem: json.loads(path.read_text()) for path in (CHART / "dashboards").glob("*.json")}
 
 
 @pytest.mark.parametrize("path", make_files.made(), ids=lambda path: str(path.name))
@@ -117,16 +119,25 @@ def test_two_releases_in_one_namespace_are_asked_about_apart() -> None:
     asked = [text for each in (*queries, *(alert["expr"] for alert in alerts())) for text in selectors(each)]
     assert asked
     assert [text for text in asked if 'app_kubernetes_io_instance="r"' not in text] == []
-    board = json.loads((CHART / "dashboards" / "overview.json").read_text())
-    shown = [text for panel in board["panels"] for each in panel.get("targets", ()) for text in selectors(each["expr"])]
-    assert [text for text in shown if 'app_kubernetes_io_instance=~"$release"' not in text] == []
-    assert "release" in [each["name"] for each in board["templating"]["list"]]
+    for board in BOARDS.values():
+        targets = [each for panel in board["panels"] for each in panel["targets"]]
+        shown = [text for each in targets for text in selectors(each["expr"])]
+        assert [text for text in shown if 'app_kubernetes_io_instance=~"$release"' not in text] == []
+        assert "release" in [each["name"] for each in board["templating"]["list"]]
 
 
 def test_dashboards_are_config_maps_that_grafana_finds() -> None:
-    board = chart.objects(scenario="everything")["ConfigMap/r-llm-dashboard-overview"]
-    assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
-    assert json.loads(board["data"]["overview.json"])["title"] == "Diptych"
+    found = chart.objects(scenario="everything")
+    for topic in TOPICS:
+        board = found[f"ConfigMap/r-llm-dashboard-{topic}"]
+        assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
+        assert json.loads(board["data"][f"{topic}.json"])["title"] == f"Diptych: {topic}"
+
+
+def test_there_is_a_dashboard_for_each_topic_which_leads_to_the_others() -> None:
+    assert set(BOARDS) == TOPICS
+    assert len({board["uid"] for board in BOARDS.values()}) == len(TOPICS)
+    assert all(board["links"][0]["tags"] == board["tags"] for board in BOARDS.values())
 
 
 def test_the_alert_for_a_missing_pair_looks_at_each_role() -> None:
@@ -140,6 +151,21 @@ def test_the_alert_for_a_missing_pair_looks_at_each_role() -> None:
 def alert(name: str, values: str = "") -> dict[str, Any] | None:
     (rule,) = objects(f"metrics: {{rules: {{enabled: true, {values}}}}}").of_kind("PrometheusRule")
     return next((each for each in rule["spec"]["groups"][0]["rules"] if each["alert"] == name), None)
+
+
+BUDGETS = ("DiptychErrorBudgetSoonGone", "DiptychErrorBudgetShrinks", "DiptychObjectivesBudgetSoonGone")
+
+
+def test_budgets_are_watched_over_a_long_window_and_a_short_one() -> None:
+    """A budget of 1 % for 30 days: 14.4 times as fast uses up 2 % of it in an hour, 6 times 5 % in six hours."""
+    found = [alert(name) or {} for name in BUDGETS]
+    windows = [re.findall(r"> ([\d.]+) \* sum.rate.[^[]*\[(\w+)\]", each["expr"]) for each in found]
+    soon = [("0.144", "1h"), ("0.144", "5m"), ("0.06", "6h"), ("0.06", "30m")]
+    assert windows[0] == soon
+    assert windows[1] == [("0.03", "24h"), ("0.03", "2h"), ("0.01", "72h"), ("0.01", "6h")]
+    assert windows[2] == [("0.72", "1h"), ("0.72", "5m"), ("0.3", "6h"), ("0.3", "30m")]
+    none = "objectives: {errorRatio: 0, missedRatio: 0}"
+    assert [alert(name, none) for name in BUDGETS] == [None] * 3
 
 
 def test_failures_and_slow_first_tokens_are_told_beyond_the_objectives() -> None:
@@ -158,8 +184,9 @@ def test_failures_and_slow_first_tokens_are_told_beyond_the_objectives() -> None
     assert (alert("DiptychErrors", none), alert("DiptychSlowFirstToken", none)) == (None, None)
 
 
-def test_no_two_panels_of_a_dashboard_lie_on_each_other() -> None:
-    board = json.loads((CHART / "dashboards" / "overview.json").read_text())
+@pytest.mark.parametrize("topic", sorted(TOPICS))
+def test_no_two_panels_of_a_dashboard_lie_on_each_other(topic: str) -> None:
+    board = BOARDS[topic]
     places = [each["gridPos"] for each in board["panels"]]
     squares = [(p["x"] + x, p["y"] + y) for p in places for x in range(p["w"]) for y in range(p["h"])]
     assert len(squares) == len(set(squares))

@@ -9,6 +9,8 @@ import pytest
 import yaml
 from chart import Objects, objects
 
+from diptych.router.values.declaration import Declaration, parse_declaration
+
 ROUTER, PREFILL, DECODE = "r-diptych-router", "r-diptych-prefill", "r-diptych-decode"
 
 
@@ -33,6 +35,45 @@ def env(found: Objects, name: str) -> dict[str, Any]:
 def test_the_defaults_are_a_platform_of_routers_bootstrap_and_a_pool_of_each_role() -> None:
     made = {each["metadata"]["name"]: each["spec"]["replicas"] for each in objects().of_kind("Deployment")}
     assert made == {ROUTER: 2, "r-diptych-bootstrap": 2, PREFILL: 1, DECODE: 1}
+
+
+def test_what_is_declared_is_read_by_routers_and_a_change_of_it_restarts_nobody() -> None:
+    pools = "prefill: {pools: [{name: default}, {name: next}]}"
+    values = f'{pools}\ndeclared: {{adapters: {{"a/b": /x}}, logLevel: debug, pools: {{default: 99.5, next: %s}}}}'
+    found = objects(values % 0.5)
+    declared = parse_declaration(
+        found[f"ConfigMap/{ROUTER.removesuffix('-router')}-declared"]["data"]["declared.toml"], "f"
+    )
+    assert declared == Declaration({"a/b": "/x"}, {"default": 99.5, "next": 0.5}, "debug")
+    assert "--declared-file=/etc/diptych/declared/declared.toml" in args(found, ROUTER)
+    assert deployment(found, ROUTER) == deployment(objects(values % 50), ROUTER)
+    assert parse_declaration(objects()["ConfigMap/r-diptych-declared"]["data"]["declared.toml"], "f") == Declaration()
+
+
+def test_a_pool_at_zero_is_brought_up_by_requests_and_kept_while_one_runs() -> None:
+    keda = "workers: {autoscaling: {minReplicas: 0, keda: {enabled: true, serverAddress: a}}}"
+    zero = f"router: {{options: {{coldWaitS: 300}}}}\n{keda}"
+    found = objects(zero)
+    scalers = found.of_kind("ScaledObject")
+    assert {(each["spec"]["minReplicaCount"], each["spec"]["cooldownPeriod"]) for each in scalers} == {(0, 900)}
+    for each in scalers:
+        first, *others = [trigger["metadata"] for trigger in each["spec"]["triggers"]]
+        here = 'namespace="ns",app_kubernetes_io_instance="r"'
+        assert first["query"] == f"sum(diptych_router_requests_running{{{here}}}) or vector(0)"
+        assert (first["activationThreshold"], first["threshold"]) == ("0", "1000000")
+        assert all(trigger["query"].endswith(" or vector(0)") for trigger in others)
+    assert "--cold-wait-s=300" in args(found, ROUTER)
+
+
+def test_a_slice_of_a_gpu_is_a_gpu_by_another_name() -> None:
+    found = pool(gpu={"count": 1, "resource": "nvidia.com/mig-3g.40gb"}, runtimeClassName="nvidia")
+    assert found.container(DECODE)["resources"]["limits"]["nvidia.com/mig-3g.40gb"] == "1"
+    assert found.container(DECODE)["image"] == "diptych:0.1.0-cuda"
+    spec = deployment(found, DECODE)
+    assert (spec["strategy"]["rollingUpdate"]["maxSurge"], spec["template"]["spec"]["runtimeClassName"]) == (
+        0,
+        "nvidia",
+    )
 
 
 def test_every_role_is_made_by_one_template() -> None:
@@ -292,6 +333,19 @@ def test_files_of_kv_lie_in_a_volume_that_outlives_a_container() -> None:
     assert file_cache() == (None, None, [])
 
 
+def test_a_shared_store_has_a_url_and_credentials_from_a_secret() -> None:
+    def store(**values: Any) -> tuple[list[str], Any]:
+        container = pool(**values).container(DECODE)
+        return [each for each in container["args"] if "shared-cache" in each], container.get("envFrom")
+
+    bucket = {"sharedCache": {"url": "s3://kv/a", "existingSecret": "keys"}, "envFrom": [{"secretRef": {"name": "b"}}]}
+    secrets = [{"secretRef": {"name": "keys"}}, {"secretRef": {"name": "b"}}]
+    assert store(**bucket) == (["--shared-cache=s3://kv/a"], secrets)
+    folder = store(sharedCache={"url": "file:///mnt/kv", "mib": 1024})
+    assert folder == (["--shared-cache=file:///mnt/kv", "--shared-cache-mib=1024"], None)
+    assert store() == ([], None)
+
+
 def test_who_could_not_pair_has_another_compat_label() -> None:
     def label(values: str = "") -> str:
         return str(objects(values).pods()[DECODE]["metadata"]["labels"]["diptych.io/compat"])
@@ -524,7 +578,10 @@ def test_what_others_look_for_is_in_the_namespaces_where_they_look() -> None:
     given = ", ".join(f"{name}: {{enabled: true, namespace: of-{name}}}" for name in kinds)
     found = objects(f"metrics: {{{given}}}")
     for name, kind in kinds.items():
-        assert {each["metadata"]["namespace"] for each in found.of_kind(kind)} == {f"of-{name}"}
+        placed = (
+            each["metadata"] for each in found.of_kind(kind) if not each["metadata"]["name"].endswith("-declared")
+        )
+        assert {each["namespace"] for each in placed} == {f"of-{name}"}
     monitors = (*found.of_kind("PodMonitor"), *found.of_kind("ServiceMonitor"))
     assert {str(each["spec"]["namespaceSelector"]) for each in monitors} == {"{'matchNames': ['ns']}"}
     here = objects(scenario="everything").of_kind("PodMonitor")

@@ -15,7 +15,21 @@ from diptych.kvtransfer import metadata, note_codec
 from diptych.kvtransfer.conversation import Conversation, Frame, Kind, decode_frame, encode_frame
 from diptych.kvtransfer.errors import LayoutMismatch, MalformedMetadata, MalformedNote
 from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.notes import PROTOCOL_VERSION, Abort, AbortAck, Ack, HandedGroup, HandOff, Note, PagesReady
+from diptych.kvtransfer.notes import (
+    PROTOCOL_VERSION,
+    Abort,
+    AbortAck,
+    Ack,
+    HandedGroup,
+    HandOff,
+    Note,
+    Offer,
+    OfferEnded,
+    PagesReady,
+    Pull,
+    Pulled,
+    StopPull,
+)
 from diptych.kvtransfer.plan import Conversion
 from diptych.kvtransfer.pool import MAX_PROBE_PAGES
 from diptych.kvtransfer.probe import notes as probe_notes
@@ -30,10 +44,17 @@ MAX_GROWTH = 1 << 20  # bytes
 
 NOTES: list[Note] = [
     PagesReady(ROOM, (3, 4), (1, 9), 16, 40, 16, 2**64 - 1),
-    HandOff(ROOM, 7, "stop", 2, (1, 9), 16, (HandedGroup("tokens", 16, 40, 1), HandedGroup("window", 32, 40, 1))),
+    HandOff(
+        ROOM, 7, "stop", 2, (1, 9), 16, (HandedGroup("tokens", 16, 40, 1), HandedGroup("window", 32, 40, 1)), b"\1\0"
+    ),
     Ack(ROOM),
     Abort(ROOM, worker_pb2.ERROR_CODE_DEADLINE, "too late"),
     AbortAck(ROOM),
+    Pull(ROOM, "kv", b"salt", bytes(8 * 32), 16, 16, (3,), (1,), 0.5),
+    Pulled(ROOM, 1, (1,), "busy"),
+    StopPull(ROOM),
+    Offer(ROOM, "kv", b"salt", bytes(8 * 32), 16, 2.5, 3, 1.0),
+    OfferEnded(ROOM, "taken", 2),
 ]
 PROBE_NOTES: list[ProbeNote] = [
     Directions(True, False),

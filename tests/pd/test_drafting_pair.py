@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
+import sure_next_layer
 from every_kind import prompt_of
 from greedy_text import generate
 from scheduler_pair import SchedulerPair
@@ -42,3 +43,20 @@ def test_workers_with_draft_layers_pair_and_give_the_same_tokens_either_way(tiny
     for status in statuses:
         [counts] = [each for each in status.drafting.sources if each.source == "draft"]
         assert sum(counts.verified) >= sum(counts.accepted) > 0
+
+
+def test_workers_whose_model_predicts_one_token_more_give_the_same_tokens(tmp_path: Path) -> None:
+    """Both ranks are told the hidden row of the prompt's last token, so the first guess is right, too."""
+    folder = sure_next_layer.write(tmp_path / "sure", sure_next_layer.by_rows)
+    engine = EngineOptions(model=str(folder), kv_cache_mib=16, max_step_tokens=128, page_size=16, speculate="mtp")
+
+    async def run() -> tuple[list[int], WorkerStatus]:
+        async with SchedulerPair(engine, RULES, decode_engine=replace(engine, tp=2)) as pair:
+            first, others = await pair.request(1, prompt_of(1), NUM_TOKENS)
+            return first.token_ids + others.token_ids, await pair.decode.ask_status()
+
+    said, status = asyncio.run(run())
+    last = prompt_of(1)[-1]
+    assert said == [(last + (at + 1) * sure_next_layer.SUCCESSOR) % 321 for at in range(NUM_TOKENS)]
+    [counts] = [each for each in status.drafting.sources if each.source == "mtp"]
+    assert sum(counts.verified) == sum(counts.accepted) > 0

@@ -23,6 +23,7 @@ from diptych.engine.options.config import EngineOptions
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.scheduler.terms import file_terms
 from diptych.engine.tiers.file_tier import FileTier
+from diptych.engine.tiers.page_files import PageFiles
 from diptych.engine.tiers.page_format import terms_digest
 from diptych.engine.tiers.segments import SegmentFormat
 from diptych.engine.values.events import Emit, EmitTokens, Start
@@ -152,14 +153,15 @@ def test_one_worker_generates_the_tokens_of_transformers_also_from_cached_prefix
 ) -> None:
     """In the second round prompts are cached; in the third, the next turns, a later process has but the files."""
     pool, runner = new_model(NUM_PAGES)
-    tier = file_tier(pool, family_model, tmp_path)
+    files = page_files(pool, family_model, tmp_path)
+    tier = FileTier(files)
     cache = new_cache(NUM_PAGES, beside, [tier])
     core = local_core(cache, Limits(256, 200, frozenset(), STEP_TOKENS, 16))
     for _ in range(2):
         assert aggregated(core, runner, family_model, lambda: None) == family_model.outputs
     cache._evict(cache.num_available)
     tier.close()
-    stored = {int.from_bytes(key[PROOF_NBYTES:], "little") for key in tier._log.index._at}
+    stored = {int.from_bytes(key[PROOF_NBYTES:], "little") for key in files.log.index._at}
     assert stored == set(groups(beside["windows"].num_groups, beside["pages_per_state"]))
     next_turns = SimpleNamespace(
         prompts=[[*each, *output] for each, output in zip(family_model.prompts, family_model.outputs, strict=True)],
@@ -169,7 +171,8 @@ def test_one_worker_generates_the_tokens_of_transformers_also_from_cached_prefix
     expected = aggregated(alone, runner, next_turns, lambda: None)
     pool[:] = np.nan
 
-    tier = file_tier(pool, family_model, tmp_path)
+    files = page_files(pool, family_model, tmp_path)
+    tier = FileTier(files)
     cache = new_cache(NUM_PAGES, beside, [tier])
     core = local_core(cache, Limits(256, 200, frozenset(), STEP_TOKENS, 16))
     while tier.load_s(1) == math.inf:
@@ -203,13 +206,13 @@ def test_one_worker_that_retracts_at_random_generates_the_same_tokens(
     assert cache.audit(core.report().holders) == []
 
 
-def file_tier(pool: Any, family_model: Any, folder: Path) -> FileTier:
+def page_files(pool: Any, family_model: Any, folder: Path) -> PageFiles:
     """Return the files below a pool, of the terms that a worker of the family has."""
     source = open_model(str(family_model.folder))
     layout = ModelRunner.pool_layout(source.config, num_pages=NUM_PAGES, page_size=PAGE_SIZE, dtype="float32")
     terms = terms_digest(file_terms(source, layout, EngineOptions(dtype="float32"), "CPU"))
     pages = pool.reshape(NUM_PAGES, -1).view(np.uint8)
-    return FileTier(folder, SegmentFormat(terms, layout.page_nbytes), 256 * 2**20, pages, pages)
+    return PageFiles(folder, SegmentFormat(terms, layout.page_nbytes), 256 * 2**20, pages, pages)
 
 
 def new_cache(num_pages: int, beside: dict[str, Any], tiers: Sequence[Tier] = ()) -> KvCache:

@@ -111,7 +111,10 @@ def test_no_rule_is_broken_where_evicted_pages_go_to_host_memory_and_take_their_
 
 @pytest.mark.parametrize("seed", PULL_SEEDS)
 def test_no_rule_is_broken_where_prefixes_are_pulled(seed: int, pulled: dict[str, float]) -> None:
-    """From whoever is said to have them: they may be gone, evicted, cut off, late, damaged, or on another worker."""
+    """From whoever is said to have them: they may be gone, evicted, cut off, late, damaged, or on another worker.
+
+    Or from who leaves, and offers them.
+    """
     beside: dict[str, Any] = ({}, {}, {"windows": WINDOWS[seed % len(WINDOWS)]}, {"num_host_slots": 12})[seed % 4]
     game = seeded(seed, pulls=True, **beside)
     game.run(PULL_MOVES)
@@ -123,7 +126,8 @@ def test_no_rule_is_broken_where_prefixes_are_pulled(seed: int, pulled: dict[str
 def test_the_games_have_seen_every_end_of_a_pull(pulled: dict[str, float], request: pytest.FixtureRequest) -> None:
     if len(request.session.items) < len(PULL_SEEDS):
         pytest.skip("not all games were played")
-    for name in ("pages_pulled", "pages_lent", "pulls_refused", "pulls_missed", "pulls_wrong"):
+    of_pulls = "pages_pulled", "pages_lent", "pulls_refused", "pulls_missed", "pulls_wrong"
+    for name in (*of_pulls, "pages_given", "pages_taken", "offers_declined"):
         assert pulled[name] > 0, name
 
 

@@ -20,12 +20,13 @@ from diptych.engine.cache.peer_pages import Arriving, Lent, PeerPages
 from diptych.engine.values.core_report import CoreReport
 from diptych.engine.values.events import PeerUp, SendNote
 from diptych.engine.values.window_pages import WindowPages
-from diptych.kvtransfer.notes import Pull, Pulled
+from diptych.kvtransfer.notes import Offer, Outcome, Pull, Pulled
+from diptych.unified.giving import Giving
 from diptych.unified.lending import Lending
 from diptych.unified.pull_prices import PullPrices
 from diptych.unified.pulling import Pulling
 
-MAX_GAMES = 12
+MAX_GAMES = 18
 MOVES = 900
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -192,6 +193,27 @@ def arriving_pages_are_not_counted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Pulling, "report", report)
 
 
+def who_offered_hears_nothing(patch: pytest.MonkeyPatch) -> None:
+    """A drain whose time is never over waits for ever."""
+    patch.setattr(Pulling, "_tell", lambda *_: None)
+    patch.setattr(Giving, "expire", lambda *_: None)
+    patch.setattr(Giving, "next_s", lambda self: None)
+
+
+def what_is_offered_is_taken_without_being_asked_for(patch: pytest.MonkeyPatch) -> None:
+    """Tokens are put into the tree, and nobody writes their KV."""
+
+    def take(self: Pulling, peer: int, note: Offer, now_s: float) -> Outcome | None:
+        tokens = np.frombuffer(note.tokens, "<i8").astype(np.int64)
+        arriving = self._pages.expect(tokens, note.namespace, self._means.spare_pages())
+        if arriving is None:
+            return "full"
+        self._pages.accept(arriving, len(tokens) // note.page_size - arriving.first_page)
+        return "taken"
+
+    patch.setattr(Pulling, "_take", take)
+
+
 CAUGHT: list[tuple[Plant, Callable[[], None]]] = [
     (pages_come_in_another_order, playing("calm")),
     (windows_come_in_another_order, playing("calm", windows=WindowPages(2, 8))),
@@ -205,6 +227,8 @@ CAUGHT: list[tuple[Plant, Callable[[], None]]] = [
     (a_lost_link_is_no_end, playing("stopped")),
     (what_is_lent_is_not_locked, playing("calm")),
     (arriving_pages_are_not_counted, playing("calm")),
+    (who_offered_hears_nothing, playing("calm")),
+    (what_is_offered_is_taken_without_being_asked_for, playing("calm")),
 ]
 
 

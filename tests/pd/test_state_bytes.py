@@ -80,7 +80,7 @@ class Model(NamedTuple):
         layout = dataclasses.replace(self.layout, num_pages=num_pages)
         kv = np.zeros(layout.shape, np.float32)
         runner = ModelRunner(self.source, torch.from_numpy(kv), dtype="float32", max_requests=16)
-        states = runner._model.states
+        states = runner.model.states
         assert states is not None
         states._slots.view(torch.float32).fill_(40.0)  # much: models forget what was long ago
         return kv, runner

@@ -1,4 +1,4 @@
-"""Adapters on a disaggregated platform, at start and at run time, with other requests running."""
+"""Adapters on a platform of two prefill ranks and one of decode, at start and at run time, beside other requests."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def platform(
     monkeypatch.setenv("DIPTYCH_MAX_STEP_TOKENS", "32")
     monkeypatch.setenv("DIPTYCH_LORA", f"ada={folders.root / 'ada'}")
     monkeypatch.setenv("DIPTYCH_RUNTIME_LORA", "1")
-    running = start_platform(options=("--model", str(tiny_folder), "--threads", "1"))
+    options = ("--model", str(tiny_folder), "--threads", "1", "--prefill-options", "--tp 2")
+    running = start_platform(options=options)
     yield running
     running.assert_clean()
 

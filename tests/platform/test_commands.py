@@ -46,6 +46,8 @@ def test_commands_need_neither_address_nor_token(
     assert diptych(platform, "generate", "Once upon a time").strip()
     assert "HTTP and gRPC agree" in diptych(platform, "check", "answers")
     assert "from prefill" in diptych(platform, "check", "kv")
+    load = ("--calls=4", "--concurrency=2", "--input-len=20", "--output-len=4")
+    assert "4 of 4 served" in diptych(platform, "bench", "serve", *load)
     steps = platform.log.parent / "steps.json"
     assert "sim on sim, KV in" in diptych(platform, "fit", "--out", str(steps), "--max-clients=2", "--max-prompt=64")
     assert StepModel.from_json(steps.read_text()).evidence.num_steps > 100

@@ -312,9 +312,12 @@ WRONG: Final[Mapping[str, Sequence[Change]]] = {
         change("router_pool_workers", gone, role="unified", state="ready"),
     ],
     "DiptychErrors": [change("router_requests_total", more(1), api="chat", outcome="unavailable")],
+    "DiptychErrorBudgetSoonGone": [change("router_requests_total", more(9), api="chat", outcome="unavailable")],
+    "DiptychErrorBudgetShrinks": [change("router_requests_total", more(2), api="chat", outcome="unavailable")],
+    "DiptychObjectivesBudgetSoonGone": [change("router_offered_total", more(200))],
     "DiptychSlowFirstToken": [
         change("router_ttft_seconds_bucket", more(20), le="30.0"),
-        change("router_ttft_seconds_bucket", more(20), le="60.0"),
+        *(change("router_ttft_seconds_bucket", more(20), le=le) for le in ("60.0", "120.0", "300.0", "600.0")),
         change("router_ttft_seconds_bucket", more(20), le="+Inf"),
     ],
     "DiptychWorkerSilent": [change("worker_up", becomes(0))],

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from diptych.cli.main import COMMANDS
+from diptych.cli.main import COMMANDS, named
 from diptych.common.config import add_options, new_parser
 from diptych.kvtransfer.ucx.binding import PATHS
 
@@ -62,7 +62,7 @@ def _commands() -> list[tuple[str, ...]]:
 
 @pytest.mark.parametrize("command", _commands(), ids=" ".join)
 def test_every_command_in_the_documentation_has_the_options_it_is_shown_with(command: tuple[str, ...]) -> None:
-    name, *arguments = command
+    name, arguments = named(command[0], command[1:])
     parser = new_parser(name)
     add_options(parser, getattr(importlib.import_module(COMMANDS[name].module), COMMANDS[name].config))
     parser.parse_args(arguments)

@@ -25,8 +25,9 @@ import tokenizers
 from simulated_worker import Fault, Output, SimulatedWorker
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
+from diptych.architectures.pooling import Pooling
 from diptych.common.event_loop import Stop
-from diptych.common.members.roles import WORKER_ROLES
+from diptych.common.members.roles import WORKER_ROLES, LegKind
 from diptych.common.members.terms import Feature, bits
 from diptych.common.trust.trust import INSECURE, Trust
 from diptych.router.config import RouterConfig
@@ -78,7 +79,9 @@ class Cluster:
         special_tokens: Sequence[str] = (),
         open_export: OpenExport | None = None,
         trust: Trust = INSECURE,
+        pooling: Pooling | None = None,
     ) -> None:
+        self._pooling = pooling  # of the model, whose vectors have three numbers; None: it makes text
         self._trust = trust  # the router's; simulated workers let everybody in
         self.tokenizer = make_tokenizer(special_tokens)
         self.script: str | None = "Hello!"
@@ -291,6 +294,7 @@ class Cluster:
     async def _start_router(self, config: RouterConfig, open_export: OpenExport | None) -> None:
         names = config.served_model_name
         model = ServedModel(MODEL_ID, self.tokenizer, self.tokenizer.vocab_size, CONTEXT_LEN, names=names)
+        model = replace(model, pooling=self._pooling, vector_size=3)
         model = replace(model, formats=formats_of(model, config.tool_parser, config.reasoning_parser))
         self._stop = Stop()
         self.router = build(config, self._trust, model, self, 7, open_export=open_export)
@@ -300,6 +304,8 @@ class Cluster:
         self._running = asyncio.ensure_future(run(self.router, self._stop, drain_s=self._drain_s))
         roles = [WORKER_ROLES[worker.instance.role] for worker in self.workers]
         num_pairs = sum(one.sends_to(other) for one in roles for other in roles)  # with itself: alone
+        if self._pooling is not None:
+            num_pairs = sum(role.serves(LegKind.POOL) for role in roles)
         async with asyncio.timeout(TIMEOUT_S):
             while len(self.router.fleet.pairs()) < num_pairs:
                 await self.router.fleet.wait_for_change()
@@ -327,10 +333,11 @@ def cluster_factory() -> Iterator[Callable[..., Cluster]]:
         special_tokens: Sequence[str] = (),
         open_export: OpenExport | None = None,
         trust: Trust = INSECURE,
+        pooling: Pooling | None = None,
         **options: Any,
     ) -> Cluster:
         roles = [PREFILL] * prefill + [DECODE] * decode + [UNIFIED] * unified
-        clusters.append(Cluster(roles, options, special_tokens, open_export, trust))
+        clusters.append(Cluster(roles, options, special_tokens, open_export, trust, pooling))
         return clusters[-1]
 
     yield start

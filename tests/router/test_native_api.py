@@ -82,6 +82,15 @@ def test_log_probabilities_of_prompt_and_output(cluster: Cluster) -> None:
     assert [len(top) for top in meta["output_top_logprobs"]] == [1]
 
 
+@pytest.mark.parametrize(("start", "scored"), [(1, [65, 66]), (2, [66]), (9, [])])
+def test_log_probabilities_of_a_prompt_may_begin_in_it(cluster: Cluster, start: int, scored: list[int]) -> None:
+    fields = {"return_logprob": True, "logprob_start_len": start, "rid": "mine"}
+    meta = post(cluster, "/generate", text="abc", sampling_params={"max_new_tokens": 1}, **fields)["meta_info"]
+    assert [entry[1] for entry in meta["input_token_logprobs"]] == scored
+    assert [entry[0] is None for entry in meta["input_token_logprobs"]] == [True, False][: len(scored)]
+    assert (len(meta["input_top_logprobs"]), meta["id"]) == (len(scored), "mine")
+
+
 def stream(cluster: Cluster, **body: Any) -> list[Any]:
     connection = http.client.HTTPConnection(cluster.url.removeprefix("http://"), timeout=200)
     connection.request("POST", "/generate", json.dumps({"stream": True, **body}))

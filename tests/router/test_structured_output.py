@@ -24,6 +24,8 @@ SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"enum
 SCHEMA_TEXT = json.dumps(SCHEMA, ensure_ascii=False)
 ANY_OBJECT = Grammar(json_schema='{"type": "object"}')
 
+TAGS = {"structures": [{"begin": "<f=a>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<f="]}
+TAGS_SENT = {"triggers": TAGS["triggers"], "structures": TAGS["structures"]}
 GOOD: dict[str, tuple[dict[str, Any], Grammar]] = {
     "text": ({"response_format": {"type": "text"}}, Grammar()),
     "null": ({"response_format": None, "guided_json": None}, Grammar()),
@@ -49,6 +51,18 @@ GOOD: dict[str, tuple[dict[str, Any], Grammar]] = {
     "structured regex": ({"structured_outputs": {"regex": "a+"}}, Grammar(regex="a+")),
     "structured grammar": ({"structured_outputs": {"grammar": 'root ::= "a"'}}, Grammar(ebnf='root ::= "a"')),
     "structured choice": ({"structured_outputs": {"choice": ["a"]}}, Grammar(regex="a")),
+    "SGLang's tags": (
+        {"response_format": {"type": "structural_tag", **TAGS}},
+        Grammar(structural_tag=json.dumps(TAGS_SENT, ensure_ascii=False)),
+    ),
+    "structured tags": (
+        {"structured_outputs": {"structural_tag": json.dumps({"type": "structural_tag", **TAGS})}},
+        Grammar(structural_tag=json.dumps(TAGS_SENT, ensure_ascii=False)),
+    ),
+    "structured tags as an object": (
+        {"structured_outputs": {"structural_tag": TAGS}},
+        Grammar(structural_tag=json.dumps(TAGS_SENT, ensure_ascii=False)),
+    ),
     "structured JSON object": ({"structured_outputs": {"json_object": True}}, ANY_OBJECT),
 }
 
@@ -59,6 +73,28 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "a schema that is no JSON": ({"guided_json": "{"}, "guided_json", "not valid JSON"),
     "no choices": ({"guided_choice": []}, "guided_choice", "at least 1"),
     "an unknown kind": ({"structured_outputs": {"tag": ""}}, "structured_outputs.tag", "unrecognized"),
+    "a tag that no trigger begins": (
+        {"structured_outputs": {"structural_tag": {**TAGS, "triggers": ["<g"]}}},
+        "structural_tag",
+        "none of the triggers",
+    ),
+    "tags without triggers": (
+        {"response_format": {"type": "structural_tag", "structures": TAGS["structures"]}},
+        "response_format",
+        "needs structures and triggers",
+    ),
+    "a schema between tags that can't be kept": (
+        {
+            "structured_outputs": {
+                "structural_tag": {
+                    "structures": [{"begin": "<f>", "schema": {"uniqueItems": True}, "end": ""}],
+                    "triggers": ["<f"],
+                }
+            }
+        },
+        "structural_tag",
+        "uniqueItems",
+    ),
     "two at once": ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex", "only one"),
     "two of SGLang's": ({"regex": "a", "ebnf": 'root ::= "a"'}, "ebnf", "only one"),
     "an unknown type": ({"guided_json": {"type": "float"}}, "json_schema", "Invalid type: float"),

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from urllib.parse import unquote
 
-from diptych.v1 import worker_pb2
+import grpc
+import pytest
+
+from diptych.v1 import inference_pb2, inference_pb2_grpc, worker_pb2
 
 Cluster = Any
 
@@ -34,6 +38,25 @@ def test_both_legs_name_the_weights_that_the_pair_was_chosen_for(cluster: Cluste
     rename(cluster, "tiny", "new")
     cluster.complete()
     assert [worker.started[-1].compat for worker in cluster.workers] == ["new", "new"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_every_answer_says_what_its_weights_are_called(cluster: Cluster, stream: bool) -> None:
+    for worker in cluster.workers:
+        worker.instance.weights_version = "step 7: größer"
+    rename(cluster, "tiny", "new")
+    connection = cluster.connect(stream=stream)
+    answer = connection.getresponse()
+    told = answer.headers["x-diptych-weights-version"]
+    answer.read()
+    connection.close()
+    assert unquote(told) == "step 7: größer"
+    meta = cluster.post("/generate", {"text": "p"})[1]["meta_info"]
+    assert meta["weight_version"] == "step 7: größer"
+    with grpc.insecure_channel(cluster.grpc_target) as channel:
+        stub, request = inference_pb2_grpc.InferenceStub(channel), inference_pb2.GenerateRequest(text="p")
+        *_, last = stub.GenerateStream(request) if stream else [stub.Generate(request)]
+    assert last.weights_version == "step 7: größer"
 
 
 def test_workers_with_different_weights_are_no_pair(cluster: Cluster) -> None:

@@ -44,18 +44,20 @@ class AskAlways(Drafter):
     """
 
     asks_model = True
+    new_source = AheadSource
     _source: AheadSource
 
     def __init__(self, seldom: int = 0) -> None:
         self._seldom = seldom
         self._num_asked = self.num_unfollowed = 0
         self._guessed: list[tuple[Request, int, tuple[int, ...]]] = []
-        self.came = self.compared = self.num_early = 0
+        self.came = self.compared = self.num_early = self.num_first = 0
+        self.guesses: list[tuple[int, ...]] = []
 
     def begin(self, model: DraftModel | None, cache: KvCache) -> None:
         """Before anything else: ask this model, for requests of this cache."""
         assert model is not None
-        self._source = AheadSource(model, cache.page_table, cache.page_size)
+        self._source = self.new_source(model, cache.page_table, cache.page_size)
 
     def propose(self, requests: Sequence[Request]) -> Drafts:
         self._settle()
@@ -66,6 +68,8 @@ class AskAlways(Drafter):
         if not wanted:
             return {}
         guesses = self._source.fulfil(wanted, lambda: 0.0)
+        self.guesses += guesses
+        self.num_first += sum(request.num_tokens == request.prompt_len + 1 for request, _ in wanted)
         self.num_early += sum(not request.extend_len for request, _ in wanted)
         pairs = list(zip(wanted, guesses, strict=True))
         self._guessed = [(each.request, each.request.num_tokens, guess) for each, guess in pairs]
@@ -75,6 +79,12 @@ class AskAlways(Drafter):
         follows = self._source.follows(step)
         self.num_unfollowed += not follows
         return follows
+
+    def row_behind(self, request: Request) -> bytes:
+        return self._source.row_behind(request)
+
+    def go_on_behind(self, request: Request, row: bytes) -> None:
+        self._source.go_on_behind(request, row)
 
     def _wanted(self, request: Request) -> Wanted:
         left = request.max_len - request.num_tokens - 1

@@ -146,7 +146,7 @@ def emulated_runner(
         return Tokens(sample_step(model.sampler, logits, sampling, batch.prompt_rows))
 
     def new_buffers(num_tokens: int) -> Buffers:
-        return model.decoder.new_buffers(num_tokens, CPU)
+        return model.new_buffers(num_tokens, CPU)
 
     def nothing_recorded() -> Recorded:
         return Recorded(Graphs(rungs, recorder), PieceGraphs(token_rungs, recorder, new_buffers))

@@ -12,7 +12,6 @@ import os
 import random
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Final
 
@@ -20,8 +19,8 @@ import numpy as np
 
 from diptych.engine.cache.page_ids import PageId
 from diptych.engine.tiers.disk import Disk
+from diptych.engine.tiers.page_files import PageFiles
 from diptych.engine.tiers.page_format import HEADER_NBYTES, is_sound
-from diptych.engine.tiers.page_writer import PageWriter
 from diptych.engine.tiers.segment_log import SegmentLog
 from diptych.engine.tiers.segments import SegmentFormat
 
@@ -39,8 +38,8 @@ def payload(one: PageId) -> bytes:
 
 
 def write_for_ever(folder: Path, turn: int, told: int) -> None:
-    log = SegmentLog(folder, RECORD, CAPACITY, Disk())
-    writer = PageWriter(log, time.monotonic, lambda: None)
+    none = np.zeros((0, RECORD.page_nbytes), np.uint8)
+    writer = PageFiles(folder, RECORD, CAPACITY, none, none).writer
     number = 0
     while True:
         for _ in range(BURST):

@@ -13,7 +13,7 @@ import kubernetes_protobuf
 Object = dict[str, Any]
 
 KINDS: Final = {
-    "v1": ("Secret", "Service", "ServiceAccount", "Pod"),
+    "v1": ("Secret", "ConfigMap", "Service", "ServiceAccount", "Pod"),
     "apps/v1": ("Deployment",),
     "networking.k8s.io/v1": ("NetworkPolicy",),
     "policy/v1": ("PodDisruptionBudget",),

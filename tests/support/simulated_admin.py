@@ -18,6 +18,7 @@ class SimulatedAdmin(admin_pb2_grpc.WorkerAdminServicer):
         self.num_calls = 0
         self.authorizations: list[str | None] = []  # of the callers who drained it, or changed its role or log level
         self.drains: list[admin_pb2.DrainRequest] = []
+        self.profiles: list[admin_pb2.StartProfileRequest] = []
         self.log_level = "info"
         self._instance = instance
         self._on_change = on_change  # called when the record has changed
@@ -60,6 +61,21 @@ class SimulatedAdmin(admin_pb2_grpc.WorkerAdminServicer):
         await self._begin(context)
         previous, self.log_level = self.log_level, request.level
         return admin_pb2.SetLogLevelResponse(previous_level=previous)
+
+    async def FlushCache(self, request: admin_pb2.FlushCacheRequest, context: Any) -> admin_pb2.FlushCacheResponse:
+        await self._begin(context)
+        return admin_pb2.FlushCacheResponse(pages=7)
+
+    async def StartProfile(
+        self, request: admin_pb2.StartProfileRequest, context: Any
+    ) -> admin_pb2.StartProfileResponse:
+        await self._begin(context)
+        self.profiles.append(request)
+        return admin_pb2.StartProfileResponse(path="/traces/one")
+
+    async def StopProfile(self, request: admin_pb2.StopProfileRequest, context: Any) -> admin_pb2.StopProfileResponse:
+        await self._begin(context)
+        return admin_pb2.StopProfileResponse(path="/traces/one", bytes=9, num_steps=2, duration_s=0.5)
 
     async def _begin(self, context: Any) -> None:
         self.num_calls += 1

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import grpc
+import numpy as np
 from simulated_admin import SimulatedAdmin
 
 from diptych.common.members.roles import WORKER_ROLES, LegKind, leg_kind
@@ -61,8 +62,10 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
         on_record: Callable[[], None] = lambda: None,
         encode: Callable[[str, bool], Sequence[int]] = lambda text, add_special_tokens: text.encode(),
         pages_came: Callable[[StartLeg], Awaitable[None]] = _at_once,
+        vector: Callable[[StartLeg], LegOutput] | None = None,
     ) -> None:
-        """`pages_came` is waited for before a decode leg says its first word."""
+        """`pages_came` is waited for before a decode leg says its first word. `vector` answers legs without text."""
+        self.vector = vector or simulated_vector
         self.instance = instance
         self.admin = SimulatedAdmin(instance, self._send_record)
         self.stats = STATS  # of every leg
@@ -265,6 +268,9 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
         self._on_event()
 
     def _outputs(self, leg: StartLeg) -> Iterator[LegOutput]:
+        if self._kind(leg) is LegKind.POOL:
+            yield self.vector(leg)
+            return
         tokens, finish = self._recite(leg)
         kind, stats = self._kind(leg), _stats(leg, self.stats)
         end = LegOutput(room=leg.room, first_index=max(1, len(tokens) - 1), finish_reason=finish, stats=stats)
@@ -285,6 +291,15 @@ def _stats(leg: StartLeg, measured: LegStats) -> LegStats:
     stats = LegStats(prompt_tokens=len(leg.prompt_token_ids))
     stats.MergeFrom(measured)
     return stats
+
+
+def simulated_vector(leg: StartLeg) -> LegOutput:
+    """Three numbers: the sum of the prompt's tokens, their number, and the number of labels."""
+    numbers = [float(sum(leg.prompt_token_ids)), float(len(leg.prompt_token_ids)), float(len(leg.label_token_ids))]
+    vector = np.array([-number if leg.label_token_ids else number for number in numbers], "<f4").tobytes()
+    return LegOutput(
+        room=leg.room, token_ids=[0], finish_reason=inference_pb2.FINISH_REASON_LENGTH, stats=STATS, vector=vector
+    )
 
 
 def simulated_logprobs(token_ids: Sequence[int], num_top: int) -> inference_pb2.TokenLogprobs:

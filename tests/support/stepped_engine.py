@@ -118,6 +118,7 @@ class Engine:
             if overlap
             else SynchronousStepping(self.core, self.runner, lambda: self.now_s)
         )
+        self.meter = self._stepping.meter
 
     def start(self, room: int, prompt: list[int], max_tokens: int, **fields: Any) -> Request:
         params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)

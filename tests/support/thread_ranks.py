@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 
 import torch
 from torch import Tensor
+
+from diptych.engine.tensor_parallel.sum_rule import SumRule
+from diptych.kernels.cpu import elementwise
 
 
 class Meeting:
@@ -26,13 +30,37 @@ class Meeting:
 class ThreadCommunicator:
     """Implements `Communicator` for one of the threads."""
 
-    def __init__(self, rank: int, meeting: Meeting) -> None:
+    def __init__(self, rank: int, meeting: Meeting, rule: SumRule | None = None, *, fuses: bool = False) -> None:
+        """`fuses`: sums and norms in one call, as GPUs have it."""
         self.rank = rank
+        self._rule = rule or SumRule(len(meeting.brought), None)
+        self._fuses = fuses
+        self.calls = Counter[str]()
         self.size = len(meeting.brought)
         self._meeting = meeting
 
+    def scatters(self, num_tokens: int, row_nbytes: int) -> bool:
+        return self._rule.scatters(num_tokens, row_nbytes)
+
     def all_reduce(self, x: Tensor) -> None:
-        x.copy_(torch.stack(self._meeting.exchange(self.rank, x)).sum(0))
+        self.calls["all_reduce"] += 1
+        x.copy_(self._sum(x))
+
+    def all_reduce_add_rms_norm(self, x: Tensor, delta: Tensor, weight: Tensor, eps: float, out: Tensor) -> bool:
+        if self._fuses:
+            self.calls["fused"] += 1
+            elementwise.add_rms_norm(x, self._sum(delta), weight, eps, out)
+        return self._fuses
+
+    def reduce_scatter(self, x: Tensor, out: Tensor) -> None:
+        self.calls["reduce_scatter"] += 1
+        out.copy_(self._sum(x).view(self.size, *out.shape)[self.rank])
+
+    def all_gather(self, part: Tensor, out: Tensor) -> None:
+        out.copy_(torch.cat(self._meeting.exchange(self.rank, part)))
+
+    def _sum(self, x: Tensor) -> Tensor:
+        return torch.stack(self._meeting.exchange(self.rank, x)).sum(0)
 
     def gather(self, x: Tensor) -> list[Tensor] | None:
         parts = self._meeting.exchange(self.rank, x)

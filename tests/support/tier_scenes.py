@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import select
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,17 @@ from diptych.common.arrays import I64
 from diptych.engine.cache.cache_changes import CacheChanges
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.cache.page_ids import PageId, chain_proofs, root_proof
+from diptych.engine.cache.tier import Lookup, Restore, Tier
 from diptych.engine.tiers.disk import Disk
 from diptych.engine.tiers.file_tier import FileTier
+from diptych.engine.tiers.lasting_tier import LastingTier
+from diptych.engine.tiers.object_room import Room
+from diptych.engine.tiers.object_store import ObjectStore
+from diptych.engine.tiers.page_files import PageFiles
+from diptych.engine.tiers.page_format import PageFormat
+from diptych.engine.tiers.page_objects import Objects, PageObjects
 from diptych.engine.tiers.segments import SegmentFormat
+from diptych.engine.tiers.shared_tier import SharedTier
 from diptych.engine.values.request import Request, new_request
 from diptych.generation.page_hash import page_hashes, root_hash
 from diptych.generation.sampling_params import SamplingParams
@@ -43,6 +52,18 @@ def payload_of(page_id: PageId) -> Bytes:
     return np.random.default_rng([page_id.group, *page_id.proof]).integers(0, 256, PAGE_NBYTES, np.uint8)
 
 
+def new_cache(tiers: Sequence[Tier], **options: Any) -> KvCache:
+    return KvCache(
+        num_pages=200,
+        page_size=PAGE,
+        max_requests=4,
+        max_tokens_per_request=300,
+        tiers=tiers,
+        changes=CacheChanges(),
+        **options,
+    )
+
+
 class Life:
     """A process that has a pool, a cache and a file tier."""
 
@@ -50,16 +71,10 @@ class Life:
         self, folder: Path, disk: Disk | None = None, record: SegmentFormat = RECORD, mib: int = 1, **beside: Any
     ) -> None:
         self.pool = np.zeros((200, record.page_nbytes), np.uint8)
-        self.tier = FileTier(folder, record, mib * MIB, self.pool, self.pool, disk)
-        self.cache = KvCache(
-            num_pages=200,
-            page_size=PAGE,
-            max_requests=4,
-            max_tokens_per_request=300,
-            tiers=[self.tier],
-            changes=CacheChanges(),
-            **beside,
-        )
+        self.files = PageFiles(folder, record, mib * MIB, self.pool, self.pool, disk)
+        self.tier = FileTier(self.files)
+        self.tiers: list[LastingTier] = [self.tier]
+        self.cache = new_cache([self.tier], **beside)
 
     def compute(self, tokens: Sequence[int], num_uses: int = 2, extra_key: bytes = b"") -> Request:
         """Have the pages of a prompt in the cache, as if it had been asked for so often. Return the last request."""
@@ -88,14 +103,14 @@ class Life:
         one = self.request(tokens, extra_key)
         while not self.cache.admit(one):
             assert one.restore is not None
-            self.wait_for_answers()
+            self.wait_for(one.restore)
         return one
 
-    def wait_for_answers(self) -> None:
-        while not (answers := self.tier.restored()):
-            select.select(self.tier.descriptors(), [], [], 0.1)
-        for answer in answers:
-            self.cache.finish_restore(answer.number, answer.error)
+    def wait_for(self, reason: Restore | Lookup) -> None:
+        while not reason.is_over(self.cache.tree.now_s):
+            select.select([each for tier in self.tiers for each in tier.descriptors()], [], [], 0.1)
+            for answer in [each for tier in self.tiers for each in tier.restored()]:
+                self.cache.finish_restore(answer.number, answer.error)
 
     def expect_right(self, one: Request) -> None:
         """Every page that the request found has what was computed of it."""
@@ -121,7 +136,8 @@ class Life:
         return rows
 
     def end(self) -> None:
-        self.tier.close()
+        for tier in self.tiers:
+            tier.close()
 
     def _compute(self, one: Request, end: int) -> None:
         first, ids = one.computed_len // PAGE, page_ids(one.tokens[: end // PAGE * PAGE], one.extra_key)
@@ -132,3 +148,41 @@ class Life:
             for number in range(first, len(ids)):
                 self.pool[windows[number]] = self.filled([payload_of(ids[number]._replace(group=1 + group))])
         one.computed_len = end
+
+
+RUN = 4  # pages
+
+
+class SharedLife(Life):
+    """A process that has a pool, a cache and a store that others use too; `files` makes files above it."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        files: Callable[[Bytes], FileTier] | None = None,
+        terms: bytes = TERMS,
+        room: Room | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.pool = np.zeros((200, PAGE_NBYTES), np.uint8)
+        self.objects = PageObjects(
+            store, Objects(PageFormat(terms, PAGE_NBYTES), RUN, terms.hex()), self.pool, room, clock
+        )
+        self.shared = SharedTier(self.objects)
+        above = [] if files is None else [files(self.pool)]
+        self.tiers = [*above, self.shared]
+        self.cache = new_cache(above, store=self.shared)
+
+    @property
+    def reader_is_closed(self) -> bool:
+        """Whether the breaker of reads is."""
+        return self.objects.reader.breaker.is_closed
+
+    def evict_all(self) -> None:
+        self.cache._evict(self.cache.num_available)
+        for tier in self.tiers:
+            tier.finish_writes()
+
+    def finish_writes(self) -> None:
+        self.shared.finish_writes()
+        assert self.shared.restored() == ()

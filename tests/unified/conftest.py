@@ -147,9 +147,11 @@ class Fleet:
         life: Life = NO_LIFE,
         holder: PrefixHolder | None = None,
         extra_key: bytes = b"",
+        labels: tuple[int, ...] = (),
     ) -> None:
         params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-        request = new_request(room, np.array(prompt, dtype=np.int64), params, life=life, extra_key=extra_key)
+        tokens = np.array(prompt, dtype=np.int64)
+        request = new_request(room, tokens, params, life=life, extra_key=extra_key, labels=labels)
         self.workers[worker].core.handle(Start(request, peer, kind, holder), 0.0)
 
     def serve(self, worker: int, role: Role) -> None:

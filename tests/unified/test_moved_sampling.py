@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sure_next_layer
 import torch
 from draft_models import AskAlways, runner_with_draft, with_draft
+from next_layers import AskNextLayer, with_next
 
 from diptych.checkpoints.source import open_model
 from diptych.common.members.roles import LegKind, Role
@@ -113,16 +115,26 @@ def test_an_output_that_moves_is_the_one_that_stays(fleet_class: type[Fleet], ne
     fleet.close()
 
 
-def test_an_output_that_moves_takes_its_draft_layers_along(fleet_class: type[Fleet], tiny_folder: Path) -> None:
-    """A model that guesses for itself is right at the old worker, at the new one, and when both have other roles."""
-    source, models, drafters = open_model(str(tiny_folder)), [], [AskAlways(), AskAlways()]
+@pytest.mark.parametrize("asks", [AskAlways, AskNextLayer])
+def test_an_output_that_moves_takes_its_draft_layers_along(
+    fleet_class: type[Fleet], tiny_folder: Path, tmp_path: Path, asks: type[AskAlways]
+) -> None:
+    """Who is always right is so at the old worker, at the new one, and when both have other roles.
+
+    That is a model that guesses for itself, and a next layer whose model is made for it.
+    """
+    models, drafters = list[ModelRunner](), [asks(), asks()]
+    if asks is AskNextLayer:
+        source = with_next(open_model(str(sure_next_layer.write(tmp_path / "sure", sure_next_layer.by_rows))))
+        draft = source.next_layer()
+    else:
+        draft = open_model(str(tiny_folder))
+        source = with_draft(draft, draft)
 
     def new_model(num_pages: int) -> tuple[Any, ModelRunner]:
-        layout = ModelRunner.pool_layout(
-            with_draft(source, source).config, num_pages=num_pages, page_size=PAGE, dtype="float32"
-        )
+        layout = ModelRunner.pool_layout(source.config, num_pages=num_pages, page_size=PAGE, dtype="float32")
         kv = torch.full(layout.shape, torch.nan)
-        models.append(runner_with_draft(with_draft(source, source), source, kv))
+        models.append(runner_with_draft(source, draft, kv))
         return kv.numpy(), models[-1]
 
     fleet = fleet_class(Role.UNIFIED, Role.UNIFIED, model=new_model, limits=LIMITS, num_pages=256, drafters=drafters)
@@ -141,6 +153,7 @@ def test_an_output_that_moves_takes_its_draft_layers_along(fleet_class: type[Fle
     fleet.run()
     for drafter in drafters:
         assert drafter.came == drafter.compared > 15
+    assert drafters[0].num_first > 0, "the row before the first token came with the hand-off"
     fleet.close()
 
 

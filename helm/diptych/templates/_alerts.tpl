@@ -1,3 +1,13 @@
+{{/* Whether a share of `all` that is `bad` uses up its budget `factor` times as fast as it may, over a long window and still in a short
+     one (Google's SRE Workbook, "Alerting on SLOs"): long enough to matter, and it ends soon after the trouble does. */}}
+{{- define "diptych.burns" -}}
+{{- $o := . -}}
+{{- range $i, $window := list .long .short -}}
+{{- if $i }} and {{ end -}}
+sum({{ printf $o.bad $window }}) > {{ mulf $o.factor $o.budget }} * sum({{ printf $o.all $window }})
+{{- end -}}
+{{- end }}
+
 {{/* Alerts, as a YAML list. docs/operations/troubleshooting.md has a heading for each. */}}
 {{- define "diptych.alerts" -}}
 {{- $here := include "diptych.seriesLabels" . -}}
@@ -14,6 +24,27 @@
   for: 5m
   severity: critical
   summary: More requests fail by the platform's fault than {{ .errorRatio }} of all.
+{{- end }}
+{{- if .errorRatio }}
+{{- $errors := dict "budget" .errorRatio "bad" (printf `rate(diptych_router_requests_total{%s,outcome=~"error|unavailable|deadline"}[%%s])` $here) "all" (printf `rate(diptych_router_requests_total{%s}[%%s])` $here) }}
+- alert: DiptychErrorBudgetSoonGone
+  expr: ({{ include "diptych.burns" (merge (dict "factor" 14.4 "long" "1h" "short" "5m") $errors) }}) or ({{ include "diptych.burns" (merge (dict "factor" 6.0 "long" "6h" "short" "30m") $errors) }})
+  for: 2m
+  severity: critical
+  summary: Failures use up what {{ .errorRatio }} allows for a month within two to five days.
+- alert: DiptychErrorBudgetShrinks
+  expr: ({{ include "diptych.burns" (merge (dict "factor" 3.0 "long" "24h" "short" "2h") $errors) }}) or ({{ include "diptych.burns" (merge (dict "factor" 1.0 "long" "72h" "short" "6h") $errors) }})
+  for: 15m
+  severity: warning
+  summary: Failures use up what {{ .errorRatio }} allows for a month before it is over.
+{{- end }}
+{{- if .missedRatio }}
+{{- $missed := dict "budget" .missedRatio "bad" (printf `rate(diptych_router_offered_total{%s}[%%[1]s])) - sum(rate(diptych_router_within_objectives_total{%s}[%%[1]s])` $here $here) "all" (printf `rate(diptych_router_offered_total{%s}[%%[1]s])` $here) }}
+- alert: DiptychObjectivesBudgetSoonGone
+  expr: ({{ include "diptych.burns" (merge (dict "factor" 14.4 "long" "1h" "short" "5m") $missed) }}) or ({{ include "diptych.burns" (merge (dict "factor" 6.0 "long" "6h" "short" "30m") $missed) }})
+  for: 5m
+  severity: warning
+  summary: So many requests miss their SLO that what {{ .missedRatio }} allows for a month is gone within two to five days.
 {{- end }}
 {{- if .firstTokenSeconds }}
 - alert: DiptychSlowFirstToken

@@ -67,6 +67,9 @@ spec:
   minReplicaCount: {{ $autoscaling.minReplicas }}
   maxReplicaCount: {{ $autoscaling.maxReplicas }}
   pollingInterval: {{ $autoscaling.keda.pollingInterval }}
+  {{- if not (int $autoscaling.minReplicas) }}
+  cooldownPeriod: {{ $autoscaling.keda.cooldownPeriod }}
+  {{- end }}
   {{- with $autoscaling.keda.fallbackReplicas }}
   fallback: {failureThreshold: 3, replicas: {{ . }}, behavior: currentReplicasIfHigher}
   {{- end }}
@@ -78,11 +81,24 @@ spec:
     {{- with $autoscaling.keda.triggers }}
     {{- toYaml . | nindent 4 }}
     {{- else }}
+    {{- $orZero := gt (int $autoscaling.minReplicas) 0 | ternary "" " or vector(0)" }}{{/* of a pool at zero nobody tells */}}
+    {{- if not (int $autoscaling.minReplicas) }}
+    - type: prometheus # brings the pool up for whoever waits, and keeps it while anybody is served; it never asks for a second worker
+      metadata:
+        serverAddress: {{ $autoscaling.keda.serverAddress }}
+        query: {{ printf "sum(diptych_router_requests_running{%s}) or vector(0)" (include "diptych.seriesLabels" $.root) | squote }}
+        threshold: "1000000"
+        activationThreshold: "0"
+        ignoreNullValues: "false"
+      {{- with $autoscaling.keda.authenticationRef }}
+      authenticationRef: {name: {{ . }}}
+      {{- end }}
+    {{- end }}
     {{- range include "diptych.signals" $ | fromYamlArray }}
     - type: prometheus
       metadata:
         serverAddress: {{ $autoscaling.keda.serverAddress }}
-        query: {{ .query | squote }}
+        query: {{ print .query $orZero | squote }}
         threshold: {{ mulf .target ($.pool.options.dp | default 1) | toString | quote }}
         ignoreNullValues: "false"
       {{- with $autoscaling.keda.authenticationRef }}

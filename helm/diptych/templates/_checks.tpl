@@ -6,12 +6,19 @@
 {{ include "diptych.certificateProblems" . }}
 {{ include "diptych.modelProblems" . }}
 {{ include "diptych.routerProblems" . }}
+{{ include "diptych.declaredProblems" . }}
 {{ include "diptych.roleProblems" . }}
 {{ include "diptych.plannerProblems" . }}
 {{ include "diptych.commonLabelProblems" . }}
 {{- range include "diptych.pools" . | fromYamlArray }}
 {{- $place := printf "%s pool %s: " .role .name }}
 {{- $labels := include "diptych.labelProblems" (dict "labels" .podLabels "place" "podLabels") }}
+{{- if and (not (int .autoscaling.minReplicas)) (not .autoscaling.keda.enabled) }}
+{{ $place }}autoscaling.minReplicas is 0, and only KEDA starts a pool that has ended: enable autoscaling.keda, or keep one
+{{- end }}
+{{- if and (not (int .autoscaling.minReplicas)) (not $.Values.router.options.coldWaitS) }}
+{{ $place }}autoscaling.minReplicas is 0, but nobody waits for the pool to start: set router.options.coldWaitS to the seconds that it takes
+{{- end }}
 {{- $problems := print $labels "\n" (include "diptych.poolProblems" .) "\n" (include "diptych.scalingProblems" .) "\n" (include "diptych.deviceProblems" .) }}
 {{- range splitList "\n" $problems | compact }}
 {{ $place }}{{ . | trimPrefix "." }}

@@ -65,8 +65,14 @@ options.kvBackend nixl does not tell its lanes: leave out rdma.require and optio
 {{- if and .fileCache.mib $gpus }}
 fileCache.mib is {{ .fileCache.mib }}, but KV of GPUs is not kept in files: leave it out (options.hostCacheMib keeps some in host memory)
 {{- end }}
-{{- if and .fileCache.mib (gt (int (.options.tp | default 1)) 1) }}
-fileCache.mib needs options.tp 1: parts of pages on several ranks are not kept in files
+{{- if and .sharedCache.url $gpus }}
+sharedCache.url is {{ .sharedCache.url }}, but KV of GPUs is not kept in a store: leave it out
+{{- end }}
+{{- if and .sharedCache.url (gt (int (.options.tp | default 1)) 1) }}
+sharedCache.url needs options.tp 1: parts of pages on several ranks are not kept in a store
+{{- end }}
+{{- if ne (hasPrefix "file:" .sharedCache.url) (gt (int .sharedCache.mib) 0) }}
+sharedCache.mib is {{ .sharedCache.mib }} and sharedCache.url {{ .sharedCache.url | quote }}: a directory needs a size, and a bucket a lifecycle rule in its place
 {{- end }}
 {{- if and .fileCache.existingClaim (not .fileCache.mib) }}
 fileCache.existingClaim is {{ .fileCache.existingClaim }}, but fileCache.mib is 0: say how much of it each scheduler may take

@@ -15,6 +15,42 @@ ipFamilies: {{ toJson . }}
 {{- end }}
 {{- end }}
 
+{{/* What routers see to, as TOML; JSON's strings are TOML's. */}}
+{{- define "diptych.declared" -}}
+{{- with .Values.declared.logLevel }}
+log_level = {{ toJson . }}
+{{- end }}
+[adapters]
+{{- range $name, $path := .Values.declared.adapters }}
+{{ toJson $name }} = {{ toJson $path }}
+{{- end }}
+[pools]
+{{- range $name, $weight := .Values.declared.pools }}
+{{- if not (kindIs "invalid" $weight) }}
+{{ toJson $name }} = {{ $weight }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Pools that are declared and not there, or there and not declared: each would serve otherwise than meant. */}}
+{{- define "diptych.declaredProblems" -}}
+{{- $weights := .Values.declared.pools -}}
+{{- if $weights -}}
+{{- $there := dict -}}
+{{- range include "diptych.pools" . | fromYamlArray }}{{ $_ := set $there .name true }}{{ end -}}
+{{- $sum := 0.0 -}}
+{{- range $name, $weight := $weights }}
+{{- $sum = addf $sum ($weight | default 0) }}
+{{- if not (hasKey $there $name) }}
+declared.pools names {{ $name }}, but there is no such pool: there is {{ keys $there | sortAlpha | join ", " }}
+{{- end }}
+{{- end }}
+{{- if not $sum }}
+declared.pools: every weight is 0, so only requests that name a pool would be served: give one of them a weight
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- define "diptych.routerPod" -}}
 {{ include "diptych.podSecurity" (merge (dict "usesApi" .values.checkPods) .) }}
 terminationGracePeriodSeconds: {{ .values.terminationGracePeriodSeconds | default (include "diptych.routerGrace" .values) }}
@@ -26,6 +62,9 @@ initContainers:
 volumes:
   {{- include "diptych.volumes" . | nindent 2 }}
   {{- include "diptych.modelVolumes" .root | nindent 2 }}
+  - name: declared
+    configMap:
+      name: {{ include "diptych.fullname" .root }}-declared
   {{- if not .root.Values.apiKeys.open }}
   - name: api-keys
     secret:
@@ -64,6 +103,7 @@ args:
   - --grpc-port=9000
   - --health-port=8081
   - --drain-s={{ .values.drainSeconds }}
+  - --declared-file=/etc/diptych/declared/declared.toml
   - --console={{ .values.console.enabled | ternary "on" "off" }}
   {{- if .values.console.text }}
   - --console-text
@@ -118,6 +158,9 @@ securityContext:
 volumeMounts:
   {{- include "diptych.volumeMounts" . | nindent 2 }}
   {{- include "diptych.modelMounts" .root | nindent 2 }}
+  - name: declared
+    mountPath: /etc/diptych/declared
+    readOnly: true
   {{- if not .root.Values.apiKeys.open }}
   - name: api-keys
     mountPath: /etc/diptych/api-keys

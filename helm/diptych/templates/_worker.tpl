@@ -66,9 +66,14 @@ args:
   {{- include "diptych.workerArgs" . | nindent 2 }}
 env:
   {{- include "diptych.workerEnv" . | nindent 2 }}
-{{- with .pool.envFrom }}
+{{- if or .pool.envFrom .pool.sharedCache.existingSecret }}
 envFrom:
+  {{- with .pool.sharedCache.existingSecret }}
+  - secretRef: {name: {{ . }}}
+  {{- end }}
+  {{- with .pool.envFrom }}
   {{- toYaml . | nindent 2 }}
+  {{- end }}
 {{- end }}
 ports:
   {{- range $name, $port := .pool.ports }}
@@ -109,6 +114,12 @@ volumeMounts:
 {{- if .pool.fileCache.mib }}
 - --file-cache-dir={{ include "diptych.fileCacheFolder" . }}
 - --file-cache-mib={{ .pool.fileCache.mib }}
+{{- end }}
+{{- if .pool.sharedCache.url }}
+- --shared-cache={{ .pool.sharedCache.url }}
+{{- if .pool.sharedCache.mib }}
+- --shared-cache-mib={{ .pool.sharedCache.mib }}
+{{- end }}
 {{- end }}
 {{- include "diptych.flags" .pool.options }}
 {{- with .pool.extraArgs }}

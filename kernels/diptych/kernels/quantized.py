@@ -134,10 +134,24 @@ def stack(arrays: Sequence[QuantizedArray]) -> QuantizedArray:
     assert all(each.format == first.format for each in arrays), [each.format for each in arrays]
     if len(arrays) == 1:
         return first
-    codes = _allocate((sum(len(each) for each in arrays), first.shape[1]), first.codes.dtype)
-    np.concatenate([each.codes for each in arrays], out=codes)
+    if all(repeats(each.codes) for each in arrays) and len({each.codes.flat[0] for each in arrays}) == 1:
+        codes = np.broadcast_to(first.codes[:1, :1], (sum(len(each) for each in arrays), first.shape[1]))
+    else:
+        codes = _stacked(arrays)
     scales, mins = _concatenated([each.scales for each in arrays]), _concatenated([each.mins for each in arrays])
     return QuantizedArray(first.code, codes, scales, mins, first.group)
+
+
+def repeats(array: Array) -> bool:
+    """Whether it is one number, seen again and again: then it has no memory of its own."""
+    return array.size > 0 and not any(array.strides)
+
+
+def _stacked(arrays: Sequence[QuantizedArray]) -> Array:
+    first = arrays[0]
+    codes = _allocate((sum(len(each) for each in arrays), first.shape[1]), first.codes.dtype)
+    np.concatenate([each.codes for each in arrays], out=codes)
+    return codes
 
 
 def _allocate(shape: tuple[int, int], dtype: np.dtype[Any]) -> Array:

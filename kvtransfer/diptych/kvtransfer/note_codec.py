@@ -18,6 +18,9 @@ from diptych.kvtransfer.notes import (
     HandOff,
     Kind,
     Note,
+    Offer,
+    OfferEnded,
+    Outcome,
     PagesReady,
     Pull,
     Pulled,
@@ -40,6 +43,14 @@ _KIND_FROM_WIRE: Final[Mapping[int, Kind]] = {
     transfer_pb2.HandedGroup.KIND_WINDOW: "window",
     transfer_pb2.HandedGroup.KIND_STATE: "state",
 }
+_OUTCOME_FROM_WIRE: Final[Mapping[int, Outcome]] = {
+    transfer_pb2.OfferEnded.OUTCOME_TAKEN: "taken",
+    transfer_pb2.OfferEnded.OUTCOME_KNOWN: "known",
+    transfer_pb2.OfferEnded.OUTCOME_FULL: "full",
+    transfer_pb2.OfferEnded.OUTCOME_REFUSED: "refused",
+    transfer_pb2.OfferEnded.OUTCOME_FAILED: "failed",
+}
+_OUTCOME_TO_WIRE = {outcome: transfer_pb2.OfferEnded.Outcome.Name(wire) for wire, outcome in _OUTCOME_FROM_WIRE.items()}
 _FINISH_FROM_WIRE = {value: key for key, value in _FINISH_TO_WIRE.items()}
 
 
@@ -61,6 +72,7 @@ def encode(note: Note, *, sender: int, target: int) -> bytes:
             wire.hand_off.generations.extend(note.generations)
             wire.hand_off.cached_tokens = note.cached_tokens
             wire.hand_off.groups.extend(map(_group_to_wire, note.groups))
+            wire.hand_off.row = note.row
         case Ack():
             wire.ack.SetInParent()
         case Abort():
@@ -75,6 +87,11 @@ def encode(note: Note, *, sender: int, target: int) -> bytes:
             wire.pulled.generations.extend(note.generations)
         case StopPull():
             wire.stop_pull.SetInParent()
+        case Offer():
+            wire.offer.CopyFrom(_offer_to_wire(note))
+        case OfferEnded():
+            outcome = _OUTCOME_TO_WIRE[note.outcome]
+            wire.offer_ended.CopyFrom(transfer_pb2.OfferEnded(outcome=outcome, num_pages=note.num_pages))
     return wire.SerializeToString()
 
 
@@ -129,6 +146,26 @@ def _pull_from_wire(room: int, wire: transfer_pb2.Pull) -> Pull:
     return Pull(room, *asked, pages, generations, wire.timeout_s)
 
 
+def _offer_to_wire(note: Offer) -> transfer_pb2.Offer:
+    wire = transfer_pb2.Offer(kv=note.kv, namespace=note.namespace, tokens=note.tokens, page_size=note.page_size)
+    wire.idle_s, wire.num_uses, wire.within_s = note.idle_s, note.num_uses, note.within_s
+    return wire
+
+
+def _offer_from_wire(room: int, wire: transfer_pb2.Offer) -> Offer:
+    if not wire.page_size or not wire.tokens or len(wire.tokens) % (TOKEN_NBYTES * wire.page_size):
+        raise MalformedNote(f"an offer of {len(wire.tokens)} bytes of tokens in pages of {wire.page_size}")
+    if not (wire.idle_s >= 0 and wire.within_s >= 0):
+        raise MalformedNote(f"an offer that is {wire.idle_s} s old, for {wire.within_s} s")
+    text = wire.kv, wire.namespace, wire.tokens, wire.page_size
+    return Offer(room, *text, wire.idle_s, wire.num_uses, wire.within_s)
+
+
+def _outcome(wire: int) -> Outcome:
+    """An answer counts, whatever it says."""
+    return _OUTCOME_FROM_WIRE.get(wire, "failed")
+
+
 def _known_code(code: int) -> int:
     """An abort counts, whatever its reason: pages wait for it."""
     is_known = code in worker_pb2.ErrorCode.values() and code != worker_pb2.ERROR_CODE_UNSPECIFIED
@@ -152,7 +189,7 @@ def _body(wire: transfer_pb2.TransferNote) -> Note:
             finish = _FINISH_FROM_WIRE[note.finish_reason]
             echo = tuple(note.generations)
             groups = tuple(map(_group_from_wire, note.groups))
-            return HandOff(room, note.first_token, finish, note.num_pages, echo, note.cached_tokens, groups)
+            return HandOff(room, note.first_token, finish, note.num_pages, echo, note.cached_tokens, groups, note.row)
         case "ack":
             return Ack(room)
         case "abort":
@@ -165,5 +202,9 @@ def _body(wire: transfer_pb2.TransferNote) -> Note:
             return Pulled(room, wire.pulled.num_pages, tuple(wire.pulled.generations), wire.pulled.refusal)
         case "stop_pull":
             return StopPull(room)
+        case "offer":
+            return _offer_from_wire(room, wire.offer)
+        case "offer_ended":
+            return OfferEnded(room, _outcome(wire.offer_ended.outcome), wire.offer_ended.num_pages)
         case _:
             raise MalformedNote(f"room {room:x}: a note without a body")

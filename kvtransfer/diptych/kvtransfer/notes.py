@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["tokens", "window", "state"]
+Outcome = Literal["taken", "known", "full", "refused", "failed"]  # of an offer
 
 PROTOCOL_VERSION = 5  # of the notes, and of the metadata that peers link by
 
@@ -47,6 +48,7 @@ class HandOff:
     generations: tuple[int, ...]  # echo of the grant
     cached_tokens: int
     groups: tuple[HandedGroup, ...] = ()  # in the order of the grant
+    row: bytes = b""  # the hidden row of the prompt's last token, bfloat16, for draft layers that join it
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,4 +109,27 @@ class StopPull:
     room: int
 
 
-Note = PagesReady | HandOff | Ack | Abort | AbortAck | Pull | Pulled | StopPull
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The sender leaves, and the receiver may pull this from it, under the number of the offer."""
+
+    room: int  # of the pull, and of no request
+    kv: str  # these four as in `Pull`
+    namespace: bytes
+    tokens: bytes
+    page_size: int
+    idle_s: float  # since it was wanted last
+    num_uses: int  # requests that made or reused it
+    within_s: float  # after that the sender may be gone
+
+
+@dataclass(frozen=True, slots=True)
+class OfferEnded:
+    """What came of an offer. "full" and "refused" hold for what is worth less, too."""
+
+    room: int
+    outcome: Outcome
+    num_pages: int = 0  # that were taken
+
+
+Note = PagesReady | HandOff | Ack | Abort | AbortAck | Pull | Pulled | StopPull | Offer | OfferEnded

@@ -69,6 +69,21 @@ class WorkerAdminStub:
                 request_serializer=diptych_dot_v1_dot_admin__pb2.SetLogLevelRequest.SerializeToString,
                 response_deserializer=diptych_dot_v1_dot_admin__pb2.SetLogLevelResponse.FromString,
                 _registered_method=True)
+        self.FlushCache = channel.unary_unary(
+                '/diptych.v1.WorkerAdmin/FlushCache',
+                request_serializer=diptych_dot_v1_dot_admin__pb2.FlushCacheRequest.SerializeToString,
+                response_deserializer=diptych_dot_v1_dot_admin__pb2.FlushCacheResponse.FromString,
+                _registered_method=True)
+        self.StartProfile = channel.unary_unary(
+                '/diptych.v1.WorkerAdmin/StartProfile',
+                request_serializer=diptych_dot_v1_dot_admin__pb2.StartProfileRequest.SerializeToString,
+                response_deserializer=diptych_dot_v1_dot_admin__pb2.StartProfileResponse.FromString,
+                _registered_method=True)
+        self.StopProfile = channel.unary_unary(
+                '/diptych.v1.WorkerAdmin/StopProfile',
+                request_serializer=diptych_dot_v1_dot_admin__pb2.StopProfileRequest.SerializeToString,
+                response_deserializer=diptych_dot_v1_dot_admin__pb2.StopProfileResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerAdminServicer:
@@ -126,6 +141,28 @@ class WorkerAdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FlushCache(self, request, context):
+        """Forget every cached prefix that no request holds, in all tiers. What runs goes on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StartProfile(self, request, context):
+        """Trace steps by torch's profiler, one trace at a time: answers at once, and writes a file on the worker's machine when
+        so many steps, or so much time, are over.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StopProfile(self, request, context):
+        """End the trace that was begun last, unless it has ended by itself, and say where it is. Answers when it is written.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerAdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -163,6 +200,21 @@ def add_WorkerAdminServicer_to_server(servicer, server):
                     servicer.SetLogLevel,
                     request_deserializer=diptych_dot_v1_dot_admin__pb2.SetLogLevelRequest.FromString,
                     response_serializer=diptych_dot_v1_dot_admin__pb2.SetLogLevelResponse.SerializeToString,
+            ),
+            'FlushCache': grpc.unary_unary_rpc_method_handler(
+                    servicer.FlushCache,
+                    request_deserializer=diptych_dot_v1_dot_admin__pb2.FlushCacheRequest.FromString,
+                    response_serializer=diptych_dot_v1_dot_admin__pb2.FlushCacheResponse.SerializeToString,
+            ),
+            'StartProfile': grpc.unary_unary_rpc_method_handler(
+                    servicer.StartProfile,
+                    request_deserializer=diptych_dot_v1_dot_admin__pb2.StartProfileRequest.FromString,
+                    response_serializer=diptych_dot_v1_dot_admin__pb2.StartProfileResponse.SerializeToString,
+            ),
+            'StopProfile': grpc.unary_unary_rpc_method_handler(
+                    servicer.StopProfile,
+                    request_deserializer=diptych_dot_v1_dot_admin__pb2.StopProfileRequest.FromString,
+                    response_serializer=diptych_dot_v1_dot_admin__pb2.StopProfileResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -354,6 +406,87 @@ class WorkerAdmin:
             '/diptych.v1.WorkerAdmin/SetLogLevel',
             diptych_dot_v1_dot_admin__pb2.SetLogLevelRequest.SerializeToString,
             diptych_dot_v1_dot_admin__pb2.SetLogLevelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FlushCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/diptych.v1.WorkerAdmin/FlushCache',
+            diptych_dot_v1_dot_admin__pb2.FlushCacheRequest.SerializeToString,
+            diptych_dot_v1_dot_admin__pb2.FlushCacheResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StartProfile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/diptych.v1.WorkerAdmin/StartProfile',
+            diptych_dot_v1_dot_admin__pb2.StartProfileRequest.SerializeToString,
+            diptych_dot_v1_dot_admin__pb2.StartProfileResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StopProfile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/diptych.v1.WorkerAdmin/StopProfile',
+            diptych_dot_v1_dot_admin__pb2.StopProfileRequest.SerializeToString,
+            diptych_dot_v1_dot_admin__pb2.StopProfileResponse.FromString,
             options,
             channel_credentials,
             insecure,

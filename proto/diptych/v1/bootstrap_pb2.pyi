@@ -66,15 +66,25 @@ class KvRegion(_message.Message):
     def __init__(self, layers: _Optional[_Iterable[int]] = ..., num_planes: _Optional[int] = ..., num_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., dtype: _Optional[str] = ..., total_heads: _Optional[int] = ..., reach: _Optional[str] = ...) -> None: ...
 
 class TransferInfo(_message.Message):
-    __slots__ = ("engine_metadata", "layout")
+    __slots__ = ("engine_metadata", "layout", "weights_door")
     ENGINE_METADATA_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_DOOR_FIELD_NUMBER: _ClassVar[int]
     engine_metadata: bytes
     layout: KvLayout
-    def __init__(self, engine_metadata: _Optional[bytes] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ...) -> None: ...
+    weights_door: WeightsDoor
+    def __init__(self, engine_metadata: _Optional[bytes] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., weights_door: _Optional[_Union[WeightsDoor, _Mapping]] = ...) -> None: ...
+
+class WeightsDoor(_message.Message):
+    __slots__ = ("port", "key")
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    port: int
+    key: bytes
+    def __init__(self, port: _Optional[int] = ..., key: _Optional[bytes] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = ("num_waiting", "num_running", "free_pages", "total_pages", "waiting_tokens", "linked_instances", "grantable_pages", "queued_transfer_bytes", "link_speeds", "num_waiting_prompts", "blocked_tokens", "num_ungranted", "prompt_budget", "output_tokens", "output_step_s", "context_token_s", "prompt_token_s", "silent_s", "window_pages", "next_beside_pages")
+    __slots__ = ("num_waiting", "num_running", "free_pages", "total_pages", "waiting_tokens", "linked_instances", "grantable_pages", "queued_transfer_bytes", "link_speeds", "num_waiting_prompts", "blocked_tokens", "num_ungranted", "prompt_budget", "output_tokens", "output_step_s", "context_token_s", "prompt_token_s", "silent_s", "window_pages", "next_beside_pages", "key_uses")
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +105,7 @@ class WorkerLoad(_message.Message):
     SILENT_S_FIELD_NUMBER: _ClassVar[int]
     WINDOW_PAGES_FIELD_NUMBER: _ClassVar[int]
     NEXT_BESIDE_PAGES_FIELD_NUMBER: _ClassVar[int]
+    KEY_USES_FIELD_NUMBER: _ClassVar[int]
     num_waiting: int
     num_running: int
     free_pages: int
@@ -115,7 +126,32 @@ class WorkerLoad(_message.Message):
     silent_s: int
     window_pages: int
     next_beside_pages: int
-    def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., linked_instances: _Optional[_Iterable[int]] = ..., grantable_pages: _Optional[int] = ..., queued_transfer_bytes: _Optional[int] = ..., link_speeds: _Optional[_Iterable[_Union[LinkSpeed, _Mapping]]] = ..., num_waiting_prompts: _Optional[int] = ..., blocked_tokens: _Optional[int] = ..., num_ungranted: _Optional[int] = ..., prompt_budget: _Optional[int] = ..., output_tokens: _Optional[int] = ..., output_step_s: _Optional[float] = ..., context_token_s: _Optional[float] = ..., prompt_token_s: _Optional[float] = ..., silent_s: _Optional[int] = ..., window_pages: _Optional[int] = ..., next_beside_pages: _Optional[int] = ...) -> None: ...
+    key_uses: KeyUses
+    def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., linked_instances: _Optional[_Iterable[int]] = ..., grantable_pages: _Optional[int] = ..., queued_transfer_bytes: _Optional[int] = ..., link_speeds: _Optional[_Iterable[_Union[LinkSpeed, _Mapping]]] = ..., num_waiting_prompts: _Optional[int] = ..., blocked_tokens: _Optional[int] = ..., num_ungranted: _Optional[int] = ..., prompt_budget: _Optional[int] = ..., output_tokens: _Optional[int] = ..., output_step_s: _Optional[float] = ..., context_token_s: _Optional[float] = ..., prompt_token_s: _Optional[float] = ..., silent_s: _Optional[int] = ..., window_pages: _Optional[int] = ..., next_beside_pages: _Optional[int] = ..., key_uses: _Optional[_Union[KeyUses, _Mapping]] = ...) -> None: ...
+
+class KeyUses(_message.Message):
+    __slots__ = ("ledger", "keys")
+    LEDGER_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    ledger: int
+    keys: _containers.RepeatedCompositeFieldContainer[KeyUse]
+    def __init__(self, ledger: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[KeyUse, _Mapping]]] = ...) -> None: ...
+
+class KeyUse(_message.Message):
+    __slots__ = ("key", "requests", "tokens", "places", "requests_debt_ms", "tokens_debt_ms")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_DEBT_MS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_DEBT_MS_FIELD_NUMBER: _ClassVar[int]
+    key: int
+    requests: int
+    tokens: int
+    places: int
+    requests_debt_ms: int
+    tokens_debt_ms: int
+    def __init__(self, key: _Optional[int] = ..., requests: _Optional[int] = ..., tokens: _Optional[int] = ..., places: _Optional[int] = ..., requests_debt_ms: _Optional[int] = ..., tokens_debt_ms: _Optional[int] = ...) -> None: ...
 
 class LinkSpeed(_message.Message):
     __slots__ = ("peer_instance_id", "bytes_per_s")
@@ -154,7 +190,7 @@ class Terms(_message.Message):
     def __init__(self, weights: _Optional[str] = ..., vocab_size: _Optional[int] = ..., kv_shape: _Optional[str] = ..., kv_backend: _Optional[str] = ..., oldest_protocol: _Optional[int] = ..., newest_protocol: _Optional[int] = ..., features: _Optional[int] = ..., required_features: _Optional[int] = ...) -> None: ...
 
 class Instance(_message.Message):
-    __slots__ = ("instance_id", "role", "address", "model_id", "compat", "state", "transfer", "load", "version", "context_len", "dp_rank", "loras", "started_as", "paused", "not_ready", "metrics_address", "terms", "sequence", "started_unix_ns", "pool", "pod")
+    __slots__ = ("instance_id", "role", "address", "model_id", "compat", "state", "transfer", "load", "version", "context_len", "dp_rank", "loras", "started_as", "paused", "not_ready", "metrics_address", "terms", "sequence", "started_unix_ns", "pool", "pod", "weights_version", "declared", "declared_version")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -176,6 +212,9 @@ class Instance(_message.Message):
     STARTED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     POD_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    DECLARED_FIELD_NUMBER: _ClassVar[int]
+    DECLARED_VERSION_FIELD_NUMBER: _ClassVar[int]
     instance_id: int
     role: Role
     address: str
@@ -197,7 +236,10 @@ class Instance(_message.Message):
     started_unix_ns: int
     pool: str
     pod: str
-    def __init__(self, instance_id: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., model_id: _Optional[str] = ..., compat: _Optional[str] = ..., state: _Optional[_Union[InstanceState, str]] = ..., transfer: _Optional[_Union[TransferInfo, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., version: _Optional[str] = ..., context_len: _Optional[int] = ..., dp_rank: _Optional[int] = ..., loras: _Optional[_Iterable[_Union[LoraAdapter, _Mapping]]] = ..., started_as: _Optional[str] = ..., paused: _Optional[bool] = ..., not_ready: _Optional[str] = ..., metrics_address: _Optional[str] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ..., sequence: _Optional[int] = ..., started_unix_ns: _Optional[int] = ..., pool: _Optional[str] = ..., pod: _Optional[str] = ...) -> None: ...
+    weights_version: str
+    declared: str
+    declared_version: int
+    def __init__(self, instance_id: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., model_id: _Optional[str] = ..., compat: _Optional[str] = ..., state: _Optional[_Union[InstanceState, str]] = ..., transfer: _Optional[_Union[TransferInfo, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., version: _Optional[str] = ..., context_len: _Optional[int] = ..., dp_rank: _Optional[int] = ..., loras: _Optional[_Iterable[_Union[LoraAdapter, _Mapping]]] = ..., started_as: _Optional[str] = ..., paused: _Optional[bool] = ..., not_ready: _Optional[str] = ..., metrics_address: _Optional[str] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ..., sequence: _Optional[int] = ..., started_unix_ns: _Optional[int] = ..., pool: _Optional[str] = ..., pod: _Optional[str] = ..., weights_version: _Optional[str] = ..., declared: _Optional[str] = ..., declared_version: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("sequence", "instance")

@@ -10,7 +10,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class SchedulerCommands(_message.Message):
-    __slots__ = ("start", "abort", "peers", "shutdown", "status_query", "admin", "ping", "hand_back", "role", "watch_s", "log_level", "watcher_came", "tool_called")
+    __slots__ = ("start", "abort", "peers", "shutdown", "status_query", "admin", "ping", "hand_back", "role", "watch_s", "log_level", "watcher_came", "tool_called", "give_cache", "weight_givers")
     START_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
@@ -24,6 +24,8 @@ class SchedulerCommands(_message.Message):
     LOG_LEVEL_FIELD_NUMBER: _ClassVar[int]
     WATCHER_CAME_FIELD_NUMBER: _ClassVar[int]
     TOOL_CALLED_FIELD_NUMBER: _ClassVar[int]
+    GIVE_CACHE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_GIVERS_FIELD_NUMBER: _ClassVar[int]
     start: _containers.RepeatedCompositeFieldContainer[_worker_pb2.StartLeg]
     abort: _containers.RepeatedScalarFieldContainer[int]
     peers: PeerView
@@ -37,7 +39,29 @@ class SchedulerCommands(_message.Message):
     log_level: str
     watcher_came: bool
     tool_called: _containers.RepeatedCompositeFieldContainer[_worker_pb2.ToolCalled]
-    def __init__(self, start: _Optional[_Iterable[_Union[_worker_pb2.StartLeg, _Mapping]]] = ..., abort: _Optional[_Iterable[int]] = ..., peers: _Optional[_Union[PeerView, _Mapping]] = ..., shutdown: _Optional[bool] = ..., status_query: _Optional[int] = ..., admin: _Optional[_Iterable[_Union[_admin_pb2.AdminCommand, _Mapping]]] = ..., ping: _Optional[int] = ..., hand_back: _Optional[_Iterable[int]] = ..., role: _Optional[_Union[_bootstrap_pb2.Role, str]] = ..., watch_s: _Optional[float] = ..., log_level: _Optional[str] = ..., watcher_came: _Optional[bool] = ..., tool_called: _Optional[_Iterable[_Union[_worker_pb2.ToolCalled, _Mapping]]] = ...) -> None: ...
+    give_cache: GiveCache
+    weight_givers: WeightGivers
+    def __init__(self, start: _Optional[_Iterable[_Union[_worker_pb2.StartLeg, _Mapping]]] = ..., abort: _Optional[_Iterable[int]] = ..., peers: _Optional[_Union[PeerView, _Mapping]] = ..., shutdown: _Optional[bool] = ..., status_query: _Optional[int] = ..., admin: _Optional[_Iterable[_Union[_admin_pb2.AdminCommand, _Mapping]]] = ..., ping: _Optional[int] = ..., hand_back: _Optional[_Iterable[int]] = ..., role: _Optional[_Union[_bootstrap_pb2.Role, str]] = ..., watch_s: _Optional[float] = ..., log_level: _Optional[str] = ..., watcher_came: _Optional[bool] = ..., tool_called: _Optional[_Iterable[_Union[_worker_pb2.ToolCalled, _Mapping]]] = ..., give_cache: _Optional[_Union[GiveCache, _Mapping]] = ..., weight_givers: _Optional[_Union[WeightGivers, _Mapping]] = ...) -> None: ...
+
+class WeightGivers(_message.Message):
+    __slots__ = ("givers",)
+    GIVERS_FIELD_NUMBER: _ClassVar[int]
+    givers: _containers.RepeatedCompositeFieldContainer[WeightGiver]
+    def __init__(self, givers: _Optional[_Iterable[_Union[WeightGiver, _Mapping]]] = ...) -> None: ...
+
+class WeightGiver(_message.Message):
+    __slots__ = ("host", "door")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    DOOR_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    door: _bootstrap_pb2.WeightsDoor
+    def __init__(self, host: _Optional[str] = ..., door: _Optional[_Union[_bootstrap_pb2.WeightsDoor, _Mapping]] = ...) -> None: ...
+
+class GiveCache(_message.Message):
+    __slots__ = ("within_s",)
+    WITHIN_S_FIELD_NUMBER: _ClassVar[int]
+    within_s: float
+    def __init__(self, within_s: _Optional[float] = ...) -> None: ...
 
 class PeerView(_message.Message):
     __slots__ = ("instances",)
@@ -88,7 +112,7 @@ class NextTokens(_message.Message):
     def __init__(self, rooms: _Optional[_Iterable[int]] = ..., indices: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SchedulerReady(_message.Message):
-    __slots__ = ("transfer", "context_len", "loras", "terms", "max_requests", "max_step_tokens", "computing")
+    __slots__ = ("transfer", "context_len", "loras", "terms", "max_requests", "max_step_tokens", "computing", "makes_vectors")
     TRANSFER_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_LEN_FIELD_NUMBER: _ClassVar[int]
     LORAS_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +120,7 @@ class SchedulerReady(_message.Message):
     MAX_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     MAX_STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPUTING_FIELD_NUMBER: _ClassVar[int]
+    MAKES_VECTORS_FIELD_NUMBER: _ClassVar[int]
     transfer: _bootstrap_pb2.TransferInfo
     context_len: int
     loras: LoraSet
@@ -103,7 +128,8 @@ class SchedulerReady(_message.Message):
     max_requests: int
     max_step_tokens: int
     computing: _worker_pb2.Computing
-    def __init__(self, transfer: _Optional[_Union[_bootstrap_pb2.TransferInfo, _Mapping]] = ..., context_len: _Optional[int] = ..., loras: _Optional[_Union[LoraSet, _Mapping]] = ..., terms: _Optional[_Union[_bootstrap_pb2.Terms, _Mapping]] = ..., max_requests: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., computing: _Optional[_Union[_worker_pb2.Computing, _Mapping]] = ...) -> None: ...
+    makes_vectors: bool
+    def __init__(self, transfer: _Optional[_Union[_bootstrap_pb2.TransferInfo, _Mapping]] = ..., context_len: _Optional[int] = ..., loras: _Optional[_Union[LoraSet, _Mapping]] = ..., terms: _Optional[_Union[_bootstrap_pb2.Terms, _Mapping]] = ..., max_requests: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., computing: _Optional[_Union[_worker_pb2.Computing, _Mapping]] = ..., makes_vectors: _Optional[bool] = ...) -> None: ...
 
 class LinkNews(_message.Message):
     __slots__ = ("problem",)

@@ -59,6 +59,16 @@ class InferenceStub:
                 request_serializer=diptych_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
                 response_deserializer=diptych_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/diptych.v1.Inference/Embed',
+                request_serializer=diptych_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=diptych_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
+                _registered_method=True)
+        self.Score = channel.unary_unary(
+                '/diptych.v1.Inference/Score',
+                request_serializer=diptych_dot_v1_dot_inference__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=diptych_dot_v1_dot_inference__pb2.ScoreResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServicer:
@@ -99,6 +109,20 @@ class InferenceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Embed(self, request, context):
+        """Embeddings, of an embedding model. Any other model answers INVALID_ARGUMENT.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Score(self, request, context):
+        """How well pairs of texts fit: by an embedding model the cosine, by a reranker what it says.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -126,6 +150,16 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.Detokenize,
                     request_deserializer=diptych_dot_v1_dot_inference__pb2.DetokenizeRequest.FromString,
                     response_serializer=diptych_dot_v1_dot_inference__pb2.DetokenizeResponse.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=diptych_dot_v1_dot_inference__pb2.EmbedRequest.FromString,
+                    response_serializer=diptych_dot_v1_dot_inference__pb2.EmbedResponse.SerializeToString,
+            ),
+            'Score': grpc.unary_unary_rpc_method_handler(
+                    servicer.Score,
+                    request_deserializer=diptych_dot_v1_dot_inference__pb2.ScoreRequest.FromString,
+                    response_serializer=diptych_dot_v1_dot_inference__pb2.ScoreResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -263,6 +297,60 @@ class Inference:
             '/diptych.v1.Inference/Detokenize',
             diptych_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
             diptych_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/diptych.v1.Inference/Embed',
+            diptych_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+            diptych_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Score(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/diptych.v1.Inference/Score',
+            diptych_dot_v1_dot_inference__pb2.ScoreRequest.SerializeToString,
+            diptych_dot_v1_dot_inference__pb2.ScoreResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,3 +1,4 @@
+from diptych.v1 import admin_pb2 as _admin_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -7,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RankEntry(_message.Message):
-    __slots__ = ("step", "connect", "disconnect", "copy", "is_writer_gone", "shutdown", "save", "restore", "digest_pages", "use_path", "fill_probe", "unpack", "finish_saves", "draft")
+    __slots__ = ("step", "connect", "disconnect", "copy", "is_writer_gone", "shutdown", "save", "restore", "digest_pages", "use_path", "fill_probe", "unpack", "finish_saves", "draft", "prepare", "forget", "place_adapter", "remove_adapter", "switch_weights", "switch_back", "drop_weights", "release_weights", "put_row", "open_files", "keep", "load", "forget_pages")
     STEP_FIELD_NUMBER: _ClassVar[int]
     CONNECT_FIELD_NUMBER: _ClassVar[int]
     DISCONNECT_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +23,19 @@ class RankEntry(_message.Message):
     UNPACK_FIELD_NUMBER: _ClassVar[int]
     FINISH_SAVES_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
+    PREPARE_FIELD_NUMBER: _ClassVar[int]
+    FORGET_FIELD_NUMBER: _ClassVar[int]
+    PLACE_ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    REMOVE_ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    SWITCH_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    SWITCH_BACK_FIELD_NUMBER: _ClassVar[int]
+    DROP_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    PUT_ROW_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FILES_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    FORGET_PAGES_FIELD_NUMBER: _ClassVar[int]
     step: Step
     connect: ConnectPeer
     disconnect: int
@@ -36,10 +50,55 @@ class RankEntry(_message.Message):
     unpack: UnpackPages
     finish_saves: bool
     draft: DraftStep
-    def __init__(self, step: _Optional[_Union[Step, _Mapping]] = ..., connect: _Optional[_Union[ConnectPeer, _Mapping]] = ..., disconnect: _Optional[int] = ..., copy: _Optional[_Union[CopyPages, _Mapping]] = ..., is_writer_gone: _Optional[int] = ..., shutdown: _Optional[bool] = ..., save: _Optional[_Union[HostCopy, _Mapping]] = ..., restore: _Optional[_Union[HostCopy, _Mapping]] = ..., digest_pages: _Optional[_Union[DigestOwnPages, _Mapping]] = ..., use_path: _Optional[_Union[UsePath, _Mapping]] = ..., fill_probe: _Optional[int] = ..., unpack: _Optional[_Union[UnpackPages, _Mapping]] = ..., finish_saves: _Optional[bool] = ..., draft: _Optional[_Union[DraftStep, _Mapping]] = ...) -> None: ...
+    prepare: RankTask
+    forget: int
+    place_adapter: PlaceAdapter
+    remove_adapter: int
+    switch_weights: bool
+    switch_back: bool
+    drop_weights: bool
+    release_weights: bool
+    put_row: HiddenRow
+    open_files: int
+    keep: KeepPages
+    load: LoadPages
+    forget_pages: bytes
+    def __init__(self, step: _Optional[_Union[Step, _Mapping]] = ..., connect: _Optional[_Union[ConnectPeer, _Mapping]] = ..., disconnect: _Optional[int] = ..., copy: _Optional[_Union[CopyPages, _Mapping]] = ..., is_writer_gone: _Optional[int] = ..., shutdown: _Optional[bool] = ..., save: _Optional[_Union[HostCopy, _Mapping]] = ..., restore: _Optional[_Union[HostCopy, _Mapping]] = ..., digest_pages: _Optional[_Union[DigestOwnPages, _Mapping]] = ..., use_path: _Optional[_Union[UsePath, _Mapping]] = ..., fill_probe: _Optional[int] = ..., unpack: _Optional[_Union[UnpackPages, _Mapping]] = ..., finish_saves: _Optional[bool] = ..., draft: _Optional[_Union[DraftStep, _Mapping]] = ..., prepare: _Optional[_Union[RankTask, _Mapping]] = ..., forget: _Optional[int] = ..., place_adapter: _Optional[_Union[PlaceAdapter, _Mapping]] = ..., remove_adapter: _Optional[int] = ..., switch_weights: _Optional[bool] = ..., switch_back: _Optional[bool] = ..., drop_weights: _Optional[bool] = ..., release_weights: _Optional[bool] = ..., put_row: _Optional[_Union[HiddenRow, _Mapping]] = ..., open_files: _Optional[int] = ..., keep: _Optional[_Union[KeepPages, _Mapping]] = ..., load: _Optional[_Union[LoadPages, _Mapping]] = ..., forget_pages: _Optional[bytes] = ...) -> None: ...
+
+class HiddenRow(_message.Message):
+    __slots__ = ("slot", "row")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    row: bytes
+    def __init__(self, slot: _Optional[int] = ..., row: _Optional[bytes] = ...) -> None: ...
+
+class RankTask(_message.Message):
+    __slots__ = ("task", "adapter", "load_weights", "replace_weights", "join_group", "leave_group")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    LOAD_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    REPLACE_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    JOIN_GROUP_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_GROUP_FIELD_NUMBER: _ClassVar[int]
+    task: int
+    adapter: str
+    load_weights: _admin_pb2.WeightsChange
+    replace_weights: _admin_pb2.WeightsChange
+    join_group: _admin_pb2.JoinGroup
+    leave_group: str
+    def __init__(self, task: _Optional[int] = ..., adapter: _Optional[str] = ..., load_weights: _Optional[_Union[_admin_pb2.WeightsChange, _Mapping]] = ..., replace_weights: _Optional[_Union[_admin_pb2.WeightsChange, _Mapping]] = ..., join_group: _Optional[_Union[_admin_pb2.JoinGroup, _Mapping]] = ..., leave_group: _Optional[str] = ...) -> None: ...
+
+class PlaceAdapter(_message.Message):
+    __slots__ = ("task", "slot")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    task: int
+    slot: int
+    def __init__(self, task: _Optional[int] = ..., slot: _Optional[int] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("mode", "input_ids", "positions", "out_slots", "page_table", "seq_lens", "extend_lens", "prompt_rows", "num_sampled", "states", "windows", "is_unfollowed")
+    __slots__ = ("mode", "input_ids", "positions", "out_slots", "page_table", "seq_lens", "extend_lens", "prompt_rows", "num_sampled", "states", "windows", "is_unfollowed", "adapters")
     MODE_FIELD_NUMBER: _ClassVar[int]
     INPUT_IDS_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +111,7 @@ class Step(_message.Message):
     STATES_FIELD_NUMBER: _ClassVar[int]
     WINDOWS_FIELD_NUMBER: _ClassVar[int]
     IS_UNFOLLOWED_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     mode: str
     input_ids: bytes
     positions: bytes
@@ -64,7 +124,8 @@ class Step(_message.Message):
     states: StateMoves
     windows: WindowGroups
     is_unfollowed: bool
-    def __init__(self, mode: _Optional[str] = ..., input_ids: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., out_slots: _Optional[bytes] = ..., page_table: _Optional[bytes] = ..., seq_lens: _Optional[bytes] = ..., extend_lens: _Optional[bytes] = ..., prompt_rows: _Optional[bytes] = ..., num_sampled: _Optional[bytes] = ..., states: _Optional[_Union[StateMoves, _Mapping]] = ..., windows: _Optional[_Union[WindowGroups, _Mapping]] = ..., is_unfollowed: _Optional[bool] = ...) -> None: ...
+    adapters: bytes
+    def __init__(self, mode: _Optional[str] = ..., input_ids: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., out_slots: _Optional[bytes] = ..., page_table: _Optional[bytes] = ..., seq_lens: _Optional[bytes] = ..., extend_lens: _Optional[bytes] = ..., prompt_rows: _Optional[bytes] = ..., num_sampled: _Optional[bytes] = ..., states: _Optional[_Union[StateMoves, _Mapping]] = ..., windows: _Optional[_Union[WindowGroups, _Mapping]] = ..., is_unfollowed: _Optional[bool] = ..., adapters: _Optional[bytes] = ...) -> None: ...
 
 class DraftStep(_message.Message):
     __slots__ = ("token_ids", "positions", "page_table", "num_drafts", "page_size", "missed")
@@ -192,6 +253,24 @@ class HostCopy(_message.Message):
     number: int
     def __init__(self, pages: _Optional[bytes] = ..., slots: _Optional[bytes] = ..., number: _Optional[int] = ...) -> None: ...
 
+class KeepPages(_message.Message):
+    __slots__ = ("places", "ids")
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    places: bytes
+    ids: bytes
+    def __init__(self, places: _Optional[bytes] = ..., ids: _Optional[bytes] = ...) -> None: ...
+
+class LoadPages(_message.Message):
+    __slots__ = ("number", "ids", "pages")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    ids: bytes
+    pages: bytes
+    def __init__(self, number: _Optional[int] = ..., ids: _Optional[bytes] = ..., pages: _Optional[bytes] = ...) -> None: ...
+
 class RankAnswer(_message.Message):
     __slots__ = ("engine_metadata", "is_loaded", "is_writer_gone", "is_saved")
     ENGINE_METADATA_FIELD_NUMBER: _ClassVar[int]
@@ -205,18 +284,34 @@ class RankAnswer(_message.Message):
     def __init__(self, engine_metadata: _Optional[bytes] = ..., is_loaded: _Optional[bool] = ..., is_writer_gone: _Optional[bool] = ..., is_saved: _Optional[bool] = ...) -> None: ...
 
 class RankEvent(_message.Message):
-    __slots__ = ("rank", "link_up", "link_down", "operation_done", "restored")
+    __slots__ = ("rank", "link_up", "link_down", "operation_done", "restored", "loaded")
     RANK_FIELD_NUMBER: _ClassVar[int]
     LINK_UP_FIELD_NUMBER: _ClassVar[int]
     LINK_DOWN_FIELD_NUMBER: _ClassVar[int]
     OPERATION_DONE_FIELD_NUMBER: _ClassVar[int]
     RESTORED_FIELD_NUMBER: _ClassVar[int]
+    LOADED_FIELD_NUMBER: _ClassVar[int]
     rank: int
     link_up: int
     link_down: LinkEnd
     operation_done: OperationEnd
     restored: int
-    def __init__(self, rank: _Optional[int] = ..., link_up: _Optional[int] = ..., link_down: _Optional[_Union[LinkEnd, _Mapping]] = ..., operation_done: _Optional[_Union[OperationEnd, _Mapping]] = ..., restored: _Optional[int] = ...) -> None: ...
+    loaded: LoadEnd
+    def __init__(self, rank: _Optional[int] = ..., link_up: _Optional[int] = ..., link_down: _Optional[_Union[LinkEnd, _Mapping]] = ..., operation_done: _Optional[_Union[OperationEnd, _Mapping]] = ..., restored: _Optional[int] = ..., loaded: _Optional[_Union[LoadEnd, _Mapping]] = ...) -> None: ...
+
+class TaskEnd(_message.Message):
+    __slots__ = ("rank", "task", "grpc_status", "message", "fingerprint")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    GRPC_STATUS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    task: int
+    grpc_status: str
+    message: str
+    fingerprint: str
+    def __init__(self, rank: _Optional[int] = ..., task: _Optional[int] = ..., grpc_status: _Optional[str] = ..., message: _Optional[str] = ..., fingerprint: _Optional[str] = ...) -> None: ...
 
 class LinkEnd(_message.Message):
     __slots__ = ("peer", "reason")
@@ -225,6 +320,18 @@ class LinkEnd(_message.Message):
     peer: int
     reason: str
     def __init__(self, peer: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class LoadEnd(_message.Message):
+    __slots__ = ("number", "error", "missing", "corrupt")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    CORRUPT_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    error: str
+    missing: bytes
+    corrupt: int
+    def __init__(self, number: _Optional[int] = ..., error: _Optional[str] = ..., missing: _Optional[bytes] = ..., corrupt: _Optional[int] = ...) -> None: ...
 
 class OperationEnd(_message.Message):
     __slots__ = ("operation", "error", "digest")

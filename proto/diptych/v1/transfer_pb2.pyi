@@ -11,7 +11,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class TransferNote(_message.Message):
-    __slots__ = ("version", "sender", "target", "room", "pages_ready", "hand_off", "ack", "abort", "abort_ack", "probe_ask", "probe_offer", "probe_check", "probe_found", "probe_end", "probe_greeting", "pull", "pulled", "stop_pull")
+    __slots__ = ("version", "sender", "target", "room", "pages_ready", "hand_off", "ack", "abort", "abort_ack", "probe_ask", "probe_offer", "probe_check", "probe_found", "probe_end", "probe_greeting", "pull", "pulled", "stop_pull", "offer", "offer_ended")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,8 @@ class TransferNote(_message.Message):
     PULL_FIELD_NUMBER: _ClassVar[int]
     PULLED_FIELD_NUMBER: _ClassVar[int]
     STOP_PULL_FIELD_NUMBER: _ClassVar[int]
+    OFFER_FIELD_NUMBER: _ClassVar[int]
+    OFFER_ENDED_FIELD_NUMBER: _ClassVar[int]
     version: int
     sender: int
     target: int
@@ -48,7 +50,9 @@ class TransferNote(_message.Message):
     pull: Pull
     pulled: Pulled
     stop_pull: StopPull
-    def __init__(self, version: _Optional[int] = ..., sender: _Optional[int] = ..., target: _Optional[int] = ..., room: _Optional[int] = ..., pages_ready: _Optional[_Union[PagesReady, _Mapping]] = ..., hand_off: _Optional[_Union[HandOff, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., abort_ack: _Optional[_Union[AbortAck, _Mapping]] = ..., probe_ask: _Optional[_Union[ProbeAsk, _Mapping]] = ..., probe_offer: _Optional[_Union[ProbeOffer, _Mapping]] = ..., probe_check: _Optional[_Union[ProbeCheck, _Mapping]] = ..., probe_found: _Optional[_Union[ProbeFound, _Mapping]] = ..., probe_end: _Optional[_Union[ProbeEnd, _Mapping]] = ..., probe_greeting: _Optional[_Union[ProbeGreeting, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., pulled: _Optional[_Union[Pulled, _Mapping]] = ..., stop_pull: _Optional[_Union[StopPull, _Mapping]] = ...) -> None: ...
+    offer: Offer
+    offer_ended: OfferEnded
+    def __init__(self, version: _Optional[int] = ..., sender: _Optional[int] = ..., target: _Optional[int] = ..., room: _Optional[int] = ..., pages_ready: _Optional[_Union[PagesReady, _Mapping]] = ..., hand_off: _Optional[_Union[HandOff, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., abort_ack: _Optional[_Union[AbortAck, _Mapping]] = ..., probe_ask: _Optional[_Union[ProbeAsk, _Mapping]] = ..., probe_offer: _Optional[_Union[ProbeOffer, _Mapping]] = ..., probe_check: _Optional[_Union[ProbeCheck, _Mapping]] = ..., probe_found: _Optional[_Union[ProbeFound, _Mapping]] = ..., probe_end: _Optional[_Union[ProbeEnd, _Mapping]] = ..., probe_greeting: _Optional[_Union[ProbeGreeting, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., pulled: _Optional[_Union[Pulled, _Mapping]] = ..., stop_pull: _Optional[_Union[StopPull, _Mapping]] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., offer_ended: _Optional[_Union[OfferEnded, _Mapping]] = ...) -> None: ...
 
 class PagesReady(_message.Message):
     __slots__ = ("pages", "generations", "cached_prefix_len", "num_prompt_tokens", "page_size", "prompt_hash")
@@ -67,20 +71,22 @@ class PagesReady(_message.Message):
     def __init__(self, pages: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ..., cached_prefix_len: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., page_size: _Optional[int] = ..., prompt_hash: _Optional[int] = ...) -> None: ...
 
 class HandOff(_message.Message):
-    __slots__ = ("first_token", "finish_reason", "num_pages", "generations", "cached_tokens", "groups")
+    __slots__ = ("first_token", "finish_reason", "num_pages", "generations", "cached_tokens", "groups", "row")
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
+    ROW_FIELD_NUMBER: _ClassVar[int]
     first_token: int
     finish_reason: _inference_pb2.FinishReason
     num_pages: int
     generations: _containers.RepeatedScalarFieldContainer[int]
     cached_tokens: int
     groups: _containers.RepeatedCompositeFieldContainer[HandedGroup]
-    def __init__(self, first_token: _Optional[int] = ..., finish_reason: _Optional[_Union[_inference_pb2.FinishReason, str]] = ..., num_pages: _Optional[int] = ..., generations: _Optional[_Iterable[int]] = ..., cached_tokens: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[HandedGroup, _Mapping]]] = ...) -> None: ...
+    row: bytes
+    def __init__(self, first_token: _Optional[int] = ..., finish_reason: _Optional[_Union[_inference_pb2.FinishReason, str]] = ..., num_pages: _Optional[int] = ..., generations: _Optional[_Iterable[int]] = ..., cached_tokens: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[HandedGroup, _Mapping]]] = ..., row: _Optional[bytes] = ...) -> None: ...
 
 class HandedGroup(_message.Message):
     __slots__ = ("kind", "first_token", "end_token", "num_pages")
@@ -151,6 +157,46 @@ class Pulled(_message.Message):
 class StopPull(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class Offer(_message.Message):
+    __slots__ = ("kv", "namespace", "tokens", "page_size", "idle_s", "num_uses", "within_s")
+    KV_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    IDLE_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_USES_FIELD_NUMBER: _ClassVar[int]
+    WITHIN_S_FIELD_NUMBER: _ClassVar[int]
+    kv: str
+    namespace: bytes
+    tokens: bytes
+    page_size: int
+    idle_s: float
+    num_uses: int
+    within_s: float
+    def __init__(self, kv: _Optional[str] = ..., namespace: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., page_size: _Optional[int] = ..., idle_s: _Optional[float] = ..., num_uses: _Optional[int] = ..., within_s: _Optional[float] = ...) -> None: ...
+
+class OfferEnded(_message.Message):
+    __slots__ = ("outcome", "num_pages")
+    class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        OUTCOME_UNSPECIFIED: _ClassVar[OfferEnded.Outcome]
+        OUTCOME_TAKEN: _ClassVar[OfferEnded.Outcome]
+        OUTCOME_KNOWN: _ClassVar[OfferEnded.Outcome]
+        OUTCOME_FULL: _ClassVar[OfferEnded.Outcome]
+        OUTCOME_REFUSED: _ClassVar[OfferEnded.Outcome]
+        OUTCOME_FAILED: _ClassVar[OfferEnded.Outcome]
+    OUTCOME_UNSPECIFIED: OfferEnded.Outcome
+    OUTCOME_TAKEN: OfferEnded.Outcome
+    OUTCOME_KNOWN: OfferEnded.Outcome
+    OUTCOME_FULL: OfferEnded.Outcome
+    OUTCOME_REFUSED: OfferEnded.Outcome
+    OUTCOME_FAILED: OfferEnded.Outcome
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
+    outcome: OfferEnded.Outcome
+    num_pages: int
+    def __init__(self, outcome: _Optional[_Union[OfferEnded.Outcome, str]] = ..., num_pages: _Optional[int] = ...) -> None: ...
 
 class ProbeGreeting(_message.Message):
     __slots__ = ("out", "into")

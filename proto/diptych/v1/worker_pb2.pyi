@@ -15,6 +15,7 @@ class LegKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LEG_KIND_PREFILL: _ClassVar[LegKind]
     LEG_KIND_DECODE: _ClassVar[LegKind]
     LEG_KIND_LOCAL: _ClassVar[LegKind]
+    LEG_KIND_POOL: _ClassVar[LegKind]
 
 class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -42,6 +43,7 @@ LEG_KIND_UNSPECIFIED: LegKind
 LEG_KIND_PREFILL: LegKind
 LEG_KIND_DECODE: LegKind
 LEG_KIND_LOCAL: LegKind
+LEG_KIND_POOL: LegKind
 ERROR_CODE_UNSPECIFIED: ErrorCode
 ERROR_CODE_INVALID: ErrorCode
 ERROR_CODE_OVERLOADED: ErrorCode
@@ -83,7 +85,7 @@ class Slo(_message.Message):
     def __init__(self, ttft_ms: _Optional[float] = ..., tpot_ms: _Optional[float] = ..., weight: _Optional[float] = ..., sheddable: _Optional[bool] = ...) -> None: ...
 
 class StartLeg(_message.Message):
-    __slots__ = ("room", "request_id", "prompt_token_ids", "sampling", "peer_instance_id", "num_prior_output_tokens", "timeout_ms", "cache_salt", "priority", "tenant", "lora", "compat", "kind", "prompt_text", "add_special_tokens", "prompt_tokens", "contents", "slo", "speculate", "prediction", "moves_room", "expected_output_tokens", "holder")
+    __slots__ = ("room", "request_id", "prompt_token_ids", "sampling", "peer_instance_id", "num_prior_output_tokens", "timeout_ms", "cache_salt", "priority", "tenant", "lora", "compat", "kind", "prompt_text", "add_special_tokens", "prompt_tokens", "contents", "slo", "speculate", "prediction", "moves_room", "expected_output_tokens", "label_token_ids", "holder")
     ROOM_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -106,6 +108,7 @@ class StartLeg(_message.Message):
     PREDICTION_FIELD_NUMBER: _ClassVar[int]
     MOVES_ROOM_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LABEL_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     HOLDER_FIELD_NUMBER: _ClassVar[int]
     room: int
     request_id: str
@@ -129,8 +132,9 @@ class StartLeg(_message.Message):
     prediction: bytes
     moves_room: int
     expected_output_tokens: int
+    label_token_ids: _containers.RepeatedScalarFieldContainer[int]
     holder: PrefixHolder
-    def __init__(self, room: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., peer_instance_id: _Optional[int] = ..., num_prior_output_tokens: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., lora: _Optional[str] = ..., compat: _Optional[str] = ..., kind: _Optional[_Union[LegKind, str]] = ..., prompt_text: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ..., prompt_tokens: _Optional[bytes] = ..., contents: _Optional[_Iterable[_Union[ContentSegment, _Mapping]]] = ..., slo: _Optional[_Union[Slo, _Mapping]] = ..., speculate: _Optional[str] = ..., prediction: _Optional[bytes] = ..., moves_room: _Optional[int] = ..., expected_output_tokens: _Optional[int] = ..., holder: _Optional[_Union[PrefixHolder, _Mapping]] = ...) -> None: ...
+    def __init__(self, room: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., peer_instance_id: _Optional[int] = ..., num_prior_output_tokens: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., lora: _Optional[str] = ..., compat: _Optional[str] = ..., kind: _Optional[_Union[LegKind, str]] = ..., prompt_text: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ..., prompt_tokens: _Optional[bytes] = ..., contents: _Optional[_Iterable[_Union[ContentSegment, _Mapping]]] = ..., slo: _Optional[_Union[Slo, _Mapping]] = ..., speculate: _Optional[str] = ..., prediction: _Optional[bytes] = ..., moves_room: _Optional[int] = ..., expected_output_tokens: _Optional[int] = ..., label_token_ids: _Optional[_Iterable[int]] = ..., holder: _Optional[_Union[PrefixHolder, _Mapping]] = ...) -> None: ...
 
 class ToolCalled(_message.Message):
     __slots__ = ("room", "tool")
@@ -203,7 +207,7 @@ class LegStats(_message.Message):
     def __init__(self, cached_tokens: _Optional[int] = ..., pages_moved: _Optional[int] = ..., bytes_moved: _Optional[int] = ..., kv_digest: _Optional[int] = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., transfer_us: _Optional[int] = ..., join_us: _Optional[int] = ..., verify_us: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., added_ttft_us: _Optional[int] = ..., grant_us: _Optional[int] = ..., tokenize_us: _Optional[int] = ..., chunk_us: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LegOutput(_message.Message):
-    __slots__ = ("room", "first_index", "token_ids", "finish_reason", "error", "stats", "logprobs", "prompt_logprobs", "drafts", "accepted_drafts")
+    __slots__ = ("room", "first_index", "token_ids", "finish_reason", "error", "stats", "logprobs", "prompt_logprobs", "drafts", "accepted_drafts", "vector")
     ROOM_FIELD_NUMBER: _ClassVar[int]
     FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -214,6 +218,7 @@ class LegOutput(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    VECTOR_FIELD_NUMBER: _ClassVar[int]
     room: int
     first_index: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -224,7 +229,8 @@ class LegOutput(_message.Message):
     prompt_logprobs: _inference_pb2.TokenLogprobs
     drafts: int
     accepted_drafts: int
-    def __init__(self, room: _Optional[int] = ..., first_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[_inference_pb2.FinishReason, str]] = ..., error: _Optional[_Union[LegError, _Mapping]] = ..., stats: _Optional[_Union[LegStats, _Mapping]] = ..., logprobs: _Optional[_Union[_inference_pb2.TokenLogprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_inference_pb2.TokenLogprobs, _Mapping]] = ..., drafts: _Optional[int] = ..., accepted_drafts: _Optional[int] = ...) -> None: ...
+    vector: bytes
+    def __init__(self, room: _Optional[int] = ..., first_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[_inference_pb2.FinishReason, str]] = ..., error: _Optional[_Union[LegError, _Mapping]] = ..., stats: _Optional[_Union[LegStats, _Mapping]] = ..., logprobs: _Optional[_Union[_inference_pb2.TokenLogprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_inference_pb2.TokenLogprobs, _Mapping]] = ..., drafts: _Optional[int] = ..., accepted_drafts: _Optional[int] = ..., vector: _Optional[bytes] = ...) -> None: ...
 
 class WorkerBatch(_message.Message):
     __slots__ = ("outputs", "load", "kv_events", "instance")
@@ -313,7 +319,7 @@ class StepMark(_message.Message):
     def __init__(self, step: _Optional[int] = ..., room: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("instance", "open_rooms", "pages_by_state", "pages_sent", "pages_received", "integrity_failures", "leaks_found", "problems", "host_pages", "host_pages_saved", "host_pages_restored", "links", "link_failures", "retractions", "drain", "quarantine_oldest_s", "unauthenticated_messages", "refused_page_writes", "graphs", "graph_bytes", "prefill_s", "prefill_busy", "prefill_tokens_per_s", "kv_port_open", "max_requests", "max_step_tokens", "step_model", "computing", "adapters_placed", "waiting_for_adapter", "drafting", "cache", "pages_pulled", "pages_lent", "pulls_refused", "pulls_missed", "pulls_wrong", "pull_saved_s", "files")
+    __slots__ = ("instance", "open_rooms", "pages_by_state", "pages_sent", "pages_received", "integrity_failures", "leaks_found", "problems", "host_pages", "host_pages_saved", "host_pages_restored", "links", "link_failures", "retractions", "drain", "quarantine_oldest_s", "unauthenticated_messages", "refused_page_writes", "graphs", "graph_bytes", "prefill_s", "prefill_busy", "prefill_tokens_per_s", "kv_port_open", "max_requests", "max_step_tokens", "step_model", "computing", "adapters_placed", "waiting_for_adapter", "drafting", "cache", "pages_pulled", "pages_lent", "pulls_refused", "pulls_missed", "pulls_wrong", "pull_saved_s", "pages_given", "pages_taken", "offers_declined", "weights_taken_bytes", "weights_givers_failed", "weights_given", "files", "shared")
     class PagesByStateEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -359,7 +365,14 @@ class WorkerStatus(_message.Message):
     PULLS_MISSED_FIELD_NUMBER: _ClassVar[int]
     PULLS_WRONG_FIELD_NUMBER: _ClassVar[int]
     PULL_SAVED_S_FIELD_NUMBER: _ClassVar[int]
+    PAGES_GIVEN_FIELD_NUMBER: _ClassVar[int]
+    PAGES_TAKEN_FIELD_NUMBER: _ClassVar[int]
+    OFFERS_DECLINED_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_TAKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_GIVERS_FAILED_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_GIVEN_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
     instance: _bootstrap_pb2.Instance
     open_rooms: int
     pages_by_state: _containers.ScalarMap[str, int]
@@ -398,8 +411,15 @@ class WorkerStatus(_message.Message):
     pulls_missed: int
     pulls_wrong: int
     pull_saved_s: float
+    pages_given: int
+    pages_taken: int
+    offers_declined: int
+    weights_taken_bytes: int
+    weights_givers_failed: int
+    weights_given: int
     files: FileTierStatus
-    def __init__(self, instance: _Optional[_Union[_bootstrap_pb2.Instance, _Mapping]] = ..., open_rooms: _Optional[int] = ..., pages_by_state: _Optional[_Mapping[str, int]] = ..., pages_sent: _Optional[int] = ..., pages_received: _Optional[int] = ..., integrity_failures: _Optional[int] = ..., leaks_found: _Optional[int] = ..., problems: _Optional[_Iterable[str]] = ..., host_pages: _Optional[int] = ..., host_pages_saved: _Optional[int] = ..., host_pages_restored: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., link_failures: _Optional[int] = ..., retractions: _Optional[int] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., quarantine_oldest_s: _Optional[float] = ..., unauthenticated_messages: _Optional[int] = ..., refused_page_writes: _Optional[int] = ..., graphs: _Optional[int] = ..., graph_bytes: _Optional[int] = ..., prefill_s: _Optional[float] = ..., prefill_busy: _Optional[float] = ..., prefill_tokens_per_s: _Optional[float] = ..., kv_port_open: _Optional[bool] = ..., max_requests: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., step_model: _Optional[_Union[StepModel, _Mapping]] = ..., computing: _Optional[_Union[Computing, _Mapping]] = ..., adapters_placed: _Optional[int] = ..., waiting_for_adapter: _Optional[int] = ..., drafting: _Optional[_Union[Drafting, _Mapping]] = ..., cache: _Optional[_Union[CacheStatus, _Mapping]] = ..., pages_pulled: _Optional[int] = ..., pages_lent: _Optional[int] = ..., pulls_refused: _Optional[int] = ..., pulls_missed: _Optional[int] = ..., pulls_wrong: _Optional[int] = ..., pull_saved_s: _Optional[float] = ..., files: _Optional[_Union[FileTierStatus, _Mapping]] = ...) -> None: ...
+    shared: FileTierStatus
+    def __init__(self, instance: _Optional[_Union[_bootstrap_pb2.Instance, _Mapping]] = ..., open_rooms: _Optional[int] = ..., pages_by_state: _Optional[_Mapping[str, int]] = ..., pages_sent: _Optional[int] = ..., pages_received: _Optional[int] = ..., integrity_failures: _Optional[int] = ..., leaks_found: _Optional[int] = ..., problems: _Optional[_Iterable[str]] = ..., host_pages: _Optional[int] = ..., host_pages_saved: _Optional[int] = ..., host_pages_restored: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., link_failures: _Optional[int] = ..., retractions: _Optional[int] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., quarantine_oldest_s: _Optional[float] = ..., unauthenticated_messages: _Optional[int] = ..., refused_page_writes: _Optional[int] = ..., graphs: _Optional[int] = ..., graph_bytes: _Optional[int] = ..., prefill_s: _Optional[float] = ..., prefill_busy: _Optional[float] = ..., prefill_tokens_per_s: _Optional[float] = ..., kv_port_open: _Optional[bool] = ..., max_requests: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., step_model: _Optional[_Union[StepModel, _Mapping]] = ..., computing: _Optional[_Union[Computing, _Mapping]] = ..., adapters_placed: _Optional[int] = ..., waiting_for_adapter: _Optional[int] = ..., drafting: _Optional[_Union[Drafting, _Mapping]] = ..., cache: _Optional[_Union[CacheStatus, _Mapping]] = ..., pages_pulled: _Optional[int] = ..., pages_lent: _Optional[int] = ..., pulls_refused: _Optional[int] = ..., pulls_missed: _Optional[int] = ..., pulls_wrong: _Optional[int] = ..., pull_saved_s: _Optional[float] = ..., pages_given: _Optional[int] = ..., pages_taken: _Optional[int] = ..., offers_declined: _Optional[int] = ..., weights_taken_bytes: _Optional[int] = ..., weights_givers_failed: _Optional[int] = ..., weights_given: _Optional[int] = ..., files: _Optional[_Union[FileTierStatus, _Mapping]] = ..., shared: _Optional[_Union[FileTierStatus, _Mapping]] = ...) -> None: ...
 
 class CacheStatus(_message.Message):
     __slots__ = ("prompt_tokens", "tiers", "evicted_pages", "evicted_p50_s", "evicted_p90_s", "pins", "pinned_pages", "most_pinned_pages", "pins_given_up", "sessions_away", "tool_calls", "tool_returns", "kept_returns")
@@ -444,7 +464,7 @@ class CacheTier(_message.Message):
     def __init__(self, name: _Optional[str] = ..., pages: _Optional[int] = ..., capacity_pages: _Optional[int] = ..., found_tokens: _Optional[int] = ...) -> None: ...
 
 class FileTierStatus(_message.Message):
-    __slots__ = ("pages", "bytes", "pages_written", "bytes_written", "pages_dropped", "pages_failed", "pages_read", "bytes_read", "pages_corrupt", "loads_failed", "pauses", "pages_not_loaded", "saved_s")
+    __slots__ = ("pages", "bytes", "pages_written", "bytes_written", "pages_dropped", "pages_failed", "pages_read", "bytes_read", "pages_corrupt", "loads_failed", "pauses", "pages_not_loaded", "saved_s", "lookups", "lookups_failed", "runs_found")
     PAGES_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     PAGES_WRITTEN_FIELD_NUMBER: _ClassVar[int]
@@ -458,6 +478,9 @@ class FileTierStatus(_message.Message):
     PAUSES_FIELD_NUMBER: _ClassVar[int]
     PAGES_NOT_LOADED_FIELD_NUMBER: _ClassVar[int]
     SAVED_S_FIELD_NUMBER: _ClassVar[int]
+    LOOKUPS_FIELD_NUMBER: _ClassVar[int]
+    LOOKUPS_FAILED_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FOUND_FIELD_NUMBER: _ClassVar[int]
     pages: int
     bytes: int
     pages_written: int
@@ -471,7 +494,10 @@ class FileTierStatus(_message.Message):
     pauses: int
     pages_not_loaded: int
     saved_s: float
-    def __init__(self, pages: _Optional[int] = ..., bytes: _Optional[int] = ..., pages_written: _Optional[int] = ..., bytes_written: _Optional[int] = ..., pages_dropped: _Optional[int] = ..., pages_failed: _Optional[int] = ..., pages_read: _Optional[int] = ..., bytes_read: _Optional[int] = ..., pages_corrupt: _Optional[int] = ..., loads_failed: _Optional[int] = ..., pauses: _Optional[int] = ..., pages_not_loaded: _Optional[int] = ..., saved_s: _Optional[float] = ...) -> None: ...
+    lookups: int
+    lookups_failed: int
+    runs_found: int
+    def __init__(self, pages: _Optional[int] = ..., bytes: _Optional[int] = ..., pages_written: _Optional[int] = ..., bytes_written: _Optional[int] = ..., pages_dropped: _Optional[int] = ..., pages_failed: _Optional[int] = ..., pages_read: _Optional[int] = ..., bytes_read: _Optional[int] = ..., pages_corrupt: _Optional[int] = ..., loads_failed: _Optional[int] = ..., pauses: _Optional[int] = ..., pages_not_loaded: _Optional[int] = ..., saved_s: _Optional[float] = ..., lookups: _Optional[int] = ..., lookups_failed: _Optional[int] = ..., runs_found: _Optional[int] = ...) -> None: ...
 
 class Drafting(_message.Message):
     __slots__ = ("sources", "asked", "asking_s", "saved_s", "held_bytes")

@@ -9,6 +9,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from diptych.architectures.encoder import Encoder
+from diptych.architectures.pooling import Pooling
 from diptych.architectures.recurrent import Recurrent
 from diptych.common.errors import ConfigError
 
@@ -93,6 +95,7 @@ class Moe:
     expert_bias: bool = False  # each expert has biases of gates, ups and results
     scales_inputs: bool = False  # a token has one expert, whose share weighs what it is given, not what it returns
     beside_dense: bool = False  # a token passes the layer's one network as well; each of both has norms (Gemma 4)
+    own: range | None = None  # experts that this rank has, whole; None: all of them, or a part of each
 
     @property
     def is_routed_wide(self) -> bool:
@@ -229,11 +232,20 @@ class ModelConfig:
     kv_scales: tuple[tuple[float, float], ...] = ()  # [num_layers]: of FP8 keys, of FP8 values. Empty: 1 everywhere
     fp8_weights: bool = False  # as they are stored: GPUs quantise what they multiply them by
     keeps_all: bool = False  # layers with a window keep all tokens of a request, too; see `page_groups`
+    encoder: Encoder | None = None  # its layers are none of a decoder
+    pooling: Pooling | None = None  # what is made of a prompt where no text is: there is no output projection then
     draft: DraftLayers | None = None  # that worker and peers agree on; None: pages hold nothing of another model
+    num_next_layers: int = 0  # that a checkpoint has behind these layers, and that predict further tokens
+    joins_rows: bool = False  # a token begins with its embedding and the hidden row before it: see `next_layer`
 
     @property
     def score_scale(self) -> float:
         return self.head_dim**-0.5 if self.query_scale is None else self.query_scale
+
+    @property
+    def output_size(self) -> int:
+        """The numbers that the decoder returns of a token: logits, or the hidden state that is to be pooled."""
+        return self.vocab_size if self.pooling is None else self.hidden_size
 
     @property
     def num_planes(self) -> int:

@@ -17,6 +17,7 @@ from typing import Final
 
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.hf_config import HfConfig
+from diptych.architectures.pooling import Pooling
 from diptych.architectures.recurrent import DeltaNet
 from diptych.common.errors import ConfigError
 from diptych.kernels.quantized import Array, QuantizedArray
@@ -63,6 +64,8 @@ class Family:
     learned: str | None = None  # a tensor, not placed, that says more of the configuration:
     with_learned: Callable[[ModelConfig, Array], ModelConfig] = lambda config, _: config
     aliases: tuple[str, ...] = ()  # other names of the architecture
+    prefix: str = "model."  # of tensors, which checkpoints that make no text may leave out
+    next_name: Callable[[ModelConfig, str], str | None] | None = None  # see `next_layer`; None: it has no such layer
 
 
 DENSE_NAMES: Final = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
@@ -81,6 +84,16 @@ def embeddings(config: ModelConfig) -> Iterator[Placed]:
     yield whole("model.norm.weight", "norm", (config.hidden_size,))
     if not config.tie_embeddings:
         yield whole("lm_head.weight", "lm_head", shape, Split.ROWS)
+
+
+def head(pooling: Pooling) -> Iterator[Placed]:
+    """Yield what pooled vectors are multiplied by; every rank has all of it."""
+    for index, dense in enumerate(pooling.head):
+        yield whole(f"{dense.name}.weight", f"head.{index}", (dense.rows, dense.columns))
+        if dense.bias:
+            yield whole(f"{dense.name}.bias", f"head.{index}_bias", (dense.rows,))
+        if dense.norm:
+            yield whole(f"{dense.norm}.weight", f"head.{index}_norm", (dense.rows,))
 
 
 def with_output(placement: Iterable[Placed]) -> Iterator[Placed]:

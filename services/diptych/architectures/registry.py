@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import chain
 from typing import Any, Final
 
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.hf_config import HfConfig
-from diptych.architectures.placement import Family
+from diptych.architectures.placement import Family, Placed, head
+from diptych.architectures.pooling import Pooling, of_architecture
 from diptych.common.errors import ConfigError
 
 # model_type -> the module that holds its family, under the same name in capitals
 HOMES: Final[Mapping[str, str]] = {
+    "bert": "encoders.bert",
     "deepseek_v3": "latent.deepseek_v3",
     "deepseek_v32": "latent.deepseek_v32",
     "ernie4_5": "dense.ernie4_5",
@@ -44,6 +48,7 @@ HOMES: Final[Mapping[str, str]] = {
     "mistral4": "latent.mistral4",
     "mistral_large4": "latent.mistral_large4",
     "mixtral": "experts.mixtral",
+    "modernbert": "encoders.modernbert",
     "nemotron": "dense.nemotron",
     "nemotron_h": "recurrent.nemotron_h",
     "olmo2": "dense.olmo2",
@@ -58,7 +63,9 @@ HOMES: Final[Mapping[str, str]] = {
     "qwen3_5_text": "recurrent.qwen3_5",
     "qwen3_moe": "experts.qwen3_moe",
     "qwen3_next": "recurrent.qwen3_next",
+    "roberta": "encoders.bert",
     "seed_oss": "dense.seed_oss",
+    "xlm_roberta": "encoders.bert",
 }
 # architectures that are known and not served, and what of them no layer computes
 UNKNOWN: Final[dict[str, str]] = {
@@ -69,6 +76,8 @@ UNKNOWN: Final[dict[str, str]] = {
     "Qwen4ExpForCausalLM": "hyper-connections, embeddings of several tokens, and an indexer that chooses blocks",
     "Qwen4ExpForConditionalGeneration": "hyper-connections, embeddings of several tokens, and an indexer of blocks",
 }
+TEXT: Final = "ForCausalLM"  # the end of an architecture's name that makes text
+POOLED: Final = ("ForSequenceClassification", "ForRewardModel", "Model")  # and of the same without
 # what reading a value of another kind than expected runs into
 NONSENSE: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
@@ -97,6 +106,7 @@ def from_hf(values: Mapping[str, Any], generation: Mapping[str, Any], model_id: 
     hf.ignore("quantization_config")  # it is about files, not about the model
     try:
         config = _family(hf).read(hf)
+        config = config if config.pooling is not None else pooled(config, _pooling(hf))
         config.validate()
     except KeyError as error:
         raise ConfigError(f"{model_id}: the configuration has no {error}") from None
@@ -106,8 +116,23 @@ def from_hf(values: Mapping[str, Any], generation: Mapping[str, Any], model_id: 
     return config
 
 
+def pooled(config: ModelConfig, pooling: Pooling | None) -> ModelConfig:
+    """Return a model that makes a vector of a prompt in place of text; None: as it is."""
+    if pooling is None:
+        return config
+    sees_all = pooling.sees_all or (config.pooling is not None and config.pooling.sees_all)
+    pooling = replace(pooling, sees_all=sees_all)
+    return replace(config, pooling=pooling, tie_embeddings=True, keeps_all=config.keeps_all or sees_all)
+
+
+def placement_of(config: ModelConfig) -> Iterator[Placed]:
+    """Yield where the tensors of a checkpoint go."""
+    own = FAMILIES[config.architecture].placement(config)
+    return own if config.pooling is None else chain(own, head(config.pooling))
+
+
 def _family(hf: HfConfig) -> Family:
-    names, model_type = hf.get("architectures") or (), hf.get("model_type")
+    names, model_type = [*map(_making_text, hf.get("architectures") or ())], hf.get("model_type")
     if not names and model_type in FAMILIES:
         return FAMILIES[str(model_type)]
     likely_first = sorted(FAMILIES, key=lambda name: name != model_type)  # so that the others are seldom imported
@@ -119,3 +144,18 @@ def _family(hf: HfConfig) -> Family:
     given = ", ".join(names) or f"of model_type {model_type}"
     known = ", ".join(family.architecture for family in FAMILIES.values())
     raise ConfigError(f"{hf.model_id}: architecture {given} is not supported; {known} are")
+
+
+def _pooling(hf: HfConfig) -> Pooling | None:
+    """Return what a decoder makes of prompts in place of text, whose tokens may see those behind them; None: text."""
+    pooling, sees_all = of_architecture(hf), hf.get("use_bidirectional_attention") is True
+    if pooling is None and sees_all:
+        raise ConfigError(f"{hf.model_id}: with use_bidirectional_attention=True no text can be made")
+    return None if pooling is None else replace(pooling, sees_all=sees_all)
+
+
+def _making_text(name: str) -> str:
+    """Return what an architecture is called that makes text with the same layers."""
+    end = next((end for end in POOLED if name.endswith(end)), "")
+    known = f"{name.removesuffix(end).removesuffix('Text')}{TEXT}"
+    return known if end and any(known in (each.architecture, *each.aliases) for each in FAMILIES.values()) else name

@@ -9,7 +9,7 @@ from typing import Final
 
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.placement import Piece
-from diptych.architectures.registry import FAMILIES
+from diptych.architectures.registry import placement_of
 
 MatrixNbytes = Callable[[str, Piece], int]  # of a matrix, or a part of it, of the tensor with a name
 EXPERT: Final = re.compile(r"\d+\.experts\.")  # how the target of an expert's matrix begins
@@ -33,7 +33,7 @@ def num_active_parameters(config: ModelConfig) -> int:
 def weights_nbytes(config: ModelConfig, number_nbytes: int, of_matrix: MatrixNbytes) -> int:
     """Return the bytes of all weights, of which matrices take what `of_matrix` says."""
     total = 0
-    for name, pieces in FAMILIES[config.architecture].placement(config):
+    for name, pieces in placement_of(config):
         for piece in pieces:
             is_matrix = len(piece.shape) == 2
             total += of_matrix(name, piece) if is_matrix else math.prod(piece.shape) * number_nbytes
@@ -43,7 +43,7 @@ def weights_nbytes(config: ModelConfig, number_nbytes: int, of_matrix: MatrixNby
 def _by_kind(config: ModelConfig) -> tuple[int, int]:
     """Return the numbers in experts that are chosen from, and in all else."""
     counts = [0, 0]
-    for _, pieces in FAMILIES[config.architecture].placement(config):
+    for _, pieces in placement_of(config):
         for piece in pieces:
             counts[EXPERT.match(piece.target) is None] += math.prod(piece.shape)
     return counts[0], counts[1]

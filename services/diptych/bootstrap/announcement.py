@@ -62,9 +62,10 @@ def read_heartbeat(data: bytes, caller: Caller = ANYBODY) -> Record[Announcement
 
 def _said(instance: Instance) -> Announcement:
     whole = instance.SerializeToString(deterministic=True)
-    if not instance.transfer.engine_metadata:
+    if not (instance.transfer.engine_metadata or instance.transfer.HasField("weights_door")):
         return Announcement(whole, whole, instance.role)
     instance.transfer.ClearField("engine_metadata")
+    instance.transfer.ClearField("weights_door")
     return Announcement(whole, instance.SerializeToString(deterministic=True), instance.role)
 
 

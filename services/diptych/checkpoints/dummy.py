@@ -14,7 +14,8 @@ from typing import Final
 import numpy as np
 import tokenizers
 
-from diptych.architectures.registry import FAMILIES
+from diptych.architectures.config import ModelConfig
+from diptych.architectures.next_layer import next_layer, placement_of
 from diptych.checkpoints.hf_folder import read_config
 from diptych.kernels.quantized import Array
 from diptych.tokens.hf_tokenizer import read_tokenizer
@@ -27,9 +28,10 @@ SCALE: Final = 0.02
 class DummyModel:
     """A `ModelSource` over a folder that has a `config.json`, and a `tokenizer.json` or not."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, config: ModelConfig | None = None) -> None:
+        """`config`: of the folder's model, or of a part of it; None: of all."""
         self._folder = folder
-        self.config = read_config(folder)
+        self.config = config or read_config(folder)
         self.weights_id = hashlib.sha256(b"dummy" + (folder / "config.json").read_bytes()).hexdigest()[:32]
         self.weight_files: Sequence[Path] = ()
 
@@ -38,9 +40,12 @@ class DummyModel:
             return read_tokenizer(self._folder, self.config.eos_ids)
         return Tokenizer(_numbers(self.config.vocab_size), eos_ids=self.config.eos_ids, chat_template=None)
 
+    def next_layer(self) -> DummyModel:
+        return DummyModel(self._folder, next_layer(self.config))
+
     def tensors(self) -> Iterator[tuple[str, Array]]:
         """Views of the same memory, which must not be written to: weights of billions cost no time."""
-        placed = list(FAMILIES[self.config.architecture].placement(self.config))
+        placed = list(placement_of(self.config)(self.config))
         shapes = [(sum(piece.shape[0] for piece in pieces), *pieces[0].shape[1:]) for _, pieces in placed]
         random = SCALE * np.random.default_rng(0).standard_normal(NUM_RANDOM, dtype=np.float32)
         repeated = np.resize(random, NUM_RANDOM + max(map(math.prod, shapes)))
@@ -52,6 +57,11 @@ class DummyModel:
                 size = math.prod(shape)
                 start = (start + size) % NUM_RANDOM  # no two matrices of a layer begin alike
                 yield name, repeated[start : start + size].reshape(shape)
+
+    def blanks(self) -> Iterator[tuple[str, Array]]:
+        """In float32, as made-up weights are."""
+        for name, pieces in placement_of(self.config)(self.config):
+            yield name, np.broadcast_to(np.float32(0), (sum(piece.shape[0] for piece in pieces), *pieces[0].shape[1:]))
 
 
 def _numbers(vocab_size: int) -> tokenizers.Tokenizer:

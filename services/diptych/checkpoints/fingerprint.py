@@ -10,14 +10,22 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
+import xxhash
+
 NUM_SAMPLES = 64
 SAMPLE_BYTES = 256
+PIECE_BYTES = 2**24  # that are read at once
 
 
 def stamps(files: Sequence[Path]) -> list[tuple[int, int]]:
     """Return bytes and time of change (ns) of each file: what is edited between two samples has others."""
     found = [path.stat() for path in files]
     return [(each.st_size, each.st_mtime_ns) for each in found]
+
+
+def contents(files: Sequence[Path]) -> list[tuple[int, str]]:
+    """Return bytes and XXH3-128 of each file: the same wherever a copy of it is. Reads all of it."""
+    return [(path.stat().st_size, _digest(path)) for path in files]
 
 
 def fingerprint(files: Sequence[Path], header: bytes) -> str:
@@ -31,3 +39,11 @@ def fingerprint(files: Sequence[Path], header: bytes) -> str:
                 file.seek(sample * max(0, size - SAMPLE_BYTES) // (NUM_SAMPLES - 1))
                 digest.update(file.read(SAMPLE_BYTES))
     return digest.hexdigest()[:32]
+
+
+def _digest(path: Path) -> str:
+    digest, piece = xxhash.xxh3_128(), memoryview(bytearray(PIECE_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(piece):
+            digest.update(piece[:count])
+    return digest.hexdigest()

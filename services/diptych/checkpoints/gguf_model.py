@@ -9,10 +9,11 @@ known. Source: llama.cpp's `convert_hf_to_gguf.py` and `src/llama-model.cpp`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import numpy as np
 
@@ -134,10 +135,19 @@ class GgufModel:
     def tokenizer(self) -> Tokenizer:
         return gguf_tokenizer.build(self._file.metadata, self.config.eos_ids)
 
+    def next_layer(self) -> NoReturn:
+        """Raises `ConfigError`: there is none."""
+        raise ConfigError(f"--speculate mtp: {self.config.model_id} has no layer that predicts one token more")
+
     def tensors(self) -> Iterator[tuple[str, Stored]]:
         for name in self._file.tensors:
             if name not in NOT_WEIGHTS:
                 yield self._hf_name(name), self._unpaired(name)
+
+    def blanks(self) -> Iterator[tuple[str, Stored]]:
+        """Reads the header alone."""
+        for name, sample in self.samples():
+            yield name, _spread(sample, self._shapes[name])
 
     def samples(self) -> Iterator[tuple[str, Stored]]:
         """Yield a block of zeros for each weight, as it is stored. Reads nothing."""
@@ -145,6 +155,11 @@ class GgufModel:
             if name not in NOT_WEIGHTS and info.type_id in TYPES:
                 kind = TYPES[info.type_id]
                 yield self._hf_name(name), kind.unpack(np.zeros((1, 1, kind.block_bytes), np.uint8))
+
+    @property
+    def _shapes(self) -> Mapping[str, tuple[int, ...]]:
+        infos = self._file.tensors.items()
+        return {self._hf_name(name): info.shape for name, info in infos if name not in NOT_WEIGHTS}
 
     def _unpaired(self, name: str) -> Stored:
         """GGUF pairs the two halves of a head's rotation row by row; Hugging Face keeps them apart."""
@@ -220,3 +235,17 @@ def _as_stored(architecture: GgufArchitecture, config: ModelConfig, file: GgufFi
         divisors = tuple(as_floats(file.read(ROPE_DIVISORS)).tolist())
         config = replace(config, rope=replace(config.rope, divisors=divisors))
     return config
+
+
+def _spread(sample: Stored, shape: tuple[int, ...]) -> Stored:
+    """Return zeros in the form of a block, as many as a tensor has; they take no memory."""
+    if isinstance(sample, np.ndarray):
+        return np.broadcast_to(np.zeros((), sample.dtype), shape)
+    num_rows, num_columns = math.prod(shape[:-1]), shape[-1]
+    num_groups = num_columns // sample.group if sample.group else 1
+    scales, mins = (
+        None if each is None else np.broadcast_to(np.zeros((), each.dtype), (num_rows, num_groups))
+        for each in (sample.scales, sample.mins)
+    )
+    codes = np.broadcast_to(np.zeros((), sample.codes.dtype), (num_rows, num_columns))
+    return QuantizedArray(sample.code, codes, scales, mins, sample.group)

@@ -20,7 +20,9 @@ from typing import Any, Final
 import numpy as np
 
 from diptych.architectures.config import ModelConfig
-from diptych.architectures.registry import FAMILIES, from_hf
+from diptych.architectures.next_layer import next_layer
+from diptych.architectures.pooling import Pooling, of_modules
+from diptych.architectures.registry import FAMILIES, from_hf, pooled
 from diptych.checkpoints.fingerprint import fingerprint
 from diptych.checkpoints.quantization.awq import awq
 from diptych.checkpoints.quantization.compressed_tensors import compressed_tensors
@@ -29,14 +31,15 @@ from diptych.checkpoints.quantization.gptq import gptq
 from diptych.checkpoints.quantization.mxfp4 import mxfp4
 from diptych.checkpoints.quantization.scheme import Scheme, assemble
 from diptych.checkpoints.quantization.weight import Stored, as_floats
-from diptych.checkpoints.safetensors import FLOATS, read_header, read_tensors, tensor_names
+from diptych.checkpoints.safetensors import FLOATS, read_blanks, read_header, read_tensors, tensor_names
 from diptych.common.errors import ConfigError
-from diptych.common.json_file import read_json
+from diptych.common.json_file import read_json, read_json_list
 from diptych.kernels.quantized import Array
 from diptych.tokens.hf_tokenizer import read_tokenizer
 from diptych.tokens.tokenizer import Tokenizer
 
 DERIVED: Final = ("rotary_emb.inv_freq",)  # saved by old versions; computed from the configuration instead
+Read = Callable[[Path], Iterator[tuple[str, Array]]]  # all tensors of a file
 KvScales = tuple[tuple[float, float], ...]  # [num_layers]: of keys, of values
 
 NAME: Final = re.compile(
@@ -79,28 +82,93 @@ class HfFolder:
         config = replace(config, kv_scales=kv_scales, fp8_weights=fp8_weights)
         self.config = _with_learned(config, self._shards)
         header = (folder / "config.json").read_bytes() + b"".join(read_header(shard)[0] for shard in self._shards)
-        self.weights_id = fingerprint(self._shards, header)
-        self.weight_files: Sequence[Path] = self._shards
+        self._heads = _heads(folder, self.config)
+        self.weight_files: Sequence[Path] = [*self._shards, *self._heads.values()]
+        self.weights_id = fingerprint(self.weight_files, header + _pooling_said(self.config))
 
     def tokenizer(self) -> Tokenizer:
         return read_tokenizer(self._folder, self.config.eos_ids)
 
     def tensors(self) -> Iterator[tuple[str, Stored]]:
-        unstack = FAMILIES[self.config.architecture].unstack
-        names = {name for shard in self._shards for name in tensor_names(shard)}
-        tensors = self._plain_tensors()
+        return self.read(self._is_own)
+
+    def blanks(self) -> Iterator[tuple[str, Stored]]:
+        """Of a checkpoint that is quantised all is read: what form a tensor has is known then."""
+        return self.read(self._is_own, read_tensors if self._scheme else read_blanks)
+
+    def _is_own(self, name: str) -> bool:
+        not_read = FAMILIES[self.config.architecture].not_read(self.config)
+        derived = (*DERIVED, "lm_head.weight") if self.config.tie_embeddings else DERIVED
+        return not name.startswith(not_read) and not name.endswith(derived)
+
+    def next_layer(self) -> NextLayer:
+        return NextLayer(self, next_layer(self.config))
+
+    @property
+    def names(self) -> set[str]:
+        """Of all tensors of the files, as models that make text have them."""
+        return {self._named(name) for shard in self._shards for name in tensor_names(shard)}
+
+    def read(self, is_wanted: Callable[[str], bool], read: Read = read_tensors) -> Iterator[tuple[str, Stored]]:
+        """Yield tensors by their names in the files, as `ModelSource.tensors` does."""
+        unstack, names = FAMILIES[self.config.architecture].unstack, self.names
+        tensors = self._plain_tensors(is_wanted, read)
         for name, tensor in assemble(tensors, names, self._scheme) if self._scheme else tensors:
             if isinstance(tensor, np.ndarray) and tensor.dtype.type not in FLOATS.values():
                 raise ConfigError(f"{self._folder}: {name} is quantised, but quantization_config does not say how")
             yield from unstack(self.config, (name, tensor))
 
-    def _plain_tensors(self) -> Iterator[tuple[str, Array]]:
-        not_read = FAMILIES[self.config.architecture].not_read(self.config)
-        derived = (*DERIVED, "lm_head.weight") if self.config.tie_embeddings else DERIVED
+    def _plain_tensors(self, is_wanted: Callable[[str], bool], read: Read) -> Iterator[tuple[str, Array]]:
         for shard in self._shards:
-            for name, tensor in read_tensors(shard):
-                if not name.startswith(not_read) and not name.endswith(derived) and not is_kv_scale(name):
+            for stored, tensor in read(shard):
+                name = self._named(stored)
+                if is_wanted(name) and not is_kv_scale(name):
                     yield name, tensor
+        for path, shard in self._heads.items():
+            yield from ((f"{path}.{name}", tensor) for name, tensor in read(shard))
+
+    def _named(self, name: str) -> str:
+        """Return a tensor's name as models that make text have it: without an output, many leave the prefix out."""
+        pooling, family = self.config.pooling, FAMILIES[self.config.architecture]
+        if pooling is None:
+            return name
+        head = [part for dense in pooling.head for part in (dense.name, dense.norm) if part]
+        known = (family.prefix, "lm_head.", *head, *family.not_read(self.config))
+        return name if name.startswith(known) else f"{family.prefix}{name}"
+
+
+class NextLayer:
+    """A `ModelSource` of the layer that a folder's model has behind its last one."""
+
+    def __init__(self, folder: HfFolder, config: ModelConfig) -> None:
+        """`config` is that of the layer. Raises `ConfigError` where the files have none of its tensors."""
+        self._folder = folder
+        self.config = config
+        self.weights_id = f"the next layer of {folder.weights_id}"
+        self.weight_files = folder.weight_files
+        if not any(map(self._own_name, folder.names)):
+            lacks = f"{config.model_id}'s files lack the layer that predicts one token more"
+            raise ConfigError(f"--speculate mtp: {lacks}, which its config.json names")
+
+    def tokenizer(self) -> Tokenizer:
+        return self._folder.tokenizer()
+
+    def next_layer(self) -> NextLayer:
+        return NextLayer(self._folder, next_layer(self.config))
+
+    def tensors(self) -> Iterator[tuple[str, Stored]]:
+        for name, tensor in self._folder.read(lambda name: self._own_name(name) is not None):
+            own = self._own_name(name)
+            assert own is not None, name
+            yield own, tensor
+
+    def blanks(self) -> Iterator[tuple[str, Stored]]:
+        return self.tensors()
+
+    def _own_name(self, name: str) -> str | None:
+        own_name = FAMILIES[self.config.architecture].next_name
+        assert own_name is not None, self.config.architecture
+        return own_name(self._folder.config, name)
 
 
 def quantization_of(values: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -111,10 +179,59 @@ def quantization_of(values: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """Read `config.json` and, if there is one, `generation_config.json`."""
+    """Read `config.json` and, where there are such, `generation_config.json` and sentence-transformers' modules."""
     generation = folder / "generation_config.json"
     values = read_json(folder / "config.json")
-    return from_hf(values, read_json(generation) if generation.exists() else {}, folder.resolve().name)
+    config = from_hf(values, read_json(generation) if generation.exists() else {}, folder.resolve().name)
+    pooling = read_modules(folder) if (folder / "modules.json").exists() else None
+    if pooling is None or (config.pooling is not None and config.pooling.purpose == "classify"):
+        return _with_separator(folder, config)
+    return _shortened(folder, pooled(config, pooling))
+
+
+def _with_separator(folder: Path, config: ModelConfig) -> ModelConfig:
+    """Return a classifier of pairs with the token behind which its tokenizer says that the second text begins."""
+    encoder, pooling = config.encoder, config.pooling
+    if encoder is None or encoder.num_types < 2 or pooling is None or pooling.purpose != "classify":
+        return config
+    if not (folder / "tokenizer.json").exists():
+        return config
+    separator = read_tokenizer(folder, ()).separator()
+    return config if separator is None else replace(config, encoder=replace(encoder, separator=separator))
+
+
+def read_modules(folder: Path) -> Pooling | None:
+    """Return what `modules.json` makes of hidden states. Raises `ConfigError` for what is not computed."""
+    modules = read_json_list(folder / "modules.json")
+    files = {str(each.get("path", "")): folder / str(each.get("path", "")) / "config.json" for each in modules}
+    inside = {path: file for path, file in files.items() if path and ".." not in path and file.exists()}
+    try:
+        return of_modules(modules, {path: read_json(file) for path, file in inside.items()})
+    except KeyError as error:
+        raise ConfigError(f"{folder}: the modules of modules.json have no {error}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{folder}: {error}") from None
+
+
+def _shortened(folder: Path, config: ModelConfig) -> ModelConfig:
+    """Return the model with as long a context as sentence-transformers gives it, if that says one."""
+    file = folder / "sentence_bert_config.json"
+    longest = read_json(file).get("max_seq_length") if file.exists() else None
+    return replace(config, context_len=min(config.context_len, longest)) if longest else config
+
+
+def _heads(folder: Path, config: ModelConfig) -> dict[str, Path]:
+    """Return the files of dense modules by their paths."""
+    names = [] if config.pooling is None else [dense.name for dense in config.pooling.head]
+    paths = [name.removesuffix(".linear") for name in names if name.endswith(".linear")]
+    missing = [path for path in paths if not (folder / path / "model.safetensors").exists()]
+    if missing:
+        raise ConfigError(f"{folder} lacks {missing[0]}/model.safetensors")
+    return {path: folder / path / "model.safetensors" for path in paths}
+
+
+def _pooling_said(config: ModelConfig) -> bytes:
+    return b"" if config.pooling is None else repr(config.pooling).encode()
 
 
 def _kv_scales(shards: list[Path], config: ModelConfig) -> KvScales:

@@ -66,6 +66,14 @@ def read_tensors(path: Path) -> Iterator[tuple[str, Array]]:
         release(data, start + entry.begin, start + entry.end)
 
 
+def read_blanks(path: Path) -> Iterator[tuple[str, Array]]:
+    """Yield zeros for each tensor, in its form, which take no memory. Reads the header alone."""
+    for entry in _entries(path)[0]:
+        if entry.dtype not in DTYPES:
+            raise ConfigError(f"{path}: {entry.name} is {entry.dtype}; readable are {', '.join(DTYPES)}")
+        yield entry.name, np.broadcast_to(np.zeros((), DTYPES[entry.dtype]), entry.shape)
+
+
 def _entries(path: Path) -> tuple[list[Entry], int]:
     """Return what a file holds, and where the data starts."""
     header, start = read_header(path)

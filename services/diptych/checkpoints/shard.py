@@ -1,7 +1,8 @@
 """Which part of a model a tensor-parallel rank has. A checkpoint's tensors are cut to it as they are read.
 
 Attention is split by heads, feed-forward networks by columns of the hidden layer, the vocabulary by tokens. Ranks that
-outnumber the KV heads share them: neighbours hold the same one. A vocabulary that does not divide is padded.
+outnumber the KV heads share them: neighbours hold the same one. A vocabulary that does not divide is padded. Experts
+are split by columns, too, or dealt out whole (expert parallel): then a rank takes nothing of the others' matrices.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.placement import Piece, Placed, Split
+from diptych.architectures.size import EXPERT
 from diptych.checkpoints.quantization.weight import Stored, rows_of
 from diptych.common.errors import ConfigError
 from diptych.kernels.quantized import Array, QuantizedArray, stack
@@ -26,13 +28,17 @@ class Shard:
 
     rank: int
     size: int
+    whole_experts: bool = False  # each rank has some, instead of a part of each
 
     def config(self, model: ModelConfig) -> ModelConfig:
         """Return the model as this rank's layers compute it; its vocabulary stays whole. Raises `ConfigError`."""
         check_divides(model, self.size)
+        if self.whole_experts and model.moe is not None:
+            check_experts(model, self.size)
         moe = model.moe and replace(
             model.moe,
-            ffn_size=model.moe.ffn_size // self.size,
+            ffn_size=model.moe.ffn_size // (1 if self.whole_experts else self.size),
+            own=self.own_experts(model.moe.num_experts) if self.whole_experts else None,
             shared_ffn_size=model.moe.shared_ffn_size // self.size,
         )
         wide = model.wide and replace(model.wide, num_kv_heads=max(1, model.wide.num_kv_heads // self.size))
@@ -49,15 +55,25 @@ class Shard:
             recurrent=model.recurrent and model.recurrent.of_rank(self.size),
         )
 
+    def own_experts(self, num_experts: int) -> range:
+        """Return this rank's: neighbours, as many as other ranks have, or one more or less."""
+        return range(self.rank * num_experts // self.size, (self.rank + 1) * num_experts // self.size)
+
     def vocab_rows(self, vocab_size: int) -> int:
         """Return how many tokens of the vocabulary each rank has, padding included."""
         return -(-vocab_size // self.size)
 
     def placement(self, model: ModelConfig, place: Placement) -> list[tuple[str, tuple[Cut, ...]]]:
-        """Return for each tensor of the checkpoint what this rank takes of it, and where that goes."""
+        """Return for each tensor of the checkpoint what this rank takes of it, and where that goes.
+
+        Of a tensor without cuts it takes nothing.
+        """
         local = replace(self.config(model), vocab_size=self.vocab_rows(model.vocab_size))
         pairs = zip(place(model), place(local), strict=True)
-        return [(name, self._cuts(whole, part)) for (name, whole), (_, part) in pairs]
+        own = local.moe.own if local.moe else None
+        return [
+            (name, () if _is_foreign(whole, own) else self._cuts(whole, part)) for (name, whole), (_, part) in pairs
+        ]
 
     def _cuts(self, whole: tuple[Piece, ...], part: tuple[Piece, ...]) -> tuple[Cut, ...]:
         return tuple(self._cut(full, local) for full, local in zip(whole, part, strict=True))
@@ -79,8 +95,26 @@ class Cut:
     start: int  # first row or column, by the piece's split
 
 
+def _is_foreign(pieces: tuple[Piece, ...], own: range | None) -> bool:
+    """Return whether a tensor is a matrix of an expert of other ranks. What is added to results, all have."""
+    if own is None or not EXPERT.match(pieces[0].target):
+        return False
+    return len(pieces[0].shape) == 2 and int(pieces[0].target.split(".")[2]) not in own
+
+
+def check_experts(model: ModelConfig, size: int) -> None:
+    """Raise `ConfigError` unless each of `size` ranks gets experts of the model."""
+    if model.moe is None:
+        raise ConfigError(f"{model.model_id} has no experts: leave out --expert-parallel")
+    if model.moe.num_experts < size:
+        words = f"{model.moe.num_experts} experts of {model.model_id} are fewer than --tp {size}"
+        raise ConfigError(f"the {words}: leave out --expert-parallel, and each rank has a part of each")
+
+
 def check_divides(model: ModelConfig, size: int) -> None:
     """Raise `ConfigError` unless `size` ranks can share the model evenly."""
+    if model.encoder is not None and size > 1:
+        raise ConfigError(f"--tp {size} is not for encoders, and {model.model_id} is one: give --tp 1 and more workers")
     parts = {"attention heads": model.num_heads, "feed-forward columns": model.ffn_size}
     if model.moe is not None:
         parts["columns of an expert"] = model.moe.ffn_size
@@ -103,7 +137,10 @@ def cut_tensors(
     """Yield each tensor as the rank's own placement describes it. Unknown ones pass, for the loader to refuse."""
     places = dict(placement)
     for name, tensor in tensors:
-        yield name, _cut(name, tensor, places[name]) if name in places else tensor
+        if name not in places:
+            yield name, tensor
+        elif places[name]:
+            yield name, _cut(name, tensor, places[name])
 
 
 def _cut(name: str, tensor: Stored, cuts: tuple[Cut, ...]) -> Stored:

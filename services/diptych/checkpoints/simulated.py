@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
@@ -57,5 +57,12 @@ class BuiltInModel:
         tokens = {"eos_token": END}
         return Tokenizer(backend, eos_ids=self.config.eos_ids, chat_template=_CHATML, special_tokens=tokens)
 
+    def next_layer(self) -> NoReturn:
+        """Raises `ConfigError`: there is none."""
+        raise ConfigError(f"--speculate mtp: {self.config.model_id} has no layer that predicts one token more")
+
     def tensors(self) -> Iterator[tuple[str, Stored]]:
         raise ConfigError(f"the model {NAME!r} has no weights: give --device sim, or another --model")
+
+    def blanks(self) -> Iterator[tuple[str, Stored]]:
+        return self.tensors()

@@ -50,6 +50,17 @@ class ModelSource(Protocol):
         """
         ...
 
+    def blanks(self) -> Iterator[tuple[str, Stored]]:
+        """Yield what `tensors` does, in the same form, with any numbers; as little as possible is read."""
+        ...
+
+    def next_layer(self) -> ModelSource:
+        """Return the layer behind the model's last one that predicts one token more, as a model by itself.
+
+        Raises `ConfigError` where there is none: see `architectures.next_layer`.
+        """
+        ...
+
 
 def open_model(path_or_name: str, load_format: LoadFormat = "auto") -> ModelSource:
     """Open a model. Raises `ConfigError` that names what is missing or not supported."""
@@ -104,6 +115,22 @@ class ChangedModel:
 
     def tensors(self) -> Iterator[tuple[str, Stored]]:
         return self._source.tensors()
+
+    def blanks(self) -> Iterator[tuple[str, Stored]]:
+        return self._source.blanks()
+
+    def next_layer(self) -> ModelSource:
+        return self._source.next_layer()
+
+
+class BlankModel(ChangedModel):
+    """A `ModelSource` with the form of another one, and other numbers."""
+
+    def __init__(self, source: ModelSource) -> None:
+        super().__init__(source, source.config)
+
+    def tensors(self) -> Iterator[tuple[str, Stored]]:
+        return self._source.blanks()
 
 
 def bounded(source: ModelSource, max_model_len: int) -> ModelSource:

@@ -46,6 +46,7 @@ OTHERS: Final[Mapping[str, Command]] = MappingProxyType(
         "update-weights": Command(
             "give running workers other weights", "diptych.cli.update_weights", "UpdateWeightsConfig"
         ),
+        "apply": Command("declare adapters, weights of pools, log levels", "diptych.cli.apply", "ApplyConfig"),
         "role": Command("change what a running worker serves", "diptych.cli.role", "RoleConfig"),
         "keys": Command("make API keys for clients: diptych keys new NAME", "diptych.cli.keys", "KeysConfig"),
         "tokens": Command("make tokens for members: diptych tokens FOLDER", "diptych.cli.tokens", "TokensConfig"),
@@ -64,8 +65,21 @@ OTHERS: Final[Mapping[str, Command]] = MappingProxyType(
             "have Kubernetes end the emptiest workers first", "diptych.cli.deletion_costs", "DeletionCostsConfig"
         ),
         "fit": Command("learn how long steps of running workers take", "diptych.cli.fit", "FitConfig"),
+        "profile": Command("trace steps of a running worker", "diptych.cli.profile", "ProfileConfig"),
         "check": Command("see whether a running platform works", "diptych.cli.check", "CheckConfig"),
+        "doctor": Command("see whether this machine is fit for Diptych", "diptych.cli.doctor", "DoctorConfig"),
         "bench": Command("measure KV transfers: diptych bench kv", "diptych.cli.bench", "BenchConfig"),
+        "bench serve": Command(
+            "measure a server of OpenAI's API under a load", "diptych.cli.bench_serve", "BenchServeConfig"
+        ),
+        "bench batch": Command(
+            "measure throughput offline, without a server", "diptych.cli.bench_batch", "BenchBatchConfig"
+        ),
+        "bench step": Command(
+            "measure what a step costs by batch and context", "diptych.cli.bench_step", "BenchStepConfig"
+        ),
+        "replay": Command("ask a server again what a request log says", "diptych.cli.replay", "ReplayConfig"),
+        "eval": Command("judge what a server serves by its log-probabilities", "diptych.cli.evaluate", "EvalConfig"),
         "build": Command("compile the C parts now, not at their first use", "diptych.cli.build", "BuildConfig"),
         "version": Command("print the version", "diptych.cli.version", "VersionConfig"),
     }
@@ -84,11 +98,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if name == "serve":
         name, rest = "up", _like_vllm(rest)
+    name, rest = named(name, rest)
     command = COMMANDS.get("version" if name == "--version" else name)
     if command is None:
         print(_unknown(name), file=sys.stderr)
         return 2
     return _run(name, command, rest)
+
+
+def named(name: str, rest: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the name of a command, which may have a second word, and what is given to it."""
+    if rest and f"{name} {rest[0]}" in COMMANDS:
+        return f"{name} {rest[0]}", [*rest[1:]]
+    return name, [*rest]
 
 
 def usage() -> str:

@@ -44,6 +44,7 @@ from diptych.engine.options.device_kind import DeviceKind
 from diptych.router.keys.config import KeyConfig
 
 if TYPE_CHECKING:  # heavy; not for --help
+    from diptych.architectures.pooling import Pooling
     from diptych.checkpoints.source import ModelSource
 
 _READY_INTERVAL_S: Final = 0.1
@@ -67,7 +68,7 @@ class UpConfig(TrustConfig, KeyConfig):
     chat_template: str = option("", help="Jinja file, or template, in place of the model's own chat template")
     device: DeviceKind = option("auto", help="what computes in all workers; sim: nothing, KV and time only")
     prefill: int = option(1, help="number of prefill workers")
-    decode: int = option(1, help="number of decode workers")
+    decode: int = option(1, help="number of decode workers; 0 for a model that makes vectors, as of embeddings")
     unified: int = option(0, help="number of workers that do both; with some, --prefill and --decode may be 0")
     prefill_options: str = option("", help="further options of prefill workers, as in '--tp 2 --page-size 64'")
     decode_options: str = option("", help="further options of decode workers")
@@ -84,8 +85,8 @@ class UpConfig(TrustConfig, KeyConfig):
     def validate(self) -> None:
         if min(self.prefill, self.decode, self.unified) < 0:
             raise ConfigError("--prefill, --decode and --unified must be 0 or more")
-        if self.unified + min(self.prefill, self.decode) < 1:
-            raise ConfigError("--prefill and --decode must be at least 1 without --unified: a request needs both")
+        if self.unified + self.prefill < 1:
+            raise ConfigError("--prefill must be at least 1 without --unified: a request needs it")
         self.check_access(self.host, is_insecure=self.insecure)
         check_names(self.served_model_name)
         check_max_model_len(self.max_model_len)
@@ -140,6 +141,7 @@ def main(config: UpConfig) -> int:
 def _run(config: UpConfig, trust: SharedTrust, code: ConsoleCode) -> int:
     listen = _claim_addresses(config)
     source = _fetch(config)
+    _check_parts(config, source)
     num_threads = threads_each(config.threads, sum(each.count for each in config.workers), os.cpu_count() or 1)
     planned = _planned(config, trust, code, listen, num_threads)
     for component in planned:
@@ -152,8 +154,14 @@ def _run(config: UpConfig, trust: SharedTrust, code: ConsoleCode) -> int:
     with found_by_commands(here, view) as found:
         commands = commands_here(listen, found) if found else commands_elsewhere(listen, trust.token_file)
         page = code.address(f"http://{listen.http}") if can_be_entered(trust.own, os.environ) else ""
-        ready = partial(print, banner(config, listen, model_id, commands, page), flush=True)
+        ready = partial(print, banner(config, listen, model_id, commands, page, source.config.pooling), flush=True)
         return _supervise(partial(supervisor.run, on_ready=ready), view)
+
+
+def _check_parts(config: UpConfig, source: ModelSource) -> None:
+    """Raise `ConfigError` where nobody would make output: only a model that makes vectors needs nobody to."""
+    if source.config.pooling is None and config.unified + config.decode < 1:
+        raise ConfigError("--prefill and --decode must be at least 1 without --unified: a request for text needs both")
 
 
 def _planned(
@@ -212,11 +220,17 @@ def commands_elsewhere(listen: ListenAddresses, token_file: Path | None) -> str:
     )
 
 
-def banner(config: UpConfig, listen: ListenAddresses, model_id: str, commands: str, page: str) -> str:
+def banner(
+    config: UpConfig,
+    listen: ListenAddresses,
+    model_id: str,
+    commands: str,
+    page: str,
+    pooling: Pooling | None = None,
+) -> str:
     """Return what a newcomer needs next; `page` is the address of the console, empty where there is none."""
     workers = ", ".join(f"{each.count} {each.role}" for each in config.workers)
     url, console = f"http://{listen.http}", f"  console    {page}\n" if page else ""
-    question = '"messages": [{"role": "user", "content": "What is the capital of France?"}]'
     return f"""
   Diptych is ready: {workers}. Ctrl-C stops it.
 
@@ -226,9 +240,19 @@ def banner(config: UpConfig, listen: ListenAddresses, model_id: str, commands: s
 
   {commands}
 
-  curl {url}/v1/chat/completions -H 'content-type: application/json' \\
-    -d '{{"model": "{model_id}", "temperature": 0, {question}}}'
+  {_example(url, model_id, pooling)}
 """
+
+
+def _example(url: str, model_id: str, pooling: Pooling | None) -> str:
+    """Return a request to type."""
+    question = '"temperature": 0, "messages": [{"role": "user", "content": "What is the capital of France?"}]'
+    path, asked = "/v1/chat/completions", question
+    if pooling is not None:
+        path = "/v1/embeddings" if pooling.purpose == "embed" else "/classify"
+        asked = '"input": "What is the capital of France?"'
+    body = f'{{"model": "{model_id}", {asked}}}'
+    return f"curl {url}{path} -H 'content-type: application/json' \\\n    -d '{body}'"
 
 
 def _claim_addresses(config: UpConfig) -> ListenAddresses:

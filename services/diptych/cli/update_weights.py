@@ -37,6 +37,8 @@ class UpdateWeightsConfig(MembersConfig):
     model: str = argument(REQUIRED, help="as for --model of the workers; a path on their machines")
     started_as: str = option("", help="model id that the workers were started with; none: the only one")
     drain_s: float = option(30.0, help="for what runs on a worker to finish; the rest is moved to other workers")
+    in_place: bool = option(False, help="without room for two sets of weights: a worker serves nothing meanwhile")
+    version: str = option("", help="what the weights are called in answers; none: by their content")
     timeout_s: float = option(1800.0, help="for a worker to load and switch")
 
 
@@ -86,7 +88,11 @@ class _Update:
 
     def _call(self, worker: Instance, model: str) -> Answer:
         request = UpdateWeightsRequest(
-            instance_id=worker.instance_id, model=model, drain_ms=round(self.config.drain_s * 1000)
+            instance_id=worker.instance_id,
+            model=model,
+            drain_ms=round(self.config.drain_s * 1000),
+            in_place=self.config.in_place,
+            version=self.config.version if model == self.config.model else "",
         )
         with open_sync_channel(worker.address, self.trust) as channel:
             try:

@@ -27,6 +27,7 @@ from diptych.engine.schedule.sampled import (
     Sampled,
     append_plain,
     collect_prompt_logprobs,
+    collect_vectors,
     pop_prompt_logprobs,
     sampled,
     take_tokens,
@@ -101,6 +102,7 @@ class DecodeCore:
             self._counts,
             page_nbytes=page_nbytes,
             eos_ids=limits.eos_ids,
+            drafter=drafter,
         )
         self.leaving = Leaving(cache, self._running, self._rooms)  # for other workers
         self._now_s = 0.0  # of the step that is planned
@@ -220,6 +222,7 @@ class DecodeCore:
         step = self._running.commit(now_s)
         if step.chunks:
             collect_prompt_logprobs(step.chunks, result)
+            collect_vectors(step, result)
         tokens, others, ahead = append_plain(step, result)
         if tokens.rooms:
             self._effects.append(tokens)
@@ -244,7 +247,8 @@ class DecodeCore:
             counted, of_prompt = logprobs and logprobs.span(0, len(taken)), pop_prompt_logprobs(request)
             num_accepted = min(len(token_ids) - 1, len(taken))
             of_drafts = num_drafts if len(taken) == len(token_ids) else num_accepted, num_accepted
-            self._tell(room, Output(request.room, index, taken, finish, None, stats, counted, of_prompt, *of_drafts))
+            told = Output(request.room, index, taken, finish, None, stats, counted, of_prompt, *of_drafts)
+            self._tell(room, told if request.vector is None else replace(told, vector=request.vector))
         if failure is NO_TOKEN_FAILURE:
             self._running.distrust(request)
         if failure is not None:

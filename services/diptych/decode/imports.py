@@ -10,7 +10,7 @@ from diptych.decode.phases import Phase, Signal
 from diptych.decode.room import DecodeRoom
 from diptych.decode.rooms import Rooms
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.schedule.running import Running
+from diptych.engine.schedule.running import Drafter, Running
 from diptych.engine.schedule.sampled import finish_of, refuse_token
 from diptych.engine.values.core_report import CoreCounts
 from diptych.engine.values.events import DigestPages, Effect, SendNote, UnpackPages
@@ -32,7 +32,9 @@ class Imports:
         *,
         page_nbytes: int,
         eos_ids: frozenset[int],
+        drafter: Drafter | None,
     ) -> None:
+        self._drafter = drafter
         self._cache = cache
         self._running = running
         self._rooms = rooms
@@ -94,6 +96,8 @@ class Imports:
     def _accept(self, room: DecodeRoom, now_s: float) -> None:
         room.on(Signal.VERIFIED)
         self._cache.finish_import(room.request)
+        if self._drafter is not None and room.hand_off is not None:
+            self._drafter.go_on_behind(room.request, room.hand_off.row)
         self._measure(room, now_s)
         self._effects.append(SendNote(room.peer, Ack(room.request.room)))
         self._join(room)

@@ -23,6 +23,7 @@ class GrammarKind(enum.Enum):
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"  # of the whole output; Rust's syntax, without look-around and word boundaries
     EBNF = "ebnf"  # GBNF, as of llama.cpp; the root rule is `root`
+    STRUCTURAL_TAG = "structural_tag"  # free text with tagged parts, as JSON: `triggers`, and `structures`
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import Final
 
+from diptych.common.arrays import F32
 from diptych.generation.finish import Finish
 from diptych.generation.logprobs import TokenLogprobs
 
@@ -83,3 +84,4 @@ class Output:
     prompt_logprobs: TokenLogprobs | None = None  # with the first output, if wanted: of the prompt but its first token
     num_drafts: int = 0  # that were verified beside the first of `token_ids`; none that its end cut off
     num_accepted: int = 0  # of these: they are among `token_ids`
+    vector: F32 | None = field(default=None, compare=False)  # [size], of a prompt of which no text is made

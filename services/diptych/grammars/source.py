@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import llguidance
 from llguidance.gbnf_to_lark import gbnf_to_lark
@@ -101,10 +102,30 @@ def _behind(preamble: Preamble, rules: str) -> str:
 def _rules(grammar: Grammar) -> str:
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
-            schema = json_schema.read(grammar.text)
-            options = {"whitespace_pattern": WHITESPACE, **schema.get("x-guidance", {})}
-            return f"start: %json {json.dumps({**schema, 'x-guidance': options})}"
+            return f"start: %json {json.dumps(_with_options(json_schema.read(grammar.text)))}"
         case GrammarKind.REGEX:
             return f"start: /{llguidance.regex_to_lark(grammar.text, '')}/"
         case GrammarKind.EBNF:
             return gbnf_to_lark(grammar.text).removeprefix(GBNF_HEADER)
+        case GrammarKind.STRUCTURAL_TAG:
+            return _tagged(json.loads(grammar.text)).removeprefix(GBNF_HEADER)
+
+
+def _with_options(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    options = {"whitespace_pattern": WHITESPACE, **schema.get("x-guidance", {})}
+    return {**schema, "x-guidance": options}
+
+
+def _tagged(tags: Mapping[str, Any]) -> str:
+    """Return the rules of free text with tagged parts; a trigger is text, as no special token is ever output."""
+    triggers = sorted(tags["triggers"], key=len, reverse=True)
+    made = [
+        llguidance.StructTag(
+            trigger=next(trigger for trigger in triggers if each["begin"].startswith(trigger)),
+            begin=each["begin"],
+            grammar=dict(_with_options(json_schema.read(json.dumps(each["schema"])))),
+            end=each["end"],
+        )
+        for each in tags["structures"]
+    ]
+    return llguidance.StructTag.to_grammar(made, assume_special=False)

@@ -47,12 +47,17 @@ from diptych.generation.grammar import Matcher
 from diptych.generation.output import Failure, FailureCode, Output
 from diptych.generation.page_hash import prompt_hash
 from diptych.generation.stop.conditions import token_finish
-from diptych.kvtransfer.notes import Abort, Ack, Note, PagesReady
+from diptych.kvtransfer.notes import Abort, Ack, HandOff, Note, PagesReady
 from diptych.prefill.phases import Phase, Signal
 from diptych.prefill.rendezvous import Rendezvous
 from diptych.prefill.room import PrefillRoom
 from diptych.prefill.rooms import Rooms
 from diptych.prefill.sending import Sender, first_output, hand_off_note
+
+
+def nothing_behind(request: Request) -> bytes:
+    """See `Drafter.row_behind`: nobody guesses."""
+    return b""
 
 
 class PrefillCore:
@@ -71,8 +76,13 @@ class PrefillCore:
         build: BuildBatch = build_batch,
         turns: Turns = ENOUGH_SLOTS,
         coming: Coming = nothing_comes,
+        row_behind: Callable[[Request], bytes] = nothing_behind,
     ) -> None:
-        """`num_decoding` says how many requests wait for each step, `coming` what peers send of a prompt's prefix."""
+        """`num_decoding` says how many requests wait for each step, `coming` what peers send of a prompt's prefix.
+
+        `row_behind`: see `Drafter.row_behind`.
+        """
+        self._row_behind = row_behind
         self._cache = cache
         self._pace = pace
         self._num_decoding = num_decoding
@@ -184,7 +194,7 @@ class PrefillCore:
         room.on(Signal.EXTENDED)
         room.first_step_s = room.first_token_s = now_s
         room.note_moved(self._token_nbytes)
-        self._sender.hand_off(room, hand_off_note(room, _newest(room.request), None), now_s)
+        self._sender.hand_off(room, self._note(room, _newest(room.request), None), now_s)
 
     def _on_matcher(self, room: PrefillRoom, matcher: Matcher) -> None:
         room.request.matcher = matcher
@@ -281,7 +291,10 @@ class PrefillCore:
         finish = request.grammar_finish or token_finish(token_id, 1, request.params, self._limits.eos_ids)
         room.finish = finish or Finish.STOP
         self._effects.append(Emit(first_output(room, row, now_s, self._token_nbytes), Crossing.HANDED))
-        self._sender.hand_off(room, hand_off_note(room, token_id, finish), now_s)
+        self._sender.hand_off(room, self._note(room, token_id, finish), now_s)
+
+    def _note(self, room: PrefillRoom, token_id: int, finish: Finish | None) -> HandOff:
+        return hand_off_note(room, token_id, finish, self._row_behind(room.request))
 
     # time and state
 

@@ -114,7 +114,7 @@ def _num_pages(room: PrefillRoom) -> int:
     return -(-room.request.prompt_len // room.page_size)
 
 
-def hand_off_note(room: PrefillRoom, first_token: int, finish: Finish | None) -> HandOff:
+def hand_off_note(room: PrefillRoom, first_token: int, finish: Finish | None, row: bytes) -> HandOff:
     """Return what decode hears; `finish` is set if the first token ends the request."""
     assert room.grant is not None
     return HandOff(
@@ -125,6 +125,7 @@ def hand_off_note(room: PrefillRoom, first_token: int, finish: Finish | None) ->
         generations=room.grant.generations,
         cached_tokens=room.request.cached_len,
         groups=room.groups,
+        row=row,
     )
 
 

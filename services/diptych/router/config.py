@@ -37,6 +37,7 @@ _POSITIVE: Final = (
 
 _NOT_NEGATIVE: Final = (
     "breaker_failures",
+    "cold_wait_s",
     "drain_s",
     "explained_requests",
     "hedge_after_s",
@@ -90,11 +91,19 @@ class RouterConfig(LogConfig, TrustConfig, KeyConfig):
         None, help="for the decode worker, chosen second", group="routing", choices=POLICIES
     )
     pair_wait_s: float = option(1.5, help="how long a new request waits for a pair of workers", group="routing")
+    cold_wait_s: float = option(
+        0.0,
+        help="how long a request waits for workers while there are none: they may be started for it",
+        group="routing",
+    )
     explained_requests: int = option(1000, help="last requests whose routing can be explained", group="routing")
     request_log: Path | None = option(
         None,
         help="file that gets a line a request for `diptych simulate`: lengths, times and names of blocks, no text",
         group="routing",
+    )
+    usage_log: Path | None = option(
+        None, help="file that gets a line a request with what it used: key, model, tokens, outcome", group="limits"
     )
     lost_pair_wait_s: float = option(
         1.5, help="how long a request that lost a worker waits for another pair", group="routing"
@@ -131,6 +140,11 @@ class RouterConfig(LogConfig, TrustConfig, KeyConfig):
     )
     breaker_failures: int = option(
         5, help="failures in a row after which a worker or link is left alone for a while; 0: never", group="routing"
+    )
+    declared_file: Path | None = option(
+        None,
+        help="TOML with what is to be so: adapters, weights of pools, level of logs; read again when it changes",
+        group="adapters",
     )
     runtime_lora: bool = option(False, help="let clients load and unload adapters over HTTP", group="adapters")
     max_concurrent: int = option(1024, help="requests worked on at once; more wait in line", group="limits")

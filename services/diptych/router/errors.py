@@ -11,8 +11,9 @@ DiptychError
 ├── Overloaded
 │   ├── RateLimited             429  a limit of the key is reached
 │   └── Shed                    429  others are served in its place
-└── NotFound
-    └── ModelNotFound           404  this router serves another model
+├── NotFound
+│   └── ModelNotFound           404  this router serves another model
+└── Aborted                     499  somebody ended it by its id
 """
 
 from __future__ import annotations
@@ -75,6 +76,13 @@ class ModelNotFound(NotFound):
     """This router serves another model."""
 
 
+class Aborted(DiptychError):
+    """Somebody ended the request by its id. No client repeats it by itself, as it would after 409 or 5xx."""
+
+    http_status = 499
+    grpc_status = "CANCELLED"
+
+
 OK: Final = "ok"
 DISCONNECTED: Final = "disconnected"
 
@@ -88,6 +96,7 @@ _OUTCOMES: Final[Mapping[type[DiptychError], str]] = {
     Overloaded: "overloaded",
     Unavailable: "unavailable",
     DeadlineExceeded: "deadline",
+    Aborted: "aborted",
     DiptychError: "error",
 }
 

@@ -31,6 +31,7 @@ from diptych.common.trust.trust import Trust, forget_token
 from diptych.router.choose import page_chain, page_set
 from diptych.router.config import RouterConfig
 from diptych.router.keys import ledger
+from diptych.router.keys.exchange import KeyExchange
 from diptych.router.process.health import page_of_process
 from diptych.router.process.processes import run_processes
 from diptych.router.process.share import Share, share_of_this_process
@@ -80,6 +81,8 @@ def open_served_model(config: RouterConfig) -> ServedModel:
     if config.chat_template:
         tokenizer = tokenizer.with_chat_template(read_template(config.chat_template))
     model = ServedModel(own.model_id, tokenizer, own.vocab_size, own.context_len, names=config.served_model_name)
+    if own.pooling is not None:
+        return replace(model, pooling=own.pooling, vector_size=own.pooling.size(own.hidden_size))
     return replace(model, formats=formats_of(model, config.tool_parser, config.reasoning_parser))
 
 
@@ -115,9 +118,17 @@ async def _serve(
     pages = page_of_process(asyncio.get_running_loop(), router.dispatcher.metrics.exposition)
     with HealthServer(config.host, config.health_port, router.health.probes, pages, shared=share is not None) as health:
         record = _record(config, model, router, health.port)
-        registration = Registration(config.bootstrap, trust, lambda: record, secret)
+
+        def describe() -> Instance:
+            if exchange is not None:
+                record.load.key_uses.CopyFrom(exchange.told())
+            record.declared_version, record.declared = router.reconciler.version
+            return record
+
+        registration = Registration(config.bootstrap, trust, describe, secret)
+        exchange = KeyExchange(router.callers, watcher, registration.started_unix_ns) if router.callers else None
         async with asyncio.TaskGroup() as group:
-            watching = [group.create_task(each.run()) for each in (watcher, check) if each is not None]
+            watching = [group.create_task(each.run()) for each in (watcher, check, exchange) if each is not None]
             registering = group.create_task(_stay_registered(registration, stop))
             await run(router, stop, drain_s=config.drain_s)
             exit_code = 1 if registering.done() else 0
@@ -161,6 +172,7 @@ async def run(router: Router, stop: event_loop.Stop, *, drain_s: float) -> None:
     """Run both servers until `stop`. Then take nothing new, and let what runs finish for `drain_s`."""
     async with asyncio.TaskGroup() as group:
         background = [group.create_task(router.fleet.run()), group.create_task(router.health.run())]
+        background.append(group.create_task(router.reconciler.run()))
         if router.console is not None:
             background.append(group.create_task(router.console.run()))
         if router.mover is not None:
@@ -180,8 +192,9 @@ async def run(router: Router, stop: event_loop.Stop, *, drain_s: float) -> None:
             task.cancel()
     router.preparer.close()
     await router.tracer.close()
-    if (log := router.dispatcher.request_log) is not None:
-        log.close()
+    for log in (router.dispatcher.request_log, router.usage):
+        if log is not None:
+            log.close()
 
 
 async def _wait_until_ended(servers: Collection[asyncio.Task[None]], stop: event_loop.Stop, timeout_s: float) -> None:

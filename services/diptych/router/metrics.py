@@ -39,15 +39,35 @@ from diptych.tokens.segment_cache import SegmentCache
 from diptych.v1.bootstrap_pb2 import Instance, WorkerLoad
 from diptych.v1.worker_pb2 import LegStats
 
-ANSWER_BUCKETS: Final = (*TTFT_BOUNDS, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0)  # of whole answers
+ANSWER_BUCKETS: Final = (*TTFT_BOUNDS, 1200.0, 1800.0, 3600.0)  # of whole answers
 RATIO_BUCKETS: Final = (0.25, 0.5, 0.67, 0.8, 1.0, 1.25, 1.5, 2.0, 4.0, 8.0)
-STAGE_BUCKETS: Final = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+STAGE_BUCKETS: Final = (
+    0.0001,
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    300.0,
+)
 LEG_STAGES: Final[Mapping[LegKind, tuple[str, Sequence[str]]]] = {  # as `LegStats` names them
     LegKind.PREFILL: ("prefill", ("queue", "compute", "transfer")),
     LegKind.DECODE: ("decode", ("queue", "transfer", "join")),
     LegKind.LOCAL: ("prefill", ("queue", "compute")),
+    LegKind.POOL: ("prefill", ("queue", "compute")),
 }
-APIS: Final = ("chat", "completions", "responses", "messages", "generate", "tokens", "grpc")
+APIS: Final = ("chat", "completions", "responses", "messages", "generate", "tokens", "vectors", "grpc")
 POOL_PREFIX: Final = "diptych_router_pool"
 KEY_PREFIX: Final = "diptych_router_key"
 
@@ -108,6 +128,7 @@ class RouterMetrics:
         self._prefix_index_bytes = gauge("prefix_index_bytes", "Memory of what is known of cached pages")
         self._running = gauge("requests_running", "Requests that were admitted and have not ended")
         self._breakers_open = gauge("breakers_open", "Workers and links left alone for a while")
+        self.cold = gauge("requests_waiting_for_workers", "Requests that wait until workers have started")
         self._waiting = gauge("requests_waiting", "Requests in line for admission")
 
     def _add_counters(self) -> None:
@@ -123,6 +144,8 @@ class RouterMetrics:
         self._within = counter("within_objectives", "Finished requests that kept the SLO that they had", "tier")
         self._shed = counter("shed", "Requests refused because their tier gives way to others", "tier")
         self.attempts = counter("attempts", "Attempts begun, by policy and number of workers", "policy", "workers")
+        self.pool_attempts = counter("declared_pool_attempts", "Attempts begun, by declared pool", "pool")
+        self.pool_failures = counter("declared_pool_failures", "Attempts that failed, by declared pool", "pool")
         self.retries = counter("retries", "Attempts that failed and were tried again, by reason", "reason")
         self.handed_back = counter("handed_back", "Attempts that a leaving worker handed back, done elsewhere")
         self.kv_resyncs = counter("kv_resyncs", "Times a worker was asked for all its cached pages, after a gap")

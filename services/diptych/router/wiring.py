@@ -22,6 +22,7 @@ from diptych.router.admission.shedder import Shedder
 from diptych.router.admission.ttft_gate import TtftGate
 from diptych.router.choose.breakers import Breakers
 from diptych.router.choose.explain import Explanations
+from diptych.router.choose.pairing import TEXT_KINDS, VECTOR_KINDS
 from diptych.router.choose.policies import plan_of
 from diptych.router.choose.seen_prompts import SeenPrompts
 from diptych.router.config import RouterConfig
@@ -41,12 +42,15 @@ from diptych.router.serve.mover import Mover
 from diptych.router.serve.pipeline import Pipeline, Preparer
 from diptych.router.serve.request_log import RequestLog
 from diptych.router.serve.selection import Selector
+from diptych.router.serve.usage_log import UsageLog
 from diptych.router.text.tokenization import Tokenization
 from diptych.router.tracing.tracer import OpenExport, Tracer
 from diptych.router.values.progress import RetryLimits
 from diptych.router.values.request import ServedModel
+from diptych.router.workers.adapter_admin import AdapterAdmin
 from diptych.router.workers.drain import DrainableApp, OpenRequests, RouterDrain
 from diptych.router.workers.fleet import Fleet, Membership
+from diptych.router.workers.reconciler import Reconciler
 
 if TYPE_CHECKING:
     from diptych.router.console.console import Console
@@ -74,6 +78,9 @@ class Router:
     budget: BodyBudget
     tracer: Tracer
     console: Console | None  # None: it is off
+    usage: UsageLog | None  # None: there is none
+    callers: Callers | None  # None: nobody needs a key
+    reconciler: Reconciler
 
 
 def build(
@@ -89,7 +96,8 @@ def build(
     """Wire a router, or one of its processes, as an instance. Its ports are bound, but nothing runs yet."""
     metrics = RouterMetrics(config.tiers)
     register_certificate_expiry(metrics.registry, trust.tls)
-    fleet = Fleet(membership, trust, model.model_id, metrics, router_id)
+    kinds = TEXT_KINDS if model.pooling is None else VECTOR_KINDS
+    fleet = Fleet(membership, trust, model.model_id, metrics, router_id, kinds)
     health = RouterHealth(fleet)
     limits = AdmissionLimits(config.max_concurrent, config.max_queued, config.max_queue_wait_s)
     admission = Admission(limits, on_refusal=metrics.turned_away_for)
@@ -109,7 +117,8 @@ def build(
     draining = Draining(OpenRequests(admission, fleet, leave_shared_ports), leave)
     dispatcher = _dispatcher(config, fleet, metrics)
     preparer = _preparer(config, model, fleet, metrics)
-    pipeline = _pipeline(config, model, preparer, dispatcher, admission)
+    usage = _usage_log(config, metrics)
+    pipeline = _pipeline(config, model, preparer, dispatcher, admission, usage)
     callers = _callers(config, metrics, share)
     tracer = _tracer(config, fleet, open_export)
     budget = BodyBudget(BODIES_IN_MEMORY * config.max_body_bytes)
@@ -123,12 +132,31 @@ def build(
         parts = ConsoleParts(config, trust, model, fleet, admission, dispatcher, tracer, callers, budget)
         app, console = add_console(app, parts)
     drain = RouterDrain(draining, f"{fleet.router_id:016x}", config.drain_s)
-    http = _http(config, DrainableApp(app, draining, operators_app(trust, fleet, pipeline, drain, callers)), share)
+    admin = AdapterAdmin(fleet, trust, config.served_model_name)
+    reconciler = Reconciler(fleet, admin, config.declared_file, time.monotonic)
+    operators = operators_app(config, trust, fleet, pipeline, drain, reconciler, callers, budget)
+    http = _http(config, DrainableApp(app, draining, operators), share)
     service = InferenceService(pipeline, callers, tracer, stall_s=config.client_stall_s)
     gate = CallGate(callers, budget, MessageReader(INFERENCE), stall_s=config.client_stall_s)
     grpc = _grpc(config, service, gate, health, share)
     mover = Mover(dispatcher) if config.moves == "on" else None
-    return Router(fleet, health, admission, dispatcher, mover, draining, preparer, http, grpc, budget, tracer, console)
+    return Router(
+        fleet,
+        health,
+        admission,
+        dispatcher,
+        mover,
+        draining,
+        preparer,
+        http,
+        grpc,
+        budget,
+        tracer,
+        console,
+        usage,
+        callers,
+        reconciler,
+    )
 
 
 def _dispatcher(config: RouterConfig, fleet: Fleet, metrics: RouterMetrics) -> Dispatcher:
@@ -164,13 +192,26 @@ def _preparer(config: RouterConfig, model: ServedModel, fleet: Fleet, metrics: R
 
 
 def _pipeline(
-    config: RouterConfig, model: ServedModel, preparer: Preparer, dispatcher: Dispatcher, admission: Admission
+    config: RouterConfig,
+    model: ServedModel,
+    preparer: Preparer,
+    dispatcher: Dispatcher,
+    admission: Admission,
+    usage: UsageLog | None,
 ) -> Pipeline:
     selector, metrics, in_flight = dispatcher.selector, dispatcher.metrics, InFlight()
     gate = TtftGate(selector, config.ttft_deadline_ms / 1000, metrics.turned_away_for)
     shedder = Shedder(config.tiers, selector.outlook, in_flight, dispatcher.rng)
-    retries = RetryLimits(config.pair_wait_s, config.lost_pair_wait_s)
-    return Pipeline(model, preparer, dispatcher, admission, gate, shedder, in_flight, retries)
+    retries = RetryLimits(config.pair_wait_s, config.lost_pair_wait_s, cold_wait_s=config.cold_wait_s)
+    return Pipeline(model, preparer, dispatcher, admission, gate, shedder, in_flight, retries, usage)
+
+
+def _usage_log(config: RouterConfig, metrics: RouterMetrics) -> UsageLog | None:
+    if config.usage_log is None:
+        return None
+    usage = UsageLog(config.usage_log)
+    metrics.registry.register(usage)
+    return usage
 
 
 def _callers(config: RouterConfig, metrics: RouterMetrics, share: Share | None) -> Callers | None:

@@ -13,7 +13,7 @@ from itertools import islice, pairwise
 from re import Pattern
 from typing import Final
 
-from diptych.tokens.packed_tokens import TOKEN_TYPE, pack
+from diptych.tokens.packed_tokens import TOKEN_BYTES, TOKEN_TYPE, pack
 from diptych.tokens.segment_cache import SegmentCache
 from diptych.tokens.tokenizer import Tokenizer
 
@@ -43,6 +43,23 @@ class PromptEncoder:
         ids = self._encode(text, len(text), len(text), add_special_tokens, namespace)
         assert ids is not None, "no part is longer than the whole"
         return ids
+
+    def cut(self, ids: array[int], most: int, *, keeps_end: bool, is_framed: bool) -> array[int]:
+        """Return at most so many of the tokens of a text, from its beginning or up to its end.
+
+        What the tokenizer has put around the text, if it `is_framed`, stays there.
+        """
+        before, behind = self._frame_lens() if is_framed else (0, 0)
+        if len(ids) <= most:
+            return ids
+        room, text = max(0, most - before - behind), ids[before : len(ids) - behind]
+        kept = text[len(text) - room :] if keeps_end else text[:room]
+        return (ids[:before] + kept + ids[len(ids) - behind :])[:most]
+
+    def _frame_lens(self) -> tuple[int, int]:
+        if self._frame is None:
+            return 0, 0
+        return len(self._frame.before) // TOKEN_BYTES, len(self._frame.behind) // TOKEN_BYTES
 
     def has_more_than(self, max_tokens: int, text: str) -> bool:
         """Whether a text certainly has more tokens, told by its length, or by its beginning.

@@ -89,6 +89,21 @@ class Tokenizer:
         """Return token ids. `add_special_tokens` puts the model's BOS in front, where the model has that habit."""
         return self.encode_all([text], add_special_tokens=add_special_tokens)[0]
 
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """Return the tokens of two texts, put together as the tokenizer does it. Raises `InvalidRequest`."""
+        try:
+            ids: list[int] = self._backend.encode_batch_fast([(first, second)], add_special_tokens=True)[0].ids
+        except (UnicodeError, TypeError) as error:
+            raise InvalidRequest(f"text is not valid Unicode: {error}") from None
+        return ids
+
+    def separator(self) -> int | None:
+        """Return the token behind which the second text of a pair begins, by types of tokens; None: there is none."""
+        encoding = self._backend.encode("a", "b")
+        if 1 not in encoding.type_ids[1:]:
+            return None
+        return int(encoding.ids[encoding.type_ids.index(1) - 1])
+
     def encode_all(self, texts: Sequence[str], *, add_special_tokens: bool = False) -> list[list[int]]:
         """Return the token ids of each text. Other threads run meanwhile: the library's `encode` would stop them."""
         try:

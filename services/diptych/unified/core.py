@@ -29,6 +29,7 @@ from diptych.decode.core import DecodeCore
 from diptych.decode.grants import Headroom
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
+from diptych.engine.schedule.admission import refuse_pooled, refuse_text
 from diptych.engine.schedule.batch_builder import BuildBatch, build_batch
 from diptych.engine.schedule.running import Drafter
 from diptych.engine.schedule.step_pace import AT_LAST, NextPrompt, StepPace
@@ -39,6 +40,7 @@ from diptych.engine.values.events import (
     Effect,
     Emit,
     Event,
+    GiveCache,
     GrammarFailed,
     GrammarReady,
     HandBack,
@@ -57,11 +59,14 @@ from diptych.engine.values.events import (
     WriterGone,
 )
 from diptych.engine.values.limits import PROMPT_ROWS, Limits
+from diptych.engine.values.request import Request
 from diptych.engine.values.step import NO_PLAIN_STEPS, PlainSteps
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.output import LEAVING, Failure, FailureCode, Output
+from diptych.kvtransfer import notes
 from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, Note, PagesReady, Pull, Pulled, StopPull
-from diptych.prefill.core import PrefillCore
+from diptych.prefill.core import PrefillCore, nothing_behind
+from diptych.unified.giving import Giving
 from diptych.unified.lending import Lending
 from diptych.unified.moves import Moves, NotMoved
 from diptych.unified.pulling import Means, Pulling
@@ -129,13 +134,24 @@ class UnifiedCore:
             rules.timeout_s,
             lambda start, count: pace.prompt_s(limits.prompt_cost.of(start, count)),
             lambda: self._reserve.headroom().pages,
+            lambda: rules.pulls and not self._giving.is_leaving,
         )
         self._pulls = rules.pulls
+        self._giving = Giving(cache, means.compute_s, self._of_pulls, is_on=rules.pulls)
         self._pulling = Pulling(cache, means, self._of_pulls)
         self._lending = Lending(cache, self._of_pulls, is_on=rules.pulls)
         coming = self._pulling.coming
         self._prefill = PrefillCore(
-            cache, limits, rules, page_nbytes, pace, lambda: self._decode.num_decoding, build, turns, coming
+            cache,
+            limits,
+            rules,
+            page_nbytes,
+            pace,
+            lambda: self._decode.num_decoding,
+            build,
+            turns,
+            coming,
+            nothing_behind if drafter is None else drafter.row_behind,
         )
         self._reserve = Reserve(cache, self._prefill)
         headroom = self._reserve.headroom
@@ -160,6 +176,10 @@ class UnifiedCore:
                 self._lending.on_stop(peer, number, now_s)
             case NoteArrived(peer, Pulled() as note, digest):
                 self._pulling.on_pulled(peer, note, digest, now_s)
+            case NoteArrived(peer, notes.Offer() as note):
+                self._pulling.on_offer(peer, note, now_s)
+            case NoteArrived(peer, notes.OfferEnded() as note):
+                self._giving.on_ended(peer, note, now_s)
             case WriteDone(number, error) if self._lending.has(number):
                 self._lending.write_done(number, error, now_s)
             case PagesDigested(number, digest) if self._pulling.has(number):
@@ -184,6 +204,8 @@ class UnifiedCore:
                 self._serve(role)
             case ToolCalled(room, tool):
                 self._cache.sessions.called(room, tool, now_s)
+            case GiveCache(within_s):
+                self._giving.begin(within_s, now_s)
         self._settle_moves(now_s)
 
     def _on_peer(self, event: PeerUp | PeerDown | WriterGone, now_s: float) -> None:
@@ -192,9 +214,11 @@ class UnifiedCore:
         match event:
             case PeerUp():
                 self._pulling.peer_up(event)
+                self._giving.peer_up(event.peer, now_s)
             case PeerDown(peer):
                 self._pulling.peer_down(peer, now_s)
                 self._lending.forget(peer)
+                self._giving.peer_down(peer, now_s)
             case WriterGone(peer):
                 self._pulling.writer_gone(peer)
 
@@ -209,7 +233,7 @@ class UnifiedCore:
 
     def _start(self, event: Start, now_s: float) -> None:
         kind = event.kind or _DEFAULT_KIND.get(self._role)
-        problem = self._refuse(event.request.room, kind)
+        problem = self._refuse(event.request, kind)
         if problem:
             self._refusals.append(Emit(Output(event.request.room, failure=problem)))
             return
@@ -217,6 +241,9 @@ class UnifiedCore:
         if self._pulls and event.holder is not None and kind is not LegKind.DECODE:
             self._pulling.begin(event.request, event.holder, now_s)
         core = self._prefill if kind is LegKind.PREFILL else self._decode
+        if kind is LegKind.POOL:
+            kind = LegKind.LOCAL
+            self._prepare_pooled(event.request)
         core.handle(replace(event, kind=kind), now_s)
         if not core.has_room(event.request.room):
             self._cache.sessions.waits_no_more(event.request)
@@ -235,15 +262,23 @@ class UnifiedCore:
     def _not_moved(self, problem: NotMoved) -> None:
         self._refusals.append(Emit(Output(problem.room, failure=problem.failure)))
 
-    def _refuse(self, room: int, kind: LegKind | None) -> Failure | None:
+    def _prepare_pooled(self, request: Request) -> None:
+        """Its end is that of its prompt. Beside requests for text it is work for idle time."""
+        pooling = self._limits.pooling
+        request.is_idle_work = pooling is None
+        request.is_whole = pooling is not None and pooling.needs_all_tokens
+
+    def _refuse(self, request: Request, kind: LegKind | None) -> Failure | None:
         """What the one core must not take, for reasons that it does not know."""
+        room = request.room
         if kind is None:
             return Failure(FailureCode.INVALID, "the leg doesn't say which part of the request it is")
         if not self._role.serves(kind):
             return Failure(FailureCode.OVERLOADED, f"this worker serves {self._role.value} now, no {kind.value} legs")
         if self._prefill.has_room(room) or self._decode.has_room(room):
             return Failure(FailureCode.INVALID, f"room {room:016x} is already in use")
-        return None
+        problem = refuse_pooled(request, self._limits) if kind is LegKind.POOL else refuse_text(self._limits)
+        return None if problem is None else Failure(FailureCode.INVALID, problem)
 
     def _owner(self, room: int) -> RoleCore:
         return self._prefill if self._prefill.has_room(room) else self._decode
@@ -257,7 +292,7 @@ class UnifiedCore:
                 return self._decode
             case Abort(room):
                 return self._decode if self._decode.has_room(room) else self._prefill
-            case Pull() | Pulled() | StopPull():
+            case Pull() | Pulled() | StopPull() | notes.Offer() | notes.OfferEnded():
                 raise AssertionError("notes of pulls are about no room")
 
     # steps
@@ -331,12 +366,14 @@ class UnifiedCore:
     def expire(self, now_s: float) -> None:
         self._cache.tree.at(now_s)
         self._pulling.expire(now_s)
+        self._giving.expire(now_s)
         self._prefill.expire(now_s)
         self._decode.expire(now_s)
         self._settle_moves(now_s)
 
     def next_deadline_s(self) -> float | None:
-        times = (self._prefill.next_deadline_s(), self._decode.next_deadline_s(), self._pulling.next_s())
+        of_pulls = self._pulling.next_s(), self._giving.next_s()
+        times = (self._prefill.next_deadline_s(), self._decode.next_deadline_s(), *of_pulls)
         return min((at_s for at_s in times if at_s is not None), default=None)
 
     def suspects(self) -> set[int]:
@@ -370,4 +407,5 @@ class UnifiedCore:
         )
 
     def report(self) -> CoreReport:
-        return self._prefill.report() + self._decode.report() + self._pulling.report() + self._lending.report()
+        of_pulls = self._pulling.report() + self._lending.report() + self._giving.report()
+        return self._prefill.report() + self._decode.report() + of_pulls

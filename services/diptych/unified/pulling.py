@@ -16,6 +16,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
+from diptych.common.arrays import I64
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.cache.peer_pages import PeerPages
 from diptych.engine.cache.worth_loading import worth_loading
@@ -23,6 +26,7 @@ from diptych.engine.schedule.extend_queue import ComingPrefix
 from diptych.engine.values.core_report import CoreCounts, CoreReport, Holders
 from diptych.engine.values.events import DigestPages, Effect, PeerUp, PrefixHolder, SendNote, UnpackPages
 from diptych.engine.values.request import Request, page_names
+from diptych.generation.page_hash import chain_hashes, root_hash
 from diptych.kvtransfer import notes
 from diptych.unified.pull import Phase, Pull, Signal, pull_id
 from diptych.unified.pull_prices import PullPrices
@@ -39,6 +43,18 @@ class Means:
     timeout_s: float  # that writes may take at most
     compute_s: Callable[[int, int], float]  # behind so many tokens of a prompt, so many more; infinite: not known
     spare_pages: Callable[[], int]  # that must stay available
+    takes: Callable[[], bool]  # whether offers of others are taken
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A prefix of whole pages that a peer is to send."""
+
+    number: int  # of the pull
+    peer: int
+    tokens: I64
+    extra_key: bytes
+    names: Sequence[int]  # of its pages
 
 
 class Pulling:
@@ -76,7 +92,43 @@ class Pulling:
         names = page_names(request, size)[:num_pages]
         if self._joins(request, names) or not self._may_ask(holder.peer, pull_id(request.room), now_s):
             return
-        self._ask(request, holder.peer, names, now_s)
+        tokens = request.tokens[: len(names) * size].copy()
+        wanted = Wanted(pull_id(request.room), holder.peer, tokens, request.extra_key, names)
+        start = self._cache.cached_len(request)
+        compute_s = self._means.compute_s(start, len(tokens) - start)
+        if not worth_loading(self._load_s(wanted, start, now_s), compute_s):
+            return
+        if (pull := self._ask(wanted, compute_s, None, now_s)) is not None:
+            self._waiting[request.room] = pull, len(tokens)
+
+    def on_offer(self, peer: int, note: notes.Offer, now_s: float) -> None:
+        """A peer that leaves has something. It is taken if nothing has to go for it that is wanted more."""
+        if note.room in self._pulls:
+            return  # it came twice
+        outcome = self._refuse_offer(peer, note, now_s) or self._take(peer, note, now_s)
+        if outcome is not None:
+            self._effects.append(SendNote(peer, notes.OfferEnded(note.room, outcome)))
+
+    def _refuse_offer(self, peer: int, note: notes.Offer, now_s: float) -> notes.Outcome | None:
+        is_alike = note.kv == self._cache.made_by and note.page_size == self._cache.page_size
+        if not self._means.takes() or not is_alike or self._cache.pages_per_state or peer not in self._linked:
+            return "refused"
+        if self._prices.is_shunned(peer, now_s):
+            return "refused"
+        return "full" if len(self._pulls) >= MAX_PULLS else None
+
+    def _take(self, peer: int, note: notes.Offer, now_s: float) -> notes.Outcome | None:
+        """Pull what an offer has that is not here. None: what comes of it is told later."""
+        tokens, size = np.frombuffer(note.tokens, "<i8").astype(np.int64), note.page_size
+        num_new = len(tokens) // size - self._cache.tree.peek(tokens, note.namespace) // size
+        if num_new <= 0:
+            return "known"
+        num_pages = num_new + self._pages.num_beside(len(tokens) // size)
+        if not self._pages.has_room_below(num_pages, note.num_uses, note.idle_s):
+            return "full"
+        names = chain_hashes(root_hash(note.namespace), tokens, size).tolist()
+        wanted = Wanted(note.room, peer, tokens, note.namespace, names)
+        return None if self._ask(wanted, math.inf, note, now_s) else "full"
 
     def _joins(self, request: Request, names: Sequence[int]) -> bool:
         """Whether the request waits for a pull of another one, which brings some of its prefix."""
@@ -92,25 +144,34 @@ class Pulling:
             return False
         return not self._prices.is_shunned(peer, now_s)
 
-    def _ask(self, request: Request, peer: int, names: Sequence[int], now_s: float) -> None:
-        size, start = self._cache.page_size, self._cache.cached_len(request)
-        tokens = request.tokens[: len(names) * size].copy()
-        num_new = len(names) - start // size
-        num_bytes = num_new * self._means.page_nbytes
-        load_s = self._prices.load_s(peer, num_bytes, now_s)
-        compute_s = self._means.compute_s(start, len(tokens) - start)
-        if not worth_loading(load_s, compute_s) or not self._has_share(num_new + self._pages.num_beside(len(names))):
-            return
-        arriving = self._pages.expect(tokens, request.extra_key, self._means.spare_pages())
+    def _load_s(self, wanted: Wanted, start: int, now_s: float) -> float:
+        return self._prices.load_s(wanted.peer, self._num_bytes(wanted, start), now_s)
+
+    def _num_bytes(self, wanted: Wanted, start: int) -> int:
+        """Return how many are to come of what is here up to token `start`."""
+        return (len(wanted.names) - start // self._cache.page_size) * self._means.page_nbytes
+
+    def _ask(self, wanted: Wanted, compute_s: float, offer: notes.Offer | None, now_s: float) -> Pull | None:
+        """Ask for what is not here, if there is room. `compute_s`: that it takes to compute it."""
+        start = self._cache.tree.peek(wanted.tokens, wanted.extra_key)
+        num_new = len(wanted.names) - start // self._cache.page_size
+        if not self._has_share(num_new + self._pages.num_beside(len(wanted.names))):
+            return None
+        num_uses, within_s = (offer.num_uses, offer.within_s) if offer else (0, math.inf)
+        load_s = self._load_s(wanted, start, now_s)
+        arriving = self._pages.expect(wanted.tokens, wanted.extra_key, self._means.spare_pages(), num_uses)
         if arriving is None:
-            return
+            return None
         generations = tuple(self._cache.pool.generations(arriving.pages).tolist())
-        until_s = now_s + self._prices.patience_s(load_s)
-        number = pull_id(request.room)
-        before = self._prices.began(peer, num_bytes)
-        pull = Pull(number, peer, arriving, generations, names, now_s, until_s, compute_s, num_bytes, before)
-        self._pulls[pull.id], self._waiting[request.room] = pull, (pull, len(tokens))
-        self._effects.append(SendNote(peer, self._note(pull)))
+        until_s = now_s + min(self._prices.patience_s(load_s), within_s)
+        num_bytes = self._num_bytes(wanted, start)
+        before = self._prices.began(wanted.peer, num_bytes)
+        sizes = compute_s, num_bytes, before
+        pull = Pull(wanted.number, wanted.peer, arriving, generations, wanted.names, now_s, until_s, *sizes)
+        pull.is_offered = offer is not None
+        self._pulls[pull.id] = pull
+        self._effects.append(SendNote(wanted.peer, self._note(pull)))
+        return pull
 
     def _has_share(self, num_pages: int) -> bool:
         held = sum(len(pull.arriving.pages) for pull in self._pulls.values())
@@ -188,6 +249,8 @@ class Pulling:
         self._prices.came(pull.peer, num_bytes, took_s, now_s)
         self._counts.pages_pulled += len(pull.written)
         self._counts.pages_received += len(pull.written)
+        self._counts.pages_taken += len(pull.written) if pull.is_offered else 0
+        self._tell(pull, "taken")
         if pull.compute_s < math.inf:
             self._counts.pull_saved_s += pull.compute_s - took_s
         self._end(pull)
@@ -199,6 +262,7 @@ class Pulling:
         self._drop(pull)
 
     def _drop(self, pull: Pull) -> None:
+        self._tell(pull, "failed")
         self._pages.refuse(pull.arriving)
         self._end(pull)
 
@@ -208,9 +272,16 @@ class Pulling:
         self._prices.missed(pull.peer, now_s)
         pull.on(Signal.GIVEN_UP)
         pull.given_up_s = pull.asked_s = now_s
+        self._tell(pull, "failed")
         self._pages.quarantine(pull.arriving)
         if pull.peer in self._linked:
             self._effects.append(_stop(pull))
+
+    def _tell(self, pull: Pull, outcome: notes.Outcome) -> None:
+        """Say to who has offered it what came of it."""
+        if pull.is_offered and pull.peer in self._linked:
+            num_pages = len(pull.written) if outcome == "taken" else 0
+            self._effects.append(SendNote(pull.peer, notes.OfferEnded(pull.id, outcome, num_pages)))
 
     def _release(self, pull: Pull) -> None:
         self._pages.release(pull.arriving)

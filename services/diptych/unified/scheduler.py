@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from diptych.common.members.roles import Role
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.drafting.ahead import AheadSource
+from diptych.engine.drafting.ahead import AHEAD
 from diptych.engine.drafting.new_drafter import new_drafter
 from diptych.engine.options.config import SchedulerConfig
 from diptych.engine.options.speculation import parse_speculate
@@ -30,8 +30,9 @@ def build_core(
     turns: Turns,
     draft_model: DraftModel,
 ) -> SchedulerCore:
-    source, model = parse_speculate(config.engine.speculate)
-    ahead = AheadSource(draft_model, cache.page_table, cache.page_size) if model else None
+    source = parse_speculate(config.engine.speculate).source
+    asks = AHEAD.get(source)
+    ahead = None if asks is None else asks(draft_model, cache.page_table, cache.page_size)
     drafter = new_drafter(source, limits, time.monotonic, ahead)
     return UnifiedCore(
         cache, limits, config.transfer, layout.page_nbytes, Role(config.role), turns=turns, drafter=drafter

@@ -8,10 +8,10 @@ from diptych.common.members.roles import WORKER_ROLES, LegKind, Role, leg_kind
 from diptych.v1 import bootstrap_pb2, worker_pb2
 
 SERVED = {
-    Role.PREFILL: {LegKind.PREFILL},
+    Role.PREFILL: {LegKind.PREFILL, LegKind.POOL},
     Role.DECODE: {LegKind.DECODE},
-    Role.UNIFIED: {LegKind.PREFILL, LegKind.DECODE, LegKind.LOCAL},
-    Role.LOCAL: {LegKind.LOCAL},
+    Role.UNIFIED: {LegKind.PREFILL, LegKind.DECODE, LegKind.LOCAL, LegKind.POOL},
+    Role.LOCAL: {LegKind.LOCAL, LegKind.POOL},
 }
 SENDS = {
     (Role.PREFILL, Role.DECODE),

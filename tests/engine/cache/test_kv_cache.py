@@ -48,6 +48,25 @@ def test_admission_leaves_the_spare_pages_alone(cache: KvCache) -> None:
     cache.drop(first)
 
 
+def test_a_flush_forgets_what_no_request_holds(cache: KvCache) -> None:
+    ended, running = request(*range(8)), request(*range(50, 59))
+    for each in (ended, running):
+        assert cache.admit(each)
+        each.computed_len = 8
+    cache.retire(ended)
+    cache.share(running, 8)
+    assert cache.flush() == 2
+    assert cache.audit(Holders([running])) == []
+    again, alike = request(*range(8)), request(*range(50, 59))
+    assert cache.admit(again)
+    assert cache.admit(alike)
+    assert (again.cached_len, alike.cached_len) == (0, 8)
+    for each in (running, again, alike):
+        cache.drop(each)
+    assert cache.flush() == 2
+    assert cache.num_available == 10
+
+
 def test_a_retired_prefix_is_found_again_but_one_token_is_always_computed(cache: KvCache) -> None:
     first = request(*range(8))
     assert cache.admit(first)

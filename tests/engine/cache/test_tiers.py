@@ -110,9 +110,9 @@ def test_what_is_sooner_computed_counts_when_its_request_is_admitted_and_not_bef
     waiting = request([1, 1, 2, 2, 3, 3, 4])
     for _ in range(3):
         assert not cache.admit(waiting, spare_pages=5)
-    assert cache.num_not_loaded == 0
+    assert cache.counts.not_loaded == [0, 0]
     assert cache.admit(waiting)
-    assert (waiting.cached_len, cache.num_not_loaded) == (0, 3)
+    assert (waiting.cached_len, cache.counts.not_loaded) == (0, [0, 3])
 
 
 def test_what_is_computed_meanwhile_is_not_shared_where_pages_are_on_their_way() -> None:

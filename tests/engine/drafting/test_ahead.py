@@ -38,6 +38,12 @@ class Model:
     def clock(self) -> float:
         return self.now_s
 
+    def row(self, slot: int) -> bytes:
+        return b""
+
+    def put_row(self, slot: int, row: bytes) -> None:
+        raise AssertionError("it joins no rows")
+
     def draft(self, batch: DraftBatch) -> I64:
         self.asked.append(batch)
         self.now_s += self.pass_s * batch.most

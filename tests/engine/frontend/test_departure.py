@@ -9,9 +9,10 @@ import pytest
 
 from diptych.common.errors import Unavailable
 from diptych.common.members.roles import Role
-from diptych.engine.frontend.departure import Departure
+from diptych.engine.frontend.departure import Departure, LastWork
 from diptych.engine.frontend.sessions import Sessions
 from diptych.v1 import bootstrap_pb2, worker_pb2
+from diptych.v1.engine_pb2 import SchedulerCommands
 
 READY, DRAINING = bootstrap_pb2.INSTANCE_STATE_READY, bootstrap_pb2.INSTANCE_STATE_DRAINING
 LONG_S = 60.0
@@ -45,7 +46,12 @@ class Group:
         self.sessions = Sessions(Role.DECODE)
         self.record = bootstrap_pb2.Instance(state=READY)
         self.told: list[tuple[int, bool]] = []  # state, paused
-        self.departure = Departure(self.rooms, self.sessions, self.record, self._announce, release_s)
+        self.commands: list[SchedulerCommands] = []
+        last_work = LastWork(self.rooms, self, 3.0)
+        self.departure = Departure(self.rooms, last_work, self.sessions, self.record, self._announce, release_s)
+
+    async def send(self, commands: SchedulerCommands) -> None:
+        self.commands.append(commands)
 
     def _announce(self) -> None:
         self.told.append((self.record.state, self.record.paused))
@@ -112,3 +118,20 @@ def test_a_drain_that_comes_while_it_is_vacated_stays() -> None:
 
     group = play(scene)
     assert (group.sessions.closed_because, group.told[-1]) == ("it is draining", (DRAINING, False))
+
+
+def test_who_leaves_lets_peers_have_what_is_cached_until_time_is_up() -> None:
+    async def scene(group: Group) -> None:
+        running = asyncio.ensure_future(group.departure.draining.run())
+        group.departure.draining.ask(LONG_S)
+        await asyncio.sleep(0)
+        group.departure.draining.ask(LONG_S / 2)
+        group.departure.draining.hurry()
+        await running
+
+    group = play(scene)
+    assert [command.give_cache.within_s for command in group.commands] == [3.0, 0.0]
+
+
+def test_who_only_changes_keeps_what_is_cached() -> None:
+    assert play(lambda group: group.departure.vacate("a new role", 0.0)).commands == []

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from diptych.engine.frontend.metrics import Statuses, WorkerMetrics, state_of
@@ -52,6 +53,12 @@ STATUS = worker_pb2.WorkerStatus(
     pulls_missed=14,
     pulls_wrong=15,
     pull_saved_s=-0.5,
+    pages_given=16,
+    pages_taken=17,
+    offers_declined=18,
+    weights_taken_bytes=19,
+    weights_givers_failed=20,
+    weights_given=21,
     unauthenticated_messages=8,
     refused_page_writes=9,
     kv_port_open=True,
@@ -92,6 +99,12 @@ def test_what_a_scheduler_says_becomes_samples_of_its_rank_and_its_links() -> No
         "diptych_kv_pulls_missed_total,1": 14,
         "diptych_kv_pulls_wrong_total,1": 15,
         "diptych_kv_pull_saved_seconds,1": -0.5,
+        "diptych_kv_pages_given_total,1": 16,
+        "diptych_kv_pages_taken_total,1": 17,
+        "diptych_kv_offers_declined_total,1": 18,
+        "diptych_weights_taken_bytes_total,1": 19,
+        "diptych_weights_givers_failed_total,1": 20,
+        "diptych_weights_given_total,1": 21,
         "diptych_kv_unauthenticated_messages_total,1": 8,
         "diptych_kv_refused_page_writes_total,1": 9,
         "diptych_kv_transfer_bytes_total,sent,1": 3 * 4096,
@@ -175,16 +188,18 @@ def test_what_came_of_guesses_is_told_by_source_and_place_where_somebody_guesses
     }
 
 
-def test_files_are_told_where_some_are_kept() -> None:
+@pytest.mark.parametrize(("tier", "num_others"), [("file", 3), ("shared", 0)])
+def test_what_outlives_a_process_is_told_where_some_is_kept(tier: str, num_others: int) -> None:
     instance = bootstrap_pb2.Instance(state=bootstrap_pb2.INSTANCE_STATE_READY)
     silent, telling = worker_pb2.WorkerStatus(instance=instance), worker_pb2.WorkerStatus(instance=instance)
     fields = [field.name for field in worker_pb2.FileTierStatus.DESCRIPTOR.fields]
-    telling.files.CopyFrom(worker_pb2.FileTierStatus(**{name: at for at, name in enumerate(fields, 1)}))
+    status = worker_pb2.FileTierStatus(**{name: at for at, name in enumerate(fields, 1)})
+    (telling.files if tier == "file" else telling.shared).CopyFrom(status)
     found = samples(WorkerMetrics(), {0: silent, 1: telling})
-    told = {name: value for name, value in found.items() if "kv_file" in name}
-    assert sorted(told.values()) == [*range(1, len(fields) + 1)], "every field once"
-    assert told["diptych_kv_file_pages_corrupt_total,1"] == 1 + fields.index("pages_corrupt")
-    assert told["diptych_kv_file_bytes,1"] == 1 + fields.index("bytes")
+    told = {name: value for name, value in found.items() if f"kv_{tier}" in name}
+    assert sorted(told.values()) == [*range(1, len(fields) + 1 - num_others)], "every field once"
+    assert told[f"diptych_kv_{tier}_pages_corrupt_total,1"] == 1 + fields.index("pages_corrupt")
+    assert told[f"diptych_kv_{tier}_bytes,1"] == 1 + fields.index("bytes")
 
 
 def test_of_a_scheduler_that_does_not_answer_only_its_silence_is_told() -> None:

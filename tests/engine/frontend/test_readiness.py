@@ -85,3 +85,10 @@ def test_a_role_that_changes_does_not_bring_a_draining_worker_back() -> None:
     readiness.role_changed()
     readiness.linked(1)
     assert instance.state == INSTANCE_STATE_DRAINING
+
+
+def test_a_worker_that_makes_vectors_waits_for_nobody_unless_it_is_to_decode() -> None:
+    for role, state in ((ROLE_PREFILL, INSTANCE_STATE_READY), (ROLE_DECODE, INSTANCE_STATE_STARTING)):
+        instance = starting(role)
+        Readiness(instance).loaded_alone()
+        assert (instance.state, bool(instance.not_ready)) == (state, role == ROLE_DECODE)

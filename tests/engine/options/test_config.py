@@ -61,6 +61,12 @@ def test_what_is_not_deterministic_is_refused_beside_it(changes: Any, word: str)
         EngineOptions(**changes, deterministic=True).validate()
 
 
+def test_one_process_shares_no_experts() -> None:
+    with pytest.raises(ConfigError, match="--expert-parallel needs --tp above 1"):
+        EngineOptions(expert_parallel=True).validate()
+    EngineOptions(expert_parallel=True, tp=2).validate()
+
+
 @pytest.mark.parametrize(
     "changes", [{"max_loras": 8, "max_loaded_loras": 2}, {"max_loras": 0, "max_loaded_loras": 4, "lora": ("a=/a",)}]
 )
@@ -75,9 +81,15 @@ def test_fewer_loaded_adapters_than_slots_are_refused_and_some_without_a_slot(ch
         ({"file_cache_dir": "kv"}, "--file-cache-dir needs --file-cache-mib"),
         ({"file_cache_mib": 64}, "--file-cache-mib needs --file-cache-dir"),
         ({"file_cache_mib": -1}, "--file-cache-mib must not be negative"),
-        ({"file_cache_dir": "kv", "file_cache_mib": 64, "tp": 2}, "--file-cache-dir needs --tp 1"),
+        ({"shared_cache": "kv"}, "--shared-cache needs the URL of a store"),
+        ({"shared_cache": "http://kv"}, "--shared-cache needs the URL of a store"),
+        ({"shared_cache": "file://kv", "shared_cache_mib": 64}, "--shared-cache needs the whole path"),
+        ({"shared_cache": "file:///kv"}, "--shared-cache needs --shared-cache-mib"),
+        ({"shared_cache": "s3://kv/a", "shared_cache_mib": 64}, "give the bucket a lifecycle rule"),
+        ({"shared_cache_mib": 64}, "--shared-cache-mib needs --shared-cache"),
+        ({"shared_cache": "s3://kv/a", "tp": 2}, "--shared-cache needs --tp 1"),
     ],
 )
-def test_files_of_kv_have_a_folder_and_a_size_and_one_rank(options: dict[str, Any], words: str) -> None:
+def test_what_outlives_a_process_has_a_place_and_a_size(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         EngineOptions(**options).validate()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import sure_next_layer
 import tokenizers
+from safetensors.numpy import load_file, save_file
 
 from diptych.checkpoints.source import ChangedModel, ModelSource, open_model
 from diptych.common.errors import ConfigError
@@ -16,6 +19,7 @@ from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.pool_size import pool_layout
 from diptych.engine.options.served_model import as_served
 from diptych.engine.scheduler.terms import file_terms, worker_terms
+from diptych.engine.values.kv_regions import kv_shape
 from diptych.engine.values.transfer_rules import TransferRules
 
 Change = Callable[[ModelSource], ModelSource]
@@ -118,10 +122,11 @@ def test_ranks_that_cannot_share_it_are_refused(source: ModelSource, tiny_folder
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"speculate": "eagle:x"}, "MTP layers and EAGLE heads are not yet"),
-        ({"speculate": "mtp"}, "suffix, ngram, draft:PATH and off are served"),
-        ({"speculate": "draft"}, "suffix, ngram, draft:PATH and off are served"),
-        ({"speculate": "suffix:x"}, "suffix, ngram, draft:PATH and off are served"),
+        ({"speculate": "eagle:x"}, "EAGLE heads are not yet"),
+        ({"speculate": "mtp:x"}, "suffix, ngram, draft:PATH, mtp and off are served"),
+        ({"speculate": "draft"}, "suffix, ngram, draft:PATH, mtp and off are served"),
+        ({"speculate": "suffix:x"}, "suffix, ngram, draft:PATH, mtp and off are served"),
+        ({"speculate": "mtp", "device": "sim"}, "give --speculate suffix or ngram"),
         ({"speculate": "draft:x", "device": "sim"}, "give --speculate suffix or ngram"),
         ({"speculate": "draft:x", "overlap": "on", "device": "cpu"}, "leave it out"),
     ],
@@ -134,6 +139,32 @@ def test_what_is_not_served_is_refused_in_words(given: dict[str, str], words: st
 def test_what_a_device_cannot_do_is_refused_when_it_is_known() -> None:
     anywhere = EngineOptions(speculate="draft:x", overlap="on")
     anywhere.validate()
-    assert anywhere.on("cuda").draft_model == "x"
+    assert anywhere.on("cuda").speculate == "draft:x"
     with pytest.raises(ConfigError, match="--overlap on is not for a draft model on CPUs"):
         anywhere.on("cpu")
+
+
+def test_pages_have_the_layer_that_predicts_one_token_more(tmp_path: Path) -> None:
+    source = open_model(str(sure_next_layer.write(tmp_path / "sure", sure_next_layer.by_rows)))
+    served = as_served(source, EngineOptions(speculate="mtp", max_model_len=256))
+    assert served.config.draft is not None
+    layer = served.config.draft.model
+    assert (layer.num_layers, layer.joins_rows, layer.context_len) == (1, True, 256)
+    shape = "2 KV heads of 16"
+    assert kv_shape(served.config) == f"2 layers, {shape}, draft layers: 1 layers, {shape}"  # peers without it are none
+    assert kv_shape(source.config) == f"2 layers, {shape}"
+
+
+def test_models_without_such_a_layer_are_refused_in_words(source: ModelSource, tmp_path: Path) -> None:
+    mtp = EngineOptions(speculate="mtp")
+    with pytest.raises(ConfigError, match="the layers of tiny that predict more tokens are not read yet"):
+        as_served(source, mtp)
+    folder = sure_next_layer.write(tmp_path / "sure", sure_next_layer.by_rows, num_nextn_predict_layers=1)
+    plain = {name: array for name, array in load_file(folder / "model.safetensors").items() if ".layers.2." not in name}
+    save_file(plain, folder / "model.safetensors")
+    with pytest.raises(ConfigError, match="sure's files lack the layer that predicts one token more"):
+        as_served(open_model(str(folder)), mtp)
+    values = json.loads((folder / "config.json").read_text()) | {"num_nextn_predict_layers": 0}
+    (folder / "config.json").write_text(json.dumps(values))
+    with pytest.raises(ConfigError, match="sure has no layer that predicts one token more"):
+        as_served(open_model(str(folder)), mtp)

@@ -49,6 +49,7 @@ class Driver:
         device: str,
         *,
         deterministic: bool = False,
+        expert_parallel: bool = False,
     ) -> None:
         config = ModelPart.of(source, communicator).config
         self._windows, self._num_groups = window_pages(config, num_pages), len(config.page_groups)
@@ -66,6 +67,7 @@ class Driver:
             max_requests=MAX_REQUESTS,
             communicator=communicator,
             deterministic=deterministic,
+            expert_parallel=expert_parallel,
         )
         self._pages_per_state = pages_per_state(source.config, communicator.size if communicator else 1, dtype, layout)
         self.adapters: dict[int, int] = {}  # slot of a request's adapter
@@ -159,13 +161,13 @@ NewDriver = Callable[..., Driver]
 T = TypeVar("T")
 
 
-def run_ranks(size: int, work: Callable[[Communicator], T]) -> T:
-    """Run `work` on every rank, each in a thread; return what rank 0 returns."""
+def run_ranks(size: int, work: Callable[[Any], T], *sums: Any, **others: Any) -> T:
+    """Run `work` on every rank, each in a thread; return what rank 0 returns. See `ThreadCommunicator`."""
     meeting = Meeting(size)
 
     def run(rank: int) -> T:
         try:
-            return work(ThreadCommunicator(rank, meeting))
+            return work(ThreadCommunicator(rank, meeting, *sums, **others))
         except BaseException:
             meeting.barrier.abort()
             raise
@@ -176,7 +178,7 @@ def run_ranks(size: int, work: Callable[[Communicator], T]) -> T:
 
 @pytest.fixture(scope="session")
 def on_ranks() -> Callable[..., Any]:
-    """`on_ranks(size, work)`."""
+    """`on_ranks(size, work, rule=None, fuses=False)`."""
     return run_ranks
 
 
@@ -196,10 +198,21 @@ def new_driver() -> NewDriver:
         device: str = "cpu",
         *,
         deterministic: bool = False,
+        expert_parallel: bool = False,
     ) -> Driver:
         where = kv_dtype or dtype, device
         sizes = num_pages, max_loras
-        return Driver(source, backend, dtype, *sizes, quantization, communicator, *where, deterministic=deterministic)
+        return Driver(
+            source,
+            backend,
+            dtype,
+            *sizes,
+            quantization,
+            communicator,
+            *where,
+            deterministic=deterministic,
+            expert_parallel=expert_parallel,
+        )
 
     return build
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from diptych.checkpoints.source import open_model
+from diptych.engine.tensor_parallel.sum_rule import SumRule
 from diptych.engine.values.batch import ForwardMode
 
 NewDriver = Callable[..., Any]
@@ -44,7 +46,7 @@ def test_chunks_after_a_cached_prefix_give_the_logits_of_transformers(
 
 
 @pytest.mark.parametrize(("size", "backend"), [(2, "cpu"), (4, "torch")])
-def test_ranks_compute_what_one_does(
+def test_ranks_compute_what_one_does_and_the_same_bits_in_whatever_layout(
     new_driver: NewDriver, on_ranks: Callable[..., Any], family_model: Any, size: int, backend: str
 ) -> None:
     """Two ranks split the KV heads; of four, two share each."""
@@ -53,14 +55,27 @@ def test_ranks_compute_what_one_does(
     if recurrent is not None and any(number % size for number in recurrent.mixer.heads.values()):
         pytest.skip("so many ranks can't share its heads, and are refused")
 
-    def compute(communicator: Any) -> Tensor:
-        driver = new_driver(source, backend, communicator=communicator)
+    def compute(communicator: Any, *, expert_parallel: bool = False) -> tuple[Tensor, Any]:
+        driver = new_driver(source, backend, communicator=communicator, expert_parallel=expert_parallel)
         extended = driver.extend(dict(enumerate(family_model.prompts)))
-        return torch.cat([extended, driver.decode({i: 3 for i in range(len(family_model.prompts))})])
+        logits = torch.cat([extended, driver.decode({i: 3 for i in range(len(family_model.prompts))})])
+        return logits, communicator and communicator.calls
 
-    together, alone = on_ranks(size, compute), compute(None)
+    scatter = SumRule(size, 0)
+    (together, calls), (alone, _) = on_ranks(size, compute, scatter), compute(None)
     torch.testing.assert_close(together, alone, atol=1e-4, rtol=1e-4)
     assert together.argmax(-1).tolist() == alone.argmax(-1).tolist()
+    assert (calls["reduce_scatter"] > 0) == (not source.config.layer_scales)
+    if source.config.moe is not None:  # each rank has experts whole: of 6, four ranks have one or two
+        by_experts, _ = on_ranks(size, partial(compute, expert_parallel=True), scatter)
+        torch.testing.assert_close(by_experts, alone, atol=1e-4, rtol=1e-4)
+        assert by_experts.argmax(-1).tolist() == alone.argmax(-1).tolist()
+    if backend == "cpu":
+        fused, its_calls = on_ranks(size, compute, fuses=True)
+        assert torch.equal(fused, together)
+        plain, plain_calls = on_ranks(size, compute)
+        assert torch.equal(plain, together)
+        assert its_calls["all_reduce"] + its_calls["fused"] == plain_calls["all_reduce"]
 
 
 def test_a_request_has_the_same_bits_in_any_batch_and_however_its_prompt_is_cut(

@@ -16,14 +16,17 @@ from emulated_gpu import emulated_runner
 from torch import Tensor
 
 from diptych.architectures.registry import FAMILIES
+from diptych.checkpoints.shard import Shard
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.common.errors import InvalidRequest
 from diptych.engine.lora.peft_folder import read_adapter
 from diptych.engine.lora.registry import Adapter, InvalidAdapter
+from diptych.engine.models.lora_host import LoraHost
 from diptych.engine.runner.gpu.gpu_runner import GpuRunner
 from diptych.engine.runner.gpu.inputs import StepLimits
 from diptych.engine.runner.loaded_model import ModelOptions, load_model
 from diptych.engine.runner.model_runner import ModelRunner
+from diptych.engine.tensor_parallel.communicator import Communicator
 from diptych.engine.values.batch import ForwardMode
 
 NewDriver = Callable[..., Any]
@@ -113,16 +116,19 @@ class Case:
             shapes = {name: m.weight.shape for name, m in model.named_modules() if name.endswith(targets)}
             self.models[slot] = merged(model, write_adapter(self.folders[slot], shapes, seed=slot, **options))
 
-    def driver(self, new_driver: NewDriver, backend: str, **options: Any) -> Any:
-        driver = new_driver(self.source, backend, max_loras=3, **options)
+    def driver(self, new_driver: NewDriver, backend: str, ranks: Communicator | None = None, **options: Any) -> Any:
+        driver = new_driver(self.source, backend, max_loras=3, communicator=ranks, **options)
         for slot, folder in self.folders.items():
-            install(driver, self.source, slot, folder)
+            install(driver, self.source, slot, folder, ranks)
         return driver
 
 
-def install(driver: Any, source: ModelSource, slot: int, folder: Path) -> None:
-    adapter = read_adapter(folder, FAMILIES[source.config.architecture].placement(source.config))
-    driver.runner.loras.install(slot, driver.runner.loras.prepare(adapter))
+def install(
+    driver: Any, source: ModelSource, slot: int, folder: Path, communicator: Communicator | None = None
+) -> None:
+    shard = Shard(communicator.rank, communicator.size) if communicator else Shard(0, 1)
+    host = LoraHost(source.config, shard, lambda: driver.runner.loras)
+    host.install(slot, host.read(folder).weights)
 
 
 def merged(model: Any, deltas: Mapping[str, Tensor]) -> Any:
@@ -177,6 +183,26 @@ def test_a_batch_of_two_adapters_and_the_base_model_has_the_tokens_of_merged_wei
     for start, end in ((0, 7), (7, 8), (8, 15), (15, None)):
         logits = chunked.extend({i: expected[i][0][start:end] for i in long})
     torch.testing.assert_close(logits, torch.stack([expected[i][1][-1] for i in long]), atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILY_CASES)
+def test_ranks_add_their_parts_of_adapters_to_the_logits_of_one_process(
+    new_driver: NewDriver, on_ranks: Callable[..., Any], write_adapter: WriteAdapter, tmp_path: Path, family: str
+) -> None:
+    """Each has the part of an adapter that belongs to its part of the matrix."""
+    case, texts = Case(tmp_path, family, write_adapter), dict(enumerate(prompts()))
+
+    def compute(ranks: Communicator | None) -> list[Tensor]:
+        driver = case.driver(new_driver, "cpu", ranks)
+        driver.adapters = dict(enumerate(SLOTS))
+        found = [driver.extend(texts), driver.decode(dict.fromkeys(texts, 5))]
+        driver.runner.loras.remove(2)
+        return [*found, driver.decode(dict.fromkeys(texts, 6))]
+
+    together, alone = on_ranks(2, compute), compute(None)
+    for found, exact in zip(together, alone, strict=True):
+        torch.testing.assert_close(found, exact, atol=1e-3, rtol=1e-4)
+        assert found.argmax(-1).tolist() == exact.argmax(-1).tolist()
 
 
 def test_what_latents_are_multiplied_by_is_refused_by_name(write_adapter: WriteAdapter, tmp_path: Path) -> None:
@@ -236,7 +262,7 @@ def test_a_removed_adapter_changes_nothing_any_more(new_driver: NewDriver, llama
 
 def test_a_model_without_slots_says_how_to_get_some(new_driver: NewDriver, llama: Case) -> None:
     driver = new_driver(llama.source, max_loras=0)
-    with pytest.raises(InvalidRequest, match="--max-loras above 0, --tp 1 and without --deterministic"):
+    with pytest.raises(InvalidRequest, match="--max-loras above 0 and without --deterministic"):
         driver.runner.loras.prepare(Adapter("0" * 32, ()))
 
 

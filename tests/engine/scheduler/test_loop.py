@@ -20,11 +20,12 @@ from diptych.common.arrays import U64
 from diptych.common.logging import set_level
 from diptych.engine.cache.host_tier import HostTier, PageCopier
 from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.lora.host import ReadAdapter
 from diptych.engine.lora.registry import InvalidAdapter, LoraRegistry
 from diptych.engine.runner.gpu.copy_queues import CopyQueues
 from diptych.engine.runner.gpu.gpu_host_pages import GpuHostPages
 from diptych.engine.schedule.adapter_turns import AdapterTurns
-from diptych.engine.scheduler.adapters import Adapters, ReadAdapter
+from diptych.engine.scheduler.adapters import Adapters
 from diptych.engine.scheduler.admin_thread import AdminThread
 from diptych.engine.scheduler.grammar_thread import GrammarThread
 from diptych.engine.scheduler.links.links import links_of_nobody
@@ -48,6 +49,7 @@ class Slots:
 
     def __init__(self) -> None:
         self.installed: dict[int, str] = {}
+        self.dropped: list[str] = []
         self.may_read = threading.Event()
         self.may_read.set()
 
@@ -65,6 +67,10 @@ class Slots:
 
     def remove(self, slot: int) -> None:
         del self.installed[slot]
+
+    def drop(self, weights: str) -> None:
+        assert weights not in self.installed.values()
+        self.dropped.append(weights)
 
 
 class StuckRunner(NullRunner):
@@ -115,7 +121,7 @@ class Frontend:
         self._links = links_of_nobody()
         self._grammars = GrammarThread(lambda: Compiler(tokenizer, VOCAB, tokenizer.eos_ids))
         self.slots = Slots()
-        adapters = Adapters(LoraRegistry(2, "base"), turns, lambda: self.slots, self.slots.read)
+        adapters = Adapters(LoraRegistry(2, "base"), turns, self.slots)
         self._admin = AdminThread(adapters.handlers)
         stepping = SynchronousStepping(core, self.runner, time.monotonic)
         parts = Parts(self._links, self._grammars, self._admin, adapters, watch, self._copier)

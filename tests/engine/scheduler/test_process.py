@@ -12,10 +12,11 @@ from tiny_config import tiny_config
 from diptych.architectures.config import ModelConfig, Rope, WideHeads
 from diptych.architectures.recurrent import Recurrent, ShortConv
 from diptych.common.members.terms import Feature, mismatch
-from diptych.engine.lora.registry import LoraRegistry
 from diptych.engine.options.config import EngineOptions, Quantization
+from diptych.engine.schedule.adapter_turns import AdapterTurns
 from diptych.engine.scheduler.process import host_of
 from diptych.engine.scheduler.terms import product_terms, worker_terms
+from diptych.engine.tensor_parallel.group import SingleRank
 from diptych.engine.values.kv_regions import kv_layout
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.kvtransfer.layout import HeadShare
@@ -28,8 +29,8 @@ def test_weights_wait_for_a_step_that_still_runs_for_requests_that_have_ended(ne
     request = engine.start(1, prompt, 9)
     while len(engine.tokens(1)) < 2:
         engine.step()
-    base: Any = SimpleNamespace(config=None, hardware=SimpleNamespace(open=None), load=None)
-    host = host_of(base, engine.core, engine.cache, LoraRegistry(1, ""))
+    base: Any = SimpleNamespace(config=None, ranks=SingleRank())
+    host = host_of(base, engine.core, engine.cache, AdapterTurns(0))
     engine.abort(1)
     assert engine.core.report().num_open_rooms == 0
     assert not host.is_idle()

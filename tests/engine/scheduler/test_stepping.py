@@ -49,6 +49,28 @@ def test_overlapped_steps_give_the_tokens_of_the_model(new_engine: NewEngine, nu
         assert engine.tokens(room) == expected_output(prompt, max_tokens, VOCAB)
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_flush_between_any_two_steps_changes_no_token(new_engine: NewEngine, overlap: bool) -> None:
+    rng = random.Random(11)
+    engine = new_engine(40, 16, 6, overlap=overlap)
+    beginnings = [[rng.randrange(VOCAB) for _ in range(12)] for _ in range(3)]
+    asked, num_flushed = {}, 0
+    for room in range(30):
+        prompt = rng.choice(beginnings)[: rng.randrange(1, 13)] + [
+            rng.randrange(VOCAB) for _ in range(rng.randrange(9))
+        ]
+        asked[room] = (prompt, rng.randrange(1, 14))
+        engine.start(room, *asked[room])
+        for _ in range(rng.randrange(5)):
+            engine.step()
+            num_flushed += engine.cache.flush() if rng.random() < 0.4 else 0
+            assert engine.cache.audit(engine.core.report().holders) == []
+    engine.run()
+    assert num_flushed > 20
+    for room, (prompt, max_tokens) in asked.items():
+        assert engine.tokens(room) == expected_output(prompt, max_tokens, VOCAB)
+
+
 @pytest.mark.parametrize(
     "fields",
     [{}, {"overlap": True}, {"overlap": True, "mixed_step_s": 1.0}],

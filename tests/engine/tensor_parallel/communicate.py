@@ -35,10 +35,14 @@ def main(rank: int, size: int, store: Path, kind: str) -> None:
     out, again = torch.empty(2, len(x), HIDDEN, device=device)
     ops.matrix("0.down", part(down, 1), Split.COLUMNS).multiply(inner, out)
     again.copy_(out)
-    ops.all_reduce(out)
-    ops.all_reduce(again)
+    ops.ranks.all_reduce(out)
     logits = torch.zeros(len(x), VOCAB, device=device)
     ops.matrix("lm_head", part(embed, 0), Split.ROWS).multiply(out, logits)
+    rows = torch.cat([again, again[:1]])  # of each rank as many: scattered, they have the bits of an all-reduce
+    ops.ranks.all_reduce(again)
+    part_of_sum, scattered = rows.new_empty(len(rows) // size, HIDDEN), torch.empty_like(rows)
+    ops.ranks.reduce_scatter(rows, part_of_sum)
+    ops.ranks.all_gather(part_of_sum, scattered)
     expected = embed[ids] @ up.T @ down.T
     newest = torch.arange(3, device=device) + 10 * rank
     communicator.broadcast(newest)
@@ -48,7 +52,7 @@ def main(rank: int, size: int, store: Path, kind: str) -> None:
         "embedded": bool((x.cpu() == embed[ids]).all()),
         "worst": float((out.cpu() - expected).abs().max()),
         "worst_logit": float((logits.cpu() - expected @ embed.T).abs().max()) if rank == 0 else None,
-        "sums": [each.cpu().numpy().tobytes().hex() for each in (out, again)],
+        "sums": [each.cpu().numpy().tobytes().hex() for each in (out, again, scattered[: len(out)])],
     }
     communicator.all_reduce(out[:0])  # of a step that samples nothing
     communicator.close()

@@ -23,6 +23,7 @@ def batch(mode: ForwardMode, prompt_rows: PromptRows | None) -> ForwardBatch:
         extend_lens=np.array([2, 1]),
         num_sampled=np.array([2, 0]),
         prompt_rows=prompt_rows,
+        adapters=None if prompt_rows is None else np.array([3, -1]),
     )
 
 

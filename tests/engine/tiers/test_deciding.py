@@ -8,7 +8,10 @@ import pytest
 from diptych.engine.cache.page_ids import PageId, groups
 from diptych.engine.tiers.breaker import FIRST_PAUSE_S, LONGEST_PAUSE_S, Breaker
 from diptych.engine.tiers.doorkeeper import LONG_TOKENS, Doorkeeper
+from diptych.engine.tiers.object_room import surplus
+from diptych.engine.tiers.object_store import Entry
 from diptych.engine.tiers.page_format import HEADER_NBYTES, header, is_sound, terms_digest, whose
+from diptych.engine.tiers.runs import WIDTH, RunIndex, RunSearch, run_pages
 from diptych.engine.tiers.segments import TRAILER_NBYTES, SegmentFormat, SegmentIndex, Table
 
 TERMS = terms_digest({"weights": "a"})
@@ -95,3 +98,54 @@ def test_a_doorkeeper_lets_in_what_comes_again_or_is_long_and_forgets() -> None:
     for name in range(20, 24):
         keeper.admits(np.array([name], np.uint64), 1, 16)
     assert not keeper.admits(one, 1, 16)
+
+
+@pytest.mark.parametrize(
+    ("page_size", "record_nbytes", "expected"),
+    [
+        (16, 65536, 16),
+        (16, 2**21, 4),
+        (16, 5 * 2**20, 1),
+        (16, 2**25, 1),
+        (64, 1000, 4),
+        (512, 1000, 1),
+        (12, 900, 16),
+    ],
+)
+def test_a_run_has_256_tokens_or_8_mib_or_a_page(page_size: int, record_nbytes: int, expected: int) -> None:
+    assert run_pages(page_size, record_nbytes) == expected
+
+
+@pytest.mark.parametrize("num_runs", [1, 2, 7, 8, 9, 80, 800])
+def test_a_search_finds_how_many_runs_are_there_in_few_turns(num_runs: int) -> None:
+    for num_there in {0, 1, num_runs // 2, num_runs - 1, num_runs}:
+        search, num_turns = RunSearch(num_runs), 0
+        while not search.is_over:
+            asked = search.to_ask()
+            assert len(asked) <= WIDTH
+            search.tell([(run, run < num_there) for run in asked])
+            num_turns += 1
+        assert search.num_found == num_there
+        assert num_turns <= (1 if num_there == 0 else 4)
+
+
+def test_an_index_of_runs_forgets_what_is_old_and_what_is_too_much() -> None:
+    index = RunIndex(most_pages=4)
+    ids = [PageId(0, number, 0, bytes([number]) * 16) for number in range(8)]
+    index.add("a", 1, ids[:2], until_s=10.0)
+    assert index.find(ids[1], 9.0) == ("a", 2)
+    assert index.find(ids[1], 10.0) is None
+    assert index.run_of(ids[1]) == "a", "it may have to be deleted"
+    index.add("a", 0, ids[:3], until_s=20.0)
+    assert (index.find(ids[0], 10.0), index.num_pages) == (("a", 0), 3)
+    index.add("a", 2, ids[2:3], until_s=30.0)
+    assert index.find(ids[0], 25.0) == ("a", 0), "what is known of its beginning stays"
+    index.add("b", 0, ids[4:8], until_s=20.0)
+    assert (index.find(ids[0], 0.0), index.num_pages) == (None, 4)
+
+
+def test_the_oldest_objects_go_from_a_directory_and_some_room_is_left() -> None:
+    entries = [Entry(f"{age}", 10, float(age)) for age in (3, 1, 2, 4)]
+    assert surplus(entries, 50, 10) == []
+    assert surplus(entries, 40, 10) == ["1", "2"]
+    assert surplus(entries, 15, 10) == ["1", "2", "3", "4"]

@@ -18,7 +18,7 @@ import pytest
 from tier_scenes import MIB, PAGE, PAGE_NBYTES, RECORD, SOON_S, Life, page_ids
 
 from diptych.engine.cache.page_ids import PageId
-from diptych.engine.tiers import breaker, page_format, page_reader, page_writer, segments
+from diptych.engine.tiers import breaker, page_files, page_format, page_reader, segments
 from diptych.engine.tiers.disk import NOT_CACHED, Disk
 from diptych.engine.tiers.page_format import HEADER_NBYTES
 from diptych.engine.values.core_report import Holders
@@ -152,6 +152,22 @@ def test_nothing_is_shared_across_salts_weights_and_formats(
     assert found_in(second, b"two") == 0
 
 
+def test_what_is_flushed_is_found_in_no_file(new_life: NewLife) -> None:
+    first = new_life()
+    first.compute(TEXT)
+    first.evict_all()
+    assert first.cache.flush() == WHOLE // PAGE
+    first.tier.finish_writes()
+    again = first.ask(TEXT)
+    assert again.cached_len == 0
+    first.cache.drop(again)
+    first.end()
+    second = new_life()
+    other = second.ask(TEXT)
+    assert other.cached_len == 0
+    second.cache.drop(other)
+
+
 def test_a_forged_name_finds_nothing(new_life: NewLife) -> None:
     life = new_life()
     one_life(life)
@@ -222,7 +238,7 @@ def test_a_medium_that_does_not_take_pages_keeps_nobody_waiting(disk: OddDisk, n
         life.cache._evict(life.cache.num_available)  # which returns
     pending = 3 * len([0, *TEXT]) // PAGE
     assert life.tier.counts.written.num_dropped == 0, "as little as this has a place"
-    life.tier._writer._bytes_per_s = 100.0  # but not if that is how slowly it goes
+    life.files.writer._bytes_per_s = 100.0  # but not if that is how slowly it goes
     life.compute([9] * 20)
     life.cache._evict(life.cache.num_available)
     assert life.tier.counts.written.num_dropped == 10
@@ -234,7 +250,7 @@ def test_a_medium_that_does_not_take_pages_keeps_nobody_waiting(disk: OddDisk, n
 def test_a_read_that_hangs_is_given_up_and_the_medium_is_tried_again_later(
     disk: OddDisk, new_life: NewLife, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page_reader, "READ_S", 0.05)
+    monkeypatch.setattr(page_files, "READ_S", 0.05)
     monkeypatch.setattr(breaker, "FIRST_PAUSE_S", 0.2)
     one_life(new_life())
     life = new_life(disk)
@@ -252,13 +268,13 @@ def test_a_read_that_hangs_is_given_up_and_the_medium_is_tried_again_later(
     know_the_medium(life)
     assert (life.pool == before).all()
     assert found_in(life) == WHOLE
-    assert life.tier._reader.breaker.is_closed
+    assert life.files.reader.breaker.is_closed
 
 
 def test_a_file_that_does_not_open_keeps_nobody_waiting(
     disk: OddDisk, new_life: NewLife, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page_reader, "READ_S", 0.05)
+    monkeypatch.setattr(page_files, "READ_S", 0.05)
     monkeypatch.setattr(page_reader, "JOIN_S", 0.01)
     one_life(new_life())
     life = new_life(disk)
@@ -274,20 +290,20 @@ def test_a_file_that_does_not_close_keeps_no_scheduler_waiting(
     new_life: NewLife, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one_life(new_life())
-    is_closing, closes, close_files = threading.Event(), threading.Event(), page_reader._Reader.close_files
+    is_closing, closes, close_files = threading.Event(), threading.Event(), page_files.FileReader.rest
 
-    def close_slowly(reader: page_reader._Reader) -> None:
+    def close_slowly(reader: page_files.FileReader) -> None:
         is_closing.set()
         assert closes.wait(SOON_S)
         close_files(reader)
 
     life = new_life()
     know_the_medium(life)
-    monkeypatch.setattr(page_reader._Reader, "close_files", close_slowly)
+    monkeypatch.setattr(page_files.FileReader, "rest", close_slowly)
     one = life.ask(TEXT)
     assert is_closing.wait(SOON_S)
-    assert life.tier._reader._changed.acquire(timeout=SOON_S / 4), "it is held by who closes"
-    life.tier._reader._changed.release()
+    assert life.files.reader._changed.acquire(timeout=SOON_S / 4), "it is held by who closes"
+    life.files.reader._changed.release()
     life.cache.drop(one)
     closes.set()
 
@@ -297,10 +313,10 @@ def test_what_is_sooner_computed_is_not_loaded(new_life: NewLife) -> None:
     life = new_life()
     life.cache.compute_s = lambda start, end: 1e-9
     assert found_in(life) == 0
-    assert (life.cache.num_not_loaded, life.tier.counts.read.num_pages) == (WHOLE // PAGE, 0)
+    assert (life.cache.counts.not_loaded[1], life.tier.counts.read.num_pages) == (WHOLE // PAGE, 0)
     life.cache.compute_s = lambda start, end: 10.0
     assert found_in(life) == WHOLE
-    assert 9 < life.cache.saved_s <= 10
+    assert 9 < life.cache.counts.saved_s[1] <= 10
 
 
 def full_lives(new_life: NewLife, count: int) -> list[int]:
@@ -322,7 +338,7 @@ def test_nothing_is_named_for_a_tier_that_gives_nothing(
         one_life(new_life())
     life = new_life()
     if why == "it has failed":
-        life.tier._reader.breaker.fail(math.inf)
+        life.files.reader.breaker.fail(math.inf)
     if why == "nothing is computed here":
         know_the_medium(life)
         life.cache.compute_s = lambda start, end: 0.0
@@ -390,7 +406,7 @@ def test_a_full_log_drops_what_is_oldest_and_stays_within_its_bytes(new_life: Ne
     for number in range(150):
         life.compute([number, *TEXT])
         life.evict_all()
-        assert sum(path.stat().st_size for path in files(tmp_path)) <= MIB + life.tier._log.index.segment_nbytes
+        assert sum(path.stat().st_size for path in files(tmp_path)) <= MIB + life.files.log.index.segment_nbytes
     assert life.tier.counts.nbytes <= MIB
     num_pages = life.tier.counts.num_pages
     assert num_pages > 0.7 * MIB / RECORD.record_nbytes
@@ -502,12 +518,12 @@ def test_what_lies_in_a_folder_does_not_keep_a_worker_from_starting(new_life: Ne
 
 
 def test_a_queue_is_bounded_in_bytes_too(disk: OddDisk, new_life: NewLife, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_writer, "BUFFER_NBYTES", 4096)
+    monkeypatch.setattr(page_files, "BUFFER_NBYTES", 4096)
     life = new_life(disk)
     disk.writes.clear()
     life.compute(TEXT)
     life.cache._evict(life.cache.num_available)
-    fitting = page_writer.NUM_BUFFERS * (4096 // RECORD.record_nbytes)
+    fitting = page_files.NUM_BUFFERS * (4096 // RECORD.record_nbytes)
     assert life.tier.counts.written.num_dropped == max(0, WHOLE // PAGE - fitting)
     disk.writes.set()
 

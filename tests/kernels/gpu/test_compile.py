@@ -80,6 +80,17 @@ def test_the_last_thing_a_mover_does_is_to_release_its_stores_to_the_system(code
     assert ends[-2:] == ["bar.sync", "atom.global.sys.release.add"]
 
 
+@pytest.mark.parametrize("kernel", ["one-shot sum", "one-shot sum and norm", "one-shot sum of eight"])
+def test_a_rank_releases_its_stores_to_the_system_and_reads_what_it_acquired(code: Code, kernel: str) -> None:
+    own = r"st\.global\.v4|bar\.sync|atom\.global\.sys\.release\.exch|(?:ld|atom)\.global\.sys\.acquire"
+    events = re.findall(own, code[kernel]["ptx"])
+    first = events.index("atom.global.sys.release.exch")
+    assert events[first - 2 : first] == ["st.global.v4", "bar.sync"]
+    assert len(re.findall(r"ld\.global\.cg\.v4", code[kernel]["ptx"])) >= 2  # what came, past the first cache
+    assert sum("acquire" in event for event in events[first:]) >= 2  # a poll, and those that follow
+    assert "acquire" not in "".join(events[:first])
+
+
 def test_tiles_of_a_fixed_order_multiply_by_one_kind_of_instruction(code: Code) -> None:
     found = [
         set(re.findall(r"(wgmma|mma)\S*\.m\d+", each["ptx"])) for name, each in code.items() if name.startswith("fixed")

@@ -47,7 +47,7 @@ class Worker:
     """A session that keeps the leg that it is to start."""
 
     def __init__(self) -> None:
-        self.worker = SimpleNamespace(record=SimpleNamespace(compat="c"))
+        self.worker = SimpleNamespace(record=SimpleNamespace(compat="c", weights_version="7"))
         self.leg = StartLeg()
 
     def start(self, kind: object, leg: StartLeg, prompt: bytes, work: Work, receiver: object) -> None:

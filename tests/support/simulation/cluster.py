@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from diptych.common.members.roles import WORKER_ROLES, Role
-from diptych.engine.values.events import AbortRoom, Move, PrefixHolder, ServeRole
+from diptych.engine.values.events import AbortRoom, GiveCache, Move, PrefixHolder, ServeRole
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.generation.output import FailureCode, Output
@@ -148,6 +148,12 @@ class Cluster:
         for attempt, targets in leaving:
             self._ask_to_move(attempt, self.rng.choice(targets))
         return bool(leaving)
+
+    def leave(self) -> bool:
+        """A worker leaves, and lets its peers have what it has cached; or it runs out of time for that."""
+        worker = self.workers[self.rng.choice(self.places)]
+        worker.commands.append(GiveCache(self.rng.choice([0.0, 0.05, 1.0, 1.0])))
+        return True
 
     def _may_move(self) -> dict[Attempt, list[int]]:
         """Return the requests that run, and where each may go."""
@@ -364,6 +370,8 @@ class Cluster:
         """Let everything come to its end without further faults; every room must, and every page must come back."""
         self.set_faults(FaultPlan())
         self.thaw()
+        for worker in self.living():
+            worker.stay()
         while self.start_late():
             pass
         until_s = self.now_s + SETTLE_S

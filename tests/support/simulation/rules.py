@@ -233,6 +233,8 @@ class Rules:
         counts = worker.cache.pool.counts()
         held = {state: count for state, count in counts.items() if state not in ("free", "cached") and count}
         require(held == {}, f"{worker.role} {worker.instance_id} holds pages at rest: {held}")
+        num_open = worker.core.report().num_open_rooms
+        require(num_open == 0, f"{worker.role} {worker.instance_id} has {num_open} open rooms at rest")
 
 
 def require(holds: bool, problem: str) -> None:

@@ -34,6 +34,7 @@ from diptych.engine.values.events import (
     Emit,
     EmitTokens,
     Event,
+    GiveCache,
     Move,
     PagesRestored,
     PeerDown,
@@ -75,7 +76,7 @@ class Members:
     metadata: Mapping[int, bytes]
 
 
-Command = Start | AbortRoom | Members | Move | ServeRole
+Command = Start | AbortRoom | Members | Move | ServeRole | GiveCache
 
 
 class Watcher(Protocol):
@@ -199,6 +200,11 @@ class Worker:
         self.core.expire(now_s)
         self._perform()
         return moved
+
+    def stay(self) -> None:
+        """Take what others offer again, as one that has come in the place of one that left."""
+        if isinstance(self.core, UnifiedCore):
+            self.core._giving.is_leaving = False
 
     def step(self) -> bool:
         """Compute."""

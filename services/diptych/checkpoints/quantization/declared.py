@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.placement import Split
-from diptych.architectures.registry import FAMILIES
+from diptych.architectures.registry import placement_of
 from diptych.architectures.size import EXPERT, LINEAR
 from diptych.checkpoints.quantization.float8 import stores_fp8
 from diptych.checkpoints.quantization.scheme import code_of
@@ -61,7 +61,7 @@ def declared(said: Mapping[str, Any]) -> Declared | None:
 
 def check_groups(model: ModelConfig, size: int, stored: Declared) -> None:
     """Raise `ConfigError` where `size` ranks would divide columns that share a scale, or a byte."""
-    for name, cuts in Shard(0, size).placement(model, FAMILIES[model.architecture].placement):
+    for name, cuts in Shard(0, size).placement(model, placement_of):
         for cut in cuts:
             num_columns, unit = cut.local.shape[-1], stored.unit(cut.full.shape[-1])
             if cut.full.split is Split.COLUMNS and num_columns % unit and stored.holds(name, cut.full.target):

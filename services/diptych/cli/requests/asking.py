@@ -132,6 +132,13 @@ def fetch(url: str, trust: Trust, timeout_s: float, method: str = "GET") -> Any:
         return json.load(answer)
 
 
+def send(url: str, trust: Trust, timeout_s: float, body: bytes) -> Any:
+    """Post a body, and return the JSON that a router answers. Raises as `fetch` does."""
+    request = urllib.request.Request(url, data=body, method="POST", headers=dict(trust.metadata()))
+    with _DIRECTLY.open(request, timeout=timeout_s) as answer:
+        return json.load(answer)
+
+
 def _ask_worker(worker: Instance, trust: Trust, timeout_s: float) -> Answer:
     with open_sync_channel(worker.address, trust) as channel:
         try:

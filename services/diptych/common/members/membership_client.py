@@ -151,7 +151,7 @@ class Registration:
         self._shown = shown([secret] if secret else ())
         self._nudges: dict[str, asyncio.Event] = {}  # by replica
         self._sequence = 0
-        self._started_unix_ns = time.time_ns()
+        self.started_unix_ns = time.time_ns()
 
     def nudge(self) -> None:
         """Send a heartbeat at once: the record changed in a way that others wait for."""
@@ -191,7 +191,7 @@ class Registration:
     def _heartbeat(self) -> bootstrap_pb2.Heartbeat:
         self._sequence += 1
         heartbeat = bootstrap_pb2.Heartbeat(sequence=self._sequence, instance=self._describe())
-        heartbeat.instance.started_unix_ns = self._started_unix_ns
+        heartbeat.instance.started_unix_ns = self.started_unix_ns
         return heartbeat
 
     async def _deregister(self, address: str) -> None:

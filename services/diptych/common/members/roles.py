@@ -26,8 +26,14 @@ class LegKind(enum.Enum):
     PREFILL = "prefill"
     DECODE = "decode"
     LOCAL = "local"  # all of it, on one worker: no peer, no transfer
+    POOL = "pool"  # a prompt of which a vector is made, on one worker
 
     __hash__ = object.__hash__  # as it is compared: Enum's own is Python, and legs are looked up by it all the time
+
+    @property
+    def makes_output(self) -> bool:
+        """Whether it goes on behind a prompt's first token."""
+        return self is LegKind.DECODE or self is LegKind.LOCAL
 
     @property
     def wire(self) -> worker_pb2.LegKind:
@@ -48,6 +54,8 @@ class Role(enum.Enum):
         return _WIRE_ROLES[self]
 
     def serves(self, kind: LegKind) -> bool:
+        if kind is LegKind.POOL:
+            return self is not Role.DECODE
         return self is Role.UNIFIED or kind.value == self.value
 
     def sends_to(self, other: Role) -> bool:
@@ -79,6 +87,7 @@ _WIRE_KINDS: Final[Mapping[LegKind, worker_pb2.LegKind]] = {
     LegKind.PREFILL: worker_pb2.LEG_KIND_PREFILL,
     LegKind.DECODE: worker_pb2.LEG_KIND_DECODE,
     LegKind.LOCAL: worker_pb2.LEG_KIND_LOCAL,
+    LegKind.POOL: worker_pb2.LEG_KIND_POOL,
 }
 _WIRE_ROLES: Final[Mapping[Role, bootstrap_pb2.Role]] = {
     Role.PREFILL: bootstrap_pb2.ROLE_PREFILL,

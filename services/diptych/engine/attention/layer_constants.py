@@ -43,10 +43,10 @@ def rope_tables(config: ModelConfig, kv: Tensor) -> dict[Rope, Tensor]:
     num_pages, page_size = kv.shape[0], kv.shape[3]
     num_positions = min(num_pages, -(-config.context_len // page_size)) * page_size
     ropes = {config.rope_of(layer) for layer in range(config.num_layers)}
-    return {rope: _table(rope, num_positions).to(kv.device) for rope in ropes}
+    return {rope: angle_table(rope, num_positions).to(kv.device) for rope in ropes}
 
 
-def _table(rope: Rope, num_positions: int) -> Tensor:
+def angle_table(rope: Rope, num_positions: int) -> Tensor:
     """Return `[num_positions, 2, dim / 2]`, float32: cosines and sines, rounded as transformers does."""
     exponents = torch.arange(0, rope.dim, 2, dtype=torch.int64).float() / rope.dim
     frequencies = 1.0 / (rope.theta**exponents)

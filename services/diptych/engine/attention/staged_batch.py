@@ -39,6 +39,7 @@ class StagedBatch:
     adapters: TokenTiles | None = None  # of all tokens, on GPUs; None: nobody has one
     late_adapters: TokenTiles | None = None  # of those of `logits_rows`
     row_groups: RowGroups | None = None  # of the rows before prompts; None: each attends by itself
+    rows_before: Tensor | None = None  # int64 [num_tokens], or as many as `input_ids`: see `ForwardBatch`
 
     def of_group(self, group: int) -> StagedBatch:
         """Return the step as layers of one group of pages see it, at the addresses that it has."""
@@ -70,6 +71,7 @@ def stage(batch: ForwardBatch, device: torch.device) -> StagedBatch:
         state_slots=None if batch.states is None else staged(batch.states.slots),
         window_tables=None if windows is None else staged(windows.page_tables),
         window_slots=None if windows is None else staged(windows.out_slots),
+        rows_before=None if batch.rows_before is None else staged(batch.rows_before),
     )
 
 

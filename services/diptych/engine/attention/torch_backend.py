@@ -71,6 +71,7 @@ class TorchAttention:
         ropes = rope_tables(config, kv) if ropes is None else ropes
         self._ropes = {rope: ropes[rope] for rope in map(config.rope_of, range(config.num_layers))}
         self._windows = {config.window(layer) for layer in range(config.num_layers)}
+        self._sees_all = config.pooling is not None and config.pooling.sees_all  # each step has whole prompts then
         self._metadata: Metadata | None = None
 
     def init_forward_metadata(self, batch: StagedBatch) -> None:
@@ -137,6 +138,8 @@ class TorchAttention:
 
     def _sight(self, pages: Tensor, extend_len: int, seq_len: int, window: int) -> Sight:
         positions, page_size = torch.arange(seq_len - extend_len, seq_len), self._page_size
+        if self._sees_all:
+            return Sight(pages[: -(-seq_len // page_size)], slice(0, seq_len), self._both_sides(positions, window))
         firsts = _first_key(positions, window, chunked=self._config.chunked).clamp(min=0)
         first = int(firsts[0])
         start = first // page_size * page_size
@@ -146,6 +149,11 @@ class TorchAttention:
         places = torch.arange(first, seq_len)
         mask = (places <= positions[:, None]) & (places >= firsts[:, None])
         return Sight(seen, keys, mask.to(self._kv.device))
+
+    def _both_sides(self, positions: Tensor, window: int) -> Tensor:
+        """Return what the tokens of a whole prompt see in front of them and behind."""
+        distances = (positions[:, None] - positions).abs()
+        return (distances < (window or len(positions))).to(self._kv.device)
 
     def _extend(self, queries: Tensor, span: Span, layer: int) -> Tensor:
         """Return `[num_new_tokens, num_heads, value_dim]` of one request."""

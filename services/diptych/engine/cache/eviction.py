@@ -99,6 +99,10 @@ class Ranking:
         node.used_s = self.now_s
         node.rank = (max(node.rank[0], self._age), self._clock, -node.end)
 
+    def standing(self, num_uses: int, idle_s: float) -> tuple[int, float]:
+        """Return where a text stands that others have used so often, so long ago; higher: it goes later."""
+        return self._score(num_uses, 0) + self._age, self.now_s - idle_s
+
     def note_eviction(self, rank: Rank) -> None:
         self._age = max(self._age, rank[0])
 
@@ -143,6 +147,11 @@ class EvictionQueue:
             else:
                 heapq.heapreplace(self._heap, (self._rank_of(node), node))
         return None
+
+    def num_pages_below(self, standing: tuple[int, float]) -> int:
+        """Return how many pages of tokens stand no higher, by score and last use. O(nodes)."""
+        below = (node for node in self._members if (node.rank[0], node.used_s) <= standing)
+        return sum([len(node.pages) for node in below if not self._is_stale(node)])
 
     def _drop_front(self) -> None:
         _, node = heapq.heappop(self._heap)

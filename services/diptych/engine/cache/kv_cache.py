@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,27 +26,25 @@ import numpy as np
 
 from diptych.common.arrays import I32
 from diptych.engine.cache.cache_changes import NO_CHANGES, CacheChanges
-from diptych.engine.cache.found_pages import Beside, claimed, held_pages, num_ids, runs_of
-from diptych.engine.cache.node_ids import end_of, ids_of
+from diptych.engine.cache.found_pages import Beside
 from diptych.engine.cache.pins import Pins
 from diptych.engine.cache.radix import ALL_LEVELS, RadixTree
 from diptych.engine.cache.radix_node import Insertion, Match, Node, Save
 from diptych.engine.cache.request_windows import RequestWindows
 from diptych.engine.cache.return_times import ReturnTimes
 from diptych.engine.cache.sessions import Sessions
+from diptych.engine.cache.shared_tiers import ComputeSeconds, SharedTiers, level_of
 from diptych.engine.cache.snapshots import cuts
-from diptych.engine.cache.tier import POOL, Restore, Tier
-from diptych.engine.cache.worth_loading import worth_loading
+from diptych.engine.cache.tier import POOL, Restore, Store, Tier
 from diptych.engine.values.core_report import CacheReport, Holders, TierReport
 from diptych.engine.values.policy_names import EvictionPolicy
-from diptych.engine.values.request import NO_PAGES, Request, Snapshot, page_names
+from diptych.engine.values.request import NO_PAGES, Request, Snapshot
 from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.kvtransfer.notes import HandedGroup
 from diptych.kvtransfer.ownership import PagePool, Pages
 
 POOL_NAME: Final = "pool"
 RELOAD_SHARE: Final = 0.1  # what a page costs at most that comes back from a tier, beside one that is computed
-ComputeSeconds = Callable[[int, int], float]  # what computing the tokens between two counts of a prompt takes
 NUM_STATES: Final = 2  # that a request needs at most at one time: one to begin with, and one to be handed over
 
 
@@ -57,10 +55,16 @@ def never_computed(start: int, end: int) -> float:
 
 @dataclass(slots=True)
 class CacheCounts:
-    """What was found of prompts that are computed here, in tokens since the start."""
+    """What was found of prompts that are computed here, since the start. Lists are by level: the pool, then tiers."""
 
-    found_tokens: list[int]  # by level: the pool, and then the tiers
+    found_tokens: list[int]
+    not_loaded: list[int]  # pages that were sooner computed by requests which were admitted
+    saved_s: list[float]  # of computing, by restores that took their time, as predicted
     prompt_tokens: int = 0  # of which those are
+
+
+def counts_of(num_levels: int) -> CacheCounts:
+    return CacheCounts([0] * num_levels, [0] * num_levels, [0.0] * num_levels)
 
 
 class KvCache:
@@ -79,8 +83,15 @@ class KvCache:
         pages_per_state: int = 0,
         windows: WindowPages = NO_WINDOWS,
         pin_share: float = 0.0,
+        store: Store | None = None,
     ) -> None:
-        """`pages_per_state`: of recurrent layers; 0: there are none. `pin_share`: of the pool, see `sessions`."""
+        """`pages_per_state`: of recurrent layers; 0: there are none. `pin_share`: of the pool, see `sessions`.
+
+        `store`: below all tiers; of models that have nothing beside pages of tokens.
+        """
+        assert store is None or not (windows.num_groups or pages_per_state), "a store keeps pages of tokens alone"
+        reload_share = RELOAD_SHARE if tiers else 1.0
+        tiers = tiers if store is None else (*tiers, store)
         self.page_size = page_size
         self.made_by = ""  # what its KV is made by, and its form: caches that say the same may share pages
         self.changes = changes  # of the set of cached pages
@@ -94,22 +105,19 @@ class KvCache:
             windows=windows,
             pins=Pins(int(pin_share * self.pool.capacity), times),
         )
-        reload_share = RELOAD_SHARE if tiers else 1.0
         self.sessions = Sessions(self.tree, times, page_size, is_on=pin_share > 0, reload_share=reload_share)
-        self.counts = CacheCounts(found_tokens=[0] * (1 + len(tiers)))
+        self.counts = counts_of(1 + len(tiers))
         self.num_saved = 0  # pages copied to tiers that are not shared, since start
         self.num_restored = 0  # and back
-        self.num_not_loaded = 0  # that were sooner computed by requests which were admitted
-        self.saved_s = 0.0  # of computing, by restores that took their time, as predicted
         self.compute_s: ComputeSeconds = never_computed
         self._tiers = tiers
-        self._shared = [(level, tier) for level, tier in enumerate(tiers, 1) if tier.is_shared]
         self._restores: dict[int, tuple[Restore, Node]] = {}  # on their way, by number, with their last nodes
         self._num_restores = 0  # begun since start: numbers them
         self._duplicates: list[Pages] = []  # of shared pages, still read by steps or transfers
         self.pages_per_state = pages_per_state
         self.windows = windows
-        self._beside = Beside(windows.num_groups, pages_per_state)
+        beside = Beside(windows.num_groups, pages_per_state)
+        self._lower = SharedTiers(self.tree, tiers, store, page_size, beside, self._make_room)
         fitting = windows.fitting(self.pool.capacity - NUM_STATES * pages_per_state, page_size)
         width = min(self.pages_for(max_tokens_per_request), fitting)
         self.page_table: I32 = np.zeros((max_requests, width), dtype=np.int32)
@@ -205,12 +213,15 @@ class KvCache:
         """Match and lock the longest cached prefix and take pages for all its tokens.
 
         False, and nothing changed, unless `spare_pages` and `spare_rows` would stay available as well. False also while
-        some of the prefix is on its way back from a tier: then `request.restore` says what to wait for.
+        a store is asked for it, or some of it is on its way back from a tier: `request.restore` is what to wait for.
         """
         request.restore = None
         if len(self._free_rows) <= spare_rows:
             return False
-        match, num_not_loaded = self._match(request)
+        request.restore = self._lower.look_up(request, self.compute_s)
+        if request.restore is not None:
+            return False
+        match, not_loaded = self._match(request)
         if match.restore is not None:
             request.restore = match.restore
             return False
@@ -234,7 +245,8 @@ class KvCache:
             return False
         pages, windows, state = np.split(pages[num_lower_places:], np.cumsum([num_pages, num_window_pages]))
         self._fill_row(request, match, pages)
-        self.num_not_loaded += num_not_loaded
+        for level, num_pages_there in not_loaded:
+            self.counts.not_loaded[level] += num_pages_there
         self.sessions.waits_no_more(request)
         if self.windows.num_groups:
             self._windows.fill(request, windows)
@@ -246,7 +258,7 @@ class KvCache:
         restore, node = self._restores.pop(number)
         restore.has_ended = True
         if error is None:
-            self.saved_s += restore.saved_s
+            self.counts.saved_s[restore.level] += restore.saved_s
             self.tree.settle(node)
             self.num_restored += self._num_host(restore.level, len(restore.pages))
         else:
@@ -355,18 +367,8 @@ class KvCache:
         """
         if request.node is not None:
             num_trusted = request.cached_len // self.page_size if request.num_output_tokens > 1 else 0
-            if self._shared:
-                self._forget_in_tiers(request.node, num_trusted)
+            self._lower.forget(request.node, num_trusted)
             self.tree.withdraw(request.node, num_trusted)
-
-    def _forget_in_tiers(self, node: Node, num_trusted: int) -> None:
-        """Let nobody find in a tier what is computed behind the first pages of a text, nor what others made of it."""
-        untrusted = [step for step in node.path() if step.end > num_trusted and not step.is_withdrawn]
-        if untrusted:
-            lost = [each for each in (untrusted[-1], *untrusted[-1].below()) if not each.is_withdrawn]
-            ids = [page_id for each in lost for page_id in ids_of(each, self.page_size)]
-            for _, tier in self._shared:
-                tier.forget(ids)
 
     def release_duplicates(self, pages: Pages) -> None:
         """Nobody reads what `share` has returned any more."""
@@ -398,6 +400,7 @@ class KvCache:
         """Give the request's pages back, keeping what is computed as a cached prefix."""
         insertion = self._hand_over(request, request.computed_len)
         self.tree.use(insertion.node)
+        self._lower.offer(insertion.node)
         self.sessions.ended(request, insertion.node, self.tree.now_s)
         self.pool.release(insertion.duplicate)
         self.pool.release(self.pages_of(request)[insertion.node.end :].copy())
@@ -478,7 +481,7 @@ class KvCache:
         """Return what the cache was worth, and what it keeps."""
         tree, counts = self.tree, self.sessions.counts
         levels = [(POOL_NAME, tree.num_pages, self.pool.capacity)]
-        levels += [(_name_of(tier), tier.num_pages, tier.capacity) for tier in self._tiers]
+        levels += [(tier.name, tier.num_pages, tier.capacity) for tier in self._tiers]
         return CacheReport(
             prompt_tokens=self.counts.prompt_tokens,
             tiers=[TierReport(*level, found) for level, found in zip(levels, self.counts.found_tokens, strict=True)],
@@ -495,9 +498,21 @@ class KvCache:
             kept_returns=counts.kept_returns,
         )
 
+    def level_of(self, tier: Tier) -> int:
+        """Return which level a tier of the cache is."""
+        return 1 + self._tiers.index(tier)
+
     def clear(self) -> None:
         """Forget every cached prefix, in all levels, that no request holds."""
         self.pool.uncache(self.tree.clear())
+
+    def flush(self) -> int:
+        """Clear, and have shared tiers find no more of it; return how many pages that were, of all levels."""
+        nodes = self.tree.unlocked()
+        num_pages = sum(len(node.hashes) for node in nodes)
+        self._lower.forget_all(nodes)
+        self.clear()
+        return num_pages
 
     def _hand_over(self, request: Request, num_tokens: int) -> Insertion:
         """Give the tree the whole pages of the request's first `num_tokens` tokens that it lacks."""
@@ -516,18 +531,19 @@ class KvCache:
         """Whether the request is computed here, by layers that must be given a state; else a peer sends that, too."""
         return bool(self.pages_per_state) and not (request.is_imported and request.state_len)
 
-    def _match(self, request: Request) -> tuple[Match, int]:
-        """Return the longest prefix that is here, or is sooner loaded than computed; and how many pages are not."""
-        deepest, num_not_loaded = ALL_LEVELS, 0
-        self._find(request)
+    def _match(self, request: Request) -> tuple[Match, list[tuple[int, int]]]:
+        """Return the longest prefix that is here, or is sooner loaded than computed; and by level the pages not so."""
+        deepest, not_loaded = ALL_LEVELS, list[tuple[int, int]]()
+        self._lower.find(request, self.compute_s)
         while True:
             match = self._match_down_to(deepest, request)
-            if self._lose_missing(match):
+            if self._lower.lose_missing(match):
                 continue
-            refused = self._not_worth_loading(match)
+            refused = self._lower.not_worth_loading(match, self.compute_s)
             if refused is None:
-                return match, num_not_loaded
-            deepest, num_not_loaded = refused[0] - 1, num_not_loaded + refused[1]
+                return match, not_loaded
+            deepest = refused[0] - 1
+            not_loaded.append(refused)
 
     def _match_down_to(self, deepest: int, request: Request) -> Match:
         tokens, extra_key = request.tokens[: request.matchable_len], request.extra_key
@@ -537,51 +553,12 @@ class KvCache:
             return self.tree.match_windows(tokens[: request.num_tokens - 1], extra_key, deepest)
         return self.tree.match(tokens, extra_key, deepest)
 
-    def _find(self, request: Request) -> None:
-        """Add to the tree what shared tiers have of a request's text behind what it has, if any is loaded."""
-        tokens, extra_key = request.tokens[: request.matchable_len], request.extra_key
-        for level, tier in self._shared:
-            node = self.tree.end_of(tokens, extra_key)
-            start = node.end * self.page_size
-            if level < node.level or not tier.gives_pages or not self.compute_s(start, len(tokens)):
-                continue
-            end = end_of(node, self.page_size, extra_key)
-            names = page_names(request, self.page_size)[node.end :]
-            held = held_pages(tier, end, names, tokens[start:], self.page_size, self._beside)
-            for run in runs_of(held):
-                self._make_room(level, node, num_ids(run))
-                found = claimed(tier, run)
-                if found is None:
-                    break
-                node = self.tree.adopt(node, tokens, extra_key, level, found)
-
     def _make_room(self, level: int, node: Node, count: int) -> None:
         """Let others go from a tier until so many slots are free, as far as that can be; `node` stays."""
         if count > self._tiers[level - 1].num_free:
             self.tree.lock(node)
             self._save(self.tree.make_room(level, count))
             self.tree.unlock(node)
-
-    def _lose_missing(self, match: Match) -> bool:
-        """Forget what tiers have lost of a match; return whether that is anything."""
-        for node in match.lower_nodes if self._shared else ():
-            places = node.places
-            num_kept = self._tiers[node.level - 1].num_kept(places)
-            if num_kept < len(places):
-                self.tree.lose_places(node, num_kept)
-                return True
-        return False
-
-    def _not_worth_loading(self, match: Match) -> tuple[int, int] | None:
-        """Return the first level of which what is matched is computed sooner than loaded, and how many pages it is."""
-        end = match.num_tokens
-        for level, group in itertools.groupby(match.lower_nodes, _level):
-            held = [*group]
-            start, end = end, held[-1].end * self.page_size
-            load_s = self._tiers[level - 1].load_s(sum(node.num_places for node in held))
-            if load_s > 0 and not worth_loading(load_s, self.compute_s(start, end)):
-                return level, (end - start) // self.page_size
-        return None
 
     def _fill_row(self, request: Request, match: Match, pages: Pages) -> None:
         """Give the request a row with the pages of its match, which is locked and here, and then `pages`."""
@@ -655,7 +632,7 @@ class KvCache:
 
         Return what is not here yet: then the pages that are not needed for it are gone.
         """
-        for level, group in itertools.groupby(match.lower_nodes, _level):
+        for level, group in itertools.groupby(match.lower_nodes, level_of):
             nodes = tuple(group)
             slots = np.concatenate([node.places for node in nodes])
             start, end = nodes[0].end - len(nodes[0].pages), nodes[-1].end
@@ -723,11 +700,3 @@ class KvCache:
         request.computed_len = request.cached_len = 0
         request.state_from, request.cuts = None, ()
         request.snapshots.clear()
-
-
-def _name_of(tier: Tier) -> str:
-    return "files" if tier.is_shared else "host"
-
-
-def _level(node: Node) -> int:
-    return node.level

@@ -28,6 +28,7 @@ class Arriving:
     node: Node  # what is here of it ends there; locked
     first_page: int  # that is not here
     pages: Pages  # for the tokens behind it, and behind those for windows, page by page
+    num_uses: int = 0  # of the text elsewhere
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +54,12 @@ class PeerPages:
 
     # from a peer
 
-    def expect(self, tokens: I64, extra_key: bytes, spare_pages: int) -> Arriving | None:
+    def has_room_below(self, num_pages: int, num_uses: int, idle_s: float) -> bool:
+        """Whether so many pages are free, or have what goes before a text that was used so often, so long ago."""
+        missing = num_pages - self._cache.pool.num_free
+        return missing <= 0 or self._cache.tree.num_evictable_below(num_uses, idle_s) >= missing
+
+    def expect(self, tokens: I64, extra_key: bytes, spare_pages: int, num_uses: int = 0) -> Arriving | None:
         """Grant pages for what is not here of a prefix of whole pages.
 
         None, and nothing changed, unless `spare_pages` would stay available; nor is there more to be had of a prefix
@@ -69,7 +75,7 @@ class PeerPages:
         if count + spare_pages > cache.num_available:
             cache.tree.unlock(match.node)
             return None
-        return Arriving(tokens, extra_key, match.node, first, cache.take_for_peer(count))
+        return Arriving(tokens, extra_key, match.node, first, cache.take_for_peer(count), num_uses)
 
     def accept(self, arriving: Arriving, num_pages: int) -> None:
         """The first pages of tokens are here and verified, with what is seen behind them. No write comes any more."""
@@ -82,6 +88,7 @@ class PeerPages:
         cache.pool.cache(insertion.adopted)
         known = len(insertion.known)
         unused = [text[:known], text[known + len(insertion.adopted) :]]
+        insertion.node.num_uses = max(insertion.node.num_uses, arriving.num_uses)
         cache.tree.lock(insertion.node)
         unused.append(self._keep_windows(insertion.node, first + num_pages, beside))
         cache.tree.unlock(insertion.node)

@@ -10,12 +10,12 @@ and is forgotten behind the last.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
 
-from diptych.common.arrays import I32, I64, U64
+from diptych.common.arrays import I32, I64, TOKEN_NBYTES, U64
 from diptych.common.errors import InvalidTransition
 from diptych.engine.cache import radix_check
 from diptych.engine.cache.ages import EvictionAges
@@ -149,7 +149,7 @@ class RadixTree:
         self._ranking.touch(path[-1])
 
     def _matched(self, path: Sequence[Node], parting: int = 0) -> Match:
-        here = [node for node in path if node.level == POOL and node.restore is None]
+        here = [node for node in path if _is_in_pool(node)]
         others = path[len(here) :]  # what is on its way back, and behind it what is in tiers
         restore = others[0].restore if others else None
         lower_nodes = tuple([node for node in others if node.level != POOL])
@@ -381,6 +381,20 @@ class RadixTree:
                     self._superseded.add(step)
         self._ranking.touch(node)
 
+    def num_evictable_below(self, num_uses: int, idle_s: float) -> int:
+        """Return how many pages of the pool go before a text that was used so often, so long ago. O(nodes)."""
+        return self._queues[POOL].num_pages_below(self._ranking.standing(num_uses, idle_s))
+
+    def in_pool(self) -> Iterator[Node]:
+        """Yield what is found in the pool, parents before their children."""
+        return (node for node in self._root.below() if _is_in_pool(node) and not node.is_withdrawn)
+
+    def text_of(self, node: Node) -> tuple[I64, bytes]:
+        """Return the tokens of the prefix that ends at `node`, and its extra key."""
+        path = [*node.path()][::-1]
+        extra_key = path[0].key[: -self._page_size * TOKEN_NBYTES]
+        return np.concatenate([step.tokens for step in path]), extra_key
+
     def evict(self, num_pages: int) -> Eviction:
         """Give up the `num_pages` lowest ranking pages of the pool, or all evictable ones if fewer."""
         evicted: list[Pages] = []
@@ -401,10 +415,14 @@ class RadixTree:
 
     def clear(self) -> Pages:
         """Forget everything that is not locked, in all levels; return the pages of the pool."""
-        pages = self._forget([node for node in self._root.below() if node.num_locks == 0])
+        pages = self._forget(self.unlocked())
         self._changes.clear()
         self._changes.store(self.hashes())
         return pages
+
+    def unlocked(self) -> list[Node]:
+        """Return the nodes that nobody holds, parents before their children."""
+        return [node for node in self._root.below() if node.num_locks == 0]
 
     def pages(self) -> Pages:
         """Return every page of the pool that is in the tree."""
@@ -630,6 +648,10 @@ class RadixTree:
 def _down_to(deepest: int, path: list[Node]) -> list[Node]:
     """Return the first nodes of a path, which are in levels up to `deepest`."""
     return [node for node in path if node.level <= deepest]
+
+
+def _is_in_pool(node: Node) -> bool:
+    return node.level == POOL and node.restore is None
 
 
 def _pool_pages(nodes: Iterable[Node]) -> Pages:

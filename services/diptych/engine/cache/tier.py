@@ -58,6 +58,11 @@ class Tier(Books, Protocol):
     """One level of the prefix cache, with its bytes."""
 
     @property
+    def name(self) -> str:
+        """For reports."""
+        ...
+
+    @property
     def num_pages(self) -> int:
         """Pages that it has: of a shared tier also those that the tree does not know."""
         ...
@@ -130,10 +135,62 @@ class Restore:
         return self.has_ended
 
 
+@dataclass(slots=True, eq=False)
+class Lookup:
+    """A store is asked what it has of a text. A `Reason` to wait for requests, but not for long."""
+
+    until_s: float  # by the clock of the tree
+    is_answered: bool = False
+
+    def is_over(self, now_s: float) -> bool:
+        return self.is_answered or now_s >= self.until_s
+
+
+class Store(Tier, Protocol):
+    """A tier that many workers fill, and that must be asked what it has.
+
+    It keeps pages in *runs*: of a text the first `run_pages`, the next ones, and so on; never a part of a run. It takes
+    texts that are in the pool, not what is evicted.
+    """
+
+    @property
+    def run_pages(self) -> int: ...
+
+    @property
+    def look_up_s(self) -> float:
+        """How long an answer takes, as was measured; infinity: that is not known, or it is not asked now."""
+        ...
+
+    def look_up(self, first: int, ids: Sequence[PageId], until_s: float) -> Lookup | None:
+        """Ask for the pages of a text behind its first ones; None: there is nothing to ask.
+
+        When it is answered, `has` knows.
+        """
+        ...
+
+    @property
+    def takes_pages(self) -> bool:
+        """Whether it can be written to now."""
+        ...
+
+    def takes(self, names: U64, num_uses: int, num_tokens: int) -> bool:
+        """Whether pages at the end of a text are worth their bytes; as `admits`."""
+        ...
+
+    def lacks(self, name: int) -> bool:
+        """Whether the run that ends with the page of this name may not be there yet."""
+        ...
+
+    def offer(self, pages: Pages, ids: Sequence[PageId]) -> None:
+        """Give a run that is in these pages of the pool. They are copied on return, or dropped."""
+        ...
+
+
 class SlotPool:
     """Implements `Books` of a tier that takes all. Runs of neighbours stay runs, so that copies merge."""
 
     is_shared: bool = False
+    name: str = "host"
 
     def __init__(self, capacity: int) -> None:
         self._free: Slots = np.arange(capacity - 1, -1, -1, dtype=np.int32)  # a stack: its first num_free entries

@@ -9,16 +9,17 @@ there again, or something else is, when the step has run that verifies the guess
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from diptych.common.arrays import I32
-from diptych.engine.drafting.source import Guess
+from diptych.engine.drafting.source import NO_GUESS, Guess
 from diptych.engine.values.batch import DraftBatch, DraftModel, Missed
 from diptych.engine.values.request import Request
 from diptych.engine.values.step import Step
+from diptych.generation.request_groups import OF_MODEL, OF_NEXT_LAYER
 
 CHANCE: Final = 0.8  # of each place, where those before it come true; what comes of them corrects it
 UNKNOWN: Final = -1  # a promised token
@@ -27,6 +28,7 @@ FIRST_PERIOD: Final = 32  # steps without a guess, of those that could have had 
 LAST_PERIOD: Final = 2048
 TRIAL: Final = 2  # places
 FOLLOWED: Final = 2  # steps from a guess on in which the model computes what its model does
+FIRST_MOST: Final = 256  # requests of which more is noted than that they are there
 _MISSING_BYTES: Final = 162  # what is noted of a request, as measured with 10,000; the request itself is others'
 
 
@@ -46,6 +48,9 @@ class _Missing(NamedTuple):
 
 class AheadSource:
     """Implements `DraftSource` by promises. Of requests it keeps what the model has missed."""
+
+    name = OF_MODEL
+    follows_all = False  # the steps: those that have no guesses, too, whoever is asked
 
     def __init__(self, model: DraftModel, page_table: I32, page_size: int) -> None:
         """`page_table` is that of the cache, with a row for each request."""
@@ -71,6 +76,14 @@ class AheadSource:
     def end(self, request: Request) -> None:
         """Forget what was missed of a request, whether or not it may have had guesses."""
         self._missed.pop(request.room, None)
+
+    def row_behind(self, request: Request) -> bytes:
+        """See `Drafter.row_behind`: a model that computes tokens alone needs nothing."""
+        return b""
+
+    def go_on_behind(self, request: Request, row: bytes) -> None:
+        """See `Drafter.go_on_behind`."""
+        return
 
     def rest(self) -> None:
         """Nobody will ask before some steps have been measured that it does not follow."""
@@ -134,3 +147,73 @@ class AheadSource:
 
     def _learn(self, pass_s: float) -> None:
         self.pass_s = PASS_KEPT * self.pass_s + (1 - PASS_KEPT) * pass_s if self.pass_s else pass_s
+
+
+class _Computed(NamedTuple):
+    """What of a request was computed here, in one go."""
+
+    request: Request
+    start: int  # position of the first token
+    end: int
+
+
+class NextLayerSource(AheadSource):
+    """Asks the layer of a model that predicts one token more.
+
+    It joins the hidden row before a token, which is where that was computed. So it guesses behind two tokens that were
+    computed here, or behind one where the row before came with the hand-off. It can't catch up: it follows every step,
+    for one layer beside all others costs little.
+    """
+
+    name = OF_NEXT_LAYER
+    follows_all = True
+
+    def __init__(self, model: DraftModel, page_table: I32, page_size: int) -> None:
+        super().__init__(model, page_table, page_size)
+        self._computed: dict[int, _Computed] = {}  # by room
+        self._most = FIRST_MOST
+
+    @property
+    def nbytes(self) -> int:
+        return len(self._computed) * _MISSING_BYTES
+
+    def guess(self, request: Request, at_most: int) -> Guess:
+        known = self._computed.get(request.room)
+        if known is None or known.request is not request or request.num_tokens - 2 < known.start:
+            return NO_GUESS
+        return super().guess(request, at_most)
+
+    def end(self, request: Request) -> None:
+        self._computed.pop(request.room, None)
+
+    def row_behind(self, request: Request) -> bytes:
+        return self._model.row(self._slot(request, request.computed_len - 1))
+
+    def go_on_behind(self, request: Request, row: bytes) -> None:
+        if row:
+            last = request.prompt_len - 1
+            self._model.put_row(self._slot(request, last), row)
+            self._note(request, last, 1)
+
+    def _slot(self, request: Request, position: int) -> int:
+        page, offset = divmod(position, self._page_size)
+        return int(self._page_table[request.row, page]) * self._page_size + offset
+
+    def follows(self, step: Step) -> bool:
+        for request in step.decodes:
+            self._note(request, request.computed_len, 1)
+        for chunk in step.chunks:
+            self._note(chunk.request, chunk.start, chunk.num_tokens)
+        return True
+
+    def _note(self, request: Request, start: int, num_tokens: int) -> None:
+        known = self._computed.get(request.room)
+        if known is not None and known.request is request and start <= known.end:
+            start, num_tokens = min(start, known.start), start + num_tokens - min(start, known.start)
+        self._computed[request.room] = _Computed(request, start, start + num_tokens)
+        if len(self._computed) > self._most:  # of requests that ended before they could have a guess nobody tells
+            self._computed = {room: each for room, each in self._computed.items() if not each.request.has_ended}
+            self._most = max(FIRST_MOST, 2 * len(self._computed))
+
+
+AHEAD: Final[Mapping[str, type[AheadSource]]] = {each.name: each for each in (AheadSource, NextLayerSource)}

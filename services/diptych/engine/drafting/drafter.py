@@ -23,7 +23,7 @@ from diptych.engine.drafting.survival import RequestSurvival, Survival
 from diptych.engine.values.core_report import DraftReport, SourceCounts
 from diptych.engine.values.request import Request
 from diptych.engine.values.step import Drafts, Step
-from diptych.generation.request_groups import DRAFT_SOURCES, OF_MODEL
+from diptych.generation.request_groups import DRAFT_SOURCES
 
 MAX_DRAFTS: Final = 15  # of a request: 16 rows of it
 NOBODY: Final = -1
@@ -79,11 +79,11 @@ class SourceDrafter:
 
         Of `DRAFT_SOURCES` one is asked: the request's choice, or else the first. `ahead` is the draft model among them.
         """
-        named: Mapping[str, DraftSource] = sources if ahead is None else {**sources, OF_MODEL: ahead}
+        named: Mapping[str, DraftSource] = sources if ahead is None else {**sources, ahead.name: ahead}
         self._ahead = ahead
         self._names = tuple(named)
-        self._of_model = NOBODY if ahead is None else self._names.index(OF_MODEL)
-        self._default = OF_MODEL if ahead else next((name for name in named if name in DRAFT_SOURCES), "")
+        self._of_model = NOBODY if ahead is None else self._names.index(ahead.name)
+        self._default = ahead.name if ahead else next((name for name in named if name in DRAFT_SOURCES), "")
         self._sources = tuple(named.values())
         self._survival = [Survival() for _ in self._sources]
         self._records = [Record() for _ in self._sources]
@@ -96,7 +96,7 @@ class SourceDrafter:
         self._drafted: dict[int, _Drafted] = {}  # by room
         self._newest_s = 0.0  # of the step that is planned
         self._passes_s = 0.0  # of that, for passes of a draft model
-        self._is_followed = False  # the draft model computes it, too
+        self._is_slower = False  # than others without guesses: the draft model computes it, too
         self._total_s = 0.0
         self._saved_s = 0.0
         self._num_asked = 0
@@ -295,8 +295,18 @@ class SourceDrafter:
 
     def follows(self, step: Step) -> bool:
         """See `Drafter.follows`."""
-        self._is_followed = self._ahead is not None and self._ahead.follows(step)
-        return self._is_followed
+        follows = self._ahead is not None and self._ahead.follows(step)
+        self._is_slower = follows and self._ahead is not None and not self._ahead.follows_all
+        return follows
+
+    def row_behind(self, request: Request) -> bytes:
+        """See `Drafter.row_behind`."""
+        return b"" if self._ahead is None else self._ahead.row_behind(request)
+
+    def go_on_behind(self, request: Request, row: bytes) -> None:
+        """See `Drafter.go_on_behind`."""
+        if self._ahead is not None:
+            self._ahead.go_on_behind(request, row)
 
     def launched(self, step: Step, now_s: float) -> None:
         """See `Drafter.launched`."""
@@ -304,7 +314,7 @@ class SourceDrafter:
         for room, token_ids in drafts.items():
             self._drafted[room].num_drafts = len(token_ids)
         num_drafts = sum(map(len, drafts.values()))
-        is_other = bool(step.chunks) or (self._is_followed and not num_drafts)
+        is_other = bool(step.chunks) or (self._is_slower and not num_drafts)
         launched = Launched(rooms, num_drafts, is_other, now_s, self._newest_s, self._passes_s)
         self._steps.launched(launched)
 

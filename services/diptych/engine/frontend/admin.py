@@ -1,10 +1,5 @@
 """What operators change of a running worker, by gRPC or HTTP: its adapters, its weights, its role; or that it drains.
 
-`update_weights` replaces the weights: load, take nothing new, let what runs finish, switch, serve again. The old
-weights serve until the switch, and after it if anything fails. Nothing mixes: no leg is accepted in between, what still
-runs when the time is up is handed back (routers place it elsewhere), and a leg that a router started for the old
-weights is refused after the switch by its `compat`.
-
 `RoleChanges` changes what is served: take nothing new, let what runs finish or hand it back, serve the new role. Model
 and KV cache stay: nothing is loaded, and peers of former requests are still answered. The record tells routers and
 peers of each step: paused, then the new role, and not ready until a link that the role needs is up.
@@ -38,22 +33,16 @@ from diptych.common.trust.trust import Trust
 from diptych.common.verdicts.drain import DrainProgress
 from diptych.engine.frontend.group import WorkerGroup
 from diptych.engine.frontend.service import Context, WorkerService, name_of, refuse
+from diptych.engine.frontend.weights import update_weights
 from diptych.v1 import admin_pb2, admin_pb2_grpc, engine_pb2
 from diptych.v1.admin_pb2 import (
     AdminCommand,
-    DropWeights,
-    PrepareWeights,
     SetRoleResponse,
-    SwitchWeights,
-    SwitchWeightsResult,
-    UpdateWeightsResponse,
 )
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-RETRY_S: Final = 0.05
-NUM_TRIES: Final = 200
 LINK_WAIT_S: Final = 10.0  # for a link that the new role needs, before the answer is that there is none
 
 
@@ -121,7 +110,7 @@ class WorkerAdminService(admin_pb2_grpc.WorkerAdminServicer):
         self, request: admin_pb2.UpdateWeightsRequest, context: Context
     ) -> admin_pb2.UpdateWeightsResponse:
         group = await self._service.find(name_of(request.instance_id), context)
-        return await _answer(context, update_weights(group, request.model, request.drain_ms / 1000))
+        return await _answer(context, update_weights(group, request))
 
     async def Drain(self, request: admin_pb2.DrainRequest, context: Context) -> admin_pb2.DrainResponse:
         if request.instance_id:
@@ -141,6 +130,22 @@ class WorkerAdminService(admin_pb2_grpc.WorkerAdminServicer):
         group = await self._service.find(name_of(request.instance_id), context)
         return await _answer(context, set_log_level(group, request.level))
 
+    async def FlushCache(self, request: admin_pb2.FlushCacheRequest, context: Context) -> admin_pb2.FlushCacheResponse:
+        group = await self._service.find(name_of(request.instance_id), context)
+        return (await _answer(context, group.queries.administer(AdminCommand(flush_cache=request)))).flush_cache
+
+    async def StartProfile(
+        self, request: admin_pb2.StartProfileRequest, context: Context
+    ) -> admin_pb2.StartProfileResponse:
+        group = await self._service.find(name_of(request.instance_id), context)
+        return (await _answer(context, group.queries.administer(AdminCommand(start_profile=request)))).start_profile
+
+    async def StopProfile(
+        self, request: admin_pb2.StopProfileRequest, context: Context
+    ) -> admin_pb2.StopProfileResponse:
+        group = await self._service.find(name_of(request.instance_id), context)
+        return (await _answer(context, group.queries.administer(AdminCommand(stop_profile=request)))).stop_profile
+
 
 async def _answer(context: Context, work: Coroutine[Any, Any, T]) -> T:
     """Do the work to its end, whether or not the caller waits; end the call with its error, if there is one."""
@@ -158,42 +163,6 @@ async def set_log_level(group: WorkerGroup, level: str) -> admin_pb2.SetLogLevel
     previous = set_level(level)
     logger.info("%s logs from level %s on; before, it was %s", group, level, previous)
     return admin_pb2.SetLogLevelResponse(previous_level=previous)
-
-
-async def update_weights(group: WorkerGroup, model: str, drain_s: float) -> UpdateWeightsResponse:
-    """Serve the weights of `model`. Raises a `DiptychError`; then the old ones are served."""
-    if group.updating.locked():
-        raise Unavailable("another update is under way")
-    async with group.updating:
-        await group.queries.administer(AdminCommand(prepare_weights=PrepareWeights(model=model)))
-        result = await _replace(group, drain_s)
-    return UpdateWeightsResponse(
-        model_id=result.model_id, previous_model_id=result.previous_model_id, previous_model=result.previous_model
-    )
-
-
-async def _replace(group: WorkerGroup, drain_s: float) -> SwitchWeightsResult:
-    try:
-        await group.departure.vacate("its weights are being replaced", drain_s)
-        result = await _switch(group)
-        group.rename(result.model_id, result.terms)
-    except DiptychError as error:
-        logger.error("the old weights stay: %s", error)
-        await group.queries.administer(AdminCommand(drop_weights=DropWeights()))
-        raise
-    finally:
-        group.departure.resume()
-    return result
-
-
-async def _switch(group: WorkerGroup) -> SwitchWeightsResult:
-    """Switch as soon as no request holds KV: an aborted one may still be in a transfer."""
-    for _ in range(NUM_TRIES):
-        try:
-            return (await group.queries.administer(AdminCommand(switch_weights=SwitchWeights()))).switch_weights
-        except Unavailable:
-            await asyncio.sleep(RETRY_S)
-    raise Unavailable(f"aborted requests still hold KV after {NUM_TRIES * RETRY_S:g} s")
 
 
 def _check(group: WorkerGroup) -> None:

@@ -14,7 +14,7 @@ from diptych.common.members.neighbours import MOVE_LINKS
 from diptych.common.members.replicas import check_replicas
 from diptych.common.net.reachable import reachable_host
 from diptych.common.trust.trust import TrustConfig
-from diptych.engine.options.config import EngineOptions, KvBackend
+from diptych.engine.options.config import EngineOptions, KvBackend, WeightsFrom
 from diptych.engine.values.transfer_rules import Integrity, TransferRules
 from diptych.kvtransfer.lanes import KvPath, Requirement, Transports
 
@@ -52,12 +52,20 @@ class WorkerConfig(EngineOptions, TrustConfig):
     kv_pull: Literal["on", "off"] = option(
         "on", help="pull cached prefixes from other workers instead of computing them, and lend ours", group="transfer"
     )
+    weights_from: WeightsFrom = option(
+        "disk",
+        help="where weights come from at start; peers: workers of the same model, else the disk, and ours are given",
+        group="transfer",
+    )
     move_links: int = option(
         MOVE_LINKS,
         help="other decode workers that this one links to, for requests that move; 0: none",
         group="transfer",
     )
     drain_s: float = option(30.0, help="seconds that requests get to finish after SIGTERM; the rest is handed back")
+    drain_cache_s: float = option(
+        3.0, help="seconds of a drain in which peers may take cached prefixes that they lack; 0: none"
+    )
     stall_s: float = option(60.0, help="seconds without an answer after which a scheduler counts as hung")
     tokenizer_threads: int = option(2, help="threads that tokenise what routers send as text", group="prompts")
     tokenizer_cache_bytes: int = option(
@@ -77,6 +85,12 @@ class WorkerConfig(EngineOptions, TrustConfig):
             raise ConfigError(f"--tokenizer-cache-bytes must not be negative, as {self.tokenizer_cache_bytes} is")
         if self.drain_s < 0:
             raise ConfigError(f"--drain-s must not be negative, as {self.drain_s} is")
+        if self.weights_from == "peers" and self.tp > 1:
+            raise ConfigError("--weights-from peers needs --tp 1: ranks read their parts from disk")
+        if self.weights_from == "peers" and self.device == "sim":
+            raise ConfigError("--weights-from peers needs weights: --device sim has none")
+        if not self.drain_cache_s >= 0:
+            raise ConfigError(f"--drain-cache-s must not be negative, as {self.drain_cache_s} is")
         if self.move_links < 0 or self.move_links % 2:
             raise ConfigError(f"--move-links must be even and not negative, not {self.move_links}")
         if self.kv_backend == "nixl" and self.kv_require != "any":

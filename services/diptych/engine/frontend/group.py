@@ -15,7 +15,7 @@ from typing import Any
 from diptych.common.members.record import State
 from diptych.common.members.roles import WORKER_ROLES, Role
 from diptych.common.members.terms import terms_of
-from diptych.engine.frontend.departure import Departure, OpenWork
+from diptych.engine.frontend.departure import Departure, LastWork, OpenWork
 from diptych.engine.frontend.health import SchedulerLiveness
 from diptych.engine.frontend.peers import Peers
 from diptych.engine.frontend.probes import InstanceFacts, Readiness
@@ -26,7 +26,7 @@ from diptych.engine.frontend.tokenizer_manager import TokenizerManager
 from diptych.engine.frontend.watchers import LEASE_S, RENEW_S, Watchers
 from diptych.engine.scheduler.messages import fields_said
 from diptych.kvtransfer.lanes import Requirement
-from diptych.v1 import bootstrap_pb2, engine_pb2, worker_pb2
+from diptych.v1 import admin_pb2, bootstrap_pb2, engine_pb2, worker_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ class WorkerGroup:
         stall_s: float,
         release_s: float,
         num_move_links: int = 0,
+        drain_cache_s: float = 0.0,
     ) -> None:
         self.scheduler = scheduler
         self.liveness = SchedulerLiveness(scheduler, stall_s, self._on_silence)
@@ -57,12 +58,14 @@ class WorkerGroup:
         self.peers = Peers(instance, scheduler, self._on_peers, num_move_links)
         self._ready_news = asyncio.Event()
         self.updating = asyncio.Lock()  # held while the weights or the role change
+        self.model_before = ""  # as for --model: what was served before weights were replaced in place
         self._death: asyncio.Future[SchedulerDied] = asyncio.get_running_loop().create_future()
         self.queries = PendingQueries(scheduler, self._death)
         self._watchers = Watchers()
         self._legs = TextLegs(scheduler, prompts, sessions.deliver, lambda: instance.context_len)
         work = OpenWork(sessions, self._legs, self.queries)
-        self.departure = Departure(work, sessions, instance, self._announce, release_s)
+        last_work = LastWork(work, scheduler, drain_cache_s)
+        self.departure = Departure(work, last_work, sessions, instance, self._announce, release_s)
         self._handlers: Mapping[str, Callable[[Any], None]] = {  # by field, in the order in which they act
             "tokens": sessions.deliver_tokens,
             "outputs": self._on_outputs,
@@ -85,6 +88,11 @@ class WorkerGroup:
     def role(self) -> Role:
         """What is served now."""
         return WORKER_ROLES[self._instance.role]
+
+    @property
+    def weights_version(self) -> str:
+        """What the weights are called that are served."""
+        return self._instance.weights_version
 
     @property
     def is_loaded(self) -> bool:
@@ -116,12 +124,16 @@ class WorkerGroup:
         """Wait until the model is loaded, then tell others how to reach us. Raises `SchedulerDied`."""
         ready = await self.scheduler.ready()
         self._set_terms(ready.terms)
+        self._instance.weights_version = ready.terms.weights
         self._on_context_len(ready.context_len)
         self._instance.transfer.CopyFrom(ready.transfer)
         self._instance.loras.extend(ready.loras.adapters)
         self._max_requests, self._max_step_tokens = ready.max_requests, ready.max_step_tokens
         self._computing = ready.computing
-        self._readiness.loaded(requirement)
+        if ready.makes_vectors:
+            self._readiness.loaded_alone()
+        else:
+            self._readiness.loaded(requirement)
         self._announce()
         logger.info("loaded as %s, metrics at %s; %s", self, self._instance.metrics_address, self._instance.not_ready)
 
@@ -139,10 +151,11 @@ class WorkerGroup:
         self._on_news()
         self._sessions.set_record(self._instance)
 
-    def rename(self, model_id: str, terms: bootstrap_pb2.Terms) -> None:
+    def rename(self, served: admin_pb2.SwitchWeightsResult) -> None:
         """Something else is served from now on. Only peers whose terms match are linked."""
-        self._instance.model_id = model_id
-        self._set_terms(terms)
+        self._instance.model_id = served.model_id
+        self._set_terms(served.terms)
+        self._instance.weights_version = served.version
         self.peers.look_again()
         self._announce()
 

@@ -30,6 +30,7 @@ from diptych.common.verdicts.probes import Probes
 from diptych.engine.cache.kv_feed import KvFeeds
 from diptych.engine.frontend.admin import RoleChanges, WorkerAdminService, WorkerDrain, role_route
 from diptych.engine.frontend.config import WorkerConfig
+from diptych.engine.frontend.givers import name_givers
 from diptych.engine.frontend.group import WorkerGroup
 from diptych.engine.frontend.health import WorkerHealth
 from diptych.engine.frontend.metrics import WorkerMetrics, metrics_app
@@ -37,6 +38,7 @@ from diptych.engine.frontend.scheduler_client import SchedulerDied, start_schedu
 from diptych.engine.frontend.service import WorkerService
 from diptych.engine.frontend.sessions import Sessions
 from diptych.engine.frontend.tokenizer_manager import TokenizerManager
+from diptych.engine.frontend.weight_routes import weight_routes
 from diptych.engine.options.config import SchedulerConfig
 from diptych.engine.options.pool_size import check_pool, likely_device
 from diptych.engine.options.served_model import as_served
@@ -89,6 +91,7 @@ async def _serve(config: WorkerConfig, trust: Trust, role: Role, stop: event_loo
         app = metrics_app(metrics, service.groups)
         app.router.routes.append(drain_route("/drain", drain, trust, metrics.refusals))
         app.router.routes.append(role_route(service, roles, trust, metrics.refusals))
+        app.router.routes.extend(weight_routes(service.groups, config.drain_s, trust, metrics.refusals))
         scraped = HttpServer(app, config.host, config.metrics_port, stop_grace_s=SCRAPE_GRACE_S)
         async with asyncio.TaskGroup() as tasks:
             background = [tasks.create_task(watcher.run()), tasks.create_task(health.heartbeat.run())]
@@ -96,7 +99,7 @@ async def _serve(config: WorkerConfig, trust: Trust, role: Role, stop: event_loo
             async with asyncio.TaskGroup() as lives:
                 for member in members:
                     member.group.listen_at(address, f"{config.advertised_host}:{scraped.port}")
-                    lives.create_task(_live(member, service, watcher, stop, config))
+                    lives.create_task(_live(member, service, watcher, stop, config, source.weights_id))
             scraped.stop()
             for task in background:
                 task.cancel()
@@ -112,13 +115,20 @@ class _Member:
 
 
 async def _live(
-    member: _Member, service: WorkerService, watcher: MembershipWatcher, stop: event_loop.Stop, config: WorkerConfig
+    member: _Member,
+    service: WorkerService,
+    watcher: MembershipWatcher,
+    stop: event_loop.Stop,
+    config: WorkerConfig,
+    weights_id: str,
 ) -> None:
     """Serve one group until `stop`, or until it dies and others are left. Raises if it dies alone, or early."""
     group = member.group
     try:
         async with asyncio.TaskGroup() as tasks:
             background = [tasks.create_task(member.registration.run())]
+            if config.weights_from == "peers":
+                background.append(tasks.create_task(name_givers(group.scheduler, watcher, member.secret, weights_id)))
             if await _until_stopped(group.load(config.kv_require), stop):
                 background.append(tasks.create_task(group.relay()))
                 background.append(tasks.create_task(group.liveness.run()))
@@ -171,7 +181,14 @@ async def _member(
     sessions = Sessions(role, KvFeeds() if config.kv_events == "on" else None, metrics.leg_ended)
     limits_s = config.stall_s, config.release_s
     group = WorkerGroup(
-        scheduler, instance, sessions, registration.nudge, prompts, *limits_s, num_move_links=config.move_links
+        scheduler,
+        instance,
+        sessions,
+        registration.nudge,
+        prompts,
+        *limits_s,
+        num_move_links=config.move_links,
+        drain_cache_s=config.drain_cache_s,
     )
     try:
         yield _Member(secret, group, registration)
@@ -233,6 +250,7 @@ def _scheduler_config(config: WorkerConfig, role: Role, instance: bootstrap_pb2.
         kv_backend=config.kv_backend,
         kv_path=config.kv_path,
         kv_require=config.kv_require,
+        weights_from=config.weights_from,
         transfer=config.transfer_rules,
         engine=config.engine_options.of_group(instance.dp_rank),
         role=role.value,

@@ -29,7 +29,7 @@ from diptych.engine.frontend.health import SchedulerSilent
 from diptych.engine.frontend.scheduler_client import SchedulerDied
 from diptych.engine.frontend.service import name_of
 from diptych.kvtransfer.layout import layout_from_wire
-from diptych.v1.worker_pb2 import LINK_STATE_UP, Drain, LegStats, LinkStatus, WorkerStatus
+from diptych.v1.worker_pb2 import LINK_STATE_UP, Drain, FileTierStatus, LegStats, LinkStatus, WorkerStatus
 
 if TYPE_CHECKING:
     from diptych.common.trust.tls import Tls
@@ -54,6 +54,9 @@ COUNTERS: Final[Sequence[Row]] = (  # what a scheduler counts since its start
     ("pulls_refused", "Pulls for which the other worker had nothing, or no time", lambda s: s.pulls_refused),
     ("pulls_missed", "Pulls that came too late, or were lost with their link", lambda s: s.pulls_missed),
     ("pulls_wrong", "Pulls that were not what was sent; must be 0", lambda s: s.pulls_wrong),
+    ("pages_given", "Cached pages that others took as this worker left", lambda s: s.pages_given),
+    ("pages_taken", "Of the pages that were pulled, those of workers that left", lambda s: s.pages_taken),
+    ("offers_declined", "Cached texts that nobody had room for as this worker left", lambda s: s.offers_declined),
 )
 GAUGES: Final[Sequence[Row]] = (  # how a scheduler is now
     ("kv_leaks_found", "Contradictions in the books of KV pages; must be 0", lambda s: s.leaks_found),
@@ -85,6 +88,11 @@ CACHE_COUNTERS: Final[Sequence[Row]] = (
     ("tool_returns", "Sessions that came back from one", lambda s: s.cache.tool_returns),
     ("kept_returns", "Of these, sessions whose text was kept", lambda s: s.cache.kept_returns),
 )
+WEIGHTS: Final[Sequence[Row]] = (  # between workers, since start
+    ("weights_taken_bytes", "Bytes of weights that came from another worker at start", lambda s: s.weights_taken_bytes),
+    ("weights_givers_failed", "Workers asked for weights in vain at start", lambda s: s.weights_givers_failed),
+    ("weights_given", "Streams of weights that starting workers took from here", lambda s: s.weights_given),
+)
 PLACED: Final[Row] = ("adapters_placed", "Adapters that were brought into a slot", lambda s: s.adapters_placed)
 SPECULATION: Final[Sequence[tuple[Kind, Row]]] = (  # where somebody guesses
     (CounterMetricFamily, ("speculation_asked", "Times a request was asked about", lambda s: s.drafting.asked)),
@@ -95,20 +103,25 @@ SPECULATION: Final[Sequence[tuple[Kind, Row]]] = (  # where somebody guesses
     ),
     (GaugeMetricFamily, ("speculation_held_bytes", "Memory of what sources know", lambda s: s.drafting.held_bytes)),
 )
-FILES: Final[Sequence[tuple[Kind, str, str, str]]] = (  # where KV is kept in files: name, words, field of its status
-    (GaugeMetricFamily, "pages", "KV pages in files", "pages"),
-    (GaugeMetricFamily, "bytes", "Size of these files", "bytes"),
-    (CounterMetricFamily, "pages_written", "KV pages written to files", "pages_written"),
-    (CounterMetricFamily, "written_bytes", "What was written to files", "bytes_written"),
-    (CounterMetricFamily, "pages_dropped", "KV pages for which files were too slow", "pages_dropped"),
+LASTING: Final[Sequence[tuple[Kind, str, str, str]]] = (  # of files or a store: name, words, field of its status
+    (GaugeMetricFamily, "pages", "KV pages there, as far as is known", "pages"),
+    (GaugeMetricFamily, "bytes", "Size of these", "bytes"),
+    (CounterMetricFamily, "pages_written", "KV pages written", "pages_written"),
+    (CounterMetricFamily, "written_bytes", "What was written", "bytes_written"),
+    (CounterMetricFamily, "pages_dropped", "KV pages that would have waited too long to be written", "pages_dropped"),
     (CounterMetricFamily, "pages_failed", "KV pages of writes that failed", "pages_failed"),
-    (CounterMetricFamily, "pages_read", "KV pages brought back from files", "pages_read"),
-    (CounterMetricFamily, "read_bytes", "What was read from files", "bytes_read"),
+    (CounterMetricFamily, "pages_read", "KV pages brought back", "pages_read"),
+    (CounterMetricFamily, "read_bytes", "What was read", "bytes_read"),
     (CounterMetricFamily, "pages_corrupt", "KV pages that were not as written; must be 0", "pages_corrupt"),
     (CounterMetricFamily, "loads_failed", "Loads that failed, hung or came late", "loads_failed"),
-    (CounterMetricFamily, "pauses", "Times that files were not asked for a while", "pauses"),
+    (CounterMetricFamily, "pauses", "Times that it was not asked for a while", "pauses"),
     (CounterMetricFamily, "pages_not_loaded", "KV pages that were found, and sooner computed", "pages_not_loaded"),
-    (CounterMetricFamily, "saved_seconds", "Computing that files saved, as predicted", "saved_s"),
+    (CounterMetricFamily, "saved_seconds", "Computing that loads saved, as predicted", "saved_s"),
+)
+LOOKUPS: Final[Sequence[tuple[Kind, str, str, str]]] = (  # of a store alone
+    (CounterMetricFamily, "lookups", "Texts that a store was asked for", "lookups"),
+    (CounterMetricFamily, "lookups_failed", "Texts of which it did not answer", "lookups_failed"),
+    (CounterMetricFamily, "runs_found", "Objects that it had of them", "runs_found"),
 )
 LABELS: Final = ("dp_rank", "role", "pool")
 ANSWER_S: Final = 2.0  # that a scheduler gets; it answers between two steps
@@ -171,7 +184,11 @@ def families(statuses: Statuses, silent_s: Silences) -> Iterator[Metric]:
     yield from load_families(answered)
     yield from _scheduler_families(answered)
     yield from _cache_families({rank: each for rank, each in answered.items() if each.HasField("cache")})
-    yield from _file_families({rank: each for rank, each in answered.items() if each.HasField("files")})
+    yield from _lasting_families(
+        "file", {rank: each.files for rank, each in answered.items() if each.HasField("files")}
+    )
+    shared = {rank: each.shared for rank, each in answered.items() if each.HasField("shared")}
+    yield from _lasting_families("shared", shared, (*LASTING, *LOOKUPS))
     yield from _drafting_families({rank: each for rank, each in answered.items() if each.HasField("drafting")})
     yield from _link_families([(rank, link) for rank, status in answered.items() for link in status.links])
 
@@ -210,7 +227,7 @@ def state_of(status: WorkerStatus) -> str:
 def _scheduler_families(statuses: Answered) -> Iterator[Metric]:
     for name, words, value in COUNTERS:
         yield _by_rank(CounterMetricFamily, (f"kv_{name}", words, value), statuses)
-    yield _by_rank(CounterMetricFamily, PLACED, statuses)
+    yield from (_by_rank(CounterMetricFamily, row, statuses) for row in (PLACED, *WEIGHTS))
     yield from (_by_rank(GaugeMetricFamily, row, statuses) for row in GAUGES)
     pages = [
         ([str(rank), state], count)
@@ -248,11 +265,13 @@ def _cache_families(statuses: Answered) -> Iterator[Metric]:
     yield _family(GaugeMetricFamily, "cache_evicted_age_seconds", words, ["dp_rank", "quantile"], ages)
 
 
-def _file_families(statuses: Answered) -> Iterator[Metric]:
-    """Yield what files hold and did; nothing where none are kept."""
-    for kind, name, words, field in FILES if statuses else ():
-        samples = [([str(rank)], getattr(status.files, field)) for rank, status in statuses.items()]
-        yield _family(kind, f"kv_file_{name}", words, ["dp_rank"], samples)
+def _lasting_families(
+    tier: str, statuses: Mapping[int, FileTierStatus], rows: Sequence[tuple[Kind, str, str, str]] = LASTING
+) -> Iterator[Metric]:
+    """Yield what files or a store hold and did; nothing where there are none."""
+    for kind, name, words, field in rows if statuses else ():
+        samples = [([str(rank)], getattr(status, field)) for rank, status in statuses.items()]
+        yield _family(kind, f"kv_{tier}_{name}", words, ["dp_rank"], samples)
 
 
 def _drafting_families(statuses: Answered) -> Iterator[Metric]:

@@ -6,8 +6,9 @@ router if there is any. No peer's death and no load changes either.
 
 `Readiness` decides when an instance says READY in its record: once the model is loaded and a link to some peer has
 passed its test. That is sticky: who loses its peers later stays READY, and routers see what is linked. An instance that
-serves whole requests waits for nobody where it knows of nobody. Nothing else moves a record from STARTING to READY.
-Another role needs other links: until one is up a record that is READY says why it can't serve.
+serves whole requests waits for nobody where it knows of nobody, and one that makes vectors never waits. Nothing else
+moves a record from STARTING to READY. Another role needs other links: until one is up a record that is READY says why
+it can't serve.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from diptych.common.members.record import State
-from diptych.common.members.roles import WORKER_ROLES, Role
+from diptych.common.members.roles import WORKER_ROLES, LegKind, Role
 from diptych.common.verdicts.probes import Verdict, judge_loops
 from diptych.engine.frontend.silence import silence_words
 from diptych.kvtransfer.lanes import Requirement
@@ -79,6 +80,7 @@ class Readiness:
 
     def __init__(self, instance: bootstrap_pb2.Instance) -> None:
         self._instance = instance
+        self._needs_peers = True
 
     @property
     def is_pending(self) -> bool:
@@ -91,6 +93,12 @@ class Readiness:
             return
         limit = "" if requirement == "any" else f", and --kv-require asks for {requirement}"
         self._instance.not_ready = f"no peer is linked yet{limit}"
+
+    def loaded_alone(self) -> None:
+        """The model is loaded, and makes no text: who computes prompts needs nobody."""
+        self._needs_peers = False
+        if self._instance.state == bootstrap_pb2.INSTANCE_STATE_STARTING:
+            self.role_changed()
 
     def failed(self, problem: str) -> bool:
         """Links are tried without success."""
@@ -111,6 +119,9 @@ class Readiness:
     def role_changed(self) -> None:
         """Another role is served: links count anew."""
         role = WORKER_ROLES[self._instance.role]
+        if not self._needs_peers and role.serves(LegKind.POOL):
+            self._become_ready()
+            return
         needed = " or ".join(other.value for other in Role if role.exchanges_with(other))
         self._instance.not_ready = f"no {needed} worker is linked, since it serves {role.value}"
 

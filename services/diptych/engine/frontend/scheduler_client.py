@@ -116,6 +116,10 @@ class SchedulerClient:
         except zmq.Again:  # there is no limit of messages: nobody is connected
             logger.debug("the scheduler is gone; its death is about to be noticed")
 
+    async def send_first(self, commands: engine_pb2.SchedulerCommands) -> None:
+        """Send to a scheduler that starts, and waits for it. Cancel it when the scheduler is ready, or has ended."""
+        await self._socket.send(commands.SerializeToString())
+
     async def stop(self) -> None:
         """Ask the processes to end, and end those that don't. Idempotent."""
         if self._is_ready and all(process.returncode is None for process in self._processes):

@@ -258,3 +258,4 @@ def hide_link_key(record: bootstrap_pb2.Instance) -> None:
     """Take out of a record what only peers are to know, who hear it from bootstrap."""
     if record.HasField("transfer"):
         record.transfer.ClearField("engine_metadata")
+        record.transfer.ClearField("weights_door")

@@ -15,6 +15,7 @@ from diptych.engine.models.cpu_state_rules import CpuStateRules
 from diptych.engine.models.delta_rule import DeltaRule, DeltaWeights
 from diptych.engine.models.matrix import Activate, HeadMatrices, HeadMatricesInTurn, Matrix, Weight
 from diptych.engine.models.ops import Experts, ExpertsInTurn, Gated, GatedInTurn, activate_of, relu_squared
+from diptych.engine.models.ranks import ALONE, Ranks
 from diptych.engine.models.state_rules import StateRules
 from diptych.kernels.cpu import elementwise
 from diptych.kernels.cpu.linear import PackedMatrix, QuantizedMatrix, StackedMatrix
@@ -23,7 +24,7 @@ from diptych.kernels.cpu.linear import PackedMatrix, QuantizedMatrix, StackedMat
 class CpuOps:
     """Weights are packed once; a token's result does not depend on the batch."""
 
-    num_ranks: Final = 1
+    ranks: Final[Ranks] = ALONE
     state_rules: Final[StateRules] = CpuStateRules()
 
     def matrix(self, name: str, weight: Weight, split: Split) -> Matrix:
@@ -50,9 +51,6 @@ class CpuOps:
 
     def delta_rule(self, net: DeltaNet, weights: DeltaWeights) -> DeltaRule:
         return CpuDeltaRule(net, weights)
-
-    def all_reduce(self, x: Tensor) -> None:
-        """One rank has it all."""
 
     rms_norm = staticmethod(elementwise.rms_norm)
     add_rms_norm = staticmethod(elementwise.add_rms_norm)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
@@ -14,12 +15,17 @@ from diptych.engine.attention.backend import PhasedAttention
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.models.layer import Layer, new_layer
 from diptych.engine.models.layers.buffers import Buffers, Widths
+from diptych.engine.models.layers.layer_communicator import LayerCommunicator, Stream
 from diptych.engine.models.layers.layer_end import PerLayerInputs
 from diptych.engine.models.layers.norm import Norm, new_norm
+from diptych.engine.models.layers.row_joint import RowJoint
+from diptych.engine.models.matrix import Matrix
 from diptych.engine.models.ops import Ops
 from diptych.engine.models.pieces import Pieces, at_once
 from diptych.engine.models.weights import Weights
 from diptych.engine.values.batch import OnLayer
+
+ENDS: Final = 0  # a part of a model; layer i is part 1 + i
 
 
 class States(Protocol):
@@ -30,6 +36,43 @@ class States(Protocol):
         ...
 
 
+class Rows(Protocol):
+    """Hidden rows of tokens, as the output projection is given them, for a model that joins them to embeddings."""
+
+    @property
+    def table(self) -> Tensor:
+        """`[num_places, hidden_size]`. No row is the row of a token that is the first of its request."""
+        ...
+
+    def of_step(self, num_tokens: int) -> Tensor:
+        """Return where those of a step's tokens are written, `[num_tokens, hidden_size]`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What is before and behind the layers."""
+
+    embed: Matrix
+    lm_head: Matrix
+    per_layer: PerLayerInputs | None
+    input_norm: Norm | None
+
+
+class _Released:
+    """Implements `Matrix` where there is none any more."""
+
+    def multiply(self, x: Tensor, out: Tensor) -> None:
+        raise AssertionError("the weights were released")
+
+    def rows(self, ids: Tensor) -> Tensor:
+        raise AssertionError("the weights were released")
+
+
+_RELEASED: Final = _Released()
+_NOTHING: Final = Layer(None, None, None, None, None, None, None, None, None)
+
+
 class Decoder:
     """A loaded model. It keeps no state between steps: the KV pool is the attention backend's."""
 
@@ -37,18 +80,37 @@ class Decoder:
         self._config = config
         self._ops = ops
         self._dtype = dtype
-        self._embed = weights.matrix("embed")
-        self._lm_head = weights.matrix("lm_head")
+        may_scatter = not config.layer_scales  # at the end of such layers stands something else
+        self._communicator = LayerCommunicator(ops, config.rms_norm_eps, config.residual_scale, may_scatter=may_scatter)
         scale = config.embedding_scale
         self._embedding_scale = None if scale == 1 else torch.tensor(scale, dtype=dtype)  # rounded, as in training
-        self._per_layer = PerLayerInputs.build(config, weights, ops, dtype)
-        self._input_norm = new_norm(config, weights, ops, "0.input_norm") if config.pre_norms else None
+        self._joint = RowJoint.build(config, weights, ops) if config.joins_rows else None
+        self._ends = _new_ends(config, noted := weights.noted(), ops, dtype)
+        self.made_of = [noted.names]  # the names of what each part is made of: of `ENDS`, then of the layers
         self._places = {layer: place for place, layer in enumerate(config.attention_layers)}
         self._widths = [Widths.of_layer(config, index) for index in range(config.num_layers)]
         self._widest = Widths(*map(max, zip(*self._widths, strict=True)))
-        self._layers = [new_layer(config, weights, ops, index) for index in range(config.num_layers)]
+        self._layers: list[Layer] = []
+        for index in range(config.num_layers):
+            self._layers.append(new_layer(config, noted := weights.noted(), ops, index))
+            self.made_of.append(noted.names)
         *first, last = self._layers  # the last one's attention is picked from, as latents
         self._decompressed = [*(layer.decompressed() for layer in first), last]
+
+    def replace(self, part: int, weights: Weights) -> None:
+        """Make a part anew, `ENDS` or 1 + the index of a layer, of what it is `made_of`. No step may run."""
+        if part == ENDS:
+            self._ends = _new_ends(self._config, weights, self._ops, self._dtype)
+            return
+        index = part - 1
+        self._layers[index] = self._decompressed[index] = layer = new_layer(self._config, weights, self._ops, index)
+        if index < len(self._layers) - 1:
+            self._decompressed[index] = layer.decompressed()
+
+    def release(self) -> None:
+        """Drop what all parts are made of. No step may run until each was made anew."""
+        self._ends = Ends(_RELEASED, _RELEASED, None, None)
+        self._layers[:] = self._decompressed[:] = [_NOTHING] * len(self._layers)
 
     def forward(
         self,
@@ -57,12 +119,16 @@ class Decoder:
         on_layer: OnLayer | None = None,
         pieces: Pieces | None = None,
         states: States | None = None,
+        rows: Rows | None = None,
     ) -> Tensor:
         """Run the new tokens of `batch`; return the logits `[num_rows, vocab_size]` of its `logits_rows`.
 
+        Of a model that pools, return the normed hidden states `[num_rows, hidden_size]` instead.
+
         `attention` was told of the batch before. After the last attention only `logits_rows` are computed. All before
         it goes through `pieces`; without them it is computed at once, in new memory. `states` is that of a model with
-        recurrent layers.
+        recurrent layers. `rows` are there for a model that joins them, and for the one that it guesses for: both write
+        their own, the first those of `logits_rows`, the other one all.
         """
         if pieces is None:
             pieces = Pieces(self.new_buffers(len(batch.input_ids), batch.input_ids.device), at_once)
@@ -71,14 +137,29 @@ class Decoder:
             layers = self._layers
         buffers = self._of_layers(pieces.buffers)
         held = self._of_layers(pieces.buffers.first(len(batch.positions)))
-        x = pieces.run(lambda: self._begin(layers, batch.input_ids, buffers[0]))
+        x = pieces.run(lambda: self._begin(layers, batch, buffers[0], rows))
+        stream = self._communicator.resume(x, len(buffers[0].normed))
         for index, own in enumerate(held):
             if index:
-                pieces.run(partial(self._between, layers, index, x, buffers))
+                pieces.run(partial(self._between, layers, index, stream, buffers))
             self._look_back(layers, index, batch, attention, states, own)
             if on_layer is not None:
                 on_layer(index)
-        return self._last(x[batch.logits_rows], buffers[-1].picked(batch.logits_rows))
+        picked = buffers[-1].picked(batch.logits_rows)
+        logits = self._last(self._communicator.pick(stream, batch.logits_rows), picked)
+        if rows is not None:
+            self._keep(rows, batch, stream, picked, buffers[-1])
+        return logits
+
+    def _keep(self, rows: Rows, batch: StagedBatch, stream: Stream, picked: Buffers, whole: Buffers) -> None:
+        """Write the hidden rows of a step's tokens. What logits are made of is computed as without."""
+        num_tokens, num_picked = len(batch.positions), batch.host.num_samples
+        if self._joint is not None or num_picked == num_tokens:
+            own = picked.normed[:num_picked]
+            rows.of_step(len(own)).copy_(own)
+            return
+        self._finish(self._layers[-1], stream, whole)
+        rows.of_step(num_tokens).copy_(whole.normed[:num_tokens])
 
     def _of_layers(self, buffers: Buffers) -> Sequence[Buffers]:
         """Return the buffers of each layer, in the same memory: layers of equal widths share them."""
@@ -112,63 +193,66 @@ class Decoder:
         """Return what a step of so many tokens needs for its pieces."""
         return Buffers.allocate(self._config, self._widest, num_tokens, self._dtype, device)
 
-    def _begin(self, layers: Sequence[Layer], input_ids: Tensor, buffers: Buffers) -> Tensor:
-        """From tokens to the first attention; return the residual stream `[num_tokens, hidden_size]`."""
-        x = self._embedded(input_ids)
-        if self._per_layer is not None:
-            self._per_layer.fill(input_ids, x, buffers.per_layer)
-        if self._input_norm is None:
-            buffers.normed.copy_(x)
-        else:
-            self._input_norm.apply(x, buffers.normed)
+    def _begin(self, layers: Sequence[Layer], batch: StagedBatch, buffers: Buffers, rows: Rows | None) -> Tensor:
+        """From tokens to the first attention; return this rank's rows of the residual stream."""
+        x = self._embedded(batch.input_ids)
+        if self._joint is not None:
+            assert rows is not None
+            assert batch.rows_before is not None
+            x = self._joint.joined(x, rows.table[batch.rows_before])
+        if self._ends.per_layer is not None:
+            self._ends.per_layer.fill(batch.input_ids, x, buffers.per_layer)
+        stream = self._communicator.begin(x)
+        self._communicator.give(stream, self._ends.input_norm, buffers.normed)
         self._project_in(layers[0], buffers)
-        return x
+        return stream.x
 
-    def _between(self, layers: Sequence[Layer], index: int, x: Tensor, buffers: Sequence[Buffers]) -> None:
+    def _between(self, layers: Sequence[Layer], index: int, stream: Stream, buffers: Sequence[Buffers]) -> None:
         """From the attention before to that of layer `index`."""
-        self._finish(layers[index - 1], x, buffers[index - 1])
+        self._finish(layers[index - 1], stream, buffers[index - 1])
         self._project_in(layers[index], buffers[index])
 
     def _project_in(self, layer: Layer, buffers: Buffers) -> None:
         if layer.attention is not None:
             layer.attention.project_in(buffers)
 
-    def _last(self, x: Tensor, buffers: Buffers) -> Tensor:
+    def _last(self, stream: Stream, buffers: Buffers) -> Tensor:
         """Finish the last layer for the tokens whose logits are wanted; return those. Nothing is launched for none."""
-        if not len(x):
-            return x.new_empty(0, self._config.vocab_size)
-        self._finish(self._layers[-1], x, buffers)
-        return self._logits(buffers.normed)
+        if not len(buffers.normed):
+            return stream.x.new_empty(0, self._config.output_size)
+        self._finish(self._layers[-1], stream, buffers)
+        return self._logits(buffers.normed) if self._config.pooling is None else buffers.normed.clone()
 
     def _embedded(self, input_ids: Tensor) -> Tensor:
-        x = self._embed.rows(input_ids)
+        x = self._ends.embed.rows(input_ids)
         return x if self._embedding_scale is None else x.mul_(self._embedding_scale)
 
-    def _finish(self, layer: Layer, x: Tensor, buffers: Buffers) -> None:
-        """From what attention of a layer found to the next one's normed input; `x` is the residual stream."""
+    def _finish(self, layer: Layer, stream: Stream, buffers: Buffers) -> None:
+        """From what attention of a layer found to the next one's normed input."""
+        add, delta, normed = self._communicator.add, buffers.delta, buffers.normed
         if layer.attention is not None:
-            layer.attention.project_out(buffers)
-            self._add(x, buffers, layer.attention_post_norm, layer.next_norm if layer.ffn is None else layer.ffn_norm)
+            found = layer.attention.project_out(buffers)
+            next_norm = layer.next_norm if layer.ffn is None else layer.ffn_norm
+            add(stream, found, delta, layer.attention_post_norm, next_norm, normed)
         if layer.ffn is not None:
-            layer.ffn.forward(buffers)
-            self._add(x, buffers, layer.ffn_post_norm, layer.next_norm)
+            found = layer.ffn.forward(buffers)
+            add(stream, found, delta, layer.ffn_post_norm, layer.next_norm, normed)
         if layer.end is not None:
-            layer.end.finish(x, buffers)
-
-    def _add(self, x: Tensor, buffers: Buffers, post_norm: Tensor | None, next_norm: Norm | None) -> None:
-        if post_norm is not None:
-            self._ops.rms_norm(buffers.delta, post_norm, self._config.rms_norm_eps, buffers.delta)
-        if self._config.residual_scale != 1:
-            buffers.delta.mul_(self._config.residual_scale)
-        if next_norm is None:
-            buffers.normed.copy_(x.add_(buffers.delta))
-        else:
-            next_norm.add(x, buffers.delta, buffers.normed)
+            layer.end.finish(stream.x, buffers)
 
     def _logits(self, normed: Tensor) -> Tensor:
         logits = normed.new_empty(len(normed), self._config.vocab_size)
-        self._lm_head.multiply(normed, logits)
+        self._ends.lm_head.multiply(normed, logits)
         if self._config.logits_divisor != 1:
             logits.div_(self._config.logits_divisor)
         cap = self._config.logits_softcap
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
+
+
+def _new_ends(config: ModelConfig, weights: Weights, ops: Ops, dtype: torch.dtype) -> Ends:
+    return Ends(
+        weights.matrix("embed"),
+        weights.matrix("lm_head"),
+        PerLayerInputs.build(config, weights, ops, dtype),
+        new_norm(config, weights, ops, "0.input_norm") if config.pre_norms else None,
+    )

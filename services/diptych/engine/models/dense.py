@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from diptych.checkpoints.quantization.weight import Stored, as_floats, as_quantized, rows_of
+from diptych.kernels.quantized import QuantizedArray, repeats
 
 CPU: Final = torch.device("cpu")
 ROWS_AT_ONCE: Final = 256
@@ -23,12 +24,29 @@ ROWS_AT_ONCE: Final = 256
 def dense(pieces: Sequence[Stored], dtype: torch.dtype, device: torch.device = CPU) -> Tensor:
     """Put `pieces` on top of each other, dequantised."""
     full = _allocate((sum(len(piece) for piece in pieces), *pieces[0].shape[1:]), dtype, device)
+    if all(map(_repeats, pieces)):
+        return _filled(full, pieces)
     row = 0
     for piece in pieces:
         for start in range(0, len(piece), ROWS_AT_ONCE):
             values = _values(rows_of(piece, slice(start, start + ROWS_AT_ONCE)))
             full[row : row + len(values)].copy_(values.to(device))  # so that a GPU rounds, not the host
             row += len(values)
+    return full
+
+
+def _repeats(piece: Stored) -> bool:
+    if not isinstance(piece, QuantizedArray):
+        return repeats(piece)
+    return all(repeats(each) for each in (piece.codes, piece.scales, piece.mins) if each is not None)
+
+
+def _filled(full: Tensor, pieces: Sequence[Stored]) -> Tensor:
+    """Put pieces that are one number each into `full`: nothing is copied to a device."""
+    row = 0
+    for piece in pieces:
+        full[row : row + len(piece)] = float(as_floats(rows_of(piece, slice(0, 1))).flat[0])
+        row += len(piece)
     return full
 
 

@@ -7,7 +7,7 @@ and the next one finds it free.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import ClassVar, Final
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ ROWS_AT_ONCE: Final = 256  # parts of a weight are multiples of so many rows
 
 class GpuIntegers:
     """A weight of integers, to be multiplied with states of `dtype`. One stream at a time may use it."""
+
+    SCRATCH: ClassVar = ("_counters",)  # no weights: see `engine.weights.memory`
 
     def __init__(self, matrix: IntegerMatrix, dtype: torch.dtype) -> None:
         self._matrix = matrix

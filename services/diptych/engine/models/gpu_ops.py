@@ -25,6 +25,7 @@ from diptych.engine.models.gpu_state_rules import TritonStateRules
 from diptych.engine.models.lora import LoraMatrix
 from diptych.engine.models.matrix import Activate, HeadMatrices, Matrix, TorchHeadMatrices, Weight
 from diptych.engine.models.ops import Experts, Gated, GatedInTurn, activate_of, relu_squared
+from diptych.engine.models.ranks import ALONE, Ranks
 from diptych.engine.models.state_rules import StateRules
 from diptych.kernels.gpu.layers import activations, norms, skinny_gated_gemm
 from diptych.kernels.gpu.layers.moe import ExpertWeights
@@ -77,7 +78,7 @@ class GpuOps:
     Of these, targets that match `to_narrow` are made FP8. Nothing waits for the device.
     """
 
-    num_ranks: Final = 1
+    ranks: Final[Ranks] = ALONE
     state_rules: Final[StateRules] = TritonStateRules()
 
     def __init__(self, dtype: torch.dtype, device: torch.device, to_narrow: re.Pattern[str] | None = None) -> None:
@@ -134,9 +135,6 @@ class GpuOps:
 
     def delta_rule(self, net: DeltaNet, weights: DeltaWeights) -> DeltaRule:
         return GpuDeltaRule(net, weights)
-
-    def all_reduce(self, x: Tensor) -> None:
-        """One rank has it all."""
 
     rms_norm = staticmethod(norms.rms_norm)
     add_rms_norm = staticmethod(norms.add_rms_norm)

@@ -54,7 +54,7 @@ def new_layer(config: ModelConfig, weights: Weights, ops: Ops, index: int) -> La
     return Layer(
         attention=mixer or new_attention(config, weights, ops, index),
         mixer=mixer,
-        growth=new_growth(config, weights, index, weights.norm("norm").device),
+        growth=new_growth(config, weights, index, weights.device),
         attention_post_norm=weights.norm(f"{index}.attention_post_norm") if config.post_norms else None,
         ffn_norm=_ffn_norm(config, weights, ops, index) if is_whole else None,
         ffn=_ffn(config, index).build(config, weights, ops, index) if config.has_ffn(index) else None,

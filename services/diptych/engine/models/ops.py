@@ -23,6 +23,7 @@ from diptych.engine.models.delta_rule import DeltaRule, DeltaWeights, TorchDelta
 from diptych.engine.models.dense import CPU, dense
 from diptych.engine.models.layers.routing import logistic
 from diptych.engine.models.matrix import Activate, HeadMatrices, Matrix, TorchHeadMatrices, TorchMatrix, Weight
+from diptych.engine.models.ranks import ALONE, Ranks
 from diptych.engine.models.state_rules import StateRules, TorchStateRules
 
 
@@ -40,7 +41,8 @@ class Experts(Protocol):
     def forward(self, x: Tensor, chosen: Tensor, shares: Tensor, out: Tensor) -> None:
         """Add up what each token's `chosen` experts make of it, by their `shares`.
 
-        `x` and `out` are `[num_tokens, hidden_size]`, `chosen` and `shares` `[num_tokens, experts_per_token]`.
+        `x` and `out` are `[num_tokens, hidden_size]`, `chosen` and `shares` `[num_tokens, experts_per_token]`. The
+        number behind the last expert's is nobody's: it has a share of 0 and adds nothing.
         """
         ...
 
@@ -49,12 +51,12 @@ class Ops(Protocol):
     """What a layer computes. All tensors are contiguous, two-dimensional, of the model's dtype.
 
     Every matrix of every family is made by `matrix`, and whatever tensor-parallel ranks have computed in parts goes
-    through `all_reduce`: an implementation that wraps another one changes how all models are computed.
+    through `ranks`: an implementation that wraps another one changes how all models are computed.
     """
 
     @property
-    def num_ranks(self) -> int:
-        """How many ranks `all_reduce` adds up."""
+    def ranks(self) -> Ranks:
+        """Those that compute together."""
         ...
 
     @property
@@ -91,10 +93,6 @@ class Ops(Protocol):
 
     def delta_rule(self, net: DeltaNet, weights: DeltaWeights) -> DeltaRule:
         """Take over what a layer with a gated delta rule has beside its matrices."""
-        ...
-
-    def all_reduce(self, x: Tensor) -> None:
-        """Add up `x` over the ranks, in place, after a matrix that was split by columns."""
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None: ...
@@ -166,7 +164,7 @@ class ExpertsInTurn:
         counts = chosen.flatten().bincount(minlength=len(self.down)).tolist()
         out.zero_()
         start = 0
-        for expert, count in enumerate(counts):
+        for expert, count in enumerate(counts[: len(self.down)]):
             if count:
                 mine = tokens[start : start + count]
                 result = self._compute(expert, x[mine])
@@ -192,7 +190,7 @@ def relu_squared(up: Tensor, out: Tensor) -> None:
 class TorchOps:
     """Any dtype on any device."""
 
-    num_ranks: Final = 1
+    ranks: Final[Ranks] = ALONE
     state_rules: Final[StateRules] = TorchStateRules()
 
     def __init__(self, dtype: torch.dtype, device: torch.device = CPU) -> None:
@@ -222,9 +220,6 @@ class TorchOps:
 
     def delta_rule(self, net: DeltaNet, weights: DeltaWeights) -> DeltaRule:
         return TorchDeltaRule(net, weights)
-
-    def all_reduce(self, x: Tensor) -> None:
-        """One rank has it all."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
         torch.mul(weight, _normed(x, eps).to(weight.dtype), out=out)

@@ -8,7 +8,7 @@ are errors.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -30,10 +30,33 @@ class Weights:
         self._vectors = vectors
         self._norm_offset = norm_offset
 
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self._vectors.values())).device
+
+    def put(self, name: str, weight: Matrix | Tensor) -> None:
+        """Add a weight, or replace it."""
+        if isinstance(weight, Tensor):
+            self._vectors[name] = weight
+        else:
+            self._matrices[name] = weight
+
+    def vectors(self) -> dict[str, Tensor]:
+        """Return all that is no matrix."""
+        return dict(self._vectors)
+
+    def noted(self) -> NotedWeights:
+        """Return the same weights, which note what they are asked for."""
+        return NotedWeights(self._matrices, self._vectors, self._norm_offset)
+
     def wrapped(self, wrap: Callable[[str, Matrix], Matrix]) -> Weights:
         """Return the same weights with what `wrap` makes of each matrix."""
         matrices = {name: wrap(name, matrix) for name, matrix in self._matrices.items()}
         return Weights(matrices, self._vectors, self._norm_offset)
+
+    def beside(self, matrices: Mapping[str, Matrix]) -> Weights:
+        """Return the same weights with `matrices` of another model."""
+        return Weights({**self._matrices, **matrices}, self._vectors, self._norm_offset)
 
     def matrix(self, name: str) -> Matrix:
         return self._matrices[name]
@@ -52,6 +75,32 @@ class Weights:
         return weight.float() + self._norm_offset if self._norm_offset else weight
 
 
+class NotedWeights(Weights):
+    """Weights that know what they were asked for: what a part of a model is made of."""
+
+    def __init__(self, matrices: dict[str, Matrix], vectors: dict[str, Tensor], norm_offset: float) -> None:
+        super().__init__(matrices, vectors, norm_offset)
+        self.names: set[str] = set()
+
+    def matrix(self, name: str) -> Matrix:
+        self.names.add(name)
+        return super().matrix(name)
+
+    def vector(self, name: str) -> Tensor | None:
+        found = super().vector(name)
+        if found is not None:
+            self.names.add(name)
+        return found
+
+    def constant(self, name: str) -> Tensor:
+        self.names.add(name)
+        return super().constant(name)
+
+    def norm(self, name: str) -> Tensor:
+        self.names.add(name)
+        return super().norm(name)
+
+
 class _Target:
     """A matrix or vector that waits for its pieces."""
 
@@ -67,6 +116,53 @@ class _Target:
         return None if self._waits_for else [rows for _, rows in sorted(self._pieces, key=lambda each: each[0])]
 
 
+class Assembly:
+    """Puts the tensors of a checkpoint together, whatever order they come in."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        placement: Iterable[Placed],
+        ops: Ops,
+        dtype: torch.dtype,
+        device: torch.device = CPU,
+    ) -> None:
+        self._config = config
+        self._places = dict(placement)  # of the tensors that have not come
+        self._targets = _targets(self._places)
+        self._ops = ops
+        self._dtype = dtype
+        self._device = device
+
+    @property
+    def lacking(self) -> list[str]:
+        """The tensors that have not come, in the order of their names."""
+        return sorted(self._places)
+
+    def tensors_of(self, targets: Collection[str]) -> list[str]:
+        """Return the tensors that have not come and are pieces of `targets`, in the order of their names."""
+        return [name for name in self.lacking if any(piece.target in targets for piece in self._places[name])]
+
+    def add(self, name: str, array: Stored) -> Iterator[tuple[str, Matrix | Tensor]]:
+        """Take a tensor; yield the matrices and vectors that are complete with it. Raises `ConfigError`."""
+        pieces = self._places.pop(name, None)
+        if pieces is None:
+            raise ConfigError(f"{self._config.model_id}: tensor {name!r} has no place in this model, or comes twice")
+        for piece, rows in _cut(self._config, name, array, pieces):
+            complete = self._targets[piece.target].add(piece, rows)
+            if complete is not None:
+                del self._targets[piece.target]
+                yield piece.target, self._laid_out(piece, complete)
+
+    def _laid_out(self, piece: Piece, complete: list[Stored]) -> Matrix | Tensor:
+        its_dtype = torch.float32 if piece.wide else self._dtype
+        if len(piece.shape) != 2:  # convolutions have three
+            return dense(complete, its_dtype, self._device)
+        weight = None if piece.wide else merge(complete)
+        full = dense(complete, its_dtype, self._device) if weight is None else weight
+        return self._ops.matrix(piece.target, full, piece.split)
+
+
 def load(
     config: ModelConfig,
     placement: Iterable[Placed],
@@ -76,31 +172,15 @@ def load(
     device: torch.device = CPU,
 ) -> Weights:
     """Read `tensors` to where `placement` says, in memory of `device`."""
-    places = dict(placement)
-    targets = _targets(places)
-    matrices: dict[str, Matrix] = {}
-    vectors: dict[str, Tensor] = {}
+    assembly, weights = Assembly(config, placement, ops, dtype, device), Weights({}, {}, config.norm_offset)
     for name, array in tensors:
-        pieces = places.pop(name, None)
-        if pieces is None:
-            raise ConfigError(f"{config.model_id}: tensor {name!r} has no place in this model, or comes twice")
-        for piece, rows in _cut(config, name, array, pieces):
-            complete = targets[piece.target].add(piece, rows)
-            if complete is None:
-                continue
-            del targets[piece.target]
-            its_dtype = torch.float32 if piece.wide else dtype
-            if len(piece.shape) != 2:  # convolutions have three
-                vectors[piece.target] = dense(complete, its_dtype, device)
-            else:
-                weight = None if piece.wide else merge(complete)
-                full = dense(complete, its_dtype, device) if weight is None else weight
-                matrices[piece.target] = ops.matrix(piece.target, full, piece.split)
-    if places:
-        raise ConfigError(f"{config.model_id}: the checkpoint lacks {', '.join(sorted(places)[:5])}")
+        for target, found in assembly.add(name, array):
+            weights.put(target, found)
+    if assembly.lacking:
+        raise ConfigError(f"{config.model_id}: the checkpoint lacks {', '.join(assembly.lacking[:5])}")
     if config.tie_embeddings:
-        matrices["lm_head"] = matrices["embed"]
-    return Weights(matrices, vectors, config.norm_offset)
+        weights.put("lm_head", weights.matrix("embed"))
+    return weights
 
 
 def _targets(places: dict[str, tuple[Piece, ...]]) -> dict[str, _Target]:

@@ -18,6 +18,7 @@ from diptych.common.net.served import LoadFormat, check_max_model_len
 from diptych.engine.options.device_kind import DeviceKind
 from diptych.engine.options.sim_timing import read_timing
 from diptych.engine.options.speculation import parse_speculate
+from diptych.engine.options.store_url import check_store
 from diptych.engine.schedule.step_sizes import GivenSizes
 from diptych.engine.tensor_parallel.rank_id import rank_id
 from diptych.engine.values.limits import MAX_DRAFTS, PIN_SHARE, RETRACTED_S, Scheduling
@@ -34,6 +35,8 @@ Quantization = Literal["auto", "none", "fp8"]
 KvBackend = Literal["ucx", "nixl"]
 Overlap = Literal["auto", "on", "off"]
 KvWindows = Literal["free", "keep"]
+
+WeightsFrom = Literal["disk", "peers"]
 
 KV_WINDOWS: Final[KvWindows] = "free"
 
@@ -52,7 +55,8 @@ _AT_LEAST_ONE: Final = (
     "max_loaded_loras",
     "max_lora_rank",
 )
-_NOT_NEGATIVE: Final = ("mixed_step_ms", "kv_cache_mib", "host_cache_mib", "file_cache_mib", "max_loras", "base_gpu")
+_CACHES: Final = ("kv_cache_mib", "host_cache_mib", "file_cache_mib", "shared_cache_mib")
+_NOT_NEGATIVE: Final = ("mixed_step_ms", *_CACHES, "max_loras", "base_gpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,9 @@ class EngineOptions:
     )
     kv_cache_dtype: KvCacheDtype = option("auto", help="of keys and values; auto: as --dtype", group="engine")
     tp: int = option(1, help="processes that share one model's weights and KV (tensor parallel)", group="engine")
+    expert_parallel: bool = option(
+        False, help="each of --tp processes has some experts whole, instead of a part of each", group="engine"
+    )
     dp: int = option(1, help="schedulers side by side, each with all weights (data parallel)", group="engine")
     num_threads: int = option(1, help="CPU threads for the model, of each process", group="engine")
     kv_cache_mib: int = option(
@@ -115,7 +122,7 @@ class EngineOptions:
     overlap: Overlap = option("auto", help="plan the next step while one runs; auto: not on CPUs", group="scheduling")
     speculate: str = option(
         "off",
-        help="guess tokens and verify several at once: suffix, ngram or draft:PATH (a model); off; no token differs",
+        help="guess tokens and verify several at once: suffix, ngram, draft:PATH (a model), mtp; off; no token differs",
         group="scheduling",
     )
     tenant_weights: tuple[str, ...] = option(
@@ -130,6 +137,10 @@ class EngineOptions:
     )
     file_cache_dir: str = option("", help="folder for KV pages that outlive the process; empty: none", group="engine")
     file_cache_mib: int = option(0, help="files in --file-cache-dir, of each scheduler, MiB", group="engine")
+    shared_cache: str = option(
+        "", help="URL of a store of KV pages that workers share: s3:, gs:, az: or file:; empty: none", group="engine"
+    )
+    shared_cache_mib: int = option(0, help="a directory's part of --shared-cache, of all workers, MiB", group="engine")
     kv_windows: KvWindows = option(
         KV_WINDOWS,
         help="KV behind the windows of layers that have some; free: given to others at once; keep: when a request ends",
@@ -168,15 +179,18 @@ class EngineOptions:
         self._check_draft_model()
         self._check_deterministic()
         self._check_file_cache()
+        self._check_shared_cache()
         if self.device == "sim" and self.tp > 1:
             raise ConfigError("--device sim needs --tp 1: ranks are not simulated")
+        if self.expert_parallel and self.tp == 1:
+            raise ConfigError("--expert-parallel needs --tp above 1: it is how those processes share experts")
 
     def _check_draft_model(self) -> None:
         """Raises `ConfigError` where no draft model can be asked."""
-        if not self.draft_model:
+        if not parse_speculate(self.speculate).has_layers:
             return
         if self.device == "sim":
-            raise ConfigError("--device sim computes no draft model: give --speculate suffix or ngram")
+            raise ConfigError("--device sim computes no draft layers: give --speculate suffix or ngram")
         if self.overlap == "on" and self.device == "cpu":
             words = "which waits for tokens that it guesses behind"
             raise ConfigError(f"--overlap on is not for a draft model on CPUs, {words}: leave it out")
@@ -185,8 +199,14 @@ class EngineOptions:
         if bool(self.file_cache_dir) != bool(self.file_cache_mib):
             given, other = ("dir", "mib") if self.file_cache_dir else ("mib", "dir")
             raise ConfigError(f"--file-cache-{given} needs --file-cache-{other}: which folder, and how much of it")
-        if self.file_cache_dir and self.tp > 1:
-            raise ConfigError("--file-cache-dir needs --tp 1: parts of pages on several ranks are not kept in files")
+
+    def _check_shared_cache(self) -> None:
+        if self.shared_cache:
+            check_store(self.shared_cache, self.shared_cache_mib)
+        elif self.shared_cache_mib:
+            raise ConfigError("--shared-cache-mib needs --shared-cache: the URL of a directory")
+        if self.shared_cache and self.tp > 1:
+            raise ConfigError("--shared-cache needs --tp 1: parts of pages on several ranks are not kept in a store")
 
     def _check_deterministic(self) -> None:
         """Raises `ConfigError` for what adds up in another order when other requests are there."""
@@ -243,18 +263,13 @@ class EngineOptions:
         return self.mixed_step_ms / 1000 or math.inf
 
     @property
-    def draft_model(self) -> str:
-        """The model that guesses, as for `model`; empty: none does."""
-        return parse_speculate(self.speculate).model
-
-    @property
     def max_drafts(self) -> int:
         """How many a step verifies at most, of all its requests."""
         return 0 if self.speculate == NO_DRAFTS else MAX_DRAFTS
 
     @property
     def num_lora_slots(self) -> int:
-        return self.max_loras if self.tp == 1 and self.device != "sim" and not self.deterministic else 0
+        return self.max_loras if self.device != "sim" and not self.deterministic else 0
 
     @property
     def num_loaded_loras(self) -> int:
@@ -262,8 +277,6 @@ class EngineOptions:
 
     def loras(self) -> list[tuple[str, Path]]:
         """Return names and folders of the adapters to load at start. Raises `ConfigError`."""
-        if self.lora and self.tp > 1:
-            raise ConfigError("--lora needs --tp 1: adapters are not split over tensor-parallel processes yet")
         if self.lora and self.device == "sim":
             raise ConfigError("--lora needs a model that computes: --device sim takes no adapters")
         if self.lora and not self.max_loras:
@@ -295,6 +308,7 @@ class SchedulerConfig:
     rank: int = 0  # of this process among `engine.tp`; 0 schedules, the others follow
     kv_path: KvPath = "auto"
     kv_require: Requirement = "any"
+    weights_from: WeightsFrom = "disk"  # peers: the first command names them
     # set by `start_scheduler`:
     endpoint: str = ""  # ZMQ ipc address that the frontend has bound
     parent_pid: int = 0  # the scheduler ends with this process

@@ -6,20 +6,24 @@ import hashlib
 from dataclasses import replace
 
 from diptych.architectures.config import DraftLayers
-from diptych.checkpoints.shard import check_divides
+from diptych.checkpoints.shard import check_divides, check_experts
 from diptych.checkpoints.source import ChangedModel, ModelSource, bounded, keeping_all, open_model
 from diptych.common.errors import ConfigError
 from diptych.engine.options.config import EngineOptions
+from diptych.engine.options.speculation import parse_speculate
 
 
 def as_served(source: ModelSource, options: EngineOptions) -> ModelSource:
     """Return `source` with the context, the windows and the draft layers that `options` say. Raises `ConfigError`."""
+    if options.expert_parallel:
+        check_experts(source.config, options.tp)
     short = bounded(source, options.max_model_len)
     served = keeping_all(short) if options.kv_windows == "keep" else short
     draft = open_draft(served, options)
     if draft is None:
         return served
-    _check_same_tokens(served, draft)
+    if not draft.config.joins_rows:  # which it has of the same checkpoint
+        _check_same_tokens(served, draft)
     layers = DraftLayers(draft.config, draft.config.num_kv_heads)
     return ChangedModel(served, replace(served.config, draft=layers))
 
@@ -29,22 +33,25 @@ def open_draft(source: ModelSource, options: EngineOptions) -> ModelSource | Non
 
     Raises `ConfigError` for one whose keys and values can't lie in the pages of `source`.
     """
-    if not options.draft_model:
+    guessing = parse_speculate(options.speculate)
+    if not guessing.has_layers:
         return None
-    draft = keeping_all(open_model(options.draft_model, options.load_format))
-    _check_pages(source, draft)
+    own = open_model(guessing.model, options.load_format) if guessing.model else source.next_layer()
+    draft = keeping_all(own)
+    _check_pages(source, draft, guessing.source)
     check_divides(draft.config, options.tp)
     return ChangedModel(draft, replace(draft.config, context_len=source.config.context_len))
 
 
-def _check_pages(source: ModelSource, draft: ModelSource) -> None:
+def _check_pages(source: ModelSource, draft: ModelSource, name: str) -> None:
+    """`name`: of the source that guesses."""
     main, own = source.config, draft.config
     if main.recurrent is not None or own.recurrent is not None:
         words = "a guess that was wrong can't be taken out of the state of a recurrent layer again"
-        raise ConfigError(f"--speculate draft is not for models with recurrent layers: {words}")
+        raise ConfigError(f"--speculate {name} is not for models with recurrent layers: {words}")
     if len(main.page_groups) > 1:
         raise ConfigError(
-            f"--speculate draft needs one page for all layers, and layers of {main.model_id} with a window have their"
+            f"--speculate {name} needs one page for all layers, and layers of {main.model_id} with a window have their"
             " own: give --kv-windows keep"
         )
     if own.context_len < main.context_len:

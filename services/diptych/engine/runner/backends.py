@@ -185,6 +185,9 @@ def _cpu(setting: Setting) -> Made:
 
 
 def _check_cpu(setting: Setting) -> None:
+    pooling = setting.config.pooling
+    if pooling is not None and pooling.sees_all and setting.config.encoder is None:
+        raise ConfigError("attention backend 'cpu' has no tokens that see those behind them; use 'torch'")
     if setting.kv.device.type != "cpu":
         raise ConfigError(f"attention backend 'cpu' computes on CPUs, not on {setting.kv.device}; use 'auto'")
     if setting.dtype != torch.float32:

@@ -43,12 +43,22 @@ class CpuDraftModel:
         for step in batch.catching_up():
             self.follow(step, None)
         for place in range(batch.most):
-            step = batch.step(place)
-            if place:
-                step = replace(step, input_ids=newest[: step.batch_size])
-            newest = self._agreed(self._logits(step)).numpy()
+            newest = self._agreed(self._passed(batch, place, newest)).numpy()
             found[: len(newest), place] = newest
         return found
+
+    def row(self, slot: int) -> bytes:
+        """See `DraftModel.row`."""
+        return b""
+
+    def put_row(self, slot: int, row: bytes) -> None:
+        """See `DraftModel.put_row`."""
+        return
+
+    def _passed(self, batch: DraftBatch, place: int, newest: I64) -> Tensor:
+        """Return the logits of the tokens in `place`; `newest` are those that the pass before has guessed."""
+        step = batch.step(place)
+        return self._logits(replace(step, input_ids=newest[: step.batch_size]) if place else step)
 
     def _logits(self, step: ForwardBatch) -> Tensor:
         with torch.inference_mode():

@@ -7,32 +7,41 @@ they leave.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import torch
 from torch import Tensor
 
 from diptych.architectures.config import ModelConfig
+from diptych.architectures.next_layer import SHARED
 from diptych.architectures.placement import Placed
 from diptych.checkpoints.quantization.weight import expanded
-from diptych.checkpoints.source import ModelSource
+from diptych.checkpoints.source import BlankModel, ModelSource
 from diptych.common.errors import ConfigError
 from diptych.engine.attention.backend import PhasedAttention
 from diptych.engine.attention.layer_constants import new_sinks, rope_tables
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.models.decoder import Decoder
+from diptych.engine.models.encoder import EncoderModel
+from diptych.engine.models.layers.buffers import Buffers
 from diptych.engine.models.lora import Loras, LowRankSetting, adapted_matrices
+from diptych.engine.models.matrix import Matrix
+from diptych.engine.models.ops import Ops
 from diptych.engine.models.pieces import Pieces
-from diptych.engine.models.weights import Weights, load
+from diptych.engine.models.weights import Assembly, Weights, load
+from diptych.engine.pooling.pooler import Pooler
 from diptych.engine.runner.backends import Backend, Setting, choose, narrowing
+from diptych.engine.runner.hidden_rows import HiddenRows
 from diptych.engine.runner.kv_pool import DTYPES, own_views
 from diptych.engine.runner.model_part import ModelPart
 from diptych.engine.runner.sampling.sampler import Sampler
 from diptych.engine.runner.states import SlotStates
 from diptych.engine.tensor_parallel.communicator import Communicator
 from diptych.engine.values.batch import OnLayer
+from diptych.engine.weights.memory import WeightMemory, weight_memory
+from diptych.engine.weights.taking import Taking
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +57,22 @@ class ModelOptions:
     max_lora_rank: int = 16  # on GPUs
     max_requests: int = 1  # that hold KV at once: each has a state, in models with recurrent layers
     deterministic: bool = False  # a token's bits do not depend on what else is in its step
+    expert_parallel: bool = False  # ranks have whole experts
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Blueprint:
+    """What a model's parts are made by."""
+
+    placement: Sequence[Placed]
+    ops: Ops
+    dtype: torch.dtype
+    device: torch.device
+    vectors: dict[str, Tensor]  # that it has now: all that is no matrix
+
+    def assembly(self, config: ModelConfig) -> Assembly:
+        """Return what puts the tensors of another checkpoint together."""
+        return Assembly(config, self.placement, self.ops, self.dtype, self.device)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,16 +81,26 @@ class LoadedModel:
 
     config: ModelConfig  # of this rank's part
     options: ModelOptions
-    decoder: Decoder
+    decoder: Decoder | EncoderModel
     loras: Loras
     sampler: Sampler
     attention: PhasedAttention
     states: SlotStates | None  # of recurrent layers
     sinks: Tensor | None  # that `attention` reads
     communicator: Communicator | None
+    blueprint: Blueprint
     only_queues: bool  # all but attention, whatever the numbers: a GPU can record it
+    pooler: Pooler | None = None  # None: the model makes text
     main: ModelConfig | None = None  # of the model whose draft this is; None: of none
     draft: LoadedModel | None = None  # that guesses what this one will say, on the same pool
+    rows: HiddenRows | None = None  # that the draft joins; both have them
+    shared: Mapping[str, Matrix] = field(default_factory=dict)  # that the draft has of this one, if it joins rows
+    weights_id: str = ""
+
+    def memory(self) -> WeightMemory:
+        """Return where its own weights lie, without those of adapters and of its draft."""
+        made = f"{self.weights_id} as {self.options.dtype}, quantization {self.options.quantization}"
+        return weight_memory(self.decoder, made, self.sinks)
 
     def on(self, kv: Tensor) -> LoadedModel:
         """Return the same model on another pool of such pages. States stay where they are."""
@@ -74,13 +109,25 @@ class LoadedModel:
             states = self.states.on(kv) if self.states else _new_states(self.config, kv, self.options)
             return replace(self, attention=attention, states=states, draft=self.draft and self.draft.on(kv))
 
+    def new_buffers(self, num_tokens: int, device: torch.device) -> Buffers:
+        """Return what a step of so many tokens needs for its pieces. Encoders have none."""
+        assert isinstance(self.decoder, Decoder), "encoders are refused on GPUs"
+        return self.decoder.new_buffers(num_tokens, device)
+
     def for_requests(self, max_requests: int) -> LoadedModel:
         """Return the same model, to be put on a pool, for so many requests at once."""
         return replace(self, options=replace(self.options, max_requests=max_requests), states=None)
 
+    def sink_place(self, name: str) -> Tensor | None:
+        """Return where the attention backends look for a vector; None for any but "LAYER.sinks"."""
+        if self.sinks is None or not name.endswith(".sinks"):
+            return None
+        layers = list(chain(*self.config.attending.layers_by_kind))
+        return self.sinks[layers.index(int(name.removesuffix(".sinks")))]
+
     def forward(self, batch: StagedBatch, on_layer: OnLayer | None = None, pieces: Pieces | None = None) -> Tensor:
         """Return the logits of `batch.logits_rows`. Attention was told of the batch before, and so were adapters."""
-        return self.decoder.forward(batch, self.attention, on_layer, pieces, self.states)
+        return self.decoder.forward(batch, self.attention, on_layer, pieces, self.states, self.rows)
 
 
 def load_with_draft(
@@ -89,13 +136,32 @@ def load_with_draft(
     kv: Tensor,
     options: ModelOptions,
     communicator: Communicator | None = None,
+    taking: Taking | None = None,
 ) -> LoadedModel:
-    """Load a model as `load_model` does, and beside it the one that guesses for it, which has no adapters."""
-    model = load_model(source, kv, options, communicator)
+    """Load a model as `load_model` does, and beside it the one that guesses for it, which has no adapters.
+
+    `taking`: from whom its weights may come, instead of from disk. A model that makes vectors reads its disk.
+    """
+    may_take = taking is not None and taking.is_hopeful and source.config.pooling is None
+    taken = _taken(source, kv, options, taking) if taking is not None and may_take else None
+    loaded = taken or load_model(source, kv, options, communicator)
+    model = replace(loaded, shared={})  # nobody but a draft holds them beside the model, which may drop its own
     if draft is None:
         return model
-    plain = replace(options, max_loras=0)
-    return replace(model, draft=load_model(draft, kv, plain, communicator, main=model.config))
+    plain, joins = replace(options, max_loras=0), draft.config.joins_rows
+    shared = loaded.shared if joins else {}
+    beside = load_model(draft, kv, plain, communicator, main=model.config, shared=shared)
+    if not joins:
+        return replace(model, draft=beside)
+    page_size = own_views(kv, model.config, None)[0].shape[3]
+    rows = HiddenRows(model.config.hidden_size, DTYPES[options.dtype], kv.device, page_size)
+    return replace(model, rows=rows, draft=replace(beside, rows=rows))
+
+
+def _taken(source: ModelSource, kv: Tensor, options: ModelOptions, taking: Taking) -> LoadedModel | None:
+    """Return a model with the weights of a worker that runs; None: there is none that has them in this form."""
+    blank = load_model(BlankModel(source), kv, options)
+    return blank if taking.fill(blank.memory()) else None
 
 
 def load_model(
@@ -104,27 +170,33 @@ def load_model(
     options: ModelOptions,
     communicator: Communicator | None = None,
     main: ModelConfig | None = None,
+    shared: Mapping[str, Matrix] | None = None,
 ) -> LoadedModel:
     """Load a model to the device of `kv`. With a `communicator` load one rank's part; `kv` is that part's pool.
 
-    `main`: the model, as this process computes it, whose draft this is.
+    `main`: the model, as this process computes it, whose draft this is; `shared`: what it reads of that one.
     """
     if options.dtype not in DTYPES:
         raise ConfigError(f"dtype {options.dtype!r} is not supported; {', '.join(DTYPES)} are")
     dtype = DTYPES[options.dtype]
     with torch.inference_mode():
-        part = ModelPart.of(source, communicator)
+        part = ModelPart.of(source, communicator, whole_experts=options.expert_parallel)
         sinks = new_sinks(part.config.attending, kv.device)
         if options.deterministic and kv.is_cuda:
             _check_fixed_order(part.config, 1 if communicator is None else communicator.size)
+        if kv.is_cuda and part.config.pooling is not None and part.config.pooling.needs_all_tokens:
+            words = f"pooling by {part.config.pooling.method} is not computed on GPUs yet: give --device cpu"
+            raise ConfigError(f"{part.config.model_id}: {words}")
         backend = _choose(part.config.attending, main, kv, options, sinks)
         ops = part.wrap(narrowing(backend, dtype, kv.device) if options.quantization == "fp8" else backend.ops)
         tensors = expanded(part.tensors) if options.quantization == "none" else part.tensors
         placement = list(part.placement)
-        weights = load(part.config, placement, tensors, ops, dtype, kv.device)
+        weights = load(part.config, placement, tensors, ops, dtype, kv.device).beside(shared or {})
         _fill(sinks, chain(*part.config.attending.layers_by_kind), weights)
-        loras = Loras(part.config.num_layers, _adapters_of(placement, options, dtype, kv.device), backend.low_rank)
-        decoder = Decoder(part.config, weights.wrapped(loras.wrap), ops, dtype)
+        loras = Loras(part.config.num_layers, _adapters_of(part.adapted, options, dtype, kv.device), backend.low_rank)
+        wrapped = weights.wrapped(loras.wrap)
+        encodes = part.config.encoder is not None
+        decoder = EncoderModel(part.config, wrapped, dtype) if encodes else Decoder(part.config, wrapped, ops, dtype)
     return LoadedModel(
         config=part.config,
         options=options,
@@ -136,7 +208,11 @@ def load_model(
         sinks=sinks,
         communicator=communicator,
         only_queues=backend.only_queues,
+        pooler=None if part.config.pooling is None else Pooler(part.config.pooling, weights, part.config.rms_norm_eps),
         main=main,
+        weights_id=source.weights_id,
+        shared={name: weights.matrix(name) for name in SHARED},
+        blueprint=Blueprint(placement, ops, dtype, kv.device, weights.vectors()),
     )
 
 

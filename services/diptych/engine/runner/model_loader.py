@@ -7,6 +7,8 @@ that nothing is compiled while requests wait. Other weights are loaded only wher
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import logging
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -43,6 +45,7 @@ from diptych.engine.runner.gpu.memory import (
     step_room,
 )
 from diptych.engine.runner.gpu.warm_up import log_late_kernels, warm_up
+from diptych.engine.runner.in_place import PartsInPlace
 from diptych.engine.runner.kv_pool import new_kv, own_views
 from diptych.engine.runner.loaded_model import LoadedModel, ModelOptions, load_with_draft
 from diptych.engine.runner.model_part import ModelPart
@@ -52,17 +55,64 @@ from diptych.engine.tensor_parallel.communicator import Communicator
 from diptych.engine.values.batch import OnLayer
 from diptych.engine.values.kv_regions import state_nbytes
 from diptych.engine.values.limits import PROMPT_ROWS
+from diptych.engine.weights.taking import Taking
 
 logger = logging.getLogger(__name__)
 
 MIB: Final = 2**20
 ListenerOfNextStep = Callable[[], OnLayer | None]
+AnyRunner = ModelRunner | GpuRunner
+
+
+class ModelInPlace:
+    """Implements `InPlace` for the model of a runner. A model that guesses for it stays as it is."""
+
+    def __init__(self, runner: AnyRunner, communicator: Communicator | None, renew: Callable[[AnyRunner], AnyRunner]):
+        self._runner = runner
+        self._communicator = communicator
+        self._renew = renew
+        self._parts = PartsInPlace(runner.model)
+
+    def release(self) -> None:
+        self._parts.release()
+        if isinstance(self._runner, GpuRunner):
+            torch.cuda.empty_cache()
+        else:
+            _give_back_freed()
+
+    def take(self, source: ModelSource) -> None:
+        try:
+            options = self._runner.model.options
+            part = ModelPart.of(source, self._communicator, whole_experts=options.expert_parallel)
+            self._parts.take(part.tensors)
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(f"no GPU memory is left for a layer of {source.config.model_id}") from error
+
+    def settle(self) -> list[str]:
+        return self._parts.settle()
+
+    def runner(self) -> AnyRunner:
+        return self._renew(self._runner)
+
+
+def _give_back_freed() -> None:
+    """Have the C library give freed memory to the system: of freed matrices it would keep three quarters for others."""
+    with contextlib.suppress(AttributeError):  # not every one can
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 class ModelLoader:
     """Loads the model of one process onto its `device`."""
 
-    def __init__(self, options: EngineOptions, device: torch.device, communicator: Communicator | None) -> None:
+    def __init__(
+        self,
+        options: EngineOptions,
+        device: torch.device,
+        communicator: Communicator | None,
+        taking: Taking | None = None,
+    ) -> None:
+        """`taking`: from whom the weights of the first model may come, instead of from disk."""
+        self._taking = taking
         self._options = options
         self._device = device
         self._communicator = communicator
@@ -75,7 +125,9 @@ class ModelLoader:
         """Return how large the pool is to be. On a GPU this loads the model that `load` will put on it."""
         if self._device.type == "cpu":
             return self._options.kv_cache_mib
-        part, limits = ModelPart.of(source, self._communicator).config, self._limits(source.config)
+        whole_experts = self._options.expert_parallel
+        part = ModelPart.of(source, self._communicator, whole_experts=whole_experts).config
+        limits = self._limits(source.config)
         model = self._load_on_gpu(source, self._few_pages(part, longest_extend(limits, self._options.page_size)))
         self._weights_nbytes = torch.cuda.memory_allocated(self._device)
         if self._options.lora:
@@ -125,9 +177,22 @@ class ModelLoader:
                 self._warm_up(model, runner, kv)
             return runner
 
+    def in_place(self, runner: ModelRunner | GpuRunner) -> ModelInPlace:
+        """Return what replaces the weights of the model that `runner` runs. A GPU's graphs are recorded anew."""
+        return ModelInPlace(runner, self._communicator, self._renewed)
+
+    def _renewed(self, runner: ModelRunner | GpuRunner) -> ModelRunner | GpuRunner:
+        if isinstance(runner, ModelRunner):
+            return runner
+        with_graphs = self._options.cuda_graphs == "on"
+        with torch.cuda.device(self._device):
+            limits = self._limits(runner.model.config)
+            return self._new_runner(runner.model, limits, runner.layer_listener, with_graphs=with_graphs)
+
     def _on_cpu(self, source: ModelSource, kv: Tensor, layer_listener: ListenerOfNextStep) -> ModelRunner:
         options: dict[str, Any] = asdict(self._model_options())
         parts = {**options, "communicator": self._communicator, "draft": open_draft(source, self._options)}
+        parts["taking"] = self._first_taking()
         return ModelRunner(source, kv, **parts, layer_listener=layer_listener)
 
     def _measured_mib(self, model: LoadedModel, limits: StepLimits) -> int:
@@ -174,14 +239,23 @@ class ModelLoader:
         kept = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
         free = torch.cuda.mem_get_info(self._device)[0] + kept
         check_room_beside(self._weights_nbytes, self._step_nbytes, free)
-        return self._load_on_gpu(source, kv)
+        model = self._load_on_gpu(source, kv)
+        if self._options.num_lora_slots:
+            model.loras.reserve()  # adapters come into their slots when it is served: nothing may fail then
+        return model
 
     def _load_on_gpu(self, source: ModelSource, kv: Tensor) -> LoadedModel:
         try:
             draft = open_draft(source, self._options)
-            return load_with_draft(source, draft, kv, self._model_options(), self._communicator)
+            options = self._model_options()
+            return load_with_draft(source, draft, kv, options, self._communicator, self._first_taking())
         except torch.OutOfMemoryError as error:
             raise ConfigError(f"{source.config.model_id} does not fit what is left of the GPU's memory") from error
+
+    def _first_taking(self) -> Taking | None:
+        """Givers are asked once: later weights are others."""
+        taking, self._taking = self._taking, None
+        return taking
 
     def _few_pages(self, part: ModelConfig, longest: int) -> Tensor:
         """Return a pool for requests of at most so many tokens: what is as long as a request has no more places."""
@@ -213,4 +287,5 @@ class ModelLoader:
             max_lora_rank=options.max_lora_rank,
             max_requests=self.chosen.sizes.max_requests + PROMPT_ROWS,
             deterministic=options.deterministic,
+            expert_parallel=options.expert_parallel,
         )

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from diptych.architectures.config import ModelConfig
+from diptych.architectures.next_layer import placement_of
 from diptych.architectures.placement import Placed
-from diptych.architectures.registry import FAMILIES
 from diptych.checkpoints.quantization.weight import Stored
 from diptych.checkpoints.shard import Shard, cut_tensors
 from diptych.checkpoints.source import ModelSource
+from diptych.engine.lora.rank_part import adapted_placement
 from diptych.engine.models.ops import Ops
 from diptych.engine.tensor_parallel.communicator import Communicator
 from diptych.engine.tensor_parallel.ops import TensorParallelOps
@@ -24,18 +25,25 @@ class ModelPart:
     placement: Iterable[Placed]
     tensors: Iterable[tuple[str, Stored]]
     wrap: Callable[[Ops], Ops]
+    adapted: Iterable[Placed]  # the same as `placement`, as adapters see it
 
     @staticmethod
-    def of(source: ModelSource, communicator: Communicator | None) -> ModelPart:
-        """Return the part of the communicator's rank; all for None. Raises `ConfigError` if ranks can't share it."""
-        place = FAMILIES[source.config.architecture].placement
+    def of(source: ModelSource, communicator: Communicator | None, *, whole_experts: bool = False) -> ModelPart:
+        """Return the part of the communicator's rank; all for None. Raises `ConfigError` if ranks can't share it.
+
+        `whole_experts`: see `Shard`.
+        """
+        place = placement_of(source.config)
         if communicator is None:
-            return ModelPart(source.config, place(source.config), source.tensors(), lambda ops: ops)
-        shard = Shard(communicator.rank, communicator.size)
+            return ModelPart(
+                source.config, place(source.config), source.tensors(), lambda ops: ops, place(source.config)
+            )
+        shard = Shard(communicator.rank, communicator.size, whole_experts)
         cuts = shard.placement(source.config, place)
         return ModelPart(
             config=shard.config(source.config),
-            placement=[(name, tuple(cut.local for cut in each)) for name, each in cuts],
+            placement=[(name, tuple(cut.local for cut in each)) for name, each in cuts if each],
             tensors=cut_tensors(source.tensors(), cuts),
             wrap=lambda ops: TensorParallelOps(ops, communicator),
+            adapted=adapted_placement(source.config, shard),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -12,7 +13,8 @@ from diptych.checkpoints.source import ModelSource
 from diptych.engine.attention.staged_batch import logits_rows, stage
 from diptych.engine.models.lora import Loras
 from diptych.engine.runner.draft_model import CpuDraftModel
-from diptych.engine.runner.loaded_model import ModelOptions, load_with_draft
+from diptych.engine.runner.loaded_model import LoadedModel, ModelOptions, load_with_draft
+from diptych.engine.runner.next_layer import CpuNextLayer
 from diptych.engine.runner.sampling.sampler import sample_step
 from diptych.engine.tensor_parallel.communicator import Communicator
 from diptych.engine.values.batch import (
@@ -25,7 +27,14 @@ from diptych.engine.values.batch import (
     WaitForResult,
 )
 from diptych.engine.values.kv_regions import kv_layout
+from diptych.engine.weights.memory import WeightMemory
+from diptych.engine.weights.taking import Taking
 from diptych.kvtransfer.layout import PoolLayout
+
+
+def new_follower(draft: LoadedModel, device: torch.device) -> CpuDraftModel:
+    """Return who computes steps behind the model that `draft` guesses for."""
+    return CpuNextLayer(draft, device) if draft.config.joins_rows else CpuDraftModel(draft, device)
 
 
 class ModelRunner:
@@ -49,11 +58,13 @@ class ModelRunner:
         communicator: Communicator | None = None,
         layer_listener: Callable[[], OnLayer | None] = lambda: None,
         deterministic: bool = False,
+        expert_parallel: bool = False,
         draft: ModelSource | None = None,
+        taking: Taking | None = None,
     ) -> None:
         """With a `communicator` load one rank's part; `kv` is then the pool of that part.
 
-        `draft` guesses for the model; its layers are `source.config.draft`.
+        `draft` guesses for the model; its layers are `source.config.draft`. `taking`: from whom weights may come.
 
         `decode_attention_backend` is for steps without prompts; None: as the others. `layer_listener` is asked before
         each step who is to hear of its layers.
@@ -69,16 +80,24 @@ class ModelRunner:
             max_lora_rank=max_lora_rank,
             max_requests=max_requests,
             deterministic=deterministic,
+            expert_parallel=expert_parallel,
         )
-        self._model = load_with_draft(source, draft, kv, options, communicator)
-        self._follower = None if self._model.draft is None else CpuDraftModel(self._model.draft, kv.device)
+        self.model = load_with_draft(source, draft, kv, options, communicator, taking)
+        self._follower = None if self.model.draft is None else new_follower(self.model.draft, kv.device)
         self.draft_model: DraftModel | None = self._follower
         self._device = kv.device
-        self._layer_listener = layer_listener
+        self._memory: WeightMemory | None = None
+        self.layer_listener = layer_listener
 
     @property
     def loras(self) -> Loras:
-        return self._model.loras
+        return self.model.loras
+
+    def memory(self) -> WeightMemory:
+        """In any thread. It is the same at all times, and found when it is asked for first."""
+        if self._memory is None:
+            self._memory = self.model.memory()
+        return self._memory
 
     @staticmethod
     def pool_layout(config: ModelConfig, *, num_pages: int, page_size: int, dtype: str) -> PoolLayout:
@@ -92,14 +111,16 @@ class ModelRunner:
     def logits(self, batch: ForwardBatch) -> Tensor:
         """Write the batch's KV; return the logits of the rows to sample from, and then of the prompt rows."""
         with torch.inference_mode():
-            states = self._model.states
+            states = self.model.states
             if states is not None:
                 batch = states.before(batch)
             staged = stage(batch, self._device)
-            self._model.attention.init_forward_metadata(staged)
-            self.loras.begin(batch.adapters, batch.extend_lens, logits_rows(batch))
-            on_layer = self._layer_listener()
-            logits = self._model.forward(staged, on_layer)
+            self.model.attention.init_forward_metadata(staged)
+            rows = logits_rows(batch) if self.model.pooler is None else self.model.pooler.rows(batch)
+            staged = replace(staged, logits_rows=torch.from_numpy(rows).to(self._device))
+            self.loras.begin(batch.adapters, batch.extend_lens, rows)
+            on_layer = self.layer_listener()
+            logits = self.model.forward(staged, on_layer)
             if self._follower is not None and batch.is_followed:
                 self._follower.follow(batch, on_layer)
             if states is not None:
@@ -109,5 +130,8 @@ class ModelRunner:
     def sample(self, batch: ForwardBatch, logits: Tensor, sampling: SamplingBatch) -> WaitForResult:
         """Choose the batch's next tokens by its logits, which may be overwritten."""
         with torch.inference_mode():
-            result = sample_step(self._model.sampler, logits.cpu(), sampling, batch.prompt_rows)
+            if self.model.pooler is not None:
+                pooled = self.model.pooler.result(logits, batch)
+                return lambda: pooled
+            result = sample_step(self.model.sampler, logits.cpu(), sampling, batch.prompt_rows)
             return lambda: result

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from diptych.checkpoints.shard import Shard
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.common.errors import ConfigError
 from diptych.engine.cache.host_pages import HostPages
 from diptych.engine.cache.host_tier import PageCopier
+from diptych.engine.lora.host import AdapterHost
+from diptych.engine.models.lora import Loras, Prepared
+from diptych.engine.models.lora_host import LoraHost
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.pool_size import head_share, pool_layout
 from diptych.engine.options.served_model import as_served
@@ -26,7 +31,10 @@ from diptych.engine.schedule.step_sizes import Chosen
 from diptych.engine.tensor_parallel.communicator import Communicator, TorchCommunicator
 from diptych.engine.tensor_parallel.group import LeadRank, RankGroup, SingleRank
 from diptych.engine.tensor_parallel.rank_log import store_path
+from diptych.engine.tensor_parallel.trainer_groups import TorchGroups
+from diptych.engine.tensor_parallel.weight_sets import InPlace
 from diptych.engine.values.batch import OnLayer
+from diptych.engine.weights.taking import Taking
 from diptych.kernels.gpu import launcher
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.transport import DevicePages, Pool, TransportMemory
@@ -39,7 +47,9 @@ class TorchHardware:
     _loader: ModelLoader
     _kv: Tensor
 
-    def __init__(self, options: EngineOptions, gpu: int) -> None:
+    def __init__(self, options: EngineOptions, gpu: int, taking: Taking | None = None) -> None:
+        """`taking`: from whom the weights of the first model may come, instead of from disk."""
+        self._taking = taking
         self._device = open_device(options.device, gpu)
         self.options = options.on("cuda" if self._device.type == "cuda" else "cpu")
         self._communicator: Communicator | None = None
@@ -60,15 +70,16 @@ class TorchHardware:
     def join(self, endpoint: str, rank: int) -> TorchCommunicator:
         """Meet the other ranks, as one of them."""
         communicator = TorchCommunicator(rank, self.options.tp, store_path(endpoint), self._device)
+        communicator.open_peers()
         self._communicator = communicator
         return communicator
 
     def pool_layout(self, source: ModelSource, rank: int) -> PoolLayout:
-        self._loader = ModelLoader(self.options, self._device, self._communicator)
+        self._loader = ModelLoader(self.options, self._device, self._communicator, self._taking)
         kv_cache_mib = self._loader.kv_cache_mib(source)
         self.chosen = self._loader.chosen
         options = replace(self.options, kv_cache_mib=kv_cache_mib, max_step_tokens=self.chosen.sizes.max_step_tokens)
-        part = ModelPart.of(source, self._communicator)
+        part = ModelPart.of(source, self._communicator, whole_experts=self.options.expert_parallel)
         return pool_layout(part.config, options, head_share(source.config, options, rank))
 
     def allocate(self, layout: PoolLayout, memory: TransportMemory | None) -> Pool | DevicePages | None:
@@ -80,6 +91,15 @@ class TorchHardware:
 
     def load(self, source: ModelSource, layer_listener: Callable[[], OnLayer | None]) -> ModelRunner | GpuRunner:
         return self._loader.load(source, self._kv, layer_listener)
+
+    def in_place(self, runner: Any) -> InPlace[Any]:
+        return self._loader.in_place(runner)
+
+    def groups(self, rank: int) -> TorchGroups:
+        return TorchGroups(rank, self._device)
+
+    def adapters(self, source: ModelSource, rank: int, loras: Callable[[], Loras]) -> AdapterHost[Prepared]:
+        return LoraHost(source.config, Shard(rank, self.options.tp), loras)
 
     def pool_bytes(self) -> memoryview:
         return kv_bytes(self._kv)

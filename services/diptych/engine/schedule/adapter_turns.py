@@ -242,6 +242,11 @@ class AdapterTurns:
             self._numbers[slot], self._last_use[slot] = NO_ADAPTER, 0
         return slot
 
+    def place_again(self) -> None:
+        """Bring all adapters that have a slot into it: the model is another one."""
+        for number, slot in self._slots.items():
+            self._place(number, slot)
+
     def check(self) -> None:
         """Assert what always holds."""
         assert {n: s for s, n in enumerate(self._numbers) if n != NO_ADAPTER} == self._slots

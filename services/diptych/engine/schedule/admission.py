@@ -13,6 +13,7 @@ def refuse(request: Request, limits: Limits, *, is_known: bool, max_tokens: int,
 
     `max_tokens` bounds prompt and output together: the model's context or the KV pool, whichever is smaller.
     """
+    is_pooled = request.labels != () or limits.pooling is not None  # it needs no place for output
     prompt, vocab_size = request.tokens[: request.prompt_len], limits.vocab_size
     if is_known:
         return Failure(FailureCode.INVALID, f"room {request.room:016x} is already in use")
@@ -20,7 +21,7 @@ def refuse(request: Request, limits: Limits, *, is_known: bool, max_tokens: int,
         return Failure(FailureCode.INVALID, "the prompt is empty")
     if request.contents:
         return Failure(FailureCode.INVALID, "the prompt has content that is no text; this model takes text only")
-    if request.prompt_len >= max_tokens:
+    if request.prompt_len >= max_tokens + is_pooled:
         words = f"the prompt has {request.prompt_len} tokens; this worker takes fewer than {max_tokens} with output"
         return Failure(FailureCode.INVALID, words)
     if prompt.min() < 0 or prompt.max() >= vocab_size:
@@ -33,3 +34,25 @@ def refuse(request: Request, limits: Limits, *, is_known: bool, max_tokens: int,
         words = f"{num_waiting} requests wait already, of at most {limits.scheduling.max_waiting}"
         return Failure(FailureCode.OVERLOADED, words)
     return None
+
+
+def refuse_pooled(request: Request, limits: Limits) -> str | None:
+    """Say why no vector can be made of a prompt here; None when one can."""
+    pooling, prompt_len = limits.pooling, request.prompt_len
+    if request.params.max_tokens != 1:
+        return "a leg without text ends with its prompt: it has one token of output, which means nothing"
+    if request.labels and max(request.labels) >= limits.vocab_size:
+        return f"label_token_ids has tokens outside the vocabulary of {limits.vocab_size}"
+    if pooling is None:
+        return None if request.labels else "this model makes text, no embeddings: a leg without text needs labels"
+    if request.labels:
+        return "this model makes no text, so no token has a probability: leave label_token_ids out"
+    if pooling.needs_all_tokens and prompt_len > limits.max_whole_tokens:
+        words = f"the prompt has {prompt_len} tokens, and this model sees a prompt as a whole"
+        return f"{words}: a step of this worker computes {limits.max_whole_tokens} at most (see --max-step-tokens)"
+    return None
+
+
+def refuse_text(limits: Limits) -> str | None:
+    """Say why no text can be made here; None when some can."""
+    return None if limits.pooling is None else "this model makes no text"

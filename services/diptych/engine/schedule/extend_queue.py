@@ -132,7 +132,8 @@ class ExtendQueue:
         first = min(line, key=lambda request: gives_way(request, now_s))
         start = first.computed_len if first.row >= 0 else first.given_len
         cost, place = self._cost.of(start, first.num_tokens - start), (gives_way(first, now_s), arrival(first))
-        return NextPrompt(first.room, due_s(first), cost, first.slo.weight, self.waiting_tokens, len(self), place)
+        waiting = self.waiting_tokens, len(self)
+        return NextPrompt(first.room, due_s(first), cost, first.slo.weight, *waiting, place, first.is_idle_work)
 
     def _begun(self, now_s: float) -> tuple[list[Request], list[Request]]:
         """Return those that are part-way and can go on: in their turns, and those that let others pass."""
@@ -161,7 +162,7 @@ class ExtendQueue:
             self.expect(request)
         while self._waiting.has_next and self._cache.has_row and step.has_room:
             request = self._waiting.peek(now_s)
-            if late and gives_way(request, now_s):
+            if (late and gives_way(request, now_s)) or (request.is_idle_work and _is_urgent(step)):
                 break
             if reason := self.reason_to_wait(request):
                 if not self._waiting.set_aside(reason):
@@ -182,7 +183,7 @@ class ExtendQueue:
                 continue
             if not self._waiting.set_aside_for_restore():
                 break
-        self._go_on(step, late)
+        self._go_on(step, [request for request in late if not (request.is_idle_work and _is_urgent(step))])
         return step.chunks
 
     def _go_on(self, step: Packing, begun: Iterable[Request]) -> bool:
@@ -213,6 +214,11 @@ class ExtendQueue:
     def recall(self, chunks: Iterable[Chunk]) -> None:
         """The step that was to compute the chunks did not: take back the requests that had left with it."""
         self._extending.extendleft(chunk.request for chunk in chunks if chunk.is_last)
+
+
+def _is_urgent(step: Packing) -> bool:
+    """Whether somebody waits for what the step has already: no work for idle time makes it longer."""
+    return any(not chunk.request.is_idle_work for chunk in step.chunks)
 
 
 def pays_to_wait(cache: KvCache, cost: PromptCost, request: Request, pending: PendingPrefix) -> bool:

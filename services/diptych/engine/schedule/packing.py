@@ -29,10 +29,14 @@ class Packing:
 
     def admits(self, request: Request, start: int) -> bool:
         """Whether the request's chunk from `start` on should be added."""
-        if not self.has_room:
+        if not self.has_room or not self._has_room_for(request, start):
             return False
         num_tokens = chunk_len(request, start, self._cost.chunk_len(start, self._budget))
         return self.admits_any or self._pays(self._cost.of(start, num_tokens))
+
+    def _has_room_for(self, request: Request, start: int) -> bool:
+        """Whether all of a request fits that can't be cut."""
+        return not request.is_whole or self._cost.chunk_len(start, self._budget) >= request.num_tokens - start
 
     def add(self, request: Request) -> None:
         """Add its next chunk; there is room."""

@@ -16,6 +16,7 @@ from diptych.engine.values.request import Request
 AGING_S: Final = 10.0  # of waiting that are worth one level of priority
 AHEAD_S: Final = 60.0  # of a job's time that count for a request that goes on with it
 NO_DEADLINE_S: Final = 600.0  # after which a request without a deadline counts as due, and so never starves
+IDLE_PATIENCE_S: Final = 60.0  # after which even work for idle time has its turn
 PATIENCE_S: Final = 5.0  # after which the first in line goes, whatever is cached
 
 
@@ -96,12 +97,21 @@ class InTime:
         first = self._policy.choose(line, now_s)
         if not gives_way(first, now_s):
             return first
-        in_time = [request for request in line if now_s <= due_s(request) < math.inf]
-        return self._policy.choose(in_time, now_s) if in_time else first
+        passing = [request for request in line if _passes(request, first, now_s)]
+        return self._policy.choose(passing, now_s) if passing else first
+
+
+def _passes(request: Request, first: Request, now_s: float) -> bool:
+    """Whether a request goes before the first in line, which gives way."""
+    if first.is_idle_work:
+        return not request.is_idle_work
+    return now_s <= due_s(request) < math.inf and not request.is_idle_work
 
 
 def gives_way(request: Request, now_s: float) -> bool:
-    """Whether its first token is late, so that others, who may be in time, go first; but not for ever."""
+    """Whether others go first, but not for ever: it is work for idle time, or its first token is late anyway."""
+    if request.is_idle_work:
+        return now_s - request.life.arrival_s < IDLE_PATIENCE_S
     return PATIENCE_S > now_s - due_s(request) > 0
 
 

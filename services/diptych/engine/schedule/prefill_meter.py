@@ -20,6 +20,7 @@ from diptych.engine.values.step_model import StepModel, StepShape
 
 BUSY_MEMORY_S: Final = 60.0  # what was longer ago counts less than 1/e
 SPEED_MEMORY_S: Final = 30.0  # likewise, in time that was spent on prompts
+LAST_STEPS: Final = 256  # that are remembered, for who asks what happened last
 LEARNED_EVERY: Final = 8  # steps without prompts, which are alike: each would cost microseconds
 RENEWED: Final = 1.02  # times the time of prompts since start: then what predictions go by is asked for again
 FIT_MEMORY_STEPS: Final = 4096  # likewise, of steps of one kind
@@ -33,6 +34,19 @@ class _Begun(NamedTuple):
     host_s: float  # before that, since the end of another one
     shape: StepShape | None  # None: nobody wants to know
     num_requests: int
+    mode: ForwardMode
+    num_tokens: int
+
+
+class LastStep(NamedTuple):
+    """A step of late, as a crash dump tells it."""
+
+    began_s: float
+    took_s: float  # -1: it runs
+    host_s: float
+    mode: str
+    requests: int
+    tokens: int
 
 
 class PrefillMeter:
@@ -45,6 +59,7 @@ class PrefillMeter:
         self._model: StepModel | None = None  # as of when prompts had taken so long:
         self._modelled_s = 0.0
         self._running: deque[_Begun] = deque()
+        self._last: deque[tuple[_Begun, float]] = deque(maxlen=LAST_STEPS)  # with the time of each
         self._num_plain = 0  # steps without prompts
         self._rested = True  # there was nothing to compute since the last step
         self._ended_s = -math.inf  # the last step
@@ -70,6 +85,19 @@ class PrefillMeter:
         shape = StepShape(0, 0, end - start, (end**2 - start**2) / 2, 1)
         return self._model.seconds(shape) - max(self._model.step, self._model.prompt_step)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether a step has begun and not ended."""
+        return bool(self._running)
+
+    def last_steps(self) -> list[LastStep]:
+        """Return the steps of late, and those that run, the oldest first."""
+        steps = [*self._last, *((step, -1.0) for step in self._running)]
+        return [
+            LastStep(step.began_s, took_s, step.host_s, step.mode.value, step.num_requests, step.num_tokens)
+            for step, took_s in steps
+        ]
+
     def busy(self, now_s: float) -> float:
         """Return the share of time in which prompts were computed, of late."""
         return self._busy * _kept(now_s - self._ended_s)
@@ -77,7 +105,11 @@ class PrefillMeter:
     def begin(self, batch: ForwardBatch, now_s: float) -> None:
         host_s = 0.0 if self._rested or self._running else max(0.0, now_s - self._ended_s)
         shape = StepShape.of(batch) if self._wants_shape(batch) else None
-        self._running.append(_Begun(_prompt_tokens(batch, shape), now_s, host_s, shape, batch.batch_size))
+        self._running.append(
+            _Begun(
+                _prompt_tokens(batch, shape), now_s, host_s, shape, batch.batch_size, batch.mode, len(batch.input_ids)
+            )
+        )
         self._rested = False
 
     def _wants_shape(self, batch: ForwardBatch) -> bool:
@@ -110,6 +142,7 @@ class PrefillMeter:
         step = self._running.popleft()
         began_s = max(step.began_s, self._ended_s)
         took_s = now_s - began_s
+        self._last.append((step, took_s))
         if self.log.is_on and step.shape is not None:
             size = StepSize.of(step.shape, step.num_prompt_tokens, step.num_requests)
             self.log.add(LoggedStep(began_s, took_s, size, step.host_s))

@@ -48,6 +48,14 @@ class Drafter(Protocol):
         """Return whether a draft model, where there is one, is to compute a step that is about to be launched."""
         return True
 
+    def row_behind(self, request: Request) -> bytes:
+        """Return what guessing behind the computed tokens of a request takes elsewhere, beside its pages."""
+        return b""
+
+    def go_on_behind(self, request: Request, row: bytes) -> None:
+        """Take that of a request whose prompt was computed elsewhere; it has its pages."""
+        return
+
     def launched(self, step: Step, now_s: float) -> None:
         """A step is launched, with all that was proposed for it or with less."""
         return
@@ -331,6 +339,8 @@ class Running:
         else:
             least = 0 if self._steps else AT_LAST  # nobody gets a token before some of a prompt is computed
             budget = self._pace.apart(most, num_waiting, now_s, max(1, self._queue.waiting_tokens), first, least)
+        if first is not None and first.is_idle_work:
+            budget = min(budget, self._pace.idle(most))
         return self._queue.plan(now_s, budget, self.spare_pages)
 
     def _decodes(self) -> list[Request]:

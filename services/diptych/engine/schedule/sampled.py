@@ -169,6 +169,13 @@ def collect_prompt_logprobs(chunks: Sequence[Chunk], result: StepResult) -> None
             start = stop
 
 
+def collect_vectors(step: Step, result: StepResult) -> None:
+    """Let each request whose prompt the step has completed have its vector."""
+    for request, first in zip(step.sampled, step.first_samples, strict=True):
+        if result.vectors is not None and request.num_output_tokens == 0:
+            request.vector = result.vectors[first]
+
+
 def pop_prompt_logprobs(request: Request) -> TokenLogprobs | None:
     """Return them when the prompt is complete; they are reported once."""
     collected, request.prompt_logprobs = request.prompt_logprobs, None

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from diptych.common.arrays import F32, I32, I64, U64
-from diptych.engine.values.batch import Bias, Penalties, SamplingBatch
+from diptych.engine.values.batch import Bias, Labels, Penalties, SamplingBatch
 from diptych.engine.values.request import Request
 from diptych.engine.values.step import Drafts
 from diptych.generation.grammar import num_words
@@ -52,6 +52,7 @@ class SamplingBuilder:
             penalties=_penalties(places),
             token_mask=_token_mask(places, self._vocab_size),
             num_top=_num_top(params),
+            labels=_labels([place.request for place in places]),
         )
 
 
@@ -192,3 +193,10 @@ def _counted(place: Place) -> tuple[I64, I64]:
     if not place.num_before:
         counts.update(request.tokens[: request.num_tokens])
     return counts.with_more(place.drafts[: place.num_before])
+
+
+def _labels(requests: Sequence[Request]) -> Labels | None:
+    if not any(request.labels for request in requests):
+        return None
+    rows = np.repeat(np.arange(len(requests)), [len(request.labels) for request in requests])
+    return Labels(rows, np.array([label for request in requests for label in request.labels], np.int64))

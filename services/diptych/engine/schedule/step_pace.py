@@ -35,6 +35,7 @@ from diptych.engine.values.request import Request
 
 UNBOUNDED: Final = -1
 PATIENCE: Final = 8  # steps
+IDLE_STEP_S: Final = 0.02  # that a step of work for idle time takes, about
 HEADROOM: Final = 0.92  # of the time that is left is planned: what is spared comes back, as slack, in the next step
 WORTH: Final = 8  # times what a step costs that has nothing else: prompts wait until there is time for so much
 AT_LAST: Final = 2 * STEP_COST  # for who has waited: fewer would be hardly cheaper than the step that they are in
@@ -110,6 +111,7 @@ class NextPrompt(NamedTuple):
     queued: int  # tokens of all that wait with it
     num_waiting: int  # prompts, with it
     place: tuple[bool, float]  # in the order of all that wait here: those that may be in time, by when they came
+    is_idle_work: bool = False  # it is behind all others, and so are all that wait
 
 
 class _Launched(NamedTuple):
@@ -195,6 +197,12 @@ class StepPace:
         if first is not None and self._goes_first(first, self._apart, tokens_s, spare_s, now_s):
             spare_s = math.inf
         return self._budget(most, wanted, self._apart, num_rows, spare_s, self._longest_s, least)
+
+    def idle(self, most: int) -> int:
+        """Return what prompts may cost in a step that nobody waits for: who comes meanwhile is to be heard soon."""
+        known = self._known(self._apart)
+        fitting = known.cost_in(IDLE_STEP_S) if known.line.is_known else 0
+        return min(most, max(MIN_CHUNK, fitting))
 
     def shown(self, num_rows: int) -> int:
         """Return what prompts may cost in the step behind those that are launched, roughly, for others to hear of."""

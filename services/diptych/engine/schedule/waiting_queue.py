@@ -1,7 +1,7 @@
 """Requests that wait for admission, and which of them is next.
 
 Retracted requests go first; then the tenant whose turn it is (`tenant_shares`), and of its requests the one that the
-policy chooses.
+policy chooses. Work for idle time goes behind all other, whosever that is.
 Rule: the next request stays the next until it is taken or leaves, even if it does not fit yet: nobody is overtaken
 forever for being large. Only who comes back from aside goes before it, if it ranks before it; and while its first token
 is late, for a bounded time, those whose first tokens may still be in time (`gives_way`).
@@ -175,9 +175,14 @@ class WaitingQueue:
         self.num_prompts -= expected > 0
 
     def _choose(self, now_s: float) -> Request:
-        tenant = self._shares.next(self._lines)
+        urgent = {tenant: line for tenant, line in self._lines.items() if not _is_idle_work(line)}
+        tenant = self._shares.next(urgent or self._lines)
         line = self._lines[tenant][:WINDOW]
         return self._policy.choose([request for _, _, request in line], now_s)
+
+
+def _is_idle_work(line: Sequence[Place]) -> bool:
+    return all(request.is_idle_work for _, _, request in line)
 
 
 def new_waiting_queue(cache: KvCache, scheduling: Scheduling) -> WaitingQueue:

@@ -8,14 +8,12 @@ which of them are in the model's slots.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
-from diptych.architectures.registry import FAMILIES
-from diptych.checkpoints.source import ModelSource
-from diptych.engine.lora.peft_folder import read_adapter
+from diptych.common.errors import DiptychError
+from diptych.engine.lora.host import AdapterHost, ReadAdapter
 from diptych.engine.lora.registry import Loaded, LoraRegistry
 from diptych.engine.schedule.adapter_turns import AdapterTurns
 from diptych.engine.scheduler.admin_thread import Effect, Handler
@@ -25,29 +23,6 @@ from diptych.v1.admin_pb2 import AdminAnswer, AdminCommand, LoadLoraResponse, Un
 logger = logging.getLogger(__name__)
 
 W = TypeVar("W")  # an adapter's weights, as the model wants them
-W_contra = TypeVar("W_contra", contravariant=True)
-if TYPE_CHECKING:  # needs torch, whose threads are configured first
-    from diptych.engine.models.lora import Loras, Prepared
-
-
-@dataclass(frozen=True, slots=True)
-class ReadAdapter(Generic[W]):
-    """An adapter that only has to be put into a slot."""
-
-    fingerprint: str
-    weights: W
-
-
-class Slots(Protocol[W_contra]):
-    """The places for adapters in a model."""
-
-    def install(self, slot: int, weights: W_contra) -> None:
-        """Put an adapter into a slot, in place of what is there, for the steps that are launched from now on."""
-        ...
-
-    def remove(self, slot: int) -> None:
-        """Nobody will have what is in the slot."""
-        ...
 
 
 class Adapters(Generic[W]):
@@ -57,15 +32,13 @@ class Adapters(Generic[W]):
         self,
         registry: LoraRegistry,
         turns: AdapterTurns,
-        slots: Callable[[], Slots[W]],
-        read: Callable[[Path], ReadAdapter[W]],
+        host: AdapterHost[W],
     ) -> None:
         self._registry = registry
         self.turns = turns
         turns.place_by(self._place)
         self._weights: dict[int, W] = {}  # by number
-        self._slots = slots  # of the model that is served now
-        self._read = read  # on the admin thread; raises `DiptychError`
+        self._host = host
         self._changed = False
 
     @property
@@ -75,7 +48,7 @@ class Adapters(Generic[W]):
 
     def load(self, name: str, path: Path) -> None:
         """Load at once, before the loop runs. Raises `DiptychError`."""
-        self._install(name, self._read(path))
+        self._install(name, self._host.read(path))
 
     def news(self) -> tuple[bootstrap_pb2.LoraAdapter, ...] | None:
         """Return all adapters that requests may use, if that has changed since the last call."""
@@ -94,15 +67,21 @@ class Adapters(Generic[W]):
 
     def _place(self, number: int, slot: int) -> None:
         """Put a loaded adapter into a slot."""
-        self._slots().install(slot, self._weights[number])
+        self._host.install(slot, self._weights[number])
 
     def _load(self, command: AdminCommand) -> Effect:
-        name, read = command.load_lora.name, self._read(Path(command.load_lora.path))
+        name, read = command.load_lora.name, self._host.read(Path(command.load_lora.path))
         return lambda: AdminAnswer(load_lora=self._install(name, read))
 
     def _install(self, name: str, read: ReadAdapter[W]) -> LoadLoraResponse:
-        adapter, is_new = self._registry.load(name, read.fingerprint)
-        if is_new:
+        try:
+            adapter, is_new = self._registry.load(name, read.fingerprint)
+        except DiptychError:
+            self._host.drop(read.weights)
+            raise
+        if not is_new:
+            self._host.drop(read.weights)
+        else:
             self._weights[adapter.number] = read.weights
             self.turns.offer(adapter.number)
             self._changed = True
@@ -121,10 +100,10 @@ class Adapters(Generic[W]):
 
     def _free(self, number: int | None) -> None:
         if number is not None:
-            del self._weights[number]
             slot = self.turns.forget(number)
             if slot is not None:
-                self._slots().remove(slot)
+                self._host.remove(slot)
+            self._host.drop(self._weights.pop(number))
 
 
 def _to_wire(adapter: Loaded) -> bootstrap_pb2.LoraAdapter:
@@ -132,20 +111,10 @@ def _to_wire(adapter: Loaded) -> bootstrap_pb2.LoraAdapter:
 
 
 def open_adapters(
-    source: ModelSource,
-    at_start: Iterable[tuple[str, Path]],
-    registry: LoraRegistry,
-    turns: AdapterTurns,
-    loras: Callable[[], Loras],
-) -> Adapters[Prepared]:
+    host: AdapterHost[Any], at_start: Iterable[tuple[str, Path]], registry: LoraRegistry, turns: AdapterTurns
+) -> Adapters[Any]:
     """Return the adapters of a model, with those `at_start` loaded. Raises `DiptychError` if one can't be."""
-    placement = tuple(FAMILIES[source.config.architecture].placement(source.config))
-
-    def read(folder: Path) -> ReadAdapter[Prepared]:
-        adapter = read_adapter(folder, placement)
-        return ReadAdapter(adapter.fingerprint, loras().prepare(adapter))
-
-    adapters = Adapters(registry, turns, loras, read)
+    adapters = Adapters(registry, turns, host)
     for name, folder in at_start:
         adapters.load(name, folder)
     return adapters

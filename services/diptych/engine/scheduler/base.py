@@ -8,32 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Protocol
 
 from diptych.checkpoints.shard import check_divides
 from diptych.checkpoints.source import ModelSource
-from diptych.common.errors import ConfigError
 from diptych.common.lifecycle import garbage_postponed
 from diptych.common.members.roles import Role
 from diptych.engine.cache.cache_changes import NO_CHANGES, CacheChanges
-from diptych.engine.cache.host_pages import HostPages
 from diptych.engine.cache.host_tier import NO_COPIER, HostTier, PageCopier
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.cache.tier import Tier
+from diptych.engine.lora.host import AdapterHost
 from diptych.engine.options.config import EngineOptions, SchedulerConfig
-from diptych.engine.options.pool_size import MIB, num_host_slots
+from diptych.engine.options.pool_size import num_host_slots
 from diptych.engine.schedule.step_sizes import Chosen
+from diptych.engine.scheduler.lasting import LastingTiers, open_lasting_tiers
 from diptych.engine.scheduler.links.links import Links, directions_of, links_of_nobody
 from diptych.engine.scheduler.links.tester import LinkTester
 from diptych.engine.scheduler.stepping import StepGivenUp, StepWatch
-from diptych.engine.scheduler.terms import file_terms
 from diptych.engine.tensor_parallel.group import RankGroup
-from diptych.engine.tiers.file_tier import FileTier
-from diptych.engine.tiers.page_format import terms_digest
-from diptych.engine.tiers.segments import SegmentFormat
+from diptych.engine.tensor_parallel.trainer_groups import TrainerGroups
+from diptych.engine.tensor_parallel.weight_sets import InPlace
 from diptych.engine.values.batch import DraftModel, GraphUse, OnLayer, OverlapRunner
 from diptych.engine.values.kv_regions import pages_per_state, window_pages
 from diptych.engine.values.limits import PROMPT_ROWS, Limits
@@ -46,6 +41,8 @@ from diptych.v1 import bootstrap_pb2
 
 if TYPE_CHECKING:  # needs torch, whose threads are configured first
     from diptych.engine.models.lora import Loras
+    from diptych.engine.weights.memory import WeightMemory
+    from diptych.engine.weights.taking import Taking
 
 OpenTransport = Callable[[SchedulerConfig], Transport | None]  # None: nobody is to write into this pool
 
@@ -62,6 +59,10 @@ class ModelOnHardware(OverlapRunner, Protocol):
     @property
     def draft_model(self) -> DraftModel | None:
         """What guesses for it; None: only what needs no model does."""
+        ...
+
+    def memory(self) -> WeightMemory | None:
+        """Return where its weights lie; None: it has none."""
         ...
 
 
@@ -103,6 +104,18 @@ class Hardware(Protocol):
         """Return a model that runs on the pool. The first is the one that the pool was laid out for. In any thread."""
         ...
 
+    def in_place(self, runner: ModelOnHardware) -> InPlace[ModelOnHardware]:
+        """Return what gives the model that runs other weights, in a thread. No step may run until it is done."""
+        ...
+
+    def groups(self, rank: int) -> TrainerGroups:
+        """Return the groups with trainers, none yet."""
+        ...
+
+    def adapters(self, source: ModelSource, rank: int, loras: Callable[[], Loras]) -> AdapterHost[Any]:
+        """Return what reads adapters here and puts them into the slots of the model that is served."""
+        ...
+
     def pool_bytes(self) -> memoryview:
         """Return the pool, which lies in host memory: not on GPUs."""
         ...
@@ -122,7 +135,7 @@ class SchedulerBase:
     layout: PoolLayout
     hardware: Hardware
     copier: PageCopier  # of all ranks, between the pool and host memory
-    files: FileTier | None  # below both
+    lasting: LastingTiers  # below both
     chosen: Chosen  # how large steps can be
     links: Links
     transfer: bootstrap_pb2.TransferInfo | None  # how peers reach the KV pool, if there may be some
@@ -139,6 +152,7 @@ class SchedulerBase:
             scheduling=options.scheduling(),
             prompt_cost=prompt_cost(model),
             retracted_s=self.config.retracted_s,
+            pooling=model.pooling,
             mixed_step_s=options.mixed_step_s,
         )
 
@@ -155,6 +169,7 @@ class SchedulerBase:
             pages_per_state=pages_per_state(self.source.config, options.tp, options.dtype, self.layout),
             windows=window_pages(self.source.config, limits.max_step_tokens),
             pin_share=options.pin_share,
+            store=self.lasting.shared,
         )
 
     def load(self, source: ModelSource) -> ModelOnHardware:
@@ -180,8 +195,7 @@ class SchedulerBase:
         return listen
 
     def close(self) -> None:
-        if self.files is not None:
-            self.files.close()
+        self.lasting.close()
         self.copier.close()
         self.links.close()
         self.ranks.close()
@@ -189,16 +203,16 @@ class SchedulerBase:
     def _tiers(self, num_host_slots: int) -> tuple[Tier, ...]:
         """Return the tiers of the prefix cache, in the order in which evicted pages go down."""
         host = (HostTier(num_host_slots, self.copier),) if num_host_slots else ()
-        return host if self.files is None else (*host, self.files)
+        return host if self.lasting.files is None else (*host, self.lasting.files)
 
 
-def build_base(config: SchedulerConfig, open_transport: OpenTransport) -> SchedulerBase:
-    """Open the model, wait for the other ranks, and allocate.
+def build_base(config: SchedulerConfig, open_transport: OpenTransport, taking: Taking | None = None) -> SchedulerBase:
+    """Open the model, wait for the other ranks, and allocate. `taking`: from whom its weights may come.
 
     A GPU's model is loaded before its pool is allocated. Pages are sent whole where layers with a window have their
     own: places in them are no layers that follow each other.
     """
-    hardware = open_hardware(config)
+    hardware = open_hardware(config, taking)
     options = hardware.options
     source = hardware.open(options.model)
     check_divides(source.config, options.tp)
@@ -210,22 +224,10 @@ def build_base(config: SchedulerConfig, open_transport: OpenTransport) -> Schedu
     transport = open_transport(config)
     pool = hardware.allocate(layout, transport)
     links, transfer = _share(config, ranks, transport, pool) if transport and pool else (links_of_nobody(), None)
-    copier = ranks.lead_copier(open_host_pages(hardware, layout, config.rank))
-    files = open_file_tier(source, layout, hardware, copier) if options.file_cache_dir else None
-    return SchedulerBase(config, source, ranks, layout, hardware, copier, files, chosen, links, transfer, StepWatch())
-
-
-def open_file_tier(source: ModelSource, layout: PoolLayout, hardware: Hardware, copier: PageCopier) -> FileTier:
-    """Return the tier of files below the pool, or below host memory if there is some. Raises `ConfigError`."""
-    options = hardware.options
-    if options.device == "cuda":
-        raise ConfigError(
-            "--file-cache-dir keeps pages of CPUs only: leave it out on GPUs (--host-cache-mib keeps theirs)"
-        )
-    record = SegmentFormat(terms_digest(file_terms(source, layout, options, hardware.device_name)), layout.page_nbytes)
-    pool = np.frombuffer(hardware.pool_bytes(), np.uint8, layout.nbytes).reshape(layout.num_pages, -1)
-    above = copier.slots if isinstance(copier, HostPages) else pool
-    return FileTier(Path(options.file_cache_dir).expanduser(), record, options.file_cache_mib * MIB, above, pool)
+    own_copier = open_host_pages(hardware, layout, config.rank)
+    copier = ranks.lead_copier(own_copier)
+    lasting = open_lasting_tiers(source, layout, hardware, own_copier, ranks)
+    return SchedulerBase(config, source, ranks, layout, hardware, copier, lasting, chosen, links, transfer, StepWatch())
 
 
 def open_host_pages(hardware: Hardware, layout: PoolLayout, rank: int) -> PageCopier:
@@ -249,7 +251,7 @@ def _share(
     return Links(peers, transport, tester, windows, pulls=pulls), info
 
 
-def open_hardware(config: SchedulerConfig) -> Hardware:
+def open_hardware(config: SchedulerConfig, taking: Taking | None = None) -> Hardware:
     """Return what `--device` means for a process. Raises `ConfigError` where it is missing."""
     if config.engine.device == "sim":
         from diptych.engine.sim.hardware import SimHardware
@@ -258,4 +260,4 @@ def open_hardware(config: SchedulerConfig) -> Hardware:
     with garbage_postponed():  # torch imports for a second
         from diptych.engine.runner.torch_hardware import TorchHardware
 
-    return TorchHardware(config.engine, config.gpu)
+    return TorchHardware(config.engine, config.gpu, taking)

@@ -61,6 +61,7 @@ def start_from_wire(leg: worker_pb2.StartLeg, adapter: Loaded, *, now_s: float, 
         num_prior_output_tokens=leg.num_prior_output_tokens,
         adapter=adapter.number,
         contents=contents_of(leg),
+        labels=tuple(leg.label_token_ids),
     )
     holder = PrefixHolder(leg.holder.instance_id, leg.holder.num_tokens) if leg.HasField("holder") else None
     return Start(request, leg.peer_instance_id, _LEG_KINDS.get(leg.kind), holder)
@@ -77,6 +78,8 @@ def output_to_wire(output: Output) -> worker_pb2.LegOutput:
         wire.error.CopyFrom(worker_pb2.LegError(code=code, message=message))
     if output.stats is not None:
         wire.stats.CopyFrom(_stats_to_wire(output.stats))
+    if output.vector is not None:
+        wire.vector = output.vector.astype("<f4").tobytes()
     if output.logprobs is not None:
         wire.logprobs.CopyFrom(logprobs_to_wire(output.logprobs))
     if output.prompt_logprobs is not None:

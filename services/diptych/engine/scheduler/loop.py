@@ -26,17 +26,18 @@ from diptych.engine.scheduler import codec
 from diptych.engine.scheduler.adapters import Adapters
 from diptych.engine.scheduler.admin_thread import AdminThread
 from diptych.engine.scheduler.grammar_thread import GrammarThread
+from diptych.engine.scheduler.lasting import NO_LASTING_TIERS, LastingTiers
 from diptych.engine.scheduler.links.links import SUSPECT_CHECK_S, Links
 from diptych.engine.scheduler.messages import fields_said
 from diptych.engine.scheduler.news import News
 from diptych.engine.scheduler.stepping import Stepping, StepWatch
 from diptych.engine.scheduler.watching import Watching
-from diptych.engine.tiers.file_tier import FileTier
 from diptych.engine.values.events import (
     AbortRoom,
     CompileGrammar,
     Emit,
     EmitTokens,
+    GiveCache,
     HandBack,
     Move,
     PagesRestored,
@@ -64,7 +65,7 @@ class Parts:
     adapters: Adapters[Any]
     watch: StepWatch  # over the steps that run in the loop's thread
     copier: PageCopier = NO_COPIER  # of pages from host memory
-    files: FileTier | None = None
+    lasting: LastingTiers = NO_LASTING_TIERS
 
 
 class SchedulerLoop:
@@ -96,8 +97,7 @@ class SchedulerLoop:
         self._poller.register(channel, zmq.POLLIN)
         for part in (parts.links, parts.grammars, parts.admin):
             self._poller.register(part.fileno(), zmq.POLLIN)
-        of_files = () if parts.files is None else parts.files.descriptors()
-        for descriptor in (*parts.copier.descriptors(), *of_files):
+        for descriptor in (*parts.copier.descriptors(), *parts.lasting.descriptors()):
             self._poller.register(descriptor, zmq.POLLIN)
         self._handlers: Mapping[str, Callable[[Any, float], None]] = {  # by field, in the order in which they act
             "role": self._serve,
@@ -106,6 +106,8 @@ class SchedulerLoop:
             "abort": self._abort,
             "hand_back": self._hand_back,
             "tool_called": self._note_tools,
+            "give_cache": self._give_cache,
+            "weight_givers": lambda givers, now_s: None,  # they were named too late: weights are here
             "status_query": self._answer_status,
             "ping": self._answer_ping,
             "watch_s": self._watch,
@@ -152,7 +154,7 @@ class SchedulerLoop:
         self._events.admin_answers.extend(self._parts.admin.poll())
         self._links.linking.reconnect(now_s)
         restored = [PagesRestored(number, None) for number in self._parts.copier.restored()]
-        restored += self._parts.files.restored() if self._parts.files is not None else ()
+        restored += self._parts.lasting.restored()
         for event in (*self._links.poll(self._core.suspects()), *self._grammars.poll(), *restored):
             self._core.handle(event, now_s)
         self._core.expire(now_s)
@@ -185,6 +187,9 @@ class SchedulerLoop:
     def _note_tools(self, calls: Iterable[worker_pb2.ToolCalled], now_s: float) -> None:
         for call in calls:
             self._core.handle(ToolCalled(call.room, call.tool), now_s)
+
+    def _give_cache(self, wanted: engine_pb2.GiveCache, now_s: float) -> None:
+        self._core.handle(GiveCache(wanted.within_s), now_s)
 
     def _answer_status(self, query: int, now_s: float) -> None:
         self._events.status_answers.append(query)

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Protocol
 
 from diptych.engine.cache import kv_codec
 from diptych.engine.cache.kv_cache import KvCache
@@ -14,13 +14,32 @@ from diptych.engine.schedule import step_codec
 from diptych.engine.schedule.prefill_meter import PrefillMeter
 from diptych.engine.scheduler import codec
 from diptych.engine.scheduler.adapters import Adapters
+from diptych.engine.scheduler.lasting import NO_LASTING_TIERS, LastingTiers
 from diptych.engine.scheduler.links.links import Links
-from diptych.engine.tiers.file_tier import FileTier, FileTierCounts
+from diptych.engine.tiers.lasting_tier import LastingTier
+from diptych.engine.tiers.shared_tier import SharedTier
 from diptych.engine.values.batch import NO_GRAPHS, GraphUse
 from diptych.engine.values.core_report import Load
 from diptych.engine.values.scheduler_core import SchedulerCore
 from diptych.v1 import bootstrap_pb2, engine_pb2
 from diptych.v1.worker_pb2 import FileTierStatus, WorkerStatus
+
+
+class WeightCopies(Protocol):
+    """How weights have come and gone between workers, since start."""
+
+    @property
+    def taken_nbytes(self) -> int: ...
+
+    @property
+    def num_failed(self) -> int:
+        """Workers that were asked in vain."""
+        ...
+
+    @property
+    def num_given(self) -> int:
+        """Streams that others took, whole."""
+        ...
 
 
 class News:
@@ -34,7 +53,8 @@ class News:
         adapters: Adapters[Any],
         meter: PrefillMeter,
         graph_use: Callable[[], GraphUse] = lambda: NO_GRAPHS,
-        files: FileTier | None = None,
+        lasting: LastingTiers = NO_LASTING_TIERS,
+        copies: WeightCopies | None = None,
     ) -> None:
         self._core = core
         self._cache = cache
@@ -42,7 +62,8 @@ class News:
         self._adapters = adapters
         self._meter = meter
         self._graph_use = graph_use
-        self._files = files
+        self._lasting = lasting
+        self._copies = copies
         self._load: Load | None = None
         self._link_load = bootstrap_pb2.WorkerLoad()  # the part of the load that is about links
         self._problem = ""  # of the links
@@ -73,6 +94,7 @@ class News:
         status = self._core_status(max_audit_age_s, now_s)
         status.MergeFrom(self._cache_status())
         status.MergeFrom(self._steps_status())
+        status.MergeFrom(self._copies_status())
         return status
 
     # what has changed
@@ -119,16 +141,34 @@ class News:
         )
 
     def _cache_status(self) -> WorkerStatus:
+        lasting = self._lasting
         return WorkerStatus(
             pages_by_state=self._cache.pool.counts(),
             host_pages=self._cache.tree.num_host_pages,
             host_pages_saved=self._cache.num_saved,
             host_pages_restored=self._cache.num_restored,
             cache=codec.cache_to_wire(self._cache.report()),
-            files=None if self._files is None else self._files_status(self._files.counts),
+            files=None if lasting.files is None else self._tier_status(lasting.files),
+            shared=None if lasting.shared is None else self._shared_status(lasting.shared),
         )
 
-    def _files_status(self, counts: FileTierCounts) -> FileTierStatus:
+    def _copies_status(self) -> WorkerStatus:
+        copies = self._copies
+        if copies is None:
+            return WorkerStatus()
+        return WorkerStatus(
+            weights_taken_bytes=copies.taken_nbytes,
+            weights_givers_failed=copies.num_failed,
+            weights_given=copies.num_given,
+        )
+
+    def _shared_status(self, shared: SharedTier) -> FileTierStatus:
+        status, asked = self._tier_status(shared), shared.asked
+        status.lookups, status.lookups_failed, status.runs_found = asked.num_lookups, asked.num_failed, asked.num_runs
+        return status
+
+    def _tier_status(self, tier: LastingTier) -> FileTierStatus:
+        level, counts = self._cache.level_of(tier), tier.counts
         written, read = counts.written, counts.read
         return FileTierStatus(
             pages=counts.num_pages,
@@ -142,8 +182,8 @@ class News:
             pages_corrupt=read.num_corrupt,
             loads_failed=read.num_failed,
             pauses=counts.num_opened,
-            pages_not_loaded=self._cache.num_not_loaded,
-            saved_s=self._cache.saved_s,
+            pages_not_loaded=self._cache.counts.not_loaded[level],
+            saved_s=self._cache.counts.saved_s[level],
         )
 
     def links_status(self) -> WorkerStatus:

@@ -12,7 +12,8 @@ import logging
 import signal
 import time
 from collections.abc import Callable
-from typing import Any, Final, NoReturn
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import zmq
 
@@ -30,15 +31,26 @@ from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.lora.registry import LoraRegistry
 from diptych.engine.options.config import EngineOptions, SchedulerConfig
 from diptych.engine.options.pool_size import pool_words
+from diptych.engine.options.speculation import parse_speculate
 from diptych.engine.runner.threads import configure_threads
 from diptych.engine.schedule.adapter_turns import AdapterTurns, Turns
 from diptych.engine.schedule.step_sizes import words
 from diptych.engine.scheduler.adapters import Adapters, open_adapters
-from diptych.engine.scheduler.admin_thread import AdminThread
-from diptych.engine.scheduler.base import ModelOnHardware, OpenTransport, SchedulerBase, build_base, open_host_pages
+from diptych.engine.scheduler.admin_thread import AdminThread, Effect
+from diptych.engine.scheduler.base import (
+    Hardware,
+    ModelOnHardware,
+    OpenTransport,
+    SchedulerBase,
+    build_base,
+    open_host_pages,
+)
+from diptych.engine.scheduler.crash_dump import CrashDump
 from diptych.engine.scheduler.grammar_thread import GrammarThread
+from diptych.engine.scheduler.lasting import open_files
 from diptych.engine.scheduler.loop import Parts, SchedulerLoop
 from diptych.engine.scheduler.news import News
+from diptych.engine.scheduler.profiling import Profiler, TorchTrace
 from diptych.engine.scheduler.stepping import (
     OverlappedStepping,
     QueuedSteps,
@@ -47,18 +59,29 @@ from diptych.engine.scheduler.stepping import (
     TpModelWorkerClient,
 )
 from diptych.engine.scheduler.terms import worker_terms
-from diptych.engine.scheduler.weights import Host, Weights
+from diptych.engine.scheduler.weights import Host, Weights, misfit
+from diptych.engine.tensor_parallel.rank_model import RankModel
+from diptych.engine.tensor_parallel.rank_tasks import RankTasks
+from diptych.engine.tensor_parallel.ranked_files import RankFiles
 from diptych.engine.tensor_parallel.tp_model_worker import RankTransfer, TpModelWorker
+from diptych.engine.tensor_parallel.weight_sets import RankWeights, WeightLoader
 from diptych.engine.values.batch import DraftBatch, DraftModel, OverlapRunner
 from diptych.engine.values.limits import PROMPT_ROWS, Limits
 from diptych.engine.values.scheduler_core import SchedulerCore
+from diptych.generation.request_groups import OF_NEXT_LAYER
 from diptych.grammars.compiler import Compiler
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.transport import Transport
-from diptych.v1 import engine_pb2, rank_pb2, worker_pb2
+from diptych.v1 import bootstrap_pb2, engine_pb2, rank_pb2, worker_pb2
+from diptych.v1.admin_pb2 import AdminAnswer, FlushCacheResponse
+
+if TYPE_CHECKING:
+    from diptych.engine.weights.door import WeightsDoor
+    from diptych.engine.weights.taking import Taking
 
 logger = logging.getLogger(__name__)
 
+GIVERS_MS: Final = 8000  # until the frontend has named those who give weights
 LAST_WORDS_MS: Final = 1000  # that what was sent to the frontend may take to leave
 
 BuildCore = Callable[[KvCache, Limits, SchedulerConfig, PoolLayout, Turns, DraftModel], SchedulerCore]
@@ -85,7 +108,8 @@ def _run(config: SchedulerConfig, build_core: BuildCore, open_transport: OpenTra
         if channel is None:
             serve_rank(config, open_transport(config))
         else:
-            _serve(build_base(config, open_transport), channel, build_core)
+            taking = _taking(config, channel)
+            _serve(build_base(config, open_transport, taking), channel, build_core, taking)
     except Exception as error:
         if isinstance(error, DiptychError):
             logger.error("%s", error)
@@ -96,6 +120,20 @@ def _run(config: SchedulerConfig, build_core: BuildCore, open_transport: OpenTra
             channel.send(engine_pb2.SchedulerEvents(fatal=fatal).SerializeToString())
         return 1
     return 0
+
+
+def _taking(config: SchedulerConfig, channel: zmq.Socket[bytes]) -> Taking | None:
+    """Return from whom weights may come, as the frontend says first of all; nobody, if it does not in time."""
+    if config.weights_from != "peers":
+        return None
+    from diptych.engine.weights.taking import Taking  # torch, whose threads are configured first
+    from diptych.engine.weights.wire import Giver
+
+    commands = engine_pb2.SchedulerCommands()
+    if channel.poll(GIVERS_MS):
+        commands.ParseFromString(channel.recv())
+    givers = commands.weight_givers.givers
+    return Taking([Giver(each.host, each.door.port, each.door.key) for each in givers])
 
 
 def serve_rank(config: SchedulerConfig, transport: Transport | None) -> None:
@@ -113,10 +151,20 @@ def serve_rank(config: SchedulerConfig, transport: Transport | None) -> None:
     copier = open_host_pages(hardware, layout, config.rank)
     if transport is not None:
         worker.answer(rank_pb2.RankAnswer(engine_metadata=transport.metadata()))
-    runner = hardware.load(source, lambda: None)
+    files = None
+    if hardware.options.file_cache_dir:
+        files = RankFiles(open_files(source, layout, hardware, copier, worker.files_number()))
+    loader = loader_of(hardware, config.rank, lambda source: hardware.load(source, lambda: None))
+    weights = RankWeights(hardware.options.model, source, loader)
+    tasks = RankTasks(config.endpoint, config.rank)
+    adapters = hardware.adapters(source, config.rank, lambda: weights.served.runner.loras)
     worker.answer(rank_pb2.RankAnswer(is_loaded=True))
     spare_what_stays()
-    worker.run(runner, RankTransfer(transport, pool) if transport and pool else None, copier)
+    model = RankModel(weights, adapters, tasks)
+    worker.run(model, RankTransfer(transport, pool) if transport and pool else None, copier, files)
+    tasks.close()
+    if files is not None:
+        files.close()
     copier.close()
     worker.close()
     communicator.close()
@@ -128,7 +176,7 @@ def _prepare_torch(options: EngineOptions) -> None:
         configure_threads(options.num_threads)
 
 
-def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCore) -> None:
+def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCore, taking: Taking | None) -> None:
     source, options, limits = base.source, base.config.engine, base.limits()
     grammars = GrammarThread(lambda: Compiler(source.tokenizer(), limits.vocab_size, limits.eos_ids))
     cache = base.new_cache(limits)
@@ -138,23 +186,66 @@ def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCor
     draft_model = base.ranks.lead_draft_model(served)
     core = build_core(cache, limits, base.config, base.layout, turns, draft_model)
     registry = LoraRegistry(options.num_loaded_loras, source.config.model_id)
-    weights = Weights(options.model, source, host_of(base, core, cache, registry))
-    adapters = open_adapters(source, options.loras(), registry, turns, lambda: weights.runner.loras)
-    admin = AdminThread({**adapters.handlers, **weights.handlers})
-    stepping = _stepping(options, core, base.ranks.lead_runner(weights))
+    sets = base.ranks.lead_weights(
+        RankWeights(options.model, source, loader_of(base.hardware, base.config.rank, base.load))
+    )
+    own_adapters = base.hardware.adapters(source, base.config.rank, lambda: sets.served.runner.loras)
+    adapters = open_adapters(base.ranks.lead_adapters(own_adapters), options.loras(), registry, turns)
+    weights = Weights(sets, host_of(base, core, cache, turns))
+    profiler = Profiler(None if options.device == "sim" else TorchTrace, base.config.name)
+    admin = AdminThread(
+        {**adapters.handlers, **weights.handlers, **profiler.handlers, "flush_cache": lambda command: flush_of(cache)}
+    )
+    stepping = profiler.over(_stepping(options, core, base.ranks.lead_runner(weights)))
     grammars.wait_until_open()
-    _report_ready(base, channel, core, adapters)
+    door = _open_door(base.config, weights)
+    _report_ready(base, channel, core, adapters, door)
     beat = SharedHeartbeat(base.config.heartbeat_fd).beat
-    parts = Parts(base.links, grammars, admin, adapters, base.watch, base.copier, base.files)
+    parts = Parts(base.links, grammars, admin, adapters, base.watch, base.copier, base.lasting)
     cache.compute_s = stepping.meter.compute_s
-    news = News(core, cache, base.links, adapters, stepping.meter, lambda: weights.runner.graph_use, base.files)
+    copies, graph_use = Copies(taking, door), lambda: weights.runner.graph_use
+    news = News(core, cache, base.links, adapters, stepping.meter, graph_use, base.lasting, copies)
     loop = SchedulerLoop(core, stepping, channel, parts, news, beat)
+    dump = CrashDump(core, cache, stepping.meter, base.config.name)
+    dump.on_signal()
     spare_what_stays()
     try:
         loop.run()
+    except Exception as error:
+        dump.write(error)
+        raise
     finally:
-        for part in (stepping, admin, grammars, base):
+        for part in (*([door] if door else ()), stepping, admin, grammars, base):
             part.close()
+
+
+def _open_door(config: SchedulerConfig, weights: Weights[ModelOnHardware]) -> WeightsDoor | None:
+    """Give the weights that are served at any time, where it is wanted."""
+    if config.weights_from != "peers":
+        return None
+    from diptych.engine.weights.door import WeightsDoor
+
+    return WeightsDoor(config.host, lambda: weights.runner.memory())
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Implements `WeightCopies` by who takes and who gives; None: it does not."""
+
+    taking: Taking | None
+    door: WeightsDoor | None
+
+    @property
+    def taken_nbytes(self) -> int:
+        return self.taking.nbytes if self.taking else 0
+
+    @property
+    def num_failed(self) -> int:
+        return self.taking.num_failed if self.taking else 0
+
+    @property
+    def num_given(self) -> int:
+        return self.door.num_given if self.door else 0
 
 
 class ServedDraftModel:
@@ -168,17 +259,38 @@ class ServedDraftModel:
         assert model is not None, "asked for guesses only where --speculate names a model"
         return model.draft(batch)
 
+    def row(self, slot: int) -> bytes:
+        model = self._current()
+        return b"" if model is None else model.row(slot)
 
-def host_of(base: SchedulerBase, core: SchedulerCore, cache: KvCache, registry: LoraRegistry) -> Host[ModelOnHardware]:
+    def put_row(self, slot: int, row: bytes) -> None:
+        model = self._current()
+        if model is not None:
+            model.put_row(slot, row)
+
+
+def loader_of(
+    hardware: Hardware, rank: int, load: Callable[[ModelSource], ModelOnHardware]
+) -> WeightLoader[ModelOnHardware]:
+    """Return how weights get into this process."""
+    return WeightLoader(hardware.open, load, hardware.in_place, misfit, hardware.groups(rank))
+
+
+def host_of(base: SchedulerBase, core: SchedulerCore, cache: KvCache, turns: AdapterTurns) -> Host:
     """Return what of the scheduler bears on a change of its weights."""
     return Host(
-        open=base.hardware.open,
-        load=base.load,
+        lead=base.ranks.leading,
         terms=lambda source: _terms(base, source),
         is_idle=lambda: core.report().num_open_rooms == 0 and not cache.is_held,
         clear_cache=lambda source: _forget(base, cache, source),
-        obstacle=lambda: _obstacle(base.config.engine, registry),
+        place_adapters=turns.place_again,
+        obstacle=lambda: _obstacle(base.config),
     )
+
+
+def flush_of(cache: KvCache) -> Effect:
+    """Return what empties the prefix cache between two steps; requests that run keep what they hold."""
+    return lambda: AdminAnswer(flush_cache=FlushCacheResponse(pages=cache.flush()))
 
 
 def _forget(base: SchedulerBase, cache: KvCache, source: ModelSource) -> None:
@@ -200,7 +312,11 @@ def _terms(base: SchedulerBase, source: ModelSource) -> Terms:
 
 
 def _report_ready(
-    base: SchedulerBase, channel: zmq.Socket[bytes], core: SchedulerCore, adapters: Adapters[Any]
+    base: SchedulerBase,
+    channel: zmq.Socket[bytes],
+    core: SchedulerCore,
+    adapters: Adapters[Any],
+    door: WeightsDoor | None,
 ) -> None:
     config, layout = base.config, base.layout
     terms = terms_to_wire(_terms(base, base.source))
@@ -212,8 +328,11 @@ def _report_ready(
         max_requests=sizes.max_requests,
         max_step_tokens=sizes.max_step_tokens,
         computing=_computing(base),
+        makes_vectors=base.source.config.pooling is not None,
     )
     ready.loras.adapters.extend(adapters.news() or ())
+    if door is not None:
+        ready.transfer.weights_door.CopyFrom(bootstrap_pb2.WeightsDoor(port=door.port, key=door.key))
     channel.send(engine_pb2.SchedulerEvents(ready=ready).SerializeToString())
     model = base.source.config
     logger.info("%s", words(base.chosen))
@@ -238,14 +357,16 @@ def _stepping(options: EngineOptions, core: SchedulerCore, runner: OverlapRunner
     return OverlappedStepping(core, worker, time.monotonic)
 
 
-def _obstacle(options: EngineOptions, registry: LoraRegistry) -> str | None:
+def _obstacle(config: SchedulerConfig) -> str | None:
     """Say why other weights can't be served now."""
-    if options.tp > 1:
-        return "the weights of a tensor-parallel worker can't be replaced: restart it"
-    if options.file_cache_dir:
-        return "a worker that keeps KV in files keeps its weights: restart it, with others or without --file-cache-dir"
-    if registry.loaded():
-        return "adapters are loaded, which were made for the weights that are served: unload them first"
+    options = config.engine
+    if config.weights_from == "peers":  # who take them from here by the name of what was loaded
+        return "a worker that gives its weights to others keeps them: restart it without --weights-from peers"
+    if options.file_cache_dir or options.shared_cache:
+        which = "--file-cache-dir" if options.file_cache_dir else "--shared-cache"
+        return f"a worker that keeps KV for longer than it lives keeps its weights: restart it, or leave out {which}"
+    if parse_speculate(options.speculate).source == OF_NEXT_LAYER:  # which has matrices of the model's
+        return "a worker that guesses by the model's next layer keeps its weights: restart it without --speculate mtp"
     return None
 
 

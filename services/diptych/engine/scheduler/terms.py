@@ -7,7 +7,7 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from diptych.architectures.config import ModelConfig
-from diptych.checkpoints.fingerprint import stamps
+from diptych.checkpoints.fingerprint import contents, stamps
 from diptych.checkpoints.source import ModelSource
 from diptych.common.members.terms import FEATURES, Feature, Terms, bits
 from diptych.engine.options.config import EngineOptions
@@ -72,11 +72,11 @@ def file_terms(source: ModelSource, layout: PoolLayout, engine: EngineOptions, d
     It is more than workers agree on: pages are not converted, and files of weights that were edited are others, even
     where samples of them are equal. Names of models say nothing, and are not in it.
     """
-    model, draft = source.config, open_draft(source, engine)
+    model = source.config
     return {
         "format": VERSION,
         "weights": source.weights_id,
-        "weight_files": [stamps(each.weight_files) for each in (source, draft) if each is not None],
+        "weight_files": [stamps(each.weight_files) for each in _sources(source, engine)],
         "model": asdict(_nameless(model)),
         "layout": asdict(layout) | {"num_pages": 0},
         "groups": model.page_groups,
@@ -86,6 +86,22 @@ def file_terms(source: ModelSource, layout: PoolLayout, engine: EngineOptions, d
         "products": product_terms(model, engine, device_name),
         "draft": draft_terms(source, engine),
     }
+
+
+def store_terms(source: ModelSource, layout: PoolLayout, engine: EngineOptions, device_name: str) -> dict[str, Any]:
+    """Return what must be equal where pages are kept in a store and where they are used, as JSON has it.
+
+    Workers that share one have copies of the weights, each with a time of change of its own: so these are told apart by
+    all their bytes, which takes as long as reading them.
+    """
+    weights = {"weight_files": [contents(each.weight_files) for each in _sources(source, engine)]}
+    return file_terms(source, layout, engine, device_name) | weights
+
+
+def _sources(source: ModelSource, engine: EngineOptions) -> list[ModelSource]:
+    """Return what computes KV: a model, and its draft model if there is one."""
+    draft = open_draft(source, engine)
+    return [source] if draft is None else [source, draft]
 
 
 def _nameless(model: ModelConfig) -> ModelConfig:

@@ -10,16 +10,17 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from diptych.checkpoints.quantization.weight import Stored
 from diptych.checkpoints.source import ModelSource, open_model
-from diptych.common.arrays import I64, U64
+from diptych.common.arrays import F32, I64, U64
 from diptych.common.errors import ConfigError
 from diptych.engine.cache.host_pages import HostPages
 from diptych.engine.cache.host_tier import PageCopier
+from diptych.engine.lora.host import NoAdapters
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.pool_size import pool_layout, token_nbytes
 from diptych.engine.options.served_model import as_served
@@ -28,11 +29,13 @@ from diptych.engine.schedule.step_sizes import Chosen, Found, choose
 from diptych.engine.sim.answers import SimVocabulary, digests, marks, vocabulary_of
 from diptych.engine.sim.marked_pages import MarkedPages
 from diptych.engine.tensor_parallel.group import RankGroup, SingleRank
+from diptych.engine.tensor_parallel.trainer_groups import NoGroups
 from diptych.engine.values.batch import (
     NO_GRAPHS,
     NO_TOKEN,
     DraftModel,
     ForwardBatch,
+    Labels,
     OnLayer,
     SamplingBatch,
     StepResult,
@@ -66,6 +69,12 @@ class SimulatedModel:
 
     def tensors(self) -> Iterator[tuple[str, Stored]]:
         raise ConfigError("a simulated model has no weights")
+
+    def blanks(self) -> Iterator[tuple[str, Stored]]:
+        return self.tensors()
+
+    def next_layer(self) -> ModelSource:
+        raise ConfigError("a simulated model has no layers that guess")
 
 
 class SimHardware:
@@ -101,13 +110,43 @@ class SimHardware:
 
     def load(self, source: ModelSource, layer_listener: Callable[[], OnLayer | None]) -> SimRunner:
         vocabulary = vocabulary_of(source.tokenizer(), source.config.vocab_size)
-        return SimRunner(self._pages, vocabulary, self._timing, layer_listener)
+        config = source.config
+        size = 0 if config.pooling is None else config.pooling.size(config.hidden_size)
+        return SimRunner(self._pages, vocabulary, self._timing, layer_listener, vector_size=size)
+
+    def in_place(self, runner: Any) -> NoParts:
+        return NoParts(runner)
+
+    def groups(self, rank: int) -> NoGroups:
+        return NoGroups()
+
+    def adapters(self, source: ModelSource, rank: int, loras: Callable[[], Loras]) -> NoAdapters:
+        return NoAdapters()
 
     def pool_bytes(self) -> memoryview:
         return self._memory
 
     def host_pages(self, layout: PoolLayout, num_slots: int, rank: int) -> PageCopier:
         return HostPages(self._memory, layout.page_nbytes, num_slots)
+
+
+class NoParts:
+    """Implements `InPlace`: a simulated model has no weights."""
+
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
+
+    def release(self) -> None:
+        pass
+
+    def take(self, source: ModelSource) -> None:
+        pass
+
+    def settle(self) -> list[str]:
+        return []
+
+    def runner(self) -> Any:
+        return self._runner
 
 
 class SimRunner:
@@ -128,13 +167,19 @@ class SimRunner:
         layer_listener: Callable[[], OnLayer | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        vector_size: int = 0,
     ) -> None:
+        """`vector_size`: numbers of what a model makes of a prompt in place of text; 0: it makes text."""
         self._pages = pages
         self._vocabulary = vocabulary
         self._timing = timing
         self._layer_listener = layer_listener
         self._clock = clock
         self._sleep = sleep
+        self._vector_size = vector_size
+
+    def memory(self) -> None:
+        """It has no weights."""
 
     @property
     def loras(self) -> Loras:
@@ -164,8 +209,18 @@ class SimRunner:
             token_ids,
             None if sampling.num_top is None else _logprobs(sure[:num_samples], token_ids, int(sampling.num_top.max())),
             None if prompt_rows is None else _logprobs(sure[num_samples:], prompt_rows.target_ids, prompt_rows.num_top),
+            self._vectors(logits[:num_samples], sampling.labels),
         )
         return lambda: result
+
+    def _vectors(self, found: U64, labels: Labels | None) -> list[F32] | None:
+        """Return what follows from each text where vectors are made; of labels that all are as likely."""
+        if self._vector_size:
+            return [np.random.default_rng(int(each)).standard_normal(self._vector_size, np.float32) for each in found]
+        if labels is None:
+            return None
+        lens = np.bincount(labels.rows, minlength=len(found))
+        return [np.full(num, -math.log(num) if num else 0.0, np.float32) for num in lens.tolist()]
 
     def _wait_until(self, end_s: float) -> None:
         left_s = end_s - self._clock()

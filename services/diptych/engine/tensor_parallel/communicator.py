@@ -10,14 +10,19 @@ import os
 import secrets
 from datetime import timedelta
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from diptych.common.errors import Unavailable
+from diptych.engine.models.ranks import Ranks
 from diptych.engine.tensor_parallel.proof import PROOF_BYTES, SECRET_BYTES, impostors, proof
+from diptych.engine.tensor_parallel.sum_rule import sum_rule
+
+if TYPE_CHECKING:  # needs Triton
+    from diptych.engine.tensor_parallel.peer_sums import PeerSums
 
 _BACKENDS: Final = {"cpu": "gloo", "cuda": "nccl"}
 _ENVIRONMENT: Final = {  # of the libraries; what is set already stays
@@ -28,18 +33,8 @@ _ENVIRONMENT: Final = {  # of the libraries; what is set already stays
 _TIMEOUT: Final = timedelta(minutes=5)  # the last resort: whoever started the ranks notices a dead one at once
 
 
-class Communicator(Protocol):
-    """The collectives of one rank."""
-
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def size(self) -> int: ...
-
-    def all_reduce(self, x: Tensor) -> None:
-        """Replace `x` by the sum over all ranks."""
-        ...
+class Communicator(Ranks, Protocol):
+    """The collectives of one rank, beside those of layers."""
 
     def gather(self, x: Tensor) -> list[Tensor] | None:
         """Return every rank's `x` in order on rank 0, None on the others. All must have one shape."""
@@ -64,6 +59,8 @@ class TorchCommunicator:
         self.rank = rank
         self.size = size
         self._device = device
+        self._rule = sum_rule(device.type, size)
+        self._peer_sums: PeerSums | None = None
         backend, meeting = _BACKENDS[device.type], f"file://{store}"
         own_gpu = device if device.type == "cuda" else None
         secret = store.with_name(f"{store.name}-secret")
@@ -74,17 +71,54 @@ class TorchCommunicator:
             self._check_others(secret.read_bytes())
         self.all_reduce(torch.zeros(1, device=device))  # NCCL connects now, while the store is there
 
+    def open_peers(self) -> None:
+        """Have small sums made through the memory of peers where GPUs can. All ranks call it at once."""
+        if self._device.type == "cuda":
+            from diptych.engine.tensor_parallel.peer_sums import open_peer_sums  # needs Triton
+
+            self._peer_sums = open_peer_sums(self, self._device)
+
+    def scatters(self, num_tokens: int, row_nbytes: int) -> bool:
+        return self._rule.scatters(num_tokens, row_nbytes)
+
     def all_reduce(self, x: Tensor) -> None:
-        dist.all_reduce(x)
+        if self._peer_sums is not None and self._peer_sums.has(x):
+            self._peer_sums.one_shot.sum(x)
+        else:
+            dist.all_reduce(x)
+
+    def all_reduce_add_rms_norm(self, x: Tensor, delta: Tensor, weight: Tensor, eps: float, out: Tensor) -> bool:
+        if self._peer_sums is None or not self._peer_sums.has(delta):
+            return False
+        self._peer_sums.one_shot.add_rms_norm(x, delta, weight, eps, out)
+        return True
+
+    def reduce_scatter(self, x: Tensor, out: Tensor) -> None:
+        """Gloo has none: there all is added up, by what adds up without scattering, so the bits are the same."""
+        if self._device.type == "cuda":
+            dist.reduce_scatter_tensor(out, x)
+        else:
+            whole = x.clone()
+            dist.all_reduce(whole)
+            out.copy_(whole[self.rank * len(out) : (self.rank + 1) * len(out)])
+
+    def all_gather(self, part: Tensor, out: Tensor) -> None:
+        dist.all_gather_into_tensor(out, part)
 
     def gather(self, x: Tensor) -> list[Tensor] | None:
         """Between GPUs every rank gets all: NCCL has no gather, and torch's is sends, which graphs are not made for."""
-        parts = [torch.empty_like(x) for _ in range(self.size)]
         if self._device.type == "cuda":
-            dist.all_gather(parts, x)
+            parts = self.everybodys(x)
         else:
+            parts = [torch.empty_like(x) for _ in range(self.size)]
             dist.gather(x, parts if self.rank == 0 else None)
         return parts if self.rank == 0 else None
+
+    def everybodys(self, x: Tensor) -> list[Tensor]:
+        """Return every rank's `x` in order, on all of them. All must have one shape."""
+        parts = [torch.empty_like(x) for _ in range(self.size)]
+        dist.all_gather(parts, x)
+        return parts
 
     def broadcast(self, x: Tensor) -> None:
         dist.broadcast(x, src=0)

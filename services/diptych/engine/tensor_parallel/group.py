@@ -10,14 +10,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from diptych.common.arrays import I64
 from diptych.engine.cache.host_tier import PageCopier
 from diptych.engine.cache.tier import Slots
+from diptych.engine.lora.host import AdapterHost
+from diptych.engine.tensor_parallel.adapters import TensorParallelAdapters
 from diptych.engine.tensor_parallel.rank_log import NoRanks, RankLog, draft_to_wire, page_bytes, step_to_wire
+from diptych.engine.tensor_parallel.rank_tasks import LeadTasks
+from diptych.engine.tensor_parallel.ranked_files import RankedFiles
 from diptych.engine.tensor_parallel.ranked_link import ranked_metadata
 from diptych.engine.tensor_parallel.transport import TensorParallelTransport
+from diptych.engine.tensor_parallel.weight_sets import RankWeights, TensorParallelWeights, WeightSets
+from diptych.engine.tiers.medium import Medium
+from diptych.engine.tiers.page_files import PageFiles
 from diptych.engine.values.batch import (
     DraftBatch,
     DraftModel,
@@ -31,6 +38,8 @@ from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.ownership import Pages
 from diptych.kvtransfer.transport import PeerTransport, ProbePages, Transport
 from diptych.v1 import rank_pb2
+
+R = TypeVar("R")
 
 if TYPE_CHECKING:  # needs torch
     from diptych.engine.tensor_parallel.communicator import TorchCommunicator
@@ -51,11 +60,23 @@ class SingleRank:
     def lead_copier(self, copier: PageCopier) -> PageCopier:
         return copier
 
+    def lead_files(self, files: PageFiles) -> Medium:
+        return files
+
     def lead_runner(self, runner: OverlapRunner) -> OverlapRunner:
         return runner
 
     def lead_draft_model(self, model: DraftModel) -> DraftModel:
         return model
+
+    def lead_adapters(self, adapters: AdapterHost[Any]) -> AdapterHost[Any]:
+        return adapters
+
+    def lead_weights(self, weights: RankWeights[R]) -> WeightSets[R]:
+        return weights
+
+    def leading(self, runner: OverlapRunner) -> OverlapRunner:
+        return runner
 
     def close(self) -> None:
         pass
@@ -67,6 +88,7 @@ class LeadRank:
     def __init__(self, endpoint: str, size: int, join: Callable[[], TorchCommunicator]) -> None:
         """Wait until every rank is here, then `join` them; `endpoint` is the scheduler's own."""
         self._log = RankLog(endpoint, size)
+        self._tasks = LeadTasks(self._log)
         self._communicator = join()
 
     def metadata(self, own: bytes) -> bytes:
@@ -83,13 +105,27 @@ class LeadRank:
     def lead_copier(self, copier: PageCopier) -> PageCopier:
         return TensorParallelCopier(copier, self._log)
 
+    def lead_files(self, files: PageFiles) -> Medium:
+        """Have every rank open its part."""
+        return RankedFiles(files, self._log)
+
     def lead_runner(self, runner: OverlapRunner) -> OverlapRunner:
         """Wait until every rank has loaded its part."""
         assert all(answer.is_loaded for answer in self._log.answers())
-        return TensorParallelRunner(runner, self._log)
+        return self.leading(runner)
 
     def lead_draft_model(self, model: DraftModel) -> DraftModel:
         return TensorParallelDraftModel(model, self._log)
+
+    def lead_adapters(self, adapters: AdapterHost[Any]) -> AdapterHost[Any]:
+        return TensorParallelAdapters(adapters, self._tasks)
+
+    def lead_weights(self, weights: RankWeights[R]) -> WeightSets[R]:
+        return TensorParallelWeights(weights, self._tasks)
+
+    def leading(self, runner: OverlapRunner) -> OverlapRunner:
+        """Return what computes by `runner` here, and by theirs on the other ranks."""
+        return TensorParallelRunner(runner, self._log)
 
     def close(self) -> None:
         self._log.close()
@@ -186,3 +222,10 @@ class TensorParallelDraftModel:
     def draft(self, batch: DraftBatch) -> I64:
         self._log.append(rank_pb2.RankEntry(draft=draft_to_wire(batch)))
         return self._model.draft(batch)
+
+    def row(self, slot: int) -> bytes:
+        return self._model.row(slot)  # which all ranks have
+
+    def put_row(self, slot: int, row: bytes) -> None:
+        self._log.append(rank_pb2.RankEntry(put_row=rank_pb2.HiddenRow(slot=slot, row=row)))
+        self._model.put_row(slot, row)

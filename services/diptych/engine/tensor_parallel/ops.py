@@ -13,6 +13,7 @@ from diptych.architectures.recurrent import DeltaNet
 from diptych.engine.models.delta_rule import DeltaRule, DeltaWeights
 from diptych.engine.models.matrix import Activate, HeadMatrices, Matrix, Weight
 from diptych.engine.models.ops import Experts, Gated, Ops
+from diptych.engine.models.ranks import Ranks
 from diptych.engine.models.state_rules import StateRules
 from diptych.engine.tensor_parallel.communicator import Communicator
 
@@ -27,8 +28,8 @@ class TensorParallelOps:
         self._communicator = communicator
 
     @property
-    def num_ranks(self) -> int:
-        return self._communicator.size
+    def ranks(self) -> Ranks:
+        return self._communicator
 
     @property
     def state_rules(self) -> StateRules:
@@ -56,9 +57,6 @@ class TensorParallelOps:
 
     def delta_rule(self, net: DeltaNet, weights: DeltaWeights) -> DeltaRule:
         return self._ops.delta_rule(net, weights)
-
-    def all_reduce(self, x: Tensor) -> None:
-        self._communicator.all_reduce(x)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
         self._ops.rms_norm(x, weight, eps, out)

@@ -6,6 +6,7 @@ No call waits for a rank that died: whoever started the ranks ends all of them t
 from __future__ import annotations
 
 import contextlib
+import struct
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 import zmq
 
 from diptych.common.arrays import I32, I64
+from diptych.engine.cache.page_ids import PROOF_NBYTES, PageId
 from diptych.engine.values.batch import (
     DraftBatch,
     ForwardBatch,
@@ -28,11 +30,15 @@ from diptych.kvtransfer.flow import Flow
 from diptych.kvtransfer.transport import PageIndices, PageWrite
 from diptych.v1 import rank_pb2
 
+_ID: Final = struct.Struct(f"<HQQ{PROOF_NBYTES}s")
 _ARRAYS: Final = ("input_ids", "positions", "out_slots", "seq_lens", "extend_lens", "num_sampled")  # of both forms
 
 
 class RankLog:
-    """Entries go to every rank in one order. `append` may be called from any thread, the rest from one."""
+    """Entries go to every rank in one order. `append` may be called from any thread, the rest from one.
+
+    `task_ends` belongs to the one thread that has tasks done.
+    """
 
     def __init__(self, endpoint: str, size: int) -> None:
         """Listen for the ranks 1 to `size - 1`; `endpoint` is the scheduler's own."""
@@ -43,7 +49,11 @@ class RankLog:
         self._events, self._restores = rank_socket(zmq.PULL), rank_socket(zmq.PULL)
         self._events.bind(events_endpoint(endpoint))
         self._restores.bind(restores_endpoint(endpoint))
+        self._task_ends = rank_socket(zmq.PULL)
+        self._task_ends.bind(tasks_endpoint(endpoint))
         self._lock = threading.Lock()
+        self._restored: list[int] = []  # that nobody has heard of yet
+        self._loaded: list[rank_pb2.LoadEnd] = []
 
     def append(self, entry: rank_pb2.RankEntry) -> None:
         data = entry.SerializeToString()
@@ -66,7 +76,22 @@ class RankLog:
 
     def restored(self) -> list[int]:
         """Return the numbers of the restores that ranks have ended since the last call, once for each rank."""
-        return [event.restored for event in _received(self._restores)]
+        self._sort_restores()
+        ended, self._restored = self._restored, []
+        return ended
+
+    def loaded(self) -> list[rank_pb2.LoadEnd]:
+        """Return the loads from files that ranks have ended since the last call, once for each rank."""
+        self._sort_restores()
+        ended, self._loaded = self._loaded, []
+        return ended
+
+    def _sort_restores(self) -> None:
+        for event in _received(self._restores):
+            if event.HasField("loaded"):
+                self._loaded.append(event.loaded)
+            else:
+                self._restored.append(event.restored)
 
     def descriptors(self) -> Sequence[int]:
         """Return what becomes readable with news; `events` must then be called until it has none."""
@@ -76,14 +101,23 @@ class RankLog:
         """The same of `restored`."""
         return (int(self._restores.getsockopt(zmq.FD)),)
 
+    def task_ends(self, task: int) -> list[rank_pb2.TaskEnd]:
+        """Wait until every rank has ended a task; return how, in order of rank."""
+        ends: list[rank_pb2.TaskEnd] = []
+        while len(ends) < self.size - 1:
+            end = rank_pb2.TaskEnd.FromString(self._task_ends.recv())
+            assert end.task == task, "one task at a time"
+            ends.append(end)
+        return sorted(ends, key=lambda end: end.rank)
+
     def close(self) -> None:
         """End the log, for the ranks that are still there."""
         for channel in self._channels:
             with contextlib.suppress(zmq.Again):
                 channel.send(rank_pb2.RankEntry(shutdown=True).SerializeToString(), zmq.NOBLOCK)
             channel.close(linger=1000)
-        self._events.close(linger=0)
-        self._restores.close(linger=0)
+        for socket in (self._events, self._restores, self._task_ends):
+            socket.close(linger=0)
 
 
 def _received(socket: zmq.Socket[bytes]) -> list[rank_pb2.RankEvent]:
@@ -125,6 +159,10 @@ def restores_endpoint(endpoint: str) -> str:
     return f"{endpoint}-restores"
 
 
+def tasks_endpoint(endpoint: str) -> str:
+    return f"{endpoint}-tasks"
+
+
 def store_path(endpoint: str) -> Path:
     """Return the file through which the ranks meet."""
     return Path(endpoint.removeprefix("ipc://") + "-store")
@@ -137,6 +175,14 @@ def rank_socket(kind: int) -> zmq.Socket[bytes]:
     return socket
 
 
+def ids_to_bytes(ids: Sequence[PageId]) -> bytes:
+    return b"".join(_ID.pack(*page_id) for page_id in ids)
+
+
+def ids_from_bytes(data: bytes) -> list[PageId]:
+    return [PageId(*fields) for fields in _ID.iter_unpack(data)]
+
+
 def step_to_wire(batch: ForwardBatch) -> rank_pb2.Step:
     rows = batch.prompt_rows
     return rank_pb2.Step(
@@ -144,6 +190,7 @@ def step_to_wire(batch: ForwardBatch) -> rank_pb2.Step:
         page_table=batch.page_table.astype("<i4", copy=False).tobytes(),
         prompt_rows=to_bytes(rows.token_rows) if rows is not None else b"",
         is_unfollowed=not batch.is_followed,
+        adapters=None if batch.adapters is None else to_bytes(batch.adapters),
         states=None if batch.states is None else _moves_to_wire(batch.states),
         windows=None if batch.window_groups is None else _windows_to_wire(batch.window_groups),
         **{name: to_bytes(getattr(batch, name)) for name in _ARRAYS},
@@ -167,6 +214,7 @@ def step_from_wire(wire: rank_pb2.Step) -> ForwardBatch:
         extend_lens=arrays["extend_lens"],
         num_sampled=arrays["num_sampled"],
         is_followed=not wire.is_unfollowed,
+        adapters=from_bytes(wire.adapters) if wire.HasField("adapters") else None,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import zmq
@@ -24,6 +24,7 @@ from diptych.engine.tensor_parallel.rank_log import (
     step_from_wire,
     write_from_wire,
 )
+from diptych.engine.tensor_parallel.ranked_files import RankFiles
 from diptych.engine.values.batch import DraftModel, ForwardBatch
 from diptych.kvtransfer.errors import TransferError, TransferQueueFull
 from diptych.kvtransfer.transport import LinkDown, LinkUp, NoteReceived, OpDone, ProbePages, Transport, TransportEvent
@@ -31,6 +32,10 @@ from diptych.v1 import rank_pb2
 
 logger = logging.getLogger(__name__)
 
+OF_MODEL: Final = (
+    *("prepare", "forget", "place_adapter", "remove_adapter"),
+    *("switch_weights", "switch_back", "drop_weights", "release_weights"),
+)
 Posted = rank_pb2.CopyPages | rank_pb2.DigestOwnPages | rank_pb2.UnpackPages
 
 
@@ -44,6 +49,14 @@ class RankRunner(Protocol):
 
     def logits(self, batch: ForwardBatch) -> object:
         """Take part in the step; the logits are rank 0's."""
+        ...
+
+
+class ServedRank(RankRunner, Protocol):
+    """The same, and what the log changes of it."""
+
+    def apply(self, entry: rank_pb2.RankEntry) -> None:
+        """Apply one of the entries `OF_MODEL`, between two steps."""
         ...
 
 
@@ -61,26 +74,47 @@ class TpModelWorker:
     def answer(self, answer: rank_pb2.RankAnswer) -> None:
         self._log.send(answer.SerializeToString())
 
-    def run(self, runner: RankRunner, transfer: RankTransfer | None, host_pages: PageCopier) -> None:
-        """Apply entries until the last. `transfer` is None for an engine without peers."""
+    def files_number(self) -> int:
+        """Wait for the first entry where pages are kept in files; return the number of their folder."""
+        entry = rank_pb2.RankEntry.FromString(self._log.recv())
+        assert entry.HasField("open_files")
+        return entry.open_files
+
+    def run(
+        self,
+        runner: ServedRank,
+        transfer: RankTransfer | None,
+        host_pages: PageCopier,
+        files: RankFiles | None = None,
+    ) -> None:
+        """Apply entries until the last. `transfer` is None for an engine without peers; `files` where none are kept."""
         poller = zmq.Poller()
         poller.register(self._log, zmq.POLLIN)
         if transfer is not None:
             poller.register(transfer.fileno(), zmq.POLLIN)
-        for descriptor in host_pages.descriptors():
+        for descriptor in (*host_pages.descriptors(), *(files.descriptors() if files is not None else ())):
             poller.register(descriptor, zmq.POLLIN)
-        while not self.apply_due(runner, transfer, host_pages):
+        while not self.apply_due(runner, transfer, host_pages, files):
             if transfer is not None:
                 self.report(transfer)
             self.report_restored(host_pages)
-            poller.poll()
+            if files is not None:
+                self.report_loaded(files)
+            poller.poll(None if files is None else files.wait_ms)
 
-    def apply_due(self, runner: RankRunner, transfer: RankTransfer | None, host_pages: PageCopier) -> bool:
+    def apply_due(
+        self,
+        runner: ServedRank,
+        transfer: RankTransfer | None,
+        host_pages: PageCopier,
+        files: RankFiles | None = None,
+    ) -> bool:
         """Apply what is in the log, without waiting; return whether its end was reached."""
         for entry in self._due():
             if entry.HasField("shutdown"):
                 return True
-            self._apply(entry, runner, transfer, host_pages)
+            if files is None or not _apply_to_files(entry, files):
+                self._apply(entry, runner, transfer, host_pages)
         return False
 
     def report(self, transfer: RankTransfer) -> None:
@@ -93,6 +127,11 @@ class TpModelWorker:
         """Tell rank 0 which restores have ended here."""
         for number in host_pages.restored():
             self._restores.send(rank_pb2.RankEvent(rank=self._rank, restored=number).SerializeToString())
+
+    def report_loaded(self, files: RankFiles) -> None:
+        """Tell rank 0 which loads from files have ended here."""
+        for end in files.ended():
+            self._restores.send(rank_pb2.RankEvent(rank=self._rank, loaded=end).SerializeToString())
 
     def close(self) -> None:
         for socket in (self._log, self._events, self._restores):
@@ -107,7 +146,7 @@ class TpModelWorker:
                 return
 
     def _apply(
-        self, entry: rank_pb2.RankEntry, runner: RankRunner, transfer: RankTransfer | None, host_pages: PageCopier
+        self, entry: rank_pb2.RankEntry, runner: ServedRank, transfer: RankTransfer | None, host_pages: PageCopier
     ) -> None:
         match entry.WhichOneof("entry"):
             case "step":
@@ -115,6 +154,9 @@ class TpModelWorker:
             case "draft":
                 assert runner.draft_model is not None, "rank 0 has a draft model"
                 runner.draft_model.draft(draft_from_wire(entry.draft))
+            case "put_row":
+                assert runner.draft_model is not None, "rank 0 has a draft model"
+                runner.draft_model.put_row(entry.put_row.slot, entry.put_row.row)
             case "save":
                 host_pages.save(*_host_copy(entry.save))
             case "finish_saves":
@@ -123,11 +165,27 @@ class TpModelWorker:
             case "restore":
                 pages, slots = _host_copy(entry.restore)
                 host_pages.restore(entry.restore.number, slots, pages)
+            case name if name in OF_MODEL:
+                runner.apply(entry)
             case _:
                 assert transfer is not None, "an engine without peers moves no pages"
                 answer = transfer.apply(entry)
                 if answer is not None:
                     self.answer(answer)
+
+
+def _apply_to_files(entry: rank_pb2.RankEntry, files: RankFiles) -> bool:
+    """Apply an entry that is about files; return whether it is."""
+    match entry.WhichOneof("entry"):
+        case "keep":
+            files.keep(entry.keep)
+        case "load":
+            files.load(entry.load)
+        case "forget_pages":
+            files.forget(entry.forget_pages)
+        case _:
+            return False
+    return True
 
 
 def _host_copy(copy: rank_pb2.HostCopy) -> tuple[I32, I32]:

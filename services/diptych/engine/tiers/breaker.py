@@ -34,14 +34,16 @@ class Breaker:
         if not self.is_closed:
             self._is_tried, self._until_s = True, now_s + self._pause_s
 
-    def fail(self, now_s: float) -> None:
+    def fail(self, now_s: float) -> bool:
+        """Return whether that is news: who was asked before it was known says nothing new."""
         if self.is_closed:
             self.num_opened += 1
         elif self._is_tried:
             self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
         else:
-            return
+            return False
         self._is_tried, self._until_s = False, now_s + self._pause_s
+        return True
 
     def succeed(self) -> None:
         self._is_tried, self._until_s, self._pause_s = False, -math.inf, FIRST_PAUSE_S

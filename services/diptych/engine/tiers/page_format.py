@@ -23,6 +23,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import xxhash
@@ -36,6 +37,18 @@ _FIELDS: Final = struct.Struct("<8sHHI16s16sQQ16s40x")
 HEADER_NBYTES: Final = _FIELDS.size + 8
 
 Buffer = Any  # what has the buffer protocol: bytes, memoryview, numpy array
+
+
+@dataclass(frozen=True, slots=True)
+class PageFormat:
+    """What all records of a medium have in common."""
+
+    terms: bytes
+    page_nbytes: int
+
+    @property
+    def record_nbytes(self) -> int:
+        return HEADER_NBYTES + self.page_nbytes
 
 
 def terms_digest(terms: Mapping[str, Any]) -> bytes:

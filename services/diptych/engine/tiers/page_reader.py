@@ -1,9 +1,9 @@
-"""Reads pages of a segment log into the KV pool, in threads of its own, and verifies each before anybody sees it.
+"""Reads pages of a medium into the KV pool, in threads of its own, and verifies each before anybody sees it.
 
-What is in the page cache is read straight into the pages, as that cannot wait. Anything else comes by way of a buffer,
-and is copied only while the load is still wanted: the pages are written no more once a load is answered. So a medium
-that hangs holds a thread and a buffer, and nothing else. A load is answered when all its pages are there, when one is
-not what it should be, when a read fails or takes too long, or when it takes far longer than was expected.
+What the system has in memory is read straight into the pages, as that cannot wait. Anything else comes by way of a
+buffer, and is copied only while the load is still wanted: the pages are written no more once a load is answered. So a
+medium that hangs holds a thread and a buffer, and nothing else. A load is answered when all its pages are there, when
+one is not what it should be, when a read fails or takes too long, or when it takes far longer than was expected.
 
 How long loads take is learned from those that the medium itself answered. A medium of which nothing is known is
 measured first, by a read that nobody waits for.
@@ -14,33 +14,25 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import mmap
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
 from diptych.engine.cache.page_ids import PageId
 from diptych.engine.schedule.step_times import StepLine
 from diptych.engine.tiers.breaker import Breaker
-from diptych.engine.tiers.disk import Disk
-from diptych.engine.tiers.page_format import HEADER_NBYTES, is_sound
-from diptych.engine.tiers.segment_log import SegmentLog
+from diptych.engine.tiers.page_format import HEADER_NBYTES, Buffer, PageFormat, is_sound
 from diptych.engine.values.events import PagesRestored
 
 logger = logging.getLogger(__name__)
 
-NUM_READERS: Final = 2
-RUN_NBYTES: Final = 2**20  # that are read at once, or one page
-MOST_OPEN: Final = 4  # files of a reader, while it is busy
-RUN_PAGES: Final = 256  # likewise: the system takes 1,024 pieces a call
-READ_S: Final = 1.0  # after which a read counts as hanging
-LATE: Final = 4.0  # times as long as expected, beside READ_S: then a load is given up
+RUN_PAGES: Final = 256  # that are read at once, at most: the system takes 1,024 pieces a call
+LATE: Final = 4.0  # times as long as expected, beside one read that hangs: then a load is given up
 MEASURED_AGE_S: Final = 30.0  # after which the medium is measured again, where somebody asks
 GONE: Final = "some pages are gone"
 JOIN_S: Final = 2.0  # that a thread gets to end
@@ -49,10 +41,60 @@ JOIN_S: Final = 2.0  # that a thread gets to end
 class Run(NamedTuple):
     """Records that lie one behind the other."""
 
-    path: Path
+    where: Any  # a file or an object, as the medium names it
     offset: int
     ids: list[PageId]
     pages: list[int]  # of the pool
+
+
+class RecordReader(Protocol):
+    """Reads records of a medium for one thread. What may wait raises `OSError`; what is gone `FileNotFoundError`."""
+
+    def prepare(self, run: Run) -> None:
+        """Make it possible that `read_cached` does not wait. This may."""
+        ...
+
+    def read_cached(self, run: Run, buffers: Sequence[Any]) -> int:
+        """Fill `buffers` with what is in memory, without waiting; return how many bytes came. 0: nothing is there."""
+        ...
+
+    def read(self, run: Run, nbytes: int) -> Buffer:
+        """Return so many bytes, or fewer at the end: good until the next call. This may wait."""
+        ...
+
+    def measure(self, where: Any) -> tuple[int, float]:
+        """Read about as much as is read at once, not from memory; return how many bytes came, in how many seconds.
+
+        This may wait.
+        """
+        ...
+
+    def rest(self) -> None:
+        """Nothing is to be read now: hold nothing that could be in somebody's way. This may wait."""
+        ...
+
+
+class Source(Protocol):
+    """Where records are."""
+
+    @property
+    def name(self) -> str:
+        """For logs."""
+        ...
+
+    def new_reader(self) -> RecordReader: ...
+
+    def to_measure(self) -> Any | None:
+        """Return what can be measured; None: there is nothing yet."""
+        ...
+
+    def lose(self, page_id: PageId) -> None:
+        """A page is not what was written: let nobody find it."""
+        ...
+
+    def miss(self, run: Run) -> None:
+        """There is nothing where a run was to be read."""
+        ...
 
 
 @dataclass(slots=True)
@@ -74,27 +116,23 @@ class _Load:
     until_s: float
     error: str = ""
     num_writing: int = 0  # threads that write into its pages now
-    num_cached: int = 0  # runs that were in the page cache
+    num_cached: int = 0  # runs that were in memory
     is_answered: bool = False
 
 
 class _Reader:
-    """What a thread reads with, and since when it waits for the medium.
+    """What a thread reads with, and since when it waits for the medium."""
 
-    It has descriptors of its own: the system reads ahead for each by itself.
-    """
-
-    def __init__(self, nbytes: int, disk: Disk) -> None:
-        self._disk = disk
-        self.memory = mmap.mmap(-1, nbytes)
+    def __init__(self, records: RecordReader, hangs_s: float) -> None:
+        self.records = records
+        self._hangs_s = hangs_s
         self.headers = np.zeros((RUN_PAGES, HEADER_NBYTES), np.uint8)
         self.since_s: float | None = None
         self.load: _Load | None = None  # for which; None: to measure
-        self._open: dict[Path, int] = {}  # used last comes last
 
     def hangs(self, now_s: float) -> bool:
         since_s = self.since_s
-        return since_s is not None and now_s - since_s > READ_S
+        return since_s is not None and now_s - since_s > self._hangs_s
 
     @contextlib.contextmanager
     def asking(self, load: _Load | None, now_s: float) -> Iterator[None]:
@@ -105,34 +143,29 @@ class _Reader:
         finally:
             self.since_s = None
 
-    def descriptor(self, path: Path) -> int:
-        """Return one of a file, to be used before the next is asked for. This may hang. Raises `OSError`."""
-        found = self._open.pop(path, None)
-        if found is None:
-            if len(self._open) == MOST_OPEN:
-                os.close(self._open.pop(next(iter(self._open))))
-            found = self._disk.open_to_read(path)
-        self._open[path] = found
-        return found
-
-    def close_files(self) -> None:
-        """Close what would keep deleted files."""
-        while self._open:
-            os.close(self._open.popitem()[1])
-
 
 class PageReader:
     """One thread asks, and is answered by `restored`. `close` it before the pool goes."""
 
-    def __init__(self, log: SegmentLog, disk: Disk, pool: Any, clock: Callable[[], float]) -> None:
-        """`pool`: bytes `[num_pages, page_nbytes]`, to be written."""
+    def __init__(
+        self,
+        source: Source,
+        record: PageFormat,
+        pool: Any,
+        clock: Callable[[], float],
+        *,
+        num_readers: int,
+        hangs_s: float,
+    ) -> None:
+        """`pool`: bytes `[num_pages, page_nbytes]`, to be written. `hangs_s`: after which a read counts as hanging."""
         self.counts = ReadCounts()
         self.breaker = Breaker()
-        self._log = log
-        self._disk = disk
+        self._source = source
+        self._record = record
         self._pool = pool
         self._clock = clock
-        self._size = log.record.record_nbytes
+        self._hangs_s = hangs_s
+        self._size = record.record_nbytes
         self._line = StepLine()  # seconds of a load, by its bytes with those that wait before it
         self._measured_s = -math.inf  # when the medium was last asked to be measured
         self._waiting: deque[tuple[_Load | None, Run]] = deque()
@@ -142,8 +175,7 @@ class PageReader:
         self._is_closing = False
         self._changed = threading.Condition()
         self._wake_receive, self._wake_send = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        nbytes = max(RUN_NBYTES, self._size)
-        self._readers = [_Reader(nbytes, disk) for _ in range(NUM_READERS)]
+        self._readers = [_Reader(source.new_reader(), hangs_s) for _ in range(num_readers)]
         self._threads = [
             threading.Thread(target=self._run, args=(each,), name="tier-reader", daemon=True) for each in self._readers
         ]
@@ -160,6 +192,29 @@ class PageReader:
         now_s = self._clock()
         return self.breaker.allows(now_s) and not all(reader.hangs(now_s) for reader in self._readers)
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether it is known how long loads take."""
+        return self._line.is_known
+
+    def note_corrupt(self, num_pages: int) -> None:
+        """Somebody else has found pages that are not what they should be."""
+        with self._changed:
+            self.counts.num_corrupt += num_pages
+
+    def begin(self) -> None:
+        """The medium is asked something else than to read; `end` when that is over."""
+        with self._changed:
+            self.breaker.begin(self._clock())
+
+    def end(self, error: str) -> None:
+        """What was asked is answered, or has failed."""
+        with self._changed:
+            if not error:
+                self.breaker.succeed()
+            elif self.breaker.fail(self._clock()):
+                logger.warning("%s has failed: %s", self._source.name, error)
+
     def load_s(self, num_pages: int) -> float:
         """Predict how long it takes to load so many pages, with what waits; infinity: not known, or not now."""
         if not self.is_asked:
@@ -168,23 +223,23 @@ class PageReader:
         return self._line.at(self._waiting_nbytes + num_pages * self._size) if self._line.is_known else math.inf
 
     def measure(self) -> None:
-        """Have the medium measured, unless that was of late: by reading the beginning of the newest segment."""
+        """Have the medium measured, unless that was of late."""
         now_s = self._clock()
-        newest = self._log.newest()
-        if newest is None or now_s - self._measured_s < MEASURED_AGE_S:
+        where = self._source.to_measure()
+        if where is None or now_s - self._measured_s < MEASURED_AGE_S:
             return
         self._measured_s = now_s
         with self._changed:
-            self._waiting.append((None, Run(newest, 0, [], [])))
+            self._waiting.append((None, Run(where, 0, [], [])))
             self._changed.notify()
 
     def load(self, number: int, runs: Sequence[Run], is_whole: bool) -> None:
-        """Bring pages into the pool. `is_whole`: False where the log has lost some of them, and so there is no use."""
+        """Bring pages into the pool. `is_whole`: False where the medium has lost some of them: there is no use."""
         now_s = self._clock()
         self.breaker.begin(now_s)
         with self._changed:
             nbytes = self._waiting_nbytes + sum(map(self._nbytes, runs))
-            until_s = now_s + READ_S + LATE * self._line.at(nbytes)
+            until_s = now_s + self._hangs_s + LATE * self._line.at(nbytes)
             load = self._open[number] = _Load(number, len(runs), nbytes, now_s, until_s)
             if is_whole:
                 self._waiting.extend((load, run) for run in runs)
@@ -221,7 +276,7 @@ class PageReader:
             self._changed.notify_all()
             is_quiet = self._changed.wait_for(self._is_quiet, JOIN_S)
         if not is_quiet:
-            logger.error("a thread still copies pages from %s into the pool after %g s", self._log.folder, JOIN_S)
+            logger.error("a thread still copies pages from %s into the pool after %g s", self._source.name, JOIN_S)
         for thread in self._threads:
             thread.join(JOIN_S)
         if not any(thread.is_alive() for thread in self._threads):
@@ -238,10 +293,10 @@ class PageReader:
         hanging = [reader for reader in self._readers if reader.hangs(now_s)]
         for reader in hanging:
             if reader.load is not None:
-                self._fail(reader.load, f"a read has not ended within {READ_S:g} s")
+                self._fail(reader.load, f"a read has not ended within {self._hangs_s:g} s")
         for load in [*self._open.values()]:
-            if len(hanging) == NUM_READERS:
-                self._fail(load, f"no read ends within {READ_S:g} s")
+            if len(hanging) == len(self._readers):
+                self._fail(load, f"no read ends within {self._hangs_s:g} s")
             elif now_s > load.until_s:
                 self._line.learn(load.nbytes, now_s - load.begun_s)
                 self._fail(load, "it takes far longer than expected")
@@ -257,7 +312,7 @@ class PageReader:
         """A load is given up; it is answered once nobody writes into its pages."""
         if not load.error and not load.is_answered:
             load.error = error
-            logger.warning("pages are not loaded from %s: %s", self._log.folder, error)
+            logger.warning("pages are not loaded from %s: %s", self._source.name, error)
         self._answer(load)
 
     def _answer(self, load: _Load) -> None:
@@ -283,17 +338,18 @@ class PageReader:
                 continue
             try:
                 self._read(reader, load, run)
-            except FileNotFoundError:  # it went with its segment
+            except FileNotFoundError:
+                self._source.miss(run)
                 with self._changed:
                     self._end(load, GONE)
             except OSError as error:
                 with self._changed:
                     self._fail(load, str(error))
-        reader.close_files()
+        reader.records.rest()
 
     def _next(self, reader: _Reader) -> tuple[_Load | None, Run] | None:
         if not self._waiting:
-            reader.close_files()  # without the lock, as that may hang
+            reader.records.rest()  # without the lock, as that may hang
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._is_closing)
             if not self._waiting:
@@ -304,21 +360,18 @@ class PageReader:
 
     def _measure(self, reader: _Reader, run: Run) -> None:
         """Take the time of one read that is not in the page cache."""
-        nbytes, began_s = len(reader.memory), self._clock()
         try:
-            with reader.asking(None, began_s):
-                descriptor = reader.descriptor(run.path)
-                os.posix_fadvise(descriptor, 0, nbytes, os.POSIX_FADV_DONTNEED)
-                num_read = self._disk.read(descriptor, [memoryview(reader.memory)], 0)
+            with reader.asking(None, self._clock()):
+                num_read, took_s = reader.records.measure(run.where)
         except FileNotFoundError:
-            num_read = 0
+            num_read, took_s = 0, 0.0
         except OSError as error:
             self.breaker.fail(self._clock())
-            logger.warning("%s can't be read: %s", run.path, error)
+            logger.warning("%s can't be read: %s", run.where, error)
             return
         with self._changed:
             if num_read:
-                self._line.learn(num_read, self._clock() - began_s)
+                self._line.learn(num_read, took_s)
             else:
                 self._measured_s = -math.inf  # there was nothing yet
 
@@ -327,20 +380,25 @@ class PageReader:
             return
         pages = [self._pool[page] for page in run.pages]
         with reader.asking(load, self._clock()):
-            descriptor = reader.descriptor(run.path)
-        is_cached = self._read_cached(reader, load, run, descriptor, pages)
+            reader.records.prepare(run)
+        is_cached = self._read_cached(reader, load, run, pages)
         if is_cached is None:
             return
         if not is_cached:
-            records = np.frombuffer(reader.memory, np.uint8, self._nbytes(run)).reshape(len(pages), self._size)
             with reader.asking(load, self._clock()):
-                num_read = self._disk.read(descriptor, [records], run.offset)
+                data = reader.records.read(run, self._nbytes(run))
+            records = self._whole(data)
             payloads = records[:, HEADER_NBYTES:]
-            num_bad = self._lose_unsound(run, num_read, records[:, :HEADER_NBYTES], payloads)
+            num_bad = self._lose_unsound(run, records[:, :HEADER_NBYTES], payloads)
             if num_bad or not self._copy(load, payloads, pages):
                 self._count(load, run, 0, num_bad)
                 return
         self._count(load, run, is_cached, 0)
+
+    def _whole(self, data: Buffer) -> Any:
+        """Return the records that are whole: bytes `[number, record_nbytes]`."""
+        count = memoryview(data).nbytes // self._size
+        return np.frombuffer(data, np.uint8, count * self._size).reshape(count, self._size)
 
     def _count(self, load: _Load, run: Run, num_cached: int, num_bad: int) -> None:
         """A run was read; its pages are in the pool, unless some are bad, or nobody wants them any more."""
@@ -350,15 +408,13 @@ class PageReader:
             self.counts.nbytes += self._nbytes(run)
             self.counts.num_corrupt += num_bad
             if num_bad:
-                self._end(load, f"{run.path} does not have what was written behind byte {run.offset}")
+                self._end(load, f"{run.where} does not have what was written behind byte {run.offset}")
             elif not load.error:
                 self.counts.num_pages += len(run.pages)
                 self._answer(load)
 
-    def _read_cached(
-        self, reader: _Reader, load: _Load, run: Run, descriptor: int, pages: Sequence[Any]
-    ) -> bool | None:
-        """Read a run straight into the pool, and return whether it was in the page cache and sound; None: not wanted.
+    def _read_cached(self, reader: _Reader, load: _Load, run: Run, pages: Sequence[Any]) -> bool | None:
+        """Read a run straight into the pool, and return whether it was in memory and sound; None: not wanted.
 
         What is not sound there is read again, from where it cannot be seen.
         """
@@ -367,23 +423,23 @@ class PageReader:
         try:
             headers = reader.headers[: len(pages)]
             buffers = [each for pair in zip(headers, pages, strict=True) for each in pair]
-            num_read = self._disk.read_cached(descriptor, buffers, run.offset)
-            return num_read == self._nbytes(run) and not any(self._unsound(run, num_read, headers, pages))
+            num_read = reader.records.read_cached(run, buffers)
+            return num_read == self._nbytes(run) and not any(self._unsound(run, headers, pages))
         finally:
             self._end_writing(load)
 
-    def _unsound(self, run: Run, num_read: int, headers: Any, payloads: Any) -> Iterator[PageId]:
-        """Yield the pages of a run that are not what they should be, or not there."""
-        terms = self._log.record.terms
-        for number, (page_id, found, payload) in enumerate(zip(run.ids, headers, payloads, strict=True), 1):
-            if num_read < number * self._size or not is_sound(found, terms, page_id, payload):
+    def _unsound(self, run: Run, headers: Any, payloads: Any) -> Iterator[PageId]:
+        """Yield the pages of a run that are not what they should be, or not there: there may be fewer records."""
+        for number, page_id in enumerate(run.ids):
+            is_there = number < len(headers)
+            if not is_there or not is_sound(headers[number], self._record.terms, page_id, payloads[number]):
                 yield page_id
 
-    def _lose_unsound(self, run: Run, num_read: int, headers: Any, payloads: Any) -> int:
+    def _lose_unsound(self, run: Run, headers: Any, payloads: Any) -> int:
         """Let nobody find what is not what it should be; return how many pages that are."""
-        bad = [*self._unsound(run, num_read, headers, payloads)]
+        bad = [*self._unsound(run, headers, payloads)]
         for page_id in bad:
-            self._log.index.lose(page_id.key)
+            self._source.lose(page_id)
         return len(bad)
 
     def _copy(self, load: _Load, payloads: Any, pages: Sequence[Any]) -> bool:

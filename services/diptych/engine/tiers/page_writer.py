@@ -1,7 +1,8 @@
-"""Writes pages to a segment log in a thread of its own: who gives one waits for a copy in memory, never for the medium.
+"""Writes pages to a medium in a thread of its own: who gives one waits for a copy in memory, never for the medium.
 
-What is given while something is written goes out together afterwards. There are few buffers, and what waits in them is
-bounded in seconds as well, by the speed of late: a page that finds no place is dropped and counted.
+What is given while something is written goes out together afterwards, or each run of pages by itself. There are few
+buffers, and what waits in them is bounded in seconds as well, by the speed of late: a page that finds no place is
+dropped and counted.
 """
 
 from __future__ import annotations
@@ -11,23 +12,51 @@ import logging
 import mmap
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from diptych.engine.cache.page_ids import NOBODYS, PageId
 from diptych.engine.tiers.breaker import Breaker
-from diptych.engine.tiers.page_format import HEADER_NBYTES, header
-from diptych.engine.tiers.segment_log import SegmentLog
-from diptych.engine.tiers.segments import BLOCK
+from diptych.engine.tiers.page_format import HEADER_NBYTES, PageFormat, header
 
 logger = logging.getLogger(__name__)
 
-NUM_BUFFERS: Final = 4
-BUFFER_NBYTES: Final = 8 * 2**20
 LONGEST_QUEUE_S: Final = 2.0  # of what waits to be written
 SPEED_KEPT: Final = 0.75  # of what was known of the medium's speed, when one more write has ended
 JOIN_S: Final = 2.0  # that a thread gets to end
+
+
+class Sink(Protocol):
+    """Where batches of records go. One thread calls it."""
+
+    @property
+    def name(self) -> str:
+        """For logs."""
+        ...
+
+    def write(self, data: memoryview, used: int, ids: Sequence[PageId]) -> int:
+        """Write the records in the first `used` bytes of a buffer; return how many bytes the medium took.
+
+        Of `NOBODYS` nobody is to find what is written. Raises `OSError`: then nobody finds any of them.
+        """
+        ...
+
+    def publish(self, ids: Sequence[PageId], lost: Set[bytes]) -> None:
+        """Let what was written last be found, but for keys that are lost."""
+        ...
+
+    def drop(self, ids: Sequence[PageId]) -> None:
+        """Let nobody find these pages, nor in a later life."""
+        ...
+
+    def make_room(self) -> None:
+        """The medium is full. Raises `OSError`."""
+        ...
+
+    def close(self) -> None:
+        """Nothing is written any more. Raises `OSError`."""
+        ...
 
 
 class _Batch:
@@ -67,18 +96,27 @@ class _Queue:
 
 
 class PageWriter:
-    """One thread gives pages; the writer's own owns the log. `close` it."""
+    """One thread gives pages; the writer's own calls the sink. `close` it."""
 
-    def __init__(self, log: SegmentLog, clock: Callable[[], float], on_written: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        sink: Sink,
+        record: PageFormat,
+        clock: Callable[[], float],
+        on_written: Callable[[], None],
+        *,
+        num_buffers: int,
+        buffer_nbytes: int,
+    ) -> None:
         """`on_written` is called in the writer's thread."""
         self.counts = WriteCounts()
         self.breaker = Breaker()
-        self._log = log
+        self._sink = sink
+        self._terms = record.terms
         self._clock = clock
         self._on_written = on_written
-        self._size = log.record.record_nbytes
-        nbytes = max(BUFFER_NBYTES, -(-self._size // BLOCK) * BLOCK)
-        self._queue = _Queue([_Batch(nbytes) for _ in range(NUM_BUFFERS)])
+        self._size = record.record_nbytes
+        self._queue = _Queue([_Batch(buffer_nbytes) for _ in range(num_buffers)])
         self._bytes_per_s = 0.0  # 0: not known
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="tier-writer", daemon=True)
@@ -94,12 +132,28 @@ class PageWriter:
             if batch is None:
                 self.counts.num_dropped += 1
                 return False
-            start = batch.used + HEADER_NBYTES
-            batch.data[start : batch.used + self._size] = payload
-            batch.ids.append(page_id)
-            batch.used += self._size
-            self._queue.pending.add(page_id.key)
+            self._add(batch, page_id, payload)
         return True
+
+    def give_run(self, ids: Sequence[PageId], payloads: Sequence[Any]) -> bool:
+        """Copy pages to be written by themselves, all of which have place in a buffer; False: they are dropped."""
+        with self._changed:
+            batch = self._queue.free.pop() if self._queue.free and self._takes_more() else None
+            if batch is None:
+                self.counts.num_dropped += len(ids)
+                return False
+            for page_id, payload in zip(ids, payloads, strict=True):
+                self._add(batch, page_id, payload)
+            self._queue.full.append(batch)
+            self._changed.notify()
+        return True
+
+    def _add(self, batch: _Batch, page_id: PageId, payload: Any) -> None:
+        start = batch.used + HEADER_NBYTES
+        batch.data[start : batch.used + self._size] = payload
+        batch.ids.append(page_id)
+        batch.used += self._size
+        self._queue.pending.add(page_id.key)
 
     def submit(self) -> None:
         """Have written what was given, if there is any: to wake a thread for nothing costs a step time."""
@@ -108,10 +162,8 @@ class PageWriter:
                 self._changed.notify()
 
     def forget(self, ids: Sequence[PageId]) -> None:
-        """Let nobody find these pages any more: the segments in which they are go."""
+        """Let the sink drop these pages, and publish none of them that waits here."""
         with self._changed:
-            for page_id in ids:
-                self._log.index.lose(page_id.key)
             self._queue.lost.update(self._queue.pending.intersection(page_id.key for page_id in ids))
             self._queue.forgotten.extend(ids)
             self._changed.notify()
@@ -132,7 +184,7 @@ class PageWriter:
     def _batch_with_room(self) -> _Batch | None:
         """Return the batch that takes one more page."""
         queue = self._queue
-        if not self.breaker.allows(self._clock()) or self._waiting_s() > LONGEST_QUEUE_S:
+        if not self._takes_more():
             return None
         if queue.filling is not None and queue.filling.used + self._size > len(queue.filling.data):
             queue.full.append(queue.filling)
@@ -141,6 +193,9 @@ class PageWriter:
         if queue.filling is None and queue.free:
             queue.filling = queue.free.pop()
         return queue.filling
+
+    def _takes_more(self) -> bool:
+        return self.breaker.allows(self._clock()) and self._waiting_s() <= LONGEST_QUEUE_S
 
     def _waiting_s(self) -> float:
         return len(self._queue.pending) * self._size / self._bytes_per_s if self._bytes_per_s else 0.0
@@ -159,9 +214,9 @@ class PageWriter:
                 self._changed.notify_all()
             self._on_written()
         try:
-            self._log.close()
+            self._sink.close()
         except OSError as error:
-            logger.warning("the last segment in %s is not completed: %s", self._log.folder, error)
+            logger.warning("%s is not closed as it should be: %s", self._sink.name, error)
 
     def _next(self) -> _Batch | None:
         """Wait for pages to write; None: it is over."""
@@ -180,7 +235,7 @@ class PageWriter:
                 return batch
 
     def _drop(self, forgotten: list[PageId]) -> None:
-        self._log.drop(self._log.index.holding(page_id.key for page_id in forgotten))
+        self._sink.drop(forgotten)
         with self._changed:
             del self._queue.forgotten[: len(forgotten)]
             self._changed.notify_all()
@@ -193,25 +248,25 @@ class PageWriter:
             ids = [NOBODYS if page_id.key in self._queue.lost else page_id for page_id in batch.ids]
         for number, page_id in enumerate(ids):
             record = batch.data[number * self._size : (number + 1) * self._size]
-            record[:HEADER_NBYTES] = header(self._log.record.terms, page_id, record[HEADER_NBYTES:])
-        end = batch.used + -batch.used % BLOCK
-        batch.data[batch.used : end] = bytes(end - batch.used)
+            record[:HEADER_NBYTES] = header(self._terms, page_id, record[HEADER_NBYTES:])
         try:
-            start = self._log.write(batch.data[:end])
+            nbytes = self._sink.write(batch.data, batch.used, ids)
         except OSError as error:
             self._fail(error, len(ids))
             return
         with self._changed:
-            self._log.add(start, ids, self._queue.lost)
+            self._sink.publish(ids, self._queue.lost)
         self.breaker.succeed()
+        if not nbytes:  # it was there
+            return
         self.counts.num_pages += len(batch.ids)
-        self.counts.nbytes += end
-        speed = end / max(1e-9, self._clock() - began_s)
+        self.counts.nbytes += nbytes
+        speed = nbytes / max(1e-9, self._clock() - began_s)
         self._bytes_per_s = SPEED_KEPT * (self._bytes_per_s or speed) + (1 - SPEED_KEPT) * speed
 
     def _fail(self, error: OSError, num_pages: int) -> None:
         """A write has failed. A medium that is full gets room: what waits is dropped, but not what comes later."""
-        logger.warning("%d pages were not written to %s: %s", num_pages, self._log.folder, error)
+        logger.warning("%d pages were not written to %s: %s", num_pages, self._sink.name, error)
         self.counts.num_failed += num_pages
         self.breaker.fail(self._clock())
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -219,6 +274,6 @@ class PageWriter:
 
     def _make_room(self) -> None:
         try:
-            self._log.make_room()
+            self._sink.make_room()
         except OSError as error:
-            logger.warning("nothing can be deleted in %s: %s", self._log.folder, error)
+            logger.warning("nothing can be deleted in %s: %s", self._sink.name, error)

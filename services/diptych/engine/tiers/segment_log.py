@@ -18,6 +18,7 @@ import logging
 import math
 import mmap
 import os
+import time
 from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 from typing import Final
@@ -32,13 +33,17 @@ logger = logging.getLogger(__name__)
 SUFFIX: Final = ".segment"
 LOCK: Final = "lock"
 UNUSED_S: Final = 6 * 3600.0  # after which a folder of other terms may be emptied
+ENDING_S: Final = 5.0  # that the last user of a folder may still take to end
+RETRY_S: Final = 0.02
 
 
 class SegmentLog:
     """Pages by their keys, in the files of a folder. Opening it finds what earlier lives left."""
 
-    def __init__(self, root: Path, record: SegmentFormat, capacity_nbytes: int, disk: Disk) -> None:
-        """Raises `ConfigError` where the folder can't be used."""
+    def __init__(
+        self, root: Path, record: SegmentFormat, capacity_nbytes: int, disk: Disk, number: int | None = None
+    ) -> None:
+        """`number`: of the folder; None: the first that is free. Raises `ConfigError` where it can't be used."""
         self.record = record
         self.index = SegmentIndex(capacity_nbytes, record.record_nbytes)
         self._root = root
@@ -50,12 +55,19 @@ class SegmentLog:
         try:
             self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
             with _alone(self._root):
-                self.folder, self._lock = _take_folder(root / record.terms.hex())
+                of_terms = root / record.terms.hex()
+                taken = _take_folder(of_terms) if number is None else _take_this_folder(of_terms / str(number))
+                self.folder, self._lock = taken
                 _empty_unused(self._others(), capacity_nbytes, _used_s(self.folder) - UNUSED_S)
             self._reopen()
         except OSError as error:
             raise ConfigError(f"--file-cache-dir {root} can't be used: {error}") from None
         self._next = max(self._files, default=0) + 1
+
+    @property
+    def number(self) -> int:
+        """Which of the folders of these terms it is."""
+        return int(self.folder.name)
 
     def find(self, key: bytes) -> tuple[Path, int] | None:
         """Return the file and the offset of a page's record. The file may be gone when it is opened."""
@@ -246,6 +258,19 @@ def _take_folder(of_terms: Path) -> tuple[Path, int]:
             os.utime(folder / LOCK)
             return folder, lock
         number += 1
+
+
+def _take_this_folder(folder: Path) -> tuple[Path, int]:
+    """Return a folder and the lock of it, which a process that ends may still have. Raises `OSError`."""
+    for path in (folder.parent, folder):
+        path.mkdir(exist_ok=True, mode=0o700)
+    until_s = time.monotonic() + ENDING_S
+    while (lock := _locked(folder)) is None:
+        if time.monotonic() > until_s:
+            raise OSError(f"another process has {folder}")
+        time.sleep(RETRY_S)
+    os.utime(folder / LOCK)
+    return folder, lock
 
 
 def _locked(folder: Path) -> int | None:

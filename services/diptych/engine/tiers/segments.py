@@ -21,7 +21,7 @@ import xxhash
 
 from diptych.common.arrays import I64
 from diptych.engine.cache.page_ids import NOBODYS, PROOF_NBYTES, PageId
-from diptych.engine.tiers.page_format import HEADER_NBYTES, VERSION, is_sound, whose
+from diptych.engine.tiers.page_format import HEADER_NBYTES, VERSION, PageFormat, is_sound, whose
 
 BLOCK: Final = 4096  # bytes, what devices read and write at least
 FOOTER_MAGIC: Final = b"DIPTYCHF"
@@ -49,15 +49,8 @@ class Table(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentFormat:
-    """What all records of a log have in common."""
-
-    terms: bytes
-    page_nbytes: int
-
-    @property
-    def record_nbytes(self) -> int:
-        return HEADER_NBYTES + self.page_nbytes
+class SegmentFormat(PageFormat):
+    """What all records of a log have in common, and the footers of its segments."""
 
     def footer(self, offset: int, table: Table) -> bytes:
         """Return what goes behind the records of a segment, at `offset`, which is a multiple of `BLOCK`."""

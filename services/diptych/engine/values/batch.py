@@ -55,6 +55,14 @@ class Penalties:
 
 
 @dataclass(frozen=True, slots=True)
+class Labels:
+    """Tokens whose log-probabilities are wanted of some samples. Flat arrays, sample after sample."""
+
+    rows: I64  # samples, ascending
+    token_ids: I64
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingBatch:
     """How to choose the tokens of `num_samples` samples. Arrays are `[num_samples]` unless they say otherwise.
 
@@ -70,6 +78,7 @@ class SamplingBatch:
     bias: Bias | None = None
     penalties: Penalties | None = None
     token_mask: I32 | None = None  # packed [num_samples, ceil(vocab_size / 32)]: bit i % 32 of word i // 32 allows i
+    labels: Labels | None = None
     num_top: I64 | None = None  # alternatives to report with the token's log-probability; -1: report nothing
 
     @staticmethod
@@ -136,6 +145,7 @@ class ForwardBatch:
     window_groups: WindowGroups | None = None  # None: the model has one group of pages
     row_lens: I64 | None = None  # how many of the batch's rows follow each other as one request's; see `single_rows`
     is_followed: bool = True  # a draft model, where there is one, computes the step's tokens, too
+    rows_before: I64 | None = None  # [num_tokens]: places of `HiddenRows`, of a model that joins them; else None
 
     def of_group(self, group: int) -> ForwardBatch:
         """Return the step as layers of one group of pages see it; see `ModelConfig.page_groups`."""
@@ -248,6 +258,8 @@ class StepResult:
     token_ids: I64  # [num_samples], by row; NO_TOKEN where the logits hold no largest number, or a mask allows nothing
     logprobs: LogprobsBatch | None = None  # of `token_ids`, if a row wants them
     prompt_logprobs: LogprobsBatch | None = None  # of the batch's `prompt_rows`
+    # [size] of each sample: what a model that makes no text has made, else of the `labels`; None: of neither
+    vectors: Sequence[F32] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +294,17 @@ class DraftModel(Protocol):
         It waits for the steps that run.
         """
         ...
+
+    def row(self, slot: int) -> bytes:
+        """Return the hidden row of the token in a slot, as bfloat16; empty: there is none, or it joins none.
+
+        Of a step that has run.
+        """
+        return b""
+
+    def put_row(self, slot: int, row: bytes) -> None:
+        """Have such a row, of a token that was computed elsewhere."""
+        return
 
 
 class OverlapRunner(Runner, Protocol):

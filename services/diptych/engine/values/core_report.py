@@ -44,6 +44,9 @@ class CoreCounts:
     pulls_missed: int = 0  # of ours, that came too late or not at all
     pulls_wrong: int = 0  # of ours, whose bytes differ from what was sent; must stay 0
     pull_saved_s: float = 0.0  # of computing, less what pulls took, as predicted
+    pages_given: int = 0  # cached pages that peers took as this worker left
+    pages_taken: int = 0  # of those pulled, those that a worker which left had offered
+    offers_declined: int = 0  # texts that this worker offered as it left, and nobody had room for
 
     def __add__(self, other: CoreCounts) -> CoreCounts:
         return CoreCounts(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))

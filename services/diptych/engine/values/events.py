@@ -161,6 +161,13 @@ class ToolCalled:
 
 
 @dataclass(frozen=True, slots=True)
+class GiveCache:
+    """The worker leaves: peers may have what is cached, for so long. 0: nothing, or nothing more."""
+
+    within_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class ServeRole:
     """The worker serves this role from now on. What began before goes on."""
 
@@ -185,6 +192,7 @@ Event = (
     | PagesRestored
     | ServeRole
     | ToolCalled
+    | GiveCache
 )
 
 

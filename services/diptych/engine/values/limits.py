@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from diptych.architectures.pooling import Pooling
 from diptych.engine.values.prompt_cost import SAME_EVERYWHERE, PromptCost
 
 PROMPT_ROWS: Final = 1  # of the cache, beside those of requests that run: a prompt for another worker finds it free
@@ -37,4 +38,10 @@ class Limits:
     prompt_cost: PromptCost = SAME_EVERYWHERE  # in tokens at the start of a prompt
     retracted_s: float = RETRACTED_S  # that a retracted request waits here for memory; infinite: until there is some
     max_drafts: int = MAX_DRAFTS  # that a step verifies, of all its requests
+    pooling: Pooling | None = None  # what is made of a prompt where no text is
     mixed_step_s: float = math.inf  # of a step that computes prompts while requests wait for their next token
+
+    @property
+    def max_whole_tokens(self) -> int:
+        """Tokens that a prompt may have which one step must compute."""
+        return self.prompt_cost.chunk_len(0, self.max_step_tokens)

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from diptych.common.arrays import I32, I64
+from diptych.common.arrays import F32, I32, I64
 from diptych.engine.cache.pins import Pin
 from diptych.engine.cache.radix_node import Node
-from diptych.engine.cache.tier import Restore
+from diptych.engine.cache.tier import Lookup, Restore
 from diptych.engine.lora.registry import NO_ADAPTER
 from diptych.engine.values.token_counts import TokenCounts
 from diptych.generation.finish import Finish
@@ -59,7 +59,8 @@ class Request:
     row: int = -1  # in the page table; -1: not admitted
     num_pages: int = 0  # in the page table row
     node: Node | None = field(default=None, repr=False)  # locked prefix in the radix tree; None: not admitted
-    restore: Restore | None = None  # of its prefix, for which it waits; None: it was not admitted for another reason
+    restore: Restore | Lookup | None = None  # of its prefix, for which it waits; None: it was not admitted otherwise
+    lookup: Lookup | None = field(default=None, repr=False)  # of its text in a store, the only one
     num_restores: int = 0  # for which it has let others pass
     restored: list[Restore] = field(default_factory=list, repr=False)  # that were begun for it while it waited
     job_s: float = 0.0  # how long before it the job began that it goes on with: see `sessions`
@@ -87,11 +88,15 @@ class Request:
     snapshots: list[Snapshot] = field(default_factory=list, repr=False)
     allowed: I32 | None = field(default=None, repr=False)  # `allowed_token_ids` as a mask, once a step has needed it
     matcher: Matcher | None = None  # None: the request has no grammar, or it is being compiled
+    is_idle_work: bool = False  # prompts of requests that are not so are computed before it, for a bounded time
+    is_whole: bool = False  # one step computes all of its prompt, whatever is cached
+    labels: tuple[int, ...] = ()  # tokens whose log-probabilities behind its prompt are its vector; none: see the model
+    vector: F32 | None = field(default=None, repr=False)  # what has been made of its prompt, where no text is
 
     @property
     def matchable_len(self) -> int:
         """Tokens whose KV may come from the prefix cache. The last one is computed all the same, for its logits."""
-        if self.prompt_logprobs:
+        if self.prompt_logprobs or self.is_whole:
             return 0
         return self.num_tokens - 1 if self.is_imported else self.num_tokens
 
@@ -148,6 +153,7 @@ def new_request(
     num_prior_output_tokens: int = 0,
     adapter: int = NO_ADAPTER,
     contents: Sequence[ContentSegment] = (),
+    labels: tuple[int, ...] = (),
 ) -> Request:
     """Return a request that waits for admission. `prompt` is copied; its tail may be output of an earlier attempt.
 
@@ -168,11 +174,12 @@ def new_request(
         prompt_len=prompt_len,
         num_tokens=prompt_len,
         max_len=len(tokens),
-        samples_plainly=params.is_plain,
+        samples_plainly=params.is_plain and not labels,
         num_prior_output_tokens=num_prior_output_tokens,
         adapter=adapter,
         adapter_slot=adapter,
         contents=contents,
+        labels=labels,
     )
     if params.has_penalties:
         request.counts = TokenCounts(

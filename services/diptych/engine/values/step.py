@@ -34,7 +34,9 @@ class Chunk:
 
 
 def chunk_len(request: Request, start: int, max_tokens: int) -> int:
-    """Return how many tokens of the request a chunk from `start` on has, at most `max_tokens`."""
+    """Return how many tokens of the request a chunk from `start` on has, at most `max_tokens` if it can be cut."""
+    if request.is_whole:
+        return request.num_tokens - start
     if request.prompt_logprobs is not None:
         max_tokens = min(max_tokens, MAX_SCORED_TOKENS)
     ends = (cut for cut in request.cuts if cut > start)

@@ -11,7 +11,7 @@ more than an open session: it may be about to leave, or take nothing new. It mus
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from diptych.common.members.record import State
@@ -19,7 +19,8 @@ from diptych.common.members.roles import LegKind
 from diptych.common.members.terms import Feature, mismatch
 from diptych.router.workers.worker_view import Pair, WorkerView
 
-_KINDS: Final = (LegKind.PREFILL, LegKind.DECODE)
+TEXT_KINDS: Final = (LegKind.PREFILL, LegKind.DECODE)  # the legs of a request for text
+VECTOR_KINDS: Final = (LegKind.POOL,)  # and of one for a vector
 
 NUM_REASONS: Final = 3  # that are told for workers whose terms differ
 
@@ -28,6 +29,12 @@ def pair_up(workers: Iterable[WorkerView], model_id: str) -> tuple[Pair, ...]:
     """Return every pair that may serve `model_id`, in a fixed order."""
     usable = [worker for worker in workers if _is_usable(worker, model_id)]
     return tuple(sorted(Pair(p.instance_id, d.instance_id) for p, d in _candidates(usable) if _match(p, d)))
+
+
+def singles(workers: Iterable[WorkerView], model_id: str) -> tuple[Pair, ...]:
+    """Return every worker that may compute a prompt of which no text is made, each as a pair with itself, in order."""
+    usable = [worker for worker in workers if _is_usable(worker, model_id) and worker.role.serves(LegKind.POOL)]
+    return tuple(sorted(Pair(worker.instance_id, worker.instance_id) for worker in usable))
 
 
 def successions(workers: Iterable[WorkerView], model_id: str) -> tuple[Pair, ...]:
@@ -71,7 +78,7 @@ def with_adapter(pairs: Iterable[Pair], workers: Iterable[WorkerView], name: str
 def adapters(workers: Iterable[WorkerView]) -> tuple[str, ...]:
     """Return the adapters that clients may ask for: some ready worker for each leg has the same weights."""
     ready = [worker for worker in workers if worker.state is State.READY]
-    found = [{item for w in ready if w.role.serves(kind) for item in w.adapters.items()} for kind in _KINDS]
+    found = [{item for w in ready if w.role.serves(kind) for item in w.adapters.items()} for kind in TEXT_KINDS]
     return tuple(sorted(name for name, _ in set.intersection(*found)))
 
 
@@ -94,16 +101,22 @@ def has_fresh(pairs: Iterable[Pair], blamed: Collection[int]) -> bool:
     return any(pair.prefill_id not in blamed and pair.decode_id not in blamed for pair in pairs)
 
 
-def is_missing(workers: Iterable[WorkerView]) -> bool:
+def is_missing(workers: Iterable[WorkerView], kinds: Sequence[LegKind] = TEXT_KINDS) -> bool:
     """Whether no worker for some leg is listed at all: none that could serve, starts, or is about to be replaced."""
     roles = {worker.role for worker in workers}
-    return not all(any(role.serves(kind) for role in roles) for kind in _KINDS)
+    return not all(any(role.serves(kind) for role in roles) for kind in kinds)
 
 
-def explain(workers: Collection[WorkerView], model_id: str) -> str:
-    """Say in words why `pair_up` returns nothing."""
+def is_cold(workers: Iterable[WorkerView], kinds: Sequence[LegKind] = TEXT_KINDS) -> bool:
+    """Whether no worker for some leg is ready: one starts, or has to be started."""
+    roles = {worker.role for worker in workers if worker.state is State.READY}
+    return not all(any(role.serves(kind) for role in roles) for kind in kinds)
+
+
+def explain(workers: Collection[WorkerView], model_id: str, kinds: Sequence[LegKind] = TEXT_KINDS) -> str:
+    """Say in words why `pair_up`, or `singles`, returns nothing."""
     serving = [worker for worker in workers if worker.model_id == model_id]
-    for kind in _KINDS:
+    for kind in kinds:
         group = [worker for worker in serving if worker.role.serves(kind)]
         if not any(_is_usable(worker, model_id) for worker in group):
             return f"no {kind.value} worker for {model_id} is usable: {_describe(group)}{_others(workers, model_id)}"

@@ -11,14 +11,18 @@ from pydantic_core import from_json
 
 from diptych.common.errors import DiptychError, InvalidRequest, Overloaded, Unavailable
 from diptych.generation.codec import FINISH_TO_WIRE, account_from_wire, logprobs_to_wire, params_from_wire
-from diptych.generation.request_groups import MAX_TOOL_LEN
+from diptych.generation.request_groups import MAX_TOOL_LEN, Account
+from diptych.generation.sampling_params import SamplingParams
+from diptych.router.extents.message_extent import check_count
 from diptych.router.keys.cache_namespace import hints_of
 from diptych.router.keys.caller import Caller
 from diptych.router.text.parsing.parts import Content, Part, Reasoning, ToolArguments, ToolCallStart, message_of
 from diptych.router.text.parsing.tool_use import NO_ARGUMENTS, NO_TOOLS, Choice, Function, ToolUse, choose
 from diptych.router.values.output import Output, Piece, Scores, Usage, choose_best, total_usage
-from diptych.router.values.request import ChatPrompt, ClientRequest, Prompt, TextPrompt, TokenPrompt
+from diptych.router.values.request import ChatPrompt, ClientRequest, Prompt, TextPrompt, TokenPrompt, VectorWish
 from diptych.router.values.slo_tiers import SloWish
+from diptych.router.values.validation import MAX_INPUTS, MAX_TOKENS
+from diptych.router.values.vectors import Pooled
 from diptych.v1 import inference_pb2
 from diptych.v1.inference_pb2 import ChatAnswer, ChatMessage, ChatMessages, ChatPart, Tool, ToolCall
 
@@ -63,7 +67,7 @@ def chunk_to_wire(index: int, piece: Piece, client: ClientRequest) -> inference_
     if piece.end is not None:
         chunk.finish_reason = FINISH_TO_WIRE[piece.end.finish]
         chunk.usage.CopyFrom(_usage_to_wire(piece.end.usage))
-        chunk.matched_stop = piece.end.stop
+        chunk.matched_stop, chunk.weights_version = piece.end.stop, piece.end.weights_version
     if isinstance(client.prompts[0], ChatPrompt):
         chunk.parts.extend(part_to_wire(part) for part in piece.parts)
     return chunk
@@ -81,6 +85,7 @@ def response_to_wire(outputs: Sequence[Output], client: ClientRequest) -> infere
         usage=_usage_to_wire(total_usage([output.end.usage for output in outputs], client.num_made)),
         more_choices=others,
         matched_stop=first.matched_stop,
+        weights_version=best[0].end.weights_version,
         answer=first.answer if first.HasField("answer") else None,
         logprobs=first.logprobs if first.HasField("logprobs") else None,
         prompt_logprobs=_scores_to_wire(outputs[0].prompt),
@@ -122,6 +127,53 @@ def prompt_to_tokenize(request: inference_pb2.TokenizeRequest) -> Prompt:
         case "chat":
             return chat_prompt(request.chat)
     raise InvalidRequest("no prompt: set text or chat", param="prompt")
+
+
+def prompts_to_embed(request: inference_pb2.EmbedRequest) -> list[Prompt]:
+    """Raises `InvalidRequest` for none, or for too many."""
+    num_inputs = len(request.texts) + len(request.tokens)
+    if not 1 <= num_inputs <= MAX_INPUTS:
+        raise InvalidRequest(f"texts and tokens take 1 to {MAX_INPUTS} inputs, not {num_inputs}", param="texts")
+    check_count("tokens", [token for each in request.tokens for token in each.ids], MAX_TOKENS)
+    if not all(request.texts):
+        raise InvalidRequest("a text is empty, and of nothing there is no vector: leave it out", param="texts")
+    return [*map(TextPrompt, request.texts), *(TokenPrompt(list(each.ids)) for each in request.tokens)]
+
+
+def pairs_to_score(request: inference_pb2.ScoreRequest) -> list[tuple[str, str]]:
+    """Raises `InvalidRequest` for none, or for too many."""
+    if not 1 <= len(request.documents) <= MAX_INPUTS:
+        words = f"documents takes 1 to {MAX_INPUTS} texts, not {len(request.documents)}"
+        raise InvalidRequest(words, param="documents")
+    if not (request.query and all(request.documents)):
+        raise InvalidRequest("the query or a document is empty: give a text", param="query")
+    return [(request.query, document) for document in request.documents]
+
+
+def vectors_from_wire(
+    options: inference_pb2.VectorOptions, prompts: Sequence[Prompt], labels: tuple[int, ...], caller: Caller
+) -> ClientRequest:
+    """Return what is asked for. Raises `InvalidRequest`."""
+    if options.truncate_prompt_tokens < -1:
+        words = "truncate_prompt_tokens must be at least 1, or -1 for as many as the model takes"
+        raise InvalidRequest(words, param="truncate_prompt_tokens")
+    return ClientRequest(
+        model=options.model,
+        prompts=prompts,
+        params=SamplingParams(),
+        max_tokens=1,
+        account=Account(caller.name or options.tenant, options.priority),
+        hints=hints_of(caller.cache_owner, options.cache_salt),
+        caller=caller,
+        vectors=VectorWish(labels, options.truncate_prompt_tokens, options.truncate_left),
+    )
+
+
+def vector_usage_to_wire(pooled: Sequence[Pooled]) -> inference_pb2.Usage:
+    return inference_pb2.Usage(
+        prompt_tokens=sum(each.prompt_tokens for each in pooled),
+        cached_tokens=sum(each.cached_tokens for each in pooled),
+    )
 
 
 def _prompt(request: inference_pb2.GenerateRequest) -> Prompt:

@@ -6,9 +6,10 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import grpc
@@ -17,13 +18,31 @@ from diptych.common.errors import DeadlineExceeded, DiptychError, InternalError,
 from diptych.generation.request_groups import Life
 from diptych.router.errors import DISCONNECTED, OK, outcome_of
 from diptych.router.extents.message_extent import check_chat, check_count, check_generation
-from diptych.router.grpc.convert import abort, chunk_to_wire, prompt_to_tokenize, request_from_wire, response_to_wire
+from diptych.router.grpc.convert import (
+    abort,
+    chunk_to_wire,
+    pairs_to_score,
+    prompt_to_tokenize,
+    prompts_to_embed,
+    request_from_wire,
+    response_to_wire,
+    vector_usage_to_wire,
+    vectors_from_wire,
+)
 from diptych.router.keys.caller import ANYBODY, Caller, Callers
 from diptych.router.serve.pipeline import Pipeline
 from diptych.router.serve.response import interleave, wholes
+from diptych.router.serve.scoring import embed, score
 from diptych.router.tracing.record import NO_TRACE, Attributes, EntryPoint, Trace
 from diptych.router.tracing.tracer import Tracer
-from diptych.router.values.request import ClientRequest, is_usable, new_request_id, request_for_tokens, routing_of
+from diptych.router.values.request import (
+    ClientRequest,
+    Prompt,
+    is_usable,
+    new_request_id,
+    request_for_tokens,
+    routing_of,
+)
 from diptych.router.values.slo_tiers import wish_in
 from diptych.router.values.validation import MAX_TOKENS
 from diptych.v1 import inference_pb2, inference_pb2_grpc
@@ -93,11 +112,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     def _request(self, request: Request, context: Context, trace: Trace, *, stream: bool = False) -> ClientRequest:
         caller = self._caller(context)
         check_generation(request)
-        request_id = request.request_id or new_request_id()
-        if not is_usable(request_id):
-            raise InvalidRequest(
-                "request_id must be at most 128 printable ASCII characters without spaces", param="request_id"
-            )
+        request_id = _usable_id(request.request_id)
         trace.note_origin(request_id, caller.name)
         now_s, left_s = time.monotonic(), context.time_remaining()
         asked, metadata = request_from_wire(request, caller), _metadata(context)
@@ -166,6 +181,43 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             response.text = await self._pipeline.detokenize(request.token_ids, caller)
         return response
 
+    async def Embed(self, request: inference_pb2.EmbedRequest, context: Context) -> inference_pb2.EmbedResponse:
+        response = inference_pb2.EmbedResponse()
+        async with self._answering(context, request.options.request_id):
+            prompts = prompts_to_embed(request)
+            client = self._for_vectors(request.options, context, prompts)
+            dimensions = request.dimensions if request.HasField("dimensions") else None
+            pooled = await embed(client, dimensions, self._pipeline)
+            response.vectors.extend(inference_pb2.Vector(values=each.vector.tolist()) for each in pooled)
+            response.usage.CopyFrom(vector_usage_to_wire(pooled))
+            response.model = client.model or self._pipeline.model.model_id
+        return response
+
+    async def Score(self, request: inference_pb2.ScoreRequest, context: Context) -> inference_pb2.ScoreResponse:
+        response = inference_pb2.ScoreResponse()
+        async with self._answering(context, request.options.request_id):
+            pairs = pairs_to_score(request)
+            new_request = partial(self._for_vectors, request.options, context)
+            found = await score(pairs, request.instruction or None, new_request, self._pipeline)
+            response.scores.extend(found.scores)
+            response.usage.CopyFrom(vector_usage_to_wire(found.pooled))
+            response.model = request.options.model or self._pipeline.model.model_id
+        return response
+
+    def _for_vectors(
+        self,
+        options: inference_pb2.VectorOptions,
+        context: Context,
+        prompts: Sequence[Prompt],
+        labels: tuple[int, ...] = (),
+    ) -> ClientRequest:
+        caller, left_s, now_s = self._caller(context), context.time_remaining(), time.monotonic()
+        request_id = _usable_id(options.request_id)
+        deadline_s = math.inf if left_s is None else now_s + left_s
+        asked, metadata = vectors_from_wire(options, prompts, labels, caller), _metadata(context)
+        life = Life(request_id, now_s, deadline_s)
+        return replace(asked, wish=wish_in(metadata), life=life, routing=routing_of(metadata))
+
     async def ListModels(
         self, request: inference_pb2.ListModelsRequest, context: Context
     ) -> inference_pb2.ListModelsResponse:
@@ -178,6 +230,15 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         others = [name for name in self._pipeline.adapters if name not in names]
         adapters = [inference_pb2.Model(id=name, context_len=context_len, parent=names[0]) for name in others]
         return inference_pb2.ListModelsResponse(models=[*models, *adapters])
+
+
+def _usable_id(given: str) -> str:
+    """Return a request's id, a new one where it has none. Raises `InvalidRequest`."""
+    request_id = given or new_request_id()
+    if not is_usable(request_id):
+        text = "request_id must be at most 128 printable ASCII characters without spaces"
+        raise InvalidRequest(text, param="request_id")
+    return request_id
 
 
 def _metadata(context: Context) -> dict[str, str]:

@@ -1,1 +1,1 @@
-"""API keys as tenants: who calls, what the key may cost, and the ledger that all router processes share."""
+"""API keys as tenants: who calls, what the key may cost, the ledger of all router processes, what routers tell."""

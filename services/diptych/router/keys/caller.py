@@ -2,15 +2,16 @@
 
 Rule: a refusal takes nothing from any allowance. Prompt tokens count once they are known, output when its request ends,
 so an allowance may be overdrawn, and the next request waits until that is made up for. The processes of a router count
-together (`ledger`), routers each for themselves.
+together (`ledger`); what other routers have done is charged here as they tell it (`others`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Final
 
@@ -19,8 +20,10 @@ from diptych.generation.request_groups import MAX_PRIORITY
 from diptych.router.errors import RateLimited, Unauthenticated
 from diptych.router.keys.cache_namespace import NOBODY, group_owner, key_owner
 from diptych.router.keys.keyring import ApiKey, Keyring, digest_of
-from diptych.router.keys.ledger import Account, Ledger
+from diptych.router.keys.ledger import Account, Ledger, key_number
+from diptych.router.keys.others import NO_USE, Charge, Debt, OthersUse, Told, Use
 
+MAX_TOLD: Final = 2000  # keys in a heartbeat; of further ones each router counts what it does itself
 SCHEME: Final = "bearer"
 HOW: Final = "send it as `Authorization: Bearer KEY`"
 
@@ -72,10 +75,13 @@ ANYBODY: Final = Caller()
 class KeyHolder(Caller):
     """The holder of a key, whatever the limits of the key become."""
 
-    def __init__(self, key: ApiKey, clock: Callable[[], float], account: Account) -> None:
+    def __init__(self, key: ApiKey, clock: Callable[[], float], account: Account, others: OthersUse) -> None:
         self._key = key
         self._clock = clock
         self._account = account
+        self._others = others
+        self.number = key_number(key.name)
+        self._num_charged = 0  # calls
         self.num_calls = 0
         self.prompt_tokens = 0
         self.output_tokens = 0
@@ -111,6 +117,27 @@ class KeyHolder(Caller):
         """Take new limits. Of what was used of a minute's allowance, the same part stays used."""
         self._key = key
 
+    @property
+    def use(self) -> Use:
+        """What this process has done for a key with a limit, and what is owed; nothing for one without."""
+        key, account, now_s = self._key, self._account, self._clock()
+        if not (key.max_concurrent or key.requests_per_minute or key.tokens_per_minute):
+            return NO_USE
+        requests_s = account.requests.debt_s(key.requests_per_minute, now_s) if key.requests_per_minute else 0.0
+        tokens_s = account.tokens.debt_s(key.tokens_per_minute, now_s) if key.tokens_per_minute else 0.0
+        num_tokens = self.prompt_tokens + self.output_tokens
+        return Use(self._num_charged, num_tokens, self.num_running, Debt(requests_s, tokens_s))
+
+    def charge(self, charge: Charge) -> None:
+        """Charge what other routers have done."""
+        key, account, now_s = self._key, self._account, self._clock()
+        if key.requests_per_minute:
+            account.requests.owe(charge.at_least.requests_s, key.requests_per_minute, now_s)
+            account.requests.charge(charge.requests, key.requests_per_minute, now_s)
+        if key.tokens_per_minute:
+            account.tokens.owe(charge.at_least.tokens_s, key.tokens_per_minute, now_s)
+            account.tokens.charge(charge.tokens, key.tokens_per_minute, now_s)
+
     @contextlib.contextmanager
     def admit(self, num_requests: int) -> Generator[None, None, None]:
         per_minute = self._key.requests_per_minute
@@ -121,6 +148,7 @@ class KeyHolder(Caller):
                 yield
             except Overloaded:
                 if per_minute:
+                    self._num_charged -= 1
                     self._account.requests.refund(1, per_minute, self._clock())
                 raise
         finally:
@@ -144,8 +172,10 @@ class KeyHolder(Caller):
             raise InvalidRequest(
                 f"{num_requests} outputs at once: the key {self.name!r} may have {limit}; ask for fewer"
             )
-        if not places.hold(num_requests, limit):
-            self._refuse("max_concurrent", f"{limit} requests at once, and {places.num_held} are running", 1.0)
+        elsewhere = self._others.places(self.number)
+        if not places.hold(num_requests, None if limit is None else max(0, limit - elsewhere)):
+            num_held = places.num_held + elsewhere
+            self._refuse("max_concurrent", f"{limit} requests at once, and {num_held} are running", 1.0)
 
     def _charge_call(self, per_minute: int | None) -> None:
         """Tokens are only looked at: what a request takes of them is not known yet."""
@@ -154,6 +184,7 @@ class KeyHolder(Caller):
             self._refuse("tokens_per_minute", f"{tokens} tokens a minute", wait_s)
         if per_minute and (wait_s := account.requests.charge_if_there(1, per_minute, now_s)):
             self._refuse("requests_per_minute", f"{per_minute} requests a minute", wait_s)
+        self._num_charged += bool(per_minute)
         self.num_calls += 1
 
     def _refuse(self, limit: str, words: str, wait_s: float) -> None:
@@ -173,6 +204,7 @@ class Callers:
         self._keyring = keyring
         self._clock = clock
         self._ledger = ledger
+        self._others = OthersUse(ledger.identity)
         self._seen: Keyring = {}
         self._by_digest: dict[bytes, KeyHolder] = {}
         self.holders: dict[str, KeyHolder] = {}  # by name, former ones too: metrics must not fall back
@@ -194,11 +226,30 @@ class Callers:
             raise Unauthenticated(f"this key is not known here: compare it with the one that you were given, and {HOW}")
         return holder
 
+    @property
+    def ledger(self) -> int:
+        """The identity of what all of them are counted in."""
+        return self._ledger.identity
+
+    def uses(self) -> dict[int, Use]:
+        """Return what this process has done for keys with limits, as far as other routers are to know it."""
+        found = {holder.number: holder.use for holder in self.holders.values()}
+        used = ((number, use) for number, use in found.items() if use != NO_USE)
+        return dict(itertools.islice(used, MAX_TOLD))
+
+    def hear(self, told: Mapping[int, Told]) -> None:
+        """Take in what all processes of all routers did. Of those that share a ledger the first one charges it."""
+        charges = self._others.hear(told, self._clock())
+        if self._ledger.process == 0:
+            for holder in self.holders.values():
+                if charge := charges.get(holder.number):
+                    holder.charge(charge)
+
     def _follow(self, keyring: Keyring) -> None:
         self._seen = keyring
         for key in keyring.values():
             if key.name in self.holders:
                 self.holders[key.name].replace(key)
             else:
-                self.holders[key.name] = KeyHolder(key, self._clock, self._ledger.account(key.name))
+                self.holders[key.name] = KeyHolder(key, self._clock, self._ledger.account(key.name), self._others)
         self._by_digest = {digest: self.holders[key.name] for digest, key in keyring.items()}

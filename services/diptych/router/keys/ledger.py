@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import mmap
+import random
 from ctypes import c_int64, c_void_p
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -48,8 +50,16 @@ class Ledger:
     """The counts of all keys, as one process writes them. Without a descriptor nobody else sees them."""
 
     def __init__(
-        self, num_processes: int = 1, process: int = 0, descriptor: int = -1, *, num_rows: int = MAX_KEYS
+        self,
+        num_processes: int = 1,
+        process: int = 0,
+        descriptor: int = -1,
+        *,
+        num_rows: int = MAX_KEYS,
+        identity: int | None = None,
     ) -> None:
+        """`identity` is that of the memory: all processes that share it give the same one."""
+        self.identity = random.getrandbits(63) if identity is None else identity
         self.num_processes = num_processes
         self.process = process
         self.num_rows = num_rows
@@ -59,7 +69,7 @@ class Ledger:
 
     def account(self, name: str) -> Account:
         """Return the counts of a key; those of this process alone where the ledger is full."""
-        digest = int.from_bytes(blake2b(name.encode(), digest_size=WORD_BYTES).digest(), "little", signed=True)
+        digest = int.from_bytes(_digest(name), "little", signed=True)
         row = self._library.ledger_row(self.address_of(_HASHES, 0), self.num_rows, digest or 1)
         if row < 0:
             return Ledger(num_rows=1).account(name)
@@ -119,8 +129,17 @@ class Allowance:
         cost = _cost_ns(amount, per_minute)
         return float(self._library.ledger_charge(self._address, cost, MINUTE_NS, _ns(now_s), False)) / NS_PER_S
 
+    def debt_s(self, per_minute: int, now_s: float) -> float:
+        """Return how long it takes until all of it is there."""
+        return self.wait_s(per_minute, per_minute, now_s)
+
+    def owe(self, debt_s: float, per_minute: int, now_s: float) -> None:
+        """Have it take at least so long until all of it is there."""
+        if (more_s := debt_s - self.debt_s(per_minute, now_s)) > 0:
+            self.charge(math.ceil(more_s * per_minute / 60), per_minute, now_s)
+
     def charge(self, amount: int, per_minute: int, now_s: float) -> None:
-        """Charge `amount`, whether it is there or not."""
+        """Charge `amount`, whether it is there or not; a negative one is given back."""
         self._library.ledger_charge(self._address, _cost_ns(amount, per_minute), MINUTE_NS, _ns(now_s), True)
 
     def refund(self, amount: int, per_minute: int, now_s: float) -> None:
@@ -134,6 +153,15 @@ class Account:
     places: Places
     requests: Allowance
     tokens: Allowance
+
+
+def key_number(name: str) -> int:
+    """Return what names a key between routers, in 64 bits."""
+    return int.from_bytes(_digest(name), "little")
+
+
+def _digest(name: str) -> bytes:
+    return blake2b(name.encode(), digest_size=WORD_BYTES).digest()
 
 
 def _cost_ns(amount: int, per_minute: int) -> int:

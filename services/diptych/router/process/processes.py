@@ -2,7 +2,8 @@
 
 The kernel spreads connections over those that listen (SO_REUSEPORT), so a process that is gone gets none. Each has its
 sessions, its index and its line, as routers on different machines have. Only what the holders of keys use is counted
-together, in memory that the parent keeps; it gives back what a process held that died.
+together, in memory that the parent keeps; it gives back what a process held that died. The first process charges there
+what other routers tell.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ class Processes:
         )
 
     def _environment(self, index: int, heartbeat_fd: int) -> Mapping[str, str]:
-        share = Share(index, self._ports, self._memory.descriptor)
+        share = Share(index, self._ports, self._memory.descriptor, self._ledger.identity)
         ours = {lifecycle.PARENT_PID_VARIABLE: str(os.getpid()), DESCRIPTOR_VARIABLE: str(heartbeat_fd)}
         return {**os.environ, **share.environment(), **ours}
 

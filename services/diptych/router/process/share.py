@@ -23,6 +23,7 @@ class Share:
     index: int
     ports: Sequence[int]  # for HTTP, of each process
     ledger_descriptor: int  # of the memory in which all count what the holders of keys use
+    ledger_identity: int  # by which other routers know that memory
 
     @property
     def own_port(self) -> int:
@@ -30,7 +31,7 @@ class Share:
 
     def ledger(self) -> Ledger:
         """Return that memory, as this process sees it."""
-        return Ledger(len(self.ports), self.index, self.ledger_descriptor)
+        return Ledger(len(self.ports), self.index, self.ledger_descriptor, identity=self.ledger_identity)
 
     def environment(self) -> dict[str, str]:
         """Return what tells it to the process."""

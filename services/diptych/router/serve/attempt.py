@@ -19,7 +19,7 @@ from diptych.router.values.leg_results import Delta, Predicted, Report
 from diptych.router.values.progress import WaitBudget
 from diptych.router.workers.legs import LegReceiver, Work
 from diptych.router.workers.worker_view import Pair
-from diptych.v1.worker_pb2 import LegOutput, LegStats, StartLeg
+from diptych.v1.worker_pb2 import LEG_KIND_POOL, LegOutput, LegStats, StartLeg
 
 
 class Session(Protocol):
@@ -114,7 +114,8 @@ class Attempt:
     @property
     def prompt_stats(self) -> LegStats | None:
         """What the leg that computes the prompt has measured."""
-        return self.stats.get(LegKind.PREFILL, self.stats.get(LegKind.LOCAL))
+        kinds = (LegKind.PREFILL, LegKind.LOCAL, LegKind.POOL)
+        return next((self.stats[kind] for kind in kinds if kind in self.stats), None)
 
     def predicted(self, num_tokens: int) -> Predicted:
         """Return what came of guesses in its first tokens, so many: all or, where a stop string cuts them off, fewer.
@@ -137,7 +138,7 @@ class Attempt:
             raise AttemptFailed(legs.failure)
         prompt_logprobs, legs.prompt_logprobs = legs.prompt_logprobs, None
         token_ids, logprobs = legs.pop()
-        return Delta(token_ids, legs.finish if legs.is_complete else None, logprobs, prompt_logprobs)
+        return Delta(token_ids, legs.finish if legs.is_complete else None, logprobs, prompt_logprobs, legs.vector)
 
     async def wait_for_prefill_end(self, timeout_s: float) -> None:
         """Wait until the prefill leg's last output, which carries its final stats, or for `timeout_s`."""
@@ -209,6 +210,8 @@ def _nobody() -> None:
 
 def legs_of(pair: Pair, leg: StartLeg) -> dict[LegKind, tuple[int, StartLeg]]:
     """Return the legs of a pair and who gets them, made of what they have in common."""
+    if leg.kind == LEG_KIND_POOL:
+        return {LegKind.POOL: (pair.prefill_id, leg)}
     if pair.is_local:
         return {LegKind.LOCAL: (pair.prefill_id, leg)}
     other = StartLeg()

@@ -160,6 +160,7 @@ class AttemptLegs:
         self.stats: dict[LegKind, LegStats] = {}
         self.merger = Merger()
         self.prompt_logprobs: TokenLogprobs | None = None
+        self.vector = b""
         self.guessed = GuessedRows()
         self.finish: Finish | None = None
         self.failure: LegFailure | None = None
@@ -184,6 +185,8 @@ class AttemptLegs:
             self.stats[kind] = output.stats
         if output.HasField("prompt_logprobs"):
             self.prompt_logprobs = logprobs_from_wire(output.prompt_logprobs)
+        if output.vector:
+            self.vector = output.vector
         if output.drafts:
             self.guessed.add(output.first_index, output.drafts, output.accepted_drafts)
         logprobs = logprobs_from_wire(output.logprobs) if output.HasField("logprobs") else None

@@ -5,6 +5,7 @@ The HTTP and gRPC services both stand on this; neither knows workers, and this k
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 import time
@@ -13,9 +14,10 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Final
 
+import numpy as np
 from prometheus_client import Histogram
 
-from diptych.common.errors import InvalidRequest
+from diptych.common.errors import DiptychError, InternalError, InvalidRequest
 from diptych.generation.finish import Finish
 from diptych.generation.grammar import Grammar, Preamble
 from diptych.generation.output_text import OutputText, TextTokenizer
@@ -28,23 +30,29 @@ from diptych.router.admission.queue import Claim
 from diptych.router.admission.shedder import Shedder
 from diptych.router.admission.ttft_gate import TtftGate
 from diptych.router.choose.explain import Explanation
-from diptych.router.errors import Shed
+from diptych.router.errors import DISCONNECTED, OK, Shed, outcome_of
 from diptych.router.keys.caller import Caller
 from diptych.router.metrics import RouterMetrics
+from diptych.router.serve.aborts import Aborts
 from diptych.router.serve.execution import Dispatcher, Execution
 from diptych.router.serve.response import response_for
+from diptych.router.serve.usage_log import UsageLog
 from diptych.router.text.tokenization import Tokenization
 from diptych.router.tracing.record import CallTrace, Trace
 from diptych.router.tracing.tracer import note_request
+from diptych.router.values.kept_sessions import KeptSessions
 from diptych.router.values.leg_results import Report
 from diptych.router.values.output import End, Piece
 from diptych.router.values.progress import Progress, RetryLimits
-from diptych.router.values.request import ClientRequest, GenerationRequest, ServedModel
+from diptych.router.values.request import ClientRequest, GenerationRequest, ServedModel, VectorWish
 from diptych.router.values.slo_tiers import NO_TIERS, Tiers
-from diptych.router.values.validation import check_request, output_room
+from diptych.router.values.usage import UsageRecord
+from diptych.router.values.validation import check_len, check_pool, check_request, output_room
+from diptych.router.values.vectors import Pooled
 from diptych.router.workers.fleet import Fleet
 
 REPORT_WAIT_S: Final = 30.0  # prefill ends a room when it reads decode's Ack: after the step that it runs
+IDLE_PRIORITY: Final = -10  # of vectors that a model makes which is there for text, if they name no other
 COUNTED_CONTEXTS: Final = 4  # that a text may have the tokens of, for whoever wants to know how many they are
 
 
@@ -61,15 +69,19 @@ class Pipeline:
         shedder: Shedder,
         in_flight: InFlight,
         retries: RetryLimits,
+        usage: UsageLog | None = None,
     ) -> None:
         self._model = model
         self._preparer = preparer
+        self._usage = usage  # None: nobody wants to know
         self._dispatcher = dispatcher
         self._admission = admission
         self._gate = gate
         self._shedder = shedder
         self._in_flight = in_flight
         self._retries = retries
+        self.aborts = Aborts()
+        self.sessions = KeptSessions()
         self._eos_ids = frozenset(model.tokenizer.eos_ids)
         self._parsed_tokenizer = model.tokenizer.showing(model.formats.tokens)
         self._showing_tokenizer = model.tokenizer.showing(model.tokenizer.special_tokens)
@@ -124,7 +136,8 @@ class Pipeline:
         if isinstance(client.trace, CallTrace):
             note_request(client.trace, client, self.model.model_id, self._preparer.adapter(client.model))
         num_requests, tier = client.num_requests, client.tier
-        with client.caller.admit(num_requests):
+        names = {client.life.request_id, *client.rids}
+        with self.aborts.abortable(names, client.caller.name), client.caller.admit(num_requests):
             self.metrics.offered(tier, num_requests)
             try:
                 self._shedder.check(tier)
@@ -138,11 +151,22 @@ class Pipeline:
         """Wait for the place, and prepare what takes it."""
         await place.wait()
         start_s = _took("admit", self.metrics.admit, place.begun_s, client.trace)
+        cold_s = await self._wait_while_cold(client)
         prepared = await self._preparer.prepare(client)
+        if cold_s:
+            prepared = [replace(request, cold_s=cold_s) for request in prepared]
         _took("prepare", self.metrics.prepare, start_s, client.trace)
         requests = self._gate.check(prepared)
         client.caller.charge_prompt(sum(request.prompt.num_tokens for request in requests[:: client.num_made]))
         return requests
+
+    async def _wait_while_cold(self, client: ClientRequest) -> float:
+        """Return how long the workers took that were started meanwhile."""
+        fleet, wait_s = self._dispatcher.fleet, self._retries.cold_wait_s
+        if not wait_s or client.vectors is not None or not fleet.is_cold():
+            return 0.0
+        with self.metrics.cold.track_inprogress():
+            return await fleet.wait_while_cold(min(wait_s, client.life.deadline_s - time.monotonic()))
 
     def _claim(self, client: ClientRequest) -> Claim:
         slo = client.tier.slo
@@ -178,11 +202,13 @@ class Pipeline:
         response = response_for(request, OutputText(self._tokenizer_of(request), request.params), self.metrics)
         client = request.client
         flight = InFlightRequest(client.tier, client.life.arrival_s, response, execution.compute_s)
+        outcome = DISCONNECTED  # what ends without a word of ours was ended by the client
         with self._in_flight.holding(flight):
             try:
                 piece, finish = response.on_delta(await execution.next())
                 self._gate.learn(request)
                 while finish is None:
+                    _note(client, piece)
                     if piece.text or piece.token_ids or piece.prompt:
                         yield piece
                     response.handed_over()
@@ -193,13 +219,70 @@ class Pipeline:
                 report = await self._report(execution, request) if request.client.wants_report else None
                 predicted = execution.predicted(response.num_cut)
                 usage = response.finished(execution.prompt_len, execution.cached_tokens, predicted)
-                end = End(finish, usage, report, response.stop, response.stop_token)
+                version = request.client.served_by.weights_version
+                end = End(finish, usage, report, response.stop, response.stop_token, version)
+                _note(client, piece)
+                if client.turn is not None:
+                    client.turn.ended(request.prompt.ids)
                 execution.trace.end = end
+                outcome = OK
                 yield piece._replace(end=end)
+            except DiptychError as error:
+                outcome = outcome_of(error)
+                raise
             finally:
                 execution.close()
                 response.close()
                 client.caller.charge_output(response.num_tokens)
+                self._note_usage(request, execution, response.num_tokens, outcome)
+
+    def _note_usage(self, request: GenerationRequest, execution: Execution, num_tokens: int, outcome: str) -> None:
+        if self._usage is None:
+            return
+        client, is_first = request.client, request.choice == 0
+        record = UsageRecord(
+            self._usage.now_s,
+            client.life.request_id,
+            client.caller.name,
+            client.model or self.names[0],
+            outcome,
+            execution.prompt_len * is_first,
+            execution.cached_tokens * is_first,
+            num_tokens,
+        )
+        self._usage.add(record)
+
+    async def vectors(self, client: ClientRequest) -> list[Pooled]:
+        """Return a vector of each prompt of a request that wants no text. Raises the caller's `DiptychError`."""
+        if self._model.pooling is None and not client.account.priority:
+            client = replace(client, account=replace(client.account, priority=IDLE_PRIORITY))
+        async with self.admit(client) as requests:
+            tasks = [asyncio.create_task(self._vector(request)) for request in requests]
+            try:
+                return await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _vector(self, request: GenerationRequest) -> Pooled:
+        execution = Execution(Progress(request, frozenset(), self._retries, self._dispatcher.rng), self._dispatcher)
+        outcome = DISCONNECTED
+        try:
+            delta = await execution.next()
+            outcome = OK
+        except DiptychError as error:
+            outcome = outcome_of(error)
+            raise
+        finally:
+            execution.close()
+            self._note_usage(request, execution, 0, outcome)
+        if not delta.vector:
+            raise InternalError("a worker made no vector of the prompt: it is of another version than this router")
+        self._gate.learn(request)
+        self.metrics.prompt_tokens.inc(execution.prompt_len)
+        self.metrics.cached_tokens.inc(execution.cached_tokens)
+        return Pooled(np.frombuffer(delta.vector, "<f4"), execution.prompt_len, execution.cached_tokens)
 
     async def _report(self, execution: Execution, request: GenerationRequest) -> Report | None:
         report = await execution.report(REPORT_WAIT_S)
@@ -211,6 +294,12 @@ class Pipeline:
         if request.client.shows_special:
             return self._showing_tokenizer
         return self._parsed_tokenizer if request.prompt.new_parser else self._model.tokenizer
+
+
+def _note(client: ClientRequest, piece: Piece) -> None:
+    """Have a session know what its turn has output."""
+    if client.turn is not None:
+        client.turn.take(piece.token_ids)
 
 
 def _took(stage: str, histogram: Histogram, begun_s: float, trace: Trace) -> float:
@@ -255,6 +344,7 @@ class Preparer:
         """Raise what can be said without looking at the prompt."""
         workers = self._workers
         check_request(client, self._model, workers.model_ids, workers.adapters(), self._max_choices)
+        check_pool(client.routing.pool, workers.pools)
 
     def with_tier(self, client: ClientRequest) -> ClientRequest:
         """Return the request with what its wish comes to. Raises `InvalidRequest`."""
@@ -272,6 +362,8 @@ class Preparer:
         Raises the caller's `DiptychError`.
         """
         limit = self._workers.context_len(self._model.context_len)
+        if client.vectors is not None:
+            return await self._prepare_vectors(client, client.vectors, limit)
         prompts = await self.tokenization.read(client, limit)
         grammar = await self._grammar(client, prompts[0].preamble)
         seed = random.getrandbits(63) if client.seed is None else client.seed
@@ -283,11 +375,24 @@ class Preparer:
             client = replace(client, hints=replace(client.hints, prediction=prediction))
         return [
             GenerationRequest(
-                client, prompt, _params(client, room, (seed + choice) & MAX_SEED, grammar), self._timeout_s
+                client,
+                prompt,
+                _params(client, room, (seed + choice) & MAX_SEED, grammar),
+                self._timeout_s,
+                choice=choice,
             )
             for prompt, room in zip(prompts, rooms, strict=True)
             for choice in range(client.num_made)
         ]
+
+    async def _prepare_vectors(self, client: ClientRequest, wish: VectorWish, limit: int) -> list[GenerationRequest]:
+        prompts = await self.tokenization.of_vectors(client, wish, limit)
+        for prompt in prompts:
+            check_len(len(prompt.ids), limit)
+        if adapter := self.adapter(client.model):
+            client = replace(client, hints=replace(client.hints, adapter=adapter))
+        params = replace(client.params, max_tokens=1, seed=0)
+        return [GenerationRequest(client, prompt, params, self._timeout_s) for prompt in prompts]
 
     def adapter(self, name: str) -> str:
         """Return the adapter that a request names; "" for none. A name of the model's is no adapter's."""

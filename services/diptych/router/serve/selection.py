@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 
 from diptych.common.arrays import I64, U64
+from diptych.common.errors import Unavailable
 from diptych.generation import page_hash
 from diptych.generation.page_hash import extra_key, prompt_hash
 from diptych.generation.segments import content_len, prompt_keys
@@ -26,6 +27,7 @@ from diptych.router.choose.pairing import has_fresh, least_blamed
 from diptych.router.choose.policies import Plan, plan_of
 from diptych.router.choose.policies.cost import Outlook, outlook_of
 from diptych.router.choose.policies.policy import Candidates, Decision
+from diptych.router.choose.pools import choose_pool
 from diptych.router.choose.seen_prompts import SeenPrompts
 from diptych.router.values.failure import LegFailure
 from diptych.router.values.progress import Progress
@@ -67,17 +69,39 @@ class Selector:
 
     async def select(self, progress: Progress, wait_s: float) -> Selection:
         """Choose a pair whose sessions are open. Raises `Unavailable` if there is none within `wait_s`."""
-        everybody = await self._fleet.wait_for_pairs(wait_s, progress.request.client.hints.adapter)
+        everybody = await self._candidates(progress, wait_s)
         now_s = time.monotonic()
         pairs = self.breakers.choose(least_blamed(everybody, progress.blamed), now_s)
         prompt = self._find(progress.request, progress.prompt_ids)
         selection = self._choose(pairs, progress.request, prompt)
+        self._fleet.note_attempt(selection.pair)
         self._chooser.note(selection, now_s)
         self.breakers.begin(selection.pair, now_s)
         prompt.sent(selection.pair)
         if progress.is_new:
             self._note(progress.request, prompt, now_s)
         return selection
+
+    async def _candidates(self, progress: Progress, wait_s: float) -> tuple[Pair, ...]:
+        """Return the pairs of the pool that serves a request, where pools are declared; else all."""
+        client, fleet = progress.request.client, self._fleet
+        adapter, routing = client.hints.adapter, client.routing
+        if client.vectors is not None:
+            return await fleet.wait_for_singles(wait_s, adapter)
+        if routing.pool:
+            return await fleet.wait_for_pool(wait_s, routing.pool, adapter)
+        everybody = await fleet.wait_for_pairs(wait_s, adapter)
+        if not fleet.pools:
+            return everybody
+        by_pool = fleet.by_pool(adapter)
+        fresh = [name for name, pairs in by_pool.items() if has_fresh(pairs, progress.blamed)]
+        key = routing.session or client.life.request_id
+        pool = choose_pool(fresh, fleet.pools, key)
+        if pool is None:
+            pool = choose_pool(by_pool, fleet.pools, key)
+        if pool is None:
+            raise Unavailable("no pool with a weight above 0 has a pair of workers that may serve")
+        return by_pool[pool]
 
     def predict_ttft(self, request: GenerationRequest) -> float | None:
         """Return when the first token would come if the request were dispatched now; None: nobody knows yet."""
@@ -122,6 +146,7 @@ class Selector:
 
     def failed(self, pair: Pair, failure: LegFailure) -> None:
         """A pair has failed a request."""
+        self._fleet.note_failure(pair)
         for suspect in self.breakers.fail(failure.suspects(pair), time.monotonic()):
             words = str(suspect) if isinstance(suspect, Pair) else f"worker {suspect:016x}"
             logger.warning("leaving %s alone for a while: requests keep failing there", words)

@@ -15,13 +15,13 @@ from diptych.router.serve.moving import PATIENCE_S, Move
 from diptych.router.values.progress import Progress
 from diptych.router.workers.fleet import Fleet
 from diptych.tokens.packed_tokens import pack
-from diptych.v1.worker_pb2 import StartLeg
+from diptych.v1.worker_pb2 import LEG_KIND_POOL, StartLeg
 
 
 def start_attempt(fleet: Fleet, progress: Progress, selection: Selection, now_s: float) -> Attempt:
     """Send the legs of the next attempt; their prompt is serialised once."""
-    leg = _start_leg(progress, now_s)
-    leg.compat = fleet.session(selection.pair.prefill_id).worker.record.compat
+    leg, record = _start_leg(progress, now_s), fleet.session(selection.pair.prefill_id).worker.record
+    leg.compat, progress.request.client.served_by.weights_version = record.compat, record.weights_version
     parts = legs_of(selection.pair, leg)
     _name_holder(leg, selection)
     legs = {kind: (fleet.session(instance_id), each) for kind, (instance_id, each) in parts.items()}
@@ -65,6 +65,9 @@ def _start_leg(progress: Progress, now_s: float, num_known: int | None = None) -
     leg.room = _new_room()
     leg.sampling.CopyFrom(params_to_wire(progress.params_after(count)))
     leg.num_prior_output_tokens = count
+    if client.vectors is not None:
+        leg.kind = LEG_KIND_POOL
+        leg.label_token_ids.extend(client.vectors.labels)
     return leg
 
 

@@ -26,18 +26,22 @@ from diptych.router.values.request import (
     ChatPrompt,
     ClientRequest,
     Echo,
+    FramedPrompt,
+    PairPrompt,
     Prompt,
     PromptText,
     ServedModel,
     TextPrompt,
     Tokenized,
     TokenPrompt,
+    VectorWish,
 )
 from diptych.router.values.validation import check_ids, check_messages, check_not_empty, far_too_long, param_of, to_utf8
 from diptych.tokens.packed_tokens import TOKEN_TYPE, pack
 from diptych.tokens.prompt_encoder import PromptEncoder
 from diptych.tokens.segment_cache import SegmentCache
 
+CUT_CONTEXTS: Final = 16  # that a text which is to be cut may have the tokens of
 MAX_INLINE_STEPS: Final = 2048  # of characters to make tokens of, or of tokens to check: less than a millisecond
 MAX_INLINE_CHARS: Final = 1 << 20  # to render: likewise
 MAX_SHORT_STEPS: Final = 1 << 16  # likewise of text to make tokens of: tens of milliseconds
@@ -100,6 +104,44 @@ class Tokenization:
         """The same, as tokens in any case."""
         return await self._read_all(client, partial(self._encode, _bounds(client, max_tokens)), max_tokens)
 
+    async def of_vectors(self, client: ClientRequest, wish: VectorWish, context_len: int) -> list[Tokenized]:
+        """Return prompts as tokens of which no text is made, cut as is wished. Raises the caller's `DiptychError`."""
+        most = context_len if wish.most_tokens < 0 else wish.most_tokens
+        bounds = _bounds(client, CUT_CONTEXTS * context_len if most else context_len)
+        found = []
+        for prompt in client.prompts:
+            found.append(Tokenized(await self._of_vector(bounds, prompt, most, wish.keeps_end)))
+            check_not_empty(found[-1].ids)
+            await asyncio.sleep(0)  # many short ones are long together: it is the turn of others
+        client.trace.mark("tokenize")
+        return found
+
+    async def _of_vector(self, bounds: _Bounds, prompt: Prompt, most: int, keeps_end: bool) -> array[int]:
+        match prompt:
+            case TokenPrompt(ids):
+                read = await self._do(partial(self._from_ids, ids), bounds.tenant, len(ids))
+                return self._cut(array(TOKEN_TYPE, read.ids), most, keeps_end, is_framed=False)
+            case TextPrompt(text, add_special_tokens):
+                tokens = await self._ids(bounds, prompt, text, add_special_tokens)
+                return self._cut(tokens, most, keeps_end, is_framed=add_special_tokens)
+            case PairPrompt(first, second):
+                encode = partial(self._model.tokenizer.encode_pair, first, second)
+                tokens = array(TOKEN_TYPE, await self._do(encode, bounds.tenant, len(first) + len(second)))
+                return self._cut(tokens, most, keeps_end, is_framed=True)
+            case FramedPrompt(before, text, behind):
+                frame = [await self._ids(bounds, prompt, part, False) for part in (before, behind)]
+                room = max(1, most - sum(map(len, frame))) if most else 0
+                tokens = self._cut(await self._ids(bounds, prompt, text, False), room, keeps_end, is_framed=False)
+                return frame[0] + tokens + frame[1]
+            case ChatPrompt():
+                raise InvalidRequest("a chat has no vector: give a text", param="messages")
+
+    async def _ids(self, bounds: _Bounds, prompt: Prompt, text: str, add_special_tokens: bool) -> array[int]:
+        return array(TOKEN_TYPE, (await self._encode(bounds, prompt, text, add_special_tokens)).ids)
+
+    def _cut(self, ids: array[int], most: int, keeps_end: bool, *, is_framed: bool) -> array[int]:
+        return self._encoder.cut(ids, most, keeps_end=keeps_end, is_framed=is_framed) if most else ids
+
     async def predicted(self, client: ClientRequest, max_tokens: int) -> bytes:
         """Return the tokens of what a client thinks that its outputs will be, as `pack` does; empty: it said nothing.
 
@@ -127,6 +169,8 @@ class Tokenization:
             if tokenized:
                 await asyncio.sleep(0)  # many short ones are long together: it is the turn of others
             tokenized.append(await self._read(prompt, client, encode))
+            if client.turn is not None:
+                tokenized[-1] = replace(tokenized[-1], ids=client.turn.before + array(TOKEN_TYPE, tokenized[-1].ids))
             if client.echo:
                 tokenized[-1] = await self._with_echo(prompt, tokenized[-1], client.account.tenant, max_tokens)
         return tokenized
@@ -139,6 +183,8 @@ class Tokenization:
                 tokenized = await encode(prompt, text, add_special_tokens)
             case ChatPrompt():
                 tokenized = await self._chat(prompt, client, encode)
+            case PairPrompt() | FramedPrompt():
+                raise AssertionError("of such prompts no text is made")
         if tokenized.text is None:
             check_not_empty(tokenized.ids)
         client.trace.mark("tokenize")
@@ -201,7 +247,7 @@ def _bounds(client: ClientRequest, max_tokens: int) -> _Bounds:
 
 def _shows_tokens(client: ClientRequest) -> bool:
     """Whether the answer shows the prompt's tokens, so that the router must know them."""
-    return client.echo or client.shows_prompt or client.params.prompt_logprobs is not None
+    return client.echo or client.shows_prompt or client.turn is not None or client.params.prompt_logprobs is not None
 
 
 def _num_chars(prompt: ChatPrompt) -> int:

@@ -33,6 +33,7 @@ STAGES: Final[Mapping[LegKind, Sequence[str]]] = {  # of a leg, one after the ot
     LegKind.PREFILL: ("tokenize", "queue", "compute", "transfer"),
     LegKind.DECODE: ("queue", "transfer", "verify", "join"),
     LegKind.LOCAL: ("tokenize", "queue", "compute"),
+    LegKind.POOL: ("tokenize", "queue", "compute"),
 }
 
 Attribute: TypeAlias = str | bool | int | float | Sequence[str]
@@ -292,7 +293,8 @@ def _attempt(attempt: AttemptTrace, end_s: float) -> tuple[Span, Span]:
 def _legs(attempt: AttemptTrace, ended_s: float) -> Iterator[Span]:
     pair = attempt.record.selection.pair
     both = {LegKind.PREFILL: pair.prefill_id, LegKind.DECODE: pair.decode_id}
-    for kind, instance_id in ({LegKind.LOCAL: pair.prefill_id} if pair.is_local else both).items():
+    alone = LegKind.POOL if LegKind.POOL in attempt.stats else LegKind.LOCAL
+    for kind, instance_id in ({alone: pair.prefill_id} if pair.is_local else both).items():
         yield _leg(kind, instance_id, attempt.stats.get(kind), attempt.record.begun_s, ended_s)
 
 

@@ -23,6 +23,7 @@ class Delta(NamedTuple):
     finish: Finish | None = None
     logprobs: TokenLogprobs | None = None  # of `token_ids`, if wanted
     prompt_logprobs: TokenLogprobs | None = None  # in the first delta, if wanted: of the prompt but its first token
+    vector: bytes = b""  # of a prompt of which no text is made: little-endian float32
 
     def of_prompt(self) -> Delta:
         """What is left of it where only the prompt is to be read."""

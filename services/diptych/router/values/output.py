@@ -34,6 +34,7 @@ class End:
     report: Report | None = None  # if the request wanted one
     stop: str = ""  # the stop string at which it ended, if one did
     stop_token: int | None = None  # the token at which it ended, if one did
+    weights_version: str = ""  # what the weights are called that made its last part
 
 
 @dataclass(frozen=True, slots=True)

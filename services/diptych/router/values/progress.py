@@ -34,6 +34,7 @@ class RetryLimits:
 
     first_wait_s: float  # when there is none for a new request
     lost_wait_s: float  # from a failure on, until tokens come; over all attempts but those that last longer themselves
+    cold_wait_s: float = 0.0  # for workers that are started, where there are none
 
 
 class Progress:

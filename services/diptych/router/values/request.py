@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from diptych.architectures.pooling import Pooling
 from diptych.common.errors import InvalidRequest
 from diptych.generation.grammar import Preamble
 from diptych.generation.leg_prompt import BYTES_PER_TOKEN
@@ -25,10 +26,12 @@ from diptych.router.text.parsing.message_formats import DEFAULT_FORMATS, Message
 from diptych.router.text.parsing.parts import MessageParser
 from diptych.router.text.parsing.tool_use import NO_TOOLS, ToolUse
 from diptych.router.tracing.record import NO_TRACE, Trace
+from diptych.router.values.kept_sessions import Turn
 from diptych.router.values.slo_tiers import NO_TIER, NO_WISH, SloWish, Tier
 from diptych.tokens.tokenizer import Tokenizer
 
 POLICY_HEADER: Final = "x-diptych-policy"
+POOL_HEADER: Final = "x-diptych-pool"
 SESSION_HEADER: Final = "x-diptych-session"
 TTFT_DEADLINE_HEADER: Final = "x-diptych-ttft-deadline-ms"
 OLD_DEADLINE_HEADER: Final = "x-diptych-ttft-slo-ms"  # its former name, which clients still send
@@ -52,6 +55,23 @@ class TokenPrompt:
 
 
 @dataclass(frozen=True, slots=True)
+class PairPrompt:
+    """Two texts that are to be compared, put together as the model's tokenizer does."""
+
+    first: str
+    second: str
+
+
+@dataclass(frozen=True, slots=True)
+class FramedPrompt:
+    """A text between two others that are never cut: what a model is told to do with it."""
+
+    before: str
+    text: str
+    behind: str
+
+
+@dataclass(frozen=True, slots=True)
 class ChatPrompt:
     """Messages, to be rendered with the model's chat template.
 
@@ -66,7 +86,7 @@ class ChatPrompt:
     is_begun: bool = False  # the last message is the beginning of the answer, which goes on from there
 
 
-Prompt = TextPrompt | TokenPrompt | ChatPrompt
+Prompt = TextPrompt | TokenPrompt | ChatPrompt | PairPrompt | FramedPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +96,7 @@ class Routing:
     policy: str = ""  # one of `POLICIES`, instead of the configured one
     session: str = ""  # requests of one session go to the same workers, where the policy heeds it
     ttft_deadline_s: float | None = None  # a first token that comes later than this is worth nothing
+    pool: str = ""  # of workers, one of those that are declared
 
     def in_group(self, name: str) -> Routing:
         """Return the same for a request of a group, if it names no session: those go together, where that counts."""
@@ -83,6 +104,22 @@ class Routing:
 
 
 DEFAULT_ROUTING: Final = Routing()
+
+
+@dataclass(slots=True, eq=False)
+class ServedBy:
+    """What makes a client's answer: noted when workers are chosen, and told with the answer's first byte."""
+
+    weights_version: str = ""  # empty: nobody was chosen yet
+
+
+@dataclass(frozen=True, slots=True)
+class VectorWish:
+    """That no text is wanted, but a vector of each prompt."""
+
+    labels: tuple[int, ...] = ()  # of a model that makes text: the log-probabilities of these tokens
+    most_tokens: int = 0  # longer prompts are cut to so many; -1: to as many as the model takes; 0: they are refused
+    keeps_end: bool = False  # what is cut off is the beginning
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +150,10 @@ class ClientRequest:
     routing: Routing = DEFAULT_ROUTING
     trace: Trace = NO_TRACE
     tool: str = ""  # that the client will run with the answer; empty: what the answer calls
+    vectors: VectorWish | None = None  # None: text is wanted
+    served_by: ServedBy = field(default_factory=ServedBy)
+    turn: Turn | None = None  # of a session, whose tokens its prompt begins with
+    rids: Sequence[str] = ()  # names beside its id by which it may be aborted
 
     @property
     def is_shaped(self) -> bool:
@@ -186,6 +227,8 @@ class GenerationRequest:
     params: SamplingParams
     silence_s: float  # it ends when no token has come for so long
     prediction: Prediction | None = None  # None: nobody asked for one
+    choice: int = 0  # which of the outputs of its prompt
+    cold_s: float = 0.0  # that it has waited for workers, of which there were none
 
 
 def request_for_tokens(model: str, prompt: Prompt, caller: Caller) -> ClientRequest:
@@ -205,6 +248,8 @@ class ServedModel:
     context_len: int  # tokens, prompt + output, that the model takes; workers may take fewer
     formats: MessageFormats = DEFAULT_FORMATS  # in which it writes calls of tools, and reasoning
     names: tuple[str, ...] = ()  # that clients are told in place of its id; answers say the first
+    pooling: Pooling | None = None  # what it makes of a prompt in place of text
+    vector_size: int = 0  # numbers of that
 
 
 def is_usable(request_id: str) -> bool:
@@ -225,14 +270,15 @@ def routing_of(headers: Mapping[str, str]) -> Routing:
     """Read a request's headers, or its metadata over gRPC: the names are the same. Raises `InvalidRequest`."""
     policy, session = headers.get(POLICY_HEADER, ""), headers.get(SESSION_HEADER, "")
     deadline_ms = headers.get(TTFT_DEADLINE_HEADER) or headers.get(OLD_DEADLINE_HEADER, "")
-    if not (policy or session or deadline_ms):
+    pool = headers.get(POOL_HEADER, "")
+    if not (policy or session or deadline_ms or pool):
         return DEFAULT_ROUTING
     if policy and policy not in POLICIES:
         text = f"there is no policy {policy!r}: use one of {', '.join(sorted(POLICIES))}"
         raise InvalidRequest(text, param=POLICY_HEADER)
     if len(session) > MAX_SESSION_LEN:
         raise InvalidRequest(f"a session's name has at most {MAX_SESSION_LEN} characters", param=SESSION_HEADER)
-    return Routing(policy, session, _seconds(deadline_ms) if deadline_ms else None)
+    return Routing(policy, session, _seconds(deadline_ms) if deadline_ms else None, pool)
 
 
 def _seconds(milliseconds: str) -> float:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from diptych.common.errors import InvalidRequest
 from diptych.generation.leg_prompt import words_far_too_long, words_too_long
 from diptych.router.errors import ContextLengthExceeded, ModelNotFound
 from diptych.router.keys.caller import Caller
-from diptych.router.values.request import ChatPrompt, ClientRequest, Prompt, ServedModel
+from diptych.router.values.request import POOL_HEADER, ChatPrompt, ClientRequest, Prompt, ServedModel
 
 MAX_MESSAGES: Final = 4096  # of a chat
 MAX_PARTS: Final = 1024  # of a message: of its content, and calls
 MAX_TOOLS: Final = 128
+MAX_INPUTS: Final = 2048  # that a request may want vectors of, as OpenAI's API has it
 MAX_TOKENS: Final = 2**20  # that a client may send
+WAYS: Final = {"embed": "/v1/embeddings, /v1/score or /v1/rerank", "classify": "/classify, /v1/score or /v1/rerank"}
 ROLES: Final = ("system", "user", "assistant", "tool")
 
 
@@ -25,6 +27,7 @@ def check_request(
     if client.model and client.model not in (*model.names, *model_ids, *adapters):
         served = " and ".join(model.names or model_ids)
         raise ModelNotFound(f"the model {client.model!r} does not exist; this router serves {served}")
+    _check_purpose(client, model)
     _check_counts(client, max_choices)
     client.account.validate()
     _check_priority(client.account.priority, client.caller)
@@ -36,6 +39,23 @@ def check_request(
         raise InvalidRequest(text, param="allowed_token_ids")
     client.params.validate_with(client.max_tokens or model.context_len)
     client.params.validate_for(model.vocab_size)
+
+
+def check_pool(name: str, pools: Collection[str]) -> None:
+    """Raise unless a request may name this pool."""
+    if name and name not in pools:
+        there = ", ".join(sorted(pools)) or "none"
+        raise InvalidRequest(f"no pool {name!r} is declared; there is: {there}", param=POOL_HEADER)
+
+
+def _check_purpose(client: ClientRequest, model: ServedModel) -> None:
+    """Each model makes text or vectors."""
+    if model.pooling is None and client.vectors is not None and not client.vectors.labels:
+        text = f"{model.model_id} makes text, no vectors: ask for chat or completions, or serve an embedding model"
+        raise InvalidRequest(text, param="model")
+    if model.pooling is not None and client.vectors is None:
+        text = f"{model.model_id} makes no text: ask for {WAYS[model.pooling.purpose]}"
+        raise InvalidRequest(text, param="model")
 
 
 def _check_priority(priority: int, caller: Caller) -> None:
@@ -91,6 +111,13 @@ def output_room(prompt: Prompt, prompt_len: int, context_len: int) -> int:
     if room < 1:
         raise ContextLengthExceeded(words_too_long(prompt_len, context_len), param=param_of(prompt))
     return room
+
+
+def check_len(prompt_len: int, context_len: int) -> None:
+    """A prompt without output may take all of the context."""
+    if prompt_len > context_len:
+        words = f"the prompt has {prompt_len} tokens; this model takes {context_len} at most"
+        raise ContextLengthExceeded(f"{words}: shorten it, or give truncate_prompt_tokens", param="input")
 
 
 def far_too_long(prompt: Prompt, max_tokens: int) -> ContextLengthExceeded:

@@ -18,6 +18,8 @@ from diptych.router.admission.admission import Admission
 from diptych.router.workers.fleet import Fleet
 
 ADMIN_PATHS: Final = "/admin/"  # what is below wants the operators' token, not a client's key
+TOOL_PATHS: Final = ("/get_server_info", "/server_info", "/get_load", "/flush_cache", "/start_profile", "/stop_profile")
+OPERATORS_PATHS: Final = (ADMIN_PATHS, *TOOL_PATHS)  # likewise: as tools of SGLang and vLLM call them
 DRAIN_PATH: Final = f"{ADMIN_PATHS}drain"
 
 
@@ -74,7 +76,7 @@ class DrainableApp:
                 MutableHeaders(scope=message)["connection"] = "close"
             return send(message)
 
-        if scope["type"] == "http" and scope["path"].startswith(ADMIN_PATHS):
+        if scope["type"] == "http" and scope["path"].startswith(OPERATORS_PATHS):
             await self._admin_app(scope, receive, send)
         else:
             await self._app(scope, receive, send_and_close)

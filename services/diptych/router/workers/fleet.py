@@ -7,30 +7,38 @@ while the bootstrap service is away the last set stays.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 from diptych.common.errors import Unavailable
 from diptych.common.members.record import State
-from diptych.common.members.roles import WORKER_ROLES, Role
+from diptych.common.members.roles import WORKER_ROLES, LegKind, Role
 from diptych.common.trust.trust import Trust
 from diptych.router.choose.cached_prefixes import LATELY_S, ApproximateIndex, CachedPrefixes, TextIndex
 from diptych.router.choose.estimates import Estimates
 from diptych.router.choose.pairing import (
+    TEXT_KINDS,
+    VECTOR_KINDS,
     adapters,
     explain,
     heard,
+    is_cold,
     is_missing,
     pair_up,
+    singles,
     successions,
     vacating,
     with_adapter,
 )
+from diptych.router.choose.pools import REST, Weights, group, grouped, meeting
 from diptych.router.choose.prefix_index import PrefixIndex
 from diptych.router.metrics import PoolMember, RouterMetrics
+from diptych.router.workers.known_worker import KnownWorker
 from diptych.router.workers.session import Session
 from diptych.router.workers.worker_view import Pair, WorkerView
 from diptych.v1.bootstrap_pb2 import ROLE_ROUTER, Instance
@@ -54,11 +62,19 @@ class Fleet:
     """The sessions to all workers of a membership. `run` must be running."""
 
     def __init__(
-        self, membership: Membership, trust: Trust, model_id: str, metrics: RouterMetrics, router_id: int
+        self,
+        membership: Membership,
+        trust: Trust,
+        model_id: str,
+        metrics: RouterMetrics,
+        router_id: int,
+        kinds: Sequence[LegKind] = TEXT_KINDS,
     ) -> None:
+        """`kinds`: the legs that requests have."""
         self._membership = membership
         self._trust = trust
         self._model_id = model_id
+        self._kinds = kinds
         lately = ApproximateIndex(time.monotonic, LATELY_S)
         self.prefixes = CachedPrefixes(PrefixIndex(), ApproximateIndex(time.monotonic), lately)
         self.text_index = TextIndex(time.monotonic)
@@ -67,7 +83,10 @@ class Fleet:
         self.router_id = router_id  # this router's instance id
         self._sessions: dict[int, Session] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self.pools: Weights = {}  # as declared; see `declare`
         self._pairs: dict[str, tuple[Pair, ...]] = {}  # by adapter; empty after a change
+        self._by_pool: dict[str, dict[str, tuple[Pair, ...]]] = {}  # likewise
+        self._singles: dict[str, tuple[Pair, ...]] = {}  # by adapter; empty after a change
         self._successions: dict[str, tuple[Pair, ...]] = {}  # by adapter; empty after a change
         self._vacating: frozenset[int] | None = None
         self._adapters: tuple[str, ...] | None = None
@@ -108,27 +127,71 @@ class Fleet:
     def sessions(self) -> tuple[Session, ...]:
         return tuple(self._sessions.values())
 
+    def known_workers(self) -> tuple[KnownWorker, ...]:
+        return tuple(session.worker for session in self._sessions.values())
+
     @property
     def model_id(self) -> str:
         """What workers must have been started with to serve here."""
         return self._model_id
 
     def pairs(self, adapter: str = "") -> tuple[Pair, ...]:
-        """The pairs that may serve now, with `adapter` if it is not empty; those that are silent only if all are."""
+        """The pairs that may serve now, with `adapter` if it is not empty; those that are silent only if all are.
+
+        Of a model that makes no text each has one worker.
+        """
+        if self._kinds == VECTOR_KINDS:
+            return self.singles(adapter)
         if self._closed_because:
             return ()
         if adapter not in self._pairs:
             views = self._views()
-            pairs = pair_up(views, self._model_id)
+            pairs = meeting(pair_up(views, self._model_id), _pools(views), self.pools)
             fit = with_adapter(pairs, views, adapter) if adapter else pairs
             self._pairs[adapter] = heard(fit, views)
         return self._pairs[adapter]
+
+    def by_pool(self, adapter: str = "") -> Mapping[str, tuple[Pair, ...]]:
+        """Return `pairs` by declared pool; those of workers in none under `REST`."""
+        if adapter not in self._by_pool:
+            self._by_pool[adapter] = grouped(self.pairs(adapter), _pools(self._views()), self.pools)
+        return self._by_pool[adapter]
+
+    def note_attempt(self, pair: Pair) -> None:
+        """An attempt begins at a pair."""
+        if self.pools:
+            self._metrics.pool_attempts.labels(self._pool_of(pair)).inc()
+
+    def note_failure(self, pair: Pair) -> None:
+        """And has failed."""
+        if self.pools:
+            self._metrics.pool_failures.labels(self._pool_of(pair)).inc()
+
+    def _pool_of(self, pair: Pair) -> str:
+        there = (self._sessions.get(each) for each in (pair.prefill_id, pair.decode_id))
+        pools = {session.instance_id: session.worker.record.pool for session in there if session}
+        return group(pair, pools, self.pools) or REST
+
+    def declare(self, pools: Weights) -> None:
+        """Have pools stand beside each other with these weights, from the next choice on."""
+        self.pools = pools
+        self._note_change()
+
+    def singles(self, adapter: str = "") -> tuple[Pair, ...]:
+        """The workers that may make vectors of prompts now, by the same rules, each as a pair with itself."""
+        if self._closed_because:
+            return ()
+        if adapter not in self._singles:
+            views = self._views()
+            alone = singles(views, self._model_id)
+            self._singles[adapter] = heard(with_adapter(alone, views, adapter) if adapter else alone, views)
+        return self._singles[adapter]
 
     def successions(self, adapter: str = "") -> tuple[Pair, ...]:
         """Who may go on with requests that run at whom, with `adapter` if it is not empty."""
         if adapter not in self._successions:
             views = self._views()
-            pairs = successions(views, self._model_id)
+            pairs = meeting(successions(views, self._model_id), _pools(views), self.pools)
             self._successions[adapter] = heard(with_adapter(pairs, views, adapter) if adapter else pairs, views)
         return self._successions[adapter]
 
@@ -158,7 +221,7 @@ class Fleet:
             return None
         if adapter and self.pairs():
             return f"no linked prefill and decode worker have the same weights loaded as adapter {adapter!r}"
-        return self._closed_because or explain(self._views(), self._model_id)
+        return self._closed_because or explain(self._views(), self._model_id, self._kinds)
 
     def is_cut_off(self) -> bool:
         """Whether a worker is listed as ready that is not reached: it may be dead, or there for another router."""
@@ -203,18 +266,57 @@ class Fleet:
             for session in self._sessions.values()
         )
 
+    def is_cold(self) -> bool:
+        """Whether no worker for some leg is ready, so that one has to be started, or is starting."""
+        return not self.pairs() and is_cold(self._views())
+
+    async def wait_while_cold(self, timeout_s: float) -> float:
+        """Wait until a pair may serve, for so long at most, if workers have to start first; return how long it took."""
+        if timeout_s <= 0 or not self.is_cold():
+            return 0.0
+        begun_s = time.monotonic()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not self.pairs() and not self._closed_because:
+                    await self.wait_for_change()
+        return time.monotonic() - begun_s
+
     async def wait_for_pairs(self, timeout_s: float, adapter: str = "") -> tuple[Pair, ...]:
         """Return `pairs(adapter)`, waiting for one if need be. Raises `Unavailable`, saying why there is none."""
-        if pairs := self.pairs(adapter):
+        pairs = await self._wait_for(partial(self.pairs, adapter), timeout_s)
+        if not pairs:
+            raise Unavailable(self.problem(adapter) or "no worker is available")
+        return pairs
+
+    async def wait_for_singles(self, timeout_s: float, adapter: str = "") -> tuple[Pair, ...]:
+        """Return `singles(adapter)` likewise."""
+        alone = await self._wait_for(partial(self.singles, adapter), timeout_s)
+        if not alone:
+            raise Unavailable(self._closed_because or explain(self._views(), self._model_id, VECTOR_KINDS))
+        return alone
+
+    async def _wait_for(self, found: Callable[[], tuple[Pair, ...]], timeout_s: float) -> tuple[Pair, ...]:
+        """Return what is found now, or becomes so in time; nothing where it does not."""
+        if pairs := found():
             return pairs
         try:
             async with asyncio.timeout(timeout_s):
-                while not (pairs := self.pairs(adapter)) and not self._closed_because:
+                while not (pairs := found()) and not self._closed_because:
+                    await self.wait_for_change()
+        except TimeoutError:
+            return ()
+        return pairs
+
+    async def wait_for_pool(self, timeout_s: float, pool: str, adapter: str = "") -> tuple[Pair, ...]:
+        """Return the pairs of a declared pool, waiting for one if need be. Raises `Unavailable`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not (pairs := self.by_pool(adapter).get(pool, ())) and not self._closed_because:
                     await self.wait_for_change()
         except TimeoutError:
             pairs = ()
         if not pairs:
-            raise Unavailable(self.problem(adapter) or "no worker is available")
+            raise Unavailable(self.problem(adapter) or f"no pair of workers in pool {pool!r} may serve")
         return pairs
 
     async def wait_for_change(self) -> None:
@@ -242,7 +344,7 @@ class Fleet:
         self._note_change()
 
     def _note_missing(self) -> None:
-        if not is_missing(self._views()):
+        if not is_missing(self._views(), self._kinds):
             self.missing_since_s = None
         elif self.missing_since_s is None:
             self.missing_since_s = time.monotonic()
@@ -274,11 +376,17 @@ class Fleet:
 
     def _note_change(self) -> None:
         self._pairs.clear()
+        self._by_pool.clear()
+        self._singles.clear()
         self._successions.clear()
         self._vacating = None
         self._adapters, self._model_ids, self._page_sizes, self._context_len = None, (), None, None
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+def _pools(views: Iterable[WorkerView]) -> dict[int, str]:
+    return {view.instance_id: view.pool for view in views}
 
 
 def _is_worker(instance: Instance) -> bool:

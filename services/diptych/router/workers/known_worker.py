@@ -155,6 +155,7 @@ class KnownWorker:
             record.paused,
             record.not_ready,
             self.load.silent_s > 0,
+            record.pool,
         )
 
     def on_record(self, record: Instance) -> None:

@@ -21,7 +21,7 @@ def learn(estimates: Estimates, instance_id: int, load: Load, leg: Leg, end: Leg
     """Take the last output of a leg that ended well, on a worker with such a load."""
     if leg.kind is not LegKind.DECODE:
         _learn_prefill(estimates, instance_id, load, leg, end.stats)
-    if leg.kind is not LegKind.PREFILL:
+    if leg.kind.makes_output:
         _learn_decode(estimates, instance_id, load, leg, end, now_s)
 
 

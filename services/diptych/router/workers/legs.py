@@ -155,17 +155,17 @@ class OpenLegs:
     def _count(self, leg: Leg, change: int) -> None:
         self._load = None
         self.prompt_tokens += change * leg.work.prompt_len
-        if leg.kind is not LegKind.PREFILL:
+        if leg.kind.makes_output:
             self.num_outputs += change
 
     def _count_queued(self, leg: Leg, change: int) -> None:
         self._load = None
         self.queued_tokens += change * leg.work.queued_tokens(leg.kind)
         self.num_queued += change * (leg.kind is not LegKind.DECODE)
-        self.joining_tokens += change * leg.work.prompt_len * (leg.kind is not LegKind.PREFILL)
+        self.joining_tokens += change * leg.work.prompt_len * (leg.kind.makes_output)
 
     def _count_output(self, leg: Leg, change: int) -> None:
-        if leg.kind is not LegKind.PREFILL:
+        if leg.kind.makes_output:
             self._outputs[leg.work.slo.coarse] += change
             self._shown = None
 

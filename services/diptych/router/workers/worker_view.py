@@ -33,6 +33,7 @@ class WorkerView:
     paused: bool = False  # takes no new legs for a moment
     not_ready: str = ""  # why a worker that has loaded is not ready
     is_silent: bool = False  # its scheduler has not been heard for longer than a step may take
+    pool: str = ""  # empty: none was named
 
 
 class WorkerLoad(NamedTuple):

@@ -27,14 +27,14 @@ def _panels(outcomes: Mapping[str, Outcome]) -> Iterator[Panel]:
         "E2E": {name: each.last_s - each.arrival_s for name, each in outcomes.items()},
     }
     for what, by_name in times.items():
-        lines = tuple(Line(name, *_distribution(values)) for name, values in by_name.items())
+        lines = tuple(Line(name, *distribution(values)) for name, values in by_name.items())
         yield Panel(f"{what}: share of offered calls", "s", lines, is_log=True)
     first = next(iter(outcomes.values()))
     yield Panel("offered calls a second", "s", (Line("offered", *_rate(first)),))
     yield Panel("calls in flight", "s", tuple(Line(name, *_in_flight(each)) for name, each in outcomes.items()))
 
 
-def _distribution(values: F64) -> tuple[F64, F64]:
+def distribution(values: F64) -> tuple[F64, F64]:
     """Return times, and which share of all calls took no longer: less than 1 at the end where some never came."""
     came = np.sort(values[np.isfinite(values)])
     if not len(came):

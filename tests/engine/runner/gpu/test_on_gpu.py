@@ -77,6 +77,29 @@ def test_two_ranks_give_the_tokens_of_one(folder: Path, plain: Tokens, cuda_grap
     assert tokens(folder, replace(OPTIONS, tp=2, cuda_graphs=cuda_graphs)) == plain
 
 
+@two_gpus.needs_two_gpus
+@pytest.mark.parametrize("cuda_graphs", ["off", "on"])
+def test_two_ranks_with_adapters_give_the_tokens_of_one(
+    folder: Path, write_adapter: Callable[..., Any], tmp_path: Path, cuda_graphs: Any
+) -> None:
+    """Two adapters and the model in each batch, replayed from graphs; the second comes at run time."""
+    config = open_model(str(folder)).config
+    shapes = {}
+    for layer in range(config.num_layers):
+        shapes[f"model.layers.{layer}.self_attn.q_proj"] = (config.num_heads * config.head_dim, config.hidden_size)
+        shapes[f"model.layers.{layer}.mlp.down_proj"] = (config.hidden_size, config.ffn_size)
+    for seed, name in enumerate(("ada", "bob")):
+        write_adapter(tmp_path / name, shapes, seed=seed, rank=4 + seed)
+    adapters = [("ada", "bob", "")[number % 3] for number in range(len(PROMPTS))]
+    answers = []
+    for tp in (1, 2):
+        options = replace(OPTIONS, tp=tp, cuda_graphs=cuda_graphs, lora=(f"ada={tmp_path / 'ada'}",))
+        with Engine(str(folder), options) as engine:
+            engine.load_adapter("bob", tmp_path / "bob")
+            answers.append([each.token_ids for each in engine.generate_batch(PROMPTS, GREEDY, adapters=adapters)])
+    assert answers[0] == answers[1]
+
+
 @pytest.mark.parametrize("tp", [1, pytest.param(2, marks=two_gpus.MARKS)])
 @pytest.mark.parametrize("cuda_graphs", ["off", "on"])
 def test_pages_that_went_to_host_memory_and_back_give_the_same_tokens(

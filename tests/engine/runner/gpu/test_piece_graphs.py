@@ -26,6 +26,7 @@ from diptych.engine.runner.loaded_model import LoadedModel, ModelOptions, load_m
 from diptych.engine.runner.model_part import ModelPart
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.tensor_parallel.communicator import Communicator
+from diptych.engine.tensor_parallel.sum_rule import SumRule
 from diptych.engine.values.batch import ForwardBatch, ForwardMode, PromptRows
 
 NUM_PAGES = 64
@@ -190,7 +191,7 @@ def test_layers_are_told_of_in_order_when_their_attention_is_queued_and_of_no_re
 
 
 @pytest.mark.parametrize("token_rungs", [(), RUNGS], ids=["launched", "replayed"])
-def test_ranks_add_up_the_same(
+def test_ranks_add_up_the_same_scattered_or_not(
     new_driver: NewDriver, source: ModelSource, on_ranks: Callable[..., Any], token_rungs: Sequence[int]
 ) -> None:
     driver = new_driver(source)
@@ -202,8 +203,10 @@ def test_ranks_add_up_the_same(
         model = load_model(source, part, ModelOptions("float32", max_requests=8), communicator)
         return logits_of(runner_on(model, part, token_rungs), steps)
 
-    for ours, theirs in zip(on_ranks(2, work), expected, strict=True):
+    whole, scattered = on_ranks(2, work), on_ranks(2, work, SumRule(2, 0))
+    for ours, theirs, again in zip(whole, expected, scattered, strict=True):
         torch.testing.assert_close(ours, theirs)
+        assert torch.equal(ours, again)
 
 
 def test_a_replay_runs_what_was_recorded_in_its_order_for_each_size_and_returns_its_output() -> None:
@@ -234,7 +237,7 @@ def test_sizes_share_memory_whose_padding_holds_numbers_and_what_they_take_is_to
 
     def new_buffers(num_tokens: int) -> Buffers:
         asked.append(num_tokens)
-        buffers = model.decoder.new_buffers(num_tokens, CPU)
+        buffers = model.new_buffers(num_tokens, CPU)
         buffers.attended.fill_(torch.nan)
         return buffers
 

@@ -40,6 +40,23 @@ def assert_close(value: Tensor, expected: Tensor, terms: int) -> None:
     torch.testing.assert_close(value.double(), expected, rtol=bound, atol=bound * terms**0.5 + 2**-21 * terms)
 
 
+@pytest.mark.parametrize("num_tokens", [9, on_gpu(4099)])
+def test_what_nobodys_experts_were_chosen_for_adds_nothing(num_tokens: int, device: torch.device) -> None:
+    """A rank with experts 2, 3 and 4 of 8."""
+    chosen = choose(num_tokens, 8, 3, device)
+    is_ours = (chosen >= 2) & (chosen < 5)
+    own = torch.where(is_ours, chosen - 2, 3)
+    aligned = align_experts(own, 3, 16)
+    counted = [int((own == expert).sum()) for expert in range(3)]
+    assert (aligned.experts >= 0).sum() == sum(-(-count // 16) for count in counted)
+    results = torch.randn(chosen.numel(), 40, device=device)
+    results[~is_ours.flatten()] = torch.nan  # nobody wrote them
+    shares = torch.rand(num_tokens, 3, device=device).where(is_ours, 0)
+    out = torch.empty(num_tokens, 40, device=device)
+    combine_experts(results, own, shares, out)
+    assert_close(out, reference_combine(results.nan_to_num(), shares), 1)
+
+
 @pytest.mark.parametrize("block", [16, 64])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize(("num_tokens", "num_experts", "choices"), [*MIXTURES, (600, 3, 2)])

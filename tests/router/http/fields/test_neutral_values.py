@@ -35,7 +35,7 @@ COMMON_VALUES: dict[str, Any] = {  # what clients of SGLang and vLLM send on eve
     "no_stop_trim": False,
     "include_stop_str_in_output": False,
     "return_hidden_states": False,
-    "rid": None,
+    "rid": "mine",
     "lora_path": None,
     "use_beam_search": False,
     "truncate_prompt_tokens": None,

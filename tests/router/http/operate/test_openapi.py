@@ -18,12 +18,13 @@ CONSOLE_POSTS = {
     "/console/api/sign-in",
     *(f"/console/api/acts/{act}" for act in ("drain", "role", "load-adapter", "unload-adapter", "log-level")),
 }
+TOOL_POSTS = ("/abort_request", "/open_session", "/close_session", "/flush_cache", "/start_profile", "/stop_profile")
 SCHEMAS = DOCUMENT["components"]["schemas"]
 
 
 def test_every_api_has_its_operation() -> None:
     posted = {path for path, methods in DOCUMENT["paths"].items() if "post" in methods}
-    assert posted == {*(api.path for api in APIS), *TOKEN_APIS, "/admin/drain", *CONSOLE_POSTS}
+    assert posted == {*(api.path for api in APIS), *TOKEN_APIS, "/admin/drain", *CONSOLE_POSTS, *TOOL_POSTS}
 
 
 def test_every_path_of_the_console_has_its_operation() -> None:

@@ -71,7 +71,7 @@ class ExpertWeights:
         """See `grouped_gemm`; `bias [num_experts, n]` is added to what that has rounded."""
         grouped_gemm(x, self, aligned, out)
         if bias is not None:
-            out.add_(bias[chosen.flatten()])
+            out.add_(bias[chosen.flatten().clamp(max=self.num_experts - 1)])
 
 
 def addresses_of(tensors: Sequence[Tensor]) -> Tensor:
@@ -132,7 +132,8 @@ def tile_of(block: int, nbytes: int) -> Tile:
 def align_experts(chosen: Tensor, num_experts: int, block: int) -> AlignedExperts:
     """Put the assignments `chosen [num_tokens, experts_per_token]` (int32 or int64 numbers of experts) in order.
 
-    Allocates the result and, of many, a count of each expert's.
+    The number `num_experts` is nobody's: such assignments are left out. Allocates the result and, of many, a count of
+    each expert's.
     """
     assert chosen.is_contiguous(), chosen.stride()
     size = chosen.numel()
@@ -193,8 +194,8 @@ def grouped_gemm(x: Tensor, weights: ExpertWeights, aligned: AlignedExperts, out
 def combine_experts(results: Tensor, chosen: Tensor, shares: Tensor, out: Tensor) -> None:
     """Add up each token's `results [num_assignments, size]` by their shares, in float32, in order of the experts.
 
-    `chosen` (a token's experts differ) and `shares` are `[num_tokens, experts_per_token]`, `out` is `[num_tokens,
-    size]`; all are contiguous.
+    Results with a share of 0 are not read. `chosen` (a token's experts differ) and `shares` are `[num_tokens,
+    experts_per_token]`, `out` is `[num_tokens, size]`; all are contiguous.
     """
     num_tokens, size = out.shape
     assert chosen.shape == shares.shape == (num_tokens, len(results) // num_tokens), (chosen.shape, shares.shape)
@@ -267,7 +268,8 @@ def place_kernel(
     else:
         place = tl.arange(0, TILE)
         there = place < size
-        each = tl.histogram(tl.load(chosen + place, mask=there, other=0).to(tl.int32), EXPERTS, mask=there)
+        numbers = tl.load(chosen + place, mask=there, other=0).to(tl.int32)
+        each = tl.histogram(numbers, EXPERTS, mask=there & (numbers < NUM_EXPERTS))
     blocks = tl.cdiv(each, BLOCK)
     first = tl.sum(tl.where(number < expert, blocks, 0), axis=0)
     end = first + tl.sum(tl.where(number == expert, blocks, 0), axis=0)
@@ -353,10 +355,14 @@ def combine_kernel(
     there = choice < NUM_CHOICES
     expert = tl.load(chosen + token * NUM_CHOICES + choice, mask=there, other=2147483647)
     share = tl.load(shares + token * NUM_CHOICES + choice, mask=there, other=0.0).to(tl.float32)
-    order = tl.sum((expert[None, :] < expert[:, None]).to(tl.int32), axis=1)
+    is_before = (expert[None, :] < expert[:, None]) | (
+        (expert[None, :] == expert[:, None]) & (choice[None, :] < choice[:, None])
+    )
+    order = tl.sum(is_before.to(tl.int32), axis=1)
     total = tl.zeros((TILE,), tl.float32)
     for rank in range(NUM_CHOICES):
         place = token * NUM_CHOICES + tl.sum(tl.where(order == rank, choice, 0), axis=0)
-        result = tl.load(results + place * SIZE + column, mask=column < SIZE, other=0.0).to(tl.float32)
-        total += result * tl.sum(tl.where(order == rank, share, 0.0), axis=0)
+        weight = tl.sum(tl.where(order == rank, share, 0.0), axis=0)
+        size = tl.where(weight != 0, SIZE, 0)  # nobody may have written what has no share
+        total += tl.load(results + place * SIZE + column, mask=column < size, other=0.0).to(tl.float32) * weight
     tl.store(out + token * SIZE + column, total.to(out.dtype.element_ty), mask=column < SIZE)

@@ -90,7 +90,7 @@ def _check(x: Tensor, weight: Tensor, *others: Tensor) -> None:
 def rms_norm_kernel(x, weight, out, eps, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
     start, column = tl.program_id(0).to(tl.int64) * SIZE, tl.arange(0, COLUMNS)
     values = tl.load(x + start + column, mask=column < SIZE, other=0.0).to(tl.float32)
-    _store_normed(values, weight, out + start, eps, SIZE, COLUMNS)
+    store_normed(values, weight, out + start, eps, SIZE, COLUMNS)
 
 
 @triton.jit
@@ -100,11 +100,11 @@ def add_rms_norm_kernel(x, delta, weight, out, eps, SIZE: tl.constexpr, COLUMNS:
     added = tl.load(delta + start + column, mask=column < SIZE, other=0.0).to(tl.float32)
     rounded = (values + added).to(x.dtype.element_ty)
     tl.store(x + start + column, rounded, mask=column < SIZE)
-    _store_normed(rounded.to(tl.float32), weight, out + start, eps, SIZE, COLUMNS)
+    store_normed(rounded.to(tl.float32), weight, out + start, eps, SIZE, COLUMNS)
 
 
 @triton.jit
-def _store_normed(values, weight, out, eps, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
+def store_normed(values, weight, out, eps, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
     """Norm a row whose numbers from `SIZE` on are 0."""
     column = tl.arange(0, COLUMNS)
     factors = tl.load(weight + column, mask=column < SIZE, other=0.0)

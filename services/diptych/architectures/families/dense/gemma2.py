@@ -11,6 +11,7 @@ from diptych.architectures.hf_config import HfConfig
 
 
 def _read(hf: HfConfig) -> ModelConfig:
+    hf.refuse_unless({"use_bidirectional_attention": (False,)})
     config = gemma(hf, hf.shared("gemma2", tied=True))
     return replace(
         config,
@@ -22,7 +23,7 @@ def _read(hf: HfConfig) -> ModelConfig:
 
 def gemma(hf: HfConfig, config: ModelConfig) -> ModelConfig:
     """Return what Gemma 2 and 3 have in common."""
-    hf.refuse_unless({"attention_bias": (False,), "use_bidirectional_attention": (False,)})
+    hf.refuse_unless({"attention_bias": (False,)})
     hf.refuse_unless({"hidden_activation": ("gelu_pytorch_tanh",)})
     hf.ignore("hidden_act")  # of published files; `hidden_activation` has replaced it
     return replace(

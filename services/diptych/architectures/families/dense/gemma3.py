@@ -36,11 +36,13 @@ def _read(hf: HfConfig) -> ModelConfig:
     period = hf.get("sliding_window_pattern") or hf.get("_sliding_window_pattern") or 6
     local = [layer for layer in range(config.num_layers) if (layer + 1) % period]
     local_rope = (hf.get("rope_parameters") or {}).get("sliding_attention") or {}
-    theta = hf.get("rope_local_base_freq") or 10_000.0
+    theta, window = hf.get("rope_local_base_freq") or 10_000.0, hf.get("sliding_window", 4096)
+    if hf.get("use_bidirectional_attention") and window:
+        window = window // 2 + 1  # to either side
     return replace(
         config,
         qk_norm="heads",
-        windows=hf.windows(hf.get("sliding_window", 4096), local),
+        windows=hf.windows(window, local),
         local_rope=hf.rope({"rope_theta": theta, **local_rope}, config.head_dim, theta),
         attention_softcap=hf.get("attn_logit_softcapping") or 0.0,
         logits_softcap=hf.get("final_logit_softcapping") or 0.0,

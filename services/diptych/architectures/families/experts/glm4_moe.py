@@ -1,6 +1,6 @@
 """GLM 4.5 and 4.6: experts as in DeepSeek V3, attention as in Qwen, half of each head rotated.
 
-The layers behind the last one, which predict several tokens at once, are not read.
+The layer behind the last one, which predicts one token more, is read where it guesses: see `next_layer`.
 """
 
 from __future__ import annotations
@@ -10,19 +10,25 @@ from dataclasses import replace
 
 from diptych.architectures import placement
 from diptych.architectures.config import ModelConfig
-from diptych.architectures.families.latent.deepseek_v3 import layers_behind, moe_placement, read_moe
+from diptych.architectures.families.latent.deepseek_v3 import (
+    layers_behind,
+    moe_placement,
+    next_name,
+    num_next_layers,
+    read_moe,
+)
 from diptych.architectures.hf_config import HfConfig
 
 
 def _read(hf: HfConfig) -> ModelConfig:
     hf.refuse_unless({"hidden_act": ("silu",)})
-    hf.ignore("num_nextn_predict_layers")
     config = hf.shared("glm4_moe", partial_rotary_factor=0.5)
     return replace(
         config,
         qkv_bias=hf.get("attention_bias", False),
         qk_norm="heads" if hf.get("use_qk_norm") else None,
         moe=read_moe(hf, config.num_layers),
+        num_next_layers=num_next_layers(hf),
     )
 
 
@@ -34,4 +40,4 @@ def _placement(config: ModelConfig) -> Iterator[placement.Placed]:
         yield from moe_placement(config, layer)
 
 
-GLM4_MOE = placement.Family("Glm4MoeForCausalLM", _read, _placement, not_read=layers_behind)
+GLM4_MOE = placement.Family("Glm4MoeForCausalLM", _read, _placement, not_read=layers_behind, next_name=next_name)

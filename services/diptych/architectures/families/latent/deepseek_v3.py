@@ -1,6 +1,6 @@
 """DeepSeek V3 and R1, Kimi K2: attention by latents; experts in groups, chosen with a bias, and one for every token.
 
-The layers behind the last one, which predict several tokens at once, are not read.
+The layer behind the last one, which predicts one token more, is read where it guesses: see `next_layer`.
 """
 
 from __future__ import annotations
@@ -54,6 +54,20 @@ def layers_behind(config: ModelConfig) -> tuple[str, ...]:
     return (f"model.layers.{config.num_layers}.",)
 
 
+def next_name(config: ModelConfig, name: str) -> str | None:
+    """Return what a tensor of the first of these layers is called in a model of that layer alone; None: of another."""
+    prefix = f"model.layers.{config.num_layers}."
+    own = name.removeprefix(prefix)
+    if own == name or own.startswith(("embed_tokens.", "shared_head.head.")):  # which are those of the model
+        return None
+    return "model.norm.weight" if own == "shared_head.norm.weight" else f"model.layers.0.{own}"
+
+
+def num_next_layers(hf: HfConfig) -> int:
+    """Read how many layers behind the last one predict further tokens."""
+    return hf.get("num_nextn_predict_layers") or hf.get("num_mtp_layers") or 0
+
+
 def with_latents(config: ModelConfig, hf: HfConfig) -> ModelConfig:
     """Return `config` with attention as in DeepSeek V3."""
     latent = Latent(
@@ -88,8 +102,10 @@ def latent_placement(config: ModelConfig) -> Iterator[placement.Placed]:
 def _read(hf: HfConfig) -> ModelConfig:
     hf.refuse_unless({"hidden_act": ("silu",), "attention_bias": (False,), "moe_layer_freq": (1,)})
     hf.ignore("num_nextn_predict_layers", "num_mtp_layers", "qk_head_dim", "ep_size", "seq_aux", "aux_loss_alpha")
-    config = hf.shared("deepseek_v3")
+    config = replace(hf.shared("deepseek_v3"), num_next_layers=num_next_layers(hf))
     return replace(with_latents(config, hf), moe=read_moe(hf, config.num_layers))
 
 
-DEEPSEEK_V3 = placement.Family("DeepseekV3ForCausalLM", _read, latent_placement, not_read=layers_behind)
+DEEPSEEK_V3 = placement.Family(
+    "DeepseekV3ForCausalLM", _read, latent_placement, not_read=layers_behind, next_name=next_name
+)

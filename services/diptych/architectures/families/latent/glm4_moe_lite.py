@@ -6,14 +6,21 @@ from dataclasses import replace
 
 from diptych.architectures import placement
 from diptych.architectures.config import ModelConfig
-from diptych.architectures.families.latent.deepseek_v3 import latent_placement, layers_behind, read_moe, with_latents
+from diptych.architectures.families.latent.deepseek_v3 import (
+    latent_placement,
+    layers_behind,
+    next_name,
+    num_next_layers,
+    read_moe,
+    with_latents,
+)
 from diptych.architectures.hf_config import HfConfig
 
 
 def _read(hf: HfConfig) -> ModelConfig:
     hf.refuse_unless({"hidden_act": ("silu",), "attention_bias": (False,)})
-    hf.ignore("num_nextn_predict_layers", "qk_head_dim")
-    config = hf.shared("glm4_moe_lite")
+    hf.ignore("qk_head_dim")
+    config = replace(hf.shared("glm4_moe_lite"), num_next_layers=num_next_layers(hf))
     moe = replace(read_moe(hf, config.num_layers), dense_layers=listed_dense_layers(hf, config.num_layers))
     return replace(with_latents(config, hf), moe=moe)
 
@@ -26,4 +33,6 @@ def listed_dense_layers(hf: HfConfig, num_layers: int) -> frozenset[int]:
     return frozenset(layer for layer, kind in enumerate(types) if kind == "dense")
 
 
-GLM4_MOE_LITE = placement.Family("Glm4MoeLiteForCausalLM", _read, latent_placement, not_read=layers_behind)
+GLM4_MOE_LITE = placement.Family(
+    "Glm4MoeLiteForCausalLM", _read, latent_placement, not_read=layers_behind, next_name=next_name
+)

@@ -11,6 +11,7 @@ from torch import Tensor
 from diptych.architectures.config import ModelConfig
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.models.layers.buffers import Buffers
+from diptych.engine.models.layers.layer_communicator import Found, summands_and
 from diptych.engine.models.matrix import Matrix
 from diptych.engine.models.ops import Ops
 from diptych.engine.models.weights import Weights
@@ -23,7 +24,7 @@ class Projections(Protocol):
         """`normed` -> `qkv`, and `gates` where attention has them; of a recurrent layer: `projected`."""
         ...
 
-    def project_out(self, buffers: Buffers) -> None:
+    def project_out(self, buffers: Buffers) -> Found:
         """`attended`, which may be overwritten, and `gates` -> `delta`; of a recurrent layer: `mixed` -> `delta`."""
         ...
 
@@ -124,8 +125,8 @@ class SharedNorms:
         ends = len(self.queries), len(self.queries) + len(self.keys)
         queries, keys = qkv[:, : ends[0]], qkv[:, ends[0] : ends[1]]
         squares = torch.stack([states.float().pow(2).mean(dim=-1) for states in (queries, keys)])  # [2, num_tokens]
-        self.ops.all_reduce(squares)
-        scales = squares.div_(self.ops.num_ranks).add_(self.eps).rsqrt_()[..., None]
+        self.ops.ranks.all_reduce(squares)
+        scales = squares.div_(self.ops.ranks.size).add_(self.eps).rsqrt_()[..., None]
         for states, weight, scale in zip((queries, keys), (self.queries, self.keys), scales, strict=True):
             states.copy_(weight * (states.float() * scale).to(weight.dtype))
 
@@ -142,7 +143,7 @@ def _norms(config: ModelConfig, weights: Weights, ops: Ops, layer: int) -> QkNor
         heads = HeadNorms(ops, config.num_heads, queries, keys, config.rms_norm_eps)
         start = (config.num_heads + config.kv_heads_of(layer)) * len(keys)
         return ValueNorms(heads, start, torch.ones_like(keys)) if config.value_norm else heads
-    return (WholeNorms if ops.num_ranks == 1 else SharedNorms)(ops, queries, keys, config.rms_norm_eps)
+    return (WholeNorms if ops.ranks.size == 1 else SharedNorms)(ops, queries, keys, config.rms_norm_eps)
 
 
 def _unweighted_norms(config: ModelConfig, weights: Weights, ops: Ops, layer: int) -> QkNorms | None:
@@ -237,10 +238,8 @@ class AttentionBlock:
         if self.halves is not None:
             self.halves.apply(buffers.qkv)
 
-    def project_out(self, buffers: Buffers) -> None:
+    def project_out(self, buffers: Buffers) -> Found:
         if self.gate is not None:
             self.ops.mul_sigmoid(buffers.attended, buffers.gates)
         self.o.multiply(buffers.attended, buffers.delta)
-        self.ops.all_reduce(buffers.delta)
-        if self.o_bias is not None:
-            buffers.delta.add_(self.o_bias)
+        return summands_and(self.o_bias)

@@ -11,6 +11,7 @@ from diptych.architectures.recurrent import DeltaNet
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.models.delta_rule import DeltaRule, DeltaWeights
 from diptych.engine.models.layers.buffers import Buffers
+from diptych.engine.models.layers.layer_communicator import SUMMANDS, Found
 from diptych.engine.models.matrix import Matrix
 from diptych.engine.models.ops import Ops
 from diptych.engine.models.weights import Weights
@@ -43,9 +44,9 @@ class DeltaNetBlock:
     def mix(self, projected: Tensor, state: tuple[Tensor, ...], batch: StagedBatch, out: Tensor) -> None:
         self.rule.mix(projected, state, batch, out)
 
-    def project_out(self, buffers: Buffers) -> None:
+    def project_out(self, buffers: Buffers) -> Found:
         self.matrix_out.multiply(buffers.mixed, buffers.delta)
-        self.ops.all_reduce(buffers.delta)
+        return SUMMANDS
 
 
 def _weights(config: ModelConfig, net: DeltaNet, weights: Weights, layer: int) -> DeltaWeights:

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from diptych.architectures.config import ModelConfig, Moe, inner_size
+from diptych.architectures.config import ModelConfig, Moe
 from diptych.engine.models.layers.buffers import Buffers
+from diptych.engine.models.layers.layer_communicator import WHOLE, Found
 from diptych.engine.models.layers.mlp import Mlp
+from diptych.engine.models.layers.moe import new_experts
 from diptych.engine.models.layers.routing import route
 from diptych.engine.models.matrix import Matrix
-from diptych.engine.models.ops import Experts, Ops, activate_of
+from diptych.engine.models.ops import Experts, Ops
 from diptych.engine.models.weights import Weights
 
 
@@ -36,9 +38,6 @@ class DenseBesideMoe:
     @staticmethod
     def build(config: ModelConfig, weights: Weights, ops: Ops, layer: int) -> DenseBesideMoe:
         assert config.moe is not None
-        names = [f"{layer}.experts.{i}" for i in range(config.moe.num_experts)]
-        gate_up, down = ([weights.matrix(f"{name}.{part}") for name in names] for part in ("gate_up", "down"))
-        sizes = inner_size(config.activation, config.moe.ffn_size), config.moe.ffn_size
         return DenseBesideMoe(
             ops=ops,
             dense=Mlp.build(config, weights, ops, layer),
@@ -47,19 +46,22 @@ class DenseBesideMoe:
             router=weights.matrix(f"{layer}.router"),
             router_scale=weights.norm(f"{layer}.router_scale") * config.hidden_size**-0.5,
             expert_scales=weights.norm(f"{layer}.expert_scales"),
-            experts=ops.experts(gate_up, down, sizes, activate_of(ops, config.activation)),
+            experts=new_experts(config, config.moe, weights, ops, layer),
             experts_norm=weights.norm(f"{layer}.experts_norm"),
             experts_post_norm=weights.norm(f"{layer}.experts_post_norm"),
             moe=config.moe,
             eps=config.rms_norm_eps,
         )
 
-    def forward(self, buffers: Buffers) -> None:
+    def forward(self, buffers: Buffers) -> Found:
+        """The two sums are normed apart, so both are made here."""
         of_experts = self._of_experts(buffers.normed)
         buffers.normed.mul_(self.dense_norm)
         self.dense.forward(buffers)
+        self.ops.ranks.all_reduce(buffers.delta)
         self.ops.rms_norm(buffers.delta, self.dense_post_norm, self.eps, buffers.delta)
         buffers.delta.add_(of_experts)
+        return WHOLE
 
     def _of_experts(self, x: Tensor) -> Tensor:
         """Return what a token's experts make of `x`, `[num_tokens, hidden_size]`, normed."""
@@ -68,6 +70,6 @@ class DenseBesideMoe:
         chosen, shares = route(logits, self.moe, None)
         counted = (shares * self.expert_scales[chosen]).to(x.dtype)
         self.experts.forward((x * self.experts_norm).to(x.dtype), chosen, counted, out)
-        self.ops.all_reduce(out)
+        self.ops.ranks.all_reduce(out)
         self.ops.rms_norm(out, self.experts_post_norm, self.eps, out)
         return out

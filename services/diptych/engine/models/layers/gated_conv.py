@@ -11,6 +11,7 @@ from diptych.architectures.config import ModelConfig
 from diptych.architectures.recurrent import ShortConv
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.models.layers.buffers import Buffers
+from diptych.engine.models.layers.layer_communicator import Found, summands_and
 from diptych.engine.models.layers.turns import take_turns
 from diptych.engine.models.matrix import Matrix
 from diptych.engine.models.ops import Ops
@@ -63,8 +64,6 @@ class GatedConvBlock:
         self.ops.state_rules.short_conv_prompts(gates_in * x, state[0], batch, self.conv, self.conv_bias, mixed)
         torch.mul(gates_out, mixed.to(out.dtype), out=out)
 
-    def project_out(self, buffers: Buffers) -> None:
+    def project_out(self, buffers: Buffers) -> Found:
         self.o.multiply(buffers.mixed, buffers.delta)
-        self.ops.all_reduce(buffers.delta)
-        if self.o_bias is not None:
-            buffers.delta.add_(self.o_bias)
+        return summands_and(self.o_bias)

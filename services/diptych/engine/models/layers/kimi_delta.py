@@ -12,6 +12,7 @@ from diptych.architectures.recurrent import KimiDelta
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.models.layers.buffers import Buffers
 from diptych.engine.models.layers.kimi_delta_rule import Decay
+from diptych.engine.models.layers.layer_communicator import SUMMANDS, Found
 from diptych.engine.models.layers.routing import logistic
 from diptych.engine.models.layers.turns import take_turns
 from diptych.engine.models.matrix import Matrix
@@ -108,6 +109,6 @@ class KimiDeltaBlock:
         normed = read * read.pow(2).mean(-1, keepdim=True).add_(self.norm_eps).rsqrt_()
         return normed.mul_(self.norm.float()).mul_(logistic(gates.float())).flatten(1)
 
-    def project_out(self, buffers: Buffers) -> None:
+    def project_out(self, buffers: Buffers) -> Found:
         self.o.multiply(buffers.mixed, buffers.delta)
-        self.ops.all_reduce(buffers.delta)
+        return SUMMANDS

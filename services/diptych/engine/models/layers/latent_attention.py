@@ -17,6 +17,7 @@ from diptych.architectures.config import Latent, ModelConfig
 from diptych.engine.models.layers.attention import in_halves
 from diptych.engine.models.layers.buffers import Buffers
 from diptych.engine.models.layers.index_block import IndexBlock
+from diptych.engine.models.layers.layer_communicator import SUMMANDS, Found
 from diptych.engine.models.matrix import HeadMatrices, Matrix, TorchHeadMatrices
 from diptych.engine.models.ops import Ops
 from diptych.engine.models.weights import Weights
@@ -154,12 +155,12 @@ class LatentAttentionBlock:
             self.kept.put(x, states[:, -1])
         return queries[..., :nope_dim]
 
-    def project_out(self, buffers: Buffers) -> None:
+    def project_out(self, buffers: Buffers) -> Found:
         attended = buffers.attended.view(len(buffers.attended), -1, self.latent.rank)
         values = attended.new_empty(*attended.shape[:2], self.latent.value_dim)
         self.values.multiply(attended, values)
         self.o.multiply(values.flatten(1), buffers.delta)
-        self.ops.all_reduce(buffers.delta)
+        return SUMMANDS
 
     def decompressed(self) -> DecompressedBlock | None:
         """Return the same layer with keys and values made; None where its matrices can't make them."""
@@ -187,9 +188,9 @@ class DecompressedBlock:
         nope = self.absorbed.project_turning(buffers)
         self.absorbed.states(buffers)[:, :-1, : nope.shape[2]] = nope
 
-    def project_out(self, buffers: Buffers) -> None:
+    def project_out(self, buffers: Buffers) -> Found:
         self.absorbed.o.multiply(self.attended(buffers).flatten(1), buffers.delta)
-        self.absorbed.ops.all_reduce(buffers.delta)
+        return SUMMANDS
 
     def attended(self, buffers: Buffers) -> Tensor:
         """Return what attention writes, `[num_tokens, num_heads, value_dim]`, in memory that was made for latents."""

@@ -12,6 +12,7 @@ from diptych.architectures.recurrent import Mamba2
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.models.delta_rule import silu
 from diptych.engine.models.layers.buffers import Buffers
+from diptych.engine.models.layers.layer_communicator import SUMMANDS, Found
 from diptych.engine.models.layers.mamba2_scan import Heads
 from diptych.engine.models.layers.turns import take_turns
 from diptych.engine.models.matrix import Matrix
@@ -94,9 +95,9 @@ class Mamba2Block:
         scales = gated.pow(2).mean(-1, keepdim=True).add_(self.norm_eps).rsqrt_()
         return gated.mul_(scales).flatten(1).mul_(self.norm.float())
 
-    def project_out(self, buffers: Buffers) -> None:
+    def project_out(self, buffers: Buffers) -> Found:
         self.o.multiply(buffers.mixed, buffers.delta)
-        self.ops.all_reduce(buffers.delta)
+        return SUMMANDS
 
 
 def _by_groups(channels: Tensor, mixer: Mamba2) -> Tensor:

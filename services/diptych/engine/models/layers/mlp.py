@@ -7,6 +7,7 @@ from typing import Protocol
 
 from diptych.architectures.config import ModelConfig
 from diptych.engine.models.layers.buffers import Buffers
+from diptych.engine.models.layers.layer_communicator import SUMMANDS, Found
 from diptych.engine.models.matrix import Matrix
 from diptych.engine.models.ops import Gated, Ops
 from diptych.engine.models.weights import Weights
@@ -15,8 +16,8 @@ from diptych.engine.models.weights import Weights
 class FeedForward(Protocol):
     """What follows attention in a layer."""
 
-    def forward(self, buffers: Buffers) -> None:
-        """`normed` -> `delta`."""
+    def forward(self, buffers: Buffers) -> Found:
+        """`normed`, which may be overwritten, -> `delta`."""
         ...
 
 
@@ -33,7 +34,7 @@ class Mlp:
         gated = ops.gated(weights.matrix(f"{layer}.gate_up"), config.activation)
         return Mlp(ops, gated, weights.matrix(f"{layer}.down"))
 
-    def forward(self, buffers: Buffers) -> None:
+    def forward(self, buffers: Buffers) -> Found:
         self.gated.forward(buffers.normed, buffers.gate_up, buffers.activated)
         self.down.multiply(buffers.activated, buffers.delta)
-        self.ops.all_reduce(buffers.delta)
+        return SUMMANDS

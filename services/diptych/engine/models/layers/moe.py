@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from diptych.architectures.config import ModelConfig, Moe, inner_size
 from diptych.engine.models.layers.buffers import Buffers
+from diptych.engine.models.layers.layer_communicator import SUMMANDS, Found, Layout
 from diptych.engine.models.layers.routing import logistic, route
 from diptych.engine.models.matrix import Matrix
 from diptych.engine.models.ops import Experts, Gated, Ops, activate_of
@@ -67,6 +69,39 @@ class NarrowExperts:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnExperts:
+    """Those that this rank has whole (expert parallel). It sees all tokens; what others' experts return, others add.
+
+    So no token is sent anywhere: where ranks share attention, each has every token already, and the sum over the ranks
+    is the one that there is anyway.
+    """
+
+    experts: Experts
+    own: range
+
+    def forward(self, x: Tensor, chosen: Tensor, shares: Tensor, out: Tensor) -> None:
+        is_ours = (chosen >= self.own.start) & (chosen < self.own.stop)
+        own = torch.where(is_ours, chosen - self.own.start, len(self.own))
+        self.experts.forward(x, own, shares.where(is_ours, 0), out)
+
+
+def new_experts(
+    config: ModelConfig, moe: Moe, weights: Weights, ops: Ops, layer: int, bias: str | None = None
+) -> Experts:
+    """Build a layer's, or those of them that this rank has; `bias` names what is added to their first product."""
+    names = expert_names(layer, moe.own or range(moe.num_experts))
+    gate_up, down = ([weights.matrix(f"{name}.{part}") for name in names] for part in ("gate_up", "down"))
+    sizes, activate = (inner_size(config.activation, moe.ffn_size), moe.ffn_size), activate_of(ops, config.activation)
+    experts = ops.experts(gate_up, down, sizes, activate, None if bias is None else _stacked(weights, names, bias))
+    return experts if moe.own is None else OwnExperts(experts, moe.own)
+
+
+def expert_names(layer: int, numbers: range) -> list[str]:
+    """Return how the targets of such experts begin."""
+    return [f"{layer}.experts.{i}" for i in numbers]
+
+
+@dataclass(frozen=True, slots=True)
 class MoeBlock:
     """`FeedForward` by experts."""
 
@@ -82,19 +117,18 @@ class MoeBlock:
     @staticmethod
     def build(config: ModelConfig, weights: Weights, ops: Ops, layer: int) -> MoeBlock:
         assert config.moe is not None
-        names = [f"{layer}.experts.{i}" for i in range(config.moe.num_experts)]
         return MoeBlock(
             ops=ops,
             router=weights.matrix(f"{layer}.router"),
             router_bias=weights.vector(f"{layer}.router_bias"),
             choice_bias=weights.vector(f"{layer}.choice_bias"),
-            experts=_experts(config, config.moe, weights, ops, layer, names),
-            down_bias=_stacked(weights, names, "down_bias"),
+            experts=_experts(config, config.moe, weights, ops, layer),
+            down_bias=_stacked(weights, expert_names(layer, range(config.moe.num_experts)), "down_bias"),
             shared=SharedExpert.build(config, weights, ops, layer),
             moe=config.moe,
         )
 
-    def forward(self, buffers: Buffers) -> None:
+    def forward(self, buffers: Buffers) -> Found:
         x = buffers.normed
         wide = x.float() if self.moe.is_routed_wide else x
         logits = wide.new_empty(len(x), self.moe.num_experts)
@@ -108,15 +142,13 @@ class MoeBlock:
         self.experts.forward(given, chosen, counted, buffers.delta)
         if self.shared is not None:
             self.shared.add(x, buffers.delta)
-        self.ops.all_reduce(buffers.delta)
-        if self.down_bias is not None:
-            _add_biases(self.down_bias, chosen, shares, buffers.delta)
+        if self.down_bias is None:
+            return SUMMANDS
+        return Found(Layout.SUMMANDS, partial(_add_biases, self.down_bias, chosen, shares))
 
 
-def _experts(config: ModelConfig, moe: Moe, weights: Weights, ops: Ops, layer: int, names: list[str]) -> Experts:
-    gate_up, down = ([weights.matrix(f"{name}.{part}") for name in names] for part in ("gate_up", "down"))
-    sizes, activate = (inner_size(config.activation, moe.ffn_size), moe.ffn_size), activate_of(ops, config.activation)
-    experts = ops.experts(gate_up, down, sizes, activate, _stacked(weights, names, "gate_up_bias"))
+def _experts(config: ModelConfig, moe: Moe, weights: Weights, ops: Ops, layer: int) -> Experts:
+    experts = new_experts(config, moe, weights, ops, layer, "gate_up_bias")
     if not moe.latent_size:
         return experts
     narrow, widen = weights.matrix(f"{layer}.latent_in"), weights.matrix(f"{layer}.latent_out")
@@ -129,7 +161,7 @@ def _stacked(weights: Weights, names: list[str], part: str) -> Tensor | None:
     return torch.stack(vectors) if vectors else None
 
 
-def _add_biases(bias: Tensor, chosen: Tensor, shares: Tensor, out: Tensor) -> None:
-    """Add to each token's row the biases of its experts, by their shares: once for all ranks."""
+def _add_biases(bias: Tensor, chosen: Tensor, shares: Tensor, out: Tensor, rows: slice) -> None:
+    """Add to the tokens `rows` the biases of their experts, by their shares: once for all ranks."""
     for choice in range(chosen.shape[1]):
-        out.add_(bias[chosen[:, choice]].mul_(shares[:, choice, None]))
+        out.add_(bias[chosen[rows, choice]].mul_(shares[rows, choice, None]))

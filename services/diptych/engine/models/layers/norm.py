@@ -24,6 +24,10 @@ class Norm(Protocol):
         """Add `delta` to `x` in place, and norm the sum to `out`."""
         ...
 
+    def add_sum(self, x: Tensor, delta: Tensor, out: Tensor) -> bool:
+        """The same with the sum of all ranks' `delta`, in one call; return False, and do nothing, if that can't be."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class RmsNorm:
@@ -39,6 +43,9 @@ class RmsNorm:
     def add(self, x: Tensor, delta: Tensor, out: Tensor) -> None:
         self.ops.add_rms_norm(x, delta, self.weight, self.eps, out)
 
+    def add_sum(self, x: Tensor, delta: Tensor, out: Tensor) -> bool:
+        return self.ops.ranks.all_reduce_add_rms_norm(x, delta, self.weight, self.eps, out)
+
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm:
@@ -53,6 +60,9 @@ class LayerNorm:
 
     def add(self, x: Tensor, delta: Tensor, out: Tensor) -> None:
         self.apply(x.add_(delta), out)
+
+    def add_sum(self, x: Tensor, delta: Tensor, out: Tensor) -> bool:
+        return False
 
 
 def new_norm(config: ModelConfig, weights: Weights, ops: Ops, name: str) -> Norm:

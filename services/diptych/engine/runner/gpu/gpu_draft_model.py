@@ -45,12 +45,24 @@ class GpuDraftModel:
         with torch.inference_mode():
             for step in batch.catching_up():
                 self._runner.logits(known(step, self._model))
-        guessed = [self._guess(known(batch.step(place), self._model)) for place in range(batch.most)]
+        guessed = [self._guess(self._step(batch, place)) for place in range(batch.most)]
         token_ids, begin = torch.cat(guessed).cpu().numpy(), 0
         for place, each in enumerate(guessed):
             found[: len(each), place] = token_ids[begin : begin + len(each)]
             begin += len(each)
         return found
+
+    def row(self, slot: int) -> bytes:
+        """See `DraftModel.row`."""
+        return b""
+
+    def put_row(self, slot: int, row: bytes) -> None:
+        """See `DraftModel.put_row`."""
+        return
+
+    def _step(self, batch: DraftBatch, place: int) -> ForwardBatch:
+        """Return the pass that guesses the token in `place`."""
+        return known(batch.step(place), self._model)
 
     def _guess(self, step: ForwardBatch) -> Tensor:
         """Queue a pass; return its likeliest tokens to be. Other ranks get those of rank 0 with the next one."""

@@ -10,7 +10,8 @@ some, every rank sees in the batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
@@ -34,6 +35,7 @@ from diptych.engine.values.batch import (
     StepResult,
     WaitForResult,
 )
+from diptych.engine.weights.memory import WeightMemory
 
 
 class Recorded(NamedTuple):
@@ -86,19 +88,26 @@ class GpuRunner:
 
         `layer_listener` is asked before each step who is to hear that the kernels of a layer are queued.
         """
-        self._model = model
+        self.model = model
+        self._memory: WeightMemory | None = None
         self._inputs = inputs
         self._launch_sampling = launch_sampling
         self._newest = newest
         self.recorded = recorded
         self.recorded_with_adapters = with_adapters
-        self._layer_listener = layer_listener
+        self.layer_listener = layer_listener
         self.draft_model: DraftModel | None = draft_model
         self._follower = draft_model
 
     @property
     def loras(self) -> Loras:
-        return self._model.loras
+        return self.model.loras
+
+    def memory(self) -> WeightMemory:
+        """In any thread. It is the same at all times, and found when it is asked for first."""
+        if self._memory is None:
+            self._memory = self.model.memory()
+        return self._memory
 
     @property
     def graph_use(self) -> GraphUse:
@@ -128,12 +137,12 @@ class GpuRunner:
         batch = single_rows(batch)
         with torch.inference_mode():
             self.loras.change()
-            if self._model.communicator is not None and (batch.input_ids < 0).any():
-                self._model.communicator.broadcast(self._newest)
+            if self.model.communicator is not None and (batch.input_ids < 0).any():
+                self.model.communicator.broadcast(self._newest)
             logits = self._between_states(batch)
             self.loras.end(batch.adapters)
             if self._follower is not None and batch.is_followed:
-                self._follower.follow(batch, self._newest, self._layer_listener())
+                self._follower.follow(batch, self._newest, self.layer_listener())
             return logits
 
     def sample(self, batch: ForwardBatch, logits: Tensor, sampling: SamplingBatch) -> WaitForResult:
@@ -149,7 +158,7 @@ class GpuRunner:
 
     def _between_states(self, batch: ForwardBatch) -> Tensor:
         """Queue the step, and the copies of its states before and behind it."""
-        states = self._model.states
+        states = self.model.states
         if states is None:
             return self._queue(batch)
         batch = states.before(batch)
@@ -168,8 +177,8 @@ class GpuRunner:
     def _launch(self, batch: ForwardBatch) -> Tensor:
         """Queue kernel by kernel."""
         staged = self._inputs.stage(batch)
-        self._model.attention.init_forward_metadata(staged)
-        return self._forward(staged, self._layer_listener())[: len(logits_rows(batch))]
+        self.model.attention.init_forward_metadata(staged)
+        return self._forward(staged, self.layer_listener())[: len(logits_rows(batch))]
 
     def _replay(self, batch: ForwardBatch, rung: int, graphs: Graphs) -> Tensor:
         """Queue a graph, capturing it first where there is none of this size."""
@@ -177,7 +186,7 @@ class GpuRunner:
             self._capture(batch, rung, graphs)
         staged = self._inputs.stage_padded(batch, rung)
         self.loras.begin_staged(staged.adapters, staged.late_adapters)
-        self._model.attention.replay_metadata(staged)
+        self.model.attention.replay_metadata(staged)
         logits = graphs.replay(rung)
         self._report_layers()
         return logits[: batch.batch_size]
@@ -187,28 +196,41 @@ class GpuRunner:
         staged = self._inputs.stage_padded(batch, rung)
         if staged.state_slots is not None:
             staged.state_slots.fill_(NO_SLOT)
-        self._model.attention.capture_metadata(staged)
-        graphs.capture(rung, lambda: self._forward(staged, None))
+        self.model.attention.capture_metadata(staged)
+        with self._rows_unchanged(rung):
+            graphs.capture(rung, lambda: self._forward(staged, None))
 
     def _replay_pieces(self, batch: ForwardBatch, rung: int, pieces: PieceGraphs) -> Tensor:
         """Queue a graph between each two layers' attention, capturing them first where there are none of this size."""
         staged = self._inputs.stage_filled_up(batch, rung)
-        self._model.attention.init_forward_metadata(staged)
+        self.model.attention.init_forward_metadata(staged)
         if rung not in pieces:
-            pieces.record(rung, lambda recording: self._forward(_of_nobody(staged), None, recording))
-        return self._forward(staged, self._layer_listener(), pieces.replayed(rung))[: len(logits_rows(batch))]
+            with self._rows_unchanged(rung):
+                pieces.record(rung, lambda recording: self._forward(_of_nobody(staged), None, recording))
+        return self._forward(staged, self.layer_listener(), pieces.replayed(rung))[: len(logits_rows(batch))]
+
+    @contextmanager
+    def _rows_unchanged(self, num_tokens: int) -> Iterator[None]:
+        """Have hidden rows as they were afterwards: what is captured reads them once more when it is replayed."""
+        if self.model.rows is None:
+            yield
+            return
+        rows = self.model.rows.of_step(num_tokens)
+        before = rows.clone()
+        yield
+        rows.copy_(before)
 
     def _forward(self, staged: StagedBatch, on_layer: OnLayer | None, pieces: Pieces | None = None) -> Tensor:
         self.loras.begin_staged(staged.adapters, staged.late_adapters)
         run = at_once if pieces is None else pieces.run
         input_ids = run(lambda: filled_in(staged.input_ids, self._newest))
-        return self._model.forward(replace(staged, input_ids=input_ids), on_layer, pieces)
+        return self.model.forward(replace(staged, input_ids=input_ids), on_layer, pieces)
 
     def _report_layers(self) -> None:
         """All layers of a replay are queued at once."""
-        on_layer = self._layer_listener()
+        on_layer = self.layer_listener()
         if on_layer is not None:
-            for layer in range(self._model.config.num_layers):
+            for layer in range(self.model.config.num_layers):
                 on_layer(layer)
 
 

@@ -16,11 +16,12 @@ from diptych.engine.values.batch import ForwardBatch, WindowGroups
 from diptych.kernels.row_groups import RowGroups, row_groups
 from diptych.kernels.token_tiles import I32, TokenTiles, tile_tokens
 
-NUM_ARRAYS: Final = 16
+NUM_ARRAYS: Final = 17
 NO_STATES: Final = np.zeros(0, np.int64)
 NO_ADAPTERS: Final = (np.zeros(0, np.int32), np.zeros(0, np.int32))
 NO_GROUPS: Final = NO_ADAPTERS
 NO_ROWS: Final = 0
+NONE_JOINED: Final = np.zeros(0, np.int64)
 NO_WINDOWS: Final = WindowGroups(np.zeros((0, 0, 0), np.int32), np.zeros((0, 0), np.int64))
 
 
@@ -54,7 +55,7 @@ class StepLimits:
         """The bytes of a step's arrays."""
         num_tokens, num_groups = self.max_step_tokens + self.max_samples, 1 + self.num_window_groups
         of_adapters = 2 * (4 + 12) if self.max_loras else 0  # all tokens and the late ones, and their tiles
-        per_token = (3 + num_groups) * 8 + of_adapters  # ids, positions, rows; slots
+        per_token = (4 + num_groups) * 8 + of_adapters  # ids, positions, rows, places of rows before; slots
         of_rows = 2 if self.max_drafts else 0  # where they begin that attend together, and their numbers
         per_request = (2 + of_rows + num_groups * self.max_pages) * 4 + 8  # lengths, starts; pages; states
         return num_tokens * per_token + (self.max_samples + 1) * per_request + NUM_ARRAYS * ALIGNMENT
@@ -103,8 +104,10 @@ class StepInputs:
         windows = batch.window_groups or NO_WINDOWS
         late_rows = self._late_rows(batch)
         of_all, of_late = self._adapters(batch, len(input_ids), len(late_rows))
+        joined = NONE_JOINED if batch.rows_before is None else fill_up(batch.rows_before, len(input_ids))
         arrays: list[Array] = [
             input_ids,
+            joined,
             *of_all,  # which are read at one address, too
             batch.positions,
             batch.out_slots,
@@ -119,9 +122,11 @@ class StepInputs:
             windows.page_tables,
         ]
         uploaded = self._staging.upload(arrays)
-        ids, tokens, token_tiles, positions, slots, rows, lens, starts = uploaded[:8]
-        firsts, counts, states, window_slots, late, late_tiles, table, tables = uploaded[8:]
+        ids, before, tokens, token_tiles, positions, slots, rows, lens, starts = uploaded[:9]
+        firsts, counts, states, window_slots, late, late_tiles, table, tables = uploaded[9:]
         staged = StagedBatch(batch, ids, positions, slots, table, lens, starts, rows)
+        if batch.rows_before is not None:
+            staged = replace(staged, rows_before=before)
         if self._rows_together:
             staged = replace(staged, row_groups=RowGroups(firsts, counts))
         if batch.adapters is not None:

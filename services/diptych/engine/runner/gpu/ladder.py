@@ -80,6 +80,7 @@ def pad(batch: ForwardBatch, size: int) -> ForwardBatch:
         adapters=None if batch.adapters is None else _pad(batch.adapters, missing, NO_SLOT),
         window_groups=batch.window_groups and _padded(batch.window_groups, missing),
         row_lens=None if batch.row_lens is None else _pad(batch.row_lens, missing, 1),
+        rows_before=None if batch.rows_before is None else _pad(batch.rows_before, missing, 0),
     )
 
 

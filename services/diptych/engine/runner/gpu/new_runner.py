@@ -8,8 +8,10 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from diptych.engine.runner.gpu.bus import Bus
+from diptych.engine.pooling.pooler import Pooler
+from diptych.engine.runner.gpu.bus import Bus, CopyEngines
 from diptych.engine.runner.gpu.gpu_draft_model import GpuDraftModel
+from diptych.engine.runner.gpu.gpu_next_layer import GpuNextLayer
 from diptych.engine.runner.gpu.gpu_runner import Follower, GpuRunner, LaunchSampling, Recorded, Sampled
 from diptych.engine.runner.gpu.graphs import CudaCapture, Graphs
 from diptych.engine.runner.gpu.inputs import StepInputs, StepLimits
@@ -18,7 +20,7 @@ from diptych.engine.runner.gpu.piece_graphs import PieceGraphs
 from diptych.engine.runner.gpu.staging import Staging
 from diptych.engine.runner.kv_pool import DTYPES
 from diptych.engine.runner.loaded_model import LoadedModel
-from diptych.engine.runner.sampling.gpu_sampler import GpuSampler
+from diptych.engine.runner.sampling.gpu_sampler import GpuSampler, pooled_result
 from diptych.engine.values.batch import ForwardBatch, OnLayer, SamplingBatch
 from diptych.kernels.gpu.attention.decode_attention import rows_together
 
@@ -37,8 +39,21 @@ def new_runner(
     with torch.inference_mode():
         sampler = GpuSampler(device, model.config.vocab_size, limits.max_samples, bus)
         sampler.warm_up(DTYPES[model.options.dtype])
-        draft = None if model.draft is None else GpuDraftModel(model.draft, partial(new, model.draft, _none_sampled))
-        return new(model, sampler.queue, layer_listener, draft)
+        launch = sampler.queue if model.pooler is None else _pooling(model.pooler, bus or CopyEngines())
+        return new(model, launch, layer_listener, _new_follower(model.draft, new, limits))
+
+
+def _pooling(pooler: Pooler, bus: Bus) -> LaunchSampling:
+    """Return what makes vectors of a step, where no token is chosen."""
+    return lambda batch, hidden, sampling: pooled_result(pooler.vectors(hidden, batch), bus)
+
+
+def _new_follower(draft: LoadedModel | None, new: Callable[..., GpuRunner], limits: StepLimits) -> Follower | None:
+    """Return who computes steps behind the model that `draft` guesses for; None: nobody guesses."""
+    if draft is None:
+        return None
+    beside = partial(new, draft, _none_sampled)
+    return GpuNextLayer(draft, beside, limits) if draft.config.joins_rows else GpuDraftModel(draft, beside)
 
 
 def _runner(
@@ -55,7 +70,7 @@ def _runner(
     """Return what runs one model. That which guesses computes the same steps, so within the same limits."""
     rungs = ladder(limits.max_samples) if with_graphs and model.attention.is_recordable else ()
     token_rungs = token_ladder(limits.most_graph_tokens) if with_graphs and model.only_queues else ()
-    capture, new_buffers = CudaCapture(device), cache(lambda num_tokens: model.decoder.new_buffers(num_tokens, device))
+    capture, new_buffers = CudaCapture(device), cache(lambda num_tokens: model.new_buffers(num_tokens, device))
 
     def nothing_recorded() -> Recorded:
         return Recorded(Graphs(rungs, capture), PieceGraphs(token_rungs, capture, new_buffers))

@@ -15,10 +15,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from diptych.common.arrays import F32
 from diptych.engine.runner.gpu.bus import Bus, CopyEngines
 from diptych.engine.runner.gpu.staging import pack, place
+from diptych.engine.runner.sampling.sampler import flat_label_logprobs
 from diptych.engine.runner.sampling.uniforms import uniforms
 from diptych.engine.values.batch import (
+    NO_TOKEN,
     Bias,
     ForwardBatch,
     Penalties,
@@ -66,6 +69,8 @@ class DeviceResult:
     prompt_logprobs: DeviceLogprobs | None
     bus: Bus
     inputs: Sequence[Tensor]  # pinned memory that is read before the result is there, kept until then
+    vectors: Tensor | None = None  # float32, sample after sample
+    vector_lens: Sequence[int] = ()  # [num_samples]
 
     def start_copy(self) -> WaitForResult:
         """Queue the copy to the host on the current stream; return what waits for it."""
@@ -73,12 +78,23 @@ class DeviceResult:
             _to_host(self.token_ids, self.bus).numpy(),
             None if self.logprobs is None else self.logprobs.to_host(self.bus),
             None if self.prompt_logprobs is None else self.prompt_logprobs.to_host(self.bus),
+            None if self.vectors is None else self._cut(_to_host(self.vectors, self.bus)),
         )
         if self.token_ids.device.type == "cpu":
             return lambda: result
         is_over = torch.cuda.Event()
         is_over.record()
         return partial(_wait, is_over, result, self.inputs)
+
+    def _cut(self, vectors: Tensor) -> list[F32]:
+        return list(map(Tensor.numpy, torch.split(vectors, list(self.vector_lens))))
+
+
+def pooled_result(vectors: Tensor, bus: Bus) -> DeviceResult:
+    """Return the vectors `[num_samples, size]` that a model has made in place of text."""
+    is_good = vectors.isfinite().all(dim=-1)
+    token_ids = torch.zeros_like(is_good, dtype=torch.int64).masked_fill_(~is_good, NO_TOKEN)
+    return DeviceResult(token_ids, None, None, bus, (), vectors.flatten(), [vectors.shape[1]] * len(vectors))
 
 
 def _wait(is_over: torch.cuda.Event, result: StepResult, inputs: Sequence[Tensor]) -> StepResult:
@@ -180,7 +196,12 @@ class GpuSampler:
 
     def queue(self, batch: ForwardBatch, logits: Tensor, sampling: SamplingBatch) -> DeviceResult:
         """Queue the choice of a batch's tokens. `logits`, of its samples and its prompt rows, may be overwritten."""
-        return self.launch(logits, stage(sampling, self._device, self._bus), batch.prompt_rows)
+        labels, num_samples = sampling.labels, len(sampling.temperature)
+        found = None if labels is None else flat_label_logprobs(logits[:num_samples], labels)  # before logits change
+        result = self.launch(logits, stage(sampling, self._device, self._bus), batch.prompt_rows)
+        if labels is None:
+            return result
+        return replace(result, vectors=found, vector_lens=np.bincount(labels.rows, minlength=num_samples).tolist())
 
     def launch(self, logits: Tensor, staged: StagedSampling, prompt_rows: PromptRows | None) -> DeviceResult:
         """As `queue`, of what is on the device."""

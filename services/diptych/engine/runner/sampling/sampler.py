@@ -14,8 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from diptych.common.arrays import I32, I64
-from diptych.engine.values.batch import Bias, Penalties, PromptRows, SamplingBatch, StepResult
+from diptych.common.arrays import F32, I32, I64
+from diptych.engine.values.batch import Bias, Labels, Penalties, PromptRows, SamplingBatch, StepResult
 from diptych.generation.logprobs import LogprobsBatch
 
 Forbid = Callable[[Tensor, I32], None]
@@ -48,12 +48,26 @@ def sample_step(
     """Return the result of a step. `logits`, of the samples and then of the prompt rows, may be overwritten."""
     num_samples = len(sampling.temperature)
     own = logits[:num_samples]
+    of_labels = None if sampling.labels is None else label_logprobs(own, sampling.labels)  # before logits change
     token_ids = sampler.choose(adjust(own, sampling, sampler.forbid), sampling)
     return StepResult(
         token_ids,
         None if sampling.num_top is None else _logprobs(sampler, own, token_ids, sampling.num_top),
         None if prompt_rows is None else _prompt_logprobs(sampler, logits[num_samples:], prompt_rows),
+        of_labels,
     )
+
+
+def label_logprobs(logits: Tensor, labels: Labels) -> list[F32]:
+    """Return the log-probabilities of each row's labels, float32; of a row without any: none."""
+    lens = np.bincount(labels.rows, minlength=len(logits))
+    return np.split(flat_label_logprobs(logits, labels).numpy(), np.cumsum(lens)[:-1])
+
+
+def flat_label_logprobs(logits: Tensor, labels: Labels) -> Tensor:
+    """Return the same on the device of the logits, row after row."""
+    rows, token_ids = _beside(logits, labels.rows), _beside(logits, labels.token_ids)
+    return logits[rows, token_ids].float() - logits.float().logsumexp(dim=-1)[rows]
 
 
 def _prompt_logprobs(sampler: Sampler, logits: Tensor, rows: PromptRows) -> LogprobsBatch:

@@ -15,8 +15,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
-from diptych.common.errors import DeadlineExceeded, DiptychError, InvalidRequest, NotFound, Overloaded, Unavailable
+from diptych.common.errors import (
+    Conflict,
+    DeadlineExceeded,
+    DiptychError,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    Unavailable,
+)
 from diptych.router.errors import (
+    Aborted,
     BodyTooSlow,
     ContextLengthExceeded,
     ModelNotFound,
@@ -77,9 +86,11 @@ _WORDS: Final[Mapping[type[DiptychError], tuple[str, str | None]]] = {
     InvalidRequest: ("invalid_request_error", None),
     ModelNotFound: ("invalid_request_error", "model_not_found"),
     NotFound: ("invalid_request_error", "not_found"),
+    Conflict: ("invalid_request_error", "conflict"),
     Overloaded: ("rate_limit_error", "rate_limit_exceeded"),
     Unavailable: ("server_error", "unavailable"),
     DeadlineExceeded: ("server_error", "deadline_exceeded"),
+    Aborted: ("invalid_request_error", "request_aborted"),
     DiptychError: ("server_error", "internal_error"),
 }
 
@@ -94,6 +105,7 @@ _KINDS: Final[Mapping[int, str]] = {  # Anthropic's, by status
     413: "request_too_large",
     415: "invalid_request_error",
     429: "rate_limit_error",
+    499: "invalid_request_error",
     503: "overloaded_error",
     504: "timeout_error",
 }

@@ -43,11 +43,14 @@ from diptych.router.http.operate.about import add_about, metrics_route
 from diptych.router.http.operate.adapters import add_adapters
 from diptych.router.http.operate.admin import admin_app
 from diptych.router.http.operate.openapi import openapi_json
+from diptych.router.http.operate.server_tools import add_server_tools, add_sessions, operators_routes
+from diptych.router.http.vectors.routes import add_vectors
 from diptych.router.keys.caller import Callers
 from diptych.router.serve.pipeline import Pipeline
 from diptych.router.tracing.tracer import Tracer
 from diptych.router.workers.adapter_admin import AdapterAdmin
 from diptych.router.workers.fleet import Fleet
+from diptych.router.workers.reconciler import Reconciler
 
 logger = logging.getLogger(__name__)
 
@@ -71,10 +74,11 @@ def clients_app(
     budget: BodyBudget,
 ) -> ASGIApp:
     """Return the APIs; with `callers` they want a key."""
-    limits = BodyLimits(config.max_body_bytes, config.client_stall_s, config.request_timeout_s)
-    bodies = BodyReader(limits, budget)
+    bodies = _bodies(config, budget)
     exchange = Exchange(pipeline, bodies)
     app = _framework_app(pipeline, probes, exchange)
+    add_server_tools(app, pipeline, bodies, trust)
+    add_sessions(app, pipeline.sessions, bodies, config.workers)
     app.router.routes.append(metrics_route(pipeline.metrics if config.open_metrics else None))
     if config.runtime_lora:
         add_adapters(app, AdapterAdmin(fleet, trust, config.served_model_name), bodies)
@@ -83,10 +87,26 @@ def clients_app(
     return with_cors(with_keys(served, callers) if callers else served, config.cors_origins)
 
 
-def operators_app(trust: Trust, fleet: Fleet, pipeline: Pipeline, drain: Drainable, callers: Callers | None) -> ASGIApp:
+def operators_app(
+    config: RouterConfig,
+    trust: Trust,
+    fleet: Fleet,
+    pipeline: Pipeline,
+    drain: Drainable,
+    reconciler: Reconciler,
+    callers: Callers | None,
+    budget: BodyBudget,
+) -> ASGIApp:
     """Return what operators see and do; it wants their token, or a key where nobody has a token."""
-    app = admin_app(fleet, pipeline.explain, drain, trust, pipeline.metrics.refusals)
+    refusals = pipeline.metrics.refusals
+    tools = operators_routes(pipeline, fleet, _bodies(config, budget), trust, refusals)
+    app = admin_app(fleet, pipeline.explain, drain, reconciler, trust, refusals, tools)
     return with_keys(app, callers) if callers and trust == INSECURE else app  # clients reach the port, too
+
+
+def _bodies(config: RouterConfig, budget: BodyBudget) -> BodyReader:
+    limits = BodyLimits(config.max_body_bytes, config.client_stall_s, config.request_timeout_s)
+    return BodyReader(limits, budget)
 
 
 def _past_the_framework(app: ASGIApp, exchange: Exchange, apis: Mapping[str, Api]) -> ASGIApp:
@@ -114,6 +134,7 @@ def _framework_app(pipeline: Pipeline, probes: Probes, exchange: Exchange) -> Fa
     for api in APIS:  # POSTs were led past: what comes here has another method
         app.add_route(api.path, partial(exchange.answer, api), methods=["POST"])
     add_tokens(app, pipeline, exchange.bodies)
+    add_vectors(app, pipeline, exchange.bodies)
     add_models(app, pipeline)
     add_about(app, probes, [api.path for api in APIS])
     app.add_route("/openapi.json", _openapi, methods=["GET"])

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
+from urllib.parse import quote
 
 import orjson
 from starlette.requests import Request
@@ -40,6 +41,8 @@ EVENT_STREAM: Final = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would collect the events
 ]
+WEIGHTS_HEADER: Final = "x-diptych-weights-version"  # what the weights are called that made an answer, as in URLs
+COLD_HEADER: Final = "x-diptych-waited-for-workers-s"
 OUR_BUG: Final = "internal error; the router's log has the details"
 Headers: TypeAlias = Mapping[str, str]
 
@@ -77,6 +80,8 @@ class Answer(Response, ABC):
         try:
             async with self._pipeline.admit(self._request) as requests:
                 self._layout.prompts = _prompts(requests, self._request)
+                if cold_s := requests[0].cold_s:
+                    self._given_headers = {**self._given_headers, COLD_HEADER: f"{cold_s:.1f}"}
                 await self._respond(requests, send)
             return OK
         except DiptychError as error:
@@ -86,6 +91,11 @@ class Answer(Response, ABC):
             failure = InternalError(OUR_BUG)
         await self._fail(failure, scope, receive, send)
         return outcome_of(failure)
+
+    def _said_headers(self) -> Headers:
+        """Return those of an answer that has begun."""
+        version = self._request.served_by.weights_version
+        return {**self._given_headers, WEIGHTS_HEADER: quote(version, safe=" ")} if version else self._given_headers
 
     async def _fail(self, error: DiptychError, scope: Scope, receive: Receive, send: Send) -> None:
         response = error_response(error, self._api.path, self._given_headers)
@@ -106,7 +116,7 @@ class WholeAnswer(Answer):
 
     async def _send(self, body: bytes, send: Send) -> None:
         length = (b"content-length", str(len(body)).encode())
-        headers = [*_raw(self._given_headers), (b"content-type", b"application/json"), length]
+        headers = [*_raw(self._said_headers()), (b"content-type", b"application/json"), length]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
@@ -149,7 +159,7 @@ class StreamAnswer(Answer):
             return
         if not self._started:
             self._started = True
-            headers = [*_raw(self._given_headers), *EVENT_STREAM]
+            headers = [*_raw(self._said_headers()), *EVENT_STREAM]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": more})
 
@@ -170,7 +180,7 @@ class Exchange:
 
     async def answer(self, api: Api, request: Request) -> Response:
         trace, said = trace_of(request.scope), _headers(request.scope)
-        origin = Origin(request_id_of(said), said, caller_of(request), trace)
+        origin = Origin(request_id_of(said), said, caller_of(request), trace, self._pipeline.sessions)
         trace.note_origin(origin.request_id, origin.caller.name)
         headers = {HEADER: origin.request_id, api.id_header: origin.request_id}
         held = self.bodies.hold(origin.caller.name)

@@ -14,7 +14,7 @@ from diptych.common.errors import DiptychError
 from diptych.router.errors import PermissionDenied
 from diptych.router.http.exchange.answers import refusal
 from diptych.router.keys.caller import ANYBODY, SCHEME, Caller, Callers
-from diptych.router.workers.drain import ADMIN_PATHS
+from diptych.router.workers.drain import OPERATORS_PATHS
 
 OPEN_PATHS: Final = frozenset(
     {
@@ -22,7 +22,7 @@ OPEN_PATHS: Final = frozenset(
         *("/", "/version", "/metrics", "/openapi.json"),
     }
 )
-FOR_ADMINS: Final = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", ADMIN_PATHS)
+FOR_ADMINS: Final = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", *OPERATORS_PATHS)
 CALLER: Final = "diptych.caller"  # in the scope
 
 

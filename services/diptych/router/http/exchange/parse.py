@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
@@ -30,6 +30,7 @@ from diptych.router.http.openai.responses_layout import ResponseLayout
 from diptych.router.http.openai.responses_request import ResponsesRequest
 from diptych.router.keys.caller import Caller
 from diptych.router.tracing.record import Trace
+from diptych.router.values.kept_sessions import KeptSessions, Turn
 from diptych.router.values.request import ClientRequest, Prompt, ServedModel, routing_of
 from diptych.router.values.slo_tiers import wish_in
 
@@ -46,6 +47,7 @@ class Origin:
     headers: Mapping[str, str]
     caller: Caller
     trace: Trace
+    sessions: KeptSessions = field(default_factory=KeptSessions)
 
     def request(
         self,
@@ -73,6 +75,7 @@ class Origin:
             routing=routing_of(self.headers).in_group(fields.affinity),
             tool=fields.tool,
             trace=self.trace,
+            rids=[fields.rid] if fields.rid else (),
             **others,
         )
 
@@ -112,8 +115,17 @@ def parse_generate(body: bytes, origin: Origin, model: ServedModel) -> Parsed:
         seed=sampling.sampling_seed,
         num_choices=1 if sampling.n is None else sampling.n,
         predicted_text=fields.predicted_text,
+        turn=_turn(fields, origin),
     )
-    return request, GenerateLayout(origin.request_id, model.tokenizer.token_bytes, fields.style)
+    return request, GenerateLayout(fields.rid or origin.request_id, model.tokenizer.token_bytes, fields.style)
+
+
+def _turn(fields: GenerateRequest, origin: Origin) -> Turn | None:
+    """Return which turn of a session it is; None: of none. Raises `InvalidRequest`."""
+    follow = fields.follow
+    if follow is None:
+        return None
+    return origin.sessions.turn(origin.caller.name, follow, fields.rid or origin.request_id, time.monotonic())
 
 
 def parse_messages(body: bytes, origin: Origin, model: ServedModel) -> Parsed:

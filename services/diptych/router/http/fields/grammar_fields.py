@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field
 
 from diptych.common.errors import InvalidRequest
-from diptych.generation.grammar import Grammar, GrammarKind
+from diptych.generation.grammar import MAX_MARK_CHARS, Grammar, GrammarKind
 from diptych.router.http.fields.strict_model import GenerationBody, StrictModel
 
 
@@ -25,6 +25,7 @@ def _parsed(schema: object) -> object:
 
 Schema = Annotated[dict[str, Any], BeforeValidator(_parsed, json_schema_input_type=dict[str, Any] | str)]
 Choices = Annotated[list[str], Field(min_length=1)]
+MAX_TAGS: Final = 128  # parts of a structural tag, and triggers
 FormatKind = Literal["text", "json_object", "json_schema"]
 
 
@@ -37,13 +38,58 @@ class JsonSchemaFormat(StrictModel):
     strict: bool | None = None  # without effect: the output always matches
 
 
-class ResponseFormat(StrictModel):
-    """As in OpenAI's API."""
+Mark = Annotated[str, Field(min_length=1, max_length=MAX_MARK_CHARS)]
 
-    type: FormatKind
+
+class TaggedPart(StrictModel):
+    """A part of an output between its tags."""
+
+    begin: Mark  # with one of the triggers at its beginning
+    part_schema: Schema = Field(alias="schema")
+    end: Annotated[str, Field(max_length=MAX_MARK_CHARS)]
+
+
+class StructuralTag(StrictModel):
+    """Free text with tagged parts, as in SGLang's and vLLM's APIs."""
+
+    type: Literal["structural_tag"] | None = None
+    structures: Annotated[list[TaggedPart], Field(min_length=1, max_length=MAX_TAGS)]
+    triggers: Annotated[list[Mark], Field(min_length=1, max_length=MAX_TAGS)]
+
+    def grammar(self) -> Grammar:
+        parts = [{"begin": each.begin, "schema": each.part_schema, "end": each.end} for each in self.structures]
+        for part in parts:
+            if not any(str(part["begin"]).startswith(trigger) for trigger in self.triggers):
+                words = f"the beginning {part['begin']!r} of a structure begins with none of the triggers"
+                raise InvalidRequest(words, param="structural_tag")
+        text = json.dumps({"triggers": self.triggers, "structures": parts}, ensure_ascii=False)
+        return Grammar(GrammarKind.STRUCTURAL_TAG, text)
+
+
+Tagged = Annotated[StructuralTag, BeforeValidator(_parsed, json_schema_input_type=StructuralTag | str)]
+
+
+def tag_grammar(tag: StructuralTag | None) -> Grammar | None:
+    return None if tag is None else tag.grammar()
+
+
+class ResponseFormat(StrictModel):
+    """As in OpenAI's API; `structural_tag` as in SGLang's."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
+    structures: Annotated[list[TaggedPart], Field(min_length=1, max_length=MAX_TAGS)] | None = None
+    triggers: Annotated[list[Mark], Field(min_length=1, max_length=MAX_TAGS)] | None = None
 
     def grammar(self) -> Grammar | None:
+        if self.type == "structural_tag":
+            if self.structures is None or self.triggers is None:
+                words = "a response_format of type structural_tag needs structures and triggers"
+                raise InvalidRequest(words, param="response_format")
+            return StructuralTag(structures=self.structures, triggers=self.triggers).grammar()
+        if self.structures is not None or self.triggers is not None:
+            words = "structures and triggers belong to a response_format of type structural_tag"
+            raise InvalidRequest(words, param="response_format")
         schema = self.json_schema.json_schema if self.json_schema else None
         return grammar_of_format(self.type, schema, "response_format.json_schema")
 
@@ -68,6 +114,7 @@ class StructuredOutputs(StrictModel):
     grammar: str | None = None
     choice: Choices | None = None
     json_object: bool | None = None
+    structural_tag: Tagged | None = None
 
 
 class GrammarFields(GenerationBody):
@@ -107,6 +154,7 @@ class GrammarFields(GenerationBody):
             "structured_outputs.regex": text_grammar(GrammarKind.REGEX, wanted.regex),
             "structured_outputs.grammar": text_grammar(GrammarKind.EBNF, wanted.grammar),
             "structured_outputs.choice": _choice(wanted.choice),
+            "structured_outputs.structural_tag": tag_grammar(wanted.structural_tag),
             "structured_outputs.json_object": json_grammar({"type": "object"} if wanted.json_object else None),
         }
 

@@ -88,7 +88,6 @@ NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "return_hidden_states": (False,),
     "return_prompt_token_ids": (False,),
     "return_routed_experts": (False,),
-    "rid": (),
     "separate_reasoning": (True,),
     "session_params": (),
     "stream_interval": (),

@@ -53,7 +53,7 @@ TopK = Annotated[int, BeforeValidator(_off)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
 Token = Annotated[int, Field(ge=0, lt=2**32)]
 Milliseconds = Annotated[float, Field(gt=0, le=1000 * MAX_SLO_S)]
-Speculate = Literal["suffix", "ngram", "draft", "off"]
+Speculate = Literal["suffix", "ngram", "draft", "mtp", "off"]
 LogitBias = Annotated[
     dict[Token, float],
     BeforeValidator(_by_token),
@@ -96,6 +96,7 @@ class RequestFields(GenerationBody):
     slo: SloFields | None = None
     agent_hints: AgentHints | None = None
     nvext: VendorFields | None = None
+    rid: Annotated[str, Field(min_length=1, max_length=128)] | None = None  # by which it may be aborted, beside its id
 
     def check(self) -> None:
         super().check()

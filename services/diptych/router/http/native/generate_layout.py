@@ -38,6 +38,7 @@ class MetaInfo(Counts):
     id: str
     finish_reason: dict[str, Any] | None
     cached_tokens: NotRequired[int]
+    weight_version: NotRequired[str]
     accepted_prediction_tokens: NotRequired[int]
     rejected_prediction_tokens: NotRequired[int]
     diptych: NotRequired[dict[str, Any]]
@@ -66,6 +67,7 @@ class GenerateStyle:
     is_batch: bool = False  # the answer is a list
     is_incremental: bool = False  # an event of a stream has what is new
     logprobs_have_text: bool = True
+    prompt_start: int = 0  # of the prompt's log-probabilities: the token there has none, as in SGLang
 
 
 @dataclass(slots=True)
@@ -134,7 +136,7 @@ class GenerateLayout(Layout):
         if part.scores is not None:
             meta["output_token_logprobs"], meta["output_top_logprobs"] = self._logprobs(part.scores)
         if part.prompt is not None:
-            meta["input_token_logprobs"], meta["input_top_logprobs"] = self._logprobs(part.prompt)
+            meta["input_token_logprobs"], meta["input_top_logprobs"] = self._of_prompt(part.prompt)
         return {"index": index, "text": part.text, "output_ids": list(part.token_ids), "meta_info": meta}
 
     def _note_end(self, meta: MetaInfo, end: End) -> None:
@@ -142,6 +144,8 @@ class GenerateLayout(Layout):
         meta["prompt_tokens"] = end.usage.prompt_tokens
         meta["completion_tokens"] = end.usage.completion_tokens
         meta["cached_tokens"] = end.usage.cached_tokens
+        if end.weights_version:
+            meta["weight_version"] = end.weights_version
         if predicted := end.usage.predicted:
             meta["accepted_prediction_tokens"] = predicted.accepted
             meta["rejected_prediction_tokens"] = predicted.rejected
@@ -152,6 +156,13 @@ class GenerateLayout(Layout):
         if end.finish is Finish.LENGTH:
             return {"type": "length", "length": end.usage.completion_tokens}
         return {"type": end.finish.value, "matched": end.stop or end.stop_token}
+
+    def _of_prompt(self, scores: Scores) -> tuple[list[Triple], list[list[Triple] | None]]:
+        """From where the client wants them; the first of those follows nothing that it sees."""
+        triples, tops = self._logprobs(scores)
+        start = self._style.prompt_start
+        firsts: list[Triple] = [(None, *first[1:]) for first in triples[start : start + 1]]
+        return [*firsts, *triples[start + 1 :]], [*(None for _ in firsts), *tops[start + 1 :]]
 
     def _logprobs(self, scores: Scores) -> tuple[list[Triple], list[list[Triple] | None]]:
         """SGLang's triples, of tokens and of their alternatives. The first token of a prompt has none."""

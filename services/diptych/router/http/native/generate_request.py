@@ -10,10 +10,12 @@ from pydantic import Field
 from diptych.common.errors import InvalidRequest
 from diptych.generation.grammar import Grammar, GrammarKind
 from diptych.generation.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
-from diptych.router.http.fields.grammar_fields import Schema, json_grammar, text_grammar
+from diptych.router.http.fields.grammar_fields import Schema, Tagged, json_grammar, tag_grammar, text_grammar
 from diptych.router.http.fields.request_fields import ChoiceFields, RequestFields, Seed, Token, params_of
+from diptych.router.http.fields.strict_model import StrictModel
 from diptych.router.http.fields.text_parts import PredictionFields, predicted_text
 from diptych.router.http.native.generate_layout import GenerateStyle
+from diptych.router.values.kept_sessions import Follow
 from diptych.router.values.request import Prompt, TextPrompt, TokenPrompt
 
 MAX_PROMPTS = 128
@@ -31,6 +33,7 @@ class Sampling(ChoiceFields):
     json_schema: Schema | None = None
     regex: str | None = None
     ebnf: str | None = None
+    structural_tag: Tagged | None = None
 
     @property
     def output_limit(self) -> int:
@@ -51,11 +54,27 @@ class Sampling(ChoiceFields):
             json_grammar(self.json_schema),
             text_grammar(GrammarKind.REGEX, self.regex),
             text_grammar(GrammarKind.EBNF, self.ebnf),
+            tag_grammar(self.structural_tag),
         )
         given = [grammar for grammar in grammars if grammar is not None]
         if len(given) > 1:
-            raise InvalidRequest("give only one of json_schema, regex and ebnf", param="sampling_params")
+            raise InvalidRequest(
+                "give only one of json_schema, regex, ebnf and structural_tag", param="sampling_params"
+            )
         return given[0] if given else None
+
+
+class SessionParams(StrictModel):
+    """Which turn of a session it is, in SGLang's words. `None` is the same as absent."""
+
+    id: Annotated[str, Field(min_length=1, max_length=128)]
+    rid: Annotated[str, Field(max_length=128)] | None = None
+    offset: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    replace: bool | None = None
+    drop_previous_output: bool | None = None
+
+    def follow(self) -> Follow:
+        return Follow(self.id, self.rid or "", self.offset or 0, bool(self.replace), bool(self.drop_previous_output))
 
 
 class GenerateRequest(RequestFields):
@@ -67,10 +86,10 @@ class GenerateRequest(RequestFields):
     return_logprob: bool | None = None
     top_logprobs_num: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     return_text_in_logprobs: bool | None = None  # false: they have no text
-    logprob_start_len: Annotated[int, Field(ge=-1, le=0)] | None = None  # 0: of the prompt, too
+    logprob_start_len: Annotated[int, Field(ge=-1, lt=2**31)] | None = None  # from 0 on: of the prompt from there, too
     incremental_streaming_output: bool | None = None  # true: an event of a stream has what is new
-    rid: Annotated[str, Field(max_length=128)] | None = None  # without effect: see the header x-request-id
     lora_path: str | None = None  # an adapter's name
+    session_params: SessionParams | None = None  # the prompt is what follows a turn of a session
     prediction: PredictionFields | None = None  # of each output
 
     def check(self) -> None:
@@ -78,12 +97,22 @@ class GenerateRequest(RequestFields):
         self.sampling.refuse_unsupported("sampling_params.")
         if (self.text is None) == (self.input_ids is None):
             raise InvalidRequest("give either text or input_ids", param="text")
+        if self.session_params is not None and (self.is_batch or (self.sampling.n or 1) > 1):
+            raise InvalidRequest("a turn of a session has one prompt and one output", param="session_params")
         if self.scores_prompt and self.stream:
             raise InvalidRequest("logprob_start_len is not available in a stream", param="logprob_start_len")
 
     @property
     def model_name(self) -> str | None:
         return self.lora_path or self.model
+
+    @property
+    def affinity(self) -> str:
+        return self.session_params.id if self.session_params else ""
+
+    @property
+    def follow(self) -> Follow | None:
+        return self.session_params.follow() if self.session_params else None
 
     @property
     def sampling(self) -> Sampling:
@@ -98,11 +127,12 @@ class GenerateRequest(RequestFields):
     @property
     def style(self) -> GenerateStyle:
         is_incremental = bool(self.incremental_streaming_output)
-        return GenerateStyle(self.is_batch, is_incremental, self.return_text_in_logprobs is not False)
+        has_text, start = self.return_text_in_logprobs is not False, max(0, self.logprob_start_len or 0)
+        return GenerateStyle(self.is_batch, is_incremental, has_text, start)
 
     @property
     def scores_prompt(self) -> bool:
-        return bool(self.return_logprob) and self.logprob_start_len == 0
+        return bool(self.return_logprob) and self.logprob_start_len not in (None, -1)
 
     @property
     def predicted_text(self) -> str:
@@ -110,7 +140,8 @@ class GenerateRequest(RequestFields):
 
     def prompts(self) -> Sequence[Prompt]:
         if self.text is not None:
-            return [TextPrompt(text) for text in ([self.text] if isinstance(self.text, str) else self.text)]
+            begins = self.follow is None or not self.follow.rid  # else it stands in the middle of a text
+            return [TextPrompt(text, begins) for text in ([self.text] if isinstance(self.text, str) else self.text)]
         ids: Any = self.input_ids
         return [TokenPrompt(each) for each in (ids if self.is_batch else [ids])]
 

@@ -25,6 +25,7 @@ class Model(TypedDict):
     owned_by: str
     root: str
     context_len: int
+    purpose: Literal["generate", "embed", "classify"]  # text, or what /v1/embeddings or /classify want
     max_model_len: int  # the same, as vLLM's clients look for it
     parent: NotRequired[str]  # of an adapter
 
@@ -76,5 +77,6 @@ def _model(name: str, pipeline: Pipeline, created: int) -> Model:
         "owned_by": "diptych",
         "root": pipeline.model_ids[0],
         "context_len": context_len,
+        "purpose": "generate" if pipeline.model.pooling is None else pipeline.model.pooling.purpose,
         "max_model_len": context_len,
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, cast
 
 import orjson
@@ -10,10 +10,11 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 from typing_extensions import TypedDict
 
 from diptych.common.draining import Drainable, drain_route
-from diptych.common.errors import NotFound
+from diptych.common.errors import InvalidRequest, NotFound
 from diptych.common.members.roles import WorkerRole
 from diptych.common.refusals import Refusals
 from diptych.common.trust.operator_route import Answer, OperatorError, operator_route
@@ -22,10 +23,13 @@ from diptych.router.choose.explain import Explanation
 from diptych.router.http.exchange.timings import hex_id
 from diptych.router.workers.drain import DRAIN_PATH
 from diptych.router.workers.fleet import Fleet
+from diptych.router.workers.reconciler import Reconciler
 from diptych.router.workers.session import Session
 from diptych.router.workers.worker_view import WorkerLoad
 
 WORKERS_PATH: Final = "/admin/workers"
+DECLARED_PATH: Final = "/admin/declared"
+MAX_DECLARED_BYTES: Final = 64 << 10  # it is a part of each heartbeat
 EXPLAIN_PATH: Final = "/admin/explain/{request_id:path}"
 
 Explain = Callable[[str], Explanation | None]  # a request, by its id
@@ -66,6 +70,16 @@ class Worker(Load):
     is_cache_known: bool
 
 
+class Declared(TypedDict):
+    """What is declared, and what is not so yet."""
+
+    adapters: dict[str, str]
+    pools: dict[str, float]
+    log_level: str
+    problems: dict[str, str]
+    changes: list[str]  # that this call has made
+
+
 class WorkerList(TypedDict):
     """The answer of /admin/workers."""
 
@@ -74,8 +88,19 @@ class WorkerList(TypedDict):
     workers: list[Worker]
 
 
-def admin_app(fleet: Fleet, explain: Explain, drain: Drainable, trust: Trust, refusals: Refusals) -> Starlette:
-    """Return the application of operators: all paths want the token, and all that they say is JSON."""
+def admin_app(
+    fleet: Fleet,
+    explain: Explain,
+    drain: Drainable,
+    reconciler: Reconciler,
+    trust: Trust,
+    refusals: Refusals,
+    others: Sequence[Route] = (),
+) -> Starlette:
+    """Return the application of operators: all paths want the token, and all that they say is JSON.
+
+    `others` are paths of theirs that stand elsewhere.
+    """
 
     async def workers(request: Request) -> Answer:
         only_here = fleet.prefixes.told.only_here()
@@ -89,12 +114,42 @@ def admin_app(fleet: Fleet, explain: Explain, drain: Drainable, trust: Trust, re
             raise NotFound(f"nothing is known of {request_id!r}: it is too long ago, or another process served it")
         return 200, found
 
+    async def declared(request: Request) -> Answer:
+        words = await _declare(reconciler, request) if request.method == "POST" else []
+        return 200, _declared(reconciler, words)
+
     routes = [
+        operator_route(DECLARED_PATH, ("GET", "POST"), declared, trust, refusals),
         drain_route(DRAIN_PATH, drain, trust, refusals),
         operator_route(WORKERS_PATH, ("GET",), workers, trust, refusals),
         operator_route(EXPLAIN_PATH, ("GET",), story, trust, refusals),
+        *others,
     ]
     return Starlette(routes=routes, exception_handlers={HTTPException: _framework_error})
+
+
+async def _declare(reconciler: Reconciler, request: Request) -> list[str]:
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_DECLARED_BYTES:
+            raise InvalidRequest(f"a declaration has at most {MAX_DECLARED_BYTES} bytes")
+    try:
+        text = body.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"a declaration is TOML, in UTF-8: {error}") from None
+    return await reconciler.replace(text)
+
+
+def _declared(reconciler: Reconciler, words: list[str]) -> Declared:
+    now = reconciler.declared
+    return {
+        "adapters": dict(now.adapters),
+        "pools": dict(now.pools),
+        "log_level": now.log_level,
+        "problems": dict(reconciler.problems),
+        "changes": words,
+    }
 
 
 async def _framework_error(request: Request, error: Exception) -> Response:

@@ -62,6 +62,29 @@ from diptych.router.http.openai.responses_layout import Response
 from diptych.router.http.openai.responses_request import ResponsesRequest
 from diptych.router.http.operate.about import Readiness, Status, Version, Welcome
 from diptych.router.http.operate.admin import WorkerList
+from diptych.router.http.operate.server_tools import (
+    AbortBody,
+    Aborted,
+    Begun,
+    Closed,
+    CloseSessionBody,
+    Flushed,
+    ModelInfo,
+    OpenSessionBody,
+    ServerInfo,
+    StartProfileBody,
+    StopProfileBody,
+    Traced,
+    WorkerLoadOf,
+)
+from diptych.router.http.vectors.vector_answers import ClassifiedList, EmbeddingList, PooledList, RankedList, ScoreList
+from diptych.router.http.vectors.vector_requests import (
+    ClassifyRequest,
+    EmbeddingsRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 
 Json = dict[str, Any]
 
@@ -164,6 +187,14 @@ OPERATIONS: Final = (
             ("/v1/messages/count_tokens", "How long a prompt is", TokenCount, AnthropicError, PromptFields),
             ("/tokenize", "Text or messages to tokens", Tokens, Error, TokenizeRequest),
             ("/detokenize", "Tokens to text", Text, Error, DetokenizeRequest),
+            ("/v1/embeddings", "OpenAI's embeddings", EmbeddingList, Error, EmbeddingsRequest),
+            ("/pooling", "Vectors as the model made them", PooledList, Error, PoolingRequest),
+            ("/classify", "The probabilities of a classifier's labels", ClassifiedList, Error, ClassifyRequest),
+            ("/v1/score", "How well two texts fit", ScoreList, Error, ScoreRequest),
+            ("/score", "The same", ScoreList, Error, ScoreRequest),
+            ("/v1/rerank", "Documents in the order in which they fit a query", RankedList, Error, RerankRequest),
+            ("/v2/rerank", "The same", RankedList, Error, RerankRequest),
+            ("/rerank", "The same", RankedList, Error, RerankRequest),
         )
     ),
     Operation("get", "/v1/models", "What is served", _answers(ModelList, Error, (401,))),
@@ -242,6 +273,45 @@ OPERATIONS: Final = (
     *(
         Operation("get", path, summary, {200: "text/html", 404: OperatorError}, scheme="")
         for path, summary in (("/console/", "The console, a page for browsers: with --console on, as all below it"),)
+    ),
+    Operation("get", "/get_model_info", "The model, in SGLang's words", _answers(ModelInfo, Error, (401,))),
+    Operation("get", "/model_info", "The same", _answers(ModelInfo, Error, (401,))),
+    Operation(
+        "post",
+        "/abort_request",
+        "End a request by its id, in SGLang's words",
+        _answers(Aborted, Error, (400, 401, 403, 408, 413, 415, 429)),
+        AbortBody,
+    ),
+    Operation(
+        "post",
+        "/open_session",
+        "Keep the tokens of turns, in SGLang's words",
+        _answers(str, Error, (400, 401, 408, 409, 413, 415, 429)),
+        OpenSessionBody,
+    ),
+    Operation(
+        "post",
+        "/close_session",
+        "Forget them",
+        _answers(Closed, Error, (400, 401, 408, 413, 415, 429)),
+        CloseSessionBody,
+    ),
+    *(
+        Operation("get", path, summary, _answers(answer, OperatorError, (401,)), scheme="token")
+        for path, summary, answer in (
+            ("/get_server_info", "What the server is, in SGLang's words", ServerInfo),
+            ("/server_info", "The same", ServerInfo),
+            ("/get_load", "How busy each worker is, in SGLang's words", list[WorkerLoadOf]),
+        )
+    ),
+    *(
+        Operation("post", path, summary, _answers(answer, OperatorError, (*_BODY, *_ACT)), body, scheme="token")
+        for path, summary, answer, body in (
+            ("/flush_cache", "Forget every cached prefix that no request holds", Flushed, None),
+            ("/start_profile", "Trace steps of workers by torch's profiler", Begun, StartProfileBody),
+            ("/stop_profile", "End the traces, and say where they are", Traced, StopProfileBody),
+        )
     ),
     Operation("get", "/admin/workers", "The workers", _answers(WorkerList, OperatorError, (401,)), scheme="token"),
     Operation(

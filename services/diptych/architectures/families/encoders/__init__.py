@@ -1,0 +1,1 @@
+"""Encoders: every token sees all others, and no text is made."""

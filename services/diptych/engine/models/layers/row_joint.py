@@ -1,0 +1,37 @@
+"""How a layer that predicts one token more begins: a token's embedding and the hidden row before it become one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from diptych.architectures.config import ModelConfig
+from diptych.engine.models.matrix import Matrix
+from diptych.engine.models.ops import Ops
+from diptych.engine.models.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class RowJoint:
+    """Norms both and multiplies them, side by side, by one matrix: see `architectures.next_layer`."""
+
+    ops: Ops
+    token_norm: Tensor  # [hidden_size], and so is
+    row_norm: Tensor
+    join: Matrix  # [hidden_size, 2 * hidden_size]
+    eps: float
+
+    @staticmethod
+    def build(config: ModelConfig, weights: Weights, ops: Ops) -> RowJoint:
+        norms = weights.norm("token_norm"), weights.norm("row_norm")
+        return RowJoint(ops, *norms, weights.matrix("join"), config.rms_norm_eps)
+
+    def joined(self, embedded: Tensor, rows: Tensor) -> Tensor:
+        """Both are `[num_tokens, hidden_size]`, and so is what is returned."""
+        token, row, out = torch.empty_like(embedded), torch.empty_like(rows), torch.empty_like(embedded)
+        self.ops.rms_norm(embedded, self.token_norm, self.eps, token)
+        self.ops.rms_norm(rows, self.row_norm, self.eps, row)
+        self.join.multiply(torch.cat((token, row), dim=1), out)
+        return out

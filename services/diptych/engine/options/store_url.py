@@ -1,0 +1,33 @@
+"""Which URLs name a store that workers share, and who bounds it. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from diptych.common.errors import ConfigError
+
+DIRECTORY: Final = "file"  # scheme of a store that nobody else bounds
+SCHEMES: Final = (DIRECTORY, "s3", "s3a", "gs", "az", "abfs", "abfss")
+
+
+def directory_of(url: str) -> str | None:
+    """Return the path of a directory that is a store; None: it is none."""
+    parts = urlsplit(url)
+    return unquote(parts.path) if parts.scheme == DIRECTORY else None
+
+
+def check_store(url: str, mib: int) -> None:
+    """Raises `ConfigError` where a URL names no store, or it is not said how large a directory may be."""
+    if urlsplit(url).scheme not in SCHEMES:
+        known = ", ".join(f"{scheme}:" for scheme in SCHEMES)
+        raise ConfigError(f"--shared-cache needs the URL of a store ({known}), not {url!r}")
+    folder = directory_of(url)
+    if folder is not None and (urlsplit(url).netloc or not folder.startswith("/")):
+        raise ConfigError(f"--shared-cache needs the whole path of a directory, as file:///mnt/kv, not {url!r}")
+    if folder is not None and not mib:
+        raise ConfigError("--shared-cache needs --shared-cache-mib for a directory: how much all workers may fill")
+    if folder is None and mib:
+        raise ConfigError(
+            "--shared-cache-mib is for a directory: give the bucket a lifecycle rule, which deletes what is old"
+        )

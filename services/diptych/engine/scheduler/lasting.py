@@ -1,0 +1,124 @@
+"""The tiers of a scheduler that outlive it: files, and a store that workers share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from diptych.checkpoints.source import ModelSource
+from diptych.common.errors import ConfigError
+from diptych.engine.cache.host_pages import HostPages
+from diptych.engine.cache.host_tier import PageCopier
+from diptych.engine.options.config import EngineOptions
+from diptych.engine.options.pool_size import MIB
+from diptych.engine.options.store_url import directory_of
+from diptych.engine.scheduler.terms import file_terms, store_terms
+from diptych.engine.tensor_parallel.group import RankGroup
+from diptych.engine.tiers.file_tier import FileTier
+from diptych.engine.tiers.lasting_tier import LastingTier
+from diptych.engine.tiers.object_room import Room
+from diptych.engine.tiers.object_store import open_store
+from diptych.engine.tiers.page_files import PageFiles
+from diptych.engine.tiers.page_format import PageFormat, terms_digest
+from diptych.engine.tiers.page_objects import Objects, PageObjects
+from diptych.engine.tiers.runs import run_pages
+from diptych.engine.tiers.segments import SegmentFormat
+from diptych.engine.tiers.shared_tier import SharedTier
+from diptych.engine.values.events import PagesRestored
+from diptych.engine.values.kv_regions import pages_per_state
+from diptych.kvtransfer.layout import PoolLayout
+
+
+class PoolInHostMemory(Protocol):
+    """What is needed of a `Hardware`."""
+
+    @property
+    def options(self) -> EngineOptions: ...
+
+    @property
+    def device_name(self) -> str: ...
+
+    def pool_bytes(self) -> memoryview: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LastingTiers:
+    """`close` them before the pool goes."""
+
+    files: FileTier | None = None
+    shared: SharedTier | None = None  # below
+
+    @property
+    def _all(self) -> Sequence[LastingTier]:
+        return [tier for tier in (self.files, self.shared) if tier is not None]
+
+    def restored(self) -> Sequence[PagesRestored]:
+        """Return which restores have ended since the last call, and how."""
+        return [each for tier in self._all for each in tier.restored()]
+
+    def descriptors(self) -> Sequence[int]:
+        """Return what becomes readable when one of them has something to say."""
+        return [each for tier in self._all for each in tier.descriptors()]
+
+    def close(self) -> None:
+        for tier in self._all:
+            tier.close()
+
+
+NO_LASTING_TIERS: Final = LastingTiers()
+
+
+def open_lasting_tiers(
+    source: ModelSource, layout: PoolLayout, hardware: PoolInHostMemory, copier: PageCopier, ranks: RankGroup
+) -> LastingTiers:
+    """Return those that the options name, of all ranks, below the pool, or below host memory if there is some.
+
+    `copier` is that of rank 0 alone. Raises `ConfigError`.
+    """
+    options = hardware.options
+    files = None
+    if options.file_cache_dir:
+        files = FileTier(ranks.lead_files(open_files(source, layout, hardware, copier, None)))
+    return LastingTiers(files, _shared(source, layout, hardware) if options.shared_cache else None)
+
+
+def open_files(
+    source: ModelSource, layout: PoolLayout, hardware: PoolInHostMemory, copier: PageCopier, number: int | None
+) -> PageFiles:
+    """Return the files of one rank, in the folder of this number or the first that is free. Raises `ConfigError`."""
+    options = hardware.options
+    if options.device == "cuda":
+        raise ConfigError(
+            "--file-cache-dir keeps pages of CPUs only: leave it out on GPUs (--host-cache-mib keeps theirs)"
+        )
+    record = SegmentFormat(terms_digest(file_terms(source, layout, options, hardware.device_name)), layout.page_nbytes)
+    pool = _pages(hardware, layout)
+    above = copier.slots if isinstance(copier, HostPages) else pool
+    folder, nbytes = Path(options.file_cache_dir).expanduser(), options.file_cache_mib * MIB // options.tp
+    return PageFiles(folder, record, nbytes, above, pool, number=number)
+
+
+def _shared(source: ModelSource, layout: PoolLayout, hardware: PoolInHostMemory) -> SharedTier:
+    options = hardware.options
+    if options.device == "cuda":
+        raise ConfigError("--shared-cache keeps pages of CPUs only: leave it out on GPUs")
+    if pages_per_state(source.config, options.tp, options.dtype, layout):
+        raise ConfigError("--shared-cache keeps no states of recurrent layers: leave it out for this model")
+    if len(source.config.page_groups) > 1:
+        raise ConfigError("--shared-cache keeps no pages of windows: leave it out, or give --kv-windows keep")
+    store = open_store(options.shared_cache)
+    terms = terms_digest(store_terms(source, layout, options, hardware.device_name))
+    record = PageFormat(terms, layout.page_nbytes)
+    objects = Objects(record, run_pages(layout.page_size, record.record_nbytes), terms.hex())
+    is_directory = directory_of(options.shared_cache) is not None
+    room = Room(store, options.shared_cache_mib * MIB) if is_directory else None
+    return SharedTier(PageObjects(store, objects, _pages(hardware, layout), room))
+
+
+def _pages(hardware: PoolInHostMemory, layout: PoolLayout) -> Any:
+    """Return the pool: bytes `[num_pages, page_nbytes]`."""
+    return np.frombuffer(hardware.pool_bytes(), np.uint8, layout.nbytes).reshape(layout.num_pages, -1)

@@ -1,0 +1,72 @@
+"""The model of a rank other than 0: its steps, and what the log changes of it. It decides nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from diptych.engine.lora.host import AdapterHost
+from diptych.engine.tensor_parallel.rank_tasks import RankTasks
+from diptych.engine.tensor_parallel.tp_model_worker import RankRunner
+from diptych.engine.tensor_parallel.weight_sets import RankWeights, change_from_wire, group_from_wire
+from diptych.engine.values.batch import DraftModel, ForwardBatch
+from diptych.v1 import rank_pb2
+
+R = TypeVar("R", bound=RankRunner)
+W = TypeVar("W")
+
+
+class RankModel(Generic[R, W]):
+    """Implements `ServedRank`. All calls from one thread; `tasks` has another."""
+
+    def __init__(self, weights: RankWeights[R], adapters: AdapterHost[W], tasks: RankTasks) -> None:
+        self._weights = weights
+        self._adapters = adapters
+        self._tasks = tasks
+
+    @property
+    def draft_model(self) -> DraftModel | None:
+        return self._weights.served.runner.draft_model
+
+    def logits(self, batch: ForwardBatch) -> object:
+        return self._weights.served.runner.logits(batch)
+
+    def apply(self, entry: rank_pb2.RankEntry) -> None:
+        match entry.WhichOneof("entry"):
+            case "prepare":
+                self._prepare(entry.prepare)
+            case "forget":
+                made = self._tasks.forget(entry.forget)
+                if made is not None:
+                    self._adapters.drop(made)
+            case "place_adapter":
+                self._adapters.install(entry.place_adapter.slot, self._tasks.made(entry.place_adapter.task))
+            case "remove_adapter":
+                self._adapters.remove(entry.remove_adapter)
+            case "switch_weights":
+                self._weights.switch()
+            case "switch_back":
+                self._weights.back()
+            case "drop_weights":
+                self._weights.drop()
+            case "release_weights":
+                self._weights.release()
+
+    def _prepare(self, wanted: rank_pb2.RankTask) -> None:
+        self._tasks.start(wanted.task, lambda: self._done(wanted))
+
+    def _done(self, wanted: rank_pb2.RankTask) -> tuple[Any, str]:
+        """Do a task, in its thread; return what it has made, and its fingerprint."""
+        match wanted.WhichOneof("work"):
+            case "load_weights":
+                self._weights.prepare(change_from_wire(wanted.load_weights))
+            case "replace_weights":
+                self._weights.replace(change_from_wire(wanted.replace_weights))
+            case "join_group":
+                self._weights.join(group_from_wire(wanted.join_group))
+            case "leave_group":
+                self._weights.leave(wanted.leave_group)
+            case _:
+                found = self._adapters.read(Path(wanted.adapter))
+                return found.weights, found.fingerprint
+        return None, ""

@@ -1,0 +1,342 @@
+"""Pages in the objects of a store, which many workers fill and read. Implements `Medium`.
+
+Each object is a run of a text (see `runs`): records as in files, one behind the other, nothing else. It is written as a
+whole, and never changed: two who write it at once write pages that are worth the same. What is there is asked for when
+a text comes; that is believed for a while, and a load finds out what has gone meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
+from typing import Any, Final
+
+from diptych.common.arrays import I32
+from diptych.engine.cache.page_ids import NOBODYS, PageId
+from diptych.engine.cache.tier import Lookup
+from diptych.engine.tiers.medium import MediumCounts
+from diptych.engine.tiers.object_asker import ObjectAsker
+from diptych.engine.tiers.object_room import Room
+from diptych.engine.tiers.object_store import ObjectStore
+from diptych.engine.tiers.page_format import Buffer, PageFormat
+from diptych.engine.tiers.page_reader import RUN_PAGES, PageReader, Run
+from diptych.engine.tiers.page_writer import PageWriter
+from diptych.engine.tiers.runs import RunIndex, object_name
+from diptych.engine.values.events import PagesRestored
+from diptych.kvtransfer.ownership import Pages
+
+logger = logging.getLogger(__name__)
+
+NUM_READERS: Final = 8
+READ_S: Final = 5.0  # after which a read counts as hanging
+NUM_BUFFERS: Final = 16  # of runs that wait to be written
+MOST_PAGES: Final = 2**17  # that are known to be there
+MOST_NAMES: Final = 2**17  # of runs that were given or found
+KNOWN_S: Final = 600.0  # that these are not given again: then they may have been deleted
+BELIEVED_S: Final = 60.0  # that what was there is there
+PROBE: Final = "probe"  # an object that is read to measure the store
+PROBE_NBYTES: Final = 2**20
+NUM_SIZES: Final = 3  # that it is asked for its size: the soonest answer counts
+
+
+@dataclass(frozen=True, slots=True)
+class Objects:
+    """What all objects of some terms have in common."""
+
+    record: PageFormat
+    run_pages: int
+    folder: str  # in which they are
+
+    @property
+    def nbytes(self) -> int:
+        return self.run_pages * self.record.record_nbytes
+
+
+class PageObjects:
+    """`close` it before the memory goes that it reads and writes."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        objects: Objects,
+        pool: Any,
+        room: Room | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`pool`: bytes `[number, page_nbytes]`. `room`: bounds the store; None: somebody else does."""
+        self.capacity = MOST_PAGES
+        self.objects = objects
+        self.index = RunIndex(MOST_PAGES)
+        self.asker = ObjectAsker(store, clock)
+        self._pool = pool
+        self._clock = clock
+        self._known: OrderedDict[int, float] = OrderedDict()  # names of last pages of runs, and since when
+        self._bad: deque[PageId] = deque()  # that readers have found
+        self._gone: deque[str] = deque()  # objects that they have not found
+        self._written: deque[Sequence[PageId]] = deque()  # runs that the writer has written or found
+        self.reader = PageReader(
+            _Source(store, self._bad, self._gone, self.asker.measured),
+            objects.record,
+            pool,
+            clock,
+            num_readers=NUM_READERS,
+            hangs_s=READ_S,
+        )
+        self.writer = PageWriter(
+            _Putting(store, objects, room, self._written),
+            objects.record,
+            clock,
+            _nothing,
+            num_buffers=NUM_BUFFERS,
+            buffer_nbytes=objects.nbytes,
+        )
+        self.reader.measure()
+
+    @property
+    def counts(self) -> MediumCounts:
+        num_opened = self.reader.breaker.num_opened + self.writer.breaker.num_opened
+        nbytes = self.num_pages * self.objects.record.record_nbytes
+        return MediumCounts(self.num_pages, nbytes, self.writer.counts, self.reader.counts, num_opened)
+
+    @property
+    def num_pages(self) -> int:
+        return self.index.num_pages
+
+    @property
+    def is_asked(self) -> bool:
+        return self.reader.is_asked
+
+    def has(self, page_id: PageId) -> bool:
+        return self.index.find(page_id, self._clock()) is not None
+
+    def lose(self, page_id: PageId) -> None:
+        self._lose_run(self.index.run_of(page_id))
+
+    def load_s(self, num_pages: int) -> float:
+        return self.reader.load_s(num_pages)
+
+    def keep(self, places: I32, ids: Sequence[PageId]) -> list[bool]:
+        """What the level above lets go was given before, or is not kept."""
+        return [*map(self.has, ids)]
+
+    def finish_copies(self) -> None:
+        """All is copied on return of `offer`."""
+
+    @property
+    def look_up_s(self) -> float:
+        """How long an answer takes; infinity: nobody knows, or it is not asked now."""
+        self.reader.measure()
+        is_asked = self.is_asked and self.reader.is_measured and not self.asker.is_busy
+        return self.asker.usual_s if is_asked else math.inf
+
+    def look_up(self, first: int, ids: Sequence[PageId], until_s: float) -> Lookup | None:
+        """Ask which runs are there that hold these pages, which follow the first ones of a text."""
+        size = self.objects.run_pages
+        ends = range(size - 1 - first % size, len(ids), size)
+        now_s = self._clock()
+        if not ends or self.index.find(ids[ends[-1]], now_s) is not None:
+            return None
+        runs = [object_name(self.objects.folder, ids[end]) for end in ends]
+        self.reader.begin()
+        return self.asker.ask(runs, first % size, ids[: ends[-1] + 1], until_s)
+
+    @property
+    def takes_pages(self) -> bool:
+        return self.writer.breaker.allows(self._clock())
+
+    def lacks(self, name: int) -> bool:
+        return self._clock() - self._known.get(name, -math.inf) > KNOWN_S
+
+    def offer(self, pages: Pages, ids: Sequence[PageId]) -> None:
+        if self.writer.give_run(ids, [self._pool[page] for page in pages.tolist()]):
+            self._note(ids[-1].name)
+
+    def forget(self, ids: Sequence[PageId]) -> None:
+        runs = {self.index.run_of(page_id) for page_id in ids} - {None}
+        ends = [self.index.ids_of(run)[-1] for run in runs if run is not None]
+        for run in runs:
+            self._lose_run(run)
+        self._known.clear()
+        self.writer.forget([*ids, *ends])
+
+    def load(self, number: int, ids: Sequence[PageId], pages: Pages) -> None:
+        runs, is_whole = self._runs(ids, pages)
+        self.reader.load(number, runs, is_whole)
+
+    def restored(self) -> Sequence[PagesRestored]:
+        if self.asker.waits_since_s < self._clock() - READ_S:
+            self.reader.end(f"a question was not answered within {READ_S:g} s")
+        for question in self.asker.answered():
+            self.reader.end(question.error)
+            size, until_s = self.objects.run_pages, self._clock() + BELIEVED_S
+            for run in range(question.search.num_found):
+                start, end = max(0, run * size - question.first), (run + 1) * size - question.first
+                ids = question.ids[start:end]
+                self.index.add(question.runs[run], question.first if run == 0 else 0, ids, until_s)
+                self._note(ids[-1].name)
+        self._take_news()
+        return self.reader.restored()
+
+    def descriptors(self) -> Sequence[int]:
+        return (self.reader.fileno(), self.asker.fileno())
+
+    def close(self) -> None:
+        self.asker.close()
+        self.writer.close()
+        self.reader.close()
+
+    def finish_writes(self) -> None:
+        self.writer.finish()
+
+    def _take_news(self) -> None:
+        """Take what threads have found out."""
+        while self._written:
+            ids = self._written.popleft()
+            self.index.add(object_name(self.objects.folder, ids[-1]), 0, ids, self._clock() + BELIEVED_S)
+        while self._gone:
+            self._lose_run(self._gone.popleft())
+        while self._bad:
+            page_id = self._bad.popleft()
+            run = self.index.run_of(page_id)
+            if run is not None:
+                self.writer.forget(self.index.ids_of(run))  # or it would be found, and not be written again
+            self._lose_run(run)
+
+    def _lose_run(self, run: str | None) -> None:
+        if run is not None and (ids := self.index.ids_of(run)):
+            self._known.pop(ids[-1].name, None)
+            self.index.drop(run)
+
+    def _note(self, name: int) -> None:
+        self._known[name] = self._clock()
+        self._known.move_to_end(name)
+        if len(self._known) > MOST_NAMES:
+            self._known.popitem(last=False)
+
+    def _runs(self, ids: Sequence[PageId], pages: Pages) -> tuple[list[Run], bool]:
+        """Return what to read, and whether that is all."""
+        runs: list[Run] = []
+        size = self.objects.record.record_nbytes
+        for page_id, page in zip(ids, pages.tolist(), strict=True):
+            place = self.index.find(page_id, self._clock())
+            if place is None:
+                return runs, False
+            last, offset = runs[-1] if runs else None, place.number * size
+            follows = last is not None and last.where == place.run and last.offset + len(last.ids) * size == offset
+            if last is None or not follows or len(last.ids) == RUN_PAGES:
+                last = Run(place.run, offset, [], [])
+                runs.append(last)
+            last.ids.append(page_id)
+            last.pages.append(page)
+        return runs, True
+
+
+def _nothing() -> None:
+    pass
+
+
+class _Source:
+    """Implements `Source`."""
+
+    def __init__(
+        self, store: ObjectStore, bad: deque[PageId], gone: deque[str], learn: Callable[[float], None]
+    ) -> None:
+        self._store = store
+        self._learn = learn
+        self._bad = bad
+        self._gone = gone
+        self.name = store.url
+
+    def new_reader(self) -> ObjectReader:
+        return ObjectReader(self._store, self._learn)
+
+    def to_measure(self) -> str:
+        return PROBE
+
+    def lose(self, page_id: PageId) -> None:
+        self._bad.append(page_id)
+
+    def miss(self, run: Run) -> None:
+        self._gone.append(run.where)
+
+
+class ObjectReader:
+    """Implements `RecordReader`."""
+
+    def __init__(self, store: ObjectStore, learn: Callable[[float], None]) -> None:
+        """`learn` is told how many seconds an answer took."""
+        self._store = store
+        self._learn = learn
+
+    def prepare(self, run: Run) -> None:
+        pass
+
+    def read_cached(self, run: Run, buffers: Sequence[Any]) -> int:
+        return 0  # nobody knows what is in memory
+
+    def read(self, run: Run, nbytes: int) -> Buffer:
+        return self._store.read(run.where, run.offset, nbytes)
+
+    def measure(self, where: str) -> tuple[int, float]:
+        """The first one to measure a store writes what is read."""
+        times = []
+        for _ in range(NUM_SIZES):
+            began_s = time.monotonic()
+            size = self._store.size(where)
+            times.append(time.monotonic() - began_s)
+        self._learn(min(times))
+        if size != PROBE_NBYTES:
+            self._store.write(where, memoryview(bytes(PROBE_NBYTES)))
+        began_s = time.monotonic()
+        num_read = memoryview(self._store.read(where, 0, PROBE_NBYTES)).nbytes
+        return num_read, time.monotonic() - began_s
+
+    def rest(self) -> None:
+        pass
+
+
+class _Putting:
+    """Implements `Sink`: each batch is a run."""
+
+    def __init__(
+        self, store: ObjectStore, objects: Objects, room: Room | None, written: deque[Sequence[PageId]]
+    ) -> None:
+        self._store = store
+        self._objects = objects
+        self._room = room
+        self._written = written
+        self.name = store.url
+
+    def write(self, data: memoryview, used: int, ids: Sequence[PageId]) -> int:
+        """Write a run, unless it is there or some of it is not to be found."""
+        if NOBODYS in ids:
+            return 0
+        name = object_name(self._objects.folder, ids[-1])
+        if self._store.size(name) == used:
+            return 0
+        if self._room is not None:
+            self._room.make(used)
+        self._store.write(name, data[:used])
+        return used
+
+    def publish(self, ids: Sequence[PageId], lost: Set[bytes]) -> None:
+        if NOBODYS not in ids and lost.isdisjoint(page_id.key for page_id in ids):
+            self._written.append(tuple(ids))
+
+    def drop(self, ids: Sequence[PageId]) -> None:
+        """Delete all runs that end with one of these pages."""
+        try:
+            self._store.delete([object_name(self._objects.folder, page_id) for page_id in ids])
+        except OSError as error:
+            logger.warning("nothing is deleted in %s: %s", self.name, error)
+
+    def make_room(self) -> None:
+        if self._room is not None:
+            self._room.make(self._objects.nbytes)
+
+    def close(self) -> None:
+        pass

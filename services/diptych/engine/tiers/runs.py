@@ -1,0 +1,116 @@
+"""Pages that a store keeps together: how many, under which name, and which of a text are there. Pure.
+
+A text is cut in *runs* of as many pages each, from its beginning on, and each whole run is one object, whose name is
+made of the terms and of the key of its last page: the proof of all tokens up to there. So whoever has the tokens knows
+the names of all objects that could help, and nobody keeps a list of them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from diptych.engine.cache.page_ids import PageId
+
+RUN_TOKENS: Final = 256
+RUN_NBYTES: Final = 8 * 2**20  # of a run, at most, or one page
+WIDTH: Final = 8  # objects that are asked for at once
+
+
+def run_pages(page_size: int, record_nbytes: int) -> int:
+    """Return how many pages are in a run: a power of two."""
+    most = max(1, min(RUN_TOKENS // page_size, RUN_NBYTES // record_nbytes))
+    return 1 << (most.bit_length() - 1)
+
+
+def object_name(folder: str, last: PageId) -> str:
+    """Return the name of the object that holds the run that ends with a page. `folder`: that of the terms."""
+    key = last.key.hex()
+    return f"{folder}/{key[:2]}/{key}"
+
+
+class RunSearch:
+    """Finds out how many runs of a text are there, when none is there without those before it.
+
+    That holds of what was written, and mostly of what was deleted; where it does not, a load finds out. Some are asked
+    for at once, the first unknown one among them: mostly that is missing, and it is over.
+    """
+
+    def __init__(self, num_runs: int) -> None:
+        self.num_found = 0
+        self._end = num_runs  # no run from this one on is there
+
+    @property
+    def is_over(self) -> bool:
+        return self.num_found == self._end
+
+    def to_ask(self) -> list[int]:
+        """Return the runs that are to be asked for next."""
+        spread = self._end - self.num_found - 1
+        return sorted({self.num_found + spread * number // (WIDTH - 1) for number in range(WIDTH)})
+
+    def tell(self, answers: Sequence[tuple[int, bool]]) -> None:
+        """Each of these runs is there, or not."""
+        self._end = min([self._end, *(run for run, is_there in answers if not is_there)])
+        self.num_found = max([self.num_found, *(run + 1 for run, is_there in answers if is_there and run < self._end)])
+
+
+class Place(NamedTuple):
+    """Where a page is."""
+
+    run: str  # the name of its object
+    number: int  # in it
+
+
+@dataclass(slots=True)
+class _Run:
+    first: int  # number of the first page that is known
+    ids: Sequence[PageId]
+    until_s: float  # it is believed to be there
+
+
+class RunIndex:
+    """Remembers which runs are there, for a while and only so many: the store is not told of those who delete."""
+
+    def __init__(self, most_pages: int) -> None:
+        self._most_pages = most_pages
+        self._runs: OrderedDict[str, _Run] = OrderedDict()
+        self._at: dict[bytes, Place] = {}
+
+    @property
+    def num_pages(self) -> int:
+        return len(self._at)
+
+    def add(self, run: str, first: int, ids: Sequence[PageId], until_s: float) -> None:
+        """A run is there. `ids`: of its pages from number `first` on."""
+        known = self._runs.get(run)
+        if known is not None and known.first <= first:
+            known.until_s = until_s
+            self._runs.move_to_end(run)
+            return
+        self.drop(run)
+        self._runs[run] = _Run(first, ids, until_s)
+        self._at.update((page_id.key, Place(run, number)) for number, page_id in enumerate(ids, first))
+        while len(self._at) > self._most_pages:
+            self.drop(next(iter(self._runs)))
+
+    def find(self, page_id: PageId, now_s: float) -> Place | None:
+        place = self._at.get(page_id.key)
+        return place if place is not None and now_s < self._runs[place.run].until_s else None
+
+    def run_of(self, page_id: PageId) -> str | None:
+        """Return the run in which a page is, or was."""
+        place = self._at.get(page_id.key)
+        return None if place is None else place.run
+
+    def ids_of(self, run: str) -> Sequence[PageId]:
+        """Return the pages of a run that are known."""
+        known = self._runs.get(run)
+        return () if known is None else known.ids
+
+    def drop(self, run: str) -> None:
+        gone = self._runs.pop(run, None)
+        for page_id in () if gone is None else gone.ids:
+            self._at.pop(page_id.key, None)

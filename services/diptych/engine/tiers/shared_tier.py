@@ -1,0 +1,56 @@
+"""The tier of a store that workers share, below files: pages that others have computed, and that outlive them all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from diptych.common.arrays import U64
+from diptych.engine.cache.page_ids import PageId
+from diptych.engine.cache.tier import Lookup
+from diptych.engine.tiers.doorkeeper import Doorkeeper
+from diptych.engine.tiers.lasting_tier import LastingTier
+from diptych.engine.tiers.object_asker import AskCounts
+from diptych.engine.tiers.page_objects import PageObjects
+from diptych.kvtransfer.ownership import Pages
+
+MOST_NAMES: Final = 2**18  # of pages that were turned away, which are remembered
+
+
+class SharedTier(LastingTier):
+    """Implements `Store` over `PageObjects`."""
+
+    name = "shared"
+
+    def __init__(self, objects: PageObjects) -> None:
+        super().__init__(objects)
+        self._objects = objects
+        self._doorkeeper = Doorkeeper(MOST_NAMES)
+        self.run_pages = objects.objects.run_pages
+
+    @property
+    def asked(self) -> AskCounts:
+        return self._objects.asker.counts
+
+    @property
+    def look_up_s(self) -> float:
+        return self._objects.look_up_s
+
+    def look_up(self, first: int, ids: Sequence[PageId], until_s: float) -> Lookup | None:
+        return self._objects.look_up(first, ids, until_s)
+
+    @property
+    def takes_pages(self) -> bool:
+        return self._objects.takes_pages
+
+    def takes(self, names: U64, num_uses: int, num_tokens: int) -> bool:
+        return self._doorkeeper.admits(names, num_uses, num_tokens)
+
+    def lacks(self, name: int) -> bool:
+        return self._objects.lacks(name)
+
+    def offer(self, pages: Pages, ids: Sequence[PageId]) -> None:
+        self._objects.offer(pages, ids)
+
+    def admits(self, names: U64, num_uses: int, num_tokens: int) -> bool:
+        return False  # it is given texts while they are in the pool

@@ -1,0 +1,1 @@
+"""APIs that want no text: embeddings, classes, scores of pairs, ranks of documents."""

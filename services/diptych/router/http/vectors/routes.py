@@ -1,0 +1,162 @@
+"""The paths of the APIs that want no text, and what is done at each."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from diptych.common.errors import DiptychError, InvalidRequest
+from diptych.generation.sampling_params import SamplingParams
+from diptych.router.errors import DISCONNECTED, OK, outcome_of
+from diptych.router.http.exchange.answers import json_response, refusal, request_id_of
+from diptych.router.http.exchange.body import BodyReader
+from diptych.router.http.exchange.disconnect import until_disconnect
+from diptych.router.http.exchange.key_gate import caller_of
+from diptych.router.http.exchange.parse import Origin, read_fields
+from diptych.router.http.vectors.vector_answers import (
+    Classified,
+    ClassifiedList,
+    EmbeddingList,
+    PooledList,
+    Ranked,
+    RankedList,
+    ScoreList,
+    encoded,
+    head,
+    usage_of,
+)
+from diptych.router.http.vectors.vector_requests import (
+    ClassifyRequest,
+    EmbeddingsRequest,
+    InputFields,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+    VectorFields,
+)
+from diptych.router.serve.pipeline import Pipeline
+from diptych.router.serve.scoring import Scored, embed, score
+from diptych.router.tracing.record import NO_TRACE
+from diptych.router.values.request import ClientRequest, Prompt
+from diptych.router.values.vectors import Pooled, probabilities
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Where a request came from, and who serves it."""
+
+    origin: Origin
+    pipeline: Pipeline
+
+    def request(self, fields: VectorFields, prompts: Sequence[Prompt], labels: tuple[int, ...] = ()) -> ClientRequest:
+        wish, params = fields.vector_wish(labels), SamplingParams()
+        return self.origin.request(fields, prompts, params, user=fields.user, max_tokens=1, vectors=wish)
+
+    async def vectors(self, fields: InputFields) -> list[Pooled]:
+        return await self.pipeline.vectors(self.request(fields, fields.prompts()))
+
+    def name(self, fields: VectorFields) -> str:
+        """Return what the answer calls the model."""
+        return fields.model or self.pipeline.model.model_id
+
+
+Work = Callable[[Any, Ask], Awaitable[Mapping[str, object]]]
+
+
+async def embeddings(fields: EmbeddingsRequest, ask: Ask) -> EmbeddingList:
+    pooled = await embed(ask.request(fields, fields.prompts()), fields.dimensions, ask.pipeline)
+    made = [encoded(each.vector, fields.encoding_format) for each in pooled]
+    return {
+        "object": "list",
+        "data": [{"object": "embedding", "index": index, "embedding": each} for index, each in enumerate(made)],
+        "model": ask.name(fields),
+        "usage": usage_of(pooled),
+    }
+
+
+async def pool(fields: PoolingRequest, ask: Ask) -> PooledList:
+    """Give vectors as the model made them: embeddings that are not normalised, scores that are no probabilities."""
+    pooled = await ask.vectors(fields)
+    made = [encoded(each.vector, fields.encoding_format) for each in pooled]
+    return {
+        **head("pool", ask.name(fields)),
+        "data": [{"object": "pooling", "index": index, "data": each} for index, each in enumerate(made)],
+        "usage": usage_of(pooled),
+    }
+
+
+async def classify(fields: ClassifyRequest, ask: Ask) -> ClassifiedList:
+    pooling, model = ask.pipeline.model.pooling, ask.pipeline.model
+    if pooling is None or pooling.purpose != "classify":
+        raise InvalidRequest(f"{model.model_id} is no classifier: serve one, or ask for what it makes", param="model")
+    pooled = await ask.vectors(fields)
+    data: list[Classified] = []
+    for index, each in enumerate(pooled):
+        shares = probabilities(each.vector, pooling)
+        label, probs = pooling.labels[int(shares.argmax())], shares.astype(float).tolist()
+        data.append({"index": index, "label": label, "probs": probs, "num_classes": len(probs)})
+    return {**head("classify", ask.name(fields)), "data": data, "usage": usage_of(pooled)}
+
+
+async def score_pairs(fields: ScoreRequest, ask: Ask) -> ScoreList:
+    found = await _score(fields, fields.pairs(), fields.instruction, ask)
+    return {
+        **head("score", ask.name(fields)),
+        "data": [{"index": index, "object": "score", "score": each} for index, each in enumerate(found.scores)],
+        "usage": usage_of(found.pooled),
+    }
+
+
+async def rerank(fields: RerankRequest, ask: Ask) -> RankedList:
+    texts = fields.texts
+    found = await _score(fields, [(fields.query, text) for text in texts], fields.instruction, ask)
+    order = sorted(range(len(texts)), key=lambda index: (-found.scores[index], index))[: fields.top_n]
+    results: list[Ranked] = [{"index": index, "relevance_score": found.scores[index]} for index in order]
+    if fields.return_documents is not False:
+        results = [each | {"document": {"text": texts[each["index"]]}} for each in results]
+    name = ask.name(fields)
+    return {"id": head("rerank", name)["id"], "model": name, "usage": usage_of(found.pooled), "results": results}
+
+
+async def _score(fields: VectorFields, pairs: Sequence[tuple[str, str]], instruction: str | None, ask: Ask) -> Scored:
+    return await score(pairs, instruction, partial(ask.request, fields), ask.pipeline)
+
+
+VECTOR_APIS: Final[Mapping[str, tuple[type[VectorFields], Work]]] = {  # by path: the body, and what is made of it
+    "/v1/embeddings": (EmbeddingsRequest, embeddings),
+    "/pooling": (PoolingRequest, pool),
+    "/classify": (ClassifyRequest, classify),
+    "/v1/score": (ScoreRequest, score_pairs),
+    "/score": (ScoreRequest, score_pairs),
+    "/v1/rerank": (RerankRequest, rerank),
+    "/v2/rerank": (RerankRequest, rerank),
+    "/rerank": (RerankRequest, rerank),
+}
+
+
+def add_vectors(app: FastAPI, pipeline: Pipeline, bodies: BodyReader) -> None:
+    """Add the paths to the application."""
+
+    async def answer(body: type[VectorFields], work: Work, request: Request) -> Response:
+        caller, count = caller_of(request), pipeline.metrics.requests.labels
+        origin = Origin(request_id_of(request.headers), request.headers, caller, NO_TRACE)
+        held = bodies.hold(caller.name)
+        try:
+            fields = await bodies.read(request, held, partial(read_fields, body))
+            found = await until_disconnect(request.receive, work(fields, Ask(origin, pipeline)))
+        except DiptychError as error:
+            count("vectors", outcome_of(error)).inc()
+            return refusal(error, request)
+        finally:
+            held.release()
+        count("vectors", OK if found else DISCONNECTED).inc()
+        return json_response(found, request)
+
+    for path, (body, work) in VECTOR_APIS.items():
+        app.add_route(path, partial(answer, body, work), methods=["POST"])

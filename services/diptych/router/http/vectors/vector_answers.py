@@ -1,0 +1,134 @@
+"""How the answers look, in the words of OpenAI, vLLM and Jina."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Sequence
+from typing import Literal, NotRequired
+
+import numpy as np
+from typing_extensions import TypedDict
+
+from diptych.common.arrays import F32
+from diptych.router.values.request import new_answer_id
+from diptych.router.values.vectors import Pooled
+
+
+class VectorUsage(TypedDict):
+    """Tokens of all prompts."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embedding(TypedDict):
+    """Of one input."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingList(TypedDict):
+    """The answer of /v1/embeddings."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: VectorUsage
+
+
+class Head(TypedDict):
+    """What vLLM's answers begin with."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+
+
+class PooledVector(TypedDict):
+    """Of one input, as the model made it."""
+
+    object: Literal["pooling"]
+    index: int
+    data: list[float] | str
+
+
+class PooledList(Head):
+    """The answer of /pooling."""
+
+    data: list[PooledVector]
+    usage: VectorUsage
+
+
+class Classified(TypedDict):
+    """Of one input."""
+
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+
+
+class ClassifiedList(Head):
+    """The answer of /classify."""
+
+    data: list[Classified]
+    usage: VectorUsage
+
+
+class Score(TypedDict):
+    """Of one pair."""
+
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class ScoreList(Head):
+    """The answer of /v1/score."""
+
+    data: list[Score]
+    usage: VectorUsage
+
+
+class RankedText(TypedDict):
+    """A document."""
+
+    text: str
+
+
+class Ranked(TypedDict):
+    """A document's place in the list is its rank."""
+
+    index: int
+    relevance_score: float
+    document: NotRequired[RankedText]
+
+
+class RankedList(TypedDict):
+    """The answer of /v1/rerank."""
+
+    id: str
+    model: str
+    usage: VectorUsage
+    results: list[Ranked]
+
+
+def head(prefix: str, model: str) -> Head:
+    return {"id": new_answer_id(f"{prefix}-"), "object": "list", "created": int(time.time()), "model": model}
+
+
+def usage_of(pooled: Sequence[Pooled]) -> VectorUsage:
+    total = sum(each.prompt_tokens for each in pooled)
+    return {"prompt_tokens": total, "total_tokens": total}
+
+
+def encoded(vector: F32, encoding_format: str | None) -> list[float] | str:
+    """Return numbers, or in base64 the bytes of little-endian float32."""
+    if encoding_format == "base64":
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    numbers: list[float] = vector.astype(np.float64).tolist()
+    return numbers

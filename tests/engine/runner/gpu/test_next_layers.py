@@ -1,0 +1,121 @@
+"""The layer that predicts one token more beside a GPU's runner: from graphs too, it guesses what transformers does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sure_next_layer
+import torch
+from emulated_gpu import emulated_runner
+from next_layers import FAMILIES, PAGE, TOKENS, Served, guesses, random_folder
+from sure_next_layer import by_rows
+from torch import Tensor
+
+from diptych.checkpoints.source import ModelSource
+from diptych.embedded.engine import Generation
+from diptych.engine import Engine, EngineOptions, SamplingParams
+from diptych.engine.runner.gpu.gpu_next_layer import GpuNextLayer
+from diptych.engine.runner.gpu.gpu_runner import GpuRunner
+from diptych.engine.runner.gpu.inputs import StepLimits
+from diptych.engine.runner.kv_pool import own_views
+from diptych.engine.runner.loaded_model import ModelOptions, load_with_draft
+
+LIMITS = StepLimits(64, 3, 12, max_drafts=13)
+on_gpus = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(600),  # kernels are compiled
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+
+
+def emulated(**recorded: Any) -> Callable[[ModelSource, Tensor], GpuRunner]:
+    def new(source: ModelSource, kv: Tensor) -> GpuRunner:
+        model = load_with_draft(source, source.next_layer(), kv, ModelOptions("float32"))
+        draft = model.draft
+        assert draft is not None
+        own = own_views(kv, draft.config, draft.main)[0]
+        beside = GpuNextLayer(
+            draft, lambda heard: emulated_runner(draft, own, LIMITS, layer_listener=heard, **recorded), LIMITS
+        )
+        runner = emulated_runner(model, own_views(kv, model.config, None)[0], LIMITS, **recorded)
+        runner._follower = runner.draft_model = beside
+        return runner
+
+    return new
+
+
+def on_device(source: ModelSource, kv: Tensor) -> GpuRunner:
+    from diptych.engine.runner.gpu.new_runner import new_runner
+
+    model = load_with_draft(source, source.next_layer(), kv, ModelOptions("float32"))
+    return new_runner(model, LIMITS, kv.device, with_graphs=True)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("device", "new_runner"),
+    [
+        ("cpu", emulated()),
+        ("cpu", emulated(rungs=(16,), token_rungs=(16, 32))),
+        pytest.param("cuda", on_device, marks=on_gpus),
+    ],
+    ids=["kernel by kernel", "from graphs", "gpu"],
+)
+def test_it_guesses_what_transformers_does(
+    family: str, device: str, new_runner: Any, tmp_path: Path, tiny_folder: Path
+) -> None:
+    folder = random_folder(tmp_path / "next", family, tiny_folder)
+    assert all(ours == theirs for ours, theirs in guesses(family, folder, new_runner, device))
+    served = Served(folder, new_runner, device)
+    served.compute(TOKENS, 0, 7)
+    layer = served.runner.draft_model
+    own, elsewhere = (int(served.table[0, page]) * PAGE + 2 for page in (1, 9))  # of the last token, and of nobody's
+    row = layer.row(own)
+    layer.put_row(elsewhere, row)
+    assert layer.row(elsewhere) == row != b""
+    assert layer.row(elsewhere + 1) == b""
+
+
+PROMPTS = [[first, 5, 7, *range(9 * first)] * 2 for first in range(12)]
+ASKED = [
+    SamplingParams(max_tokens=48, temperature=0.0, ignore_eos=True),
+    SamplingParams(max_tokens=32, temperature=0.4, top_p=0.9, top_k=50, seed=7, ignore_eos=True),
+]
+OPTIONS = EngineOptions(
+    device="cuda", dtype="float32", kv_cache_mib=256, max_step_tokens=64, max_requests=12, cuda_graphs="on"
+)
+
+
+def answers(folder: Path, options: EngineOptions) -> list[Generation]:
+    with Engine(str(folder), options) as engine:
+        return [each for params in ASKED for each in engine.generate_batch(PROMPTS, params)]
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"overlap": "off", "cuda_graphs": "off"}, pytest.param({"tp": 2}, marks=two_gpus)],
+    ids=["graphs and overlap", "neither", "two ranks"],
+)
+def test_it_changes_no_token_on_gpus(
+    tmp_path: Path, changes: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The model knows what comes behind a token, and its layer what comes behind that: greedy guesses come true."""
+    folder = sure_next_layer.write(tmp_path / "sure", by_rows)
+    plain = answers(folder, replace(OPTIONS, overlap="off", cuda_graphs="off"))
+    guessed = answers(folder, replace(OPTIONS, speculate="mtp", **changes))
+    assert [each.token_ids for each in guessed] == [each.token_ids for each in plain]
+    greedy = guessed[: len(PROMPTS)]
+    rejected, accepted = (sum(getattr(each.predicted, name) for each in greedy) for name in ("rejected", "accepted"))
+    print(
+        f"{accepted} drafts came true and {rejected} did not, of {sum(len(each.token_ids) for each in greedy)} tokens"
+    )
+    assert accepted > 10 * rejected
+    assert "while serving" not in capfd.readouterr().err, "a kernel was compiled"

@@ -1,0 +1,57 @@
+"""What outlives a scheduler is opened for those whose pages it keeps, and refused in words for others."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from diptych.checkpoints.source import open_model
+from diptych.common.errors import ConfigError
+from diptych.engine.cache.host_tier import NO_COPIER
+from diptych.engine.options.config import EngineOptions
+from diptych.engine.scheduler.lasting import open_lasting_tiers
+from diptych.engine.scheduler.terms import file_terms, store_terms
+from diptych.engine.tensor_parallel.group import SingleRank
+from diptych.kvtransfer.layout import PoolLayout
+
+LAYOUT = PoolLayout.kv(8, 2, 8, 2, 16, "float32")
+STORE = EngineOptions(device="cpu", shared_cache="s3://bucket/kv", dtype="float32")
+
+
+def opened(folder: Path, **changes: Any) -> None:
+    options = EngineOptions(**{"device": "cpu", "shared_cache": "s3://bucket/kv", "dtype": "float32", **changes})
+    hardware: Any = SimpleNamespace(options=options, device_name="CPU")
+    open_lasting_tiers(open_model(str(folder)), LAYOUT, hardware, NO_COPIER, SingleRank())
+
+
+def test_gpus_and_states_are_refused(tiny_folder: Path, tiny_recurrent_folder: Path) -> None:
+    with pytest.raises(ConfigError, match="--shared-cache keeps pages of CPUs only"):
+        opened(tiny_folder, device="cuda")
+    with pytest.raises(ConfigError, match="--file-cache-dir keeps pages of CPUs only"):
+        opened(tiny_folder, device="cuda", file_cache_dir="kv", file_cache_mib=1)
+    with pytest.raises(ConfigError, match="--shared-cache keeps no states"):
+        opened(tiny_recurrent_folder)
+
+
+def test_copies_of_weights_share_a_store_and_edited_ones_do_not(tiny_folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(tiny_folder, copy)
+    weights = copy / "model.safetensors"
+
+    def terms(folder: Path, of: Any) -> Any:
+        return of(open_model(str(folder)), LAYOUT, STORE, "CPU")
+
+    os.utime(weights, (1, 1))
+    assert terms(copy, file_terms) != terms(tiny_folder, file_terms), "files are one machine's"
+    assert terms(copy, store_terms) == terms(tiny_folder, store_terms)
+    data = bytearray(weights.read_bytes())
+    data[len(data) // 2 + 301] ^= 1  # between two samples
+    weights.write_bytes(data)
+    os.utime(weights, (1, 1))
+    assert open_model(str(copy)).weights_id == open_model(str(tiny_folder)).weights_id
+    assert terms(copy, store_terms) != terms(tiny_folder, store_terms)

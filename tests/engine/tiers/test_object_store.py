@@ -1,0 +1,100 @@
+"""Stores by `obstore`: a directory, and S3 over a socket, are read and written alike."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import s3_server
+from tier_scenes import PAGE, RUN, SharedLife
+
+from diptych.common.errors import ConfigError
+from diptych.engine.tiers import object_store
+from diptych.engine.tiers.object_store import ObjectStore, open_store
+
+pytest.importorskip("obstore", reason="comes with diptych[store]")
+
+
+class Given(NamedTuple):
+    store: ObjectStore
+    refuses: threading.Event | None
+
+
+@pytest.fixture(params=["file", "s3"])
+def given(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Given]:
+    if request.param == "file":
+        yield Given(open_store(f"file://{tmp_path}/new"), None)
+        return
+    with s3_server.serving() as (endpoint, _, refuses):
+        for name, value in {
+            "AWS_ENDPOINT": endpoint,
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_ACCESS_KEY_ID": "us",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_REGION": "here",
+        }.items():
+            monkeypatch.setenv(name, value)
+        yield Given(open_store("s3://bucket/kv"), refuses)
+
+
+def test_objects_are_written_whole_and_read_in_parts(given: Given) -> None:
+    store = given.store
+    assert store.size("a/b") is None
+    with pytest.raises(FileNotFoundError):
+        store.read("a/b", 0, 4)
+    store.write("a/b", memoryview(b"0123456789"))
+    assert store.size("a/b") == 10
+    assert bytes(store.read("a/b", 0, 10)) == b"0123456789"
+    assert bytes(store.read("a/b", 4, 3)) == b"456"
+    assert bytes(store.read("a/b", 8, 5)) == b"89", "what was cut is short"
+    assert bytes(store.read("a/b", 12, 5)) == b""
+    store.write("a/b", memoryview(b"new"))
+    assert bytes(store.read("a/b", 0, 10)) == b"new"
+    store.delete(["a/b", "a/none"])
+    assert store.size("a/b") is None
+
+
+def test_a_directory_lists_what_it_has(tmp_path: Path) -> None:
+    store = open_store(f"file://{tmp_path}/with%20space")
+    store.write("a/b", memoryview(b"0123"))
+    (entry,) = store.entries()
+    assert (entry.name, entry.nbytes) == ("a/b", 4)
+    assert entry.written_s > 1e9
+    assert (tmp_path / "with space").stat().st_mode & 0o777 == 0o700
+
+
+def test_two_workers_share_it(given: Given) -> None:
+    text = [*range(1, 40)]
+    whole = len(text) // PAGE // RUN * RUN * PAGE
+    lives = [SharedLife(given.store), SharedLife(given.store)]
+    waited = threading.Event()
+    for life in lives:
+        while not life.objects.reader.is_measured:
+            life.shared.restored()
+            waited.wait(0.001)
+    lives[0].compute(text)
+    lives[0].finish_writes()
+    one = lives[1].ask(text)
+    assert one.cached_len == whole
+    lives[1].expect_right(one)
+    lives[1].cache.drop(one)
+    if given.refuses is not None:
+        lives[1].cache.clear()
+        lives[1].objects.index = type(lives[1].objects.index)(100)
+        given.refuses.set()
+        assert lives[1].ask(text).cached_len == 0
+        assert lives[1].shared.asked.num_failed == 1
+    for life in lives:
+        life.end()
+
+
+def test_what_cannot_be_opened_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"--shared-cache file:.*can't be used"):
+        open_store(f"file://{tmp_path}/file")
+    monkeypatch.setattr(object_store, "LIBRARY", "no_such_library")
+    with pytest.raises(ConfigError, match=r"needs obstore: install diptych\[store\]"):
+        open_store(f"file://{tmp_path}/new")

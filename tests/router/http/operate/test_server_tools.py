@@ -1,0 +1,201 @@
+"""What tools of SGLang and vLLM ask beside the API: who may, what is answered, and what it does."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from diptych.common.trust.tokens import Tokens
+from diptych.common.trust.trust import Trust
+from diptych.router.keys.keyring import digest_of
+from diptych.v1 import inference_pb2, inference_pb2_grpc
+
+Cluster = Any
+ACTS = ("/flush_cache", "/start_profile", "/stop_profile")
+
+
+@pytest.fixture(scope="module")
+def shared(start_shared_cluster: Any) -> Cluster:
+    return start_shared_cluster()
+
+
+@pytest.fixture
+def cluster(shared: Cluster) -> Iterator[Cluster]:
+    yield shared
+    for worker in shared.workers:
+        worker.admin.failure = None
+
+
+def ask(cluster: Cluster, method: str, path: str, key: str = "", body: Any = None) -> tuple[int, Any]:
+    connection = http.client.HTTPConnection(cluster.url.removeprefix("http://"), timeout=200)
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    connection.request(method, path, None if body is None else json.dumps(body), headers)
+    with connection.getresponse() as answer:
+        found = answer.status, json.loads(answer.read() or b"null")
+    connection.close()
+    return found
+
+
+def test_a_server_says_what_it_is_and_how_busy_each_worker_is(cluster: Cluster) -> None:
+    model = ask(cluster, "GET", "/get_model_info")[1]
+    info, load = ask(cluster, "GET", "/get_server_info")[1], ask(cluster, "GET", "/get_load")[1]
+    assert (model["model_path"], model["is_generation"]) == ("tiny", True)
+    assert (info["model_path"], info["context_length"]) == ("tiny", 2048)
+    assert [state["role"] for state in info["internal_states"]] == ["prefill", "decode"]
+    assert info["decode"][0]["internal_states"] == [info["internal_states"][1]]
+    assert [(each["dp_rank"], each["role"], each["num_reqs"]) for each in load] == [(0, "prefill", 0), (1, "decode", 0)]
+
+
+def test_an_act_reaches_every_worker_and_says_of_each_what_came_of_it(cluster: Cluster) -> None:
+    names = [f"{worker.instance.instance_id:016x}" for worker in cluster.workers]
+    assert ask(cluster, "POST", "/flush_cache") == (200, {"success": True, "num_pages": dict.fromkeys(names, 7)})
+    wanted = {"start_step": 3, "num_steps": 5, "activities": ["CPU", "GPU"], "instances": names[:1]}
+    assert ask(cluster, "POST", "/start_profile", body=wanted) == (200, {"paths": {names[0]: "/traces/one"}})
+    (request,) = cluster.workers[0].admin.profiles
+    assert (request.skip_steps, request.num_steps, cluster.workers[1].admin.profiles) == (3, 5, [])
+    traces = ask(cluster, "POST", "/stop_profile")[1]["traces"]
+    assert traces[names[1]] == {"path": "/traces/one", "bytes": 9, "num_steps": 2, "duration_s": 0.5}
+
+
+def test_a_worker_that_refuses_is_named_in_the_answer(cluster: Cluster) -> None:
+    cluster.workers[1].admin.failure = grpc.StatusCode.NOT_FOUND
+    status, answer = ask(cluster, "POST", "/stop_profile")
+    assert (status, "told to fail" in answer["error"]) == (404, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/start_profile", {"output_dir": "/etc"}),
+        ("/start_profile", {"num_steps": 1001}),
+        ("/start_profile", {"with_stack": True}),
+        ("/stop_profile", {"wait_s": 61}),
+        ("/abort_request", {}),
+        ("/flush_cache", {"all": True}),
+    ],
+)
+def test_what_is_not_offered_is_refused_by_name(cluster: Cluster, path: str, body: Any) -> None:
+    status, answer = ask(cluster, "POST", path, body=body)
+    assert status == 400
+    assert next(iter(body), "rid") in json.dumps(answer)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("names", ["rid", "header"])
+def test_a_request_is_aborted_by_its_id_and_its_client_is_told(
+    cluster: Cluster, hang: Any, is_stream: bool, names: str
+) -> None:
+    name = f"{names}-{is_stream}"
+    cluster.decode().faults = [hang(1)]
+    headers = {"x-request-id": name} if names == "header" else {}
+    body = {"text": "ab", "stream": is_stream, "incremental_streaming_output": True} | (
+        {"rid": name} if names == "rid" else {}
+    )
+    num_started = len(cluster.decode().started)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(fetch, cluster, "/generate", body, headers)
+        cluster.wait_for(lambda: len(cluster.decode().started) > num_started)
+        assert ask(cluster, "POST", "/abort_request", body={"rid": "another"}) == (200, {"num_aborted": 0})
+        assert ask(cluster, "POST", "/abort_request", body={"rid": name}) == (200, {"num_aborted": 1})
+        status, text = answer.result(100)
+    assert status == 499 or (is_stream and status == 200)
+    assert "request_aborted" in text
+    room = cluster.decode().started[-1].room
+    cluster.wait_for(lambda: room in cluster.decode().aborted)
+
+
+def test_a_call_over_grpc_is_aborted_by_its_id(cluster: Cluster, hang: Any) -> None:
+    cluster.decode().faults = [hang(1)]
+    num_started = len(cluster.decode().started)
+    with grpc.insecure_channel(cluster.grpc_target) as channel:
+        request = inference_pb2.GenerateRequest(text="ab", request_id="by-grpc")
+        call = inference_pb2_grpc.InferenceStub(channel).Generate.future(request)
+        cluster.wait_for(lambda: len(cluster.decode().started) > num_started)
+        assert ask(cluster, "POST", "/abort_request", body={"rid": "by-grpc"}) == (200, {"num_aborted": 1})
+        assert call.exception(100).code() is grpc.StatusCode.CANCELLED
+
+
+@pytest.mark.parametrize("tokenize_at", ["router", "worker"])
+def test_turns_of_a_session_send_only_what_is_new(start_cluster: Callable[..., Cluster], tokenize_at: str) -> None:
+    cluster = start_cluster(tokenize_at=tokenize_at)
+    cluster.script = "Hi!"
+    session = ask(cluster, "POST", "/open_session", body={"capacity_of_str_len": 1000})[1]
+
+    def turn(name: str, text: str, **follow: Any) -> Any:
+        body = {"text": text, "rid": name, "session_params": {"id": session, **follow}}
+        status, answer = ask(cluster, "POST", "/generate", body=body)
+        assert (status, answer["meta_info"]["id"]) == (200, name)
+        return answer["meta_info"]["prompt_tokens"]
+
+    assert [turn("a", "abc"), turn("b", "de", rid="a"), turn("c", "f", rid="a", drop_previous_output=True)] == [3, 9, 4]
+    legs = [list(leg.prompt_token_ids) for leg in cluster.prefill().started]
+    assert legs[1] == [*cluster.tokenizer.encode("abcHi!"), 256, *cluster.tokenizer.encode("de")]
+    assert ask(cluster, "POST", "/close_session", body={"session_id": session}) == (200, {"was_open": True})
+    body = {"text": "x", "session_params": {"id": session}}
+    assert ask(cluster, "POST", "/generate", body=body)[1]["error"]["param"] == "session_params.id"
+
+
+def test_a_router_of_several_processes_keeps_no_sessions(start_cluster: Callable[..., Cluster]) -> None:
+    status, answer = ask(start_cluster(workers=2), "POST", "/open_session", body={"capacity_of_str_len": 9})
+    assert (status, answer["error"]["code"]) == (409, "conflict")
+
+
+def test_a_turn_has_one_prompt_and_one_output(cluster: Cluster) -> None:
+    params = {"id": "s"}
+    for body in ({"text": ["a", "b"]}, {"text": "a", "sampling_params": {"n": 2}}):
+        status, answer = ask(cluster, "POST", "/generate", body={**body, "session_params": params})
+        assert (status, answer["error"]["param"]) == (400, "session_params")
+
+
+def fetch(cluster: Cluster, path: str, body: Any, headers: dict[str, str]) -> tuple[int, str]:
+    connection = http.client.HTTPConnection(cluster.url.removeprefix("http://"), timeout=200)
+    connection.request("POST", path, json.dumps(body), headers)
+    with connection.getresponse() as answer:
+        found = answer.status, answer.read().decode()
+    connection.close()
+    return found
+
+
+def entry(name: str, key: str, settings: str = "") -> str:
+    return f'[{name}]\nsha256 = "{digest_of(key).hex()}"\n{settings}\n'
+
+
+def test_a_key_aborts_its_own_requests_only_and_an_admins_those_of_all(
+    start_cluster: Callable[..., Cluster], tmp_path: Path, hang: Any
+) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(entry("alice", "a-key") + entry("bob", "b-key") + entry("ops", "o-key", "admin = true"))
+    cluster = start_cluster(api_keys_file=path)
+    assert [ask(cluster, "POST", act, "a-key")[0] for act in ACTS] == [403] * 3
+    assert [ask(cluster, "GET", each, "a-key")[0] for each in ("/get_server_info", "/get_model_info")] == [403, 200]
+    assert ask(cluster, "POST", "/flush_cache", "o-key")[0] == 200
+    cluster.decode().faults = [hang(1), hang(1)]
+    with ThreadPoolExecutor(2) as pool:
+        mine, others = (
+            pool.submit(fetch, cluster, "/generate", {"text": "ab", "rid": "r"}, {"authorization": f"Bearer {key}"})
+            for key in ("a-key", "b-key")
+        )
+        cluster.wait_for(lambda: len(cluster.decode().started) == 2)
+        assert ask(cluster, "POST", "/abort_request", "a-key", {"abort_all": True})[1] == {"num_aborted": 1}
+        assert mine.result(100)[0] == 499
+        assert not others.done()
+        assert ask(cluster, "POST", "/abort_request", "o-key", {"rid": "r"})[1] == {"num_aborted": 1}
+        assert others.result(100)[0] == 499
+
+
+def test_with_a_token_acts_are_for_its_holder_and_reach_workers_in_his_name(
+    start_cluster: Callable[..., Cluster],
+) -> None:
+    cluster = start_cluster(trust=Trust(Tokens.of_variable("t" * 32), None))
+    assert [ask(cluster, "POST", act)[0] for act in ACTS] == [401] * 3
+    assert ask(cluster, "POST", "/abort_request", body={"abort_all": True})[0] == 403
+    assert ask(cluster, "POST", "/abort_request", "t" * 32, {"abort_all": True}) == (200, {"num_aborted": 0})
+    assert ask(cluster, "POST", "/flush_cache", "t" * 32)[0] == 200
+    assert {header for worker in cluster.workers for header in worker.admin.authorizations} == {f"Bearer {'t' * 32}"}

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import pytest
+
+from diptych.common.errors import InvalidRequest, Overloaded
+from diptych.router.values import kept_sessions
+from diptych.router.values.kept_sessions import Follow, KeptSessions
+
+
+@pytest.fixture
+def sessions() -> KeptSessions:
+    made = KeptSessions()
+    made.open("ada", "s", 1000, 60.0, 0.0)
+    return made
+
+
+def serve(
+    sessions: KeptSessions, name: str, new: list[int], output: list[int], now_s: float = 1.0, **follow: object
+) -> list[int]:
+    """Serve a turn; return its whole prompt."""
+    turn = sessions.turn("ada", Follow("s", **follow), name, now_s)  # type: ignore[arg-type]
+    prompt = [*turn.before, *new]
+    for token in output:
+        turn.take([token])
+    turn.ended(prompt)
+    return prompt
+
+
+def test_a_turn_goes_on_behind_prompt_and_output_of_another(sessions: KeptSessions) -> None:
+    assert serve(sessions, "a", [1, 2], [3, 4]) == [1, 2]
+    assert serve(sessions, "b", [5], [6], rid="a") == [1, 2, 3, 4, 5]
+    assert serve(sessions, "c", [7], [], rid="b") == [1, 2, 3, 4, 5, 6, 7]
+    assert serve(sessions, "d", [8], [], rid="a") == [1, 2, 3, 4, 8]  # a branch
+    assert serve(sessions, "e", [9], [], rid="a", drop_previous_output=True) == [1, 2, 9]
+    assert serve(sessions, "f", [9], [], rid="a", offset=3) == [1, 2, 3, 9]
+    assert serve(sessions, "g", [9], [], rid="a", offset=-1) == [1, 2, 3, 9]
+    assert serve(sessions, "h", [9], []) == [9]
+
+
+def test_what_is_replaced_takes_its_followers_along(sessions: KeptSessions) -> None:
+    for name, rid in (("a", ""), ("b", "a"), ("c", "b"), ("d", "")):
+        serve(sessions, name, [1], [2], rid=rid)
+    serve(sessions, "e", [3], [], rid="a", replace=True)
+    for gone in ("b", "c"):
+        with pytest.raises(InvalidRequest, match="no turn"):
+            serve(sessions, "x", [1], [], rid=gone)
+    assert serve(sessions, "x", [1], [], rid="d") == [1, 2, 1]
+    serve(sessions, "a", [4], [], replace=True)
+    with pytest.raises(InvalidRequest, match="no turn"):
+        serve(sessions, "y", [1], [], rid="d")
+
+
+def test_a_turn_that_runs_or_failed_is_no_turn_yet_and_names_are_given_once(sessions: KeptSessions) -> None:
+    sessions.turn("ada", Follow("s"), "a", 1.0)
+    with pytest.raises(InvalidRequest, match="has ended"):
+        sessions.turn("ada", Follow("s", "a"), "b", 1.0)
+    serve(sessions, "a", [1], [])
+    with pytest.raises(InvalidRequest, match="already"):
+        serve(sessions, "a", [1], [])
+
+
+def test_a_session_is_its_owners_and_ends_when_it_is_closed_or_not_used(sessions: KeptSessions) -> None:
+    with pytest.raises(InvalidRequest, match="no session"):
+        sessions.turn("bob", Follow("s"), "a", 1.0)
+    with pytest.raises(InvalidRequest, match="open already"):
+        sessions.open("ada", "s", 10, 60.0, 1.0)
+    sessions.open("bob", "s", 10, 60.0, 1.0)
+    serve(sessions, "a", [1], [], now_s=59.0)
+    serve(sessions, "b", [1], [], now_s=118.0)
+    with pytest.raises(InvalidRequest, match="not used for too long"):
+        serve(sessions, "c", [1], [], now_s=179.0)
+    sessions.open("ada", "s", 10, 60.0, 180.0)
+    assert [sessions.close("ada", "s"), sessions.close("ada", "s"), sessions.close("bob", "s")] == [True, False, False]
+
+
+def test_sessions_are_few_and_bounded(sessions: KeptSessions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_sessions, "MAX_OF_OWNER", 2)
+    sessions.open("ada", "t", 4, 60.0, 0.0)
+    with pytest.raises(Overloaded, match="at most 2"):
+        sessions.open("ada", "u", 4, 60.0, 0.0)
+    sessions.open("bob", "u", 4, 60.0, 0.0)
+    turn = sessions.turn("ada", Follow("t"), "a", 1.0)
+    turn.ended([1, 2, 3, 4, 5])
+    with pytest.raises(InvalidRequest, match="was kept: send the whole prompt"):
+        sessions.turn("ada", Follow("t", "a"), "b", 1.0)
