@@ -157,3 +157,15 @@ def test_two_loads_of_equal_means_are_not_equal() -> None:
     assert even.requests_per_s * even.work_s == pytest.approx(apart.requests_per_s * apart.work_s, rel=0.01)
     one = Sizes(both=1)
     assert sizing.held(one, even) > 1.2 * sizing.held(one, apart)
+
+
+def test_prompts_get_the_time_in_which_outputs_read_weights() -> None:
+    """A step has room for products in any case: as much as reads take, beyond what its constant with prompts takes."""
+    read_s, model = 0.006, H200.step_model
+    hidden = replace(H200, step_model=replace(model, step=model.prompt_step + read_s))
+    beside = replace(
+        H200, step_model=replace(model, step=model.prompt_step + read_s, prompt_step=model.prompt_step + read_s)
+    )
+    chat, goal = Kind(2.0, 1000, 0, 200), Goal(1.0, 0.03, 0.9)
+    pieces = [predict(each, Sizes(both=1), demand((chat,), each), goal).piece_tokens for each in (hidden, beside)]
+    assert (pieces[0] - pieces[1]) * model.prompt_token == pytest.approx(read_s, rel=0.05)
