@@ -81,7 +81,7 @@ def _versions() -> dict[str, str]:
     return {"python": platform.python_version(), **found}
 
 
-def _torch() -> tuple[Mapping[str, str], str | None]:
+def _torch() -> tuple[dict[str, str], str | None]:
     """Return torch's version, and the CUDA that it was built for, as it says itself: its import takes seconds.
 
     The package's version does not tell: only wheels of PyTorch's own index have "+cu130" in it.
