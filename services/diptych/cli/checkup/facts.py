@@ -13,7 +13,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from email.utils import parsedate_to_datetime
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
