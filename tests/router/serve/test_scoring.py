@@ -56,7 +56,8 @@ def test_a_long_query_is_not_copied_for_each_document(model: object) -> None:
     scores, prompts = score(model, NUM_DOCUMENTS, 2**18)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert len(prompts) == NUM_DOCUMENTS and all(each > 0.5 for each in scores)
+    assert len(prompts) == NUM_DOCUMENTS
+    assert min(scores) > 0.5
     assert peak < NUM_DOCUMENTS / 2 * 2**18
 
 
