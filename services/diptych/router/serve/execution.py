@@ -11,6 +11,7 @@ import logging
 import random
 import time
 from dataclasses import dataclass, field
+from typing import Final
 
 from diptych.common.errors import DeadlineExceeded, DiptychError, Unavailable
 from diptych.common.logging import bind
@@ -33,6 +34,8 @@ from diptych.router.workers.fleet import Fleet
 from diptych.router.workers.worker_view import Pair
 
 logger = logging.getLogger(__name__)
+
+REFUSALS: Final = frozenset({FailureCode.OVERLOADED, FailureCode.TOO_LONG})  # before any work
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,8 @@ class Execution:
         self._attempt: Attempt | None = None
         self._is_proven = False  # both legs of the attempt have done their part of an output token
         self._knows_cached = False
+        self._knows_prompt_len = progress.request.prompt.text is None
+        self._num_refused = 0  # attempts that a worker did not begin
         self.trace = client.trace.begin_output()
         self.cached_tokens = 0  # of the prompt, when the first attempt was prefilled
         self._move: Move[Attempt] | None = None
@@ -212,6 +217,7 @@ class Execution:
     def _failed(self, attempt: Attempt, failure: LegFailure) -> Pair:
         """Tell breakers and record of an attempt that has failed; return its pair."""
         record = next(record for record in self._record.attempts if record.room == attempt.room)
+        self._num_refused += failure.code in REFUSALS and not attempt.num_tokens
         self._dispatcher.selector.failed(record.selection.pair, failure)
         record.end(failure_words(failure), time.monotonic())
         return record.selection.pair
@@ -248,7 +254,14 @@ class Execution:
         """Tokens of the request's prompt."""
         return self._progress.request_len
 
+    @property
+    def used_prompt_len(self) -> int:
+        """The same as far as it is known, once a worker has begun with it; else 0."""
+        is_begun = len(self._record.attempts) > self._num_refused
+        return self.prompt_len if is_begun and self._knows_prompt_len else 0
+
     def _note_prompt_len(self, num_tokens: int) -> None:
+        self._knows_prompt_len |= num_tokens > 0
         text = self._progress.request.prompt.text
         if text is not None and num_tokens not in (0, self._progress.request_len):
             self._progress.tokenized(num_tokens)
