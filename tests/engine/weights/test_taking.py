@@ -24,13 +24,13 @@ from diptych.engine.runner.kv_pool import new_kv
 from diptych.engine.runner.loaded_model import LoadedModel, ModelOptions, load_model, load_with_draft
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.weights import door as door_module
-from diptych.engine.weights import memory as memory_module
 from diptych.engine.weights import taking as taking_module
 from diptych.engine.weights import wire
 from diptych.engine.weights.door import WeightsDoor
 from diptych.engine.weights.memory import WeightMemory, weight_memory
 from diptych.engine.weights.taking import Taking
 from diptych.engine.weights.wire import Giver, Piece, pieces_of
+from diptych.kernels.cpu import library
 from diptych.kernels.gpu.layers.fp8_experts import Fp8Experts
 from diptych.kernels.gpu.layers.fp8_matrix import Fp8Matrix
 from diptych.kernels.gpu.layers.int4_experts import Int4Experts, Int4Matrix
@@ -252,7 +252,7 @@ def test_memory_is_all_storages_once_without_what_kernels_count_in() -> None:
 
 def test_forms_differ_between_processors_that_pack_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     panels = iter((8, 16, 32))
-    monkeypatch.setattr(memory_module.library, "load", lambda: SimpleNamespace(diptych_panel=lambda: next(panels)))
+    monkeypatch.setattr(library, "load", lambda: SimpleNamespace(diptych_panel=lambda: next(panels)))
     assert len({weight_memory([Layer()], "id").form for _ in range(3)}) == 3
 
 
@@ -273,7 +273,7 @@ EXPERTS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("kind", EXPERTS)
 def test_addresses_of_experts_are_no_weights_and_their_matrices_are(kind: str) -> None:
     experts = [EXPERTS[kind]() for _ in range(2)]
-    both = [weight_memory(GroupedExperts(each, each, None), "id") for each in experts]
+    both = [weight_memory(GroupedExperts(each, each, lambda gate_up, out: None), "id") for each in experts]
     assert both[0].form == both[1].form
     matrices = experts[0].tensors if kind == "as they are" else experts[0].matrices
     tensors = [each for matrix in matrices for each in tensors_of(matrix)]
