@@ -245,9 +245,10 @@ def test_classes_have_probabilities_and_a_single_score_is_one(start_cluster: Sta
 
 
 def test_a_model_for_text_is_asked_for_yes_or_no_at_a_prefill_worker_as_work_for_idle_time(
-    start_cluster: Start,
+    start_cluster: Start, tmp_path: Path
 ) -> None:
-    cluster = start_cluster(special_tokens=CHATML)
+    log = tmp_path / "requests"
+    cluster = start_cluster(special_tokens=CHATML, request_log=log)
     assert "makes text" in cluster.post("/v1/embeddings", {"input": "a"})[1]["error"]["message"]
     status, answer = cluster.post("/v1/rerank", {"query": "q", "documents": ["d"]})
     assert (status, "could judge" in answer["error"]["message"]) == (400, True), "yes is three tokens here"
@@ -267,3 +268,5 @@ def test_a_model_for_text_is_asked_for_yes_or_no_at_a_prefill_worker_as_work_for
     assert "<Instruct>: judge\n<Query>: q\n<Document>: d" in cluster.tokenizer.decode(leg.prompt_token_ids)
     assert not cluster.decode().started
     assert cluster.complete("p")["text"] == "Hello!"
+    cluster.wait_until(log.read_text)
+    assert [json.loads(line)["output_len"] > 0 for line in log.read_text().splitlines()] == [True], "only texts"

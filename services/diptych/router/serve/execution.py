@@ -45,7 +45,7 @@ class Dispatcher:
     explanations: Explanations
     hedging: Hedging
     rng: random.Random
-    request_log: RequestLog | None = None  # of all that ends
+    request_log: RequestLog | None = None  # of all outputs of text that end
     running: set[Execution] = field(default_factory=set)  # requests that have begun, and have not ended
 
 
@@ -111,8 +111,9 @@ class Execution:
             self._attempt.close()
             for record in self._record.attempts:
                 record.end("closed", time.monotonic())
-        if not was_over and self._dispatcher.request_log is not None:
-            self._dispatcher.request_log.add(self._progress.request, self._served())
+        request, log = self._progress.request, self._dispatcher.request_log
+        if not was_over and log is not None and request.client.vectors is None:
+            log.add(request, self._served())
 
     def _served(self) -> Served:
         """Return what came of it, once it is over."""
