@@ -9,7 +9,6 @@ is late, for a bounded time, those whose first tokens may still be in time (`giv
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
@@ -18,44 +17,12 @@ from typing import Final
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.aside import Aside, Reason
 from diptych.engine.schedule.policies import POLICIES, InTime, Policy, gives_way
+from diptych.engine.schedule.tenant_lines import Place, TenantLines
 from diptych.engine.schedule.tenant_shares import TenantShares
 from diptych.engine.values.limits import Scheduling
 from diptych.engine.values.request import Request
 
 MAX_RESTORES: Final = 4  # for which a request lets others pass: they may take the memory again that it waits for
-WINDOW: Final = 64  # how many of a tenant's requests, in order of rank, a policy may choose from
-
-Place = tuple[float, int, Request]  # rank, order of arrival
-
-
-class _Lines:
-    """Requests by tenant, in order of rank."""
-
-    def __init__(self) -> None:
-        self._by_tenant: dict[str, list[Place]] = {}  # never empty
-
-    def __bool__(self) -> bool:
-        return bool(self._by_tenant)
-
-    def __contains__(self, tenant: str) -> bool:
-        return tenant in self._by_tenant
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._by_tenant)
-
-    def add(self, place: Place) -> None:
-        insort(self._by_tenant.setdefault(place[2].account.tenant, []), place)
-
-    def remove(self, place: Place) -> None:
-        tenant = place[2].account.tenant
-        line = self._by_tenant[tenant]
-        del line[bisect_left(line, place)]
-        if not line:
-            del self._by_tenant[tenant]
-
-    def first(self, tenant: str) -> list[Request]:
-        """Return those of a tenant that a policy may choose from."""
-        return [request for _, _, request in self._by_tenant[tenant][:WINDOW]]
 
 
 class WaitingQueue:
@@ -65,8 +32,8 @@ class WaitingQueue:
         self._policy = policy
         self._shares = shares
         self._retracted: deque[Request] = deque()
-        self._lines = _Lines()
-        self._idle = _Lines()  # of work for idle time that gives way to all in `_lines`
+        self._lines = TenantLines()
+        self._idle = TenantLines()  # of work for idle time that gives way to all in `_lines`
         self._yielding: dict[int, int] = {}  # by room of such work: its order of arrival
         self._yielding_by_age: list[tuple[float, int, int]] = []  # a heap: when it came, its order, its room; some left
         self._places: dict[int, Place] = {}  # by room
@@ -198,7 +165,7 @@ class WaitingQueue:
             return
         self._lines_of(request).remove(place)
 
-    def _lines_of(self, request: Request) -> _Lines:
+    def _lines_of(self, request: Request) -> TenantLines:
         return self._idle if request.room in self._yielding else self._lines
 
     def _count(self, request: Request) -> None:
