@@ -8,11 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
+import tokenizers
 
 from diptych.generation.request_groups import Account
 from diptych.generation.sampling_params import SamplingParams
 from diptych.router.errors import ContextLengthExceeded
 from diptych.router.text.tokenization import MAX_INLINE_STEPS, MAX_SHORT_STEPS, Tokenization
+from diptych.router.values.kept_sessions import Follow, KeptSessions
 from diptych.router.values.request import ChatPrompt, ClientRequest, Prompt, ServedModel, TextPrompt, TokenPrompt
 from diptych.tokens.tokenizer import Tokenizer
 
@@ -118,3 +120,24 @@ def test_a_prompt_that_is_far_too_long_is_refused_by_its_beginning(
 def test_of_too_many_tokens_no_text_is_made_to_repeat(tokenization: Tokenization) -> None:
     with pytest.raises(ContextLengthExceeded, match="more than 1000 tokens"):
         asyncio.run(tokenization.read(asked(TokenPrompt([1] * 1001), echo=True), 1000))
+
+
+@pytest.mark.parametrize(("before", "ids"), [([], [1, 0]), ([7, 7], [7, 7, 0])])
+def test_a_turn_in_the_middle_of_a_text_gets_no_special_tokens_and_one_that_begins_does(
+    before: list[int], ids: list[int]
+) -> None:
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "<s>": 1}, unk_token="a"))
+    backend.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    made = Tokenization(
+        ServedModel("m", Tokenizer(backend, eos_ids=[1], chat_template=None), 9, NO_LIMIT),
+        at="worker",
+        num_threads=1,
+        cache_bytes=0,
+    )
+    sessions = KeptSessions()
+    sessions.open("", "s", 100, 60.0, 0.0)
+    sessions.turn("", Follow("s"), "first", 0.0).ended(before)
+    turn = sessions.turn("", Follow("s", "first"), "second", 0.0)
+    client = replace(asked(TextPrompt("a")), turn=turn)
+    assert [list(each.ids) for each in asyncio.run(made.read(client, NO_LIMIT))] == [ids]
+    made.close()
