@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
+import tokenizers
 
 from diptych.common.errors import InvalidRequest
 from diptych.generation.request_groups import Account
@@ -15,6 +16,7 @@ from diptych.generation.sampling_params import SamplingParams
 from diptych.router.errors import ContextLengthExceeded
 from diptych.router.text.tokenization import MAX_INLINE_STEPS, MAX_SHORT_STEPS, Tokenization
 from diptych.router.values import validation
+from diptych.router.values.kept_sessions import Follow, KeptSessions
 from diptych.router.values.request import (
     ChatPrompt,
     ClientRequest,
@@ -158,3 +160,24 @@ def test_the_prompts_of_one_request_have_a_bound_together(
     client = replace(asked(PairPrompt("abcd", "e")), prompts=[PairPrompt("abcd", "e")] * 2)
     with pytest.raises(InvalidRequest, match="9 tokens together: send fewer documents at once"):
         asyncio.run(tokenization.of_vectors(client, VectorWish(), 100))
+
+
+@pytest.mark.parametrize(("before", "ids"), [([], [1, 0]), ([7, 7], [7, 7, 0])])
+def test_a_turn_in_the_middle_of_a_text_gets_no_special_tokens_and_one_that_begins_does(
+    before: list[int], ids: list[int]
+) -> None:
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "<s>": 1}, unk_token="a"))
+    backend.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    made = Tokenization(
+        ServedModel("m", Tokenizer(backend, eos_ids=[1], chat_template=None), 9, NO_LIMIT),
+        at="worker",
+        num_threads=1,
+        cache_bytes=0,
+    )
+    sessions = KeptSessions()
+    sessions.open("", "s", 100, 60.0, 0.0)
+    sessions.turn("", Follow("s"), "first", 0.0).ended(before)
+    turn = sessions.turn("", Follow("s", "first"), "second", 0.0)
+    client = replace(asked(TextPrompt("a")), turn=turn)
+    assert [list(each.ids) for each in asyncio.run(made.read(client, NO_LIMIT))] == [ids]
+    made.close()

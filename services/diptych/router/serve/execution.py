@@ -202,8 +202,7 @@ class Execution:
         """Begin another attempt on another pair, if there is one and it may be."""
         progress, selector = self._progress, self._dispatcher.selector
         avoided = progress.blamed | {self._pair.prefill_id, self._pair.decode_id}
-        adapter = progress.request.client.hints.adapter
-        if not selector.has_fresh_pair(adapter, avoided) or not self._dispatcher.hedging.spend():
+        if not selector.has_fresh_pair(progress.request, avoided) or not self._dispatcher.hedging.spend():
             return None
         progress.blamed |= avoided  # for being slow
         self._metrics.hedges.inc()
@@ -321,7 +320,7 @@ class Execution:
         self._metrics.went_on(failure.code)
         if progress.output_ids:
             self._metrics.replays.inc()
-        if not self._dispatcher.selector.has_fresh_pair(progress.request.client.hints.adapter, progress.blamed):
+        if not self._dispatcher.selector.has_fresh_pair(progress.request, progress.blamed):
             await asyncio.sleep(pause_s)
 
     def _error(self, failure: LegFailure) -> DiptychError:

@@ -47,7 +47,7 @@ from diptych.router.values.progress import Progress, RetryLimits
 from diptych.router.values.request import ClientRequest, GenerationRequest, ServedModel, VectorWish
 from diptych.router.values.slo_tiers import NO_TIERS, Tiers
 from diptych.router.values.usage import UsageRecord
-from diptych.router.values.validation import check_len, check_pool, check_request, output_room
+from diptych.router.values.validation import check_len, check_model, check_pool, check_request, output_room
 from diptych.router.values.vectors import Pooled
 from diptych.router.workers.fleet import Fleet
 
@@ -162,12 +162,14 @@ class Pipeline:
         return requests
 
     async def _wait_while_cold(self, client: ClientRequest) -> float:
-        """Return how long the workers took that were started meanwhile."""
-        fleet, wait_s = self._dispatcher.fleet, self._retries.cold_wait_s
-        if not wait_s or client.vectors is not None or not fleet.is_cold():
+        """Return how long the workers took that were started meanwhile, with the adapter that is asked for."""
+        fleet, pool, name = self._dispatcher.fleet, client.routing.pool, client.model
+        wait_s = min(self._retries.cold_wait_s, client.life.deadline_s - time.monotonic())
+        if wait_s <= 0 or client.vectors is not None or not (fleet.is_cold(pool) or fleet.is_coming(name)):
             return 0.0
         with self.metrics.cold.track_inprogress():
-            return await fleet.wait_while_cold(min(wait_s, client.life.deadline_s - time.monotonic()))
+            cold_s = await fleet.wait_while_cold(wait_s, pool)
+            return cold_s + await fleet.wait_for_adapter(name, wait_s - cold_s)
 
     def _claim(self, client: ClientRequest) -> Claim:
         slo = client.tier.slo
@@ -352,7 +354,8 @@ class Preparer:
     def check(self, client: ClientRequest) -> None:
         """Raise what can be said without looking at the prompt."""
         workers = self._workers
-        check_request(client, self._model, workers.model_ids, workers.adapters(), self._max_choices)
+        adapters = {*workers.adapters(), *workers.expected}
+        check_request(client, self._model, workers.model_ids, adapters, self._max_choices)
         check_pool(client.routing.pool, workers.pools)
 
     def with_tier(self, client: ClientRequest) -> ClientRequest:
@@ -368,8 +371,9 @@ class Preparer:
     async def prepare(self, client: ClientRequest) -> list[GenerationRequest]:
         """Return `num_made` requests for each prompt of one that was checked, in that order.
 
-        Raises the caller's `DiptychError`.
+        Raises the caller's `DiptychError`: also for an adapter that is not loaded yet, or not any more.
         """
+        check_model(client.model, self._model, self._workers.model_ids, self._workers.adapters())
         limit = self._workers.context_len(self._model.context_len)
         if client.vectors is not None:
             return await self._prepare_vectors(client, client.vectors, limit)

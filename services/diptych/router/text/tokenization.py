@@ -198,7 +198,8 @@ class Tokenization:
             case TokenPrompt(ids):
                 tokenized = await self._do(partial(self._from_ids, ids), client.account.tenant, len(ids))
             case TextPrompt(text, add_special_tokens):
-                tokenized = await encode(prompt, text, add_special_tokens)
+                goes_on = client.turn is not None and len(client.turn.before) > 0  # in the middle of a text
+                tokenized = await encode(prompt, text, add_special_tokens and not goes_on)
             case ChatPrompt():
                 tokenized = await self._chat(prompt, client, encode)
             case PairPrompt() | FramedPrompt():

@@ -21,13 +21,18 @@ WAYS: Final = {"embed": "/v1/embeddings, /v1/score or /v1/rerank", "classify": "
 ROLES: Final = ("system", "user", "assistant", "tool")
 
 
+def check_model(name: str, model: ServedModel, model_ids: Sequence[str], adapters: Collection[str]) -> None:
+    """Raise `ModelNotFound` unless a request may name this; empty: the only model."""
+    if name and name not in (*model.names, *model_ids, *adapters):
+        served = " and ".join(model.names or model_ids)
+        raise ModelNotFound(f"the model {name!r} does not exist; this router serves {served}")
+
+
 def check_request(
-    client: ClientRequest, model: ServedModel, model_ids: Sequence[str], adapters: Sequence[str], max_choices: int
+    client: ClientRequest, model: ServedModel, model_ids: Sequence[str], adapters: Collection[str], max_choices: int
 ) -> None:
     """What can be said without looking at the prompt."""
-    if client.model and client.model not in (*model.names, *model_ids, *adapters):
-        served = " and ".join(model.names or model_ids)
-        raise ModelNotFound(f"the model {client.model!r} does not exist; this router serves {served}")
+    check_model(client.model, model, model_ids, adapters)
     _check_purpose(client, model)
     _check_counts(client, max_choices)
     client.account.validate()
