@@ -69,11 +69,8 @@ def test_many_objects_are_deleted_at_once(given: Given, monkeypatch: pytest.Monk
         library.delete(store, paths)
 
     monkeypatch.setattr(object_store, "NUM_DELETED", 8)
-    monkeypatch.setattr(
-        object_store,
-        "_library",
-        lambda: SimpleNamespace(delete=delete, head=library.head, exceptions=library.exceptions),
-    )
+    patched = SimpleNamespace(delete=delete, head=library.head, exceptions=library.exceptions)
+    monkeypatch.setattr(object_store, "_library", lambda: patched)
     given.store.delete(names)
     assert asked == [names[:8], names[8:16], names[16:]]
     assert [given.store.size(name) for name in names] == [None] * 20

@@ -17,7 +17,7 @@ from odd_store import SOON_S, OddStore
 from tier_scenes import MIB, PAGE, PAGE_NBYTES, RECORD, RUN, TERMS, SharedLife, page_ids
 
 from diptych.engine.cache.page_ids import PageId
-from diptych.engine.tiers import breaker, object_asker, page_objects, page_writer
+from diptych.engine.tiers import breaker, page_objects, page_writer
 from diptych.engine.tiers.file_tier import FileTier
 from diptych.engine.tiers.object_asker import ObjectAsker
 from diptych.engine.tiers.object_room import Room
@@ -401,7 +401,7 @@ def test_who_asks_for_answers_while_one_is_being_told_waits_for_that(
         assert goes_on.wait(SOON_S)
         write(descriptor, value)
 
-    monkeypatch.setattr(object_asker.os, "eventfd_write", slow_write)
+    monkeypatch.setattr(os, "eventfd_write", slow_write)
     asker = ObjectAsker(store, lambda: 0.0)
     asker.ask(["a"], 0, [PageId(0, 1, 0, bytes(16))], math.inf)
     assert is_telling.wait(SOON_S)

@@ -1,8 +1,8 @@
 """Keeps a directory that is a store within its bytes: what was written first goes first.
 
 A bucket has rules of its own for that, which whoever runs it sets. Every worker that writes to a directory does this,
-so that no one of them has to be there. Each looks again when it has written a part of what may be there, or when it writes
-more than a little and has not looked for a while: others have written meanwhile.
+so that no one of them has to be there. Each looks again when it has written a part of what may be there, or more than a
+little and has not looked for a while: others have written meanwhile.
 """
 
 from __future__ import annotations
