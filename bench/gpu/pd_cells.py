@@ -3,7 +3,8 @@
 Cells are those of `bench/slo_cells.py` in which the better choice depends on the SLO. All processes are real, requests
 tell their SLO, and each platform gets the same arrivals: *1P1D* and *replicas* once a load, *adaptive* once a cell. How
 long steps take is learned before (`diptych fit`) from the workers that are asked. Every request is kept. `--replay`
-needs no GPU: it plays the kept arrivals in virtual time, with what was learned, and compares.
+needs no GPU: it plays the kept arrivals in virtual time, with what was learned, and compares. Where all steps were
+kept, a load is played with what the steps of the other loads say.
 
     python bench/gpu/pd_cells.py --keep FOLDER [--platforms 1P1D adaptive] [--seconds 14] [--device cpu]
     python bench/gpu/pd_cells.py --replay FOLDER
@@ -37,7 +38,8 @@ from diptych.cli.requests.asking import members
 from diptych.cli.requests.step_watch import StepWatch
 from diptych.common.members.roles import WORKER_ROLES, Role
 from diptych.common.trust.trust import INSECURE
-from diptych.engine.values.step_model import H200_LLAMA_8B, StepModel
+from diptych.engine.schedule import step_fit
+from diptych.engine.values.step_model import H200_LLAMA_8B, StepModel, StepShape
 from diptych.generation.slo import NO_SLO, Slo
 from diptych.simulator.compare import METRICS, Times, compare
 from diptych.simulator.run import simulate
@@ -211,11 +213,27 @@ def add_errors(report: Report, runs: Sequence[Run], others: Sequence[Run]) -> No
         )
 
 
+def _models(folder: Path, loads: Sequence[str]) -> Mapping[str, StepModel]:
+    """Return how long steps take, for each load: as the steps of other loads say, else as `diptych fit` had it."""
+    steps, log = folder / STEPS, folder / LOG
+    before = StepModel.from_json(steps.read_text()) if steps.exists() else H200_LLAMA_8B
+    kept = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    models = {load: step_fit.fit(_kept_steps(kept, load)) or before for load in loads}
+    for load, model in models.items():
+        print(f"for {load}/s, in us: {[round(1e6 * term, 4) for term in model.terms]}", file=sys.stderr)
+    return models
+
+
+def _kept_steps(kept: Sequence[Mapping[str, Any]], but: str) -> list[tuple[StepShape, float]]:
+    """Return the steps of all workers, without those of one load."""
+    workers = [worker for each in kept if f", {but}/s" not in each["name"] for worker in each["steps"]]
+    return [(StepShape(*shape), took_s) for worker in workers for *shape, took_s in worker]
+
+
 def replay(folder: Path, as_json: bool) -> None:
-    steps = folder / STEPS
-    model = StepModel.from_json(steps.read_text()) if steps.exists() else H200_LLAMA_8B
     runs = kept_runs(folder)
-    others = [simulated(run, model) for run in runs]
+    models = _models(folder, sorted({run.load for run in runs}))
+    others = [simulated(run, models[run.load]) for run in runs]
     with Report(as_json=as_json) as report:
         add_cells(report, "measured", runs)
         add_cells(report, "simulated", others)

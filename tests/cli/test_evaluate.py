@@ -48,6 +48,14 @@ def test_a_server_is_judged_and_compared_with_another_one(
     assert all((body["echo"], body["logprobs"], body["max_tokens"]) == (True, 1, 1) for body in one.bodies)
 
 
+def test_what_there_is_none_of_is_null_in_the_report(tasks: Path, tmp_path: Path) -> None:
+    tasks.write_text(json.dumps(TASKS[0]))
+    with serving(OpenAiServer(letters(-1.0))) as server:
+        assert main(EvalConfig(tasks=tasks, url=server.url, json=tmp_path / "out")) == 0
+    found = json.loads((tmp_path / "out").read_text(), parse_constant=pytest.fail)[server.url]
+    assert (found["num_questions"], found["accuracy"], found["accuracy_by_byte"]) == (0, None, None)
+
+
 def test_a_server_that_refuses_is_named_with_the_task(tasks: Path) -> None:
     with serving(OpenAiServer(status=400)) as server, pytest.raises((ServerError, ConfigError)) as caught:
         main(EvalConfig(tasks=tasks, url=server.url, model="tiny"))

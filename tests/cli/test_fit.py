@@ -63,7 +63,7 @@ def test_no_round_is_too_large(bounds: Bounds) -> None:
 
 def test_the_load_tells_every_term() -> None:
     """As one worker would run it, each request alone or beside others that are as far."""
-    model = StepModel(8e-3, 1e-3, 2e-6, 1e-3, 4e-4, 3e-8, 5e-4)
+    model = StepModel(8e-3, 1e-3, 2e-6, 6e-3, 4e-4, 3e-8, 5e-4)
     steps = []
     for each in rounds(Bounds(8192, 1 << 20, 2048, 16)):
         for first in range(0, len(each.asks), each.num_clients):
@@ -88,7 +88,7 @@ def test_the_report_marks_what_is_not_identified() -> None:
     assert text.startswith("Llama-3-8B on H200, KV in bfloat16, tp 2\n")
     assert "500 steps; error of a step: median 2.0%, p90 6.0%" in text
     assert "not identified by what was seen: row, prompt." in text
-    assert [line.split()[1] for line in text.splitlines()[2:5]] == ["4000", "0?", "0.034"]
+    assert [line.split()[1] for line in text.splitlines()[2:5]] == ["4480", "0?", "0.0339"]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from openai_server import OpenAiServer, serving
+from openai_server import LISTED, OpenAiServer, serving
 
 from diptych.cli.replay import ReplayConfig, main
 from diptych.common.errors import ConfigError
@@ -16,15 +16,15 @@ from diptych.simulator.traces.reading import read_calls
 SECRET = "acme"
 
 
-def line(arrival: float, prompt_len: int, first: int) -> str:
+def line(arrival: float, prompt_len: int, first: int, ttft_s: float = 0.2) -> str:
     blocks = block_names(np.arange(first, first + prompt_len), b"key")
-    return LoggedRequest(arrival, prompt_len, 3, 0, blocks, "5e55", SECRET, 0.2, 0.01, "stop").to_line()
+    return LoggedRequest(arrival, prompt_len, 3, 0, blocks, "5e55", SECRET, ttft_s, 0.01, "stop").to_line()
 
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
     path = tmp_path / "requests.jsonl"
-    path.write_text(line(1000.0, 600, 0) + line(1000.1, 600, 0) + line(1000.2, 40, 9) + line(1000.3, 5000, 9))
+    path.write_text(line(1000.0, 600, 0) + line(1000.1, 600, 0) + line(1000.15, 5000, 9, 99.0) + line(1000.2, 40, 9))
     return path
 
 
@@ -45,6 +45,19 @@ def test_a_log_is_asked_again_and_compared_with_how_it_was_served(
     assert "200.0" in next(row for row in printed.splitlines() if row.startswith("TTFT") and row.count("200.0") == 3)
     due = [call["due_s"] for call in json.loads((tmp_path / "found").read_text())["calls"]]
     assert due == [0.0, 0.01, 0.02]
+
+
+def test_a_log_of_which_no_call_has_room_is_an_error(log: Path) -> None:
+    log.write_text(line(1000.0, 5000, 0))
+    with serving(OpenAiServer()) as server, pytest.raises(ConfigError, match=r"no call of .* tiny, 1000 tokens"):
+        main(ReplayConfig(log=log, to=server.url))
+
+
+@pytest.mark.parametrize(("models", "sent"), [({"data": []}, 4), ({"data": [{"id": "x"}, LISTED]}, 3)])
+def test_a_model_that_is_named_need_not_be_listed(log: Path, models: Any, sent: int) -> None:
+    with serving(OpenAiServer(models=models)) as server:
+        assert main(ReplayConfig(log=log, to=server.url, speed=100.0, model="tiny")) == 0
+    assert [body["model"] for body in server.bodies] == ["tiny"] * sent
 
 
 def test_a_redacted_log_names_nobody_and_keeps_what_begins_alike(log: Path, tmp_path: Path) -> None:

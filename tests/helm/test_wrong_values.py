@@ -121,6 +121,8 @@ WRONG = {
     "declared: {pools: {default: 0}}": "declared.pools: every weight is 0, so only requests that name a pool",
     "declared: {pools: {default: -1}}": "at '/declared/pools/default': minimum: got -1, want 0",
     "declared: {adapters: {sql: ''}}": "at '/declared/adapters/sql': minLength: got 0, want 1",
+    "declared: {adapters: {'a b': /x}}": "invalid propertyName 'a b'",
+    "declared: {pools: {'a b': 1}}": "invalid propertyName 'a b'",
     "gateway: {grpc: {enabled: true}}": "gateway.grpc.parentRefs is empty: name the Gateway",
 }
 

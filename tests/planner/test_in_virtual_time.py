@@ -35,7 +35,7 @@ def test_a_load_that_triples_is_followed_up_and_down() -> None:
     rng = np.random.default_rng(1)
     gaps = np.concatenate([rng.exponential(1 / rate, round(rate * seconds)) for rate, seconds in PARTS])
     arrivals, number = np.cumsum(gaps), len(gaps)
-    calls = unshared(arrivals, np.full(number, 24_000), np.full(number, 20))
+    calls = unshared(arrivals, np.full(number, 18_500), np.full(number, 20))
     limits = Limits(least=Sizes(both=1), most=Sizes(both=8), budget_gpus=8)
     setup = Setup((WORKER,), slo=SLO, more=replace(WORKER, start_s=60.0), bounds=limits)
     watched = Watched()

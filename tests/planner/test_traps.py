@@ -48,7 +48,7 @@ def test_who_runs_counts_and_not_only_who_waits() -> None:
     chat = Kind(1.0, 500, 0, 100)
     calm, _ = plan(seen((worker(1),), chat), Memory())
     runs = Occupancy(
-        num_running=40, num_waiting=0, prompt_tokens_left=40 * 60_000, context_tokens=0, output_tokens_left=0
+        num_running=40, num_waiting=0, prompt_tokens_left=48 * 60_000, context_tokens=0, output_tokens_left=0
     )
     full, _ = plan(seen((worker(1, held=runs),), chat), Memory())
     assert calm.both == 1
@@ -150,10 +150,22 @@ def test_roles_are_compared_on_equal_hardware() -> None:
 
 
 def test_two_loads_of_equal_means_are_not_equal() -> None:
-    """Trap 9: means of lengths hide that most prompts are short and some are very long."""
-    even = demand((Kind(4.0, 4000, 0, 100),), H200)
+    """Trap 9: means of lengths hide that most prompts are short and some are very long, even of what they cost."""
     apart = demand((Kind(3.6, 1000, 0, 100), Kind(0.4, 31_000, 0, 100)), H200)
+    even = demand((Kind(4.0, 5850, 0, 100),), H200)
     sizing = Sizing(H200, Goal(1.0, 0.03, 0.89))
-    assert even.requests_per_s * even.work_s == pytest.approx(apart.requests_per_s * apart.work_s)
+    assert even.requests_per_s * even.work_s == pytest.approx(apart.requests_per_s * apart.work_s, rel=0.01)
     one = Sizes(both=1)
     assert sizing.held(one, even) > 1.2 * sizing.held(one, apart)
+
+
+def test_prompts_get_the_time_in_which_outputs_read_weights() -> None:
+    """A step has room for products in any case: as much as reads take, beyond what its constant with prompts takes."""
+    read_s, model = 0.006, H200.step_model
+    hidden = replace(H200, step_model=replace(model, step=model.prompt_step + read_s))
+    beside = replace(
+        H200, step_model=replace(model, step=model.prompt_step + read_s, prompt_step=model.prompt_step + read_s)
+    )
+    chat, goal = Kind(2.0, 1000, 0, 200), Goal(1.0, 0.03, 0.9)
+    pieces = [predict(each, Sizes(both=1), demand((chat,), each), goal).piece_tokens for each in (hidden, beside)]
+    assert (pieces[0] - pieces[1]) * model.prompt_token == pytest.approx(read_s, rel=0.05)

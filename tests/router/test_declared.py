@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from diptych.generation.sampling_params import SamplingParams
+from diptych.router.values.request import ClientRequest, GenerationRequest, Routing, TextPrompt, Tokenized
 from diptych.v1 import bootstrap_pb2, worker_pb2
 
 Cluster = Any
@@ -158,3 +161,24 @@ async def publish_beside(cluster: Cluster, router: bootstrap_pb2.Instance) -> No
     cluster._members[router.instance_id].CopyFrom(router)
     for listener in cluster._listeners:
         listener()
+
+
+def test_a_pool_of_weight_0_serves_no_wait_and_no_second_attempt_of_others(
+    start_cluster: Callable[..., Cluster],
+) -> None:
+    cluster = start_cluster(prefill=2, decode=2, pair_wait_s=0.3)
+    in_pools(cluster)
+    declare(cluster, "[pools]\nold = 1\nnext = 0")
+    selector, old = cluster.router.dispatcher.selector, {cluster.workers[i].instance.instance_id for i in (0, 2)}
+    assert [selector.has_fresh_pair(asked(pool), old) for pool in ("", "old", "next")] == [False, False, True]
+    cluster.publish(*cluster.workers[1::2])
+    cluster.wait_until(lambda: len(cluster.router.fleet.pairs()) == 1)
+    begun_s = time.monotonic()
+    status, answer = cluster.post("/v1/completions", {"prompt": "p"})
+    assert (status, "weight above 0" in answer["error"]["message"]) == (503, True)
+    assert time.monotonic() - begun_s >= 0.3
+
+
+def asked(pool: str) -> GenerationRequest:
+    client = ClientRequest("", [TextPrompt("p")], SamplingParams(), routing=Routing(pool=pool))
+    return GenerationRequest(client, Tokenized([1]), SamplingParams(), 1.0)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import http.client
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,10 @@ from pooling_engine import PoolingEngine
 from diptych.architectures.pooling import Pooling
 from diptych.checkpoints.source import open_model
 from diptych.common.members.roles import LegKind
+from diptych.router.grpc.convert import add_vectors
+from diptych.router.http.vectors.vector_answers import encoded
 from diptych.router.keys.keyring import digest_of
+from diptych.router.values.vectors import Pooled
 from diptych.v1 import inference_pb2, inference_pb2_grpc, worker_pb2
 from diptych.v1.inference_pb2 import EmbedRequest, ScoreRequest, TokenIds, VectorOptions
 
@@ -161,6 +165,7 @@ def test_documents_are_ranked_by_their_likeness_and_each_text_is_computed_once(c
 def test_models_say_what_they_are_for_and_the_router_is_ready_without_decode(cluster: Cluster) -> None:
     assert json.loads(cluster.get("/v1/models")[1])["data"][0]["purpose"] == "embed"
     assert json.loads(cluster.get("/ready")[1])["ready"] is True
+    assert json.loads(cluster.get("/get_model_info")[1])["is_generation"] is False
 
 
 def test_grpc_has_the_same(cluster: Cluster) -> None:
@@ -182,6 +187,40 @@ def test_grpc_has_the_same(cluster: Cluster) -> None:
             assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         with pytest.raises(grpc.RpcError, match="makes no text"):
             stub.Generate(inference_pb2.GenerateRequest(text="a"))
+
+
+def counted(cluster: Cluster, name: str, tier: str) -> float:
+    page = cluster.get("/metrics")[1]
+    start = f'diptych_router_{name}_total{{tier="{tier}"}} '
+    return sum(float(line.removeprefix(start)) for line in page.splitlines() if line.startswith(start))
+
+
+def test_a_vector_keeps_its_slo_if_it_comes_within_the_time_of_a_first_token(start_cluster: Start, hang: Any) -> None:
+    tiers = ("calm:ttft_ms=600000:tpot_ms=1", "hasty:ttft_ms=0.1:tpot_ms=1")
+    cluster = start_cluster(decode=0, pooling=EMBED, slo_tiers=tiers, served_model_name=("ours",))
+    for tier, num_kept in (("calm", 2), ("hasty", 0)):
+        status, answer = cluster.post("/v1/embeddings", {"input": ["a", "b"]}, {"x-diptych-slo": tier})
+        assert (status, answer["model"]) == (200, "ours")
+        assert [counted(cluster, name, tier) for name in ("offered", "within_objectives")] == [2, num_kept]
+
+
+async def turns_beside(work: Coroutine[Any, Any, object]) -> int:
+    """Return how often others had their turn until the work was done."""
+    task, num_turns = asyncio.ensure_future(work), 0
+    while not task.done():
+        num_turns += 1
+        await asyncio.sleep(0)
+    await task
+    return num_turns
+
+
+@pytest.mark.parametrize("form", ["float", "base64", "grpc"])
+def test_others_have_their_turn_between_the_vectors_of_an_answer(form: str) -> None:
+    pooled = [Pooled(np.full(8, 0.1, np.float32), 1) for _ in range(100)]
+    response = inference_pb2.EmbedResponse()
+    assert asyncio.run(turns_beside(add_vectors(response, pooled) if form == "grpc" else encoded(pooled, form))) >= 100
+    if form == "grpc":
+        assert [list(each.values) for each in response.vectors] == [each.vector.tolist() for each in pooled]
 
 
 def test_a_worker_that_dies_is_replaced_by_another(start_cluster: Start, fault: Any) -> None:
@@ -245,9 +284,10 @@ def test_classes_have_probabilities_and_a_single_score_is_one(start_cluster: Sta
 
 
 def test_a_model_for_text_is_asked_for_yes_or_no_at_a_prefill_worker_as_work_for_idle_time(
-    start_cluster: Start,
+    start_cluster: Start, tmp_path: Path
 ) -> None:
-    cluster = start_cluster(special_tokens=CHATML)
+    log = tmp_path / "requests"
+    cluster = start_cluster(special_tokens=CHATML, request_log=log)
     assert "makes text" in cluster.post("/v1/embeddings", {"input": "a"})[1]["error"]["message"]
     status, answer = cluster.post("/v1/rerank", {"query": "q", "documents": ["d"]})
     assert (status, "could judge" in answer["error"]["message"]) == (400, True), "yes is three tokens here"
@@ -267,3 +307,5 @@ def test_a_model_for_text_is_asked_for_yes_or_no_at_a_prefill_worker_as_work_for
     assert "<Instruct>: judge\n<Query>: q\n<Document>: d" in cluster.tokenizer.decode(leg.prompt_token_ids)
     assert not cluster.decode().started
     assert cluster.complete("p")["text"] == "Hello!"
+    cluster.wait_until(log.read_text)
+    assert [json.loads(line)["output_len"] > 0 for line in log.read_text().splitlines()] == [True], "only texts"

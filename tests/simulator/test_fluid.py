@@ -78,9 +78,10 @@ def test_a_prompt_needs_what_no_earlier_one_began_with() -> None:
 def test_work_is_the_sum_of_the_terms_of_steps_that_others_share() -> None:
     model = StepModel(step=8.0, row=0.5, context=0.01, prompt_step=4.0, prompt_token=0.1, prompt_pair=0.001, prompt=2.0)
     worker = WorkerSetup(step_model=model, max_requests=16, max_step_tokens=40)
-    prompt_s, output_s = work([call(0.0, [1], 100, output_len=3)], worker)
+    prompt_s, read_s, output_s = work([call(0.0, [1], 100, output_len=3)], worker)
     assert prompt_s == pytest.approx([(0.1 + 0.1) * 100 + 0.001 * 5000 + 2.0])
-    assert output_s == pytest.approx([2 * (0.5 + 0.5) + 0.01 * (101 + 102)])
+    assert read_s == pytest.approx([2 * 0.5])
+    assert output_s == pytest.approx([2 * 0.5 + 0.01 * (101 + 102)])
 
 
 @pytest.mark.parametrize("policy", ["pair_cost", "adaptive"])

@@ -28,7 +28,7 @@ from diptych.simulator.traces.call import Call
 from diptych.unified.core import UnifiedCore
 
 NUM_PAGES = 601  # far fewer than the prompts have: what is cached is evicted again
-STEPS = StepModel(step=0.01, row=0.001, prompt_token=1e-5)  # those of `simulated`
+STEPS = StepModel(step=0.01, prompt_step=0.01, row=0.001, prompt_token=1e-5)  # those of `simulated`
 WORDS = SimVocabulary(np.arange(2, 200))
 
 

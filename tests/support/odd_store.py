@@ -23,6 +23,9 @@ class OddStore:
         self.opens = threading.Event()  # or nothing is answered
         self.opens.set()
         self.error: OSError | None = None
+        self.write_error: OSError | None = None
+        self.delete_error: OSError | None = None
+        self.deleted: list[str] = []  # names that were asked to be
         self.lists = True
         self.num_sizes = 0
         self.num_writes = 0
@@ -45,13 +48,14 @@ class OddStore:
         return self.objects[name][offset : offset + nbytes]
 
     def write(self, name: str, data: memoryview) -> None:
-        self._answer()
+        self._answer(self.write_error)
         self.num_writes += name != "probe"
         self.objects[name] = bytes(data)
         self._written[name] = next(self._numbers)
 
     def delete(self, names: Sequence[str]) -> None:
-        self._answer()
+        self._answer(self.delete_error)
+        self.deleted += names
         for name in names:
             self.objects.pop(name, None)
 
@@ -60,7 +64,7 @@ class OddStore:
         known = [Entry(name, len(data), self._written[name]) for name, data in self.objects.items()]
         return iter(known if self.lists else ())
 
-    def _answer(self) -> None:
+    def _answer(self, error: OSError | None = None) -> None:
         assert self.opens.wait(SOON_S)
-        if self.error is not None:
-            raise self.error
+        if (failure := self.error or error) is not None:
+            raise failure

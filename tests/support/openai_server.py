@@ -8,9 +8,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 Body = Mapping[str, Any]
+LISTED: Final = {"id": "tiny", "max_model_len": 1000}
 
 
 @dataclass
@@ -21,6 +22,7 @@ class OpenAiServer:
     status: int = 200
     is_cut: bool = False  # every answer ends before its end
     bodies: list[Body] = field(default_factory=list)
+    models: Any = field(default_factory=lambda: {"data": [LISTED]})
     headers: list[str] = field(default_factory=list)
     running: int = 0
     most_running: int = 0
@@ -46,7 +48,7 @@ class OpenAiServer:
 
     def _found(self, head: str, body: Body) -> Any:
         if head.startswith("GET /v1/models"):
-            return {"data": [{"id": "tiny", "max_model_len": 1000}]}
+            return self.models
         self.bodies.append(body)
         return {"error": {"message": "told to fail"}} if self.status != 200 else self.answer(body)
 

@@ -193,12 +193,13 @@ class World:
     def _prompt_s(self, server: Server, request: Request) -> float:
         """A prompt shares steps with the rows of its worker, as large a piece at a time as the goal allows."""
         model, n = H200.step_model, request.prompt_len
-        work_s = model.prompt_token * n
+        work_s = model.work_s(StepShape(0, 0, n, n**2 / 2, 1))
+        pause_s = server.step_s() - model.step + model.prompt_step
         piece = H200.max_step_tokens
         if server.rows and self.goal.tpot_s:
-            piece_s = max(16 * model.prompt_token, self.goal.tpot_s * 0.95 - server.step_s())
-            piece = min(piece, max(16, round(piece_s / model.prompt_token)))
-        return work_s + server.step_s() * math.ceil(n / piece)
+            piece_s = max(16 * model.prompt_token, self.goal.tpot_s * 0.95 - pause_s)
+            piece = min(piece, max(16, round(piece_s / work_s * n)))
+        return max(work_s / math.ceil(n / piece) + pause_s, server.step_s()) * math.ceil(n / piece)
 
     def _place(self, request: Request, server: Server) -> None:
         """Give an output to the worker that computed its prompt, else to the one with the fewest."""

@@ -13,7 +13,7 @@ from diptych.engine.values.transfer_rules import TransferRules
 from diptych.simulator.setup import Delays, Setup, WorkerSetup
 from diptych.simulator.traces.call import Call, names_of
 
-STEPS = StepModel(step=0.010, row=0.001, prompt_token=10e-6)
+STEPS = StepModel(step=0.010, prompt_step=0.010, row=0.001, prompt_token=10e-6)
 ROLES = {"P": Role.PREFILL, "D": Role.DECODE, "U": Role.UNIFIED}
 QUIET = TransferRules(integrity="off")
 

@@ -183,6 +183,11 @@ class SharedLife(Life):
         for tier in self.tiers:
             tier.finish_writes()
 
+    def evict_pool(self) -> None:
+        """Let everything go from the pool, and hear what threads have found out."""
+        self.cache._evict(self.cache.num_available)
+        self.shared.restored()
+
     def finish_writes(self) -> None:
         self.shared.finish_writes()
         assert self.shared.restored() == ()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from null_runner import NullRunner, expected_output
+from slow_tier import SlowTier
 from windowed_runner import WindowedRunner
 from windowed_runner import expected_output as expected_with_windows
 
@@ -20,9 +21,10 @@ from diptych.engine.values.core_report import CoreCounts
 from diptych.engine.values.events import Event, GiveCache, NoteArrived, PeerDown, SendNote, WriterGone
 from diptych.engine.values.window_pages import WindowPages
 from diptych.kvtransfer.notes import OfferEnded, Pull, StopPull
-from diptych.unified import giving
+from diptych.unified import giving, pulling
 from diptych.unified.giving import MAX_OFFERED, MAX_TRIES
 from diptych.unified.giving_order import HALF_LIFE_S, Run, giving_order, takers
+from diptych.unified.pull_prices import MISSED_S
 
 VOCAB, PAGE = 1000, 4
 TEXT = list(range(100, 140))
@@ -154,8 +156,8 @@ def test_nothing_is_given_where_it_can_not_be(fleet: Any, why: str) -> None:
         case "no pulls here":
             fleet.workers[LEAVER].core._giving._is_on = False
         case "no pulls there":
-            pulling = fleet.workers[TAKER].core._pulling
-            pulling._means = replace(pulling._means, takes=lambda: False)
+            taking = fleet.workers[TAKER].core._pulling
+            taking._means = replace(taking._means, takes=lambda: False)
         case "another making":
             fleet.workers[TAKER].cache.made_by = "other weights"
         case "no peers":
@@ -305,6 +307,59 @@ def test_an_offer_that_comes_twice_is_pulled_once(fleet: Any) -> None:
     for _ in range(2):
         handle(fleet, TAKER, NoteArrived(LEAVER, offer))
     assert len(notes_of(fleet, TAKER)) == 1
+
+
+def test_two_that_leave_at_once_with_the_same_text_are_both_done(fleet_class: FleetClass) -> None:
+    fleet = with_text(fleet_class(*[Role.UNIFIED] * 3))
+    fleet.start(91, TEXT, OTHER, OTHER)
+    fleet.run()
+    for one, another in ((LEAVER, OTHER), (OTHER, LEAVER)):
+        handle(fleet, one, PeerDown(another, "it leaves"))
+        handle(fleet, one, GiveCache(3.0))
+    fleet.run()
+    assert cached(fleet, TAKER) == len(TEXT)
+    assert (is_open(fleet, LEAVER), is_open(fleet, OTHER)) == (False, False)
+    assert {counts(fleet, leaver).pages_given for leaver in (LEAVER, OTHER)} == {0, 11}
+
+
+def test_an_offer_of_what_is_in_quarantine_is_answered(fleet: Any) -> None:
+    leave(fleet)
+    (offer,) = notes_of(fleet, LEAVER)
+    handle(fleet, TAKER, NoteArrived(LEAVER, offer))
+    fleet.workers[TAKER].core.expire(100.0)
+    assert [type(note) for note in notes_of(fleet, TAKER)] == [Pull, OfferEnded, StopPull]
+    handle(fleet, TAKER, NoteArrived(LEAVER, offer), 100.0 + MISSED_S)
+    assert notes_of(fleet, TAKER) == [OfferEnded(offer.room, "failed")]
+
+
+@pytest.fixture
+def tiered(fleet_class: FleetClass) -> Any:
+    """The taker has the beginning of TEXT, in a tier."""
+    fleet = with_text(fleet_class(Role.UNIFIED, Role.UNIFIED, tiers=lambda kv: [SlowTier(16, kv)]))
+    compute(fleet, TAKER, 1, TEXT[:24])
+    fleet.workers[TAKER].cache._evict(7)
+    return fleet
+
+
+def test_a_text_that_can_not_be_taken_keeps_no_other_from_being_taken(
+    tiered: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(giving, "MAX_OFFERED", 1)
+    other = list(range(500, 516))
+    compute(tiered, LEAVER, 100, TEXT, times=3)
+    compute(tiered, LEAVER, 110, other)
+    leave(tiered)
+    tiered.run()
+    assert (cached(tiered, TAKER), cached(tiered, TAKER, other)) == (24, len(other))
+    assert counts(tiered, LEAVER).offers_declined >= 1
+
+
+def test_who_has_too_many_pulls_at_the_moment_is_not_full(fleet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulling, "MAX_PULLS", 0)
+    leave(fleet)
+    (offer,) = notes_of(fleet, LEAVER)
+    handle(fleet, TAKER, NoteArrived(LEAVER, offer))
+    assert notes_of(fleet, TAKER) == [OfferEnded(offer.room, "failed")]
 
 
 def test_no_text_is_offered_for_ever(fleet_class: FleetClass) -> None:

@@ -10,6 +10,7 @@ from slow_tier import SlowTier
 
 from diptych.common.arrays import U64
 from diptych.common.members.roles import Role
+from diptych.engine.cache.tier import Lookup
 from diptych.engine.values.events import AbortRoom, HandBack, PeerDown, WriterGone
 from diptych.generation.output import LEAVING
 
@@ -72,6 +73,23 @@ def test_grants_and_prompts_wait_and_others_pass(tiered: Tiered) -> None:
     moved = [output.stats.pages_moved for output in fleet.workers[DECODE].outputs[3] if output.stats]
     assert moved[0] == 1, "what decode has restored is not sent"
     tiered.check_empty()
+
+
+def test_a_worker_without_work_is_due_when_a_question_has_taken_too_long(
+    fleet_class: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = fleet_class(Role.PREFILL, Role.DECODE)
+    core, cache = fleet.workers[PREFILL].core, fleet.workers[PREFILL].cache
+    lookup, now_s = Lookup(until_s=3.0), [0.0]
+    monkeypatch.setattr(cache._lower, "look_up", lambda *_: None if lookup.is_over(now_s[0]) else lookup)
+    fleet.start(3, PROMPT, PREFILL, DECODE)
+    fleet.run()
+    assert (fleet.tokens(3), core.next_deadline_s()) == ([], 3.0)
+    now_s[0] = 3.0
+    core.expire(3.0)
+    assert core.next_deadline_s() != 3.0, "or an idle loop would spin"
+    fleet.run()
+    assert fleet.tokens(3) == expected_output(PROMPT, 5, VOCAB)
 
 
 @pytest.mark.parametrize("failing", [PREFILL, DECODE])

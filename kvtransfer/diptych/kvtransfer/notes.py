@@ -125,7 +125,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class OfferEnded:
-    """What came of an offer. "full" and "refused" hold for what is worth less, too."""
+    """What came of an offer. "full" and "refused" hold for what is worth less, too; "failed" for this one only."""
 
     room: int
     outcome: Outcome

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 from diptych.cli.load.asked import Asked, asked_of, conversations, random_calls, within
 from diptych.cli.load.charts import chart
 from diptych.cli.load.client import Server
-from diptych.cli.load.sending import Target, send_all, served_model
+from diptych.cli.load.sending import Target, context_of, send_all, served_model
 from diptych.cli.load.served import Served, as_json, result_of, table
 from diptych.cli.platform.local_platforms import PLATFORM_HELP, local_platform
 from diptych.common.config import option, to_flags
@@ -125,8 +125,12 @@ def main(config: BenchServeConfig) -> int:
 
 
 async def _measured(config: BenchServeConfig, server: Server) -> Sequence[Served]:
-    model, context_len = await served_model(server) if not (config.model and config.max_len) else (config.model, 0)
-    target = Target(server, config.model or model, config.api, config.extra)
+    model, context_len = config.model, 0
+    if not model:
+        model, context_len = await served_model(server)
+    elif not config.max_len:
+        context_len = await context_of(server, model)
+    target = Target(server, model, config.api, config.extra)
     load = load_of(config, config.max_len or context_len)
     first = Asked(0.0, load[0].prompt[:WARM_UP_LEN], WARM_UP_LEN, 2)
     await send_all(target, [first] * config.warm_up, concurrency=1)

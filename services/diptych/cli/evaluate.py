@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,7 +69,7 @@ def main(config: EvalConfig) -> int:
         report["difference"] = apart._asdict()
         code = int(bool(config.tolerance) and apart.largest > config.tolerance)
     if config.json is not None:
-        write(config.json, json.dumps(report, indent=2) + "\n")
+        write(config.json, json.dumps(_known(report), indent=2, allow_nan=False) + "\n")
     return code
 
 
@@ -89,6 +90,15 @@ async def _scores(config: EvalConfig, url: str, tasks: Sequence[Task]) -> list[l
     wanted = [score(piece, number) for number, task in enumerate(tasks, 1) for piece in task.pieces]
     found = iter(await asyncio.gather(*wanted))
     return [[next(found) for _ in task.pieces] for task in tasks]
+
+
+def _known(found: Any) -> Any:
+    """Return it for programs: what is no number, or infinite, is null."""
+    if isinstance(found, dict):
+        return {name: _known(each) for name, each in found.items()}
+    if isinstance(found, list | tuple):
+        return [_known(each) for each in found]
+    return None if isinstance(found, float) and not math.isfinite(found) else found
 
 
 def _urls(config: EvalConfig) -> Sequence[str]:

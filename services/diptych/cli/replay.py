@@ -13,9 +13,9 @@ from typing import Any, Final
 import numpy as np
 
 from diptych.cli.bench_serve import DEFAULT_URL, write
-from diptych.cli.load.asked import asked_of, within
+from diptych.cli.load.asked import asked_of, fitting, within
 from diptych.cli.load.client import Server
-from diptych.cli.load.sending import Target, send_all, served_model
+from diptych.cli.load.sending import Target, context_of, send_all, served_model
 from diptych.cli.load.served import Served, Times, as_json, result_of, table, times_of
 from diptych.common.config import REQUIRED, argument, option
 from diptych.common.errors import ConfigError
@@ -65,23 +65,30 @@ def main(config: ReplayConfig) -> int:
         print(f"{len(calls)} calls are in {config.redact}: times, lengths, sessions, and which prompts begin alike")
         return 0
     slo = Slo(config.ttft_slo_ms / 1000, config.tpot_slo_ms / 1000)
-    served = asyncio.run(_replayed(config, calls))
+    kept, served = asyncio.run(_replayed(config, calls))
     result = result_of(served, slo)
     print(table(result, slo))
     if '"log"' in lines[0]:
-        print(compared(measured_in(lines), len(calls), served))
+        print(compared(measured_in(lines), kept, served))
     if config.json is not None:
         write(config.json, json.dumps(as_json(result, served), indent=2) + "\n")
     return 0 if result.served == result.offered else 1
 
 
-async def _replayed(config: ReplayConfig, calls: Sequence[Call]) -> Sequence[Served]:
-    server = Server(config.to or DEFAULT_URL, config.api_key)
-    model, context_len = await served_model(server)
-    load = within(asked_of(calls), context_len) if context_len else asked_of(calls)
-    target = Target(server, config.model or model, extra={"ignore_eos": True})
+async def _replayed(config: ReplayConfig, calls: Sequence[Call]) -> tuple[Sequence[int], Sequence[Served]]:
+    """Return which calls were sent, by number, and how they were served: those that the context has room for."""
+    server, load = Server(config.to or DEFAULT_URL, config.api_key), asked_of(calls)
+    model, context_len = (
+        (config.model, await context_of(server, config.model)) if config.model else await served_model(server)
+    )
+    kept: Sequence[int] = range(len(load))
+    if context_len:
+        kept, load = fitting(load, context_len), within(load, context_len)
+    if not load:
+        raise ConfigError(f"no call of {config.log} has room in the context of {model}, {context_len} tokens")
+    target = Target(server, model, extra={"ignore_eos": True})
     print(f"{len(load)} of {len(calls)} calls, {config.speed:g} times as fast, to {target.model} at {server.root}")
-    return await send_all(target, load, config.concurrency)
+    return kept, await send_all(target, load, config.concurrency)
 
 
 def _calls(config: ReplayConfig, lines: Sequence[str]) -> Sequence[Call]:
@@ -97,10 +104,10 @@ def redacted(calls: Sequence[Call]) -> Sequence[Call]:
     return [Call(**{name: getattr(call, name) for name in KEPT}) for call in calls]
 
 
-def compared(was: Measured, num: int, served: Sequence[Served]) -> str:
-    """Return how calls were served when they were logged, beside now."""
+def compared(was: Measured, kept: Sequence[int], served: Sequence[Served]) -> str:
+    """Return how the calls that were sent (`kept`, by number) were served when they were logged, beside now."""
     now = {"TTFT": times_of(call.ttft_s for call in served), "TPOT": times_of(call.tpot_s for call in served)}
-    then = {"TTFT": _times(was.ttft_s[:num]), "TPOT": _times(was.tpot_s[:num])}
+    then = {"TTFT": _times(was.ttft_s[list(kept)]), "TPOT": _times(was.tpot_s[list(kept)])}
     lines = ["", f"{'ms':<9}{'logged p50':>12}{'now':>10}{'logged p90':>12}{'now':>10}{'logged p99':>12}{'now':>10}"]
     for name, logged in then.items():
         pairs = zip(logged[1:], now[name][1:], strict=True)

@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from typing import Final, TypeVar
 
 from diptych.common.errors import DiptychError
@@ -30,6 +30,13 @@ class Stop(asyncio.Event):
     def __init__(self) -> None:
         super().__init__()
         self.hurry = asyncio.Event()
+
+
+async def in_turns(items: Iterable[T]) -> AsyncGenerator[T, None]:
+    """Yield the items; after each one it is the turn of others: many that are short are long together."""
+    for item in items:
+        yield item
+        await asyncio.sleep(0)
 
 
 async def run_until_signal(serve: Callable[[Stop], Awaitable[T]], *, grace_s: int = 30) -> T:

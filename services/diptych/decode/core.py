@@ -283,11 +283,12 @@ class DecodeCore:
 
     def expire(self, now_s: float) -> None:
         self._rooms.expire(now_s)
+        self._running.expire(now_s)
         if self._waiting:
             self._effects += self._grants.grant(now_s)
 
     def next_deadline_s(self) -> float | None:
-        times = (self._rooms.next_s(), self._grants.next_s())
+        times = (self._rooms.next_s(), self._grants.next_s(), self._running.next_s())
         return min((at_s for at_s in times if at_s is not None), default=None)
 
     def suspects(self) -> set[int]:

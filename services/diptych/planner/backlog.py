@@ -72,7 +72,7 @@ def _prompts_left(
     capacity, new = observed.capacity, demand.full_steps * observed.capacity.max_step_tokens
     tokens = observed.queued_prompt_tokens + sum(each.prompt_tokens_left for _, each in held)
     token_s = demand.work_s / new if new else 0.0
-    left_s = tokens * (token_s + capacity.step_model.step / capacity.max_step_tokens)
+    left_s = tokens * (token_s + capacity.step_model.prompt_step / capacity.max_step_tokens)
     usual_s = (ready.prefill + ready.both) * (_USUAL * observed.goal.ttft_s or PATIENCE_S)
     spare = demand.requests_per_s * demand.work_s * (factor - 1)  # workers' time a second that the load leaves
     left_s -= usual_s + spare * observed.start_s

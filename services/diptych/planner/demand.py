@@ -18,7 +18,7 @@ class Cost(NamedTuple):
     """What one request of a kind costs."""
 
     share: float  # of all requests
-    work_s: float  # that its prompt adds to steps that take place anyway
+    work_s: float  # that its prompt is computed for, beside the constant of the steps that it is in
     num_steps: float  # at least, if nothing else is in them
 
 
@@ -96,5 +96,4 @@ def _cost(kind: Kind, share: float, capacity: Capacity) -> Cost:
     new, model = _new(kind), capacity.step_model
     num_steps = math.ceil(new / capacity.max_step_tokens)
     pairs = new * (2 * kind.prompt_len - new) / 2
-    whole_s = model.seconds(StepShape(0, 0, round(new), max(0.0, pairs), num_steps))
-    return Cost(share, whole_s - model.step - model.prompt_step, num_steps)
+    return Cost(share, model.work_s(StepShape(0, 0, round(new), max(0.0, pairs), num_steps)), num_steps)

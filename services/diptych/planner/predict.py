@@ -3,15 +3,15 @@
 Workers that do both put a piece of a prompt into each step, as large as the time per token allows, and at first as much
 as outputs catch up with before they end; those that prefill are the same without rows, those that decode without
 prompts. So one formula holds for all: steps with prompts last `pause_s` for what is in them anyway and up to `piece_s`
-for the piece, and prompts queue for as many servers as there are workers. Rows are as many as stay when each gets a
-token a step (Little's law). What one kind of request does to the others is in it: long prompts make waits long for all,
-by their square.
+for the piece, and `least_s` at least, as they read weights; prompts queue for as many servers as there are workers.
+Rows are as many as stay when each gets a token a step (Little's law). What one kind of request does to the others is in
+it: long prompts make waits long for all, by their square.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final, NamedTuple
 
@@ -43,17 +43,24 @@ class Prompts:
 
     wait: Wait
     pause_s: float  # of a step, beside its piece of a prompt
+    least_s: float  # of a step, however small its piece: it reads weights
     piece_s: float  # that a step has for prompts
     slack_s: float  # of prompts that outputs bear at once, as they catch up before they end
     busy: float  # share of the workers' time; 1 and above: they never catch up
 
     def own_s(self, cost: Cost) -> float:
         """Return how long a prompt takes that has a worker's steps for itself."""
-        return self.pause_s * max(cost.num_steps, (cost.work_s - self.slack_s) / self.piece_s) + cost.work_s
+        num_steps = max(cost.num_steps, (cost.work_s - self.slack_s) / self.piece_s)
+        return max(self.least_s * num_steps, self.pause_s * num_steps + cost.work_s)
+
+    @property
+    def stretch(self) -> float:
+        """Return how many times its work a prompt takes in steps that prompts fill together."""
+        return max(self.least_s, self.pause_s + self.piece_s) / self.piece_s
 
     def within(self, limit_s: float, demand: Demand) -> float:
         """Return the share of the requests with a first token by then."""
-        late_s = self.pause_s / 2  # the step that runs when a prompt comes
+        late_s = max(self.least_s, self.pause_s) / 2  # the step that runs when a prompt comes
         return sum(each.share * self.wait.within(limit_s - late_s - self.own_s(each)) for each in demand.costs)
 
 
@@ -177,8 +184,8 @@ def _piece_s(capacity: Capacity, demand: Demand, goal: Goal, rows: Rows) -> floa
     whole_s = _whole_piece_s(capacity, demand)
     if not goal.tpot_s or not rows.mean:
         return whole_s
-    spare_s = goal.tpot_s * SPARE - rows.step_s - capacity.step_model.prompt_step
-    return min(whole_s, spare_s)
+    model = capacity.step_model
+    return min(whole_s, goal.tpot_s * SPARE - rows.step_s + model.step - model.prompt_step)
 
 
 def _prompts(
@@ -186,17 +193,19 @@ def _prompts(
 ) -> Prompts:
     """Return how prompts fare with so many workers, which have such a share of them and steps of rows so long."""
     model = capacity.step_model
-    pause_s = max(step_s, model.step) + model.prompt_step
+    least_s = max(step_s, model.step)
+    pause_s = least_s - model.step + model.prompt_step
     if num_workers == 0 or piece_s < MIN_PIECE_TOKENS * _token_s(demand, capacity):
-        return Prompts(FOR_EVER, pause_s, max(piece_s, 1e-9), 0.0, math.inf)
-    each = Prompts(FOR_EVER, pause_s, piece_s, slack_s, 0.0)
+        return Prompts(FOR_EVER, pause_s, least_s, max(piece_s, 1e-9), 0.0, math.inf)
+    each = Prompts(FOR_EVER, pause_s, least_s, piece_s, slack_s, 0.0)
     own = [(cost.share, each.own_s(cost)) for cost in demand.costs]
-    together_s = demand.work_s * (1 + pause_s / piece_s)  # in steps that prompts fill together
+    together_s = demand.work_s * each.stretch
     alone_s = sum(part * seconds for part, seconds in own)
     rate = demand.requests_per_s * share
-    backlog = demand.backlog * share * (1 + pause_s / piece_s)
+    backlog = demand.backlog * share * each.stretch
     crowded = min(1.0, (rate * together_s + backlog) / num_workers)
     mean_s = crowded * together_s + (1 - crowded) * alone_s
     square = sum(part * seconds**2 for part, seconds in own)
     offered = rate * mean_s + backlog
-    return Prompts(wait(num_workers, offered, mean_s, square), pause_s, piece_s, slack_s, offered / num_workers)
+    waits = wait(num_workers, offered, mean_s, square)
+    return replace(each, wait=waits, busy=offered / num_workers)

@@ -50,9 +50,10 @@ def _without_tpot(goal: Goal, demand: Demand, capacity: Capacity) -> tuple[Goal,
 def _late_share(goal: Goal, demand: Demand, capacity: Capacity) -> float:
     """Return the share of the requests whose first token is late even on an idle worker."""
     model = capacity.step_model
-    step_s = model.step + model.prompt_step
+    late_s = max(model.step, model.prompt_step) / 2  # the step that runs when a prompt comes
+    alone_s = ((each.share, each.num_steps * model.prompt_step + each.work_s, each) for each in demand.costs)
     return sum(
-        each.share
-        for each in demand.costs
-        if goal.ttft_s and each.work_s + step_s * (each.num_steps + 0.5) > goal.ttft_s
+        share
+        for share, computed_s, each in alone_s
+        if goal.ttft_s and late_s + max(each.num_steps * model.step, computed_s) > goal.ttft_s
     )

@@ -301,13 +301,14 @@ class PrefillCore:
     def expire(self, now_s: float) -> None:
         if self._rooms:
             self._rooms.expire(now_s)
+            self._queue.expire(now_s)
         for peer, room_id in self._rendezvous.expire(now_s):
             reason = Abort(room_id, FailureCode.ABORTED.value, "the router never sent this room to prefill")
             self._rendezvous.park(peer, reason, now_s)  # decode takes its pages back: they must not be written any more
             self._effects.append(SendNote(peer, reason))
 
     def next_deadline_s(self) -> float | None:
-        times = (self._rooms.next_s(), self._rendezvous.next_expiry_s())
+        times = (self._rooms.next_s(), self._rendezvous.next_expiry_s(), self._queue.next_s())
         return min((at_s for at_s in times if at_s is not None), default=None)
 
     def suspects(self) -> set[int]:

@@ -85,6 +85,7 @@ class Aborted(DiptychError):
 
 OK: Final = "ok"
 DISCONNECTED: Final = "disconnected"
+ABORTED: Final = "aborted"
 
 _OUTCOMES: Final[Mapping[type[DiptychError], str]] = {
     BodyCutOff: DISCONNECTED,
@@ -96,7 +97,7 @@ _OUTCOMES: Final[Mapping[type[DiptychError], str]] = {
     Overloaded: "overloaded",
     Unavailable: "unavailable",
     DeadlineExceeded: "deadline",
-    Aborted: "aborted",
+    Aborted: ABORTED,
     DiptychError: "error",
 }
 

@@ -8,7 +8,8 @@ that one worker can't do in its time is not done by several either.
 
 Whatever is unknown is left out to the platform's favour. What a call needs is the least that any division, order and
 batch could have it need: prompts find all that any earlier call began with, the constant of a step is shared by as
-many requests as can run, and time is cut into bins that count whole.
+many requests as can run, and time is cut into bins that count whole. Weights are read while prompts are computed, so
+either the prompts' products count or the reads for outputs: each bounds, and the tighter bound holds.
 """
 
 from __future__ import annotations
@@ -35,19 +36,23 @@ class Fluid(NamedTuple):
 
 def fluid(calls: Sequence[Call], slos: Sequence[Slo], worker: WorkerSetup, num_workers: int) -> Fluid:
     """Bound what becomes of calls, each with its SLO, on at most so many workers that are alike."""
-    prompt_s, output_s = work(calls, worker)
+    prompt_s, read_s, output_s = work(calls, worker)
     arrival_s = np.array([call.arrival_s for call in calls])
     ttft_s, tpot_s = (np.array([getattr(slo, name) or np.inf for slo in slos]) for name in ("ttft_s", "tpot_s"))
     gaps = np.array([call.output_len - 1 for call in calls])
     with np.errstate(invalid="ignore"):
         output_limit_s = np.where(gaps > 0, gaps * tpot_s, 0.0)
     begun = most_done(arrival_s, arrival_s + ttft_s, prompt_s, num_workers)
-    whole = most_done(arrival_s, arrival_s + ttft_s + output_limit_s, prompt_s + output_s, num_workers)
-    return Fluid(min(begun, whole), float((prompt_s + output_s).sum()) * worker.num_gpus / 3600)
+    due_s, either_s = arrival_s + ttft_s + output_limit_s, (prompt_s + output_s, read_s + output_s)
+    whole = [most_done(arrival_s, due_s, each_s, num_workers) for each_s in either_s]
+    return Fluid(min(begun, *whole), max(float(each_s.sum()) for each_s in either_s) * worker.num_gpus / 3600)
 
 
-def work(calls: Sequence[Call], worker: WorkerSetup) -> tuple[F64, F64]:
-    """Return the seconds of a worker that prompts and outputs take at least: `[num_calls]` each."""
+def work(calls: Sequence[Call], worker: WorkerSetup) -> tuple[F64, F64, F64]:
+    """Return the seconds that products of prompts take at least, reads for outputs, and outputs beside: `[num_calls]`.
+
+    Of the first two the longer one counts.
+    """
     model = worker.step_model
     length, new = (np.array(each, np.float64) for each in ([call.prompt_len for call in calls], new_tokens(calls)))
     first = length - new
@@ -56,7 +61,7 @@ def work(calls: Sequence[Call], worker: WorkerSetup) -> tuple[F64, F64]:
     prompt_s += model.prompt_pair * pairs + model.prompt
     gaps = np.array([call.output_len - 1 for call in calls], np.float64)
     contexts = gaps * length + gaps * (gaps + 1) / 2
-    return prompt_s, (model.row + model.step / worker.max_requests) * gaps + model.context * contexts
+    return prompt_s, model.step / worker.max_requests * gaps, model.row * gaps + model.context * contexts
 
 
 def new_tokens(calls: Sequence[Call]) -> I64:

@@ -103,7 +103,8 @@ class Pulling:
 
     def on_offer(self, peer: int, note: notes.Offer, now_s: float) -> None:
         """A peer that leaves has something. It is taken if nothing has to go for it that is wanted more."""
-        if note.room in self._pulls:
+        pull = self._pulls.get(note.room)
+        if pull is not None and pull.peer == peer and pull.is_offered and pull.is_coming:
             return  # it came twice
         outcome = self._refuse_offer(peer, note, now_s) or self._take(peer, note, now_s)
         if outcome is not None:
@@ -115,7 +116,8 @@ class Pulling:
             return "refused"
         if self._prices.is_shunned(peer, now_s):
             return "refused"
-        return "full" if len(self._pulls) >= MAX_PULLS else None
+        is_busy = note.room in self._pulls or len(self._pulls) >= MAX_PULLS  # with the same text of another peer, say
+        return "failed" if is_busy else None
 
     def _take(self, peer: int, note: notes.Offer, now_s: float) -> notes.Outcome | None:
         """Pull what an offer has that is not here. None: what comes of it is told later."""
@@ -128,7 +130,7 @@ class Pulling:
             return "full"
         names = chain_hashes(root_hash(note.namespace), tokens, size).tolist()
         wanted = Wanted(note.room, peer, tokens, note.namespace, names)
-        return None if self._ask(wanted, math.inf, note, now_s) else "full"
+        return None if self._ask(wanted, math.inf, note, now_s) else "failed"  # now; others may be taken all the same
 
     def _joins(self, request: Request, names: Sequence[int]) -> bool:
         """Whether the request waits for a pull of another one, which brings some of its prefix."""

@@ -67,3 +67,20 @@ def test_outputs_that_were_short_make_room_for_more() -> None:
     for _ in range(20):
         forecast.learn(ended)
     assert forecast.spare_pages([holder], candidate) < before
+
+
+def test_requests_without_text_say_nothing_of_outputs() -> None:
+    forecast = KvForecast(KvCache(num_pages=65, page_size=PAGE, max_requests=4, max_tokens_per_request=128))
+    text = new_request(1, np.arange(8), SamplingParams(max_tokens=500))
+    for token_id in range(400):
+        text.append(token_id)
+    for _ in range(20):
+        forecast.learn(text)
+    made, limit = np.array([0]), np.array([500])
+    before = forecast.lengths.remaining(made, limit)
+    labelled = new_request(2, np.arange(8), SamplingParams(max_tokens=1), labels=(5, 9))
+    labelled.append(1)
+    labelled.vector = np.zeros(2, np.float32)
+    for _ in range(1000):
+        forecast.learn(labelled)
+    assert forecast.lengths.remaining(made, limit) == before >= 400

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from diptych.engine.schedule.step_fit import StepFit, fit, solved
 from diptych.engine.values.step_model import TERMS, StepModel, StepShape
 
-CPU = StepModel(8e-3, 1.5e-3, 2e-6, 1e-3, 4e-4, 3e-8, 5e-4)
+CPU = StepModel(8e-3, 1.5e-3, 2e-6, 9e-3, 4e-4, 3e-8, 5e-4)
+GPU = StepModel(4.48e-3, 0.0, 34e-9, 3.47e-3, 20.85e-6, 1.23e-9, 0.0)
+READS = StepModel(20e-3, 2e-5, 1e-7, 1e-3, 20e-6, 1e-9, 2e-3)  # 850 tokens of a prompt take no longer than the weights
 MAGNITUDES = (1e-2, 1e-3, 1e-6, 1e-3, 1e-4, 1e-8, 1e-3)
 
 Steps = list[tuple[StepShape, float]]
@@ -50,7 +52,7 @@ def learned(steps: Steps, memory_steps: float = math.inf) -> StepModel:
     return found
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.tuples(*(st.sampled_from([0.0, 0.3, 1.0, 4.0]) for _ in TERMS)), st.integers(0, 2**32))
 def test_terms_are_found_again(factors: tuple[float, ...], seed: int) -> None:
     terms = [factor * size for factor, size in zip(factors, MAGNITUDES, strict=True)]
@@ -58,9 +60,13 @@ def test_terms_are_found_again(factors: tuple[float, ...], seed: int) -> None:
     of = [shape for shape in shapes(400, seed) if model.seconds(shape) > 0]
     if len(of) < 2 * len(TERMS) + 10:
         return
-    found = learned(measured(model, of))
-    assert max(errors(found, model, of)) < 1e-3
+    sums = model.with_term("prompt_step", model.step + model.prompt_step)  # nothing is hidden
+    found = learned(measured(sums, of))
+    assert max(errors(found, sums, of)) < 1e-3
     assert min(found.terms) >= 0
+    roof = fit(measured(model, of))
+    assert roof is not None
+    assert max(errors(roof, model, of)) < 0.02
 
 
 @settings(max_examples=25, deadline=None)
@@ -69,6 +75,31 @@ def test_no_term_is_negative_whatever_is_measured(seed: int) -> None:
     rng = np.random.default_rng(seed)
     steps = [(shape, float(rng.exponential(0.1))) for shape in shapes(200, seed)]
     assert min(learned(steps).terms) >= 0
+
+
+@pytest.mark.parametrize("world", [GPU, READS])
+@pytest.mark.parametrize("memory_steps", [math.inf, 512.0])
+def test_what_is_hidden_behind_reading_weights_is_told_apart(world: StepModel, memory_steps: float) -> None:
+    of = shapes(2000, 7)
+    found = learned(measured(world, of, noise=0.02), memory_steps)
+    assert max(errors(found, world, of)) < 0.02
+    assert found.step == pytest.approx(world.step, rel=0.01)
+    assert found.prompt_token == pytest.approx(world.prompt_token, rel=0.05)
+    assert found.prompt_pair == pytest.approx(world.prompt_pair, rel=0.1)
+
+
+def test_steps_that_only_read_weights_do_not_wash_out_what_is_known_of_products() -> None:
+    few = [StepShape(4, 4000, 1 + i % 60, 1e4, 1) for i in range(4096)]
+    assert max(errors(READS.with_term("prompt_token", 0.0), READS, few)) == 0.0  # nothing of products shows in them
+    found = learned([*measured(READS, shapes(1000, 3), 0.02), *measured(READS, few, 0.02)], memory_steps=256)
+    assert max(errors(found, READS, [*shapes(1000, 3), *few])) < 0.03
+
+
+def test_prompts_that_are_always_hidden_cost_what_the_read_does_and_are_not_identified() -> None:
+    few = [StepShape(2, 2000 + i, i % 2 * 40, i % 2 * 1e4, i % 2) for i in range(1000)]
+    found = learned(measured(READS, few, noise=0.02, outliers=0.05))
+    assert max(errors(found, READS, few)) < 0.02
+    assert set(found.evidence.unidentified) >= {"prompt_step", "prompt_token", "prompt_pair", "prompt"}
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 
 from diptych.engine.schedule.step_pace import TOGETHER, StepPace
 from diptych.engine.schedule.step_times import OUTLIER, StepLine
 from diptych.engine.values.prompt_cost import MIN_CHUNK
+from diptych.engine.values.request import new_request
+from diptych.generation.sampling_params import SamplingParams
+from diptych.generation.slo import Slo
 
 LONGEST_S = 0.1
 MOST = 8192
@@ -79,6 +83,33 @@ def test_small_steps_before_a_large_one_slow_it_down_for_a_moment_only() -> None
     for _ in range(20):
         machine.step(1, num_waiting_tokens=16)
     assert [machine.step(1)[1] >= LONGEST_S * 0.8 for _ in range(6)][-3:] == [True] * 3
+
+
+@pytest.mark.parametrize("tpot_s", [0.0, 0.5])
+@pytest.mark.parametrize(("step_s", "token_s"), [(0.006, 25e-6), (0.012, 3e-6)], ids=["dense", "experts"])
+def test_a_short_first_prompt_alone_keeps_none_of_those_beside_outputs_small(
+    step_s: float, token_s: float, tpot_s: float
+) -> None:
+    """Each step takes as long as reading the weights, until prompts have four times as much of it, and again."""
+    machine = Machine(step_s, token_s)
+    machine.step(0, num_waiting_tokens=10)
+    for room in range(8):
+        slo = Slo(0.0, tpot_s)
+        machine.pace.join(new_request(room, np.zeros(10, np.int64), SamplingParams(max_tokens=900), slo=slo), 0.0)
+    machine.plain_step(8)
+    costs = [machine.step(8)[0] for _ in range(16)]
+    assert min(costs[-3:]) >= min(MOST, 0.8 * LONGEST_S / token_s)
+
+
+def test_prompts_that_seemed_to_take_no_time_keep_none_small() -> None:
+    """By them larger ones take none either; so nothing that reading the weights hides is longer than expected."""
+    machine = Machine(0.006, 25e-6)
+    machine.plain_step(8)
+    for took_s in (0.02, *[0.0] * 12):
+        machine.pace.begin(40, machine.now_s, 8)
+        machine.now_s += took_s
+        machine.pace.end(machine.now_s)
+    assert max(machine.step(8)[0] for _ in range(16)) >= 0.8 * LONGEST_S / 25e-6
 
 
 def test_a_machine_that_becomes_slow_is_noticed_within_a_few_steps() -> None:

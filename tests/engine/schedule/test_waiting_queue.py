@@ -10,7 +10,7 @@ from flat_request import flat_request
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.cache.tier import Restore
 from diptych.engine.schedule.aside import MAX_ASIDE
-from diptych.engine.schedule.policies import POLICIES
+from diptych.engine.schedule.policies import IDLE_PATIENCE_S, POLICIES
 from diptych.engine.schedule.waiting_queue import MAX_RESTORES, WaitingQueue, new_waiting_queue
 from diptych.engine.values.limits import Scheduling
 from diptych.engine.values.request import NO_PAGES, Request
@@ -115,6 +115,55 @@ def test_a_plain_request_is_not_starved_by_endless_better_ones(policy: str) -> N
         if served.room == 1:
             return
     raise AssertionError("starved")
+
+
+def idle(room: int, tenant: str = "", arrival_s: float = 0.0) -> Request:
+    made = request(room, tenant, arrival_s)
+    made.is_idle_work = True
+    return made
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_text_goes_before_any_amount_of_its_tenants_work_for_idle_time(policy: str) -> None:
+    line = queue(policy)
+    for room in range(1, 201):
+        line.add(idle(room))
+    assert line.peek(0.0).is_idle_work
+    line.add(request(201, arrival_s=1.0))
+    assert pop_all(line, 1.0) == [201, *range(1, 201)]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("other", ["", "another"])
+def test_work_for_idle_time_waits_a_bounded_time_for_text_that_always_comes(policy: str, other: str) -> None:
+    """One request a second is served, and two of text come, of its tenant or another one."""
+    line, rooms = queue(policy), itertools.count(2)
+    line.add(idle(1))
+    for second in range(2000):
+        for _ in range(2):
+            line.add(request(next(rooms), other, arrival_s=float(second)))
+        served = line.peek(float(second))
+        line.on_admitted(served)
+        if served.room == 1:
+            assert second >= IDLE_PATIENCE_S
+            assert second <= IDLE_PATIENCE_S + (1 if other else 600)
+            return
+    raise AssertionError("starved")
+
+
+def test_work_for_idle_time_may_leave_or_be_set_aside_while_its_patience_ends() -> None:
+    line = queue()
+    works = [idle(room) for room in (1, 2, 3)]
+    for work in works:
+        line.add(work)
+    line.peek(0.0)
+    assert line.set_aside(Until(90.0))
+    line.remove(works[1])
+    line.add(request(4, arrival_s=50.0))
+    assert line.peek(IDLE_PATIENCE_S).room == 3
+    line.bring_back(90.0)
+    assert pop_all(line, 90.0) == [1, 3, 4]
+    assert (len(line), line.has_next) == (0, False)
 
 
 @dataclass

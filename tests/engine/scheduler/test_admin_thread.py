@@ -14,9 +14,11 @@ SWITCH = AdminCommand(query=2, switch_weights=SwitchWeights())
 
 
 @contextmanager
-def admin_thread(handlers: Mapping[str, Handler]) -> Iterator[Callable[[int], list[AdminAnswer]]]:
+def admin_thread(
+    handlers: Mapping[str, Handler], waiting: Mapping[str, Handler] | None = None
+) -> Iterator[Callable[[int], list[AdminAnswer]]]:
     """Yield a function that submits the commands and waits for so many answers."""
-    admin = AdminThread(handlers)
+    admin = AdminThread(handlers, waiting)
 
     def answers(count: int) -> list[AdminAnswer]:
         found: list[AdminAnswer] = []
@@ -72,3 +74,18 @@ def test_a_bug_is_answered_too() -> None:
     with admin_thread({}) as answers:
         [answer] = answers(1)
     assert (answer.query, answer.grpc_status) == (1, "INTERNAL")
+
+
+def test_who_waits_for_the_loop_does_not_keep_others_waiting() -> None:
+    switched = threading.Event()
+
+    def wait(command: AdminCommand) -> Effect:
+        assert switched.wait(10), "the other command was not prepared"
+        return AdminAnswer
+
+    def switch() -> AdminAnswer:
+        switched.set()
+        return AdminAnswer()
+
+    with admin_thread({"switch_weights": lambda command: switch}, {"drop_weights": wait}) as answers:
+        assert [each.query for each in answers(2)] == [2, 1]

@@ -80,6 +80,7 @@ def test_what_is_broken_is_told_as_such_beside_the_rest(
 def test_a_signal_asks_for_one_and_old_ones_go(new_engine: Callable[..., Engine], tmp_path: Path) -> None:
     for number in range(MAX_FILES + 2):
         (tmp_path / f"{number}.json").touch()
+        os.utime(tmp_path / f"{number}.json", (number, number))
     before = signal.getsignal(signal.SIGUSR1)
     dump_of(new_engine(), tmp_path).on_signal()
     try:

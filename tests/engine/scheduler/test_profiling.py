@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from diptych.common.errors import DiptychError, InvalidRequest, NotFound, Overloaded, Unavailable
+from diptych.common.errors import DiptychError, InternalError, InvalidRequest, NotFound, Overloaded, Unavailable
 from diptych.engine.schedule.prefill_meter import PrefillMeter
 from diptych.engine.scheduler import profiling
 from diptych.engine.scheduler.profiling import MAX_FILES, Profiler, StepRange, TorchTrace
@@ -58,7 +59,7 @@ def start(profiler: Profiler, **wanted: Any) -> str:
 
 
 def stop(profiler: Profiler) -> StopProfileResponse:
-    return profiler.handlers["stop_profile"](AdminCommand(stop_profile=StopProfileRequest()))().stop_profile
+    return profiler.waiting["stop_profile"](AdminCommand(stop_profile=StopProfileRequest()))().stop_profile
 
 
 def nothing() -> None: ...
@@ -157,9 +158,70 @@ def test_who_waits_for_a_trace_is_always_answered(tmp_path: Path, monkeypatch: p
     assert outcome(profiler) is Unavailable  # the worker ends
 
 
+class Broken(Noted):
+    """A profiler that fails in one of its calls."""
+
+    fails_at = ""
+
+    def start(self) -> None:
+        self._may_fail("start")
+
+    def stop(self) -> None:
+        self._may_fail("stop")
+
+    def _may_fail(self, call: str) -> None:
+        if call == self.fails_at:
+            raise RuntimeError(f"CUPTI has no {call}")
+        self.said.append(call)
+
+
+@pytest.mark.parametrize("call", ["start", "stop"])
+def test_a_profiler_that_fails_ends_its_trace_and_not_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    steps = Steps()
+    profiler = Profiler(Broken, "decode", folder=tmp_path)
+    traced = profiler.over(steps)
+    monkeypatch.setattr(Broken, "fails_at", call)
+    start(profiler, num_steps=1)
+    assert all(traced.advance(nothing) for _ in range(3))
+    with pytest.raises(InternalError, match=f"CUPTI has no {call}"):
+        stop(profiler)
+    monkeypatch.setattr(Broken, "fails_at", "")
+    start(profiler, num_steps=1)
+    traced.advance(nothing)
+    assert (stop(profiler).num_steps, steps.num_steps) == (1, 4)
+
+
+def test_a_worker_that_ends_waits_for_no_disk(tmp_path: Path) -> None:
+    ended = threading.Event()
+
+    class Stuck(Noted):
+        def write(self, path: Path) -> None:
+            ended.wait(10)
+
+    profiler = Profiler(Stuck, "decode", folder=tmp_path)
+    traced = profiler.over(Steps())
+    start(profiler, num_steps=1)
+    traced.advance(nothing)
+    traced.close()
+    assert outcome(profiler) is Unavailable
+    ended.set()
+
+
+def test_a_trace_that_others_have_removed_is_told_all_the_same(tmp_path: Path) -> None:
+    profiler = Profiler(Noted, "decode", folder=tmp_path)
+    path = start(profiler, num_steps=1)
+    profiler.over(Steps()).advance(nothing)
+    answer = profiler.waiting["stop_profile"](AdminCommand(stop_profile=StopProfileRequest()))
+    Path(path).unlink()
+    assert answer().stop_profile.bytes == len("start stop")
+
+
 def test_old_traces_go(tmp_path: Path) -> None:
     for number in range(MAX_FILES + 3):
         (tmp_path / f"{number}.json.gz").touch()
+        os.utime(tmp_path / f"{number}.json.gz", (number, number))
     profiler = Profiler(Noted, "decode", folder=tmp_path)
     path = start(profiler, num_steps=1)
     profiler.over(Steps()).advance(nothing)

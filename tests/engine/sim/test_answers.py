@@ -159,7 +159,10 @@ def test_a_step_takes_its_time_layer_by_layer() -> None:
 
     listener = lambda: lambda layer: layers.append((layer, now[0] - 100))  # noqa: E731
     pool = Pool(
-        timing=StepModel(step=1.0, prompt_token=0.1), layer_listener=listener, clock=lambda: now[0], sleep=sleep
+        timing=StepModel(step=1.0, prompt_step=1.0, prompt_token=0.1),
+        layer_listener=listener,
+        clock=lambda: now[0],
+        sleep=sleep,
     )
     pool.runner.execute(extend(PROMPT, [5, 6, 7]), greedy())
     assert layers == [(0, 0.0), (1, 1.0)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -12,7 +14,7 @@ from diptych.engine.tiers.object_room import surplus
 from diptych.engine.tiers.object_store import Entry
 from diptych.engine.tiers.page_format import HEADER_NBYTES, header, is_sound, terms_digest, whose
 from diptych.engine.tiers.runs import WIDTH, RunIndex, RunSearch, run_pages
-from diptych.engine.tiers.segments import TRAILER_NBYTES, SegmentFormat, SegmentIndex, Table
+from diptych.engine.tiers.segments import TRAILER_NBYTES, Location, SegmentFormat, SegmentIndex, Table
 
 TERMS = terms_digest({"weights": "a"})
 PAGE = PageId(3, 5, 4, bytes(range(16)))
@@ -68,6 +70,23 @@ def test_an_index_forgets_with_a_segment_what_is_only_there() -> None:
     index.drop(1)
     assert (index.find(one), index.find(two), index.nbytes) == (None, (2, 0), 4096)
     assert index.excess(1 << 20) == [], "the newest stays, to which is written"
+
+
+class _Losing(dict[bytes, int]):
+    """Loses what is asked for: as by another thread, at once after the answer."""
+
+    def get(self, key: bytes, default: Any = None) -> Any:
+        return self.pop(key, default)
+
+
+def test_an_index_lets_pages_be_lost_and_segments_go_while_others_ask() -> None:
+    index = SegmentIndex(1 << 20, 1024)
+    index.add(1, Table([b"1" * 18], [0]), 1 << 20)
+    index._at = _Losing(index._at)
+    index.drop(1)
+    assert index.num_pages == 0
+    index.nbytes = 1 << 20  # as somebody may see it who asked before the segments went
+    assert not index.is_old(Location(1, 0))
 
 
 def test_a_breaker_pauses_for_longer_each_time_and_one_tries() -> None:
@@ -142,6 +161,23 @@ def test_an_index_of_runs_forgets_what_is_old_and_what_is_too_much() -> None:
     assert index.find(ids[0], 25.0) == ("a", 0), "what is known of its beginning stays"
     index.add("b", 0, ids[4:8], until_s=20.0)
     assert (index.find(ids[0], 0.0), index.num_pages) == (None, 4)
+
+
+def test_an_index_of_runs_finds_what_two_of_them_have_in_the_one_that_is_left() -> None:
+    index = RunIndex(most_pages=8)
+    ids = [PageId(0, number, 0, bytes([number]) * 16) for number in range(4)]
+    index.add("a", 0, ids[:3], until_s=10.0)
+    index.add("b", 0, [*ids[:2], ids[3]], until_s=10.0)
+    index.drop("a")
+    assert [index.find(each, 0.0) for each in ids] == [("b", 0), ("b", 1), None, ("b", 2)]
+    index.add("a", 0, ids[:3], until_s=10.0)
+    index.add("b", 0, [*ids[:2], ids[3]], until_s=20.0)
+    assert index.find(ids[0], 15.0) == ("b", 0), "what is added again is found there"
+    assert index.refind("a", 0, 9.0)
+    index.drop("b")
+    assert [index.find(each, 0.0) for each in ids] == [("a", 0), ("a", 1), ("a", 2), None]
+    assert not index.refind("a", 0, 10.0)
+    assert not index.refind("b", 0, 0.0)
 
 
 def test_the_oldest_objects_go_from_a_directory_and_some_room_is_left() -> None:

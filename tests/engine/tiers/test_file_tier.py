@@ -319,9 +319,9 @@ def test_what_is_sooner_computed_is_not_loaded(new_life: NewLife) -> None:
     assert 9 < life.cache.counts.saved_s[1] <= 10
 
 
-def full_lives(new_life: NewLife, count: int) -> list[int]:
+def full_lives(new_life: NewLife, count: int, **which: Any) -> list[int]:
     """Let so many processes live together, each of which fills its log; return how many pages each has at its end."""
-    lives = [new_life() for _ in range(count)]
+    lives = [new_life(**which) for _ in range(count)]
     for life in lives:
         for number in range(60):
             life.compute([number, *TEXT])
@@ -382,8 +382,24 @@ def test_what_other_terms_have_left_is_bounded_once_it_is_unused_for_long(new_li
     assert files(tmp_path) == before, "one that is started again may want it"
     for path in tmp_path.glob("*/*"):
         make_old(path)
-    new_life(record=other)
-    assert 0 < sum(path.stat().st_size for path in files(tmp_path)) <= MIB
+    one_life(new_life(record=other))
+    theirs = [path for path in files(tmp_path) if path.parts[-3] != other.terms.hex()]
+    assert 0 < sum(path.stat().st_size for path in theirs) <= MIB
+
+
+def test_ranks_that_start_one_behind_the_other_leave_what_each_had(new_life: NewLife, tmp_path: Path) -> None:
+    ranks = [replace(RECORD, terms=bytes([rank]) * 16) for rank in range(3)]
+    for record in ranks:
+        full_lives(new_life, 1, record=record)
+    before = files(tmp_path)
+    for path in tmp_path.glob("*/*"):
+        make_old(path)
+    lives = [new_life(record=record) for record in ranks]
+    for life in lives:
+        life.compute([9, *TEXT])
+        life.evict_all()
+    assert {path.parent for path in before} == {path.parent for path in files(tmp_path)}
+    assert all(life.tier.counts.num_pages > 100 for life in lives)
 
 
 def test_a_full_medium_gets_room_from_what_other_terms_have_left(

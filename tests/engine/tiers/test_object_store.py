@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 import s3_server
@@ -55,6 +56,24 @@ def test_objects_are_written_whole_and_read_in_parts(given: Given) -> None:
     assert bytes(store.read("a/b", 0, 10)) == b"new"
     store.delete(["a/b", "a/none"])
     assert store.size("a/b") is None
+
+
+def test_many_objects_are_deleted_at_once(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"a/{number}" for number in range(20)]
+    for name in names:
+        given.store.write(name, memoryview(b"0"))
+    library, asked = object_store._library(), []
+
+    def delete(store: Any, paths: Any) -> None:
+        asked.append(paths)
+        library.delete(store, paths)
+
+    monkeypatch.setattr(object_store, "NUM_DELETED", 8)
+    patched = SimpleNamespace(delete=delete, head=library.head, exceptions=library.exceptions)
+    monkeypatch.setattr(object_store, "_library", lambda: patched)
+    given.store.delete(names)
+    assert asked == [names[:8], names[8:16], names[16:]]
+    assert [given.store.size(name) for name in names] == [None] * 20
 
 
 def test_a_directory_lists_what_it_has(tmp_path: Path) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
+import select
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +17,12 @@ from odd_store import SOON_S, OddStore
 from tier_scenes import MIB, PAGE, PAGE_NBYTES, RECORD, RUN, TERMS, SharedLife, page_ids
 
 from diptych.engine.cache.page_ids import PageId
-from diptych.engine.tiers import breaker, page_objects
+from diptych.engine.tiers import breaker, page_objects, page_writer
 from diptych.engine.tiers.file_tier import FileTier
+from diptych.engine.tiers.object_asker import ObjectAsker
 from diptych.engine.tiers.object_room import Room
 from diptych.engine.tiers.page_files import PageFiles
+from diptych.engine.tiers.page_reader import Run
 from diptych.engine.tiers.runs import object_name
 from diptych.engine.values.core_report import Holders
 
@@ -315,6 +321,121 @@ def test_what_is_distrusted_is_deleted(is_being_written: bool, new_life: NewLife
     life.finish_writes()
     assert store.runs() == {}
     assert found_in(new_life()) == 0
+
+
+def test_what_is_flushed_is_deleted_by_the_names_of_runs_alone(new_life: NewLife, store: OddStore) -> None:
+    life = new_life()
+    one_life(life)
+    life.compute([*TEXT[:13], 99, 98, 97, 96])  # which parts from it inside a run
+    life.finish_writes()
+    names = {*store.runs()}
+    assert len(names) == NUM_RUNS + 1
+    life.cache.flush()
+    life.finish_writes()
+    assert sorted(store.deleted) == sorted(names)
+    assert store.runs() == {}
+
+
+def test_what_cannot_be_deleted_is_found_by_nobody_here_and_is_deleted_later(
+    new_life: NewLife, store: OddStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(breaker, "FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr(page_writer, "DROP_S", 0.01)
+    life = new_life()
+    one_life(life)
+    store.delete_error = OSError("slow down")
+    life.cache.flush()
+    assert found_in(life) == 0
+    life.compute(TEXT)
+    life.evict_pool()
+    assert found_in(life) == 0, "nor what is there when it is given again"
+    assert len(store.runs()) == NUM_RUNS
+    store.delete_error = None
+    life.finish_writes()
+    assert store.runs() == {}
+
+
+def test_an_answer_that_comes_behind_a_flush_is_not_believed(new_life: NewLife, store: OddStore) -> None:
+    one_life(new_life())
+    life = new_life()
+    know_the_store(life)
+    ids = page_ids(life.request(TEXT).tokens)
+    store.opens.clear()
+    lookup = life.shared.look_up(0, ids, math.inf)
+    assert lookup is not None
+    life.shared.forget_runs(ids, ids[RUN - 1 :: RUN])
+    assert life.shared.look_up(0, ids, math.inf) is None, "it would be there until it is deleted"
+    store.opens.set()
+    life.wait_for(lookup)
+    assert life.shared.num_pages == 0
+    life.finish_writes()
+    assert store.runs() == {}
+
+
+def test_an_object_that_is_bad_is_deleted_and_not_the_one_that_shares_its_pages(
+    new_life: NewLife, store: OddStore
+) -> None:
+    life = new_life()
+    know_the_store(life)
+    life.compute(TEXT)
+    life.finish_writes()
+    ids, bad = page_ids(life.request(TEXT).tokens), {*store.runs()}
+    life.compute([*TEXT[:RUN], *TEXT])
+    life.finish_writes()
+    sound = {*store.runs()} - bad
+    (name,) = [name for name in bad if name.endswith(ids[RUN - 1].key.hex())]
+    life.objects.reader._source.lose(Run(name, 0, ids[:1], [0]), ids[0])
+    assert life.shared.restored() == ()
+    life.finish_writes()
+    assert {*store.runs()} == sound | bad - {name}
+
+
+def test_who_asks_for_answers_while_one_is_being_told_waits_for_that(
+    store: OddStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_telling, goes_on = threading.Event(), threading.Event()
+    write = os.eventfd_write
+
+    def slow_write(descriptor: int, value: int) -> None:
+        is_telling.set()
+        assert goes_on.wait(SOON_S)
+        write(descriptor, value)
+
+    monkeypatch.setattr(os, "eventfd_write", slow_write)
+    asker = ObjectAsker(store, lambda: 0.0)
+    asker.ask(["a"], 0, [PageId(0, 1, 0, bytes(16))], math.inf)
+    assert is_telling.wait(SOON_S)
+    with ThreadPoolExecutor(1) as pool:
+        heard = pool.submit(asker.answered)
+        wait([heard], timeout=0.02)
+        goes_on.set()
+        assert len(heard.result(SOON_S)) == 1
+    assert select.select([asker], [], [], 0)[0] == [], "or an idle loop would spin"
+    asker.close()
+
+
+def test_writers_that_share_a_directory_stay_near_its_bytes(store: OddStore) -> None:
+    now_s, size, capacity = 0.0, 10, 16_960  # of 1,696 runs
+    rooms = [Room(store, capacity, lambda: now_s) for _ in range(8)]
+    most = 0
+    for number in range(500):
+        now_s += 0.5
+        for room_number, room in enumerate(rooms):
+            room.make(size)
+            store.write(f"{room_number}/{number}", memoryview(bytes(size)))
+        most = max(most, size * len(store.objects))
+    assert 0.8 * capacity < most <= capacity
+
+
+def test_a_medium_that_is_full_within_its_bytes_gets_room_at_once(
+    small_room: Room, new_life: NewLife, store: OddStore
+) -> None:
+    life = new_life(room=small_room)
+    one_life(life)
+    store.write_error = OSError(errno.ENOSPC, "no space left")
+    life.compute([0, *TEXT[:9]])
+    life.finish_writes()
+    assert 0 < len(store.runs()) < NUM_RUNS
 
 
 @pytest.fixture

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,7 @@ import pytest
 import torch
 
 from diptych.checkpoints.source import BlankModel, ModelSource, open_model
+from diptych.engine.models.gpu_experts import GroupedExperts
 from diptych.engine.runner import loaded_model
 from diptych.engine.runner.kv_pool import new_kv
 from diptych.engine.runner.loaded_model import LoadedModel, ModelOptions, load_model, load_with_draft
@@ -26,6 +30,12 @@ from diptych.engine.weights.door import WeightsDoor
 from diptych.engine.weights.memory import WeightMemory, weight_memory
 from diptych.engine.weights.taking import Taking
 from diptych.engine.weights.wire import Giver, Piece, pieces_of
+from diptych.kernels.cpu import library
+from diptych.kernels.gpu.layers.fp8_experts import Fp8Experts
+from diptych.kernels.gpu.layers.fp8_matrix import Fp8Matrix
+from diptych.kernels.gpu.layers.int4_experts import Int4Experts, Int4Matrix
+from diptych.kernels.gpu.layers.moe import ExpertWeights
+from diptych.kernels.gpu.layers.mxfp4_experts import Mxfp4Experts, Mxfp4Matrix
 
 HOST = "127.0.0.1"
 OPTIONS = ModelOptions("float32", max_loras=2)
@@ -52,6 +62,10 @@ def door(served: LoadedModel) -> Iterator[WeightsDoor]:
     opened = WeightsDoor(HOST, served.memory)
     yield opened
     opened.close()
+
+
+def soon_s() -> float:
+    return time.monotonic() + 5
 
 
 def giver_of(door: WeightsDoor) -> Giver:
@@ -116,8 +130,8 @@ def crowd(answer: Callable[[socket.socket, bytes], None]) -> Iterator[Giver]:
 
 def lies(sock: socket.socket, key: bytes, memory: WeightMemory, *, num_pieces: int, flip: bool) -> None:
     """Send the first pieces, with a bit that is another."""
-    wire.prove(sock, key, b"giver")
-    wanted = wire.read_wanted(sock)
+    wire.prove(sock, key, b"giver", soon_s())
+    wanted = wire.read_wanted(sock, soon_s())
     wire.answer(sock, memory.nbytes)
     sizes = [len(part) for part in memory.parts]
     for piece in pieces_of(sizes, wanted.stream, wanted.num_streams)[:num_pieces]:
@@ -131,7 +145,7 @@ WRONG: dict[str, Callable[[socket.socket, bytes, WeightMemory], None]] = {
     "a bit is another": lambda sock, key, memory: lies(sock, key, memory, num_pieces=99, flip=True),
     "it dies in the midst": lambda sock, key, memory: lies(sock, key, memory, num_pieces=2, flip=False),
     "it dies at once": lambda sock, key, memory: None,
-    "it has another key": lambda sock, key, memory: wire.prove(sock, key[::-1] + b"other", b"giver"),
+    "it has another key": lambda sock, key, memory: wire.prove(sock, key[::-1] + b"other", b"giver", soon_s()),
     "it gives nothing": lambda sock, key, memory: lies(
         sock, key, WeightMemory(memory.form, ()), num_pieces=0, flip=False
     ),
@@ -184,6 +198,24 @@ def test_a_giver_that_is_slow_is_left(
     assert not Taking([giver_of(door)]).fill(blank(source, kv))
 
 
+@pytest.mark.parametrize("error", [RuntimeError("no pinned memory"), torch.OutOfMemoryError("none left")])
+def test_who_has_no_memory_to_take_them_reads_from_disk(
+    error: Exception,
+    source: ModelSource,
+    kv: torch.Tensor,
+    door: WeightsDoor,
+    from_disk: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(parts: object) -> None:
+        raise error
+
+    monkeypatch.setattr(taking_module, "new_staging", refuse)
+    taking = Taking([giver_of(door)])
+    load_with_draft(source, None, kv, OPTIONS, taking=taking)
+    assert (from_disk, taking.nbytes, taking.num_failed) == (["BlankModel", "HfFolder"], 0, 1)
+
+
 # which weights
 
 
@@ -216,6 +248,45 @@ def test_memory_is_all_storages_once_without_what_kernels_count_in() -> None:
     forms = [weight_memory([layer], "id").form for layer in (Layer(), Layer(), Layer(0.5), Layer(columns=5))]
     assert forms[0] == forms[1]
     assert len(set(forms)) == 3, "numbers that are no tensors are part of it, and shapes"
+
+
+def test_forms_differ_between_processors_that_pack_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    panels = iter((8, 16, 32))
+    monkeypatch.setattr(library, "load", lambda: SimpleNamespace(diptych_panel=lambda: next(panels)))
+    assert len({weight_memory([Layer()], "id").form for _ in range(3)}) == 3
+
+
+def few_bits(kind: type[Int4Matrix] | type[Mxfp4Matrix]) -> Any:
+    return kind(torch.ones(2, 16, 32, dtype=torch.int16), torch.ones(4, 16, dtype=torch.int32), 256)
+
+
+EXPERTS: dict[str, Callable[[], Any]] = {
+    "as they are": lambda: ExpertWeights.of([torch.ones(16, 16) for _ in range(3)]),
+    "fp8": lambda: Fp8Experts.of(
+        [Fp8Matrix(torch.ones(16, 16).to(torch.float8_e4m3fn), torch.ones(16, 1), 0) for _ in range(3)]
+    ),
+    "int4": lambda: Int4Experts.of([few_bits(Int4Matrix) for _ in range(3)]),
+    "mxfp4": lambda: Mxfp4Experts.of([few_bits(Mxfp4Matrix) for _ in range(3)]),
+}
+
+
+@pytest.mark.parametrize("kind", EXPERTS)
+def test_addresses_of_experts_are_no_weights_and_their_matrices_are(kind: str) -> None:
+    experts = [EXPERTS[kind]() for _ in range(2)]
+    both = [weight_memory(GroupedExperts(each, each, lambda gate_up, out: None), "id") for each in experts]
+    assert both[0].form == both[1].form
+    matrices = experts[0].tensors if kind == "as they are" else experts[0].matrices
+    tensors = [each for matrix in matrices for each in tensors_of(matrix)]
+    assert sorted(map(len, both[0].parts)) == sorted(each.nbytes for each in tensors)
+    places = {part.data_ptr() for part in both[0].parts}
+    for part in both[0].parts:
+        assert places.isdisjoint(part.view(torch.int64).tolist())
+
+
+def tensors_of(matrix: Any) -> list[torch.Tensor]:
+    if isinstance(matrix, torch.Tensor):
+        return [matrix]
+    return [each for name in matrix.__slots__ if isinstance(each := getattr(matrix, name), torch.Tensor)]
 
 
 def test_nothing_is_given_that_is_not_served_any_more(
@@ -254,12 +325,12 @@ def test_a_proof_is_worth_nothing_for_the_other_side_or_the_next_connection() ->
 
         def reflect() -> None:
             for _ in range(2):
-                other.sendall(wire.received(other, 32))
+                other.sendall(wire.received(other, 32, soon_s()))
 
         mirror = threading.Thread(target=reflect)
         mirror.start()
         with pytest.raises(wire.Refused):
-            wire.prove(one, b"key", b"giver")
+            wire.prove(one, b"key", b"giver", soon_s())
         mirror.join()
 
 
@@ -269,7 +340,7 @@ def test_streams_that_can_not_be_are_refused(wanted: wire.Wanted) -> None:
     with one, other:
         one.sendall(wire._WANTED.pack(wanted.form.encode(), wanted.stream, wanted.num_streams))
         with pytest.raises(wire.Refused):
-            wire.read_wanted(other)
+            wire.read_wanted(other, soon_s())
 
 
 def test_no_more_are_let_in_than_are_served(
@@ -279,11 +350,68 @@ def test_no_more_are_let_in_than_are_served(
     door = WeightsDoor(HOST, served.memory)
     idle = [socket.create_connection((HOST, door.port), 5.0) for _ in range(wire.MAX_STREAMS)]
     for sock in idle:
-        wire.received(sock, 32)  # each is served
+        wire.received(sock, 32, soon_s())  # each is served
     assert not Taking([giver_of(door)]).fill(blank(source, kv))
     for sock in idle:
         sock.close()
     door.close()
+
+
+def test_who_brings_a_byte_now_and_then_is_let_out_in_time(
+    served: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door_module, "PATIENCE_S", 0.2)
+    door = WeightsDoor(HOST, served.memory)
+    with socket.create_connection((HOST, door.port), 5.0) as sock:
+        wire.received(sock, 32, soon_s())
+        began_s, is_open = time.monotonic(), True
+        sock.settimeout(0.05)  # between two bytes
+        while is_open and time.monotonic() < began_s + 1.5:
+            try:
+                sock.sendall(b"a")
+                is_open = bool(sock.recv(1))
+            except TimeoutError:
+                continue
+            except OSError:
+                is_open = False
+    assert not is_open
+    door.close()
+
+
+def test_closing_waits_for_nobody_who_says_or_takes_nothing(served: LoadedModel) -> None:
+    memory = WeightMemory(served.memory().form, [torch.zeros(wire.PIECE_NBYTES * 4, dtype=torch.uint8)])
+    door = WeightsDoor(HOST, lambda: memory)
+    with (
+        socket.create_connection((HOST, door.port), 5.0) as silent,
+        socket.create_connection((HOST, door.port)) as full,
+    ):
+        wire.received(silent, 32, soon_s())
+        wire.prove(full, door.key, b"taker", soon_s())
+        assert wire.ask(full, wire.Wanted(memory.form, 0, 1), soon_s()) == memory.nbytes  # and takes none of them
+        began_s = time.monotonic()
+        door.close()
+        assert time.monotonic() - began_s < 1
+
+
+def test_a_door_without_descriptors_tries_again_after_a_rest(served: LoadedModel) -> None:
+    door = WeightsDoor(HOST, served.memory)
+    original, tries, again = door._listener, list[float](), threading.Event()
+
+    class Exhausted:
+        def accept(self) -> None:
+            tries.append(time.monotonic())
+            if len(tries) == 2:
+                again.set()
+            raise OSError(errno.EMFILE, "too many open files")
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(original, name)
+
+    door._listener = Exhausted()  # type: ignore[assignment]
+    with socket.create_connection((HOST, door.port), 5.0):  # the accept that was waiting ends
+        assert again.wait(5)
+    door.close()
+    assert tries[1] - tries[0] > door_module.RETRY_S / 2
 
 
 def test_pieces_of_all_streams_are_all_bytes_once() -> None:

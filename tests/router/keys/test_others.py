@@ -15,7 +15,7 @@ from diptych.bootstrap.replica import NUM_TURNS, Replica
 from diptych.common.members.membership import MembershipView
 from diptych.common.members.watch_stream import WatchStream
 from diptych.router.errors import RateLimited
-from diptych.router.keys.caller import Callers
+from diptych.router.keys.caller import MAX_TOLD, Callers
 from diptych.router.keys.exchange import HEARD_AFTER_S, KeyExchange
 from diptych.router.keys.keyring import ApiKey, Keyring, digest_of
 from diptych.router.keys.ledger import Ledger
@@ -200,6 +200,41 @@ def test_tokens_of_other_routers_are_charged_to_the_token() -> None:
     assert 120 - HEARD_AFTER_S - 0.2 <= owed_s <= 120
 
 
+@pytest.mark.parametrize("is_put_back", [False, True])
+def test_what_a_key_did_while_it_had_no_limit_is_charged_nowhere(is_put_back: bool) -> None:
+    routers = Routers(2, **({"tokens_per_minute": 6000} if is_put_back else {}))
+    routers.run(4, lambda: 0)
+    routers.keyring = {digest_of("k"): ApiKey("alice")}
+    routers.callers[0].identify("Bearer k").charge_output(10_000_000)
+    routers.run(4, lambda: 0)
+    routers.add()
+    routers.run(4, lambda: 0)
+    routers.keyring = {digest_of("k"): ApiKey("alice", tokens_per_minute=6000)}
+    for _ in range(2):
+        assert [routers.ask(router) for router in range(3)] == [True] * 3
+        routers.run(4, lambda: 0)
+
+
+def test_a_limit_that_comes_later_is_kept_by_a_router_that_nobody_asked_since() -> None:
+    routers = Routers(2)
+    routers.run(4, lambda: 0)
+    routers.keyring = {digest_of("k"): ApiKey("alice", tokens_per_minute=6000)}
+    routers.run(2, lambda: 0)
+    routers.callers[0].identify("Bearer k").charge_output(12000)
+    routers.run(HEARD_AFTER_S, lambda: 0)
+    assert not routers.ask(1)
+
+
+def test_when_more_keys_have_limits_than_are_told_those_that_are_used_come_first() -> None:
+    keyring = {digest_of(f"k{at}"): ApiKey(f"a{at}", requests_per_minute=60) for at in range(MAX_TOLD + 1)}
+    callers = Callers(lambda: keyring, lambda: 0.0, Ledger(num_rows=8192))
+    last = callers.identify(f"Bearer k{MAX_TOLD}")
+    with last.admit(1):
+        pass
+    told = callers.uses()
+    assert (len(told), next(iter(told))) == (MAX_TOLD, last.number)
+
+
 # the rule by itself
 
 
@@ -219,6 +254,13 @@ def test_of_one_that_was_there_before_only_what_is_owed_is_taken_over() -> None:
     others = OthersUse(1)
     assert others.hear({5: told(1000, older=True, debt_s=12.0)}, 0.0) == {9: Charge(at_least=Debt(12.0, 0.0))}
     assert others.hear({5: told(1001, older=True, debt_s=13.0)}, 1.0) == {9: Charge(1, 10)}
+
+
+def test_of_a_key_that_one_tells_of_later_only_what_is_owed_is_taken_over() -> None:
+    others = OthersUse(1)
+    others.hear({5: Told(2, False, True, {})}, 0.0)
+    assert others.hear({5: told(1000, debt_s=12.0)}, 1.0) == {9: Charge(at_least=Debt(12.0, 0.0))}
+    assert others.hear({5: told(1001, debt_s=13.0)}, 2.0) == {9: Charge(1, 10)}
 
 
 def test_processes_of_one_router_count_in_one_ledger() -> None:

@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
+import tokenizers
 
+from diptych.common.errors import InvalidRequest
 from diptych.generation.request_groups import Account
 from diptych.generation.sampling_params import SamplingParams
 from diptych.router.errors import ContextLengthExceeded
 from diptych.router.text.tokenization import MAX_INLINE_STEPS, MAX_SHORT_STEPS, Tokenization
-from diptych.router.values.request import ChatPrompt, ClientRequest, Prompt, ServedModel, TextPrompt, TokenPrompt
+from diptych.router.values import validation
+from diptych.router.values.kept_sessions import Follow, KeptSessions
+from diptych.router.values.request import (
+    ChatPrompt,
+    ClientRequest,
+    FramedPrompt,
+    PairPrompt,
+    Prompt,
+    ServedModel,
+    TextPrompt,
+    TokenPrompt,
+    VectorWish,
+)
 from diptych.tokens.tokenizer import Tokenizer
 
 NUM_THREADS = 2
@@ -34,6 +48,10 @@ class SlowTokenizer(Tokenizer):
             self.num_begun.release()
             assert self.go_on.wait(PATIENCE_S)
         return super().encode_all(texts, add_special_tokens=add_special_tokens)
+
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        self.num_chars += len(first) + len(second)
+        return super().encode(first) + super().encode(second)
 
 
 @pytest.fixture
@@ -118,3 +136,48 @@ def test_a_prompt_that_is_far_too_long_is_refused_by_its_beginning(
 def test_of_too_many_tokens_no_text_is_made_to_repeat(tokenization: Tokenization) -> None:
     with pytest.raises(ContextLengthExceeded, match="more than 1000 tokens"):
         asyncio.run(tokenization.read(asked(TokenPrompt([1] * 1001), echo=True), 1000))
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+@pytest.mark.parametrize("make", [PairPrompt, lambda first, second: FramedPrompt("", (first, second), "")])
+def test_of_texts_that_are_compared_no_more_is_looked_at_than_a_prompt_may_have(
+    tokenization: Tokenization, tokenizer: SlowTokenizer, make: Callable[[str, str], Prompt], is_cut: bool
+) -> None:
+    tokenizer.go_on.set()
+    wish = VectorWish(most_tokens=-1 if is_cut else 0)
+    for texts in (("x" * 10**6, "a"), ("a", "x" * 10**6)):
+        with pytest.raises(ContextLengthExceeded):
+            asyncio.run(tokenization.of_vectors(asked(make(*texts)), wish, 100))
+    assert tokenizer.num_chars < 10**5
+    (found,) = asyncio.run(tokenization.of_vectors(asked(make("ab", "c")), wish, 100))
+    assert list(found.ids) == tokenizer.encode("abc")
+
+
+def test_the_prompts_of_one_request_have_a_bound_together(
+    tokenization: Tokenization, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(validation, "MAX_PAIRED_TOKENS", 9)
+    client = replace(asked(PairPrompt("abcd", "e")), prompts=[PairPrompt("abcd", "e")] * 2)
+    with pytest.raises(InvalidRequest, match="9 tokens together: send fewer documents at once"):
+        asyncio.run(tokenization.of_vectors(client, VectorWish(), 100))
+
+
+@pytest.mark.parametrize(("before", "ids"), [([], [1, 0]), ([7, 7], [7, 7, 0])])
+def test_a_turn_in_the_middle_of_a_text_gets_no_special_tokens_and_one_that_begins_does(
+    before: list[int], ids: list[int]
+) -> None:
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "<s>": 1}, unk_token="a"))
+    backend.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    made = Tokenization(
+        ServedModel("m", Tokenizer(backend, eos_ids=[1], chat_template=None), 9, NO_LIMIT),
+        at="worker",
+        num_threads=1,
+        cache_bytes=0,
+    )
+    sessions = KeptSessions()
+    sessions.open("", "s", 100, 60.0, 0.0)
+    sessions.turn("", Follow("s"), "first", 0.0).ended(before)
+    turn = sessions.turn("", Follow("s", "first"), "second", 0.0)
+    client = replace(asked(TextPrompt("a")), turn=turn)
+    assert [list(each.ids) for each in asyncio.run(made.read(client, NO_LIMIT))] == [ids]
+    made.close()

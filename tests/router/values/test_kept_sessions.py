@@ -83,3 +83,67 @@ def test_sessions_are_few_and_bounded(sessions: KeptSessions, monkeypatch: pytes
     turn.ended([1, 2, 3, 4, 5])
     with pytest.raises(InvalidRequest, match="was kept: send the whole prompt"):
         sessions.turn("ada", Follow("t", "a"), "b", 1.0)
+
+
+def test_where_owners_are_not_told_apart_all_of_them_have_more_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_sessions, "MAX_OF_OWNER", 1)
+    monkeypatch.setattr(kept_sessions, "MAX_OF_ALL", 3)
+    made = KeptSessions()
+    for name in ("a", "b", "c"):
+        made.open("", name, 10, 60.0, 0.0)
+    with pytest.raises(Overloaded, match="at most 3"):
+        made.open("", "d", 10, 60.0, 0.0)
+
+
+def test_beyond_the_bound_of_all_sessions_those_go_that_were_used_longest_ago(
+    sessions: KeptSessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_sessions, "MAX_TOKENS_OF_ALL", 6)
+    sessions.open("bob", "t", 10, 60.0, 0.0)
+    sessions.open("eve", "u", 10, 60.0, 0.0)
+    for owner, session in (("bob", "t"), ("eve", "u")):
+        sessions.turn(owner, Follow(session), "a", 1.0).ended([1, 2])
+    serve(sessions, "a", [1], [2])
+    sessions.turn("bob", Follow("t"), "b", 2.0).ended([])  # all is full, and eve's is the oldest
+    serve(sessions, "b", [3], [])
+    with pytest.raises(InvalidRequest, match="made room for others"):
+        sessions.turn("eve", Follow("u"), "b", 3.0)
+    assert list(sessions.turn("bob", Follow("t", "a"), "c", 3.0).before) == [1, 2]
+    serve(sessions, "c", [1] * 20, [])
+    assert list(sessions.turn("ada", Follow("s", "c"), "d", 3.0).before) == [1] * 20, "the latest stays in any case"
+    sessions.close("ada", "s")
+    sessions.open("ada", "s", 10, 60.0, 3.0)
+    serve(sessions, "a", [1], [], now_s=3.0)
+
+
+def test_what_a_turn_replaces_is_there_until_it_has_ended(sessions: KeptSessions) -> None:
+    for name, rid in (("a", ""), ("b", "a")):
+        serve(sessions, name, [1], [2], rid=rid)
+    refused = sessions.turn("ada", Follow("s", "a", replace=True), "c", 1.0)
+    del refused  # by a limit, say
+    assert serve(sessions, "d", [3], [], rid="b") == [1, 2, 1, 2, 3]
+
+
+def test_a_turn_whose_turn_before_it_was_replaced_meanwhile_is_not_kept(sessions: KeptSessions) -> None:
+    serve(sessions, "a", [1], [])
+    serve(sessions, "b", [2], [], rid="a")
+    late = sessions.turn("ada", Follow("s", "b"), "c", 1.0)
+    serve(sessions, "d", [3], [], replace=True)
+    late.ended([1, 2, 3])
+    with pytest.raises(InvalidRequest, match="no turn 'c'"):
+        sessions.turn("ada", Follow("s", "c"), "x", 1.0)
+
+
+def test_turns_never_follow_each_other_in_a_circle_and_long_chains_are_dropped(sessions: KeptSessions) -> None:
+    serve(sessions, "a", [], [])
+    late = sessions.turn("ada", Follow("s", "a"), "b", 1.0)
+    serve(sessions, "c", [], [], replace=True)
+    serve(sessions, "b", [], [], rid="c")
+    circle = sessions.turn("ada", Follow("s", "b"), "a", 1.0)
+    late.ended([])
+    circle.ended([])
+    for number in range(200):
+        serve(sessions, f"n{number}", [], [], rid=f"n{number - 1}" if number else "a")
+    assert serve(sessions, "z", [7], [], replace=True) == [7]
+    with pytest.raises(InvalidRequest, match="no turn"):
+        sessions.turn("ada", Follow("s", "n199"), "y", 1.0)

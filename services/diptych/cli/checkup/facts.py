@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import re
 import resource
 import shutil
 import socket
@@ -12,7 +13,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from email.utils import parsedate_to_datetime
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -34,9 +35,11 @@ NVIDIA: Final = Path("/proc/driver/nvidia")
 
 def gather(names: Sequence[str] = (), servers: Sequence[str] = ()) -> Facts:
     """Return what is seen; `names` are looked up, and the clocks of `servers`, by their URLs, are compared."""
+    torch_version, torch_cuda = _torch()
     flags, ports, (ucx, problem, has_infiniband) = _cpu_flags(), tuple(_rdma_ports()), _ucx()
     return Facts(
-        versions=_versions(),
+        versions=_versions() | torch_version,
+        torch_cuda=torch_cuda,
         machine=platform.machine(),
         cpu_flags=flags,
         num_cores=len(os.sched_getaffinity(0)),
@@ -68,7 +71,7 @@ def gather(names: Sequence[str] = (), servers: Sequence[str] = ()) -> Facts:
     )
 
 
-def _versions() -> Mapping[str, str]:
+def _versions() -> dict[str, str]:
     found = {}
     for name in PACKAGES:
         try:
@@ -76,6 +79,17 @@ def _versions() -> Mapping[str, str]:
         except PackageNotFoundError:
             continue
     return {"python": platform.python_version(), **found}
+
+
+def _torch() -> tuple[dict[str, str], str | None]:
+    """Return torch's version, and the CUDA that it was built for, as it says itself: its import takes seconds.
+
+    The package's version does not tell: only wheels of PyTorch's own index have "+cu130" in it.
+    """
+    spec = find_spec("torch")
+    said = _read(Path(spec.origin).with_name("version.py")) if spec is not None and spec.origin else ""
+    found = {name: value for name, value in re.findall(r"^(\w+)\b[^=\n]*= *(?:'([^'\n]*)'|None)", said, re.M)}
+    return {"torch": found["__version__"]} if "__version__" in found else {}, found.get("cuda")
 
 
 def _cpu_flags() -> frozenset[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
@@ -19,7 +18,6 @@ UNBOUNDED: Final = 1 << 62
 MAX_SKEW_S: Final = 30.0  # traces and logs of machines are put together by their clocks
 PAGE: Final = 4096
 DRIVERS: Final = {13: 580, 12: 525}  # CUDA's major version -> driver that it needs (NVIDIA's CUDA compatibility guide)
-_CUDA: Final = re.compile(r"\+cu(\d\d)")
 
 Rule = Callable[[Facts], Iterator[Finding]]
 
@@ -150,7 +148,7 @@ def rdma(facts: Facts) -> Iterator[Finding]:
 
 
 def gpus(facts: Facts) -> Iterator[Finding]:
-    built_for = _CUDA.search(facts.versions.get("torch", ""))
+    built_for = facts.torch_cuda
     if not facts.gpus:
         if facts.gpu_driver:
             words = f"the driver {facts.gpu_driver} is there, and no GPU is"
@@ -161,20 +159,21 @@ def gpus(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         Level.GOOD, "GPU", f"{len(facts.gpus)} x {', '.join(sorted(set(facts.gpus)))}, driver {facts.gpu_driver}"
     )
-    if "torch" in facts.versions and not built_for:
-        words = f"PyTorch {facts.versions['torch']} was built without CUDA: the GPUs are not used"
+    if built_for == "":
+        words = f"PyTorch {facts.versions.get('torch', '')} was built without CUDA: the GPUs are not used"
         yield Finding(Level.BAD, "torch", words, "pip install a build for CUDA (https://pytorch.org)")
     elif built_for:
-        yield from _driver(facts, int(built_for[1]))
+        yield from _driver(facts, built_for)
     if "triton" not in facts.versions:
         yield Finding(
             Level.BAD, "triton", "Triton is not installed, which GPU kernels need", "pip install 'diptych[gpu]'"
         )
 
 
-def _driver(facts: Facts, cuda: int) -> Iterator[Finding]:
+def _driver(facts: Facts, cuda: str) -> Iterator[Finding]:
     """Whether the driver is new enough for the CUDA that torch was built for."""
-    wanted, has = DRIVERS.get(cuda), facts.gpu_driver.split(".")[0]
+    major, has = cuda.split(".")[0], facts.gpu_driver.split(".")[0]
+    wanted = DRIVERS.get(int(major)) if major.isdigit() else None
     if wanted is not None and has.isdigit() and int(has) < wanted:
         words = f"the driver {facts.gpu_driver} is too old for CUDA {cuda}, which PyTorch was built for"
         yield Finding(Level.BAD, "driver", words, f"install driver {wanted} or newer, or a PyTorch for an older CUDA")

@@ -40,6 +40,7 @@ class Facts:
     """A machine as a process of ours sees it. None: it can't be told."""
 
     versions: Mapping[str, str] = field(default_factory=dict)  # of packages that are installed
+    torch_cuda: str | None = None  # that PyTorch was built for, "13.0"; empty: for none
     machine: str = "x86_64"
     cpu_flags: frozenset[str] = frozenset()
     num_cores: int = 1  # that we may use

@@ -122,9 +122,14 @@ def conversations(text: str, num: int, rate: float, seed: int) -> list[Asked]:
     ]
 
 
+def fitting(asked: Sequence[Asked], context_len: int) -> list[int]:
+    """Return the numbers of the calls that a context has room for."""
+    return [number for number, each in enumerate(asked) if each.prompt_len + each.output_len <= context_len]
+
+
 def within(asked: Sequence[Asked], context_len: int) -> list[Asked]:
     """Return the calls that a context has room for; who waited for one that is left out comes when it is due."""
-    kept = [index for index, each in enumerate(asked) if each.prompt_len + each.output_len <= context_len]
+    kept = fitting(asked, context_len)
     places = {index: place for place, index in enumerate(kept)}
     return [replace(asked[index], follows=places.get(asked[index].follows, -1)) for index in kept]
 

@@ -61,12 +61,25 @@ async def send_all(target: Target, load: Sequence[Asked], concurrency: int = 0) 
 
 async def served_model(server: Server) -> tuple[str, int]:
     """Return the first model of a server, and its context in tokens; 0: it does not say. Raises `ServerError`."""
-    listed = await fetch(server, "GET", "/v1/models")
     try:
-        model = listed["data"][0]
+        model = (await _listed(server))[0]
         return str(model["id"]), int(model.get("max_model_len") or 0)
     except (LookupError, TypeError, ValueError):
         raise ServerError("GET /v1/models names no model: give --model") from None
+
+
+async def context_of(server: Server, model: str) -> int:
+    """Return the context of a model in tokens; 0: the server does not say, or lists none, which it need not."""
+    try:
+        listed = await _listed(server)
+        return next((int(each.get("max_model_len") or 0) for each in listed if each["id"] == model), 0)
+    except (ServerError, LookupError, TypeError, ValueError, AttributeError):
+        return 0
+
+
+async def _listed(server: Server) -> Sequence[Any]:
+    found: Sequence[Any] = (await fetch(server, "GET", "/v1/models"))["data"]
+    return found
 
 
 def body_of(target: Target, asked: Asked) -> Mapping[str, Any]:

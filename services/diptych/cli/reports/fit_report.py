@@ -9,10 +9,10 @@ from diptych.cli.reports.status_report import text_table
 from diptych.engine.values.step_model import TERMS, StepModel
 
 MEANINGS: Final[Mapping[str, str]] = {
-    "step": "every step",
+    "step": "a step without prompts; any takes so long",
     "row": "each request that gets a token",
     "context": "each token of their contexts",
-    "prompt_step": "a step with prompts, beside that",
+    "prompt_step": "a step with prompts, in place of that",
     "prompt_token": "each token of a prompt",
     "prompt_pair": "each pair of such a token and one before it",
     "prompt": "each chunk of a prompt",

@@ -114,9 +114,14 @@ class SharedTiers:
 
     def forget_all(self, nodes: Sequence[Node]) -> None:
         """Let nobody find in a tier what nodes have."""
-        ids = [page_id for node in nodes if not node.is_withdrawn for page_id in ids_of(node, self._page_size)]
+        by_node = [(node, ids_of(node, self._page_size)) for node in nodes if not node.is_withdrawn]
+        ids = [page_id for _, of_node in by_node for page_id in of_node]
         for _, tier in self._shared:
-            tier.forget(ids)
+            if tier is not self._store:
+                tier.forget(ids)
+        if self._store is not None:
+            size = self._store.run_pages
+            self._store.forget_runs(ids, [end for node, of_node in by_node for end in _run_ends(node, of_node, size)])
 
     def offer(self, node: Node) -> None:
         """Give the store what it lacks of the text that ends at `node`, as far as that is worth it.
@@ -141,6 +146,12 @@ class SharedTiers:
 
 def level_of(node: Node) -> int:
     return node.level
+
+
+def _run_ends(node: Node, ids: Sequence[PageId], run_pages: int) -> Sequence[PageId]:
+    """Return the last pages of runs of the text that are among those of a node, whose ids begin with its pages'."""
+    num_pages = len(node.hashes)
+    return ids[-(node.end - num_pages + 1) % run_pages : num_pages : run_pages]
 
 
 def _sound(node: Node) -> list[Node]:

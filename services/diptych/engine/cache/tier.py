@@ -168,6 +168,10 @@ class Store(Tier, Protocol):
         """
         ...
 
+    def forget_runs(self, ids: Sequence[PageId], ends: Sequence[PageId]) -> None:
+        """Let nobody find these pages any more, as `forget`, of which `ends` are the last ones of runs."""
+        ...
+
     @property
     def takes_pages(self) -> bool:
         """Whether it can be written to now."""

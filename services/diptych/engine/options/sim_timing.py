@@ -1,8 +1,9 @@
 """How long a step of a simulated model takes. Pure.
 
-`h200` is Llama-3-8B in bfloat16 on one H200: 4,096 prompt tokens took 104 ms, and a step of 64 requests with 4,096
-tokens each 12.9 ms, of which 4 ms are for reading the weights (`bench/results/gpu.md`). A file that `diptych fit` wrote
-is another device with another model.
+`h200` is Llama-3-8B in bfloat16 on one H200, as two workers that served had their steps (`bench/results/slo.md`): 4,096
+prompt tokens take 99 ms, and a step of 64 requests with 4,096 tokens each 13.4 ms, of which 4.5 ms are for reading the
+weights. A file that `diptych fit` wrote is another device with another model. `step=` is the constant of all steps;
+`prompt-step=` behind it is that of steps with prompts, in its place.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ def read_timing(words: Sequence[str]) -> StepModel:
             timing = NAMED[word]
         elif name in PARTS:
             timing = timing.with_term(PARTS[name], _microseconds(number, word) / 1e6)
+            if name == "step":
+                timing = timing.with_term("prompt_step", timing.step)
         elif word.endswith(".json"):
             timing = _read_file(Path(word))
         else:

@@ -39,6 +39,9 @@ class Aside:
     def __iter__(self) -> Iterator[Request]:
         return (request for request, _ in self._requests.values())
 
+    def __contains__(self, request: Request) -> bool:
+        return request.room in self._requests
+
     def has_place(self, reason: Reason) -> bool:
         """Whether there are not too many reasons with this one."""
         return len(self._waiters) < MAX_ASIDE or id(reason) in self._waiters

@@ -123,6 +123,15 @@ class ExtendQueue:
         """Take out a request that ends early. Its pages stay with the caller."""
         (self._extending if request.row >= 0 else self._waiting).remove(request)
 
+    def expire(self, now_s: float) -> None:
+        """Give requests that were set aside their places again, as far as they need not wait any longer."""
+        for request in self._waiting.bring_back(now_s):
+            self.expect(request)
+
+    def next_s(self) -> float | None:
+        """Return when `expire` has something to do, if no event comes before."""
+        return self._waiting.next_s()
+
     def next_prompt(self, now_s: float) -> NextPrompt | None:
         """Return the prompt whose turn it is, if there is one."""
         timely, late = self._begun(now_s)
@@ -158,8 +167,7 @@ class ExtendQueue:
         timely, late = self._begun(now_s)
         if not self._go_on(step, timely):
             return step.chunks
-        for request in self._waiting.bring_back(now_s):
-            self.expect(request)
+        self.expire(now_s)
         while self._waiting.has_next and self._cache.has_row and step.has_room:
             request = self._waiting.peek(now_s)
             if (late and gives_way(request, now_s)) or (request.is_idle_work and _is_urgent(step)):

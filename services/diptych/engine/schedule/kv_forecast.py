@@ -81,8 +81,9 @@ class KvForecast:
         self._lengths = OutputLengths()
 
     def learn(self, request: Request) -> None:
-        """Take note of an output that has come to its own end."""
-        self._lengths.observe(request.num_output_tokens)
+        """Take note of an output that has come to its own end. Where no text is made, there is none."""
+        if request.vector is None:
+            self._lengths.observe(request.num_output_tokens)
 
     @property
     def lengths(self) -> OutputLengths:

@@ -97,14 +97,12 @@ class InTime:
         first = self._policy.choose(line, now_s)
         if not gives_way(first, now_s):
             return first
-        passing = [request for request in line if _passes(request, first, now_s)]
+        passing = [request for request in line if _is_in_time(request, now_s)]
         return self._policy.choose(passing, now_s) if passing else first
 
 
-def _passes(request: Request, first: Request, now_s: float) -> bool:
-    """Whether a request goes before the first in line, which gives way."""
-    if first.is_idle_work:
-        return not request.is_idle_work
+def _is_in_time(request: Request, now_s: float) -> bool:
+    """Whether a request's first token may still be."""
     return now_s <= due_s(request) < math.inf and not request.is_idle_work
 
 

@@ -82,8 +82,8 @@ class PrefillMeter:
             self._model, self._modelled_s = self.fit.model(), self.total_s
         if self._model is None:
             return (end - start) / self.tokens_per_s
-        pairs = (end**2 - start**2) / 2
-        return self._model.seconds(StepShape(0, 0, end - start, pairs, 1)) - self._model.step
+        shape = StepShape(0, 0, end - start, (end**2 - start**2) / 2, 1)
+        return self._model.seconds(shape) - max(self._model.step, self._model.prompt_step)
 
     @property
     def is_running(self) -> bool:

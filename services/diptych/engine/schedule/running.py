@@ -322,6 +322,14 @@ class Running:
         else:
             self._queue.remove(request)
 
+    def expire(self, now_s: float) -> None:
+        """Give requests that were set aside their places again, as far as they need not wait any longer."""
+        self._queue.expire(now_s)
+
+    def next_s(self) -> float | None:
+        """Return when `expire` has something to do, if no event comes before."""
+        return self._queue.next_s()
+
     def next_prompt(self, now_s: float) -> NextPrompt | None:
         """Return whose prompt is computed next, if there is one."""
         return self._queue.next_prompt(now_s) if self._queue else None

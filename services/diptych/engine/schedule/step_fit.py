@@ -1,5 +1,10 @@
 """Learns from the steps of a scheduler how long steps take: the terms of a `StepModel`, none of them negative. Pure.
 
+A step takes the longer of reading weights and of its prompts' products, which says something of the longer one alone.
+So those with prompts that hardly took longer than the read, and were not to, tell nothing of products, and are left out
+(alternating minimisation, as of max-affine regression): `step` follows from steps without prompts, and the terms of
+prompts from those that were computed for longer.
+
 A step counts by its relative error, so that one of 10 ms says as much as one of a second. What is kept of steps is a
 Gram matrix for each of three kinds: steps with rows alone, with prompts alone, with both. A kind is forgotten only as
 newer steps of it come: hours of decoding do not wash out what is known of prompts. Terms follow by non-negative least
@@ -36,10 +41,13 @@ SMALLEST_ERROR: Final = 0.005  # that counts as usual
 RIDGE: Final = 1e-7  # by which terms keep to what they were; of a matrix whose diagonal is 1
 TOLERANCE: Final = 1e-10
 LEAST_S: Final = 1e-9  # of a step
+COMPUTED: Final = 1.25  # times the read: beyond it a step with prompts took as long as their products
 KNOWN_SHARE: Final = 0.05  # of a step's time: a term is identified when its part is known so well (two deviations)
 
 _KINDS: Final = 3
-_OF_KINDS: Final = np.array([[1, 1, 1, 0, 0, 0, 0], [1, 0, 0, 1, 1, 1, 1], [1] * 7], float)  # terms that a kind has
+_OF_KINDS: Final = np.array(
+    [[1, 1, 1, 0, 0, 0, 0], [0, 0, 0, 1, 1, 1, 1], [0, 1, 1, 1, 1, 1, 1]], float
+)  # terms that a kind has
 
 
 class StepFit:
@@ -85,11 +93,10 @@ class StepFit:
             return
         is_known = self._known[kinds]
         expected = np.where(is_known, self._expected(columns), seconds)
-        self._forget(kinds)
         grams, moments, weight = self._grams, self._moments, self._weight
         for _ in range(ROUNDS if is_known.all() else FIRST_ROUNDS):
-            weights = self._weights(seconds, expected)
-            grams, moments, weight = self._with(columns, seconds, kinds, weights)
+            weights, told = self._weights(seconds, expected), self._tells(columns, seconds)
+            grams, moments, weight = self._with(columns[told], seconds[told], kinds[told], weights[told])
             self._terms = solved(grams.sum(axis=0), moments.sum(axis=0), self._terms)
             expected = self._expected(columns)
         self._grams, self._moments, self._weight = grams, moments, weight
@@ -104,15 +111,17 @@ class StepFit:
             self._left_out[kind] += len(first)
         return columns[counts], seconds[counts], kinds[counts]
 
-    def _forget(self, kinds: Kinds) -> None:
-        kept = np.exp(-np.bincount(kinds, minlength=_KINDS) / self._memory_steps)
-        self._grams *= kept[:, None, None]
-        self._moments *= kept[:, None]
-        self._weight *= kept
-
     def _expected(self, columns: F64) -> F64:
-        expected: F64 = np.maximum(columns @ self._terms, LEAST_S)
-        return expected
+        read_s, of_rows, of_prompts = self._terms[0], self._terms[1:3], self._terms[3:]
+        expected: F64 = columns[:, 1:3] @ of_rows + np.maximum(columns[:, 3:] @ of_prompts, read_s)
+        return np.maximum(expected, LEAST_S)
+
+    def _tells(self, columns: F64, seconds: F64) -> Bools:
+        """Return which steps tell something of what they computed: all but those that only read weights for prompts."""
+        took_s = seconds - columns[:, 1:3] @ self._terms[1:3]
+        products_s = np.maximum(took_s / COMPUTED, columns[:, 3:] @ self._terms[3:])
+        told: Bools = (columns[:, 0] > 0) | (products_s > self._terms[0])
+        return told
 
     def _weights(self, seconds: F64, expected: F64) -> F64:
         """Return what each step weighs: by its expected time, and less if it took quite another one."""
@@ -123,8 +132,13 @@ class StepFit:
         return weights
 
     def _with(self, columns: F64, seconds: F64, kinds: Kinds, weights: F64) -> tuple[F64, F64, F64]:
-        """Return the matrices, moments and weights of the kinds with these steps."""
-        grams, moments, weight = self._grams.copy(), self._moments.copy(), self._weight.copy()
+        """Return the matrices, moments and weights of the kinds with these steps, older ones forgotten for them."""
+        kept = np.exp(-np.bincount(kinds, minlength=_KINDS) / self._memory_steps)
+        grams, moments, weight = (
+            self._grams * kept[:, None, None],
+            self._moments * kept[:, None],
+            self._weight * kept,
+        )
         for kind in range(_KINDS):
             chosen = kinds == kind
             if chosen.any():
@@ -227,7 +241,7 @@ def _as_arrays(steps: list[tuple[StepShape, float]]) -> tuple[F64, F64, Kinds]:
     seconds = np.array([took_s for _, took_s in steps], float)
     has_rows, has_prompts = shapes[:, 0] > 0, shapes[:, 2] > 0
     columns = np.empty((len(steps), len(TERMS)))
-    columns[:, 0] = 1.0
+    columns[:, 0] = ~has_prompts
     columns[:, 1:3] = shapes[:, 0:2]
     columns[:, 3] = has_prompts
     columns[:, 4:7] = shapes[:, 2:5]

@@ -28,7 +28,7 @@ from typing import Final, NamedTuple
 
 from diptych.engine.schedule.kv_forecast import OutputLengths
 from diptych.engine.schedule.step_sizes import STEP_S
-from diptych.engine.schedule.step_times import ContextCount, StepLine
+from diptych.engine.schedule.step_times import NEAR, ContextCount, StepLine
 from diptych.engine.schedule.token_deadlines import TokenDeadlines
 from diptych.engine.values.prompt_cost import MIN_CHUNK, STEP_COST
 from diptych.engine.values.request import Request
@@ -76,12 +76,13 @@ class _Prompts:
         """Return how long prompts of such a cost take."""
         return max(0.0, self.line.at(cost) - self.read_s)
 
-    def learn(self, cost: int, seconds: float) -> None:
+    def learn(self, cost: int, seconds: float, reach: int) -> None:
         """A step with prompts of such a cost took so long but for tokens, and with reading the weights.
 
-        Where reading the weights took most of it, products took no longer; it tells more only if they were to.
+        Where reading the weights took most of it, products took no longer; it tells more only if they were to. But if
+        it had about all that is believed to be known of, up to `reach`, it is learned: else none would have more.
         """
-        if seconds > COMPUTED * self.read_s or self.line.at(cost) > seconds:
+        if NEAR * cost > reach or seconds > COMPUTED * self.read_s or self.line.at(cost) > seconds:
             self.line.learn(cost, seconds)
 
     def patient(self, budget: int, wanted: int) -> int:
@@ -356,9 +357,10 @@ class StepPace:
             return
         self._learn_tokens()
         if step.num_rows:
-            self._beside.learn(step.cost, max(0.0, took_s - self._tokens.at(step.work) + self._beside.read_s))
+            beside_s = max(0.0, took_s - self._tokens.at(step.work) + self._beside.read_s)
+            self._beside.learn(step.cost, beside_s, self._known(self._beside).line.reach)
         else:
-            self._apart.learn(step.cost, took_s)
+            self._apart.learn(step.cost, took_s, self._apart.line.reach)
         self._note_learned(1)
 
     def _note_learned(self, count: int) -> None:

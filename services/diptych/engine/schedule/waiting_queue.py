@@ -1,7 +1,7 @@
 """Requests that wait for admission, and which of them is next.
 
 Retracted requests go first; then the tenant whose turn it is (`tenant_shares`), and of its requests the one that the
-policy chooses. Work for idle time goes behind all other, whosever that is.
+policy chooses. Work for idle time goes behind all other, whosever that is, as long as it gives way (`gives_way`).
 Rule: the next request stays the next until it is taken or leaves, even if it does not fit yet: nobody is overtaken
 forever for being large. Only who comes back from aside goes before it, if it ranks before it; and while its first token
 is late, for a bounded time, those whose first tokens may still be in time (`gives_way`).
@@ -9,22 +9,20 @@ is late, for a bounded time, those whose first tokens may still be in time (`giv
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import heappop, heappush
 from typing import Final
 
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.aside import Aside, Reason
 from diptych.engine.schedule.policies import POLICIES, InTime, Policy, gives_way
+from diptych.engine.schedule.tenant_lines import Place, TenantLines
 from diptych.engine.schedule.tenant_shares import TenantShares
 from diptych.engine.values.limits import Scheduling
 from diptych.engine.values.request import Request
 
 MAX_RESTORES: Final = 4  # for which a request lets others pass: they may take the memory again that it waits for
-WINDOW: Final = 64  # how many of a tenant's requests, in order of rank, a policy may choose from
-
-Place = tuple[float, int, Request]  # rank, order of arrival
 
 
 class WaitingQueue:
@@ -34,7 +32,10 @@ class WaitingQueue:
         self._policy = policy
         self._shares = shares
         self._retracted: deque[Request] = deque()
-        self._lines: dict[str, list[Place]] = {}  # by tenant, in order of rank; never empty
+        self._lines = TenantLines()
+        self._idle = TenantLines()  # of work for idle time that gives way to all in `_lines`
+        self._yielding: dict[int, int] = {}  # by room of such work: its order of arrival
+        self._yielding_by_age: list[tuple[float, int, int]] = []  # a heap: when it came, its order, its room; some left
         self._places: dict[int, Place] = {}  # by room
         self._num_added = 0
         self._next: Request | None = None  # chosen, not taken yet
@@ -55,14 +56,16 @@ class WaitingQueue:
     def add(self, request: Request) -> None:
         """Queue a request that never ran."""
         self._count(request)
-        if request.account.tenant not in self._lines and all(
-            each.account.tenant != request.account.tenant for each in self.aside
-        ):
-            self._shares.enter(request.account.tenant)
+        tenant = request.account.tenant
+        if tenant not in self._lines and tenant not in self._idle and tenant not in _tenants(self.aside):
+            self._shares.enter(tenant)
         place = (self._policy.rank(request), self._num_added, request)
+        if request.is_idle_work:
+            self._yielding[request.room] = self._num_added
+            heappush(self._yielding_by_age, (request.life.arrival_s, self._num_added, request.room))
         self._num_added += 1
         self._places[request.room] = place
-        insort(self._lines.setdefault(request.account.tenant, []), place)
+        self._lines_of(request).add(place)
 
     def add_first(self, request: Request) -> None:
         """Queue a retracted request ahead of all that never ran."""
@@ -86,7 +89,7 @@ class WaitingQueue:
     @property
     def has_next(self) -> bool:
         """Whether one waits that is not set aside."""
-        return bool(self._retracted or self._lines)
+        return bool(self._retracted or self._lines or self._idle)
 
     @property
     def aside(self) -> Iterator[Request]:
@@ -130,7 +133,7 @@ class WaitingQueue:
             if place is None:
                 self._retracted.appendleft(request)
             else:
-                insort(self._lines.setdefault(request.account.tenant, []), place)
+                self._lines_of(request).add(place)
             self._next = None
         return over
 
@@ -150,6 +153,7 @@ class WaitingQueue:
         if not self._aside.remove(request):
             self._leave(request)
         self._places.pop(request.room, None)
+        self._yielding.pop(request.room, None)
 
     def _leave(self, request: Request) -> None:
         """It is not among those of which one is the next."""
@@ -159,10 +163,10 @@ class WaitingQueue:
         if place is None:
             self._retracted.remove(request)
             return
-        line = self._lines[request.account.tenant]
-        del line[bisect_left(line, place)]
-        if not line:
-            del self._lines[request.account.tenant]
+        self._lines_of(request).remove(place)
+
+    def _lines_of(self, request: Request) -> TenantLines:
+        return self._idle if request.room in self._yielding else self._lines
 
     def _count(self, request: Request) -> None:
         expected = self._expected[request.room] = request.expected_len
@@ -175,14 +179,34 @@ class WaitingQueue:
         self.num_prompts -= expected > 0
 
     def _choose(self, now_s: float) -> Request:
-        urgent = {tenant: line for tenant, line in self._lines.items() if not _is_idle_work(line)}
-        tenant = self._shares.next(urgent or self._lines)
-        line = self._lines[tenant][:WINDOW]
-        return self._policy.choose([request for _, _, request in line], now_s)
+        self._end_yielding(now_s)
+        lines = self._lines or self._idle
+        return self._policy.choose(lines.first(self._shares.next(lines)), now_s)
+
+    def _end_yielding(self, now_s: float) -> None:
+        """Give work for idle time that gives way no longer its places among all others."""
+        by_age = self._yielding_by_age
+        while by_age:
+            _, order, room = by_age[0]
+            is_here = self._yielding.get(room) == order
+            if is_here and gives_way(self._places[room][2], now_s):
+                return
+            heappop(by_age)
+            if is_here:
+                self._promote(self._places[room])
+
+    def _promote(self, place: Place) -> None:
+        request = place[2]
+        is_in_line = request not in self._aside
+        if is_in_line:
+            self._idle.remove(place)
+        del self._yielding[request.room]
+        if is_in_line:
+            self._lines.add(place)
 
 
-def _is_idle_work(line: Sequence[Place]) -> bool:
-    return all(request.is_idle_work for _, _, request in line)
+def _tenants(requests: Iterable[Request]) -> Iterator[str]:
+    return (request.account.tenant for request in requests)
 
 
 def new_waiting_queue(cache: KvCache, scheduling: Scheduling) -> WaitingQueue:

@@ -59,7 +59,7 @@ class CrashDump:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 json.dump({"at": at_s, **self.told(error, time.monotonic())}, file, indent=1)
-            sweep(folder, MAX_FILES)
+            sweep(folder, self._name, MAX_FILES)
         except (OSError, DiptychError) as problem:
             logger.warning("no crash dump could be written: %s", problem)
             return None

@@ -194,7 +194,8 @@ def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCor
     weights = Weights(sets, host_of(base, core, cache, turns))
     profiler = Profiler(None if options.device == "sim" else TorchTrace, base.config.name)
     admin = AdminThread(
-        {**adapters.handlers, **weights.handlers, **profiler.handlers, "flush_cache": lambda command: flush_of(cache)}
+        {**adapters.handlers, **weights.handlers, **profiler.handlers, "flush_cache": lambda command: flush_of(cache)},
+        profiler.waiting,
     )
     stepping = profiler.over(_stepping(options, core, base.ranks.lead_runner(weights)))
     grammars.wait_until_open()

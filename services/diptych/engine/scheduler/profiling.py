@@ -2,11 +2,13 @@
 
 One trace at a time. It begins and ends between two steps, in the loop's thread, as the profiler wants it; a thread of
 its own writes the file, so that no request waits for a disk. Files lie in a folder that is our user's alone, below
-`TMPDIR`; the oldest go when there are more than `MAX_FILES`.
+`TMPDIR`; the oldest of a process go when there are more than `MAX_FILES`, and old ones of others, too. A profiler that
+fails ends its trace, and nothing else.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -20,6 +22,8 @@ from diptych.engine.scheduler.admin_thread import Effect, Handler
 from diptych.engine.scheduler.own_files import new_file, own_folder, sweep
 from diptych.engine.scheduler.stepping import Stepping
 from diptych.v1.admin_pb2 import AdminAnswer, AdminCommand, StartProfileResponse, StopProfileResponse
+
+logger = logging.getLogger(__name__)
 
 MAX_STEPS: Final = 1000  # of a trace: it is in memory until it is written
 MAX_S: Final = 60.0
@@ -96,6 +100,7 @@ class _Run:
     """A trace that was asked for."""
 
     path: Path
+    name: str  # of the process
     steps: StepRange
     trace: Trace
     is_recording: bool = False
@@ -103,6 +108,7 @@ class _Run:
     is_to_end: bool = False  # somebody has asked for it
     written: threading.Event = field(default_factory=threading.Event)
     error: DiptychError | None = None
+    nbytes: int = 0  # of the file
 
     def answer(self) -> AdminAnswer:
         if self.error is not None:
@@ -110,7 +116,7 @@ class _Run:
         steps = self.steps
         found = StopProfileResponse(
             path=str(self.path),
-            bytes=self.path.stat().st_size,
+            bytes=self.nbytes,
             num_steps=steps.num_steps,
             duration_s=max(0.0, steps.ended_s - steps.began_s),
         )
@@ -118,7 +124,7 @@ class _Run:
 
 
 class Profiler:
-    """Begins and ends traces. `handlers` are for the admin thread; the rest is for the loop's."""
+    """Begins and ends traces. `handlers` and `waiting` are for `AdminThread`; the rest is for the loop's thread."""
 
     def __init__(
         self,
@@ -133,7 +139,8 @@ class Profiler:
         self._clock = clock
         self._folder = folder
         self._run: _Run | None = None
-        self.handlers: Mapping[str, Handler] = {"start_profile": self._prepare, "stop_profile": self._stop}
+        self.handlers: Mapping[str, Handler] = {"start_profile": self._prepare}
+        self.waiting: Mapping[str, Handler] = {"stop_profile": self._stop}
 
     def over(self, stepping: Stepping) -> Stepping:
         """Return the same stepping, traced when that is wanted."""
@@ -142,8 +149,12 @@ class Profiler:
     def before_step(self) -> None:
         run = self._run
         if run is not None and not run.is_over and run.steps.begins(self._clock()):
-            run.trace.start()
-            run.is_recording = True
+            try:
+                run.trace.start()
+            except Exception as error:  # of the profiler: the loop goes on
+                _fail(run, error)
+            else:
+                run.is_recording = True
 
     def after_step(self, is_step: bool) -> None:
         run = self._run
@@ -155,12 +166,12 @@ class Profiler:
     def close(self) -> None:
         """Have nobody wait any more."""
         run = self._run
-        if run is not None and not run.is_over:
+        if run is not None and not run.written.is_set():
             run.is_over = True
             run.error = Unavailable("the worker ended before the trace did")
             run.written.set()
 
-    # on the admin thread
+    # on threads of the admin
 
     def _prepare(self, command: AdminCommand) -> Effect:
         if self._new_trace is None:
@@ -177,7 +188,7 @@ class Profiler:
                 raise Overloaded("a trace is being made already: stop that one, or wait for it")
             until_s = self._clock() + (wanted.max_s or MAX_S)
             steps = StepRange(wanted.skip_steps, wanted.num_steps or MAX_STEPS, until_s)
-            self._run = _Run(path, steps, trace)
+            self._run = _Run(path, self._name, steps, trace)
             return AdminAnswer(start_profile=StartProfileResponse(path=str(path)))
 
         return begin
@@ -196,8 +207,12 @@ class Profiler:
 
     def _finish(self, run: _Run) -> None:
         run.is_over = True
-        if run.is_recording:
-            run.trace.stop()
+        try:
+            if run.is_recording:
+                run.trace.stop()
+        except Exception as error:  # of the profiler: the loop goes on
+            _fail(run, error)
+            return
         threading.Thread(target=_write, args=(run,), name="trace", daemon=True).start()
 
 
@@ -223,16 +238,25 @@ class _TracedStepping:
         self._inner.close()
 
 
+def _fail(run: _Run, error: Exception) -> None:
+    """Have whoever asks for the trace hear that the profiler has failed; the next one may be begun."""
+    logger.warning("the profiler failed: %s: %s", type(error).__name__, error)
+    run.is_over = True
+    run.error = InternalError(f"the profiler failed: {type(error).__name__}: {error}")
+    run.written.set()
+
+
 def _write(run: _Run) -> None:
     try:
         if not run.steps.num_steps:
             run.error = NotFound("no step ran while it was traced: nobody has asked the worker for anything")
             return
         run.trace.write(run.path)
-        if run.path.stat().st_size > MAX_NBYTES:
+        run.nbytes = run.path.stat().st_size
+        if run.nbytes > MAX_NBYTES:
             run.path.unlink()
             run.error = InvalidRequest(f"the trace is longer than {MAX_NBYTES} bytes: trace fewer steps")
-        sweep(run.path.parent, MAX_FILES)
+        sweep(run.path.parent, run.name, MAX_FILES)
     except Exception as error:
         run.error = InternalError(f"the trace can't be written to {run.path}: {error}")
     finally:

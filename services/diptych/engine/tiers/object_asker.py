@@ -46,6 +46,7 @@ class Question:
     begun_s: float
     took_s: float = 0.0  # until the last answer came, whoever hears of it when
     error: str = ""
+    is_void: bool = False  # nobody believes the answer: meanwhile something was to be forgotten
     num_open: int = 0  # objects whose answers are out
     answers: list[tuple[int, bool]] = field(default_factory=list)
 
@@ -91,10 +92,10 @@ class ObjectAsker:
 
     def answered(self) -> Sequence[Question]:
         """Return what was answered since the last call; whoever waits for them may go on then."""
-        if not self._done:
-            return ()
-        os.eventfd_read(self._wake)
-        with self._lock:
+        with self._lock:  # so that the counter is that of what is done
+            if not self._done:
+                return ()
+            os.eventfd_read(self._wake)
             done, self._done = [*self._done], deque()
         for question in done:
             del self._open[question]
@@ -103,6 +104,11 @@ class ObjectAsker:
             self.usual_s = SHARE_KEPT * (self.usual_s or question.took_s) + (1 - SHARE_KEPT) * question.took_s
             question.lookup.is_answered = True
         return done
+
+    def void(self) -> None:
+        """What is asked now may be answered by what goes: whoever waits for it hears nothing but that it is over."""
+        for question in self._open:
+            question.is_void = True
 
     def measured(self, took_s: float) -> None:
         """An answer that nobody waited for took so long: that counts in place of all before."""
@@ -144,6 +150,7 @@ class ObjectAsker:
             return False, str(error)
 
     def _end_wave(self, question: Question) -> None:
+        """Ask on, or have it heard. Whoever calls has the lock."""
         question.search.tell(question.answers)
         question.answers.clear()
         if question.search.is_over or question.error:

@@ -18,6 +18,7 @@ from diptych.engine.options.store_url import directory_of
 from diptych.engine.tiers.page_format import Buffer
 
 LIBRARY: Final = "obstore"  # comes with an extra
+NUM_DELETED: Final = 1000  # objects that a store deletes at once, at most
 CONNECT_S: Final = 1  # after these, a call to a store over the network has failed
 CALL_S: Final = 5
 
@@ -51,7 +52,7 @@ class ObjectStore(Protocol):
         ...
 
     def delete(self, names: Sequence[str]) -> None:
-        """Delete objects, of which some may not be there."""
+        """Delete objects, of which some may not be there. Raises `OSError`: then some are there still, perhaps."""
         ...
 
     def entries(self) -> Iterator[Entry]: ...
@@ -89,6 +90,13 @@ class Obstore:
 
     def delete(self, names: Sequence[str]) -> None:
         with _as_os_errors():
+            for start in range(0, len(names), NUM_DELETED):
+                self._delete(names[start : start + NUM_DELETED])
+
+    def _delete(self, names: Sequence[str]) -> None:
+        try:
+            _library().delete(self._store, list(names))
+        except FileNotFoundError:  # directories and some stores say so, and leave the others
             for name in names:
                 with contextlib.suppress(FileNotFoundError):
                     _library().delete(self._store, name)

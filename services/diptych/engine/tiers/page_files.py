@@ -108,7 +108,7 @@ class PageFiles:
     def forget(self, ids: Sequence[PageId]) -> None:
         for page_id in ids:
             self.lose(page_id)
-        self.writer.forget(ids)
+        self.writer.forget(ids, ids)
 
     def load(self, number: int, ids: Sequence[PageId], pages: Pages) -> None:
         runs, is_whole = self._runs(ids, pages)
@@ -161,7 +161,7 @@ class _Segments:
     def to_measure(self) -> Path | None:
         return self._log.newest()
 
-    def lose(self, page_id: PageId) -> None:
+    def lose(self, run: Run, page_id: PageId) -> None:
         self._log.index.lose(page_id.key)
 
     def miss(self, run: Run) -> None:

@@ -7,7 +7,7 @@ a text comes; that is believed for a while, and a load finds out what has gone m
 
 from __future__ import annotations
 
-import logging
+import itertools
 import math
 import time
 from collections import OrderedDict, deque
@@ -19,7 +19,7 @@ from diptych.common.arrays import I32
 from diptych.engine.cache.page_ids import NOBODYS, PageId
 from diptych.engine.cache.tier import Lookup
 from diptych.engine.tiers.medium import MediumCounts
-from diptych.engine.tiers.object_asker import ObjectAsker
+from diptych.engine.tiers.object_asker import ObjectAsker, Question
 from diptych.engine.tiers.object_room import Room
 from diptych.engine.tiers.object_store import ObjectStore
 from diptych.engine.tiers.page_format import Buffer, PageFormat
@@ -28,8 +28,6 @@ from diptych.engine.tiers.page_writer import PageWriter
 from diptych.engine.tiers.runs import RunIndex, object_name
 from diptych.engine.values.events import PagesRestored
 from diptych.kvtransfer.ownership import Pages
-
-logger = logging.getLogger(__name__)
 
 NUM_READERS: Final = 8
 READ_S: Final = 5.0  # after which a read counts as hanging
@@ -75,7 +73,7 @@ class PageObjects:
         self._pool = pool
         self._clock = clock
         self._known: OrderedDict[int, float] = OrderedDict()  # names of last pages of runs, and since when
-        self._bad: deque[PageId] = deque()  # that readers have found
+        self._bad: deque[str] = deque()  # objects in which readers have found what is wrong
         self._gone: deque[str] = deque()  # objects that they have not found
         self._written: deque[Sequence[PageId]] = deque()  # runs that the writer has written or found
         self.reader = PageReader(
@@ -136,13 +134,18 @@ class PageObjects:
     def look_up(self, first: int, ids: Sequence[PageId], until_s: float) -> Lookup | None:
         """Ask which runs are there that hold these pages, which follow the first ones of a text."""
         size = self.objects.run_pages
-        ends = range(size - 1 - first % size, len(ids), size)
-        now_s = self._clock()
-        if not ends or self.index.find(ids[ends[-1]], now_s) is not None:
-            return None
+        wholes = range(size - 1 - first % size, len(ids), size)
+        ends = [*itertools.takewhile(lambda end: not self.writer.is_forgotten(ids[end]), wholes)]
         runs = [object_name(self.objects.folder, ids[end]) for end in ends]
+        if self._are_known(runs, first % size):
+            return None
         self.reader.begin()
         return self.asker.ask(runs, first % size, ids[: ends[-1] + 1], until_s)
+
+    def _are_known(self, runs: Sequence[str], first: int) -> bool:
+        """Whether all runs of a text are known to be there, and are found: the first one from page `first` of it on."""
+        now_s = self._clock()
+        return all([self.index.refind(run, 0 if number else first, now_s) for number, run in enumerate(runs)])
 
     @property
     def takes_pages(self) -> bool:
@@ -156,12 +159,22 @@ class PageObjects:
             self._note(ids[-1].name)
 
     def forget(self, ids: Sequence[PageId]) -> None:
+        self.forget_runs(ids, ids)
+
+    def forget_runs(self, ids: Sequence[PageId], ends: Sequence[PageId]) -> None:
+        """Let nobody find runs that have any of these pages, as far as they are known, nor those that end with `ends`.
+
+        Nor what is asked for now, which may be answered by them.
+        """
+        self.asker.void()
+        self.writer.forget(ids, ends)  # first: what it has written before is in the news
+        self._take_news()
         runs = {self.index.run_of(page_id) for page_id in ids} - {None}
-        ends = [self.index.ids_of(run)[-1] for run in runs if run is not None]
+        last = [self.index.ids_of(run)[-1] for run in runs if run is not None]
+        self.writer.forget((), last)
         for run in runs:
             self._lose_run(run)
         self._known.clear()
-        self.writer.forget([*ids, *ends])
 
     def load(self, number: int, ids: Sequence[PageId], pages: Pages) -> None:
         runs, is_whole = self._runs(ids, pages)
@@ -172,14 +185,18 @@ class PageObjects:
             self.reader.end(f"a question was not answered within {READ_S:g} s")
         for question in self.asker.answered():
             self.reader.end(question.error)
-            size, until_s = self.objects.run_pages, self._clock() + BELIEVED_S
-            for run in range(question.search.num_found):
-                start, end = max(0, run * size - question.first), (run + 1) * size - question.first
-                ids = question.ids[start:end]
-                self.index.add(question.runs[run], question.first if run == 0 else 0, ids, until_s)
-                self._note(ids[-1].name)
+            if not question.is_void:
+                self._believe(question)
         self._take_news()
         return self.reader.restored()
+
+    def _believe(self, question: Question) -> None:
+        size, until_s = self.objects.run_pages, self._clock() + BELIEVED_S
+        for run in range(question.search.num_found):
+            start, end = max(0, run * size - question.first), (run + 1) * size - question.first
+            ids = question.ids[start:end]
+            self.index.add(question.runs[run], question.first if run == 0 else 0, ids, until_s)
+            self._note(ids[-1].name)
 
     def descriptors(self) -> Sequence[int]:
         return (self.reader.fileno(), self.asker.fileno())
@@ -200,10 +217,10 @@ class PageObjects:
         while self._gone:
             self._lose_run(self._gone.popleft())
         while self._bad:
-            page_id = self._bad.popleft()
-            run = self.index.run_of(page_id)
-            if run is not None:
-                self.writer.forget(self.index.ids_of(run))  # or it would be found, and not be written again
+            run = self._bad.popleft()
+            if ids := self.index.ids_of(run):
+                self.asker.void()
+                self.writer.forget(ids, ids[-1:])  # or it would be found, and not be written again
             self._lose_run(run)
 
     def _lose_run(self, run: str | None) -> None:
@@ -242,9 +259,7 @@ def _nothing() -> None:
 class _Source:
     """Implements `Source`."""
 
-    def __init__(
-        self, store: ObjectStore, bad: deque[PageId], gone: deque[str], learn: Callable[[float], None]
-    ) -> None:
+    def __init__(self, store: ObjectStore, bad: deque[str], gone: deque[str], learn: Callable[[float], None]) -> None:
         self._store = store
         self._learn = learn
         self._bad = bad
@@ -257,8 +272,8 @@ class _Source:
     def to_measure(self) -> str:
         return PROBE
 
-    def lose(self, page_id: PageId) -> None:
-        self._bad.append(page_id)
+    def lose(self, run: Run, page_id: PageId) -> None:
+        self._bad.append(run.where)
 
     def miss(self, run: Run) -> None:
         self._gone.append(run.where)
@@ -329,14 +344,11 @@ class _Putting:
 
     def drop(self, ids: Sequence[PageId]) -> None:
         """Delete all runs that end with one of these pages."""
-        try:
-            self._store.delete([object_name(self._objects.folder, page_id) for page_id in ids])
-        except OSError as error:
-            logger.warning("nothing is deleted in %s: %s", self.name, error)
+        self._store.delete([object_name(self._objects.folder, page_id) for page_id in ids])
 
     def make_room(self) -> None:
         if self._room is not None:
-            self._room.make(self._objects.nbytes)
+            self._room.make_at_once(self._objects.nbytes)
 
     def close(self) -> None:
         pass

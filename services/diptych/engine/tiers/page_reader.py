@@ -88,8 +88,8 @@ class Source(Protocol):
         """Return what can be measured; None: there is nothing yet."""
         ...
 
-    def lose(self, page_id: PageId) -> None:
-        """A page is not what was written: let nobody find it."""
+    def lose(self, run: Run, page_id: PageId) -> None:
+        """A page of a run is not what was written: let nobody find it."""
         ...
 
     def miss(self, run: Run) -> None:
@@ -439,7 +439,7 @@ class PageReader:
         """Let nobody find what is not what it should be; return how many pages that are."""
         bad = [*self._unsound(run, headers, payloads)]
         for page_id in bad:
-            self._source.lose(page_id)
+            self._source.lose(run, page_id)
         return len(bad)
 
     def _copy(self, load: _Load, payloads: Any, pages: Sequence[Any]) -> bool:

@@ -12,7 +12,7 @@ import logging
 import mmap
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -22,6 +22,7 @@ from diptych.engine.tiers.page_format import HEADER_NBYTES, PageFormat, header
 
 logger = logging.getLogger(__name__)
 
+DROP_S: Final = 1.0  # after which it is looked whether what could not be dropped may be tried again
 LONGEST_QUEUE_S: Final = 2.0  # of what waits to be written
 SPEED_KEPT: Final = 0.75  # of what was known of the medium's speed, when one more write has ended
 JOIN_S: Final = 2.0  # that a thread gets to end
@@ -47,7 +48,7 @@ class Sink(Protocol):
         ...
 
     def drop(self, ids: Sequence[PageId]) -> None:
-        """Let nobody find these pages, nor in a later life."""
+        """Let nobody find these pages, nor in a later life. Raises `OSError`: then it is asked again later."""
         ...
 
     def make_room(self) -> None:
@@ -90,7 +91,8 @@ class _Queue:
     filling: _Batch | None = None
     full: deque[_Batch] = field(default_factory=deque)
     pending: set[bytes] = field(default_factory=set)  # keys of all that is not written yet
-    forgotten: list[PageId] = field(default_factory=list)  # whose segments go next
+    forgotten: dict[PageId, int] = field(default_factory=dict)  # what goes next, and when it was last said so
+    num_forgets: int = 0
     lost: set[bytes] = field(default_factory=set)  # of `pending`, what nobody is to find
     is_closing: bool = False
 
@@ -111,6 +113,7 @@ class PageWriter:
         """`on_written` is called in the writer's thread."""
         self.counts = WriteCounts()
         self.breaker = Breaker()
+        self._drops = Breaker()  # a store may let us write, and not delete
         self._sink = sink
         self._terms = record.terms
         self._clock = clock
@@ -161,11 +164,17 @@ class PageWriter:
             with self._changed:
                 self._changed.notify()
 
-    def forget(self, ids: Sequence[PageId]) -> None:
-        """Let the sink drop these pages, and publish none of them that waits here."""
+    def is_forgotten(self, page_id: PageId) -> bool:
+        """Whether the sink has still to drop a page."""
+        return page_id in self._queue.forgotten
+
+    def forget(self, ids: Sequence[PageId], dropped: Sequence[PageId]) -> None:
+        """Publish none of `ids` that waits here, and let the sink drop `dropped`: later, if the medium fails."""
+        queue = self._queue
         with self._changed:
-            self._queue.lost.update(self._queue.pending.intersection(page_id.key for page_id in ids))
-            self._queue.forgotten.extend(ids)
+            queue.lost.update(queue.pending.intersection(page_id.key for page_id in ids))
+            queue.num_forgets += 1
+            queue.forgotten.update(dict.fromkeys(dropped, queue.num_forgets))
             self._changed.notify()
 
     def finish(self) -> None:
@@ -213,6 +222,8 @@ class PageWriter:
                 self._queue.free.append(batch)
                 self._changed.notify_all()
             self._on_written()
+        if self._queue.forgotten:
+            logger.warning("%d pages that are not to be found stay in %s", len(self._queue.forgotten), self._sink.name)
         try:
             self._sink.close()
         except OSError as error:
@@ -223,8 +234,9 @@ class PageWriter:
         queue = self._queue
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: queue.full or queue.filling or queue.forgotten or queue.is_closing)
-                forgotten, batch = list(queue.forgotten), None
+                while not (queue.full or queue.filling or queue.is_closing or self._may_drop()):
+                    self._changed.wait(DROP_S if queue.forgotten else None)
+                forgotten, batch = queue.forgotten.copy() if self._may_drop() else {}, None
                 if queue.full:
                     batch = queue.full.popleft()
                 elif queue.filling is not None:
@@ -234,10 +246,23 @@ class PageWriter:
             if batch is not None or (not forgotten and queue.is_closing):
                 return batch
 
-    def _drop(self, forgotten: list[PageId]) -> None:
-        self._sink.drop(forgotten)
+    def _may_drop(self) -> bool:
+        return bool(self._queue.forgotten) and self._drops.allows(self._clock())
+
+    def _drop(self, forgotten: Mapping[PageId, int]) -> None:
+        """Have pages dropped; what can't be is tried again when the medium may be asked, and found by nobody here."""
+        self._drops.begin(self._clock())
+        try:
+            self._sink.drop([*forgotten])
+        except OSError as error:
+            logger.warning("%d pages stay in %s until it is asked again: %s", len(forgotten), self._sink.name, error)
+            self._drops.fail(self._clock())
+            return
+        self._drops.succeed()
         with self._changed:
-            del self._queue.forgotten[: len(forgotten)]
+            for page_id, said in forgotten.items():
+                if self._queue.forgotten.get(page_id) == said:
+                    del self._queue.forgotten[page_id]
             self._changed.notify_all()
 
     def _write(self, batch: _Batch) -> None:
@@ -245,7 +270,7 @@ class PageWriter:
         began_s = self._clock()
         self.breaker.begin(began_s)
         with self._changed:
-            ids = [NOBODYS if page_id.key in self._queue.lost else page_id for page_id in batch.ids]
+            ids = [NOBODYS if self._is_lost(page_id) else page_id for page_id in batch.ids]
         for number, page_id in enumerate(ids):
             record = batch.data[number * self._size : (number + 1) * self._size]
             record[:HEADER_NBYTES] = header(self._terms, page_id, record[HEADER_NBYTES:])
@@ -263,6 +288,9 @@ class PageWriter:
         self.counts.nbytes += nbytes
         speed = nbytes / max(1e-9, self._clock() - began_s)
         self._bytes_per_s = SPEED_KEPT * (self._bytes_per_s or speed) + (1 - SPEED_KEPT) * speed
+
+    def _is_lost(self, page_id: PageId) -> bool:
+        return page_id.key in self._queue.lost or page_id in self._queue.forgotten
 
     def _fail(self, error: OSError, num_pages: int) -> None:
         """A write has failed. A medium that is full gets room: what waits is dropped, but not what comes later."""

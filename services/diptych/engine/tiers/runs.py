@@ -68,11 +68,16 @@ class Place(NamedTuple):
 class _Run:
     first: int  # number of the first page that is known
     ids: Sequence[PageId]
+    places: dict[bytes, Place]  # of these, by their keys
     until_s: float  # it is believed to be there
 
 
 class RunIndex:
-    """Remembers which runs are there, for a while and only so many: the store is not told of those who delete."""
+    """Remembers which runs are there, for a while and only so many: the store is not told of those who delete.
+
+    Texts that part inside a run have their first pages there in several runs: these are found in the one that was
+    added or looked for last.
+    """
 
     def __init__(self, most_pages: int) -> None:
         self._most_pages = most_pages
@@ -89,16 +94,26 @@ class RunIndex:
         if known is not None and known.first <= first:
             known.until_s = until_s
             self._runs.move_to_end(run)
+            self._at.update(known.places)
             return
         self.drop(run)
-        self._runs[run] = _Run(first, ids, until_s)
-        self._at.update((page_id.key, Place(run, number)) for number, page_id in enumerate(ids, first))
+        places = {page_id.key: Place(run, number) for number, page_id in enumerate(ids, first)}
+        self._runs[run] = _Run(first, ids, places, until_s)
+        self._at.update(places)
         while len(self._at) > self._most_pages:
             self.drop(next(iter(self._runs)))
 
     def find(self, page_id: PageId, now_s: float) -> Place | None:
         place = self._at.get(page_id.key)
         return place if place is not None and now_s < self._runs[place.run].until_s else None
+
+    def refind(self, run: str, first: int, now_s: float) -> bool:
+        """Have the pages of a run found in it and in no other. False: they are not known now from number `first` on."""
+        known = self._runs.get(run)
+        if known is None or known.first > first or now_s >= known.until_s:
+            return False
+        self._at.update(known.places)
+        return True
 
     def run_of(self, page_id: PageId) -> str | None:
         """Return the run in which a page is, or was."""
@@ -111,6 +126,8 @@ class RunIndex:
         return () if known is None else known.ids
 
     def drop(self, run: str) -> None:
+        """Forget a run, and its pages, but for those that are found in another."""
         gone = self._runs.pop(run, None)
-        for page_id in () if gone is None else gone.ids:
-            self._at.pop(page_id.key, None)
+        for key in () if gone is None else gone.places:
+            if (place := self._at.get(key)) is not None and place.run == run:
+                del self._at[key]

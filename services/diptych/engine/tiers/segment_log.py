@@ -4,7 +4,9 @@
 
 A process takes the first number whose lock is free, so that after a restart it finds what it had. Folders of the same
 terms are never emptied by others: those that start together take them one behind the other. Of other terms, what nobody
-has locked is bounded by the capacity of whoever starts, once it is unused for hours, or when the medium is full.
+has locked is bounded by the capacity of whoever starts, once it is unused for hours, or when the medium is full. That
+happens when something is written first, not before: by then all ranks of a worker have taken their folders, each of
+which is of terms of its own.
 
 Nothing is synced: a process that is killed leaves what it wrote to the system, and what a machine loses by a power cut
 is found by its digest. One thread writes; others open and read the files at any time.
@@ -49,6 +51,7 @@ class SegmentLog:
         self._root = root
         self._disk = disk
         self._files: dict[int, Path] = {}
+        self._looks_at_others = True  # at the first write
         self._current: tuple[int, int, int] | None = None  # number, descriptor to write by, bytes
         self._keys: list[bytes] = []  # of the current one
         self._offsets: list[int] = []
@@ -58,7 +61,6 @@ class SegmentLog:
                 of_terms = root / record.terms.hex()
                 taken = _take_folder(of_terms) if number is None else _take_this_folder(of_terms / str(number))
                 self.folder, self._lock = taken
-                _empty_unused(self._others(), capacity_nbytes, _used_s(self.folder) - UNUSED_S)
             self._reopen()
         except OSError as error:
             raise ConfigError(f"--file-cache-dir {root} can't be used: {error}") from None
@@ -165,6 +167,9 @@ class SegmentLog:
 
     def _begin(self, coming_nbytes: int) -> None:
         """Begin a segment."""
+        if self._looks_at_others:
+            self._looks_at_others = False
+            self._bound_others()
         self.drop(self.index.excess(max(self.index.segment_nbytes, coming_nbytes)))
         number, self._next = self._next, self._next + 1
         path = self.folder / f"{number:08d}{SUFFIX}"
@@ -172,6 +177,13 @@ class SegmentLog:
         self._current = number, writing, 0
         self._files[number] = path
         self.index.add(number, Table([], []), 0)
+
+    def _bound_others(self) -> None:
+        try:
+            with _alone(self._root):
+                _empty_unused(self._others(), self.index.capacity_nbytes, _used_s(self.folder) - UNUSED_S)
+        except OSError as error:
+            logger.warning("what other terms have left in %s can't be looked at: %s", self._root, error)
 
     def _write_footer(self, number: int, descriptor: int, end: int, table: Table) -> None:
         if not table.keys:

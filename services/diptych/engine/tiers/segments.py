@@ -115,7 +115,7 @@ class _Segment:
 
 
 class SegmentIndex:
-    """Knows where each page is, by its key. One thread changes it; others may ask meanwhile."""
+    """Knows where each page is, by its key. One thread changes it; others may ask or `lose` meanwhile."""
 
     def __init__(self, capacity_nbytes: int, record_nbytes: int) -> None:
         self.capacity_nbytes = capacity_nbytes
@@ -141,7 +141,8 @@ class SegmentIndex:
         """Whether the page will go with the next segments: in the older half of a log that is nearly full."""
         if self.nbytes + 2 * self.segment_nbytes <= self.capacity_nbytes:
             return False
-        return location.segment <= self.segments[(len(self._segments) - 1) // 2] and len(self._segments) > 1
+        segments = self.segments  # at once: they may go meanwhile
+        return len(segments) > 1 and location.segment <= segments[(len(segments) - 1) // 2]
 
     def add(self, segment: int, table: Table, nbytes: int, lost: Set[bytes] = frozenset()) -> None:
         """Records were written to a segment, which has so many bytes now. `lost`: keys that nobody is to find."""
@@ -164,7 +165,7 @@ class SegmentIndex:
         for key in gone.keys:
             at = self._at.get(key)
             if at is not None and at >> 32 == segment:
-                del self._at[key]
+                self._at.pop(key, None)  # it may have been lost meanwhile
 
     def excess(self, coming_nbytes: int) -> list[int]:
         """Return the oldest segments, which must go before so many bytes come. Not the newest, where they go."""

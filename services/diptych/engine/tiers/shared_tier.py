@@ -39,6 +39,9 @@ class SharedTier(LastingTier):
     def look_up(self, first: int, ids: Sequence[PageId], until_s: float) -> Lookup | None:
         return self._objects.look_up(first, ids, until_s)
 
+    def forget_runs(self, ids: Sequence[PageId], ends: Sequence[PageId]) -> None:
+        self._objects.forget_runs(ids, ends)
+
     @property
     def takes_pages(self) -> bool:
         return self._objects.takes_pages

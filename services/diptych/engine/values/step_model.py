@@ -1,8 +1,9 @@
-"""How long a step takes, by what it computes: a sum of terms that are linear in the step's shape. Pure.
+"""How long a step takes, by what it computes: a roofline, of terms that are linear in the step's shape. Pure.
 
-`step` stands for reading the weights and for launching, `row` and `context` for requests that decode, and the rest for
-prompts: attention compares each of their tokens with all tokens before it, which `prompt_pair` counts. A file holds a
-model of one checkpoint on one device: `diptych fit` writes it, simulations and planners read it.
+A step reads all weights, and computes products of prompts meanwhile, so it takes the longer of the two (Williams et al.
+2009): `step` stands for the read and for launching, the `prompt` terms for products. Attention compares each token of a
+prompt with all tokens before it, which `prompt_pair` counts. Requests that decode add `row` and `context`. A file holds
+a model of one checkpoint on one device: `diptych fit` writes it, simulations and planners read it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import numpy as np
 from diptych.common.errors import ConfigError
 from diptych.engine.values.batch import ForwardBatch, ForwardMode
 
-FORMAT: Final = "diptych step model 1"
+FORMAT: Final = "diptych step model 2"
+SUMS_FORMAT: Final = "diptych step model 1"  # in which `prompt_step` was beside `step`, and nothing was hidden
 SPEED_TOKENS: Final = 2048  # of the prompt whose speed counts as that of prompts
 
 
@@ -67,10 +69,10 @@ NO_EVIDENCE: Final = Evidence()
 class StepModel:
     """The seconds of a step, term by term; and whose they are."""
 
-    step: float = 0.0  # of every step
+    step: float = 0.0  # of a step without prompts, and of any step at least
     row: float = 0.0  # and for each row
     context: float = 0.0  # and for each token of the rows' contexts
-    prompt_step: float = 0.0  # of a step with prompts, beside `step`
+    prompt_step: float = 0.0  # of a step with prompts, in place of `step`
     prompt_token: float = 0.0  # and for each token of a prompt
     prompt_pair: float = 0.0  # and for each pair of such a token and one before it
     prompt: float = 0.0  # and for each chunk of a prompt
@@ -82,12 +84,15 @@ class StepModel:
 
     def seconds(self, shape: StepShape) -> float:
         """Return how long a step takes."""
-        num_rows, context_tokens, prompt_tokens, prompt_pairs, num_prompts = shape
-        seconds = self.step + self.row * num_rows + self.context * context_tokens
-        if prompt_tokens:
-            seconds += self.prompt_step + self.prompt_token * prompt_tokens
-            seconds += self.prompt_pair * prompt_pairs + self.prompt * num_prompts
-        return seconds
+        rows_s = self.row * shape.num_rows + self.context * shape.context_tokens
+        if not shape.prompt_tokens:
+            return rows_s + self.step
+        return rows_s + max(self.step, self.prompt_step + self.work_s(shape))
+
+    def work_s(self, shape: StepShape) -> float:
+        """Return how long the prompts of a step are computed, beside the constant of such a step."""
+        tokens_s = self.prompt_token * shape.prompt_tokens
+        return tokens_s + self.prompt_pair * shape.prompt_pairs + self.prompt * shape.num_prompts
 
     @property
     def terms(self) -> tuple[float, ...]:
@@ -98,7 +103,7 @@ class StepModel:
     def prompt_tokens_per_s(self) -> float:
         """Return how fast a long prompt is computed beside the constant of a step; infinite where it costs nothing."""
         num_tokens = SPEED_TOKENS
-        took_s = self.seconds(StepShape(0, 0, num_tokens, num_tokens**2 / 2, 1)) - self.step
+        took_s = self.work_s(StepShape(0, 0, num_tokens, num_tokens**2 / 2, 1))
         return num_tokens / took_s if took_s > 0 else math.inf
 
     @staticmethod
@@ -122,13 +127,16 @@ class StepModel:
     def from_json(text: str) -> StepModel:
         """Return the model in a file's text. Raises `ConfigError` that says what to change."""
         held = _object(text)
-        if held.get("format") != FORMAT:
+        if held.get("format") not in (FORMAT, SUMS_FORMAT):
             raise ConfigError(f'a step model has "format": "{FORMAT}", not {held.get("format")!r}')
         terms = held.get("seconds")
         if not isinstance(terms, dict) or set(terms) - set(TERMS):
             raise ConfigError(f'a step model has "seconds": an object with {", ".join(TERMS)}, not {terms!r}')
+        found = StepModel.of((_number(name, terms.get(name, 0.0)) for name in TERMS), _evidence(held))
+        if held["format"] == SUMS_FORMAT:
+            found = found.with_term("prompt_step", found.step + found.prompt_step)
         return replace(
-            StepModel.of((_number(name, terms.get(name, 0.0)) for name in TERMS), _evidence(held)),
+            found,
             model=_word("model", held),
             device=_word("device", held),
             kv_dtype=_word("kv_dtype", held),
@@ -139,8 +147,8 @@ class StepModel:
 _WHOSE: Final = ("model", "device", "kv_dtype", "tp")
 TERMS: Final = tuple(each.name for each in fields(StepModel) if each.name not in (*_WHOSE, "evidence"))
 
-H200_LLAMA_8B: Final = StepModel(  # measured: `bench/results/gpu.md`; its longest prompt was too short to tell pairs
-    step=4000e-6, prompt_token=25.5e-6, context=0.034e-6, model="Llama-3-8B", device="H200", kv_dtype="bfloat16"
+H200_LLAMA_8B: Final = StepModel(  # of the steps of two workers that served: `bench/results/slo.md`
+    *(4.48e-3, 0.0, 0.0339e-6, 3.47e-3, 20.85e-6, 1.227e-9, 0.0), "Llama-3-8B", "H200", "bfloat16"
 )
 
 

@@ -4,8 +4,8 @@ It is found by walking what the decoder is made of, in an order that is the same
 model. `form` names all that: each tensor's place, type, shape and strides, each number that is no tensor, and what
 computes. Where two forms are equal, the bytes of one are right for the other, whatever kernels made of them.
 
-Adapters are no weights of the model, and are passed over; so is what a class names in `SCRATCH`, which its kernels
-write while it serves.
+Adapters are no weights of the model, and are passed over; so is what a class names in `SCRATCH`: what its kernels write
+while it serves, and addresses, which are of one process.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from diptych.engine.models.lora import LoraEmbedding, LoraMatrix
+from diptych.kernels.cpu import library
 
 MODULES: Final = ("diptych.engine.models", "diptych.kernels")  # whose objects are walked
 BASE: Final = ("base", "_base")  # what is walked of a matrix with adapters
@@ -61,8 +62,9 @@ def weight_memory(model: object, weights_id: str, beside: object = None) -> Weig
 
 
 def _computes(parts: Iterable[Tensor]) -> str:
+    """Return what the layout of packed weights depends on: processors of other SIMD have panels of other widths."""
     on_gpu = next((part.device for part in parts if part.is_cuda), None)
-    return "cpu" if on_gpu is None else torch.cuda.get_device_name(on_gpu)
+    return f"cpu, panels of {library.load().diptych_panel()}" if on_gpu is None else torch.cuda.get_device_name(on_gpu)
 
 
 def _walk(*roots: object) -> Iterator[tuple[str, Tensor | float]]:

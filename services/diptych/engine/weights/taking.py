@@ -49,7 +49,7 @@ class Taking:
             began_s = time.monotonic()
             try:
                 _take_from(giver, memory)
-            except (OSError, wire.Refused, TakingFailed) as error:
+            except (OSError, RuntimeError, wire.Refused, TakingFailed) as error:  # RuntimeError: no memory to stage it
                 self.num_failed += 1
                 logger.warning("no weights from %s:%d: %s", giver.host, giver.port, error)
             else:
@@ -74,17 +74,15 @@ def _take_from(giver: wire.Giver, memory: WeightMemory) -> None:
 def _take_stream(giver: wire.Giver, memory: WeightMemory, wanted: wire.Wanted, until_s: float) -> None:
     with socket.create_connection((giver.host, giver.port), PATIENCE_S) as sock:
         sock.settimeout(PATIENCE_S)
-        wire.prove(sock, giver.key, b"taker")
-        given = wire.ask(sock, wanted)
+        wire.prove(sock, giver.key, b"taker", min(until_s, time.monotonic() + PATIENCE_S))
+        given = wire.ask(sock, wanted, until_s)
         if given != memory.nbytes:
             raise TakingFailed("it gives nothing of that form" if not given else f"it has {given} bytes")
         staging = new_staging(memory.parts)
         for piece in wire.pieces_of([len(part) for part in memory.parts], wanted.stream, wanted.num_streams):
-            if time.monotonic() > until_s:
-                raise TakingFailed("it is too slow")
-            expected = wire.received(sock, wire.DIGEST_NBYTES)
+            expected = wire.received(sock, wire.DIGEST_NBYTES, until_s)
             place = staging.place(memory.parts[piece.part], piece)
-            wire.receive_into(sock, place)
+            wire.receive_into(sock, place, until_s)
             if wire.digest(place) != expected:
                 raise TakingFailed("what came is not what was sent")
             staging.settle(memory.parts[piece.part], piece)

@@ -16,6 +16,7 @@ import hmac
 import secrets
 import socket
 import struct
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
@@ -76,28 +77,28 @@ def digest(data: memoryview) -> bytes:
     return xxhash.xxh3_128_digest(data)
 
 
-def prove(sock: socket.socket, key: bytes, side: Side) -> None:
-    """Have each side show the other one that it knows the key. Raises `Refused`, `OSError`."""
+def prove(sock: socket.socket, key: bytes, side: Side, until_s: float) -> None:
+    """Have each side show the other one that it knows the key. Raises `Refused`; `OSError`, also after `until_s`."""
     ours = secrets.token_bytes(_NONCE_NBYTES)
     sock.sendall(ours)
-    theirs = received(sock, _NONCE_NBYTES)
+    theirs = received(sock, _NONCE_NBYTES, until_s)
     nonces = ours + theirs if side == b"giver" else theirs + ours
     sock.sendall(hmac.digest(key, side + nonces, hashlib.sha256))
     other = b"taker" if side == b"giver" else b"giver"
-    if not hmac.compare_digest(received(sock, 32), hmac.digest(key, other + nonces, hashlib.sha256)):
+    if not hmac.compare_digest(received(sock, 32, until_s), hmac.digest(key, other + nonces, hashlib.sha256)):
         raise Refused("the other side does not know the key")
 
 
-def ask(sock: socket.socket, wanted: Wanted) -> int:
-    """Return how many bytes are given. Raises `OSError`."""
+def ask(sock: socket.socket, wanted: Wanted, until_s: float) -> int:
+    """Return how many bytes are given. Raises `OSError`, also after `until_s`."""
     sock.sendall(_WANTED.pack(wanted.form.encode(), wanted.stream, wanted.num_streams))
-    (num_bytes,) = _GIVEN.unpack(received(sock, _GIVEN.size))
+    (num_bytes,) = _GIVEN.unpack(received(sock, _GIVEN.size, until_s))
     return int(num_bytes)
 
 
-def read_wanted(sock: socket.socket) -> Wanted:
-    """Raises `Refused` for what makes no sense, and `OSError`."""
-    form, stream, num_streams = _WANTED.unpack(received(sock, _WANTED.size))
+def read_wanted(sock: socket.socket, until_s: float) -> Wanted:
+    """Raises `Refused` for what makes no sense, and `OSError`, also after `until_s`."""
+    form, stream, num_streams = _WANTED.unpack(received(sock, _WANTED.size, until_s))
     if not stream < num_streams <= MAX_STREAMS:
         raise Refused(f"stream {stream} of {num_streams}")
     return Wanted(form.decode("ascii", "replace"), stream, num_streams)
@@ -107,17 +108,23 @@ def answer(sock: socket.socket, num_bytes: int) -> None:
     sock.sendall(_GIVEN.pack(num_bytes))
 
 
-def received(sock: socket.socket, num_bytes: int) -> bytes:
-    """Return so many bytes. Raises `OSError` if fewer come."""
+def received(sock: socket.socket, num_bytes: int, until_s: float) -> bytes:
+    """Return so many bytes. Raises `OSError` if fewer come until then."""
     data = bytearray(num_bytes)
-    receive_into(sock, memoryview(data))
+    receive_into(sock, memoryview(data), until_s)
     return bytes(data)
 
 
-def receive_into(sock: socket.socket, view: memoryview) -> None:
-    """Fill `view`. Raises `OSError` if fewer bytes come."""
+def receive_into(sock: socket.socket, view: memoryview, until_s: float) -> None:
+    """Fill `view`. Raises `OSError` if fewer bytes come until then, or none for as long as the socket's timeout."""
+    patience_s = sock.gettimeout()
     while len(view):
+        left_s = until_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("the other side is too slow")
+        sock.settimeout(left_s if patience_s is None else min(left_s, patience_s))
         count = sock.recv_into(view)
         if not count:
             raise ConnectionError("the connection ended early")
         view = view[count:]
+    sock.settimeout(patience_s)

@@ -106,14 +106,18 @@ class Admission:
         """Wait until no request runs or waits."""
         await self._idle.wait()
 
+    def check_count(self, num_requests: int) -> None:
+        """Raise `InvalidRequest` for a claim that there is never room for."""
+        if num_requests > self._limits.max_running:
+            raise InvalidRequest(
+                f"this asks for {num_requests} outputs at once; the router makes at most "
+                f"{self._limits.max_running}: send fewer prompts in one request, or a smaller n"
+            )
+
     @contextmanager
     def admit(self, claim: Claim) -> Generator[Place, None, None]:
         """Hold a place, or one in line until `wait` returns. Raises `Overloaded` at once when there is neither."""
-        if claim.num_requests > self._limits.max_running:
-            raise InvalidRequest(
-                f"this asks for {claim.num_requests} outputs at once; the router makes at most "
-                f"{self._limits.max_running}: send fewer prompts in one request, or a smaller n"
-            )
+        self.check_count(claim.num_requests)
         now_s = self._clock()
         number, outcomes = self._queue.offer(claim, now_s)
         self._places[number] = place = Place(now_s)

@@ -47,6 +47,13 @@ def grouped(pairs: Iterable[Pair], pools: Mapping[int, str], weights: Weights) -
     return {name: tuple(each) for name, each in found.items()}
 
 
+def may_serve(name: str, weights: Weights, asked: str) -> bool:
+    """Whether workers of a pool may serve requests that name the pool `asked`; empty: that name none."""
+    if name not in weights:
+        return True
+    return name == asked if asked else weights[name] > 0.0
+
+
 def choose_pool(there: Collection[str], weights: Weights, key: str) -> str | None:
     """Return which of these pools serves the requests of a key, if they name none; None: none of them does.
 

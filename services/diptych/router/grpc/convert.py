@@ -10,6 +10,7 @@ import grpc
 from pydantic_core import from_json
 
 from diptych.common.errors import DiptychError, InvalidRequest, Overloaded, Unavailable
+from diptych.common.event_loop import in_turns
 from diptych.generation.codec import FINISH_TO_WIRE, account_from_wire, logprobs_to_wire, params_from_wire
 from diptych.generation.request_groups import MAX_TOOL_LEN, Account
 from diptych.generation.sampling_params import SamplingParams
@@ -167,6 +168,12 @@ def vectors_from_wire(
         caller=caller,
         vectors=VectorWish(labels, options.truncate_prompt_tokens, options.truncate_left),
     )
+
+
+async def add_vectors(response: inference_pb2.EmbedResponse, pooled: Sequence[Pooled]) -> None:
+    """Put the vectors into the answer. They may be millions of numbers: others have their turn between two vectors."""
+    async for each in in_turns(pooled):
+        response.vectors.add().values.extend(each.vector.tolist())
 
 
 def vector_usage_to_wire(pooled: Sequence[Pooled]) -> inference_pb2.Usage:

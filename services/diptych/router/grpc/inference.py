@@ -20,6 +20,7 @@ from diptych.router.errors import DISCONNECTED, OK, outcome_of
 from diptych.router.extents.message_extent import check_chat, check_count, check_generation
 from diptych.router.grpc.convert import (
     abort,
+    add_vectors,
     chunk_to_wire,
     pairs_to_score,
     prompt_to_tokenize,
@@ -188,7 +189,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             client = self._for_vectors(request.options, context, prompts)
             dimensions = request.dimensions if request.HasField("dimensions") else None
             pooled = await embed(client, dimensions, self._pipeline)
-            response.vectors.extend(inference_pb2.Vector(values=each.vector.tolist()) for each in pooled)
+            await add_vectors(response, pooled)
             response.usage.CopyFrom(vector_usage_to_wire(pooled))
             response.model = client.model or self._pipeline.model.model_id
         return response

@@ -81,7 +81,8 @@ class KeyHolder(Caller):
         self._account = account
         self._others = others
         self.number = key_number(key.name)
-        self._num_charged = 0  # calls
+        self._num_charged = 0  # calls, while they were limited
+        self._tokens_charged = 0  # likewise
         self.num_calls = 0
         self.prompt_tokens = 0
         self.output_tokens = 0
@@ -118,15 +119,19 @@ class KeyHolder(Caller):
         self._key = key
 
     @property
+    def is_limited(self) -> bool:
+        key = self._key
+        return bool(key.max_concurrent or key.requests_per_minute or key.tokens_per_minute)
+
+    @property
     def use(self) -> Use:
-        """What this process has done for a key with a limit, and what is owed; nothing for one without."""
+        """What this process has done for a key while it had limits, and what is owed; nothing for one without."""
         key, account, now_s = self._key, self._account, self._clock()
-        if not (key.max_concurrent or key.requests_per_minute or key.tokens_per_minute):
+        if not self.is_limited:
             return NO_USE
         requests_s = account.requests.debt_s(key.requests_per_minute, now_s) if key.requests_per_minute else 0.0
         tokens_s = account.tokens.debt_s(key.tokens_per_minute, now_s) if key.tokens_per_minute else 0.0
-        num_tokens = self.prompt_tokens + self.output_tokens
-        return Use(self._num_charged, num_tokens, self.num_running, Debt(requests_s, tokens_s))
+        return Use(self._num_charged, self._tokens_charged, self.num_running, Debt(requests_s, tokens_s))
 
     def charge(self, charge: Charge) -> None:
         """Charge what other routers have done."""
@@ -164,6 +169,7 @@ class KeyHolder(Caller):
 
     def _charge(self, num_tokens: int) -> None:
         if per_minute := self._key.tokens_per_minute:
+            self._tokens_charged += num_tokens
             self._account.tokens.charge(num_tokens, per_minute, self._clock())
 
     def _hold(self, num_requests: int) -> None:
@@ -213,9 +219,7 @@ class Callers:
 
     def identify(self, authorization: str | None) -> KeyHolder:
         """Return who sent this header. Raises `Unauthenticated`."""
-        keyring = self._keyring()
-        if keyring is not self._seen:
-            self._follow(keyring)
+        self._look()
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != SCHEME or not key.strip():
             self.refusals["no_key"] += 1
@@ -232,18 +236,28 @@ class Callers:
         return self._ledger.identity
 
     def uses(self) -> dict[int, Use]:
-        """Return what this process has done for keys with limits, as far as other routers are to know it."""
-        found = {holder.number: holder.use for holder in self.holders.values()}
-        used = ((number, use) for number, use in found.items() if use != NO_USE)
-        return dict(itertools.islice(used, MAX_TOLD))
+        """Return what this process has done for keys with limits, as far as other routers are to know it.
+
+        Those that were used come first; the others are told so that their first use is known to be one.
+        """
+        self._look()
+        found = {holder.number: holder.use for holder in self.holders.values() if holder.is_limited}
+        used = {number: use for number, use in found.items() if use != NO_USE}
+        return dict(itertools.islice((used | found).items(), MAX_TOLD))
 
     def hear(self, told: Mapping[int, Told]) -> None:
         """Take in what all processes of all routers did. Of those that share a ledger the first one charges it."""
+        self._look()
         charges = self._others.hear(told, self._clock())
         if self._ledger.process == 0:
             for holder in self.holders.values():
                 if charge := charges.get(holder.number):
                     holder.charge(charge)
+
+    def _look(self) -> None:
+        keyring = self._keyring()
+        if keyring is not self._seen:
+            self._follow(keyring)
 
     def _follow(self, keyring: Keyring) -> None:
         self._seen = keyring

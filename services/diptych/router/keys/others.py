@@ -1,6 +1,6 @@
 """What the same keys are used for at other routers, as they tell it: what to charge here for it, and how. Pure.
 
-Every router tells, with each heartbeat, what it has done for each key with a limit since it started (`Use`), and the
+Every router tells, with each heartbeat, what it has done for each key while that had limits (`Use`), and the
 membership brings that to the others. Each charges to its own ledger what the others told that they had not told before.
 So every ledger is charged with everything, some seconds late.
 
@@ -11,7 +11,8 @@ owed: nobody does more for the key before it is made up for, so over longer time
 Rule: whoever is not heard, because bootstrap is away, is taken to go on as it did of late (`RATE_MEMORY_S`), so each
 router goes on with the share that it had. What it really did is made good once it is heard again. No request waits.
 
-A router that has just started takes over what is owed (`Debt`), which older ones tell, too.
+A router that has just started takes over what is owed (`Debt`), which older ones tell, too. So it is with a key of
+which a router that is known has not told before: it may have counted long since.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class Debt(NamedTuple):
 class Use(NamedTuple):
     """What one process of a router has done for a key."""
 
-    requests: int = 0  # calls that were charged, since its start
-    tokens: int = 0
+    requests: int = 0  # calls that were charged, since its start, while the key had such a limit
+    tokens: int = 0  # likewise
     places: int = 0  # that requests hold now
     debt: Debt = Debt()
 
@@ -89,13 +90,13 @@ class OthersUse:
         return {key: charge for key, charge in charges.items() if charge != Charge()}
 
     def _charges(self, instance_id: int, told: Told, now_s: float) -> dict[int, Charge]:
-        if (counts := self._followed.get(instance_id)) is None:
-            counts = self._followed[instance_id] = {}
-            if told.is_older:  # what it did before is in what is owed
-                counts.update({key: _counts(now_s, use.requests, use.tokens) for key, use in told.uses.items()})
-                return {key: Charge(at_least=use.debt) for key, use in told.uses.items()}
+        is_known, counts = instance_id in self._followed, self._followed.setdefault(instance_id, {})
         charges = {}
         for key, use in told.uses.items():
+            if key not in counts and (is_known or told.is_older):  # what it did before is in what is owed
+                counts[key] = _counts(now_s, use.requests, use.tokens)
+                charges[key] = Charge(at_least=use.debt)
+                continue
             requests, tokens = counts.setdefault(key, _counts(now_s))
             if told.is_heard:
                 charges[key] = Charge(requests.told(use.requests, now_s), tokens.told(use.tokens, now_s))

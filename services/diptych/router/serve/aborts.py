@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from diptych.router.errors import Aborted
+from diptych.router.values.request import CallState
 
 
 @dataclass(slots=True, eq=False)
@@ -20,13 +21,13 @@ class _Call:
     names: Collection[str]
     owner: str  # the key's name; empty: there are none
     task: asyncio.Task[Any]
-    is_aborted: bool = False
+    state: CallState
 
     def abort(self) -> bool:
         """Return whether it was not aborted before."""
-        if self.is_aborted:
+        if self.state.is_aborted:
             return False
-        self.is_aborted = True
+        self.state.is_aborted = True
         self.task.cancel()
         return True
 
@@ -38,16 +39,19 @@ class Aborts:
         self._calls: dict[_Call, None] = {}
 
     @contextmanager
-    def abortable(self, names: Collection[str], owner: str) -> Generator[None, None, None]:
-        """Inside, the current task's work can be aborted by any of these names. Raises `Aborted` if it was."""
+    def abortable(self, names: Collection[str], owner: str, state: CallState) -> Generator[None, None, None]:
+        """Inside, the current task's work can be aborted by any of these names: `state` has it noted before it ends.
+
+        Raises `Aborted` if it was.
+        """
         task = asyncio.current_task()
         assert task is not None, "work is aborted by its task"
-        call, before = _Call(names, owner, task), task.cancelling()
+        call, before = _Call(names, owner, task, state), task.cancelling()
         self._calls[call] = None
         try:
             yield
         except asyncio.CancelledError:
-            if call.is_aborted and task.uncancel() <= before:
+            if state.is_aborted and task.uncancel() <= before:
                 raise Aborted("the request was aborted by its id") from None
             raise
         finally:

@@ -11,6 +11,7 @@ import logging
 import random
 import time
 from dataclasses import dataclass, field
+from typing import Final
 
 from diptych.common.errors import DeadlineExceeded, DiptychError, Unavailable
 from diptych.common.logging import bind
@@ -34,6 +35,8 @@ from diptych.router.workers.worker_view import Pair
 
 logger = logging.getLogger(__name__)
 
+REFUSALS: Final = frozenset({FailureCode.OVERLOADED, FailureCode.TOO_LONG})  # before any work
+
 
 @dataclass(frozen=True, slots=True)
 class Dispatcher:
@@ -45,7 +48,7 @@ class Dispatcher:
     explanations: Explanations
     hedging: Hedging
     rng: random.Random
-    request_log: RequestLog | None = None  # of all that ends
+    request_log: RequestLog | None = None  # of all outputs of text that end
     running: set[Execution] = field(default_factory=set)  # requests that have begun, and have not ended
 
 
@@ -62,6 +65,8 @@ class Execution:
         self._attempt: Attempt | None = None
         self._is_proven = False  # both legs of the attempt have done their part of an output token
         self._knows_cached = False
+        self._knows_prompt_len = progress.request.prompt.text is None
+        self._num_refused = 0  # attempts that a worker did not begin
         self.trace = client.trace.begin_output()
         self.cached_tokens = 0  # of the prompt, when the first attempt was prefilled
         self._move: Move[Attempt] | None = None
@@ -111,8 +116,9 @@ class Execution:
             self._attempt.close()
             for record in self._record.attempts:
                 record.end("closed", time.monotonic())
-        if not was_over and self._dispatcher.request_log is not None:
-            self._dispatcher.request_log.add(self._progress.request, self._served())
+        request, log = self._progress.request, self._dispatcher.request_log
+        if not was_over and log is not None and request.client.vectors is None:
+            log.add(request, self._served())
 
     def _served(self) -> Served:
         """Return what came of it, once it is over."""
@@ -196,8 +202,7 @@ class Execution:
         """Begin another attempt on another pair, if there is one and it may be."""
         progress, selector = self._progress, self._dispatcher.selector
         avoided = progress.blamed | {self._pair.prefill_id, self._pair.decode_id}
-        adapter = progress.request.client.hints.adapter
-        if not selector.has_fresh_pair(adapter, avoided) or not self._dispatcher.hedging.spend():
+        if not selector.has_fresh_pair(progress.request, avoided) or not self._dispatcher.hedging.spend():
             return None
         progress.blamed |= avoided  # for being slow
         self._metrics.hedges.inc()
@@ -211,6 +216,7 @@ class Execution:
     def _failed(self, attempt: Attempt, failure: LegFailure) -> Pair:
         """Tell breakers and record of an attempt that has failed; return its pair."""
         record = next(record for record in self._record.attempts if record.room == attempt.room)
+        self._num_refused += failure.code in REFUSALS and not attempt.num_tokens
         self._dispatcher.selector.failed(record.selection.pair, failure)
         record.end(failure_words(failure), time.monotonic())
         return record.selection.pair
@@ -247,7 +253,14 @@ class Execution:
         """Tokens of the request's prompt."""
         return self._progress.request_len
 
+    @property
+    def used_prompt_len(self) -> int:
+        """The same as far as it is known, once a worker has begun with it; else 0."""
+        is_begun = len(self._record.attempts) > self._num_refused
+        return self.prompt_len if is_begun and self._knows_prompt_len else 0
+
     def _note_prompt_len(self, num_tokens: int) -> None:
+        self._knows_prompt_len |= num_tokens > 0
         text = self._progress.request.prompt.text
         if text is not None and num_tokens not in (0, self._progress.request_len):
             self._progress.tokenized(num_tokens)
@@ -307,7 +320,7 @@ class Execution:
         self._metrics.went_on(failure.code)
         if progress.output_ids:
             self._metrics.replays.inc()
-        if not self._dispatcher.selector.has_fresh_pair(progress.request.client.hints.adapter, progress.blamed):
+        if not self._dispatcher.selector.has_fresh_pair(progress.request, progress.blamed):
             await asyncio.sleep(pause_s)
 
     def _error(self, failure: LegFailure) -> DiptychError:

@@ -30,7 +30,7 @@ from diptych.router.admission.queue import Claim
 from diptych.router.admission.shedder import Shedder
 from diptych.router.admission.ttft_gate import TtftGate
 from diptych.router.choose.explain import Explanation
-from diptych.router.errors import DISCONNECTED, OK, Shed, outcome_of
+from diptych.router.errors import ABORTED, DISCONNECTED, OK, Shed, outcome_of
 from diptych.router.keys.caller import Caller
 from diptych.router.metrics import RouterMetrics
 from diptych.router.serve.aborts import Aborts
@@ -47,12 +47,13 @@ from diptych.router.values.progress import Progress, RetryLimits
 from diptych.router.values.request import ClientRequest, GenerationRequest, ServedModel, VectorWish
 from diptych.router.values.slo_tiers import NO_TIERS, Tiers
 from diptych.router.values.usage import UsageRecord
-from diptych.router.values.validation import check_len, check_pool, check_request, output_room
+from diptych.router.values.validation import check_len, check_model, check_pool, check_request, output_room
 from diptych.router.values.vectors import Pooled
 from diptych.router.workers.fleet import Fleet
 
 REPORT_WAIT_S: Final = 30.0  # prefill ends a room when it reads decode's Ack: after the step that it runs
 IDLE_PRIORITY: Final = -10  # of vectors that a model makes which is there for text, if they name no other
+NO_FURTHER_TOKEN_S: Final = 0.0  # between the tokens of an answer that is a vector: it keeps any SLO of theirs
 COUNTED_CONTEXTS: Final = 4  # that a text may have the tokens of, for whoever wants to know how many they are
 
 
@@ -137,7 +138,7 @@ class Pipeline:
             note_request(client.trace, client, self.model.model_id, self._preparer.adapter(client.model))
         num_requests, tier = client.num_requests, client.tier
         names = {client.life.request_id, *client.rids}
-        with self.aborts.abortable(names, client.caller.name), client.caller.admit(num_requests):
+        with self.aborts.abortable(names, client.caller.name, client.state), client.caller.admit(num_requests):
             self.metrics.offered(tier, num_requests)
             try:
                 self._shedder.check(tier)
@@ -161,12 +162,14 @@ class Pipeline:
         return requests
 
     async def _wait_while_cold(self, client: ClientRequest) -> float:
-        """Return how long the workers took that were started meanwhile."""
-        fleet, wait_s = self._dispatcher.fleet, self._retries.cold_wait_s
-        if not wait_s or client.vectors is not None or not fleet.is_cold():
+        """Return how long the workers took that were started meanwhile, with the adapter that is asked for."""
+        fleet, pool, name = self._dispatcher.fleet, client.routing.pool, client.model
+        wait_s = min(self._retries.cold_wait_s, client.life.deadline_s - time.monotonic())
+        if wait_s <= 0 or client.vectors is not None or not (fleet.is_cold(pool) or fleet.is_coming(name)):
             return 0.0
         with self.metrics.cold.track_inprogress():
-            return await fleet.wait_while_cold(min(wait_s, client.life.deadline_s - time.monotonic()))
+            cold_s = await fleet.wait_while_cold(wait_s, pool)
+            return cold_s + await fleet.wait_for_adapter(name, wait_s - cold_s)
 
     def _claim(self, client: ClientRequest) -> Claim:
         slo = client.tier.slo
@@ -177,6 +180,10 @@ class Pipeline:
             client.account.tenant,
             slo.weight if slo.sheddable else math.inf,
         )
+
+    def check_count(self, num_requests: int) -> None:
+        """Raise `InvalidRequest` for more requests of one call than can run at once, before they are made."""
+        self._admission.check_count(num_requests)
 
     @contextmanager
     def _place(self, claim: Claim, caller: Caller) -> Generator[Place, None, None]:
@@ -240,13 +247,15 @@ class Pipeline:
         if self._usage is None:
             return
         client, is_first = request.client, request.choice == 0
+        if outcome == DISCONNECTED and client.state.is_aborted:
+            outcome = ABORTED
         record = UsageRecord(
             self._usage.now_s,
             client.life.request_id,
             client.caller.name,
             client.model or self.names[0],
             outcome,
-            execution.prompt_len * is_first,
+            execution.used_prompt_len * is_first,
             execution.cached_tokens * is_first,
             num_tokens,
         )
@@ -280,6 +289,8 @@ class Pipeline:
         if not delta.vector:
             raise InternalError("a worker made no vector of the prompt: it is of another version than this router")
         self._gate.learn(request)
+        took_s = time.monotonic() - request.client.life.arrival_s
+        self.metrics.finished(request.client.tier, took_s, NO_FURTHER_TOKEN_S, took_s)
         self.metrics.prompt_tokens.inc(execution.prompt_len)
         self.metrics.cached_tokens.inc(execution.cached_tokens)
         return Pooled(np.frombuffer(delta.vector, "<f4"), execution.prompt_len, execution.cached_tokens)
@@ -343,7 +354,8 @@ class Preparer:
     def check(self, client: ClientRequest) -> None:
         """Raise what can be said without looking at the prompt."""
         workers = self._workers
-        check_request(client, self._model, workers.model_ids, workers.adapters(), self._max_choices)
+        adapters = {*workers.adapters(), *workers.expected}
+        check_request(client, self._model, workers.model_ids, adapters, self._max_choices)
         check_pool(client.routing.pool, workers.pools)
 
     def with_tier(self, client: ClientRequest) -> ClientRequest:
@@ -359,8 +371,9 @@ class Preparer:
     async def prepare(self, client: ClientRequest) -> list[GenerationRequest]:
         """Return `num_made` requests for each prompt of one that was checked, in that order.
 
-        Raises the caller's `DiptychError`.
+        Raises the caller's `DiptychError`: also for an adapter that is not loaded yet, or not any more.
         """
+        check_model(client.model, self._model, self._workers.model_ids, self._workers.adapters())
         limit = self._workers.context_len(self._model.context_len)
         if client.vectors is not None:
             return await self._prepare_vectors(client, client.vectors, limit)

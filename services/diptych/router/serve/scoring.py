@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from diptych.common.errors import InvalidRequest
+from diptych.common.event_loop import in_turns
 from diptych.router.serve.pipeline import Pipeline
 from diptych.router.values.request import ClientRequest, FramedPrompt, PairPrompt, Prompt, ServedModel, TextPrompt
 from diptych.router.values.vectors import Pooled, check_dimensions, embedding, likeness, probabilities, softmax
@@ -46,7 +47,8 @@ async def embed(client: ClientRequest, dimensions: int | None, pipeline: Pipelin
         raise InvalidRequest(text, param="model")
     check_dimensions(dimensions, model.vector_size)
     make = partial(embedding, normalize=model.pooling.normalize, dimensions=dimensions)
-    return [each._replace(vector=make(each.vector)) for each in await pipeline.vectors(client)]
+    pooled = await pipeline.vectors(client)
+    return [each._replace(vector=make(each.vector)) async for each in in_turns(pooled)]
 
 
 async def score(pairs: Pairs, instruction: str | None, new_request: NewRequest, pipeline: Pipeline) -> Scored:
@@ -61,6 +63,7 @@ async def score(pairs: Pairs, instruction: str | None, new_request: NewRequest, 
     if len(pooling.labels) != 1:
         text = f"this model tells {len(pooling.labels)} labels apart, and a score is of one: ask for /classify"
         raise InvalidRequest(text, param="model")
+    pipeline.check_count(len(pairs))
     pooled = await pipeline.vectors(new_request([PairPrompt(*pair) for pair in pairs], ()))
     return Scored([float(probabilities(each.vector, pooling)[0]) for each in pooled], pooled)
 
@@ -70,18 +73,21 @@ async def _by_likeness(pairs: Pairs, new_request: NewRequest, pipeline: Pipeline
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
     pooled = await pipeline.vectors(new_request([TextPrompt(text) for text in texts], ()))
     vectors = {text: each.vector for text, each in zip(texts, pooled, strict=True)}
-    return Scored([likeness(vectors[first], vectors[second]) for first, second in pairs], pooled)
+    scores = [likeness(vectors[first], vectors[second]) async for first, second in in_turns(pairs)]
+    return Scored(scores, pooled)
 
 
 async def _by_words(pairs: Pairs, instruction: str, new_request: NewRequest, pipeline: Pipeline) -> Scored:
     labels = answer_ids(pipeline.model)
+    pipeline.check_count(len(pairs))
     prompts = [FramedPrompt(JUDGE, judged(instruction, *pair), ANSWER) for pair in pairs]
     pooled = await pipeline.vectors(new_request(prompts, labels))
     return Scored([float(softmax(np.asarray(each.vector))[1]) for each in pooled], pooled)
 
 
-def judged(instruction: str, query: str, document: str) -> str:
-    return f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
+def judged(instruction: str, query: str, document: str) -> tuple[str, ...]:
+    """Return the parts of what is asked: joined they would be a copy of a long query for each document."""
+    return "<Instruct>: ", instruction, "\n<Query>: ", query, "\n<Document>: ", document
 
 
 def answer_ids(model: ServedModel) -> tuple[int, int]:

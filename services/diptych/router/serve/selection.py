@@ -83,25 +83,31 @@ class Selector:
         return selection
 
     async def _candidates(self, progress: Progress, wait_s: float) -> tuple[Pair, ...]:
-        """Return the pairs of the pool that serves a request, where pools are declared; else all."""
+        """Return the pairs that may serve a request, waiting for one if need be. Raises `Unavailable`."""
         client, fleet = progress.request.client, self._fleet
-        adapter, routing = client.hints.adapter, client.routing
+        adapter, pool = client.hints.adapter, client.routing.pool
         if client.vectors is not None:
             return await fleet.wait_for_singles(wait_s, adapter)
+        pairs = await fleet.wait_for(lambda: self._serving(progress.request, progress.blamed), wait_s)
+        if not pairs:
+            raise Unavailable(fleet.problem(adapter) or _no_pair_words(pool))
+        return pairs
+
+    def _serving(self, request: GenerationRequest, blamed: Collection[int]) -> tuple[Pair, ...]:
+        """Return the pairs of the pool that serves a request now, where pools are declared; else all."""
+        client, fleet = request.client, self._fleet
+        adapter, routing = client.hints.adapter, client.routing
         if routing.pool:
-            return await fleet.wait_for_pool(wait_s, routing.pool, adapter)
-        everybody = await fleet.wait_for_pairs(wait_s, adapter)
+            return fleet.by_pool(adapter).get(routing.pool, ())
         if not fleet.pools:
-            return everybody
+            return fleet.pairs(adapter)
         by_pool = fleet.by_pool(adapter)
-        fresh = [name for name, pairs in by_pool.items() if has_fresh(pairs, progress.blamed)]
+        fresh = [name for name, pairs in by_pool.items() if has_fresh(pairs, blamed)]
         key = routing.session or client.life.request_id
         pool = choose_pool(fresh, fleet.pools, key)
         if pool is None:
             pool = choose_pool(by_pool, fleet.pools, key)
-        if pool is None:
-            raise Unavailable("no pool with a weight above 0 has a pair of workers that may serve")
-        return by_pool[pool]
+        return () if pool is None else by_pool[pool]
 
     def predict_ttft(self, request: GenerationRequest) -> float | None:
         """Return when the first token would come if the request were dispatched now; None: nobody knows yet."""
@@ -151,9 +157,9 @@ class Selector:
             words = str(suspect) if isinstance(suspect, Pair) else f"worker {suspect:016x}"
             logger.warning("leaving %s alone for a while: requests keep failing there", words)
 
-    def has_fresh_pair(self, adapter: str, blamed: Collection[int]) -> bool:
-        """Whether a pair without blamed instances may serve now."""
-        return has_fresh(self._fleet.pairs(adapter), blamed)
+    def has_fresh_pair(self, request: GenerationRequest, blamed: Collection[int]) -> bool:
+        """Whether a pair without blamed instances may serve a request now."""
+        return has_fresh(self._serving(request, blamed), blamed)
 
     def _choose(self, pairs: Sequence[Pair], request: GenerationRequest, prompt: FoundPrompt) -> Selection:
         return self._chooser.choose(self._plan_of(request), pairs, self._asked(request), prompt)
@@ -179,6 +185,12 @@ class Selector:
         session = self._fleet.session(instance_id)
         worker = session.worker
         return State(session.load(), worker.token_bytes, worker.linked, worker.lends)
+
+
+def _no_pair_words(pool: str) -> str:
+    if pool:
+        return f"no pair of workers in pool {pool!r} may serve"
+    return "no pool with a weight above 0 has a pair of workers that may serve"
 
 
 def measure(fleet: Fleet, request: GenerationRequest, prompt_ids: Sequence[int]) -> FoundPrompt:

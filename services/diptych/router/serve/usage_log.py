@@ -117,8 +117,9 @@ class UsageLog(Collector):
                 self._left = [usage.to_line() for usage in self._queue.take(AT_ONCE)]
         if self._left:
             self._reopen_if_moved()
-            num_lines = len(self._left)
-            self._left = left_after(self._left, os.write(self._file, b"".join(self._left)))
+            num_lines, begins_anew = len(self._left), self._left[0].startswith(b"\n")
+            end = b"" if begins_anew else _end_of_fragment(self._file)
+            self._left = left_after(self._left, os.write(self._file, b"".join([end, *self._left])) - len(end))
             self._num_written += num_lines - len(self._left)
             self._unsynced_since_s = self._unsynced_since_s or time.monotonic()
         if self._is_closing or self._sync_in_s() == 0.0:
@@ -145,4 +146,10 @@ class UsageLog(Collector):
 
 
 def _open(path: Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+
+
+def _end_of_fragment(file: int) -> bytes:
+    """Return the end of a line of which a full disk took only a part, whosever it is; empty: there is none."""
+    size = os.fstat(file).st_size  # 0 of a pipe, which nobody can look into
+    return b"" if not size or os.pread(file, 1, size - 1) == b"\n" else b"\n"

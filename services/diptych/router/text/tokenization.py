@@ -36,7 +36,15 @@ from diptych.router.values.request import (
     TokenPrompt,
     VectorWish,
 )
-from diptych.router.values.validation import check_ids, check_messages, check_not_empty, far_too_long, param_of, to_utf8
+from diptych.router.values.validation import (
+    check_ids,
+    check_messages,
+    check_not_empty,
+    check_total,
+    far_too_long,
+    param_of,
+    to_utf8,
+)
 from diptych.tokens.packed_tokens import TOKEN_TYPE, pack
 from diptych.tokens.prompt_encoder import PromptEncoder
 from diptych.tokens.segment_cache import SegmentCache
@@ -108,10 +116,12 @@ class Tokenization:
         """Return prompts as tokens of which no text is made, cut as is wished. Raises the caller's `DiptychError`."""
         most = context_len if wish.most_tokens < 0 else wish.most_tokens
         bounds = _bounds(client, CUT_CONTEXTS * context_len if most else context_len)
-        found = []
+        found, num_tokens = [], 0
         for prompt in client.prompts:
             found.append(Tokenized(await self._of_vector(bounds, prompt, most, wish.keeps_end)))
             check_not_empty(found[-1].ids)
+            num_tokens += len(found[-1].ids)
+            check_total(num_tokens)
             await asyncio.sleep(0)  # many short ones are long together: it is the turn of others
         client.trace.mark("tokenize")
         return found
@@ -125,16 +135,24 @@ class Tokenization:
                 tokens = await self._ids(bounds, prompt, text, add_special_tokens)
                 return self._cut(tokens, most, keeps_end, is_framed=add_special_tokens)
             case PairPrompt(first, second):
+                await self._check_texts(bounds, prompt, (first, second))
                 encode = partial(self._model.tokenizer.encode_pair, first, second)
                 tokens = array(TOKEN_TYPE, await self._do(encode, bounds.tenant, len(first) + len(second)))
                 return self._cut(tokens, most, keeps_end, is_framed=True)
-            case FramedPrompt(before, text, behind):
+            case FramedPrompt(before, parts, behind):
+                await self._check_texts(bounds, prompt, parts)
                 frame = [await self._ids(bounds, prompt, part, False) for part in (before, behind)]
                 room = max(1, most - sum(map(len, frame))) if most else 0
-                tokens = self._cut(await self._ids(bounds, prompt, text, False), room, keeps_end, is_framed=False)
-                return frame[0] + tokens + frame[1]
+                tokens = await self._ids(bounds, prompt, "".join(parts), False)
+                return frame[0] + self._cut(tokens, room, keeps_end, is_framed=False) + frame[1]
             case ChatPrompt():
                 raise InvalidRequest("a chat has no vector: give a text", param="messages")
+
+    async def _check_texts(self, bounds: _Bounds, prompt: Prompt, texts: Sequence[str]) -> None:
+        """Raise `ContextLengthExceeded` if one of them is far too long by itself: no copy of such a text is made."""
+        has_more = partial(self._encoder.has_more_than, bounds.max_tokens)
+        if await self._do(lambda: any(map(has_more, texts)), bounds.tenant, sum(map(len, texts))):
+            raise far_too_long(prompt, bounds.max_tokens)
 
     async def _ids(self, bounds: _Bounds, prompt: Prompt, text: str, add_special_tokens: bool) -> array[int]:
         return array(TOKEN_TYPE, (await self._encode(bounds, prompt, text, add_special_tokens)).ids)
@@ -180,7 +198,8 @@ class Tokenization:
             case TokenPrompt(ids):
                 tokenized = await self._do(partial(self._from_ids, ids), client.account.tenant, len(ids))
             case TextPrompt(text, add_special_tokens):
-                tokenized = await encode(prompt, text, add_special_tokens)
+                goes_on = client.turn is not None and len(client.turn.before) > 0  # in the middle of a text
+                tokenized = await encode(prompt, text, add_special_tokens and not goes_on)
             case ChatPrompt():
                 tokenized = await self._chat(prompt, client, encode)
             case PairPrompt() | FramedPrompt():

@@ -2,7 +2,10 @@
 
 A turn is kept under the id of its request once it has ended; another one goes on behind any of them, as in SGLang. What
 is kept is tokens. KV is the prefix cache's, to which the router leads the turns of a session. Each owner has a few
-sessions, each of a bounded length, and one that nobody uses for a while is forgotten.
+sessions, each of a bounded length, and one that nobody uses for a while is forgotten. All of them together are bounded,
+too: where a turn is beyond that, the sessions that were used longest ago go.
+
+Invariant: the turn that a kept one followed is kept, and stands before it. So no turns follow each other in a circle.
 """
 
 from __future__ import annotations
@@ -15,13 +18,14 @@ from typing import Final
 from diptych.common.errors import InvalidRequest, Overloaded
 
 TOKEN_TYPE: Final = "I"
-MAX_OF_OWNER: Final = 64  # sessions
+MAX_OF_OWNER: Final = 64  # sessions, where owners are told apart
 MAX_OF_ALL: Final = 4096
 MAX_TURNS: Final = 256  # of a session
 MAX_TOKENS: Final = 1 << 20  # of all turns of a session
+MAX_TOKENS_OF_ALL: Final = 1 << 26  # of all sessions: 256 MiB
 IDLE_S: Final = 600.0
 MAX_IDLE_S: Final = 3600.0
-UNKNOWN: Final = "it was never opened here, was closed, or was not used for too long: open one"
+UNKNOWN: Final = "it was never opened here, was closed, was not used for too long, or made room for others: open one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,23 +36,40 @@ class _Kept:
     output: array[int]
     parent: str  # the turn that it followed; empty: none
 
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt) + len(self.output)
+
 
 @dataclass(slots=True, eq=False)
 class _Session:
     max_tokens: int
     idle_s: float
     used_s: float
-    turns: dict[str, _Kept] = field(default_factory=dict)
+    turns: dict[str, _Kept] = field(default_factory=dict)  # each behind the one that it followed
+    num_tokens: int = 0
 
-    @property
-    def num_tokens(self) -> int:
-        return sum(len(each.prompt) + len(each.output) for each in self.turns.values())
+    def followers(self, name: str) -> list[str]:
+        """Return who follows a turn, and who follows those; of no turn, all."""
+        found = {name: None}
+        for other, kept in self.turns.items():
+            if kept.parent in found:
+                found[other] = None
+        return list(found)[1:]
 
-    def drop(self, name: str) -> None:
-        """Forget a turn's followers, and theirs."""
-        for child in [other for other, kept in self.turns.items() if kept.parent == name]:
-            self.drop(child)
-            del self.turns[child]
+    def drop(self, names: Sequence[str]) -> None:
+        for name in names:
+            self.num_tokens -= self.turns.pop(name).num_tokens
+
+    def keep(self, name: str, kept: _Kept) -> bool:
+        """Return whether there is room, and still the turn that it followed, so that it is kept."""
+        is_known = not kept.parent or kept.parent in self.turns
+        has_room = len(self.turns) < MAX_TURNS and self.num_tokens + kept.num_tokens <= self.max_tokens
+        if not (is_known and has_room) or name in self.turns:
+            return False
+        self.turns[name] = kept
+        self.num_tokens += kept.num_tokens
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +79,7 @@ class Follow:
     session_id: str
     rid: str = ""  # the turn before it; empty: it begins anew
     offset: int = 0  # tokens of what was before that it goes on behind; 0: all
-    replace: bool = False  # what had followed that turn is forgotten
+    replace: bool = False  # what had followed that turn is forgotten, once this one has ended
     drop_previous_output: bool = False
 
 
@@ -67,9 +88,10 @@ class Turn:
     """A request of a session, while it runs."""
 
     before: array[int]  # tokens that its prompt begins with
+    _sessions: KeptSessions
     _session: _Session
     _name: str
-    _parent: str
+    _follow: Follow
     _output: array[int] = field(default_factory=lambda: array(TOKEN_TYPE))
 
     def take(self, token_ids: Sequence[int]) -> None:
@@ -77,17 +99,22 @@ class Turn:
         self._output.extend(token_ids)
 
     def ended(self, prompt_ids: Sequence[int]) -> None:
-        """Keep it, if the session has room: others may go on behind it."""
-        session, length = self._session, len(prompt_ids) + len(self._output)
-        if len(session.turns) < MAX_TURNS and session.num_tokens + length <= session.max_tokens:
-            session.turns[self._name] = _Kept(array(TOKEN_TYPE, prompt_ids), self._output, self._parent)
+        """Keep it, if the session is open and has room: others may go on behind it. Forget what it replaces.
+
+        One whose turn before it was itself replaced meanwhile is not kept, nor is one whose name was given meanwhile.
+        """
+        kept = _Kept(array(TOKEN_TYPE, prompt_ids), self._output, self._follow.rid)
+        if self._follow.replace:
+            self._session.drop(self._session.followers(self._follow.rid))
+        if self._session.keep(self._name, kept):
+            self._sessions.make_room(self._session)
 
 
 class KeptSessions:
     """The sessions of one router process."""
 
     def __init__(self) -> None:
-        self._sessions: dict[tuple[str, str], _Session] = {}  # by owner and id
+        self._sessions: dict[tuple[str, str], _Session] = {}  # by owner and id, who was used last at the end
 
     def open(self, owner: str, session_id: str, max_tokens: int, idle_s: float, now_s: float) -> None:
         """Raises `InvalidRequest` if it is open, `Overloaded` if there are too many."""
@@ -95,8 +122,9 @@ class KeptSessions:
         if (owner, session_id) in self._sessions:
             raise InvalidRequest(f"the session {session_id!r} is open already: close it first", param="session_id")
         own = sum(each == owner for each, _ in self._sessions)
-        if own >= MAX_OF_OWNER or len(self._sessions) >= MAX_OF_ALL:
-            raise Overloaded(f"{own} sessions of yours are open, of at most {MAX_OF_OWNER}: close one, or come back")
+        most = MAX_OF_OWNER if owner else MAX_OF_ALL
+        if own >= most or len(self._sessions) >= MAX_OF_ALL:
+            raise Overloaded(f"{own} sessions of yours are open, of at most {most}: close one, or come back")
         bounded = min(max_tokens, MAX_TOKENS)
         self._sessions[owner, session_id] = _Session(bounded, min(idle_s, MAX_IDLE_S), now_s)
 
@@ -112,14 +140,24 @@ class KeptSessions:
             words = f"there is no session {follow.session_id!r}: {UNKNOWN}"
             raise InvalidRequest(words, param="session_params.id")
         session.used_s = now_s
+        self._sessions[owner, follow.session_id] = self._sessions.pop((owner, follow.session_id))
         if follow.rid and follow.rid not in session.turns:
             words = f"the session has no turn {follow.rid!r} that has ended, and was kept: send the whole prompt"
             raise InvalidRequest(words, param="session_params.rid")
-        if name in session.turns and not (follow.replace and not follow.rid):
+        replaced = session.followers(follow.rid) if follow.replace else ()
+        if name in session.turns and name not in replaced:
             raise InvalidRequest(f"the session has a turn {name!r} already: give another rid", param="rid")
-        if follow.replace:
-            session.drop(follow.rid)
-        return Turn(_before(session, follow), session, name, follow.rid)
+        return Turn(_before(session, follow), self, session, name, follow)
+
+    def make_room(self, latest: _Session) -> None:
+        """Forget the sessions that were used longest ago, other than this one, until all are within their bound."""
+        num_tokens = sum(each.num_tokens for each in self._sessions.values())
+        for key, session in list(self._sessions.items()):
+            if num_tokens <= MAX_TOKENS_OF_ALL:
+                return
+            if session is not latest:
+                del self._sessions[key]
+                num_tokens -= session.num_tokens
 
     def _expire(self, now_s: float) -> None:
         gone = [key for key, each in self._sessions.items() if now_s - each.used_s > each.idle_s]

@@ -64,10 +64,13 @@ class PairPrompt:
 
 @dataclass(frozen=True, slots=True)
 class FramedPrompt:
-    """A text between two others that are never cut: what a model is told to do with it."""
+    """A text between two others that are never cut: what a model is told to do with it.
+
+    It stays in its parts, which many prompts may have in common, until its tokens are made.
+    """
 
     before: str
-    text: str
+    parts: Sequence[str]
     behind: str
 
 
@@ -113,6 +116,13 @@ class ServedBy:
     weights_version: str = ""  # empty: nobody was chosen yet
 
 
+@dataclass(slots=True, eq=False)
+class CallState:
+    """What becomes of a client's call, noted as it goes."""
+
+    is_aborted: bool = False  # somebody has ended it by its id
+
+
 @dataclass(frozen=True, slots=True)
 class VectorWish:
     """That no text is wanted, but a vector of each prompt."""
@@ -152,6 +162,7 @@ class ClientRequest:
     tool: str = ""  # that the client will run with the answer; empty: what the answer calls
     vectors: VectorWish | None = None  # None: text is wanted
     served_by: ServedBy = field(default_factory=ServedBy)
+    state: CallState = field(default_factory=CallState)
     turn: Turn | None = None  # of a session, whose tokens its prompt begins with
     rids: Sequence[str] = ()  # names beside its id by which it may be aborted
 

@@ -16,17 +16,23 @@ MAX_PARTS: Final = 1024  # of a message: of its content, and calls
 MAX_TOOLS: Final = 128
 MAX_INPUTS: Final = 2048  # that a request may want vectors of, as OpenAI's API has it
 MAX_TOKENS: Final = 2**20  # that a client may send
+MAX_PAIRED_TOKENS: Final = 2**24  # of all pairs of a request, with a query in each: 64 MiB
 WAYS: Final = {"embed": "/v1/embeddings, /v1/score or /v1/rerank", "classify": "/classify, /v1/score or /v1/rerank"}
 ROLES: Final = ("system", "user", "assistant", "tool")
 
 
+def check_model(name: str, model: ServedModel, model_ids: Sequence[str], adapters: Collection[str]) -> None:
+    """Raise `ModelNotFound` unless a request may name this; empty: the only model."""
+    if name and name not in (*model.names, *model_ids, *adapters):
+        served = " and ".join(model.names or model_ids)
+        raise ModelNotFound(f"the model {name!r} does not exist; this router serves {served}")
+
+
 def check_request(
-    client: ClientRequest, model: ServedModel, model_ids: Sequence[str], adapters: Sequence[str], max_choices: int
+    client: ClientRequest, model: ServedModel, model_ids: Sequence[str], adapters: Collection[str], max_choices: int
 ) -> None:
     """What can be said without looking at the prompt."""
-    if client.model and client.model not in (*model.names, *model_ids, *adapters):
-        served = " and ".join(model.names or model_ids)
-        raise ModelNotFound(f"the model {client.model!r} does not exist; this router serves {served}")
+    check_model(client.model, model, model_ids, adapters)
     _check_purpose(client, model)
     _check_counts(client, max_choices)
     client.account.validate()
@@ -118,6 +124,13 @@ def check_len(prompt_len: int, context_len: int) -> None:
     if prompt_len > context_len:
         words = f"the prompt has {prompt_len} tokens; this model takes {context_len} at most"
         raise ContextLengthExceeded(f"{words}: shorten it, or give truncate_prompt_tokens", param="input")
+
+
+def check_total(num_tokens: int) -> None:
+    """A long query is in the prompt of each of its documents."""
+    if num_tokens > MAX_PAIRED_TOKENS:
+        words = f"the prompts of one request may have {MAX_PAIRED_TOKENS} tokens together: send fewer documents at once"
+        raise InvalidRequest(words, param="input")
 
 
 def far_too_long(prompt: Prompt, max_tokens: int) -> ContextLengthExceeded:

@@ -35,7 +35,7 @@ from diptych.router.choose.pairing import (
     vacating,
     with_adapter,
 )
-from diptych.router.choose.pools import REST, Weights, group, grouped, meeting
+from diptych.router.choose.pools import REST, Weights, group, grouped, may_serve, meeting
 from diptych.router.choose.prefix_index import PrefixIndex
 from diptych.router.metrics import PoolMember, RouterMetrics
 from diptych.router.workers.known_worker import KnownWorker
@@ -84,6 +84,7 @@ class Fleet:
         self._sessions: dict[int, Session] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self.pools: Weights = {}  # as declared; see `declare`
+        self.expected: frozenset[str] = frozenset()  # adapters; see `expect`
         self._pairs: dict[str, tuple[Pair, ...]] = {}  # by adapter; empty after a change
         self._by_pool: dict[str, dict[str, tuple[Pair, ...]]] = {}  # likewise
         self._singles: dict[str, tuple[Pair, ...]] = {}  # by adapter; empty after a change
@@ -177,6 +178,12 @@ class Fleet:
         self.pools = pools
         self._note_change()
 
+    def expect(self, adapters: frozenset[str]) -> None:
+        """Hear which adapters are declared, and were not in vain: loaded, or to be so soon."""
+        if adapters != self.expected:
+            self.expected = adapters
+            self._note_change()
+
     def singles(self, adapter: str = "") -> tuple[Pair, ...]:
         """The workers that may make vectors of prompts now, by the same rules, each as a pair with itself."""
         if self._closed_because:
@@ -266,36 +273,52 @@ class Fleet:
             for session in self._sessions.values()
         )
 
-    def is_cold(self) -> bool:
-        """Whether no worker for some leg is ready, so that one has to be started, or is starting."""
-        return not self.pairs() and is_cold(self._views())
+    def is_cold(self, pool: str = "") -> bool:
+        """Whether no worker for some leg is ready that may serve requests which name a pool, or, empty, none.
 
-    async def wait_while_cold(self, timeout_s: float) -> float:
+        So one has to be started, or is starting.
+        """
+        views = [view for view in self._views() if may_serve(view.pool, self.pools, pool)]
+        return not self._serves(pool) and is_cold(views)
+
+    def _serves(self, pool: str) -> bool:
+        """Whether a pair may serve such requests."""
+        if pool:
+            return pool in self.by_pool()
+        return any(may_serve(name, self.pools, "") for name in self.by_pool())
+
+    async def wait_while_cold(self, timeout_s: float, pool: str = "") -> float:
         """Wait until a pair may serve, for so long at most, if workers have to start first; return how long it took."""
-        if timeout_s <= 0 or not self.is_cold():
+        if timeout_s <= 0 or not self.is_cold(pool):
             return 0.0
         begun_s = time.monotonic()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while not self.pairs() and not self._closed_because:
+                while not self._serves(pool) and not self._closed_because:
                     await self.wait_for_change()
         return time.monotonic() - begun_s
 
-    async def wait_for_pairs(self, timeout_s: float, adapter: str = "") -> tuple[Pair, ...]:
-        """Return `pairs(adapter)`, waiting for one if need be. Raises `Unavailable`, saying why there is none."""
-        pairs = await self._wait_for(partial(self.pairs, adapter), timeout_s)
-        if not pairs:
-            raise Unavailable(self.problem(adapter) or "no worker is available")
-        return pairs
+    def is_coming(self, adapter: str) -> bool:
+        """Whether an adapter is to be loaded that clients may not ask for yet."""
+        return adapter in self.expected and adapter not in self.adapters()
+
+    async def wait_for_adapter(self, adapter: str, timeout_s: float) -> float:
+        """Wait until an adapter that is coming is there or has failed, for so long at most; return how long it took."""
+        begun_s = time.monotonic()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self.is_coming(adapter) and not self._closed_because:
+                    await self.wait_for_change()
+        return time.monotonic() - begun_s
 
     async def wait_for_singles(self, timeout_s: float, adapter: str = "") -> tuple[Pair, ...]:
         """Return `singles(adapter)` likewise."""
-        alone = await self._wait_for(partial(self.singles, adapter), timeout_s)
+        alone = await self.wait_for(partial(self.singles, adapter), timeout_s)
         if not alone:
             raise Unavailable(self._closed_because or explain(self._views(), self._model_id, VECTOR_KINDS))
         return alone
 
-    async def _wait_for(self, found: Callable[[], tuple[Pair, ...]], timeout_s: float) -> tuple[Pair, ...]:
+    async def wait_for(self, found: Callable[[], tuple[Pair, ...]], timeout_s: float) -> tuple[Pair, ...]:
         """Return what is found now, or becomes so in time; nothing where it does not."""
         if pairs := found():
             return pairs
@@ -305,18 +328,6 @@ class Fleet:
                     await self.wait_for_change()
         except TimeoutError:
             return ()
-        return pairs
-
-    async def wait_for_pool(self, timeout_s: float, pool: str, adapter: str = "") -> tuple[Pair, ...]:
-        """Return the pairs of a declared pool, waiting for one if need be. Raises `Unavailable`."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not (pairs := self.by_pool(adapter).get(pool, ())) and not self._closed_because:
-                    await self.wait_for_change()
-        except TimeoutError:
-            pairs = ()
-        if not pairs:
-            raise Unavailable(self.problem(adapter) or f"no pair of workers in pool {pool!r} may serve")
         return pairs
 
     async def wait_for_change(self) -> None:

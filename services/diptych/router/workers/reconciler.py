@@ -5,6 +5,9 @@ is a part of this router's record as a member, with a version that is above all 
 holds, so a router that starts later takes over what those of before declare, as long as one of them is there.
 
 Several routers do the same beside each other: to load an adapter that is loaded changes nothing.
+
+Rule: what takes effect at once, as pools' weights do, waits for no adapter. Those are loaded and unloaded by who holds
+another lock, one after the other, each as it is declared by then.
 """
 
 from __future__ import annotations
@@ -46,6 +49,10 @@ class Workers(Protocol):
 
     def declare(self, pools: Weights) -> None: ...
 
+    def expect(self, adapters: frozenset[str]) -> None:
+        """Hear which adapters are declared that have not failed: whoever asks for one may wait for it."""
+        ...
+
     def routers(self) -> Mapping[int, Instance]:
         """The records of all routers."""
         ...
@@ -75,7 +82,9 @@ class Reconciler:
         self._file = Reloaded([path], lambda: _read(path)) if path is not None else None
         self._clock = clock
         self._failed: dict[str, tuple[float, str]] = {}  # adapters: when it was tried last, and why it failed
-        self._turn = asyncio.Lock()
+        self._withdrawn: dict[str, None] = {}  # adapters that are to be unloaded, in their order
+        self._turn = asyncio.Lock()  # of who reads what is declared, and takes it
+        self._loading = asyncio.Lock()  # of who loads and unloads
         self.version = Version()  # what `replace` was told last, at any router
         self.declared = Declaration()
         self._take(self._file.current() if self._file else Declaration())
@@ -88,7 +97,7 @@ class Reconciler:
     async def replace(self, text: str) -> list[str]:
         """Declare something else, in TOML; return what that changes, in words. Raises `InvalidRequest`.
 
-        Not where a file declares it.
+        Not where a file declares it. It waits until adapters were loaded, unless it changes only something else.
         """
         if self._path is not None:
             raise InvalidRequest(f"{self._path} declares this (--declared-file): change the file instead")
@@ -98,15 +107,25 @@ class Reconciler:
             raise InvalidRequest(str(error)) from None
         async with self._turn:
             self.version = Version(max(self.version, self._newest_elsewhere()).number + 1, text)
-            words = await self._change_to(declaration)
+            before, words = self.declared, self._take(declaration)
+        if not words or declaration.adapters != before.adapters:
             await self._load_missing()
         return words
 
     async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow())
+            group.create_task(self._keep_loaded())
+
+    async def _follow(self) -> None:
         while True:
             async with self._turn:
-                await self._change_to(self._file.current() if self._file else self._newest())
-                await self._load_missing()
+                self._take(self._file.current() if self._file else self._newest())
+            await asyncio.sleep(EVERY_S)
+
+    async def _keep_loaded(self) -> None:
+        while True:
+            await self._load_missing()
             await asyncio.sleep(EVERY_S)
 
     def _newest(self) -> Declaration:
@@ -125,46 +144,61 @@ class Reconciler:
         told = (Version(each.declared_version, each.declared) for each in self._workers.routers().values())
         return max(told, default=Version())
 
-    async def _change_to(self, declaration: Declaration) -> list[str]:
+    def _take(self, declaration: Declaration) -> list[str]:
+        """Have it hold from now on; return what that changes, in words."""
         before, words = self.declared, changes(self.declared, declaration)
         if not words:
             return []
-        self._take(declaration)
-        for name, path in before.adapters.items():
-            if declaration.adapters.get(name) != path:
-                await self._unload(name)
-        return words
-
-    def _take(self, declaration: Declaration) -> None:
-        for each in changes(self.declared, declaration):
+        for each in words:
             logger.info("declared: %s", each)
         if declaration.pools != self.declared.pools:
             self._workers.declare(declaration.pools)
         if declaration.log_level and declaration.log_level != self.declared.log_level:
             logs.set_level(declaration.log_level)
         self.declared = declaration
-        self._failed.clear()
+        gone = [name for name, path in before.adapters.items() if declaration.adapters.get(name) != path]
+        self._withdrawn |= dict.fromkeys(gone)
+        self._note_failed({name: each for name, each in self._failed.items() if name not in gone})
+        return words
 
-    async def _unload(self, name: str) -> None:
-        try:
-            await self._adapters.unload(name)
-        except DiptychError as error:  # nobody has it, or somebody could not be asked
-            logger.info("adapter %s is withdrawn: %s", name, error)
+    def _note_failed(self, failed: dict[str, tuple[float, str]]) -> None:
+        self._failed = failed
+        self._workers.expect(frozenset(self.declared.adapters.keys() - failed.keys()))
+
+    async def _unload_withdrawn(self) -> None:
+        while self._withdrawn:
+            name = next(iter(self._withdrawn))
+            try:
+                await self._adapters.unload(name)
+            except DiptychError as error:  # nobody has it, or somebody could not be asked
+                logger.info("adapter %s is withdrawn: %s", name, error)
+            del self._withdrawn[name]
 
     async def _load_missing(self) -> None:
-        for name in missing(self.declared.adapters, self._workers.known_workers()):
-            tried_s, before = self._failed.get(name, (-math.inf, ""))
-            if self._clock() - tried_s < FAILED_EVERY_S:
-                continue
-            try:
-                num_workers = await self._adapters.load(name, self.declared.adapters[name])
-            except DiptychError as error:
-                self._failed[name] = self._clock(), str(error)
-                if str(error) != before:
-                    logger.warning("adapter %s is declared, and can't be loaded: %s", name, error)
-            else:
-                self._failed.pop(name, None)
-                logger.info("adapter %s is loaded on %d workers", name, num_workers)
+        """Unload what is withdrawn, and load what is missing: whatever is declared by the time of each."""
+        async with self._loading:
+            await self._unload_withdrawn()
+            lacking = missing(self.declared.adapters, self._workers.known_workers())
+            self._note_failed({name: each for name, each in self._failed.items() if name in lacking})
+            for name in lacking:
+                if path := self.declared.adapters.get(name):
+                    await self._load(name, path)
+                await self._unload_withdrawn()
+
+    async def _load(self, name: str, path: str) -> None:
+        tried_s, before = self._failed.get(name, (-math.inf, ""))
+        if self._clock() - tried_s < FAILED_EVERY_S:
+            return
+        try:
+            num_workers = await self._adapters.load(name, path)
+        except DiptychError as error:
+            if self.declared.adapters.get(name) == path:
+                self._note_failed({**self._failed, name: (self._clock(), str(error))})
+            if str(error) != before:
+                logger.warning("adapter %s is declared, and can't be loaded: %s", name, error)
+        else:
+            self._note_failed({other: each for other, each in self._failed.items() if other != name})
+            logger.info("adapter %s is loaded on %d workers", name, num_workers)
 
 
 def _read(path: Path) -> Declaration:

@@ -12,6 +12,7 @@ from diptych.common.verdicts.permissions import MAY_CALL
 from diptych.router.http.exchange.app import APIS
 from diptych.router.http.native.tokens import TOKEN_APIS
 from diptych.router.http.operate.openapi import openapi_json
+from diptych.router.http.vectors.routes import VECTOR_APIS
 
 DOCUMENT: Mapping[str, Any] = json.loads(openapi_json())
 CONSOLE_POSTS = {
@@ -24,7 +25,8 @@ SCHEMAS = DOCUMENT["components"]["schemas"]
 
 def test_every_api_has_its_operation() -> None:
     posted = {path for path, methods in DOCUMENT["paths"].items() if "post" in methods}
-    assert posted == {*(api.path for api in APIS), *TOKEN_APIS, "/admin/drain", *CONSOLE_POSTS, *TOOL_POSTS}
+    apis = {*(api.path for api in APIS), *TOKEN_APIS, *VECTOR_APIS}
+    assert posted == {*apis, "/admin/drain", *CONSOLE_POSTS, *TOOL_POSTS}
 
 
 def test_every_path_of_the_console_has_its_operation() -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 import torch
 import triton
@@ -50,6 +50,8 @@ MANY: Final = 256  # tokens of an expert that make its last block of 128, which 
 @dataclass(frozen=True, slots=True)
 class Fp8Experts:
     """One matrix of each expert, wherever they lie: nothing is copied."""
+
+    SCRATCH: ClassVar = ("codes", "scales")  # addresses in one process: no weights, see `engine.weights.memory`
 
     matrices: tuple[Fp8Matrix, ...]  # of one shape and with scales alike
     codes: Tensor  # int64 [num_experts], addresses on the GPU

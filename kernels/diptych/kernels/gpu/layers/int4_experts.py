@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 import torch
@@ -102,6 +102,8 @@ class Int4Matrix:
 @dataclass(frozen=True, slots=True)
 class Int4Experts:
     """One matrix of each expert, wherever they lie: nothing is copied."""
+
+    SCRATCH: ClassVar = ("words", "scales")  # addresses in one process: no weights, see `engine.weights.memory`
 
     matrices: tuple[Int4Matrix, ...]  # of one shape and group
     words: Tensor  # int64 [num_experts], addresses on the GPU

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import ClassVar, Final, Self
 
 import torch
 import triton
@@ -42,6 +42,8 @@ class AlignedExperts:
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
     """One matrix `[n, k]` of each expert, wherever they lie: nothing is copied."""
+
+    SCRATCH: ClassVar = ("addresses",)  # those of one process: no weights, see `engine.weights.memory`
 
     tensors: tuple[Tensor, ...]  # contiguous, of one shape and type
     addresses: Tensor  # int64 [num_experts], on the GPU

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -126,6 +126,8 @@ class Mxfp4Matrix:
 @dataclass(frozen=True, slots=True)
 class Mxfp4Experts:
     """One matrix of each expert, wherever they lie: nothing is copied."""
+
+    SCRATCH: ClassVar = ("words", "scales")  # addresses in one process: no weights, see `engine.weights.memory`
 
     matrices: tuple[Mxfp4Matrix, ...]  # of one shape
     words: Tensor  # int64 [num_experts], addresses on the GPU

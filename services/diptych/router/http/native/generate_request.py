@@ -140,8 +140,7 @@ class GenerateRequest(RequestFields):
 
     def prompts(self) -> Sequence[Prompt]:
         if self.text is not None:
-            begins = self.follow is None or not self.follow.rid  # else it stands in the middle of a text
-            return [TextPrompt(text, begins) for text in ([self.text] if isinstance(self.text, str) else self.text)]
+            return [TextPrompt(text) for text in ([self.text] if isinstance(self.text, str) else self.text)]
         ids: Any = self.input_ids
         return [TokenPrompt(each) for each in (ids if self.is_batch else [ids])]
 

@@ -312,7 +312,7 @@ async def _model_info(pipeline: Pipeline, request: Request) -> Response:
     info: ModelInfo = {
         "model_path": model_id,
         "tokenizer_path": model_id,
-        "is_generation": True,
+        "is_generation": pipeline.model.pooling is None,
         "preferred_sampling_params": None,
         "served_model_name": pipeline.names[0],
         "max_model_len": pipeline.context_len,

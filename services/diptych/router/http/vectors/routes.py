@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from diptych.common.errors import DiptychError, InvalidRequest
+from diptych.common.event_loop import in_turns
 from diptych.generation.sampling_params import SamplingParams
 from diptych.router.errors import DISCONNECTED, OK, outcome_of
 from diptych.router.http.exchange.answers import json_response, refusal, request_id_of
@@ -71,7 +72,7 @@ Work = Callable[[Any, Ask], Awaitable[Mapping[str, object]]]
 
 async def embeddings(fields: EmbeddingsRequest, ask: Ask) -> EmbeddingList:
     pooled = await embed(ask.request(fields, fields.prompts()), fields.dimensions, ask.pipeline)
-    made = [encoded(each.vector, fields.encoding_format) for each in pooled]
+    made = await encoded(pooled, fields.encoding_format)
     return {
         "object": "list",
         "data": [{"object": "embedding", "index": index, "embedding": each} for index, each in enumerate(made)],
@@ -83,7 +84,7 @@ async def embeddings(fields: EmbeddingsRequest, ask: Ask) -> EmbeddingList:
 async def pool(fields: PoolingRequest, ask: Ask) -> PooledList:
     """Give vectors as the model made them: embeddings that are not normalised, scores that are no probabilities."""
     pooled = await ask.vectors(fields)
-    made = [encoded(each.vector, fields.encoding_format) for each in pooled]
+    made = await encoded(pooled, fields.encoding_format)
     return {
         **head("pool", ask.name(fields)),
         "data": [{"object": "pooling", "index": index, "data": each} for index, each in enumerate(made)],
@@ -97,7 +98,7 @@ async def classify(fields: ClassifyRequest, ask: Ask) -> ClassifiedList:
         raise InvalidRequest(f"{model.model_id} is no classifier: serve one, or ask for what it makes", param="model")
     pooled = await ask.vectors(fields)
     data: list[Classified] = []
-    for index, each in enumerate(pooled):
+    async for index, each in in_turns(enumerate(pooled)):
         shares = probabilities(each.vector, pooling)
         label, probs = pooling.labels[int(shares.argmax())], shares.astype(float).tolist()
         data.append({"index": index, "label": label, "probs": probs, "num_classes": len(probs)})

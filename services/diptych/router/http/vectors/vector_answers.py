@@ -5,14 +5,20 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Sequence
-from typing import Literal, NotRequired
+from typing import Annotated, Any, Final, Literal, NotRequired
 
 import numpy as np
+import orjson
+from pydantic import WithJsonSchema
 from typing_extensions import TypedDict
 
 from diptych.common.arrays import F32
+from diptych.common.event_loop import in_turns
 from diptych.router.values.request import new_answer_id
 from diptych.router.values.vectors import Pooled
+
+_SCHEMA: Final[dict[str, Any]] = {"anyOf": [{"items": {"type": "number"}, "type": "array"}, {"type": "string"}]}
+JsonVector = Annotated[Any, WithJsonSchema(_SCHEMA)]  # an `orjson.Fragment`: numbers, or a string of base64
 
 
 class VectorUsage(TypedDict):
@@ -27,7 +33,7 @@ class Embedding(TypedDict):
 
     object: Literal["embedding"]
     index: int
-    embedding: list[float] | str
+    embedding: JsonVector
 
 
 class EmbeddingList(TypedDict):
@@ -53,7 +59,7 @@ class PooledVector(TypedDict):
 
     object: Literal["pooling"]
     index: int
-    data: list[float] | str
+    data: JsonVector
 
 
 class PooledList(Head):
@@ -126,9 +132,14 @@ def usage_of(pooled: Sequence[Pooled]) -> VectorUsage:
     return {"prompt_tokens": total, "total_tokens": total}
 
 
-def encoded(vector: F32, encoding_format: str | None) -> list[float] | str:
-    """Return numbers, or in base64 the bytes of little-endian float32."""
+async def encoded(pooled: Sequence[Pooled], encoding_format: str | None) -> list[JsonVector]:
+    """Return the vectors as JSON. They may be millions of numbers: others have their turn between two vectors."""
+    return [_encoded(each.vector, encoding_format) async for each in in_turns(pooled)]
+
+
+def _encoded(vector: F32, encoding_format: str | None) -> orjson.Fragment:
+    """Return numbers, as short as float32 allows, or in base64 the bytes of little-endian float32."""
     if encoding_format == "base64":
-        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
-    numbers: list[float] = vector.astype(np.float64).tolist()
-    return numbers
+        return orjson.Fragment(b'"%b"' % base64.b64encode(vector.astype("<f4").tobytes()))
+    numbers = np.ascontiguousarray(vector, np.float32)
+    return orjson.Fragment(orjson.dumps(numbers, option=orjson.OPT_SERIALIZE_NUMPY))
