@@ -4,10 +4,14 @@ import asyncio
 import os
 import signal
 from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq.asyncio
 
 from diptych.common.members.roles import Role
 from diptych.engine import EngineOptions
-from diptych.engine.frontend.scheduler_client import SchedulerClient, start_scheduler
+from diptych.engine.frontend.scheduler_client import SchedulerClient, SchedulerDied, start_scheduler
 from diptych.engine.options.config import SchedulerConfig
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.v1 import engine_pb2
@@ -54,3 +58,37 @@ def test_what_is_said_before_the_process_has_even_connected_is_heard(tiny_folder
             await client.stop()
 
     assert asyncio.run(asyncio.wait_for(test(), TIMEOUT_S)) == [7]
+
+
+class EndedProcess:
+    """It says why only once its end is known, as where its channel is read a moment later."""
+
+    pid, returncode = 0, 1
+
+    def __init__(self, channel: zmq.asyncio.Socket) -> None:
+        self._channel = channel
+
+    async def wait(self) -> int:
+        asyncio.get_running_loop().call_later(0.01, self._say)
+        return self.returncode
+
+    def _say(self) -> None:
+        asyncio.ensure_future(self._channel.send(engine_pb2.SchedulerEvents(fatal="no room").SerializeToString()))
+
+
+def test_the_last_words_of_a_process_are_heard_though_its_end_is_noticed_first(tmp_path: Path) -> None:
+    async def test() -> None:
+        context = zmq.asyncio.Context()
+        ours, theirs = (context.socket(zmq.PAIR) for _ in range(2))
+        ours.bind("inproc://scheduler")
+        theirs.connect("inproc://scheduler")
+        process: Any = EndedProcess(theirs)
+        heartbeat: Any = None
+        client = SchedulerClient([process], ours, str(tmp_path), heartbeat)
+        try:
+            with pytest.raises(SchedulerDied, match="no room"):
+                await client.ready()
+        finally:
+            context.destroy(linger=0)
+
+    asyncio.run(asyncio.wait_for(test(), TIMEOUT_S))

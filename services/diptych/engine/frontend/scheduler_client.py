@@ -8,7 +8,6 @@ asked.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import os
@@ -41,6 +40,7 @@ logger = logging.getLogger(__name__)
 SCHEDULER_MODULE: Final = "diptych.unified.scheduler"  # run as a process; nothing of it is imported here
 _STOP_TIMEOUT_S: Final = 5.0
 _LAST_WORDS_S: Final = 0.5  # from the first sign of a group's death until all that explains it is here
+_ON_THE_WAY_MS: Final = 100  # what a process said before its end is read by then
 _FIRST_WORDS_S: Final = 10.0  # likewise, while they start: ranks that refuse the same do so when each has imported all
 _REFUSALS: Final[Mapping[str, type[DiptychError]]] = {
     error.grpc_status: error for error in (InvalidRequest, NotFound, Overloaded, Unavailable, ConfigError)
@@ -137,7 +137,7 @@ class SchedulerClient:
         """
         if len(self._processes) > 1:
             await self._all_end(_LAST_WORDS_S if self._is_ready else _FIRST_WORDS_S)
-            fatal = fatal or await self._last_words()
+        fatal = fatal or await self._last_words()
         codes = enumerate(process.returncode for process in self._processes)
         causes = [self._cause(rank, code) for rank, code in codes if code is not None and (rank or not fatal)]
         await self._kill()
@@ -148,11 +148,10 @@ class SchedulerClient:
         return f"{name} ended with code {code}"
 
     async def _last_words(self) -> str:
-        """Return why rank 0 ended, if it said so."""
+        """Return why rank 0 ended, if it said so: its end may be noticed before what it said is here."""
         fatal = ""
-        with contextlib.suppress(zmq.Again):
-            while not fatal:
-                fatal = engine_pb2.SchedulerEvents.FromString(await self._socket.recv(zmq.NOBLOCK)).fatal
+        while not fatal and await self._socket.poll(_ON_THE_WAY_MS):
+            fatal = engine_pb2.SchedulerEvents.FromString(await self._socket.recv()).fatal
         return fatal
 
     async def _all_end(self, timeout_s: float) -> bool:
