@@ -73,7 +73,8 @@ class EndedProcess:
         return self.returncode
 
     def _say(self) -> None:
-        asyncio.ensure_future(self._channel.send(engine_pb2.SchedulerEvents(fatal="no room").SerializeToString()))
+        words = engine_pb2.SchedulerEvents(fatal="no room").SerializeToString()
+        self._said = asyncio.ensure_future(self._channel.send(words))
 
 
 def test_the_last_words_of_a_process_are_heard_though_its_end_is_noticed_first(tmp_path: Path) -> None:
