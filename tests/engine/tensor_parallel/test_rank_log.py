@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -118,5 +119,22 @@ def test_no_thread_waits_for_answers_at_a_socket_to_which_another_appends(
     assert asking.result() == log.answers() == [rank_pb2.RankAnswer(is_saved=True)]
     assert all(len(each) < 2 for each in users.values())
     assert set().union(*users.values()) == {"appends", "receives"}
+    worker.close()
+    log.close()
+
+
+def test_a_rank_is_ready_once_it_is_connected_by_all_its_channels(tmp_path: Path) -> None:
+    """Their paths are removed then."""
+    endpoint = f"ipc://{tmp_path}/scheduler"
+    worker = TpModelWorker(endpoint, 1)
+    ready = threading.Thread(target=worker.report_loaded_model)
+    ready.start()
+    log = RankLog(endpoint, 2)
+    assert [answer.is_loaded for answer in log.answers()] == [True]
+    ready.join()
+    for path in tmp_path.iterdir():
+        path.unlink()
+    log.append(rank_pb2.RankEntry(open_files=3))
+    assert worker.files_number() == 3
     worker.close()
     log.close()

@@ -158,7 +158,7 @@ def serve_rank(config: SchedulerConfig, transport: Transport | None) -> None:
     weights = RankWeights(hardware.options.model, source, loader)
     tasks = RankTasks(config.endpoint, config.rank)
     adapters = hardware.adapters(source, config.rank, lambda: weights.served.runner.loras)
-    worker.answer(rank_pb2.RankAnswer(is_loaded=True))
+    worker.report_loaded_model()
     spare_what_stays()
     model = RankModel(weights, adapters, tasks)
     worker.run(model, RankTransfer(transport, pool) if transport and pool else None, copier, files)

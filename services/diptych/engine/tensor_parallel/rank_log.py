@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -181,6 +181,20 @@ def rank_socket(kind: int) -> zmq.Socket[bytes]:
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
     socket.set_hwm(0)
     return socket
+
+
+def to_rank_0(kind: int, endpoint: str) -> zmq.Socket[bytes]:
+    """Return another rank's socket. It takes nothing to send before it is connected."""
+    socket = rank_socket(kind)
+    socket.setsockopt(zmq.IMMEDIATE, 1)
+    socket.connect(endpoint)
+    return socket
+
+
+def wait_until_connected(sockets: Iterable[zmq.Socket[bytes]]) -> None:
+    """Wait for rank 0 at the other end. Once it is ready the paths are gone by which it is found."""
+    for socket in sockets:
+        socket.poll(None, zmq.POLLOUT)
 
 
 def ids_to_bytes(ids: Sequence[PageId]) -> bytes:

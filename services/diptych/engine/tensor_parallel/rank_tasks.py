@@ -24,7 +24,7 @@ from diptych.common.errors import (
     Overloaded,
     Unavailable,
 )
-from diptych.engine.tensor_parallel.rank_log import RankLog, rank_socket, tasks_endpoint
+from diptych.engine.tensor_parallel.rank_log import RankLog, tasks_endpoint, to_rank_0, wait_until_connected
 from diptych.v1 import rank_pb2
 
 logger = logging.getLogger(__name__)
@@ -79,8 +79,8 @@ class RankTasks:
 
     def __init__(self, endpoint: str, rank: int) -> None:
         self._rank = rank
-        self._ends = rank_socket(zmq.PUSH)  # only the thread uses it
-        self._ends.connect(tasks_endpoint(endpoint))
+        self._ends = to_rank_0(zmq.PUSH, tasks_endpoint(endpoint))  # only the thread uses it
+        wait_until_connected([self._ends])
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="tasks")
         self._made: dict[int, Any] = {}
 

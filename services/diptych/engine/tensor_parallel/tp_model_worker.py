@@ -20,9 +20,10 @@ from diptych.engine.tensor_parallel.rank_log import (
     flow_from_wire,
     from_bytes,
     rank_endpoint,
-    rank_socket,
     restores_endpoint,
     step_from_wire,
+    to_rank_0,
+    wait_until_connected,
     write_from_wire,
 )
 from diptych.engine.tensor_parallel.ranked_files import RankFiles
@@ -66,12 +67,15 @@ class TpModelWorker:
 
     def __init__(self, endpoint: str, rank: int) -> None:
         self._rank = rank
-        self._log, self._answers, self._events = rank_socket(zmq.PAIR), rank_socket(zmq.PUSH), rank_socket(zmq.PUSH)
-        self._log.connect(rank_endpoint(endpoint, rank))
-        self._answers.connect(answers_endpoint(endpoint, rank))
-        self._events.connect(events_endpoint(endpoint))
-        self._restores = rank_socket(zmq.PUSH)
-        self._restores.connect(restores_endpoint(endpoint))
+        self._log = to_rank_0(zmq.PAIR, rank_endpoint(endpoint, rank))
+        self._answers = to_rank_0(zmq.PUSH, answers_endpoint(endpoint, rank))
+        self._events = to_rank_0(zmq.PUSH, events_endpoint(endpoint))
+        self._restores = to_rank_0(zmq.PUSH, restores_endpoint(endpoint))
+
+    def report_loaded_model(self) -> None:
+        """Answer that this rank is ready, once it can be told what to do and can tell of it."""
+        wait_until_connected((self._log, self._answers, self._events, self._restores))
+        self.answer(rank_pb2.RankAnswer(is_loaded=True))
 
     def answer(self, answer: rank_pb2.RankAnswer) -> None:
         self._answers.send(answer.SerializeToString())
