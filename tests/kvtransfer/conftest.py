@@ -8,13 +8,13 @@ import hashlib
 import importlib.util
 import json
 import os
-import select
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -218,7 +218,7 @@ class InprocEnd(End):
         self.events += self.transport.poll()
 
     def is_readable(self, timeout_s: float) -> bool:
-        return bool(select.select([self.transport.fileno()], [], [], timeout_s)[0])
+        return bool(wait([self.transport.fileno()], timeout_s))
 
     def kill(self) -> None:
         self.network.kill(self.instance_id)

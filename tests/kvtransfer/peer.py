@@ -10,9 +10,9 @@ import dataclasses
 import hashlib
 import json
 import os
-import select
 import sys
 import time
+from multiprocessing.connection import wait
 from typing import Any
 
 import numpy as np
@@ -185,7 +185,7 @@ class Peer:
         return [as_json(event) for event in self.transport.poll()]
 
     def is_readable(self, timeout_s: float) -> bool:
-        return bool(select.select([self.transport.fileno()], [], [], timeout_s)[0])
+        return bool(wait([self.transport.fileno()], timeout_s))
 
     def lanes(self, peer: int) -> str:
         return self.transport.describe(peer).lanes

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import select
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from multiprocessing.connection import wait
 from typing import Any
 
 import numpy as np
@@ -276,7 +276,7 @@ class Pair:
         assert self.grammars is not None
         self.grammars.submit(side.compiling.popleft())
         while not (events := self.grammars.poll()):
-            assert select.select([self.grammars], [], [], 10)[0], "it was never compiled"
+            assert wait([self.grammars], 10), "it was never compiled"
         for event in events:
             side.core.handle(event, self.now_s)
         self._collect()

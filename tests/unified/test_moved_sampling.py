@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import select
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -175,7 +175,7 @@ def test_a_grammar_goes_on_where_it_stood(
                 return
             grammars.submit(effect)
             while not (events := grammars.poll()):
-                assert select.select([grammars], [], [], 10)[0], "it was never compiled"
+                assert wait([grammars], 10), "it was never compiled"
             for event in events:
                 worker.core.handle(event, 0.0)
 

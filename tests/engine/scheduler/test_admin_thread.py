@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-import select
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from multiprocessing.connection import wait
 
 from diptych.common.errors import InvalidRequest, Unavailable
 from diptych.engine.scheduler.admin_thread import AdminThread, Effect, Handler
@@ -25,7 +25,7 @@ def admin_thread(
         for command in (DROP, SWITCH)[:count]:
             admin.submit(command)
         while len(found) < count:
-            assert select.select([admin.fileno()], [], [], 10)[0], "no answer"
+            assert wait([admin.fileno()], 10), "no answer"
             found += admin.poll()
         return found
 
