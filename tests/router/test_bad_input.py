@@ -355,7 +355,7 @@ def test_fields_with_their_neutral_value_are_accepted(cluster: Cluster) -> None:
 
 
 def test_an_unknown_path_or_method_has_the_same_shape(cluster: Cluster) -> None:
-    status, answer = cluster.post("/v1/embeddings", {})
+    status, answer = cluster.post("/v1/unknown", {})
     assert (status, answer["error"]["type"]) == (404, "invalid_request_error")
     status, answer = cluster.post("/v1/models", {})
     assert (status, answer["error"]["message"]) == (405, "POST /v1/models: Method Not Allowed")

@@ -101,9 +101,7 @@ def test_how_long_a_cache_is_kept_is_a_wish_without_effect(model: Any) -> None:
 
 def test_the_documentation_has_the_same_table() -> None:
     _, section = DOCS.read_text().split("### Of other servers")
-    rows = [
-        line.strip("| ").split(" | ") for line in section.split("## Headers")[0].splitlines() if line.startswith("| `")
-    ]
+    rows = [line.strip("| ").split(" | ") for line in section.split("\n## ")[0].splitlines() if line.startswith("| `")]
     told = {
         name.strip("`"): [json.loads(value.strip("`")) for value in values.split(", ")]
         for values, names in rows
