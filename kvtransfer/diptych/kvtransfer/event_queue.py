@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections import deque
 from collections.abc import Callable
 from threading import Lock
@@ -19,6 +20,7 @@ class EventQueue:
         self._lock = Lock()
         self._events: deque[tuple[TransportEvent, OnDrained | None]] = deque()
         self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._close = weakref.finalize(self, os.close, self._descriptor)  # also of a queue that nobody closes
 
     def push(self, event: TransportEvent, on_drained: OnDrained | None = None) -> None:
         """`on_drained` is called when the event is drained, on the thread that drains."""
@@ -42,4 +44,4 @@ class EventQueue:
         return self._descriptor
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        self._close()
