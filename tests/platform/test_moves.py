@@ -22,7 +22,7 @@ Platform = Any  # the fixture's class: test helpers can't be imported
 
 PAGE = 16
 NUM_PROMPTS = 6
-NUM_TOKENS = 160
+NUM_TOKENS = 320
 TIMING = "step=3000,prompt=5,request=0,context=15"  # microseconds: six contexts of 200 tokens take 18 ms more
 TPOT_MS = 12.0
 SESSION = {"x-diptych-session": "one", "x-diptych-timings": "1"}
@@ -54,6 +54,7 @@ def _start(
             options=("--model", str(tiny_folder), "--device", "sim", *options),
             DIPTYCH_KV_CACHE_MIB="4",
             DIPTYCH_SIM_TIMING=TIMING,
+            DIPTYCH_PAIR_WAIT_S="30",  # for who was started again
             DIPTYCH_POLICY="consistent_hash",
             DIPTYCH_TTFT_SLO_MS="5000",
             DIPTYCH_TPOT_SLO_MS=str(TPOT_MS),
@@ -193,7 +194,7 @@ def drained(platform: Platform, answers: list[list[int]], wait_for: Callable[...
             killed.kill()
         else:
             wait_for(lambda: platform.is_empty(giver.instance), 200.0, "it is empty")
-            assert not any(future.done() for future in futures)
+            assert count(platform, "moves_begun") > begun, "it did not wait for their ends"
         assert [future.result()[0] for future in futures] == answers
     assert killed is not None or count(platform, "replays") == replays
     platform.assert_clean()
