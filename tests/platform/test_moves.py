@@ -55,6 +55,7 @@ def _start(
             DIPTYCH_KV_CACHE_MIB="4",
             DIPTYCH_SIM_TIMING=TIMING,
             DIPTYCH_PAIR_WAIT_S="30",  # for who was started again
+            DIPTYCH_LOST_PAIR_WAIT_S="30",
             DIPTYCH_POLICY="consistent_hash",
             DIPTYCH_TTFT_SLO_MS="5000",
             DIPTYCH_TPOT_SLO_MS=str(TPOT_MS),
