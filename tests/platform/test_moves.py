@@ -180,14 +180,19 @@ def test_a_drain_between_workers_that_only_decode_loses_nothing_whoever_is_kille
         process.wait()  # or the next one finds it still alive, and then gone
 
 
+def other(platform: Platform, giver: Any) -> Any:
+    """Return the other worker of its role, once it tells of itself."""
+    both = [each for each in platform.statuses() if each.instance.role == giver.instance.role]
+    return next((each for each in both if each.instance.instance_id != giver.instance.instance_id), None)
+
+
 def drained(platform: Platform, answers: list[list[int]], wait_for: Callable[..., Any], victim: str) -> Any:
     """Have a worker leave while it makes all outputs, and perhaps kill it, or the other one; return it."""
     replays, begun = count(platform, "replays"), count(platform, "moves_begun")
     with ThreadPoolExecutor(NUM_PROMPTS) as pool:
         futures = asked(platform, pool)
         giver = wait_for(lambda: busiest(platform), 200.0, "all outputs are made by one")
-        both = [each for each in platform.statuses() if each.instance.role == giver.instance.role]
-        (taker,) = [each for each in both if each.instance.instance_id != giver.instance.instance_id]
+        taker = wait_for(lambda: other(platform, giver), 200.0, "the other one is there, too")
         killed = process_of(platform, giver if victim == "giver" else taker) if victim else None
         platform.drain(giver.instance, deadline_s=200.0)
         if killed is not None:
