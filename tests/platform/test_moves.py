@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from diptych.engine import Engine, EngineOptions, SamplingParams
-from diptych.v1.bootstrap_pb2 import ROLE_DECODE
+from diptych.v1.bootstrap_pb2 import ROLE_DECODE, ROLE_PREFILL
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
 
@@ -137,8 +137,9 @@ def asked(platform: Platform, pool: ThreadPoolExecutor) -> list[Future[Any]]:
 
 
 def busiest(platform: Platform) -> Any:
-    """Return the worker that makes most outputs; none while nobody makes all of them."""
-    making = [each for each in platform.statuses() if each.open_rooms == NUM_PROMPTS]
+    """Return the worker that makes all outputs; none while nobody does: a prefill worker may have all prompts."""
+    makers = [each for each in platform.statuses() if each.instance.role != ROLE_PREFILL]
+    making = [each for each in makers if each.open_rooms == NUM_PROMPTS]
     return making[0] if making else None
 
 

@@ -53,18 +53,18 @@ def compile_one(thread: GrammarThread, text: str, prior: tuple[int, ...] = ()) -
 def wait_for(thread: GrammarThread, count: int) -> list[Answer]:
     answers: list[Answer] = []
     while len(answers) < count:
-        assert wait([thread], 100)
+        assert wait([thread.fileno()], 100)
         answers += thread.poll()
     return answers
 
 
 def test_an_answer_names_its_room_and_makes_the_descriptor_readable(thread: GrammarThread) -> None:
     assert thread.poll() == []
-    assert not wait([thread], 0)
+    assert not wait([thread.fileno()], 0)
     answer = compile_one(thread, "a")
     assert isinstance(answer, GrammarReady)
     assert (answer.room, answer.matcher.error, answer.matcher.is_finished) == (7, None, False)
-    assert not wait([thread], 0)
+    assert not wait([thread.fileno()], 0)
 
 
 def test_no_answer_is_lost_and_none_is_announced_twice(thread: GrammarThread) -> None:
@@ -75,7 +75,7 @@ def test_no_answer_is_lost_and_none_is_announced_twice(thread: GrammarThread) ->
     while len(answers) < len(rooms):
         answers += thread.poll()  # also while an answer is on its way
     assert [answer.room for answer in answers] == list(rooms)
-    assert not wait([thread], 0)
+    assert not wait([thread.fileno()], 0)
 
 
 def test_a_grammar_is_compiled_once_while_it_is_in_use(thread: GrammarThread, compiler: CountingCompiler) -> None:
