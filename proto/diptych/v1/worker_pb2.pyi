@@ -63,14 +63,26 @@ LINK_STATE_UP: LinkState
 LINK_STATE_REFUSED: LinkState
 
 class ContentSegment(_message.Message):
-    __slots__ = ("start", "num_tokens", "digest")
+    __slots__ = ("start", "num_tokens", "digest", "image")
     START_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
     start: int
     num_tokens: int
     digest: bytes
-    def __init__(self, start: _Optional[int] = ..., num_tokens: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
+    image: Image
+    def __init__(self, start: _Optional[int] = ..., num_tokens: _Optional[int] = ..., digest: _Optional[bytes] = ..., image: _Optional[_Union[Image, _Mapping]] = ...) -> None: ...
+
+class Image(_message.Message):
+    __slots__ = ("height", "width", "rgb")
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    RGB_FIELD_NUMBER: _ClassVar[int]
+    height: int
+    width: int
+    rgb: bytes
+    def __init__(self, height: _Optional[int] = ..., width: _Optional[int] = ..., rgb: _Optional[bytes] = ...) -> None: ...
 
 class Slo(_message.Message):
     __slots__ = ("ttft_ms", "tpot_ms", "weight", "sheddable")

@@ -82,7 +82,13 @@ def leg_to_wire(account: Account, hints: Hints, life: Life, slo: Slo, now_s: flo
 
 
 def content_to_wire(content: ContentSegment) -> worker_pb2.ContentSegment:
-    return worker_pb2.ContentSegment(start=content.start, num_tokens=content.num_tokens, digest=content.digest)
+    image = content.image
+    return worker_pb2.ContentSegment(
+        start=content.start,
+        num_tokens=content.num_tokens,
+        digest=content.digest,
+        image=worker_pb2.Image(height=image.height, width=image.width, rgb=image.rgb) if image else None,
+    )
 
 
 def _timeout_ms(left_s: float) -> int:

@@ -13,8 +13,9 @@ import numpy as np
 
 from diptych.common.arrays import I64
 from diptych.common.errors import InvalidRequest
-from diptych.generation.segments import ContentSegment, content_len, prompt_keys
+from diptych.generation.segments import ContentSegment, Image, content_len, prompt_keys
 from diptych.tokens.packed_tokens import TOKEN_BYTES
+from diptych.v1 import worker_pb2
 from diptych.v1.worker_pb2 import StartLeg
 
 BYTES_PER_TOKEN: Final = 4  # of a text that nobody has tokenised yet; English has about so many
@@ -32,7 +33,12 @@ def prompt_of(leg: StartLeg) -> I64:
 
 def contents_of(leg: StartLeg) -> tuple[ContentSegment, ...]:
     """Return the segments that are no tokens."""
-    return tuple(ContentSegment(each.start, each.num_tokens, each.digest) for each in leg.contents)
+    return tuple(_content_of(each) for each in leg.contents)
+
+
+def _content_of(wire: worker_pb2.ContentSegment) -> ContentSegment:
+    image = Image(wire.image.height, wire.image.width, wire.image.rgb) if wire.HasField("image") else None
+    return ContentSegment(wire.start, wire.num_tokens, wire.digest, image)
 
 
 def prompt_len(leg: StartLeg) -> int:

@@ -37,12 +37,22 @@ class TokenSegment:
 
 
 @dataclass(frozen=True, slots=True)
+class Image:
+    """An image as a model's encoder is to see it: scaled already, not normalised."""
+
+    height: int  # pixels
+    width: int
+    rgb: bytes = b""  # uint8 [height, width, 3]; empty where nobody encodes it
+
+
+@dataclass(frozen=True, slots=True)
 class ContentSegment:
-    """Content in place of tokens. What it is made of comes another way."""
+    """Content in place of tokens."""
 
     start: int  # its first place in the prompt
     num_tokens: int  # places that it takes, at least 1
     digest: bytes  # SHA-256 of what is encoded: content with the same one shares KV
+    image: Image | None = None  # what it is made of
 
     @property
     def keys(self) -> I64:
