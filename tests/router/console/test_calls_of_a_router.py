@@ -14,6 +14,7 @@ import pytest
 
 from diptych.router.console.calls.calls import Calls
 from diptych.router.console.calls.request_rows import RowFilter
+from diptych.router.console.pieces import at_once
 from diptych.router.console.state import Bar, RequestRow, RequestStory
 from diptych.router.keys.keyring import digest_of
 from diptych.router.tracing import tracer
@@ -48,7 +49,7 @@ def rows(cluster: Any, **fields: Any) -> dict[str, RequestRow]:
     calls: Calls = cluster.router.console.calls
 
     async def asked() -> dict[str, RequestRow]:
-        return calls.requests(RowFilter(**fields))["rows"]
+        return at_once(calls.requests(RowFilter(**fields)))["rows"]
 
     found: dict[str, RequestRow] = cluster.call(asked())
     return found
@@ -56,7 +57,7 @@ def rows(cluster: Any, **fields: Any) -> dict[str, RequestRow]:
 
 def story(cluster: Any, request_id: str) -> RequestStory:
     async def asked() -> RequestStory | None:
-        return cluster.router.console.calls.story(request_id)  # type: ignore[no-any-return]
+        return at_once(cluster.router.console.calls.story(request_id))
 
     found = cluster.call(asked())
     assert found is not None

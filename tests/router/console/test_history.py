@@ -9,6 +9,7 @@ import pytest
 from diptych.generation.slo import NO_SLO, Slo
 from diptych.router.choose.fits import Curve
 from diptych.router.console.history import INTERVAL_S, NUM_INTERVALS, History, Tokens, charts_of, quantile
+from diptych.router.console.pieces import at_once
 from diptych.router.metrics import PoolMember, RouterMetrics
 from diptych.router.values.served import ITL_BOUNDS, TTFT_BOUNDS
 from diptych.router.values.slo_tiers import Tier
@@ -58,7 +59,7 @@ class World:
 
 
 def values(world: World, name: str) -> list[float | None]:
-    return world.history.charts()["series"][name]["values"]
+    return at_once(world.history.charts())["series"][name]["values"]
 
 
 def test_an_interval_shows_what_was_served_in_it() -> None:
@@ -70,7 +71,7 @@ def test_an_interval_shows_what_was_served_in_it() -> None:
     world.line.num_running, world.line.num_waiting = 7, 2
     world.history.sample(BEGUN_S + INTERVAL_S)
     world.history.sample(BEGUN_S + 2 * INTERVAL_S)
-    charts = world.history.charts()
+    charts = at_once(world.history.charts())
     assert (charts["begun_unix_s"], charts["interval_s"]) == (BEGUN_S, INTERVAL_S)
     assert values(world, "requests") == [2.0, 0.0]
     assert values(world, "prompt_tokens") == [200.0, 0.0]
@@ -125,7 +126,7 @@ def test_pools_show_the_share_of_their_pages_and_the_mean_queue() -> None:
     ]
     world.history.sample(BEGUN_S)
     world.history.sample(BEGUN_S + INTERVAL_S)
-    series = world.history.charts()["series"]
+    series = at_once(world.history.charts())["series"]
     pools = {name: each["values"] for name, each in series.items() if name.startswith(("kv_", "queue_"))}
     assert pools == {"kv_prefill": [0.25], "kv_decode": [0.5], "queue_prefill": [1.5]}
 
@@ -157,7 +158,7 @@ def test_the_last_hour_is_kept_in_memory_that_was_taken_at_once() -> None:
     for number in range(NUM_INTERVALS + 100):
         world.history.sample(BEGUN_S + number * INTERVAL_S)
         world.serve(0.1, prompt=(number, 0))
-    charts = world.history.charts()
+    charts = at_once(world.history.charts())
     assert charts["begun_unix_s"] == BEGUN_S + 99 * INTERVAL_S
     numbers = [number / INTERVAL_S for number in range(99, 99 + NUM_INTERVALS)]
     assert charts["series"]["prompt_tokens"]["values"] == pytest.approx(numbers)
@@ -207,7 +208,10 @@ def test_processes_together_are_as_one_that_served_all() -> None:
                     world.serve(ttft_s, 4, tpot_s, (700, 300))
                 else:
                     world.fail(outcome)
-    together, alone = charts_of([world.history.counts() for world in parts]), whole.history.charts()
+    together, alone = (
+        at_once(charts_of([at_once(world.history.counts()) for world in parts])),
+        at_once(whole.history.charts()),
+    )
     assert together["begun_unix_s"] == alone["begun_unix_s"]
     assert together["series"].keys() == alone["series"].keys()
     for name, series in alone["series"].items():
@@ -224,7 +228,7 @@ def test_processes_that_began_or_told_at_other_times_are_laid_on_each_other() ->
     for number in (3, 4):  # it has not told of the last interval yet
         new.history.sample(BEGUN_S + number * INTERVAL_S)
         new.serve(0.1)
-    charts = charts_of([new.history.counts(), old.history.counts()])
+    charts = at_once(charts_of([at_once(each.history.counts()) for each in (new, old)]))
     assert charts["begun_unix_s"] == BEGUN_S
     assert charts["series"]["requests"]["values"] == [0.2, 0.2, 0.2, 0.4]
 
@@ -235,7 +239,7 @@ def test_a_process_that_has_stopped_holds_nobody_up() -> None:
         other.history.sample(BEGUN_S + number * INTERVAL_S)
         if number < 3:
             stopped.history.sample(BEGUN_S + number * INTERVAL_S)
-    charts = charts_of([stopped.history.counts(), other.history.counts()])
+    charts = at_once(charts_of([at_once(each.history.counts()) for each in (stopped, other)]))
     assert len(charts["series"]["requests"]["values"]) == 9
 
 
@@ -245,9 +249,9 @@ def test_a_process_of_another_version_with_other_buckets_is_left_out() -> None:
         world.history.sample(BEGUN_S)
         world.serve(0.1)
         world.history.sample(BEGUN_S + INTERVAL_S)
-    counts = theirs.history.counts()
+    counts = at_once(theirs.history.counts())
     counts["bounds"] = {"ttft": [1.0], "itl": [1.0]}
-    assert charts_of([ours.history.counts(), counts]) == ours.history.charts()
+    assert at_once(charts_of([at_once(ours.history.counts()), counts])) == at_once(ours.history.charts())
 
 
 @pytest.mark.parametrize("bounds", [TTFT_BOUNDS, ITL_BOUNDS])

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -25,6 +25,7 @@ from diptych.router.choose.seen_prompts import SeenPrompt, SeenPrompts
 from diptych.router.console.cache.distinct_names import DistinctNames, from_text, union
 from diptych.router.console.cache.hot_prefixes import Chain, HotPrefix, chain_of, hottest
 from diptych.router.console.history import Tokens
+from diptych.router.console.pieces import Pieces
 from diptych.router.console.state import CacheCounts, CacheState, CacheTier, Prefix, SeenPages
 from diptych.v1.worker_pb2 import WorkerStatus
 
@@ -35,6 +36,8 @@ MAX_PREFIXES: Final = 40
 MAX_CHAIN_NAMES: Final = 1 << 15  # among which prefixes are looked for: 256 KB
 MAX_CHAINS: Final = 1 << 10
 TEXT_TOKENS: Final = 32  # at the end of a prefix
+NAMES_AT_ONCE: Final = 1 << 14  # that are counted: some 0.1 ms
+NAMES_A_PROMPT: Final = 64  # that take as long as the prompt itself
 
 ShowText = Callable[[Sequence[int]], str]
 
@@ -91,25 +94,35 @@ class CacheView:
         self._num_chain_names = 0
         self._made: tuple[float, CacheCounts] | None = None
 
-    def state(self, now_s: float) -> CacheState:
+    def state(self, now_s: float) -> Pieces[CacheState]:
         """Return what this process alone knows; `now_s` is on the clock of the seen prompts."""
-        return cache_of([self.counts(now_s)])
+        counts = yield from self.counts(now_s)
+        return cache_of([counts])
 
-    def counts(self, now_s: float) -> CacheCounts:
+    def counts(self, now_s: float) -> Pieces[CacheCounts]:
         """Return what other processes may add to theirs; the last answer, if it is not older than `REFRESH_S`.
 
         One that knew of no tiers gets them as soon as workers have told.
         """
         if self._made is None or now_s - self._made[0] >= REFRESH_S:
-            self._made = now_s, self._make(now_s)
+            if self._made is not None:
+                self._made = now_s, self._made[1]  # for who asks meanwhile
+            counts = yield from self._make(now_s)
+            self._made = now_s, counts
         made_s, counts = self._made
         if not counts["tiers"] and (tiers := tiers_of(self._statuses())):
             self._made = made_s, CacheCounts(**{**counts, "tiers": tiers})
         return self._made[1]
 
-    def _make(self, now_s: float) -> CacheCounts:
-        self._read(now_s)
+    def _make(self, now_s: float) -> Pieces[CacheCounts]:
+        yield from self._read(now_s)
         seen = self._seen_pages(now_s)
+        yield
+        hot = yield from hottest(tuple(self._chains), MAX_PREFIXES)
+        prefixes = {}
+        for each in hot:
+            prefixes[_hex(each.name)] = self._prefix(each)
+            yield
         window_s = seen["window_s"] if seen else WINDOW_S
         tokens = self._served.tokens(window_s)
         return CacheCounts(
@@ -118,22 +131,25 @@ class CacheView:
             cached_tokens=tokens.cached,
             seen=seen,
             tiers=tiers_of(self._statuses()),
-            prefixes={_hex(each.name): self._prefix(each) for each in hottest(self._chains, MAX_PREFIXES)},
+            prefixes=prefixes,
         )
 
-    def _read(self, now_s: float) -> None:
+    def _read(self, now_s: float) -> Pieces[None]:
         """Count the prompts that were seen since the last time."""
         prompts = self._seen.since(self._next)
         if len(prompts) < self._seen.end - self._next:  # some are forgotten: what was before them is no part of this
             self._since_s = None
             self._minutes.clear()
         self._next = self._seen.end
-        for prompt in prompts[-MAX_CHAINS:]:
-            self._keep(chain_of(prompt))
         if prompts and self._since_s is None:
             self._since_s = prompts[0].seen_s
+        for prompt in prompts[-MAX_CHAINS:]:
+            self._keep(chain_of(prompt))
+            yield
         for (number, page_size), group in itertools.groupby(prompts, _minute_and_size):
-            self._minute(number).add(page_size, list(group))
+            for some in _at_once(group):
+                self._minute(number).add(page_size, some)
+                yield
         while self._minutes and self._minutes[0].number * MINUTE_S <= now_s - WINDOW_S:
             self._minutes.popleft()
 
@@ -259,6 +275,20 @@ def _with_parent(prefix: Prefix, known: Mapping[str, Prefix], shown: set[str]) -
     while parent and parent not in shown:
         parent = known[parent]["parent"] if parent in known else ""
     return Prefix(**{**prefix, "parent": parent})
+
+
+def _at_once(prompts: Iterable[SeenPrompt]) -> Iterator[Sequence[SeenPrompt]]:
+    """Yield them again, as many at a time as are counted soon."""
+    some: list[SeenPrompt] = []
+    num_names = 0
+    for prompt in prompts:
+        some.append(prompt)
+        num_names += NAMES_A_PROMPT + len(prompt.names)
+        if num_names > NAMES_AT_ONCE:
+            yield some
+            some, num_names = [], 0
+    if some:
+        yield some
 
 
 def _minute_and_size(prompt: SeenPrompt) -> tuple[int, int]:

@@ -104,7 +104,12 @@ class Guard:
 
 
 def json_answer(body: object, status: int = 200, headers: Mapping[str, str] = NO_STORE) -> Response:
-    return Response(orjson.dumps(body), status, headers, "application/json")
+    return json_bytes(orjson.dumps(body), status, headers)
+
+
+def json_bytes(body: bytes, status: int = 200, headers: Mapping[str, str] = NO_STORE) -> Response:
+    """Return an answer that is JSON already."""
+    return Response(body, status, headers, "application/json")
 
 
 def failure(error: DiptychError) -> Response:
