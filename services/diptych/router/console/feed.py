@@ -59,6 +59,7 @@ class Feed:
 
     def _event(self, kind: str, member: str, document: Mapping[str, Any]) -> Pieces[bytes]:
         told = yield from encoded(document)
+        yield
         return event(kind, {"topic": self._topic, member: orjson.Fragment(told)})
 
 

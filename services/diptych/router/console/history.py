@@ -102,8 +102,9 @@ class History:
         """Return how long it is until the next sample."""
         return INTERVAL_S - now_s % INTERVAL_S
 
-    def sample(self, now_s: float) -> None:
+    def sample(self, now_s: float) -> Pieces[None]:
         """Take the interval that ends now, in seconds since 1970. What came late is spread over all that it covers."""
+        level = yield from self._level()
         end, counts = round(now_s / INTERVAL_S), _flat(self._served())
         if self._before is None or end < self._end - SET_BACK_INTERVALS:
             self._first, self._end, self._before = end, end, counts
@@ -111,7 +112,7 @@ class History:
             num_ended = min(end - self._end, NUM_INTERVALS)
             rows = np.arange(end - num_ended, end) % NUM_INTERVALS
             self._counts[rows] = (counts - self._before) / num_ended
-            self._levels[rows] = self._level()
+            self._levels[rows] = level
             self._first = max(self._first, end - NUM_INTERVALS)
             self._end, self._before = end, counts
 
@@ -151,8 +152,8 @@ class History:
             start += len(bounds) + 1
         return found
 
-    def _level(self) -> list[float]:
-        pools = _pools(self._members())
+    def _level(self) -> Pieces[list[float]]:
+        pools = yield from _pools(self._members())
         return [self._line.num_waiting, self._line.num_running, *(pools.get(name, np.nan) for name in _MEANS)]
 
 
@@ -231,7 +232,7 @@ def _flat(served: Served) -> F64:
     return np.array((*counts, *served.ttft, *served.itl))
 
 
-def _pools(members: Iterable[Member]) -> dict[str, float]:
+def _pools(members: Iterable[Member]) -> Pieces[dict[str, float]]:
     """Return by role the share of pages that requests hold, and the time until a prompt that came now would begin."""
     pools: dict[int, _Pool] = {}
     for member in members:
@@ -242,6 +243,7 @@ def _pools(members: Iterable[Member]) -> dict[str, float]:
             pool.free_pages += load.free_pages
             pool.total_pages += load.total_pages
             pool.backlog_s += member.backlog_s
+        yield
     named = [(WORKER_ROLES[role].value, pool) for role, pool in pools.items()]
     shares = {f"kv_{role}": 1 - pool.free_pages / pool.total_pages for role, pool in named if pool.total_pages}
     return shares | {f"queue_{role}": pool.backlog_s / pool.num_workers for role, pool in named}

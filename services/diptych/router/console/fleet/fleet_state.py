@@ -75,6 +75,8 @@ def fleet_state(here: RouterFacts, workers: Sequence[WorkerFacts], memo: LinkMem
     for each in workers:
         cards[f"{each.instance_id:016x}"] = worker_card(each, here.pauses, memo)
         yield
+    pools = pool_signals(workers)
+    yield
     return FleetState(
         router=f"{here.instance_id:016x}",
         version=here.version,
@@ -84,7 +86,7 @@ def fleet_state(here: RouterFacts, workers: Sequence[WorkerFacts], memo: LinkMem
         workers=cards,
         unpaired=apart.told,
         num_unpaired=apart.number,
-        pools=pool_signals(workers),
+        pools=pools,
     )
 
 

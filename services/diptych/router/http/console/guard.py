@@ -5,6 +5,7 @@ Who fails again and again is told to wait. A caller with the right token never w
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -14,6 +15,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from diptych.common.errors import DiptychError, Overloaded, Unavailable
 from diptych.common.refusals import Refusals
@@ -33,6 +35,7 @@ WORDS: Final[Mapping[Refusal, str]] = {
     "no_token": "no token: sign in with that of an operator or a viewer",
     "wrong_token": "wrong token: compare it with that of an operator or a viewer of this platform",
 }
+WRITTEN_AT_ONCE: Final = 1 << 16  # bytes
 NO_STORE: Final[Mapping[str, str]] = {"cache-control": "no-store"}
 
 
@@ -109,7 +112,19 @@ def json_answer(body: object, status: int = 200, headers: Mapping[str, str] = NO
 
 def json_bytes(body: bytes, status: int = 200, headers: Mapping[str, str] = NO_STORE) -> Response:
     """Return an answer that is JSON already."""
-    return Response(body, status, headers, "application/json")
+    return _LongAnswer(body, status, headers, "application/json")
+
+
+class _LongAnswer(Response):
+    """Is written some at a time: all steps are some megabytes, for which no request shall wait."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = self.body
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for begin in range(0, max(1, len(body)), WRITTEN_AT_ONCE):
+            end = begin + WRITTEN_AT_ONCE
+            await send({"type": "http.response.body", "body": body[begin:end], "more_body": end < len(body)})
+            await asyncio.sleep(0)
 
 
 def failure(error: DiptychError) -> Response:
