@@ -2,10 +2,10 @@
 
     python -m router_rig.timed_router OUT.json router --insecure ...
 
-A piece is one callback of the loop, or one step of a task: nothing else is served meanwhile. Times are processor time of
-the loop's thread, so what else runs on the machine is not counted. At SIGUSR2 the pieces since the last signal are
-written to the file. Rule: the router is the product's own, but for its loop, which is asyncio's: that of uvloop can't be
-looked into.
+A piece is one callback of the loop, or one step of a task: nothing else is served meanwhile. Times are processor time
+of the loop's thread, so what else runs on the machine is not counted. At SIGUSR2 the pieces since the last signal are
+written to the file. Rule: the router is the product's own, but for its loop, which is asyncio's: that of uvloop can't
+be looked into.
 """
 
 from __future__ import annotations
