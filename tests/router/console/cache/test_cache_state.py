@@ -247,4 +247,25 @@ def test_tiers_are_the_sums_of_what_workers_tell() -> None:
         "host": CacheTier(pages=7, capacity_pages=None, saved_pages=9, restored_pages=3),
     }
     assert tiers_of(workers[:1]).keys() == {"pool"}
+
+
+def test_files_and_a_shared_store_are_tiers_of_their_own() -> None:
+    def worker(shared_pages: int) -> WorkerStatus:
+        found = status({"cached": 2}, host_pages=7, host_pages_saved=9, host_pages_restored=3)
+        sizes = {"pool": (2, 8), "host": (4, 16), "files": (3, 64), "shared": (shared_pages, 0)}
+        for name, (pages, capacity_pages) in sizes.items():
+            found.cache.tiers.add(name=name, pages=pages, capacity_pages=capacity_pages)
+        found.files.pages_written, found.files.pages_read = 5, 1
+        found.shared.pages_written, found.shared.pages_read = 6, 2
+        return found
+
+    assert tiers_of([worker(100), worker(90)]) == {
+        "pool": CacheTier(pages=4, capacity_pages=4, saved_pages=None, restored_pages=None),
+        "host": CacheTier(pages=8, capacity_pages=32, saved_pages=None, restored_pages=None),
+        "files": CacheTier(pages=6, capacity_pages=128, saved_pages=10, restored_pages=2),
+        "shared": CacheTier(pages=100, capacity_pages=None, saved_pages=12, restored_pages=4),
+    }
+
+
+def test_without_workers_there_are_no_tiers() -> None:
     assert tiers_of([]) == {}

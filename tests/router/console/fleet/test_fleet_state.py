@@ -48,6 +48,10 @@ STATUS = WorkerStatus(
     retractions=3,
     max_requests=64,
     max_step_tokens=2048,
+    pages_pulled=11,
+    pages_lent=12,
+    weights_taken_bytes=13,
+    drafting=worker_pb2.Drafting(sources=[worker_pb2.DraftCounts(source="text", verified=[8, 4], accepted=[6, 1])] * 2),
     drain=worker_pb2.Drain(phase=worker_pb2.Drain.PHASE_DRAINING, requests_left=3, oldest_s=1.2345, deadline_s=20.0),
 )
 LINK = link(
@@ -74,6 +78,11 @@ UNKNOWN = dict.fromkeys(
         "retractions",
         "max_requests",
         "max_step_tokens",
+        "pages_pulled",
+        "pages_lent",
+        "drafts_verified",
+        "drafts_accepted",
+        "weights_taken_bytes",
         "prompt_tokens_per_s",
     )
 )
@@ -141,6 +150,11 @@ def test_a_card_says_all_that_is_known() -> None:
         retractions=3,
         max_requests=64,
         max_step_tokens=2048,
+        pages_pulled=11,
+        pages_lent=12,
+        drafts_verified=24,
+        drafts_accepted=14,
+        weights_taken_bytes=13,
         cached_pages=40,
         prompt_tokens_per_s=10_000.0,
     )

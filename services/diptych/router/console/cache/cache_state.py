@@ -36,6 +36,9 @@ MAX_PREFIXES: Final = 40
 MAX_CHAIN_NAMES: Final = 1 << 15  # among which prefixes are looked for: 256 KB
 MAX_CHAINS: Final = 1 << 10
 TEXT_TOKENS: Final = 32  # at the end of a prefix
+POOL: Final = "pool"  # tiers, as workers name them
+HOST: Final = "host"
+SHARED: Final = "shared"
 NAMES_AT_ONCE: Final = 1 << 14  # that are counted: some 0.1 ms
 NAMES_A_PROMPT: Final = 64  # that take as long as the prompt itself
 
@@ -210,7 +213,7 @@ def cache_of(parts: Sequence[CacheCounts]) -> CacheState:
 
 
 def tiers_of(statuses: Iterable[WorkerStatus]) -> dict[str, CacheTier]:
-    """Return the sums over all workers; a host tier where one has, or had, pages there."""
+    """Return the sums over all workers of the KV pools, and of each tier below them that a worker has."""
     workers = list(statuses)
     if not workers:
         return {}
@@ -220,14 +223,31 @@ def tiers_of(statuses: Iterable[WorkerStatus]) -> dict[str, CacheTier]:
         saved_pages=None,
         restored_pages=None,
     )
-    saved = sum(worker.host_pages_saved for worker in workers)
-    host = CacheTier(
-        pages=sum(worker.host_pages for worker in workers),
-        capacity_pages=None,
-        saved_pages=saved,
-        restored_pages=sum(worker.host_pages_restored for worker in workers),
+    names = dict.fromkeys(tier.name for worker in workers for tier in worker.cache.tiers if tier.name != POOL)
+    if not names and any(worker.host_pages_saved for worker in workers):
+        names = {HOST: None}  # an older worker, which does not tell them apart
+    return {POOL: pool, **{name: _below(name, workers) for name in names}}
+
+
+def _below(name: str, workers: Sequence[WorkerStatus]) -> CacheTier:
+    """Return a tier below the pools. A store is one for all workers; what was brought there is counted by each."""
+    told = [tier for worker in workers for tier in worker.cache.tiers if tier.name == name]
+    if name == HOST:
+        are_alone = not any(worker.HasField("files") for worker in workers)  # else saves of both are one count
+        return CacheTier(
+            pages=sum(tier.pages for tier in told) if told else sum(worker.host_pages for worker in workers),
+            capacity_pages=sum(tier.capacity_pages for tier in told) if told else None,
+            saved_pages=sum(worker.host_pages_saved for worker in workers) if are_alone else None,
+            restored_pages=sum(worker.host_pages_restored for worker in workers) if are_alone else None,
+        )
+    all_of_them = max if name == SHARED else sum
+    kept = [worker.shared if name == SHARED else worker.files for worker in workers]
+    return CacheTier(
+        pages=all_of_them(tier.pages for tier in told),
+        capacity_pages=all_of_them(tier.capacity_pages for tier in told) or None,
+        saved_pages=sum(each.pages_written for each in kept),
+        restored_pages=sum(each.pages_read for each in kept),
     )
-    return {"pool": pool, "host": host} if saved else {"pool": pool}
 
 
 def _ceiling(seen: Sequence[SeenPages]) -> float | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from diptych.common.members.instances import role_of, state_of
 from diptych.common.members.roles import LegKind
@@ -136,6 +136,11 @@ def worker_card(worker: WorkerFacts, pauses: Mapping[Suspect, Pause], memo: Link
         retractions=None if status is None else status.retractions,
         max_requests=None if status is None else status.max_requests,
         max_step_tokens=None if status is None else status.max_step_tokens,
+        pages_pulled=None if status is None else status.pages_pulled,
+        pages_lent=None if status is None else status.pages_lent,
+        drafts_verified=None if status is None else _drafts(status, "verified"),
+        drafts_accepted=None if status is None else _drafts(status, "accepted"),
+        weights_taken_bytes=None if status is None else status.weights_taken_bytes,
     )
 
 
@@ -150,6 +155,12 @@ def queue_s(worker: WorkerFacts) -> float | None:
     if worker.view.role.serves(LegKind.PREFILL):
         return round(speed.prefill.base * load.num_queued + speed.prefill.mean_slope * load.queued_tokens, 3)
     return 0.0 if load.has_credit else round(speed.grant_wait_s, 3)
+
+
+def _drafts(status: WorkerStatus, counted: Literal["verified", "accepted"]) -> int | None:
+    if not status.HasField("drafting"):
+        return None
+    return sum(sum(getattr(source, counted)) for source in status.drafting.sources)
 
 
 def _prompt_speed(worker: WorkerFacts) -> float | None:
