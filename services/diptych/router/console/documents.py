@@ -156,8 +156,7 @@ class AllRouters:
 
     def _cache_of(self, own: CacheCounts, said: Sequence[Json]) -> Pieces[CacheState]:
         parts = [cast(CacheCounts, each) for each in said if each.keys() >= CacheCounts.__required_keys__]
-        yield
-        return cache_of([own, *parts])
+        return (yield from cache_of([own, *parts]))
 
     def _charts_of(self, said: Sequence[Json]) -> Pieces[Charts]:
         parts = [cast(ChartCounts, each) for each in said if each.keys() >= ChartCounts.__required_keys__]

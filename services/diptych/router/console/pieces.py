@@ -26,23 +26,20 @@ def at_once(work: Pieces[T]) -> T:
             return end.value  # type: ignore[no-any-return]  # what the generator returns
 
 
-def encoded(document: Mapping[str, Any]) -> Pieces[bytes]:
-    """Return a document as JSON; a piece for each member of its members. Infinite numbers are null."""
-    members: dict[str, Any] = {}
-    for name, value in document.items():
-        if isinstance(value, dict) and value:
-            members[name] = yield from _fragments(value)
-        else:
-            members[name] = value
-    return orjson.dumps(members)
-
-
-def _fragments(document: Mapping[str, Any]) -> Pieces[dict[str, orjson.Fragment]]:
-    fragments = {}
-    for name, value in document.items():
-        fragments[name] = orjson.Fragment(orjson.dumps(value))
-        yield
-    return fragments
+def encoded(document: Any, depth: int = 2) -> Pieces[bytes]:
+    """Return a document as JSON; a piece for each member at that depth. Infinite numbers are null."""
+    whole = document
+    if depth and document and isinstance(document, dict):
+        whole = {}
+        for name, each in document.items():
+            whole[name] = orjson.Fragment((yield from encoded(each, depth - 1)))
+    elif depth and document and isinstance(document, list):
+        whole = []
+        for each in document:
+            whole.append(orjson.Fragment((yield from encoded(each, depth - 1))))
+    text = orjson.dumps(whole)
+    yield
+    return text
 
 
 def merge_patch_of(old: Mapping[str, Any], new: Mapping[str, Any]) -> Pieces[dict[str, Any]]:

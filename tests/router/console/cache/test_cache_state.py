@@ -91,9 +91,9 @@ def test_the_ceiling_of_two_routers_knows_what_both_have_seen() -> None:
     for prompt in prompts:
         rng.choice(routers).see(prompt)
     parts = [at_once(router.view.counts(router.now_s)) for router in routers]
-    together = cache_of(parts)["ceiling"]
+    together = at_once(cache_of(parts))["ceiling"]
     assert together == pytest.approx(infinite_cache(prompts), abs=0.02)
-    assert (together or 0) > max(cache_of([part])["ceiling"] or 0 for part in parts)
+    assert (together or 0) > max(at_once(cache_of([part]))["ceiling"] or 0 for part in parts)
 
 
 def test_what_was_seen_before_the_window_is_new_again() -> None:
@@ -206,7 +206,7 @@ def test_prefixes_of_two_routers_are_one_tree() -> None:
         one.see([*system, *([tail] * 40)])
     for _ in range(3):
         other.see([*system, *([2] * 40)])
-    state = cache_of([at_once(each.view.counts(each.now_s)) for each in (one, other)])
+    state = at_once(cache_of([at_once(each.view.counts(each.now_s)) for each in (one, other)]))
     pages = {tail: page_hashes(np.array([*system, *([tail] * 40)]), PAGE_SIZE) for tail in (1, 2)}
     root, first, second = (f"{pages[tail][index]:016x}" for tail, index in ((1, 3), (1, 5), (2, 5)))
     tree = {name: (each["parent"], each["num_requests"]) for name, each in state["prefixes"].items()}
@@ -217,7 +217,7 @@ def test_there_are_so_many_prefixes_at_most_and_each_parent_is_among_them() -> N
     rng, routers = random.Random(4), (Router(), Router())
     for prompt in conversations(rng, 400):
         rng.choice(routers).see(prompt)
-    found = cache_of([at_once(each.view.counts(each.now_s)) for each in routers])["prefixes"]
+    found = at_once(cache_of([at_once(each.view.counts(each.now_s)) for each in routers]))["prefixes"]
     assert len(found) == MAX_PREFIXES
     assert {each["parent"] for each in found.values()} - {""} <= found.keys()
 

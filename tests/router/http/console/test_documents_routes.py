@@ -26,7 +26,7 @@ class Log:
 
 
 def begun(log: Log, since_ms: float) -> dict[str, list[float]]:
-    steps: Any = json.loads(at_once(steps_from(log.since, since_ms)))
+    steps: Any = json.loads(b"".join(at_once(steps_from(log.since, since_ms))))
     return {name: [step[0] for step in told] for name, told in steps["workers"].items()}
 
 

@@ -41,6 +41,7 @@ HOST: Final = "host"
 SHARED: Final = "shared"
 NAMES_AT_ONCE: Final = 1 << 14  # that are counted: some 0.1 ms
 NAMES_A_PROMPT: Final = 64  # that take as long as the prompt itself
+PROMPTS_AT_ONCE: Final = 64  # that are read: likewise
 
 ShowText = Callable[[Sequence[int]], str]
 
@@ -100,7 +101,7 @@ class CacheView:
     def state(self, now_s: float) -> Pieces[CacheState]:
         """Return what this process alone knows; `now_s` is on the clock of the seen prompts."""
         counts = yield from self.counts(now_s)
-        return cache_of([counts])
+        return (yield from cache_of([counts]))
 
     def counts(self, now_s: float) -> Pieces[CacheCounts]:
         """Return what other processes may add to theirs; the last answer, if it is not older than `REFRESH_S`.
@@ -139,22 +140,29 @@ class CacheView:
 
     def _read(self, now_s: float) -> Pieces[None]:
         """Count the prompts that were seen since the last time."""
-        prompts = self._seen.since(self._next)
-        if len(prompts) < self._seen.end - self._next:  # some are forgotten: what was before them is no part of this
-            self._since_s = None
-            self._minutes.clear()
-        self._next = self._seen.end
-        if prompts and self._since_s is None:
+        end = self._seen.end
+        while self._next < end:
+            if self._next < self._seen.begin:  # some are forgotten: what was before them is no part of this
+                self._since_s = None
+                self._minutes.clear()
+                self._next = self._seen.begin
+            prompts = self._seen.since(self._next, PROMPTS_AT_ONCE)
+            self._next += len(prompts)
+            yield from self._count(prompts, is_kept=end - self._next < MAX_CHAINS)
+        while self._minutes and self._minutes[0].number * MINUTE_S <= now_s - WINDOW_S:
+            self._minutes.popleft()
+
+    def _count(self, prompts: Sequence[SeenPrompt], *, is_kept: bool) -> Pieces[None]:
+        """`is_kept`: so few come behind them that hot prefixes are looked for among them, too."""
+        if self._since_s is None:
             self._since_s = prompts[0].seen_s
-        for prompt in prompts[-MAX_CHAINS:]:
-            self._keep(chain_of(prompt))
-            yield
+        for chain in map(chain_of, prompts if is_kept else ()):
+            self._keep(chain)
+        yield
         for (number, page_size), group in itertools.groupby(prompts, _minute_and_size):
             for some in _at_once(group):
                 self._minute(number).add(page_size, some)
                 yield
-        while self._minutes and self._minutes[0].number * MINUTE_S <= now_s - WINDOW_S:
-            self._minutes.popleft()
 
     def _minute(self, number: int) -> _Minute:
         if not self._minutes or self._minutes[-1].number != number:
@@ -194,19 +202,21 @@ class CacheView:
         )
 
 
-def cache_of(parts: Sequence[CacheCounts]) -> CacheState:
+def cache_of(parts: Sequence[CacheCounts]) -> Pieces[CacheState]:
     """Return the state of all processes whose counts are given, at least one.
 
     Tokens add up, and sketches of the same pages are laid on each other: what two routers saw is not new to the second.
     Raises `ValueError` for a sketch that is none.
     """
+    ceiling = yield from _ceiling([part["seen"] for part in parts if part["seen"]])
+    yield
     prompt_tokens, cached_tokens = (sum(part[name] for part in parts) for name in ("prompt_tokens", "cached_tokens"))
     return CacheState(
         window_s=max(part["window_s"] for part in parts),
         prompt_tokens=prompt_tokens,
         cached_tokens=cached_tokens,
         hit_rate=cached_tokens / prompt_tokens if prompt_tokens else None,
-        ceiling=_ceiling([part["seen"] for part in parts if part["seen"]]),
+        ceiling=ceiling,
         tiers=next((part["tiers"] for part in parts if part["tiers"]), {}),  # all see the same workers
         prefixes=_merged_prefixes(parts),
     )
@@ -250,16 +260,19 @@ def _below(name: str, workers: Sequence[WorkerStatus]) -> CacheTier:
     )
 
 
-def _ceiling(seen: Sequence[SeenPages]) -> float | None:
+def _ceiling(seen: Sequence[SeenPages]) -> Pieces[float | None]:
     """Return the share of the prompts' tokens that an infinite cache would have had."""
     prompt_tokens = sum(each["prompt_tokens"] for each in seen)
     if not prompt_tokens:
         return None
-    sizes = {size for each in seen for size in each["sketch"]}
-    new_tokens = sum(
-        int(size) * union(from_text(each["sketch"][size]) for each in seen if size in each["sketch"]).count()
-        for size in sizes
-    )
+    new_tokens = 0.0
+    for size in {size for each in seen for size in each["sketch"]}:
+        sketches = []
+        for each in seen:
+            sketches += [from_text(each["sketch"][size])] if size in each["sketch"] else []
+            yield
+        new_tokens += int(size) * union(sketches).count()
+        yield
     return max(0.0, (sum(each["page_tokens"] for each in seen) - new_tokens) / prompt_tokens)
 
 

@@ -23,6 +23,7 @@ FOLLOWED_S: Final = 600.0  # after the last look
 MAX_ENDED: Final = 2000  # calls that are kept after their end,
 MAX_ENDED_BYTES: Final = 8 << 20  # in so much memory
 ROWS_AT_ONCE: Final = 8  # that are made: each takes some 10 us
+RECORDS_AT_ONCE: Final = 64  # that are looked at
 
 
 class Followed(Protocol):
@@ -116,13 +117,13 @@ class Calls:
             return None
         now_s = self._clock()
         bars = bars_of(call, now_s)
-        yield
+        explanation = yield from self._explanations.told(request_id)
         return {
             "row": row_of(call, self._router, now_s),
             "bars": bars,
             "unnamed_s": unnamed_s(call, now_s),
             "token_s": [at_s - call.begun_s for at_s in call.token_s],
-            "explanation": self._explanations.find(request_id),
+            "explanation": explanation,
             "trace_id": call.trace_id,
         }
 
@@ -169,10 +170,11 @@ class Calls:
         """Return what is known of calls that run and are not followed, and keep those that have ended."""
         followed = {call.request_id for call in self._followed()}
         groups: dict[str, list[RequestRecord]] = {}
-        for record in self._unsettled():
+        for number, record in enumerate(self._unsettled()):
             if record.request_id not in self._by_id and record.request_id not in followed:
                 groups.setdefault(record.request_id, []).append(record)
-        yield
+            if number % RECORDS_AT_ONCE == 0:
+                yield
         wall_s = self._wall_clock() - self._clock()
         running = []
         for number, (request_id, records) in enumerate(groups.items()):

@@ -49,6 +49,7 @@ def unpaired(workers: Sequence[WorkerFacts], model_id: str, pauses: Mapping[Susp
     able = [each for each in workers if each.instance_id not in obstacles]
     kept_apart = yield from _kept_apart(able)
     apart = [*kept_apart, *_avoided(pauses, able)]
+    yield
     told = {_name(pair): _words(pair, why) for pair, why in itertools.islice(apart, MAX_UNPAIRED)}
     unable = _with_obstacles(workers, obstacles)
     for pair, why in itertools.islice(unable, MAX_UNPAIRED - len(told)):

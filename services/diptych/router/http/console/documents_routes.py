@@ -25,6 +25,7 @@ from diptych.router.http.console.stream import live_stream
 
 API: Final = "/console/api"
 MAX_STEPS: Final = 65_536  # of one answer
+STORY_DEPTH: Final = 6  # its attempts are lists, each with all pairs
 STATUSES_S: Final = 1.0  # at most, until workers have told what only they know
 Scope = Literal["here", "all"]
 
@@ -92,7 +93,7 @@ def document_routes(
         found = await _scope(scopes, request).story(request_id)
         if found is None:
             raise NotFound(f"nothing is known of {request_id!r}: it is too long ago, or another router served it")
-        return await _answer(found)
+        return await _answer(found, STORY_DEPTH)
 
     async def cache(request: Request) -> Response:
         documents = _scope(scopes, request)
@@ -117,8 +118,8 @@ def document_routes(
     return [guard.route(f"{API}{path}", "GET", handler) for path, handler in handlers.items()]
 
 
-async def _answer(document: Mapping[str, Any]) -> Response:
-    return json_bytes(await in_turns(encoded(document)))
+async def _answer(document: Mapping[str, Any], depth: int = 2) -> Response:
+    return json_bytes([await in_turns(encoded(document, depth))])
 
 
 class _Part(NamedTuple):
@@ -129,8 +130,8 @@ class _Part(NamedTuple):
     text: bytes
 
 
-def steps_from(steps_since: Callable[[int], tuple[int, Steps]], since_ms: float) -> Pieces[bytes]:
-    """Return as JSON the steps that began at a moment or later; of too many about `MAX_STEPS`, the newest."""
+def steps_from(steps_since: Callable[[int], tuple[int, Steps]], since_ms: float) -> Pieces[list[bytes]]:
+    """Return the steps that began at a moment or later, as parts of JSON; of too many the newest, `MAX_STEPS`."""
     parts: deque[_Part] = deque()
     cursor, num_kept = 0, 0
     while (told := steps_since(cursor))[0] != cursor:
@@ -143,8 +144,17 @@ def steps_from(steps_since: Callable[[int], tuple[int, Steps]], since_ms: float)
     found: dict[str, list[bytes]] = {}
     for part in parts:
         found.setdefault(part.instance, []).append(part.text)
-    workers = (b'"%b":[%b]' % (name.encode(), b",".join(texts)) for name, texts in found.items())
-    return b'{"workers":{%b}}' % b",".join(workers)
+    yield
+    return [b'{"workers":{', *_joined(found), b"}}"]
+
+
+def _joined(found: Mapping[str, Sequence[bytes]]) -> Iterator[bytes]:
+    before = b""
+    for name, texts in found.items():
+        yield b'%b"%b":[' % (before, name.encode())
+        yield b",".join(texts)
+        yield b"]"
+        before = b","
 
 
 def _parts(steps: Steps, since_ms: float) -> Iterator[_Part]:

@@ -6,9 +6,10 @@ Who fails again and again is told to wait. A caller with the right token never w
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
 import orjson
@@ -107,24 +108,36 @@ class Guard:
 
 
 def json_answer(body: object, status: int = 200, headers: Mapping[str, str] = NO_STORE) -> Response:
-    return json_bytes(orjson.dumps(body), status, headers)
+    return Response(orjson.dumps(body), status, headers, "application/json")
 
 
-def json_bytes(body: bytes, status: int = 200, headers: Mapping[str, str] = NO_STORE) -> Response:
-    """Return an answer that is JSON already."""
-    return _LongAnswer(body, status, headers, "application/json")
+def json_bytes(parts: Sequence[bytes]) -> Response:
+    """Return an answer that is JSON already, in parts."""
+    return _LongAnswer(parts)
 
 
 class _LongAnswer(Response):
     """Is written some at a time: all steps are some megabytes, for which no request shall wait."""
 
+    def __init__(self, parts: Sequence[bytes]) -> None:
+        length = {"content-length": str(sum(map(len, parts)))}
+        super().__init__(None, 200, {**NO_STORE, **length}, "application/json")
+        self._parts = parts
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = self.body
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        for begin in range(0, max(1, len(body)), WRITTEN_AT_ONCE):
-            end = begin + WRITTEN_AT_ONCE
-            await send({"type": "http.response.body", "body": body[begin:end], "more_body": end < len(body)})
-            await asyncio.sleep(0)
+        waiting: list[bytes] = []
+        for part in itertools.chain.from_iterable(map(_cut, self._parts)):
+            waiting.append(part)
+            if sum(map(len, waiting)) >= WRITTEN_AT_ONCE:
+                await send({"type": "http.response.body", "body": b"".join(waiting), "more_body": True})
+                await asyncio.sleep(0)
+                waiting = []
+        await send({"type": "http.response.body", "body": b"".join(waiting)})
+
+
+def _cut(part: bytes) -> Iterator[bytes]:
+    return (part[begin : begin + WRITTEN_AT_ONCE] for begin in range(0, len(part), WRITTEN_AT_ONCE))
 
 
 def failure(error: DiptychError) -> Response:
