@@ -127,7 +127,7 @@ def measure_router(running: Platform, options: Any, rate: float, out: report.Rep
 
 
 def _median(costs: Sequence[Cost], name: str) -> float:
-    return median(getattr(each, name) for each in costs)
+    return float(median(getattr(each, name) for each in costs))
 
 
 def measure_pieces(options: Any, rate: float, out: report.Report) -> None:

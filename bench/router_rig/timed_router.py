@@ -17,7 +17,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -99,7 +99,7 @@ def _name(callback: Any) -> str:
     return next((name for each in _awaited(task.get_coro()) if (name := _of_console(each))), OTHERS)
 
 
-def _awaited(coroutine: Coroutine[Any, Any, Any] | Any) -> list[Any]:
+def _awaited(coroutine: Any) -> list[Any]:
     """Return the code of a coroutine, and of those that it waits for."""
     found = []
     while (code := getattr(coroutine, "cr_code", None)) is not None:
@@ -115,9 +115,9 @@ def _of_console(code: Any) -> str:
 
 def timed(file: Path) -> Any:
     """Return what makes a loop whose pieces are timed."""
-    clock, run = Clock(file), asyncio.Handle._run  # type: ignore[attr-defined]
+    clock, run = Clock(file), asyncio.Handle._run
     run_once = asyncio.BaseEventLoop._run_once  # type: ignore[attr-defined]
-    asyncio.Handle._run = lambda handle: clock.run(handle, run)  # type: ignore[attr-defined]
+    asyncio.Handle._run = lambda handle: clock.run(handle, run)  # type: ignore[method-assign,assignment]
     asyncio.BaseEventLoop._run_once = lambda loop: clock.turn(loop, run_once)  # type: ignore[attr-defined]
 
     def new_event_loop() -> asyncio.AbstractEventLoop:

@@ -58,7 +58,8 @@ def rows(cluster: Any, **fields: Any) -> dict[str, RequestRow]:
 
 def story(cluster: Any, request_id: str) -> RequestStory:
     async def asked() -> RequestStory | None:
-        return at_once(cluster.router.console.calls.story(request_id))
+        calls: Calls = cluster.router.console.calls
+        return at_once(calls.story(request_id))
 
     found = cluster.call(asked())
     assert found is not None

@@ -58,7 +58,7 @@ def test_short_work_is_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_is_known_what_work_has_cost_but_for_the_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = iter(range(1000))
-    monkeypatch.setattr(turns.time, "thread_time", lambda: float(next(now_s)))
+    monkeypatch.setattr("time.thread_time", lambda: float(next(now_s)))
     monkeypatch.setattr(turns, "PAUSE_S", 0.0)
     done = asyncio.run(timed_turns(noting([])))
     assert done == ("made", NUM_PIECES + 1.0), "a second a piece, and the last one makes the answer"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import operator
 from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
@@ -16,14 +17,14 @@ from typing import Any, Final
 from typing_extensions import TypedDict
 
 from diptych.router.choose.policies import Plan
-from diptych.router.choose.policies.cost import Cost, computed_s, costs_of, ttft_s
+from diptych.router.choose.policies.cost import Cost, computed_s, cost_of_pair, parts_of, prices_of, ttft_s
 from diptych.router.choose.policies.policy import Candidates, Decision, RequestView, Worker
 from diptych.router.values.failure import LegFailure
 from diptych.router.workers.legs import Work
 from diptych.router.workers.worker_view import Pair
 
 MAX_PAIRS: Final = 64  # that are explained of a request
-PAIRS_AT_ONCE: Final = 256  # of which the costs are made
+PAIRS_AT_ONCE: Final = 32  # of which the costs are made
 
 Json = dict[str, Any]
 
@@ -208,14 +209,18 @@ def _worker(worker: Worker) -> Json:
 
 def _costs(selection: Selection) -> Generator[None, None, list[Json]]:
     """The cheapest first."""
-    costs: dict[Pair, Cost] = {}
-    pairs = tuple(selection.candidates.pairs())
-    for begin in range(0, len(pairs), PAIRS_AT_ONCE):
-        costs |= costs_of(selection.candidates, selection.request, pairs[begin : begin + PAIRS_AT_ONCE])
-        yield
-    cheapest = heapq.nsmallest(MAX_PAIRS, costs.items(), key=lambda item: item[1].total_s)
+    candidates, request = selection.candidates, selection.request
+    prefills, decodes = parts_of(candidates, request)
+    prices, found = prices_of(request, prefills.values(), decodes.values()), list[tuple[float, Pair, Cost]]()
+    for number, pair in enumerate(candidates.pairs()):
+        cost = cost_of_pair(candidates.workers[pair.prefill_id], pair, prefills, decodes, prices)
+        found.append((cost.total_s, pair, cost))
+        if number % PAIRS_AT_ONCE == 0:
+            yield
+    cheapest = heapq.nsmallest(MAX_PAIRS, found, key=operator.itemgetter(0))
+    yield
     return [
-        {**_pair(pair), **cost._asdict(), "ttft_s": cost.ttft_s, "total_s": cost.total_s} for pair, cost in cheapest
+        {**_pair(pair), **cost._asdict(), "ttft_s": cost.ttft_s, "total_s": total_s} for total_s, pair, cost in cheapest
     ]
 
 

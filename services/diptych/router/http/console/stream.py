@@ -10,7 +10,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from diptych.common.errors import InvalidRequest
-from diptych.router.console.hub import Hub, Viewer
+from diptych.router.console.hub import Hub
+from diptych.router.console.viewer import Viewer
 from diptych.router.http.exchange.disconnect import until_disconnect
 
 TOPICS: Final = ("fleet", "requests", "cache", "charts", "steps")
