@@ -131,37 +131,31 @@ def _median(costs: Sequence[Cost], name: str) -> float:
 
 
 def measure_pieces(options: Any, rate: float, out: report.Report) -> None:
-    """How long the console keeps the router's loop from all else at a time."""
+    """How long the console keeps the router's loop from all else at a time, and requests from their first byte."""
     seconds = 5.0 if options.quick else 20.0
     with TemporaryDirectory() as folder:
         file = Path(folder, "pieces.json")
-        cast = _cast(options, router=("router_rig.timed_router", str(file)))
-        with platform(cast) as running:
+        with platform(_cast(options, router=("router_rig.timed_router", str(file)))) as running:
             taken(running, file)
+            running.arrivals(BODY, rate, seconds)
+            tell_pieces(taken(running, file), f"{rate:g} requests/s, nobody has looked", out)
             with looking(running, options.viewers, seconds + 60):
-                found = {"while they join": taken(running, file)}
+                tell_pieces(taken(running, file), "viewers come", out)
                 running.arrivals(BODY, rate, seconds)
-                found["then"] = taken(running, file)
-    for when, pieces in found.items():
-        of_console = [kind["long_s"] for name, kind in pieces["kinds"].items() if name != OTHERS]
-        long_s = sorted(itertools.chain.from_iterable(of_console))
-        others_s = pieces["kinds"][OTHERS]["long_s"]
-        out.row(
-            BENCH,
-            f"longest piece of the console, {rate:g} requests/s, {when}",
-            1e3 * max(long_s, default=0.0),
-            "ms",
-            0.5,
-            "wanted",
-        )
-        out.row(BENCH, "  pieces of more than 0.5 ms", sum(each > 5e-4 for each in long_s), "")
-        out.row(BENCH, "  longest piece of all else", 1e3 * max(others_s, default=0.0), "ms")
-        out.row(
-            BENCH,
-            "  longest search for garbage, in any piece",
-            1e3 * max(pieces["garbage"]["long_s"], default=0.0),
-            "ms",
-        )
+                tell_pieces(taken(running, file), f"{rate:g} requests/s, {options.viewers} viewers", out)
+
+
+def tell_pieces(pieces: Mapping[str, Any], when: str, out: report.Report) -> None:
+    kinds, waited_s = dict(pieces["kinds"]), pieces["waited_s"]
+    others_s, garbage_s = kinds.pop(OTHERS)["long_s"], pieces["garbage"]["long_s"]
+    long_s = [*itertools.chain.from_iterable(kind["long_s"] for kind in kinds.values())]
+    out.row(BENCH, f"longest piece of the console, {when}", 1e3 * max(long_s, default=0.0), "ms", 0.5, "wanted")
+    out.row(BENCH, "  pieces of more than 0.5 ms", sum(each > 5e-4 for each in long_s), "")
+    out.row(BENCH, "  longest piece of all else", 1e3 * max(others_s, default=0.0), "ms")
+    out.row(BENCH, "  longest search for garbage, in any piece", 1e3 * max(garbage_s, default=0.0), "ms")
+    for share in (0.5, 0.99, 1.0) if waited_s else ():
+        words = f"  pieces of the console before a request's first byte, p{100 * share:.0f} of {len(waited_s)}"
+        out.row(BENCH, words, 1e3 * percentile(waited_s, share), "ms", 1.0, "wanted")
 
 
 def taken(running: Platform, file: Path) -> dict[str, Any]:

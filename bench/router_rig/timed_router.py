@@ -4,8 +4,9 @@
 
 A piece is one callback of the loop, or one step of a task: nothing else is served meanwhile. Times are processor time
 of the loop's thread, so what else runs on the machine is not counted. At SIGUSR2 the pieces since the last signal are
-written to the file. Rule: the router is the product's own, but for its loop, which is asyncio's: that of uvloop can't
-be looked into.
+written to the file, and of each request how long pieces of the console ran while it waited for its first byte: what the
+console can have added to that, however busy the machine is. Rule: the router is the product's own, but for its loop,
+which is asyncio's: that of uvloop can't be looked into.
 """
 
 from __future__ import annotations
@@ -23,8 +24,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import uvloop
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from diptych.cli.main import main
+from diptych.router import console_wiring
+from diptych.router.console.console import Console
+from diptych.router.console_wiring import ConsoleParts
 
 LONG_S: Final = 1e-4  # of shorter ones only the sum is kept
 CONSOLE: Final = ("/router/console/", "/router/http/console/")
@@ -53,6 +58,7 @@ class Pieces:
     kinds: dict[str, Kind] = field(default_factory=dict)  # by what they belong to
     turns: Kind = field(default_factory=Kind)  # of the loop: all that is ready, one after the other
     garbage: Kind = field(default_factory=Kind)  # searches for it, which are parts of pieces
+    waited_s: list[float] = field(default_factory=list)  # of each request: pieces of the console before its first byte
 
 
 class Clock:
@@ -62,6 +68,8 @@ class Clock:
         self._file = file
         self._pieces = Pieces()
         self._garbage_began_s = 0.0
+        self._console_s = 0.0  # of pieces of the console so far;
+        self._turns_s = (0.0, 0.0)  # when this turn of the loop and the one before it began
         gc.callbacks.append(self._note_garbage)
 
     def run(self, handle: asyncio.Handle, run: Callable[[asyncio.Handle], None]) -> None:
@@ -69,12 +77,24 @@ class Clock:
         began_s = time.thread_time()
         run(handle)
         took_s = time.thread_time() - began_s
-        self._pieces.kinds.setdefault(_name(callback), Kind()).add(took_s)
+        name = _name(callback)
+        self._pieces.kinds.setdefault(name, Kind()).add(took_s)
+        if name != OTHERS:
+            self._console_s += took_s
 
     def turn(self, loop: asyncio.BaseEventLoop, run_once: Callable[[asyncio.BaseEventLoop], None]) -> None:
+        self._turns_s = self._turns_s[1], self._console_s
         began_s = time.thread_time()
         run_once(loop)
         self._pieces.turns.add(time.thread_time() - began_s)
+
+    def arrived(self) -> float:
+        """A request is heard of, which may have come in the turn before; return what `waited` wants to have."""
+        return self._turns_s[0]
+
+    def waited(self, arrived: float) -> None:
+        """Its first byte goes out."""
+        self._pieces.waited_s.append(self._console_s - arrived)
 
     def write(self) -> None:
         """Tell what came since the last time."""
@@ -113,10 +133,9 @@ def _of_console(code: Any) -> str:
     return str(code.co_qualname) if is_of_console else ""
 
 
-def timed(file: Path) -> Any:
+def timed(clock: Clock) -> Callable[[], asyncio.AbstractEventLoop]:
     """Return what makes a loop whose pieces are timed."""
-    clock, run = Clock(file), asyncio.Handle._run
-    run_once = asyncio.BaseEventLoop._run_once  # type: ignore[attr-defined]
+    run, run_once = asyncio.Handle._run, asyncio.BaseEventLoop._run_once  # type: ignore[attr-defined]
     asyncio.Handle._run = lambda handle: clock.run(handle, run)  # type: ignore[method-assign,assignment]
     asyncio.BaseEventLoop._run_once = lambda loop: clock.turn(loop, run_once)  # type: ignore[attr-defined]
 
@@ -128,6 +147,31 @@ def timed(file: Path) -> Any:
     return new_event_loop
 
 
+def noting(app: ASGIApp, clock: Clock) -> ASGIApp:
+    """Return an application whose requests are noted."""
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        arrived: float | None = clock.arrived()
+
+        async def note(message: Message) -> None:
+            nonlocal arrived
+            if arrived is not None and message.get("body"):
+                clock.waited(arrived)
+                arrived = None
+            await send(message)
+
+        await app(scope, receive, note if scope["type"] == "http" and scope["method"] == "POST" else send)
+
+    return serve
+
+
 if __name__ == "__main__":
-    uvloop.new_event_loop = timed(Path(sys.argv[1]))
+    clock, add_console = Clock(Path(sys.argv[1])), console_wiring.add_console
+
+    def add(app: ASGIApp, parts: ConsoleParts) -> tuple[ASGIApp, Console]:
+        served, console = add_console(app, parts)
+        return noting(served, clock), console
+
+    console_wiring.add_console = add
+    uvloop.new_event_loop = timed(clock)  # type: ignore[assignment]
     raise SystemExit(main(sys.argv[2:]))
