@@ -236,6 +236,7 @@ class Platform:
             "num_ready": len(ready),
             "queue_s": queue_s,
             "kv_share": held / (PAGES * max(1, len(ready))),
+            "weight": None,
             "words": _signal_words(queue_s),
         }
 

@@ -121,6 +121,7 @@ class PoolSignal(TypedDict):
     num_ready: int
     queue_s: float | None  # in the mean
     kv_share: float  # of its pages that are held, 0 to 1
+    weight: float | None  # of its part of the requests, beside those of other declared pools; null: none are declared
     words: str  # what it needs next, and why
 
 

@@ -75,7 +75,7 @@ def fleet_state(here: RouterFacts, workers: Sequence[WorkerFacts], memo: LinkMem
     for each in workers:
         cards[f"{each.instance_id:016x}"] = worker_card(each, here.pauses, memo)
         yield
-    pools = pool_signals(workers)
+    pools = pool_signals(workers, here.pools)
     yield
     return FleetState(
         router=f"{here.instance_id:016x}",

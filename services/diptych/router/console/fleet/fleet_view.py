@@ -39,6 +39,7 @@ class FleetView:
             problem=fleet.problem(),
             routers=tuple(fleet.routers().values()),
             pauses=self._breakers.pauses(self._clock()),
+            pools=fleet.pools,
         )
         workers = []
         for session in fleet.sessions():
