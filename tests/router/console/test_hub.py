@@ -303,8 +303,7 @@ def test_a_topic_that_fails_leaves_the_others(caplog: pytest.LogCaptureFixture) 
 
 
 def test_gathering_begins_with_the_first_look_and_ends_a_while_after_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diptych.router.console.channel.INTERVAL_S", 0.001)
-    monkeypatch.setattr("diptych.router.console.hub.STEPS_S", 0.001)
+    monkeypatch.setattr("diptych.router.console.hub.INTERVAL_S", 0.001)
 
     async def play() -> None:
         scene = Scene()
@@ -378,8 +377,7 @@ def test_who_leaves_before_its_snapshot_is_sent_nothing() -> None:
 
 
 def test_somebody_who_comes_again_starts_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diptych.router.console.channel.INTERVAL_S", 0.001)
-    monkeypatch.setattr("diptych.router.console.hub.STEPS_S", 0.001)
+    monkeypatch.setattr("diptych.router.console.hub.INTERVAL_S", 0.001)
 
     async def play() -> None:
         scene = Scene()

@@ -7,22 +7,19 @@ happened that changes who may serve.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import time
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
-from diptych.common.event_loop import wait_or_timeout
 from diptych.router.console.pieces import Pieces
 from diptych.router.console.turns import in_turns, timed_turns
 from diptych.router.console.viewer import Viewer
 
 logger = logging.getLogger(__name__)
 
-INTERVAL_S: Final = 0.2  # between two looks; longer of a topic that would take more than `MAX_SHARE` of a core
-MAX_SHARE: Final = 0.002  # 64 workers with 32 links each: a look at the fleet each three seconds, if nothing happens
+MAX_SHARE: Final = 0.002  # of a core, for looks at a topic: the fleet of 64 workers with 32 links about each three seconds
 PAUSE_S: Final = 10.0  # of a topic that can't be looked at: our bug
 
 
@@ -39,7 +36,7 @@ class Source(Protocol):
 
 
 class Channel:
-    """One topic and its viewers. `run` must be running."""
+    """One topic and its viewers. `tell` is called again and again."""
 
     def __init__(
         self,
@@ -61,12 +58,11 @@ class Channel:
         self._has_changed = False
         self._due_s = -math.inf  # the next look
         self._paused_until_s = -math.inf
-        self._wakes = asyncio.Event()
+        self.took_s = 0.0  # the last look, of processor time
 
     def join(self, viewer: Viewer) -> None:
-        """Send a snapshot soon, and then what changes."""
+        """Send a snapshot when it is told next, and then what changes."""
         self._newcomers.append(viewer)
-        self._wakes.set()
 
     def leave(self, viewer: Viewer) -> None:
         """Send nothing more. Idempotent."""
@@ -75,19 +71,8 @@ class Channel:
             self._newcomers.remove(viewer)
 
     def hurry(self) -> None:
-        """Something has changed that viewers should see at once."""
+        """Something has changed: look when it is told next."""
         self._has_changed = True
-        self._wakes.set()
-
-    async def run(self) -> None:
-        """Look and tell, until cancelled."""
-        while True:
-            self._wakes.clear()
-            await self.tell()
-            if self._viewers:
-                await wait_or_timeout(self._wakes, max(0.0, self._due_s - self._clock()))
-            else:
-                await self._wakes.wait()
 
     async def tell(self) -> None:
         """Look if it is time to, and send what has changed; then welcome who came."""
@@ -110,8 +95,9 @@ class Channel:
 
     async def _look(self) -> None:
         self._has_changed = False
-        event, took_s = await timed_turns(self._source.news())
-        self._due_s = self._clock() + max(INTERVAL_S, self._slower_s, took_s / MAX_SHARE)
+        begun_s = self._clock()
+        event, self.took_s = await timed_turns(self._source.news())
+        self._due_s = begun_s + max(self._slower_s, self.took_s / MAX_SHARE)
         if event:
             self._send(event, self._viewers)
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Set
 from typing import Final, Protocol
 
 from diptych.common.errors import Unavailable
+from diptych.common.event_loop import wait_or_timeout
 from diptych.router.console.channel import Channel, Source
 from diptych.router.console.feed import PING, StepsFeed, StepsReader
 from diptych.router.console.viewer import Viewer
@@ -21,7 +22,7 @@ from diptych.router.console.viewer import Viewer
 logger = logging.getLogger(__name__)
 
 STEPS: Final = "steps"  # the topic that is only added to
-STEPS_S: Final = 0.2  # between two words of it
+INTERVAL_S: Final = 0.2  # between two words; topics whose looks are dear are looked at less often
 SLOWER_S: Final[Mapping[str, float]] = {"cache": 2.0, "charts": 4.0}
 FLEET: Final = "fleet"
 OTHERS_S: Final = 1.0  # between two questions to other routers
@@ -69,6 +70,7 @@ class Hub:
         self._pinged_s = 0.0
         self._looked_s = 0.0
         self._somebody_looks = asyncio.Event()
+        self._has_news = asyncio.Event()  # that shall be told at once
         self._is_closed = False
 
     @property
@@ -97,6 +99,7 @@ class Hub:
         self._viewers[viewer] = None
         for topic in sorted(viewer.topics - {STEPS}):
             self._channels[topic].join(viewer)
+        self._has_news.set()
         return viewer
 
     def leave(self, viewer: Viewer) -> None:
@@ -116,8 +119,7 @@ class Hub:
         while True:
             await self._somebody_looks.wait()
             self._gathering.start()
-            channels = (channel.run() for channel in self._channels.values())
-            beside = [asyncio.ensure_future(each) for each in (*channels, self._ask_others(), self._notice_changes())]
+            beside = [asyncio.ensure_future(each) for each in (self._ask_others(), self._notice_changes())]
             try:
                 await self._tell_while_looked_at()
             finally:
@@ -127,14 +129,22 @@ class Hub:
 
     async def _tell_while_looked_at(self) -> None:
         while self._viewers or self._clock() - self._looked_s < LINGER_S:
-            self.tell_of_steps()
-            await asyncio.sleep(STEPS_S)
+            self._has_news.clear()
+            await self._tell()
+            await wait_or_timeout(self._has_news, INTERVAL_S)
         self._somebody_looks.clear()
+
+    async def _tell(self) -> None:
+        """Tell of all topics. What takes no time goes out together, before looks that are done in turns."""
+        self.tell_of_steps()
+        for channel in sorted(self._channels.values(), key=lambda channel: channel.took_s):
+            await channel.tell()
 
     async def _notice_changes(self) -> None:
         while True:
             await self._gathering.wait_for_change()
             self._channels[FLEET].hurry()
+            self._has_news.set()
 
     def tell_of_steps(self) -> None:
         """Have viewers look for new steps; and send a word now and then though nothing changes."""

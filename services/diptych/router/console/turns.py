@@ -14,7 +14,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from diptych.router.console.pieces import Pieces
 
 PIECE_S: Final = 1.5e-4
-PAUSE_S: Final = 2e-3
+PAUSE_S: Final = 1e-3
 
 T = TypeVar("T")
 

@@ -99,7 +99,7 @@ def test_a_viewer_that_reads_nothing_loses_its_place_and_the_others_go_on(
     cluster: Any, client: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("diptych.router.console.viewer.MAX_WAITING_BYTES", 150_000)
-    monkeypatch.setattr("diptych.router.console.channel.INTERVAL_S", 0.01)
+    monkeypatch.setattr("diptych.router.console.hub.INTERVAL_S", 0.01)
     caplog.set_level(logging.INFO, "diptych.router.console.hub")
     with client.follow("fleet", "viewer") as slow, client.follow("fleet", "viewer") as quick:
         slow.until("snapshot")
@@ -107,7 +107,7 @@ def test_a_viewer_that_reads_nothing_loses_its_place_and_the_others_go_on(
         for number in range(400):  # far more than the kernel takes for who reads nothing
             words = f"{number}{'x' * 100_000}"
             cluster.call(_be_not_ready(cluster.prefill(), words))
-            while quick.until("patch")["patch"]["workers"][PREFILL].get("not_ready") != words:
+            while quick.until("patch")["patch"].get("workers", {}).get(PREFILL, {}).get("not_ready") != words:
                 pass
             if DROPPED in caplog.messages:
                 break
