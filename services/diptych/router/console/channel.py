@@ -19,7 +19,7 @@ from diptych.router.console.viewer import Viewer
 
 logger = logging.getLogger(__name__)
 
-MAX_SHARE: Final = 0.002  # of a core, for looks at a topic: the fleet of 64 workers with 32 links about each three seconds
+MAX_SHARE: Final = 0.002  # of a core, for looks at a topic: the fleet of 64 workers about each three seconds
 PAUSE_S: Final = 10.0  # of a topic that can't be looked at: our bug
 
 
