@@ -61,8 +61,8 @@ def test_a_choice_follows_the_prompt_and_its_prefix_is_computed_once(endpoint: A
 
 
 def test_expressions_schemas_branches_and_streams(endpoint: Any) -> None:
-    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
-    schema |= {"additionalProperties": False}
+    fields = {"properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": False}
+    schema: dict[str, Any] = {"type": "object", **fields}
 
     @lang.function
     def program(s: Any) -> None:
