@@ -303,7 +303,7 @@ class Execution:
         record = AttemptRecord(selection, attempt.room, now_s)
         self._record.attempts.append(record)
         self.trace.attempts.append(AttemptTrace(asked_s, record, attempt.stats))
-        self._metrics.attempts.labels(selection.plan.name, selection.pair.num_workers).inc()
+        self._metrics.attempts.labels(selection.plan.name, str(selection.pair.num_workers)).inc()
         return attempt
 
     async def _recover(self, attempt: Attempt, failure: LegFailure) -> None:
