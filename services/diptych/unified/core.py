@@ -244,7 +244,7 @@ class UnifiedCore:
         if kind is LegKind.POOL:
             kind = LegKind.LOCAL
             self._prepare_pooled(event.request)
-        core.handle(replace(event, kind=kind), now_s)
+        core.handle(event if event.kind is kind else replace(event, kind=kind), now_s)
         if not core.has_room(event.request.room):
             self._cache.sessions.waits_no_more(event.request)
 

@@ -41,6 +41,8 @@ class LegKind(enum.Enum):
 class Role(enum.Enum):
     """What a scheduler serves."""
 
+    __hash__ = object.__hash__
+
     PREFILL = "prefill"
     DECODE = "decode"
     UNIFIED = "unified"

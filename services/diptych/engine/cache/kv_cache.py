@@ -218,7 +218,8 @@ class KvCache:
         request.restore = None
         if len(self._free_rows) <= spare_rows:
             return False
-        request.restore = self._lower.look_up(request, self.compute_s)
+        if self._tiers:
+            request.restore = self._lower.look_up(request, self.compute_s)
         if request.restore is not None:
             return False
         match, not_loaded = self._match(request)
@@ -228,14 +229,14 @@ class KvCache:
         self.tree.lock(match.node)
         num_state_pages = self.pages_per_state if request.state_len else 0
         num_window_pages, num_owed = self._begin_windows(request, match.node) if self.windows.num_groups else (0, 0)
-        num_lower_places = sum(node.num_places for node in match.lower_nodes)
+        num_lower_places = sum([node.num_places for node in match.lower_nodes])
         num_pages = self.pages_for(request.num_tokens) - len(match.pages) - match.num_lower_pages
         need = num_lower_places + num_pages + num_window_pages + num_state_pages
         num_kept = self.tree.states.num_unread(match.node) if self.begins_with_state(request) else 0
         if need + spare_pages + num_kept + num_owed > self.num_available:
             self._unlock(request, match.node)
             return False
-        if not match.lower_nodes:
+        if self.pages_per_state and not match.lower_nodes:
             self._begin_reading(request, match)
         pages = self._allocate(need)
         if match.lower_nodes:
@@ -243,14 +244,15 @@ class KvCache:
         if request.restore is not None:
             self._unlock(request, match.node)
             return False
-        pages, windows, state = np.split(pages[num_lower_places:], np.cumsum([num_pages, num_window_pages]))
-        self._fill_row(request, match, pages)
+        pages = pages[num_lower_places:]
+        self._fill_row(request, match, pages[:num_pages])
         for level, num_pages_there in not_loaded:
             self.counts.not_loaded[level] += num_pages_there
         self.sessions.waits_no_more(request)
         if self.windows.num_groups:
-            self._windows.fill(request, windows)
-        self._begin_state(request, match, state)
+            self._windows.fill(request, pages[num_pages : num_pages + num_window_pages])
+        if self.pages_per_state:
+            self._begin_state(request, match, pages[num_pages + num_window_pages :])
         return True
 
     def finish_restore(self, number: int, error: str | None) -> None:
@@ -534,6 +536,8 @@ class KvCache:
     def _match(self, request: Request) -> tuple[Match, list[tuple[int, int]]]:
         """Return the longest prefix that is here, or is sooner loaded than computed; and by level the pages not so."""
         deepest, not_loaded = ALL_LEVELS, list[tuple[int, int]]()
+        if not self._tiers:
+            return self._match_down_to(deepest, request), not_loaded
         self._lower.find(request, self.compute_s)
         while True:
             match = self._match_down_to(deepest, request)
@@ -564,20 +568,25 @@ class KvCache:
         """Give the request a row with the pages of its match, which is locked and here, and then `pages`."""
         request.row, request.node = self._free_rows.pop(), match.node
         request.num_pages = 0
-        self._append(request, np.concatenate([match.pages, *(node.pages for node in match.lower_nodes), pages]))
+        self._append(request, np.concatenate([match.pages, *[node.pages for node in match.lower_nodes], pages]))
         request.cached_len = match.num_tokens + match.num_lower_pages * self.page_size
         request.computed_len = min(request.cached_len, request.num_tokens - 1)
         self._count(request)
 
     def _count(self, request: Request) -> None:
         """Count what was found of a prompt that is computed here, the first time, by the level that had it."""
+        is_new = not (request.is_imported or request.num_output_tokens)
+        if is_new:
+            self.counts.prompt_tokens += request.num_tokens
+        if not request.restored:
+            self.counts.found_tokens[POOL] += is_new * (request.cached_len // self.page_size) * self.page_size
+            return
         levels = np.full(request.cached_len // self.page_size, POOL)
         for restore in request.restored:
             if not restore.has_failed:
                 levels[restore.start : restore.end] = restore.level
         request.restored.clear()
-        if not (request.is_imported or request.num_output_tokens):
-            self.counts.prompt_tokens += request.num_tokens
+        if is_new:
             for level in range(len(self.counts.found_tokens)):
                 self.counts.found_tokens[level] += self.page_size * int((levels == level).sum())
 
@@ -694,7 +703,8 @@ class KvCache:
         self._unlock(request, request.node)
         self.sweep()
         self.page_table[request.row] = 0
-        self._windows.end(request)
+        if self.windows.num_groups:
+            self._windows.end(request)
         self._free_rows.append(request.row)
         request.node, request.row, request.num_pages = None, -1, 0
         request.computed_len = request.cached_len = 0
