@@ -218,8 +218,7 @@ class KvCache:
         request.restore = None
         if len(self._free_rows) <= spare_rows:
             return False
-        if self._tiers:
-            request.restore = self._lower.look_up(request, self.compute_s)
+        request.restore = self._lower.look_up(request, self.compute_s)
         if request.restore is not None:
             return False
         match, not_loaded = self._match(request)
