@@ -14,7 +14,7 @@ from diptych.common.arrays import I64
 from diptych.common.members.roles import Role
 from diptych.decode.core import DecodeCore
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.schedule.step_pace import StepPace
+from diptych.engine.schedule.pace.step_pace import StepPace
 from diptych.engine.values.batch import ForwardBatch, StepResult
 from diptych.engine.values.events import Effect, Emit, NoteArrived, PeerUp, SendNote, Start, StreamPages, WriteDone
 from diptych.engine.values.events import WritePages as Write

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from diptych.engine.cache import kv_codec
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule import step_codec
-from diptych.engine.schedule.prefill_meter import PrefillMeter
+from diptych.engine.schedule.pace.prefill_meter import PrefillMeter
 from diptych.engine.scheduler import codec
 from diptych.engine.scheduler.adapters import Adapters
 from diptych.engine.scheduler.lasting import NO_LASTING_TIERS, LastingTiers

@@ -24,7 +24,7 @@ from typing import Any, Final
 import numpy as np
 
 from diptych.engine.cache.page_ids import PageId
-from diptych.engine.schedule.step_times import StepLine
+from diptych.engine.schedule.pace.step_times import StepLine
 from diptych.engine.tiers.breaker import Breaker
 from diptych.engine.tiers.page_format import HEADER_NBYTES, Buffer, PageFormat, is_sound
 from diptych.engine.tiers.records import RecordReader, Run, Source
