@@ -84,7 +84,7 @@ class Shape:
 
     @property
     def layer_nbytes(self) -> int:
-        """Of a token in one layer."""
+        """The bytes of a token in one layer."""
         return 2 * 2 * self.model.num_kv_heads * self.model.head_dim
 
     def live_nbytes(self, num_tokens: int) -> int:

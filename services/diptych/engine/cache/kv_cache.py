@@ -139,7 +139,7 @@ class KvCache:
 
     @property
     def num_beside_next(self) -> int:
-        """Of the pages that a request could get now, those that its windows and its state would take."""
+        """How many of the pages that a request could get now its windows and its state would take."""
         if not (self.windows.num_groups or self.pages_per_state):
             return 0
         left = max(0, self.num_available - self.pages_per_state)

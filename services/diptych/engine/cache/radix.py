@@ -297,7 +297,7 @@ class RadixTree:
         return merged(saves)
 
     def lose_places(self, node: Node, num_kept: int) -> None:
-        """Of what `node` has in a tier only the first `num_kept` places are left: forget the others."""
+        """Forget what `node` has in a tier but for its first `num_kept` places: the others are lost."""
         if num_kept >= len(node.pages):
             self._drop_beside(node)
         else:

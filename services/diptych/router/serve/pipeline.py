@@ -301,7 +301,7 @@ class Pipeline:
 def _note(client: ClientRequest, piece: Piece) -> None:
     """Have a session know what its turn has output."""
     if client.turn is not None:
-        client.turn.take(piece.token_ids)
+        client.turn.on_output(piece.token_ids)
 
 
 def _took(stage: str, histogram: Histogram, begun_s: float, trace: Trace) -> float:
