@@ -26,9 +26,9 @@ from diptych.decode.rooms import ClosingRooms
 from diptych.decode.rooms import Rooms as DecodeRooms
 from diptych.engine.cache.host_tier import HostTier
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.cache.radix import RadixTree
-from diptych.engine.cache.radix_node import Node
 from diptych.engine.cache.tier import Restore
+from diptych.engine.cache.tree.radix import RadixTree
+from diptych.engine.cache.tree.radix_node import Node
 from diptych.engine.schedule.prefixes_in_flight import PrefixProducer
 from diptych.engine.values.events import NoteArrived, SendNote, WritePages
 from diptych.engine.values.request import Request

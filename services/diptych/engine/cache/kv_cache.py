@@ -26,9 +26,6 @@ import numpy as np
 from diptych.common.arrays import I32
 from diptych.engine.cache.cache_changes import NO_CHANGES, CacheChanges
 from diptych.engine.cache.found_pages import Beside
-from diptych.engine.cache.pins import Pins
-from diptych.engine.cache.radix import ALL_LEVELS, RadixTree
-from diptych.engine.cache.radix_node import Insertion, Match, Node
 from diptych.engine.cache.request_windows import RequestWindows
 from diptych.engine.cache.return_times import ReturnTimes
 from diptych.engine.cache.sessions import Sessions
@@ -36,6 +33,9 @@ from diptych.engine.cache.shared_tiers import ComputeSeconds, SharedTiers
 from diptych.engine.cache.snapshots import cuts
 from diptych.engine.cache.tier import POOL, Store, Tier
 from diptych.engine.cache.tier_moves import TierMoves
+from diptych.engine.cache.tree.pins import Pins
+from diptych.engine.cache.tree.radix import ALL_LEVELS, RadixTree
+from diptych.engine.cache.tree.radix_node import Insertion, Match, Node
 from diptych.engine.values.core_report import CacheReport, Holders, TierReport
 from diptych.engine.values.policy_names import EvictionPolicy
 from diptych.engine.values.request import NO_PAGES, Request, Snapshot

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from diptych.engine.cache.radix import RadixTree
-from diptych.engine.cache.radix_node import Match, Node, Save
 from diptych.engine.cache.shared_tiers import ComputeSeconds, level_of
 from diptych.engine.cache.tier import Restore, Tier
+from diptych.engine.cache.tree.radix import RadixTree
+from diptych.engine.cache.tree.radix_node import Match, Node, Save
 from diptych.engine.values.request import Request
 from diptych.kvtransfer.ownership import PagePool, Pages
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Final
 
-from diptych.engine.cache.radix_node import Node, Rank
+from diptych.engine.cache.tree.radix_node import Node, Rank
 from diptych.engine.values.policy_names import EvictionPolicy
 
 SCALE: Final = 1000  # the worth of pages of tokens alone

@@ -17,15 +17,17 @@ import numpy as np
 
 from diptych.common.arrays import I32, I64, TOKEN_NBYTES, U64
 from diptych.common.errors import InvalidTransition
-from diptych.engine.cache import radix_check
-from diptych.engine.cache.ages import EvictionAges
 from diptych.engine.cache.cache_changes import NO_CHANGES, CacheChanges
-from diptych.engine.cache.cached_states import CachedStates
-from diptych.engine.cache.cached_windows import CachedWindows
-from diptych.engine.cache.eviction import EvictionQueue, Ranking, SupersededStates
-from diptych.engine.cache.node_ids import ids_of
-from diptych.engine.cache.pins import Pin, Pins
-from diptych.engine.cache.radix_node import (
+from diptych.engine.cache.return_times import ReturnTimes
+from diptych.engine.cache.tier import POOL, Books, Restore
+from diptych.engine.cache.tree import radix_check
+from diptych.engine.cache.tree.ages import EvictionAges
+from diptych.engine.cache.tree.cached_states import CachedStates
+from diptych.engine.cache.tree.cached_windows import CachedWindows
+from diptych.engine.cache.tree.eviction import EvictionQueue, Ranking, SupersededStates
+from diptych.engine.cache.tree.node_ids import ids_of
+from diptych.engine.cache.tree.pins import Pin, Pins
+from diptych.engine.cache.tree.radix_node import (
     NO_PAGES,
     Eviction,
     Found,
@@ -37,8 +39,6 @@ from diptych.engine.cache.radix_node import (
     merged,
     node_key,
 )
-from diptych.engine.cache.return_times import ReturnTimes
-from diptych.engine.cache.tier import POOL, Books, Restore
 from diptych.engine.values.policy_names import EvictionPolicy
 from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.generation.page_hash import chain_hashes, root_hash
