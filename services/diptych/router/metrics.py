@@ -117,9 +117,10 @@ class QuickCounter(Counter):
         super()._metric_init()
         self._value = OwnedValue()
 
-    def labels(self, *values: str) -> Self:
-        """Return the counter of these values; one that has counted is found at once."""
-        return self._metrics.get(values) or super().labels(*values)
+    def labels(self, *labelvalues: object, **labelkwargs: object) -> Self:
+        """Return the counter of these values; one that has counted is found at once, if all are text."""
+        found = cast("dict[tuple[object, ...], Self]", self._metrics).get(labelvalues)
+        return found or super().labels(*labelvalues, **labelkwargs)
 
     def inc(self, amount: float = 1, exemplar: dict[str, str] | None = None) -> None:
         assert exemplar is None, "nobody gives any"

@@ -59,12 +59,15 @@ class TierMoves:
             pages = pages[len(slots) :]
             if not self._tiers[level - 1].restore(restore.number, slots, restore.pages):
                 restore.saved_s = self._saved_s(nodes, compute_s)
-                self._restores[restore.number] = restore, self._tree.expect(nodes, restore)
+                self._expect(restore, nodes)
                 self._pool.release(pages)
                 return restore
             self._tree.promote(nodes, restore.pages)
             self.num_restored += self._num_own(level, len(slots))
         return None
+
+    def _expect(self, restore: Restore, nodes: Sequence[Node]) -> None:
+        self._restores[restore.number] = restore, self._tree.expect(nodes, restore)
 
     def finish(self, number: int, error: str | None) -> Restore:
         """A tier has brought pages back, or can't: then they are forgotten, and whoever wants them computes them."""
