@@ -39,7 +39,8 @@ from diptych.router.process.share import Share
 from diptych.router.serve.execution import Dispatcher
 from diptych.router.serve.hedging import Hedging
 from diptych.router.serve.mover import Mover
-from diptych.router.serve.pipeline import Pipeline, Preparer
+from diptych.router.serve.pipeline import Pipeline
+from diptych.router.serve.prepare import Preparer
 from diptych.router.serve.request_log import RequestLog
 from diptych.router.serve.selection import Selector
 from diptych.router.serve.usage_log import UsageLog

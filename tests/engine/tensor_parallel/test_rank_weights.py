@@ -19,7 +19,8 @@ from diptych.engine.tensor_parallel.rank_log import RankLog
 from diptych.engine.tensor_parallel.rank_model import RankModel
 from diptych.engine.tensor_parallel.rank_tasks import LeadTasks, RankTasks
 from diptych.engine.tensor_parallel.tp_model_worker import TpModelWorker
-from diptych.engine.tensor_parallel.weight_sets import Change, RankWeights, TensorParallelWeights, WeightLoader
+from diptych.engine.tensor_parallel.weight_change import Change
+from diptych.engine.tensor_parallel.weight_sets import RankWeights, TensorParallelWeights, WeightLoader
 
 T = TypeVar("T")
 

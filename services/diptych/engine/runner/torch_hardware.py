@@ -27,7 +27,7 @@ from diptych.engine.runner.kv_pool import kv_bytes, new_kv, shared_kv
 from diptych.engine.runner.model_loader import MIB, ModelLoader
 from diptych.engine.runner.model_part import ModelPart
 from diptych.engine.runner.model_runner import ModelRunner
-from diptych.engine.schedule.step_sizes import Chosen
+from diptych.engine.schedule.pace.step_sizes import Chosen
 from diptych.engine.tensor_parallel.communicator import Communicator, TorchCommunicator
 from diptych.engine.tensor_parallel.group import LeadRank, RankGroup, SingleRank
 from diptych.engine.tensor_parallel.rank_log import store_path

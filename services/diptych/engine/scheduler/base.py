@@ -21,7 +21,7 @@ from diptych.engine.cache.tier import Tier
 from diptych.engine.lora.host import AdapterHost
 from diptych.engine.options.config import EngineOptions, SchedulerConfig
 from diptych.engine.options.pool_size import num_host_slots
-from diptych.engine.schedule.step_sizes import Chosen
+from diptych.engine.schedule.pace.step_sizes import Chosen
 from diptych.engine.scheduler.lasting import LastingTiers, open_lasting_tiers
 from diptych.engine.scheduler.links.links import Links, directions_of, links_of_nobody
 from diptych.engine.scheduler.links.tester import LinkTester

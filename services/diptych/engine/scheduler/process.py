@@ -34,7 +34,7 @@ from diptych.engine.options.pool_size import pool_words
 from diptych.engine.options.speculation import parse_speculate
 from diptych.engine.runner.threads import configure_threads
 from diptych.engine.schedule.adapter_turns import AdapterTurns, Turns
-from diptych.engine.schedule.step_sizes import words
+from diptych.engine.schedule.pace.step_sizes import words
 from diptych.engine.scheduler.adapters import Adapters, open_adapters
 from diptych.engine.scheduler.admin_thread import AdminThread, Effect
 from diptych.engine.scheduler.base import (

@@ -25,7 +25,7 @@ from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.pool_size import pool_layout, token_nbytes
 from diptych.engine.options.served_model import as_served
 from diptych.engine.options.sim_timing import read_timing
-from diptych.engine.schedule.step_sizes import Chosen, Found, choose
+from diptych.engine.schedule.pace.step_sizes import Chosen, Found, choose
 from diptych.engine.sim.answers import SimVocabulary, digests, marks, vocabulary_of
 from diptych.engine.sim.marked_pages import MarkedPages
 from diptych.engine.tensor_parallel.group import RankGroup, SingleRank

@@ -12,9 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from diptych.common.arrays import I64
 from diptych.common.errors import InvalidTransition
 from diptych.engine.cache.cache_changes import CacheChanges, CacheDelta
-from diptych.engine.cache.radix import RadixTree
-from diptych.engine.cache.radix_node import Eviction, Insertion, Node
 from diptych.engine.cache.tier import POOL, SlotPool
+from diptych.engine.cache.tree.radix import RadixTree
+from diptych.engine.cache.tree.radix_node import Eviction, Insertion, Node
 from diptych.engine.values.policy_names import EvictionPolicy
 from diptych.generation.page_hash import page_hashes
 from diptych.kvtransfer.ownership import Pages

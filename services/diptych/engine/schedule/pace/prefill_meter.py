@@ -13,7 +13,7 @@ import math
 from collections import deque
 from typing import Final, NamedTuple
 
-from diptych.engine.schedule.step_fit import StepFit
+from diptych.engine.schedule.pace.step_fit import StepFit
 from diptych.engine.schedule.step_log import LoggedStep, StepLog, StepSize
 from diptych.engine.values.batch import ForwardBatch, ForwardMode
 from diptych.engine.values.step_model import StepModel, StepShape

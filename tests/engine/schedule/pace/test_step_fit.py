@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diptych.engine.schedule.step_fit import StepFit, fit, solved
+from diptych.engine.schedule.pace.step_fit import StepFit, fit, solved
 from diptych.engine.values.step_model import TERMS, StepModel, StepShape
 
 CPU = StepModel(8e-3, 1.5e-3, 2e-6, 9e-3, 4e-4, 3e-8, 5e-4)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Final
 
-from diptych.engine.cache.radix_node import Node, Rank
+from diptych.engine.cache.tree.radix_node import Node, Rank
 from diptych.engine.values.policy_names import EvictionPolicy
 
 SCALE: Final = 1000  # the worth of pages of tokens alone
@@ -50,8 +50,6 @@ def worths(path: Sequence[Node]) -> dict[Node, tuple[int, int]]:
     superseded, as its own will stay for longer; and it does so more often the more turns of a conversation have used
     the text that no other has.
     """
-    if all([node.state is None for node in path]):
-        return {}
     found: dict[Node, tuple[int, int]] = {}
     parting, before, turns = 0, 0, 0  # pages where others begin: without what is superseded, and with that
     for node in reversed(path):
@@ -81,8 +79,12 @@ class Ranking:
 
     def touch(self, node: Node) -> None:
         """Count the path to `node` as wanted now."""
-        path, score = list(node.path()), 0
-        found = worths(path)  # nothing where no state is
+        path, score = [*node.path()], 0
+        found: Mapping[Node, tuple[int, int]] = {}
+        for step in path:
+            if step.state is not None:
+                found = worths(path)
+                break
         for step in path:
             self._clock += 1
             worth, worth_of_state = found.get(step, NO_STATE)

@@ -13,8 +13,8 @@ import math
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from diptych.engine.cache.radix_node import Node
 from diptych.engine.cache.return_times import ReturnTimes, ToolKey
+from diptych.engine.cache.tree.radix_node import Node
 
 MAX_PINS: Final = 2048
 

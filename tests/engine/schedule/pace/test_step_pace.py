@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from diptych.engine.schedule.step_pace import TOGETHER, StepPace
-from diptych.engine.schedule.step_times import OUTLIER, StepLine
+from diptych.engine.schedule.pace.step_pace import TOGETHER, StepPace
+from diptych.engine.schedule.pace.step_times import OUTLIER, StepLine
 from diptych.engine.values.prompt_cost import MIN_CHUNK
 from diptych.engine.values.request import new_request
 from diptych.generation.sampling_params import SamplingParams

@@ -17,17 +17,28 @@ import numpy as np
 
 from diptych.common.arrays import I32, I64, TOKEN_NBYTES, U64
 from diptych.common.errors import InvalidTransition
-from diptych.engine.cache import radix_check
-from diptych.engine.cache.ages import EvictionAges
 from diptych.engine.cache.cache_changes import NO_CHANGES, CacheChanges
-from diptych.engine.cache.cached_states import CachedStates
-from diptych.engine.cache.cached_windows import CachedWindows
-from diptych.engine.cache.eviction import EvictionQueue, Ranking, SupersededStates
-from diptych.engine.cache.node_ids import ids_of
-from diptych.engine.cache.pins import Pin, Pins
-from diptych.engine.cache.radix_node import Eviction, Found, Insertion, Match, Node, Save, joined, merged, node_key
 from diptych.engine.cache.return_times import ReturnTimes
 from diptych.engine.cache.tier import POOL, Books, Restore
+from diptych.engine.cache.tree import radix_check
+from diptych.engine.cache.tree.ages import EvictionAges
+from diptych.engine.cache.tree.cached_states import CachedStates
+from diptych.engine.cache.tree.cached_windows import CachedWindows
+from diptych.engine.cache.tree.eviction import EvictionQueue, Ranking, SupersededStates
+from diptych.engine.cache.tree.node_ids import ids_of
+from diptych.engine.cache.tree.pins import Pin, Pins
+from diptych.engine.cache.tree.radix_node import (
+    NO_PAGES,
+    Eviction,
+    Found,
+    Insertion,
+    Match,
+    Node,
+    Save,
+    joined,
+    merged,
+    node_key,
+)
 from diptych.engine.values.policy_names import EvictionPolicy
 from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.generation.page_hash import chain_hashes, root_hash
@@ -146,16 +157,18 @@ class RadixTree:
         for node in path:
             if node.level == POOL and not node.num_locks:
                 self.ages.found(self._ranking.now_s - node.used_s, len(node.pages))
-        self._ranking.touch(path[-1])
+        if path[-1] is not self._root:
+            self._ranking.touch(path[-1])
 
     def _matched(self, path: Sequence[Node], parting: int = 0) -> Match:
+        if not path or path[-1] is self._root:
+            return Match(self._root, NO_PAGES, 0, parting=parting)
         here = [node for node in path if _is_in_pool(node)]
         others = path[len(here) :]  # what is on its way back, and behind it what is in tiers
         restore = others[0].restore if others else None
         lower_nodes = tuple([node for node in others if node.level != POOL])
         pages = joined([node.pages for node in here])
-        end = path[-1] if path else self._root
-        return Match(end, pages, len(pages) * self._page_size, restore, lower_nodes, parting)
+        return Match(path[-1], pages, len(pages) * self._page_size, restore, lower_nodes, parting)
 
     def lock_windows(self, node: Node, first: int) -> int:
         """Keep what the path to `node` has in layers with a window from page `first` on: see `CachedWindows.lock`.
@@ -284,7 +297,7 @@ class RadixTree:
         return merged(saves)
 
     def lose_places(self, node: Node, num_kept: int) -> None:
-        """Of what `node` has in a tier only the first `num_kept` places are left: forget the others."""
+        """Forget what `node` has in a tier but for its first `num_kept` places: the others are lost."""
         if num_kept >= len(node.pages):
             self._drop_beside(node)
         else:
@@ -441,7 +454,7 @@ class RadixTree:
 
     def _evict_lowest(self, num_pages: int, saves: list[Save]) -> Pages:
         """Take the lowest ranking pages out of the pool, about `num_pages`; add to `saves` what goes down."""
-        node = self._superseded.pop_below(self._queues[POOL].peek())
+        node = self._superseded.pop_below(self._queues[POOL].peek()) if self.states.num_pages else None
         if node is not None:
             self._ranking.note_eviction(node.state_rank)
             return self.states.pop(node)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from diptych.engine.cache.radix_node import NO_PAGES, Node
+from diptych.engine.cache.tree.radix_node import NO_PAGES, Node
 from diptych.kvtransfer.ownership import Pages
 
 

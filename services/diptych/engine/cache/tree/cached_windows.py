@@ -15,8 +15,8 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from diptych.common.arrays import I32
-from diptych.engine.cache.radix_node import NO_PAGES, Node
 from diptych.engine.cache.tier import POOL
+from diptych.engine.cache.tree.radix_node import NO_PAGES, Node
 from diptych.engine.values.window_pages import WindowPages
 from diptych.kvtransfer.ownership import Pages
 

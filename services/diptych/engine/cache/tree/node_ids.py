@@ -11,7 +11,7 @@ from diptych.engine.cache.page_ids import (
     chain_proofs,
     root_proof,
 )
-from diptych.engine.cache.radix_node import Node
+from diptych.engine.cache.tree.radix_node import Node
 from diptych.generation.page_hash import root_hash
 
 

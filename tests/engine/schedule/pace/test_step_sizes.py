@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from diptych.engine.schedule.step_sizes import (
+from diptych.engine.schedule.pace.step_sizes import (
     CPU_SIZES,
     MOST_GRAPH_TOKENS,
     MOST_REQUESTS,

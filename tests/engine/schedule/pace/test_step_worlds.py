@@ -17,8 +17,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from diptych.engine.schedule.step_pace import StepPace
-from diptych.engine.schedule.step_sizes import STEP_S
+from diptych.engine.schedule.pace.step_pace import StepPace
+from diptych.engine.schedule.pace.step_sizes import STEP_S
 from diptych.engine.values.prompt_cost import MIN_CHUNK
 from diptych.engine.values.request import Request, new_request
 from diptych.generation.sampling_params import SamplingParams

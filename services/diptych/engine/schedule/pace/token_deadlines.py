@@ -157,7 +157,7 @@ class _Group:
 
 
 class TokenDeadlines:
-    """Of the requests that run. Those without a time per token are only counted."""
+    """Knows the deadlines of the requests that run. Those without a time per token are only counted."""
 
     def __init__(self) -> None:
         self.borrowed = 1  # tokens that an output has at least, as a rule; 1: nobody knows

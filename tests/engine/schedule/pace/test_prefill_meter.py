@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from diptych.engine.schedule.prefill_meter import LEARNED_EVERY, PrefillMeter
+from diptych.engine.schedule.pace.prefill_meter import LEARNED_EVERY, PrefillMeter
 from diptych.engine.values.batch import ForwardBatch, ForwardMode
 from diptych.engine.values.step_model import StepShape
 

@@ -27,9 +27,9 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from diptych.engine.schedule.kv_forecast import OutputLengths
-from diptych.engine.schedule.step_sizes import STEP_S
-from diptych.engine.schedule.step_times import NEAR, ContextCount, StepLine
-from diptych.engine.schedule.token_deadlines import TokenDeadlines
+from diptych.engine.schedule.pace.step_sizes import STEP_S
+from diptych.engine.schedule.pace.step_times import NEAR, ContextCount, StepLine
+from diptych.engine.schedule.pace.token_deadlines import TokenDeadlines
 from diptych.engine.values.prompt_cost import MIN_CHUNK, STEP_COST
 from diptych.engine.values.request import Request
 

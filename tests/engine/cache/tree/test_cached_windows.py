@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from diptych.common.arrays import I32, I64
-from diptych.engine.cache.radix import RadixTree
-from diptych.engine.cache.radix_node import Node
+from diptych.engine.cache.tree.radix import RadixTree
+from diptych.engine.cache.tree.radix_node import Node
 from diptych.engine.values.window_pages import WindowPages
 
 PAGE = 2

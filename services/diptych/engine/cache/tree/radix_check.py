@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from diptych.engine.cache.eviction import EvictionQueue
-from diptych.engine.cache.pins import Pins
-from diptych.engine.cache.radix_node import Node
 from diptych.engine.cache.tier import POOL, Books
+from diptych.engine.cache.tree.eviction import EvictionQueue
+from diptych.engine.cache.tree.pins import Pins
+from diptych.engine.cache.tree.radix_node import Node
 
 
 def problems(
