@@ -14,7 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final, Protocol
 
-import torch.distributed as dist
+from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # not in its stubs
 
 from diptych.common.net.ports import binding
 from diptych.engine.tensor_parallel.proof import SECRET_BYTES
@@ -38,7 +38,7 @@ class Meeting(Protocol):
         """Whether ranks may have each other's memory."""
         ...
 
-    def store(self, rank: int, size: int) -> dist.Store: ...
+    def store(self, rank: int, size: int) -> Store: ...
 
     def secret(self) -> bytes:
         """Return what only ranks know. Not before all have met."""
@@ -55,11 +55,11 @@ class FileMeeting:
         self._path = path
         self._secret = path.with_name(f"{path.name}-secret")
 
-    def store(self, rank: int, size: int) -> dist.Store:
+    def store(self, rank: int, size: int) -> Store:
         if rank == 0:
             self._secret.touch(0o600, exist_ok=False)  # before anybody can have met us
             self._secret.write_bytes(secrets.token_bytes(SECRET_BYTES))
-        return dist.PrefixStore(_PREFIX, dist.FileStore(str(self._path), size))
+        return PrefixStore(_PREFIX, FileStore(str(self._path), size))
 
     def secret(self) -> bytes:
         return self._secret.read_bytes()
@@ -70,7 +70,7 @@ class StoreMeeting:
 
     is_on_one_host = False
 
-    def __init__(self, store: dist.TCPStore, secret: bytes, interface: str) -> None:
+    def __init__(self, store: TCPStore, secret: bytes, interface: str) -> None:
         self._store = store
         self._secret = secret
         self.interface = interface
@@ -83,18 +83,16 @@ class StoreMeeting:
         listener.bind((bound, 0))
         listener.listen()
         port, secret = int(listener.getsockname()[1]), secrets.token_bytes(SECRET_BYTES)
-        store = dist.TCPStore(
-            host, port, None, True, TIMEOUT, wait_for_workers=False, master_listen_fd=listener.detach()
-        )
+        store = TCPStore(host, port, None, True, TIMEOUT, wait_for_workers=False, master_listen_fd=listener.detach())
         return cls(store, secret, interface), rank_pb2.Meeting(host=host, port=port, secret=secret)
 
     @classmethod
     def join(cls, where: rank_pb2.Meeting, interface: str) -> StoreMeeting:
-        store = dist.TCPStore(where.host, where.port, None, False, TIMEOUT, wait_for_workers=False)
+        store = TCPStore(where.host, where.port, None, False, TIMEOUT, wait_for_workers=False)
         return cls(store, where.secret, interface)
 
-    def store(self, rank: int, size: int) -> dist.Store:
-        return dist.PrefixStore(_PREFIX, self._store)
+    def store(self, rank: int, size: int) -> Store:
+        return PrefixStore(_PREFIX, self._store)
 
     def secret(self) -> bytes:
         return self._secret
