@@ -148,9 +148,8 @@ def _run(config: UpConfig, trust: SharedTrust, code: ConsoleCode) -> int:
     listen = _claim_addresses(config)
     source = _fetch(config)
     _check_parts(config, source)
-    num_threads = threads_each(
-        config.threads, sum(each.count for each in config.workers) * config.nodes, os.cpu_count() or 1
-    )
+    num_processes = config.nodes * sum(each.count for each in config.workers)
+    num_threads = threads_each(config.threads, num_processes, os.cpu_count() or 1)
     planned = _planned(config, trust, code, listen, num_threads)
     for component in planned:
         _check_pool(component, source)

@@ -94,6 +94,8 @@ async def _serve(config: WorkerConfig, trust: Trust, role: Role, stop: event_loo
         address = await stack.enter_async_context(
             _listen(config, trust, metrics, service, admin, health.probes, leader)
         )
+        if leader is not None:
+            stack.enter_context(leader.ending())  # while it can be heard
         app = metrics_app(metrics, service.groups)
         app.router.routes.append(drain_route("/drain", drain, trust, metrics.refusals))
         app.router.routes.append(role_route(service, roles, trust, metrics.refusals))

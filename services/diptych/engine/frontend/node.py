@@ -193,13 +193,12 @@ async def _first_of(work: asyncio.Future[Any], otherwise: Awaitable[object]) -> 
 
 
 async def _unless(running: asyncio.Future[None], work: Awaitable[T]) -> T:
-    """Return what `work` brings. Raises `GroupEnded` when the stream ends first."""
+    """Return what `work` brings. Raises `GroupEnded` when the stream breaks first."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait((task, running), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        running.result()  # never without an error
-        raise AssertionError("a stream ends with an error")
+        if not task.done():
+            running.result()  # it ends without an error once all is said
+        return await task
     finally:
         task.cancel()

@@ -49,11 +49,16 @@ class GroupLink:
         return await self._heard.get()
 
     async def run(self) -> None:
-        """Raises `GroupEnded` when the leader is gone."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._write())
-            tasks.create_task(self._read())
-            tasks.create_task(self._watch())
+        """Return when the leader has said that the group ends. Raises `GroupEnded` when it is gone."""
+        beside = [asyncio.ensure_future(work) for work in (self._write(), self._watch())]
+        reading = asyncio.ensure_future(self._read())
+        try:
+            done, _ = await asyncio.wait((reading, *beside), return_when=asyncio.FIRST_COMPLETED)
+            for each in done:
+                each.result()
+        finally:
+            for each in (reading, *beside):
+                each.cancel()
 
     async def flush(self) -> None:
         """Wait a moment until what was told is on its way."""
@@ -78,6 +83,8 @@ class GroupLink:
                 self._heard_s = self._clock()
                 if not said.beat:
                     self._heard.put_nowait(said)
+                if said.stop or said.died:
+                    return
             raise GroupEnded("the leader has ended the connection")
         except grpc.RpcError as error:
             raise GroupEnded(f"the connection to the leader has ended: {error.details()}") from None

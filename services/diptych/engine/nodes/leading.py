@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Final, Protocol
 
 import grpc
@@ -111,14 +112,20 @@ class GroupLeader(rank_pb2_grpc.NodeGroupServicer):
         self._say(LeaderSays(is_loaded=True))
 
     def stop(self) -> None:
-        self._is_stopping = True
-        self.roster.end()
-        self._say(LeaderSays(stop=True))
+        self._end(LeaderSays(stop=True))
 
     def died(self, words: str) -> None:
-        self._is_stopping = True
-        self.roster.end()
-        self._say(LeaderSays(died=words))
+        self._end(LeaderSays(died=words))
+
+    @contextlib.contextmanager
+    def ending(self) -> Iterator[None]:
+        """Tell all nodes at the exit whether the group ends as it was told to."""
+        try:
+            yield
+        except BaseException:
+            self.died("its leader has failed: see its log")
+            raise
+        self.stop()
 
     async def Join(self, request_iterator: AsyncIterator[NodeSays], context: Any) -> AsyncIterator[LeaderSays]:
         hello = await _first(request_iterator, context)
@@ -140,12 +147,14 @@ class GroupLeader(rank_pb2_grpc.NodeGroupServicer):
             self._lose(f"the connection to {name} has ended")
 
     async def _until(self, end: asyncio.Future[None]) -> AsyncIterator[LeaderSays]:
-        """Yield what is said to all, and beats, until a node's stream ends."""
+        """Yield what is said to all, and beats, until a node's stream ends, or the group."""
         num_told = 0
         while not end.done():
             yield self._said[num_told] if num_told < len(self._said) else LeaderSays(beat=True)
             num_told = min(num_told + 1, len(self._said))
             if num_told == len(self._said):
+                if self._is_stopping:
+                    return  # nothing follows
                 news = asyncio.ensure_future(self._news.wait())
                 await asyncio.wait((news, end), timeout=BEAT_S, return_when=asyncio.FIRST_COMPLETED)
                 news.cancel()
@@ -163,6 +172,13 @@ class GroupLeader(rank_pb2_grpc.NodeGroupServicer):
         self._said.append(said)
         self._news.set()
         self._news = asyncio.Event()
+
+    def _end(self, said: LeaderSays) -> None:
+        """Say how the group ends, once."""
+        if not self._is_stopping:
+            self._is_stopping = True
+            self.roster.end()
+            self._say(said)
 
     def _lose(self, words: str) -> None:
         if not self._is_stopping and not self.lost.done():
