@@ -38,7 +38,7 @@ class GroupLink:
         self._clock = clock
         self._outbox: asyncio.Queue[NodeSays] = asyncio.Queue()
         self._heard: asyncio.Queue[LeaderSays] = asyncio.Queue()
-        self._heard.put_nowait(first)
+        self._note(first)
         self._heard_s = clock()
 
     def tell(self, said: NodeSays) -> None:
@@ -81,13 +81,16 @@ class GroupLink:
         try:
             while (said := await self._call.read()) is not _EOF:
                 self._heard_s = self._clock()
-                if not said.beat:
-                    self._heard.put_nowait(said)
+                self._note(said)
                 if said.stop or said.died:
                     return
             raise GroupEnded("the leader has ended the connection")
         except grpc.RpcError as error:
             raise GroupEnded(f"the connection to the leader has ended: {error.details()}") from None
+
+    def _note(self, said: LeaderSays) -> None:
+        if not said.beat:
+            self._heard.put_nowait(said)
 
     async def _watch(self) -> None:
         looked_s = self._clock()
