@@ -19,7 +19,9 @@ def hello(node: int, options: EngineOptions = OPTIONS, **changes: Any) -> NodeHe
 
 
 def test_a_node_like_its_leader_may_join_with_a_machine_and_paths_of_its_own() -> None:
-    own = replace(OPTIONS, model="/elsewhere", base_gpu=4, num_threads=8, file_cache_dir="/mnt", tenant_weights=("a=2",))
+    own = replace(
+        OPTIONS, model="/elsewhere", base_gpu=4, num_threads=8, file_cache_dir="/mnt", tenant_weights=("a=2",)
+    )
     assert difference(hello(0), hello(1)) == ""
     assert difference(hello(0), hello(1, own)) == ""
 

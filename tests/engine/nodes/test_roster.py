@@ -11,7 +11,9 @@ DEADLINE_S = 60.0
 
 
 def hello(node: int, version: str = "1", epoch: int = 0) -> NodeHello:
-    return NodeHello(node=node, num_nodes=3, epoch=epoch or 100 + node, host=f"h{node}", pod=f"p{node}", version=version)
+    return NodeHello(
+        node=node, num_nodes=3, epoch=epoch or 100 + node, host=f"h{node}", pod=f"p{node}", version=version
+    )
 
 
 @pytest.fixture

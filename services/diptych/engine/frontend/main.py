@@ -78,7 +78,7 @@ async def _serve(config: WorkerConfig, trust: Trust, role: Role, stop: event_loo
         prompts = TokenizerManager(source.tokenizer, num_threads=num_threads, cache_bytes=cache_bytes)
         stack.callback(prompts.close)
         model_id = source.config.model_id
-        lead = lead_nodes(config, role, source, stop)
+        lead = await lead_nodes(config, role, source, stop)
         starting = [_member(config, trust, role, rank, model_id, metrics, prompts, lead) for rank in range(config.dp)]
         members = [await stack.enter_async_context(each) for each in starting]
         service = WorkerService(member.group for member in members)

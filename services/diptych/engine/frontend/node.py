@@ -20,9 +20,11 @@ from typing import Any, Final, TypeAlias, TypeVar
 from diptych.common.event_loop import Stop
 from diptych.common.health.health import HealthServer
 from diptych.common.members.roles import Role
+from diptych.common.net.http_server import HttpServer
 from diptych.common.trust.trust import Trust
 from diptych.common.verdicts.probes import Probes, Verdict
 from diptych.engine.frontend.config import WorkerConfig
+from diptych.engine.frontend.metrics import WorkerMetrics, metrics_app
 from diptych.engine.frontend.node_start import follower_place, hello_of
 from diptych.engine.frontend.scheduler_client import start_rank
 from diptych.engine.frontend.scheduler_start import open_served, scheduler_config
@@ -38,6 +40,7 @@ END_S: Final = 5.0  # that ranks get to end once the log has
 WORDS_S: Final = 0.5  # from the end of a rank until the leader may have said why all end
 
 T = TypeVar("T")
+SCRAPE_GRACE_S: Final = 1
 Ranks: TypeAlias = "Sequence[asyncio.subprocess.Process]"
 
 
@@ -50,11 +53,26 @@ async def follow(config: WorkerConfig, trust: Trust, role: Role, stop: Stop) -> 
     node = Node(config, role)
     with HealthServer(config.host, config.health_port, node.probes):
         async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(_scraped(config, trust))
             joining = asyncio.ensure_future(
                 stack.enter_async_context(joined(config.leader, trust, hello, config.node_wait_s))
             )
             if await _first_of(joining, stop.wait()):
                 await node.serve(joining.result(), stop)
+
+
+@contextlib.asynccontextmanager
+async def _scraped(config: WorkerConfig, trust: Trust) -> AsyncIterator[None]:
+    """Serve metrics of this process until the exit; those of the group are the leader's."""
+    server = HttpServer(
+        metrics_app(WorkerMetrics(trust.tls), list), config.host, config.metrics_port, stop_grace_s=SCRAPE_GRACE_S
+    )
+    running = asyncio.ensure_future(server.run())
+    try:
+        yield
+    finally:
+        server.stop()
+        await running
 
 
 class Node:

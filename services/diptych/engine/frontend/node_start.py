@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from dataclasses import dataclass
 from importlib.metadata import version
 
 from diptych.checkpoints.source import ModelSource
+from diptych.common.errors import Unavailable
 from diptych.common.event_loop import Stop
 from diptych.common.members.roles import Role
 from diptych.engine.frontend.config import WorkerConfig
 from diptych.engine.nodes.agreement import PROTOCOL, shared_options
+from diptych.engine.nodes.following import RETRY_S
 from diptych.engine.nodes.interfaces import address_of, interface_towards, resolved
 from diptych.engine.nodes.leading import GroupLeader
 from diptych.engine.nodes.roster import Roster
@@ -39,15 +42,16 @@ class LeadNodes:
         (self.stop.hurry if self.stop.is_set() else self.stop).set()
 
 
-def lead_nodes(config: WorkerConfig, role: Role, source: ModelSource, stop: Stop) -> LeadNodes | None:
+async def lead_nodes(config: WorkerConfig, role: Role, source: ModelSource, stop: Stop) -> LeadNodes | None:
     """Return what leads the other nodes of a group; None where there is one node.
 
-    Raises `ConfigError`, and `Unavailable` while our own name has no address.
+    Raises `ConfigError`, and `Unavailable` where our own name gets no address in time.
     """
     if config.nnodes == 1:
         return None
-    roster = Roster(hello_of(config, role, source), config.tp, time.monotonic() + config.node_wait_s)
-    return LeadNodes(roster, leader_place(config), stop)
+    deadline_s = time.monotonic() + config.node_wait_s
+    roster = Roster(hello_of(config, role, source), config.tp, deadline_s)
+    return LeadNodes(roster, await _place_in_time(config, deadline_s), stop)
 
 
 def hello_of(config: WorkerConfig, role: Role, source: ModelSource) -> NodeHello:
@@ -63,6 +67,17 @@ def hello_of(config: WorkerConfig, role: Role, source: ModelSource) -> NodeHello
         model=f"{source.config.model_id} {source.weights_id}",
         options=shared_options(config.engine_options, role=role.value, **others),
     )
+
+
+async def _place_in_time(config: WorkerConfig, deadline_s: float) -> NodePlace:
+    """Names of pods may come later than the pods."""
+    while True:
+        try:
+            return leader_place(config)
+        except Unavailable:
+            if time.monotonic() > deadline_s:
+                raise
+        await asyncio.sleep(RETRY_S)
 
 
 def leader_place(config: WorkerConfig) -> NodePlace:

@@ -109,8 +109,9 @@ def _run(config: SchedulerConfig, build_core: BuildCore, open_transport: OpenTra
         if channel is None:
             serve_rank(config, open_transport(config))
         else:
+            lead = _lead(config, channel)
             taking = _taking(config, channel)
-            base = build_base(config, open_transport, _lead(config, channel), taking)
+            base = build_base(config, open_transport, lead, taking)
             _serve(base, channel, build_core, taking)
     except Exception as error:
         if isinstance(error, DiptychError):
@@ -146,7 +147,7 @@ def _lead(config: SchedulerConfig, channel: zmq.Socket[bytes]) -> Lead:
     def tell(doors: rank_pb2.RankDoors) -> None:
         channel.send(engine_pb2.SchedulerEvents(rank_doors=doors).SerializeToString())
 
-    return NodesLead(config.endpoint, config.place, tell)
+    return NodesLead(config.endpoint, config.place, config.engine.tp, tell)
 
 
 def serve_rank(config: SchedulerConfig, transport: Transport | None) -> None:

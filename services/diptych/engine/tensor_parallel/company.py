@@ -51,16 +51,15 @@ class HostLead:
 class NodesLead:
     """Some ranks are on other nodes, whose processes hear from ours where it listens."""
 
-    def __init__(self, endpoint: str, place: NodePlace, tell: Callable[[rank_pb2.RankDoors], None]) -> None:
-        self._endpoint = endpoint
+    def __init__(self, endpoint: str, place: NodePlace, size: int, tell: Callable[[rank_pb2.RankDoors], None]) -> None:
+        """Listen at once, and `tell` where: other nodes start their ranks then."""
+        channels = LeaderChannels(endpoint, place.host)
+        self._log = RankLog(channels, size)
         self._place = place
-        self._tell = tell
+        tell(channels.doors())
 
     def open_log(self, size: int) -> RankLog:
-        channels = LeaderChannels(self._endpoint, self._place.host)
-        log = RankLog(channels, size)
-        self._tell(channels.doors())
-        return log
+        return self._log
 
     def meeting(self, log: RankLog) -> Meeting:
         from diptych.engine.tensor_parallel.meeting import StoreMeeting
