@@ -37,7 +37,7 @@ def expected(tiny_folder: Path) -> list[list[int]]:
     import torch
     import transformers
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.float32)
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.float32)
     outputs = []
     for prompt in PROMPTS:
         tokens = torch.tensor([prompt])
@@ -70,6 +70,7 @@ def node_of(platform: Platform, group: Any, node: int) -> psutil.Process:
     """The frontend of a node of a group."""
     leader = ["--leader", group.address]
     found = [each for each in platform.components("unified") if _has(each, leader, ["--node-rank", str(node)])]
+    process: psutil.Process
     (process,) = found
     return process
 

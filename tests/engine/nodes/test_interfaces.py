@@ -12,10 +12,10 @@ def test_the_way_to_this_machine_is_its_loopback_device() -> None:
 
 
 def test_a_device_that_is_none_is_refused_with_those_that_are_there() -> None:
-    with pytest.raises(ConfigError, match="--node-interface eth77 is no device here: there is .*lo"):
+    with pytest.raises(ConfigError, match=r"--node-interface eth77 is no device here: there is .*lo"):
         address_of("eth77", like="10.0.0.1")
 
 
 def test_a_name_without_an_address_may_get_one_later() -> None:
-    with pytest.raises(Unavailable, match="--leader names nobody.invalid, which has no address"):
+    with pytest.raises(Unavailable, match=r"--leader names nobody.invalid, which has no address"):
         resolved("nobody.invalid")

@@ -39,7 +39,7 @@ def test_a_place_is_taken_once_and_words_say_by_whom(roster: Roster) -> None:
 
 
 def test_who_differs_never_joins_and_who_comes_late_may_join_the_next_group(roster: Roster) -> None:
-    with pytest.raises(ConfigError, match="node 1 at h1.* can't join the group of h0: its version is 2"):
+    with pytest.raises(ConfigError, match=r"node 1 at h1.* can't join the group of h0: its version is 2"):
         roster.join(hello(1, version="2"), 1.0)
     roster.end()
     with pytest.raises(Unavailable, match="the group of h0 ends: join the next"):

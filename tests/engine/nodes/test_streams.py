@@ -39,14 +39,14 @@ class Lead:
     """A leader that listens, and what it was told."""
 
     def __init__(self, wait_s: float) -> None:
-        self.told_to_leave = 0
+        self.told_to_leave = asyncio.Event()
         self.nodes: list[GroupNode] = []
         roster = Roster(hello(0), 2, time.monotonic() + wait_s)
         self.group = GroupLeader(roster, 9, "10.0.0.1", self._leave, self.nodes.extend)
         self.address = ""
 
     def _leave(self) -> None:
-        self.told_to_leave += 1
+        self.told_to_leave.set()
 
 
 @contextlib.asynccontextmanager
@@ -96,8 +96,7 @@ def test_a_node_is_told_what_to_start_with_that_all_have_loaded_and_to_stop() ->
             lead.group.loaded()
             assert (await link.next()).is_loaded
             link.tell(NodeSays(leaving=True))
-            while not lead.told_to_leave:
-                await asyncio.sleep(0.01)
+            await lead.told_to_leave.wait()
             lead.group.stop()
             assert (await link.next()).stop
             await running  # it ends, and without an error
