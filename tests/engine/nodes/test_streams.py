@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -248,10 +249,8 @@ def test_a_cut_link_is_noticed_at_both_ends_within_two_seconds() -> None:
         ):
             await asyncio.sleep(0.3)  # some beats
             cable.cut()
-            began_s = time.monotonic()
-            assert "node 1 at h1 has not been heard for" in await lead.group.lost
-            with pytest.raises(GroupEnded, match="the leader has not been heard for"):
+            assert re.fullmatch(r"node 1 at h1 has not been heard for (1\.\d|2\.0) s", await lead.group.lost)
+            with pytest.raises(GroupEnded, match=r"the leader has not been heard for (1\.\d|2\.0) s"):
                 await running
-            assert time.monotonic() - began_s < 2.0
 
     run(test)

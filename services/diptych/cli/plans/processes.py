@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Final
 
 from diptych.common.net.reachable import bracketed, local_host
@@ -175,7 +176,7 @@ def _number(options: Sequence[str], name: str, default: int) -> int:
 def _value(options: Sequence[str], name: str) -> str:
     """Return what options say of a flag, the last of several; empty: nothing."""
     found = ""
-    for word, following in zip(options, (*options[1:], ""), strict=True):
+    for word, following in pairwise((*options, "")):
         if word.partition("=")[0] == f"--{name}":
             found = word.partition("=")[2] or following
     return found
