@@ -91,12 +91,13 @@ class Node:
         running, leaving = asyncio.ensure_future(link.run()), asyncio.ensure_future(_pass_on(stop, link))
         try:
             start = await _unless(running, _started(link))
-            async with started_ranks(self._rank_config(start), start) as ranks:
-                await self._until_over(link, ranks, running)
+            if start is not None:
+                async with started_ranks(self._rank_config(start), start) as ranks:
+                    await self._until_over(link, ranks, running)
         finally:
             leaving.cancel()
             running.cancel()
-            await asyncio.wait((running, leaving))
+            await asyncio.gather(running, leaving, return_exceptions=True)  # what ended the stream is said already
 
     async def _until_over(self, link: GroupLink, ranks: Ranks, running: asyncio.Future[None]) -> None:
         """Return when the group has stopped, as it was told to. Raises `GroupEnded`."""
@@ -134,12 +135,12 @@ class Node:
         return Verdict(not self._not_ready, self._not_ready or "the group has loaded")
 
 
-async def _started(link: GroupLink) -> GroupStart:
-    """Wait until the leader says what to start. Raises `GroupEnded`."""
+async def _started(link: GroupLink) -> GroupStart | None:
+    """Wait until the leader says what to start; None: nothing any more. Raises `GroupEnded`."""
     while not (said := await link.next()).HasField("start"):
         _raise_if_over(said)
         if said.stop:
-            raise GroupEnded("the leader was told to stop before the group began")
+            return None
     return said.start
 
 
