@@ -19,7 +19,7 @@
 {{- if and (not (int .autoscaling.minReplicas)) (not $.Values.router.options.coldWaitS) }}
 {{ $place }}autoscaling.minReplicas is 0, but nobody waits for the pool to start: set router.options.coldWaitS to the seconds that it takes
 {{- end }}
-{{- $problems := print $labels "\n" (include "diptych.poolProblems" .) "\n" (include "diptych.scalingProblems" .) "\n" (include "diptych.deviceProblems" .) }}
+{{- $problems := print $labels "\n" (include "diptych.poolProblems" .) "\n" (include "diptych.scalingProblems" .) "\n" (include "diptych.deviceProblems" .) "\n" (include "diptych.nodeProblems" (dict "root" $ "pool" .)) }}
 {{- range splitList "\n" $problems | compact }}
 {{ $place }}{{ . | trimPrefix "." }}
 {{- end }}
