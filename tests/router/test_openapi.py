@@ -22,8 +22,8 @@ TWINS = ("/score", "/rerank", "/v2/rerank")  # of paths that are asked
 
 
 @pytest.fixture(scope="module")
-def cluster(start_shared_cluster: Any) -> Cluster:
-    return start_shared_cluster()
+def cluster(start_shared_cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
+    return start_shared_cluster(batch_store=str(tmp_path_factory.mktemp("batches")))
 
 
 @pytest.fixture(scope="module")

@@ -218,7 +218,7 @@ def test_a_second_death_while_the_first_is_made_up_for_changes_nothing() -> None
         await live(Process(memory), clock, "last")
         await check(memory)
 
-    for seed in range(50):
+    for seed in range(25):
         asyncio.run(story(seed))
 
 
@@ -234,7 +234,7 @@ def test_processes_that_all_take_each_other_for_dead_still_give_each_line_one_re
 
         async def process(name: str) -> None:
             calls = Process(memory, pause=pause)
-            for life in range(60):
+            for life in range(25):
                 try:
                     await live(calls, clock, f"{name} {life}")
                 except LostHold:
@@ -247,7 +247,7 @@ def test_processes_that_all_take_each_other_for_dead_still_give_each_line_one_re
         await check(memory)
         return lost.total()
 
-    assert sum(asyncio.run(story(seed)) for seed in range(15)) > 20
+    assert sum(asyncio.run(story(seed)) for seed in range(8)) > 20
 
 
 def test_a_line_that_is_refused_for_now_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from typing_extensions import TypedDict
@@ -42,6 +43,13 @@ class FileList(TypedDict):
     first_id: str | None
     last_id: str | None
     has_more: bool
+
+
+class UploadBody(TypedDict):
+    """The form of an upload."""
+
+    file: Annotated[str, Field(json_schema_extra={"format": "binary"})]
+    purpose: Literal["batch"]
 
 
 class Deleted(TypedDict):
