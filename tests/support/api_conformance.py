@@ -23,7 +23,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 ENDLESS: Final = ("/console/api/stream",)
-FORMS: Final = ("/v1/files",)  # whose bodies schemathesis draws by chance that hypothesis doesn't know
+FORMS: Final = ("/v1/files",)  # schemathesis holds its own uploads against the schema of their text
 CHECKS: Final = [
     schemathesis.checks.not_a_server_error,
     status_code_conformance,

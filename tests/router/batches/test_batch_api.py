@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from diptych.architectures.pooling import Pooling
 from diptych.router import batches_wiring
+from diptych.router.batches import directory
 from diptych.router.keys.keyring import digest_of
 
 Cluster = Any
@@ -24,10 +26,11 @@ OVER = ("completed", "failed", "expired", "cancelled")
 
 @pytest.fixture(scope="module", autouse=True)
 def quick() -> Iterator[None]:
-    """Look often: what is tested is not how long it takes."""
+    """Look often, and don't wait for the disk: what is tested is neither."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batches_wiring, "TICK_S", 0.02)
         patch.setattr(batches_wiring, "LOOK_S", 0.05)
+        patch.setattr(directory.os, "fsync", lambda descriptor: None)
         yield
 
 
@@ -276,6 +279,25 @@ def test_lines_count_for_their_key_and_once_in_the_usage_log(cluster: Cluster, t
     assert {(row["tenant"], row["prompt_tokens"], row["output_tokens"]) for row in rows} == {("ben", 3, 2)}
     _, text = cluster.get("/metrics")
     assert 'diptych_router_batch_lines_total{outcome="ok"}' in text
+
+
+def test_a_batch_waits_while_anybody_waits_for_a_first_token(cluster: Cluster, hang: Callable[[int], Any]) -> None:
+    with client_of(cluster) as client:
+        cluster.prefill().faults.append(hang(0))
+        waiting = cluster.connect(headers={"authorization": "Bearer ben"}, prompt="me first")
+        cluster.wait_until(lambda: cluster.prefill().running)
+        num_started = len(cluster.prefill().started)
+        batch = begin(client, lines([{"prompt": "p"}] * 3))
+        runner = cluster.router.batches.runner
+        cluster.wait_until(lambda: any(work.job.validated_s for work, _ in runner._working.values()))
+        cluster.wait_until(lambda: runner._bench.slots._turn.locked())
+        looks = Counter[str]()
+        cluster.wait_until(lambda: looks.update("a") or looks["a"] > 20)  # 0.2 s: four looks
+        assert len(cluster.prefill().started) == num_started
+        cluster.release(cluster.prefill())
+        assert wait_until_over(client, batch.id).status == "completed"
+        assert len(cluster.prefill().started) > num_started
+        waiting.close()
 
 
 def test_without_a_store_the_paths_say_what_to_do(start_cluster: Start) -> None:

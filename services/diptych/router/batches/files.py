@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import secrets
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, NamedTuple
@@ -107,11 +106,6 @@ class Files:
     async def delete(self, tenant: str, file_id: str) -> None:
         """First what is known of it: who is stopped between leaves nothing that anybody sees."""
         await self._store.delete(_facts(tenant, file_id), _data(tenant, file_id))
-
-
-def now_s() -> float:
-    """Of the machine's clock: ids and logs are read by others."""
-    return time.time()
 
 
 def _facts(tenant: str, file_id: str) -> str:

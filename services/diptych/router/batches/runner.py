@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 from typing import Final
 
 from diptych.router.batches.job import Claimed
@@ -50,7 +49,7 @@ class BatchRunner:
             while not self._is_leaving:
                 await self._look()
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._look_s * random.uniform(0.7, 1.3)):
+                    async with asyncio.timeout(self._look_s * self._bench.rng.uniform(0.7, 1.3)):
                         await self._news.wait()
                 self._news.clear()
         finally:

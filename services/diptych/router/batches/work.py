@@ -12,7 +12,7 @@ import random
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import orjson
@@ -40,6 +40,7 @@ from diptych.router.batches.store import StoreCalls
 logger = logging.getLogger(__name__)
 
 FLUSH_BYTES: Final = 4 << 20  # of results, that are written before that time
+MAX_FLUSH_S: Final = 10.0  # between two writes of results, of a batch that has run for ten minutes
 MAX_PAUSE_S: Final = 30.0  # before a line is tried again that was refused
 NUM_TRIES: Final = 3  # of a line that fails by no fault of its own
 FIRST_FAULT: Final = 500  # status of such a failure, or a higher one
@@ -76,6 +77,7 @@ class Bench:
     max_line_bytes: int
     tick_s: float  # between two writes of results, and looks whether the client has cancelled
     on_line: Callable[[str], None] = lambda outcome: None
+    rng: random.Random = field(default_factory=random.Random)
 
 
 class JobWork:
@@ -85,6 +87,8 @@ class JobWork:
         self._log = log
         self._bench = bench
         self._rows: list[Row] = []  # results that the log does not name yet
+        self._num_bytes = 0  # of these
+        self._begun_s = self._flushed_s = bench.clock()
         self._begun: set[int] = set()  # lines
         self._news = asyncio.Event()
 
@@ -157,7 +161,8 @@ class JobWork:
             while not feeding.done() and self.job.next_step(self._bench.clock()) is Step.RUN:
                 await self._wait_for_news(feeding)
                 await self._log.read_on()
-                await self._flush()
+                if self._is_flush_due():
+                    await self._flush()
                 await self._renew()
         finally:
             feeding.cancel()
@@ -218,7 +223,8 @@ class JobWork:
         reply = await self._reply(line.number, call)
         self._rows.append(row_of(spec.batch_id, line.number, call.custom_id, reply))
         self._bench.on_line("ok" if reply.status == 200 else "failed")
-        if sum(len(row.data) for row in self._rows) >= FLUSH_BYTES:
+        self._num_bytes += len(self._rows[-1].data)
+        if self._num_bytes >= FLUSH_BYTES:
             self._news.set()
 
     async def _reply(self, number: int, call: Call) -> Reply:
@@ -237,7 +243,7 @@ class JobWork:
                 num_tries += 1
                 if reply.status < FIRST_FAULT or num_tries == NUM_TRIES:
                     return reply
-            await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))
+            await asyncio.sleep(pause_s * self._bench.rng.uniform(0.5, 1.5))
             pause_s = min(MAX_PAUSE_S, 2 * pause_s)
 
     async def _wait_for_news(self, feeding: asyncio.Future[None]) -> None:
@@ -246,9 +252,16 @@ class JobWork:
         news.cancel()
         self._news.clear()
 
+    def _is_flush_due(self) -> bool:
+        """The longer a batch runs, the seldomer: whoever reads its log has fewer entries to read."""
+        now_s = self._bench.clock()
+        interval_s = min(MAX_FLUSH_S, (now_s - self._begun_s) / 60)
+        return now_s - self._flushed_s >= interval_s or self._num_bytes >= FLUSH_BYTES
+
     async def _flush(self) -> None:
         """Have the log name the results that there are."""
-        rows, self._rows = self._rows, []
+        rows, self._rows, self._num_bytes = self._rows, [], 0
+        self._flushed_s = self._bench.clock()
         rows = [row for row in rows if not self.job.is_run(row.number)]
         if not rows:
             return
