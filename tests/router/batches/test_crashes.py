@@ -332,12 +332,19 @@ def test_who_leaves_hands_its_batches_over_at_once_with_what_was_done() -> None:
         await running
         job = await Jobs(Process(memory), clock, lambda: None).find(TENANT, BATCH)
         assert (job.num_done + job.num_failed, job.is_free(clock())) == (4, True)
-        second = BatchRunner(bench(Process(memory), clock), "second", 0.0)
+        again: list[str] = []
+
+        async def rest(call: LineCall) -> Reply:
+            again.append(call.request_id)
+            return await serve(call)
+
+        second = BatchRunner(bench(Process(memory), clock, rest), "second", 0.0)
         running = asyncio.create_task(second.run())
         while await Process(memory).names(OPEN):  # noqa: ASYNC110
             await asyncio.sleep(0)  # nobody tells
         second.leave()
         await running
         await check(memory)
+        assert len(again) == NUM_LINES - 4, "what has a result is not run again"
 
     asyncio.run(story())
