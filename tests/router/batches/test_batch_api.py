@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +17,6 @@ import pytest
 
 from diptych.architectures.pooling import Pooling
 from diptych.router import batches_wiring
-from diptych.router.batches import directory
 from diptych.router.keys.keyring import digest_of
 
 Cluster = Any
@@ -30,7 +30,7 @@ def quick() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batches_wiring, "TICK_S", 0.02)
         patch.setattr(batches_wiring, "LOOK_S", 0.05)
-        patch.setattr(directory.os, "fsync", lambda descriptor: None)
+        patch.setattr(os, "fsync", lambda descriptor: None)
         yield
 
 
@@ -84,7 +84,7 @@ def test_a_batch_of_each_endpoint_is_answered_line_by_line_as_the_endpoint_answe
     cluster.script = "Hello!"
     chat = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 20}
     with client_of(cluster) as client:
-        cases = [
+        cases: list[tuple[str, dict[str, Any], Callable[[Any], str]]] = [
             ("/v1/chat/completions", chat, lambda body: body["choices"][0]["message"]["content"]),
             ("/v1/completions", {"model": "tiny", "prompt": "p", "n": 2}, lambda body: body["choices"][1]["text"]),
             ("/v1/responses", {"model": "tiny", "input": "hi"}, lambda body: body["output"][0]["content"][0]["text"]),
