@@ -26,15 +26,15 @@ MAX_TOKENS = 24
 
 
 @pytest.fixture
-def start(tmp_path: Path, platform_class: Callable[..., Platform]) -> Iterator[Callable[[str], Platform]]:
+def start(tmp_path: Path, platform_class: Callable[..., Platform]) -> Iterator[Callable[[str, str], Platform]]:
     """Start a platform with the same store as those before it."""
     running: list[Platform] = []
 
-    def start(name: str) -> Platform:
+    def start(name: str, timing: str) -> Platform:
         settings = {"BATCH_STORE": str(tmp_path / "store"), "BATCH_LEASE_S": "1", "BATCH_CONCURRENCY": "2"}
         variables = {f"DIPTYCH_{key}": value for key, value in settings.items()}
         (tmp_path / name).mkdir()
-        speed = {"DIPTYCH_SIM_TIMING": "none", "DIPTYCH_KV_CACHE_MIB": "16", "DIPTYCH_CONSOLE": "off"}
+        speed = {"DIPTYCH_SIM_TIMING": timing, "DIPTYCH_KV_CACHE_MIB": "16", "DIPTYCH_CONSOLE": "off"}
         running.append(
             platform_class(tmp_path / name / "log", prefill=0, decode=0, options=OPTIONS, **speed, **variables)
         )
@@ -69,8 +69,8 @@ def wait_until(platform: Platform, batch_id: str, is_so: Callable[[Any], bool]) 
     raise AssertionError(platform.log.read_text()[-5000:])
 
 
-def test_a_batch_outlives_all_processes(start: Callable[[str], Platform]) -> None:
-    first = start("first")
+def test_a_batch_outlives_all_processes(start: Callable[[str, str], Platform]) -> None:
+    first = start("first", "step=50000")  # the batch would take half a minute
     with openai.OpenAI(base_url=f"{first.url}/v1", api_key="none") as client:
         batch_id = begin(client)
     begun = wait_until(first, batch_id, lambda batch: batch.request_counts.completed > 0)
@@ -80,7 +80,7 @@ def test_a_batch_outlives_all_processes(start: Callable[[str], Platform]) -> Non
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGKILL)
     first.process.wait(200)
-    second = start("second")
+    second = start("second", "none")
     batch = wait_until(second, batch_id, lambda batch: batch.status == "completed")
     with openai.OpenAI(base_url=f"{second.url}/v1", api_key="none") as client:
         found = [json.loads(line) for line in client.files.content(batch.output_file_id).text.splitlines()]
