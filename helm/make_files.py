@@ -66,6 +66,7 @@ OURS: Final = frozenset(  # options that the chart sets itself
             "nnodes",
             "node_rank",
             "leader",
+            "batch_store",
         ),
         *("bootstrap", "host", "port", "http_port", "grpc_port", "metrics_port", "health_port", "advertise_host"),
         *("auth_token_file", "tls_cert", "tls_key", "tls_ca", "tls_name", "insecure", "api_keys_file", "open_api"),

@@ -6,6 +6,7 @@
 {{ include "diptych.certificateProblems" . }}
 {{ include "diptych.modelProblems" . }}
 {{ include "diptych.routerProblems" . }}
+{{ include "diptych.batchProblems" . }}
 {{ include "diptych.declaredProblems" . }}
 {{ include "diptych.roleProblems" . }}
 {{ include "diptych.plannerProblems" . }}
@@ -46,6 +47,17 @@ networkPolicy: open lets everybody in, so clients is never read: choose one
 {{- end }}
 {{- if and .Values.apiKeys.open .Values.apiKeys.existingSecret }}
 apiKeys: open serves everybody without a key, so existingSecret is never read: choose one
+{{- end }}
+{{- end }}
+
+{{- define "diptych.batchProblems" -}}
+{{- with .Values.router.batches }}
+{{- if and .store .existingClaim }}
+router.batches: name a store or an existingClaim, not both
+{{- end }}
+{{- if and .store (eq $.Values.image.variant "sim") }}
+router.batches.store is a bucket, which image.variant sim has no client for: choose cpu or cuda, or name an existingClaim
+{{- end }}
 {{- end }}
 {{- end }}
 

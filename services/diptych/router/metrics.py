@@ -67,7 +67,7 @@ LEG_STAGES: Final[Mapping[LegKind, tuple[str, Sequence[str]]]] = {  # as `LegSta
     LegKind.LOCAL: ("prefill", ("queue", "compute")),
     LegKind.POOL: ("prefill", ("queue", "compute")),
 }
-APIS: Final = ("chat", "completions", "responses", "messages", "generate", "tokens", "vectors", "grpc")
+APIS: Final = ("chat", "completions", "responses", "messages", "generate", "tokens", "vectors", "batch", "grpc")
 POOL_PREFIX: Final = "diptych_router_pool"
 KEY_PREFIX: Final = "diptych_router_key"
 
@@ -167,6 +167,8 @@ class RouterMetrics:
         self._breakers_open = gauge("breakers_open", "Workers and links left alone for a while")
         self.cold = gauge("requests_waiting_for_workers", "Requests that wait until workers have started")
         self._waiting = gauge("requests_waiting", "Requests in line for admission")
+        self._batches = gauge("batches_running", "Batches that this process works on")
+        self._lines = gauge("batch_lines_running", "Requests of batches that run")
 
     def _add_counters(self) -> None:
         def counter(name: str, words: str, *labels: str) -> Counter:
@@ -188,6 +190,7 @@ class RouterMetrics:
         self.kv_resyncs = counter("kv_resyncs", "Times a worker was asked for all its cached pages, after a gap")
         self.hedges = counter("hedges", "Second attempts beside one that was slow to answer")
         self.replays = counter("replays", "Retries that continued after tokens had been sent")
+        self._batch_lines = counter("batch_lines", "Requests of batches that were run, by outcome", "outcome")
         self.moves_begun = counter("moves_begun", "Running requests that were asked to go on at another worker")
         self.moves = counter("moves", "Running requests that went on at another worker, with their KV")
         self._show_zeros()
@@ -247,6 +250,15 @@ class RouterMetrics:
     def watch_breakers(self, num_open: Callable[[], int]) -> None:
         """Read how many breakers are open whenever somebody asks."""
         self._breakers_open.set_function(num_open)
+
+    def watch_batches(self, num_batches: Callable[[], int], num_lines: Callable[[], int]) -> None:
+        """Likewise how many batches and lines of them run."""
+        self._batches.set_function(num_batches)
+        self._lines.set_function(num_lines)
+
+    def batch_line(self, outcome: str) -> None:
+        """A line of a batch was run."""
+        self._batch_lines.labels(outcome).inc()
 
     def turned_away_for(self, reason: Reason) -> None:
         """A request is refused because the platform is too busy for it."""

@@ -39,7 +39,7 @@ from diptych.router.values.kept_sessions import KeptSessions
 from diptych.router.values.leg_results import Report
 from diptych.router.values.output import End, Piece, Usage
 from diptych.router.values.progress import Progress, RetryLimits
-from diptych.router.values.request import ClientRequest, GenerationRequest, ServedModel
+from diptych.router.values.request import LEAST_PRIORITY, ClientRequest, GenerationRequest, ServedModel
 from diptych.router.values.usage import UsageRecord
 from diptych.router.values.vectors import Pooled
 
@@ -199,7 +199,8 @@ class Pipeline:
         execution = Execution(Progress(request, self._eos_ids, self._retries, self._dispatcher.rng), self._dispatcher)
         response = response_for(request, OutputText(self._tokenizer_of(request), request.params), self.metrics)
         client = request.client
-        flight = InFlightRequest(client.tier, client.life.arrival_s, response, execution.compute_s)
+        is_awaited = client.account.priority > LEAST_PRIORITY
+        flight = InFlightRequest(client.tier, client.life.arrival_s, response, execution.compute_s, is_awaited)
         outcome = DISCONNECTED  # what ends without a word of ours was ended by the client
         with self._in_flight.holding(flight):
             try:
