@@ -1,6 +1,6 @@
 """How much of a prefix cache is left where layers are recurrent: snapshots of states against pages of tokens alone.
 
-    python bench/snapshots.py [--trace FILE] [--first 0] [--requests 2000] [--seed 0] [--pool-tokens 4000000]
+    python bench/snapshots.py [--trace FILE] [--first 0] [--requests 2000] [--warm 0] [--seed 0] [--pool-tokens 4000000]
         [--state-tokens 3200]
 
 Replays prompts on the KV cache of one worker, one after the other, and counts the tokens that need not be computed:
@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--trace", type=Path)
     parser.add_argument("--first", type=int, default=0, help="prompt of the trace")
     parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--warm", type=int, default=0, help="prompts that come first and are not counted")
     parser.add_argument("--seed", type=int, default=0, help="of the agents")
     parser.add_argument("--pool-tokens", type=int, default=4_000_000)
     parser.add_argument(
@@ -50,27 +51,27 @@ def main() -> None:
     args = parser.parse_args()
     if args.trace is not None:
         lines = args.trace.read_text().splitlines()[args.first :][: args.requests]
-        compare("trace", [traced(json.loads(line)) for line in lines], args.pool_tokens, args.state_tokens)
+        compare("trace", [traced(json.loads(line)) for line in lines], args.warm, args.pool_tokens, args.state_tokens)
     drawn = list(islice(agents(random.Random(args.seed)), args.requests))
-    compare("agents", drawn, args.pool_tokens, args.state_tokens)
+    compare("agents", drawn, args.warm, args.pool_tokens, args.state_tokens)
 
 
-def compare(name: str, texts: Sequence[Text], pool_tokens: int, state_tokens: int) -> None:
-    """Print a table of one load."""
-    total = sum(length for text in texts for _, length in text)
+def compare(name: str, texts: Sequence[Text], warm: int, pool_tokens: int, state_tokens: int) -> None:
+    """Print a table of one load, of what comes behind the first `warm` prompts."""
+    total = sum(length for text in texts[warm:] for _, length in text)
     pages_per_state = -(-state_tokens // PAGE)
-    print(f"{name}: {len(texts)} prompts, {total:,} tokens; a state is as large as {state_tokens} tokens")
-    found = found_of(texts, pool_tokens, 0)
+    print(f"{name}: {len(texts) - warm} prompts, {total:,} tokens; a state is as large as {state_tokens} tokens")
+    found = [0] * warm + found_of(texts, pool_tokens, 0)[warm:]
     alone = sum(found)
     print(f"  {'keys and values alone':<32} {alone / total:.3f} of the tokens reused")
     for extra in EXTRA:
-        kept = reused(texts, int(pool_tokens * (1 + extra)), pages_per_state)
+        kept = sum(found_of(texts, int(pool_tokens * (1 + extra)), pages_per_state)[warm:])
         known = foreseen(texts, found, int(pool_tokens * extra), state_tokens)
         print(
             f"  with states, {extra:4.0%} more memory {'':<5} {kept / total:.3f}: {kept / alone:.3f} of those;"
             f" with foresight {known / alone:.3f}"
         )
-    best, kept = reused(texts, UNLIMITED, 0), reused(texts, UNLIMITED, pages_per_state)
+    best, kept = (sum(found_of(texts, UNLIMITED, size)[warm:]) for size in (0, pages_per_state))
     print(f"  {'with states, memory unlimited':<32} {kept / total:.3f}: {kept / best:.3f} of those alone then")
 
 
@@ -110,11 +111,6 @@ def agents(rng: random.Random) -> Iterator[Text]:
 def tokens_of(text: Text) -> I64:
     """Return the same tokens for the same pieces."""
     return np.concatenate([(name << 24) + np.arange(length, dtype=np.int64) for name, length in text])
-
-
-def reused(texts: Sequence[Text], pool_tokens: int, pages_per_state: int) -> int:
-    """Return how many tokens were not computed."""
-    return sum(found_of(texts, pool_tokens, pages_per_state))
 
 
 def found_of(texts: Sequence[Text], pool_tokens: int, pages_per_state: int) -> list[int]:
