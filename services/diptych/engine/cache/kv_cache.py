@@ -605,7 +605,7 @@ class KvCache:
                 self._begin_reading(request, match)
             request.state_from = NO_PAGES if match.node.state is None else match.node.state
             request.cuts = cuts(request, request.cached_len, match.parting, self.page_size)
-            if not request.num_output_tokens:
+            if request.kind == UNKNOWN and not request.num_output_tokens:  # who was retracted is no further turn
                 num_pages = (request.num_tokens - 1) // self.page_size
                 request.kind = self.tree.note_prompt(page_names(request, self.page_size)[:num_pages])
 
