@@ -28,6 +28,7 @@ from diptych.generation.sampling_params import SamplingParams
 
 BLOCK: Final = 512  # tokens of a hash of the trace
 PAGE: Final = 64  # tokens: large, so that a replay is short
+LAST: Final = -1  # names the last token of a prompt, which no other one has
 ONE: Final = SamplingParams(max_tokens=1)
 EXTRA: Final = (0.0, 0.05, 0.1, 0.2)  # of the pool, for states
 UNLIMITED: Final = 1_000_000_000  # tokens
@@ -79,7 +80,7 @@ def traced(entry: dict[str, Any]) -> Text:
     """Return the whole blocks, and one token that stands for the last one, of which the trace knows a part."""
     num_blocks = int(entry["input_length"]) // BLOCK
     blocks = tuple((int(block), BLOCK) for block in entry["hash_ids"][:num_blocks])
-    return (*blocks, (-1, 1))
+    return (*blocks, (LAST, 1))
 
 
 def agents(rng: random.Random) -> Iterator[Text]:
@@ -102,7 +103,7 @@ def agents(rng: random.Random) -> Iterator[Text]:
             at_work += [[(*contexts[-1], (next(names), rng.randint(50, 500)))] for _ in range(rng.randint(2, 4))]
         if chance > 0.9:
             del contexts[max(1, len(contexts) - rng.randint(1, 2)) :]
-        yield (*contexts[-1], (-1, 1))
+        yield (*contexts[-1], (LAST, 1))
         contexts.append((*contexts[-1], (next(names), min(int(rng.lognormvariate(6.5, 1)), 8000))))
         if rng.random() < 0.06 or sum(length for _, length in contexts[-1]) > MAX_CONTEXT:
             del at_work[at]
@@ -140,7 +141,7 @@ def foreseen(texts: Sequence[Text], found: Sequence[int], room_tokens: int, stat
         ends = accumulate(length for _, length in text)
         known = [(min(end, most), last.get(name)) for (name, _), end in zip(text, ends, strict=True)]
         choices.append([(end, state_tokens * (now - then - 1)) for end, then in known if then is not None])
-        last |= {name: now for name, _ in text}
+        last |= {name: now for name, _ in text if name != LAST}
 
     def bound(price: float) -> float:
         saved = sum(max([0.0, *(tokens - price * cost for tokens, cost in each)]) for each in choices)

@@ -11,6 +11,7 @@ from diptych.common.arrays import I64
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.cache.turns import FEWEST, LEARNED, MAX_ENDS, UNKNOWN, Turns, age_of
 from diptych.engine.values.core_report import Holders
+from diptych.engine.values.policy_names import EvictionPolicy
 from diptych.engine.values.request import new_request
 from diptych.generation.sampling_params import SamplingParams
 
@@ -104,8 +105,9 @@ def test_few_prompts_teach_nothing() -> None:
     assert not turns.is_known
 
 
-def new_cache(page_size: int, num_pages: int) -> KvCache:
+def new_cache(page_size: int, num_pages: int, policy: EvictionPolicy = "lru") -> KvCache:
     return KvCache(
+        eviction_policy=policy,
         num_pages=num_pages,
         page_size=page_size,
         max_requests=3,
@@ -127,9 +129,9 @@ def compute(cache: KvCache, tokens: I64) -> int:
     return found
 
 
-def test_conversations_that_go_on_stay_though_others_were_used_later() -> None:
+def found_again(policy: EvictionPolicy) -> list[int]:
     """Long prompts come once; short ones come back, when more came meanwhile than the pool can hold."""
-    cache, away, found = new_cache(PAGE, 400), list[I64](), list[int]()
+    cache, away, found = new_cache(PAGE, 400, policy), list[I64](), list[int]()
     for each in range(FEWEST):
         long = np.arange(1_000_000 * each, 1_000_000 * each + 80 * PAGE)
         compute(cache, long)
@@ -138,9 +140,18 @@ def test_conversations_that_go_on_stay_though_others_were_used_later() -> None:
         if len(away) > 6:
             first = away.pop(0)
             found.append(compute(cache, np.append(first, -first[:PAGE])))
+    assert cache.audit(NOBODY) == []
+    return found
+
+
+def test_conversations_that_go_on_stay_though_others_were_used_later() -> None:
+    found = found_again("lru")
     assert max(found[:100]) == 0
     assert min(found[-100:]) == 10 * PAGE
-    assert cache.audit(NOBODY) == []
+
+
+def test_what_is_used_often_stays_by_lfu_whatever_was_learned() -> None:
+    assert max(found_again("lfu")[-100:]) == 0
 
 
 @pytest.mark.parametrize("seed", [1, 2])

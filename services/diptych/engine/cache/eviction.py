@@ -10,6 +10,9 @@ text behind which nobody can begin.
 
 A state that is superseded is ranked by itself, and lower than a text that is worth as much, since few begin with it.
 
+Once it is learned which conversations go on (`turns`), another text may go in the place of the lowest one that has a
+state: it *sinks*, and the lowest one is spared.
+
 A path is touched from its deep end to the root, and no node scores less than what is touched below it; of two halves
 of a node the deeper ranks lower. Hence no node outranks its parent, and the lowest is a leaf.
 """
@@ -82,10 +85,11 @@ def _worth(num_saved: int, size: int) -> int:
 
 
 class Ranking:
-    """Gives nodes and their states their ranks, which only rise."""
+    """Gives nodes and their states their ranks, which only rise, until a node sinks."""
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self._score = SCORES[policy]
+        self.is_by_worth = policy == "lru"  # where states are
         self._age = 0
         self._clock = 0
         self.now_s = 0.0
@@ -109,7 +113,7 @@ class Ranking:
         sunk = [node]
         for step in node.path():
             if step is not node:
-                if step.num_locks or step.state is not None or len(step.children) > 1:
+                if step.num_locks or step.num_pins or step.state is not None or len(step.children) > 1:
                     break
                 sunk.append(step)
         for step in sunk:

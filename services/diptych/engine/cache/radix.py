@@ -471,7 +471,9 @@ class RadixTree:
     def _choose_text(self) -> None:
         """Where the lowest ranking text has a state, let the one go first that is least likely to be wanted again."""
         lowest = self._queues[POOL].peek()
-        if lowest is None or lowest.state is None or lowest.rank[0] == SUNK or not self.turns.is_known:
+        if lowest is None or lowest.state is None or lowest.rank[0] == SUNK:
+            return
+        if not (self._ranking.is_by_worth and self.turns.is_known):
             return
         least = min(filter(_is_end, self.states.nodes), key=self._promise)
         if least is not lowest:
