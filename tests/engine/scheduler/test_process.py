@@ -72,7 +72,7 @@ def test_workers_pair_only_with_equal_pages_ranks_and_types_where_layers_have_st
     """Bytes of a state are sent as they lie in pages, and one of ranks is not a part of another."""
     model = tiny_config(recurrent=Recurrent((0,), ShortConv(32, 3)))
 
-    def terms(page_size: int = 4, dtype: str = "float32", kv_dtype: str = "float32", num_ranks: int = 1) -> Terms:
+    def terms(page_size: int = 4, kv_dtype: str = "float32", num_ranks: int = 1, dtype: Any = "float32") -> Terms:
         source: Any = SimpleNamespace(config=model, weights_id="")
         layout = kv_layout(model, 8, page_size, kv_dtype, HeadShare(0, num_ranks, 2))
         return worker_terms(source, "ucx", layout, TransferRules(), EngineOptions(dtype=dtype), "")
