@@ -10,7 +10,7 @@ of them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 import numpy as np
@@ -93,6 +93,12 @@ def segments(token_ids: I64, contents: Sequence[ContentSegment]) -> Iterator[Seg
 def prompt_keys(token_ids: I64, contents: Sequence[ContentSegment] = ()) -> I64:
     """Return what stands at each place of a prompt. Raises `InvalidRequest` as `segments` does."""
     return np.concatenate([each.keys for each in segments(token_ids, contents)]) if contents else token_ids
+
+
+def without_pixels(content: ContentSegment) -> ContentSegment:
+    """Return the same for whoever encodes nothing: positions follow from its size."""
+    image = content.image
+    return content if image is None else replace(content, image=Image(image.height, image.width))
 
 
 def content_len(contents: Iterable[ContentSpan]) -> int:

@@ -10,7 +10,7 @@ import math
 import random
 import time
 from collections.abc import AsyncGenerator, Generator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Final
 
@@ -25,12 +25,15 @@ from diptych.generation.sampling_params import MAX_SEED, SamplingParams
 from diptych.generation.segments import content_len
 from diptych.grammars.checks import GrammarChecks
 from diptych.router.admission.admission import Admission, Place
+from diptych.router.admission.body_budget import BodyBudget
+from diptych.router.admission.held_pixels import HeldPixels
 from diptych.router.admission.in_flight import InFlight, InFlightRequest
 from diptych.router.admission.queue import Claim
 from diptych.router.admission.shedder import Shedder
 from diptych.router.admission.ttft_gate import TtftGate
 from diptych.router.choose.explain import Explanation
 from diptych.router.errors import ABORTED, DISCONNECTED, OK, Shed, outcome_of
+from diptych.router.images.reader import ImageReader
 from diptych.router.keys.caller import Caller
 from diptych.router.metrics import RouterMetrics
 from diptych.router.serve.aborts import Aborts
@@ -142,18 +145,18 @@ class Pipeline:
             self.metrics.offered(tier, num_requests)
             try:
                 self._shedder.check(tier)
-                with self._admission.admit(self._claim(client)) as place:
-                    yield await self._begin(client, place)
+                with self._admission.admit(self._claim(client)) as place, self._preparer.hold(client) as held:
+                    yield await self._begin(client, place, held)
             except Shed:  # it has to give way: now, or while it waited
                 self.metrics.shed(tier, num_requests)
                 raise
 
-    async def _begin(self, client: ClientRequest, place: Place) -> Sequence[GenerationRequest]:
+    async def _begin(self, client: ClientRequest, place: Place, held: HeldPixels | None) -> Sequence[GenerationRequest]:
         """Wait for the place, and prepare what takes it."""
         await place.wait()
         start_s = _took("admit", self.metrics.admit, place.begun_s, client.trace)
         cold_s = await self._wait_while_cold(client)
-        prepared = await self._preparer.prepare(client)
+        prepared = await self._preparer.prepare(client, held)
         if cold_s:
             prepared = [replace(request, cold_s=cold_s) for request in prepared]
         _took("prepare", self.metrics.prepare, start_s, client.trace)
@@ -193,9 +196,9 @@ class Pipeline:
     async def tokenize(self, client: ClientRequest) -> list[Sequence[int]]:
         """Return the tokens of each prompt, as its requests would have them. Raises the caller's `DiptychError`."""
         self._preparer.check(client)
-        with self._place(Claim(tenant=client.caller.name), client.caller) as place:
+        with self._place(Claim(tenant=client.caller.name), client.caller) as place, self._preparer.hold(client) as held:
             await place.wait()
-            return await self._preparer.tokens(client)
+            return await self._preparer.tokens(client, held)
 
     async def detokenize(self, ids: Sequence[int], caller: Caller) -> str:
         """Return what tokens say, special ones included. Raises the caller's `DiptychError`."""
@@ -334,8 +337,13 @@ class Preparer:
         timeout_s: float,
         max_choices: int,
         tiers: Tiers = NO_TIERS,
+        images: ImageReader | None = None,
+        pixels: BodyBudget | None = None,
     ) -> None:
+        """`images` and what they may take, `pixels`, of a model that takes some."""
         self._model = model
+        self._images = images
+        self._pixels = pixels
         self._workers = workers
         self.tokenization = tokenization
         self._grammars = grammars
@@ -346,6 +354,14 @@ class Preparer:
     def close(self) -> None:
         self.tokenization.close()
         self._grammars.close()
+        if self._images is not None:
+            self._images.close()
+
+    def hold(self, client: ClientRequest) -> AbstractContextManager[HeldPixels | None]:
+        """Hold what the images of a request take of the memory, which is nothing yet; None: it has none."""
+        if self._pixels is None or not client.images:
+            return nullcontext()
+        return HeldPixels(self._pixels, client.caller.name)
 
     def timeout_s(self, client: ClientRequest) -> float:
         """How long the requests of a client may be without a token."""
@@ -357,18 +373,20 @@ class Preparer:
         adapters = {*workers.adapters(), *workers.expected}
         check_request(client, self._model, workers.model_ids, adapters, self._max_choices)
         check_pool(client.routing.pool, workers.pools)
+        if self._images is not None and (images := client.images):
+            self._images.check(images)
 
     def with_tier(self, client: ClientRequest) -> ClientRequest:
         """Return the request with what its wish comes to. Raises `InvalidRequest`."""
         tier = self._tiers.of(client.wish, client.caller.slo_tiers)
         return client if tier == client.tier else replace(client, tier=tier)
 
-    async def tokens(self, client: ClientRequest) -> list[Sequence[int]]:
+    async def tokens(self, client: ClientRequest, held: HeldPixels | None) -> list[Sequence[int]]:
         """Return the tokens of each prompt of a request that was checked. Raises the caller's `DiptychError`."""
         limit = COUNTED_CONTEXTS * self._workers.context_len(self._model.context_len)
-        return [prompt.ids for prompt in await self.tokenization.tokenize(client, limit)]
+        return [prompt.shown_ids for prompt in await self.tokenization.tokenize(client, limit, held)]
 
-    async def prepare(self, client: ClientRequest) -> list[GenerationRequest]:
+    async def prepare(self, client: ClientRequest, held: HeldPixels | None = None) -> list[GenerationRequest]:
         """Return `num_made` requests for each prompt of one that was checked, in that order.
 
         Raises the caller's `DiptychError`: also for an adapter that is not loaded yet, or not any more.
@@ -377,7 +395,7 @@ class Preparer:
         limit = self._workers.context_len(self._model.context_len)
         if client.vectors is not None:
             return await self._prepare_vectors(client, client.vectors, limit)
-        prompts = await self.tokenization.read(client, limit)
+        prompts = await self.tokenization.read(client, limit, held)
         grammar = await self._grammar(client, prompts[0].preamble)
         seed = random.getrandbits(63) if client.seed is None else client.seed
         lens = [max(1, len(prompt.ids) + content_len(prompt.contents)) for prompt in prompts]

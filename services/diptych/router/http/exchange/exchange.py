@@ -211,7 +211,7 @@ class Exchange:
 
 def _prompts(requests: Sequence[GenerationRequest], client: ClientRequest) -> list[Sequence[int]]:
     """Return the prompt of each output that is shown."""
-    return [request.prompt.ids for request in requests[:: client.num_made] for _ in range(client.num_choices)]
+    return [request.prompt.shown_ids for request in requests[:: client.num_made] for _ in range(client.num_choices)]
 
 
 def _raw(headers: Headers) -> list[tuple[bytes, bytes]]:
