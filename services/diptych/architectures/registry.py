@@ -55,6 +55,7 @@ HOMES: Final[Mapping[str, str]] = {
     "olmo3": "dense.olmo3",
     "phi3": "dense.phi3",
     "qwen2": "dense.qwen2",
+    "qwen2_5_vl": "dense.qwen2_5_vl",
     "qwen2_moe": "experts.qwen2_moe",
     "qwen3": "dense.qwen3",
     "qwen3_5": "recurrent.qwen3_5",

@@ -114,7 +114,7 @@ class ModelRunner:
             states = self.model.states
             if states is not None:
                 batch = states.before(batch)
-            staged = stage(batch, self._device)
+            staged = self.model.with_images(stage(batch, self._device))
             self.model.attention.init_forward_metadata(staged)
             rows = logits_rows(batch) if self.model.pooler is None else self.model.pooler.rows(batch)
             staged = replace(staged, logits_rows=torch.from_numpy(rows).to(self._device))

@@ -176,7 +176,8 @@ class ExtendQueue:
                 if not self._waiting.set_aside(reason):
                     break
                 continue
-            start = 0 if step.admits_any else self._cache.cached_len(request)
+            is_any = step.admits_any and not request.contents
+            start = 0 if is_any else self._cache.cached_len(request)
             if not step.admits(request, start):
                 break
             if not self._turns.may_take(request):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from diptych.engine.values.prompt_cost import PromptCost, pays_to_share
 from diptych.engine.values.request import Request
-from diptych.engine.values.step import Chunk, chunk_len, next_chunk
+from diptych.engine.values.step import STEP_PIXELS, Chunk, chunk_len, next_chunk, num_pixels
 
 
 class Packing:
@@ -17,6 +17,7 @@ class Packing:
         self._max_chunks = max_chunks
         self._num_waiting = num_prompts
         self._num_complete = 0
+        self._num_pixels = 0  # of the images of chunks
 
     @property
     def has_room(self) -> bool:
@@ -32,7 +33,13 @@ class Packing:
         if not self.has_room or not self._has_room_for(request, start):
             return False
         num_tokens = chunk_len(request, start, self._cost.chunk_len(start, self._budget))
+        if request.contents and not self._may_encode(num_pixels(request, start, num_tokens)):
+            return False
         return self.admits_any or self._pays(self._cost.of(start, num_tokens))
+
+    def _may_encode(self, pixels: int) -> bool:
+        """Whether the step should encode images of so many pixels beside others: those who wait for it wait for all."""
+        return not pixels or not self._num_pixels or self._num_pixels + pixels <= STEP_PIXELS
 
     def _has_room_for(self, request: Request, start: int) -> bool:
         """Whether all of a request fits that can't be cut."""
@@ -42,6 +49,8 @@ class Packing:
         """Add its next chunk; there is room."""
         chunk = next_chunk(request, self._cost.chunk_len(request.computed_len, self._budget))
         self.chunks.append(chunk)
+        if request.contents:
+            self._num_pixels += num_pixels(request, chunk.start, chunk.num_tokens)
         self._budget -= self._cost.of(chunk.start, chunk.num_tokens)
         self._num_complete += chunk.is_last
         self._num_waiting -= chunk.is_last

@@ -153,6 +153,7 @@ class SchedulerBase:
             prompt_cost=prompt_cost(model),
             retracted_s=self.config.retracted_s,
             pooling=model.pooling,
+            vision=model.vision,
             mixed_step_s=options.mixed_step_s,
         )
 
