@@ -8,7 +8,7 @@ IPv6 address, say. Source of the ranges: the IANA special-purpose registries, as
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -19,7 +19,11 @@ PORTS: Final = {"http": 80, "https": 443}
 _UNICAST: Final = IPv6Network("2000::/3")  # of all IPv6, what was given to the internet
 _TRANSLATED: Final = IPv6Network("64:ff9b::/96")  # IPv4 in the last four bytes
 _TUNNELS: Final = (IPv6Network("2002::/16"), IPv6Network("2001::/23"))  # lead to whatever IPv4 they hold
-_OF_CLOUDS: Final = frozenset({IPv4Address("168.63.129.16")})  # public by number, and a machine's own platform
+_NO_HOSTS: Final = (  # public by their numbers, and a machine's own platform, or of no host
+    IPv4Network("168.63.129.16/32"),
+    IPv4Network("192.0.0.0/24"),
+    IPv4Network("192.88.99.0/24"),
+)
 
 
 class Place(NamedTuple):
@@ -76,7 +80,8 @@ def is_public(address: str) -> bool:
 
 
 def _is_public_v4(address: IPv4Address) -> bool:
-    return address.is_global and not (address.is_multicast or address.is_reserved or address in _OF_CLOUDS)
+    is_special = address.is_multicast or address.is_reserved or any(address in each for each in _NO_HOSTS)
+    return address.is_global and not is_special
 
 
 def _inner(address: IPv6Address) -> IPv4Address | None:

@@ -36,6 +36,8 @@ def _texts_or_parts(content: object) -> object:
     """Return the text of parts that are text, and the others as they are."""
     if isinstance(content, list) and len(content) <= MAX_PARTS and any(map(_is_image, content)):
         return [_part(part) for part in content]
+    if not isinstance(content, str | list | None):
+        raise ValueError(f"content is a text, or a list of parts, not {type(content).__name__}")
     return joined(content)
 
 
