@@ -279,8 +279,8 @@ class GenerationRequest:
 
 
 def request_for_tokens(model: str, prompt: Prompt, caller: Caller) -> ClientRequest:
-    """Return a request for no more than a prompt's tokens: those the router makes, wherever others are made."""
-    params = SamplingParams(prompt_logprobs=0)
+    """Return a request for no more than a prompt's tokens."""
+    params = SamplingParams()
     account, hints = Account(caller.name), hints_of(caller.cache_owner, "")
     return ClientRequest(model, [prompt], params, account=account, hints=hints, caller=caller)
 
