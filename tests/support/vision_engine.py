@@ -50,7 +50,9 @@ def new_cache(num_pages: int = NUM_PAGES) -> KvCache:
     return KvCache(num_pages=num_pages, page_size=PAGE_SIZE, max_requests=16, max_tokens_per_request=CONTEXT)
 
 
-def request_of(room: int, prompt: Prompt, params: SamplingParams = GREEDY, *, with_pixels: bool = True, **fields: Any) -> Request:
+def request_of(
+    room: int, prompt: Prompt, params: SamplingParams = GREEDY, *, with_pixels: bool = True, **fields: Any
+) -> Request:
     """Return the request of a prompt, as the worker has it that computes it, or that is sent its KV."""
     contents = contents_of(prompt, with_pixels=with_pixels)
     return new_request(room, keys_of(prompt), params, contents=contents, **fields)
@@ -68,7 +70,9 @@ class VisionEngine:
         self.logits: dict[int, list[Any]] = defaultdict(list)
         self.failures: dict[int, Failure] = {}
 
-    def run(self, *requests: Request, change: Callable[[ForwardBatch], ForwardBatch] = lambda batch: batch) -> dict[int, list[int]]:
+    def run(
+        self, *requests: Request, change: Callable[[ForwardBatch], ForwardBatch] = lambda batch: batch
+    ) -> dict[int, list[int]]:
         """Compute requests together; return the tokens of each. `change` is made to each step."""
         for request in requests:
             self.core.handle(Start(request), 0.0)

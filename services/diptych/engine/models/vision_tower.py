@@ -44,7 +44,8 @@ class VisionTower:
         self._kernel = kernel.float().sum(2).flatten(1).to(dtype)  # an image's frames are equal
         device = kernel.device
         self._mean, self._std = (
-            255 * torch.tensor(each, dtype=torch.float32, device=device) for each in (vision.image_mean, vision.image_std)
+            255 * torch.tensor(each, dtype=torch.float32, device=device)
+            for each in (vision.image_mean, vision.image_std)
         )
         exponents = torch.arange(0, tower.head_dim // 2, 2, dtype=torch.float32) / (tower.head_dim // 2)
         self._frequencies = (1.0 / THETA**exponents).to(device)
@@ -80,7 +81,9 @@ class VisionTower:
 
     def _layer(self, x: Tensor, name: str, seen: Sequence[Tensor], turning: tuple[Tensor, Tensor]) -> Tensor:
         x = x + self._attend(self._norm(x, f"{name}norm1"), name, seen, turning)
-        inner = self._product(self._norm(x, f"{name}norm2"), f"{name}up", self._tower.ffn_size * (1 + self._tower.gated))
+        inner = self._product(
+            self._norm(x, f"{name}norm2"), f"{name}up", self._tower.ffn_size * (1 + self._tower.gated)
+        )
         activated = self._activation(inner[:, : self._tower.ffn_size])
         inner = activated * inner[:, self._tower.ffn_size :] if self._tower.gated else activated
         return x + self._product(inner, f"{name}down", self._tower.hidden_size)

@@ -40,7 +40,9 @@ def read_text(hf: HfConfig, read: Any, interleaved: bool = False) -> tuple[Model
     """Read the text's part, which older files have beside the tower's, and how it rotates."""
     text = hf.get("text_config")
     outer: dict[str, Any] = {key: hf.get(key) for key in OUTER if key in hf}
-    said: dict[str, Any] = {**outer, **text} if text is not None else {key: hf[key] for key in hf if key != "vision_config"}
+    said: dict[str, Any] = (
+        {**outer, **text} if text is not None else {key: hf[key] for key in hf if key != "vision_config"}
+    )
     rope = {**(said.get("rope_parameters") or said.get("rope_scaling") or {})}
     sizes, turns = rope.pop("mrope_section", None), rope.pop("mrope_interleaved", interleaved)
     if sizes is None or bool(turns) is not interleaved:
