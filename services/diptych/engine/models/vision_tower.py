@@ -95,7 +95,7 @@ class VisionTower:
         rotate(states[:, : 2 * heads], *turning)
         found = torch.empty_like(x)
         for patches in seen:
-            queries, keys, values = states[patches].transpose(1, 2).split(heads, dim=1)
+            queries, keys, values = torch.split(states[patches].transpose(1, 2), heads, dim=1)
             attended = F.scaled_dot_product_attention(queries, keys, values)
             found[patches] = attended.transpose(1, 2).flatten(2)
         return self._product(found, f"{name}o", self._tower.hidden_size)
