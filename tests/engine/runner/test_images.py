@@ -6,14 +6,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiny_vision import picture
 from vision_engine import NUM_OUTPUTS, TWO_IMAGES, VisionEngine, request_of, runner_of, seen, without_images
 
+from diptych.architectures.size import num_parameters
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.common.errors import ConfigError
 from diptych.engine.runner.encoded_images import EncodedImages
+from diptych.engine.runner.in_place import PartsInPlace
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.tensor_parallel.rank_log import step_from_wire, step_to_wire
 from diptych.engine.tensor_parallel.sum_rule import SumRule
@@ -169,3 +172,37 @@ def test_a_worker_with_wrong_images_or_places_does_not_give_these_logits(
 def test_a_draft_model_is_refused_because_it_would_see_no_image(source: ModelSource) -> None:
     with pytest.raises(ConfigError, match="would see no image"):
         runner_of(source, draft=source)
+
+
+def test_a_tower_whose_weights_are_replaced_in_place_encodes_with_the_new_ones(
+    source: ModelSource, runner: ModelRunner, expected: Any
+) -> None:
+    """All images are encoded anew then; text that the prefix cache holds is another one's to forget."""
+    halved = [
+        (name, tensor * np.float32(0.5) if name.startswith("visual.blocks.0") else tensor)
+        for name, tensor in as_arrays(source)
+    ]
+    VisionEngine(source, runner).run(request_of(1, TWO_IMAGES))
+    parts = PartsInPlace(runner.model)
+    parts.take(halved)
+    assert parts.lacking() == []
+    parts.settle()
+    engine = VisionEngine(source, runner)
+    engine.run(request_of(1, TWO_IMAGES))
+    assert runner.image_counts.num_encoded == 4
+    assert (torch.stack(engine.logits[1]) - expected[1]).abs().max() > 1e-2
+    parts = PartsInPlace(runner.model)
+    parts.take(source.tensors())
+    parts.settle()
+    engine = VisionEngine(source, runner)
+    assert engine.run(request_of(1, TWO_IMAGES))[1] == expected[0]
+    torch.testing.assert_close(torch.stack(engine.logits[1]), expected[1], atol=1e-3, rtol=1e-4)
+
+
+def as_arrays(source: ModelSource) -> list[tuple[str, Any]]:
+    return [(name, tensor) for name, tensor in source.tensors() if isinstance(tensor, np.ndarray)]
+
+
+def test_the_weights_that_another_worker_takes_hold_the_tower(source: ModelSource, runner: ModelRunner) -> None:
+    """All that is copied when a worker starts from one that runs."""
+    assert runner.memory().nbytes >= 4 * num_parameters(source.config)
