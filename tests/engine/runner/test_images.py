@@ -160,6 +160,25 @@ def shifted(batch: ForwardBatch) -> ForwardBatch:
     return replace(batch, rope_positions=batch.rope_positions + 1)
 
 
+@pytest.mark.parametrize("step_tokens", [64, 7])
+def test_qwen3_vl_gives_the_logits_and_tokens_of_transformers_also_on_two_ranks(
+    qwen3_vl: Any, on_ranks: Callable[..., Any], step_tokens: int
+) -> None:
+    """It has learned positions, and rows of its tower are added behind the first layers."""
+    source, tokens = open_model(str(qwen3_vl.folder)), qwen3_vl.greedy(TWO_IMAGES, NUM_OUTPUTS)
+    engine = VisionEngine(source, runner_of(source)[1], step_tokens)
+    assert engine.run(request_of(1, TWO_IMAGES))[1] == tokens
+    logits = qwen3_vl.logits([*TWO_IMAGES, *tokens[:-1]])[-NUM_OUTPUTS:]
+    torch.testing.assert_close(torch.stack(engine.logits[1]), logits, atol=1e-3, rtol=1e-4)
+    steps = list(engine.batches)
+
+    def compute(communicator: Any) -> Any:
+        part = on_part(source, communicator)
+        return torch.cat([part.logits(step) for step in steps])
+
+    torch.testing.assert_close(on_ranks(2, compute, SumRule(2, 0)), torch.stack(engine.logits[1]), atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("mutant", [of_another, shifted, without_images])
 def test_a_worker_with_wrong_images_or_places_does_not_give_these_logits(
     source: ModelSource, runner: ModelRunner, expected: Any, mutant: Any
@@ -179,7 +198,7 @@ def test_a_tower_whose_weights_are_replaced_in_place_encodes_with_the_new_ones(
 ) -> None:
     """All images are encoded anew then; text that the prefix cache holds is another one's to forget."""
     halved = [
-        (name, tensor * np.float32(0.5) if name.startswith("visual.blocks.0") else tensor)
+        (name, tensor * np.float32(0.5) if name.startswith("model.visual.blocks.0") else tensor)
         for name, tensor in as_arrays(source)
     ]
     VisionEngine(source, runner).run(request_of(1, TWO_IMAGES))
