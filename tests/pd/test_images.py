@@ -7,11 +7,22 @@ from typing import Any
 
 import pytest
 from tiny_vision import Prompt, VisionModel, picture
-from vision_engine import CONTEXT, GREEDY, NUM_OUTPUTS, NUM_PAGES, TWO_IMAGES, request_of, runner_of, seen
+from vision_engine import (
+    CONTEXT,
+    GREEDY,
+    NUM_OUTPUTS,
+    NUM_PAGES,
+    TWO_IMAGES,
+    VisionEngine,
+    request_of,
+    runner_of,
+    seen,
+)
 
 import diptych.engine.values.request as requests
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.common.members.roles import LegKind
+from diptych.engine.values.batch import ForwardBatch
 from diptych.engine.values.events import Start
 from diptych.engine.values.limits import Limits
 from diptych.generation.output import FailureCode
@@ -151,3 +162,31 @@ def test_a_decode_worker_with_a_wrong_shift_says_something_else(
     found = [pair.tokens(room) for room in range(1, 1 + len(PROMPTS))]
     assert found[2] == outputs[2]
     assert found != outputs
+
+
+def test_who_loses_its_pages_and_has_the_pixels_encodes_again_and_says_the_same(
+    source: ModelSource, vision_model: VisionModel, squeeze: Any
+) -> None:
+    """A request that one worker serves alone; rows that were kept are gone, too."""
+    engine = VisionEngine(source, runner_of(source)[1])
+    others, images = squeeze(engine.cache), engine.runner.model.images
+    assert images is not None
+    prompts = {1: TWO_IMAGES, 2: seen(picture(5, 2, 3))}
+    num_steps = 0
+
+    def squeezed(batch: ForwardBatch) -> ForwardBatch:
+        nonlocal num_steps
+        num_steps += 1
+        if num_steps > 2:
+            others.release()
+            others.toggle()  # also what is cached of who was retracted
+        images._rows.clear()
+        return batch
+
+    found = engine.run(*(request_of(room, prompt) for room, prompt in prompts.items()), change=squeezed)
+    others.release()
+    for room, tokens in engine.run().items():
+        found[room] += tokens
+    assert found == {room: vision_model.greedy(prompt, NUM_OUTPUTS) for room, prompt in prompts.items()}
+    assert engine.core.report().counts.retractions > 0
+    assert engine.runner.image_counts.num_encoded > 3
