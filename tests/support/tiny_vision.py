@@ -106,6 +106,17 @@ def save_qwen2_5_vl(folder: Path) -> VisionModel:
     return _saved(folder, transformers.Qwen2_5_VLForConditionalGeneration, config)
 
 
+def save_qwen3_vl(folder: Path) -> VisionModel:
+    """Rows of its tower's first and last layers are added behind the first two layers of the text."""
+    import transformers
+
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 3, 3], "mrope_interleaved": True}
+    text = {**TEXT, "head_dim": 20, "rope_parameters": rope}
+    vision = {**TOWER, **TOWER_SHAPE, "num_position_embeddings": 25, "deepstack_visual_indexes": [0, 2]}
+    config = transformers.Qwen3VLConfig(text_config=text, vision_config=vision, **TOKENS)
+    return _saved(folder, transformers.Qwen3VLForConditionalGeneration, config)
+
+
 def _saved(folder: Path, kind: Any, config: Any) -> VisionModel:
     """Norms and biases are random as well, and weights large enough for an image to matter."""
     import torch

@@ -64,6 +64,7 @@ HOMES: Final[Mapping[str, str]] = {
     "qwen3_5_text": "recurrent.qwen3_5",
     "qwen3_moe": "experts.qwen3_moe",
     "qwen3_next": "recurrent.qwen3_next",
+    "qwen3_vl": "dense.qwen3_vl",
     "roberta": "encoders.bert",
     "seed_oss": "dense.seed_oss",
     "xlm_roberta": "encoders.bert",

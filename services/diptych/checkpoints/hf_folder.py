@@ -186,14 +186,14 @@ def read_config(folder: Path) -> ModelConfig:
     generation = folder / "generation_config.json"
     values = read_json(folder / "config.json")
     config = from_hf(values, read_json(generation) if generation.exists() else {}, folder.resolve().name)
-    config = _with_processor(folder, config, values)
+    config = with_processor(folder, config, values)
     pooling = read_modules(folder) if (folder / "modules.json").exists() else None
     if pooling is None or (config.pooling is not None and config.pooling.purpose == "classify"):
         return _with_separator(folder, config)
     return _shortened(folder, pooled(config, pooling))
 
 
-def _with_processor(folder: Path, config: ModelConfig, values: Mapping[str, Any]) -> ModelConfig:
+def with_processor(folder: Path, config: ModelConfig, values: Mapping[str, Any]) -> ModelConfig:
     """Return a model that knows images with what the folder says of how these are to come."""
     if config.vision is None:
         return config

@@ -65,7 +65,6 @@ from diptych.generation.output import LEAVING, Failure, FailureCode, Output
 from diptych.generation.stop.conditions import end_ids
 from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, Note
 
-
 WITHOUT_PIXELS: Final = Failure(
     FailureCode.RETRACTED, "KV memory ran out, and the pixels to compute its images again are not on this worker"
 )

@@ -42,7 +42,7 @@ class StagedBatch:
     rows_before: Tensor | None = None  # int64 [num_tokens], or as many as `input_ids`: see `ForwardBatch`
     rope_positions: Tensor | None = None  # int64 [3, num_tokens]: see `ForwardBatch`
     image_tokens: Tensor | None = None  # int64 [num_image_rows]: in whose place rows of images stand
-    image_rows: Tensor | None = None  # [num_image_rows, hidden_size]
+    image_rows: Tensor | None = None  # [1 + num_taps, num_image_rows, hidden_size]: see `VisionTower.encode`
 
     def of_group(self, group: int) -> StagedBatch:
         """Return the step as layers of one group of pages see it, at the addresses that it has."""

@@ -82,7 +82,8 @@ class Decoder:
         self._config = config
         self._ops = ops
         self._dtype = dtype
-        may_scatter = not config.layer_scales  # at the end of such layers stands something else
+        adds_rows = config.tower is not None and bool(config.tower.taps)
+        may_scatter = not (config.layer_scales or adds_rows)  # at the end of such layers stands something else
         self._communicator = LayerCommunicator(ops, config.rms_norm_eps, config.residual_scale, may_scatter=may_scatter)
         scale = config.embedding_scale
         self._embedding_scale = None if scale == 1 else torch.tensor(scale, dtype=dtype)  # rounded, as in training
@@ -155,7 +156,7 @@ class Decoder:
         turns = None if self._axial is None else self._axial.turns(batch)
         for index, own in enumerate(held):
             if index:
-                pieces.run(partial(self._between, layers, index, stream, buffers))
+                pieces.run(partial(self._between, layers, index, stream, buffers, batch))
             if self._axial is not None and turns is not None:
                 self._axial.apply(own.qkv, turns)
             self._look_back(layers, index, batch, attention, states, own)
@@ -213,7 +214,7 @@ class Decoder:
         """From tokens to the first attention; return this rank's rows of the residual stream."""
         x = self._embedded(batch.input_ids)
         if batch.image_tokens is not None and batch.image_rows is not None:
-            x[batch.image_tokens] = batch.image_rows
+            x[batch.image_tokens] = batch.image_rows[0]
         if self._joint is not None:
             assert rows is not None
             assert batch.rows_before is not None
@@ -225,9 +226,14 @@ class Decoder:
         self._project_in(layers[0], buffers)
         return stream.x
 
-    def _between(self, layers: Sequence[Layer], index: int, stream: Stream, buffers: Sequence[Buffers]) -> None:
+    def _between(
+        self, layers: Sequence[Layer], index: int, stream: Stream, buffers: Sequence[Buffers], batch: StagedBatch
+    ) -> None:
         """From the attention before to that of layer `index`."""
         self._finish(layers[index - 1], stream, buffers[index - 1])
+        if batch.image_tokens is not None and batch.image_rows is not None and index < len(batch.image_rows):
+            stream.x[batch.image_tokens] += batch.image_rows[index]
+            self._communicator.give(stream, layers[index - 1].next_norm, buffers[index - 1].normed)
         self._project_in(layers[index], buffers[index])
 
     def _project_in(self, layer: Layer, buffers: Buffers) -> None:

@@ -25,7 +25,7 @@ class StepImages:
     """What a step has of images, on the device."""
 
     tokens: Tensor  # int64 [num_rows]: in the step, in whose place rows stand
-    rows: Tensor  # [num_rows, hidden_size]
+    rows: Tensor  # [1 + num_taps, num_rows, hidden_size]: the first ones, and those for the first layers behind
 
 
 class EncodedImages:
@@ -45,9 +45,9 @@ class EncodedImages:
         if self._tower_now() is not self._tower:  # its weights were replaced
             self._tower, self._nbytes = self._tower_now(), 0
             self._rows.clear()
-        parts = [self._of(each)[each.first : each.first + each.num_rows] for each in images]
+        parts = [self._of(each)[:, each.first : each.first + each.num_rows] for each in images]
         tokens = torch.cat([torch.arange(each.token, each.token + each.num_rows) for each in images])
-        return StepImages(tokens.to(device), torch.cat(parts))
+        return StepImages(tokens.to(device), torch.cat(parts, dim=1))
 
     def _of(self, wanted: ImageRows) -> Tensor:
         found = self._rows.get(wanted.key)
@@ -56,7 +56,7 @@ class EncodedImages:
             self.counts = self.counts.with_reused(is_new=wanted.first == 0)
             return found
         made = self._tower.encode(wanted.image)
-        self.counts = self.counts.with_encoded(len(made))
+        self.counts = self.counts.with_encoded(made.shape[1])
         self._rows[wanted.key] = made
         self._nbytes += made.nbytes
         while self._nbytes > self._kept_nbytes and len(self._rows) > 1:

@@ -41,7 +41,7 @@ from diptych.engine.runner.model_part import ModelPart
 from diptych.engine.runner.sampling.sampler import Sampler
 from diptych.engine.runner.states import SlotStates
 from diptych.engine.tensor_parallel.communicator import Communicator
-from diptych.engine.values.batch import OnLayer
+from diptych.engine.values.batch import ImageCounts, OnLayer
 from diptych.engine.weights.memory import WeightMemory, weight_memory
 from diptych.engine.weights.taking import Taking
 
@@ -111,6 +111,10 @@ class LoadedModel:
             attention = _choose(self.config.attending, self.main, kv, self.options, self.sinks).attention
             states = self.states.on(kv) if self.states else _new_states(self.config, kv, self.options)
             return replace(self, attention=attention, states=states, draft=self.draft and self.draft.on(kv))
+
+    @property
+    def image_counts(self) -> ImageCounts:
+        return ImageCounts() if self.images is None else self.images.counts
 
     def with_images(self, staged: StagedBatch) -> StagedBatch:
         """Return the step with the rows of its images, which are encoded if they are not there."""
@@ -200,6 +204,9 @@ def load_model(
             _check_fixed_order(part.config, 1 if communicator is None else communicator.size)
         if kv.is_cuda and part.config.pooling is not None and part.config.pooling.needs_all_tokens:
             words = f"pooling by {part.config.pooling.method} is not computed on GPUs yet: give --device cpu"
+            raise ConfigError(f"{part.config.model_id}: {words}")
+        if kv.is_cuda and part.config.tower is not None:
+            words = "models that see images are not computed on GPUs yet: give --device cpu"
             raise ConfigError(f"{part.config.model_id}: {words}")
         backend = _choose(part.config.attending, main, kv, options, sinks)
         ops = part.wrap(narrowing(backend, dtype, kv.device) if options.quantization == "fp8" else backend.ops)

@@ -21,6 +21,7 @@ from diptych.engine.values.batch import (
     NO_GRAPHS,
     DraftModel,
     ForwardBatch,
+    ImageCounts,
     OnLayer,
     SamplingBatch,
     StepResult,
@@ -88,6 +89,10 @@ class ModelRunner:
         self._device = kv.device
         self._memory: WeightMemory | None = None
         self.layer_listener = layer_listener
+
+    @property
+    def image_counts(self) -> ImageCounts:
+        return self.model.image_counts
 
     @property
     def loras(self) -> Loras:

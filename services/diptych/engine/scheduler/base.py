@@ -29,7 +29,7 @@ from diptych.engine.scheduler.stepping import StepGivenUp, StepWatch
 from diptych.engine.tensor_parallel.group import RankGroup
 from diptych.engine.tensor_parallel.trainer_groups import TrainerGroups
 from diptych.engine.tensor_parallel.weight_sets import InPlace
-from diptych.engine.values.batch import DraftModel, GraphUse, OnLayer, OverlapRunner
+from diptych.engine.values.batch import DraftModel, GraphUse, ImageCounts, OnLayer, OverlapRunner
 from diptych.engine.values.kv_regions import pages_per_state, window_pages
 from diptych.engine.values.limits import PROMPT_ROWS, Limits
 from diptych.engine.values.prompt_cost import prompt_cost
@@ -55,6 +55,9 @@ class ModelOnHardware(OverlapRunner, Protocol):
 
     @property
     def graph_use(self) -> GraphUse: ...
+
+    @property
+    def image_counts(self) -> ImageCounts: ...
 
     @property
     def draft_model(self) -> DraftModel | None:

@@ -18,8 +18,8 @@ from diptych.common.errors import ConfigError
 VISION_KEYS: Final = ("vision_config", "vision_start_token_id", "vision_end_token_id", "vision_token_id")
 TOKEN_KEYS: Final = ("image_token_id", "video_token_id")  # of videos nothing is read
 OUTER: Final = ("bos_token_id", "eos_token_id", "tie_word_embeddings")
-# what checkpoints call the parts, as newer programs save them
-RENAMED: Final = {"model.language_model.": "model.", "model.visual.": "visual."}
+TEXT: Final = "model.language_model."
+PARTS: Final = (TEXT, "model.visual.")
 
 
 def _read(hf: HfConfig) -> ModelConfig:
@@ -40,7 +40,9 @@ def read_text(hf: HfConfig, read: Any, interleaved: bool = False) -> tuple[Model
     """Read the text's part, which older files have beside the tower's, and how it rotates."""
     text = hf.get("text_config")
     outer: dict[str, Any] = {key: hf.get(key) for key in OUTER if key in hf}
-    said: dict[str, Any] = {**outer, **text} if text is not None else {key: hf[key] for key in hf if key != "vision_config"}
+    said: dict[str, Any] = (
+        {**outer, **text} if text is not None else {key: hf[key] for key in hf if key != "vision_config"}
+    )
     rope = {**(said.get("rope_parameters") or said.get("rope_scaling") or {})}
     sizes, turns = rope.pop("mrope_section", None), rope.pop("mrope_interleaved", interleaved)
     if sizes is None or bool(turns) is not interleaved:
@@ -101,16 +103,23 @@ def check_tower(said: Mapping[str, Any], model_id: str) -> None:
 def place(config: ModelConfig) -> Iterator[Placed]:
     """Yield the text's tensors, and the tower's."""
     assert config.tower is not None
-    yield from placement.llama(config)
+    yield from text_placement(config)
     yield from qwen2_5_tower(config.tower)
 
 
+def text_placement(config: ModelConfig) -> Iterator[Placed]:
+    """Yield the text's tensors by the names that newer programs give them; adapters have these, too."""
+    for name, pieces in placement.llama(config):
+        yield name.replace("model.", TEXT, 1) if name.startswith("model.") else name, pieces
+
+
 def renamed(config: ModelConfig, named: Named) -> Iterator[Named]:
-    """Yield a tensor by the name that checkpoints had first."""
+    """Yield a tensor by its newer name: the first checkpoints had the text where models without images have it."""
     name, tensor = named
-    for newer, older in RENAMED.items():
-        if name.startswith(newer):
-            name = older + name.removeprefix(newer)
+    if name.startswith("visual."):
+        name = f"model.{name}"
+    elif name.startswith("model.") and not name.startswith(PARTS):
+        name = name.replace("model.", TEXT, 1)
     yield name, tensor
 
 
