@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 from urllib.parse import quote, urljoin, urlsplit
 
-import httpcore
+import httpcore2
 
 from diptych.common.errors import InvalidRequest
 from diptych.router.images.addresses import Place, is_listed, is_public, place_of
@@ -65,13 +65,13 @@ def _addresses(host: str, port: int) -> list[Any]:
     return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
 
 
-class CheckedNetwork(httpcore.AsyncNetworkBackend):
+class CheckedNetwork(httpcore2.AsyncNetworkBackend):
     """Connects to public addresses only."""
 
     def __init__(self, resolve: Resolve, is_allowed: Callable[[str], bool]) -> None:
         self._resolve = resolve
         self._is_allowed = is_allowed
-        self._network = httpcore.AnyIOBackend()
+        self._network = httpcore2.AnyIOBackend()
 
     async def connect_tcp(
         self,
@@ -80,7 +80,7 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
         timeout: float | None = None,  # noqa: ASYNC109  # the library's
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
+    ) -> httpcore2.AsyncNetworkStream:
         addresses = await self._resolve(host, port)
         if refused := [address for address in addresses if not self._is_allowed(address)]:
             raise NotFetched(f"{host} is at {refused[0]}, which is no public address")
@@ -88,7 +88,7 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
         for address in addresses[:MAX_ADDRESSES]:
             try:
                 return await self._network.connect_tcp(address, port, timeout, local_address, socket_options)
-            except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
+            except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
                 problem = error
         raise problem
 
@@ -159,9 +159,9 @@ class ImageFetcher:
 
     async def _get(self, url: str, place: Place) -> bytes | str:
         """Return the file, or where it is instead. One connection a hop: none is kept that was opened for another."""
-        where = httpcore.URL(scheme=place.scheme, host=place.host, port=place.port, target=_target(url))
+        where = httpcore2.URL(scheme=place.scheme, host=place.host, port=place.port, target=_target(url))
         async with (
-            httpcore.AsyncConnectionPool(self._tls, network_backend=self._network) as pool,
+            httpcore2.AsyncConnectionPool(self._tls, network_backend=self._network) as pool,
             pool.stream("GET", where, headers=[(b"host", _host(place)), *HEADERS]) as answer,
         ):
             headers = {name.lower(): value.decode("latin-1") for name, value in answer.headers}
@@ -170,7 +170,7 @@ class ImageFetcher:
             _check_head(answer.status, headers)
             return await self._read(answer, headers.get(b"content-length", ""))
 
-    async def _read(self, answer: httpcore.Response, declared: str) -> bytes:
+    async def _read(self, answer: httpcore2.Response, declared: str) -> bytes:
         if declared.isdigit() and int(declared) > self._max_bytes:
             raise TooLarge
         body = bytearray()
