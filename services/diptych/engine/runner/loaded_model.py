@@ -164,8 +164,8 @@ def load_with_draft(
     if draft is None:
         return model
     if model.images is not None:
-        words = "a draft model, or layers that predict more tokens, would see no image"
-        raise ConfigError(f"{model.config.model_id}: {words}: --speculate ngram, suffix and prediction are for it")
+        words = "a draft model would see no image"
+        raise ConfigError(f"{model.config.model_id}: {words}: give --speculate suffix or ngram")
     plain, joins = replace(options, max_loras=0), draft.config.joins_rows
     shared = loaded.shared if joins else {}
     beside = load_model(draft, kv, plain, communicator, main=model.config, shared=shared)
