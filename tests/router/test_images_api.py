@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -32,11 +32,11 @@ def cluster(start_shared_cluster: Any) -> Cluster:
 
 
 @pytest.fixture
-def legs(cluster: Cluster) -> Iterator[Callable[[], list[StartLeg]]]:
+def legs(cluster: Cluster) -> Callable[[], list[StartLeg]]:
     """Forget what was sent before; return the legs of now: prefill's, decode's."""
     for worker in cluster.workers:
         worker.started.clear()
-    yield lambda: [*cluster.prefill().started, *cluster.decode().started]
+    return lambda: [*cluster.prefill().started, *cluster.decode().started]
 
 
 def content_of(file: bytes) -> Any:

@@ -7,6 +7,7 @@ import io
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image as pillow
 
 from diptych.architectures.vision import Placeholder, VisionInput
@@ -42,3 +43,23 @@ def file_of(image: pillow.Image, kind: str = "PNG", **how: Any) -> bytes:
 
 def data_url(file: bytes, kind: str = "png") -> str:
     return f"data:image/{kind};base64,{base64.b64encode(file).decode()}"
+
+
+def anthropic_image(file: bytes) -> Any:
+    data = base64.b64encode(file).decode()
+    return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+
+
+def scaled_by_transformers(image: pillow.Image, vision: VisionInput) -> npt.NDArray[np.uint8]:
+    """Return the pixels that transformers' processor of Qwen's models makes: `[height, width, 3]`."""
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    patch, merge = vision.patch_size, vision.merge_size
+    bounds = {"min_pixels": vision.min_pixels, "max_pixels": vision.max_pixels}
+    processor = Qwen2VLImageProcessorPil(patch_size=patch, merge_size=merge, **bounds)
+    made = processor(images=[image], do_rescale=False, do_normalize=False, return_tensors="np")
+    _, rows, columns = made["image_grid_thw"][0].tolist()
+    shape = rows // merge, columns // merge, merge, merge, 3, 2, patch, patch
+    parts = made["pixel_values"].reshape(shape)[:, :, :, :, :, 0].transpose(0, 2, 5, 1, 3, 6, 4)
+    pixels: npt.NDArray[np.uint8] = parts.reshape(rows * patch, columns * patch, 3).astype(np.uint8)
+    return pixels

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pictures import LIMITS, VISION, file_of, picture
+from pictures import LIMITS, VISION, file_of, picture, scaled_by_transformers
 from PIL import Image as pillow
 from PIL import ImageOps
 
@@ -207,14 +207,5 @@ def try_to_read(data: bytes) -> None:
     [(32, 24), (33, 25), (100, 37), (7, 5), (640, 480), (1000, 10), (28, 28), (57, 1)],
 )
 def test_pixels_are_those_of_transformers_processor(width: int, height: int) -> None:
-    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-
-    processor = Qwen2VLImageProcessorPil(
-        patch_size=4, merge_size=2, min_pixels=VISION.min_pixels, max_pixels=VISION.max_pixels
-    )
     image = picture(width, height)
-    theirs = processor(images=[image], do_rescale=False, do_normalize=False, return_tensors="np")
-    _, rows, columns = theirs["image_grid_thw"][0].tolist()
-    parts = theirs["pixel_values"].reshape(rows // 2, columns // 2, 2, 2, 3, 2, 4, 4)[:, :, :, :, :, 0]
-    wanted = parts.transpose(0, 2, 5, 1, 3, 6, 4).reshape(rows * 4, columns * 4, 3)
-    assert (pixels_of(read(file_of(image), VISION)) == wanted).all()
+    assert (pixels_of(read(file_of(image), VISION)) == scaled_by_transformers(image, VISION)).all()

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import ssl
+import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -221,5 +225,34 @@ def test_nothing_is_fetched_unless_the_operator_names_hosts(url: str) -> None:
             with pytest.raises(InvalidRequest, match=words):
                 each.check(ImageInput("messages", url=url))
             each.check(ImageInput("messages", file="AAAA"))
+
+    asyncio.run(check())
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
+def test_a_certificate_must_be_of_the_name_in_the_url(tmp_path: Path) -> None:
+    """The connection goes to a checked address; who answers there must prove to be the host all the same."""
+    cert, key = tmp_path / "cert", tmp_path / "key"
+    made = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 -subj /CN=images.example"
+    names = ("-addext", "subjectAltName=DNS:images.example", "-keyout", str(key), "-out", str(cert))
+    subprocess.run([*made.split(), *names], check=True, capture_output=True)
+
+    async def check() -> None:
+        found = Site()
+        server_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        server_tls.load_cert_chain(cert, key)
+        server = await asyncio.start_server(found.serve, "127.0.0.1", 0, ssl=server_tls)
+        found.port = server.sockets[0].getsockname()[1]
+        client_tls = ssl.create_default_context(cafile=str(cert))
+        hosts = [f"{name}:{found.port}" for name in ("images.example", "other.example")]
+        async with server:
+            for host, is_known in (("images.example", True), ("other.example", False)):
+                image = ImageInput("messages", url=f"https://{host}:{found.port}/a.png")
+                fetching = fetcher(found, hosts, tls=client_tls).fetch(image)
+                if is_known:
+                    assert await fetching == FILE
+                else:
+                    with pytest.raises(InvalidRequest, match="no image could be fetched"):
+                        await fetching
 
     asyncio.run(check())

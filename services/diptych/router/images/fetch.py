@@ -104,14 +104,18 @@ class ImageFetcher:
         timeout_s: float,
         resolve: Resolve | None = None,
         is_allowed: Callable[[str], bool] = is_public,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`hosts` are the operator's, none: nothing is fetched. `timeout_s` is for all hops of one image."""
+        """`hosts` are the operator's, none: nothing is fetched. `timeout_s` is for all hops of one image.
+
+        Without `tls` the system's authorities are trusted.
+        """
         self._hosts = hosts
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
         self._resolver = Resolver()
         self._network = CheckedNetwork(resolve or self._resolver, is_allowed)
-        self._tls = ssl.create_default_context() if hosts else None
+        self._tls = tls or (ssl.create_default_context() if hosts else None)
         self._turns = asyncio.Semaphore(MAX_FETCHES)
 
     def close(self) -> None:
