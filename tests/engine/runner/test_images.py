@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +15,11 @@ from tiny_vision import picture
 from vision_engine import NUM_OUTPUTS, TWO_IMAGES, VisionEngine, request_of, runner_of, seen, without_images
 
 from diptych.architectures.size import num_parameters
+from diptych.checkpoints.shard import Shard
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.common.errors import ConfigError
+from diptych.engine.lora.registry import InvalidAdapter
+from diptych.engine.models.lora_host import LoraHost
 from diptych.engine.runner.encoded_images import EncodedImages
 from diptych.engine.runner.in_place import PartsInPlace
 from diptych.engine.runner.model_runner import ModelRunner
@@ -225,3 +230,32 @@ def as_arrays(source: ModelSource) -> list[tuple[str, Any]]:
 def test_the_weights_that_another_worker_takes_hold_the_tower(source: ModelSource, runner: ModelRunner) -> None:
     """All that is copied when a worker starts from one that runs."""
     assert runner.memory().nbytes >= 4 * num_parameters(source.config)
+
+
+def test_an_adapter_changes_the_text_s_layers_and_none_changes_a_tower_s(
+    source: ModelSource, vision_model: Any, write_adapter: Callable[..., Any], tmp_path: Path
+) -> None:
+    """As PEFT names their modules: a prompt with images and an adapter beside one without it."""
+    modules = {
+        name: module.weight.shape for name, module in vision_model.theirs.named_modules() if hasattr(module, "weight")
+    }
+    of_text = {name: shape for name, shape in modules.items() if ".language_model." in name and name.endswith("_proj")}
+    merged = copy.deepcopy(vision_model.theirs)
+    for name, delta in write_adapter(tmp_path / "text", of_text).items():
+        merged.get_submodule(name).weight.data += 0.3 * delta
+    _, runner = runner_of(source, max_loras=2)
+    host = LoraHost(source.config, Shard(0, 1), lambda: runner.loras)
+    adapter = tmp_path / "text" / "adapter_config.json"
+    adapter.write_text(adapter.read_text().replace('"lora_alpha": 8', '"lora_alpha": 2.4'))
+    host.install(0, host.read(tmp_path / "text").weights)
+    adapted = request_of(1, TWO_IMAGES, adapter=0, extra_key=b"the adapter's")
+    found = VisionEngine(source, runner).run(adapted, request_of(2, TWO_IMAGES))
+    expected = [
+        replace(vision_model, theirs=theirs).greedy(TWO_IMAGES, NUM_OUTPUTS) for theirs in (merged, vision_model.theirs)
+    ]
+    assert [found[1], found[2]] == expected
+    assert found[1] != found[2]
+    of_tower = {name: shape for name, shape in modules.items() if name.endswith("visual.blocks.0.attn.proj")}
+    write_adapter(tmp_path / "tower", of_tower)
+    with pytest.raises(InvalidAdapter, match="the projections of attention"):
+        host.read(tmp_path / "tower")

@@ -7,14 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stepped_engine import local_core
 from tiny_vision import TOKENS, TOWER, TOWER_SHAPE, VOCAB_SIZE, keys_of, picture
-from vision_engine import GREEDY, TWO_IMAGES, request_of, seen
+from vision_engine import GREEDY, TWO_IMAGES, new_cache, request_of, seen
 
 from diptych.architectures.vision import VisionInput, qwen_input
 from diptych.engine.schedule import packing
 from diptych.engine.schedule.admission import refuse
 from diptych.engine.schedule.packing import Packing
 from diptych.engine.values import step
+from diptych.engine.values.batch import StepResult
+from diptych.engine.values.events import Start
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.prompt_cost import SAME_EVERYWHERE
 from diptych.engine.values.request import Request, new_request
@@ -89,6 +92,21 @@ def test_a_chunk_has_one_large_image_or_several_small_ones(monkeypatch: pytest.M
     assert chunks_of(request_of(1, seen(*images)), 10) == [10, 10, 10, 9]
 
 
+def test_text_passes_images_that_a_step_does_not_encode_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step has one of the large images, and the text behind them is in the first."""
+    monkeypatch.setattr(step, "STEP_PIXELS", 10 * 64)
+    monkeypatch.setattr(packing, "STEP_PIXELS", 10 * 64)
+    core = local_core(new_cache(), Limits(256, VOCAB_SIZE, frozenset(), 64, 8, vision=VISION))
+    images = [seen(picture(seed, 4, 5), first=seed) for seed in range(3)]
+    for room, prompt in enumerate([*images, [1, 2, 3]]):
+        core.handle(Start(request_of(room, prompt, replace(GREEDY, max_tokens=1))), 0.0)
+    found = []
+    while (batch := core.plan(0.0)) is not None:
+        found.append((len(batch.images), core.rooms_of_step()))
+        core.commit(StepResult(np.full(batch.num_samples, 9)), 0.0)
+    assert found == [(1, {0, 3}), (1, {1}), (1, {2})]
+
+
 def test_a_step_encodes_no_more_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step, "STEP_PIXELS", 10 * 64)
     monkeypatch.setattr(packing, "STEP_PIXELS", 10 * 64)
@@ -97,7 +115,7 @@ def test_a_step_encodes_no_more_beside_others(monkeypatch: pytest.MonkeyPatch) -
         found = Packing(SAME_EVERYWHERE, 4096, 256, len(prompts))
         for room, prompt in enumerate(prompts):
             request = request_of(room, prompt)
-            if not found.admits(request, 0):
+            if not found.may_encode(request, 0) or not found.admits(request, 0):
                 break
             found.add(request)
         return len(found.chunks)

@@ -33,13 +33,18 @@ class Packing:
         if not self.has_room or not self._has_room_for(request, start):
             return False
         num_tokens = chunk_len(request, start, self._cost.chunk_len(start, self._budget))
-        if request.contents and not self._may_encode(num_pixels(request, start, num_tokens)):
-            return False
         return self.admits_any or self._pays(self._cost.of(start, num_tokens))
 
-    def _may_encode(self, pixels: int) -> bool:
-        """Whether the step should encode images of so many pixels beside others: those who wait for it wait for all."""
-        return not pixels or not self._num_pixels or self._num_pixels + pixels <= STEP_PIXELS
+    def may_encode(self, request: Request, start: int) -> bool:
+        """Whether the step should encode the images of the request's chunk beside those that it has.
+
+        Who gets a token of the step waits for all of them.
+        """
+        if not request.contents or not self._num_pixels:
+            return True
+        num_tokens = chunk_len(request, start, self._cost.chunk_len(start, self._budget))
+        pixels = num_pixels(request, start, num_tokens)
+        return not pixels or self._num_pixels + pixels <= STEP_PIXELS
 
     def _has_room_for(self, request: Request, start: int) -> bool:
         """Whether all of a request fits that can't be cut."""

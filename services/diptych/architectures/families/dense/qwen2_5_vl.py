@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ PARTS: Final = (TEXT, "model.visual.")
 def _read(hf: HfConfig) -> ModelConfig:
     hf.ignore(*VISION_KEYS, *TOKEN_KEYS)
     tower = read_tower(hf)
-    config, sections = read_text(hf, _read_text)
+    config, sections = read_text(hf, _read_text, takes_turns=False)
     tower.validate(config.hidden_size)
     return replace(config, tower=tower, mrope=sections, vision=qwen_input(hf, hf["vision_config"], {}))
 
@@ -36,35 +36,29 @@ def _read_text(hf: HfConfig) -> ModelConfig:
     return replace(hf.shared("qwen2_5_vl", theta=1_000_000.0), qkv_bias=True)
 
 
-def read_text(hf: HfConfig, read: Any, interleaved: bool = False) -> tuple[ModelConfig, Sections]:
-    """Read the text's part, which older files have beside the tower's, and how it rotates."""
-    text = hf.get("text_config")
-    outer: dict[str, Any] = {key: hf.get(key) for key in OUTER if key in hf}
-    said: dict[str, Any] = (
-        {**outer, **text} if text is not None else {key: hf[key] for key in hf if key != "vision_config"}
-    )
-    rope = {**(said.get("rope_parameters") or said.get("rope_scaling") or {})}
-    sizes, turns = rope.pop("mrope_section", None), rope.pop("mrope_interleaved", interleaved)
-    if sizes is None or bool(turns) is not interleaved:
+def read_text(
+    hf: HfConfig, read: Callable[[HfConfig], ModelConfig], *, takes_turns: bool
+) -> tuple[ModelConfig, Sections]:
+    """Read the text's part, by `read`, and how it rotates; `takes_turns`: see `Sections`."""
+    said = _said_of_text(hf)
+    rope = {**(said.pop("rope_parameters", None) or said.pop("rope_scaling", None) or {})}
+    sizes, turns = rope.pop("mrope_section", None), rope.pop("mrope_interleaved", takes_turns)
+    if sizes is None or bool(turns) is not takes_turns:
         raise ConfigError(f"{hf.model_id}: mrope_section={sizes!r}, mrope_interleaved={turns!r} are not supported")
-    for key in ("type", "rope_type"):
-        if rope.get(key) == "mrope":
-            rope[key] = "default"
-    said.pop("rope_scaling", None)
-    config = hf.part({**said, "rope_parameters": rope}, _of(read))
+    kinds = {key: "default" for key in ("type", "rope_type") if rope.get(key) == "mrope"}
+    config = hf.part({**said, "rope_parameters": rope | kinds}, read)
     time, height, width = map(int, sizes)
     if min(time, height, width) < 0 or 2 * (time + height + width) != config.rope.dim:
         raise ConfigError(f"{hf.model_id}: mrope_section {sizes} does not share {config.rope.dim // 2} pairs")
-    return config, Sections((time, height, width), interleaved)
+    return config, Sections((time, height, width), takes_turns)
 
 
-def _of(read: Any) -> Any:
-    def without_tower(hf: HfConfig) -> ModelConfig:
-        hf.ignore(*VISION_KEYS, *TOKEN_KEYS)
-        config: ModelConfig = read(hf)
-        return config
-
-    return without_tower
+def _said_of_text(hf: HfConfig) -> dict[str, Any]:
+    """Return what older files say beside `vision_config`, and newer ones in a part of its own."""
+    text = hf.get("text_config")
+    if text is None:
+        return {key: hf[key] for key in hf if key not in (*VISION_KEYS, *TOKEN_KEYS)}
+    return {**{key: hf.get(key) for key in OUTER if key in hf}, **text}
 
 
 def read_tower(hf: HfConfig) -> Tower:

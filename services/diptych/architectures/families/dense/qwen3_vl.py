@@ -31,7 +31,7 @@ from diptych.common.errors import ConfigError
 def _read(hf: HfConfig) -> ModelConfig:
     hf.ignore(*VISION_KEYS, *TOKEN_KEYS)
     tower = _read_tower(hf)
-    config, sections = read_text(hf, _read_text, interleaved=True)
+    config, sections = read_text(hf, _read_text, takes_turns=True)
     tower.validate(config.hidden_size)
     if len(tower.taps) >= config.num_layers:
         raise ConfigError(f"{hf.model_id}: the text has {config.num_layers} layers, too few for {len(tower.taps)} taps")
