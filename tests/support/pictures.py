@@ -55,7 +55,7 @@ def scaled_by_transformers(image: pillow.Image, vision: VisionInput) -> npt.NDAr
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
     patch, merge = vision.patch_size, vision.merge_size
-    bounds = {"min_pixels": vision.min_pixels, "max_pixels": vision.max_pixels}
+    bounds: Any = {"min_pixels": vision.min_pixels, "max_pixels": vision.max_pixels}
     processor = Qwen2VLImageProcessorPil(patch_size=patch, merge_size=merge, **bounds)
     made = processor(images=[image], do_rescale=False, do_normalize=False, return_tensors="np")
     _, rows, columns = made["image_grid_thw"][0].tolist()

@@ -93,7 +93,7 @@ def in_loop(test: Callable[[Site], Awaitable[None]]) -> Callable[[], None]:
     def sync() -> None:
         asyncio.run(run())
 
-    sync.__name__ = test.__name__  # type: ignore[attr-defined]
+    sync.__name__ = test.__name__
     return sync
 
 
