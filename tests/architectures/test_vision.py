@@ -66,7 +66,7 @@ def test_a_published_configuration_is_read_with_what_its_folder_says_of_images(t
     assert config.rope.theta == 1e6
     assert config.attending.rope.is_still
     assert config.tower is not None
-    assert (config.tower.window, config.tower.full_layers) == (4, {7, 15, 23, 31})
+    assert (config.tower.window, config.tower.full_layers) == (4, frozenset({7, 15, 23, 31}))
     assert vision().image_mean == CLIP_MEAN
     assert [each.text for each in (vision().start, vision().pad, vision().end)] == [
         *("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")

@@ -58,7 +58,7 @@ TEXT: Final = {
 }
 TOWER: Final = {"hidden_size": 48, "intermediate_size": 64, "num_heads": 3, "depth": 3, "out_hidden_size": 64}
 TOWER_SHAPE: Final = {"patch_size": PATCH, "spatial_merge_size": MERGE, "temporal_patch_size": 2}
-TOKENS: Final = {
+TOKENS: Final[dict[str, Any]] = {
     "image_token_id": IMAGE_PAD,
     "video_token_id": VOCAB_SIZE - 1,
     "vision_start_token_id": VISION_START,
@@ -152,7 +152,8 @@ def picture(seed: int, rows: int, columns: int) -> Pixels:
 
 
 def places(image: Pixels) -> int:
-    return image.shape[0] // STEP * (image.shape[1] // STEP)
+    height, width, _ = map(int, image.shape)
+    return height // STEP * (width // STEP)
 
 
 def contents_of(prompt: Prompt, *, with_pixels: bool = True) -> tuple[ContentSegment, ...]:

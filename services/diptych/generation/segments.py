@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 import numpy as np
@@ -43,7 +43,7 @@ class Image:
 
     height: int  # pixels
     width: int
-    rgb: bytes = b""  # uint8 [height, width, 3]; empty where nobody encodes it
+    rgb: bytes = field(default=b"", repr=False)  # uint8 [height, width, 3]; empty where nobody encodes it
 
 
 @dataclass(frozen=True, slots=True)

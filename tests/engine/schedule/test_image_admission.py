@@ -62,9 +62,11 @@ def test_images_that_are_not_as_the_model_wants_them_are_refused_in_words(conten
     assert bool(words) == bool(found)
 
 
-def test_a_model_without_a_tower_takes_no_image_and_one_with_it_no_scores_of_prompts_with_them() -> None:
+def test_a_model_without_a_tower_takes_no_image_and_one_with_it_scores_tokens_behind_images_alone() -> None:
     assert "takes text only" in refusal(with_content(WHOLE), None)
-    assert "leave it out" in refusal(with_content(WHOLE, replace(GREEDY, prompt_logprobs=0)))
+    for start, is_taken in ((0, False), (5, False), (6, True)):
+        found = refusal(with_content(WHOLE, replace(GREEDY, prompt_logprobs=0, prompt_logprobs_start=start)))
+        assert ("begin with start 6" in found) != is_taken
 
 
 def test_keys_below_zero_that_are_no_content_s_are_refused() -> None:

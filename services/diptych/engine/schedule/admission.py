@@ -44,8 +44,9 @@ def refuse_contents(request: Request, vision: VisionInput | None) -> str | None:
     """Say why the images of a prompt can't be taken; None when they can."""
     if vision is None:
         return "the prompt has content that is no text; this model takes text only"
-    if request.prompt_logprobs is not None:
-        return "prompt_logprobs are of tokens, and the prompt has images: leave it out"
+    scored, end = request.prompt_logprobs, request.contents[-1].end
+    if scored is not None and scored.start + 1 < end:
+        return f"log-probabilities of a prompt are of tokens: behind its last image they begin with start {end - 1}"
     return next(filter(None, (_refuse_image(each, vision) for each in request.contents)), None)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from diptych.common.errors import InvalidRequest
@@ -19,7 +19,7 @@ class ImageInput:
     """An image of a prompt."""
 
     param: str  # the field of the request that it is in
-    file: bytes | str = b""  # a str: in base64
+    file: bytes | str = field(default=b"", repr=False)  # a str: in base64
     url: str = ""  # where it is instead
     is_small: bool = False  # few pixels are enough, says the client
 
