@@ -609,6 +609,22 @@ CASES: Final = {
 }
 
 
+@pytest.fixture(scope="session")
+def vision_model(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A tiny Qwen2.5-VL as a folder, with tokenizer and template, and as transformers computes it."""
+    from tiny_vision import save_qwen2_5_vl
+
+    return save_qwen2_5_vl(tmp_path_factory.mktemp("tiny-vision"))
+
+
+@pytest.fixture(scope="session")
+def qwen3_vl(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The same of Qwen3-VL."""
+    from tiny_vision import save_qwen3_vl
+
+    return save_qwen3_vl(tmp_path_factory.mktemp("tiny-qwen3-vl"))
+
+
 @dataclass(frozen=True)
 class TinyModel:
     """A random model as transformers saved it, with what transformers computes."""

@@ -11,7 +11,9 @@ import pytest
 import torch
 import transformers
 
+from diptych.checkpoints.hf_folder import read_config
 from diptych.cli.describe import DescribeConfig, main
+from diptych.cli.reports.model_report import Plan, as_text
 from diptych.common.errors import ConfigError
 from diptych.engine.options.config import Quantization
 
@@ -188,6 +190,24 @@ def test_of_a_model_that_knows_images_the_text_is_counted(
     assert found["parameters"] == sum(tensor.numel() for tensor in model.state_dict().values()) + head - num_learned
     assert found["active_parameters"] / 1e9 == pytest.approx(active, abs=0.05)
     assert found["kv_token_bytes"] == kv_kib * 1024
+
+
+def test_of_a_model_that_sees_images_the_tower_is_told(
+    vision_model: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, theirs = described(vision_model.folder, capsys), vision_model.theirs
+    num_parameters = sum(tensor.numel() for tensor in theirs.model.visual.state_dict().values())
+    assert found["parameters"] == sum(tensor.numel() for tensor in theirs.state_dict().values())
+    assert found["tower"] == {
+        "parameters": num_parameters,
+        "weights_bytes": 2 * num_parameters,
+        "least_image_tokens": 4,
+        "most_image_tokens": 64,
+        "image_token_bytes": 128,
+    }
+    config = read_config(vision_model.folder)
+    text = as_text(config, Plan(80.0, 0.9, 1, 16, "bfloat16"))
+    assert "a token for 8 by 8 pixels, 4 to 64 an image; 128 B a token until its prompt is computed" in text
 
 
 def test_people_are_told_what_fits_and_what_does_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

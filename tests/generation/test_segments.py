@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from diptych.common.arrays import I64
 from diptych.common.errors import InvalidRequest
 from diptych.generation.page_hash import page_hashes, prompt_hash
-from diptych.generation.segments import ContentSegment, TokenSegment, content_len, prompt_keys, segments
+from diptych.generation.segments import (
+    ContentSegment,
+    Image,
+    TokenSegment,
+    content_len,
+    prompt_keys,
+    rope_positions,
+    rope_shift,
+    segments,
+)
 
 CAT, DOG = (hashlib.sha256(name).digest() for name in (b"cat", b"dog"))
 PAGE = 4
@@ -119,3 +128,32 @@ def test_content_that_cannot_stand_there_is_refused(content: ContentSegment, wor
 def test_contents_do_not_overlap() -> None:
     with pytest.raises(InvalidRequest, match="place 2: those before it leave 3 to 5"):
         prompt_keys(tokens(1, 2, 3), [ContentSegment(1, 2, CAT), ContentSegment(2, 1, DOG)])
+
+
+def image(start: int, rows: int, columns: int, side: int = 28) -> ContentSegment:
+    return ContentSegment(start, rows * columns, CAT, Image(rows * side, columns * side))
+
+
+def test_an_image_s_grid_follows_from_its_size_and_its_places() -> None:
+    assert image(0, 3, 5).grid == (3, 5)
+    assert image(0, 1, 1, 8).grid == (1, 1)
+    for size in ((28 * 4, 28 * 5), (0, 28), (28, 0), (10, 10)):
+        assert ContentSegment(0, 15, CAT, Image(*size)).grid == (0, 0), "admission refuses it"
+    assert ContentSegment(0, 15, CAT).grid == (0, 0)
+
+
+def test_rows_and_columns_count_from_the_first_place_and_text_goes_on_behind_the_longer_side() -> None:
+    contents = (image(2, 2, 3), image(9, 2, 1))
+    time = [0, 1, *[2] * 6, 5, *[6] * 2, 8, 9]
+    height = [0, 1, 2, 2, 2, 3, 3, 3, 5, 6, 7, 8, 9]
+    width = [0, 1, 2, 3, 4, 2, 3, 4, 5, 6, 6, 8, 9]
+    assert rope_positions(contents, 0, 13).tolist() == [time, height, width]
+    assert rope_shift(contents) == time[-1] - 12
+
+
+@pytest.mark.parametrize("start", range(13))
+def test_positions_of_a_part_are_those_of_the_whole(start: int) -> None:
+    contents = (image(2, 2, 3), image(9, 2, 1))
+    whole = rope_positions(contents, 0, 13)
+    for end in range(start + 1, 14):
+        assert (rope_positions(contents, start, end) == whole[:, start:end]).all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,13 @@ import pytest
 import torch
 import transformers
 from scheduler_pair import SchedulerPair
+from tiny_vision import contents_of
+from vision_engine import TWO_IMAGES
 
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.values.transfer_rules import TransferRules
-from diptych.v1 import bootstrap_pb2, engine_pb2, worker_pb2
+from diptych.generation.codec import content_to_wire
+from diptych.v1 import bootstrap_pb2, engine_pb2, inference_pb2, worker_pb2
 
 NUM_LAYERS = 2
 PAGE_SIZE = 512  # so that half a page of the tiny model is worth a write of its own
@@ -144,5 +148,37 @@ def test_a_role_changes_without_a_reload_and_the_link_serves_the_new_one(
             assert [prefill.token_ids + decode.token_ids for prefill, decode in legs] == expected[:2]
             assert (await two.local(3, PROMPTS[2], 4)).token_ids == expected[2]
             assert (one.context_len, two.context_len <= full // 2 + PAGE_SIZE) == (full, True)
+
+    asyncio.run(run())
+
+
+def test_a_prompt_with_images_is_computed_by_two_ranks_and_goes_on_where_no_pixels_are(vision_model: Any) -> None:
+    """Its digests are compared; the second time both sides have its pages, and nothing is encoded."""
+    expected = vision_model.greedy(TWO_IMAGES, 5)
+    text = [token for token in TWO_IMAGES if isinstance(token, int)]
+
+    def leg(room: int, kind: worker_pb2.LegKind, peer: int) -> engine_pb2.SchedulerCommands:
+        contents = contents_of(TWO_IMAGES, with_pixels=kind == worker_pb2.LEG_KIND_PREFILL)
+        sampling = inference_pb2.SamplingParams(max_tokens=5, temperature=0, top_p=1, ignore_eos=True)
+        start = worker_pb2.StartLeg(room=room, prompt_token_ids=text, sampling=sampling, peer_instance_id=peer)
+        start.contents.extend(map(content_to_wire, contents))
+        start.kind = kind
+        return engine_pb2.SchedulerCommands(start=[start])
+
+    async def run() -> None:
+        model = EngineOptions(model=str(vision_model.folder), kv_cache_mib=4, page_size=4)
+        two_ranks = replace(model, tp=2)
+        async with SchedulerPair(two_ranks, TransferRules("always"), decode_engine=model) as pair:
+            for room in (1, 2):
+                await pair.decode.send(leg(room, worker_pb2.LEG_KIND_DECODE, pair.prefill.instance_id))
+                await pair.prefill.send(leg(room, worker_pb2.LEG_KIND_PREFILL, pair.decode.instance_id))
+                prefill, decode = await pair.prefill.wait_for(room), await pair.decode.wait_for(room)
+                assert prefill.token_ids + decode.token_ids == expected
+                assert decode.last is not None
+                assert decode.last.error.message == ""
+                statuses = [await pair.prefill.ask_status(), await pair.decode.ask_status()]
+                assert [each.images_encoded for each in statuses] == [2, 0]
+                assert [each.image_places_encoded for each in statuses] == [23, 0]
+                assert [(each.integrity_failures, list(each.problems)) for each in statuses] == [(0, [])] * 2
 
     asyncio.run(run())

@@ -26,6 +26,7 @@ from simulated_worker import Fault, Output, SimulatedWorker
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from diptych.architectures.pooling import Pooling
+from diptych.architectures.vision import VisionInput
 from diptych.common.event_loop import Stop
 from diptych.common.members.roles import WORKER_ROLES, LegKind
 from diptych.common.members.terms import Feature, bits
@@ -56,17 +57,21 @@ DEFAULTS: Mapping[str, Any] = {  # of the router's options
 }
 COMPLETION: Mapping[str, Any] = {"prompt": "p", "max_tokens": CONTEXT_LEN}  # until the script ends
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+VISION_TEMPLATE = """{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}\
+{% for part in m.content %}{% if part.type == 'image' %}[<|image_pad|>]{% else %}{{ part.text }}{% endif %}{% endfor %}\
+{% endif %}
+{% endfor %}"""
 PREFILL, DECODE, UNIFIED = bootstrap_pb2.ROLE_PREFILL, bootstrap_pb2.ROLE_DECODE, bootstrap_pb2.ROLE_UNIFIED
 READY = bootstrap_pb2.INSTANCE_STATE_READY
 
 
-def make_tokenizer(special_tokens: Sequence[str] = ()) -> Tokenizer:
+def make_tokenizer(special_tokens: Sequence[str] = (), template: str = TEMPLATE) -> Tokenizer:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = tokenizers.Tokenizer(models.BPE({char: index for index, char in enumerate(alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(token, special=True) for token in ("<eos>", *special_tokens)])
-    return Tokenizer(backend, eos_ids=[EOS], chat_template=TEMPLATE)
+    return Tokenizer(backend, eos_ids=[EOS], chat_template=template)
 
 
 class Cluster:
@@ -80,10 +85,12 @@ class Cluster:
         open_export: OpenExport | None = None,
         trust: Trust = INSECURE,
         pooling: Pooling | None = None,
+        vision: VisionInput | None = None,
     ) -> None:
+        self._vision = vision  # how the model wants images; None: it takes none
         self._pooling = pooling  # of the model, whose vectors have three numbers; None: it makes text
         self._trust = trust  # the router's; simulated workers let everybody in
-        self.tokenizer = make_tokenizer(special_tokens)
+        self.tokenizer = make_tokenizer(special_tokens, VISION_TEMPLATE if vision else TEMPLATE)
         self.script: str | None = "Hello!"
         self._letters = self.tokenizer.encode("abcdefghijklmnopqrstuvwxyz")
         self._members: dict[int, bootstrap_pb2.Instance] = {}
@@ -294,7 +301,7 @@ class Cluster:
     async def _start_router(self, config: RouterConfig, open_export: OpenExport | None) -> None:
         names = config.served_model_name
         model = ServedModel(MODEL_ID, self.tokenizer, self.tokenizer.vocab_size, CONTEXT_LEN, names=names)
-        model = replace(model, pooling=self._pooling, vector_size=3)
+        model = replace(model, pooling=self._pooling, vector_size=3, vision=self._vision)
         model = replace(model, formats=formats_of(model, config.tool_parser, config.reasoning_parser))
         self._stop = Stop()
         self.router = build(config, self._trust, model, self, 7, open_export=open_export)
@@ -334,10 +341,11 @@ def cluster_factory() -> Iterator[Callable[..., Cluster]]:
         open_export: OpenExport | None = None,
         trust: Trust = INSECURE,
         pooling: Pooling | None = None,
+        vision: VisionInput | None = None,
         **options: Any,
     ) -> Cluster:
         roles = [PREFILL] * prefill + [DECODE] * decode + [UNIFIED] * unified
-        clusters.append(Cluster(roles, options, special_tokens, open_export, trust, pooling))
+        clusters.append(Cluster(roles, options, special_tokens, open_export, trust, pooling, vision))
         return clusters[-1]
 
     yield start

@@ -197,10 +197,10 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
             self._on_event()
 
     def _unpack_prompt(self, leg: StartLeg) -> None:
-        """Make `prompt_token_ids` the whole prompt, for a test to read; a text stays, to be seen."""
+        """Make `prompt_token_ids` all tokens of the prompt, for a test to read; a text stays, to be seen."""
         text_ids = self._encode(leg.prompt_text, leg.add_special_tokens) if leg.prompt_text else ()
         text, leg.prompt_text = leg.prompt_text, ""
-        leg.prompt_token_ids[:] = [*text_ids, *prompt_of(leg).tolist()]
+        leg.prompt_token_ids[:] = [*text_ids, *(key for key in prompt_of(leg).tolist() if key >= 0)]
         leg.ClearField("prompt_tokens")
         leg.prompt_text = text
 

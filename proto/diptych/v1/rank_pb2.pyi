@@ -192,7 +192,7 @@ class PlaceAdapter(_message.Message):
     def __init__(self, task: _Optional[int] = ..., slot: _Optional[int] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("mode", "input_ids", "positions", "out_slots", "page_table", "seq_lens", "extend_lens", "prompt_rows", "num_sampled", "states", "windows", "is_unfollowed", "adapters")
+    __slots__ = ("mode", "input_ids", "positions", "out_slots", "page_table", "seq_lens", "extend_lens", "prompt_rows", "num_sampled", "states", "windows", "is_unfollowed", "adapters", "rope_positions", "images")
     MODE_FIELD_NUMBER: _ClassVar[int]
     INPUT_IDS_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
@@ -206,6 +206,8 @@ class Step(_message.Message):
     WINDOWS_FIELD_NUMBER: _ClassVar[int]
     IS_UNFOLLOWED_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    ROPE_POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
     mode: str
     input_ids: bytes
     positions: bytes
@@ -219,7 +221,27 @@ class Step(_message.Message):
     windows: WindowGroups
     is_unfollowed: bool
     adapters: bytes
-    def __init__(self, mode: _Optional[str] = ..., input_ids: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., out_slots: _Optional[bytes] = ..., page_table: _Optional[bytes] = ..., seq_lens: _Optional[bytes] = ..., extend_lens: _Optional[bytes] = ..., prompt_rows: _Optional[bytes] = ..., num_sampled: _Optional[bytes] = ..., states: _Optional[_Union[StateMoves, _Mapping]] = ..., windows: _Optional[_Union[WindowGroups, _Mapping]] = ..., is_unfollowed: _Optional[bool] = ..., adapters: _Optional[bytes] = ...) -> None: ...
+    rope_positions: bytes
+    images: _containers.RepeatedCompositeFieldContainer[ImageRows]
+    def __init__(self, mode: _Optional[str] = ..., input_ids: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., out_slots: _Optional[bytes] = ..., page_table: _Optional[bytes] = ..., seq_lens: _Optional[bytes] = ..., extend_lens: _Optional[bytes] = ..., prompt_rows: _Optional[bytes] = ..., num_sampled: _Optional[bytes] = ..., states: _Optional[_Union[StateMoves, _Mapping]] = ..., windows: _Optional[_Union[WindowGroups, _Mapping]] = ..., is_unfollowed: _Optional[bool] = ..., adapters: _Optional[bytes] = ..., rope_positions: _Optional[bytes] = ..., images: _Optional[_Iterable[_Union[ImageRows, _Mapping]]] = ...) -> None: ...
+
+class ImageRows(_message.Message):
+    __slots__ = ("key", "height", "width", "rgb", "first", "num_rows", "token")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    RGB_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    key: bytes
+    height: int
+    width: int
+    rgb: bytes
+    first: int
+    num_rows: int
+    token: int
+    def __init__(self, key: _Optional[bytes] = ..., height: _Optional[int] = ..., width: _Optional[int] = ..., rgb: _Optional[bytes] = ..., first: _Optional[int] = ..., num_rows: _Optional[int] = ..., token: _Optional[int] = ...) -> None: ...
 
 class DraftStep(_message.Message):
     __slots__ = ("token_ids", "positions", "page_table", "num_drafts", "page_size", "missed")

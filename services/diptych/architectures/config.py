@@ -12,6 +12,8 @@ from typing import Final, Literal
 from diptych.architectures.encoder import Encoder
 from diptych.architectures.pooling import Pooling
 from diptych.architectures.recurrent import Recurrent
+from diptych.architectures.tower import Sections, Tower
+from diptych.architectures.vision import VisionInput
 
 Scoring = Literal["softmax", "sigmoid"]
 # each head by itself; all heads as one vector; each head by itself and without weights, in layers that rotate
@@ -230,6 +232,9 @@ class ModelConfig:
     fp8_weights: bool = False  # as they are stored: GPUs quantise what they multiply them by
     keeps_all: bool = False  # layers with a window keep all tokens of a request, too; see `page_groups`
     encoder: Encoder | None = None  # its layers are none of a decoder
+    tower: Tower | None = None  # that makes rows of images; None: the model knows text alone
+    vision: VisionInput | None = None  # how images are to be when they come; with a tower
+    mrope: Sections | None = None  # `rope` turns by time, height and width of what a token stands for
     pooling: Pooling | None = None  # what is made of a prompt where no text is: there is no output projection then
     draft: DraftLayers | None = None  # that worker and peers agree on; None: pages hold nothing of another model
     num_next_layers: int = 0  # that a checkpoint has behind these layers, and that predict further tokens
@@ -411,6 +416,8 @@ class ModelConfig:
     def attending(self) -> ModelConfig:
         """The same model of its attention's layers alone: what attention knows of it, which counts these."""
         kept = self.attention_layers
+        if self.mrope is not None:  # which is done before
+            return replace(self, mrope=None, rope=Rope.still(self.rope.dim)).attending
         if len(kept) == self.num_layers:
             return self
         return replace(

@@ -23,6 +23,7 @@ from diptych.architectures.config import ModelConfig
 from diptych.architectures.next_layer import next_layer
 from diptych.architectures.pooling import Pooling, of_modules
 from diptych.architectures.registry import FAMILIES, from_hf, pooled
+from diptych.architectures.vision import qwen_input
 from diptych.checkpoints.fingerprint import fingerprint
 from diptych.checkpoints.quantization.awq import awq
 from diptych.checkpoints.quantization.compressed_tensors import compressed_tensors
@@ -46,6 +47,8 @@ NAME: Final = re.compile(
     r"\.layers\.(?P<layer>\d+)\.self_attn\."
     r"(?:(?P<of>q|k|v|prob)_scale|[qkv]_proj\.(?P<of_product>[qkv])_scale|(?P<of_output>[qkv])_proj\.output_scale)$"
 )
+# files that say how images are to come, the last one that is there counts; and the part of them that does
+PROCESSORS: Final = {"processor_config.json": "image_processor", "preprocessor_config.json": ""}
 SCHEMES: Final[dict[str, Callable[[Mapping[str, Any]], Scheme]]] = {
     "awq": awq,
     "gptq": gptq,
@@ -183,10 +186,23 @@ def read_config(folder: Path) -> ModelConfig:
     generation = folder / "generation_config.json"
     values = read_json(folder / "config.json")
     config = from_hf(values, read_json(generation) if generation.exists() else {}, folder.resolve().name)
+    config = with_processor(folder, config, values)
     pooling = read_modules(folder) if (folder / "modules.json").exists() else None
     if pooling is None or (config.pooling is not None and config.pooling.purpose == "classify"):
         return _with_separator(folder, config)
     return _shortened(folder, pooled(config, pooling))
+
+
+def with_processor(folder: Path, config: ModelConfig, values: Mapping[str, Any]) -> ModelConfig:
+    """Return a model that knows images with what the folder says of how these are to come."""
+    if config.vision is None:
+        return config
+    said: Mapping[str, Any] = {}
+    for name, part in PROCESSORS.items():
+        if (folder / name).exists():
+            file = read_json(folder / name)
+            said = file.get(part) or {} if part else file
+    return replace(config, vision=qwen_input(values, values["vision_config"], said))
 
 
 def _with_separator(folder: Path, config: ModelConfig) -> ModelConfig:

@@ -11,7 +11,7 @@ from typing import Final
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.registry import from_hf
 from diptych.checkpoints.gguf_model import GgufModel
-from diptych.checkpoints.hf_folder import quantization_of, read_scheme
+from diptych.checkpoints.hf_folder import quantization_of, read_scheme, with_processor
 from diptych.checkpoints.quantization.declared import Declared, check_groups, declared
 from diptych.checkpoints.shard import check_divides
 from diptych.cli.reports.model_report import Plan, as_json, as_text
@@ -113,7 +113,9 @@ def read(path: Path) -> ModelConfig:
         raise ConfigError(f"no model {str(path)!r}: give a folder with config.json, that file, or a GGUF file")
     generation = file.with_name("generation_config.json")
     name = file.resolve().parent.name if file.name == "config.json" else file.stem
-    return from_hf(read_json(file), read_json(generation) if generation.is_file() else {}, name)
+    values = read_json(file)
+    config = from_hf(values, read_json(generation) if generation.is_file() else {}, name)
+    return with_processor(file.parent, config, values)
 
 
 def int4_group(stored: Declared) -> int | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
+from typing import Final
 
 from diptych.common.members.roles import LegKind
 from diptych.decode.grants import Grants, Headroom
@@ -18,7 +19,7 @@ from diptych.decode.room import DecodeRoom
 from diptych.decode.rooms import VERIFIED, Rooms
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
-from diptych.engine.schedule.admission import refuse
+from diptych.engine.schedule.admission import refuse, refuse_without_pixels
 from diptych.engine.schedule.batch_builder import BuildBatch, build_batch
 from diptych.engine.schedule.extend_queue import Coming, nothing_comes
 from diptych.engine.schedule.pace.step_pace import NextPrompt, StepPace
@@ -63,6 +64,10 @@ from diptych.generation.grammar import Matcher
 from diptych.generation.output import LEAVING, Failure, FailureCode, Output
 from diptych.generation.stop.conditions import end_ids
 from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, Note
+
+WITHOUT_PIXELS: Final = Failure(
+    FailureCode.RETRACTED, "KV memory ran out, and the pixels to compute its images again are not on this worker"
+)
 
 
 class DecodeCore:
@@ -167,6 +172,8 @@ class DecodeCore:
         failure = refuse(request, self._limits, is_known=known, max_tokens=self.max_tokens, num_waiting=num_waiting)
         if failure is None and event.kind is not LegKind.LOCAL and event.peer not in self._rooms.linked:
             return Failure(FailureCode.PEER_LOST, f"no link to prefill worker {event.peer:016x}")
+        if failure is None and event.kind is LegKind.LOCAL:
+            return refuse_without_pixels(request)
         return failure
 
     def _on_matcher(self, room_id: int, matcher: Matcher, now_s: float) -> None:
@@ -268,9 +275,15 @@ class DecodeCore:
         self._running.give_up()
 
     def _note_retraction(self, request: Request) -> None:
-        """Out of KV memory: the request waits here, and later computes again what is not cached any more."""
+        """Out of KV memory: the request waits here, and later computes again what is not cached any more.
+
+        One with images whose pixels are not here could not: it is for the router to replay.
+        """
         self._counts.retractions += 1
-        self._rooms.retracted.add(self._rooms[request.room], self._now_s)
+        room = self._rooms[request.room]
+        self._rooms.retracted.add(room, self._now_s)
+        if not request.has_pixels:
+            self._rooms.fail(room, WITHOUT_PIXELS)
 
     def plain_steps(self, token_id: int) -> PlainSteps:
         """See `UnifiedCore.plain_steps`."""

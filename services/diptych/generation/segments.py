@@ -9,8 +9,9 @@ of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 import numpy as np
@@ -42,7 +43,7 @@ class Image:
 
     height: int  # pixels
     width: int
-    rgb: bytes = b""  # uint8 [height, width, 3]; empty where nobody encodes it
+    rgb: bytes = field(default=b"", repr=False)  # uint8 [height, width, 3]; empty where nobody encodes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,22 @@ class ContentSegment:
     num_tokens: int  # places that it takes, at least 1
     digest: bytes  # SHA-256 of what is encoded: content with the same one shares KV
     image: Image | None = None  # what it is made of
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num_tokens
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of an image's places, `num_tokens` together; (0, 0): it is none, or no whole number of them.
+
+        They are squares, so how many pixels one has follows from how many there are.
+        """
+        if self.image is None or self.image.height < 1 or self.image.width < 1:
+            return 0, 0
+        side = math.isqrt(self.image.height * self.image.width // self.num_tokens)
+        rows, columns = (self.image.height // side, self.image.width // side) if side else (0, 0)
+        return (rows, columns) if rows * columns == self.num_tokens else (0, 0)
 
     @property
     def keys(self) -> I64:
@@ -95,6 +112,12 @@ def prompt_keys(token_ids: I64, contents: Sequence[ContentSegment] = ()) -> I64:
     return np.concatenate([each.keys for each in segments(token_ids, contents)]) if contents else token_ids
 
 
+def without_pixels(content: ContentSegment) -> ContentSegment:
+    """Return the same for whoever encodes nothing: positions follow from its size."""
+    image = content.image
+    return content if image is None else replace(content, image=Image(image.height, image.width))
+
+
 def content_len(contents: Sequence[ContentSpan]) -> int:
     """Return how many places contents take."""
     return sum(content.num_tokens for content in contents) if contents else 0
@@ -110,3 +133,29 @@ def _check(content: ContentSegment, earliest: int, latest: int) -> None:
     if not earliest <= content.start <= latest:
         words = f"content can't start at place {content.start}: those before it leave {earliest} to {latest}"
         raise InvalidRequest(words, param="contents")
+
+
+def rope_shift(contents: Iterable[ContentSegment]) -> int:
+    """Return what is added to a token's place, behind these contents, for its position of time, height and width.
+
+    An image's rows and columns are counted from the position of its first place on; what follows comes behind the
+    longer side. Nothing but sizes is asked, so whoever goes on with a prompt knows it without pixels.
+    """
+    return sum(max(content.grid) - content.num_tokens for content in contents if max(content.grid))
+
+
+def rope_positions(contents: Sequence[ContentSegment], start: int, end: int) -> I64:
+    """Return positions of time, height and width of the places `[start, end)` of a request, `[3, end - start]`."""
+    places = np.arange(start, end, dtype=np.int64)
+    found: I64 = np.broadcast_to(places, (3, len(places))).copy()
+    for content in contents:
+        rows, columns = content.grid
+        if not rows or content.start >= end:
+            continue
+        behind = max(0, content.end - start)
+        inside = slice(max(0, content.start - start), behind)
+        found[:, behind:] += max(rows, columns) - content.num_tokens
+        first = found[0, inside] - (places[inside] - content.start)  # what is before it is counted already
+        numbers = places[inside] - content.start
+        found[:, inside] = first + np.stack((np.zeros_like(numbers), numbers // columns, numbers % columns))
+    return found

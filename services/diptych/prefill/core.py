@@ -11,7 +11,7 @@ from collections.abc import Callable, Set
 
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
-from diptych.engine.schedule.admission import refuse
+from diptych.engine.schedule.admission import refuse, refuse_without_pixels
 from diptych.engine.schedule.batch_builder import BuildBatch, build_batch
 from diptych.engine.schedule.extend_queue import Coming, ExtendQueue, nothing_comes
 from diptych.engine.schedule.pace.step_pace import NextPrompt, StepPace
@@ -131,6 +131,7 @@ class PrefillCore:
         request = event.request
         known, num_waiting = self.has_room(request.room), len(self._waiting)
         failure = refuse(request, self._limits, is_known=known, max_tokens=self.max_tokens, num_waiting=num_waiting)
+        failure = failure or refuse_without_pixels(request)
         if failure:
             self._effects.append(Emit(Output(request.room, failure=failure)))
             return

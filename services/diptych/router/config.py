@@ -16,8 +16,11 @@ from diptych.common.net.reachable import reachable_host
 from diptych.common.net.served import LoadFormat, check_max_model_len, check_names
 from diptych.common.trust.trust import TrustConfig
 from diptych.generation.slo import Slo
+from diptych.router.admission.body_budget import SHARE
 from diptych.router.choose.policies import POLICIES
 from diptych.router.http.exchange.cors import check_origins
+from diptych.router.images.addresses import check_hosts
+from diptych.router.images.limits import MOST_PIXELS, ImageLimits
 from diptych.router.keys.config import KeyConfig
 from diptych.router.text.parsing.formats import TOOL_FORMATS
 from diptych.router.text.parsing.message_formats import AUTO, NONE, REASONING_FORMATS
@@ -28,9 +31,15 @@ _POSITIVE: Final = (
     "batch_concurrency",
     "batch_file_bytes",
     "batch_lease_s",
+    "image_fetch_s",
+    "image_memory_bytes",
+    "image_threads",
     "max_choices",
     "max_concurrent",
     "max_queue_wait_s",
+    "max_image_bytes",
+    "max_image_pixels",
+    "max_images",
     "max_body_bytes",
     "client_stall_s",
     "request_timeout_s",
@@ -170,6 +179,19 @@ class RouterConfig(LogConfig, TrustConfig, KeyConfig):
     batch_lease_s: float = option(
         30.0, help="silence after which other routers go on with a router's batch", group="batches"
     )
+    image_urls: tuple[str, ...] = option(
+        (),
+        help="hosts that images are fetched from: images.example, *.example, host:port; *: all public ones",
+        group="images",
+    )
+    image_fetch_s: float = option(10.0, help="how long an image may take to come from its URL", group="images")
+    image_threads: int = option(2, help="threads that decode and scale images", group="images")
+    image_memory_bytes: int = option(
+        1 << 30, help="memory for fetched files and pixels of all requests; more get 429", group="images"
+    )
+    max_images: int = option(16, help="images that a request may have", group="images")
+    max_image_bytes: int = option(16 << 20, help="longest file of an image", group="images")
+    max_image_pixels: int = option(1 << 25, help="most pixels of an image, as its file has them", group="images")
     tokenize_at: TokenizeAt = option(
         "router", help="who makes tokens of prompts; worker: long ones cost the router little", group="limits"
     )
@@ -182,6 +204,11 @@ class RouterConfig(LogConfig, TrustConfig, KeyConfig):
     def tiers(self) -> Tiers:
         """Raises `ConfigError`."""
         return tiers_of(self.slo_tiers, Slo(self.ttft_slo_ms / 1000, self.tpot_slo_ms / 1000))
+
+    @property
+    def image_limits(self) -> ImageLimits:
+        request_bytes = self.image_memory_bytes // SHARE
+        return ImageLimits(self.max_images, self.max_image_bytes, self.max_image_pixels, request_bytes)
 
     @staticmethod
     def advice(unknown: Sequence[str]) -> str:
@@ -200,6 +227,9 @@ class RouterConfig(LogConfig, TrustConfig, KeyConfig):
         check_replicas(self.bootstrap)
         check_max_model_len(self.max_model_len)
         check_origins(self.cors_origins)
+        check_hosts(self.image_urls)
+        if self.max_image_pixels > MOST_PIXELS:
+            raise ConfigError(f"--max-image-pixels must be at most {MOST_PIXELS}, not {self.max_image_pixels}")
         check_names(self.served_model_name)
         for name in _NOT_NEGATIVE:
             if (value := getattr(self, name)) < 0:

@@ -33,6 +33,8 @@ from diptych.router.grpc.server import CallGate, GrpcServer, MessageReader
 from diptych.router.http.exchange.app import clients_app, operators_app
 from diptych.router.http.openai.batch_lines import LineServer
 from diptych.router.http.operate.about import with_all_metrics
+from diptych.router.images.fetch import ImageFetcher
+from diptych.router.images.reader import ImageReader
 from diptych.router.keys.caller import Callers
 from diptych.router.keys.ledger import Ledger
 from diptych.router.keys.opened import open_callers
@@ -47,6 +49,7 @@ from diptych.router.serve.prepare import Preparer
 from diptych.router.serve.request_log import RequestLog
 from diptych.router.serve.selection import Selector
 from diptych.router.serve.usage_log import UsageLog
+from diptych.router.text.fair_threads import FairThreadPool
 from diptych.router.text.tokenization import Tokenization
 from diptych.router.tracing.tracer import OpenExport, Tracer
 from diptych.router.values.progress import RetryLimits
@@ -63,6 +66,7 @@ MAX_CONNECTIONS: Final = 8192  # of HTTP; of gRPC as many
 MAX_CONNECTION_S: Final = 60.0  # of gRPC, before a client is told to connect anew
 MIN_CONNECTION_S: Final = 1.0
 BODIES_IN_MEMORY: Final = 64  # of the longest; of shorter ones more
+MAX_READING: Final = 64  # requests whose images are read at once
 STOP_GRACE_S: Final = 3  # after draining, for the last words to running requests
 
 
@@ -184,11 +188,13 @@ def _dispatcher(config: RouterConfig, fleet: Fleet, metrics: RouterMetrics) -> D
 
 
 def _preparer(config: RouterConfig, model: ServedModel, fleet: Fleet, metrics: RouterMetrics) -> Preparer:
+    images = _images(config, model)
     tokenization = Tokenization(
         model,
         at=config.tokenize_at,
         num_threads=config.tokenizer_threads,
         cache_bytes=config.tokenizer_cache_bytes,
+        images=images,
     )
     metrics.registry.register(TokenizerUsage(tokenization.cache))
     grammars = GrammarChecks()
@@ -201,7 +207,18 @@ def _preparer(config: RouterConfig, model: ServedModel, fleet: Fleet, metrics: R
         timeout_s=config.request_timeout_s,
         max_choices=config.max_choices,
         tiers=config.tiers,
+        images=images,
+        pixels=BodyBudget(config.image_memory_bytes, "images"),
     )
+
+
+def _images(config: RouterConfig, model: ServedModel) -> ImageReader | None:
+    if model.vision is None:
+        return None
+    fetcher = ImageFetcher(config.image_urls, max_bytes=config.max_image_bytes, timeout_s=config.image_fetch_s)
+    threads = FairThreadPool(config.image_threads, "images")
+    max_reading = max(1, min(MAX_READING, config.max_concurrent // 4))  # places are left for requests without images
+    return ImageReader(model.vision, config.image_limits, fetcher, threads, max_reading)
 
 
 def _pipeline(

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
-from diptych.router.text.tokenization import FairThreadPool
+from diptych.router.text.fair_threads import FairThreadPool
 
 PATIENCE_S = 200
 

@@ -9,7 +9,9 @@ from typing import Any, Final
 
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.placement import Piece
+from diptych.architectures.registry import placement_of
 from diptych.architectures.size import EXPERT, LINEAR, num_active_parameters, num_parameters, weights_nbytes
+from diptych.architectures.tower_placement import num_tower_parameters
 from diptych.checkpoints.shard import Shard
 from diptych.engine.options.pool_size import region_words, whole_layout
 from diptych.engine.values.kv_regions import (
@@ -131,6 +133,7 @@ def as_json(model: ModelConfig, plan: Plan) -> dict[str, Any]:
         "context_tokens": model.context_len,
         "parameters": num_parameters(model),
         "active_parameters": num_active_parameters(model),
+        "tower": _tower_json(model),
         "kv_token_bytes": _page_nbytes(model, plan) / plan.page_size,
         "kv_window_bytes": most_windowed(model, plan),
         "gpu": {"weights_bytes": found.weights, "page_bytes": found.page, "pages": found.pages},
@@ -157,6 +160,7 @@ def _facts(model: ModelConfig, plan: Plan) -> Iterator[tuple[str, str]]:
     yield "layers", f"{model.num_layers}{_experts(model)}"
     yield "context", f"{model.context_len:,} tokens"
     yield "parameters", _billions(total) + (f", of which a token meets {_billions(active)}" if active < total else "")
+    yield from _tower_facts(model)
     yield from _kv_facts(model, plan)
     if model.recurrent is not None:
         size, num_layers = state_nbytes(model.recurrent, STATE_DTYPE), len(model.recurrent.layers)
@@ -168,6 +172,31 @@ def _facts(model: ModelConfig, plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.gpus_per_node:
         yield "nodes", _on_nodes(smallest_worker(model, plan), plan)
     yield "handed over", ", ".join(f"{each:,} tokens: {_size(handed_over(model, plan, each))}" for each in _lens(model))
+
+
+def _tower_json(model: ModelConfig) -> dict[str, int] | None:
+    """Return what looks at images; None: nothing does."""
+    if model.tower is None or model.vision is None:
+        return None
+    parameters = num_tower_parameters(placement_of(model))
+    return {
+        "parameters": parameters,
+        "weights_bytes": parameters * WEIGHT_NBYTES,
+        "least_image_tokens": -(-model.vision.min_pixels // model.vision.step**2),
+        "most_image_tokens": model.vision.max_pixels // model.vision.step**2,
+        "image_token_bytes": model.tower.out_size * (1 + len(model.tower.taps)) * WEIGHT_NBYTES,
+    }
+
+
+def _tower_facts(model: ModelConfig) -> Iterator[tuple[str, str]]:
+    found = _tower_json(model)
+    if found is None or model.vision is None:
+        return
+    weights = f"{_billions(found['parameters'])} of the parameters, {_size(found['weights_bytes'])} on every rank"
+    yield "images", f"a tower with {weights}"
+    step, least, most = model.vision.step, found["least_image_tokens"], found["most_image_tokens"]
+    tokens = f"a token for {step} by {step} pixels, {least:,} to {most:,} an image"
+    yield "", f"{tokens}; {_size(found['image_token_bytes'])} a token until its prompt is computed"
 
 
 def _kv_facts(model: ModelConfig, plan: Plan) -> Iterator[tuple[str, str]]:

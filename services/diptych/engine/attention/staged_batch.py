@@ -40,6 +40,9 @@ class StagedBatch:
     late_adapters: TokenTiles | None = None  # of those of `logits_rows`
     row_groups: RowGroups | None = None  # of the rows before prompts; None: each attends by itself
     rows_before: Tensor | None = None  # int64 [num_tokens], or as many as `input_ids`: see `ForwardBatch`
+    rope_positions: Tensor | None = None  # int64 [3, num_tokens]: see `ForwardBatch`
+    image_tokens: Tensor | None = None  # int64 [num_image_rows]: in whose place rows of images stand
+    image_rows: Tensor | None = None  # [1 + num_taps, num_image_rows, hidden_size]: see `VisionTower.encode`
 
     def of_group(self, group: int) -> StagedBatch:
         """Return the step as layers of one group of pages see it, at the addresses that it has."""
@@ -72,6 +75,7 @@ def stage(batch: ForwardBatch, device: torch.device) -> StagedBatch:
         window_tables=None if windows is None else staged(windows.page_tables),
         window_slots=None if windows is None else staged(windows.out_slots),
         rows_before=None if batch.rows_before is None else staged(batch.rows_before),
+        rope_positions=None if batch.rope_positions is None else staged(batch.rope_positions),
     )
 
 

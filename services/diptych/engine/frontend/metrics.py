@@ -93,6 +93,11 @@ WEIGHTS: Final[Sequence[Row]] = (  # between workers, since start
     ("weights_givers_failed", "Workers asked for weights in vain at start", lambda s: s.weights_givers_failed),
     ("weights_given", "Streams of weights that starting workers took from here", lambda s: s.weights_given),
 )
+IMAGES: Final[Sequence[Row]] = (  # since the model was loaded
+    ("images_encoded", "Images that the model's tower computed", lambda s: s.images_encoded),
+    ("image_places_encoded", "Places of prompts that these take", lambda s: s.image_places_encoded),
+    ("images_reused", "Images of prompts that were computed already", lambda s: s.images_reused),
+)
 PLACED: Final[Row] = ("adapters_placed", "Adapters that were brought into a slot", lambda s: s.adapters_placed)
 SPECULATION: Final[Sequence[tuple[Kind, Row]]] = (  # where somebody guesses
     (CounterMetricFamily, ("speculation_asked", "Times a request was asked about", lambda s: s.drafting.asked)),
@@ -227,7 +232,7 @@ def state_of(status: WorkerStatus) -> str:
 def _scheduler_families(statuses: Answered) -> Iterator[Metric]:
     for name, words, value in COUNTERS:
         yield _by_rank(CounterMetricFamily, (f"kv_{name}", words, value), statuses)
-    yield from (_by_rank(CounterMetricFamily, row, statuses) for row in (PLACED, *WEIGHTS))
+    yield from (_by_rank(CounterMetricFamily, row, statuses) for row in (PLACED, *WEIGHTS, *IMAGES))
     yield from (_by_rank(GaugeMetricFamily, row, statuses) for row in GAUGES)
     pages = [
         ([str(rank), state], count)

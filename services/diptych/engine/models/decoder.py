@@ -13,6 +13,7 @@ from torch import Tensor
 from diptych.architectures.config import ModelConfig
 from diptych.engine.attention.backend import PhasedAttention
 from diptych.engine.attention.staged_batch import StagedBatch
+from diptych.engine.models.axial_rope import AxialRope
 from diptych.engine.models.layer import Layer, new_layer
 from diptych.engine.models.layers.buffers import Buffers, Widths
 from diptych.engine.models.layers.layer_communicator import LayerCommunicator, Stream
@@ -22,6 +23,7 @@ from diptych.engine.models.layers.row_joint import RowJoint
 from diptych.engine.models.matrix import Matrix
 from diptych.engine.models.ops import Ops
 from diptych.engine.models.pieces import Pieces, at_once
+from diptych.engine.models.vision_tower import VisionTower
 from diptych.engine.models.weights import Weights
 from diptych.engine.values.batch import OnLayer
 
@@ -80,7 +82,8 @@ class Decoder:
         self._config = config
         self._ops = ops
         self._dtype = dtype
-        may_scatter = not config.layer_scales  # at the end of such layers stands something else
+        adds_rows = config.tower is not None and bool(config.tower.taps)
+        may_scatter = not (config.layer_scales or adds_rows)  # at the end of such layers stands something else
         self._communicator = LayerCommunicator(ops, config.rms_norm_eps, config.residual_scale, may_scatter=may_scatter)
         scale = config.embedding_scale
         self._embedding_scale = None if scale == 1 else torch.tensor(scale, dtype=dtype)  # rounded, as in training
@@ -94,15 +97,25 @@ class Decoder:
         for index in range(config.num_layers):
             self._layers.append(new_layer(config, noted := weights.noted(), ops, index))
             self.made_of.append(noted.names)
+        self._axial = None if config.mrope is None else AxialRope(config, weights.device)
+        self.tower = None if config.tower is None else _new_tower(config, noted := weights.noted(), dtype)
+        if self.tower is not None:
+            self.made_of.append(noted.names)
         *first, last = self._layers  # the last one's attention is picked from, as latents
         self._decompressed = [*(layer.decompressed() for layer in first), last]
 
     def replace(self, part: int, weights: Weights) -> None:
-        """Make a part anew, `ENDS` or 1 + the index of a layer, of what it is `made_of`. No step may run."""
+        """Make a part anew, `ENDS` or 1 + the index of a layer, of what it is `made_of`. No step may run.
+
+        Behind the layers is the tower, in a model that has one.
+        """
         if part == ENDS:
             self._ends = _new_ends(self._config, weights, self._ops, self._dtype)
             return
         index = part - 1
+        if index == len(self._layers):
+            self.tower = _new_tower(self._config, weights, self._dtype)
+            return
         self._layers[index] = self._decompressed[index] = layer = new_layer(self._config, weights, self._ops, index)
         if index < len(self._layers) - 1:
             self._decompressed[index] = layer.decompressed()
@@ -111,6 +124,7 @@ class Decoder:
         """Drop what all parts are made of. No step may run until each was made anew."""
         self._ends = Ends(_RELEASED, _RELEASED, None, None)
         self._layers[:] = self._decompressed[:] = [_NOTHING] * len(self._layers)
+        self.tower = None
 
     def forward(
         self,
@@ -139,9 +153,12 @@ class Decoder:
         held = self._of_layers(pieces.buffers.first(len(batch.positions)))
         x = pieces.run(lambda: self._begin(layers, batch, buffers[0], rows))
         stream = self._communicator.resume(x, len(buffers[0].normed))
+        turns = None if self._axial is None else self._axial.turns(batch)
         for index, own in enumerate(held):
             if index:
-                pieces.run(partial(self._between, layers, index, stream, buffers))
+                pieces.run(partial(self._between, layers, index, stream, buffers, batch))
+            if self._axial is not None and turns is not None:
+                self._axial.apply(own.qkv, turns)
             self._look_back(layers, index, batch, attention, states, own)
             if on_layer is not None:
                 on_layer(index)
@@ -196,6 +213,8 @@ class Decoder:
     def _begin(self, layers: Sequence[Layer], batch: StagedBatch, buffers: Buffers, rows: Rows | None) -> Tensor:
         """From tokens to the first attention; return this rank's rows of the residual stream."""
         x = self._embedded(batch.input_ids)
+        if batch.image_tokens is not None and batch.image_rows is not None:
+            x[batch.image_tokens] = batch.image_rows[0]
         if self._joint is not None:
             assert rows is not None
             assert batch.rows_before is not None
@@ -207,9 +226,14 @@ class Decoder:
         self._project_in(layers[0], buffers)
         return stream.x
 
-    def _between(self, layers: Sequence[Layer], index: int, stream: Stream, buffers: Sequence[Buffers]) -> None:
+    def _between(
+        self, layers: Sequence[Layer], index: int, stream: Stream, buffers: Sequence[Buffers], batch: StagedBatch
+    ) -> None:
         """From the attention before to that of layer `index`."""
         self._finish(layers[index - 1], stream, buffers[index - 1])
+        if batch.image_tokens is not None and batch.image_rows is not None and index < len(batch.image_rows):
+            stream.x[batch.image_tokens] += batch.image_rows[index]
+            self._communicator.give(stream, layers[index - 1].next_norm, buffers[index - 1].normed)
         self._project_in(layers[index], buffers[index])
 
     def _project_in(self, layer: Layer, buffers: Buffers) -> None:
@@ -256,3 +280,9 @@ def _new_ends(config: ModelConfig, weights: Weights, ops: Ops, dtype: torch.dtyp
         PerLayerInputs.build(config, weights, ops, dtype),
         new_norm(config, weights, ops, "0.input_norm") if config.pre_norms else None,
     )
+
+
+def _new_tower(config: ModelConfig, weights: Weights, dtype: torch.dtype) -> VisionTower:
+    assert config.tower is not None
+    assert config.vision is not None
+    return VisionTower(config.tower, config.vision, weights, dtype)

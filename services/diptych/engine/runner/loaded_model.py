@@ -30,16 +30,18 @@ from diptych.engine.models.lora import Loras, LowRankSetting, adapted_matrices
 from diptych.engine.models.matrix import Matrix
 from diptych.engine.models.ops import Ops
 from diptych.engine.models.pieces import Pieces
+from diptych.engine.models.vision_tower import VisionTower
 from diptych.engine.models.weights import Assembly, Weights, load
 from diptych.engine.pooling.pooler import Pooler
 from diptych.engine.runner.backends import Backend, Setting, choose, narrowing
+from diptych.engine.runner.encoded_images import EncodedImages
 from diptych.engine.runner.hidden_rows import HiddenRows
 from diptych.engine.runner.kv_pool import DTYPES, own_views
 from diptych.engine.runner.model_part import ModelPart
 from diptych.engine.runner.sampling.sampler import Sampler
 from diptych.engine.runner.states import SlotStates
 from diptych.engine.tensor_parallel.communicator import Communicator
-from diptych.engine.values.batch import OnLayer
+from diptych.engine.values.batch import ImageCounts, OnLayer
 from diptych.engine.weights.memory import WeightMemory, weight_memory
 from diptych.engine.weights.taking import Taking
 
@@ -94,6 +96,7 @@ class LoadedModel:
     main: ModelConfig | None = None  # of the model whose draft this is; None: of none
     draft: LoadedModel | None = None  # that guesses what this one will say, on the same pool
     rows: HiddenRows | None = None  # that the draft joins; both have them
+    images: EncodedImages | None = None  # None: the model knows text alone
     shared: Mapping[str, Matrix] = field(default_factory=dict)  # that the draft has of this one, if it joins rows
     weights_id: str = ""
 
@@ -108,6 +111,18 @@ class LoadedModel:
             attention = _choose(self.config.attending, self.main, kv, self.options, self.sinks).attention
             states = self.states.on(kv) if self.states else _new_states(self.config, kv, self.options)
             return replace(self, attention=attention, states=states, draft=self.draft and self.draft.on(kv))
+
+    @property
+    def image_counts(self) -> ImageCounts:
+        return ImageCounts() if self.images is None else self.images.counts
+
+    def with_images(self, staged: StagedBatch) -> StagedBatch:
+        """Return the step with the rows of its images, which are encoded if they are not there."""
+        if not staged.host.images:
+            return staged
+        assert self.images is not None, "admission refuses images where there is no tower"
+        found = self.images.of_step(staged.host.images, staged.input_ids.device)
+        return replace(staged, image_tokens=found.tokens, image_rows=found.rows)
 
     def new_buffers(self, num_tokens: int, device: torch.device) -> Buffers:
         """Return what a step of so many tokens needs for its pieces. Encoders have none."""
@@ -148,6 +163,9 @@ def load_with_draft(
     model = replace(loaded, shared={})  # nobody but a draft holds them beside the model, which may drop its own
     if draft is None:
         return model
+    if model.images is not None:
+        words = "a draft model would see no image"
+        raise ConfigError(f"{model.config.model_id}: {words}: give --speculate suffix or ngram")
     plain, joins = replace(options, max_loras=0), draft.config.joins_rows
     shared = loaded.shared if joins else {}
     beside = load_model(draft, kv, plain, communicator, main=model.config, shared=shared)
@@ -187,6 +205,9 @@ def load_model(
         if kv.is_cuda and part.config.pooling is not None and part.config.pooling.needs_all_tokens:
             words = f"pooling by {part.config.pooling.method} is not computed on GPUs yet: give --device cpu"
             raise ConfigError(f"{part.config.model_id}: {words}")
+        if kv.is_cuda and part.config.tower is not None:
+            words = "models that see images are not computed on GPUs yet: give --device cpu"
+            raise ConfigError(f"{part.config.model_id}: {words}")
         backend = _choose(part.config.attending, main, kv, options, sinks)
         ops = part.wrap(narrowing(backend, dtype, kv.device) if options.quantization == "fp8" else backend.ops)
         tensors = expanded(part.tensors) if options.quantization == "none" else part.tensors
@@ -211,9 +232,21 @@ def load_model(
         pooler=None if part.config.pooling is None else Pooler(part.config.pooling, weights, part.config.rms_norm_eps),
         main=main,
         weights_id=source.weights_id,
+        images=_new_images(decoder),
         shared={name: weights.matrix(name) for name in SHARED},
         blueprint=Blueprint(placement, ops, dtype, kv.device, weights.vectors()),
     )
+
+
+def _new_images(decoder: Decoder | EncoderModel) -> EncodedImages | None:
+    if not isinstance(decoder, Decoder) or decoder.tower is None:
+        return None
+
+    def tower() -> VisionTower:
+        assert decoder.tower is not None, "the weights were released"
+        return decoder.tower
+
+    return EncodedImages(tower)
 
 
 def _new_states(config: ModelConfig, kv: Tensor, options: ModelOptions) -> SlotStates | None:

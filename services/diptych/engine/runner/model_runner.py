@@ -21,6 +21,7 @@ from diptych.engine.values.batch import (
     NO_GRAPHS,
     DraftModel,
     ForwardBatch,
+    ImageCounts,
     OnLayer,
     SamplingBatch,
     StepResult,
@@ -90,6 +91,10 @@ class ModelRunner:
         self.layer_listener = layer_listener
 
     @property
+    def image_counts(self) -> ImageCounts:
+        return self.model.image_counts
+
+    @property
     def loras(self) -> Loras:
         return self.model.loras
 
@@ -114,7 +119,7 @@ class ModelRunner:
             states = self.model.states
             if states is not None:
                 batch = states.before(batch)
-            staged = stage(batch, self._device)
+            staged = self.model.with_images(stage(batch, self._device))
             self.model.attention.init_forward_metadata(staged)
             rows = logits_rows(batch) if self.model.pooler is None else self.model.pooler.rows(batch)
             staged = replace(staged, logits_rows=torch.from_numpy(rows).to(self._device))

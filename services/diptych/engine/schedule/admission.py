@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from diptych.architectures.vision import CHANNELS, VisionInput
 from diptych.common.errors import InvalidRequest
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.request import Request
 from diptych.generation.output import Failure, FailureCode
+from diptych.generation.segments import ContentSegment
 
 
 def refuse(request: Request, limits: Limits, *, is_known: bool, max_tokens: int, num_waiting: int) -> Failure | None:
@@ -14,17 +18,17 @@ def refuse(request: Request, limits: Limits, *, is_known: bool, max_tokens: int,
     `max_tokens` bounds prompt and output together: the model's context or the KV pool, whichever is smaller.
     """
     is_pooled = request.labels != () or limits.pooling is not None  # it needs no place for output
-    prompt, vocab_size = request.tokens[: request.prompt_len], limits.vocab_size
+    vocab_size = limits.vocab_size
     if is_known:
         return Failure(FailureCode.INVALID, f"room {request.room:016x} is already in use")
     if request.prompt_len < 1:
         return Failure(FailureCode.INVALID, "the prompt is empty")
-    if request.contents:
-        return Failure(FailureCode.INVALID, "the prompt has content that is no text; this model takes text only")
+    if request.contents and (problem := refuse_contents(request, limits.vision)) is not None:
+        return Failure(FailureCode.INVALID, problem)
     if request.prompt_len >= max_tokens + is_pooled:
         words = f"the prompt has {request.prompt_len} tokens; this worker takes fewer than {max_tokens} with output"
         return Failure(FailureCode.INVALID, words)
-    if prompt.min() < 0 or prompt.max() >= vocab_size:
+    if not _are_tokens(request, vocab_size):
         return Failure(FailureCode.INVALID, f"the prompt has token ids outside the vocabulary of {vocab_size}")
     try:
         request.params.validate_for(vocab_size)
@@ -34,6 +38,50 @@ def refuse(request: Request, limits: Limits, *, is_known: bool, max_tokens: int,
         words = f"{num_waiting} requests wait already, of at most {limits.scheduling.max_waiting}"
         return Failure(FailureCode.OVERLOADED, words)
     return None
+
+
+def refuse_contents(request: Request, vision: VisionInput | None) -> str | None:
+    """Say why the images of a prompt can't be taken; None when they can."""
+    if vision is None:
+        return "the prompt has content that is no text; this model takes text only"
+    scored, end = request.prompt_logprobs, request.contents[-1].end
+    if scored is not None and scored.start + 1 < end:
+        return f"log-probabilities of a prompt are of tokens: behind its last image they begin with start {end - 1}"
+    return next(filter(None, (_refuse_image(each, vision) for each in request.contents)), None)
+
+
+def _refuse_image(content: ContentSegment, vision: VisionInput) -> str | None:
+    image = content.image
+    if image is None:
+        return "the prompt has content that is neither text nor an image; this model takes these"
+    try:
+        num_tokens = vision.tokens_of(image.height, image.width)
+    except InvalidRequest as error:
+        return str(error)
+    size = f"an image of {image.height} by {image.width} pixels"
+    if content.num_tokens != num_tokens:
+        return f"{size} takes {num_tokens} places of the prompt, not {content.num_tokens}"
+    nbytes = CHANNELS * image.height * image.width
+    return f"{size} has {nbytes} bytes, not {len(image.rgb)}" if len(image.rgb) not in (0, nbytes) else None
+
+
+def refuse_without_pixels(request: Request) -> Failure | None:
+    """Say so of a prompt that is to be computed here, and whose images came as sizes alone; None of others."""
+    if request.has_pixels:
+        return None
+    words = "the prompt's images came without their pixels (rgb), and it is to be computed here"
+    return Failure(FailureCode.INVALID, words)
+
+
+def _are_tokens(request: Request, vocab_size: int) -> bool:
+    """Whether all that is no content is the model's."""
+    prompt = request.tokens[: request.prompt_len]
+    if request.contents:
+        is_token = np.ones(len(prompt), bool)
+        for content in request.contents:
+            is_token[content.start : content.end] = False
+        prompt = prompt[is_token]
+    return not len(prompt) or bool(prompt.min() >= 0 and prompt.max() < vocab_size)
 
 
 def refuse_pooled(request: Request, limits: Limits) -> str | None:

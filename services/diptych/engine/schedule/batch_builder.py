@@ -10,9 +10,17 @@ import numpy as np
 
 from diptych.common.arrays import I32, I64
 from diptych.engine.lora.registry import NO_ADAPTER
-from diptych.engine.values.batch import ForwardBatch, ForwardMode, PromptRows, StateMoves, WindowGroups
+from diptych.engine.values.batch import (
+    ForwardBatch,
+    ForwardMode,
+    ImageRows,
+    PromptRows,
+    StateMoves,
+    WindowGroups,
+)
 from diptych.engine.values.request import Request
 from diptych.engine.values.step import Chunk, Step
+from diptych.generation.segments import rope_positions
 from diptych.kvtransfer.ownership import NULL_PAGE, Pages
 
 NOTHING_PENDING: Final[Mapping[int, int]] = {}
@@ -61,10 +69,12 @@ def build_batch(
         cached_lens = np.array([request.cached_len for request in requests], dtype=np.int64)
         for slots in (out_slots, *(windows.out_slots if windows else ())):
             slots[positions < cached_lens[owner]] = NULL_PAGE  # it is there, in pages that others read too
+    row_tokens = _row_tokens(step, pending)
     spans = [chunk.request.tokens[chunk.start : chunk.start + chunk.num_tokens] for chunk in step.chunks]
+    images = _images(step.chunks, len(row_tokens))
     return ForwardBatch(
         mode=_mode(step),
-        input_ids=np.concatenate([_row_tokens(step, pending), *spans]),
+        input_ids=_without_keys(np.concatenate([row_tokens, *spans]), images),
         positions=positions,
         out_slots=out_slots,
         page_table=table,
@@ -75,6 +85,8 @@ def build_batch(
         states=_state_moves(requests, step.chunks, pages_per_state),
         adapters=_adapters(requests),
         window_groups=windows,
+        rope_positions=_rope_positions(requests, starts, extend_lens, positions),
+        images=images,
     )
 
 
@@ -107,6 +119,7 @@ def _build_decode(
         states=_state_moves(requests, (), pages_per_state),
         adapters=_adapters(requests),
         window_groups=_window_groups(requests, owner, positions, window_table, page_size),
+        rope_positions=_rope_positions(requests, positions, ones, positions),
     )
 
 
@@ -187,6 +200,43 @@ def _window_groups(
 def _adapters(requests: Sequence[Request]) -> I64 | None:
     slots = [request.adapter_slot for request in requests]
     return None if max(slots) == NO_ADAPTER else np.array(slots, dtype=np.int64)
+
+
+def _rope_positions(requests: Sequence[Request], starts: I64, lens: I64, positions: I64) -> I64 | None:
+    """Return those of all tokens; None where nobody has an image: then they are as `positions`."""
+    if not any([request.contents for request in requests]):
+        return None
+    found: I64 = np.broadcast_to(positions, (3, len(positions))).copy()
+    end = 0
+    for request, start, num_tokens in zip(requests, starts.tolist(), lens.tolist(), strict=True):
+        begin, end = end, end + num_tokens
+        if request.contents and start >= request.prompt_len:
+            found[:, begin:end] += request.rope_shift
+        elif request.contents:
+            found[:, begin:end] = rope_positions(request.contents, start, start + num_tokens)
+    return found
+
+
+def _images(chunks: Sequence[Chunk], first: int) -> tuple[ImageRows, ...]:
+    """Return the parts of images that chunks have, which begin at token `first` of the step."""
+    found: list[ImageRows] = []
+    for chunk in chunks:
+        request, end = chunk.request, chunk.start + chunk.num_tokens
+        for content in request.contents:
+            start, stop = max(content.start, chunk.start), min(content.end, end)
+            if start < stop:
+                assert content.image is not None, "admission refuses content that is no image"
+                key, token = request.extra_key + content.digest, first + start - chunk.start
+                found.append(ImageRows(key, content.image, start - content.start, stop - start, token))
+        first += chunk.num_tokens
+    return tuple(found)
+
+
+def _without_keys(input_ids: I64, images: Sequence[ImageRows]) -> I64:
+    """Return tokens alone: below zero are placeholders of what a running step samples."""
+    for image in images:
+        input_ids[image.token : image.token + image.num_rows] = 0
+    return input_ids
 
 
 def _prompt_rows(chunks: Sequence[Chunk], offset: int) -> PromptRows | None:

@@ -7,14 +7,16 @@ and its chunk ends the step; so does one for which the prompts that are complete
 worth.
 
 A request whose prefix another one is computing lets others pass until it can be reused, where that is faster; so does
-one whose prefix a tier of the cache is bringing back or a peer sends, and one whose adapter has no slot.
+one whose prefix a tier of the cache is bringing back or a peer sends, one whose adapter has no slot, and for a step one
+whose images would have to be encoded beside many others.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
@@ -42,6 +44,18 @@ Coming: TypeAlias = Callable[[Request], ComingPrefix | None]
 
 def nothing_comes(request: Request) -> None:
     """Peers send no prefixes."""
+
+
+class _NextStep:
+    """Implements `Reason`: the step has images enough, and text need not wait for more."""
+
+    until_s = math.inf  # the step is about to run, and the next one is planned behind it
+
+    def is_over(self, now_s: float) -> bool:
+        return True
+
+
+NEXT_STEP: Final = _NextStep()
 
 
 class ExtendQueue:
@@ -176,7 +190,12 @@ class ExtendQueue:
                 if not self._waiting.set_aside(reason):
                     break
                 continue
-            start = 0 if step.admits_any else self._cache.cached_len(request)
+            is_any = step.admits_any and not request.contents
+            start = 0 if is_any else self._cache.cached_len(request)
+            if not step.may_encode(request, start):
+                if not self._waiting.set_aside(NEXT_STEP):
+                    break
+                continue
             if not step.admits(request, start):
                 break
             if not self._turns.may_take(request):
@@ -195,8 +214,10 @@ class ExtendQueue:
         return step.chunks
 
     def _go_on(self, step: Packing, begun: Iterable[Request]) -> bool:
-        """Add the next chunks of prompts that are part-way; return whether each has one."""
+        """Add the next chunks of prompts that are part-way; return whether each has one that may have one."""
         for request in begun:
+            if not step.may_encode(request, request.computed_len):
+                continue
             if not step.admits(request, request.computed_len):
                 return False
             step.add(request)

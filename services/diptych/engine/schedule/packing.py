@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from diptych.engine.values.prompt_cost import PromptCost, pays_to_share
 from diptych.engine.values.request import Request
-from diptych.engine.values.step import Chunk, chunk_len, next_chunk
+from diptych.engine.values.step import STEP_PIXELS, Chunk, chunk_len, next_chunk, num_pixels
 
 
 class Packing:
@@ -17,6 +17,7 @@ class Packing:
         self._max_chunks = max_chunks
         self._num_waiting = num_prompts
         self._num_complete = 0
+        self._num_pixels = 0  # of the images of chunks
 
     @property
     def has_room(self) -> bool:
@@ -34,6 +35,17 @@ class Packing:
         num_tokens = chunk_len(request, start, self._cost.chunk_len(start, self._budget))
         return self.admits_any or self._pays(self._cost.of(start, num_tokens))
 
+    def may_encode(self, request: Request, start: int) -> bool:
+        """Whether the step should encode the images of the request's chunk beside those that it has.
+
+        Who gets a token of the step waits for all of them.
+        """
+        if not request.contents or not self._num_pixels:
+            return True
+        num_tokens = chunk_len(request, start, self._cost.chunk_len(start, self._budget))
+        pixels = num_pixels(request, start, num_tokens)
+        return not pixels or self._num_pixels + pixels <= STEP_PIXELS
+
     def _has_room_for(self, request: Request, start: int) -> bool:
         """Whether all of a request fits that can't be cut."""
         return not request.is_whole or self._cost.chunk_len(start, self._budget) >= request.num_tokens - start
@@ -42,6 +54,8 @@ class Packing:
         """Add its next chunk; there is room."""
         chunk = next_chunk(request, self._cost.chunk_len(request.computed_len, self._budget))
         self.chunks.append(chunk)
+        if request.contents:
+            self._num_pixels += num_pixels(request, chunk.start, chunk.num_tokens)
         self._budget -= self._cost.of(chunk.start, chunk.num_tokens)
         self._num_complete += chunk.is_last
         self._num_waiting -= chunk.is_last

@@ -30,7 +30,7 @@ from diptych.engine.tensor_parallel.company import Lead
 from diptych.engine.tensor_parallel.group import RankGroup
 from diptych.engine.tensor_parallel.trainer_groups import TrainerGroups
 from diptych.engine.tensor_parallel.weight_sets import InPlace
-from diptych.engine.values.batch import DraftModel, GraphUse, OnLayer, OverlapRunner
+from diptych.engine.values.batch import DraftModel, GraphUse, ImageCounts, OnLayer, OverlapRunner
 from diptych.engine.values.kv_regions import pages_per_state, window_pages
 from diptych.engine.values.limits import PROMPT_ROWS, Limits
 from diptych.engine.values.prompt_cost import prompt_cost
@@ -56,6 +56,9 @@ class ModelOnHardware(OverlapRunner, Protocol):
 
     @property
     def graph_use(self) -> GraphUse: ...
+
+    @property
+    def image_counts(self) -> ImageCounts: ...
 
     @property
     def draft_model(self) -> DraftModel | None:
@@ -154,6 +157,7 @@ class SchedulerBase:
             prompt_cost=prompt_cost(model),
             retracted_s=self.config.retracted_s,
             pooling=model.pooling,
+            vision=model.vision,
             mixed_step_s=options.mixed_step_s,
         )
 

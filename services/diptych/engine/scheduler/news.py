@@ -18,7 +18,7 @@ from diptych.engine.scheduler.lasting import NO_LASTING_TIERS, LastingTiers
 from diptych.engine.scheduler.links.links import Links
 from diptych.engine.tiers.lasting_tier import LastingTier
 from diptych.engine.tiers.shared_tier import SharedTier
-from diptych.engine.values.batch import NO_GRAPHS, GraphUse
+from diptych.engine.values.batch import NO_GRAPHS, GraphUse, ImageCounts
 from diptych.engine.values.core_report import Load
 from diptych.engine.values.scheduler_core import SchedulerCore
 from diptych.v1 import bootstrap_pb2, engine_pb2
@@ -55,6 +55,7 @@ class News:
         graph_use: Callable[[], GraphUse] = lambda: NO_GRAPHS,
         lasting: LastingTiers = NO_LASTING_TIERS,
         copies: WeightCopies | None = None,
+        images: Callable[[], ImageCounts] = ImageCounts,
     ) -> None:
         self._core = core
         self._cache = cache
@@ -64,6 +65,7 @@ class News:
         self._graph_use = graph_use
         self._lasting = lasting
         self._copies = copies
+        self._images = images
         self._load: Load | None = None
         self._link_load = bootstrap_pb2.WorkerLoad()  # the part of the load that is about links
         self._problem = ""  # of the links
@@ -199,13 +201,16 @@ class News:
         )
 
     def _steps_status(self) -> WorkerStatus:
-        graphs, meter = self._graph_use(), self._meter
+        graphs, meter, images = self._graph_use(), self._meter, self._images()
         step_model = meter.fit.model()
         return WorkerStatus(
             adapters_placed=self._adapters.turns.num_placed,
             waiting_for_adapter=self._adapters.turns.num_waiting,
             graphs=graphs.num_graphs,
             graph_bytes=graphs.nbytes,
+            images_encoded=images.num_encoded,
+            image_places_encoded=images.num_rows,
+            images_reused=images.num_reused,
             prefill_s=meter.total_s,
             prefill_busy=meter.busy(time.monotonic()),
             prefill_tokens_per_s=meter.tokens_per_s,

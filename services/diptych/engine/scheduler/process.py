@@ -220,7 +220,8 @@ def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCor
     parts = Parts(base.links, grammars, admin, adapters, base.watch, base.copier, base.lasting)
     cache.compute_s = stepping.meter.compute_s
     copies, graph_use = Copies(taking, door), lambda: weights.runner.graph_use
-    news = News(core, cache, base.links, adapters, stepping.meter, graph_use, base.lasting, copies)
+    images = lambda: weights.runner.image_counts  # noqa: E731
+    news = News(core, cache, base.links, adapters, stepping.meter, graph_use, base.lasting, copies, images)
     loop = SchedulerLoop(core, stepping, channel, parts, news, beat)
     dump = CrashDump(core, cache, stepping.meter, base.config.name)
     dump.on_signal()

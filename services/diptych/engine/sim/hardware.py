@@ -36,6 +36,7 @@ from diptych.engine.values.batch import (
     NO_TOKEN,
     DraftModel,
     ForwardBatch,
+    ImageCounts,
     Labels,
     OnLayer,
     SamplingBatch,
@@ -164,6 +165,7 @@ class SimRunner:
     """
 
     graph_use = NO_GRAPHS
+    image_counts = ImageCounts()
     draft_model: DraftModel | None = None
 
     def __init__(

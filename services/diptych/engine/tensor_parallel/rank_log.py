@@ -21,11 +21,13 @@ from diptych.engine.values.batch import (
     DraftBatch,
     ForwardBatch,
     ForwardMode,
+    ImageRows,
     Missed,
     PromptRows,
     StateMoves,
     WindowGroups,
 )
+from diptych.generation.segments import Image
 from diptych.kvtransfer.flow import Flow
 from diptych.kvtransfer.transport import PageIndices, PageWrite
 from diptych.v1 import rank_pb2
@@ -175,6 +177,8 @@ def step_to_wire(batch: ForwardBatch) -> rank_pb2.Step:
         adapters=None if batch.adapters is None else to_bytes(batch.adapters),
         states=None if batch.states is None else _moves_to_wire(batch.states),
         windows=None if batch.window_groups is None else _windows_to_wire(batch.window_groups),
+        rope_positions=None if batch.rope_positions is None else to_bytes(batch.rope_positions),
+        images=map(_image_to_wire, batch.images),
         **{name: to_bytes(getattr(batch, name)) for name in _ARRAYS},
     )
 
@@ -197,7 +201,26 @@ def step_from_wire(wire: rank_pb2.Step) -> ForwardBatch:
         num_sampled=arrays["num_sampled"],
         is_followed=not wire.is_unfollowed,
         adapters=from_bytes(wire.adapters) if wire.HasField("adapters") else None,
+        rope_positions=from_bytes(wire.rope_positions).reshape(3, -1) if wire.HasField("rope_positions") else None,
+        images=tuple(map(_image_from_wire, wire.images)),
     )
+
+
+def _image_to_wire(rows: ImageRows) -> rank_pb2.ImageRows:
+    image = rows.image
+    return rank_pb2.ImageRows(
+        key=rows.key,
+        height=image.height,
+        width=image.width,
+        rgb=image.rgb,
+        first=rows.first,
+        num_rows=rows.num_rows,
+        token=rows.token,
+    )
+
+
+def _image_from_wire(wire: rank_pb2.ImageRows) -> ImageRows:
+    return ImageRows(wire.key, Image(wire.height, wire.width, wire.rgb), wire.first, wire.num_rows, wire.token)
 
 
 def draft_to_wire(batch: DraftBatch) -> rank_pb2.DraftStep:

@@ -12,13 +12,14 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from diptych.common.arrays import F32, I32, I64, U64
 from diptych.generation.logprobs import LogprobsBatch
+from diptych.generation.segments import Image
 from diptych.kvtransfer.ownership import NULL_PAGE
 
 Bools = npt.NDArray[np.bool_]
@@ -127,6 +128,32 @@ class WindowGroups:
     out_slots: I64  # [num_groups, num_tokens]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageRows:
+    """Rows of an image that stand in place of tokens of a step, one after the other."""
+
+    key: bytes  # names the image, for those who may share what is made of it
+    image: Image
+    first: int  # row of the image
+    num_rows: int
+    token: int  # index into `input_ids` of the first
+
+
+class ImageCounts(NamedTuple):
+    """Since the start."""
+
+    num_encoded: int = 0
+    num_rows: int = 0  # of these
+    num_reused: int = 0  # whose rows were there when a prompt came to them
+
+    def with_encoded(self, num_rows: int) -> ImageCounts:
+        return self._replace(num_encoded=self.num_encoded + 1, num_rows=self.num_rows + num_rows)
+
+    def with_reused(self, *, is_new: bool) -> ImageCounts:
+        """`is_new`: a prompt comes to the image; else it goes on with it."""
+        return self._replace(num_reused=self.num_reused + is_new)
+
+
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
     """One step. Slots and pages index the KV pool: slot = page * page_size + offset."""
@@ -146,6 +173,8 @@ class ForwardBatch:
     row_lens: I64 | None = None  # how many of the batch's rows follow each other as one request's; see `single_rows`
     is_followed: bool = True  # a draft model, where there is one, computes the step's tokens, too
     rows_before: I64 | None = None  # [num_tokens]: places of `HiddenRows`, of a model that joins them; else None
+    rope_positions: I64 | None = None  # [3, num_tokens]: of time, height and width; None: `positions` are all three
+    images: tuple[ImageRows, ...] = ()  # where `input_ids` mean nothing
 
     def of_group(self, group: int) -> ForwardBatch:
         """Return the step as layers of one group of pages see it; see `ModelConfig.page_groups`."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from diptych.architectures.pooling import Pooling
+from diptych.architectures.vision import VisionInput
 from diptych.engine.values.prompt_cost import SAME_EVERYWHERE, PromptCost
 
 PROMPT_ROWS: Final = 1  # of the cache, beside those of requests that run: a prompt for another worker finds it free
@@ -39,6 +40,7 @@ class Limits:
     retracted_s: float = RETRACTED_S  # that a retracted request waits here for memory; infinite: until there is some
     max_drafts: int = MAX_DRAFTS  # that a step verifies, of all its requests
     pooling: Pooling | None = None  # what is made of a prompt where no text is
+    vision: VisionInput | None = None  # how images are to be; None: the model takes text only
     mixed_step_s: float = math.inf  # of a step that computes prompts while requests wait for their next token
 
     @property

@@ -24,7 +24,7 @@ from diptych.generation.logprobs import PromptLogprobs
 from diptych.generation.page_hash import chain_hashes, root_hash
 from diptych.generation.request_groups import NO_ACCOUNT, NO_HINTS, NO_LIFE, Account, Hints, Life
 from diptych.generation.sampling_params import SamplingParams
-from diptych.generation.segments import ContentSegment
+from diptych.generation.segments import ContentSegment, rope_shift
 from diptych.generation.slo import NO_SLO, Slo
 from diptych.kvtransfer.ownership import Pages
 
@@ -77,6 +77,7 @@ class Request:
     adapter: int = NO_ADAPTER  # number of the adapter it runs with
     adapter_slot: int = NO_ADAPTER  # where that is in the model, while the request is computed
     contents: Sequence[ContentSegment] = ()  # of the prompt: what is no tokens
+    rope_shift: int = 0  # of its output, see `rope_shift`
     state_len: int = 0  # tokens whose state a peer writes or reads, in pages of the request's own; 0: none does
     state_from: Pages | None = None  # what the next step begins with; no pages: nothing; None: it goes on
     state_node: Node | None = field(default=None, repr=False)  # whose state that is, until the step is over
@@ -125,6 +126,11 @@ class Request:
     def extend_len(self) -> int:
         """Tokens that an extend still has to compute."""
         return self.num_tokens - self.computed_len
+
+    @property
+    def has_pixels(self) -> bool:
+        """Whether all of it can be computed here: of an image, a worker that was sent its KV has the size alone."""
+        return all(each.image is not None and each.image.rgb for each in self.contents)
 
     @property
     def has_begun(self) -> bool:
@@ -181,6 +187,7 @@ def new_request(
         adapter=adapter,
         adapter_slot=adapter,
         contents=contents,
+        rope_shift=rope_shift(contents) if contents else 0,
         labels=labels,
     )
     if params.has_penalties:

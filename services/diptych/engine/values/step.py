@@ -15,6 +15,7 @@ from diptych.engine.values.request import Request
 
 Drafts = Mapping[int, tuple[int, ...]]  # by room: tokens that may come behind a request's newest one; none is empty
 
+STEP_PIXELS: Final = 1 << 20  # of images that a step encodes together; one image may have more
 MAX_SCORED_TOKENS: Final = 256  # in a chunk: each needs logits over the whole vocabulary
 
 
@@ -42,8 +43,27 @@ def chunk_len(request: Request, start: int, max_tokens: int) -> int:
         return request.num_tokens - start
     if request.prompt_logprobs is not None:
         max_tokens = min(max_tokens, max(0, request.prompt_logprobs.start - start) + MAX_SCORED_TOKENS)
+    if request.contents:
+        max_tokens = min(max_tokens, _len_of_images(request, start))
     ends = (cut for cut in request.cuts if cut > start)
     return min(next(ends, request.num_tokens) - start, max_tokens)
+
+
+def num_pixels(request: Request, start: int, num_tokens: int) -> int:
+    """Return the pixels of the images of which a chunk computes some: they may have to be encoded for it."""
+    inside = (each for each in request.contents if each.start < start + num_tokens and each.end > start)
+    return sum(each.image.height * each.image.width for each in inside if each.image is not None)
+
+
+def _len_of_images(request: Request, start: int) -> int:
+    """Return how long a chunk may be: of one image, or of several that have few pixels together."""
+    pixels = 0
+    for content in request.contents:
+        if content.end > start and content.image is not None:
+            pixels += content.image.height * content.image.width
+            if pixels > STEP_PIXELS and content.start > start and num_pixels(request, start, content.start - start):
+                return content.start - start
+    return request.num_tokens - start
 
 
 def next_chunk(request: Request, max_tokens: int) -> Chunk:

@@ -57,7 +57,9 @@ class TokenCounts:
         return ids, counts
 
     def _count_first(self, tokens: I64) -> None:
-        ids, inverse = np.unique(tokens[self._first :], return_inverse=True)
+        prompt, output = tokens[self._first : self._prompt_len], tokens[self._prompt_len :]
+        prompt = prompt[prompt >= 0]  # keys below zero stand for content
+        ids, inverse = np.unique(np.concatenate([prompt, output]), return_inverse=True)
         self._ids[: len(ids)] = ids
-        self._counts[: len(ids)] = np.bincount(inverse[self._prompt_len - self._first :], minlength=len(ids))
+        self._counts[: len(ids)] = np.bincount(inverse[len(prompt) :], minlength=len(ids))
         self._index = {token_id: at for at, token_id in enumerate(ids.tolist())}

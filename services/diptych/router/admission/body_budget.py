@@ -21,8 +21,9 @@ RETRY_AFTER_S: Final = 1
 class BodyBudget:
     """What is left of `max_bytes`."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, what: str = "bodies") -> None:
         self._max_bytes = max_bytes
+        self._what = what  # it is that takes them, in words
         self._held: Counter[str] = Counter()  # by caller; only who holds something
         self.num_bytes = 0
 
@@ -35,10 +36,12 @@ class BodyBudget:
         share = self._max_bytes // SHARE
         if caller and self._held[caller] + num_bytes > share:
             self._forget_empty(caller)
-            words = f"the bodies of the requests of the key {caller!r} would take more than {share} bytes together"
+            words = (
+                f"the {self._what} of the requests of the key {caller!r} would take more than {share} bytes together"
+            )
             raise RateLimited(f"{words}: wait until some have ended", retry_after_s=RETRY_AFTER_S)
         if self.num_bytes + num_bytes > self._max_bytes:
-            words = f"the bodies of all requests would take more than {self._max_bytes} bytes together"
+            words = f"the {self._what} of all requests would take more than {self._max_bytes} bytes together"
             raise Overloaded(f"{words}: try again when some have ended", retry_after_s=RETRY_AFTER_S)
         self._held[caller] += num_bytes
         self.num_bytes += num_bytes

@@ -188,6 +188,7 @@ def check_chat(chat: ChatMessages) -> None:
     check_count("chat.tools", chat.tools, MAX_TOOLS)
     for index, message in enumerate(chat.messages):
         check_count(f"chat.messages[{index}].tool_calls", message.tool_calls, MAX_PARTS)
+        check_count(f"chat.messages[{index}].parts", message.parts, MAX_PARTS)
 
 
 def check_count(param: str, items: Sized, most: int) -> None:

@@ -17,15 +17,17 @@ from diptych.generation.sampling_params import SamplingParams
 from diptych.router.extents.message_extent import check_count
 from diptych.router.keys.cache_namespace import hints_of
 from diptych.router.keys.caller import Caller
+from diptych.router.text.content_parts import content_of, without_images
 from diptych.router.text.parsing.parts import Content, Part, Reasoning, ToolArguments, ToolCallStart, message_of
 from diptych.router.text.parsing.tool_use import NO_ARGUMENTS, NO_TOOLS, Choice, Function, ToolUse, choose
+from diptych.router.values.images import ImageInput, image_at
 from diptych.router.values.output import Output, Piece, Scores, Usage, choose_best, total_usage
 from diptych.router.values.request import ChatPrompt, ClientRequest, Prompt, TextPrompt, TokenPrompt, VectorWish
 from diptych.router.values.slo_tiers import SloWish
 from diptych.router.values.validation import MAX_INPUTS, MAX_TOKENS
 from diptych.router.values.vectors import Pooled
 from diptych.v1 import inference_pb2
-from diptych.v1.inference_pb2 import ChatAnswer, ChatMessage, ChatMessages, ChatPart, Tool, ToolCall
+from diptych.v1.inference_pb2 import ChatAnswer, ChatMessage, ChatMessages, ChatPart, ContentPart, Tool, ToolCall
 
 _CHOICES: Final[Mapping[int, Choice]] = {
     inference_pb2.TOOL_CHOICE_AUTO: "auto",
@@ -117,6 +119,7 @@ def _usage_to_wire(usage: Usage) -> inference_pb2.Usage:
         cached_tokens=usage.cached_tokens,
         accepted_prediction_tokens=usage.predicted.accepted,
         rejected_prediction_tokens=usage.predicted.rejected,
+        image_tokens=usage.image_tokens,
     )
 
 
@@ -198,12 +201,14 @@ def chat_prompt(chat: ChatMessages) -> ChatPrompt:
     """Raises `InvalidRequest`."""
     if chat.continue_last and chat.messages and chat.messages[-1].role != "assistant":
         raise InvalidRequest("continue_last needs a last message of role 'assistant'", param="chat.continue_last")
+    turns, images = without_images([_turn(message, f"chat.messages[{n}]") for n, message in enumerate(chat.messages)])
     return ChatPrompt(
-        [_turn(message) for message in chat.messages],
+        turns,
         () if _hides_tools(chat) else [_tool(tool) for tool in chat.tools],
         _object("template_parameters", chat.template_parameters or "{}"),
         chat.reasoning_effort or None,
         chat.continue_last,
+        images,
     )
 
 
@@ -239,13 +244,36 @@ def _hides_tools(chat: ChatMessages) -> bool:
     return chat.tool_choice == inference_pb2.TOOL_CHOICE_NONE and not chat.called_tool
 
 
-def _turn(message: ChatMessage) -> Mapping[str, Any]:
-    turn: dict[str, Any] = {"role": message.role, "content": message.content}
+def _turn(message: ChatMessage, path: str) -> dict[str, Any]:
+    turn: dict[str, Any] = {"role": message.role, "content": _content(message, path)}
     optional = {"tool_call_id": message.tool_call_id, "reasoning_content": message.reasoning}
     turn |= {key: value for key, value in optional.items() if value}
     if message.tool_calls:
         turn["tool_calls"] = [_call(call) for call in message.tool_calls]
     return turn
+
+
+def _content(message: ChatMessage, path: str) -> Any:
+    if not message.parts:
+        return message.content
+    if message.content:
+        raise InvalidRequest(f"{path} has content and parts: give one of the two", param=f"{path}.parts")
+    content = content_of([_part(part, f"{path}.parts") for part in message.parts])
+    if not isinstance(content, str) and message.role not in ("user", "tool"):
+        words = "may have images in a message of role 'user' or 'tool', and in no other"
+        raise InvalidRequest(f"{path}.parts {words}", param=f"{path}.parts")
+    return content
+
+
+def _part(part: ContentPart, path: str) -> str | ImageInput:
+    match part.WhichOneof("part"):
+        case "text":
+            return part.text
+        case "image":
+            return ImageInput(path, file=part.image, is_small=part.few_pixels)
+        case "image_url":
+            return image_at(part.image_url, path, is_small=part.few_pixels)
+    raise InvalidRequest(f"{path}: a part is empty: set text, image or image_url", param=path)
 
 
 def _call(call: ToolCall) -> Mapping[str, Any]:

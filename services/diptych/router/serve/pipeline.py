@@ -20,6 +20,7 @@ from diptych.common.errors import DiptychError, InternalError
 from diptych.generation.finish import Finish
 from diptych.generation.output_text import OutputText, TextTokenizer
 from diptych.router.admission.admission import Admission, Place
+from diptych.router.admission.held_pixels import HeldPixels
 from diptych.router.admission.in_flight import InFlight, InFlightRequest
 from diptych.router.admission.queue import Claim
 from diptych.router.admission.shedder import Shedder
@@ -133,18 +134,18 @@ class Pipeline:
             self.metrics.offered(tier, num_requests)
             try:
                 self._shedder.check(tier)
-                with self._admission.admit(self._claim(client)) as place:
-                    yield await self._begin(client, place)
+                with self._admission.admit(self._claim(client)) as place, self._preparer.hold(client) as held:
+                    yield await self._begin(client, place, held)
             except Shed:  # it has to give way: now, or while it waited
                 self.metrics.shed(tier, num_requests)
                 raise
 
-    async def _begin(self, client: ClientRequest, place: Place) -> Sequence[GenerationRequest]:
+    async def _begin(self, client: ClientRequest, place: Place, held: HeldPixels | None) -> Sequence[GenerationRequest]:
         """Wait for the place, and prepare what takes it."""
         await place.wait()
         start_s = _took("admit", self.metrics.admit, place.begun_s, client.trace)
         cold_s = await self._wait_while_cold(client)
-        prepared = await self._preparer.prepare(client)
+        prepared = await self._preparer.prepare(client, held)
         if cold_s:
             prepared = [replace(request, cold_s=cold_s) for request in prepared]
         _took("prepare", self.metrics.prepare, start_s, client.trace)
@@ -184,9 +185,9 @@ class Pipeline:
     async def tokenize(self, client: ClientRequest) -> list[Sequence[int]]:
         """Return the tokens of each prompt, as its requests would have them. Raises the caller's `DiptychError`."""
         self._preparer.check(client)
-        with self._place(Claim(tenant=client.caller.name), client.caller) as place:
+        with self._place(Claim(tenant=client.caller.name), client.caller) as place, self._preparer.hold(client) as held:
             await place.wait()
-            return await self._preparer.tokens(client)
+            return await self._preparer.tokens(client, held)
 
     async def detokenize(self, ids: Sequence[int], caller: Caller) -> str:
         """Return what tokens say, special ones included. Raises the caller's `DiptychError`."""

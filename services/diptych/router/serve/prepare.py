@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Final
 
@@ -12,6 +13,9 @@ from diptych.generation.grammar import Grammar, Preamble
 from diptych.generation.sampling_params import MAX_SEED, SamplingParams
 from diptych.generation.segments import content_len
 from diptych.grammars.checks import GrammarChecks
+from diptych.router.admission.body_budget import BodyBudget
+from diptych.router.admission.held_pixels import HeldPixels
+from diptych.router.images.reader import ImageReader
 from diptych.router.text.tokenization import Tokenization
 from diptych.router.values.request import ClientRequest, GenerationRequest, ServedModel, VectorWish
 from diptych.router.values.slo_tiers import NO_TIERS, Tiers
@@ -34,8 +38,13 @@ class Preparer:
         timeout_s: float,
         max_choices: int,
         tiers: Tiers = NO_TIERS,
+        images: ImageReader | None = None,
+        pixels: BodyBudget | None = None,
     ) -> None:
+        """`images` and what they may take, `pixels`, of a model that takes some."""
         self._model = model
+        self._images = images
+        self._pixels = pixels
         self._workers = workers
         self.tokenization = tokenization
         self._grammars = grammars
@@ -46,6 +55,14 @@ class Preparer:
     def close(self) -> None:
         self.tokenization.close()
         self._grammars.close()
+        if self._images is not None:
+            self._images.close()
+
+    def hold(self, client: ClientRequest) -> AbstractContextManager[HeldPixels | None]:
+        """Hold what the images of a request take of the memory, which is nothing yet; None: it has none."""
+        if self._pixels is None or not client.images:
+            return nullcontext()
+        return HeldPixels(self._pixels, client.caller.name)
 
     def timeout_s(self, client: ClientRequest) -> float:
         """How long the requests of a client may be without a token."""
@@ -57,18 +74,20 @@ class Preparer:
         adapters = {*workers.adapters(), *workers.expected}
         check_request(client, self._model, workers.model_ids, adapters, self._max_choices)
         check_pool(client.routing.pool, workers.pools)
+        if self._images is not None and (images := client.images):
+            self._images.check(images)
 
     def with_tier(self, client: ClientRequest) -> ClientRequest:
         """Return the request with what its wish comes to. Raises `InvalidRequest`."""
         tier = self._tiers.of(client.wish, client.caller.slo_tiers)
         return client if tier == client.tier else replace(client, tier=tier)
 
-    async def tokens(self, client: ClientRequest) -> list[Sequence[int]]:
+    async def tokens(self, client: ClientRequest, held: HeldPixels | None) -> list[Sequence[int]]:
         """Return the tokens of each prompt of a request that was checked. Raises the caller's `DiptychError`."""
         limit = COUNTED_CONTEXTS * self._workers.context_len(self._model.context_len)
-        return [prompt.ids for prompt in await self.tokenization.tokenize(client, limit)]
+        return [prompt.shown_ids for prompt in await self.tokenization.tokenize(client, limit, held)]
 
-    async def prepare(self, client: ClientRequest) -> list[GenerationRequest]:
+    async def prepare(self, client: ClientRequest, held: HeldPixels | None = None) -> list[GenerationRequest]:
         """Return `num_made` requests for each prompt of one that was checked, in that order.
 
         Raises the caller's `DiptychError`: also for an adapter that is not loaded yet, or not any more.
@@ -77,7 +96,7 @@ class Preparer:
         limit = self._workers.context_len(self._model.context_len)
         if client.vectors is not None:
             return await self._prepare_vectors(client, client.vectors, limit)
-        prompts = await self.tokenization.read(client, limit)
+        prompts = await self.tokenization.read(client, limit, held)
         grammar = await self._grammar(client, prompts[0].preamble)
         seed = random.getrandbits(63) if client.seed is None else client.seed
         lens = [max(1, len(prompt.ids) + content_len(prompt.contents)) for prompt in prompts]

@@ -97,7 +97,8 @@ class Response:
         metrics.prompt_tokens.inc(prompt_len)
         metrics.cached_tokens.inc(cached_tokens)
         metrics.output_tokens.inc(self.num_tokens)
-        return Usage(prompt_len, self.num_tokens, cached_tokens, predicted)
+        image_tokens = self._request.prompt.num_image_tokens
+        return Usage(prompt_len, self.num_tokens, cached_tokens, predicted, image_tokens)
 
     def _scores(self, shown: TextDelta, logprobs: TokenLogprobs) -> Scores:
         echo = self._request.prompt.echo

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from diptych.common.members.roles import LegKind
 from diptych.generation.codec import content_to_wire, leg_to_wire, params_to_wire
+from diptych.generation.segments import without_pixels
 from diptych.router.choose.explain import Selection
 from diptych.router.serve.attempt import Attempt, legs_of
 from diptych.router.serve.moving import PATIENCE_S, Move
@@ -24,6 +25,8 @@ def start_attempt(fleet: Fleet, progress: Progress, selection: Selection, now_s:
     leg.compat, progress.request.client.served_by.weights_version = record.compat, record.weights_version
     parts = legs_of(selection.pair, leg)
     _name_holder(leg, selection)
+    for kind, (_, each) in parts.items():
+        _add_contents(each, progress, computes=kind is not LegKind.DECODE)
     legs = {kind: (fleet.session(instance_id), each) for kind, (instance_id, each) in parts.items()}
     return Attempt(leg.room, legs, _prompt(progress, progress.output_ids), selection.work, progress.wait_budget)
 
@@ -49,6 +52,7 @@ def start_move(fleet: Fleet, old: Attempt, progress: Progress, selection: Select
         leg = _start_leg(progress, time.monotonic(), len(known))
         leg.room, leg.peer_instance_id = new.room, source.instance_id
         leg.compat = source.worker.record.compat
+        _add_contents(leg, progress, computes=False)
         new.start_leg(LegKind.DECODE, target, leg, _prompt(progress, known), selection.work)
 
     move = Move(old, new, begin)
@@ -71,6 +75,12 @@ def _start_leg(progress: Progress, now_s: float, num_known: int | None = None) -
     return leg
 
 
+def _add_contents(leg: StartLeg, progress: Progress, *, computes: bool) -> None:
+    """Tell a leg what stands between its tokens; pixels go to who computes the prompt, and to nobody else."""
+    for content in progress.request.prompt.contents:
+        leg.contents.append(content_to_wire(content if computes else without_pixels(content)))
+
+
 def _new_room() -> int:
     return secrets.randbits(64) or 1
 
@@ -83,5 +93,4 @@ def _prompt(progress: Progress, output_ids: Sequence[int]) -> bytes:
         add_special_tokens=text is not None and text.add_special_tokens,
         prompt_tokens=pack(prompt.ids),
         prompt_token_ids=output_ids,
-        contents=map(content_to_wire, prompt.contents),
     ).SerializeToString()

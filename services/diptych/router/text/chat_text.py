@@ -114,7 +114,19 @@ def told_in_words(prompt: ChatPrompt) -> Sequence[Message]:
 
 
 def _turn(run: Sequence[Message]) -> Message:
-    return {**run[0], "content": "\n\n".join([message["content"] for message in run])}
+    return {**run[0], "content": _joined([message["content"] for message in run])} if len(run) > 1 else run[0]
+
+
+def _joined(contents: Sequence[Any], by: str = "\n\n") -> Any:
+    """Put contents one behind the other: that is text, unless some has parts."""
+    if all(isinstance(content, str) for content in contents):
+        return by.join(contents)
+    parts: list[Any] = []
+    for index, content in enumerate(contents):
+        before = by if index else ""
+        shown = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        parts += [{"type": "text", "text": before}, *shown] if before else shown
+    return parts
 
 
 def _instructed(turns: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Sequence[Message]:
@@ -122,15 +134,16 @@ def _instructed(turns: Sequence[Message], tools: Sequence[Mapping[str, Any]]) ->
     words = _INSTRUCTION.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
     first, *others = turns
     if first["role"] == "system":
-        return [{**first, "content": f"{first['content']}\n\n{words}"}, *others]
+        return [{**first, "content": _joined([first["content"], words])}, *others]
     if first["role"] == "user":
-        return [{**first, "content": f"{words}\n\n{first['content']}"}, *others]
+        return [{**first, "content": _joined([words, first["content"]])}, *others]
     return [{"role": "user", "content": words}, *turns]
 
 
 def _plain(message: Message) -> Message:
     if message["role"] == "tool":
-        return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+        shown = _joined(["<tool_response>\n", message["content"], "\n</tool_response>"], by="")
+        return {"role": "user", "content": shown}
     if not message.get("tool_calls"):
         return message
     calls = [_call_text(call["function"]) for call in message["tool_calls"]]

@@ -7,10 +7,9 @@ in between finds threads that no long one ever holds. Long ones of many tenants 
 from __future__ import annotations
 
 import asyncio
-import math
 from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
@@ -19,9 +18,13 @@ from diptych.common.errors import InvalidRequest
 from diptych.generation.finish import Finish
 from diptych.generation.output_text import OutputText
 from diptych.generation.sampling_params import SamplingParams
-from diptych.router.admission.fair_queue import ONLY_RANK, FairQueue, Waiting
+from diptych.router.admission.held_pixels import HeldPixels
 from diptych.router.errors import ContextLengthExceeded
+from diptych.router.images.reader import ImageReader
 from diptych.router.text.chat_text import render
+from diptych.router.text.fair_threads import FairThreadPool
+from diptych.router.text.image_places import check_places, check_written, with_contents
+from diptych.router.values.images import ImageInput
 from diptych.router.values.request import (
     ChatPrompt,
     ClientRequest,
@@ -35,6 +38,7 @@ from diptych.router.values.request import (
     Tokenized,
     TokenPrompt,
     VectorWish,
+    images_of,
 )
 from diptych.router.values.validation import (
     check_ids,
@@ -75,8 +79,18 @@ class Tokenization:
     that they tokenise, only into text.
     """
 
-    def __init__(self, model: ServedModel, *, at: TokenizeAt, num_threads: int, cache_bytes: int) -> None:
+    def __init__(
+        self,
+        model: ServedModel,
+        *,
+        at: TokenizeAt,
+        num_threads: int,
+        cache_bytes: int,
+        images: ImageReader | None = None,
+    ) -> None:
+        """`images` of a model that takes some."""
         self._model = model
+        self._images = images
         self._at = at
         tokenizer, marks = model.tokenizer, model.formats.reasoning_marks
         self._thinks_in_text = tokenizer.showing(marks) is tokenizer  # a grammar knows no special tokens
@@ -99,18 +113,18 @@ class Tokenization:
             return await self._long_threads.run(work, tenant, num_steps)
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    async def read(self, client: ClientRequest, max_tokens: int) -> list[Tokenized]:
+    async def read(self, client: ClientRequest, max_tokens: int, held: HeldPixels | None = None) -> list[Tokenized]:
         """Return the prompts as workers shall get them, those of far more tokens excepted.
 
-        Raises the caller's `DiptychError`.
+        `held` is what images may take, where there are any. Raises the caller's `DiptychError`.
         """
         stays_text = self._at == "worker" and not _shows_tokens(client)
         encode = self._leave if stays_text else self._encode
-        return await self._read_all(client, partial(encode, _bounds(client, max_tokens)), max_tokens)
+        return await self._read_all(client, partial(encode, _bounds(client, max_tokens)), max_tokens, held)
 
-    async def tokenize(self, client: ClientRequest, max_tokens: int) -> list[Tokenized]:
+    async def tokenize(self, client: ClientRequest, max_tokens: int, held: HeldPixels | None = None) -> list[Tokenized]:
         """The same, as tokens in any case."""
-        return await self._read_all(client, partial(self._encode, _bounds(client, max_tokens)), max_tokens)
+        return await self._read_all(client, partial(self._encode, _bounds(client, max_tokens)), max_tokens, held)
 
     async def of_vectors(self, client: ClientRequest, wish: VectorWish, context_len: int) -> list[Tokenized]:
         """Return prompts as tokens of which no text is made, cut as is wished. Raises the caller's `DiptychError`."""
@@ -181,7 +195,9 @@ class Tokenization:
         decode = partial(self._model.tokenizer.decode, ids, skip_special_tokens=False)
         return await self.run(decode, tenant, len(ids))
 
-    async def _read_all(self, client: ClientRequest, encode: Encode, max_tokens: int) -> list[Tokenized]:
+    async def _read_all(
+        self, client: ClientRequest, encode: Encode, max_tokens: int, held: HeldPixels | None
+    ) -> list[Tokenized]:
         tokenized: list[Tokenized] = []
         for prompt in client.prompts:
             if tokenized:
@@ -189,6 +205,8 @@ class Tokenization:
             tokenized.append(await self._read(prompt, client, encode))
             if client.turn is not None:
                 tokenized[-1] = replace(tokenized[-1], ids=client.turn.before + array(TOKEN_TYPE, tokenized[-1].ids))
+            if held is not None and (images := images_of(prompt)):
+                tokenized[-1] = await self._with_images(tokenized[-1], images, client, held)
             if client.echo:
                 tokenized[-1] = await self._with_echo(prompt, tokenized[-1], client.account.tenant, max_tokens)
         return tokenized
@@ -209,6 +227,18 @@ class Tokenization:
         client.trace.mark("tokenize")
         return tokenized
 
+    async def _with_images(
+        self, tokenized: Tokenized, images: Sequence[ImageInput], client: ClientRequest, held: HeldPixels
+    ) -> Tokenized:
+        """Put images where their tokens stand."""
+        assert self._images is not None, "the request was checked"
+        vision = self._images.vision
+        check_places(tokenized.ids, images, vision)
+        read = await self._images.read(images, held, client.account.tenant, client.num_made)
+        ids, contents = with_contents(tokenized.ids, read, vision)
+        client.trace.mark("images")
+        return replace(tokenized, ids=ids, contents=contents, pad_id=vision.pad.token_id)
+
     async def _with_echo(self, prompt: Prompt, tokenized: Tokenized, tenant: str, max_tokens: int) -> Tokenized:
         if len(tokenized.ids) > max_tokens:
             raise far_too_long(prompt, max_tokens)
@@ -225,6 +255,8 @@ class Tokenization:
 
     async def _chat(self, prompt: ChatPrompt, client: ClientRequest, encode: Encode) -> Tokenized:
         check_messages(prompt.messages)
+        if prompt.images and self._model.vision is not None:
+            check_written(prompt, self._model.vision)
         draw_up = partial(render, self._model.tokenizer, prompt)
         text = await self._do(draw_up, client.account.tenant, _num_chars(prompt), MAX_INLINE_CHARS)
         client.trace.mark("render")
@@ -266,7 +298,8 @@ def _bounds(client: ClientRequest, max_tokens: int) -> _Bounds:
 
 def _shows_tokens(client: ClientRequest) -> bool:
     """Whether the answer shows the prompt's tokens, so that the router must know them."""
-    return client.echo or client.shows_prompt or client.turn is not None or client.params.prompt_logprobs is not None
+    shows = client.echo or client.shows_prompt or client.turn is not None
+    return shows or client.params.prompt_logprobs is not None or bool(client.images)
 
 
 def _num_chars(prompt: ChatPrompt) -> int:
@@ -277,69 +310,3 @@ def _num_chars(prompt: ChatPrompt) -> int:
 def _num_chars_of(message: Mapping[str, Any]) -> int:
     shown = [str(message.get(key, "")) for key in ("content", "reasoning_content", "tool_calls")]
     return _CHARS_PER_MESSAGE + sum(map(len, shown))
-
-
-class FairThreadPool:
-    """A few threads for long work of one event loop, which tenants share: whose turn it is says a `FairQueue`.
-
-    Turns go by the steps of the work. So the long work of one tenant waits behind its own and, at most, a piece of
-    another's. Work that nobody waits for any more leaves the line.
-    """
-
-    def __init__(self, num_threads: int, name: str) -> None:
-        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
-        self._num_free = num_threads
-        self._line = FairQueue()
-        self._turns: dict[int, asyncio.Future[None]] = {}  # by the number of who waits in line
-        self._next_number = 0
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self._turns)
-
-    def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-    async def run(self, work: Callable[[], T], tenant: str, num_steps: int) -> T:
-        """Return what `work`, of so many steps, does in a thread when it is its turn."""
-        if self._num_free:
-            self._num_free -= 1
-        else:
-            await self._turn(tenant, num_steps)
-        running = self._threads.submit(work)
-        running.add_done_callback(partial(self._end, asyncio.get_running_loop()))
-        return await asyncio.wrap_future(running)
-
-    async def _turn(self, tenant: str, num_steps: int) -> None:
-        """Wait in line for the thread of somebody who is done."""
-        claim = Waiting(self._next_number, tenant, ONLY_RANK, num_steps, math.inf)
-        self._next_number += 1
-        self._line.add(claim)
-        turn = self._turns[claim.number] = asyncio.get_running_loop().create_future()
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if not turn.cancelled():  # its turn came at the same moment
-                self._pass_on()
-            elif self._turns.pop(claim.number, None):
-                self._line.remove(claim)
-            raise
-
-    def _end(self, loop: asyncio.AbstractEventLoop, _: Future[Any]) -> None:
-        """In the thread: whoever waited for the work may have left."""
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(self._pass_on)
-
-    def _pass_on(self) -> None:
-        """Give a thread that is free to who is next."""
-        while self._turns:
-            claim = self._line.next()
-            turn = self._turns.pop(claim.number)
-            if turn.done():  # who waited has just left
-                self._line.remove(claim)
-                continue
-            self._line.charge(claim)
-            self._line.remove(claim)
-            turn.set_result(None)
-            return
-        self._num_free += 1

@@ -23,6 +23,7 @@ class Usage:
     completion_tokens: int
     cached_tokens: int  # of the prompt
     predicted: Predicted = NOTHING_PREDICTED
+    image_tokens: int = 0  # of the prompt: places of images
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,7 @@ def total_usage(usages: Sequence[Usage], num_made: int) -> Usage:
         sum(usage.completion_tokens for usage in usages),
         sum(usage.cached_tokens for usage in prompts),
         sum((usage.predicted for usage in usages), NOTHING_PREDICTED),
+        sum(usage.image_tokens for usage in prompts),
     )
 
 

@@ -8,17 +8,21 @@ from __future__ import annotations
 import math
 import random
 import re
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+import numpy as np
+
 from diptych.architectures.pooling import Pooling
+from diptych.architectures.vision import VisionInput
 from diptych.common.errors import InvalidRequest
 from diptych.generation.grammar import Preamble
 from diptych.generation.leg_prompt import BYTES_PER_TOKEN
 from diptych.generation.request_groups import MAX_PRIORITY, NO_ACCOUNT, NO_HINTS, NO_LIFE, Account, Hints, Life
 from diptych.generation.sampling_params import SamplingParams
-from diptych.generation.segments import ContentSegment, content_len
+from diptych.generation.segments import ContentSegment, TokenSegment, content_len, segments
 from diptych.router.choose.policies import POLICIES
 from diptych.router.keys.cache_namespace import hints_of
 from diptych.router.keys.caller import ANYBODY, Caller
@@ -26,8 +30,10 @@ from diptych.router.text.parsing.message_formats import DEFAULT_FORMATS, Message
 from diptych.router.text.parsing.parts import MessageParser
 from diptych.router.text.parsing.tool_use import NO_TOOLS, ToolUse
 from diptych.router.tracing.record import NO_TRACE, Trace
+from diptych.router.values.images import ImageInput
 from diptych.router.values.kept_sessions import Turn
 from diptych.router.values.slo_tiers import NO_TIER, NO_WISH, SloWish, Tier
+from diptych.tokens.packed_tokens import TOKEN_TYPE
 from diptych.tokens.tokenizer import Tokenizer
 
 POLICY_HEADER: Final = "x-diptych-policy"
@@ -46,6 +52,7 @@ class TextPrompt:
 
     text: str
     add_special_tokens: bool = True  # the model's BOS in front, where the model has that habit
+    images: Sequence[ImageInput] = ()  # in order, one for each place that the text has for one
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +60,7 @@ class TokenPrompt:
     """Text that the caller has tokenised."""
 
     ids: Sequence[int]
+    images: Sequence[ImageInput] = ()  # in order, one for each token that stands for one
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +87,8 @@ class FramedPrompt:
 class ChatPrompt:
     """Messages, to be rendered with the model's chat template.
 
-    Each has `role` and a text `content`, and what the template may read besides: `tool_calls`, `tool_call_id`, `name`,
-    `reasoning_content`.
+    Each has `role` and a `content`, and what the template may read besides: `tool_calls`, `tool_call_id`, `name`,
+    `reasoning_content`. A content is text, or where there are images parts, as templates know them.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -88,9 +96,14 @@ class ChatPrompt:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # the template's own parameters
     reasoning_effort: str | None = None  # none, or how much, in the template's words
     is_begun: bool = False  # the last message is the beginning of the answer, which goes on from there
+    images: Sequence[ImageInput] = ()  # of the parts that are images, in order
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt | PairPrompt | FramedPrompt
+
+
+def images_of(prompt: Prompt) -> Sequence[ImageInput]:
+    return () if isinstance(prompt, PairPrompt | FramedPrompt) else prompt.images
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +186,11 @@ class ClientRequest:
         return self.params.grammar is not None or self.tool_use.is_forced
 
     @property
+    def images(self) -> Sequence[ImageInput]:
+        """Those of all prompts."""
+        return [each for prompt in self.prompts for each in images_of(prompt)]
+
+    @property
     def num_made(self) -> int:
         """Outputs to make of each prompt."""
         return self.num_choices if self.best_of is None else self.best_of
@@ -214,7 +232,25 @@ class Tokenized:
     new_parser: Callable[[], MessageParser] | None = None  # of a chat's message; None: all of the output is content
     preamble: Preamble | None = None  # of outputs with a grammar
     text: PromptText | None = None
-    contents: Sequence[ContentSegment] = ()  # between the tokens: what is no tokens. No API takes any yet
+    contents: Sequence[ContentSegment] = ()  # between the tokens: what is no tokens
+    pad_id: int = 0  # the token that stands for a place of contents, where a prompt is shown as tokens
+
+    @property
+    def shown_ids(self) -> Sequence[int]:
+        """A token for each place, as the model's own processor writes it."""
+        if not self.contents:
+            return self.ids
+        shown = array(TOKEN_TYPE)
+        for segment in segments(np.array(self.ids, np.int64), self.contents):
+            ids = (
+                segment.token_ids.tolist() if isinstance(segment, TokenSegment) else [self.pad_id] * segment.num_tokens
+            )
+            shown.extend(ids)
+        return shown
+
+    @property
+    def num_image_tokens(self) -> int:
+        return content_len(self.contents)
 
     @property
     def num_tokens(self) -> int:
@@ -244,8 +280,8 @@ class GenerationRequest:
 
 
 def request_for_tokens(model: str, prompt: Prompt, caller: Caller) -> ClientRequest:
-    """Return a request for no more than a prompt's tokens: those the router makes, wherever others are made."""
-    params = SamplingParams(prompt_logprobs=0)
+    """Return a request for no more than a prompt's tokens."""
+    params = SamplingParams()
     account, hints = Account(caller.name), hints_of(caller.cache_owner, "")
     return ClientRequest(model, [prompt], params, account=account, hints=hints, caller=caller)
 
@@ -262,6 +298,7 @@ class ServedModel:
     names: tuple[str, ...] = ()  # that clients are told in place of its id; answers say the first
     pooling: Pooling | None = None  # what it makes of a prompt in place of text
     vector_size: int = 0  # numbers of that
+    vision: VisionInput | None = None  # how it wants images; None: it takes none
 
 
 def is_usable(request_id: str) -> bool:

@@ -34,6 +34,7 @@ def check_request(
     """What can be said without looking at the prompt."""
     check_model(client.model, model, model_ids, adapters)
     _check_purpose(client, model)
+    _check_images(client, model)
     _check_counts(client, max_choices)
     client.account.validate()
     _check_priority(client.account.priority, client.caller)
@@ -62,6 +63,20 @@ def _check_purpose(client: ClientRequest, model: ServedModel) -> None:
     if model.pooling is not None and client.vectors is None:
         text = f"{model.model_id} makes no text: ask for {WAYS[model.pooling.purpose]}"
         raise InvalidRequest(text, param="model")
+
+
+def _check_images(client: ClientRequest, model: ServedModel) -> None:
+    """What else can be asked for beside images. Their number and where they are is the reader's matter."""
+    images = client.images
+    if not images:
+        return
+    if model.vision is None:
+        raise InvalidRequest(f"{model.model_id} takes no images: send text only", param=images[0].param)
+    if client.echo or client.params.prompt_logprobs is not None:
+        words = "a prompt with images has no text or log-probabilities to show: leave out echo and prompt_logprobs"
+        raise InvalidRequest(words, param="echo" if client.echo else "prompt_logprobs")
+    if client.turn is not None:
+        raise InvalidRequest("a turn of a session takes no images", param="session_params")
 
 
 def _check_priority(priority: int, caller: Caller) -> None:

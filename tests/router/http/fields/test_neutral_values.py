@@ -176,13 +176,13 @@ def test_a_turn_may_carry_what_others_put_into_it(model: Any, fields: Any) -> No
 @pytest.mark.parametrize(
     ("model", "fields"),
     [
-        (ChatRequest, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}]}),
+        (ChatRequest, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}),
         (ChatRequest, {"messages": [{"role": "user", "content": "", "images": ["u"]}]}),
         (MessagesRequest, {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}),
-        (ResponsesRequest, {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "u"}]}]}),
+        (ResponsesRequest, {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": 1}]}]}),
     ],
 )
-def test_an_image_is_refused_all_the_same(model: Any, fields: Any) -> None:
+def test_an_image_that_is_none_is_refused_all_the_same(model: Any, fields: Any) -> None:
     with pytest.raises(InvalidRequest) as caught:
         read(model, **fields)
     assert str(caught.value.param).startswith(("messages[0].", "input"))

@@ -30,6 +30,7 @@ from diptych.engine.values.batch import (
     DraftModel,
     ForwardBatch,
     GraphUse,
+    ImageCounts,
     OnLayer,
     SamplingBatch,
     StepResult,
@@ -98,6 +99,10 @@ class GpuRunner:
         self.layer_listener = layer_listener
         self.draft_model: DraftModel | None = draft_model
         self._follower = draft_model
+
+    @property
+    def image_counts(self) -> ImageCounts:
+        return self.model.image_counts
 
     @property
     def loras(self) -> Loras:

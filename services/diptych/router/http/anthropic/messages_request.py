@@ -12,6 +12,7 @@ from diptych.common.errors import InvalidRequest
 from diptych.generation.grammar import Grammar
 from diptych.generation.sampling_params import MAX_STOP_STRINGS, SamplingParams
 from diptych.router.http.fields import tool_fields
+from diptych.router.http.fields.content_parts import NO_FILES
 from diptych.router.http.fields.request_fields import RequestFields, TopK, params_of
 from diptych.router.http.fields.strict_model import ConversationPart, GenerationBody, StrictModel
 from diptych.router.http.fields.tool_fields import (
@@ -27,7 +28,9 @@ from diptych.router.http.fields.tool_fields import (
     turn_of_assistant,
     turn_of_tool,
 )
+from diptych.router.text.content_parts import content_of, without_images
 from diptych.router.text.parsing.tool_use import ToolUse
+from diptych.router.values.images import ImageInput, image_at
 from diptych.router.values.request import ChatPrompt
 from diptych.router.values.validation import MAX_MESSAGES, MAX_TOOLS
 
@@ -48,6 +51,51 @@ class TextBlock(Block):
 
 TextBlocks = Annotated[
     list[TextBlock], MAX_COUNT, BeforeValidator(as_parts, json_schema_input_type=str | list[TextBlock])
+]
+
+
+class Base64Source(ConversationPart):
+    """The file of an image."""
+
+    type: Literal["base64"]
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]  # without effect: the file says it
+    data: str
+
+
+class UrlSource(ConversationPart):
+    """Where an image is."""
+
+    type: Literal["url"]
+    url: str
+
+
+class FileSource(ConversationPart):
+    """An uploaded file: refused."""
+
+    type: Literal["file"]
+    file_id: str
+
+
+class ImageBlock(Block):
+    """An image."""
+
+    type: Literal["image"]
+    source: Annotated[Base64Source | UrlSource | FileSource, Field(discriminator="type")]
+
+    def image(self) -> ImageInput:
+        """Raises `InvalidRequest`."""
+        match self.source:
+            case Base64Source(data=data):
+                return ImageInput("messages", file=data)
+            case UrlSource(url=url):
+                return image_at(url, "messages")
+            case FileSource():
+                raise InvalidRequest(NO_FILES, param="messages")
+
+
+AnyShown = Annotated[TextBlock | ImageBlock, Field(discriminator="type")]
+ShownBlocks = Annotated[
+    list[AnyShown], MAX_COUNT, BeforeValidator(as_parts, json_schema_input_type=str | list[AnyShown])
 ]
 
 
@@ -74,11 +122,13 @@ class ToolResultBlock(Block):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: TextBlocks = Field(default_factory=list)
+    content: ShownBlocks = Field(default_factory=list)
     is_error: bool | None = None  # without effect: the content should say it
 
 
-AnyBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
+AnyBlock = Annotated[
+    TextBlock | ImageBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")
+]
 Blocks = Annotated[list[AnyBlock], MAX_COUNT, BeforeValidator(as_parts, json_schema_input_type=str | list[AnyBlock])]
 
 
@@ -181,7 +231,8 @@ class PromptFields(GenerationBody):
             turns += self._turns(message, tool_names)
             tool_names |= {block.id: block.name for block in message.content if isinstance(block, ToolUseBlock)}
         tools = shown_tools(self._tools(), self._tool_choice())
-        return ChatPrompt(turns, tools, reasoning_effort=self._effort(), is_begun=_is_begun(turns))
+        is_begun, (turns, images) = _is_begun(turns), without_images(turns)
+        return ChatPrompt(turns, tools, reasoning_effort=self._effort(), is_begun=is_begun, images=images)
 
     def tool_use(self) -> ToolUse:
         """Raises `InvalidRequest`."""
@@ -215,7 +266,7 @@ class PromptFields(GenerationBody):
 
 
 _ALLOWED: Mapping[str, tuple[type[AnyBlock], ...]] = {
-    "user": (TextBlock, ToolResultBlock),
+    "user": (TextBlock, ImageBlock, ToolResultBlock),
     "assistant": (TextBlock, ThinkingBlock, ToolUseBlock),
     "system": (TextBlock,),
 }
@@ -232,15 +283,21 @@ def _joined(blocks: Iterable[AnyBlock]) -> str:
     return "".join([block.text for block in blocks if isinstance(block, TextBlock)])
 
 
+def _content(blocks: Iterable[AnyBlock]) -> Any:
+    """Return their text, and where they are images, too, both."""
+    shown = [block for block in blocks if isinstance(block, TextBlock | ImageBlock)]
+    return content_of([block.text if isinstance(block, TextBlock) else block.image() for block in shown])
+
+
 def _turns_of_user(content: Sequence[AnyBlock], tool_names: Mapping[str, str]) -> list[Turn]:
     """Return a turn for each answer of a tool, and one for the text between them."""
     turns: list[Turn] = []
-    for is_text, run in groupby(content, lambda block: isinstance(block, TextBlock)):
-        if is_text:
-            turns.append({"role": "user", "content": _joined(run)})
+    for is_result, run in groupby(content, lambda block: isinstance(block, ToolResultBlock)):
+        if not is_result:
+            turns.append({"role": "user", "content": _content(run)})
         else:
             results = [block for block in run if isinstance(block, ToolResultBlock)]
-            turns += [turn_of_tool(each.tool_use_id, _joined(each.content), tool_names) for each in results]
+            turns += [turn_of_tool(each.tool_use_id, _content(each.content), tool_names) for each in results]
     return turns
 
 

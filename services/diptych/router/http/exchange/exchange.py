@@ -216,7 +216,7 @@ async def whole_body(client: ClientRequest, layout: Layout, streams: Sequence[St
 
 def prompts_of(requests: Sequence[GenerationRequest], client: ClientRequest) -> list[Sequence[int]]:
     """Return the prompt of each output that is shown."""
-    return [request.prompt.ids for request in requests[:: client.num_made] for _ in range(client.num_choices)]
+    return [request.prompt.shown_ids for request in requests[:: client.num_made] for _ in range(client.num_choices)]
 
 
 def _raw(headers: Headers) -> list[tuple[bytes, bytes]]:

@@ -138,9 +138,9 @@ def turn_of_assistant(text: str, thoughts: str, calls: Sequence[Turn]) -> Turn:
     return {**turn, "tool_calls": calls} if calls else turn
 
 
-def turn_of_tool(call_id: str, text: str, names: Mapping[str, str]) -> Turn:
+def turn_of_tool(call_id: str, content: Any, names: Mapping[str, str]) -> Turn:
     """Return what a tool has answered; `names` are those of the tools, by call, as far as the calls are known."""
-    turn = {"role": "tool", "tool_call_id": call_id, "content": text}
+    turn = {"role": "tool", "tool_call_id": call_id, "content": content}
     return {**turn, "name": names[call_id]} if call_id in names else turn
 
 

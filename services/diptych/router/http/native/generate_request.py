@@ -16,12 +16,16 @@ from diptych.router.http.fields.request_fields import ChoiceFields, RequestField
 from diptych.router.http.fields.strict_model import StrictModel
 from diptych.router.http.fields.text_parts import PredictionFields, predicted_text
 from diptych.router.http.native.generate_layout import GenerateStyle
+from diptych.router.values.images import ImageInput, image_or_file
 from diptych.router.values.kept_sessions import Follow
 from diptych.router.values.request import Prompt, TextPrompt, TokenPrompt
+from diptych.router.values.validation import MAX_PARTS
 
 MAX_PROMPTS = 128
 DEFAULT_MAX_NEW_TOKENS: Final = 128  # as SGLang has it
 Ids = Annotated[list[Token], Field(min_length=1)]
+Images = Annotated[list[str], Field(max_length=MAX_PARTS)]  # each a URL, or a file in base64
+ManyImages = Annotated[list[str | Images | None], Field(max_length=MAX_PARTS)]
 
 
 class Sampling(ChoiceFields):
@@ -65,6 +69,11 @@ class Sampling(ChoiceFields):
         return given[0] if given else None
 
 
+def _images(given: str | list[str] | None) -> list[ImageInput]:
+    texts = [given] if isinstance(given, str) else given or []
+    return [image_or_file(text, "image_data") for text in texts]
+
+
 class SessionParams(StrictModel):
     """Which turn of a session it is, in SGLang's words. `None` is the same as absent."""
 
@@ -82,6 +91,7 @@ class GenerateRequest(RequestFields):
     """The body: `text` or `input_ids`, one or several."""
 
     text: str | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)] | None = None
+    image_data: str | ManyImages | None = None  # of one prompt; or of several, an entry for each
     input_ids: Ids | Annotated[list[Ids], Field(min_length=1, max_length=MAX_PROMPTS)] | None = None
     sampling_params: Sampling | None = None
     return_logprob: bool | None = None
@@ -144,10 +154,26 @@ class GenerateRequest(RequestFields):
         return predicted_text(self.prediction)
 
     def prompts(self) -> Sequence[Prompt]:
+        """Raises `InvalidRequest`."""
         if self.text is not None:
-            return [TextPrompt(text) for text in ([self.text] if isinstance(self.text, str) else self.text)]
-        ids: Any = self.input_ids
-        return [TokenPrompt(each) for each in (ids if self.is_batch else [ids])]
+            texts = [self.text] if isinstance(self.text, str) else self.text
+            return [TextPrompt(text, images=each) for text, each in zip(texts, self._images(len(texts)), strict=True)]
+        ids: Any = self.input_ids if self.is_batch else [self.input_ids]
+        return [TokenPrompt(each, images) for each, images in zip(ids, self._images(len(ids)), strict=True)]
+
+    def _images(self, num_prompts: int) -> list[list[ImageInput]]:
+        """Return those of each prompt."""
+        given = self.image_data
+        if given is None:
+            return [[] for _ in range(num_prompts)]
+        if not self.is_batch:
+            return [[image for each in ([given] if isinstance(given, str) else given) for image in _images(each)]]
+        if isinstance(given, str) or len(given) != num_prompts:
+            words = (
+                f"image_data of {num_prompts} prompts is a list of as many: a text, a list of texts or null for each"
+            )
+            raise InvalidRequest(words, param="image_data")
+        return [_images(each) for each in given]
 
     def params(self) -> SamplingParams:
         num_top = (self.top_logprobs_num or 0) if self.return_logprob else None

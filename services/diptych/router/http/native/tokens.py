@@ -26,7 +26,7 @@ from diptych.router.http.fields.logprobs import text_of
 from diptych.router.http.fields.request_fields import Token
 from diptych.router.http.fields.strict_model import Body
 from diptych.router.http.fields.tool_fields import Tools, shown_tools
-from diptych.router.http.openai.chat_request import Messages
+from diptych.router.http.openai.chat_request import Messages, turns_of
 from diptych.router.keys.caller import Caller
 from diptych.router.serve.pipeline import Pipeline
 from diptych.router.values.request import ChatPrompt, Prompt, TextPrompt, request_for_tokens
@@ -54,8 +54,9 @@ class TokenizeRequest(Body):
     def whole_prompt(self) -> Prompt:
         if self.prompt is not None:
             return TextPrompt(self.prompt, self.add_special_tokens)
-        turns = [turn.for_template() for turn in self.messages or ()]
-        return ChatPrompt(turns, shown_tools(self.tools or (), None), self.chat_template_kwargs or {})
+        turns, images = turns_of(self.messages or ())
+        tools = shown_tools(self.tools or (), None)
+        return ChatPrompt(turns, tools, self.chat_template_kwargs or {}, images=images)
 
 
 class DetokenizeRequest(Body):

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from diptych.common.errors import InvalidRequest
 from diptych.generation.sampling_params import MAX_TOP_LOGPROBS
+from diptych.router.http.fields.content_parts import ChatContent, chat_content
 from diptych.router.http.fields.fields import GenerationFields
 from diptych.router.http.fields.neutral_values import is_neutral
 from diptych.router.http.fields.strict_model import ConversationPart, Unsupported
-from diptych.router.http.fields.text_parts import PredictionFields, TextPart, joined, predicted_text
-from diptych.router.http.fields.tool_fields import CallFields, ToolChoice, Tools, shown_tools, tool_use
+from diptych.router.http.fields.text_parts import PredictionFields, predicted_text
+from diptych.router.http.fields.tool_fields import CallFields, ToolChoice, Tools, Turn, shown_tools, tool_use
+from diptych.router.text.content_parts import without_images
 from diptych.router.text.parsing.tool_use import ToolUse
+from diptych.router.values.images import ImageInput
 from diptych.router.values.request import ChatPrompt
 from diptych.router.values.validation import MAX_MESSAGES, MAX_PARTS
 
@@ -30,7 +33,7 @@ class Message(ConversationPart):
     UNSUPPORTED: ClassVar[Sequence[str]] = ("function_call", "audio", "refusal", "annotations", "images")
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | None, BeforeValidator(joined, json_schema_input_type=str | list[TextPart] | None)] = None
+    content: ChatContent = None
     name: str | None = None  # for templates that look at it
     tool_calls: Calls | None = None  # of an assistant
     tool_call_id: str | None = None  # of a tool: the call that this is the result of
@@ -52,14 +55,21 @@ class Message(ConversationPart):
         if (self.role == "tool") != (self.tool_call_id is not None):
             words = "is required in a message of role 'tool', and allowed in no other"
             raise InvalidRequest(f"{path}.tool_call_id {words}", param=f"{path}.tool_call_id")
+        if not isinstance(self.content, str | None) and self.role not in ("user", "tool"):
+            words = "may have images in a message of role 'user' or 'tool', and in no other"
+            raise InvalidRequest(f"{path}.content {words}", param=f"{path}.content")
         for name in ("tool_calls", "reasoning_content", "reasoning"):
             if getattr(self, name) and self.role != "assistant":
                 words = "is only allowed in a message of role 'assistant'"
                 raise InvalidRequest(f"{path}.{name} {words}", param=f"{path}.{name}")
 
-    def for_template(self) -> Mapping[str, Any]:
-        """Return the turn as chat templates know it: absent keys are absent, and arguments are no text."""
-        turn: dict[str, Any] = {"role": ROLES.get(self.role, self.role), "content": self.content or ""}
+    def turn(self, path: str) -> Turn:
+        """Return the turn as chat templates know it: absent keys are absent, and arguments are no text.
+
+        Images are in it yet. Raises `InvalidRequest`.
+        """
+        content = chat_content(self.content or "", f"{path}.content")
+        turn: Turn = {"role": ROLES.get(self.role, self.role), "content": content}
         thoughts = self.reasoning if self.reasoning_content is None else self.reasoning_content
         optional = {"name": self.name, "tool_call_id": self.tool_call_id, "reasoning_content": thoughts}
         turn |= {key: value for key, value in optional.items() if value is not None}
@@ -69,6 +79,11 @@ class Message(ConversationPart):
 
 
 Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+
+
+def turns_of(messages: Sequence[Message]) -> tuple[list[Turn], list[ImageInput]]:
+    """Return the turns of a chat, and its images. Raises `InvalidRequest`."""
+    return without_images([message.turn(f"messages[{index}]") for index, message in enumerate(messages)])
 
 
 class ChatRequest(GenerationFields):
@@ -119,10 +134,10 @@ class ChatRequest(GenerationFields):
         return predicted_text(self.prediction)
 
     def prompt(self) -> ChatPrompt:
-        turns = [turn.for_template() for turn in self.messages]
+        turns, images = turns_of(self.messages)
         tools = shown_tools(self.tools or (), self.tool_choice)
         is_begun = bool(self.continue_final_message)
-        return ChatPrompt(turns, tools, self.chat_template_kwargs or {}, self.reasoning_effort, is_begun)
+        return ChatPrompt(turns, tools, self.chat_template_kwargs or {}, self.reasoning_effort, is_begun, images)
 
     def tool_use(self) -> ToolUse:
         """Raises `InvalidRequest`."""

@@ -19,10 +19,11 @@ from diptych.router.values.output import End, Output, Piece, Usage
 from diptych.router.values.request import ServedModel, new_answer_id
 
 
-class CachedTokens(TypedDict):
-    """The part of the prompt whose KV was in a cache."""
+class PromptTokens(TypedDict):
+    """Parts of the prompt: that whose KV was in a cache, and images, where there are any."""
 
     cached_tokens: int
+    image_tokens: NotRequired[int]
 
 
 class PredictedTokens(TypedDict):
@@ -38,7 +39,7 @@ class CompletionUsage(TypedDict):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: CachedTokens
+    prompt_tokens_details: PromptTokens
     completion_tokens_details: NotRequired[PredictedTokens]
 
 
@@ -236,6 +237,8 @@ def completion_usage(usage: Usage) -> CompletionUsage:
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
+    if usage.image_tokens:
+        counts["prompt_tokens_details"]["image_tokens"] = usage.image_tokens
     if usage.predicted:
         counts["completion_tokens_details"] = predicted_tokens(usage.predicted)
     return counts

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
+from diptych.common.errors import InvalidRequest
+from diptych.router.http.fields.content_parts import Detail, image_of
 from diptych.router.http.fields.strict_model import ConversationPart
 from diptych.router.http.fields.tool_fields import (
     MAX_COUNT,
@@ -22,6 +24,8 @@ from diptych.router.http.fields.tool_fields import (
     turn_of_tool,
 )
 from diptych.router.http.openai.chat_request import ROLES
+from diptych.router.text.content_parts import content_of, without_images
+from diptych.router.values.images import ImageInput
 from diptych.router.values.validation import MAX_MESSAGES
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -36,7 +40,21 @@ class TextPart(ConversationPart):
     logprobs: Any = None  # likewise
 
 
-Parts = Annotated[list[TextPart], MAX_COUNT, BeforeValidator(as_parts, json_schema_input_type=str | list[TextPart])]
+class ImagePart(ConversationPart):
+    """An image that was sent."""
+
+    type: Literal["input_image"]
+    image_url: str | None = None
+    file_id: str | None = None  # refused
+    detail: Detail | None = None
+
+    def image(self) -> ImageInput:
+        """Raises `InvalidRequest`."""
+        return image_of(self.image_url, self.file_id, self.detail, "input")
+
+
+AnyPart = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+Parts = Annotated[list[AnyPart], MAX_COUNT, BeforeValidator(as_parts, json_schema_input_type=str | list[AnyPart])]
 
 
 class SentItem(ConversationPart):
@@ -117,14 +135,15 @@ Input = Annotated[
 ]
 
 
-def turns_of(items: Sequence[Item], instructions: str | None) -> list[Turn]:
+def turns_of(items: Sequence[Item], instructions: str | None) -> tuple[list[Turn], list[ImageInput]]:
+    """Return the turns of a chat, and its images. Raises `InvalidRequest`."""
     turns: list[Turn] = [{"role": "system", "content": instructions}] if instructions else []
     names = {item.call_id: item.name for item in items if isinstance(item, FunctionCall)}
     shown = [item for item in items if not isinstance(item, ReasoningItem) or item.content]
     for is_assistants, group in groupby(shown, _is_assistants):
         run = list(group)
         turns += [_turn_of_assistant(run)] if is_assistants else _turns_of_others(run, names)
-    return turns
+    return without_images(turns)
 
 
 def _is_assistants(item: Item) -> bool:
@@ -144,14 +163,26 @@ def _turns_of_others(items: Iterable[Item], names: Mapping[str, str]) -> Iterato
     for item in items:
         match item:
             case InputMessage():
-                yield {"role": ROLES.get(item.role, item.role), "content": _joined(item.content)}
+                content = _content(item.content) if item.role == "user" else _joined(item.content)
+                yield {"role": ROLES.get(item.role, item.role), "content": content}
             case FunctionCallOutput():
-                yield turn_of_tool(item.call_id, _joined(item.output), names)
+                yield turn_of_tool(item.call_id, _content(item.output), names)
 
 
 def _call(item: FunctionCall) -> Turn:
     return call_for_template(item.call_id, item.name, parsed_arguments(item.arguments))
 
 
-def _joined(parts: Iterable[TextPart | ReasoningText]) -> str:
-    return "".join([part.text for part in parts])
+def _content(parts: Sequence[AnyPart]) -> Any:
+    return content_of([part.text if isinstance(part, TextPart) else part.image() for part in parts])
+
+
+def _joined(parts: Iterable[AnyPart | ReasoningText]) -> str:
+    """Raises `InvalidRequest`."""
+    return "".join([_text(part) for part in parts])
+
+
+def _text(part: AnyPart | ReasoningText) -> str:
+    if isinstance(part, ImagePart):
+        raise InvalidRequest("a message may have images if its role is user, and no other", param="input")
+    return part.text

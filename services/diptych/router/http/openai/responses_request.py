@@ -165,8 +165,8 @@ class ResponsesRequest(OpenAIFields):
     def chat(self) -> ChatPrompt:
         tools = shown_tools(self._tools(), choice_in_chat(self.tool_choice))
         effort = self.reasoning.effort if self.reasoning else None
-        turns = turns_of(self.input, self.instructions)
-        return ChatPrompt(turns, tools, self.chat_template_kwargs or {}, effort)
+        turns, images = turns_of(self.input, self.instructions)
+        return ChatPrompt(turns, tools, self.chat_template_kwargs or {}, effort, images=images)
 
     def sampling_params(self) -> SamplingParams:
         """Return all but `max_tokens` and `seed`."""

@@ -1,0 +1,64 @@
+"""The rows of images that a tower has made, while prompts with them are computed: a few, by bytes.
+
+An image is encoded when the first of its places is computed. Later chunks of its prompt, and others with the same image
+under the same salt, find the rows here as long as there is room. All ranks run the same steps, so all keep the same.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from diptych.engine.models.vision_tower import VisionTower
+from diptych.engine.values.batch import ImageCounts, ImageRows
+
+KEPT_NBYTES: Final = 256 << 20  # of rows; the newest image is kept in any case
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepImages:
+    """What a step has of images, on the device."""
+
+    tokens: Tensor  # int64 [num_rows]: in the step, in whose place rows stand
+    rows: Tensor  # [1 + num_taps, num_rows, hidden_size]: the first ones, and those for the first layers behind
+
+
+class EncodedImages:
+    """One thread at a time may use it."""
+
+    def __init__(self, tower: Callable[[], VisionTower], kept_nbytes: int = KEPT_NBYTES) -> None:
+        """`tower`: the model's, which may become another one."""
+        self._tower_now = tower
+        self._tower = tower()
+        self._kept_nbytes = kept_nbytes
+        self._rows: OrderedDict[bytes, Tensor] = OrderedDict()
+        self._nbytes = 0
+        self.counts = ImageCounts()
+
+    def of_step(self, images: tuple[ImageRows, ...], device: torch.device) -> StepImages:
+        """Return the rows of a step; what is not there is encoded."""
+        if self._tower_now() is not self._tower:  # its weights were replaced
+            self._tower, self._nbytes = self._tower_now(), 0
+            self._rows.clear()
+        parts = [self._of(each)[:, each.first : each.first + each.num_rows] for each in images]
+        tokens = torch.cat([torch.arange(each.token, each.token + each.num_rows) for each in images])
+        return StepImages(tokens.to(device), torch.cat(parts, dim=1))
+
+    def _of(self, wanted: ImageRows) -> Tensor:
+        found = self._rows.get(wanted.key)
+        if found is not None:
+            self._rows.move_to_end(wanted.key)
+            self.counts = self.counts.with_reused(is_new=wanted.first == 0)
+            return found
+        made = self._tower.encode(wanted.image)
+        self.counts = self.counts.with_encoded(made.shape[1])
+        self._rows[wanted.key] = made
+        self._nbytes += made.nbytes
+        while self._nbytes > self._kept_nbytes and len(self._rows) > 1:
+            self._nbytes -= self._rows.popitem(last=False)[1].nbytes
+        return made

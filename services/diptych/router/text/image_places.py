@@ -1,0 +1,72 @@
+"""Where the images of a prompt stand among its tokens. Pure.
+
+A chat template writes a special token for each image, and the k-th of them is the k-th image. Whoever writes the same
+token into a text would be given an image's place, and all images behind it would be others'. Rule: there are as many
+such tokens as images, and none is in what a client has written beside them: such requests are refused in words.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from diptych.architectures.vision import VisionInput
+from diptych.common.errors import InvalidRequest
+from diptych.generation.segments import ContentSegment
+from diptych.router.images.decode import ReadImage
+from diptych.router.values.images import ImageInput
+from diptych.router.values.request import ChatPrompt
+from diptych.tokens.packed_tokens import TOKEN_TYPE
+
+
+def check_written(prompt: ChatPrompt, vision: VisionInput) -> None:
+    """Raise `InvalidRequest` if a chat with images has, in its texts, what stands for one."""
+    mark = vision.pad.text
+    others = [{**message, "content": _shown(message["content"])} for message in prompt.messages]
+    if any(mark in text for text in _texts([others, prompt.tools, prompt.template_kwargs])):
+        words = f"a text has {mark!r}, which stands for an image: write it otherwise beside images"
+        raise InvalidRequest(words, param="messages")
+
+
+def check_places(ids: Sequence[int], images: Sequence[ImageInput], vision: VisionInput) -> None:
+    """Raise `InvalidRequest` unless there is a token for each image, and no more."""
+    num_places = int(np.count_nonzero(np.asarray(ids) == vision.pad.token_id))
+    if num_places != len(images):
+        words = f"the prompt has {vision.pad.text!r} {num_places} times and {len(images)} images: give one for each"
+        raise InvalidRequest(words, param=images[0].param)
+
+
+def with_contents(
+    ids: Sequence[int], images: Sequence[ReadImage], vision: VisionInput
+) -> tuple[array[int], tuple[ContentSegment, ...]]:
+    """Return the tokens of a prompt without those that stand for images, and these: `check_places` was content."""
+    tokens = np.asarray(ids, np.uint32)
+    is_place = tokens == vision.pad.token_id
+    contents: list[ContentSegment] = []
+    num_added = 0
+    for index, (place, read) in enumerate(zip(np.flatnonzero(is_place).tolist(), images, strict=True)):
+        image = read.image
+        count = vision.tokens_of(image.height, image.width)
+        contents.append(ContentSegment(place - index + num_added, count, read.digest, image))
+        num_added += count
+    return array(TOKEN_TYPE, tokens[~is_place].tobytes()), tuple(contents)
+
+
+def _shown(content: str | Sequence[Mapping[str, str]]) -> str:
+    """Return the texts of a content, one right behind the other, as templates write them."""
+    return content if isinstance(content, str) else "".join([part.get("text", "\n") for part in content])
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Yield what is text in a value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield str(key)
+            yield from _texts(each)
+    elif isinstance(value, Sequence):
+        for each in value:
+            yield from _texts(each)

@@ -1,0 +1,125 @@
+"""Chats about images with the clients that people use: through one worker, and through a pair, in real processes."""
+
+from __future__ import annotations
+
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+import tokenizers
+from pictures import anthropic_image, data_url, file_of, picture, scaled_by_transformers
+from tiny_vision import VisionModel
+
+from diptych.architectures.vision import VisionInput
+from diptych.checkpoints.source import open_model
+from diptych.common.members.roles import WORKER_ROLES
+
+pytestmark = pytest.mark.platform
+
+NUM_TOKENS = 6
+PHOTO, DRAWING = picture(100, 70, 1), picture(20, 37, 2)  # scaled down, and to multiples
+HOW: dict[str, Any] = {"model": "", "temperature": 0, "max_tokens": NUM_TOKENS}
+EXTRA = {"ignore_eos": True, "return_token_ids": True}
+SHAPES = {"one worker": (0, 0, ("--unified", "1")), "a pair": (1, 1, ())}
+
+
+@pytest.fixture(scope="module")
+def vision(vision_model: VisionModel) -> VisionInput:
+    found = open_model(str(vision_model.folder)).config.vision
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def platform(request: pytest.FixtureRequest, start_shared: Any, vision_model: VisionModel) -> Any:
+    prefill, decode, options = SHAPES[request.param]
+    model = ("--model", str(vision_model.folder))
+    return start_shared(prefill=prefill, decode=decode, options=(*model, *options), DIPTYCH_DTYPE="float32")
+
+
+@pytest.fixture
+def client(platform: Any) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{platform.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def shown(image: Any) -> Any:
+    return {"type": "image_url", "image_url": {"url": data_url(file_of(image))}}
+
+
+def text(words: str) -> Any:
+    return {"type": "text", "text": words}
+
+
+def ask(client: openai.OpenAI, *parts: Any) -> Any:
+    messages: Any = [{"role": "user", "content": list(parts)}]
+    return client.chat.completions.create(messages=messages, extra_body=EXTRA, **HOW)
+
+
+def wanted(model: VisionModel, vision: VisionInput, *parts: Any) -> list[int]:
+    """Return the tokens of transformers for the same user's message; `parts` are texts and images."""
+    backend = tokenizers.Tokenizer.from_file(str(model.folder / "tokenizer.json"))
+    prompt: list[Any] = []
+    for part in ("<|im_start|>user\n", *parts, "<|im_end|>\n<|im_start|>assistant\n"):
+        if isinstance(part, str):
+            prompt += backend.encode(part).ids
+        else:
+            frame = [vision.start.token_id, scaled_by_transformers(part, vision), vision.end.token_id]
+            prompt += frame
+    return model.greedy(prompt, NUM_TOKENS)
+
+
+def num_encoded(platform: Any) -> int:
+    """Return how many images all workers have encoded."""
+    total = 0
+    for worker in (each for each in platform.instances() if each.role in WORKER_ROLES):
+        with urllib.request.urlopen(f"http://{worker.metrics_address}/metrics", timeout=200) as answer:
+            lines = answer.read().decode().splitlines()
+        total += sum(int(float(line.split()[-1])) for line in lines if "images_encoded" in line and line[0] != "#")
+    return total
+
+
+def test_answers_are_those_of_transformers(
+    client: openai.OpenAI, vision_model: VisionModel, vision: VisionInput
+) -> None:
+    answer = ask(client, text("See "), shown(PHOTO), text(" and "), shown(DRAWING))
+    assert answer.choices[0].token_ids == wanted(vision_model, vision, "See ", PHOTO, " and ", DRAWING)
+    places = sum(vision.tokens_of(*vision.scaled(image.height, image.width)) for image in (PHOTO, DRAWING))
+    assert answer.usage.prompt_tokens_details.image_tokens == places
+
+
+def test_the_order_of_images_matters(client: openai.OpenAI, vision_model: VisionModel, vision: VisionInput) -> None:
+    answer = ask(client, shown(DRAWING), shown(PHOTO))
+    assert answer.choices[0].token_ids == wanted(vision_model, vision, DRAWING, PHOTO)
+
+
+def test_an_image_that_was_seen_is_not_encoded_again(platform: Any, client: openai.OpenAI) -> None:
+    image = shown(picture(64, 64, 7))
+    first = ask(client, image, text(" What is it?"))
+    encoded = num_encoded(platform)
+    assert encoded > 0
+    again = ask(client, image, text(" What is it?"))
+    assert again.choices[0].token_ids == first.choices[0].token_ids
+    assert again.usage.prompt_tokens_details.cached_tokens > 0
+    assert num_encoded(platform) == encoded
+    platform.assert_clean()
+
+
+def test_anthropics_client_gets_the_same_answer(platform: Any, client: openai.OpenAI) -> None:
+    with anthropic.Anthropic(base_url=platform.url, api_key="none", max_retries=0) as other:
+        content: Any = [text("See "), anthropic_image(file_of(PHOTO))]
+        said: Any = [{"role": "user", "content": content}]
+        greedy = {"temperature": 0}
+        theirs = other.messages.create(model="", max_tokens=NUM_TOKENS, messages=said, extra_body=greedy)
+    messages: Any = [{"role": "user", "content": [text("See "), shown(PHOTO)]}]
+    ours = client.chat.completions.create(messages=messages, **HOW)
+    assert "".join(getattr(block, "text", "") for block in theirs.content) == (ours.choices[0].message.content or "")
+
+
+def test_what_is_no_image_is_refused(client: openai.OpenAI) -> None:
+    part = {"type": "image_url", "image_url": {"url": data_url(b"no image")}}
+    with pytest.raises(openai.BadRequestError, match="PNG, JPEG, WebP or GIF"):
+        ask(client, part)
