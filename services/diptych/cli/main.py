@@ -43,6 +43,7 @@ OTHERS: Final[Mapping[str, Command]] = MappingProxyType(
         "decode": Command("run a worker that generates output", "diptych.unified.main", "DecodeConfig"),
         "unified": Command("run a worker that does both", "diptych.unified.main", "UnifiedConfig"),
         "router": Command("run the HTTP and gRPC front door", "diptych.router.main", "RouterConfig"),
+        "download": Command("bring a model's files to a folder", "diptych.cli.download", "DownloadConfig"),
         "update-weights": Command(
             "give running workers other weights", "diptych.cli.update_weights", "UpdateWeightsConfig"
         ),
