@@ -47,7 +47,7 @@ def test_a_name_of_a_hub_is_told_that_nothing_is_downloaded(tmp_path: Path, monk
 
 def test_a_router_opens_a_folder_that_has_no_weights(tmp_path: Path) -> None:
     sizes = {"vocab_size": 64, "hidden_size": 8, "intermediate_size": 8, "max_position_embeddings": 32}
-    heads = {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
+    heads = {"rms_norm_eps": 1e-5, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], **sizes, **heads}))
     with pytest.raises(ConfigError, match=r"neither model\.safetensors nor"):
         open_described(str(tmp_path))
