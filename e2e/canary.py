@@ -22,12 +22,12 @@ print(sum(number for name, number in names.items() if name.startswith(sys.argv[1
 
 def served_by(cluster: Cluster, pool: str) -> float:
     """Return how many attempts were begun in a declared pool, by the routers that run."""
-    return sum(_asked(cluster, "diptych_router_declared_pool_attempts_total", f'pool="{pool}"'))
+    return sum(asked(cluster, "diptych_router_declared_pool_attempts_total", f'pool="{pool}"'))
 
 
 def running_in(cluster: Cluster, pool: str) -> float:
     """Return how many requests are in a pool, as routers know it."""
-    return max(_asked(cluster, "diptych_router_pool_requests_running", f'pool="{pool}"'))
+    return max(asked(cluster, "diptych_router_pool_requests_running", f'pool="{pool}"'))
 
 
 def wait_until(is_so: Callable[[], bool], words: str) -> None:
@@ -38,7 +38,8 @@ def wait_until(is_so: Callable[[], bool], words: str) -> None:
         time.sleep(1)
 
 
-def _asked(cluster: Cluster, name: str, label: str) -> list[float]:
+def asked(cluster: Cluster, name: str, label: str = "") -> list[float]:
+    """Return a metric of each router that runs, summed over those of its labels that have these words."""
     routers = cluster.get("pods", "-l", f"app.kubernetes.io/instance={NAME},app.kubernetes.io/component=router")
     command = ("python", "-c", COUNT, name, label)
     return [float(cluster.kubectl("exec", each["metadata"]["name"], "--", *command)) for each in routers]

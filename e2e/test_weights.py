@@ -79,6 +79,7 @@ def _files(cluster: Cluster) -> None:
             "spec": {"selector": labels, "ports": [{"port": 8000}]},
         },
     )
+    cluster.wait("pod/files", "condition=Ready")
     cluster.see("ready", "logs", "--follow", "files")
 
 

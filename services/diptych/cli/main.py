@@ -99,6 +99,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if name == "serve":
         name, rest = "up", _like_vllm(rest)
+    if name == "apply":
+        rest = _like_kubectl(rest)
     name, rest = named(name, rest)
     command = COMMANDS.get("version" if name == "--version" else name)
     if command is None:
@@ -129,6 +131,11 @@ def usage() -> str:
 def _like_vllm(rest: Sequence[str]) -> list[str]:
     """Who writes `serve` may write the model behind it, as for other servers."""
     return ["--model", *rest] if rest and not rest[0].startswith("-") else list(rest)
+
+
+def _like_kubectl(rest: Sequence[str]) -> list[str]:
+    """Who writes `apply -f FILE` means FILE."""
+    return list(rest[1:] if rest and rest[0] == "-f" else rest)
 
 
 def _listing(commands: Mapping[str, Command]) -> str:
