@@ -14,7 +14,8 @@ from typing import Final
 import numpy as np
 import tokenizers
 
-HIDDEN, VOCAB, LAYERS = 512, 32000, 2
+HIDDEN, VOCAB, LAYERS = 512, 32000, 2  # a tokenizer has fewer tokens than there are rows
+LETTERS: Final = "abcdefghijklmnopqrstuvwxyz"
 CUT: Final = 20_000_000
 WEIGHTS: Final = "/tiny/model.safetensors"
 
@@ -36,9 +37,11 @@ def model() -> dict[str, bytes]:
         "eos_token_id": 1,
         "bos_token_id": 0,
     }
-    words = {f"<{number}>": number for number in range(VOCAB)}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<2>"))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    words = letters + [f"{one}{two}{three}" for one in LETTERS for two in LETTERS for three in LETTERS]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({word: number for number, word in enumerate(words)}, []))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
     files = {"config.json": json.dumps(config).encode(), "tokenizer.json": tokenizer.to_str().encode()}
     files["model.safetensors"] = _safetensors(_shapes())
     sums = "".join(f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in files.items())
@@ -94,7 +97,8 @@ class Handler(BaseHTTPRequestHandler):
             body, self.close_connection = body[:CUT], True
         if with_body:
             self.wfile.write(body)
-            print(json.dumps({"path": self.path, "from": begin, "sent": len(body)}), flush=True)
+            line = json.dumps({"path": self.path, "from": begin, "sent": len(body)})
+            print(f"{line}\n", end="", flush=True)  # at once: others print, too
 
     def log_message(self, format: str, *args: object) -> None:
         pass
