@@ -51,7 +51,7 @@ DEVICE_TRANSPORTS: dict[str, str] = {  # by device and path
     "cuda-put": "auto",
     "cuda-staged": "tcp",
 }
-FAST: dict[str, Any] = {"heartbeat_s": 0.1, "heartbeat_misses": 15, "connect_s": 5.0}  # patient with busy machines
+FAST: dict[str, Any] = {"heartbeat_s": 0.1, "heartbeat_misses": 30, "connect_s": 5.0}  # patient with busy machines
 HUNG_S = 60.0  # that nothing takes on however busy a machine
 
 NIXL_VARIABLE = "DIPTYCH_NIXL_PATH"
