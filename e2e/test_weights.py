@@ -24,7 +24,8 @@ for name in ("claim", "cache"):
     folder.mkdir()
     os.chown(folder, {USER}, {USER})
 """
-READ_ONLY: Final = "open('/models/tiny/new', 'w')"
+LIST: Final = "import json, os; print(json.dumps(sorted(os.listdir('/models/tiny'))))"
+WRITE: Final = "open('/models/tiny/new', 'w')"
 
 pytestmark = pytest.mark.thorough
 
@@ -119,11 +120,11 @@ def test_a_job_brings_the_model_once_and_workers_that_waited_serve_it(release: R
 
 def test_routers_have_the_tokenizer_alone_and_nobody_may_write(release: Release, cluster: Cluster) -> None:
     _, routers, prefill, _ = DEPLOYMENTS
-    listed = cluster.kubectl("exec", f"deployment/{routers}", "-c", "router", "--", "ls", "/models/tiny").split()
-    assert listed == ["config.json", "tokenizer.json"]
+    listed = json.loads(cluster.kubectl("exec", f"deployment/{routers}", "--", "python", "-c", LIST))
+    assert listed == [".diptych-download", "config.json", "tokenizer.json"]
     for deployment in (routers, prefill):
         with pytest.raises(AssertionError, match="Read-only file system"):
-            cluster.kubectl("exec", f"deployment/{deployment}", "--", "python", "-c", READ_ONLY)
+            cluster.kubectl("exec", f"deployment/{deployment}", "--", "python", "-c", WRITE)
 
 
 def test_whoever_comes_later_fetches_nothing(release: Release, cluster: Cluster) -> None:
