@@ -15,8 +15,8 @@ PROMOTED: Final = '--set-json=declared.pools={"default": 0, "next": 1}'
 COUNT: Final = """
 import sys, urllib.request
 page = urllib.request.urlopen("http://localhost:8081/metrics").read().decode()
-names = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in page.splitlines()}
-print(sum(number for name, number in names.items() if name.startswith(sys.argv[1]) and sys.argv[2] in name))
+lines = [line for line in page.splitlines() if line.startswith(sys.argv[1]) and sys.argv[2] in line]
+print(sum(float(line.rpartition(" ")[2]) for line in lines))
 """
 
 
