@@ -20,6 +20,7 @@ from typing import Final
 from diptych.cli.downloads.remote_files import Interrupted
 
 TOUCHES: Final = 4  # a lease
+LOOK_S: Final = 1.0  # who waits looks as often, at least
 
 
 class Lease:
@@ -113,7 +114,7 @@ def held(
         if silence.lasts_s() > lease_s:
             silence.end()
         else:
-            pause.wait(lease_s / TOUCHES / 2)
+            pause.wait(min(LOOK_S, lease_s / TOUCHES / 2))
     ends = threading.Event()
     toucher = threading.Thread(target=_touch, args=(lease, lease_s / TOUCHES, ends), daemon=True)
     toucher.start()
