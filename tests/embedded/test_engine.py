@@ -74,6 +74,19 @@ def test_a_stop_string_ends_the_text_before_it(engine: Engine) -> None:
     assert answer.finish is Finish.STOP
 
 
+def test_a_prompt_is_scored_from_a_place_on_with_what_is_before_it_cached(engine: Engine) -> None:
+    prompt = engine.tokenizer.encode("Whoever reads this twice has read it before. " * 30)
+    start = len(prompt) - 20
+    whole = engine.generate(prompt, replace(GREEDY, max_tokens=1, prompt_logprobs=1))
+    tail = engine.generate(prompt, replace(GREEDY, max_tokens=1, prompt_logprobs=1, prompt_logprobs_start=start))
+    assert whole.prompt_logprobs is not None
+    assert tail.prompt_logprobs is not None
+    assert (whole.cached_tokens, tail.cached_tokens) == (0, start // 16 * 16)
+    expected = whole.prompt_logprobs.span(start, len(prompt) - 1)
+    assert tail.prompt_logprobs.logprobs == pytest.approx(expected.logprobs, abs=1e-3)
+    assert tail.prompt_logprobs.top_ids == expected.top_ids
+
+
 def test_a_long_prompt_is_chunked_and_its_prefix_cached(engine: Engine) -> None:
     prompt = engine.tokenizer.encode("All work and no play makes Jack a dull boy. " * 30)
     first, second = (engine.generate(prompt, GREEDY) for _ in range(2))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from diptych.generation.logprobs import LogprobsBatch, PromptLogprobs, TokenLogprobs, join, of_rows
 
@@ -33,5 +34,13 @@ def test_a_prompts_are_collected_chunk_by_chunk_also_twice() -> None:
     assert collected.all() == TokenLogprobs((-3.0, -1.0, -2.0), 1, (30, 10, 20), values(-0.5, -0.1, -0.3))
 
 
-def test_a_prompt_of_one_token_has_none() -> None:
-    assert PromptLogprobs(prompt_len=1, num_top=2).all() == TokenLogprobs((), 2)
+def test_a_prompts_are_collected_from_where_they_are_wanted() -> None:
+    collected = PromptLogprobs(prompt_len=4, num_top=1, start=1)
+    collected.store(2, BATCH, slice(0, 1))
+    collected.store(1, BATCH, slice(2, 3))
+    assert collected.all() == TokenLogprobs((-3.0, -1.0), 1, (30, 10), values(-0.5, -0.1))
+
+
+@pytest.mark.parametrize(("prompt_len", "start"), [(1, 0), (4, 3), (4, 9)])
+def test_a_prompt_without_tokens_behind_the_start_has_none(prompt_len: int, start: int) -> None:
+    assert PromptLogprobs(prompt_len, num_top=2, start=start).all() == TokenLogprobs((), 2)

@@ -166,10 +166,13 @@ def check_near(found: TokenLogprobs, logits: torch.Tensor, token_ids: Sequence[i
     np.testing.assert_allclose(listed.numpy(), top.values.numpy(), atol=1e-3)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.5])
-def test_log_probabilities_are_those_of_transformers(answer: Answer, reference: Any, temperature: float) -> None:
+@pytest.mark.parametrize(("temperature", "start"), [(0.0, 0), (1.5, 0), (0.0, 1), (0.0, 9)])
+def test_log_probabilities_are_those_of_transformers(
+    answer: Answer, reference: Any, temperature: float, start: int
+) -> None:
     """Those of the output and of the prompt are; in the second round the prompts are in the cache."""
-    chosen = params(temperature=temperature, logprobs=3, prompt_logprobs=2, seed=1, frequency_penalty=0.5)
+    asked: dict[str, Any] = {"prompt_logprobs": 2, "prompt_logprobs_start": start}
+    chosen = params(temperature=temperature, logprobs=3, seed=1, frequency_penalty=0.5, **asked)
     answers = answer([(prompt, chosen) for prompt in PROMPTS], rounds=2)
     for room, prompt in enumerate(PROMPTS):
         outputs = answers[room]
@@ -181,8 +184,9 @@ def test_log_probabilities_are_those_of_transformers(answer: Answer, reference: 
         told = [output.prompt_logprobs for output in outputs]
         assert told[1:] == [None] * (len(told) - 1)
         assert told[0] is not None
-        if len(prompt) > 1:
-            check_near(told[0], logits[: len(prompt) - 1], prompt[1:])
+        assert len(told[0]) == max(0, len(prompt) - 1 - start)
+        if told[0]:
+            check_near(told[0], logits[start : len(prompt) - 1], prompt[start + 1 :])
 
 
 @pytest.mark.parametrize(

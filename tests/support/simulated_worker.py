@@ -316,7 +316,8 @@ def _first_output(leg: StartLeg, tokens: Sequence[int], stats: LegStats) -> LegO
     first = LegOutput(room=leg.room, token_ids=tokens[:1], stats=stats)
     first.stats.ClearField("kv_digest")  # known when all pages have moved
     if leg.sampling.HasField("prompt_logprobs"):
-        scored = simulated_logprobs(leg.prompt_token_ids[1:], leg.sampling.prompt_logprobs)
+        behind = leg.sampling.prompt_logprobs_start + 1
+        scored = simulated_logprobs(leg.prompt_token_ids[behind:], leg.sampling.prompt_logprobs)
         first.prompt_logprobs.CopyFrom(scored)
     return _with_logprobs(first, leg)
 

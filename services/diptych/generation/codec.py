@@ -35,6 +35,7 @@ _OPTIONAL: Final[Sequence[Any]] = (  # sampling parameters that a client may lea
     "min_tokens",
     "logprobs",
     "prompt_logprobs",
+    "prompt_logprobs_start",
 )
 
 
@@ -128,6 +129,7 @@ def params_to_wire(params: SamplingParams) -> inference_pb2.SamplingParams:
         min_tokens=params.min_tokens,
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs,
+        prompt_logprobs_start=params.prompt_logprobs_start or None,
         grammar=None if params.grammar is None else grammar_to_wire(params.grammar),
     )
 

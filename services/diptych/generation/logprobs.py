@@ -61,10 +61,11 @@ def of_rows(batch: LogprobsBatch, start: int, stop: int, num_top: int) -> TokenL
 
 
 class PromptLogprobs:
-    """Collects those of a prompt's tokens but the first, chunk by chunk; computing a chunk again does no harm."""
+    """Collects those of a prompt's tokens behind `start`, chunk by chunk; computing a chunk again does no harm."""
 
-    def __init__(self, prompt_len: int, num_top: int) -> None:
-        num_tokens = prompt_len - 1
+    def __init__(self, prompt_len: int, num_top: int, start: int = 0) -> None:
+        num_tokens = max(0, prompt_len - 1 - start)
+        self.start = start  # the token there predicts the first that is scored
         self._batch = LogprobsBatch(
             np.zeros(num_tokens, dtype=np.float32),
             np.zeros((num_tokens, num_top), dtype=np.int64),
@@ -77,9 +78,9 @@ class PromptLogprobs:
         return width
 
     def store(self, position: int, batch: LogprobsBatch, rows: slice) -> None:
-        """Take the rows of a batch that predict the tokens from `position + 1` on."""
-        mine, num_top = self._batch, self.num_top
-        where = slice(position, position + rows.stop - rows.start)
+        """Take the rows of a batch that predict the tokens from `position + 1` on, which is not before `start`."""
+        mine, num_top, first = self._batch, self.num_top, position - self.start
+        where = slice(first, first + rows.stop - rows.start)
         mine.logprobs[where] = batch.logprobs[rows]
         mine.top_ids[where] = batch.top_ids[rows, :num_top]
         mine.top_logprobs[where] = batch.top_logprobs[rows, :num_top]

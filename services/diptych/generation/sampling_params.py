@@ -46,6 +46,7 @@ class SamplingParams:
     stop_regex: tuple[str, ...] = ()
     logprobs: int | None = None  # report the output tokens' log-probabilities, and so many alternatives
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
+    prompt_logprobs_start: int = 0  # for those behind this place only: KV of what is before it may come from a cache
     grammar: Grammar | None = None  # that the output must match; it also says where the output ends
 
     @property
@@ -123,6 +124,8 @@ class SamplingParams:
             wanted = getattr(self, name)
             if wanted is not None:
                 _check(0 <= wanted <= MAX_TOP_LOGPROBS, name, f"must be from 0 to {MAX_TOP_LOGPROBS}", wanted)
+        start = self.prompt_logprobs_start
+        _check(0 <= start < 2**31, "prompt_logprobs_start", "must be a place of the prompt, from 0 on", start)
 
 
 def _check(ok: bool, param: str, rule: str, value: object) -> None:

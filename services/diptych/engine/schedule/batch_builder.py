@@ -195,10 +195,10 @@ def _prompt_rows(chunks: Sequence[Chunk], offset: int) -> PromptRows | None:
         return None
     token_rows, target_ids, num_top = [], [], 0
     for chunk in chunks:
-        request, count = chunk.request, chunk.num_predicted
-        if request.prompt_logprobs is not None:
-            token_rows.append(np.arange(offset, offset + count))
-            target_ids.append(request.tokens[chunk.start + 1 : chunk.start + 1 + count])
+        request, scored = chunk.request, chunk.scored
+        if scored and request.prompt_logprobs is not None:
+            token_rows.append(np.arange(scored.start, scored.stop) + (offset - chunk.start))
+            target_ids.append(request.tokens[scored.start + 1 : scored.stop + 1])
             num_top = max(num_top, request.prompt_logprobs.num_top)
         offset += chunk.num_tokens
-    return PromptRows(np.concatenate(token_rows), np.concatenate(target_ids), num_top)
+    return PromptRows(np.concatenate(token_rows), np.concatenate(target_ids), num_top) if token_rows else None

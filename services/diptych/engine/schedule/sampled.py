@@ -163,9 +163,10 @@ def collect_prompt_logprobs(chunks: Sequence[Chunk], result: StepResult) -> None
         return
     start = 0
     for chunk in chunks:
-        if chunk.request.prompt_logprobs is not None:
-            stop = start + chunk.num_predicted
-            chunk.request.prompt_logprobs.store(chunk.start, result.prompt_logprobs, slice(start, stop))
+        scored = chunk.scored
+        if scored and chunk.request.prompt_logprobs is not None:
+            stop = start + len(scored)
+            chunk.request.prompt_logprobs.store(scored.start, result.prompt_logprobs, slice(start, stop))
             start = stop
 
 

@@ -96,9 +96,10 @@ class Request:
     @property
     def matchable_len(self) -> int:
         """Tokens whose KV may come from the prefix cache. The last one is computed all the same, for its logits."""
-        if self.prompt_logprobs or self.is_whole:
+        if self.is_whole:
             return 0
-        return self.num_tokens - 1 if self.is_imported else self.num_tokens
+        most = self.num_tokens - 1 if self.is_imported else self.num_tokens
+        return most if self.prompt_logprobs is None else min(most, self.prompt_logprobs.start)
 
     @property
     def num_output_tokens(self) -> int:
@@ -188,7 +189,7 @@ def new_request(
             counts_prompt=params.repetition_penalty != 1.0,
         )
     if params.prompt_logprobs is not None and prompt_len > 0:
-        request.prompt_logprobs = PromptLogprobs(prompt_len, params.prompt_logprobs)
+        request.prompt_logprobs = PromptLogprobs(prompt_len, params.prompt_logprobs, params.prompt_logprobs_start)
     return request
 
 

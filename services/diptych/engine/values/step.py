@@ -28,9 +28,12 @@ class Chunk:
     is_last: bool  # nothing remains: the next token is sampled
 
     @property
-    def num_predicted(self) -> int:
-        """Tokens of the prompt that this part predicts: each the next one, but the prompt's last."""
-        return min(self.start + self.num_tokens, self.request.prompt_len - 1) - self.start
+    def scored(self) -> range:
+        """Its places whose next tokens have log-probabilities that are wanted: never the prompt's last."""
+        wanted, request = self.request.prompt_logprobs, self.request
+        if wanted is None:
+            return range(0)
+        return range(max(self.start, wanted.start), min(self.start + self.num_tokens, request.prompt_len - 1))
 
 
 def chunk_len(request: Request, start: int, max_tokens: int) -> int:
@@ -38,7 +41,7 @@ def chunk_len(request: Request, start: int, max_tokens: int) -> int:
     if request.is_whole:
         return request.num_tokens - start
     if request.prompt_logprobs is not None:
-        max_tokens = min(max_tokens, MAX_SCORED_TOKENS)
+        max_tokens = min(max_tokens, max(0, request.prompt_logprobs.start - start) + MAX_SCORED_TOKENS)
     ends = (cut for cut in request.cuts if cut > start)
     return min(next(ends, request.num_tokens) - start, max_tokens)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Final
 
 from pydantic import Field
@@ -127,8 +128,12 @@ class GenerateRequest(RequestFields):
     @property
     def style(self) -> GenerateStyle:
         is_incremental = bool(self.incremental_streaming_output)
-        has_text, start = self.return_text_in_logprobs is not False, max(0, self.logprob_start_len or 0)
-        return GenerateStyle(self.is_batch, is_incremental, has_text, start)
+        has_text = self.return_text_in_logprobs is not False
+        return GenerateStyle(self.is_batch, is_incremental, has_text, self.prompt_start)
+
+    @property
+    def prompt_start(self) -> int:
+        return max(0, self.logprob_start_len or 0)
 
     @property
     def scores_prompt(self) -> bool:
@@ -146,4 +151,5 @@ class GenerateRequest(RequestFields):
 
     def params(self) -> SamplingParams:
         num_top = (self.top_logprobs_num or 0) if self.return_logprob else None
-        return self.sampling.params(num_top, num_top if self.scores_prompt else None)
+        params = self.sampling.params(num_top, num_top if self.scores_prompt else None)
+        return replace(params, prompt_logprobs_start=self.prompt_start) if self.scores_prompt else params
