@@ -20,7 +20,7 @@ answer = connection.getresponse()
 told = {{"status": answer.status, "waited_s": answer.headers["x-diptych-waited-for-workers-s"]}}
 print(json.dumps({{**told, "body": json.loads(answer.read())}}))
 """
-PROMPT: Final = json.dumps({"model": "sim", "prompt": "a", "max_tokens": 4})
+PROMPT: Final = json.dumps({"model": "sim", "prompt": "a", "max_tokens": 4, "temperature": 0})
 
 pytestmark = pytest.mark.thorough
 
