@@ -1,33 +1,41 @@
 """What the console costs, and how soon it shows things: bytes and first paint, event to pixel, the router's CPU time.
 
 A real router before simulated workers (`router_rig`), which tell of themselves as real ones do, and Debian's Chromium.
-The router is measured with and without viewers in turns, at a fixed rate of requests: CPU time is that of its processes
-alone. A waterfall is compared with what the client measured of its own request.
+The router is measured with and without viewers in turns, at fixed rates of requests: CPU time is that of its threads
+alone. How long the console keeps its event loop at a time is measured on a loop that times each piece of work. A
+waterfall is compared with what the client measured of its own request.
 
-    python bench/console.py [--quick] [--json] [--workers 64] [--viewers 5] [--rate 200]
+    python bench/console.py [--quick] [--json] [--workers 64] [--viewers 5] [--rates 100,200] [--only pieces]
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-import psutil
 import report
 from playwright.sync_api import Page, Request, sync_playwright
 from router_rig.load import NUMBER
 from router_rig.platform import BENCH as FOLDER
 from router_rig.platform import Cast, Platform, percentile, platform
+from router_rig.timed_router import OTHERS
 from router_rig.viewers import Viewers
+
+from diptych.router.console.hub import LINGER_S
 
 BENCH: Final = "console"
 CHROMIUM: Final = "/usr/bin/chromium"
@@ -51,9 +59,10 @@ SEE: Final = """id => new Promise(resolve => {
 class Cost:
     """What a rate of requests took of a router."""
 
-    def __init__(self, cpu_share: float, ttft_s: list[float]) -> None:
-        self.cpu_share = cpu_share  # of a core
-        self.p99_s = percentile(ttft_s, 0.99)
+    def __init__(self, cpu_s: float, seconds: float, ttft_s: Sequence[float]) -> None:
+        self.cpu_share = cpu_s / seconds  # of a core
+        self.request_s = cpu_s / max(1, len(ttft_s))  # of processor time; the warm-up is part of it
+        self.ttft_s = ttft_s
 
 
 @contextmanager
@@ -78,35 +87,85 @@ def looking(running: Platform, num_viewers: int, seconds: float) -> Iterator[Non
 
 
 def cost(running: Platform, num_viewers: int, rate: float, seconds: float, number: int) -> Cost:
+    if not num_viewers:
+        time.sleep(LINGER_S)  # what is gathered for viewers goes on for so long after them
     with looking(running, num_viewers, seconds + 60):
         began_s, before_s = time.monotonic(), _cpu_s(running)
         fates = running.arrivals(BODY, rate, seconds, first_number=number)
         took_s = time.monotonic() - began_s
         if fates.failures or fates.refused_s:
             raise SystemExit(f"{len(fates.refused_s)} were refused, {fates.failures[:3]} failed")
-        return Cost((_cpu_s(running) - before_s) / took_s, fates.ttft_s)
+        return Cost(_cpu_s(running) - before_s, took_s, fates.ttft_s)
 
 
 def _cpu_s(running: Platform) -> float:
-    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in running.pids)
+    """Return the time that the kernel gave the threads of the router."""
+    files = (file for pid in running.pids for file in Path(f"/proc/{pid}/task").glob("*/schedstat"))
+    return sum(int(file.read_text().split()[0]) for file in files) / 1e9
 
 
-def measure_router(running: Platform, options: Any, out: report.Report) -> None:
-    """In turns, nobody and the viewers: the medians of their differences."""
-    rounds, seconds = (2, 3.0) if options.quick else (5, 10.0)
+def measure_router(running: Platform, options: Any, rate: float, out: report.Report) -> None:
+    """In turns, nobody and the viewers: the medians of their differences, and the first tokens of all rounds."""
+    rounds, seconds = (2, 3.0) if options.quick else (options.rounds, options.seconds)
     costs: dict[int, list[Cost]] = {0: [], options.viewers: []}
     for index in range(rounds):
-        for num_viewers in costs:
-            number = int(NUMBER) + 1_000_000 * (2 * index + bool(num_viewers))
-            costs[num_viewers].append(cost(running, num_viewers, options.rate, seconds, number))
+        for num_viewers in sorted(costs, reverse=bool(index % 2)):
+            number = int(NUMBER) + 1_000_000 * (2 * index + bool(num_viewers)) + 100_000 * round(rate)
+            costs[num_viewers].append(cost(running, num_viewers, rate, seconds, number))
     alone, seen = costs.values()
-    share = median(each.cpu_share for each in alone)
-    added = median(after.cpu_share - before.cpu_share for before, after in zip(alone, seen, strict=True))
-    late_s = median(after.p99_s - before.p99_s for before, after in zip(alone, seen, strict=True))
-    words = f"{options.viewers} viewers, {options.workers} workers, {options.rate:g} requests/s"
-    out.row(BENCH, f"router's CPU, nobody looks, {options.rate:g} requests/s", 100 * share, "% of a core")
-    out.row(BENCH, f"  added, {words}", 100 * added, "% of a core", 1.0, "wanted")
-    out.row(BENCH, f"  added first token p99, {words}", 1e3 * late_s, "ms", 1.0, "wanted")
+    out.row(BENCH, f"router's CPU, nobody looks, {rate:g} requests/s", 100 * _median(alone, "cpu_share"), "% of a core")
+    out.row(BENCH, "  a request", 1e3 * _median(alone, "request_s"), "ms")
+    words = f"{options.viewers} viewers, {options.workers} workers"
+    added = [after.cpu_share - before.cpu_share for before, after in zip(alone, seen, strict=True)]
+    out.row(BENCH, f"  added, {words}", 100 * median(added), "% of a core", 1.0, "wanted")
+    for share in (0.5, 0.9, 0.99):
+        before_s, after_s = (
+            percentile([ttft_s for each in those for ttft_s in each.ttft_s], share) for those in (alone, seen)
+        )
+        out.row(BENCH, f"  first token p{100 * share:.0f}, nobody looks", 1e3 * before_s, "ms")
+        out.row(BENCH, f"  added, {words}", 1e3 * (after_s - before_s), "ms", 1.0, "wanted")
+
+
+def _median(costs: Sequence[Cost], name: str) -> float:
+    return float(median(getattr(each, name) for each in costs))
+
+
+def measure_pieces(options: Any, rate: float, out: report.Report) -> None:
+    """How long the console keeps the router's loop from all else at a time, and requests from their first byte."""
+    seconds = 5.0 if options.quick else 20.0
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "pieces.json")
+        with platform(_cast(options, router=("router_rig.timed_router", str(file)))) as running:
+            taken(running, file)
+            running.arrivals(BODY, rate, seconds)
+            tell_pieces(taken(running, file), f"{rate:g} requests/s, nobody has looked", out)
+            with looking(running, options.viewers, seconds + 60):
+                tell_pieces(taken(running, file), "viewers come", out)
+                running.arrivals(BODY, rate, seconds)
+                tell_pieces(taken(running, file), f"{rate:g} requests/s, {options.viewers} viewers", out)
+
+
+def tell_pieces(pieces: Mapping[str, Any], when: str, out: report.Report) -> None:
+    kinds, waited_s = dict(pieces["kinds"]), pieces["waited_s"]
+    others_s, garbage_s = kinds.pop(OTHERS)["long_s"], pieces["garbage"]["long_s"]
+    long_s = [*itertools.chain.from_iterable(kind["long_s"] for kind in kinds.values())]
+    out.row(BENCH, f"longest piece of the console, {when}", 1e3 * max(long_s, default=0.0), "ms", 0.5, "wanted")
+    out.row(BENCH, "  pieces of more than 0.5 ms", sum(each > 5e-4 for each in long_s), "")
+    out.row(BENCH, "  longest piece of all else", 1e3 * max(others_s, default=0.0), "ms")
+    out.row(BENCH, "  longest search for garbage, in any piece", 1e3 * max(garbage_s, default=0.0), "ms")
+    for share in (0.5, 0.99, 1.0) if waited_s else ():
+        words = f"  pieces of the console before a request's first byte, p{100 * share:.0f} of {len(waited_s)}"
+        out.row(BENCH, words, 1e3 * percentile(waited_s, share), "ms", 1.0, "wanted")
+
+
+def taken(running: Platform, file: Path) -> dict[str, Any]:
+    """Return what the router's loop did since this was asked last."""
+    file.unlink(missing_ok=True)
+    os.kill(running.pids[0], signal.SIGUSR2)
+    while not file.exists():
+        time.sleep(0.01)
+    pieces: dict[str, Any] = json.loads(file.read_text())
+    return pieces
 
 
 def measure_page(running: Platform, page: Page, out: report.Report) -> None:
@@ -179,17 +238,38 @@ def main() -> None:
     parser = report.arguments(__doc__)
     parser.add_argument("--workers", type=int, default=64, help="simulated ones, half of each role")
     parser.add_argument("--viewers", type=int, default=5)
-    parser.add_argument("--rate", type=float, default=200.0, help="requests/s")
+    parser.add_argument("--rates", type=_rates, default=(200.0,), help="requests/s, with commas between")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of a round")
+    parser.add_argument("--only", choices=("pieces", "router", "page"), help="a part")
     options = parser.parse_args()
-    cast = Cast(num_pairs=options.workers // 2, pairs_a_process=options.workers // 2)
-    with report.Report(as_json=options.json) as out, platform(cast) as running:
-        measure_router(running, options, out)
-        measure_waterfall(running, 20, out)
-        with sync_playwright() as driver:
-            browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-            measure_page(running, browser.new_context(bypass_csp=True).new_page(), out)
-            measure_event_to_pixel(running, browser.new_page(), 10 if options.quick else 40, out)
-            browser.close()
+    with report.Report(as_json=options.json) as out:
+        for rate in options.rates if options.only in (None, "pieces") else ():
+            measure_pieces(options, rate, out)
+        if options.only != "pieces":
+            with platform(_cast(options)) as running:
+                _measure_running(running, options, out)
+
+
+def _measure_running(running: Platform, options: Any, out: report.Report) -> None:
+    for rate in options.rates if options.only != "page" else ():
+        measure_router(running, options, rate, out)
+    if options.only == "router":
+        return
+    measure_waterfall(running, 20, out)
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        measure_page(running, browser.new_context(bypass_csp=True).new_page(), out)
+        measure_event_to_pixel(running, browser.new_page(), 10 if options.quick else 40, out)
+        browser.close()
+
+
+def _cast(options: Any, **fields: Any) -> Cast:
+    return Cast(num_pairs=options.workers // 2, pairs_a_process=options.workers // 2, **fields)
+
+
+def _rates(text: str) -> Sequence[float]:
+    return [float(each) for each in text.split(",")]
 
 
 if __name__ == "__main__":

@@ -49,6 +49,7 @@ class Cast:
     load_format: LoadFormat = "auto"
     context_len: int = 1 << 20  # that workers take
     router_options: Mapping[str, object] = field(default_factory=dict)
+    router: Sequence[str] = ("diptych.cli",)  # the module that runs it, and what it is given first
 
 
 class Platform:
@@ -114,7 +115,7 @@ def platform(cast: Cast) -> Iterator[Platform]:
         options = {"model": cast.model, "bootstrap": bootstrap, "http-port": port, "grpc-port": 0, "log-level": "error"}
         options |= {"health-port": health_port}
         flags = [f"--{name}={value}" for name, value in {**options, **cast.router_options}.items()]
-        router = stack.enter_context(running("diptych.cli", "router", "--insecure", *flags))
+        router = stack.enter_context(running(*cast.router, "router", "--insecure", *flags))
         wait_until_ready(router, health_port)
         addresses = [(f"127.0.0.1:{ports[prefill]}", f"127.0.0.1:{ports[decode]}") for prefill, decode in ids]
         yield Platform(router, port, addresses)

@@ -236,6 +236,7 @@ class Platform:
             "num_ready": len(ready),
             "queue_s": queue_s,
             "kv_share": held / (PAGES * max(1, len(ready))),
+            "weight": None,
             "words": _signal_words(queue_s),
         }
 
@@ -383,6 +384,11 @@ def _card(role: Name, pod: str, index: int, started_s: float) -> WorkerCard:
         "retractions": index % 3,
         "max_requests": 256,
         "max_step_tokens": 2048,
+        "pages_pulled": 310,
+        "pages_lent": 120,
+        "drafts_verified": 900,
+        "drafts_accepted": 640,
+        "weights_taken_bytes": 0,
         "cached_pages": 610 + index,
         "prompt_tokens_per_s": 21_400.0 if role != "decode" else None,
     }
@@ -521,6 +527,7 @@ def _cache(workers: list[str], rng: random.Random, now_s: float) -> CacheState:
         "tiers": {
             "pool": {"pages": 5210, "capacity_pages": PAGES * 4, "saved_pages": None, "restored_pages": None},
             "host": {"pages": 20_800, "capacity_pages": 65_536, "saved_pages": 24_100, "restored_pages": 7320},
+            "shared": {"pages": 90_400, "capacity_pages": None, "saved_pages": 61_000, "restored_pages": 12_050},
         },
         "prefixes": prefixes,
     }

@@ -12,8 +12,10 @@ from typing import Any
 import grpc
 import pytest
 
+from diptych.architectures.pooling import Pooling
 from diptych.router.console.calls.calls import Calls
 from diptych.router.console.calls.request_rows import RowFilter
+from diptych.router.console.pieces import at_once
 from diptych.router.console.state import Bar, RequestRow, RequestStory
 from diptych.router.keys.keyring import digest_of
 from diptych.router.tracing import tracer
@@ -48,7 +50,7 @@ def rows(cluster: Any, **fields: Any) -> dict[str, RequestRow]:
     calls: Calls = cluster.router.console.calls
 
     async def asked() -> dict[str, RequestRow]:
-        return calls.requests(RowFilter(**fields))["rows"]
+        return at_once(calls.requests(RowFilter(**fields)))["rows"]
 
     found: dict[str, RequestRow] = cluster.call(asked())
     return found
@@ -56,7 +58,8 @@ def rows(cluster: Any, **fields: Any) -> dict[str, RequestRow]:
 
 def story(cluster: Any, request_id: str) -> RequestStory:
     async def asked() -> RequestStory | None:
-        return cluster.router.console.calls.story(request_id)  # type: ignore[no-any-return]
+        calls: Calls = cluster.router.console.calls
+        return at_once(calls.story(request_id))
 
     found = cluster.call(asked())
     assert found is not None
@@ -289,3 +292,30 @@ def test_a_second_attempt_that_wins_is_told_with_the_first(start_cluster: Callab
     check_sums(told)
     assert told["row"]["num_attempts"] == 2
     assert names(told["bars"])[-5:] == ["select", "attempt", "select", "hedge", "answer"]
+
+
+@pytest.mark.parametrize("way", ["http", "grpc"])
+def test_a_call_for_vectors_shows_where_the_time_of_its_prompts_went(
+    start_cluster: Callable[..., Any], way: str
+) -> None:
+    cluster = start_cluster(decode=0, pooling=Pooling("embed", "last", normalize=True))
+    look(cluster)
+    if way == "http":
+        body = {"input": ["hello", "you"]}
+        assert cluster.post("/v1/embeddings", body, {"x-request-id": "vectors"})[0] == 200
+    else:
+        options = inference_pb2.VectorOptions(request_id="vectors")
+        with grpc.insecure_channel(cluster.grpc_target) as channel:
+            stub: Any = inference_pb2_grpc.InferenceStub(channel)
+            stub.Embed(inference_pb2.EmbedRequest(texts=["hello", "you"], options=options))
+    told = ended(cluster, "vectors")
+    check_sums(told)
+    row = told["row"]
+    assert (row["outcome"], row["path"].endswith({"http": "/v1/embeddings", "grpc": "/Embed"}[way])) == ("ok", True)
+    assert (row["prompt_tokens"], row["output_tokens"], row["num_attempts"]) == (8, 0, 2)
+    assert row["prefill"] == row["decode"], "one worker does all of it"
+    assert names(told["bars"])[-2:] == ["generate", "answer"]
+    for output in told["bars"][-2]["parts"]:
+        (attempt,) = [bar for bar in output["parts"] if bar["name"] == "attempt"]
+        assert names(attempt["parts"])[0] == "prefill_queue", "as the worker told it"
+    assert len(told["explanation"]["requests"]) == 2  # type: ignore[index]

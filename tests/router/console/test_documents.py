@@ -14,6 +14,7 @@ from diptych.router.console.calls.request_rows import ALL, RowFilter
 from diptych.router.console.documents import AGE_S, FOLLOW_AGAIN_S, PATHS, AllRouters, ThisProcess
 from diptych.router.console.history import History
 from diptych.router.console.other_routers import OtherRouters
+from diptych.router.console.pieces import Pieces, at_once
 
 CACHE: Mapping[str, Any] = {
     "window_s": 60.0, "prompt_tokens": 100, "cached_tokens": 50, "seen": None, "tiers": {}, "prefixes": {}
@@ -34,22 +35,26 @@ class Here:
 
     def __init__(self) -> None:
         self.wanted_s: list[float] = []
-        self.listed = self.requests(ALL)
+        self.listed = at_once(self.requests(ALL))
         self.told = CACHE
 
     def want(self, now_s: float) -> None:
         self.wanted_s.append(now_s)
 
-    def requests(self, rows: RowFilter) -> dict[str, Any]:
+    def requests(self, rows: RowFilter) -> Pieces[dict[str, Any]]:
+        yield
         return {"rows": {"mine": row("mine", 1.0)}}
 
-    def story(self, request_id: str) -> dict[str, Any] | None:
+    def story(self, request_id: str) -> Pieces[dict[str, Any] | None]:
+        yield
         return {"row": row("mine", 1.0)} if request_id == "mine" else None
 
-    def newest(self) -> dict[str, Any]:
+    def newest(self) -> Pieces[dict[str, Any]]:
+        yield
         return self.listed
 
-    def counts(self, now_s: float) -> Mapping[str, Any]:
+    def counts(self, now_s: float) -> Pieces[Mapping[str, Any]]:
+        yield
         return self.told
 
 
@@ -106,23 +111,23 @@ def test_counts_of_all_routers_add_up(scene: Scene) -> None:
 
 
 def test_who_follows_is_told_what_others_said_last(scene: Scene) -> None:
-    assert scene.all.cache_now()["prompt_tokens"] == 100
-    assert [*scene.all.requests_now()["rows"]] == ["mine"]
+    assert at_once(scene.all.cache_now())["prompt_tokens"] == 100
+    assert [*at_once(scene.all.requests_now())["rows"]] == ["mine"]
     asyncio.run(scene.all.ask_others({"cache", "requests", "fleet", "steps"}))
-    assert scene.all.cache_now()["prompt_tokens"] == 200
-    assert [*scene.all.requests_now()["rows"]] == ["theirs", "mine"]
+    assert at_once(scene.all.cache_now())["prompt_tokens"] == 200
+    assert [*at_once(scene.all.requests_now())["rows"]] == ["theirs", "mine"]
     assert sorted(scene.others.asked) == [PATHS["cache"], PATHS["requests"]]
 
 
 def test_a_document_is_made_again_only_when_what_it_is_made_of_is_another(scene: Scene) -> None:
     for now in (scene.all.requests_now, scene.all.cache_now):
-        assert now() is now()
+        assert at_once(now()) is at_once(now())
     asyncio.run(scene.all.ask_others({"cache", "requests"}))
     for now in (scene.all.requests_now, scene.all.cache_now):
-        assert now() is now()
-    before = scene.all.cache_now()
+        assert at_once(now()) is at_once(now())
+    before = at_once(scene.all.cache_now())
     scene.here.told = {**CACHE, "prompt_tokens": 300}
-    assert (scene.all.cache_now()["prompt_tokens"], before["prompt_tokens"]) == (400, 200)
+    assert (at_once(scene.all.cache_now())["prompt_tokens"], before["prompt_tokens"]) == (400, 200)
 
 
 def test_others_are_asked_no_more_often_than_what_they_say_changes(scene: Scene) -> None:
@@ -137,9 +142,9 @@ def test_others_are_asked_no_more_often_than_what_they_say_changes(scene: Scene)
 def test_what_nobody_follows_any_more_is_forgotten(scene: Scene) -> None:
     asyncio.run(scene.all.ask_others({"cache"}))
     asyncio.run(scene.all.ask_others({"requests"}))
-    assert scene.all.cache_now()["prompt_tokens"] == 100
+    assert at_once(scene.all.cache_now())["prompt_tokens"] == 100
     asyncio.run(scene.all.ask_others({"cache"}))
-    assert scene.all.cache_now()["prompt_tokens"] == 200
+    assert at_once(scene.all.cache_now())["prompt_tokens"] == 200
 
 
 def test_who_looks_at_anything_has_all_routers_follow_calls_and_others_are_told_once_a_minute(scene: Scene) -> None:

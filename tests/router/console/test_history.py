@@ -9,6 +9,7 @@ import pytest
 from diptych.generation.slo import NO_SLO, Slo
 from diptych.router.choose.fits import Curve
 from diptych.router.console.history import INTERVAL_S, NUM_INTERVALS, History, Tokens, charts_of, quantile
+from diptych.router.console.pieces import at_once
 from diptych.router.metrics import PoolMember, RouterMetrics
 from diptych.router.values.served import ITL_BOUNDS, TTFT_BOUNDS
 from diptych.router.values.slo_tiers import Tier
@@ -58,19 +59,19 @@ class World:
 
 
 def values(world: World, name: str) -> list[float | None]:
-    return world.history.charts()["series"][name]["values"]
+    return at_once(world.history.charts())["series"][name]["values"]
 
 
 def test_an_interval_shows_what_was_served_in_it() -> None:
     world = World()
     world.serve(0.1)  # before the first sample: of no interval
-    world.history.sample(BEGUN_S)
+    at_once(world.history.sample(BEGUN_S))
     for _ in range(10):
         world.serve(0.1, num_tokens=6, prompt=(100, 40))
     world.line.num_running, world.line.num_waiting = 7, 2
-    world.history.sample(BEGUN_S + INTERVAL_S)
-    world.history.sample(BEGUN_S + 2 * INTERVAL_S)
-    charts = world.history.charts()
+    at_once(world.history.sample(BEGUN_S + INTERVAL_S))
+    at_once(world.history.sample(BEGUN_S + 2 * INTERVAL_S))
+    charts = at_once(world.history.charts())
     assert (charts["begun_unix_s"], charts["interval_s"]) == (BEGUN_S, INTERVAL_S)
     assert values(world, "requests") == [2.0, 0.0]
     assert values(world, "prompt_tokens") == [200.0, 0.0]
@@ -90,7 +91,7 @@ def test_an_interval_shows_what_was_served_in_it() -> None:
 
 def test_goodput_is_the_share_within_the_objectives_and_what_we_failed_or_refused_is_not() -> None:
     world = World()
-    world.history.sample(BEGUN_S)
+    at_once(world.history.sample(BEGUN_S))
     world.serve(0.1)
     world.serve(0.3)  # its first token is late
     world.serve(0.1, 5, tpot_s=0.06)  # its others are
@@ -98,7 +99,7 @@ def test_goodput_is_the_share_within_the_objectives_and_what_we_failed_or_refuse
         world.fail(outcome)
     for outcome in ("invalid", "disconnected", "rate_limited"):  # the client's doing
         world.fail(outcome)
-    world.history.sample(BEGUN_S + INTERVAL_S)
+    at_once(world.history.sample(BEGUN_S + INTERVAL_S))
     assert values(world, "goodput") == [pytest.approx(1 / 7, abs=1e-6)]
     assert values(world, "errors") == [0.6]
     assert values(world, "requests") == [2.0]
@@ -106,9 +107,9 @@ def test_goodput_is_the_share_within_the_objectives_and_what_we_failed_or_refuse
 
 def test_without_objectives_all_that_is_finished_is_good() -> None:
     world = World(slo=NO_SLO)
-    world.history.sample(BEGUN_S)
+    at_once(world.history.sample(BEGUN_S))
     world.serve(50.0)
-    world.history.sample(BEGUN_S + INTERVAL_S)
+    at_once(world.history.sample(BEGUN_S + INTERVAL_S))
     assert values(world, "goodput") == [1.0]
 
 
@@ -123,30 +124,30 @@ def test_pools_show_the_share_of_their_pages_and_the_mean_queue() -> None:
         member(ROLE_PREFILL, WorkerLoad(total_pages=100), INSTANCE_STATE_DRAINING),
         member(ROLE_DECODE, WorkerLoad(total_pages=10, free_pages=5)),
     ]
-    world.history.sample(BEGUN_S)
-    world.history.sample(BEGUN_S + INTERVAL_S)
-    series = world.history.charts()["series"]
+    at_once(world.history.sample(BEGUN_S))
+    at_once(world.history.sample(BEGUN_S + INTERVAL_S))
+    series = at_once(world.history.charts())["series"]
     pools = {name: each["values"] for name, each in series.items() if name.startswith(("kv_", "queue_"))}
     assert pools == {"kv_prefill": [0.25], "kv_decode": [0.5], "queue_prefill": [1.5]}
 
 
 def test_a_late_sample_is_spread_over_what_it_covers() -> None:
     world = World()
-    world.history.sample(BEGUN_S + 0.01)
+    at_once(world.history.sample(BEGUN_S + 0.01))
     for _ in range(30):
         world.serve(0.1)
-    world.history.sample(BEGUN_S + 3 * INTERVAL_S + 1.9)
+    at_once(world.history.sample(BEGUN_S + 3 * INTERVAL_S + 1.9))
     assert values(world, "requests") == [2.0, 2.0, 2.0]
     assert values(world, "ttft_p95") == [pytest.approx(0.0975)] * 3
 
 
 def test_two_samples_of_one_interval_lose_nothing() -> None:
     world = World()
-    world.history.sample(BEGUN_S)
+    at_once(world.history.sample(BEGUN_S))
     world.serve(0.1)
-    world.history.sample(BEGUN_S + 1.0)  # too early for the first interval
+    at_once(world.history.sample(BEGUN_S + 1.0))  # too early for the first interval
     world.serve(0.1)
-    world.history.sample(BEGUN_S + INTERVAL_S)
+    at_once(world.history.sample(BEGUN_S + INTERVAL_S))
     assert values(world, "requests") == [0.4]
 
 
@@ -155,9 +156,9 @@ def test_the_last_hour_is_kept_in_memory_that_was_taken_at_once() -> None:
     before = world.history.nbytes
     assert before < 256 << 10
     for number in range(NUM_INTERVALS + 100):
-        world.history.sample(BEGUN_S + number * INTERVAL_S)
+        at_once(world.history.sample(BEGUN_S + number * INTERVAL_S))
         world.serve(0.1, prompt=(number, 0))
-    charts = world.history.charts()
+    charts = at_once(world.history.charts())
     assert charts["begun_unix_s"] == BEGUN_S + 99 * INTERVAL_S
     numbers = [number / INTERVAL_S for number in range(99, 99 + NUM_INTERVALS)]
     assert charts["series"]["prompt_tokens"]["values"] == pytest.approx(numbers)
@@ -167,11 +168,11 @@ def test_the_last_hour_is_kept_in_memory_that_was_taken_at_once() -> None:
 def test_a_clock_that_is_set_back_far_begins_anew_and_one_that_is_set_back_a_little_is_waited_for() -> None:
     world = World()
     for number in (0, 1, 2, -1, 0, 3):
-        world.history.sample(BEGUN_S + number * INTERVAL_S)
+        at_once(world.history.sample(BEGUN_S + number * INTERVAL_S))
     assert len(values(world, "requests")) == 3
-    world.history.sample(BEGUN_S - 1000)
+    at_once(world.history.sample(BEGUN_S - 1000))
     assert values(world, "requests") == []
-    world.history.sample(BEGUN_S - 1000 + INTERVAL_S)
+    at_once(world.history.sample(BEGUN_S - 1000 + INTERVAL_S))
     assert len(values(world, "requests")) == 1
 
 
@@ -188,7 +189,7 @@ def test_samples_are_taken_where_intervals_begin() -> None:
 def test_tokens_of_a_window_are_those_of_its_intervals() -> None:
     world = World()
     for number in range(10):
-        world.history.sample(BEGUN_S + number * INTERVAL_S)
+        at_once(world.history.sample(BEGUN_S + number * INTERVAL_S))
         world.serve(0.1, prompt=(1000, 10 * number))
     assert world.history.tokens(3 * INTERVAL_S) == Tokens(3000, 60 + 70 + 80)
     assert world.history.tokens(1e9) == Tokens(9000, 360)
@@ -199,7 +200,7 @@ def test_processes_together_are_as_one_that_served_all() -> None:
     rng, parts, whole = random.Random(3), [World(), World(), World()], World()
     for number in range(20):
         for world in (*parts, whole):
-            world.history.sample(BEGUN_S + number * INTERVAL_S)
+            at_once(world.history.sample(BEGUN_S + number * INTERVAL_S))
         for _ in range(rng.randrange(40)):
             ttft_s, tpot_s, outcome = rng.expovariate(8), rng.expovariate(30), rng.choice(["ok"] * 5 + ["error"])
             for world in (rng.choices(parts, (8, 1, 1))[0], whole):
@@ -207,7 +208,10 @@ def test_processes_together_are_as_one_that_served_all() -> None:
                     world.serve(ttft_s, 4, tpot_s, (700, 300))
                 else:
                     world.fail(outcome)
-    together, alone = charts_of([world.history.counts() for world in parts]), whole.history.charts()
+    together, alone = (
+        at_once(charts_of([at_once(world.history.counts()) for world in parts])),
+        at_once(whole.history.charts()),
+    )
     assert together["begun_unix_s"] == alone["begun_unix_s"]
     assert together["series"].keys() == alone["series"].keys()
     for name, series in alone["series"].items():
@@ -219,12 +223,12 @@ def test_processes_together_are_as_one_that_served_all() -> None:
 def test_processes_that_began_or_told_at_other_times_are_laid_on_each_other() -> None:
     old, new = World(), World()
     for number in range(6):
-        old.history.sample(BEGUN_S + number * INTERVAL_S)
+        at_once(old.history.sample(BEGUN_S + number * INTERVAL_S))
         old.serve(0.1)
     for number in (3, 4):  # it has not told of the last interval yet
-        new.history.sample(BEGUN_S + number * INTERVAL_S)
+        at_once(new.history.sample(BEGUN_S + number * INTERVAL_S))
         new.serve(0.1)
-    charts = charts_of([new.history.counts(), old.history.counts()])
+    charts = at_once(charts_of([at_once(each.history.counts()) for each in (new, old)]))
     assert charts["begun_unix_s"] == BEGUN_S
     assert charts["series"]["requests"]["values"] == [0.2, 0.2, 0.2, 0.4]
 
@@ -232,22 +236,22 @@ def test_processes_that_began_or_told_at_other_times_are_laid_on_each_other() ->
 def test_a_process_that_has_stopped_holds_nobody_up() -> None:
     stopped, other = World(), World()
     for number in range(10):
-        other.history.sample(BEGUN_S + number * INTERVAL_S)
+        at_once(other.history.sample(BEGUN_S + number * INTERVAL_S))
         if number < 3:
-            stopped.history.sample(BEGUN_S + number * INTERVAL_S)
-    charts = charts_of([stopped.history.counts(), other.history.counts()])
+            at_once(stopped.history.sample(BEGUN_S + number * INTERVAL_S))
+    charts = at_once(charts_of([at_once(each.history.counts()) for each in (stopped, other)]))
     assert len(charts["series"]["requests"]["values"]) == 9
 
 
 def test_a_process_of_another_version_with_other_buckets_is_left_out() -> None:
     ours, theirs = World(), World()
     for world in (ours, theirs):
-        world.history.sample(BEGUN_S)
+        at_once(world.history.sample(BEGUN_S))
         world.serve(0.1)
-        world.history.sample(BEGUN_S + INTERVAL_S)
-    counts = theirs.history.counts()
+        at_once(world.history.sample(BEGUN_S + INTERVAL_S))
+    counts = at_once(theirs.history.counts())
     counts["bounds"] = {"ttft": [1.0], "itl": [1.0]}
-    assert charts_of([ours.history.counts(), counts]) == ours.history.charts()
+    assert at_once(charts_of([at_once(ours.history.counts()), counts])) == at_once(ours.history.charts())
 
 
 @pytest.mark.parametrize("bounds", [TTFT_BOUNDS, ITL_BOUNDS])

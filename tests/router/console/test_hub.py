@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine, Set
+from collections.abc import Callable, Coroutine, Set
 from typing import Any
 
 import pytest
 
 from diptych.common.errors import Unavailable
 from diptych.router.console.feed import PING, Feed, StepsFeed, event
-from diptych.router.console.hub import LINGER_S, MAX_VIEWERS, MAX_WAITING_BYTES, PING_S, Hub, Viewer
+from diptych.router.console.hub import LINGER_S, MAX_VIEWERS, PING_S, Hub
 from diptych.router.console.merge_patch import merged
+from diptych.router.console.pieces import Pieces
 from diptych.router.console.state import Step, Steps
+from diptych.router.console.viewer import MAX_WAITING_BYTES, Viewer
 
 
 def parsed(stream: bytes) -> list[tuple[str, Any]]:
@@ -28,10 +30,14 @@ class Worker:
     def __init__(self) -> None:
         self.document: dict[str, Any] = {"workers": {"a": {"queue_s": 1.0}}}
         self.num_looks = 0
+        self.pause: Callable[[], object] = lambda: None  # what happens during a look
 
-    def make(self) -> dict[str, Any]:
+    def make(self) -> Pieces[dict[str, Any]]:
         self.num_looks += 1
-        return self.document
+        document = self.document
+        self.pause()
+        yield
+        return document
 
 
 class StepLog:
@@ -86,10 +92,22 @@ class Scene:
         self.worker, self.log, self.gathered = Worker(), StepLog(), Gathered()
         sources = {"fleet": Feed("fleet", self.worker.make)}
         self.hub = Hub(sources, StepsFeed(self.log), self.gathered, lambda: self.now_s)
+        self._fleet = self.hub._channels["fleet"]
 
-    def change(self, **members: Any) -> None:
+    async def join(self, *topics: str) -> Viewer:
+        viewer = self.hub.join(topics)
+        await self._fleet.tell()
+        return viewer
+
+    async def change(self, **members: Any) -> None:
         self.worker.document = {"workers": {"a": members}}
-        self.hub.tell_all({"fleet"})
+        await self.look()
+
+    async def look(self) -> None:
+        """It is time to look."""
+        self._fleet.hurry()
+        await self._fleet.tell()
+        self.hub.tell_of_steps()
 
 
 def playing(play: Coroutine[Any, Any, None]) -> None:
@@ -103,10 +121,10 @@ async def heard(viewer: Viewer) -> list[tuple[str, Any]]:
 def test_a_viewer_begins_with_a_snapshot_and_hears_what_changes() -> None:
     async def play() -> None:
         scene = Scene()
-        viewer = scene.hub.join(["fleet"])
+        viewer = await scene.join("fleet")
         [(kind, data)] = await heard(viewer)
         assert (kind, data) == ("snapshot", {"topic": "fleet", "state": {"workers": {"a": {"queue_s": 1.0}}}})
-        scene.change(queue_s=None, state="ready")
+        await scene.change(queue_s=None, state="ready")
         [(kind, data)] = await heard(viewer)
         assert (kind, data["patch"]) == ("patch", {"workers": {"a": {"queue_s": None, "state": "ready"}}})
 
@@ -116,12 +134,12 @@ def test_a_viewer_begins_with_a_snapshot_and_hears_what_changes() -> None:
 def test_what_has_not_changed_is_not_sent() -> None:
     async def play() -> None:
         scene = Scene()
-        viewer = scene.hub.join(["fleet"])
+        viewer = await scene.join("fleet")
         await viewer.take()
         scene.now_s = PING_S / 2  # after the first ping
-        scene.hub.tell_all({"fleet"})
-        scene.change(queue_s=1.0)
-        scene.change(queue_s=2.0)
+        await scene.look()
+        await scene.change(queue_s=1.0)
+        await scene.change(queue_s=2.0)
         assert len(await heard(viewer)) == 1
 
     playing(play())
@@ -132,8 +150,8 @@ def test_viewers_that_come_at_different_times_have_the_same_document() -> None:
         scene = Scene()
         viewers, documents = [], []
         for number in range(4):
-            viewers.append(scene.hub.join(["fleet"]))
-            scene.change(queue_s=float(number), **{f"of_{number}": number})
+            viewers.append(await scene.join("fleet"))
+            await scene.change(queue_s=float(number), **{f"of_{number}": number})
         for viewer in viewers:
             document: Any = {}
             for kind, data in await heard(viewer):
@@ -147,9 +165,9 @@ def test_viewers_that_come_at_different_times_have_the_same_document() -> None:
 def test_all_viewers_of_a_topic_get_one_encoding() -> None:
     async def play() -> None:
         scene = Scene()
-        viewers = [scene.hub.join(["fleet"]) for _ in range(5)]
+        viewers = [await scene.join("fleet") for _ in range(5)]
         scene.worker.num_looks = 0
-        scene.change(queue_s=2.0)
+        await scene.change(queue_s=2.0)
         assert scene.worker.num_looks == 1
         first, *others = [viewer._events[-1] for viewer in viewers]
         assert all(each is first for each in others)
@@ -163,9 +181,9 @@ def test_each_viewer_is_told_once_of_the_steps_after_it_came() -> None:
         viewers = []
         for number in range(4):
             scene.log.add(float(number))
-            viewers.append(scene.hub.join(["steps"]))
+            viewers.append(await scene.join("steps"))
             scene.log.add(number + 0.5)
-        scene.hub.tell_all({"fleet"})
+        await scene.look()
         for number, viewer in enumerate(viewers):
             wanted, begun = scene.log.steps[2 * number + 1 :], list[float]()
             while len(begun) < len(wanted):
@@ -188,11 +206,11 @@ def test_viewers_that_have_the_same_steps_get_one_encoding() -> None:
 def test_a_viewer_hears_of_its_topics_only() -> None:
     async def play() -> None:
         scene = Scene()
-        viewer = scene.hub.join(["steps"])
+        viewer = await scene.join("steps")
         await viewer.take()
-        scene.change(queue_s=9.0)
+        await scene.change(queue_s=9.0)
         scene.log.add(1.0)
-        scene.hub.tell_all({"fleet"})
+        await scene.look()
         assert [kind for kind, _ in await heard(viewer)] == ["steps"]
 
     playing(play())
@@ -201,14 +219,14 @@ def test_a_viewer_hears_of_its_topics_only() -> None:
 def test_a_slow_viewer_is_dropped_and_the_others_go_on() -> None:
     async def play() -> None:
         scene = Scene()
-        slow, quick = scene.hub.join(["fleet"]), scene.hub.join(["fleet"])
+        slow, quick = await scene.join("fleet"), await scene.join("fleet")
         text = "x" * (MAX_WAITING_BYTES // 4)
         for number in range(5):
-            scene.change(text=f"{number}{text}")
+            await scene.change(text=f"{number}{text}")
             await quick.take()
         assert scene.hub.num_viewers == 1
         assert await slow.take() == b""
-        scene.change(queue_s=1.0)
+        await scene.change(queue_s=1.0)
         assert await quick.take()
 
     playing(play())
@@ -223,11 +241,11 @@ def test_a_first_event_may_be_longer_than_what_may_wait() -> None:
 def test_viewers_are_bounded_and_a_place_is_free_again() -> None:
     async def play() -> None:
         scene = Scene()
-        viewers = [scene.hub.join(["fleet"]) for _ in range(MAX_VIEWERS)]
+        viewers = [await scene.join("fleet") for _ in range(MAX_VIEWERS)]
         with pytest.raises(Unavailable, match="64 viewers"):
-            scene.hub.join(["fleet"])
+            await scene.join("fleet")
         scene.hub.leave(viewers[0])
-        scene.hub.join(["fleet"])
+        await scene.join("fleet")
 
     playing(play())
 
@@ -235,12 +253,12 @@ def test_viewers_are_bounded_and_a_place_is_free_again() -> None:
 def test_a_hub_that_closes_ends_all_streams_and_begins_no_other() -> None:
     async def play() -> None:
         scene = Scene()
-        viewer = scene.hub.join(["fleet"])
+        viewer = await scene.join("fleet")
         await viewer.take()
         scene.hub.close()
         assert await viewer.take() == b""
         with pytest.raises(Unavailable, match="drained"):
-            scene.hub.join(["fleet"])
+            await scene.join("fleet")
 
     playing(play())
 
@@ -248,7 +266,7 @@ def test_a_hub_that_closes_ends_all_streams_and_begins_no_other() -> None:
 def test_what_was_on_the_way_comes_before_the_end() -> None:
     async def play() -> None:
         scene = Scene()
-        viewer = scene.hub.join(["fleet"])
+        viewer = await scene.join("fleet")
         scene.hub.close()
         assert (await heard(viewer))[0][0] == "snapshot"
         assert await viewer.take() == b""
@@ -259,11 +277,11 @@ def test_what_was_on_the_way_comes_before_the_end() -> None:
 def test_pings_come_though_nothing_changes() -> None:
     async def play() -> None:
         scene = Scene()
-        viewer = scene.hub.join(["fleet"])
-        scene.hub.tell_all({"fleet"})
+        viewer = await scene.join("fleet")
+        await scene.look()
         await viewer.take()
         scene.now_s += PING_S
-        scene.hub.tell_all({"fleet"})
+        await scene.look()
         assert await viewer.take() == PING
 
     playing(play())
@@ -272,12 +290,12 @@ def test_pings_come_though_nothing_changes() -> None:
 def test_a_topic_that_fails_leaves_the_others(caplog: pytest.LogCaptureFixture) -> None:
     async def play() -> None:
         scene = Scene()
-        viewer = scene.hub.join(["fleet", "steps"])
+        viewer = await scene.join("fleet", "steps")
         await viewer.take()
         scene.worker.document = {"workers": {object()}}
         scene.log.add(1.0)
-        scene.hub.tell_all({"fleet"})
-        scene.hub.tell_all({"fleet"})
+        await scene.look()
+        await scene.look()
         assert [kind for kind, _ in await heard(viewer)] == ["steps"]
 
     playing(play())
@@ -308,22 +326,52 @@ def test_gathering_begins_with_the_first_look_and_ends_a_while_after_the_last(mo
 def test_a_topic_whose_looks_are_dear_is_looked_at_seldom_but_at_once_when_the_fleet_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("diptych.router.console.hub.INTERVAL_S", 0.001)
-    monkeypatch.setattr("diptych.router.console.hub.MAX_SHARE", 1e-9)
+    monkeypatch.setattr("diptych.router.console.channel.MAX_SHARE", 1e-9)
 
     async def play() -> None:
         scene = Scene()
         running = asyncio.ensure_future(scene.hub.run())
         viewer = scene.hub.join(["fleet"])
-        await heard(viewer)
+        while not await heard(viewer):
+            pass  # a ping
         scene.worker.document = {"workers": {"a": {"state": "draining"}}}
-        scene.hub.tell_all(scene.hub._due(scene.now_s))
+        scene.now_s += 10.0
+        await scene._fleet.tell()
         assert scene.worker.num_looks == 1
         scene.gathered.changed.set()
         while not (events := await heard(viewer)):
-            pass  # a ping
+            pass
         assert events[0][1]["patch"] == {"workers": {"a": {"queue_s": None, "state": "draining"}}}
         running.cancel()
+
+    playing(play())
+
+
+def test_who_comes_during_a_look_has_what_the_others_have() -> None:
+    async def play() -> None:
+        scene = Scene()
+        late: list[Viewer] = []
+        first = await scene.join("fleet")
+        scene.worker.pause = lambda: late.append(scene.hub.join(["fleet"]))
+        await scene.change(queue_s=7.0)
+        assert [kind for kind, _ in await heard(first)] == ["snapshot", "patch"]
+        assert await heard(late[0]) == [("snapshot", {"topic": "fleet", "state": scene.worker.document})]
+        scene.worker.pause = lambda: None
+        await scene.change(queue_s=8.0)
+        assert await heard(late[0]) == await heard(first)
+
+    playing(play())
+
+
+def test_who_leaves_before_its_snapshot_is_sent_nothing() -> None:
+    async def play() -> None:
+        scene = Scene()
+        viewer = scene.hub.join(["fleet"])
+        scene.worker.pause = lambda: scene.hub.leave(viewer)
+        await scene._fleet.tell()
+        assert await viewer.take() == PING
+        await scene.look()
+        assert (scene.hub.num_viewers, scene.worker.num_looks) == (0, 1)
 
     playing(play())
 

@@ -17,6 +17,7 @@ from diptych.router.choose.explain import Explanations
 from diptych.router.console.calls.calls import Calls
 from diptych.router.console.calls.request_rows import RowFilter
 from diptych.router.console.other_routers import OtherRouters, requests_of_all, story_of_any
+from diptych.router.console.pieces import at_once
 from diptych.router.tracing.record import CallTrace, EntryPoint
 from diptych.router.tracing.tracer import Tracer
 from diptych.v1.bootstrap_pb2 import Instance
@@ -167,9 +168,9 @@ def answering(calls: Calls) -> Serve:
         assert "scope=here" in query
         if path == "/console/api/requests":
             fields = dict(pair.split("=", 1) for pair in query.split("&"))
-            await saying(calls.requests(RowFilter.of_query(fields)))(head, writer)
+            await saying(at_once(calls.requests(RowFilter.of_query(fields))))(head, writer)
         else:
-            story = calls.story(path.removeprefix("/console/api/requests/").replace("%2F", "/"))
+            story = at_once(calls.story(path.removeprefix("/console/api/requests/").replace("%2F", "/")))
             await (saying({}, "404 Not Found") if story is None else saying(story))(head, writer)
 
     return serve

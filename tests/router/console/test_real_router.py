@@ -10,6 +10,7 @@ import pytest
 from diptych.router.choose.cached_prefixes import CachedPrefixes
 from diptych.router.console.cache.cache_state import CacheView
 from diptych.router.console.history import INTERVAL_S, History
+from diptych.router.console.pieces import at_once
 from diptych.v1.worker_pb2 import ERROR_CODE_RETRACTED
 
 Cluster = Any
@@ -34,7 +35,7 @@ def start(start_cluster: Callable[..., Cluster]) -> Callable[..., Cluster]:
 def history_of(cluster: Cluster) -> History:
     router = cluster.router
     history = History(router.dispatcher.metrics.served, router.admission, router.fleet.pool_members)
-    history.sample(BEGUN_S)
+    at_once(history.sample(BEGUN_S))
     return history
 
 
@@ -44,7 +45,7 @@ def caches_of(cluster: Cluster, history: History) -> CacheView:
 
 
 def newest(history: History, name: str) -> float | None:
-    return history.charts()["series"][name]["values"][-1]
+    return at_once(history.charts())["series"][name]["values"][-1]
 
 
 def now_s(cluster: Cluster) -> float:
@@ -68,8 +69,8 @@ def test_the_ceiling_and_the_hottest_prefix_are_those_of_the_prompts_that_came(s
     prompts = [("system " * 8)[: 40 + number] + f" and {number}" for number in range(12)] * 2
     for prompt in prompts:
         cluster.complete(prompt, max_tokens=2)
-    history.sample(BEGUN_S + INTERVAL_S)
-    state = caches_of(cluster, history).state(now_s(cluster))
+    at_once(history.sample(BEGUN_S + INTERVAL_S))
+    state = at_once(caches_of(cluster, history).state(now_s(cluster)))
     assert state["ceiling"] == pytest.approx(infinite_cache(prompts), abs=0.01)
     assert state["prompt_tokens"] == sum(map(len, prompts))
     assert state["hit_rate"] == pytest.approx(state["cached_tokens"] / state["prompt_tokens"])
@@ -87,8 +88,8 @@ def test_where_no_prompt_is_read_nothing_is_said_of_an_infinite_cache(
     history = history_of(cluster)
     cluster.complete("the same" * 9, max_tokens=2)
     cluster.complete("the same" * 9, max_tokens=2)
-    history.sample(BEGUN_S + INTERVAL_S)
-    state = caches_of(cluster, history).state(0.0)
+    at_once(history.sample(BEGUN_S + INTERVAL_S))
+    state = at_once(caches_of(cluster, history).state(0.0))
     assert (state["ceiling"], state["prefixes"]) == (None, {})
     assert state["hit_rate"] is not None
 
@@ -110,7 +111,7 @@ def test_charts_show_what_was_served(start: Callable[..., Cluster], options: dic
     for _ in range(5):
         cluster.complete("a prompt", max_tokens=4)
     assert cluster.post("/v1/completions", {"prompt": []})[0] == 400
-    history.sample(BEGUN_S + INTERVAL_S)
+    at_once(history.sample(BEGUN_S + INTERVAL_S))
     assert newest(history, "goodput") == good
     assert newest(history, "requests") == 6 / INTERVAL_S
     assert newest(history, "errors") == 0

@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import operator
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from typing_extensions import TypedDict
 
 from diptych.router.choose.policies import Plan
-from diptych.router.choose.policies.cost import computed_s, costs_of, ttft_s
+from diptych.router.choose.policies.cost import Cost, computed_s, cost_of_pair, parts_of, prices_of, ttft_s
 from diptych.router.choose.policies.policy import Candidates, Decision, RequestView, Worker
 from diptych.router.values.failure import LegFailure
 from diptych.router.workers.legs import Work
 from diptych.router.workers.worker_view import Pair
 
 MAX_PAIRS: Final = 64  # that are explained of a request
+PAIRS_AT_ONCE: Final = 32  # of which the costs are made
 
 Json = dict[str, Any]
 
@@ -140,11 +142,22 @@ class Explanations:
 
     def find(self, request_id: str) -> Explanation | None:
         """Return what is known of a request, or of all that were made for one call; None if that is forgotten."""
-        requests: list[ExplainedRequest] = [
-            {"attempts": [_attempt(attempt, record.arrival_s) for attempt in record.attempts]}
-            for record in self._records
-            if record.request_id == request_id
-        ]
+        telling = self.told(request_id)
+        while True:
+            try:
+                next(telling)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]  # what it tells
+
+    def told(self, request_id: str) -> Generator[None, None, Explanation | None]:
+        """Return what `find` does, and yield after each attempt: all pairs of a large fleet take a millisecond."""
+        requests: list[ExplainedRequest] = []
+        for record in [each for each in self._records if each.request_id == request_id]:
+            attempts = []
+            for attempt in tuple(record.attempts):
+                attempts.append((yield from _attempt(attempt, record.arrival_s)))
+                yield
+            requests.append({"attempts": attempts})
         return {"request_id": request_id, "requests": requests} if requests else None
 
 
@@ -152,8 +165,12 @@ def failure_words(failure: LegFailure) -> str:
     return f"failed: {failure.leg.value} leg: {failure.code.name}: {failure.message}"
 
 
-def _attempt(attempt: AttemptRecord, arrival_s: float) -> Attempt:
+def _attempt(attempt: AttemptRecord, arrival_s: float) -> Generator[None, None, Attempt]:
     selection, decision = attempt.selection, attempt.selection.decide_again()
+    yield
+    pairs = yield from _costs(selection)
+    workers = [_worker(worker) for worker in selection.candidates.workers.values()]
+    yield
     return {
         "policy": selection.plan.name,
         "reason": decision.reason,
@@ -167,8 +184,8 @@ def _attempt(attempt: AttemptRecord, arrival_s: float) -> Attempt:
         "duration_s": _since(attempt.begun_s, attempt.ended_s),
         "prompt_tokens": selection.request.prompt_len,
         "session": selection.request.session,
-        "workers": [_worker(worker) for worker in selection.candidates.workers.values()],
-        "pairs": _costs(selection),
+        "workers": workers,
+        "pairs": pairs,
         "scores": {
             kind.value: {_hex(instance_id): score for instance_id, score in scores.items()}
             for kind, scores in decision.scores.items()
@@ -190,12 +207,20 @@ def _worker(worker: Worker) -> Json:
     }
 
 
-def _costs(selection: Selection) -> list[Json]:
+def _costs(selection: Selection) -> Generator[None, None, list[Json]]:
     """The cheapest first."""
-    costs = costs_of(selection.candidates, selection.request, tuple(selection.candidates.pairs()))
-    cheapest = heapq.nsmallest(MAX_PAIRS, costs.items(), key=lambda item: item[1].total_s)
+    candidates, request = selection.candidates, selection.request
+    prefills, decodes = parts_of(candidates, request)
+    prices, found = prices_of(request, prefills.values(), decodes.values()), list[tuple[float, Pair, Cost]]()
+    for number, pair in enumerate(candidates.pairs()):
+        cost = cost_of_pair(candidates.workers[pair.prefill_id], pair, prefills, decodes, prices)
+        found.append((cost.total_s, pair, cost))
+        if number % PAIRS_AT_ONCE == 0:
+            yield
+    cheapest = heapq.nsmallest(MAX_PAIRS, found, key=operator.itemgetter(0))
+    yield
     return [
-        {**_pair(pair), **cost._asdict(), "ttft_s": cost.ttft_s, "total_s": cost.total_s} for pair, cost in cheapest
+        {**_pair(pair), **cost._asdict(), "ttft_s": cost.ttft_s, "total_s": total_s} for total_s, pair, cost in cheapest
     ]
 
 

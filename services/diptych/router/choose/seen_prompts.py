@@ -6,6 +6,7 @@ asks. Nobody asks for long: the oldest are forgotten, at `MAX_NAMES` names or `M
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
@@ -60,10 +61,15 @@ class SeenPrompts:
             self._num_names -= len(forgotten)
             self._num_token_ids -= len(ids)
 
-    def since(self, number: int) -> list[SeenPrompt]:
-        """Return those from this one on that are still known; fewer than `end - number`: the first are forgotten."""
-        count = min(len(self._prompts), self.end - number)
-        return [_seen(*prompt) for prompt in list(self._prompts)[len(self._prompts) - count :]]
+    @property
+    def begin(self) -> int:
+        """The number of the oldest that is known."""
+        return self.end - len(self._prompts)
+
+    def since(self, number: int, limit: int = MAX_PROMPTS) -> list[SeenPrompt]:
+        """Return those from this one on that are still known, the oldest first, and no more than `limit`."""
+        first = max(0, number - self.begin)
+        return [_seen(*prompt) for prompt in itertools.islice(self._prompts, first, first + limit)]
 
     def _is_too_much(self) -> bool:
         return self._num_names > MAX_NAMES or len(self._prompts) > MAX_PROMPTS or self._num_token_ids > MAX_TOKENS

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 from diptych.router.console.calls.calls import Calls
 from diptych.router.console.documents import AllRouters
 from diptych.router.console.fleet.watches import Watches
+from diptych.router.console.pieces import Pieces
+from diptych.router.console.turns import in_turns
 from diptych.router.workers.fleet import Fleet
 
 
@@ -38,7 +40,7 @@ class Looking:
 class Sampled(Protocol):
     """What is sampled all the time, as `history.History` is."""
 
-    def sample(self, now_s: float) -> None: ...
+    def sample(self, now_s: float) -> Pieces[None]: ...
 
     def pause_s(self, now_s: float) -> float: ...
 
@@ -46,7 +48,7 @@ class Sampled(Protocol):
 async def keep_sampling(history: Sampled, wall_clock: Callable[[], float] = time.time) -> None:
     """Take the samples of charts, until cancelled: an hour is there when somebody comes."""
     while True:
-        history.sample(wall_clock())
+        await in_turns(history.sample(wall_clock()))
         await asyncio.sleep(history.pause_s(wall_clock()))
 
 

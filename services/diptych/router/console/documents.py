@@ -18,7 +18,9 @@ from diptych.router.console.calls.calls import Calls
 from diptych.router.console.calls.request_rows import ALL, RowFilter, list_of, merged
 from diptych.router.console.history import History, charts_of
 from diptych.router.console.other_routers import HERE, REQUESTS_PATH, OtherRouters, requests_of_all, story_of_any
+from diptych.router.console.pieces import Pieces
 from diptych.router.console.state import CacheCounts, CacheState, ChartCounts, Charts, RequestList, RequestStory
+from diptych.router.console.turns import in_turns
 
 PATHS: Final = {  # of what others are asked for, by topic
     "requests": f"{REQUESTS_PATH}?{HERE}",
@@ -45,26 +47,26 @@ class ThisProcess:
         self._clock = clock
 
     async def requests(self, rows: RowFilter) -> RequestList:
-        return self.followed_calls().requests(rows)
+        return await in_turns(self.followed_calls().requests(rows))
 
     async def story(self, request_id: str) -> RequestStory | None:
-        return self.followed_calls().story(request_id)
+        return await in_turns(self.followed_calls().story(request_id))
 
     async def cache(self) -> CacheCounts:
-        return self.cache_now()
+        return await in_turns(self.cache_now())
 
     async def charts(self) -> ChartCounts:
-        return self.charts_now()
+        return await in_turns(self.charts_now())
 
     def followed_calls(self) -> Calls:
         """Return the calls; those that come from now on are followed."""
         self._calls.want(self._clock())
         return self._calls
 
-    def cache_now(self) -> CacheCounts:
+    def cache_now(self) -> Pieces[CacheCounts]:
         return self._caches.counts(self._clock())
 
-    def charts_now(self) -> ChartCounts:
+    def charts_now(self) -> Pieces[ChartCounts]:
         return self._history.counts()
 
     @property
@@ -79,11 +81,13 @@ class Made(Generic[Document]):
     def __init__(self) -> None:
         self._made: tuple[Sequence[object], Document] | None = None
 
-    def of(self, parts: Sequence[object], make: Callable[[], Document]) -> Document:
+    def of(self, parts: Sequence[object], make: Callable[[], Pieces[Document]]) -> Pieces[Document]:
         """Return the document of these parts: what is the same object is the same."""
-        if self._made is None or any(old is not new for old, new in zip(self._made[0], parts, strict=True)):
-            self._made = parts, make()
-        return self._made[1]
+        if self._made is not None and all(old is new for old, new in zip(self._made[0], parts, strict=True)):
+            return self._made[1]
+        document = yield from make()
+        self._made = parts, document
+        return document
 
 
 class AllRouters:
@@ -112,10 +116,12 @@ class AllRouters:
         return await story_of_any(self._here.followed_calls(), self._others, request_id)
 
     async def cache(self) -> CacheState:
-        return self._cache_of(await self._ask(PATHS["cache"]))
+        said = await self._ask(PATHS["cache"])
+        return await in_turns(self._cache_of(await self._here.cache(), said))
 
     async def charts(self) -> Charts:
-        return self._charts_of(await self._ask(PATHS["charts"]))
+        said = await self._ask(PATHS["charts"])
+        return await in_turns(self._charts_of(said))
 
     # for who follows
 
@@ -129,27 +135,35 @@ class AllRouters:
         for name in self._said.keys() - topics:
             del self._said[name], self._asked_s[name]  # nobody follows it: it would be old when somebody does
 
-    def requests_now(self) -> RequestList:
-        own, said = self._here.followed_calls().newest(), self._said.get("requests", ())
+    def requests_now(self) -> Pieces[RequestList]:
+        own = yield from self._here.followed_calls().newest()
+        said = self._said.get("requests", ())
         if not said:
             return own
-        return self._requests.of((own, said), lambda: merged([own, *map(list_of, said)], ALL.limit))
+        return (yield from self._requests.of((own, said), lambda: _merged([own, *map(list_of, said)])))
 
-    def cache_now(self) -> CacheState:
-        own, said = self._here.cache_now(), self._said.get("cache", ())
-        return self._cache.of((own, said), lambda: self._cache_of(said))
+    def cache_now(self) -> Pieces[CacheState]:
+        own = yield from self._here.cache_now()
+        said = self._said.get("cache", ())
+        return (yield from self._cache.of((own, said), lambda: self._cache_of(own, said)))
 
-    def charts_now(self) -> Charts:
+    def charts_now(self) -> Pieces[Charts]:
         said = self._said.get("charts", ())
-        return self._charts.of((self._here.charts_end, said), lambda: self._charts_of(said))
+        return (yield from self._charts.of((self._here.charts_end, said), lambda: self._charts_of(said)))
 
     async def _ask(self, path: str) -> Sequence[Json]:
         return [*(await self._others.ask(path)).values()]
 
-    def _cache_of(self, said: Sequence[Json]) -> CacheState:
+    def _cache_of(self, own: CacheCounts, said: Sequence[Json]) -> Pieces[CacheState]:
         parts = [cast(CacheCounts, each) for each in said if each.keys() >= CacheCounts.__required_keys__]
-        return cache_of([self._here.cache_now(), *parts])
+        return (yield from cache_of([own, *parts]))
 
-    def _charts_of(self, said: Sequence[Json]) -> Charts:
+    def _charts_of(self, said: Sequence[Json]) -> Pieces[Charts]:
         parts = [cast(ChartCounts, each) for each in said if each.keys() >= ChartCounts.__required_keys__]
-        return charts_of([self._here.charts_now(), *parts])
+        own = yield from self._here.charts_now()
+        return (yield from charts_of([own, *parts]))
+
+
+def _merged(lists: Sequence[RequestList]) -> Pieces[RequestList]:
+    yield
+    return merged(lists, ALL.limit)

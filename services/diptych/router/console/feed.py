@@ -10,12 +10,12 @@ from typing import Any, Final, Protocol
 
 import orjson
 
-from diptych.router.console.merge_patch import merge_patch
+from diptych.router.console.pieces import Pieces, encoded, merge_patch_of
 from diptych.router.console.state import Steps
 
-Make = Callable[[], Mapping[str, Any]]  # a document, as it is now
+Make = Callable[[], Pieces[Mapping[str, Any]]]  # a document, as it is now
 
-KEPT_PARTS: Final = 8
+KEPT_PARTS: Final = 32
 PING: Final = b"event: ping\ndata: {}\n\n"
 
 
@@ -41,20 +41,26 @@ class Feed:
         self._document: Mapping[str, Any] = {}  # as viewers have it
         self._snapshot = b""  # of that; empty: not encoded
 
-    def news(self) -> bytes:
+    def news(self) -> Pieces[bytes]:
         """Look at the document anew; return the event for who has the last one, empty if nothing has changed."""
-        document = self._make()
-        patch = merge_patch(self._document, document)
+        document = yield from self._make()
+        patch = yield from merge_patch_of(self._document, document)
         if not patch:
             return b""
-        encoded = event("patch", {"topic": self._topic, "patch": patch})
+        told = yield from self._event("patch", "patch", patch)
         self._document, self._snapshot = document, b""
-        return encoded
+        return told
 
-    def snapshot(self) -> bytes:
-        """Return the event for who has nothing: the document at the last look."""
-        self._snapshot = self._snapshot or event("snapshot", {"topic": self._topic, "state": self._document})
+    def snapshot(self) -> Pieces[bytes]:
+        """Return the event for who has nothing: the document at the last look. No look may be under way."""
+        if not self._snapshot:
+            self._snapshot = yield from self._event("snapshot", "state", self._document)
         return self._snapshot
+
+    def _event(self, kind: str, member: str, document: Mapping[str, Any]) -> Pieces[bytes]:
+        told = yield from encoded(document)
+        yield
+        return event(kind, {"topic": self._topic, member: orjson.Fragment(told)})
 
 
 class StepsFeed:

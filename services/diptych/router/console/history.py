@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from diptych.common.members.roles import WORKER_ROLES, Role
+from diptych.router.console.pieces import Pieces
 from diptych.router.console.state import ChartCounts, Charts, Series
 from diptych.router.values.served import ITL_BOUNDS, TTFT_BOUNDS, Served
 from diptych.v1.bootstrap_pb2 import INSTANCE_STATE_READY, Instance, WorkerLoad
@@ -101,8 +102,9 @@ class History:
         """Return how long it is until the next sample."""
         return INTERVAL_S - now_s % INTERVAL_S
 
-    def sample(self, now_s: float) -> None:
+    def sample(self, now_s: float) -> Pieces[None]:
         """Take the interval that ends now, in seconds since 1970. What came late is spread over all that it covers."""
+        level = yield from self._level()
         end, counts = round(now_s / INTERVAL_S), _flat(self._served())
         if self._before is None or end < self._end - SET_BACK_INTERVALS:
             self._first, self._end, self._before = end, end, counts
@@ -110,27 +112,30 @@ class History:
             num_ended = min(end - self._end, NUM_INTERVALS)
             rows = np.arange(end - num_ended, end) % NUM_INTERVALS
             self._counts[rows] = (counts - self._before) / num_ended
-            self._levels[rows] = self._level()
+            self._levels[rows] = level
             self._first = max(self._first, end - NUM_INTERVALS)
             self._end, self._before = end, counts
 
-    def counts(self) -> ChartCounts:
+    def counts(self) -> Pieces[ChartCounts]:
         """Return what other processes may add to theirs."""
-        rows = self._rows(NUM_INTERVALS)
+        rows, begun_s = self._rows(NUM_INTERVALS), self._first * INTERVAL_S
         columns = dict(zip(_COUNTS, self._counts[rows].T, strict=False))
         levels = dict(zip((*_NOW, *_MEANS), self._levels[rows].T, strict=True))
+        buckets = self._buckets(rows)
+        yield
         return ChartCounts(
-            begun_unix_s=self._first * INTERVAL_S,
+            begun_unix_s=begun_s,
             interval_s=INTERVAL_S,
-            sums={name: _values(column) for name, column in {**columns, **_of(levels, _NOW)}.items()},
-            means={name: _values(column) for name, column in _of(levels, _MEANS).items() if np.isfinite(column).any()},
-            buckets={name: _rounded(counts).tolist() for name, counts in self._buckets(rows).items()},
+            sums=(yield from _lists({**columns, **_of(levels, _NOW)})),
+            means=(yield from _lists({name: each for name, each in _of(levels, _MEANS).items() if _has_any(each)})),
+            buckets=(yield from _tables(buckets)),
             bounds={name: list(bounds) for name, bounds in BOUNDS.items()},
         )
 
-    def charts(self) -> Charts:
+    def charts(self) -> Pieces[Charts]:
         """Return the charts of this process alone."""
-        return charts_of([self.counts()])
+        counts = yield from self.counts()
+        return (yield from charts_of([counts]))
 
     def tokens(self, window_s: float) -> Tokens:
         """Return the tokens of prompts of the last `window_s`, in whole intervals."""
@@ -147,12 +152,12 @@ class History:
             start += len(bounds) + 1
         return found
 
-    def _level(self) -> list[float]:
-        pools = _pools(self._members())
+    def _level(self) -> Pieces[list[float]]:
+        pools = yield from _pools(self._members())
         return [self._line.num_waiting, self._line.num_running, *(pools.get(name, np.nan) for name in _MEANS)]
 
 
-def charts_of(parts: Sequence[ChartCounts]) -> Charts:
+def charts_of(parts: Sequence[ChartCounts]) -> Pieces[Charts]:
     """Return the charts of all processes whose counts are given, at least one: they add up, interval by interval.
 
     The newest intervals are left out until every process has told them, unless one has stopped. What has other buckets
@@ -163,18 +168,35 @@ def charts_of(parts: Sequence[ChartCounts]) -> Charts:
     ends = [round(part["begun_unix_s"] / INTERVAL_S) + _num_intervals(part) for part in parts]
     end = min(each for each in ends if each >= max(ends) - LATE_INTERVALS)
     span = range(max(first, end - NUM_INTERVALS), end)
-    sums = {name: _sum([_placed(part, part["sums"].get(name), span) for part in parts]) for name in (*_COUNTS, *_NOW)}
-    series = {name: _series(unit, sums[name] / INTERVAL_S) for name, unit in _RATES.items()}
+    sums, series = {}, {}
+    for name in (*_COUNTS, *_NOW):
+        sums[name] = _sum([_placed(part, part["sums"].get(name), span) for part in parts])
+        yield
+    for name, unit in _RATES.items():
+        series[name] = _series(unit, sums[name] / INTERVAL_S)
+        yield
     series |= {name: _series("requests", sums[name]) for name in _NOW}
     with np.errstate(invalid="ignore", divide="ignore"):
         series["goodput"] = _series("share", sums["good"] / sums["tried"])
+    yield
     for name, bounds in BOUNDS.items():
-        counts = np.nan_to_num(_sum([_placed(part, part["buckets"][name], span, len(bounds) + 1) for part in parts]))
-        series |= {f"{name}_p{q * 100:.0f}": _series("s", quantile(q, bounds, counts)) for q in QUANTILES}
+        counts = yield from _sum_of_buckets(parts, name, span)
+        for q in QUANTILES:
+            series[f"{name}_p{q * 100:.0f}"] = _series("s", quantile(q, bounds, counts))
+            yield
     for name in sorted({name for part in parts for name in part["means"]}):
         mean = _mean([_placed(part, part["means"].get(name), span) for part in parts])
         series[name] = _series("share" if name.startswith("kv_") else "s", mean)
+        yield
     return Charts(begun_unix_s=span.start * INTERVAL_S, interval_s=INTERVAL_S, series=series)
+
+
+def _sum_of_buckets(parts: Sequence[ChartCounts], name: str, span: range) -> Pieces[F64]:
+    placed = []
+    for part in parts:
+        placed.append(_placed(part, part["buckets"][name], span, len(BOUNDS[name]) + 1))
+        yield
+    return np.nan_to_num(_sum(placed))
 
 
 def quantile(q: float, bounds: Sequence[float], counts: F64) -> F64:
@@ -210,7 +232,7 @@ def _flat(served: Served) -> F64:
     return np.array((*counts, *served.ttft, *served.itl))
 
 
-def _pools(members: Iterable[Member]) -> dict[str, float]:
+def _pools(members: Iterable[Member]) -> Pieces[dict[str, float]]:
     """Return by role the share of pages that requests hold, and the time until a prompt that came now would begin."""
     pools: dict[int, _Pool] = {}
     for member in members:
@@ -221,6 +243,7 @@ def _pools(members: Iterable[Member]) -> dict[str, float]:
             pool.free_pages += load.free_pages
             pool.total_pages += load.total_pages
             pool.backlog_s += member.backlog_s
+        yield
     named = [(WORKER_ROLES[role].value, pool) for role, pool in pools.items()]
     shares = {f"kv_{role}": 1 - pool.free_pages / pool.total_pages for role, pool in named if pool.total_pages}
     return shares | {f"queue_{role}": pool.backlog_s / pool.num_workers for role, pool in named}
@@ -238,6 +261,26 @@ class _Pool:
 
 def _of(columns: Mapping[str, F32], names: Iterable[str]) -> dict[str, F32]:
     return {name: columns[name] for name in names}
+
+
+def _has_any(column: F32) -> bool:
+    return bool(np.isfinite(column).any())
+
+
+def _lists(columns: Mapping[str, F32]) -> Pieces[dict[str, list[float | None]]]:
+    lists = {}
+    for name, column in columns.items():
+        lists[name] = _values(column)
+        yield
+    return lists
+
+
+def _tables(buckets: Mapping[str, F32]) -> Pieces[dict[str, list[list[float]]]]:
+    tables = {}
+    for name, counts in buckets.items():
+        tables[name] = _rounded(counts).tolist()
+        yield
+    return tables
 
 
 def _num_intervals(part: ChartCounts) -> int:

@@ -19,6 +19,7 @@ from diptych.common.trust.trust import Trust
 from diptych.router.console.calls.calls import Calls
 from diptych.router.console.calls.request_rows import RowFilter, list_of, merged
 from diptych.router.console.state import RequestList, RequestStory
+from diptych.router.console.turns import in_turns
 from diptych.v1.bootstrap_pb2 import Instance
 
 logger = logging.getLogger(__name__)
@@ -79,12 +80,13 @@ class OtherRouters:
 async def requests_of_all(calls: Calls, others: OtherRouters, rows: RowFilter) -> RequestList:
     """Return the calls of all routers that are asked for."""
     answers = await others.ask(f"{REQUESTS_PATH}?{rows.query()}&{HERE}")
-    return merged([calls.requests(rows), *map(list_of, answers.values())], rows.limit)
+    own = await in_turns(calls.requests(rows))
+    return merged([own, *map(list_of, answers.values())], rows.limit)
 
 
 async def story_of_any(calls: Calls, others: OtherRouters, request_id: str) -> RequestStory | None:
     """Return the story of a call, whichever router served it; None if none knows it."""
-    if (story := calls.story(request_id)) is not None:
+    if (story := await in_turns(calls.story(request_id))) is not None:
         return story
     answers = await others.ask(f"{REQUESTS_PATH}/{quote(request_id, safe='')}?{HERE}")
     stories = [cast(RequestStory, answer) for answer in answers.values() if answer.keys() >= FIELDS]

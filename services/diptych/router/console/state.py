@@ -87,6 +87,11 @@ class WorkerCard(TypedDict):
     retractions: int | None
     max_requests: int | None
     max_step_tokens: int | None
+    pages_pulled: int | None  # of prefixes that others had, since start
+    pages_lent: int | None  # that others pulled from here
+    drafts_verified: int | None  # tokens that were guessed; null: nobody guesses
+    drafts_accepted: int | None  # of these
+    weights_taken_bytes: int | None  # of its weights, what came from another worker
     cached_pages: int  # that this router knows of
     prompt_tokens_per_s: float | None  # the speed at which it computes prompts, as learned; null: not known
 
@@ -116,6 +121,7 @@ class PoolSignal(TypedDict):
     num_ready: int
     queue_s: float | None  # in the mean
     kv_share: float  # of its pages that are held, 0 to 1
+    weight: float | None  # of its part of the requests, beside those of other declared pools; null: none are declared
     words: str  # what it needs next, and why
 
 
@@ -226,7 +232,7 @@ class CacheState(TypedDict):
     cached_tokens: int
     hit_rate: float | None
     ceiling: float | None  # what an infinite cache would have hit; null: prompts are not read here
-    tiers: dict[str, CacheTier]  # `pool`: in the KV pools; `host`
+    tiers: dict[str, CacheTier]  # `pool`: in the KV pools; below them `host`, `files`, `shared`: one store for all
     prefixes: dict[str, Prefix]  # the hottest, by name
 
 

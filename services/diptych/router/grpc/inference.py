@@ -67,6 +67,8 @@ def _entry_point(method: str, *, stream: bool) -> EntryPoint:
 
 STREAM: Final = _entry_point("GenerateStream", stream=True)
 WHOLE: Final = _entry_point("Generate", stream=False)
+EMBED: Final = _entry_point("Embed", stream=False)
+SCORE: Final = _entry_point("Score", stream=False)
 NOT_FOLLOWED: Final[AbstractContextManager[Trace]] = nullcontext(NO_TRACE)
 
 
@@ -184,9 +186,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     async def Embed(self, request: inference_pb2.EmbedRequest, context: Context) -> inference_pb2.EmbedResponse:
         response = inference_pb2.EmbedResponse()
-        async with self._answering(context, request.options.request_id):
-            prompts = prompts_to_embed(request)
-            client = self._for_vectors(request.options, context, prompts)
+        followed = self._follow(context, EMBED)
+        async with self._answering(context, request.options.request_id, followed) as trace:
+            client = self._for_vectors(request.options, context, trace, prompts_to_embed(request))
             dimensions = request.dimensions if request.HasField("dimensions") else None
             pooled = await embed(client, dimensions, self._pipeline)
             await add_vectors(response, pooled)
@@ -196,9 +198,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     async def Score(self, request: inference_pb2.ScoreRequest, context: Context) -> inference_pb2.ScoreResponse:
         response = inference_pb2.ScoreResponse()
-        async with self._answering(context, request.options.request_id):
+        followed = self._follow(context, SCORE)
+        async with self._answering(context, request.options.request_id, followed) as trace:
             pairs = pairs_to_score(request)
-            new_request = partial(self._for_vectors, request.options, context)
+            new_request = partial(self._for_vectors, request.options, context, trace)
             found = await score(pairs, request.instruction or None, new_request, self._pipeline)
             response.scores.extend(found.scores)
             response.usage.CopyFrom(vector_usage_to_wire(found.pooled))
@@ -209,6 +212,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self,
         options: inference_pb2.VectorOptions,
         context: Context,
+        trace: Trace,
         prompts: Sequence[Prompt],
         labels: tuple[int, ...] = (),
     ) -> ClientRequest:
@@ -217,7 +221,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         deadline_s = math.inf if left_s is None else now_s + left_s
         asked, metadata = vectors_from_wire(options, prompts, labels, caller), _metadata(context)
         life = Life(request_id, now_s, deadline_s)
-        return replace(asked, wish=wish_in(metadata), life=life, routing=routing_of(metadata))
+        trace.note_origin(request_id, caller.name)
+        trace.note_parsed(is_stream=False)
+        return replace(asked, wish=wish_in(metadata), life=life, routing=routing_of(metadata), trace=trace)
 
     async def ListModels(
         self, request: inference_pb2.ListModelsRequest, context: Context

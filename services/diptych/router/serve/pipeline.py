@@ -42,7 +42,7 @@ from diptych.router.tracing.record import CallTrace, Trace
 from diptych.router.tracing.tracer import note_request
 from diptych.router.values.kept_sessions import KeptSessions
 from diptych.router.values.leg_results import Report
-from diptych.router.values.output import End, Piece
+from diptych.router.values.output import End, Piece, Usage
 from diptych.router.values.progress import Progress, RetryLimits
 from diptych.router.values.request import ClientRequest, GenerationRequest, ServedModel, VectorWish
 from diptych.router.values.slo_tiers import NO_TIERS, Tiers
@@ -288,6 +288,7 @@ class Pipeline:
             self._note_usage(request, execution, 0, outcome)
         if not delta.vector:
             raise InternalError("a worker made no vector of the prompt: it is of another version than this router")
+        execution.trace.end = End(delta.finish or Finish.STOP, Usage(execution.prompt_len, 0, execution.cached_tokens))
         self._gate.learn(request)
         took_s = time.monotonic() - request.client.life.arrival_s
         self.metrics.finished(request.client.tier, took_s, NO_FURTHER_TOKEN_S, took_s)

@@ -168,11 +168,17 @@ def note_request(call: CallTrace, client: ClientRequest, model_id: str, adapter:
         _note_attributes(call, client, model_id)
 
 
+def _operation(client: ClientRequest) -> str:
+    if client.vectors is not None:
+        return "embeddings"
+    return "chat" if isinstance(client.prompts[0], ChatPrompt) else "text_completion"
+
+
 def _note_attributes(call: CallTrace, client: ClientRequest, model_id: str) -> None:
     """Describe a checked request in OpenTelemetry's words for generative AI: how much is asked, never what is said."""
     call.note(
         {
-            "gen_ai.operation.name": "chat" if isinstance(client.prompts[0], ChatPrompt) else "text_completion",
+            "gen_ai.operation.name": _operation(client),
             "gen_ai.provider.name": "diptych",
             "gen_ai.request.model": client.model or model_id,
             "gen_ai.request.max_tokens": None if client.max_tokens is None else min(client.max_tokens, MAX_INT),

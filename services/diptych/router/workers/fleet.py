@@ -11,7 +11,7 @@ import contextlib
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, Protocol
 
@@ -266,12 +266,11 @@ class Fleet:
         """Memory of what is known of the workers' cached pages."""
         return self.prefixes.nbytes
 
-    def pool_members(self) -> tuple[PoolMember, ...]:
-        """What the pools' measures are made of."""
-        return tuple(
-            PoolMember(session.worker.record, session.worker.load, self.estimates.of(session.instance_id).prefill)
-            for session in self._sessions.values()
-        )
+    def pool_members(self) -> Iterator[PoolMember]:
+        """Yield what the pools' measures are made of; they may come and go meanwhile."""
+        for session in self.sessions():
+            worker, speed = session.worker, self.estimates.of(session.instance_id)
+            yield PoolMember(worker.record, worker.load, speed.prefill)
 
     def is_cold(self, pool: str = "") -> bool:
         """Whether no worker for some leg is ready that may serve requests which name a pool, or, empty, none.

@@ -13,6 +13,7 @@ from diptych.router.choose.prefix_index import KvNews, PrefixIndex
 from diptych.router.choose.seen_prompts import MAX_PROMPTS, SeenPrompts
 from diptych.router.console.cache.cache_state import MAX_PREFIXES, REFRESH_S, WINDOW_S, CacheView, cache_of, tiers_of
 from diptych.router.console.history import Tokens
+from diptych.router.console.pieces import at_once
 from diptych.router.console.state import CacheTier
 from diptych.v1.worker_pb2 import WorkerStatus
 
@@ -81,7 +82,7 @@ def test_the_ceiling_is_what_a_cache_without_end_would_have_had(seed: int) -> No
     for prompt in prompts:
         router.see(prompt)
         router.wait(1.0)
-    assert router.view.state(router.now_s)["ceiling"] == pytest.approx(infinite_cache(prompts), abs=0.02)
+    assert at_once(router.view.state(router.now_s))["ceiling"] == pytest.approx(infinite_cache(prompts), abs=0.02)
 
 
 def test_the_ceiling_of_two_routers_knows_what_both_have_seen() -> None:
@@ -89,26 +90,26 @@ def test_the_ceiling_of_two_routers_knows_what_both_have_seen() -> None:
     routers = Router(), Router()
     for prompt in prompts:
         rng.choice(routers).see(prompt)
-    parts = [router.view.counts(router.now_s) for router in routers]
-    together = cache_of(parts)["ceiling"]
+    parts = [at_once(router.view.counts(router.now_s)) for router in routers]
+    together = at_once(cache_of(parts))["ceiling"]
     assert together == pytest.approx(infinite_cache(prompts), abs=0.02)
-    assert (together or 0) > max(cache_of([part])["ceiling"] or 0 for part in parts)
+    assert (together or 0) > max(at_once(cache_of([part]))["ceiling"] or 0 for part in parts)
 
 
 def test_what_was_seen_before_the_window_is_new_again() -> None:
     router = Router()
     prompt = list(range(1601))
     router.see(prompt)
-    router.view.counts(router.now_s)
+    at_once(router.view.counts(router.now_s))
     router.wait(WINDOW_S / 2)
     router.see(prompt)
-    state = router.view.state(router.now_s)
+    state = at_once(router.view.state(router.now_s))
     assert state["ceiling"] == pytest.approx(800 / 1601, abs=0.01)
     assert state["window_s"] == WINDOW_S / 2
     router.wait(WINDOW_S / 2 + 120)
-    assert router.view.state(router.now_s)["ceiling"] == pytest.approx(0.0, abs=0.01)
+    assert at_once(router.view.state(router.now_s))["ceiling"] == pytest.approx(0.0, abs=0.01)
     router.wait(WINDOW_S)
-    assert router.view.state(router.now_s)["ceiling"] is None
+    assert at_once(router.view.state(router.now_s))["ceiling"] is None
 
 
 def test_the_hit_rate_is_that_of_the_same_window() -> None:
@@ -116,7 +117,7 @@ def test_the_hit_rate_is_that_of_the_same_window() -> None:
     router.served.found = Tokens(1000, 250)
     router.see(list(range(100)))
     router.wait(40)
-    state = router.view.state(router.now_s)
+    state = at_once(router.view.state(router.now_s))
     assert (state["prompt_tokens"], state["cached_tokens"], state["hit_rate"]) == (1000, 250, 0.25)
     assert router.served.asked_s == [state["window_s"]] == [40]
 
@@ -125,13 +126,13 @@ def test_where_prompts_are_not_read_there_is_no_ceiling() -> None:
     router = Router()
     router.served.found = Tokens(1000, 250)
     router.seen.note(router.now_s, 100, {})
-    state = router.view.state(router.now_s)
+    state = at_once(router.view.state(router.now_s))
     assert (state["ceiling"], state["hit_rate"], state["window_s"]) == (None, 0.25, WINDOW_S)
     assert state["prefixes"] == {}
 
 
 def test_without_requests_there_is_no_rate() -> None:
-    state = Router().view.state(1000.0)
+    state = at_once(Router().view.state(1000.0))
     assert (state["hit_rate"], state["ceiling"], state["tiers"]) == (None, None, {})
 
 
@@ -140,12 +141,12 @@ def test_after_prompts_that_nobody_counted_the_window_begins_anew() -> None:
     router = Router()
     for _ in range(10):
         router.see(list(range(100)))
-    router.view.counts(router.now_s)
+    at_once(router.view.counts(router.now_s))
     router.wait(30)
     for _ in range(MAX_PROMPTS + 5):
         router.see(list(range(1000, 1100)))
     router.wait(10)
-    state = router.view.state(router.now_s)
+    state = at_once(router.view.state(router.now_s))
     assert state["window_s"] == 10
     pages, tokens = 6 * PAGE_SIZE, 100
     assert state["ceiling"] == pytest.approx(pages * (MAX_PROMPTS - 1) / (tokens * MAX_PROMPTS), abs=1e-4)
@@ -154,12 +155,12 @@ def test_after_prompts_that_nobody_counted_the_window_begins_anew() -> None:
 def test_an_answer_is_made_once_in_a_while() -> None:
     router = Router()
     router.see(list(range(100)))
-    first = router.view.counts(router.now_s)
+    first = at_once(router.view.counts(router.now_s))
     router.see(list(range(100)))
     router.wait(REFRESH_S / 2)
-    assert router.view.counts(router.now_s) is first
+    assert at_once(router.view.counts(router.now_s)) is first
     router.wait(REFRESH_S / 2)
-    assert router.view.counts(router.now_s)["prefixes"] != {}
+    assert at_once(router.view.counts(router.now_s))["prefixes"] != {}
 
 
 def test_a_prefix_names_who_has_it_and_what_it_continues() -> None:
@@ -172,7 +173,7 @@ def test_a_prefix_names_who_has_it_and_what_it_continues() -> None:
     router.told.apply(B, KvNews(1, cleared=True, stored=pages))
     root, leaf = (f"{pages[index]:016x}" for index in (3, 5))
     workers = [f"{A:016x}", f"{B:016x}"]
-    assert router.view.state(router.now_s)["prefixes"] == {
+    assert at_once(router.view.state(router.now_s))["prefixes"] == {
         root: {"parent": "", "num_tokens": 64, "num_requests": 4, "workers": workers, "text": ""},
         leaf: {"parent": root, "num_tokens": 96, "num_requests": 2, "workers": workers[1:], "text": ""},
     }
@@ -183,7 +184,7 @@ def test_text_is_the_end_of_a_prefix_where_it_is_allowed() -> None:
         router = Router(shows_text=shows_text)
         for _ in range(2):
             router.see(list(range(100)))
-        (prefix,) = router.view.state(router.now_s)["prefixes"].values()
+        (prefix,) = at_once(router.view.state(router.now_s))["prefixes"].values()
         assert prefix["text"] == text
 
 
@@ -194,7 +195,7 @@ def test_one_text_in_two_namespaces_is_two_prefixes_and_a_private_one_has_no_tex
         router.see(list(range(100)), salt=b"mine")
         router.see(list(range(100)), salt=b"yours")
         router.see(list(range(100)), adapter="poet")
-    found = router.view.state(router.now_s)["prefixes"].values()
+    found = at_once(router.view.state(router.now_s))["prefixes"].values()
     assert [each["num_requests"] for each in found] == [2, 2, 2, 2]
     assert sorted(bool(each["text"]) for each in found) == [False, False, True, True]
 
@@ -205,7 +206,7 @@ def test_prefixes_of_two_routers_are_one_tree() -> None:
         one.see([*system, *([tail] * 40)])
     for _ in range(3):
         other.see([*system, *([2] * 40)])
-    state = cache_of([each.view.counts(each.now_s) for each in (one, other)])
+    state = at_once(cache_of([at_once(each.view.counts(each.now_s)) for each in (one, other)]))
     pages = {tail: page_hashes(np.array([*system, *([tail] * 40)]), PAGE_SIZE) for tail in (1, 2)}
     root, first, second = (f"{pages[tail][index]:016x}" for tail, index in ((1, 3), (1, 5), (2, 5)))
     tree = {name: (each["parent"], each["num_requests"]) for name, each in state["prefixes"].items()}
@@ -216,7 +217,7 @@ def test_there_are_so_many_prefixes_at_most_and_each_parent_is_among_them() -> N
     rng, routers = random.Random(4), (Router(), Router())
     for prompt in conversations(rng, 400):
         rng.choice(routers).see(prompt)
-    found = cache_of([each.view.counts(each.now_s) for each in routers])["prefixes"]
+    found = at_once(cache_of([at_once(each.view.counts(each.now_s)) for each in routers]))["prefixes"]
     assert len(found) == MAX_PREFIXES
     assert {each["parent"] for each in found.values()} - {""} <= found.keys()
 
@@ -227,12 +228,12 @@ def status(pages: Mapping[str, int], **fields: int) -> WorkerStatus:
 
 def test_tiers_are_told_as_soon_as_workers_have_told_of_them() -> None:
     router = Router()
-    before = router.view.counts(router.now_s)
-    assert router.view.counts(router.now_s) is before
+    before = at_once(router.view.counts(router.now_s))
+    assert at_once(router.view.counts(router.now_s)) is before
     router.statuses = [WorkerStatus(pages_by_state={"cached": 3, "free": 5})]
-    told = router.view.counts(router.now_s)
+    told = at_once(router.view.counts(router.now_s))
     assert told == {**before, "tiers": tiers_of(router.statuses)}
-    assert router.view.counts(router.now_s) is told
+    assert at_once(router.view.counts(router.now_s)) is told
 
 
 def test_tiers_are_the_sums_of_what_workers_tell() -> None:
@@ -246,4 +247,25 @@ def test_tiers_are_the_sums_of_what_workers_tell() -> None:
         "host": CacheTier(pages=7, capacity_pages=None, saved_pages=9, restored_pages=3),
     }
     assert tiers_of(workers[:1]).keys() == {"pool"}
+
+
+def test_files_and_a_shared_store_are_tiers_of_their_own() -> None:
+    def worker(shared_pages: int) -> WorkerStatus:
+        found = status({"cached": 2}, host_pages=7, host_pages_saved=9, host_pages_restored=3)
+        sizes = {"pool": (2, 8), "host": (4, 16), "files": (3, 64), "shared": (shared_pages, 0)}
+        for name, (pages, capacity_pages) in sizes.items():
+            found.cache.tiers.add(name=name, pages=pages, capacity_pages=capacity_pages)
+        found.files.pages_written, found.files.pages_read = 5, 1
+        found.shared.pages_written, found.shared.pages_read = 6, 2
+        return found
+
+    assert tiers_of([worker(100), worker(90)]) == {
+        "pool": CacheTier(pages=4, capacity_pages=4, saved_pages=None, restored_pages=None),
+        "host": CacheTier(pages=8, capacity_pages=32, saved_pages=None, restored_pages=None),
+        "files": CacheTier(pages=6, capacity_pages=128, saved_pages=10, restored_pages=2),
+        "shared": CacheTier(pages=100, capacity_pages=None, saved_pages=12, restored_pages=4),
+    }
+
+
+def test_without_workers_there_are_no_tiers() -> None:
     assert tiers_of([]) == {}

@@ -10,6 +10,7 @@ import pytest
 from diptych.generation.page_hash import page_hashes
 from diptych.router.choose.seen_prompts import SeenPrompts
 from diptych.router.console.cache.hot_prefixes import DEPTHS, Chain, HotPrefix, chain_of, hottest
+from diptych.router.console.pieces import at_once
 
 
 def chain(*pages: int, page_size: int = 16) -> Chain:
@@ -19,7 +20,7 @@ def chain(*pages: int, page_size: int = 16) -> Chain:
 
 def test_a_prefix_ends_where_its_requests_part() -> None:
     chains = [chain(1, 2, 3, 10), chain(1, 2, 3, 11), chain(1, 2, 3, 11), chain(1, 20), chain(7)]
-    assert hottest(chains, 9) == [
+    assert at_once(hottest(chains, 9)) == [
         HotPrefix(3, 1, 16, 48, 3, ()),
         HotPrefix(11, 3, 16, 64, 2, ()),
         HotPrefix(1, None, 16, 16, 4, ()),
@@ -28,17 +29,17 @@ def test_a_prefix_ends_where_its_requests_part() -> None:
 
 def test_below_a_prefix_that_is_not_shown_the_next_one_above_is_the_parent() -> None:
     chains = [chain(1, *range(2, 12), 50), *[chain(1, *range(2, 12), 60, 70)] * 9, *[chain(1)] * 400]
-    found = hottest(chains, 2)
+    found = at_once(hottest(chains, 2))
     assert [(each.name, each.parent) for each in found] == [(1, None), (70, 1)]
 
 
 def test_nobody_has_anything_in_common() -> None:
-    assert hottest([], 5) == []
-    assert hottest([chain(), chain(1), chain(2, 3)], 5) == []
+    assert at_once(hottest([], 5)) == []
+    assert at_once(hottest([chain(), chain(1), chain(2, 3)], 5)) == []
 
 
 def test_pages_of_two_sizes_are_two_things() -> None:
-    found = hottest([chain(1, 2)] * 2 + [chain(5, page_size=64)] * 2, 5)
+    found = at_once(hottest([chain(1, 2)] * 2 + [chain(5, page_size=64)] * 2, 5))
     assert {(each.name, each.num_tokens) for each in found} == {(2, 32), (5, 64)}
 
 
@@ -61,7 +62,7 @@ def test_counts_are_exact_whatever_the_lengths() -> None:
     for prompt in prompts:
         seen.note(0.0, len(prompt), {4: page_hashes(np.array(prompt), 4)})
     having: Counter[int] = Counter(itertools.chain.from_iterable(each.names.tolist() for each in seen.since(0)))
-    found = hottest([chain_of(each) for each in seen.since(0)], 1000)
+    found = at_once(hottest([chain_of(each) for each in seen.since(0)], 1000))
     assert len(found) > 20
     assert [each.num_requests for each in found] == [having[each.name] for each in found]
     by_name = {each.name: each for each in found}

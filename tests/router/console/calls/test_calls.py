@@ -15,6 +15,7 @@ from diptych.router.console.calls import calls as calls_module
 from diptych.router.console.calls.call_facts import MAX_WORDS, facts_of
 from diptych.router.console.calls.calls import FOLLOWED_S, MAX_ENDED, MAX_ENDED_BYTES, Calls
 from diptych.router.console.calls.request_rows import RowFilter
+from diptych.router.console.pieces import at_once
 from diptych.router.tracing.record import (
     MAX_MARKS,
     MAX_OUTPUTS,
@@ -70,7 +71,7 @@ def attempt(**fields: Any) -> AttemptRecord:
 
 
 def rows(calls: Calls, **fields: Any) -> dict[str, Any]:
-    return {key: row["phase"] for key, row in calls.requests(RowFilter(**fields))["rows"].items()}
+    return {key: row["phase"] for key, row in at_once(calls.requests(RowFilter(**fields)))["rows"].items()}
 
 
 def test_a_look_has_calls_followed_for_some_minutes() -> None:
@@ -88,36 +89,36 @@ def test_a_call_is_listed_while_it_runs_and_after_it_ended() -> None:
     assert rows(calls, phase="ended") == {"over": "ended"}
     running.ended_s, running.outcome = 12.0, "ok"
     assert rows(calls)["runs"] == "ended"
-    story = calls.story("runs")
+    story = at_once(calls.story("runs"))
     assert story is not None
     assert story["row"]["tenant"] == "acme"
-    assert calls.story("never") is None
+    assert at_once(calls.story("never")) is None
 
 
 def test_the_newest_calls_are_the_same_object_while_nothing_happens() -> None:
     recent, explanations = Recent(), Explanations(100)
     calls = make_calls(recent, explanations)
     calls.add(ended("followed"))
-    first = calls.newest()
-    assert calls.newest() is first
+    first = at_once(calls.newest())
+    assert at_once(calls.newest()) is first
     record = explanations.begin("routed", 11.0)
-    assert calls.newest()["rows"]["routed"]["phase"] == "waiting"
+    assert at_once(calls.newest())["rows"]["routed"]["phase"] == "waiting"
     record.is_over = True
-    assert calls.newest()["rows"]["routed"]["phase"] == "ended"
-    assert calls.newest() is calls.newest()
+    assert at_once(calls.newest())["rows"]["routed"]["phase"] == "ended"
+    assert at_once(calls.newest()) is at_once(calls.newest())
     recent.running = [trace("runs")]
-    assert calls.newest()["rows"].keys() == {"runs", "routed", "followed"}
+    assert at_once(calls.newest())["rows"].keys() == {"runs", "routed", "followed"}
     recent.running = []
-    assert calls.newest()["rows"].keys() == {"routed", "followed"}
+    assert at_once(calls.newest())["rows"].keys() == {"routed", "followed"}
 
 
 def test_of_calls_with_one_id_the_last_counts() -> None:
     calls = make_calls(Recent())
     calls.add(ended("same", 1.0))
     calls.add(ended("same", 5.0))
-    (row,) = calls.requests()["rows"].values()
+    (row,) = at_once(calls.requests())["rows"].values()
     assert row["arrived_unix_s"] == 5.0
-    story = calls.story("same")
+    story = at_once(calls.story("same"))
     assert story is not None
     assert story["row"]["arrived_unix_s"] == 5.0
 
@@ -149,10 +150,10 @@ def test_of_a_call_that_nobody_followed_is_told_what_routing_knows(
     record.attempts, record.is_over = attempts, is_over
     calls = make_calls(Recent(), explanations)
     for _ in range(2):  # it is kept when it has ended, and stays the same
-        row = calls.requests()["rows"]["routed"]
+        row = at_once(calls.requests())["rows"]["routed"]
         assert (row["phase"], row["outcome"], row["arrived_unix_s"]) == (phase, outcome, 1009.0)
         assert (row["path"], row["tenant"], row["status"]) == ("", "", None)
-    story = calls.story("routed")
+    story = at_once(calls.story("routed"))
     assert story is not None
     assert story["explanation"] is not None
 
@@ -164,10 +165,10 @@ def test_several_outputs_of_a_call_that_nobody_followed_are_one_row() -> None:
         record.attempts = [attempt(ended_s=12.0 + number, outcome="stop")]
         record.is_over = number < 2
     calls = make_calls(Recent(), explanations)
-    row = calls.requests()["rows"]["several"]
+    row = at_once(calls.requests())["rows"]["several"]
     assert (row["phase"], row["num_attempts"]) == ("prompt", 3)
     record.is_over = True
-    row = calls.requests()["rows"]["several"]
+    row = at_once(calls.requests())["rows"]["several"]
     assert (row["phase"], row["duration_s"]) == ("ended", 5.0)
 
 
@@ -176,8 +177,8 @@ def test_what_is_kept_is_bounded_by_number() -> None:
     for number in range(MAX_ENDED + 50):
         calls.add(ended(f"{number}"))
     assert rows(calls, limit=1000).keys() == {f"{number}" for number in range(MAX_ENDED - 950, MAX_ENDED + 50)}
-    assert calls.story("49") is None
-    assert calls.story("50") is not None
+    assert at_once(calls.story("49")) is None
+    assert at_once(calls.story("50")) is not None
 
 
 def long_call(number: int) -> CallTrace:
@@ -203,14 +204,14 @@ def test_what_is_kept_is_bounded_in_bytes_with_its_rows(make: Any, monkeypatch: 
     calls = make_calls(Recent())
     for number in range(2):  # what is made once
         calls.add(make(number))
-        calls.requests()
+        at_once(calls.requests())
     tracemalloc.start()
     try:
         for number in range(2 * bound // facts_of(make(0)).nbytes):
             calls.add(make(number))
             if number % 10 == 0:
-                calls.requests(RowFilter(limit=1000))
-        calls.requests(RowFilter(limit=1000))
+                at_once(calls.requests(RowFilter(limit=1000)))
+        at_once(calls.requests(RowFilter(limit=1000)))
         taken, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

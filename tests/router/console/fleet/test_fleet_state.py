@@ -22,6 +22,7 @@ from diptych.router.console.fleet.fleet_state import (
     worker_card,
 )
 from diptych.router.console.fleet.worker_facts import RouterFacts
+from diptych.router.console.pieces import at_once
 from diptych.router.console.state import Drain, FleetState, Link, RouterCard, StepRate, Unpaired, WorkerCard
 from diptych.router.workers.worker_view import WorkerLoad
 from diptych.v1 import bootstrap_pb2, worker_pb2
@@ -47,6 +48,10 @@ STATUS = WorkerStatus(
     retractions=3,
     max_requests=64,
     max_step_tokens=2048,
+    pages_pulled=11,
+    pages_lent=12,
+    weights_taken_bytes=13,
+    drafting=worker_pb2.Drafting(sources=[worker_pb2.DraftCounts(source="text", verified=[8, 4], accepted=[6, 1])] * 2),
     drain=worker_pb2.Drain(phase=worker_pb2.Drain.PHASE_DRAINING, requests_left=3, oldest_s=1.2345, deadline_s=20.0),
 )
 LINK = link(
@@ -73,6 +78,11 @@ UNKNOWN = dict.fromkeys(
         "retractions",
         "max_requests",
         "max_step_tokens",
+        "pages_pulled",
+        "pages_lent",
+        "drafts_verified",
+        "drafts_accepted",
+        "weights_taken_bytes",
         "prompt_tokens_per_s",
     )
 )
@@ -140,6 +150,11 @@ def test_a_card_says_all_that_is_known() -> None:
         retractions=3,
         max_requests=64,
         max_step_tokens=2048,
+        pages_pulled=11,
+        pages_lent=12,
+        drafts_verified=24,
+        drafts_accepted=14,
+        weights_taken_bytes=13,
         cached_pages=40,
         prompt_tokens_per_s=10_000.0,
     )
@@ -192,7 +207,7 @@ def test_the_fleet_is_its_routers_workers_pools_and_who_does_not_pair() -> None:
     ours = bootstrap_pb2.Instance(instance_id=7, address="host:8000", version="1.0", pod="router-0")
     theirs = bootstrap_pb2.Instance(instance_id=8, address="host:8001", version="1.1")
     here = RouterFacts(7, "1.0", MODEL_ID, "nothing works", [ours, theirs])
-    state = fleet_state(here, [facts(1, Role.PREFILL, [2]), facts(2, Role.DECODE)], LinkMemo())
+    state = at_once(fleet_state(here, [facts(1, Role.PREFILL, [2]), facts(2, Role.DECODE)], LinkMemo()))
     one, two = f"{1:016x}", f"{2:016x}"
     assert state == FleetState(
         router=f"{7:016x}",
@@ -248,7 +263,7 @@ def test_any_change_of_an_idle_link_is_told(change: dict[str, Any]) -> None:
 def test_a_worker_that_has_gone_is_forgotten() -> None:
     memo, here = LinkMemo(), RouterFacts(7, "1.0", MODEL_ID)
     gone = facts(1, Role.PREFILL, links=[link(2)])
-    fleet_state(here, [gone], memo)
+    at_once(fleet_state(here, [gone], memo))
     before = memo.shown(gone)
-    fleet_state(here, [], memo)
+    at_once(fleet_state(here, [], memo))
     assert memo.shown(gone) is not before

@@ -48,9 +48,21 @@ def test_pools_are_told_by_role_and_name() -> None:
         num_ready=2,
         queue_s=1.0,
         kv_share=0.2,
+        weight=None,
         words="queue 1.0 s a worker: with 1 of 2 workers it would be below 10.0 s, too",
     )
     assert list(pools) == ["decode", "prefill", "prefill fast"]
+
+
+def test_declared_pools_tell_their_weights() -> None:
+    pools = pool_signals(
+        [prefill(1, 0, pool="new"), prefill(2, 0, pool="old"), decode(3, 0)], {"new": 5.0, "old": 95.0}
+    )
+    assert {name: pool["weight"] for name, pool in pools.items()} == {
+        "decode": None,
+        "prefill new": 5.0,
+        "prefill old": 95.0,
+    }
 
 
 def test_a_queue_above_its_target_asks_for_workers() -> None:

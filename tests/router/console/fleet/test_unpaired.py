@@ -10,6 +10,7 @@ from diptych.router.choose.breakers import Pause
 from diptych.router.choose.pairing import pair_up
 from diptych.router.console.fleet.unpaired import MAX_UNPAIRED, unpaired
 from diptych.router.console.fleet.worker_facts import WorkerFacts
+from diptych.router.console.pieces import at_once
 from diptych.router.workers.worker_view import Pair
 from diptych.v1.worker_pb2 import LINK_STATE_CONNECTING, LINK_STATE_DOWN, LINK_STATE_REFUSED
 
@@ -19,7 +20,7 @@ OTHER = replace(TERMS, kv_shape="3 layers")
 
 def why(*workers: WorkerFacts) -> dict[tuple[int, int], str]:
     """Return what keeps which workers apart; by the rules of pairing those are all that do not pair."""
-    apart = unpaired(workers, MODEL_ID, {})
+    apart = at_once(unpaired(workers, MODEL_ID, {}))
     found = {(int(each["prefill"], 16), int(each["decode"], 16)): each["why"] for each in apart.told.values()}
     views = [each.view for each in workers]
     possible = {(p.instance_id, d.instance_id) for p in views for d in views if p.role.sends_to(d.role)}
@@ -101,14 +102,14 @@ def test_workers_that_do_both_pair_in_either_direction() -> None:
 
 def test_a_link_that_is_left_alone_is_told_although_it_may_serve() -> None:
     workers = [facts(1, P, [2]), facts(2, D, [1])]
-    apart = unpaired(workers, MODEL_ID, {Pair(1, 2): Pause(3, 1.5), 1: Pause(3, 9.0)})
+    apart = at_once(unpaired(workers, MODEL_ID, {Pair(1, 2): Pause(3, 1.5), 1: Pause(3, 9.0)}))
     assert [each["why"] for each in apart.told.values()] == ["left alone for 2 s more: 3 requests in a row failed"]
 
 
 def test_of_very_many_some_are_told_and_all_are_counted() -> None:
     workers = [*(facts(number, P) for number in range(1, 31)), *(facts(number, D) for number in range(31, 61))]
-    apart = unpaired(workers, MODEL_ID, {})
+    apart = at_once(unpaired(workers, MODEL_ID, {}))
     assert (len(apart.told), apart.number) == (MAX_UNPAIRED, 900)
     starting = [facts(number, P, record={"state": State.STARTING}) for number in range(1, 31)]
-    apart = unpaired([*starting, *workers[30:]], MODEL_ID, {})
+    apart = at_once(unpaired([*starting, *workers[30:]], MODEL_ID, {}))
     assert (len(apart.told), apart.number) == (MAX_UNPAIRED, 900)

@@ -11,6 +11,7 @@ import pytest
 from diptych.common.trust.trust import INSECURE
 from diptych.router.console.fleet.fleet_view import FleetView
 from diptych.router.console.fleet.watches import Watches
+from diptych.router.console.pieces import at_once
 from diptych.v1 import bootstrap_pb2
 from diptych.v1.worker_pb2 import LINK_STATE_UP, LinkStatus, StepMark, StepRecords, WorkerNews, WorkerStatus
 
@@ -158,7 +159,7 @@ def test_the_document_of_the_fleet_says_what_the_watches_tell(watching: Watching
     one = f"{100:016x}"
 
     async def state() -> Any:
-        return view.state()
+        return at_once(view.state())
 
     before = cluster.call(state())
     assert (before["router"], before["model"], before["problem"]) == (f"{7:016x}", "tiny", None)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
+from typing import Any
 
 import pytest
 
+from diptych.router.console.pieces import at_once
 from diptych.router.console.state import Step, Steps
 from diptych.router.http.console.documents_routes import steps_from
 
@@ -23,21 +25,22 @@ class Log:
         return min(cursor + 3, len(self.steps)), {"workers": found}
 
 
-def begun(steps: Steps) -> dict[str, list[float]]:
+def begun(log: Log, since_ms: float) -> dict[str, list[float]]:
+    steps: Any = json.loads(b"".join(at_once(steps_from(log.since, since_ms))))
     return {name: [step[0] for step in told] for name, told in steps["workers"].items()}
 
 
 def test_all_steps_come_each_once_and_in_order() -> None:
-    told = begun(asyncio.run(steps_from(Log(8).since, 0.0)))
+    told = begun(Log(8), 0.0)
     assert told == {"a": [0.0, 2.0, 4.0, 6.0], "b": [1.0, 3.0, 5.0, 7.0]}
 
 
 def test_steps_before_a_moment_are_left_out() -> None:
-    assert begun(asyncio.run(steps_from(Log(8).since, 6.0))) == {"a": [6.0], "b": [7.0]}
-    assert begun(asyncio.run(steps_from(Log(8).since, 9.0))) == {}
+    assert begun(Log(8), 6.0) == {"a": [6.0], "b": [7.0]}
+    assert begun(Log(8), 9.0) == {}
 
 
 def test_of_too_many_the_newest_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("diptych.router.http.console.documents_routes.MAX_STEPS", 4)
-    told = begun(asyncio.run(steps_from(Log(9).since, 0.0)))
-    assert sorted(at for each in told.values() for at in each) == [6.0, 7.0, 8.0]
+    told = begun(Log(9), 0.0)
+    assert sorted(at for each in told.values() for at in each) == [4.0, 6.0, 7.0, 8.0]

@@ -48,7 +48,7 @@ def test_a_viewer_sees_a_snapshot_and_then_what_changes(cluster: Any, client: An
 def test_every_topic_that_is_asked_for_comes_and_no_other(client: Any) -> None:
     with client.follow("requests,cache,charts,steps", "viewer") as events:
         topics = [events.until("snapshot")["topic"] for _ in range(3)]
-    assert topics == ["cache", "charts", "requests"]
+    assert sorted(topics) == ["cache", "charts", "requests"]
 
 
 def test_a_call_is_seen_while_it_runs(cluster: Any, client: Any, hang: Any) -> None:
@@ -98,7 +98,7 @@ def test_more_viewers_than_there_are_places_for_are_told_to_come_again(
 def test_a_viewer_that_reads_nothing_loses_its_place_and_the_others_go_on(
     cluster: Any, client: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("diptych.router.console.hub.MAX_WAITING_BYTES", 150_000)
+    monkeypatch.setattr("diptych.router.console.viewer.MAX_WAITING_BYTES", 150_000)
     monkeypatch.setattr("diptych.router.console.hub.INTERVAL_S", 0.01)
     caplog.set_level(logging.INFO, "diptych.router.console.hub")
     with client.follow("fleet", "viewer") as slow, client.follow("fleet", "viewer") as quick:
@@ -107,7 +107,7 @@ def test_a_viewer_that_reads_nothing_loses_its_place_and_the_others_go_on(
         for number in range(400):  # far more than the kernel takes for who reads nothing
             words = f"{number}{'x' * 100_000}"
             cluster.call(_be_not_ready(cluster.prefill(), words))
-            while quick.until("patch")["patch"]["workers"][PREFILL].get("not_ready") != words:
+            while quick.until("patch")["patch"].get("workers", {}).get(PREFILL, {}).get("not_ready") != words:
                 pass
             if DROPPED in caplog.messages:
                 break

@@ -127,7 +127,7 @@ def outlook_of(candidates: Candidates) -> Outlook:
 def costs_of(candidates: Candidates, request: RequestView, pairs: Collection[Pair]) -> Mapping[Pair, Cost]:
     prefills, decodes = parts_of(candidates, request)
     prices = prices_of(request, prefills.values(), decodes.values())
-    return {pair: _joined(candidates.workers[pair.prefill_id], pair, prefills, decodes, prices) for pair in pairs}
+    return {pair: cost_of_pair(candidates.workers[pair.prefill_id], pair, prefills, decodes, prices) for pair in pairs}
 
 
 def parts_of(
@@ -156,13 +156,14 @@ def later_of(request: RequestView, output_s: float) -> float:
     return min(1.0, math.sqrt(spare * prompt_s / output_s))
 
 
-def _joined(
+def cost_of_pair(
     worker: Worker,
     pair: Pair,
     prefills: Mapping[int, PrefillCost],
     decodes: Mapping[int, DecodeCost],
     prices: Prices,
 ) -> Cost:
+    """Return what a pair costs whose prefill worker is `worker`."""
     prefill, decode = prefills[pair.prefill_id], decodes[pair.decode_id]
     stall_s, late_s = prefill.stall_s + decode.stall_s, prices.late_s(prefill.compute_s)
     moved_s = transfer_s(worker, pair.decode_id, decode.num_bytes, prices.link_crowd)

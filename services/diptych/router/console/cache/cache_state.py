@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -25,6 +25,7 @@ from diptych.router.choose.seen_prompts import SeenPrompt, SeenPrompts
 from diptych.router.console.cache.distinct_names import DistinctNames, from_text, union
 from diptych.router.console.cache.hot_prefixes import Chain, HotPrefix, chain_of, hottest
 from diptych.router.console.history import Tokens
+from diptych.router.console.pieces import Pieces
 from diptych.router.console.state import CacheCounts, CacheState, CacheTier, Prefix, SeenPages
 from diptych.v1.worker_pb2 import WorkerStatus
 
@@ -35,6 +36,12 @@ MAX_PREFIXES: Final = 40
 MAX_CHAIN_NAMES: Final = 1 << 15  # among which prefixes are looked for: 256 KB
 MAX_CHAINS: Final = 1 << 10
 TEXT_TOKENS: Final = 32  # at the end of a prefix
+POOL: Final = "pool"  # tiers, as workers name them
+HOST: Final = "host"
+SHARED: Final = "shared"
+NAMES_AT_ONCE: Final = 1 << 14  # that are counted: some 0.1 ms
+NAMES_A_PROMPT: Final = 64  # that take as long as the prompt itself
+PROMPTS_AT_ONCE: Final = 64  # that are read: likewise
 
 ShowText = Callable[[Sequence[int]], str]
 
@@ -91,25 +98,35 @@ class CacheView:
         self._num_chain_names = 0
         self._made: tuple[float, CacheCounts] | None = None
 
-    def state(self, now_s: float) -> CacheState:
+    def state(self, now_s: float) -> Pieces[CacheState]:
         """Return what this process alone knows; `now_s` is on the clock of the seen prompts."""
-        return cache_of([self.counts(now_s)])
+        counts = yield from self.counts(now_s)
+        return (yield from cache_of([counts]))
 
-    def counts(self, now_s: float) -> CacheCounts:
+    def counts(self, now_s: float) -> Pieces[CacheCounts]:
         """Return what other processes may add to theirs; the last answer, if it is not older than `REFRESH_S`.
 
         One that knew of no tiers gets them as soon as workers have told.
         """
         if self._made is None or now_s - self._made[0] >= REFRESH_S:
-            self._made = now_s, self._make(now_s)
+            if self._made is not None:
+                self._made = now_s, self._made[1]  # for who asks meanwhile
+            counts = yield from self._make(now_s)
+            self._made = now_s, counts
         made_s, counts = self._made
         if not counts["tiers"] and (tiers := tiers_of(self._statuses())):
             self._made = made_s, CacheCounts(**{**counts, "tiers": tiers})
         return self._made[1]
 
-    def _make(self, now_s: float) -> CacheCounts:
-        self._read(now_s)
+    def _make(self, now_s: float) -> Pieces[CacheCounts]:
+        yield from self._read(now_s)
         seen = self._seen_pages(now_s)
+        yield
+        hot = yield from hottest(tuple(self._chains), MAX_PREFIXES)
+        prefixes = {}
+        for each in hot:
+            prefixes[_hex(each.name)] = self._prefix(each)
+            yield
         window_s = seen["window_s"] if seen else WINDOW_S
         tokens = self._served.tokens(window_s)
         return CacheCounts(
@@ -118,24 +135,34 @@ class CacheView:
             cached_tokens=tokens.cached,
             seen=seen,
             tiers=tiers_of(self._statuses()),
-            prefixes={_hex(each.name): self._prefix(each) for each in hottest(self._chains, MAX_PREFIXES)},
+            prefixes=prefixes,
         )
 
-    def _read(self, now_s: float) -> None:
+    def _read(self, now_s: float) -> Pieces[None]:
         """Count the prompts that were seen since the last time."""
-        prompts = self._seen.since(self._next)
-        if len(prompts) < self._seen.end - self._next:  # some are forgotten: what was before them is no part of this
-            self._since_s = None
-            self._minutes.clear()
-        self._next = self._seen.end
-        for prompt in prompts[-MAX_CHAINS:]:
-            self._keep(chain_of(prompt))
-        if prompts and self._since_s is None:
-            self._since_s = prompts[0].seen_s
-        for (number, page_size), group in itertools.groupby(prompts, _minute_and_size):
-            self._minute(number).add(page_size, list(group))
+        end = self._seen.end
+        while self._next < end:
+            if self._next < self._seen.begin:  # some are forgotten: what was before them is no part of this
+                self._since_s = None
+                self._minutes.clear()
+                self._next = self._seen.begin
+            prompts = self._seen.since(self._next, PROMPTS_AT_ONCE)
+            self._next += len(prompts)
+            yield from self._count(prompts, is_kept=end - self._next < MAX_CHAINS)
         while self._minutes and self._minutes[0].number * MINUTE_S <= now_s - WINDOW_S:
             self._minutes.popleft()
+
+    def _count(self, prompts: Sequence[SeenPrompt], *, is_kept: bool) -> Pieces[None]:
+        """`is_kept`: so few come behind them that hot prefixes are looked for among them, too."""
+        if self._since_s is None:
+            self._since_s = prompts[0].seen_s
+        for chain in map(chain_of, prompts if is_kept else ()):
+            self._keep(chain)
+        yield
+        for (number, page_size), group in itertools.groupby(prompts, _minute_and_size):
+            for some in _at_once(group):
+                self._minute(number).add(page_size, some)
+                yield
 
     def _minute(self, number: int) -> _Minute:
         if not self._minutes or self._minutes[-1].number != number:
@@ -175,26 +202,28 @@ class CacheView:
         )
 
 
-def cache_of(parts: Sequence[CacheCounts]) -> CacheState:
+def cache_of(parts: Sequence[CacheCounts]) -> Pieces[CacheState]:
     """Return the state of all processes whose counts are given, at least one.
 
     Tokens add up, and sketches of the same pages are laid on each other: what two routers saw is not new to the second.
     Raises `ValueError` for a sketch that is none.
     """
+    ceiling = yield from _ceiling([part["seen"] for part in parts if part["seen"]])
+    yield
     prompt_tokens, cached_tokens = (sum(part[name] for part in parts) for name in ("prompt_tokens", "cached_tokens"))
     return CacheState(
         window_s=max(part["window_s"] for part in parts),
         prompt_tokens=prompt_tokens,
         cached_tokens=cached_tokens,
         hit_rate=cached_tokens / prompt_tokens if prompt_tokens else None,
-        ceiling=_ceiling([part["seen"] for part in parts if part["seen"]]),
+        ceiling=ceiling,
         tiers=next((part["tiers"] for part in parts if part["tiers"]), {}),  # all see the same workers
         prefixes=_merged_prefixes(parts),
     )
 
 
 def tiers_of(statuses: Iterable[WorkerStatus]) -> dict[str, CacheTier]:
-    """Return the sums over all workers; a host tier where one has, or had, pages there."""
+    """Return the sums over all workers of the KV pools, and of each tier below them that a worker has."""
     workers = list(statuses)
     if not workers:
         return {}
@@ -204,26 +233,46 @@ def tiers_of(statuses: Iterable[WorkerStatus]) -> dict[str, CacheTier]:
         saved_pages=None,
         restored_pages=None,
     )
-    saved = sum(worker.host_pages_saved for worker in workers)
-    host = CacheTier(
-        pages=sum(worker.host_pages for worker in workers),
-        capacity_pages=None,
-        saved_pages=saved,
-        restored_pages=sum(worker.host_pages_restored for worker in workers),
+    names = dict.fromkeys(tier.name for worker in workers for tier in worker.cache.tiers if tier.name != POOL)
+    if not names and any(worker.host_pages_saved for worker in workers):
+        names = {HOST: None}  # an older worker, which does not tell them apart
+    return {POOL: pool, **{name: _below(name, workers) for name in names}}
+
+
+def _below(name: str, workers: Sequence[WorkerStatus]) -> CacheTier:
+    """Return a tier below the pools. A store is one for all workers; what was brought there is counted by each."""
+    told = [tier for worker in workers for tier in worker.cache.tiers if tier.name == name]
+    if name == HOST:
+        are_alone = not any(worker.HasField("files") for worker in workers)  # else saves of both are one count
+        return CacheTier(
+            pages=sum(tier.pages for tier in told) if told else sum(worker.host_pages for worker in workers),
+            capacity_pages=sum(tier.capacity_pages for tier in told) if told else None,
+            saved_pages=sum(worker.host_pages_saved for worker in workers) if are_alone else None,
+            restored_pages=sum(worker.host_pages_restored for worker in workers) if are_alone else None,
+        )
+    all_of_them = max if name == SHARED else sum
+    kept = [worker.shared if name == SHARED else worker.files for worker in workers]
+    return CacheTier(
+        pages=all_of_them(tier.pages for tier in told),
+        capacity_pages=all_of_them(tier.capacity_pages for tier in told) or None,
+        saved_pages=sum(each.pages_written for each in kept),
+        restored_pages=sum(each.pages_read for each in kept),
     )
-    return {"pool": pool, "host": host} if saved else {"pool": pool}
 
 
-def _ceiling(seen: Sequence[SeenPages]) -> float | None:
+def _ceiling(seen: Sequence[SeenPages]) -> Pieces[float | None]:
     """Return the share of the prompts' tokens that an infinite cache would have had."""
     prompt_tokens = sum(each["prompt_tokens"] for each in seen)
     if not prompt_tokens:
         return None
-    sizes = {size for each in seen for size in each["sketch"]}
-    new_tokens = sum(
-        int(size) * union(from_text(each["sketch"][size]) for each in seen if size in each["sketch"]).count()
-        for size in sizes
-    )
+    new_tokens = 0.0
+    for size in {size for each in seen for size in each["sketch"]}:
+        sketches = []
+        for each in seen:
+            sketches += [from_text(each["sketch"][size])] if size in each["sketch"] else []
+            yield
+        new_tokens += int(size) * union(sketches).count()
+        yield
     return max(0.0, (sum(each["page_tokens"] for each in seen) - new_tokens) / prompt_tokens)
 
 
@@ -259,6 +308,20 @@ def _with_parent(prefix: Prefix, known: Mapping[str, Prefix], shown: set[str]) -
     while parent and parent not in shown:
         parent = known[parent]["parent"] if parent in known else ""
     return Prefix(**{**prefix, "parent": parent})
+
+
+def _at_once(prompts: Iterable[SeenPrompt]) -> Iterator[Sequence[SeenPrompt]]:
+    """Yield them again, as many at a time as are counted soon."""
+    some: list[SeenPrompt] = []
+    num_names = 0
+    for prompt in prompts:
+        some.append(prompt)
+        num_names += NAMES_A_PROMPT + len(prompt.names)
+        if num_names > NAMES_AT_ONCE:
+            yield some
+            some, num_names = [], 0
+    if some:
+        yield some
 
 
 def _minute_and_size(prompt: SeenPrompt) -> tuple[int, int]:

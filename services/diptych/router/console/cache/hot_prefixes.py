@@ -15,7 +15,9 @@ import numpy as np
 
 from diptych.common.arrays import I64, U64
 from diptych.router.choose.seen_prompts import SeenPrompt
+from diptych.router.console.pieces import Pieces
 
+PART_BITS: Final = 2  # of names that are counted at once: a quarter
 _DENSE: Final = 32
 _OCTAVES: Final = 20
 DEPTHS: Final[I64] = np.concatenate(
@@ -59,17 +61,21 @@ def chain_of(prompt: SeenPrompt) -> Chain:
     return Chain(prompt.page_size, names, prompt.token_ids)
 
 
-def hottest(chains: Iterable[Chain], limit: int) -> list[HotPrefix]:
+def hottest(chains: Iterable[Chain], limit: int) -> Pieces[list[HotPrefix]]:
     """Return the prefixes that save the most tokens, the best first: each is as long as its requests have it in common.
 
     Some 0.1 ms for each 1000 names.
     """
-    table = _table([chain for chain in chains if len(chain.names)])
+    table = yield from _table([chain for chain in chains if len(chain.names)])
     if table is None:
         return []
     best = table.best(limit)
-    hot = set(table.names[best].tolist())
-    return [table.prefix(place, hot) for place in best.tolist()]
+    yield
+    hot, found = set(table.names[best].tolist()), []
+    for place in best.tolist():
+        found.append(table.prefix(place, hot))
+        yield
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +113,26 @@ class _Table:
         )
 
 
-def _table(chains: Sequence[Chain]) -> _Table | None:
+def _table(chains: Sequence[Chain]) -> Pieces[_Table | None]:
     """Return None for none."""
     if not chains:
         return None
     names = np.concatenate([chain.names for chain in chains])
     lens = np.array([len(chain.names) for chain in chains])
     ends = lens.cumsum()
-    _, inverse, counts = np.unique(names, return_inverse=True, return_counts=True)
+    yield
+    count = yield from _counted(names)
     depth = np.arange(len(names)) - np.repeat(ends - lens, lens)
     page_size = np.repeat([chain.page_size for chain in chains], lens)
-    return _Table(chains, ends, names, counts[inverse], depth, DEPTHS[depth] * page_size)
+    return _Table(chains, ends, names, count, depth, DEPTHS[depth] * page_size)
+
+
+def _counted(names: U64) -> Pieces[I64]:
+    """Return how often the name at each place is there. Names are hashes: their parts are about as large."""
+    count, part_of = np.empty(len(names), np.int64), names >> np.uint64(64 - PART_BITS)
+    for part in range(1 << PART_BITS):
+        places = np.flatnonzero(part_of == part)
+        _, inverse, counts = np.unique(names[places], return_inverse=True, return_counts=True)
+        count[places] = counts[inverse]
+        yield
+    return count

@@ -9,18 +9,21 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from diptych.router.choose.explain import Explanations, RequestRecord
 from diptych.router.console.calls.call_facts import CallFacts, facts_of, routing_facts_of
 from diptych.router.console.calls.request_rows import ALL, RowFilter, newest, row_of
 from diptych.router.console.calls.waterfall import bars_of, unnamed_s
+from diptych.router.console.pieces import Pieces
 from diptych.router.console.state import RequestList, RequestRow, RequestStory
 from diptych.router.tracing.record import CallTrace
 
 FOLLOWED_S: Final = 600.0  # after the last look
 MAX_ENDED: Final = 2000  # calls that are kept after their end,
 MAX_ENDED_BYTES: Final = 8 << 20  # in so much memory
+ROWS_AT_ONCE: Final = 8  # that are made: each takes some 10 us
+RECORDS_AT_ONCE: Final = 64  # that are looked at
 
 
 class Followed(Protocol):
@@ -47,6 +50,15 @@ class Ended:
         if self._row is None:
             self._row = row_of(self.call, router, 0.0)
         return self._row
+
+
+class _Known(NamedTuple):
+    """What there is to list, at one moment."""
+
+    counts: tuple[int, int]  # of records of routing, and of calls that were kept
+    followed: Sequence[CallTrace]
+    routed: Sequence[CallFacts]
+    ended: Sequence[Ended]
 
 
 class Calls:
@@ -82,55 +94,70 @@ class Calls:
         """Keep a call that has ended."""
         self._keep(facts_of(call))
 
-    def requests(self, rows: RowFilter = ALL) -> RequestList:
+    def requests(self, rows: RowFilter = ALL) -> Pieces[RequestList]:
         """Return the calls that are asked for: those that run, and the last that ended."""
-        chosen: dict[str, RequestRow] = {}
-        for row in self._rows() if rows.takes_all else filter(rows.takes, self._rows()):
-            if chosen.setdefault(row["id"], row) is row and len(chosen) == rows.limit:
-                break
-        return newest(chosen.values(), rows.limit)
+        known = yield from self._known()
+        return (yield from self._listed_of(known, rows))
 
-    def newest(self) -> RequestList:
+    def newest(self) -> Pieces[RequestList]:
         """Return the last calls of all: the same object as before while none comes, runs or ends."""
         begun = self._explanations.end, self._num_kept
         if self._listed is None or self._listed[0] != begun or self._tracer.calls():
-            listed = self.requests()
+            known = yield from self._known()
+            listed = yield from self._listed_of(known, ALL)
             is_over = all(row["phase"] == "ended" for row in listed["rows"].values())
-            self._listed = ((self._explanations.end, self._num_kept), listed) if is_over else None
+            self._listed = (known.counts, listed) if is_over else None
             return listed
         return self._listed[1]
 
-    def story(self, request_id: str) -> RequestStory | None:
+    def story(self, request_id: str) -> Pieces[RequestStory | None]:
         """Return all that is known of a call; None if that is nothing."""
-        call = self._find(request_id)
+        call = yield from self._find(request_id)
         if call is None:
             return None
         now_s = self._clock()
+        bars = bars_of(call, now_s)
+        explanation = yield from self._explanations.told(request_id)
         return {
             "row": row_of(call, self._router, now_s),
-            "bars": bars_of(call, now_s),
+            "bars": bars,
             "unnamed_s": unnamed_s(call, now_s),
             "token_s": [at_s - call.begun_s for at_s in call.token_s],
-            "explanation": self._explanations.find(request_id),
+            "explanation": explanation,
             "trace_id": call.trace_id,
         }
 
-    def _rows(self) -> Iterator[RequestRow]:
+    def _known(self) -> Pieces[_Known]:
+        num_records = self._explanations.end
+        routed = yield from self._routed()
+        return _Known((num_records, self._num_kept), self._followed(), routed, tuple(self._ended))
+
+    def _listed_of(self, known: _Known, rows: RowFilter) -> Pieces[RequestList]:
+        chosen: dict[str, RequestRow] = {}
+        for number, row in enumerate(self._rows(known)):
+            is_asked_for = rows.takes_all or rows.takes(row)
+            if is_asked_for and chosen.setdefault(row["id"], row) is row and len(chosen) == rows.limit:
+                break
+            if number % ROWS_AT_ONCE == 0:
+                yield
+        return newest(chosen.values(), rows.limit)
+
+    def _rows(self, known: _Known) -> Iterator[RequestRow]:
         """Yield what runs, and then what has ended, the newest first. Of several with an id the first counts."""
         now_s = self._clock()
-        routed = self._routed()
-        for call in self._followed():
+        for call in known.followed:
             yield row_of(facts_of(call), self._router, now_s)
-        for facts in reversed(routed):
+        for facts in reversed(known.routed):
             yield row_of(facts, self._router, now_s)
-        for ended in reversed(self._ended):
+        for ended in reversed(known.ended):
             yield ended.row(self._router)
 
-    def _find(self, request_id: str) -> CallFacts | None:
+    def _find(self, request_id: str) -> Pieces[CallFacts | None]:
         for call in self._followed():
             if call.request_id == request_id:
                 return facts_of(call)
-        running = {facts.request_id: facts for facts in self._routed()}
+        routed = yield from self._routed()
+        running = {facts.request_id: facts for facts in routed}
         if request_id in self._by_id:
             return self._by_id[request_id].call
         return running.get(request_id)
@@ -139,20 +166,25 @@ class Calls:
         """Return the calls that are followed now, the newest first; those without an id are not far enough."""
         return [call for call in reversed(self._tracer.calls()) if call.request_id]
 
-    def _routed(self) -> list[CallFacts]:
+    def _routed(self) -> Pieces[list[CallFacts]]:
         """Return what is known of calls that run and are not followed, and keep those that have ended."""
         followed = {call.request_id for call in self._followed()}
         groups: dict[str, list[RequestRecord]] = {}
-        for record in self._unsettled():
+        for number, record in enumerate(self._unsettled()):
             if record.request_id not in self._by_id and record.request_id not in followed:
                 groups.setdefault(record.request_id, []).append(record)
+            if number % RECORDS_AT_ONCE == 0:
+                yield
         wall_s = self._wall_clock() - self._clock()
         running = []
-        for facts in (routing_facts_of(records, wall_s) for records in groups.values()):
+        for number, (request_id, records) in enumerate(groups.items()):
+            facts = routing_facts_of(records, wall_s)
             if facts.ended_s is None:
                 running.append(facts)
-            else:
+            elif request_id not in self._by_id:  # another look may have kept it meanwhile
                 self._keep(facts)
+            if number % ROWS_AT_ONCE == 0:
+                yield
         return running
 
     def _unsettled(self) -> Sequence[RequestRecord]:

@@ -10,6 +10,7 @@ from diptych.router.choose.breakers import Breakers
 from diptych.router.console.fleet.fleet_state import LinkMemo, fleet_state
 from diptych.router.console.fleet.watches import Watches
 from diptych.router.console.fleet.worker_facts import RouterFacts, WorkerFacts
+from diptych.router.console.pieces import Pieces
 from diptych.router.console.state import FleetState
 from diptych.router.workers.fleet import Fleet
 from diptych.router.workers.session import Session
@@ -28,8 +29,8 @@ class FleetView:
         self._version = version("diptych")
         self._memo = LinkMemo()
 
-    def state(self) -> FleetState:
-        """Return the topic `fleet` as it is now."""
+    def state(self) -> Pieces[FleetState]:
+        """Return the topic `fleet` as it is now; a worker that leaves meanwhile may still be in it."""
         fleet = self._fleet
         here = RouterFacts(
             instance_id=fleet.router_id,
@@ -38,8 +39,13 @@ class FleetView:
             problem=fleet.problem(),
             routers=tuple(fleet.routers().values()),
             pauses=self._breakers.pauses(self._clock()),
+            pools=fleet.pools,
         )
-        return fleet_state(here, [self._facts(session) for session in fleet.sessions()], self._memo)
+        workers = []
+        for session in fleet.sessions():
+            workers.append(self._facts(session))
+            yield
+        return (yield from fleet_state(here, workers, self._memo))
 
     def _facts(self, session: Session) -> WorkerFacts:
         key, fleet, watches = session.instance_id, self._fleet, self._watches

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from diptych.common.members.instances import computable_tokens, kv_demand, kv_occupancy, role_of
 from diptych.common.members.record import State
 from diptych.common.members.roles import LegKind, WorkerRole
 from diptych.router.choose.estimates import PRIOR_PREFILL
+from diptych.router.choose.pools import Weights
 from diptych.router.console.fleet.worker_facts import WorkerFacts
 from diptych.router.console.state import PoolSignal
 
@@ -22,6 +24,7 @@ BACKLOG_S: Final = 10.0  # of prompts that wait at a worker
 BUSY: Final = 0.7  # share of the time in which a worker computes prompts
 KV_DEMAND: Final = 0.8  # share of its pages
 TOLERANCE: Final = 0.1
+NO_WEIGHTS: Final[Weights] = MappingProxyType({})
 
 
 class _Measure(NamedTuple):
@@ -47,15 +50,15 @@ class _Measure(NamedTuple):
         return f"{value:.0%}" if self.is_share else f"{value:.1f} s"
 
 
-def pool_signals(workers: Sequence[WorkerFacts]) -> dict[str, PoolSignal]:
-    """Return the pools, by role and name."""
+def pool_signals(workers: Sequence[WorkerFacts], weights: Weights = NO_WEIGHTS) -> dict[str, PoolSignal]:
+    """Return the pools, by role and name. `weights` are those of declared pools."""
     pools: dict[str, list[WorkerFacts]] = {}
     for each in workers:
         pools.setdefault(f"{role_of(each.record)} {each.record.pool}".strip(), []).append(each)
-    return {name: _signal(members) for name, members in sorted(pools.items())}
+    return {name: _signal(members, weights.get(members[0].record.pool)) for name, members in sorted(pools.items())}
 
 
-def _signal(members: Sequence[WorkerFacts]) -> PoolSignal:
+def _signal(members: Sequence[WorkerFacts], weight: float | None) -> PoolSignal:
     role: WorkerRole = members[0].view.role.value  # type: ignore[assignment]  # a worker's
     ready = [each for each in members if each.view.state is State.READY]
     backlog = _mean([backlog_s(each) for each in ready])
@@ -65,6 +68,7 @@ def _signal(members: Sequence[WorkerFacts]) -> PoolSignal:
         num_ready=len(ready),
         queue_s=None if backlog is None else round(backlog, 2),
         kv_share=round(_mean([kv_occupancy(each.reported) for each in ready]) or 0.0, 3),
+        weight=weight,
         words=_words(ready, members, backlog),
     )
 

@@ -17,7 +17,7 @@ from diptych.v1.worker_pb2 import StepMark, StepRecords
 
 MEMORY_S: Final = 300.0
 MAX_BYTES: Final = 16 * 2**20  # of all workers
-STEPS_AT_ONCE: Final = 4096  # read: some milliseconds
+STEPS_AT_ONCE: Final = 256  # read, but for the rest of a message: some 0.3 ms
 RATE_S: Final = 5.0  # that rates are of
 MIN_RATE_S: Final = 0.2
 BYTES_A_STEP: Final = 44

@@ -14,6 +14,7 @@ from diptych.common.members.roles import LegKind
 from diptych.common.members.terms import Terms, mismatch
 from diptych.router.choose.breakers import Pause, Suspect
 from diptych.router.console.fleet.worker_facts import WorkerFacts
+from diptych.router.console.pieces import Pieces
 from diptych.router.console.state import Unpaired
 from diptych.router.workers.worker_view import Pair
 from diptych.v1.worker_pb2 import (
@@ -42,11 +43,13 @@ class Apart(NamedTuple):
     number: int  # of all
 
 
-def unpaired(workers: Sequence[WorkerFacts], model_id: str, pauses: Mapping[Suspect, Pause]) -> Apart:
+def unpaired(workers: Sequence[WorkerFacts], model_id: str, pauses: Mapping[Suspect, Pause]) -> Pieces[Apart]:
     """Return who does not serve `model_id` together, and why."""
     obstacles = {each.instance_id: words for each in workers if (words := obstacle(each, model_id))}
     able = [each for each in workers if each.instance_id not in obstacles]
-    apart = [*_kept_apart(able), *_avoided(pauses, able)]
+    kept_apart = yield from _kept_apart(able)
+    apart = [*kept_apart, *_avoided(pauses, able)]
+    yield
     told = {_name(pair): _words(pair, why) for pair, why in itertools.islice(apart, MAX_UNPAIRED)}
     unable = _with_obstacles(workers, obstacles)
     for pair, why in itertools.islice(unable, MAX_UNPAIRED - len(told)):
@@ -68,7 +71,7 @@ def obstacle(worker: WorkerFacts, model_id: str) -> str:
     return f"is ready, but {'its scheduler is silent' if view.is_silent else 'this router is not connected to it'}"
 
 
-def _kept_apart(able: Sequence[WorkerFacts]) -> list[tuple[Pair, str]]:
+def _kept_apart(able: Sequence[WorkerFacts]) -> Pieces[list[tuple[Pair, str]]]:
     """Return the pairs of workers that may serve, but for what is between them.
 
     Sets do what grows with the square of the workers.
@@ -79,6 +82,7 @@ def _kept_apart(able: Sequence[WorkerFacts]) -> list[tuple[Pair, str]]:
     for decode_id in decodes:
         for peer_id in facts[decode_id].view.linked:
             linked_by.setdefault(peer_id, set()).add(decode_id)
+        yield
     matching = _matching(able, decodes)
     found = []
     for prefill in able:
@@ -86,6 +90,7 @@ def _kept_apart(able: Sequence[WorkerFacts]) -> list[tuple[Pair, str]]:
             key = prefill.instance_id
             paired = prefill.view.linked & linked_by.get(key, set()) & matching[prefill.view.terms]
             found += [(Pair(key, each), _between(prefill, facts[each])) for each in sorted(decodes - paired - {key})]
+            yield
     return found
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from diptych.router.choose.breakers import Pause, Suspect
 from diptych.router.choose.estimates import WorkerSpeed
+from diptych.router.choose.pools import Weights
 from diptych.router.console.state import StepRate
 from diptych.router.workers.worker_view import WorkerLoad, WorkerView
 from diptych.v1.bootstrap_pb2 import Instance
@@ -44,3 +45,4 @@ class RouterFacts:
     problem: str | None = None  # why nothing can be served
     routers: Sequence[Instance] = ()  # that are listed
     pauses: Mapping[Suspect, Pause] = field(default_factory=dict)  # of open breakers
+    pools: Weights = field(default_factory=dict)  # as declared

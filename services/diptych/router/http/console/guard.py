@@ -5,15 +5,18 @@ Who fails again and again is told to wait. A caller with the right token never w
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from diptych.common.errors import DiptychError, Overloaded, Unavailable
 from diptych.common.refusals import Refusals
@@ -33,6 +36,7 @@ WORDS: Final[Mapping[Refusal, str]] = {
     "no_token": "no token: sign in with that of an operator or a viewer",
     "wrong_token": "wrong token: compare it with that of an operator or a viewer of this platform",
 }
+WRITTEN_AT_ONCE: Final = 1 << 16  # bytes
 NO_STORE: Final[Mapping[str, str]] = {"cache-control": "no-store"}
 
 
@@ -105,6 +109,35 @@ class Guard:
 
 def json_answer(body: object, status: int = 200, headers: Mapping[str, str] = NO_STORE) -> Response:
     return Response(orjson.dumps(body), status, headers, "application/json")
+
+
+def json_bytes(parts: Sequence[bytes]) -> Response:
+    """Return an answer that is JSON already, in parts."""
+    return _LongAnswer(parts)
+
+
+class _LongAnswer(Response):
+    """Is written some at a time: all steps are some megabytes, for which no request shall wait."""
+
+    def __init__(self, parts: Sequence[bytes]) -> None:
+        length = {"content-length": str(sum(map(len, parts)))}
+        super().__init__(None, 200, {**NO_STORE, **length}, "application/json")
+        self._parts = parts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        waiting: list[bytes] = []
+        for part in itertools.chain.from_iterable(map(_cut, self._parts)):
+            waiting.append(part)
+            if sum(map(len, waiting)) >= WRITTEN_AT_ONCE:
+                await send({"type": "http.response.body", "body": b"".join(waiting), "more_body": True})
+                await asyncio.sleep(0)
+                waiting = []
+        await send({"type": "http.response.body", "body": b"".join(waiting)})
+
+
+def _cut(part: bytes) -> Iterator[bytes]:
+    return (part[begin : begin + WRITTEN_AT_ONCE] for begin in range(0, len(part), WRITTEN_AT_ONCE))
 
 
 def failure(error: DiptychError) -> Response:

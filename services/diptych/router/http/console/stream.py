@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 from starlette.requests import Request
@@ -9,7 +10,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from diptych.common.errors import InvalidRequest
-from diptych.router.console.hub import Hub, Viewer
+from diptych.router.console.hub import Hub
+from diptych.router.console.viewer import Viewer
 from diptych.router.http.exchange.disconnect import until_disconnect
 
 TOPICS: Final = ("fleet", "requests", "cache", "charts", "steps")
@@ -37,6 +39,7 @@ class LiveStream(Response):
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
         while events := await self._viewer.take():
             await send({"type": "http.response.body", "body": events, "more_body": True})
+            await asyncio.sleep(0)  # others have their turn before the next steps are read
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

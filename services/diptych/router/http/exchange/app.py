@@ -44,7 +44,7 @@ from diptych.router.http.operate.adapters import add_adapters
 from diptych.router.http.operate.admin import admin_app
 from diptych.router.http.operate.openapi import openapi_json
 from diptych.router.http.operate.server_tools import add_server_tools, add_sessions, operators_routes
-from diptych.router.http.vectors.routes import add_vectors
+from diptych.router.http.vectors.routes import VECTOR_APIS, add_vectors
 from diptych.router.keys.caller import Callers
 from diptych.router.serve.pipeline import Pipeline
 from diptych.router.tracing.tracer import Tracer
@@ -83,7 +83,7 @@ def clients_app(
     if config.runtime_lora:
         add_adapters(app, AdapterAdmin(fleet, trust, config.served_model_name), bodies)
     apis = {api.path: api for api in APIS}
-    served = with_traces(_past_the_framework(app, exchange, apis), tracer, apis)
+    served = with_traces(_past_the_framework(app, exchange, apis), tracer, {*apis, *VECTOR_APIS})
     return with_cors(with_keys(served, callers) if callers else served, config.cors_origins)
 
 

@@ -20,6 +20,7 @@ from diptych.router.http.exchange.body import BodyReader
 from diptych.router.http.exchange.disconnect import until_disconnect
 from diptych.router.http.exchange.key_gate import caller_of
 from diptych.router.http.exchange.parse import Origin, read_fields
+from diptych.router.http.exchange.traced import trace_of
 from diptych.router.http.vectors.vector_answers import (
     Classified,
     ClassifiedList,
@@ -43,7 +44,7 @@ from diptych.router.http.vectors.vector_requests import (
 )
 from diptych.router.serve.pipeline import Pipeline
 from diptych.router.serve.scoring import Scored, embed, score
-from diptych.router.tracing.record import NO_TRACE
+from diptych.router.tracing.record import Trace
 from diptych.router.values.request import ClientRequest, Prompt
 from diptych.router.values.vectors import Pooled, probabilities
 
@@ -145,19 +146,31 @@ def add_vectors(app: FastAPI, pipeline: Pipeline, bodies: BodyReader) -> None:
     """Add the paths to the application."""
 
     async def answer(body: type[VectorFields], work: Work, request: Request) -> Response:
-        caller, count = caller_of(request), pipeline.metrics.requests.labels
-        origin = Origin(request_id_of(request.headers), request.headers, caller, NO_TRACE)
+        caller, trace = caller_of(request), trace_of(request.scope)
+        origin = Origin(request_id_of(request.headers), request.headers, caller, trace)
+        trace.note_origin(origin.request_id, caller.name)
         held = bodies.hold(caller.name)
         try:
-            fields = await bodies.read(request, held, partial(read_fields, body))
+            fields = await bodies.read(request, held, partial(_parsed, body, trace))
             found = await until_disconnect(request.receive, work(fields, Ask(origin, pipeline)))
         except DiptychError as error:
-            count("vectors", outcome_of(error)).inc()
+            end(trace, outcome_of(error))
             return refusal(error, request)
         finally:
             held.release()
-        count("vectors", OK if found else DISCONNECTED).inc()
+        end(trace, OK if found else DISCONNECTED)
         return json_response(found, request)
+
+    def end(trace: Trace, outcome: str) -> None:
+        pipeline.metrics.requests.labels("vectors", outcome).inc()
+        trace.note_outcome(outcome)
 
     for path, (body, work) in VECTOR_APIS.items():
         app.add_route(path, partial(answer, body, work), methods=["POST"])
+
+
+def _parsed(body: type[VectorFields], trace: Trace, text: bytes) -> VectorFields:
+    trace.mark("read")
+    fields = read_fields(body, text)
+    trace.note_parsed(is_stream=False)
+    return fields

@@ -6,7 +6,7 @@ import { namesOf } from "./names.js";
 
 export const title = "Cache";
 
-const TIERS = { pool: "KV pools", host: "host memory" };
+const TIERS = { pool: "KV pools", host: "host memory", files: "files", shared: "shared store" };
 
 const points = (value) => (value * 100).toFixed(1);
 

@@ -60,6 +60,7 @@ function work(card) {
     ["Learned prompt speed", card.prompt_tokens_per_s == null ? DASH : `${number(card.prompt_tokens_per_s)} tokens/s`],
     ["Tokens in a step, at most", number(card.max_step_tokens)],
     ["Retractions", number(card.retractions)],
+    ["Tokens guessed, of them right", card.drafts_verified == null ? "none" : `${number(card.drafts_verified)}, ${share(card.drafts_accepted / (card.drafts_verified || 1))}`],
   ];
 }
 
@@ -69,8 +70,9 @@ function pages(card) {
     ...rows,
     ["in all", `${number(card.total_pages)} of ${count(card.page_size, "token")}`],
     ["known to this router", number(card.cached_pages)],
-    ["host tier", card.host_pages == null ? "none told" : `${number(card.host_pages)} pages`],
-    ["saved to it, restored from it", `${number(card.host_pages_saved)}, ${number(card.host_pages_restored)}`],
+    ["tiers below the pool", card.host_pages == null ? "none told" : `${number(card.host_pages)} pages`],
+    ["saved to them, restored from them", `${number(card.host_pages_saved)}, ${number(card.host_pages_restored)}`],
+    ["pulled from others, lent to others", `${number(card.pages_pulled)}, ${number(card.pages_lent)}`],
     ["integrity failures", number(card.integrity_failures)],
     ["leaks", number(card.leaks_found)],
   ];
@@ -82,6 +84,7 @@ function about(instance, card) {
     ["Address", card.address], ["Pod", card.pod || DASH], ["Pool", card.pool || DASH],
     ["Model", card.model], ["Version", card.version], ["Terms", html`<code>${card.compat}</code>`],
     ["Started", `${new Date(card.started_unix_s * 1000).toLocaleDateString("en-GB")} ${clock(card.started_unix_s)}`],
+    ["Weights", card.weights_taken_bytes == null ? DASH : card.weights_taken_bytes > 0 ? `${bytes(card.weights_taken_bytes)} from another worker` : "from disk"],
     ["Adapters", card.adapters.length ? card.adapters.join(", ") : "none"],
   ];
 }

@@ -123,7 +123,8 @@ function Signal({ name, signal }) {
       <p class="numbers">${name && html`<span>${name}</span>`}
         <span><b>${number(signal.num_ready)}</b> of ${count(signal.num_workers, "worker")} ready</span>
         <span><b>${duration(signal.queue_s)}</b> queue</span>
-        <span><b>${share(signal.kv_share)}</b> of KV held</span></p>
+        <span><b>${share(signal.kv_share)}</b> of KV held</span>
+        ${signal.weight != null && html`<span>weight <b>${number(signal.weight)}</b></span>`}</p>
       <p class="next">${signal.words}</p>
     </div>`;
 }
