@@ -21,8 +21,8 @@ from report import Report, arguments
 from slo_cells import ADAPTIVE, Load
 
 from diptych.engine.schedule.kv_forecast import OutputLengths
-from diptych.engine.schedule.step_pace import StepPace
-from diptych.engine.schedule.token_deadlines import TokenDeadlines
+from diptych.engine.schedule.pace.step_pace import StepPace
+from diptych.engine.schedule.pace.token_deadlines import TokenDeadlines
 from diptych.engine.values.request import new_request
 from diptych.generation.sampling_params import SamplingParams
 from diptych.generation.slo import Slo

@@ -25,7 +25,7 @@ from report import Report, arguments
 from diptych.common.errors import ConfigError
 from diptych.common.members.roles import Role
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.cache.radix import RadixTree
+from diptych.engine.cache.tree.radix import RadixTree
 from diptych.engine.lora.host import NoAdapters
 from diptych.engine.lora.registry import LoraRegistry
 from diptych.engine.schedule.adapter_turns import AdapterTurns

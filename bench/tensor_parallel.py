@@ -23,6 +23,7 @@ import torch
 from report import Report, arguments
 
 from diptych.engine.tensor_parallel.communicator import TorchCommunicator
+from diptych.engine.tensor_parallel.meeting import FileMeeting
 from diptych.engine.tensor_parallel.rank_log import step_from_wire, step_to_wire
 from diptych.engine.values.batch import ForwardBatch, ForwardMode
 from diptych.v1 import rank_pb2
@@ -88,7 +89,7 @@ def _both_ranks(quick: bool) -> list[tuple[int, float]]:
 
 def _reduce(rank: int, store: Path, quick: bool) -> list[tuple[int, float]]:
     torch.set_num_threads(1)
-    communicator = TorchCommunicator(rank, 2, store, torch.device("cpu"))
+    communicator = TorchCommunicator(rank, 2, FileMeeting(store), torch.device("cpu"))
     times = []
     for num_tokens in (1, 64, 512):
         x = torch.ones(num_tokens, HIDDEN)

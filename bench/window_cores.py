@@ -14,7 +14,7 @@ from diptych.common.arrays import I64
 from diptych.common.members.roles import Role
 from diptych.decode.core import DecodeCore
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.schedule.step_pace import StepPace
+from diptych.engine.schedule.pace.step_pace import StepPace
 from diptych.engine.values.batch import ForwardBatch, StepResult
 from diptych.engine.values.events import Effect, Emit, NoteArrived, PeerUp, SendNote, Start, StreamPages, WriteDone
 from diptych.engine.values.events import WritePages as Write
@@ -84,7 +84,7 @@ class Shape:
 
     @property
     def layer_nbytes(self) -> int:
-        """Of a token in one layer."""
+        """The bytes of a token in one layer."""
         return 2 * 2 * self.model.num_kv_heads * self.model.head_dim
 
     def live_nbytes(self, num_tokens: int) -> int:

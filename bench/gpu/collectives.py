@@ -26,6 +26,7 @@ from report import Report, arguments
 from torch import Tensor
 
 from diptych.engine.tensor_parallel.communicator import TorchCommunicator
+from diptych.engine.tensor_parallel.meeting import FileMeeting
 from diptych.engine.tensor_parallel.peer_sums import open_memory, open_peer_sums
 from diptych.kernels.gpu.collectives.expert_exchange import ExchangeShape, ExpertExchange
 from diptych.kernels.gpu.collectives.one_shot import OneShotSum, reference_sum
@@ -56,7 +57,7 @@ class Rank:
     def __init__(self, rank: int, store: Path) -> None:
         self.device = torch.device("cuda", rank)
         torch.cuda.set_device(self.device)
-        self.communicator = TorchCommunicator(rank, NUM_RANKS, store, self.device)
+        self.communicator = TorchCommunicator(rank, NUM_RANKS, FileMeeting(store), self.device)
         opened = open_peer_sums(self.communicator, self.device, max_polls=MAX_POLLS)
         if opened is None:
             raise SystemExit("the GPUs can't open each other's memory")

@@ -96,7 +96,7 @@ class Layers:
 
 
 def num_flops(num_tokens: int) -> float:
-    """Of the products of a chunk's tokens with its keys, with the state, and of the system's solution with both."""
+    """Count the products of a chunk's tokens with its keys, with the state, and of the system's solution with both."""
     a_token = 2 * CHUNK * DIM * 2 + 2 * CHUNK * DIM * 2 + 2 * CHUNK * DIM + 3 * 2 * DIM * DIM
     return float(num_tokens * VALUE_HEADS * a_token)
 

@@ -38,7 +38,7 @@ from diptych.cli.requests.asking import members
 from diptych.cli.requests.step_watch import StepWatch
 from diptych.common.members.roles import WORKER_ROLES, Role
 from diptych.common.trust.trust import INSECURE
-from diptych.engine.schedule import step_fit
+from diptych.engine.schedule.pace import step_fit
 from diptych.engine.values.step_model import H200_LLAMA_8B, StepModel, StepShape
 from diptych.generation.slo import NO_SLO, Slo
 from diptych.simulator.compare import METRICS, Times, compare

@@ -12,9 +12,9 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 
 from diptych.engine.schedule.kv_forecast import OutputLengths
+from diptych.engine.schedule.pace.step_pace import HEADROOM, PATIENCE
+from diptych.engine.schedule.pace.token_deadlines import CATCH_UP, LOST, MAX_BORROWED
 from diptych.engine.schedule.policies import PATIENCE_S
-from diptych.engine.schedule.step_pace import HEADROOM, PATIENCE
-from diptych.engine.schedule.token_deadlines import CATCH_UP, LOST, MAX_BORROWED
 from diptych.engine.values.prompt_cost import MIN_CHUNK
 from diptych.generation.slo import NO_SLO, Slo
 from diptych.router.workers.worker_view import Pair

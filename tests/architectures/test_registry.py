@@ -22,6 +22,7 @@ from diptych.architectures.config import (
 )
 from diptych.architectures.recurrent import DeltaNet, KimiDelta, Mamba2, Recurrent, ShortConv
 from diptych.architectures.registry import FAMILIES, from_hf
+from diptych.architectures.shape_check import check_shapes
 from diptych.checkpoints.quantization.weight import as_floats
 from diptych.common.errors import ConfigError
 from diptych.kernels.quantized import QuantizedArray
@@ -905,7 +906,7 @@ def test_states_beside_attention_of_two_kinds_are_refused() -> None:
     """States are kept in pages of one kind."""
     config = tiny_config(recurrent=Recurrent((0,), ShortConv(32, 3)), windows=(0, 16), wide=WideHeads(32, 1, 1, 2))
     with pytest.raises(ConfigError, match="recurrent layers beside attention of two kinds"):
-        config.validate()
+        check_shapes(config)
 
 
 @pytest.mark.parametrize(

@@ -426,3 +426,19 @@ def test_nonsense_is_refused(values: dict[str, Any], words: str) -> None:
 def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"give a folder with config.json, that file, or a GGUF file"):
         main(DescribeConfig(model=str(tmp_path)))
+
+
+def test_people_are_told_which_group_of_nodes_is_the_smallest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = transformers.Glm4MoeConfig(**PUBLISHED["GLM-4.5"][1], architectures=["Glm4MoeForCausalLM"])
+    config.save_pretrained(tmp_path)
+    found = described(tmp_path, capsys, tp=8, gpus_per_node=8)
+    assert (found["nodes"], found["smallest_tp"]) == (1, 16)
+    assert described(tmp_path, capsys, tp=16, gpus_per_node=8, gpu_gib=141.0)["smallest_tp"] == 8
+    assert main(DescribeConfig(model=str(tmp_path), tp=16, gpus_per_node=8)) == 0
+    words = "16 GPUs on 2 nodes; the smallest for a request of the whole context: --tp 16 --nnodes 2"
+    assert words in capsys.readouterr().out
+    assert "nodes" not in described(tmp_path, capsys, tp=16)
+    with pytest.raises(ConfigError, match="--tp 12 is no multiple of --gpus-per-node 8"):
+        DescribeConfig(model=str(tmp_path), tp=12, gpus_per_node=8).validate()

@@ -11,7 +11,7 @@ from diptych.cli.plans.step_load import Bounds, rounds
 from diptych.cli.reports.fit_report import as_text
 from diptych.cli.requests.asking import Answer
 from diptych.common.errors import ConfigError
-from diptych.engine.schedule.step_fit import fit
+from diptych.engine.schedule.pace.step_fit import fit
 from diptych.engine.values.step_model import H200_LLAMA_8B, Evidence, StepModel, StepShape
 from diptych.v1.bootstrap_pb2 import ROLE_DECODE, ROLE_PREFILL, Instance, KvLayout, TransferInfo, WorkerLoad
 from diptych.v1.worker_pb2 import Computing, WorkerStatus

@@ -13,8 +13,8 @@ from stepped_engine import PAGE, Engine
 from diptych.common.members.roles import LegKind
 from diptych.decode.core import DecodeCore
 from diptych.engine.schedule.batch_builder import BuildBatch, build_batch
+from diptych.engine.schedule.pace.step_pace import StepPace
 from diptych.engine.schedule.running import Drafter
-from diptych.engine.schedule.step_pace import StepPace
 
 
 @pytest.fixture

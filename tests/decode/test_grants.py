@@ -10,7 +10,7 @@ from diptych.common.members.roles import LegKind
 from diptych.decode.core import DecodeCore
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.adapter_turns import PATIENCE, AdapterTurns
-from diptych.engine.schedule.step_pace import StepPace
+from diptych.engine.schedule.pace.step_pace import StepPace
 from diptych.engine.values.events import AbortRoom, PeerDown, PeerUp, SendNote, Start
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.request import Request, new_request

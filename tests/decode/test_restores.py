@@ -69,7 +69,7 @@ def test_a_request_waits_for_its_prefix_while_others_run(tiered: Tiered) -> None
     engine.run()
     assert engine.tokens(3) == expected_output(PROMPT, 3, VOCAB)
     assert (tiered.num_cached_tokens(3), tiered.tier.num_asked) == (5 * PAGE, 1)
-    assert engine.cache.num_restored == 5
+    assert engine.cache.moves.num_restored == 5
     tiered.check_empty()
 
 
@@ -124,7 +124,7 @@ def test_a_prefix_that_cannot_be_restored_is_forgotten_and_computed(tiered: Tier
     tiered.answer("the file is gone")
     engine.run()
     assert engine.tokens(3) == expected_output(PROMPT, 3, VOCAB)
-    assert (engine.cache.num_restored, engine.cache.counts.found_tokens) == (0, [0, 0])
+    assert (engine.cache.moves.num_restored, engine.cache.counts.found_tokens) == (0, [0, 0])
     assert (tiered.num_cached_tokens(3), tiered.tier.num_asked) == (0, 1)
     tiered.check_empty()
 
@@ -146,7 +146,7 @@ def test_retracted_requests_wait_for_their_kv_too(new_engine: NewEngine) -> None
         engine.core.handle(tier[0].answer(), engine.now_s)
         engine.run()
     assert engine.core.report().counts.retractions > 0
-    assert engine.cache.num_restored > 0
+    assert engine.cache.moves.num_restored > 0
     for room, prompt in prompts.items():
         assert engine.tokens(room) == expected_output(prompt, 30, VOCAB)
 

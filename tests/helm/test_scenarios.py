@@ -14,7 +14,8 @@ import jsonschema_rs
 import pytest
 
 VERSIONS = tuple(f"1.{minor}" for minor in range(28, 36))
-CUSTOM = {"Certificate", "GRPCRoute", "HTTPRoute", "PodMonitor", "PrometheusRule", "ScaledObject", "ServiceMonitor"}
+MONITORS = {"PodMonitor", "PrometheusRule", "ServiceMonitor"}
+CUSTOM = MONITORS | {"Certificate", "GRPCRoute", "HTTPRoute", "ScaledObject"}
 DEFINITIONS = "_definitions.json"
 
 
@@ -50,9 +51,18 @@ def _registry(version: str) -> Any:
     return jsonschema_rs.Registry([(f"json-schema:///{DEFINITIONS}", json.loads((folder / DEFINITIONS).read_text()))])
 
 
+def _known(rendered: chart.Object) -> chart.Object:
+    """Return the pods of a LeaderWorkerSet as an object that Kubernetes has a schema of; others as they are."""
+    if rendered["kind"] != "LeaderWorkerSet":
+        return rendered
+    template = rendered["spec"]["leaderWorkerTemplate"]["workerTemplate"]
+    name = {"name": rendered["metadata"]["name"]}
+    return {"apiVersion": "v1", "kind": "PodTemplate", "metadata": name, "template": template}
+
+
 def _errors(scenario: str, version: str) -> list[str]:
     found = []
-    for each in chart.render(scenario=scenario):
+    for each in map(_known, chart.render(scenario=scenario)):
         if each["kind"] not in CUSTOM:
             validator = _validator(version, each["apiVersion"], each["kind"])
             name = f"{each['kind']}/{each['metadata']['name']}"

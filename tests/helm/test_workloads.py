@@ -704,3 +704,17 @@ def test_another_step_model_is_another_file_so_that_the_planner_begins_anew() ->
         assert {"name": config["metadata"]["name"]} in [each.get("configMap") for each in pod["volumes"]]
         names.append(config["metadata"]["name"])
     assert names[0] != names[1]
+
+
+def test_routers_keep_batches_in_a_bucket_or_on_a_volume() -> None:
+    bucket = objects("router: {batches: {store: 's3://jobs/here', existingSecret: aws}}").pods()["r-diptych-router"]
+    (container,) = bucket["spec"]["containers"]
+    assert "--batch-store=s3://jobs/here" in container["args"]
+    assert container["envFrom"] == [{"secretRef": {"name": "aws"}}]
+    claim = objects("router: {batches: {existingClaim: jobs}}").pods()["r-diptych-router"]["spec"]
+    (container,) = claim["containers"]
+    assert "--batch-store=/var/lib/diptych/batches" in container["args"]
+    assert {"name": "batches", "mountPath": "/var/lib/diptych/batches"} in container["volumeMounts"]
+    assert {"name": "batches", "persistentVolumeClaim": {"claimName": "jobs"}} in claim["volumes"]
+    (container,) = objects().pods()["r-diptych-router"]["spec"]["containers"]
+    assert not any("batch-store" in each for each in container["args"])

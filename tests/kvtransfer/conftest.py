@@ -23,6 +23,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from diptych.engine.tensor_parallel.channels import HostChannels
 from diptych.engine.tensor_parallel.rank_id import rank_id
 from diptych.engine.tensor_parallel.rank_log import RankLog
 from diptych.engine.tensor_parallel.ranked_link import ranked_metadata
@@ -242,7 +243,7 @@ class RankedEnd(InprocEnd):
         self.others = others
         self.writing: set[int] = set()
         self.networks = networks
-        log = RankLog(endpoint, 2)
+        log = RankLog(HostChannels(endpoint), 2)
         ids = [rank_id(instance_id, rank) for rank in range(2)]
         first, second = (network.transport(name) for network, name in zip(networks, ids, strict=True))
         both = dataclasses.replace(layout.sole_region, total_heads=2 * layout.sole_region.num_heads)
@@ -251,7 +252,7 @@ class RankedEnd(InprocEnd):
         self.transport = TensorParallelTransport(first, parts[0], log)
         self.pool = first.allocate_pool(parts[0])
         self.part = second.allocate_pool(parts[1])
-        self.rank = TpModelWorker(endpoint, 1)
+        self.rank = TpModelWorker(HostChannels(endpoint), 1)
         self.transfer = RankTransfer(second, self.part)
         self.known_metadata = ranked_metadata([first.metadata(), second.metadata()])
         self.log = log

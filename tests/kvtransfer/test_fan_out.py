@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from diptych.engine.tensor_parallel.channels import HostChannels
 from diptych.engine.tensor_parallel.rank_id import rank_id
 from diptych.engine.tensor_parallel.rank_log import NoRanks, RankLog
 from diptych.engine.tensor_parallel.ranked_link import ranked_metadata
@@ -36,13 +37,13 @@ class Worker:
         shares = [HeadShare(rank, num_ranks, heads) if num_ranks > 1 else None for rank in range(num_ranks)]
         own = max(1, heads // num_ranks)
         self.layouts = [PoolLayout.kv(NUM_PAGES, LAYERS, page_size, own, DIM, "float32", share) for share in shares]
-        self.log = RankLog(endpoint, num_ranks) if num_ranks > 1 else NoRanks()
+        self.log = RankLog(HostChannels(endpoint), num_ranks) if num_ranks > 1 else NoRanks()
         first, *others = [network.transport(rank_id(instance_id, rank)) for rank in range(num_ranks)]
         self.transport = TensorParallelTransport(first, self.layouts[0], self.log)
         self.pools = [first.allocate_pool(self.layouts[0])]
         self.ranks: list[tuple[TpModelWorker, RankTransfer]] = []
         for rank, transport in enumerate(others, 1):
-            channel = TpModelWorker(endpoint, rank)
+            channel = TpModelWorker(HostChannels(endpoint), rank)
             self.pools.append(transport.allocate_pool(self.layouts[rank]))
             self.ranks.append((channel, RankTransfer(transport, self.pools[rank])))
         self.metadata = ranked_metadata(transport.metadata() for transport in (first, *others))

@@ -17,8 +17,8 @@ from null_runner import NullRunner
 from diptych.decode.core import DecodeCore
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, AdapterTurns, Turns
+from diptych.engine.schedule.pace.step_pace import StepPace
 from diptych.engine.schedule.running import Drafter
-from diptych.engine.schedule.step_pace import StepPace
 from diptych.engine.scheduler.grammar_thread import GrammarThread
 from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping, TpModelWorkerClient
 from diptych.engine.values.batch import ForwardBatch, Runner, SamplingBatch, StepResult

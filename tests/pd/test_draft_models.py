@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,76 +9,16 @@ import numpy as np
 import pytest
 import torch
 from draft_models import AskAlways, runner_with_draft, with_draft
-from every_kind import KINDS, Answer, params_of, prompt_of, replayed
+from guessing_pair import PAGE, VOCAB, GuessingPair, Pair, go_on, greedy, said_in_mid_stream
 
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.scheduler.grammar_thread import GrammarThread
 from diptych.engine.values.transfer_rules import TransferRules
-from diptych.generation.sampling_params import SamplingParams
 from diptych.grammars.compiler import Compiler
 from diptych.tokens.tokenizer import Tokenizer
 
-Pair = Any  # the fixture's class: test helpers can't be imported
-ROOMS = range(1, 2 * len(KINDS) + 1)
-VOCAB, PAGE, NUM_PAGES = 321, 4, 256
-NEVER = 1 << 30  # moves between two looks at the books
-NOTHING: Mapping[int, tuple[int, ...]] = {}
 UNCHECKED = TransferRules(integrity="off")
-
-
-def greedy(room: int) -> SamplingParams:
-    return SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
-
-
-class Served:
-    """A pair that has served requests, with a model that guesses, or without."""
-
-    def __init__(
-        self,
-        make_pair: type[Pair],
-        source: ModelSource,
-        draft: ModelSource | None,
-        said: Mapping[int, tuple[int, ...]] = NOTHING,
-        params_of: Callable[[int], SamplingParams] = params_of,
-        **options: Any,
-    ) -> None:
-        self.source = source if draft is None else with_draft(source, draft)
-
-        def model(num_pages: int) -> tuple[Any, ModelRunner]:
-            layout = ModelRunner.pool_layout(self.source.config, num_pages=num_pages, page_size=PAGE, dtype="float32")
-            kv = torch.full(layout.shape, torch.nan)
-            return kv.numpy(), runner_with_draft(self.source, draft, kv)
-
-        self.drafter = AskAlways() if draft is not None else None
-        self.pair = pair = make_pair(
-            prefill_pages=NUM_PAGES,
-            decode_pages=NUM_PAGES,
-            model=model,
-            vocab_size=VOCAB,
-            check_every=NEVER,
-            drafter=self.drafter,
-            **options,
-        )
-        if self.drafter is not None:
-            self.drafter.begin(pair.decode.runner.draft_model, pair.decode.cache)
-        for room in said or ROOMS:
-            tokens = said.get(room, ())
-            params = replayed(params_of(room), len(tokens))
-            pair.start_with(params, room, [*prompt_of(room), *tokens], num_prior_output_tokens=len(tokens))
-            if room % 2:  # the others come beside it
-                pair.run()
-        pair.run()
-        pair.close()
-        pair.assert_clean()
-        self.answers = {room: self._answer(room) for room in said or ROOMS}
-
-    def _answer(self, room: int) -> Answer:
-        return Answer.of([*self.pair.prefill.outputs[room][:1], *self.pair.decode.outputs[room]])
-
-    @property
-    def page_nbytes(self) -> int:
-        return int(self.pair.prefill.kv[0].nbytes)
 
 
 @pytest.fixture
@@ -87,8 +26,14 @@ def served(tiny_folder: Path, byte_tokenizer: Tokenizer, make_pair: type[Pair]) 
     source = open_model(str(tiny_folder))
     grammars = GrammarThread(lambda: Compiler(byte_tokenizer, VOCAB, [0]))
 
-    def serve(*, guesses: bool, **options: Any) -> Served:
-        return Served(make_pair, source, source if guesses else None, grammars=grammars, **options)
+    def serve(*, guesses: bool, **options: Any) -> GuessingPair:
+        draft, drafter = (source, AskAlways()) if guesses else (None, None)
+        both = source if draft is None else with_draft(source, draft)
+
+        def new_runner(both: ModelSource, kv: torch.Tensor) -> ModelRunner:
+            return runner_with_draft(both, draft, kv)
+
+        return GuessingPair(make_pair, both, new_runner, drafter, grammars=grammars, **options)
 
     yield serve
     grammars.close()
@@ -109,10 +54,8 @@ def test_a_pair_answers_the_same_and_hands_over_the_same_pages_with_one_part_mor
 
 def test_requests_that_are_replayed_in_mid_stream_go_on_as_before(served: Any) -> None:
     whole = served(guesses=False).answers
-    said = {room: answer.token_ids[: 1 + room % 8] for room, answer in whole.items()}
-    said = {room: tokens for room, tokens in said.items() if len(tokens) < len(whole[room].token_ids)}
-    rest = served(guesses=True, said=said).answers
-    assert all((*tokens, *rest[room].token_ids) == whole[room].token_ids for room, tokens in said.items())
+    said = said_in_mid_stream(whole)
+    assert go_on(served(guesses=True, said=said).answers, said, whole)
 
 
 def test_what_prefill_computed_of_the_draft_layers_guesses_right(served: Any) -> None:

@@ -16,7 +16,7 @@ from diptych.decode.core import DecodeCore
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.runner.kv_pool import kv_view
 from diptych.engine.runner.model_runner import ModelRunner
-from diptych.engine.schedule.step_pace import StepPace
+from diptych.engine.schedule.pace.step_pace import StepPace
 from diptych.engine.scheduler.links.links import Links, directions_of
 from diptych.engine.scheduler.links.tester import LinkTester
 from diptych.engine.scheduler.stepping import SynchronousStepping

@@ -105,7 +105,7 @@ def test_no_rule_is_broken_where_evicted_pages_go_to_host_memory_and_take_their_
     game = seeded(seed, num_host_slots=8 + 8 * (seed % 4), **beside)
     game.run(HOST_MOVES)
     caches = [worker.cache for worker in game.cluster.workers.values()]
-    assert sum(cache.num_restored for cache in caches) > 1
+    assert sum(cache.moves.num_restored for cache in caches) > 1
     assert not any(worker.copier.is_busy for worker in game.cluster.living())
 
 

@@ -26,9 +26,10 @@ from diptych.decode.rooms import ClosingRooms
 from diptych.decode.rooms import Rooms as DecodeRooms
 from diptych.engine.cache.host_tier import HostTier
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.cache.radix import RadixTree
-from diptych.engine.cache.radix_node import Node
 from diptych.engine.cache.tier import Restore
+from diptych.engine.cache.tier_moves import TierMoves
+from diptych.engine.cache.tree.radix import RadixTree
+from diptych.engine.cache.tree.radix_node import Node
 from diptych.engine.schedule.prefixes_in_flight import PrefixProducer
 from diptych.engine.values.events import NoteArrived, SendNote, WritePages
 from diptych.engine.values.request import Request
@@ -369,15 +370,15 @@ def peers_overtake_the_reads_of_evicted_pages(patch: pytest.MonkeyPatch) -> None
 
 def a_restore_counts_when_it_begins(patch: pytest.MonkeyPatch) -> None:
     """A request reads what was in the pages before, or they are sent so."""
-    expect = KvCache._expect
+    expect = TierMoves._expect
 
-    def expect_nothing(self: KvCache, restore: Restore, nodes: Sequence[Node]) -> None:
+    def expect_nothing(self: TierMoves, restore: Restore, nodes: Sequence[Node]) -> None:
         expect(self, restore, nodes)
         self._restores[restore.number] = (restore, nodes[-1])
         restore.has_ended = True
-        self.tree.settle(nodes[-1])
+        self._tree.settle(nodes[-1])
 
-    patch.setattr(KvCache, "_expect", expect_nothing)
+    patch.setattr(TierMoves, "_expect", expect_nothing)
     patch.setattr(KvCache, "finish_restore", nothing)
 
 

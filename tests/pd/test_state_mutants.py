@@ -16,7 +16,7 @@ from null_runner import NullRunner
 from recurrent_runner import RecurrentRunner, expected_output, folded, new_states
 
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.cache.radix import RadixTree
+from diptych.engine.cache.tree.radix import RadixTree
 from diptych.engine.values.batch import StateMoves
 from diptych.prefill.room import PrefillRoom
 from diptych.prefill.sending import Sender

@@ -18,10 +18,10 @@ from null_runner import NullRunner
 from windowed_runner import WindowedRunner, expected_output
 
 from diptych.common.errors import InvalidTransition
-from diptych.engine.cache.cached_windows import CachedWindows
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.cache.radix_node import Node
 from diptych.engine.cache.request_windows import RequestWindows
+from diptych.engine.cache.tree.cached_windows import CachedWindows
+from diptych.engine.cache.tree.radix_node import Node
 from diptych.engine.values.batch import ForwardBatch, ForwardMode, WindowGroups
 from diptych.engine.values.window_pages import WindowPages
 from diptych.kvtransfer.ownership import PageState

@@ -22,8 +22,8 @@ TWINS = ("/score", "/rerank", "/v2/rerank")  # of paths that are asked
 
 
 @pytest.fixture(scope="module")
-def cluster(start_shared_cluster: Any) -> Cluster:
-    return start_shared_cluster()
+def cluster(start_shared_cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
+    return start_shared_cluster(batch_store=str(tmp_path_factory.mktemp("batches")))
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +42,12 @@ def test_every_operation_answers_as_documented(cluster: Cluster, embedding_clust
     never_good = [path for path in never_good if path != "/console/api/acts/unload-adapter"]  # chance
     assert never_good == [  # whose names nobody guesses
         "/classify",  # neither is a classifier
+        "/v1/batches",
+        "/v1/files/{file_id}",
+        "/v1/files/{file_id}",
+        "/v1/files/{file_id}/content",
+        "/v1/batches/{batch_id}",
+        "/v1/batches/{batch_id}/cancel",
         "/v1/models/{model_id}",
         "/console/api/requests/{request_id}",
         "/console/api/sign-in",

@@ -177,7 +177,7 @@ class Serving:
         engine.run()
         self.num_rows, self.num_early = rows.num_rows, drafter.num_early
         self.num_retractions = engine.core.report().counts.retractions
-        self.num_restored = engine.cache.num_restored
+        self.num_restored = engine.cache.moves.num_restored
         return {room: Answer.of(engine.outputs[room]) for room in said or rooms}
 
     def compare(self, **scene: Any) -> dict[int, Answer]:

@@ -23,9 +23,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_PUT(self) -> None:
         data = self.rfile.read(int(self.headers["Content-Length"]))
-        if not self.refuses.is_set():
+        is_taken = False
+        if not self.refuses.is_set() and self.headers.get("If-None-Match") == "*":
+            is_taken = self.objects.setdefault(self.path, data) is not data
+        elif not self.refuses.is_set():
             self.objects[self.path] = data
-        self._answer(503 if self.refuses.is_set() else 200, b"")
+        self._answer(503 if self.refuses.is_set() else 412 if is_taken else 200, b"")
 
     def do_POST(self) -> None:
         """Delete objects: what is not there counts as deleted."""

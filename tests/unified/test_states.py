@@ -18,8 +18,8 @@ from diptych.common.errors import ConfigError
 from diptych.common.members.roles import Role
 from diptych.decode.core import DecodeCore
 from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.schedule.pace.step_pace import StepPace
 from diptych.engine.schedule.running import Drafter
-from diptych.engine.schedule.step_pace import StepPace
 from diptych.engine.scheduler.stepping import StepGivenUp
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
 from diptych.engine.values.limits import Limits

@@ -22,8 +22,8 @@ from diptych.common.arrays import I32
 from diptych.common.members.roles import LegKind, Role
 from diptych.decode.core import DecodeCore
 from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.schedule.pace.step_pace import StepPace
 from diptych.engine.schedule.running import Drafter
-from diptych.engine.schedule.step_pace import StepPace
 from diptych.engine.scheduler.stepping import StepGivenUp, fill_in
 from diptych.engine.values.batch import ForwardBatch, OverlapRunner, SamplingBatch, StepResult
 from diptych.engine.values.request import Request

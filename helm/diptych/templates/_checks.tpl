@@ -7,6 +7,7 @@
 {{ include "diptych.modelProblems" . }}
 {{ include "diptych.weightsProblems" . }}
 {{ include "diptych.routerProblems" . }}
+{{ include "diptych.batchProblems" . }}
 {{ include "diptych.declaredProblems" . }}
 {{ include "diptych.roleProblems" . }}
 {{ include "diptych.plannerProblems" . }}
@@ -20,7 +21,7 @@
 {{- if and (not (int .autoscaling.minReplicas)) (not $.Values.router.options.coldWaitS) }}
 {{ $place }}autoscaling.minReplicas is 0, but nobody waits for the pool to start: set router.options.coldWaitS to the seconds that it takes
 {{- end }}
-{{- $problems := print $labels "\n" (include "diptych.poolProblems" .) "\n" (include "diptych.scalingProblems" .) "\n" (include "diptych.deviceProblems" .) }}
+{{- $problems := print $labels "\n" (include "diptych.poolProblems" .) "\n" (include "diptych.scalingProblems" .) "\n" (include "diptych.deviceProblems" .) "\n" (include "diptych.nodeProblems" (dict "root" $ "pool" .)) }}
 {{- range splitList "\n" $problems | compact }}
 {{ $place }}{{ . | trimPrefix "." }}
 {{- end }}
@@ -47,6 +48,17 @@ networkPolicy: open lets everybody in, so clients is never read: choose one
 {{- end }}
 {{- if and .Values.apiKeys.open .Values.apiKeys.existingSecret }}
 apiKeys: open serves everybody without a key, so existingSecret is never read: choose one
+{{- end }}
+{{- end }}
+
+{{- define "diptych.batchProblems" -}}
+{{- with .Values.router.batches }}
+{{- if and .store .existingClaim }}
+router.batches: name a store or an existingClaim, not both
+{{- end }}
+{{- if and .store (eq $.Values.image.variant "sim") }}
+router.batches.store is a bucket, which image.variant sim has no client for: choose cpu or cuda, or name an existingClaim
+{{- end }}
 {{- end }}
 {{- end }}
 

@@ -9,10 +9,10 @@
 {{- if and (include "diptych.plannerRuns" .) (.Values.planner | default dict).act }}true{{ end -}}
 {{- end }}
 
-{{/* The names of the Deployments that it may scale: an autoscaler has the others. */}}
+{{/* The names of the Deployments that it may scale: an autoscaler has the others, and workers over several nodes have none. */}}
 {{- define "diptych.plannerPools" -}}
 {{- range include "diptych.pools" . | fromYamlArray }}
-{{- if not (include "diptych.isAutoscaled" .) }}
+{{- if not (or (include "diptych.isAutoscaled" .) (gt (int .nodes.count) 1)) }}
 - {{ include "diptych.poolName" (dict "root" $ "pool" .) }}
 {{- end }}
 {{- end }}

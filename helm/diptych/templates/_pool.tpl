@@ -24,8 +24,9 @@
 {{- end }}
 {{- end }}
 
+{{/* Of a pod. */}}
 {{- define "diptych.processes" -}}
-{{- mul (.options.tp | default 1) (.options.dp | default 1) -}}
+{{- div (mul (.options.tp | default 1) (.options.dp | default 1)) .nodes.count -}}
 {{- end }}
 
 {{/* Seconds of a worker from SIGTERM to its end: as the worker itself counts them, margin for KV on its way included. */}}

@@ -37,12 +37,31 @@ autoscaling.targets are all 0: there is nothing to scale a {{ .role }} pool by
 {{- end }}
 {{- end }}
 
+{{- define "diptych.nodeProblems" -}}
+{{- $nodes := int .pool.nodes.count }}
+{{- $tp := int (.pool.options.tp | default 1) }}
+{{- if gt $nodes 1 }}
+{{- if mod $tp $nodes }}
+options.tp is {{ $tp }}, which can't be divided among {{ $nodes }} nodes: make it a multiple of nodes.count
+{{- end }}
+{{- if gt (int (.pool.options.dp | default 1)) 1 }}
+options.dp is {{ .pool.options.dp }}, but a worker over several nodes has one scheduler: raise replicas in its place
+{{- end }}
+{{- if include "diptych.isAutoscaled" .pool }}
+autoscaling is for workers of one pod: set replicas, or nodes.count to 1
+{{- end }}
+{{- if and .pool.nodes.exclusiveTopology (ne (include "diptych.groupKind" .) "LeaderWorkerSet") }}
+nodes.exclusiveTopology is for a LeaderWorkerSet, which the cluster does not offer: install it, set nodes.kind to LeaderWorkerSet, or leave it out
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- define "diptych.deviceProblems" -}}
 {{- $gpus := int .gpu.count }}
 {{- $device := .options.device | default "auto" }}
 {{- $processes := include "diptych.processes" . | int }}
 {{- if and $gpus (ne $gpus $processes) }}
-gpu.count is {{ $gpus }}, but options.tp {{ .options.tp | default 1 }} × options.dp {{ .options.dp | default 1 }} make {{ $processes }} processes, each with one GPU: make them equal
+gpu.count is {{ $gpus }}, but options.tp {{ .options.tp | default 1 }} × options.dp {{ .options.dp | default 1 }} make {{ $processes }} processes{{ if gt (int .nodes.count) 1 }} on each of {{ .nodes.count }} nodes{{ end }}, each with one GPU: make them equal
 {{- end }}
 {{- if and $gpus (has $device (list "cpu" "sim")) }}
 gpu.count is {{ $gpus }}, but options.device {{ $device }} uses none: set one of them differently

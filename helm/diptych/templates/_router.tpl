@@ -73,6 +73,11 @@ volumes:
       defaultMode: 0440
       items: [{key: keys.toml, path: keys.toml}]
   {{- end }}
+  {{- with .values.batches.existingClaim }}
+  - name: batches
+    persistentVolumeClaim:
+      claimName: {{ . | quote }}
+  {{- end }}
 {{- end }}
 
 {{/* Nobody but a router can answer who has asked it: one that hangs leaves the Service, and ends without a drain. One whose pairs are
@@ -110,6 +115,11 @@ args:
   - --console-text
   {{- end }}
   - {{ .root.Values.apiKeys.open | ternary "--open-api" "--api-keys-file=/etc/diptych/api-keys/keys.toml" }}
+  {{- with .values.batches }}
+  {{- if or .existingClaim .store }}
+  - --batch-store={{ empty .existingClaim | ternary .store "/var/lib/diptych/batches" }}
+  {{- end }}
+  {{- end }}
   {{- include "diptych.flags" .values.options | nindent 2 }}
   {{- with .values.extraArgs }}
   {{- toYaml . | nindent 2 }}
@@ -136,9 +146,14 @@ env:
   {{- end }}
   {{- end }}
   {{- include "diptych.env" . | nindent 2 }}
-{{- with .values.envFrom }}
+{{- if or .values.envFrom .values.batches.existingSecret }}
 envFrom:
+  {{- with .values.batches.existingSecret }}
+  - secretRef: {name: {{ . }}}
+  {{- end }}
+  {{- with .values.envFrom }}
   {{- toYaml . | nindent 2 }}
+  {{- end }}
 {{- end }}
 ports:
   - {name: http, containerPort: 8000}
@@ -166,5 +181,9 @@ volumeMounts:
   - name: api-keys
     mountPath: /etc/diptych/api-keys
     readOnly: true
+  {{- end }}
+  {{- if .values.batches.existingClaim }}
+  - name: batches
+    mountPath: /var/lib/diptych/batches
   {{- end }}
 {{- end }}

@@ -1,6 +1,14 @@
 {{/* The one template of all workers: prefill, decode, unified. (dict root pool) */}}
 
 {{- define "diptych.worker" -}}
+{{- if gt (int .pool.nodes.count) 1 }}
+{{- include (printf "diptych.workerOf%s" (include "diptych.groupKind" .)) . }}
+{{- else }}
+{{- include "diptych.workerOfOnePod" . }}
+{{- end }}
+{{- end }}
+
+{{- define "diptych.workerOfOnePod" -}}
 {{- $root := .root }}
 {{- $pool := .pool }}
 {{- $scope := dict "root" $root "component" "worker" "pool" $pool "values" $pool "name" (include "diptych.poolName" .) }}
@@ -123,6 +131,7 @@ volumeMounts:
 - --shared-cache-mib={{ .pool.sharedCache.mib }}
 {{- end }}
 {{- end }}
+{{- include "diptych.groupArgs" . }}
 {{- include "diptych.flags" .pool.options }}
 {{- with .pool.extraArgs }}
 {{ toYaml . }}
@@ -136,6 +145,7 @@ volumeMounts:
   valueFrom: {fieldRef: {fieldPath: status.podIP}}
 - name: DIPTYCH_POOL
   value: {{ .pool.name | quote }}
+{{- include "diptych.groupEnv" . }}
 {{- if .pool.rdma.enabled }}
 {{- range $name, $value := .pool.rdma.env }}
 - name: {{ $name }}

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final
+from typing import Final, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -198,11 +198,13 @@ class PagePool:
     def _apply(self, operation: Operation, pages: Pages) -> Pages:
         pages = self._checked(pages)
         after = self._table[operation][self._state[pages]]
-        self._refuse(operation, pages, after == _NO_ENTRY, "in a state that does not allow it")
+        wrong = after == _NO_ENTRY
         if operation in NEEDS_NO_PIN:
-            self._refuse(operation, pages, self._pins[pages] > 0, "being exported")
+            wrong |= self._pins[pages] > 0
         if operation in NEEDS_A_PIN:
-            self._refuse(operation, pages, self._pins[pages] == 0, "not pinned")
+            wrong |= self._pins[pages] == 0
+        if np.count_nonzero(wrong):
+            self._refuse(operation, pages, after)
         self._state[pages] = after
         return pages
 
@@ -226,11 +228,15 @@ class PagePool:
     def _in_range(self, pages: Pages) -> npt.NDArray[np.bool_]:
         return (pages > NULL_PAGE) & (pages < len(self._state))
 
-    def _refuse(self, operation: Operation, pages: Pages, wrong: npt.NDArray[np.bool_], why: str) -> None:
-        if np.count_nonzero(wrong):
-            page = int(pages[wrong][0])
-            state = PageState(self._state[page]).name
-            raise InvalidTransition(f"{operation.name} of pages {why}: {_shown(pages[wrong])}; page {page} is {state}")
+    def _refuse(self, operation: Operation, pages: Pages, after: npt.NDArray[np.int8]) -> NoReturn:
+        """Raise `InvalidTransition` with the first reason."""
+        why, wrong = "in a state that does not allow it", after == _NO_ENTRY
+        if not wrong.any():
+            is_pinned = self._pins[pages] > 0
+            why, wrong = ("being exported", is_pinned) if operation in NEEDS_NO_PIN else ("not pinned", ~is_pinned)
+        page = int(pages[wrong][0])
+        state = PageState(self._state[page]).name
+        raise InvalidTransition(f"{operation.name} of pages {why}: {_shown(pages[wrong])}; page {page} is {state}")
 
     def _check_books(self) -> Iterator[str]:
         listed = self._free[: self._num_free]

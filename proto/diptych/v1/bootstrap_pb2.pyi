@@ -190,7 +190,7 @@ class Terms(_message.Message):
     def __init__(self, weights: _Optional[str] = ..., vocab_size: _Optional[int] = ..., kv_shape: _Optional[str] = ..., kv_backend: _Optional[str] = ..., oldest_protocol: _Optional[int] = ..., newest_protocol: _Optional[int] = ..., features: _Optional[int] = ..., required_features: _Optional[int] = ...) -> None: ...
 
 class Instance(_message.Message):
-    __slots__ = ("instance_id", "role", "address", "model_id", "compat", "state", "transfer", "load", "version", "context_len", "dp_rank", "loras", "started_as", "paused", "not_ready", "metrics_address", "terms", "sequence", "started_unix_ns", "pool", "pod", "weights_version", "declared", "declared_version")
+    __slots__ = ("instance_id", "role", "address", "model_id", "compat", "state", "transfer", "load", "version", "context_len", "dp_rank", "loras", "started_as", "paused", "not_ready", "metrics_address", "terms", "sequence", "started_unix_ns", "pool", "pod", "weights_version", "declared", "declared_version", "nodes")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -215,6 +215,7 @@ class Instance(_message.Message):
     WEIGHTS_VERSION_FIELD_NUMBER: _ClassVar[int]
     DECLARED_FIELD_NUMBER: _ClassVar[int]
     DECLARED_VERSION_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
     instance_id: int
     role: Role
     address: str
@@ -239,7 +240,24 @@ class Instance(_message.Message):
     weights_version: str
     declared: str
     declared_version: int
-    def __init__(self, instance_id: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., model_id: _Optional[str] = ..., compat: _Optional[str] = ..., state: _Optional[_Union[InstanceState, str]] = ..., transfer: _Optional[_Union[TransferInfo, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., version: _Optional[str] = ..., context_len: _Optional[int] = ..., dp_rank: _Optional[int] = ..., loras: _Optional[_Iterable[_Union[LoraAdapter, _Mapping]]] = ..., started_as: _Optional[str] = ..., paused: _Optional[bool] = ..., not_ready: _Optional[str] = ..., metrics_address: _Optional[str] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ..., sequence: _Optional[int] = ..., started_unix_ns: _Optional[int] = ..., pool: _Optional[str] = ..., pod: _Optional[str] = ..., weights_version: _Optional[str] = ..., declared: _Optional[str] = ..., declared_version: _Optional[int] = ...) -> None: ...
+    nodes: _containers.RepeatedCompositeFieldContainer[GroupNode]
+    def __init__(self, instance_id: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., model_id: _Optional[str] = ..., compat: _Optional[str] = ..., state: _Optional[_Union[InstanceState, str]] = ..., transfer: _Optional[_Union[TransferInfo, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., version: _Optional[str] = ..., context_len: _Optional[int] = ..., dp_rank: _Optional[int] = ..., loras: _Optional[_Iterable[_Union[LoraAdapter, _Mapping]]] = ..., started_as: _Optional[str] = ..., paused: _Optional[bool] = ..., not_ready: _Optional[str] = ..., metrics_address: _Optional[str] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ..., sequence: _Optional[int] = ..., started_unix_ns: _Optional[int] = ..., pool: _Optional[str] = ..., pod: _Optional[str] = ..., weights_version: _Optional[str] = ..., declared: _Optional[str] = ..., declared_version: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[GroupNode, _Mapping]]] = ...) -> None: ...
+
+class GroupNode(_message.Message):
+    __slots__ = ("node", "epoch", "host", "pod", "first_rank", "num_ranks")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    POD_FIELD_NUMBER: _ClassVar[int]
+    FIRST_RANK_FIELD_NUMBER: _ClassVar[int]
+    NUM_RANKS_FIELD_NUMBER: _ClassVar[int]
+    node: int
+    epoch: int
+    host: str
+    pod: str
+    first_rank: int
+    num_ranks: int
+    def __init__(self, node: _Optional[int] = ..., epoch: _Optional[int] = ..., host: _Optional[str] = ..., pod: _Optional[str] = ..., first_rank: _Optional[int] = ..., num_ranks: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("sequence", "instance")

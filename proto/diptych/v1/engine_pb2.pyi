@@ -1,5 +1,6 @@
 from diptych.v1 import admin_pb2 as _admin_pb2
 from diptych.v1 import bootstrap_pb2 as _bootstrap_pb2
+from diptych.v1 import rank_pb2 as _rank_pb2
 from diptych.v1 import worker_pb2 as _worker_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -70,7 +71,7 @@ class PeerView(_message.Message):
     def __init__(self, instances: _Optional[_Iterable[_Union[_bootstrap_pb2.Instance, _Mapping]]] = ...) -> None: ...
 
 class SchedulerEvents(_message.Message):
-    __slots__ = ("outputs", "load", "kv_events", "ready", "status", "status_answers", "fatal", "admin_answers", "loras", "link_news", "pong", "context_len", "news", "tokens")
+    __slots__ = ("outputs", "load", "kv_events", "ready", "status", "status_answers", "fatal", "admin_answers", "loras", "link_news", "pong", "context_len", "news", "tokens", "rank_doors")
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     KV_EVENTS_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +86,7 @@ class SchedulerEvents(_message.Message):
     CONTEXT_LEN_FIELD_NUMBER: _ClassVar[int]
     NEWS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RANK_DOORS_FIELD_NUMBER: _ClassVar[int]
     outputs: _containers.RepeatedCompositeFieldContainer[_worker_pb2.LegOutput]
     load: _bootstrap_pb2.WorkerLoad
     kv_events: _worker_pb2.KvEvents
@@ -99,7 +101,8 @@ class SchedulerEvents(_message.Message):
     context_len: int
     news: _worker_pb2.WorkerNews
     tokens: NextTokens
-    def __init__(self, outputs: _Optional[_Iterable[_Union[_worker_pb2.LegOutput, _Mapping]]] = ..., load: _Optional[_Union[_bootstrap_pb2.WorkerLoad, _Mapping]] = ..., kv_events: _Optional[_Union[_worker_pb2.KvEvents, _Mapping]] = ..., ready: _Optional[_Union[SchedulerReady, _Mapping]] = ..., status: _Optional[_Union[_worker_pb2.WorkerStatus, _Mapping]] = ..., status_answers: _Optional[_Iterable[int]] = ..., fatal: _Optional[str] = ..., admin_answers: _Optional[_Iterable[_Union[_admin_pb2.AdminAnswer, _Mapping]]] = ..., loras: _Optional[_Union[LoraSet, _Mapping]] = ..., link_news: _Optional[_Union[LinkNews, _Mapping]] = ..., pong: _Optional[int] = ..., context_len: _Optional[int] = ..., news: _Optional[_Union[_worker_pb2.WorkerNews, _Mapping]] = ..., tokens: _Optional[_Union[NextTokens, _Mapping]] = ...) -> None: ...
+    rank_doors: _rank_pb2.RankDoors
+    def __init__(self, outputs: _Optional[_Iterable[_Union[_worker_pb2.LegOutput, _Mapping]]] = ..., load: _Optional[_Union[_bootstrap_pb2.WorkerLoad, _Mapping]] = ..., kv_events: _Optional[_Union[_worker_pb2.KvEvents, _Mapping]] = ..., ready: _Optional[_Union[SchedulerReady, _Mapping]] = ..., status: _Optional[_Union[_worker_pb2.WorkerStatus, _Mapping]] = ..., status_answers: _Optional[_Iterable[int]] = ..., fatal: _Optional[str] = ..., admin_answers: _Optional[_Iterable[_Union[_admin_pb2.AdminAnswer, _Mapping]]] = ..., loras: _Optional[_Union[LoraSet, _Mapping]] = ..., link_news: _Optional[_Union[LinkNews, _Mapping]] = ..., pong: _Optional[int] = ..., context_len: _Optional[int] = ..., news: _Optional[_Union[_worker_pb2.WorkerNews, _Mapping]] = ..., tokens: _Optional[_Union[NextTokens, _Mapping]] = ..., rank_doors: _Optional[_Union[_rank_pb2.RankDoors, _Mapping]] = ...) -> None: ...
 
 class NextTokens(_message.Message):
     __slots__ = ("rooms", "indices", "token_ids")

@@ -7,8 +7,98 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class NodeSays(_message.Message):
+    __slots__ = ("hello", "beat", "died", "leaving")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    BEAT_FIELD_NUMBER: _ClassVar[int]
+    DIED_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    hello: NodeHello
+    beat: bool
+    died: str
+    leaving: bool
+    def __init__(self, hello: _Optional[_Union[NodeHello, _Mapping]] = ..., beat: _Optional[bool] = ..., died: _Optional[str] = ..., leaving: _Optional[bool] = ...) -> None: ...
+
+class NodeHello(_message.Message):
+    __slots__ = ("protocol", "node", "num_nodes", "epoch", "host", "pod", "version", "model", "options")
+    class OptionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    NUM_NODES_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    POD_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    node: int
+    num_nodes: int
+    epoch: int
+    host: str
+    pod: str
+    version: str
+    model: str
+    options: _containers.ScalarMap[str, str]
+    def __init__(self, protocol: _Optional[int] = ..., node: _Optional[int] = ..., num_nodes: _Optional[int] = ..., epoch: _Optional[int] = ..., host: _Optional[str] = ..., pod: _Optional[str] = ..., version: _Optional[str] = ..., model: _Optional[str] = ..., options: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class LeaderSays(_message.Message):
+    __slots__ = ("beat", "start", "is_loaded", "stop", "died")
+    BEAT_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    IS_LOADED_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    DIED_FIELD_NUMBER: _ClassVar[int]
+    beat: bool
+    start: GroupStart
+    is_loaded: bool
+    stop: bool
+    died: str
+    def __init__(self, beat: _Optional[bool] = ..., start: _Optional[_Union[GroupStart, _Mapping]] = ..., is_loaded: _Optional[bool] = ..., stop: _Optional[bool] = ..., died: _Optional[str] = ...) -> None: ...
+
+class GroupStart(_message.Message):
+    __slots__ = ("instance_id", "host", "doors")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    DOORS_FIELD_NUMBER: _ClassVar[int]
+    instance_id: int
+    host: str
+    doors: RankDoors
+    def __init__(self, instance_id: _Optional[int] = ..., host: _Optional[str] = ..., doors: _Optional[_Union[RankDoors, _Mapping]] = ...) -> None: ...
+
+class RankDoors(_message.Message):
+    __slots__ = ("key", "ports")
+    class PortsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    PORTS_FIELD_NUMBER: _ClassVar[int]
+    key: bytes
+    ports: _containers.ScalarMap[str, int]
+    def __init__(self, key: _Optional[bytes] = ..., ports: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class Meeting(_message.Message):
+    __slots__ = ("host", "port", "secret")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    port: int
+    secret: bytes
+    def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ..., secret: _Optional[bytes] = ...) -> None: ...
+
 class RankEntry(_message.Message):
-    __slots__ = ("step", "connect", "disconnect", "copy", "is_writer_gone", "shutdown", "save", "restore", "digest_pages", "use_path", "fill_probe", "unpack", "finish_saves", "draft", "prepare", "forget", "place_adapter", "remove_adapter", "switch_weights", "switch_back", "drop_weights", "release_weights", "put_row", "open_files", "keep", "load", "forget_pages")
+    __slots__ = ("step", "connect", "disconnect", "copy", "is_writer_gone", "shutdown", "save", "restore", "digest_pages", "use_path", "fill_probe", "unpack", "finish_saves", "draft", "prepare", "forget", "place_adapter", "remove_adapter", "switch_weights", "switch_back", "drop_weights", "release_weights", "put_row", "open_files", "keep", "load", "forget_pages", "meet")
     STEP_FIELD_NUMBER: _ClassVar[int]
     CONNECT_FIELD_NUMBER: _ClassVar[int]
     DISCONNECT_FIELD_NUMBER: _ClassVar[int]
@@ -36,6 +126,7 @@ class RankEntry(_message.Message):
     KEEP_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     FORGET_PAGES_FIELD_NUMBER: _ClassVar[int]
+    MEET_FIELD_NUMBER: _ClassVar[int]
     step: Step
     connect: ConnectPeer
     disconnect: int
@@ -63,7 +154,8 @@ class RankEntry(_message.Message):
     keep: KeepPages
     load: LoadPages
     forget_pages: bytes
-    def __init__(self, step: _Optional[_Union[Step, _Mapping]] = ..., connect: _Optional[_Union[ConnectPeer, _Mapping]] = ..., disconnect: _Optional[int] = ..., copy: _Optional[_Union[CopyPages, _Mapping]] = ..., is_writer_gone: _Optional[int] = ..., shutdown: _Optional[bool] = ..., save: _Optional[_Union[HostCopy, _Mapping]] = ..., restore: _Optional[_Union[HostCopy, _Mapping]] = ..., digest_pages: _Optional[_Union[DigestOwnPages, _Mapping]] = ..., use_path: _Optional[_Union[UsePath, _Mapping]] = ..., fill_probe: _Optional[int] = ..., unpack: _Optional[_Union[UnpackPages, _Mapping]] = ..., finish_saves: _Optional[bool] = ..., draft: _Optional[_Union[DraftStep, _Mapping]] = ..., prepare: _Optional[_Union[RankTask, _Mapping]] = ..., forget: _Optional[int] = ..., place_adapter: _Optional[_Union[PlaceAdapter, _Mapping]] = ..., remove_adapter: _Optional[int] = ..., switch_weights: _Optional[bool] = ..., switch_back: _Optional[bool] = ..., drop_weights: _Optional[bool] = ..., release_weights: _Optional[bool] = ..., put_row: _Optional[_Union[HiddenRow, _Mapping]] = ..., open_files: _Optional[int] = ..., keep: _Optional[_Union[KeepPages, _Mapping]] = ..., load: _Optional[_Union[LoadPages, _Mapping]] = ..., forget_pages: _Optional[bytes] = ...) -> None: ...
+    meet: Meeting
+    def __init__(self, step: _Optional[_Union[Step, _Mapping]] = ..., connect: _Optional[_Union[ConnectPeer, _Mapping]] = ..., disconnect: _Optional[int] = ..., copy: _Optional[_Union[CopyPages, _Mapping]] = ..., is_writer_gone: _Optional[int] = ..., shutdown: _Optional[bool] = ..., save: _Optional[_Union[HostCopy, _Mapping]] = ..., restore: _Optional[_Union[HostCopy, _Mapping]] = ..., digest_pages: _Optional[_Union[DigestOwnPages, _Mapping]] = ..., use_path: _Optional[_Union[UsePath, _Mapping]] = ..., fill_probe: _Optional[int] = ..., unpack: _Optional[_Union[UnpackPages, _Mapping]] = ..., finish_saves: _Optional[bool] = ..., draft: _Optional[_Union[DraftStep, _Mapping]] = ..., prepare: _Optional[_Union[RankTask, _Mapping]] = ..., forget: _Optional[int] = ..., place_adapter: _Optional[_Union[PlaceAdapter, _Mapping]] = ..., remove_adapter: _Optional[int] = ..., switch_weights: _Optional[bool] = ..., switch_back: _Optional[bool] = ..., drop_weights: _Optional[bool] = ..., release_weights: _Optional[bool] = ..., put_row: _Optional[_Union[HiddenRow, _Mapping]] = ..., open_files: _Optional[int] = ..., keep: _Optional[_Union[KeepPages, _Mapping]] = ..., load: _Optional[_Union[LoadPages, _Mapping]] = ..., forget_pages: _Optional[bytes] = ..., meet: _Optional[_Union[Meeting, _Mapping]] = ...) -> None: ...
 
 class HiddenRow(_message.Message):
     __slots__ = ("slot", "row")

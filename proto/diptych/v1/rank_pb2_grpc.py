@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from diptych.v1 import rank_pb2 as diptych_dot_v1_dot_rank__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -22,3 +23,81 @@ if _version_not_supported:
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
+
+
+class NodeGroupStub:
+    """At the leader of a group over several nodes: one stream for each other node, for as long as the group lives. Its end is
+    the end of the group, unless the leader has said that it stops. Each end says something every 0.3 s.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Join = channel.stream_stream(
+                '/diptych.v1.NodeGroup/Join',
+                request_serializer=diptych_dot_v1_dot_rank__pb2.NodeSays.SerializeToString,
+                response_deserializer=diptych_dot_v1_dot_rank__pb2.LeaderSays.FromString,
+                _registered_method=True)
+
+
+class NodeGroupServicer:
+    """At the leader of a group over several nodes: one stream for each other node, for as long as the group lives. Its end is
+    the end of the group, unless the leader has said that it stops. Each end says something every 0.3 s.
+    """
+
+    def Join(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_NodeGroupServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Join': grpc.stream_stream_rpc_method_handler(
+                    servicer.Join,
+                    request_deserializer=diptych_dot_v1_dot_rank__pb2.NodeSays.FromString,
+                    response_serializer=diptych_dot_v1_dot_rank__pb2.LeaderSays.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'diptych.v1.NodeGroup', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('diptych.v1.NodeGroup', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class NodeGroup:
+    """At the leader of a group over several nodes: one stream for each other node, for as long as the group lives. Its end is
+    the end of the group, unless the leader has said that it stops. Each end says something every 0.3 s.
+    """
+
+    @staticmethod
+    def Join(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/diptych.v1.NodeGroup/Join',
+            diptych_dot_v1_dot_rank__pb2.NodeSays.SerializeToString,
+            diptych_dot_v1_dot_rank__pb2.LeaderSays.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

@@ -12,14 +12,11 @@ from typing import Final, Literal
 from diptych.architectures.encoder import Encoder
 from diptych.architectures.pooling import Pooling
 from diptych.architectures.recurrent import Recurrent
-from diptych.common.errors import ConfigError
 
 Scoring = Literal["softmax", "sigmoid"]
 # each head by itself; all heads as one vector; each head by itself and without weights, in layers that rotate
 QkNorm = Literal["heads", "all", "unweighted"]
-MAX_EXPERTS: Final = 1 << 17  # of all layers together
 GROUPS_OF_WINDOWS: Final = 8  # of layers, at least, where all have windows
-MAX_GROWTHS: Final = 1 << 20  # of queries: how often they may grow
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,100 +461,3 @@ class ModelConfig:
 
     def is_moe(self, layer: int) -> bool:
         return self.moe is not None and layer not in self.moe.dense_layers
-
-    def validate(self) -> None:
-        """Raise `ConfigError` for shapes that no attention can have."""
-        sizes = (self.vocab_size, self.hidden_size, self.num_layers, self.num_heads, self.num_kv_heads, self.head_dim)
-        if min(*sizes, self.ffn_size, self.context_len) < 1:
-            raise ConfigError(f"{self.model_id}: every size must be at least 1: {self}")
-        if self.num_heads % self.num_kv_heads:
-            raise ConfigError(
-                f"{self.model_id}: {self.num_heads} heads do not share {self.num_kv_heads} KV heads evenly"
-            )
-        if self.moe is not None and not 0 < self.moe.num_experts * self.num_layers <= MAX_EXPERTS:
-            raise ConfigError(f"{self.model_id}: {self.moe.num_experts} experts a layer are none, or more than can be")
-        if self.moe is not None:
-            self._validate_choice(self.moe)
-        if not isinstance(self.rms_norm_eps, float | int):
-            raise ConfigError(f"{self.model_id}: rms_norm_eps must be a number, not {self.rms_norm_eps!r:.40}")
-        if self.latent is not None:
-            self._validate_latent(self.latent)
-        if self.indexer is not None:
-            self._validate_indexer(self.indexer)
-        if self.sources:
-            self._validate_sources(self.sources)
-        if self.recurrent is not None:
-            self._validate_recurrent(self.recurrent)
-        if self.query_growth is not None:
-            self._validate_growth(self.query_growth)
-        if self.wide is not None:
-            self._validate_kinds(self.wide)
-        self._validate_rope(self.rope, self.head_dim if self.wide is None else self.wide.head_dim)
-        if self.local_rope is not None:
-            self._validate_rope(self.local_rope, self.head_dim)
-
-    def _validate_kinds(self, wide: WideHeads) -> None:
-        if min(wide.head_dim, wide.num_kv_heads) < 1 or self.num_heads % wide.num_kv_heads:
-            raise ConfigError(f"{self.model_id}: {self.num_heads} heads do not share {wide} evenly")
-        if any(kind.num_borrowing >= kind.num_layers for kind in self.kinds):
-            raise ConfigError(
-                f"{self.model_id}: {self.num_borrowing} layers have no layer of their kind whose keys they could read"
-            )
-
-    def _validate_choice(self, moe: Moe) -> None:
-        groups, size = moe.num_groups, moe.num_experts // max(1, moe.num_groups)
-        if groups < 1 or moe.num_experts % groups or not 1 <= moe.num_groups_kept <= groups:
-            raise ConfigError(f"{self.model_id}: {moe.num_experts} experts do not make {groups} groups")
-        if type(moe.scale) not in (int, float) or not moe.scale > 0:
-            raise ConfigError(f"{self.model_id}: routed_scaling_factor must be above 0, not {moe.scale!r:.40}")
-        if groups > 1 and size < 2:
-            raise ConfigError(f"{self.model_id}: groups of {size} expert have no two best ones")
-        if not 1 <= moe.experts_per_token <= moe.num_groups_kept * size:
-            raise ConfigError(
-                f"{self.model_id}: {moe.experts_per_token} experts a token are none, or more than there are"
-            )
-
-    def _validate_latent(self, latent: Latent) -> None:
-        if min(latent.rank, latent.nope_dim, latent.rope_dim, latent.value_dim) < 1:
-            raise ConfigError(f"{self.model_id}: every size of latent attention must be at least 1: {latent}")
-
-    def _validate_indexer(self, indexer: Indexer) -> None:
-        if min(indexer.num_heads, indexer.num_kept, indexer.head_dim) < 1:
-            raise ConfigError(f"{self.model_id}: every size of an indexer must be at least 1: {indexer}")
-        if self.latent is None or not (self.latent.query_rank or indexer.own_queries):
-            raise ConfigError(f"{self.model_id}: an indexer's queries are made of latents, but q_lora_rank is 0")
-        if indexer.head_dim < self.latent.rope_dim:
-            raise ConfigError(f"{self.model_id}: index_head_dim {indexer.head_dim} is less than what of it rotates")
-        if indexer.layers[:1] != (0,):
-            raise ConfigError(f"{self.model_id}: the first layer must choose the tokens that it attends to")
-
-    def _validate_sources(self, sources: tuple[int, ...]) -> None:
-        kept = [layer for layer, source in enumerate(sources) if source == layer]
-        if len(sources) != self.num_layers or any(
-            source not in kept or source > layer for layer, source in enumerate(sources)
-        ):
-            raise ConfigError(
-                f"{self.model_id}: {sources} are not layers whose latents {self.num_layers} can attend to"
-            )
-        if self.latent is None or self.recurrent is not None:
-            raise ConfigError(f"{self.model_id}: only layers with latents can attend to those of another")
-
-    def _validate_recurrent(self, recurrent: Recurrent) -> None:
-        sizes = [size for part in recurrent.mixer.state_parts for size in part.shape]
-        if min(*sizes, *recurrent.mixer.heads.values()) < 1:
-            raise ConfigError(f"{self.model_id}: every size of a recurrent layer must be at least 1: {recurrent.mixer}")
-        if self.wide is not None:
-            raise ConfigError(f"{self.model_id}: recurrent layers beside attention of two kinds are not supported")
-        if not self.attention_layers:
-            raise ConfigError(f"{self.model_id}: models without any attention are not supported")
-
-    def _validate_growth(self, growth: QueryGrowth) -> None:
-        if type(growth.factor) not in (int, float) or type(growth.period) is not int or growth.period < 1:
-            raise ConfigError(f"{self.model_id}: queries cannot grow with their position as {growth} says")
-        if self.context_len // growth.period > MAX_GROWTHS:
-            raise ConfigError(f"{self.model_id}: queries would grow every {growth.period} tokens, which is too often")
-
-    def _validate_rope(self, rope: Rope, head_dim: int) -> None:
-        fits = rope.dim % 2 == 0 and 0 < rope.dim <= head_dim - rope.start
-        if not fits or len(rope.divisors) not in (0, rope.dim // 2):
-            raise ConfigError(f"{self.model_id}: head_dim {head_dim} does not fit its rotary embedding")

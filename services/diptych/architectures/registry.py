@@ -12,6 +12,7 @@ from diptych.architectures.config import ModelConfig
 from diptych.architectures.hf_config import HfConfig
 from diptych.architectures.placement import Family, Placed, head
 from diptych.architectures.pooling import Pooling, of_architecture
+from diptych.architectures.shape_check import check_shapes
 from diptych.common.errors import ConfigError
 
 # model_type -> the module that holds its family, under the same name in capitals
@@ -107,7 +108,7 @@ def from_hf(values: Mapping[str, Any], generation: Mapping[str, Any], model_id: 
     try:
         config = _family(hf).read(hf)
         config = config if config.pooling is not None else pooled(config, _pooling(hf))
-        config.validate()
+        check_shapes(config)
     except KeyError as error:
         raise ConfigError(f"{model_id}: the configuration has no {error}") from None
     except NONSENSE as error:

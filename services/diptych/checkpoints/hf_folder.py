@@ -93,7 +93,7 @@ class HfFolder:
         return self.read(self._is_own)
 
     def blanks(self) -> Iterator[tuple[str, Stored]]:
-        """Of a checkpoint that is quantised all is read: what form a tensor has is known then."""
+        """A checkpoint that is quantised is read whole: what form a tensor has is known then."""
         return self.read(self._is_own, read_tensors if self._scheme else read_blanks)
 
     def _is_own(self, name: str) -> bool:
@@ -106,7 +106,7 @@ class HfFolder:
 
     @property
     def names(self) -> set[str]:
-        """Of all tensors of the files, as models that make text have them."""
+        """The names of all tensors of the files, as models that make text have them."""
         return {self._named(name) for shard in self._shards for name in tensor_names(shard)}
 
     def read(self, is_wanted: Callable[[str], bool], read: Read = read_tensors) -> Iterator[tuple[str, Stored]]:

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.registry import from_hf
@@ -22,6 +23,8 @@ from diptych.kernels.integer_layout import IntegerLayout, layout_of
 from diptych.kernels.quantized import INT4_GROUPS, STRIP, QuantizedArray
 from diptych.kvtransfer.layout import DTYPE_NBYTES
 
+MAX_NODES: Final = 8  # of a worker that is proposed
+
 
 @dataclass(frozen=True, slots=True)
 class DescribeConfig:
@@ -34,6 +37,7 @@ class DescribeConfig:
     gpu_gib: float = option(80.0, help="memory of one GPU")
     gpu_memory_share: float = option(0.9, help="of it, as workers are given it")
     tp: int = option(1, help="GPUs of a worker")
+    gpus_per_node: int = option(0, help="GPUs of a machine, to say which group of them is large enough; 0: not said")
     page_size: int = option(16, help="tokens a KV page")
     kv_cache_dtype: str = option("bfloat16", help="of keys and values: bfloat16 or fp8_e4m3, for example")
     quantization: Quantization = option("auto", help="of weights, as workers are given it: auto, none or fp8")
@@ -50,6 +54,11 @@ class DescribeConfig:
             raise ConfigError("--gpu-gib must be above 0, --gpu-memory-share above 0 and at most 1")
         if min(self.tp, self.page_size) < 1:
             raise ConfigError("--tp and --page-size must be at least 1")
+        if self.gpus_per_node < 0:
+            raise ConfigError(f"--gpus-per-node must not be negative, as {self.gpus_per_node} is")
+        if self.gpus_per_node and self.tp > self.gpus_per_node and self.tp % self.gpus_per_node:
+            words = f"--tp {self.tp} is no multiple of --gpus-per-node {self.gpus_per_node}"
+            raise ConfigError(f"{words}: nodes of a worker have equally many")
 
 
 def main(config: DescribeConfig) -> int:
@@ -72,9 +81,27 @@ def main(config: DescribeConfig) -> int:
         integers=None if kept is None else integers(kept),
         integers_by_name={} if config.quantization == "none" else integers_by_name(path),
         has_fp8=config.quantization == "fp8" or (kept is not None and kept.code == "fp8"),
+        gpus_per_node=config.gpus_per_node,
+        tps=_tps(model, kept, config.gpus_per_node),
     )
     print(json.dumps(as_json(model, plan), indent=2) if config.json else as_text(model, plan))
     return 0
+
+
+def _tps(model: ModelConfig, kept: Declared | None, gpus_per_node: int) -> list[int]:
+    """Return the numbers of GPUs that the model divides by: of one node, or of several that are full."""
+    several = (gpus_per_node * count for count in range(2, MAX_NODES + 1))
+    return [tp for tp in (*range(1, gpus_per_node + 1), *several) if gpus_per_node and _divides(model, kept, tp)]
+
+
+def _divides(model: ModelConfig, kept: Declared | None, tp: int) -> bool:
+    try:
+        check_divides(model, tp)
+        if kept and tp > 1:
+            check_groups(model, tp, kept)
+    except ConfigError:
+        return False
+    return True
 
 
 def read(path: Path) -> ModelConfig:

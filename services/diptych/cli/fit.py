@@ -21,7 +21,7 @@ from diptych.common.errors import ConfigError, DiptychError
 from diptych.common.members.instances import name_of
 from diptych.common.members.roles import WORKER_ROLES
 from diptych.common.trust.trust import Trust
-from diptych.engine.schedule.step_fit import fit
+from diptych.engine.schedule.pace.step_fit import fit
 from diptych.engine.values.step_model import StepShape
 from diptych.v1 import bootstrap_pb2
 from diptych.v1.bootstrap_pb2 import Instance

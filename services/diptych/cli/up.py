@@ -22,6 +22,7 @@ from diptych.cli.plans.processes import (
     Model,
     Workers,
     components,
+    over_nodes,
     router_memory,
     threads_each,
     transport_environment,
@@ -35,7 +36,7 @@ from diptych.common.config import described, env_name, flag_name, option, parse
 from diptych.common.errors import ConfigError
 from diptych.common.event_loop import Stop, run_until_signal
 from diptych.common.logging import colours_wanted, setup
-from diptych.common.net.ports import claim
+from diptych.common.net.ports import claim, free_ports
 from diptych.common.net.reachable import bracketed
 from diptych.common.net.served import LoadFormat, check_max_model_len, check_names
 from diptych.common.proc import machine_memory
@@ -73,6 +74,9 @@ class UpConfig(TrustConfig, KeyConfig):
     prefill_options: str = option("", help="further options of prefill workers, as in '--tp 2 --page-size 64'")
     decode_options: str = option("", help="further options of decode workers")
     unified_options: str = option("", help="further options of unified workers")
+    nodes: int = option(
+        1, help="nodes that each worker is divided among, as processes on this machine: a try of --nnodes"
+    )
     threads: int = option(0, help="CPU threads a worker; 0: an equal share of the cores")
     router_memory_mib: int = option(
         0, help="a router, or bootstrap, with more memory is restarted; 0: a quarter of the machine's, 2 to 16 GiB"
@@ -85,6 +89,8 @@ class UpConfig(TrustConfig, KeyConfig):
     def validate(self) -> None:
         if min(self.prefill, self.decode, self.unified) < 0:
             raise ConfigError("--prefill, --decode and --unified must be 0 or more")
+        if self.nodes < 1:
+            raise ConfigError(f"--nodes must be at least 1, not {self.nodes}")
         if self.unified + self.prefill < 1:
             raise ConfigError("--prefill must be at least 1 without --unified: a request needs it")
         self.check_access(self.host, is_insecure=self.insecure)
@@ -142,7 +148,8 @@ def _run(config: UpConfig, trust: SharedTrust, code: ConsoleCode) -> int:
     listen = _claim_addresses(config)
     source = _fetch(config)
     _check_parts(config, source)
-    num_threads = threads_each(config.threads, sum(each.count for each in config.workers), os.cpu_count() or 1)
+    num_processes = config.nodes * sum(each.count for each in config.workers)
+    num_threads = threads_each(config.threads, num_processes, os.cpu_count() or 1)
     planned = _planned(config, trust, code, listen, num_threads)
     for component in planned:
         _check_pool(component, source)
@@ -176,8 +183,18 @@ def _planned(
             component,
             environment={**trust.environment(name := component.arguments[0]), **shared, **own.get(name, {})},
         )
-        for component in components(config.served, listen, config.workers, num_threads, memory_bytes)
+        for component in components(config.served, listen, _divided(config), num_threads, memory_bytes)
     ]
+
+
+def _divided(config: UpConfig) -> tuple[Workers, ...]:
+    """Return the workers, each over as many nodes as was asked for."""
+    if config.nodes == 1:
+        return config.workers
+    given_tp = os.environ.get(env_name("tp"), "")
+    return tuple(
+        over_nodes(each, config.nodes, free_ports("127.0.0.1", each.count), given_tp) for each in config.workers
+    )
 
 
 def _supervise(run: Callable[[Stop], Awaitable[None]], view: LogView) -> int:
@@ -230,6 +247,7 @@ def banner(
 ) -> str:
     """Return what a newcomer needs next; `page` is the address of the console, empty where there is none."""
     workers = ", ".join(f"{each.count} {each.role}" for each in config.workers)
+    workers += f", each over {config.nodes} nodes" if config.nodes > 1 else ""
     url, console = f"http://{listen.http}", f"  console    {page}\n" if page else ""
     return f"""
   Diptych is ready: {workers}. Ctrl-C stops it.

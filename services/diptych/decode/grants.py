@@ -76,7 +76,10 @@ class Grants:
         effects: list[Effect] = []
         for request in self._waiting.bring_back(now_s):
             self._expect(request)
-        while self._waiting.has_next and self._has_row() and not self._rooms.retracted:
+        while self._waiting.has_next and self._cache.has_row and not self._rooms.retracted:
+            reserve = self._reserve()
+            if self._cache.num_free_rows <= reserve.rows:
+                break  # before a room is looked at: a full worker is asked at each step
             request = self._waiting.peek(now_s)
             room = self._rooms[request.room]
             reason = self._reason_to_wait(room, now_s)
@@ -88,15 +91,11 @@ class Grants:
                 if not self._waiting.set_aside(slot_reason):
                     break
                 self._expect(request)
-            elif self._admit(request):
+            elif self._admit(request, reserve):
                 effects += self._begin(room, now_s)
             elif not self._waiting.set_aside_for_restore():
                 break
         return effects
-
-    def _has_row(self) -> bool:
-        """Ask before a room is looked at: a full worker is asked at each step, and its pages take long to count."""
-        return self._cache.has_row and self._cache.num_free_rows > self._reserve().rows
 
     def next_s(self) -> float | None:
         """Return when patience ends."""
@@ -132,9 +131,8 @@ class Grants:
         is_short = pending.producer.num_pages <= 2 * pending.num_pages
         return is_short and other.request.is_ready and other.request.account.priority >= room.request.account.priority
 
-    def _admit(self, request: Request) -> bool:
+    def _admit(self, request: Request, reserve: Headroom) -> bool:
         self._importing = [room for room in self._importing if room.phase is Phase.IMPORTING]
-        reserve = self._reserve()
         spare_pages = self._running.spare_pages(request, [room.request for room in self._importing]) + reserve.pages
         return self._cache.admit(request, spare_pages=spare_pages, spare_rows=reserve.rows)
 

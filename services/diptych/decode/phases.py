@@ -28,6 +28,8 @@ from diptych.common.errors import moved
 class Phase(enum.Enum):
     """Where a request is in a decode worker."""
 
+    __hash__ = object.__hash__  # as it is compared: Enum's own is Python
+
     PREALLOCATING = "preallocating"  # waits for pages, which prefill will write
     WAITING = "waiting"  # is to be computed here, all of it; waits for its grammar and for pages
     IMPORTING = "importing"  # has granted its pages to prefill
@@ -42,6 +44,8 @@ class Phase(enum.Enum):
 
 class Signal(enum.Enum):
     """What moves a request along."""
+
+    __hash__ = object.__hash__
 
     GRANTED = "granted"
     ADMITTED = "admitted"  # has pages of its own

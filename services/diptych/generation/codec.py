@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Set
+from typing import Final
 
 from diptych.generation.finish import Finish
 from diptych.generation.grammar import Grammar, GrammarKind, Preamble
@@ -22,7 +22,7 @@ FINISH_TO_WIRE: Final[Mapping[Finish, inference_pb2.FinishReason]] = {
 }
 MAX_TIMEOUT_MS: Final = 2**32 - 1  # that a leg holds
 
-_OPTIONAL: Final[Sequence[Any]] = (  # sampling parameters that a client may leave to their default
+_OPTIONAL: Final[Set[str]] = {  # sampling parameters that a client may leave to their default
     "max_tokens",
     "temperature",
     "top_p",
@@ -36,7 +36,7 @@ _OPTIONAL: Final[Sequence[Any]] = (  # sampling parameters that a client may lea
     "logprobs",
     "prompt_logprobs",
     "prompt_logprobs_start",
-)
+}
 
 
 def account_from_wire(wire: inference_pb2.GenerateRequest | worker_pb2.StartLeg) -> Account:
@@ -99,7 +99,7 @@ def _timeout_ms(left_s: float) -> int:
 
 def params_from_wire(wire: inference_pb2.SamplingParams) -> SamplingParams:
     """Return what is said; but for stop strings and regular expressions, as below."""
-    said = {name: getattr(wire, name) for name in _OPTIONAL if wire.HasField(name)}
+    said = {field.name: value for field, value in wire.ListFields() if field.name in _OPTIONAL}
     return SamplingParams(
         **said,
         stop_token_ids=tuple(wire.stop_token_ids),

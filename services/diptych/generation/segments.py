@@ -9,7 +9,7 @@ of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -95,9 +95,9 @@ def prompt_keys(token_ids: I64, contents: Sequence[ContentSegment] = ()) -> I64:
     return np.concatenate([each.keys for each in segments(token_ids, contents)]) if contents else token_ids
 
 
-def content_len(contents: Iterable[ContentSpan]) -> int:
+def content_len(contents: Sequence[ContentSpan]) -> int:
     """Return how many places contents take."""
-    return sum(content.num_tokens for content in contents)
+    return sum(content.num_tokens for content in contents) if contents else 0
 
 
 def _check(content: ContentSegment, earliest: int, latest: int) -> None:

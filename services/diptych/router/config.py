@@ -25,6 +25,9 @@ from diptych.router.text.tokenization import TokenizeAt
 from diptych.router.values.slo_tiers import Tiers, tiers_of
 
 _POSITIVE: Final = (
+    "batch_concurrency",
+    "batch_file_bytes",
+    "batch_lease_s",
     "max_choices",
     "max_concurrent",
     "max_queue_wait_s",
@@ -159,6 +162,14 @@ class RouterConfig(LogConfig, TrustConfig, KeyConfig):
         60.0, help="a client that takes or sends nothing for so long is cut off", group="limits"
     )
     request_timeout_s: float = option(600.0, help="a request without a token for so long ends with 504", group="limits")
+    batch_store: str = option(
+        "", help="directory, or URL of a bucket, for /v1/files and /v1/batches; empty: none", group="batches"
+    )
+    batch_concurrency: int = option(16, help="requests of batches at once in each process, at most", group="batches")
+    batch_file_bytes: int = option(200 << 20, help="longest file that may be uploaded", group="batches")
+    batch_lease_s: float = option(
+        30.0, help="silence after which other routers go on with a router's batch", group="batches"
+    )
     tokenize_at: TokenizeAt = option(
         "router", help="who makes tokens of prompts; worker: long ones cost the router little", group="limits"
     )

@@ -175,6 +175,8 @@ async def run(router: Router, stop: event_loop.Stop, *, drain_s: float) -> None:
         background.append(group.create_task(router.reconciler.run()))
         if router.console is not None:
             background.append(group.create_task(router.console.run()))
+        if router.batches is not None:
+            background.append(group.create_task(router.batches.runner.run()))
         if router.mover is not None:
             background.append(group.create_task(router.mover.run()))
         serving = group.create_task(router.http.run())
@@ -191,6 +193,8 @@ async def run(router: Router, stop: event_loop.Stop, *, drain_s: float) -> None:
         for task in background:
             task.cancel()
     router.preparer.close()
+    if router.batches is not None:
+        router.batches.store.close()
     await router.tracer.close()
     for log in (router.dispatcher.request_log, router.usage):
         if log is not None:

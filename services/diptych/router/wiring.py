@@ -20,6 +20,8 @@ from diptych.router.admission.in_flight import InFlight
 from diptych.router.admission.queue import AdmissionLimits
 from diptych.router.admission.shedder import Shedder
 from diptych.router.admission.ttft_gate import TtftGate
+from diptych.router.batches.batches import Batches
+from diptych.router.batches_wiring import new_batches
 from diptych.router.choose.breakers import Breakers
 from diptych.router.choose.explain import Explanations
 from diptych.router.choose.pairing import TEXT_KINDS, VECTOR_KINDS
@@ -29,6 +31,7 @@ from diptych.router.config import RouterConfig
 from diptych.router.grpc.inference import INFERENCE, InferenceService
 from diptych.router.grpc.server import CallGate, GrpcServer, MessageReader
 from diptych.router.http.exchange.app import clients_app, operators_app
+from diptych.router.http.openai.batch_lines import LineServer
 from diptych.router.http.operate.about import with_all_metrics
 from diptych.router.keys.caller import Callers
 from diptych.router.keys.ledger import Ledger
@@ -39,7 +42,8 @@ from diptych.router.process.share import Share
 from diptych.router.serve.execution import Dispatcher
 from diptych.router.serve.hedging import Hedging
 from diptych.router.serve.mover import Mover
-from diptych.router.serve.pipeline import Pipeline, Preparer
+from diptych.router.serve.pipeline import Pipeline
+from diptych.router.serve.prepare import Preparer
 from diptych.router.serve.request_log import RequestLog
 from diptych.router.serve.selection import Selector
 from diptych.router.serve.usage_log import UsageLog
@@ -81,6 +85,7 @@ class Router:
     usage: UsageLog | None  # None: there is none
     callers: Callers | None  # None: nobody needs a key
     reconciler: Reconciler
+    batches: Batches | None  # None: there is no store for them
 
 
 def build(
@@ -107,6 +112,8 @@ def build(
         health.drain()
         if console is not None:
             console.close()
+        if batches is not None:
+            batches.runner.leave()
         on_leaving()
 
     async def leave_shared_ports() -> None:
@@ -118,11 +125,16 @@ def build(
     dispatcher = _dispatcher(config, fleet, metrics)
     preparer = _preparer(config, model, fleet, metrics)
     usage = _usage_log(config, metrics)
-    pipeline = _pipeline(config, model, preparer, dispatcher, admission, usage)
+    in_flight = InFlight()
+    pipeline = _pipeline(config, model, preparer, dispatcher, admission, in_flight, usage)
     callers = _callers(config, metrics, share)
+    batches = None
+    if config.batch_store:
+        serve = LineServer(pipeline, callers).serve
+        batches = new_batches(config, fleet, admission, in_flight, serve, metrics)
     tracer = _tracer(config, fleet, open_export)
     budget = BodyBudget(BODIES_IN_MEMORY * config.max_body_bytes)
-    app = clients_app(config, trust, fleet, pipeline, health.probes, callers, tracer, budget)
+    app = clients_app(config, trust, fleet, pipeline, health.probes, callers, tracer, budget, batches)
     if share is not None and config.open_metrics:
         app = with_all_metrics(app, metrics, ProcessMetrics(config.host, share.ports), share)
     console = None
@@ -156,6 +168,7 @@ def build(
         usage,
         callers,
         reconciler,
+        batches,
     )
 
 
@@ -197,9 +210,10 @@ def _pipeline(
     preparer: Preparer,
     dispatcher: Dispatcher,
     admission: Admission,
+    in_flight: InFlight,
     usage: UsageLog | None,
 ) -> Pipeline:
-    selector, metrics, in_flight = dispatcher.selector, dispatcher.metrics, InFlight()
+    selector, metrics = dispatcher.selector, dispatcher.metrics
     gate = TtftGate(selector, config.ttft_deadline_ms / 1000, metrics.turned_away_for)
     shedder = Shedder(config.tiers, selector.outlook, in_flight, dispatcher.rng)
     retries = RetryLimits(config.pair_wait_s, config.lost_pair_wait_s, cold_wait_s=config.cold_wait_s)

@@ -53,7 +53,7 @@ class Figure(NamedTuple):
 
 
 class Errors(NamedTuple):
-    """Of a metric, over all configurations and both quantiles."""
+    """How far a metric was off, over all configurations and both quantiles."""
 
     median: float
     p90: float

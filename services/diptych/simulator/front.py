@@ -373,7 +373,7 @@ class Front:
     def _goes_on_elsewhere(self, served: Served) -> bool:
         """An attempt has failed behind its last token; return whether another one has the call already."""
         move, served.move = served.move, None
-        new = None if move is None else move.take()
+        new = None if move is None else move.pop()
         if new is None:
             return False
         self.num_moves += 1

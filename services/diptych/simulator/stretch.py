@@ -40,7 +40,7 @@ class Stretch:
         """Return how many steps are over that the core has not been told of."""
         return int(self.ends_s.searchsorted(now_s, side="right")) - self.num_passed
 
-    def take(self, count: int) -> tuple[float, Sequence[float]]:
+    def pop(self, count: int) -> tuple[float, Sequence[float]]:
         """Return when the next steps began, and when each of so many ended; the core is told of these."""
         began_s, first = self._told_s, self.num_passed
         self.num_passed += count

@@ -134,7 +134,7 @@ class SimWorker:
         stretch = self._stretch
         if stretch is None or not (count := stretch.num_over(until_s)):
             return None
-        self.core.pass_plain_steps(*stretch.take(count), OUTPUT_TOKEN)
+        self.core.pass_plain_steps(*stretch.pop(count), OUTPUT_TOKEN)
         self._record.repeated([self._call_of[room] for room in stretch.rooms], count)
         for room in stretch.rooms:
             self.given[room] += count

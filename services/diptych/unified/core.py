@@ -31,8 +31,8 @@ from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.adapter_turns import ENOUGH_SLOTS, Turns
 from diptych.engine.schedule.admission import refuse_pooled, refuse_text
 from diptych.engine.schedule.batch_builder import BuildBatch, build_batch
+from diptych.engine.schedule.pace.step_pace import AT_LAST, NextPrompt, StepPace
 from diptych.engine.schedule.running import Drafter
-from diptych.engine.schedule.step_pace import AT_LAST, NextPrompt, StepPace
 from diptych.engine.values.batch import ForwardBatch, ForwardMode, SamplingBatch, StepResult
 from diptych.engine.values.core_report import CoreReport, Load
 from diptych.engine.values.events import (
@@ -244,7 +244,7 @@ class UnifiedCore:
         if kind is LegKind.POOL:
             kind = LegKind.LOCAL
             self._prepare_pooled(event.request)
-        core.handle(replace(event, kind=kind), now_s)
+        core.handle(event if event.kind is kind else replace(event, kind=kind), now_s)
         if not core.has_room(event.request.room):
             self._cache.sessions.waits_no_more(event.request)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.cache.radix_node import Node
+from diptych.engine.cache.tree.radix_node import Node
 from diptych.engine.values.core_report import CoreCounts, CoreReport, Holders
 from diptych.engine.values.events import Effect, SendNote
 from diptych.kvtransfer.notes import Offer, OfferEnded

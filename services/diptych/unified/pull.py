@@ -19,7 +19,7 @@ from typing import Final
 
 from diptych.common.errors import moved
 from diptych.engine.cache.peer_pages import Arriving
-from diptych.engine.cache.radix_node import NO_PAGES
+from diptych.engine.cache.tree.radix_node import NO_PAGES
 from diptych.kvtransfer.ownership import Pages
 
 _ID_MASK: Final = 0xA5C3_96E1_5A3C_691E

@@ -34,7 +34,7 @@ class _Peer:
 
 
 class PullPrices:
-    """Of all peers that are linked, and of those that were until `keep`."""
+    """Knows the prices of all peers that are linked, and of those that were until `keep`."""
 
     def __init__(self) -> None:
         self._peers: dict[int, _Peer] = {}

@@ -11,10 +11,12 @@ from diptych.cli.plans.processes import (
     Model,
     Workers,
     components,
+    over_nodes,
     threads_each,
     transport_environment,
 )
 from diptych.common.config import parse
+from diptych.engine.frontend.config import WorkerConfig
 
 ONE_EACH = [Workers("prefill", 1), Workers("decode", 1), Workers("unified", 1)]
 SITE = ListenAddresses(host="0.0.0.0", http_port=8000, grpc_port=9000, bootstrap_port=7000)
@@ -88,3 +90,25 @@ def test_only_what_was_said_of_the_model_is_passed_on_and_to_whom_it_concerns() 
     assert prefill.arguments[1:7] == common
     assert router.arguments[1:11] == (*common, "--served-model-name", "a,b", "--chat-template", "{{ messages }}")
     assert "--served-model-name" not in prefill.arguments
+
+
+def test_a_worker_over_nodes_is_a_process_for_each_with_a_leader_and_gpus_of_its_own() -> None:
+    options = ("--tp", "4", "--base-gpu=2")
+    workers = over_nodes(Workers("decode", 2, options), 2, (7101, 7102), given_tp="8")
+    planned = components(Model("smollm2"), SITE, [workers], 1)[1:-1]
+    assert [component.name for component in planned] == ["decode#1", "decode#1.1", "decode#2", "decode#2.1"]
+    configs = [parse(WorkerConfig, component.arguments[1:], prog="diptych") for component in planned]
+    assert [(each.node_rank, each.leader[-4:], each.base_gpu) for each in configs] == [
+        *((0, "7101", 2), (1, "7101", 4)),
+        *((0, "7102", 2), (1, "7102", 4)),
+    ]
+    assert {(each.nnodes, each.tp) for each in configs} == {(2, 4)}
+
+
+@pytest.mark.parametrize(("options", "given", "expected"), [((), "", 2), ((), "4", 4), (("--tp=6",), "4", 6)])
+def test_a_worker_over_nodes_has_a_rank_on_each_unless_more_are_wanted(
+    options: tuple[str, ...], given: str, expected: int
+) -> None:
+    workers = over_nodes(Workers("unified", 1, options), 2, (7100,), given)
+    (leader, _) = components(Model("smollm2"), SITE, [workers], 1)[1:-1]
+    assert parse(WorkerConfig, leader.arguments[1:], prog="diptych").tp == expected

@@ -77,10 +77,10 @@ def test_an_evicted_prefix_comes_back_from_host_memory() -> None:
     cache = make_cache(memory)
     run(cache, memory, 1, 1, 2, 2, 3, 3)
     run(cache, memory, *[9] * 16)  # needs every page
-    assert (cache.num_saved, cache.tree.num_host_pages) == (3, 3)
+    assert (cache.moves.num_saved, cache.tree.num_host_pages) == (3, 3)
     one = request(1, 1, 2, 2, 3, 3, 4)
     assert cache.admit(one)
-    assert (one.cached_len, one.computed_len, cache.num_restored) == (6, 6, 3)
+    assert (one.cached_len, one.computed_len, cache.moves.num_restored) == (6, 6, 3)
     assert [memory.pool[page] for page in cache.pages_of(one)[:3].tolist()] == [
         (1, 1),
         (1, 1, 2, 2),
@@ -105,7 +105,7 @@ def test_a_failed_admission_restores_nothing() -> None:
     holder = request(*[9] * 16)
     assert cache.admit(holder)
     assert not cache.admit(request(1, 1, 2, 2, 5))
-    assert (cache.num_restored, cache.tree.num_host_pages) == (0, 2)
+    assert (cache.moves.num_restored, cache.tree.num_host_pages) == (0, 2)
     assert cache.audit(Holders([holder])) == []
 
 

@@ -16,8 +16,8 @@ from diptych.common.arrays import I64, U64
 from diptych.engine.cache.cache_changes import CacheChanges
 from diptych.engine.cache.host_tier import HostTier
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.cache.radix import RadixTree
 from diptych.engine.cache.tier import SlotPool, Slots, Tier
+from diptych.engine.cache.tree.radix import RadixTree
 from diptych.engine.values.core_report import Holders
 from diptych.engine.values.request import Request, new_request
 from diptych.engine.values.window_pages import WindowPages

@@ -100,7 +100,7 @@ def test_a_text_goes_on_as_it_did_before(tokens: list[int], steps: list[int], at
     index, reader, naive = SuffixIndex(len(text)), SuffixReader(text, is_own=True), NaiveReader(tokens, is_own=True)
     for step in [*steps, len(text)]:
         end = min(len(text), index.size + step)
-        index.take(text[index.size : end])
+        index.append(text[index.size : end])
         assert_same(reader.guess(index, end, at_most), naive.guess(tokens[:end], index.capacity, end, at_most))
 
 
@@ -109,7 +109,7 @@ def test_a_text_goes_on_as_it_did_before(tokens: list[int], steps: list[int], at
 def test_a_text_goes_on_as_others_did(answers: list[list[int]], tokens: list[int], at_most: int) -> None:
     taken = [token for answer in answers for token in (-1, *answer)]
     index = SuffixIndex(1)
-    index.take(as_text(taken))
+    index.append(as_text(taken))
     reader, naive = SuffixReader(as_text(tokens), is_own=False), NaiveReader(tokens, is_own=False)
     for end in range(1, len(tokens) + 1):
         assert_same(reader.guess(index, end, at_most), naive.guess(taken, index.capacity, end, at_most))
@@ -124,7 +124,7 @@ def test_the_oldest_tokens_of_a_full_index_count_no_more(seed: int) -> None:
     num_guessed = 0
     while index.size < len(text):
         end = min(len(text), index.size + int(rng.integers(1, 6)))
-        index.take(text[index.size : end])
+        index.append(text[index.size : end])
         guess = reader.guess(index, end, 8)
         num_guessed += len(guess.token_ids)
         assert_same(guess, naive.guess(text[:end].tolist(), MIN_CAPACITY, end, 8))
@@ -135,7 +135,7 @@ def test_the_oldest_tokens_of_a_full_index_count_no_more(seed: int) -> None:
 def test_what_is_no_token_is_neither_guessed_nor_compared() -> None:
     text = as_text([1, 2, -5, -6, 3, 1, 2])
     index = SuffixIndex(len(text))
-    index.take(text)
+    index.append(text)
     reader = SuffixReader(text, is_own=True)
     assert reader.guess(index, len(text), 4) == NO_GUESS
     text[-2:] = -5, -6
@@ -145,7 +145,7 @@ def test_what_is_no_token_is_neither_guessed_nor_compared() -> None:
 def test_a_period_is_guessed_beyond_the_end_of_the_text() -> None:
     text = as_text([7, 1, 2, 3, 1, 2, 3])
     index = SuffixIndex(len(text))
-    index.take(text)
+    index.append(text)
     guess = SuffixReader(text, is_own=True).guess(index, len(text), 8)
     assert guess.token_ids == (1, 2, 3, 1, 2, 3, 1, 2)
     assert guess.chances == pytest.approx([3 / (3 + k) for k in range(1, 9)])
@@ -155,7 +155,7 @@ def test_a_longer_match_is_likelier_and_contexts_that_disagree_less_likely() -> 
     def first_chance(tokens: list[int]) -> float:
         text = as_text(tokens)
         index = SuffixIndex(len(text))
-        index.take(text)
+        index.append(text)
         return SuffixReader(text, is_own=True).guess(index, len(text), 1).chances[0]
 
     assert (
@@ -171,9 +171,9 @@ def test_a_place_is_followed_however_many_newer_ones_look_like_it() -> None:
     quoted = as_text([*text, 55, 56, *tails[0], *head, *tails[1]])
     index, reader = SuffixIndex(len(quoted)), SuffixReader(quoted, is_own=True)
     begin = len(text) + 2
-    index.take(quoted[:begin])
+    index.append(quoted[:begin])
     for end in range(begin + 1, len(quoted)):
-        index.take(quoted[index.size : end])
+        index.append(quoted[index.size : end])
         guess = reader.guess(index, end, 1)
         if end > begin + 3:
             assert guess.token_ids == (quoted[end],)
@@ -182,7 +182,7 @@ def test_a_place_is_followed_however_many_newer_ones_look_like_it() -> None:
 def test_no_more_is_guessed_than_may_be() -> None:
     text = as_text([1] * 200)
     index = SuffixIndex(len(text))
-    index.take(text)
+    index.append(text)
     reader = SuffixReader(text, is_own=True)
     assert len(reader.guess(index, len(text), 1000).token_ids) == MAX_GUESS
     assert reader.guess(index, len(text), 0) == NO_GUESS
@@ -199,7 +199,7 @@ def test_a_token_takes_no_more_than_64_bytes(num_tokens: int) -> None:
 def test_texts_are_told_apart_by_what_is_no_token() -> None:
     index = SuffixIndex(8)
     for answer in ([1, 2], [3, 4]):
-        index.take(NO_TOKEN)
-        index.take(as_text(answer))
+        index.append(NO_TOKEN)
+        index.append(as_text(answer))
     assert SuffixReader(as_text([2]), is_own=False).guess(index, 1, 4) == NO_GUESS
     assert SuffixReader(as_text([3]), is_own=False).guess(index, 1, 4).token_ids == (4,)

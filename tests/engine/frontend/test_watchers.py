@@ -57,14 +57,14 @@ def test_every_watcher_is_told_the_same(watchers: Watchers) -> None:
     one, other = watchers.open(), watchers.open()
     assert not one.due.is_set()
     watchers.on_news(news(3, steps(10, 20), (7,)))
-    told = watchers.take(one)
+    told = watchers.pop(one)
     assert (told.status.open_rooms, list(told.steps.prompt_tokens), told.has_links, peers(told)) == (
         3,
         [10, 20],
         True,
         [7],
     )
-    assert watchers.take(other) == told
+    assert watchers.pop(other) == told
     assert not one.due.is_set()
 
 
@@ -74,7 +74,7 @@ def test_who_takes_late_gets_all_in_one_message_as_of_now(watchers: Watchers, cl
     clock.now_s = 2.0
     watchers.on_news(news(2, steps(20, 30, joined=6)))
     clock.now_s = 2.5
-    told = watchers.take(watcher)
+    told = watchers.pop(watcher)
     assert (told.status.open_rooms, list(told.steps.prompt_tokens), peers(told)) == (2, [10, 20, 30], [7])
     assert list(told.steps.began_s) == [3.5, 1.5, 1.5]
     assert list(told.steps.context_tokens) == list(told.steps.prompt_pairs) == [10, 20, 30]
@@ -85,11 +85,11 @@ def test_who_takes_late_gets_all_in_one_message_as_of_now(watchers: Watchers, cl
 def test_links_are_told_when_they_are_news(watchers: Watchers) -> None:
     watcher = watchers.open()
     watchers.on_news(news(1, steps(), (7,)))
-    first = watchers.take(watcher)
+    first = watchers.pop(watcher)
     watchers.on_news(news(1, steps()))
-    second = watchers.take(watcher)
+    second = watchers.pop(watcher)
     watchers.on_news(news(1, steps(), ()))
-    third = watchers.take(watcher)
+    third = watchers.pop(watcher)
     assert [(told.has_links, peers(told)) for told in (first, second, third)] == [
         (True, [7]),
         (False, []),
@@ -102,7 +102,7 @@ def test_nothing_is_told_before_all_is(watchers: Watchers) -> None:
     watchers.on_news(news(1, steps(10)))  # of a lease of somebody before
     assert not watcher.due.is_set()
     watchers.on_news(news(2, steps(20), ()))
-    told = watchers.take(watcher)
+    told = watchers.pop(watcher)
     assert (told.has_links, list(told.steps.prompt_tokens)) == (True, [20])
 
 
@@ -111,11 +111,11 @@ def test_a_slow_watcher_loses_the_oldest_steps_and_is_told_how_many(watchers: Wa
     half = [1] * (MAX_STEPS // 2)
     for number in range(3):
         watchers.on_news(news(number, steps(*half[1:], 100 + number), ()))
-    told = watchers.take(slow)
+    told = watchers.pop(slow)
     assert (len(told.steps.duration_s), told.steps.dropped) == (MAX_STEPS, MAX_STEPS // 2)
     assert [size for size in told.steps.prompt_tokens if size > 1] == [101, 102]
     watchers.on_news(news(4, steps(5)))
-    again = watchers.take(slow)
+    again = watchers.pop(slow)
     assert (list(again.steps.prompt_tokens), again.steps.dropped) == ([5], 0)
 
 
@@ -125,7 +125,7 @@ def test_what_the_scheduler_dropped_is_told_on(watchers: Watchers) -> None:
     lossy.dropped = 3
     watchers.on_news(news(1, lossy, ()))
     watchers.on_news(news(1, lossy))
-    assert watchers.take(watcher).steps.dropped == 6
+    assert watchers.pop(watcher).steps.dropped == 6
 
 
 def test_who_comes_later_hears_at_once_what_is_known_but_no_old_steps(watchers: Watchers) -> None:
@@ -133,7 +133,7 @@ def test_who_comes_later_hears_at_once_what_is_known_but_no_old_steps(watchers: 
     watchers.on_news(news(3, steps(10), (7,)))
     late = watchers.open()
     assert late.due.is_set()
-    told = watchers.take(late)
+    told = watchers.pop(late)
     assert (told.status.open_rooms, list(told.steps.prompt_tokens), peers(told)) == (3, [], [7])
 
 

@@ -24,7 +24,8 @@ from diptych.engine.runner.in_place import PartsInPlace
 from diptych.engine.runner.model_loader import ModelInPlace
 from diptych.engine.runner.model_part import ModelPart
 from diptych.engine.scheduler.weights import trial_of
-from diptych.engine.tensor_parallel.weight_sets import Change, RankWeights, WeightLoader
+from diptych.engine.tensor_parallel.weight_change import Change
+from diptych.engine.tensor_parallel.weight_sets import RankWeights, WeightLoader
 
 NewDriver = Callable[..., Any]
 FAMILIES = (  # states, sinks and stacked experts, an output that is the embedding, latents, inputs of each layer

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from diptych.engine.schedule.prefill_meter import PrefillMeter
+from diptych.engine.schedule.pace.prefill_meter import PrefillMeter
 from diptych.engine.schedule.step_log import MAX_STEPS, LoggedStep, LoggedSteps, StepLog, StepSize
 from diptych.engine.values.batch import ForwardBatch, ForwardMode
 from diptych.engine.values.events import Crossing

@@ -233,7 +233,7 @@ def test_a_prefix_that_comes_back_from_host_memory_wakes_the_loop(
         tokens = [token for output in frontend.until_ended(room) for token in output.token_ids]
         assert tokens == expected_output(prompt, 3, VOCAB)
     frontend.close()
-    assert frontend.cache.num_restored > 4 * 28
+    assert frontend.cache.moves.num_restored > 4 * 28
 
 
 def test_output_is_cut_to_what_the_context_leaves(frontend: Frontend) -> None:

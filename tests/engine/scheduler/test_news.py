@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from diptych.engine.schedule.adapter_turns import AdapterTurns
-from diptych.engine.schedule.prefill_meter import PrefillMeter
+from diptych.engine.schedule.pace.prefill_meter import PrefillMeter
 from diptych.engine.scheduler.links.links import links_of_nobody
 from diptych.engine.scheduler.news import News
 from diptych.engine.values.core_report import CoreCounts, CoreReport, DraftReport, Holders, SourceCounts

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from diptych.common.errors import DiptychError, InternalError, InvalidRequest, NotFound, Overloaded, Unavailable
-from diptych.engine.schedule.prefill_meter import PrefillMeter
+from diptych.engine.schedule.pace.prefill_meter import PrefillMeter
 from diptych.engine.scheduler import profiling
 from diptych.engine.scheduler.profiling import MAX_FILES, Profiler, StepRange, TorchTrace
 from diptych.v1.admin_pb2 import AdminCommand, StartProfileRequest, StopProfileRequest, StopProfileResponse

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from diptych.engine.schedule.adapter_turns import AdapterTurns
-from diptych.engine.schedule.prefill_meter import PrefillMeter
+from diptych.engine.schedule.pace.prefill_meter import PrefillMeter
 from diptych.engine.schedule.step_log import LoggedStep, LoggedSteps, StepSize
 from diptych.engine.scheduler.links.links import links_of_nobody
 from diptych.engine.scheduler.news import News

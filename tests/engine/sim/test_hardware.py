@@ -9,6 +9,7 @@ import pytest
 
 from diptych.engine.options.config import EngineOptions, SchedulerConfig
 from diptych.engine.scheduler.base import build_base
+from diptych.engine.tensor_parallel.company import HostLead
 from diptych.engine.values.limits import PROMPT_ROWS, Limits
 from diptych.engine.values.transfer_rules import TransferRules
 
@@ -16,7 +17,7 @@ from diptych.engine.values.transfer_rules import TransferRules
 def limits(folder: Path, **options: Any) -> Limits:
     engine = EngineOptions(model=str(folder), device="sim", kv_cache_mib=64, **options)
     config = SchedulerConfig("c", "text", "info", 1, "auto", TransferRules("off"), engine)
-    base = build_base(config, lambda config: None)
+    base = build_base(config, lambda config: None, HostLead(""))
     cache = base.new_cache(base.limits())
     assert cache.num_rows == base.limits().max_requests + PROMPT_ROWS
     base.close()

@@ -11,6 +11,7 @@ import torch
 from diptych.architectures.placement import Split
 from diptych.engine.models.ops import TorchOps
 from diptych.engine.tensor_parallel.communicator import TorchCommunicator
+from diptych.engine.tensor_parallel.meeting import FileMeeting
 from diptych.engine.tensor_parallel.ops import TensorParallelOps
 
 VOCAB, HIDDEN, WIDTH = 6, 4, 8
@@ -18,7 +19,7 @@ VOCAB, HIDDEN, WIDTH = 6, 4, 8
 
 def main(rank: int, size: int, store: Path, kind: str) -> None:
     device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
-    communicator = TorchCommunicator(rank, size, store, device)
+    communicator = TorchCommunicator(rank, size, FileMeeting(store), device)
     ops = TensorParallelOps(TorchOps(torch.float32), communicator)
 
     def numbers(*shape: int) -> torch.Tensor:

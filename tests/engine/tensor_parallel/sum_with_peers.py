@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from diptych.engine.tensor_parallel.communicator import TorchCommunicator
+from diptych.engine.tensor_parallel.meeting import FileMeeting
 from diptych.engine.tensor_parallel.peer_sums import PeerSums, open_peer_sums
 from diptych.kernels.gpu.collectives.one_shot import reference_sum
 from diptych.kernels.gpu.layers.norms import add_rms_norm
@@ -29,7 +30,7 @@ class Rank:
     def __init__(self, rank: int, size: int, store: Path) -> None:
         self.device = torch.device("cuda", rank)
         torch.cuda.set_device(self.device)
-        self.communicator = TorchCommunicator(rank, size, store, self.device)
+        self.communicator = TorchCommunicator(rank, size, FileMeeting(store), self.device)
         opened = open_peer_sums(self.communicator, self.device, max_polls=MAX_POLLS)
         assert opened is not None, "the GPUs can't open each other's memory"
         self.sums: PeerSums = opened

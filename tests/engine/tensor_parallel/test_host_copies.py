@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from late_copier import LateCopier
 
+from diptych.engine.tensor_parallel.channels import HostChannels
 from diptych.engine.tensor_parallel.group import TensorParallelCopier
 from diptych.engine.tensor_parallel.rank_log import RankLog
 from diptych.engine.tensor_parallel.tp_model_worker import TpModelWorker
@@ -27,8 +28,8 @@ class Ranks:
     def __init__(self, endpoint: str) -> None:
         self.pools = [np.arange(16, dtype=np.uint64).reshape(8, 2) + np.uint64(100 * rank) for rank in range(2)]
         self.copiers = [LateCopier(pool, 4, random.Random(0)) for pool in self.pools]
-        self.log = RankLog(endpoint, 2)
-        self.other = TpModelWorker(endpoint, 1)
+        self.log = RankLog(HostChannels(endpoint), 2)
+        self.other = TpModelWorker(HostChannels(endpoint), 1)
         self.lead = TensorParallelCopier(self.copiers[0], self.log)
         self._runner: Any = None
 

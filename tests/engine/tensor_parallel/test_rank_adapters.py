@@ -14,6 +14,7 @@ from diptych.common.errors import InternalError, InvalidRequest, Overloaded
 from diptych.engine.lora.host import ReadAdapter
 from diptych.engine.lora.registry import InvalidAdapter
 from diptych.engine.tensor_parallel.adapters import TensorParallelAdapters
+from diptych.engine.tensor_parallel.channels import HostChannels
 from diptych.engine.tensor_parallel.rank_log import RankLog, step_to_wire
 from diptych.engine.tensor_parallel.rank_model import RankModel
 from diptych.engine.tensor_parallel.rank_tasks import LeadTasks, RankTasks
@@ -65,9 +66,9 @@ class Ranks:
 
     def __init__(self, endpoint: str) -> None:
         self.hosts = [Host(rank) for rank in range(2)]
-        self.log = RankLog(endpoint, 2)
+        self.log = RankLog(HostChannels(endpoint), 2)
         self.lead = TensorParallelAdapters(self.hosts[0], LeadTasks(self.log))
-        self.worker, self.tasks = TpModelWorker(endpoint, 1), RankTasks(endpoint, 1)
+        self.worker, self.tasks = TpModelWorker(HostChannels(endpoint), 1), RankTasks(HostChannels(endpoint), 1)
         loader: WeightLoader[Host] = WeightLoader(_nothing, lambda source: self.hosts[1], _nothing, _nothing)
         self._model: RankModel[Host, str] = RankModel(RankWeights("", None, loader), self.hosts[1], self.tasks)  # type: ignore[arg-type]
         self._admin = ThreadPoolExecutor(1)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 import zmq
 
-from diptych.engine.tensor_parallel import rank_log
+from diptych.engine.tensor_parallel.channels import HostChannels
 from diptych.engine.tensor_parallel.rank_log import RankLog, step_from_wire, step_to_wire
 from diptych.engine.tensor_parallel.tp_model_worker import TpModelWorker
 from diptych.engine.values.batch import ForwardBatch, ForwardMode, PromptRows, StateMoves, WindowGroups
@@ -103,22 +102,27 @@ class WatchedSocket:
         return getattr(self._socket, name)
 
 
-def test_no_thread_waits_for_answers_at_a_socket_to_which_another_appends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    users: defaultdict[int, set[str]] = defaultdict(set)
-    plain = rank_log.rank_socket
-    monkeypatch.setattr(rank_log, "rank_socket", lambda kind: WatchedSocket(plain(kind), users[len(users)]))
-    endpoint = f"ipc://{tmp_path}/scheduler"
-    log, worker, runner = RankLog(endpoint, 2), TpModelWorker(endpoint, 1), Any
+class WatchedChannels(HostChannels):
+    def __init__(self, endpoint: str) -> None:
+        super().__init__(endpoint)
+        self.users: list[set[str]] = []
+
+    def listen(self, kind: int, name: str) -> Any:
+        self.users.append(set())
+        return WatchedSocket(super().listen(kind, name), self.users[-1])
+
+
+def test_no_thread_waits_for_answers_at_a_socket_to_which_another_appends(tmp_path: Path) -> None:
+    channels = WatchedChannels(f"ipc://{tmp_path}/scheduler")
+    log, worker, runner = RankLog(channels, 2), TpModelWorker(channels, 1), Any
     with ThreadPoolExecutor(1) as loop:
         asking = loop.submit(log.ask, rank_pb2.RankEntry(finish_saves=True))
         log.append(rank_pb2.RankEntry(finish_saves=True))
         while not asking.done():
             worker.apply_due(runner, None, Copier())  # type: ignore[arg-type]
     assert asking.result() == log.answers() == [rank_pb2.RankAnswer(is_saved=True)]
-    assert all(len(each) < 2 for each in users.values())
-    assert set().union(*users.values()) == {"appends", "receives"}
+    assert all(len(each) < 2 for each in channels.users)
+    assert set().union(*channels.users) == {"appends", "receives"}
     worker.close()
     log.close()
 
@@ -126,10 +130,10 @@ def test_no_thread_waits_for_answers_at_a_socket_to_which_another_appends(
 def test_a_rank_is_ready_once_it_is_connected_by_all_its_channels(tmp_path: Path) -> None:
     """Their paths are removed then."""
     endpoint = f"ipc://{tmp_path}/scheduler"
-    worker = TpModelWorker(endpoint, 1)
+    worker = TpModelWorker(HostChannels(endpoint), 1)
     ready = threading.Thread(target=worker.report_loaded_model)
     ready.start()
-    log = RankLog(endpoint, 2)
+    log = RankLog(HostChannels(endpoint), 2)
     assert [answer.is_loaded for answer in log.answers()] == [True]
     ready.join()
     for path in tmp_path.iterdir():

@@ -15,11 +15,13 @@ import pytest
 from diptych.architectures.registry import FAMILIES
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.common.errors import ConfigError, InvalidRequest
+from diptych.engine.tensor_parallel.channels import HostChannels
 from diptych.engine.tensor_parallel.rank_log import RankLog
 from diptych.engine.tensor_parallel.rank_model import RankModel
 from diptych.engine.tensor_parallel.rank_tasks import LeadTasks, RankTasks
 from diptych.engine.tensor_parallel.tp_model_worker import TpModelWorker
-from diptych.engine.tensor_parallel.weight_sets import Change, RankWeights, TensorParallelWeights, WeightLoader
+from diptych.engine.tensor_parallel.weight_change import Change
+from diptych.engine.tensor_parallel.weight_sets import RankWeights, TensorParallelWeights, WeightLoader
 
 T = TypeVar("T")
 
@@ -97,9 +99,9 @@ class Ranks:
 
     def __init__(self, endpoint: str, config: Any) -> None:
         self.ranks = [Rank(config) for _ in range(2)]
-        self.log = RankLog(endpoint, 2)
+        self.log = RankLog(HostChannels(endpoint), 2)
         self.lead = TensorParallelWeights(self.ranks[0].weights, LeadTasks(self.log))
-        self.worker, self.tasks = TpModelWorker(endpoint, 1), RankTasks(endpoint, 1)
+        self.worker, self.tasks = TpModelWorker(HostChannels(endpoint), 1), RankTasks(HostChannels(endpoint), 1)
         model: Any = RankModel(self.ranks[1].weights, None, self.tasks)  # type: ignore[arg-type]
         self._model = model
         self._admin = ThreadPoolExecutor(1)

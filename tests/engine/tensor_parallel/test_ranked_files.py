@@ -13,6 +13,7 @@ import pytest
 from tier_scenes import MIB, PAGE_NBYTES, RECORD, SOON_S, page_ids
 
 from diptych.engine.cache.host_tier import NO_COPIER
+from diptych.engine.tensor_parallel.channels import HostChannels
 from diptych.engine.tensor_parallel.rank_log import RankLog, ids_from_bytes, ids_to_bytes
 from diptych.engine.tensor_parallel.ranked_files import RankedFiles, RankFiles
 from diptych.engine.tensor_parallel.tp_model_worker import TpModelWorker
@@ -30,8 +31,8 @@ class Ranks:
     def __init__(self, endpoint: str, folder: Path) -> None:
         rng = np.random.default_rng(0)
         self.pools = [rng.integers(0, 256, (16, PAGE_NBYTES), np.uint8) for _ in range(2)]
-        self.log = RankLog(endpoint, 2)
-        self.other = TpModelWorker(endpoint, 1)
+        self.log = RankLog(HostChannels(endpoint), 2)
+        self.other = TpModelWorker(HostChannels(endpoint), 1)
         self.tier = FileTier(RankedFiles(self._files(folder, 0, None), self.log))
         self.parts = RankFiles(self._files(folder, 1, self.other.files_number()))
         self._nobodys: Any = None

@@ -357,7 +357,7 @@ def test_pages_in_files_are_counted_as_those_of_files_alone(new_life: NewLife) -
     life.compute([9, *TEXT])
     life.evict_all()
     cache = life.cache
-    assert (cache.tree.num_host_pages, cache.num_saved, cache.num_restored) == (0, 0, 0)
+    assert (cache.tree.num_host_pages, cache.moves.num_saved, cache.moves.num_restored) == (0, 0, 0)
     assert (life.tier.counts.read.num_pages, life.tier.counts.written.num_pages) == (WHOLE // PAGE, 21)
 
 

@@ -22,7 +22,7 @@ from diptych.engine.tiers.file_tier import FileTier
 from diptych.engine.tiers.object_asker import ObjectAsker
 from diptych.engine.tiers.object_room import Room
 from diptych.engine.tiers.page_files import PageFiles
-from diptych.engine.tiers.page_reader import Run
+from diptych.engine.tiers.records import Run
 from diptych.engine.tiers.runs import object_name
 from diptych.engine.values.core_report import Holders
 

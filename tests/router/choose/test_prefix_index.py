@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from diptych.engine.cache.cache_changes import CacheChanges, CacheDelta
 from diptych.engine.cache.kv_feed import MAX_HASHES, KvFeed, KvFeeds, KvMessage
-from diptych.engine.cache.radix import RadixTree
 from diptych.engine.cache.tier import SlotPool
+from diptych.engine.cache.tree.radix import RadixTree
 from diptych.generation.page_hash import page_hashes
 from diptych.router.choose.prefix_index import KvNews, PrefixIndex
 

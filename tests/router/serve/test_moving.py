@@ -86,7 +86,7 @@ class Story:
             try:
                 delta = await self.attempt.next()
             except AttemptFailed as failed:
-                taken = self.move.take() if self.move is not None else None
+                taken = self.move.pop() if self.move is not None else None
                 if taken is None:
                     return failed.failure.code.name
                 self.attempt, self.move = taken, None

@@ -21,7 +21,7 @@ def serve(
     turn = sessions.turn("ada", Follow("s", **follow), name, now_s)  # type: ignore[arg-type]
     prompt = [*turn.before, *new]
     for token in output:
-        turn.take([token])
+        turn.on_output([token])
     turn.ended(prompt)
     return prompt
 

@@ -18,9 +18,9 @@ def test_records_come_out_as_they_came_in() -> None:
     queue = UsageQueue(10)
     for number in range(5):
         queue.put(record(number))
-    assert queue.take(3) == [record(0), record(1), record(2)]
-    assert queue.take(3) == [record(3), record(4)]
-    assert queue.take(3) == []
+    assert queue.pop(3) == [record(0), record(1), record(2)]
+    assert queue.pop(3) == [record(3), record(4)]
+    assert queue.pop(3) == []
 
 
 def test_what_finds_no_place_is_added_up_by_tenant_model_and_outcome() -> None:
@@ -28,7 +28,7 @@ def test_what_finds_no_place_is_added_up_by_tenant_model_and_outcome() -> None:
     for number, tenant, outcome in ((0, "a", "ok"), (1, "a", "ok"), (2, "a", "ok"), (3, "b", "ok"), (4, "a", "error")):
         queue.put(record(number, tenant, outcome))
     assert (len(queue), queue.num_merged) == (4, 4)
-    alone, both, other, failed = queue.take(10)
+    alone, both, other, failed = queue.pop(10)
     assert alone == record(0, "a")
     assert both == UsageRecord(2.0, "", "a", "m", "ok", 23, 3, 6, requests=2)
     assert (other.tenant, other.requests, other.request_id) == ("b", 1, "")
@@ -43,8 +43,8 @@ def test_no_token_is_lost_however_slowly_somebody_takes() -> None:
         put.append(record(number, rng.choice("abc"), rng.choice(("ok", "error"))))
         queue.put(put[-1])
         if rng.random() < 0.05:
-            taken += queue.take(rng.randrange(12))
-    taken += queue.take(10_000)
+            taken += queue.pop(rng.randrange(12))
+    taken += queue.pop(10_000)
     assert queue.num_merged > 500
     for field in ("prompt_tokens", "cached_tokens", "output_tokens", "requests"):
         for tenant in "abc":

@@ -10,7 +10,7 @@ from recurrent_runner import new_states
 from diptych.common.arrays import U64
 from diptych.decode.core import DecodeCore
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.schedule.step_pace import StepPace
+from diptych.engine.schedule.pace.step_pace import StepPace
 from diptych.engine.values.events import DigestPages, Event, SendNote, StreamPages, UnpackPages, WriteDone, WritePages
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.prompt_cost import PromptCost

@@ -23,7 +23,7 @@ from diptych.common.members.roles import Role
 from diptych.decode.core import DecodeCore
 from diptych.engine.cache.host_tier import HostTier
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.schedule.step_pace import StepPace
+from diptych.engine.schedule.pace.step_pace import StepPace
 from diptych.engine.scheduler.links.links import Links, directions_of
 from diptych.engine.scheduler.links.tester import LinkTester
 from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping, fill_in

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Final
 
 from diptych.common.net.reachable import bracketed, local_host
@@ -75,13 +76,15 @@ class Workers:
     role: str  # and the command
     count: int
     options: Sequence[str] = ()  # further ones
+    leader_ports: Sequence[int] = ()  # of groups over several nodes: one for each worker
+    nodes: int = 1  # of each worker, which are processes here: a node would have a machine of its own
 
 
 @dataclass(frozen=True, slots=True)
 class Component:
     """One process: `diptych ARGUMENTS`."""
 
-    name: str  # "prefill#1"; the number only where there can be several
+    name: str  # "prefill#1", and "prefill#1.1" of its next node; the number only where there can be several
     arguments: tuple[str, ...]
     num_threads: int = 1
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)  # beside what it inherits
@@ -144,10 +147,45 @@ def _workers(workers: Workers, model: Model, listen: ListenAddresses, num_thread
     }
     for number in range(1, workers.count + 1):
         component = _component(f"{workers.role}#{number}", workers.role, options, num_threads)
-        yield replace(component, arguments=(*component.arguments, *workers.options))
+        component = replace(component, arguments=(*component.arguments, *workers.options))
+        yield from (component,) if workers.nodes == 1 else _nodes(component, workers, workers.leader_ports[number - 1])
+
+
+def _nodes(component: Component, workers: Workers, port: int) -> Iterable[Component]:
+    """Yield the processes of a group, the leader first; each takes the GPUs behind those of the node before."""
+    tp, base_gpu = _number(workers.options, "tp", 1), _number(workers.options, "base-gpu", 0)
+    for node in range(workers.nodes):
+        place = {"nnodes": workers.nodes, "node-rank": node, "leader": f"127.0.0.1:{port}"}
+        own = _flags({**place, "base-gpu": base_gpu + node * (tp // workers.nodes)})
+        name = f"{component.name}.{node}" if node else component.name
+        yield replace(component, name=name, arguments=(*component.arguments, *own))
+
+
+def over_nodes(workers: Workers, nodes: int, ports: Sequence[int], given_tp: str) -> Workers:
+    """Return workers that are groups over so many nodes; `given_tp`: what the environment says, if it does."""
+    tp = _value(workers.options, "tp") or given_tp or str(nodes)
+    return replace(workers, options=(*workers.options, "--tp", tp), nodes=nodes, leader_ports=ports)
+
+
+def _number(options: Sequence[str], name: str, default: int) -> int:
+    """Return the number that options say of a flag; what is none, the process refuses in words."""
+    value = _value(options, name)
+    return int(value) if value.isdecimal() else default
+
+
+def _value(options: Sequence[str], name: str) -> str:
+    """Return what options say of a flag, the last of several; empty: nothing."""
+    found = ""
+    for word, following in pairwise((*options, "")):
+        if word.partition("=")[0] == f"--{name}":
+            found = word.partition("=")[2] or following
+    return found
 
 
 def _component(name: str, command: str, options: Mapping[str, object], num_threads: int = 1) -> Component:
     """`health-port 0`: else a variable that says otherwise would give all of them the same one."""
-    flags = (text for flag, value in {**options, "health-port": 0}.items() for text in (f"--{flag}", str(value)))
-    return Component(name, (command, *flags), num_threads)
+    return Component(name, (command, *_flags({**options, "health-port": 0})), num_threads)
+
+
+def _flags(options: Mapping[str, object]) -> tuple[str, ...]:
+    return tuple(text for flag, value in options.items() for text in (f"--{flag}", str(value)))

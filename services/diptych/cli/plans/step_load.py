@@ -19,7 +19,7 @@ STEPS: Final = 48  # of a round that is there for its outputs
 POOL_SHARE: Final = 0.5  # that a round may take
 
 
-class Ask(NamedTuple):
+class StepRequest(NamedTuple):
     """A request: random tokens, and so many of output."""
 
     prompt_len: int
@@ -30,7 +30,7 @@ class Round(NamedTuple):
     """Requests of clients that send one after the other."""
 
     num_clients: int
-    asks: tuple[Ask, ...]
+    asks: tuple[StepRequest, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +54,13 @@ class Bounds:
 def rounds(bounds: Bounds) -> Iterator[Round]:
     """Yield the rounds in their order: the first ones warm up."""
     lens = _lens(bounds.longest)
-    yield Round(1, (Ask(lens[0], FEW_TOKENS), Ask(lens[-1], FEW_TOKENS)))
-    yield Round(1, tuple(Ask(each, FEW_TOKENS) for each in lens for _ in range(LONE)))
+    yield Round(1, (StepRequest(lens[0], FEW_TOKENS), StepRequest(lens[-1], FEW_TOKENS)))
+    yield Round(1, tuple(StepRequest(each, FEW_TOKENS) for each in lens for _ in range(LONE)))
     for num_clients in _powers(bounds.max_clients):
         yield from _outputs(num_clients, bounds)
     for num_clients in _powers(bounds.max_clients)[1:3]:
         fitting = [each for each in lens if each <= bounds.longest_of(num_clients)] or lens[:1]
-        asks = (Ask(fitting[i % len(fitting)], STEPS // (1 + i % 3)) for i in range(3 * num_clients))
+        asks = (StepRequest(fitting[i % len(fitting)], STEPS // (1 + i % 3)) for i in range(3 * num_clients))
         yield Round(num_clients, tuple(asks))
 
 
@@ -69,7 +69,7 @@ def _outputs(num_clients: int, bounds: Bounds) -> Iterator[Round]:
     longest = bounds.longest_of(num_clients)
     lens = dict.fromkeys(each for each in (SHORTEST, longest // 3, longest) if SHORTEST <= each <= longest)
     for prompt_len in lens or (max(1, longest),):
-        yield Round(num_clients, (Ask(prompt_len, STEPS),) * num_clients)
+        yield Round(num_clients, (StepRequest(prompt_len, STEPS),) * num_clients)
 
 
 def _lens(longest: int) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
@@ -46,6 +46,8 @@ class Plan:
     integers: IntegerLayout | None = None  # of the other matrices of layers; None: they are in floats
     integers_by_name: Mapping[str, IntegerLayout] = field(default_factory=dict)  # of the matrices of a GGUF file
     has_fp8: bool = False  # as the matrices of layers are, stored or made so
+    gpus_per_node: int = 0  # 0: nobody asked
+    tps: Sequence[int] = ()  # that the model divides by, and its nodes' GPUs as well, ascending
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,20 @@ def fit(model: ModelConfig, plan: Plan) -> Fit:
     page = whole_layout(part, plan.page_size, plan.kv_dtype).page_nbytes
     room = int(plan.gpu_gib * plan.memory_share * GIB) - weights
     return Fit(weights, page, max(0, room // page))
+
+
+def num_nodes(tp: int, gpus_per_node: int) -> int:
+    """Return the nodes that a worker of so many GPUs takes."""
+    return -(-tp // gpus_per_node)
+
+
+def smallest_worker(model: ModelConfig, plan: Plan) -> int:
+    """Return the fewest GPUs that hold the weights and a request of the whole context; 0: none of `tps` are enough."""
+    for tp in plan.tps:
+        found = fit(model, replace(plan, tp=tp))
+        if found.pages * plan.page_size >= model.context_len:
+            return tp
+    return 0
 
 
 def _matrix_nbytes(plan: Plan, name: str, piece: Piece) -> int:
@@ -118,9 +134,16 @@ def as_json(model: ModelConfig, plan: Plan) -> dict[str, Any]:
         "kv_token_bytes": _page_nbytes(model, plan) / plan.page_size,
         "kv_window_bytes": most_windowed(model, plan),
         "gpu": {"weights_bytes": found.weights, "page_bytes": found.page, "pages": found.pages},
+        **_nodes_as_json(model, plan),
         "state_bytes": state_nbytes(model.recurrent, STATE_DTYPE) if model.recurrent else 0,
         "handed_over_bytes": {str(each): handed_over(model, plan, each) for each in _lens(model)},
     }
+
+
+def _nodes_as_json(model: ModelConfig, plan: Plan) -> dict[str, Any]:
+    if not plan.gpus_per_node:
+        return {}
+    return {"nodes": num_nodes(plan.tp, plan.gpus_per_node), "smallest_tp": smallest_worker(model, plan)}
 
 
 def as_text(model: ModelConfig, plan: Plan) -> str:
@@ -142,6 +165,8 @@ def _facts(model: ModelConfig, plan: Plan) -> Iterator[tuple[str, str]]:
         f"{plan.tp} GPU{'s' if plan.tp > 1 else ''}",
         _on_gpus(fit(model, plan), plan, window_pages(model, 1).most_live(plan.page_size)),
     )
+    if plan.gpus_per_node:
+        yield "nodes", _on_nodes(smallest_worker(model, plan), plan)
     yield "handed over", ", ".join(f"{each:,} tokens: {_size(handed_over(model, plan, each))}" for each in _lens(model))
 
 
@@ -188,6 +213,24 @@ def _on_gpus(found: Fit, plan: Plan, num_windowed: int) -> str:
     tokens = found.pages * plan.page_size
     less = f", less {num_windowed:,} pages a request for windows" if num_windowed else ""
     return f"{gpu}, at most {found.pages:,} KV pages of {plan.page_size} tokens: {tokens:,} tokens{less}"
+
+
+def _on_nodes(smallest: int, plan: Plan) -> str:
+    """Say which group of GPUs is the smallest that serves the whole context, and on how many nodes this one is."""
+    own = f"{plan.tp} GPU{'s' if plan.tp > 1 else ''} on {_nodes(plan.tp, plan.gpus_per_node)}"
+    if not smallest:
+        return f"{own}; no group up to {max(plan.tps, default=0)} GPUs holds weights and a request of the whole context"
+    return f"{own}; the smallest for a request of the whole context: {_options(smallest, plan.gpus_per_node)}"
+
+
+def _options(tp: int, gpus_per_node: int) -> str:
+    count = num_nodes(tp, gpus_per_node)
+    return f"--tp {tp}" + (f" --nnodes {count}" if count > 1 else "")
+
+
+def _nodes(tp: int, gpus_per_node: int) -> str:
+    count = num_nodes(tp, gpus_per_node)
+    return f"{count} nodes" if count > 1 else "one node"
 
 
 def _lens(model: ModelConfig) -> list[int]:

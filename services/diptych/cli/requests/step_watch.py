@@ -15,7 +15,7 @@ from typing import Final
 
 import grpc
 
-from diptych.cli.plans.step_load import Ask, Round
+from diptych.cli.plans.step_load import Round, StepRequest
 from diptych.common.errors import DiptychError
 from diptych.common.members.instances import name_of
 from diptych.common.net.rpc import open_sync_channel
@@ -117,7 +117,7 @@ class LoadDriver:
             list(clients.map(self._complete, wanted.asks))
         return len(wanted.asks)
 
-    def _complete(self, ask: Ask) -> None:
+    def _complete(self, ask: StepRequest) -> None:
         body = {"model": "", "prompt": self._prompt(ask.prompt_len), "max_tokens": ask.output_len}
         data = json.dumps({**body, "temperature": 0, "ignore_eos": True}).encode()
         request = urllib.request.Request(self._url, data, self._headers)

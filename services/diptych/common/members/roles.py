@@ -30,10 +30,8 @@ class LegKind(enum.Enum):
 
     __hash__ = object.__hash__  # as it is compared: Enum's own is Python, and legs are looked up by it all the time
 
-    @property
-    def makes_output(self) -> bool:
-        """Whether it goes on behind a prompt's first token."""
-        return self is LegKind.DECODE or self is LegKind.LOCAL
+    def __init__(self, word: str) -> None:
+        self.makes_output = word in ("decode", "local")  # it goes on behind a prompt's first token
 
     @property
     def wire(self) -> worker_pb2.LegKind:
@@ -42,6 +40,8 @@ class LegKind(enum.Enum):
 
 class Role(enum.Enum):
     """What a scheduler serves."""
+
+    __hash__ = object.__hash__
 
     PREFILL = "prefill"
     DECODE = "decode"

@@ -45,6 +45,7 @@ MAY_CALL: Final[Mapping[str, Parties]] = MappingProxyType(
         "/diptych.v1.WorkerAdmin/FlushCache": _OPERATOR,
         "/diptych.v1.WorkerAdmin/StartProfile": _OPERATOR,
         "/diptych.v1.WorkerAdmin/StopProfile": _OPERATOR,
+        "/diptych.v1.NodeGroup/Join": frozenset({Party.WORKER}),
         "/diptych.v1.KvBench/Join": frozenset({Party.WORKER, Party.OPERATOR}),  # a command, run where workers run
         "/diptych.v1.KvBench/Digest": frozenset({Party.WORKER, Party.OPERATOR}),
         "/grpc.health.v1.Health/Watch": EVERY,

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from diptych.common.arrays import I64
 from diptych.engine.cache.page_ids import FIRST_STATE_PART, FIRST_WINDOW, TOKENS, PageId, chain_proofs
-from diptych.engine.cache.radix_node import Found
 from diptych.engine.cache.tier import Tier
+from diptych.engine.cache.tree.radix_node import Found
 
 
 class Page(NamedTuple):

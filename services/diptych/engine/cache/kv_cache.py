@@ -16,9 +16,8 @@ Where layers have windows, a request holds other pages beside these, as many as 
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,15 +26,16 @@ import numpy as np
 from diptych.common.arrays import I32
 from diptych.engine.cache.cache_changes import NO_CHANGES, CacheChanges
 from diptych.engine.cache.found_pages import Beside
-from diptych.engine.cache.pins import Pins
-from diptych.engine.cache.radix import ALL_LEVELS, RadixTree
-from diptych.engine.cache.radix_node import Insertion, Match, Node, Save
 from diptych.engine.cache.request_windows import RequestWindows
 from diptych.engine.cache.return_times import ReturnTimes
 from diptych.engine.cache.sessions import Sessions
-from diptych.engine.cache.shared_tiers import ComputeSeconds, SharedTiers, level_of
+from diptych.engine.cache.shared_tiers import ComputeSeconds, SharedTiers
 from diptych.engine.cache.snapshots import cuts
-from diptych.engine.cache.tier import POOL, Restore, Store, Tier
+from diptych.engine.cache.tier import POOL, Store, Tier
+from diptych.engine.cache.tier_moves import TierMoves
+from diptych.engine.cache.tree.pins import Pins
+from diptych.engine.cache.tree.radix import ALL_LEVELS, RadixTree
+from diptych.engine.cache.tree.radix_node import Insertion, Match, Node
 from diptych.engine.values.core_report import CacheReport, Holders, TierReport
 from diptych.engine.values.policy_names import EvictionPolicy
 from diptych.engine.values.request import NO_PAGES, Request, Snapshot
@@ -107,12 +107,9 @@ class KvCache:
         )
         self.sessions = Sessions(self.tree, times, page_size, is_on=pin_share > 0, reload_share=reload_share)
         self.counts = counts_of(1 + len(tiers))
-        self.num_saved = 0  # pages copied to tiers that are not shared, since start
-        self.num_restored = 0  # and back
+        self.moves = TierMoves(self.tree, self.pool, tiers, page_size)
         self.compute_s: ComputeSeconds = never_computed
         self._tiers = tiers
-        self._restores: dict[int, tuple[Restore, Node]] = {}  # on their way, by number, with their last nodes
-        self._num_restores = 0  # begun since start: numbers them
         self._duplicates: list[Pages] = []  # of shared pages, still read by steps or transfers
         self.pages_per_state = pages_per_state
         self.windows = windows
@@ -142,14 +139,16 @@ class KvCache:
 
     @property
     def num_beside_next(self) -> int:
-        """Of the pages that a request could get now, those that its windows and its state would take."""
+        """How many of the pages that a request could get now its windows and its state would take."""
+        if not (self.windows.num_groups or self.pages_per_state):
+            return 0
         left = max(0, self.num_available - self.pages_per_state)
         return self.num_available - self.windows.fitting(left, self.page_size)
 
     @property
     def is_held(self) -> bool:
         """Whether a tier writes pages or a request holds some, be it one that has ended and is in a step that runs."""
-        return len(self._free_rows) < self.num_rows or bool(self._restores)
+        return len(self._free_rows) < self.num_rows or len(self.moves) > 0
 
     @property
     def num_rows(self) -> int:
@@ -228,42 +227,37 @@ class KvCache:
         self.tree.lock(match.node)
         num_state_pages = self.pages_per_state if request.state_len else 0
         num_window_pages, num_owed = self._begin_windows(request, match.node) if self.windows.num_groups else (0, 0)
-        num_lower_places = sum(node.num_places for node in match.lower_nodes)
+        num_lower_places = sum([node.num_places for node in match.lower_nodes])
         num_pages = self.pages_for(request.num_tokens) - len(match.pages) - match.num_lower_pages
         need = num_lower_places + num_pages + num_window_pages + num_state_pages
         num_kept = self.tree.states.num_unread(match.node) if self.begins_with_state(request) else 0
         if need + spare_pages + num_kept + num_owed > self.num_available:
             self._unlock(request, match.node)
             return False
-        if not match.lower_nodes:
+        if self.pages_per_state and not match.lower_nodes:
             self._begin_reading(request, match)
         pages = self._allocate(need)
         if match.lower_nodes:
-            request.restore = self._restore(request, match, pages)
+            request.restore = self.moves.restore(request, match, pages, self.compute_s)
         if request.restore is not None:
             self._unlock(request, match.node)
             return False
-        pages, windows, state = np.split(pages[num_lower_places:], np.cumsum([num_pages, num_window_pages]))
-        self._fill_row(request, match, pages)
+        pages = pages[num_lower_places:]
+        self._fill_row(request, match, pages[:num_pages])
         for level, num_pages_there in not_loaded:
             self.counts.not_loaded[level] += num_pages_there
         self.sessions.waits_no_more(request)
         if self.windows.num_groups:
-            self._windows.fill(request, windows)
-        self._begin_state(request, match, state)
+            self._windows.fill(request, pages[num_pages : num_pages + num_window_pages])
+        if self.pages_per_state:
+            self._begin_state(request, match, pages[num_pages + num_window_pages :])
         return True
 
     def finish_restore(self, number: int, error: str | None) -> None:
         """A tier has brought pages back, or can't: then they are forgotten, and whoever wants them computes them."""
-        restore, node = self._restores.pop(number)
-        restore.has_ended = True
-        if error is None:
+        restore = self.moves.finish(number, error)
+        if not restore.has_failed:
             self.counts.saved_s[restore.level] += restore.saved_s
-            self.tree.settle(node)
-            self.num_restored += self._num_host(restore.level, len(restore.pages))
-        else:
-            restore.has_failed = True
-            self.pool.uncache(self.tree.lose(node))
         self.sweep()
 
     def grow(self, request: Request, num_tokens: int) -> bool:
@@ -534,6 +528,8 @@ class KvCache:
     def _match(self, request: Request) -> tuple[Match, list[tuple[int, int]]]:
         """Return the longest prefix that is here, or is sooner loaded than computed; and by level the pages not so."""
         deepest, not_loaded = ALL_LEVELS, list[tuple[int, int]]()
+        if not self._tiers:
+            return self._match_down_to(deepest, request), not_loaded
         self._lower.find(request, self.compute_s)
         while True:
             match = self._match_down_to(deepest, request)
@@ -557,27 +553,32 @@ class KvCache:
         """Let others go from a tier until so many slots are free, as far as that can be; `node` stays."""
         if count > self._tiers[level - 1].num_free:
             self.tree.lock(node)
-            self._save(self.tree.make_room(level, count))
+            self.moves.save(self.tree.make_room(level, count))
             self.tree.unlock(node)
 
     def _fill_row(self, request: Request, match: Match, pages: Pages) -> None:
         """Give the request a row with the pages of its match, which is locked and here, and then `pages`."""
         request.row, request.node = self._free_rows.pop(), match.node
         request.num_pages = 0
-        self._append(request, np.concatenate([match.pages, *(node.pages for node in match.lower_nodes), pages]))
+        self._append(request, np.concatenate([match.pages, *[node.pages for node in match.lower_nodes], pages]))
         request.cached_len = match.num_tokens + match.num_lower_pages * self.page_size
         request.computed_len = min(request.cached_len, request.num_tokens - 1)
         self._count(request)
 
     def _count(self, request: Request) -> None:
         """Count what was found of a prompt that is computed here, the first time, by the level that had it."""
+        is_new = not (request.is_imported or request.num_output_tokens)
+        if is_new:
+            self.counts.prompt_tokens += request.num_tokens
+        if not request.restored:
+            self.counts.found_tokens[POOL] += is_new * (request.cached_len // self.page_size) * self.page_size
+            return
         levels = np.full(request.cached_len // self.page_size, POOL)
         for restore in request.restored:
             if not restore.has_failed:
                 levels[restore.start : restore.end] = restore.level
         request.restored.clear()
-        if not (request.is_imported or request.num_output_tokens):
-            self.counts.prompt_tokens += request.num_tokens
+        if is_new:
             for level in range(len(self.counts.found_tokens)):
                 self.counts.found_tokens[level] += self.page_size * int((levels == level).sum())
 
@@ -627,39 +628,6 @@ class KvCache:
             self.tree.states.end_reading(request.state_node)
             request.state_node = None
 
-    def _restore(self, request: Request, match: Match, pages: Pages) -> Restore | None:
-        """Bring what tiers have of a locked match back, into the first of `pages`, which were taken for it.
-
-        Return what is not here yet: then the pages that are not needed for it are gone.
-        """
-        for level, group in itertools.groupby(match.lower_nodes, level_of):
-            nodes = tuple(group)
-            slots = np.concatenate([node.places for node in nodes])
-            start, end = nodes[0].end - len(nodes[0].pages), nodes[-1].end
-            restore = Restore(self._num_restores, level, slots, pages[: len(slots)].copy(), start, end)
-            request.restored.append(restore)
-            self._num_restores += 1
-            self.pool.cache(restore.pages)
-            pages = pages[len(slots) :]
-            if not self._tiers[level - 1].restore(restore.number, slots, restore.pages):
-                restore.saved_s = self._saved_s(nodes)
-                self._expect(restore, nodes)
-                self.pool.release(pages)
-                return restore
-            self.tree.promote(nodes, restore.pages)
-            self.num_restored += self._num_host(level, len(slots))
-        return None
-
-    def _saved_s(self, nodes: Sequence[Node]) -> float:
-        """Predict how much sooner these come, which are being restored, than if they were computed; 0: not known."""
-        first, last = nodes[0], nodes[-1]
-        compute_s = self.compute_s((first.end - len(first.pages)) * self.page_size, last.end * self.page_size)
-        load_s = self._tiers[last.level - 1].load_s(0)
-        return max(0.0, compute_s - load_s) if math.isfinite(compute_s) else 0.0
-
-    def _expect(self, restore: Restore, nodes: Sequence[Node]) -> None:
-        self._restores[restore.number] = restore, self.tree.expect(nodes, restore)
-
     def _allocate(self, count: int) -> Pages:
         """Allocate `count` of the available pages, evicting what is needed."""
         shortage = count - self.pool.num_free
@@ -671,17 +639,8 @@ class KvCache:
 
     def _evict(self, num_pages: int) -> None:
         eviction = self.tree.evict(num_pages)
-        self._save(eviction.saves)
+        self.moves.save(eviction.saves)
         self.pool.uncache(eviction.pages)
-
-    def _save(self, saves: Iterable[Save]) -> None:
-        for save in saves:
-            self._tiers[save.level - 1].save(save.places, save.slots, save.ids)
-            self.num_saved += self._num_host(save.level, len(save.slots))
-
-    def _num_host(self, level: int, num_pages: int) -> int:
-        """Return how many of the pages of a tier are counted here: shared tiers count their own."""
-        return 0 if self._tiers[level - 1].is_shared else num_pages
 
     def _append(self, request: Request, pages: Pages) -> None:
         end = request.num_pages + len(pages)
@@ -694,7 +653,8 @@ class KvCache:
         self._unlock(request, request.node)
         self.sweep()
         self.page_table[request.row] = 0
-        self._windows.end(request)
+        if self.windows.num_groups:
+            self._windows.end(request)
         self._free_rows.append(request.row)
         request.node, request.row, request.num_pages = None, -1, 0
         request.computed_len = request.cached_len = 0

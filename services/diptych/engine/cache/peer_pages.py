@@ -15,7 +15,7 @@ import numpy as np
 
 from diptych.common.arrays import I64
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.cache.radix_node import Node
+from diptych.engine.cache.tree.radix_node import Node
 from diptych.kvtransfer.ownership import Pages
 
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 import numpy as np
 
 from diptych.common.arrays import I32
-from diptych.engine.cache.radix import RadixTree
-from diptych.engine.cache.radix_node import Node
+from diptych.engine.cache.tree.radix import RadixTree
+from diptych.engine.cache.tree.radix_node import Node
 from diptych.engine.values.request import NO_PAGES, Request
 from diptych.engine.values.window_pages import WindowPages
 from diptych.kvtransfer.ownership import PagePool, Pages

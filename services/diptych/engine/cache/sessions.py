@@ -17,11 +17,11 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from diptych.engine.cache.pins import Pin
-from diptych.engine.cache.radix import RadixTree
-from diptych.engine.cache.radix_node import Node
 from diptych.engine.cache.return_times import EDGES_S, ReturnTimes, ToolKey, bucket_of
 from diptych.engine.cache.tier import POOL
+from diptych.engine.cache.tree.pins import Pin
+from diptych.engine.cache.tree.radix import RadixTree
+from diptych.engine.cache.tree.radix_node import Node
 from diptych.engine.values.request import Request, page_names
 from diptych.generation.request_groups import MAX_TOOL_LEN
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from diptych.engine.cache.found_pages import Beside, claimed, held_pages, num_ids, runs_of
-from diptych.engine.cache.node_ids import end_of, ids_of
 from diptych.engine.cache.page_ids import TOKENS, PageId, chain_proofs
-from diptych.engine.cache.radix import RadixTree
-from diptych.engine.cache.radix_node import Match, Node, joined
 from diptych.engine.cache.tier import POOL, Lookup, Store, Tier
+from diptych.engine.cache.tree.node_ids import end_of, ids_of
+from diptych.engine.cache.tree.radix import RadixTree
+from diptych.engine.cache.tree.radix_node import Match, Node, joined
 from diptych.engine.cache.worth_loading import worth_loading
 from diptych.engine.values.request import Request, page_names
 

@@ -57,7 +57,7 @@ class _Life:
                 self.index, self.larger = self.larger, None
 
     def _catch_up(self, index: SuffixIndex) -> None:
-        index.take(self.text[index.size : min(self.seen, index.size + CATCH_UP_TOKENS)])
+        index.append(self.text[index.size : min(self.seen, index.size + CATCH_UP_TOKENS)])
 
 
 class SuffixSource:
@@ -135,12 +135,12 @@ class SuffixSource:
                 return
             index = SuffixIndex(num_tokens)
             if known is not None:
-                index.take(known.held)
+                index.append(known.held)
             self._shared_bytes += index.nbytes
         else:
             index = known
-        index.take(NO_TOKEN)
-        index.take(answer)
+        index.append(NO_TOKEN)
+        index.append(answer)
         self._answers[namespace] = index
 
     def _make_room(self, num_bytes: int) -> bool:

@@ -86,7 +86,7 @@ class SuffixIndex:
         start = max(0, self.size - self.capacity)
         return self._tokens[np.arange(start, self.size) % self.capacity].astype(np.int64)
 
-    def take(self, tokens: I64) -> None:
+    def append(self, tokens: I64) -> None:
         """Append tokens; the oldest ones give way. Those below zero count as `NO_TOKEN`."""
         assert tokens.dtype == np.int64
         assert tokens.flags.c_contiguous

@@ -59,7 +59,7 @@ class Survival:
         return list(accumulate(corrected, min, initial=1.0))[1:]
 
     def learn(self, said: Sequence[float], num_came: int) -> float:
-        """Of the tokens of a guess that were compared, the first `num_came` came true; return how many should have."""
+        """Learn that the first `num_came` compared tokens of a guess came true; return how many should have."""
         expected = 0.0
         for at, chance in enumerate(said):
             level = _level(chance)

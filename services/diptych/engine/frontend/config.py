@@ -12,7 +12,7 @@ from diptych.common.errors import ConfigError
 from diptych.common.logging import LogFormat, LogLevel
 from diptych.common.members.neighbours import MOVE_LINKS
 from diptych.common.members.replicas import check_replicas
-from diptych.common.net.reachable import reachable_host
+from diptych.common.net.reachable import is_loopback, reachable_host
 from diptych.common.trust.trust import TrustConfig
 from diptych.engine.options.config import EngineOptions, KvBackend, WeightsFrom
 from diptych.engine.values.transfer_rules import Integrity, TransferRules
@@ -71,6 +71,15 @@ class WorkerConfig(EngineOptions, TrustConfig):
     tokenizer_cache_bytes: int = option(
         64 << 20, help="memory for the tokens of earlier messages and prompts; 0: none", group="prompts"
     )
+    nnodes: int = option(
+        1, help="nodes that the processes of --tp are divided among: each runs this command", group="nodes"
+    )
+    node_rank: int = option(0, help="number of this node; 0 leads the group, and is what routers know", group="nodes")
+    leader: str = option("", help="host:port at which node 0 serves gRPC, as other nodes reach it", group="nodes")
+    node_interface: str = option(
+        "", help="network device for what nodes tell each other and add up; empty: that of --leader", group="nodes"
+    )
+    node_wait_s: float = option(600.0, help="seconds in which all nodes of a group must come", group="nodes")
     log_format: LogFormat = option("auto", help="auto, json or text", group="logging")
     log_level: LogLevel = option("info", help="debug, info, warning or error", group="logging")
 
@@ -96,6 +105,35 @@ class WorkerConfig(EngineOptions, TrustConfig):
         if self.kv_backend == "nixl" and self.kv_require != "any":
             raise ConfigError(f"--kv-require {self.kv_require} needs --kv-backend ucx: NIXL does not tell its lanes")
         self.transfer_rules.validate()
+        self._check_nodes()
+
+    def _check_nodes(self) -> None:
+        """Raises `ConfigError` where no group over nodes could come of it."""
+        if self.nnodes < 1 or not 0 <= self.node_rank < self.nnodes:
+            raise ConfigError(f"--node-rank is {self.node_rank}: of --nnodes {self.nnodes} they are 0 and up")
+        if self.nnodes == 1:
+            if self.leader:
+                raise ConfigError("--leader is for a group over several nodes: give --nnodes, too")
+            return
+        host, _, port = self.leader.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+            raise ConfigError(f"--nnodes {self.nnodes} needs --leader HOST:PORT, where node 0 serves gRPC")
+        if self.node_rank == 0 and self.port not in (0, int(port)):
+            raise ConfigError(f"--port {self.port} of node 0 is not that of --leader {self.leader}: make them equal")
+        if self.tp % self.nnodes:
+            raise ConfigError(f"--tp {self.tp} can't be divided among --nnodes {self.nnodes}: all have equally many")
+        if self.dp > 1:
+            raise ConfigError("--nnodes needs --dp 1: start a group of nodes for each scheduler")
+        if not self.node_wait_s > 0:
+            raise ConfigError(f"--node-wait-s must be positive, not {self.node_wait_s}")
+        if is_loopback(self.host) and not is_loopback(host):
+            words = f"nobody on another node reaches --host {self.host}, though --leader is {self.leader}"
+            raise ConfigError(f"{words}: listen at an address of this node, or at ::")
+
+    @property
+    def own_port(self) -> int:
+        """Where gRPC is served: a leader is where it is said to be."""
+        return int(self.leader.rpartition(":")[2]) if self.nnodes > 1 and self.node_rank == 0 else self.port
 
     @property
     def transfer_rules(self) -> TransferRules:

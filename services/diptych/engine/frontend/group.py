@@ -232,7 +232,7 @@ class WorkerGroup:
                     came = True
                     await self.scheduler.send(commands)
                 if await self._until(watcher.due, RENEW_S):
-                    news = self._watchers.take(watcher)
+                    news = self._watchers.pop(watcher)
                     self._complete(news.status)
                     if has_heard:
                         news.status.instance.ClearField("transfer")

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Final
 
-from diptych.checkpoints.source import ModelSource, open_model
 from diptych.common import event_loop
 from diptych.common.draining import drain_route
 from diptych.common.health.grpc_health import add_health
@@ -34,16 +33,18 @@ from diptych.engine.frontend.givers import name_givers
 from diptych.engine.frontend.group import WorkerGroup
 from diptych.engine.frontend.health import WorkerHealth
 from diptych.engine.frontend.metrics import WorkerMetrics, metrics_app
+from diptych.engine.frontend.node import follow
+from diptych.engine.frontend.node_start import LeadNodes, lead_nodes
 from diptych.engine.frontend.scheduler_client import SchedulerDied, start_scheduler
+from diptych.engine.frontend.scheduler_start import open_served, scheduler_config
 from diptych.engine.frontend.service import WorkerService
 from diptych.engine.frontend.sessions import Sessions
 from diptych.engine.frontend.tokenizer_manager import TokenizerManager
 from diptych.engine.frontend.weight_routes import weight_routes
-from diptych.engine.options.config import SchedulerConfig
-from diptych.engine.options.pool_size import check_pool, likely_device
-from diptych.engine.options.served_model import as_served
+from diptych.engine.nodes.following import GroupEnded
+from diptych.engine.nodes.leading import GroupLeader
 from diptych.tokens.tokenizer import stay_in_the_callers_thread
-from diptych.v1 import admin_pb2_grpc, bootstrap_pb2, worker_pb2_grpc
+from diptych.v1 import admin_pb2_grpc, bootstrap_pb2, rank_pb2_grpc, worker_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
@@ -57,10 +58,11 @@ def run_worker(config: WorkerConfig, role: Role) -> int:
     descriptors.use_all_descriptors()
     trust = config.trust()
     forget_token()  # schedulers need none
+    serve = follow if config.node_rank else _serve
     try:
-        asyncio.run(event_loop.run_until_signal(lambda stop: _serve(config, trust, role, stop), grace_s=config.grace_s))
+        asyncio.run(event_loop.run_until_signal(lambda stop: serve(config, trust, role, stop), grace_s=config.grace_s))
     except ExceptionGroup as group:
-        ends, others = group.split((SchedulerDied, Evicted))
+        ends, others = group.split((SchedulerDied, Evicted, GroupEnded))
         if ends is None or others is not None:
             raise
         logger.error("%s", _first_leaf(ends))
@@ -69,14 +71,15 @@ def run_worker(config: WorkerConfig, role: Role) -> int:
 
 
 async def _serve(config: WorkerConfig, trust: Trust, role: Role, stop: event_loop.Stop) -> None:
-    source = _open(config, role)
+    source = open_served(config, role)
     metrics = WorkerMetrics(trust.tls)
     async with contextlib.AsyncExitStack() as stack:
         num_threads, cache_bytes = config.tokenizer_threads, config.tokenizer_cache_bytes
         prompts = TokenizerManager(source.tokenizer, num_threads=num_threads, cache_bytes=cache_bytes)
         stack.callback(prompts.close)
         model_id = source.config.model_id
-        starting = [_member(config, trust, role, rank, model_id, metrics, prompts) for rank in range(config.dp)]
+        lead = await lead_nodes(config, role, source, stop)
+        starting = [_member(config, trust, role, rank, model_id, metrics, prompts, lead) for rank in range(config.dp)]
         members = [await stack.enter_async_context(each) for each in starting]
         service = WorkerService(member.group for member in members)
         ours = [member.secret for member in members]
@@ -87,7 +90,12 @@ async def _serve(config: WorkerConfig, trust: Trust, role: Role, stop: event_loo
         drain = WorkerDrain(service.groups, config.drain_s)
         roles = RoleChanges(config.drain_s)
         admin = WorkerAdminService(service, drain, roles)
-        address = await stack.enter_async_context(_listen(config, trust, metrics, service, admin, health.probes))
+        leader = members[0].leader
+        address = await stack.enter_async_context(
+            _listen(config, trust, metrics, service, admin, health.probes, leader)
+        )
+        if leader is not None:
+            stack.enter_context(leader.ending())  # while it can be heard
         app = metrics_app(metrics, service.groups)
         app.router.routes.append(drain_route("/drain", drain, trust, metrics.refusals))
         app.router.routes.append(role_route(service, roles, trust, metrics.refusals))
@@ -95,6 +103,8 @@ async def _serve(config: WorkerConfig, trust: Trust, role: Role, stop: event_loo
         scraped = HttpServer(app, config.host, config.metrics_port, stop_grace_s=SCRAPE_GRACE_S)
         async with asyncio.TaskGroup() as tasks:
             background = [tasks.create_task(watcher.run()), tasks.create_task(health.heartbeat.run())]
+            if leader is not None:
+                background.append(tasks.create_task(leader.watch()))
             tasks.create_task(scraped.run())
             async with asyncio.TaskGroup() as lives:
                 for member in members:
@@ -112,6 +122,7 @@ class _Member:
     secret: InstanceSecret
     group: WorkerGroup
     registration: Registration
+    leader: GroupLeader | None  # where it has ranks on other nodes
 
 
 async def _live(
@@ -172,11 +183,14 @@ async def _member(
     model_id: str,
     metrics: WorkerMetrics,
     prompts: TokenizerManager,
+    lead: LeadNodes | None,
 ) -> AsyncIterator[_Member]:
-    """Start the scheduler of a group; end it at the exit."""
+    """Start the scheduler of a group; end it at the exit. `lead`: the nodes that it has ranks on."""
     secret = InstanceSecret.new()
     instance = _instance(config, role, rank, model_id, secret.instance_id)
-    scheduler = await start_scheduler(_scheduler_config(config, role, instance))
+    leader = lead.of(instance) if lead else None
+    place = lead.place if lead else None
+    scheduler = await start_scheduler(scheduler_config(config, role, instance, place), company=leader)
     registration = Registration(config.bootstrap, trust, lambda: group.describe(), secret)
     sessions = Sessions(role, KvFeeds() if config.kv_events == "on" else None, metrics.leg_ended)
     limits_s = config.stall_s, config.release_s
@@ -191,7 +205,7 @@ async def _member(
         drain_cache_s=config.drain_cache_s,
     )
     try:
-        yield _Member(secret, group, registration)
+        yield _Member(secret, group, registration, leader)
     finally:
         await scheduler.stop()
 
@@ -204,26 +218,21 @@ async def _listen(
     service: WorkerService,
     admin: WorkerAdminService,
     probes: Probes,
+    leader: GroupLeader | None,
 ) -> AsyncIterator[str]:
     """Serve gRPC until the exit; yield the address that others reach us by."""
     server = rpc.new_server(trust, metrics.refusals, own_host=config.advertised_host)
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
     admin_pb2_grpc.add_WorkerAdminServicer_to_server(admin, server)
+    if leader is not None:
+        rank_pb2_grpc.add_NodeGroupServicer_to_server(leader, server)
     add_health(server, probes, ("diptych.v1.Worker", "diptych.v1.WorkerAdmin"))
-    port = rpc.listen(server, config.host, config.port, trust)
+    port = rpc.listen(server, config.host, config.own_port, trust)
     await server.start()
     try:
         yield f"{config.advertised_host}:{port}"
     finally:
         await server.stop(grace=1)
-
-
-def _open(config: WorkerConfig, role: Role) -> ModelSource:
-    """Open the model, and see before any other process starts that it can be served."""
-    source = open_model(config.model, config.load_format)
-    options = config.engine_options
-    check_pool(as_served(source, options).config, options, role, likely_device(config.device))
-    return source
 
 
 def _instance(config: WorkerConfig, role: Role, rank: int, model_id: str, instance_id: int) -> bootstrap_pb2.Instance:
@@ -237,24 +246,6 @@ def _instance(config: WorkerConfig, role: Role, rank: int, model_id: str, instan
         dp_rank=rank,
         pool=config.pool,
         pod=config.pod_name,
-    )
-
-
-def _scheduler_config(config: WorkerConfig, role: Role, instance: bootstrap_pb2.Instance) -> SchedulerConfig:
-    return SchedulerConfig(
-        component=role.value,
-        log_format=config.log_format,
-        log_level=config.log_level,
-        instance_id=instance.instance_id,
-        transports=config.transports,
-        kv_backend=config.kv_backend,
-        kv_path=config.kv_path,
-        kv_require=config.kv_require,
-        weights_from=config.weights_from,
-        transfer=config.transfer_rules,
-        engine=config.engine_options.of_group(instance.dp_rank),
-        role=role.value,
-        host=config.host,
     )
 
 

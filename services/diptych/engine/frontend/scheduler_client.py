@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import zmq
 import zmq.asyncio
@@ -31,7 +31,9 @@ from diptych.common.errors import (
     Unavailable,
 )
 from diptych.common.members.heartbeat import SharedHeartbeat, new_heartbeat
+from diptych.engine.nodes.leading import Alone, Company
 from diptych.engine.options.config import SchedulerConfig
+from diptych.engine.tensor_parallel.channels import make_keys
 from diptych.v1 import admin_pb2, engine_pb2, worker_pb2
 
 T = TypeVar("T")
@@ -66,8 +68,11 @@ class SchedulerClient:
         socket: zmq.asyncio.Socket,
         folder: str,
         heartbeat: SharedHeartbeat,
+        company: Company | None = None,
     ) -> None:
-        self._processes = processes  # by tensor-parallel rank
+        """`company`: ranks on other nodes."""
+        self._company = company or Alone()
+        self._processes = processes  # by tensor-parallel rank, of those here
         self.pids = tuple(process.pid for process in processes)
         self._socket = socket
         self._folder = folder  # of the ipc sockets
@@ -78,7 +83,10 @@ class SchedulerClient:
     async def ready(self) -> engine_pb2.SchedulerReady:
         """Wait until the model is loaded. Raises `SchedulerDied` with the scheduler's own words if it fails."""
         async for events in self.events():
+            if events.HasField("rank_doors"):
+                self._company.open(events.rank_doors)
             if events.HasField("ready"):
+                self._company.loaded()
                 # a connected socket needs its path no more, and a kill leaves nothing
                 shutil.rmtree(self._folder, ignore_errors=True)
                 self._is_ready = True
@@ -90,14 +98,15 @@ class SchedulerClient:
 
     async def events(self) -> AsyncIterator[engine_pb2.SchedulerEvents]:
         """Yield what the scheduler says, until `stop`; raise `SchedulerDied` when it ends on its own."""
-        ends = [asyncio.ensure_future(process.wait()) for process in self._processes]
+        lost = asyncio.shield(self._company.lost)
+        ends: list[asyncio.Future[Any]] = [lost, *(asyncio.ensure_future(each.wait()) for each in self._processes)]
         try:
             while True:
                 message = asyncio.ensure_future(self._socket.recv())
                 await asyncio.wait((message, *ends), return_when=asyncio.FIRST_COMPLETED)
                 if not message.done():
                     message.cancel()
-                    raise await self._death("")
+                    raise await (self._desertion(lost.result()) if lost.done() else self._death(""))
                 events = engine_pb2.SchedulerEvents.FromString(message.result())
                 if events.fatal:
                     raise await self._death(events.fatal)
@@ -122,6 +131,7 @@ class SchedulerClient:
 
     async def stop(self) -> None:
         """Ask the processes to end, and end those that don't. Idempotent."""
+        self._company.stop()
         if self._is_ready and all(process.returncode is None for process in self._processes):
             await self.send(engine_pb2.SchedulerCommands(shutdown=True))
             if not await self._all_end(_STOP_TIMEOUT_S):
@@ -140,8 +150,16 @@ class SchedulerClient:
         fatal = fatal or await self._last_words()
         codes = enumerate(process.returncode for process in self._processes)
         causes = [self._cause(rank, code) for rank, code in codes if code is not None and (rank or not fatal)]
+        words = "; ".join([*causes, fatal] if fatal else causes)
+        self._company.died(words)
         await self._kill()
-        return SchedulerDied("; ".join([*causes, fatal] if fatal else causes))
+        return SchedulerDied(words)
+
+    async def _desertion(self, words: str) -> SchedulerDied:
+        """End what is here, because ranks elsewhere are gone; return why."""
+        self._company.died(words)
+        await self._kill()
+        return SchedulerDied(f"a part of the group is gone: {words}")
 
     def _cause(self, rank: int, code: int) -> str:
         name = "the scheduler process" if len(self._processes) == 1 else f"tensor-parallel rank {rank}"
@@ -170,17 +188,26 @@ class SchedulerClient:
             await process.wait()
 
 
-async def start_scheduler(config: SchedulerConfig, module: str = SCHEDULER_MODULE) -> SchedulerClient:
-    """Start `python -m module` with `config`, once for each rank."""
+async def start_scheduler(
+    config: SchedulerConfig, module: str = SCHEDULER_MODULE, company: Company | None = None
+) -> SchedulerClient:
+    """Start `python -m module` with `config`, once for each rank that is here."""
     folder = tempfile.mkdtemp(prefix="diptych-")  # private; and short: paths of sockets are limited to 107 bytes
     config = replace(config, endpoint=f"ipc://{folder}/scheduler", parent_pid=os.getpid())
+    if config.place is not None:
+        make_keys(config.endpoint)
     socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
     socket.set_hwm(0)
     socket.bind(config.endpoint)
     with new_heartbeat() as (heartbeat, descriptor):
         lead = await _start_process(module, replace(config, heartbeat_fd=descriptor), descriptor)
-        others = [await _start_process(module, replace(config, rank=rank)) for rank in range(1, config.engine.tp)]
-    return SchedulerClient((lead, *others), socket, folder, heartbeat)
+        others = [await start_rank(replace(config, rank=rank), module) for rank in config.ranks_here[1:]]
+    return SchedulerClient((lead, *others), socket, folder, heartbeat, company)
+
+
+async def start_rank(config: SchedulerConfig, module: str = SCHEDULER_MODULE) -> asyncio.subprocess.Process:
+    """Start a rank other than 0."""
+    return await _start_process(module, config)
 
 
 async def _start_process(module: str, config: SchedulerConfig, *descriptors: int) -> asyncio.subprocess.Process:

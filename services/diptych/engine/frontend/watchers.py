@@ -53,7 +53,7 @@ class Watcher:
             self._num_dropped += num_oldest
         self.due.set()
 
-    def take(self, status: WorkerStatus, links: WorkerStatus) -> WorkerNews:
+    def pop(self, status: WorkerStatus, links: WorkerStatus) -> WorkerNews:
         """Return all that is due, with the newest status; `links` are the newest that were told."""
         news = WorkerNews(status=status, steps=merged(self._waiting, self._clock()), has_links=self._owes_links)
         if self._owes_links:
@@ -133,8 +133,8 @@ class Watchers:
         for watcher in self._watchers:
             watcher.add(news)
 
-    def take(self, watcher: Watcher) -> WorkerNews:
+    def pop(self, watcher: Watcher) -> WorkerNews:
         """Return what is due to a watcher; its `due` is set."""
         assert self._status is not None
         assert self._links is not None
-        return watcher.take(self._status, self._links)
+        return watcher.pop(self._status, self._links)

@@ -16,10 +16,11 @@ from diptych.common.logging import LogFormat, LogLevel
 from diptych.common.members.roles import Role
 from diptych.common.net.served import LoadFormat, check_max_model_len
 from diptych.engine.options.device_kind import DeviceKind
+from diptych.engine.options.node_place import NodePlace
 from diptych.engine.options.sim_timing import read_timing
 from diptych.engine.options.speculation import parse_speculate
 from diptych.engine.options.store_url import check_store
-from diptych.engine.schedule.step_sizes import GivenSizes
+from diptych.engine.schedule.pace.step_sizes import GivenSizes
 from diptych.engine.tensor_parallel.rank_id import rank_id
 from diptych.engine.values.limits import MAX_DRAFTS, PIN_SHARE, RETRACTED_S, Scheduling
 from diptych.engine.values.policy_names import EvictionPolicy, SchedulePolicy
@@ -309,6 +310,7 @@ class SchedulerConfig:
     kv_path: KvPath = "auto"
     kv_require: Requirement = "any"
     weights_from: WeightsFrom = "disk"  # peers: the first command names them
+    place: NodePlace | None = None  # in a group over several nodes
     # set by `start_scheduler`:
     endpoint: str = ""  # ZMQ ipc address that the frontend has bound
     parent_pid: int = 0  # the scheduler ends with this process
@@ -321,8 +323,13 @@ class SchedulerConfig:
 
     @property
     def gpu(self) -> int:
-        """The GPU of this process, where one computes."""
-        return self.engine.base_gpu + self.rank
+        """The GPU of this process, where one computes: each node has some of its own."""
+        return self.engine.base_gpu + self.rank - self.ranks_here[0]
+
+    @property
+    def ranks_here(self) -> range:
+        """The ranks that run on this node."""
+        return range(self.engine.tp) if self.place is None else self.place.ranks(self.engine.tp)
 
     @property
     def transfer_id(self) -> int:
@@ -335,8 +342,11 @@ class SchedulerConfig:
     @classmethod
     def from_json(cls, text: str) -> SchedulerConfig:
         fields = json.loads(text)
-        parts = {"engine": EngineOptions(**fields["engine"]), "transfer": TransferRules(**fields["transfer"])}
-        return cls(**{**fields, **parts})
+        fields["engine"] = EngineOptions(**fields["engine"])
+        fields["transfer"] = TransferRules(**fields["transfer"])
+        if fields["place"] is not None:
+            fields["place"] = NodePlace(**fields["place"])
+        return cls(**fields)
 
 
 def _lora(text: str) -> tuple[str, Path]:

@@ -13,7 +13,7 @@ from diptych.common.errors import ConfigError
 from diptych.common.members.roles import Role
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.device_kind import DeviceKind
-from diptych.engine.schedule.step_sizes import REQUEST_TOKENS, usual
+from diptych.engine.schedule.pace.step_sizes import REQUEST_TOKENS, usual
 from diptych.engine.values.kv_regions import kv_layout, pages_per_state, state_nbytes, window_pages
 from diptych.kvtransfer.layout import HeadShare, PoolLayout, Region
 

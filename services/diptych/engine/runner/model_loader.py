@@ -50,7 +50,7 @@ from diptych.engine.runner.kv_pool import new_kv, own_views
 from diptych.engine.runner.loaded_model import LoadedModel, ModelOptions, load_with_draft
 from diptych.engine.runner.model_part import ModelPart
 from diptych.engine.runner.model_runner import ModelRunner
-from diptych.engine.schedule.step_sizes import REQUEST_TOKENS, Found, choose, usual
+from diptych.engine.schedule.pace.step_sizes import REQUEST_TOKENS, Found, choose, usual
 from diptych.engine.tensor_parallel.communicator import Communicator
 from diptych.engine.values.batch import OnLayer
 from diptych.engine.values.kv_regions import state_nbytes

@@ -27,10 +27,11 @@ from diptych.engine.runner.kv_pool import kv_bytes, new_kv, shared_kv
 from diptych.engine.runner.model_loader import MIB, ModelLoader
 from diptych.engine.runner.model_part import ModelPart
 from diptych.engine.runner.model_runner import ModelRunner
-from diptych.engine.schedule.step_sizes import Chosen
+from diptych.engine.schedule.pace.step_sizes import Chosen
 from diptych.engine.tensor_parallel.communicator import Communicator, TorchCommunicator
+from diptych.engine.tensor_parallel.company import Lead
 from diptych.engine.tensor_parallel.group import LeadRank, RankGroup, SingleRank
-from diptych.engine.tensor_parallel.rank_log import store_path
+from diptych.engine.tensor_parallel.meeting import Meeting
 from diptych.engine.tensor_parallel.trainer_groups import TorchGroups
 from diptych.engine.tensor_parallel.weight_sets import InPlace
 from diptych.engine.values.batch import OnLayer
@@ -63,13 +64,15 @@ class TorchHardware:
     def open(self, model: str) -> ModelSource:
         return as_served(open_model(model, self.options.load_format), self.options)
 
-    def ranks(self, endpoint: str) -> RankGroup:
-        size = self.options.tp
-        return LeadRank(endpoint, size, lambda: self.join(endpoint, 0)) if size > 1 else SingleRank()
+    def ranks(self, lead: Lead) -> RankGroup:
+        if self.options.tp == 1:
+            return SingleRank()
+        log = lead.open_log(self.options.tp)
+        return LeadRank(log, lambda: self.join(lead.meeting(log), 0))
 
-    def join(self, endpoint: str, rank: int) -> TorchCommunicator:
+    def join(self, meeting: Meeting, rank: int) -> TorchCommunicator:
         """Meet the other ranks, as one of them."""
-        communicator = TorchCommunicator(rank, self.options.tp, store_path(endpoint), self._device)
+        communicator = TorchCommunicator(rank, self.options.tp, meeting, self._device)
         communicator.open_peers()
         self._communicator = communicator
         return communicator

@@ -272,7 +272,7 @@ class AdapterTurns:
         return any(number not in self._users for number in chain(*self._lines[: rank + 1]))
 
     def _leave_lines(self, room: int) -> None:
-        for line in self._lines:
+        for line in filter(None, self._lines):
             for number in [number for number, rooms in line.items() if room in rooms]:
                 line[number].discard(room)
                 if not line[number]:

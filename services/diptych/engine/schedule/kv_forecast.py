@@ -40,14 +40,14 @@ class OutputLengths:
     def observe(self, num_tokens: int) -> None:
         """Learn that an output ended by itself, or at its limit, with `num_tokens`."""
         self._counts *= 1.0 - 1.0 / MEMORY
-        self._counts[np.searchsorted(_BOUNDS, num_tokens)] += 1.0
-        np.cumsum(self._counts, out=self._known[1:])
+        self._counts[_BOUNDS.searchsorted(num_tokens)] += 1.0
+        self._counts.cumsum(out=self._known[1:])
 
     @property
     def short(self) -> int:
         """How many tokens hardly an output is shorter than; 0: not known."""
         known = self._known[1:]
-        bucket = int(np.searchsorted(known, SHORT * known[-1], side="right"))
+        bucket = int(known.searchsorted(SHORT * known[-1], side="right"))
         return int(_BOUNDS[bucket - 1]) + 1 if bucket and SHORT * known[-1] >= 1 else 0
 
     def ends_within(self, made: F64, num_more: F64, limit: F64) -> F64:
@@ -65,9 +65,9 @@ class OutputLengths:
     def remaining(self, made: I64, limit: I64) -> I64:
         """Return how many tokens requests will still make that have `made` some and may make `limit`; both `[n]`."""
         known = self._known
-        shorter = known[np.searchsorted(_BOUNDS, made, side="right")]  # in buckets that hold no longer output
+        shorter = known[_BOUNDS.searchsorted(made, side="right")]  # in buckets that hold no longer output
         evidence = known[-1] - shorter
-        bucket = np.searchsorted(known[1:], shorter + QUANTILE * evidence)
+        bucket = known[1:].searchsorted(shorter + QUANTILE * evidence)
         learned = _BOUNDS[bucket.clip(max=len(_BOUNDS) - 1)]
         expected = np.where(evidence < MIN_EVIDENCE, made + np.maximum(made, FIRST_GUESS), learned)
         return np.minimum(np.maximum(expected, made + 1), limit) - made
@@ -99,16 +99,15 @@ class KvForecast:
             return 0
         requests = [*holders, candidate]
         page_size = self._cache.page_size
-        found = np.array([holder.cached_len for holder in holders], dtype=np.int64)
-        owned = np.array([holder.num_pages for holder in holders], dtype=np.int64) - found // page_size
         newly_owned = self._cache.pages_for(candidate.num_tokens) - self._cache.cached_len(candidate) // page_size
+        held = [holder.num_pages - holder.cached_len // page_size for holder in holders]
+        owned = np.array([*held, newly_owned], dtype=np.int64)
         prompt_lens = np.array([request.prompt_len for request in requests], dtype=np.int64)
         made = np.array([request.num_tokens for request in requests], dtype=np.int64) - prompt_lens
         limit = np.array([request.max_len for request in requests], dtype=np.int64) - prompt_lens
         hinted = np.array([request.hints.expected_tokens for request in requests], dtype=np.int64) - made
         learned = self._lengths.remaining(made, limit)
         remaining = np.where(hinted > 0, np.minimum(hinted, limit - made), learned)  # who said so, until it is longer
-        owned = np.append(owned, newly_owned)
         if not self._cache.windows.num_groups:
             return peak_growth(owned, remaining, page_size)
         beside = self._beside(holders, newly_owned)
@@ -134,8 +133,8 @@ def peak_growth(owned: I64, remaining: I64, page_size: int) -> int:
     """
     if len(owned) == 0:
         return 0
-    order = np.argsort(-remaining, kind="stable")
+    order = (-remaining).argsort(kind="stable")
     num_running = np.arange(1, len(owned) + 1)  # when the i-th of them, longest first, is about to end
     grown = num_running * -(-remaining[order] // page_size)
-    freed = owned.sum() - np.cumsum(owned[order])
-    return max(0, int((grown - freed).max()))
+    freed = owned[order].cumsum()
+    return max(0, int((grown + freed - freed[-1]).max()))

@@ -79,6 +79,8 @@ class PrefixesInFlight:
         if not self._producers:
             return None
         names = page_names(request, self._page_size)
+        if not names or (source, names[0]) not in self._producers:
+            return None
         most = min(len(names), request.matchable_len // self._page_size)
         low, high = 0, -(-most // STRIDE)  # looked up pages
         while low < high:  # whoever brings a page brings those before it

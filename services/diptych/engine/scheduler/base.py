@@ -21,11 +21,12 @@ from diptych.engine.cache.tier import Tier
 from diptych.engine.lora.host import AdapterHost
 from diptych.engine.options.config import EngineOptions, SchedulerConfig
 from diptych.engine.options.pool_size import num_host_slots
-from diptych.engine.schedule.step_sizes import Chosen
+from diptych.engine.schedule.pace.step_sizes import Chosen
 from diptych.engine.scheduler.lasting import LastingTiers, open_lasting_tiers
 from diptych.engine.scheduler.links.links import Links, directions_of, links_of_nobody
 from diptych.engine.scheduler.links.tester import LinkTester
 from diptych.engine.scheduler.stepping import StepGivenUp, StepWatch
+from diptych.engine.tensor_parallel.company import Lead
 from diptych.engine.tensor_parallel.group import RankGroup
 from diptych.engine.tensor_parallel.trainer_groups import TrainerGroups
 from diptych.engine.tensor_parallel.weight_sets import InPlace
@@ -83,8 +84,8 @@ class Hardware(Protocol):
         """Open a model as it is served here. Raises `ConfigError`."""
         ...
 
-    def ranks(self, endpoint: str) -> RankGroup:
-        """Meet the other tensor-parallel ranks, as rank 0."""
+    def ranks(self, lead: Lead) -> RankGroup:
+        """Meet the other tensor-parallel ranks, as rank 0, which `lead` leads to."""
         ...
 
     def pool_layout(self, source: ModelSource, rank: int) -> PoolLayout:
@@ -206,7 +207,9 @@ class SchedulerBase:
         return host if self.lasting.files is None else (*host, self.lasting.files)
 
 
-def build_base(config: SchedulerConfig, open_transport: OpenTransport, taking: Taking | None = None) -> SchedulerBase:
+def build_base(
+    config: SchedulerConfig, open_transport: OpenTransport, lead: Lead, taking: Taking | None = None
+) -> SchedulerBase:
     """Open the model, wait for the other ranks, and allocate. `taking`: from whom its weights may come.
 
     A GPU's model is loaded before its pool is allocated. Pages are sent whole where layers with a window have their
@@ -216,7 +219,7 @@ def build_base(config: SchedulerConfig, open_transport: OpenTransport, taking: T
     options = hardware.options
     source = hardware.open(options.model)
     check_divides(source.config, options.tp)
-    ranks = hardware.ranks(config.endpoint)
+    ranks = hardware.ranks(lead)
     layout, chosen = hardware.pool_layout(source, config.rank), hardware.chosen
     num_windows = config.transfer.num_windows if len(source.config.page_groups) == 1 else 1
     windows = layer_windows(layout.num_layers, num_windows, layout.page_nbytes)

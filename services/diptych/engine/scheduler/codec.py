@@ -52,7 +52,7 @@ def start_from_wire(leg: worker_pb2.StartLeg, adapter: Loaded, *, now_s: float, 
     request = new_request(
         leg.room,
         prompt,
-        dataclasses.replace(params, max_tokens=min(params.max_tokens, room_left)),
+        params if params.max_tokens <= room_left else dataclasses.replace(params, max_tokens=room_left),
         account=account,
         hints=hints,
         life=life_from_wire(leg, now_s),

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from diptych.common.errors import DiptychError
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.schedule.prefill_meter import PrefillMeter
+from diptych.engine.schedule.pace.prefill_meter import PrefillMeter
 from diptych.engine.scheduler.own_files import new_file, own_folder, sweep
 from diptych.engine.values.core_report import CoreReport
 from diptych.engine.values.request import Request

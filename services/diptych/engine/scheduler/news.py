@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from diptych.engine.cache import kv_codec
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule import step_codec
-from diptych.engine.schedule.prefill_meter import PrefillMeter
+from diptych.engine.schedule.pace.prefill_meter import PrefillMeter
 from diptych.engine.scheduler import codec
 from diptych.engine.scheduler.adapters import Adapters
 from diptych.engine.scheduler.lasting import NO_LASTING_TIERS, LastingTiers
@@ -145,8 +145,8 @@ class News:
         return WorkerStatus(
             pages_by_state=self._cache.pool.counts(),
             host_pages=self._cache.tree.num_host_pages,
-            host_pages_saved=self._cache.num_saved,
-            host_pages_restored=self._cache.num_restored,
+            host_pages_saved=self._cache.moves.num_saved,
+            host_pages_restored=self._cache.moves.num_restored,
             cache=codec.cache_to_wire(self._cache.report()),
             files=None if lasting.files is None else self._tier_status(lasting.files),
             shared=None if lasting.shared is None else self._shared_status(lasting.shared),

@@ -34,7 +34,7 @@ from diptych.engine.options.pool_size import pool_words
 from diptych.engine.options.speculation import parse_speculate
 from diptych.engine.runner.threads import configure_threads
 from diptych.engine.schedule.adapter_turns import AdapterTurns, Turns
-from diptych.engine.schedule.step_sizes import words
+from diptych.engine.schedule.pace.step_sizes import words
 from diptych.engine.scheduler.adapters import Adapters, open_adapters
 from diptych.engine.scheduler.admin_thread import AdminThread, Effect
 from diptych.engine.scheduler.base import (
@@ -60,6 +60,7 @@ from diptych.engine.scheduler.stepping import (
 )
 from diptych.engine.scheduler.terms import worker_terms
 from diptych.engine.scheduler.weights import Host, Weights, misfit
+from diptych.engine.tensor_parallel.company import HostLead, Lead, NodesLead, joining, reaching
 from diptych.engine.tensor_parallel.rank_model import RankModel
 from diptych.engine.tensor_parallel.rank_tasks import RankTasks
 from diptych.engine.tensor_parallel.ranked_files import RankFiles
@@ -108,8 +109,10 @@ def _run(config: SchedulerConfig, build_core: BuildCore, open_transport: OpenTra
         if channel is None:
             serve_rank(config, open_transport(config))
         else:
+            lead = _lead(config, channel)
             taking = _taking(config, channel)
-            _serve(build_base(config, open_transport, taking), channel, build_core, taking)
+            base = build_base(config, open_transport, lead, taking)
+            _serve(base, channel, build_core, taking)
     except Exception as error:
         if isinstance(error, DiptychError):
             logger.error("%s", error)
@@ -136,16 +139,28 @@ def _taking(config: SchedulerConfig, channel: zmq.Socket[bytes]) -> Taking | Non
     return Taking([Giver(each.host, each.door.port, each.door.key) for each in givers])
 
 
+def _lead(config: SchedulerConfig, channel: zmq.Socket[bytes]) -> Lead:
+    """Return the way to the other ranks. Nodes hear by the frontend where we listen."""
+    if config.place is None:
+        return HostLead(config.endpoint)
+
+    def tell(doors: rank_pb2.RankDoors) -> None:
+        channel.send(engine_pb2.SchedulerEvents(rank_doors=doors).SerializeToString())
+
+    return NodesLead(config.endpoint, config.place, config.engine.tp, tell)
+
+
 def serve_rank(config: SchedulerConfig, transport: Transport | None) -> None:
     """Apply what rank 0 decides until it says that it is over."""
     with garbage_postponed():
         from diptych.engine.runner.torch_hardware import TorchHardware  # torch, whose threads are configured first
 
     hardware = TorchHardware(config.engine, config.gpu)
-    worker = TpModelWorker(config.endpoint, config.rank)
+    channels = reaching(config.endpoint, config.place)
+    worker = TpModelWorker(channels, config.rank)
     source = hardware.open(hardware.options.model)
     check_divides(source.config, hardware.options.tp)
-    communicator = hardware.join(config.endpoint, config.rank)
+    communicator = hardware.join(joining(config.endpoint, config.place, worker), config.rank)
     layout = hardware.pool_layout(source, config.rank)
     pool = hardware.allocate(layout, transport)
     copier = open_host_pages(hardware, layout, config.rank)
@@ -156,7 +171,7 @@ def serve_rank(config: SchedulerConfig, transport: Transport | None) -> None:
         files = RankFiles(open_files(source, layout, hardware, copier, worker.files_number()))
     loader = loader_of(hardware, config.rank, lambda source: hardware.load(source, lambda: None))
     weights = RankWeights(hardware.options.model, source, loader)
-    tasks = RankTasks(config.endpoint, config.rank)
+    tasks = RankTasks(channels, config.rank)
     adapters = hardware.adapters(source, config.rank, lambda: weights.served.runner.loras)
     worker.report_loaded_model()
     spare_what_stays()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from diptych.common.errors import DiptychError, InternalError, InvalidRequest, NotFound, Overloaded, Unavailable
-from diptych.engine.schedule.prefill_meter import PrefillMeter
+from diptych.engine.schedule.pace.prefill_meter import PrefillMeter
 from diptych.engine.scheduler.admin_thread import Effect, Handler
 from diptych.engine.scheduler.own_files import new_file, own_folder, sweep
 from diptych.engine.scheduler.stepping import Stepping

@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from diptych.common.arrays import I64
-from diptych.engine.schedule.prefill_meter import PrefillMeter
+from diptych.engine.schedule.pace.prefill_meter import PrefillMeter
 from diptych.engine.values.batch import (
     ForwardBatch,
     OnLayer,

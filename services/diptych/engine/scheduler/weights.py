@@ -21,7 +21,8 @@ from diptych.checkpoints.source import ModelSource
 from diptych.common.errors import ConfigError, InvalidRequest, Unavailable
 from diptych.common.members.terms import Terms, terms_to_wire
 from diptych.engine.scheduler.admin_thread import Effect, Handler
-from diptych.engine.tensor_parallel.weight_sets import Change, Served, WeightSets, change_from_wire, group_from_wire
+from diptych.engine.tensor_parallel.weight_change import Change, change_from_wire, group_from_wire
+from diptych.engine.tensor_parallel.weight_sets import Served, WeightSets
 from diptych.engine.values.batch import (
     NO_TOKEN,
     ForwardBatch,

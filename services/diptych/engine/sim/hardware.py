@@ -25,9 +25,10 @@ from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.pool_size import pool_layout, token_nbytes
 from diptych.engine.options.served_model import as_served
 from diptych.engine.options.sim_timing import read_timing
-from diptych.engine.schedule.step_sizes import Chosen, Found, choose
+from diptych.engine.schedule.pace.step_sizes import Chosen, Found, choose
 from diptych.engine.sim.answers import SimVocabulary, digests, marks, vocabulary_of
 from diptych.engine.sim.marked_pages import MarkedPages
+from diptych.engine.tensor_parallel.company import Lead
 from diptych.engine.tensor_parallel.group import RankGroup, SingleRank
 from diptych.engine.tensor_parallel.trainer_groups import NoGroups
 from diptych.engine.values.batch import (
@@ -92,7 +93,7 @@ class SimHardware:
     def open(self, model: str) -> ModelSource:
         return SimulatedModel(as_served(open_model(model, self.options.load_format), self.options))
 
-    def ranks(self, endpoint: str) -> RankGroup:
+    def ranks(self, lead: Lead) -> RankGroup:
         return SingleRank()
 
     def pool_layout(self, source: ModelSource, rank: int) -> PoolLayout:

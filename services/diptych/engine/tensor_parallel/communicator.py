@@ -7,9 +7,6 @@ depends on shapes alone, so equal inputs give equal bits, and the same ones on e
 from __future__ import annotations
 
 import os
-import secrets
-from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
@@ -18,19 +15,16 @@ from torch import Tensor
 
 from diptych.common.errors import Unavailable
 from diptych.engine.models.ranks import Ranks
-from diptych.engine.tensor_parallel.proof import PROOF_BYTES, SECRET_BYTES, impostors, proof
+from diptych.engine.tensor_parallel.meeting import TIMEOUT, Meeting
+from diptych.engine.tensor_parallel.proof import PROOF_BYTES, impostors, proof
 from diptych.engine.tensor_parallel.sum_rule import sum_rule
 
 if TYPE_CHECKING:  # needs Triton
     from diptych.engine.tensor_parallel.peer_sums import PeerSums
 
 _BACKENDS: Final = {"cpu": "gloo", "cuda": "nccl"}
-_ENVIRONMENT: Final = {  # of the libraries; what is set already stays
-    "GLOO_SOCKET_IFNAME": "lo",  # the ranks are on one host, and nobody else's business
-    "NCCL_SOCKET_IFNAME": "lo",
-    "NCCL_NVLS_ENABLE": "0",  # multicast through the NVLink switch: some hosts offer it and fail; 1 turns it on
-}
-_TIMEOUT: Final = timedelta(minutes=5)  # the last resort: whoever started the ranks notices a dead one at once
+_INTERFACES: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # variables of the libraries; what is set stays
+_MULTICAST: Final = "NCCL_NVLS_ENABLE"  # through the NVLink switch: some hosts offer it and fail; 1 turns it on
 
 
 class Communicator(Ranks, Protocol):
@@ -52,28 +46,28 @@ class Communicator(Ranks, Protocol):
 class TorchCommunicator:
     """Implements `Communicator` over torch.distributed: gloo between CPUs, NCCL between GPUs."""
 
-    def __init__(self, rank: int, size: int, store: Path, device: torch.device) -> None:
-        """Meet the other ranks through the file `store`, in a folder that only they can read."""
-        for variable, value in _ENVIRONMENT.items():
-            os.environ.setdefault(variable, value)
+    def __init__(self, rank: int, size: int, meeting: Meeting, device: torch.device) -> None:
+        """Meet the other ranks."""
+        for variable in _INTERFACES:
+            os.environ.setdefault(variable, meeting.interface)
+        os.environ.setdefault(_MULTICAST, "0")
         self.rank = rank
         self.size = size
         self._device = device
         self._rule = sum_rule(device.type, size)
         self._peer_sums: PeerSums | None = None
-        backend, meeting = _BACKENDS[device.type], f"file://{store}"
+        self._may_share_memory = meeting.is_on_one_host
+        backend = _BACKENDS[device.type]
         own_gpu = device if device.type == "cuda" else None
-        secret = store.with_name(f"{store.name}-secret")
-        if rank == 0:
-            _make_secret(secret)  # before anybody can have met us
-        dist.init_process_group(backend, meeting, _TIMEOUT, rank=rank, world_size=size, device_id=own_gpu)
+        store = meeting.store(rank, size)
+        dist.init_process_group(backend, None, TIMEOUT, size, rank, store, device_id=own_gpu)
         if backend == "gloo":  # NCCL's connections show a random number of the store
-            self._check_others(secret.read_bytes())
+            self._check_others(meeting.secret())
         self.all_reduce(torch.zeros(1, device=device))  # NCCL connects now, while the store is there
 
     def open_peers(self) -> None:
         """Have small sums made through the memory of peers where GPUs can. All ranks call it at once."""
-        if self._device.type == "cuda":
+        if self._device.type == "cuda" and self._may_share_memory:
             from diptych.engine.tensor_parallel.peer_sums import open_peer_sums  # needs Triton
 
             self._peer_sums = open_peer_sums(self, self._device)
@@ -142,9 +136,4 @@ class TorchCommunicator:
         shown = [bytes(part) for part in received.view(self.size, PROOF_BYTES).tolist()]
         if found := impostors(secret, self.rank, shown):
             ranks = ", ".join(map(str, found))
-            raise Unavailable(f"who connected as rank {ranks} is none: another process of this host is at our ports")
-
-
-def _make_secret(path: Path) -> None:
-    path.touch(0o600, exist_ok=False)
-    path.write_bytes(secrets.token_bytes(SECRET_BYTES))
+            raise Unavailable(f"who connected as rank {ranks} is none: a process that is no rank is at our ports")

@@ -85,9 +85,9 @@ class SingleRank:
 class LeadRank:
     """The ranks of a scheduler that has several."""
 
-    def __init__(self, endpoint: str, size: int, join: Callable[[], TorchCommunicator]) -> None:
-        """Wait until every rank is here, then `join` them; `endpoint` is the scheduler's own."""
-        self._log = RankLog(endpoint, size)
+    def __init__(self, log: RankLog, join: Callable[[], TorchCommunicator]) -> None:
+        """Wait until every rank is here, then `join` them."""
+        self._log = log
         self._tasks = LeadTasks(self._log)
         self._communicator = join()
 

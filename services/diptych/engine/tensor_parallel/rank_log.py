@@ -8,8 +8,7 @@ from __future__ import annotations
 import contextlib
 import struct
 import threading
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -17,6 +16,7 @@ import zmq
 
 from diptych.common.arrays import I32, I64
 from diptych.engine.cache.page_ids import PROOF_NBYTES, PageId
+from diptych.engine.tensor_parallel.channels import Listening
 from diptych.engine.values.batch import (
     DraftBatch,
     ForwardBatch,
@@ -31,6 +31,9 @@ from diptych.kvtransfer.transport import PageIndices, PageWrite
 from diptych.v1 import rank_pb2
 
 _ID: Final = struct.Struct(f"<HQQ{PROOF_NBYTES}s")
+EVENTS: Final = "events"  # channels of all ranks
+RESTORES: Final = "restores"
+TASKS: Final = "tasks"
 _ARRAYS: Final = ("input_ids", "positions", "out_slots", "seq_lens", "extend_lens", "num_sampled")  # of both forms
 
 
@@ -41,19 +44,13 @@ class RankLog:
     sent under a lock, and answers come over sockets of their own.
     """
 
-    def __init__(self, endpoint: str, size: int) -> None:
-        """Listen for the ranks 1 to `size - 1`; `endpoint` is the scheduler's own."""
+    def __init__(self, channels: Listening, size: int) -> None:
+        """Listen for the ranks 1 to `size - 1`."""
         self.size = size
-        self._channels = [rank_socket(zmq.PAIR) for _ in range(1, size)]
-        self._answers = [rank_socket(zmq.PULL) for _ in self._channels]
-        for rank, (channel, answers) in enumerate(zip(self._channels, self._answers, strict=True), start=1):
-            channel.bind(rank_endpoint(endpoint, rank))
-            answers.bind(answers_endpoint(endpoint, rank))
-        self._events, self._restores = rank_socket(zmq.PULL), rank_socket(zmq.PULL)
-        self._events.bind(events_endpoint(endpoint))
-        self._restores.bind(restores_endpoint(endpoint))
-        self._task_ends = rank_socket(zmq.PULL)
-        self._task_ends.bind(tasks_endpoint(endpoint))
+        self._channels = [channels.listen(zmq.PAIR, log_of(rank)) for rank in range(1, size)]
+        self._answers = [channels.listen(zmq.PULL, answers_of(rank)) for rank in range(1, size)]
+        self._events, self._restores = channels.listen(zmq.PULL, EVENTS), channels.listen(zmq.PULL, RESTORES)
+        self._task_ends = channels.listen(zmq.PULL, TASKS)
         self._lock = threading.Lock()
         self._restored: list[int] = []  # that nobody has heard of yet
         self._loaded: list[rank_pb2.LoadEnd] = []
@@ -151,50 +148,13 @@ class NoRanks:
         return ()
 
 
-def rank_endpoint(endpoint: str, rank: int) -> str:
-    return f"{endpoint}-{rank}"
+def log_of(rank: int) -> str:
+    """Return the name of the channel by which a rank gets the log."""
+    return str(rank)
 
 
-def answers_endpoint(endpoint: str, rank: int) -> str:
-    return f"{endpoint}-{rank}-back"
-
-
-def events_endpoint(endpoint: str) -> str:
-    return f"{endpoint}-events"
-
-
-def restores_endpoint(endpoint: str) -> str:
-    return f"{endpoint}-restores"
-
-
-def tasks_endpoint(endpoint: str) -> str:
-    return f"{endpoint}-tasks"
-
-
-def store_path(endpoint: str) -> Path:
-    """Return the file through which the ranks meet."""
-    return Path(endpoint.removeprefix("ipc://") + "-store")
-
-
-def rank_socket(kind: int) -> zmq.Socket[bytes]:
-    """Return a socket that never makes its writer wait."""
-    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
-    socket.set_hwm(0)
-    return socket
-
-
-def to_rank_0(kind: int, endpoint: str) -> zmq.Socket[bytes]:
-    """Return another rank's socket. It takes nothing to send before it is connected."""
-    socket = rank_socket(kind)
-    socket.setsockopt(zmq.IMMEDIATE, 1)
-    socket.connect(endpoint)
-    return socket
-
-
-def wait_until_connected(sockets: Iterable[zmq.Socket[bytes]]) -> None:
-    """Wait for rank 0 at the other end. Once it is ready the paths are gone by which it is found."""
-    for socket in sockets:
-        socket.poll(None, zmq.POLLOUT)
+def answers_of(rank: int) -> str:
+    return f"{rank}-back"
 
 
 def ids_to_bytes(ids: Sequence[PageId]) -> bytes:

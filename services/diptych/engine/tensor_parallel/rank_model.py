@@ -8,7 +8,8 @@ from typing import Any, Generic, TypeVar
 from diptych.engine.lora.host import AdapterHost
 from diptych.engine.tensor_parallel.rank_tasks import RankTasks
 from diptych.engine.tensor_parallel.tp_model_worker import RankRunner
-from diptych.engine.tensor_parallel.weight_sets import RankWeights, change_from_wire, group_from_wire
+from diptych.engine.tensor_parallel.weight_change import change_from_wire, group_from_wire
+from diptych.engine.tensor_parallel.weight_sets import RankWeights
 from diptych.engine.values.batch import DraftModel, ForwardBatch
 from diptych.v1 import rank_pb2
 

@@ -24,7 +24,8 @@ from diptych.common.errors import (
     Overloaded,
     Unavailable,
 )
-from diptych.engine.tensor_parallel.rank_log import RankLog, tasks_endpoint, to_rank_0, wait_until_connected
+from diptych.engine.tensor_parallel.channels import Reaching, wait_until_connected
+from diptych.engine.tensor_parallel.rank_log import TASKS, RankLog
 from diptych.v1 import rank_pb2
 
 logger = logging.getLogger(__name__)
@@ -77,9 +78,9 @@ class LeadTasks:
 class RankTasks:
     """Another rank's end: a thread for the work, and what it has made, by task."""
 
-    def __init__(self, endpoint: str, rank: int) -> None:
+    def __init__(self, channels: Reaching, rank: int) -> None:
         self._rank = rank
-        self._ends = to_rank_0(zmq.PUSH, tasks_endpoint(endpoint))  # only the thread uses it
+        self._ends = channels.connect(zmq.PUSH, TASKS)  # only the thread uses it
         wait_until_connected([self._ends])
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="tasks")
         self._made: dict[int, Any] = {}

@@ -52,7 +52,7 @@ class RankedFiles:
 
     @property
     def counts(self) -> MediumCounts:
-        """Of rank 0, but for pages that are not what was written: of all."""
+        """Return the counts of rank 0; pages that are not what was written are counted on all ranks."""
         return self._own.counts
 
     @property

@@ -12,18 +12,17 @@ import zmq
 
 from diptych.common.arrays import I32
 from diptych.engine.cache.host_tier import PageCopier
+from diptych.engine.tensor_parallel.channels import Reaching, wait_until_connected
 from diptych.engine.tensor_parallel.fan_out import FanOut
 from diptych.engine.tensor_parallel.rank_log import (
-    answers_endpoint,
+    EVENTS,
+    RESTORES,
+    answers_of,
     draft_from_wire,
-    events_endpoint,
     flow_from_wire,
     from_bytes,
-    rank_endpoint,
-    restores_endpoint,
+    log_of,
     step_from_wire,
-    to_rank_0,
-    wait_until_connected,
     write_from_wire,
 )
 from diptych.engine.tensor_parallel.ranked_files import RankFiles
@@ -65,12 +64,12 @@ class ServedRank(RankRunner, Protocol):
 class TpModelWorker:
     """One rank: its channels to rank 0, and the loop."""
 
-    def __init__(self, endpoint: str, rank: int) -> None:
+    def __init__(self, channels: Reaching, rank: int) -> None:
         self._rank = rank
-        self._log = to_rank_0(zmq.PAIR, rank_endpoint(endpoint, rank))
-        self._answers = to_rank_0(zmq.PUSH, answers_endpoint(endpoint, rank))
-        self._events = to_rank_0(zmq.PUSH, events_endpoint(endpoint))
-        self._restores = to_rank_0(zmq.PUSH, restores_endpoint(endpoint))
+        self._log = channels.connect(zmq.PAIR, log_of(rank))
+        self._answers = channels.connect(zmq.PUSH, answers_of(rank))
+        self._events = channels.connect(zmq.PUSH, EVENTS)
+        self._restores = channels.connect(zmq.PUSH, RESTORES)
 
     def report_loaded_model(self) -> None:
         """Answer that this rank is ready, once it can be told what to do and can tell of it."""
@@ -80,8 +79,14 @@ class TpModelWorker:
     def answer(self, answer: rank_pb2.RankAnswer) -> None:
         self._answers.send(answer.SerializeToString())
 
+    def meeting(self) -> rank_pb2.Meeting:
+        """Wait for the first entry in a group over several nodes: where its ranks meet."""
+        entry = rank_pb2.RankEntry.FromString(self._log.recv())
+        assert entry.HasField("meet")
+        return entry.meet
+
     def files_number(self) -> int:
-        """Wait for the first entry where pages are kept in files; return the number of their folder."""
+        """Wait for the next entry where pages are kept in files; return the number of their folder."""
         entry = rank_pb2.RankEntry.FromString(self._log.recv())
         assert entry.HasField("open_files")
         return entry.open_files

@@ -8,7 +8,7 @@ What has begun in place can't be undone: who replaces is told what is lacking, a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -17,24 +17,13 @@ from diptych.checkpoints.given_tensors import GivenTensors, RenamedWeights, weig
 from diptych.checkpoints.source import ModelSource
 from diptych.common.errors import ConfigError, InvalidRequest
 from diptych.engine.tensor_parallel.rank_tasks import LeadTasks
-from diptych.engine.tensor_parallel.trainer_groups import Announced, GroupAddress, NoGroups, TrainerGroups
+from diptych.engine.tensor_parallel.trainer_groups import GroupAddress, NoGroups, TrainerGroups
+from diptych.engine.tensor_parallel.weight_change import Change, change_to_wire, group_to_wire
 from diptych.kernels.quantized import Array
-from diptych.v1 import admin_pb2, rank_pb2
+from diptych.v1 import rank_pb2
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What is to be served: all weights of a model, or tensors that are given for the one that is served."""
-
-    model: str = ""  # as for --model
-    files: tuple[str, ...] = ()  # safetensors, on this machine
-    version: str = ""  # what the caller calls the result; empty: by its content
-    is_last: bool = True  # nothing more comes that belongs to these tensors
-    group: str = ""  # in which a trainer broadcasts
-    tensors: tuple[Announced, ...] = ()  # in this order
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +290,7 @@ class TensorParallelWeights(Generic[R]):
         self._own.check_in_place()
 
     def prepare(self, change: Change) -> None:
-        wanted = rank_pb2.RankTask(load_weights=_to_wire(change))
+        wanted = rank_pb2.RankTask(load_weights=change_to_wire(change))
         try:
             self._tasks.run(wanted, lambda: self._own.prepare(change))
         except BaseException:
@@ -320,7 +309,9 @@ class TensorParallelWeights(Generic[R]):
 
     def _lacking(self, change: Change) -> Sequence[str]:
         """Have every rank take its part; return what any rank lacks: another may have no part of it."""
-        done = self._tasks.run(rank_pb2.RankTask(replace_weights=_to_wire(change)), lambda: self._own.take(change))
+        done = self._tasks.run(
+            rank_pb2.RankTask(replace_weights=change_to_wire(change)), lambda: self._own.take(change)
+        )
         return sorted({*done.own, *(name for end in done.ends for name in end.fingerprint.splitlines())})
 
     def join(self, address: GroupAddress) -> None:
@@ -361,32 +352,6 @@ def check_places(source: ModelSource) -> list[str]:
         if array.shape != expected:
             raise ConfigError(f"{config.model_id}: {name} is {array.shape}, the configuration says {expected}")
     return sorted(places)
-
-
-def change_from_wire(wire: admin_pb2.WeightsChange) -> Change:
-    tensors = tuple(Announced(each.name, each.dtype, tuple(each.shape)) for each in wire.tensors)
-    return Change(wire.model, tuple(wire.files), wire.version, not wire.more_comes, wire.group, tensors)
-
-
-def group_from_wire(wire: admin_pb2.JoinGroup) -> GroupAddress:
-    return GroupAddress(wire.name, wire.host, wire.port, wire.first_rank, wire.world_size, wire.backend)
-
-
-def group_to_wire(address: GroupAddress) -> admin_pb2.JoinGroup:
-    return admin_pb2.JoinGroup(**asdict(address))
-
-
-def _to_wire(change: Change) -> admin_pb2.WeightsChange:
-    return admin_pb2.WeightsChange(
-        model=change.model,
-        files=change.files,
-        version=change.version,
-        more_comes=not change.is_last,
-        group=change.group,
-        tensors=[
-            admin_pb2.AnnouncedTensor(name=each.name, dtype=each.dtype, shape=each.shape) for each in change.tensors
-        ],
-    )
 
 
 def _refused(change: Change, problem: str) -> InvalidRequest:

@@ -17,8 +17,9 @@ from diptych.engine.cache.page_ids import PageId
 from diptych.engine.tiers.disk import Disk
 from diptych.engine.tiers.medium import MediumCounts
 from diptych.engine.tiers.page_format import Buffer
-from diptych.engine.tiers.page_reader import RUN_PAGES, PageReader, Run
+from diptych.engine.tiers.page_reader import RUN_PAGES, PageReader
 from diptych.engine.tiers.page_writer import PageWriter
+from diptych.engine.tiers.records import Run
 from diptych.engine.tiers.segment_log import SegmentLog
 from diptych.engine.tiers.segments import BLOCK, SegmentFormat
 from diptych.engine.values.events import PagesRestored

@@ -23,8 +23,9 @@ from diptych.engine.tiers.object_asker import ObjectAsker, Question
 from diptych.engine.tiers.object_room import Room
 from diptych.engine.tiers.object_store import ObjectStore
 from diptych.engine.tiers.page_format import Buffer, PageFormat
-from diptych.engine.tiers.page_reader import RUN_PAGES, PageReader, Run
+from diptych.engine.tiers.page_reader import RUN_PAGES, PageReader
 from diptych.engine.tiers.page_writer import PageWriter
+from diptych.engine.tiers.records import Run
 from diptych.engine.tiers.runs import RunIndex, object_name
 from diptych.engine.values.events import PagesRestored
 from diptych.kvtransfer.ownership import Pages

@@ -19,14 +19,15 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final
 
 import numpy as np
 
 from diptych.engine.cache.page_ids import PageId
-from diptych.engine.schedule.step_times import StepLine
+from diptych.engine.schedule.pace.step_times import StepLine
 from diptych.engine.tiers.breaker import Breaker
 from diptych.engine.tiers.page_format import HEADER_NBYTES, Buffer, PageFormat, is_sound
+from diptych.engine.tiers.records import RecordReader, Run, Source
 from diptych.engine.values.events import PagesRestored
 
 logger = logging.getLogger(__name__)
@@ -36,65 +37,6 @@ LATE: Final = 4.0  # times as long as expected, beside one read that hangs: then
 MEASURED_AGE_S: Final = 30.0  # after which the medium is measured again, where somebody asks
 GONE: Final = "some pages are gone"
 JOIN_S: Final = 2.0  # that a thread gets to end
-
-
-class Run(NamedTuple):
-    """Records that lie one behind the other."""
-
-    where: Any  # a file or an object, as the medium names it
-    offset: int
-    ids: list[PageId]
-    pages: list[int]  # of the pool
-
-
-class RecordReader(Protocol):
-    """Reads records of a medium for one thread. What may wait raises `OSError`; what is gone `FileNotFoundError`."""
-
-    def prepare(self, run: Run) -> None:
-        """Make it possible that `read_cached` does not wait. This may."""
-        ...
-
-    def read_cached(self, run: Run, buffers: Sequence[Any]) -> int:
-        """Fill `buffers` with what is in memory, without waiting; return how many bytes came. 0: nothing is there."""
-        ...
-
-    def read(self, run: Run, nbytes: int) -> Buffer:
-        """Return so many bytes, or fewer at the end: good until the next call. This may wait."""
-        ...
-
-    def measure(self, where: Any) -> tuple[int, float]:
-        """Read about as much as is read at once, not from memory; return how many bytes came, in how many seconds.
-
-        This may wait.
-        """
-        ...
-
-    def rest(self) -> None:
-        """Nothing is to be read now: hold nothing that could be in somebody's way. This may wait."""
-        ...
-
-
-class Source(Protocol):
-    """Where records are."""
-
-    @property
-    def name(self) -> str:
-        """For logs."""
-        ...
-
-    def new_reader(self) -> RecordReader: ...
-
-    def to_measure(self) -> Any | None:
-        """Return what can be measured; None: there is nothing yet."""
-        ...
-
-    def lose(self, run: Run, page_id: PageId) -> None:
-        """A page of a run is not what was written: let nobody find it."""
-        ...
-
-    def miss(self, run: Run) -> None:
-        """There is nothing where a run was to be read."""
-        ...
 
 
 @dataclass(slots=True)

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from diptych.common.arrays import F32, I32, I64
-from diptych.engine.cache.pins import Pin
-from diptych.engine.cache.radix_node import Node
 from diptych.engine.cache.tier import Lookup, Restore
+from diptych.engine.cache.tree.pins import Pin
+from diptych.engine.cache.tree.radix_node import Node
 from diptych.engine.lora.registry import NO_ADAPTER
 from diptych.engine.values.token_counts import TokenCounts
 from diptych.generation.finish import Finish

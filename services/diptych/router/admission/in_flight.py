@@ -38,6 +38,7 @@ class InFlightRequest:
     arrival_s: float
     answer: Answer
     compute_s: Callable[[], float]  # what its prompt takes by itself; 0: not known yet
+    is_awaited: bool = True  # False: it is for idle time
 
 
 class InFlight:
@@ -48,6 +49,11 @@ class InFlight:
 
     def __len__(self) -> int:
         return len(self._requests)
+
+    @property
+    def num_unanswered(self) -> int:
+        """Those without a first token that somebody waits for."""
+        return sum(request.is_awaited and not request.answer.first_s for request in self._requests)
 
     @contextmanager
     def holding(self, request: InFlightRequest) -> Generator[None, None, None]:

@@ -35,6 +35,7 @@ class Shedder:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tiers = tiers
+        self._may_shed = tiers.have_sheddable
         self._outlook = outlook
         self._in_flight = in_flight
         self._rng = rng
@@ -46,7 +47,7 @@ class Shedder:
 
     def check(self, tier: Tier) -> None:
         """A request has come. Raises `Shed`."""
-        if not self._tiers.have_sheddable:
+        if not self._may_shed:
             return
         now_s = self._clock()
         self._came_s[tier.name] = now_s

@@ -230,6 +230,12 @@ class Callers:
             raise Unauthenticated(f"this key is not known here: compare it with the one that you were given, and {HOW}")
         return holder
 
+    def holder(self, name: str) -> KeyHolder | None:
+        """Return the holder of the key of this name; None: there is none now."""
+        self._look()
+        holder = self.holders.get(name)
+        return holder if holder in self._by_digest.values() else None
+
     @property
     def ledger(self) -> int:
         """The identity of what all of them are counted in."""

@@ -169,7 +169,7 @@ class Execution:
     def _goes_on_elsewhere(self) -> bool:
         """The attempt has failed behind its last token; return whether another one has the request already."""
         move, self._move = self._move, None
-        new = None if move is None else move.take()
+        new = None if move is None else move.pop()
         if new is None:
             return False
         now_s, selection = time.monotonic(), self._moving_to
@@ -303,7 +303,7 @@ class Execution:
         record = AttemptRecord(selection, attempt.room, now_s)
         self._record.attempts.append(record)
         self.trace.attempts.append(AttemptTrace(asked_s, record, attempt.stats))
-        self._metrics.attempts.labels(selection.plan.name, selection.pair.num_workers).inc()
+        self._metrics.attempts.labels(selection.plan.name, str(selection.pair.num_workers)).inc()
         return attempt
 
     async def _recover(self, attempt: Attempt, failure: LegFailure) -> None:

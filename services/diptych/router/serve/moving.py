@@ -88,7 +88,7 @@ class Move(Generic[AnAttempt]):
         if not self._old.has_ended:
             self.cancel()
 
-    def take(self) -> AnAttempt | None:
+    def pop(self) -> AnAttempt | None:
         """The old attempt has failed behind its last token: return who goes on behind it, if anybody does."""
         goes_on = self._stage is Stage.STILL and not self._has_gone_on and not self.new.has_failed
         if not goes_on:

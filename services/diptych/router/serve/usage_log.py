@@ -70,7 +70,7 @@ class UsageLog(Collector):
             self._news.notify()
         self._thread.join(CLOSE_S)
         with self._news:
-            lost = [*self._left, *(each.to_line() for each in self._queue.take(len(self._queue)))]
+            lost = [*self._left, *(each.to_line() for each in self._queue.pop(len(self._queue)))]
         if lost:
             logger.error(
                 "the usage log lacks %d lines, as %s takes none: the first is %r", len(lost), self._path, lost[0]
@@ -114,7 +114,7 @@ class UsageLog(Collector):
         """Write some lines, and have the disk take them when it is time. Raises `OSError`."""
         if not self._left:
             with self._news:
-                self._left = [usage.to_line() for usage in self._queue.take(AT_ONCE)]
+                self._left = [usage.to_line() for usage in self._queue.pop(AT_ONCE)]
         if self._left:
             self._reopen_if_moved()
             num_lines, begins_anew = len(self._left), self._left[0].startswith(b"\n")

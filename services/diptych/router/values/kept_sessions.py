@@ -94,7 +94,7 @@ class Turn:
     _follow: Follow
     _output: array[int] = field(default_factory=lambda: array(TOKEN_TYPE))
 
-    def take(self, token_ids: Sequence[int]) -> None:
+    def on_output(self, token_ids: Sequence[int]) -> None:
         """Hear of more of its output."""
         self._output.extend(token_ids)
 

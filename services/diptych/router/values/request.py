@@ -16,7 +16,7 @@ from diptych.architectures.pooling import Pooling
 from diptych.common.errors import InvalidRequest
 from diptych.generation.grammar import Preamble
 from diptych.generation.leg_prompt import BYTES_PER_TOKEN
-from diptych.generation.request_groups import NO_ACCOUNT, NO_HINTS, NO_LIFE, Account, Hints, Life
+from diptych.generation.request_groups import MAX_PRIORITY, NO_ACCOUNT, NO_HINTS, NO_LIFE, Account, Hints, Life
 from diptych.generation.sampling_params import SamplingParams
 from diptych.generation.segments import ContentSegment, content_len
 from diptych.router.choose.policies import POLICIES
@@ -36,6 +36,7 @@ SESSION_HEADER: Final = "x-diptych-session"
 TTFT_DEADLINE_HEADER: Final = "x-diptych-ttft-deadline-ms"
 OLD_DEADLINE_HEADER: Final = "x-diptych-ttft-slo-ms"  # its former name, which clients still send
 MAX_SESSION_LEN: Final = 256
+LEAST_PRIORITY: Final = -MAX_PRIORITY  # of what nobody waits for: it takes what others leave
 _USABLE: Final = re.compile(r"[!-~]{1,128}")  # printable ASCII without spaces: harmless in headers, logs and memory
 
 

@@ -54,7 +54,7 @@ class UsageQueue:
         before = self._sums.get(group)
         self._sums[group] = replace(usage, request_id="") if before is None else _sum(before, usage)
 
-    def take(self, count: int) -> list[UsageRecord]:
+    def pop(self, count: int) -> list[UsageRecord]:
         """Return up to `count` of the oldest records, and forget them; sums come when no record waits any more."""
         taken = [self._records.popleft() for _ in range(min(count, len(self._records)))]
         if not self._records:

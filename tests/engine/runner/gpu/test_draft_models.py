@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,11 @@ import pytest
 import torch
 from draft_models import with_draft
 from emulated_gpu import emulated_runner
+from guessing_on_gpus import DRAWN, GREEDY, accepted_and_rejected, each_engine, guessed_alike, on_gpus
 
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.common.arrays import I64
-from diptych.embedded.engine import Generation
-from diptych.engine import Engine, EngineOptions, SamplingParams
+from diptych.engine import SamplingParams
 from diptych.engine.runner.gpu.gpu_draft_model import GpuDraftModel
 from diptych.engine.runner.gpu.gpu_runner import GpuRunner
 from diptych.engine.runner.gpu.inputs import StepLimits
@@ -29,13 +28,6 @@ PAGE, PAGES, NUM_REQUESTS = 16, 4, 3  # of a request, as many each
 LIMITS = StepLimits(64, NUM_REQUESTS, PAGES, max_drafts=13)
 COUNTS = [5, 3, 1]  # tokens to guess
 HEARD = range(6)  # three layers of the model, and as many of itself behind them
-
-on_gpus = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(600),  # kernels are compiled
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-]
-two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
 
 def emulated(model: LoadedModel, kv: torch.Tensor, listener: Callable[[], OnLayer | None]) -> GpuRunner:
@@ -147,38 +139,20 @@ def test_it_guesses_what_its_model_says_whoever_knew_the_tokens(folder: Path, de
         assert found[row].tolist() == tokens[start : start + count] + [NO_TOKEN] * (max(COUNTS) - count)
 
 
-PROMPTS = [[first, 5, 7, *range(9 * first)] * 2 for first in range(12)]
-GREEDY = SamplingParams(max_tokens=48, temperature=0.0, ignore_eos=True)
 ASKED = [
     GREEDY,
-    SamplingParams(max_tokens=32, temperature=0.4, top_p=0.9, top_k=50, seed=7, ignore_eos=True),
+    DRAWN,
     SamplingParams(max_tokens=32, temperature=0.0, presence_penalty=0.2, logprobs=2, ignore_eos=True),
 ]
-OPTIONS = EngineOptions(
-    device="cuda", dtype="float32", kv_cache_mib=256, max_step_tokens=64, max_requests=12, cuda_graphs="on"
-)
-
-
-def answers(folder: Path, options: EngineOptions) -> list[Generation]:
-    with Engine(str(folder), options) as engine:
-        return [each for params in ASKED for each in engine.generate_batch(PROMPTS, params)]
 
 
 @pytest.mark.gpu
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"overlap": "off", "cuda_graphs": "off"}, pytest.param({"tp": 2}, marks=two_gpus)],
-    ids=["graphs and overlap", "neither", "two ranks"],
-)
+@each_engine
 def test_a_draft_model_changes_no_token_on_gpus(
     folder: Path, changes: dict[str, Any], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    plain = answers(folder, replace(OPTIONS, overlap="off", cuda_graphs="off"))
-    guessed = answers(folder, replace(OPTIONS, speculate=f"draft:{folder}", **changes))
-    assert [each.token_ids for each in guessed] == [each.token_ids for each in plain]
-    rejected, accepted = (sum(getattr(each.predicted, name) for each in guessed) for name in ("rejected", "accepted"))
-    print(f"{accepted} drafts came true and {rejected} did not, of {sum(len(each.token_ids) for each in plain)} tokens")
-    assert accepted > 0
+    guessed = guessed_alike(folder, ASKED, f"draft:{folder}", changes)
+    assert accepted_and_rejected(guessed)[0] > 0
     assert "while serving" not in capfd.readouterr().err, "a kernel was compiled"

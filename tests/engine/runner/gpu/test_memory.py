@@ -25,7 +25,7 @@ from diptych.engine.runner.gpu.memory import (
     graphs_nbytes,
     pool_nbytes,
 )
-from diptych.engine.schedule.step_sizes import Found
+from diptych.engine.schedule.pace.step_sizes import Found
 from diptych.kvtransfer.layout import PoolLayout
 
 ALONE = DeviceMemory(total=100 * GIB, free=84 * GIB, own=15 * GIB, step_peak=3 * GIB)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,12 @@ import pytest
 import sure_next_layer
 import torch
 from emulated_gpu import emulated_runner
+from guessing_on_gpus import DRAWN, GREEDY, PROMPTS, accepted_and_rejected, each_engine, guessed_alike, on_gpus
 from next_layers import FAMILIES, PAGE, TOKENS, Served, guesses, random_folder
 from sure_next_layer import by_rows
 from torch import Tensor
 
 from diptych.checkpoints.source import ModelSource
-from diptych.embedded.engine import Generation
-from diptych.engine import Engine, EngineOptions, SamplingParams
 from diptych.engine.runner.gpu.gpu_next_layer import GpuNextLayer
 from diptych.engine.runner.gpu.gpu_runner import GpuRunner
 from diptych.engine.runner.gpu.inputs import StepLimits
@@ -25,12 +23,6 @@ from diptych.engine.runner.kv_pool import own_views
 from diptych.engine.runner.loaded_model import ModelOptions, load_with_draft
 
 LIMITS = StepLimits(64, 3, 12, max_drafts=13)
-on_gpus = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(600),  # kernels are compiled
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-]
-two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
 
 def emulated(**recorded: Any) -> Callable[[ModelSource, Tensor], GpuRunner]:
@@ -81,41 +73,16 @@ def test_it_guesses_what_transformers_does(
     assert layer.row(elsewhere + 1) == b""
 
 
-PROMPTS = [[first, 5, 7, *range(9 * first)] * 2 for first in range(12)]
-ASKED = [
-    SamplingParams(max_tokens=48, temperature=0.0, ignore_eos=True),
-    SamplingParams(max_tokens=32, temperature=0.4, top_p=0.9, top_k=50, seed=7, ignore_eos=True),
-]
-OPTIONS = EngineOptions(
-    device="cuda", dtype="float32", kv_cache_mib=256, max_step_tokens=64, max_requests=12, cuda_graphs="on"
-)
-
-
-def answers(folder: Path, options: EngineOptions) -> list[Generation]:
-    with Engine(str(folder), options) as engine:
-        return [each for params in ASKED for each in engine.generate_batch(PROMPTS, params)]
-
-
 @pytest.mark.gpu
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"overlap": "off", "cuda_graphs": "off"}, pytest.param({"tp": 2}, marks=two_gpus)],
-    ids=["graphs and overlap", "neither", "two ranks"],
-)
+@each_engine
 def test_it_changes_no_token_on_gpus(
     tmp_path: Path, changes: dict[str, Any], capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The model knows what comes behind a token, and its layer what comes behind that: greedy guesses come true."""
     folder = sure_next_layer.write(tmp_path / "sure", by_rows)
-    plain = answers(folder, replace(OPTIONS, overlap="off", cuda_graphs="off"))
-    guessed = answers(folder, replace(OPTIONS, speculate="mtp", **changes))
-    assert [each.token_ids for each in guessed] == [each.token_ids for each in plain]
-    greedy = guessed[: len(PROMPTS)]
-    rejected, accepted = (sum(getattr(each.predicted, name) for each in greedy) for name in ("rejected", "accepted"))
-    print(
-        f"{accepted} drafts came true and {rejected} did not, of {sum(len(each.token_ids) for each in greedy)} tokens"
-    )
+    guessed = guessed_alike(folder, [GREEDY, DRAWN], "mtp", changes)
+    accepted, rejected = accepted_and_rejected(guessed[: len(PROMPTS)])
     assert accepted > 10 * rejected
     assert "while serving" not in capfd.readouterr().err, "a kernel was compiled"

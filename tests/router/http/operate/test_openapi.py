@@ -11,6 +11,7 @@ import pytest
 from diptych.common.verdicts.permissions import MAY_CALL
 from diptych.router.http.exchange.app import APIS
 from diptych.router.http.native.tokens import TOKEN_APIS
+from diptych.router.http.openai.batches import PATHS
 from diptych.router.http.operate.openapi import openapi_json
 from diptych.router.http.vectors.routes import VECTOR_APIS
 
@@ -25,7 +26,12 @@ SCHEMAS = DOCUMENT["components"]["schemas"]
 
 def test_every_api_has_its_operation() -> None:
     posted = {path for path, methods in DOCUMENT["paths"].items() if "post" in methods}
-    apis = {*(api.path for api in APIS), *TOKEN_APIS, *VECTOR_APIS}
+    apis = {
+        *(api.path for api in APIS),
+        *TOKEN_APIS,
+        *VECTOR_APIS,
+        *(path for method, path in PATHS if method == "POST"),
+    }
     assert posted == {*apis, "/admin/drain", *CONSOLE_POSTS, *TOOL_POSTS}
 
 

@@ -41,7 +41,7 @@ class ExchangeShape:
 
     @property
     def flags_nbytes(self) -> int:
-        """Of both meetings."""
+        """The bytes of both meetings."""
         return 2 * flags_nbytes(self.num_ranks, PROGRAMS)
 
     @property
@@ -54,7 +54,7 @@ class ExchangeShape:
 
     @property
     def routes_nbytes(self) -> int:
-        """Of experts, int32, or shares, float32."""
+        """The bytes of experts, int32, or of shares, float32."""
         return -(-self.num_places * self.experts_per_token * 4 // VECTOR_NBYTES) * VECTOR_NBYTES
 
     @property

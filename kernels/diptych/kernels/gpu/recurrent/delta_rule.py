@@ -44,7 +44,7 @@ class DeltaLayer:
 
     @property
     def token_size(self) -> int:
-        """Of `projected`: channels, gates, numbers of beta, numbers of g."""
+        """The numbers of a token in `projected`: channels, gates, those of beta, those of g."""
         return self.num_channels + self.num_value_heads * (self.value_dim + 2)
 
     @property

@@ -82,7 +82,7 @@ def mamba2_prompts(
 
 
 def operands(dtype: torch.dtype) -> torch.dtype:
-    """Of products: float16 can't hold what two vectors, which nothing norms, are together."""
+    """The type of products: float16 can't hold what two vectors, which nothing norms, are together."""
     return torch.float32 if dtype == torch.float16 else dtype
 
 

@@ -15,7 +15,7 @@ from diptych.common.errors import ConfigError
 from diptych.engine.runner.gpu.inputs import StepLimits
 from diptych.engine.runner.gpu.ladder import ladder, token_ladder
 from diptych.engine.runner.gpu.measuring import DeviceMemory, StepSpeed
-from diptych.engine.schedule.step_sizes import STEP_SHARE, Found
+from diptych.engine.schedule.pace.step_sizes import STEP_SHARE, Found
 from diptych.kvtransfer.layout import PoolLayout
 
 GIB: Final = 2**30

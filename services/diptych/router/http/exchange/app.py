@@ -23,6 +23,7 @@ from diptych.common.health.health import Page, health_pages
 from diptych.common.trust.trust import INSECURE, Trust
 from diptych.common.verdicts.probes import Probes
 from diptych.router.admission.body_budget import BodyBudget
+from diptych.router.batches.batches import Batches
 from diptych.router.config import RouterConfig
 from diptych.router.http.exchange.answers import NotServed, error_response, refusal
 from diptych.router.http.exchange.body import BodyLimits, BodyReader
@@ -38,6 +39,7 @@ from diptych.router.http.exchange.parse import (
 )
 from diptych.router.http.exchange.traced import with_traces
 from diptych.router.http.native.tokens import add_tokens
+from diptych.router.http.openai.batches import add_batches
 from diptych.router.http.openai.models import add_models
 from diptych.router.http.operate.about import add_about, metrics_route
 from diptych.router.http.operate.adapters import add_adapters
@@ -72,6 +74,7 @@ def clients_app(
     callers: Callers | None,
     tracer: Tracer,
     budget: BodyBudget,
+    batches: Batches | None,
 ) -> ASGIApp:
     """Return the APIs; with `callers` they want a key."""
     bodies = _bodies(config, budget)
@@ -79,6 +82,7 @@ def clients_app(
     app = _framework_app(pipeline, probes, exchange)
     add_server_tools(app, pipeline, bodies, trust)
     add_sessions(app, pipeline.sessions, bodies, config.workers)
+    add_batches(app, batches, bodies)
     app.router.routes.append(metrics_route(pipeline.metrics if config.open_metrics else None))
     if config.runtime_lora:
         add_adapters(app, AdapterAdmin(fleet, trust, config.served_model_name), bodies)

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 from diptych.common.errors import ConfigError
 
 ANY: Final = "*"
-METHODS: Final = ("GET", "HEAD", "POST")
+METHODS: Final = ("GET", "HEAD", "POST", "DELETE")
 SHOWN: Final = ("retry-after", "x-request-id", "request-id")  # that a script may read, beside what it always may
 
 

@@ -30,7 +30,7 @@ from diptych.router.http.exchange.layout import Layout
 from diptych.router.http.exchange.parse import Origin, Parse, Parsed
 from diptych.router.http.exchange.traced import trace_of
 from diptych.router.serve.pipeline import Pipeline
-from diptych.router.serve.response import Batch, interleave, wholes
+from diptych.router.serve.response import Batch, Stream, interleave, wholes
 from diptych.router.values.output import Usage, choose_best, total_usage
 from diptych.router.values.request import ClientRequest, GenerationRequest
 
@@ -79,7 +79,7 @@ class Answer(Response, ABC):
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> str:
         try:
             async with self._pipeline.admit(self._request) as requests:
-                self._layout.prompts = _prompts(requests, self._request)
+                self._layout.prompts = prompts_of(requests, self._request)
                 if cold_s := requests[0].cold_s:
                     self._given_headers = {**self._given_headers, COLD_HEADER: f"{cold_s:.1f}"}
                 await self._respond(requests, send)
@@ -109,10 +109,8 @@ class WholeAnswer(Answer):
     """One JSON object, when all is known."""
 
     async def _respond(self, requests: Sequence[GenerationRequest], send: Send) -> None:
-        client, outputs = self._request, await wholes([self._pipeline.generate(request) for request in requests])
-        usage = total_usage([output.end.usage for output in outputs], client.num_made)
-        choices = choose_best(outputs, client.num_made, client.num_choices)
-        await self._send(orjson.dumps(self._layout.whole(choices, usage)), send)
+        streams = [self._pipeline.generate(request) for request in requests]
+        await self._send(await whole_body(self._request, self._layout, streams), send)
 
     async def _send(self, body: bytes, send: Send) -> None:
         length = (b"content-length", str(len(body)).encode())
@@ -209,7 +207,14 @@ class Exchange:
             raise
 
 
-def _prompts(requests: Sequence[GenerationRequest], client: ClientRequest) -> list[Sequence[int]]:
+async def whole_body(client: ClientRequest, layout: Layout, streams: Sequence[Stream]) -> bytes:
+    """Return the one JSON object that says all of a client's outputs."""
+    outputs = await wholes(streams)
+    usage = total_usage([output.end.usage for output in outputs], client.num_made)
+    return orjson.dumps(layout.whole(choose_best(outputs, client.num_made, client.num_choices), usage))
+
+
+def prompts_of(requests: Sequence[GenerationRequest], client: ClientRequest) -> list[Sequence[int]]:
     """Return the prompt of each output that is shown."""
     return [request.prompt.ids for request in requests[:: client.num_made] for _ in range(client.num_choices)]
 

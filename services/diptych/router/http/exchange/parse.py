@@ -48,6 +48,7 @@ class Origin:
     caller: Caller
     trace: Trace
     sessions: KeptSessions = field(default_factory=KeptSessions)
+    priority: int | None = None  # in place of what the body says
 
     def request(
         self,
@@ -61,11 +62,12 @@ class Origin:
         """Return what a body that came from here asks for; `others` are fields that only some APIs have."""
         caller = self.caller
         tenant = caller.name or self.headers.get(TENANT_HEADER) or user or ""  # a key's holder takes no other's share
+        account = fields.account(tenant)
         return ClientRequest(
             model=fields.model_name or "",
             prompts=prompts,
             params=params,
-            account=fields.account(tenant),
+            account=account if self.priority is None else replace(account, priority=self.priority),
             hints=fields.hints(caller.cache_owner),
             wish=wish_in(self.headers).over(fields.wish()),
             life=Life(self.request_id, time.monotonic()),

@@ -79,6 +79,9 @@ class AgentHints(StrictModel):
     tool: Annotated[str, Field(min_length=1, max_length=MAX_TOOL_LEN)] | None = None  # that it will run with the answer
 
 
+NO_HINTS: Final = AgentHints()
+
+
 class VendorFields(StrictModel):
     """Dynamo's own fields, of which only the hints are served."""
 
@@ -111,7 +114,7 @@ class RequestFields(GenerationBody):
 
     @property
     def _agent(self) -> AgentHints:
-        return self.agent_hints or (self.nvext and self.nvext.agent_hints) or AgentHints()
+        return self.agent_hints or (self.nvext and self.nvext.agent_hints) or NO_HINTS
 
     @property
     def tool(self) -> str:

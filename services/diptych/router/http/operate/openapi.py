@@ -53,10 +53,12 @@ from diptych.router.http.exchange.answers import AnthropicError, Error
 from diptych.router.http.native.generate_layout import Generated
 from diptych.router.http.native.generate_request import GenerateRequest
 from diptych.router.http.native.tokens import DetokenizeRequest, Text, TokenCount, TokenizeRequest, Tokens
+from diptych.router.http.openai.batches import Batch, BatchList, BatchRequest
 from diptych.router.http.openai.chat_layout import ChatCompletion
 from diptych.router.http.openai.chat_request import ChatRequest
 from diptych.router.http.openai.completion_layout import Completion
 from diptych.router.http.openai.completion_request import CompletionRequest
+from diptych.router.http.openai.files import MAX_BATCHES_LISTED, Deleted, File, FileList, UploadBody
 from diptych.router.http.openai.models import Model, ModelList
 from diptych.router.http.openai.responses_layout import Response
 from diptych.router.http.openai.responses_request import ResponsesRequest
@@ -112,6 +114,7 @@ _REASONS: Final[Mapping[int, str]] = {
     415: "The body is compressed",
     429: "Too much at once: try again after `Retry-After` seconds",
     500: "A bug of the server",
+    501: "This router keeps no batches",
     503: "Nobody can serve this now: try again after `Retry-After` seconds",
     504: "It took too long",
 }
@@ -127,6 +130,7 @@ class Operation:
     answers: Mapping[int, object]  # by status: JSON of this type, a text: this content type, None: nothing
     body: type | None = None
     streams: bool = False  # server-sent events, if the body asks for them
+    body_type: str = "application/json"
     parameters: Sequence[Json] = ()
     scheme: str = "key"  # of `SCHEMES`; empty: open to everybody
 
@@ -170,6 +174,13 @@ _ROWS: Final = (
     _query("limit", "Rows at most", {"type": "integer", "minimum": 1, "maximum": MAX_ROWS}),
 )
 
+_PAGE: Final = (
+    _query("limit", "How many", {"type": "integer", "minimum": 1, "maximum": MAX_BATCHES_LISTED}),
+    _query("after", "The id of the last one of the page before", {"type": "string"}),
+)
+_ORDER: Final = _query("order", "By time", {"enum": ["asc", "desc"]})
+_PURPOSE: Final = _query("purpose", "Only those", {"type": "string"})
+
 OPERATIONS: Final = (
     *(
         Operation("post", path, summary, _answers(answer, error, _WORK), body, streams=True)
@@ -195,6 +206,44 @@ OPERATIONS: Final = (
             ("/v1/rerank", "Documents in the order in which they fit a query", RankedList, Error, RerankRequest),
             ("/v2/rerank", "The same", RankedList, Error, RerankRequest),
             ("/rerank", "The same", RankedList, Error, RerankRequest),
+        )
+    ),
+    Operation(
+        "post",
+        "/v1/files",
+        "Upload the input of a batch",
+        _answers(File, Error, (400, 401, 408, 413, 501, 503)),
+        UploadBody,
+        body_type="multipart/form-data",
+    ),
+    Operation(
+        "post",
+        "/v1/batches",
+        "Have the requests of a file run when there is time",
+        _answers(Batch, Error, (400, 401, 408, 413, 415, 429, 501, 503)),
+        BatchRequest,
+    ),
+    *(
+        Operation("get", path, summary, _answers(answer, Error, (400, 401, 501, 503)), parameters=(*_PAGE, *others))
+        for path, summary, answer, others in (
+            ("/v1/files", "Files, the newest first", FileList, (_ORDER, _PURPOSE)),
+            ("/v1/batches", "Batches, the newest first", BatchList, (_ORDER,)),
+        )
+    ),
+    *(
+        Operation(
+            method,
+            path,
+            summary,
+            _answers(answer, Error, (401, 404, *others, 501, 503)),
+            parameters=(_path(name, "Its id"),),
+        )
+        for method, path, summary, answer, others, name in (
+            ("get", "/v1/files/{file_id}", "What is known of a file", File, (), "file_id"),
+            ("get", "/v1/files/{file_id}/content", "What it says", "application/octet-stream", (), "file_id"),
+            ("delete", "/v1/files/{file_id}", "Delete it", Deleted, (409,), "file_id"),
+            ("get", "/v1/batches/{batch_id}", "How far a batch is", Batch, (), "batch_id"),
+            ("post", "/v1/batches/{batch_id}/cancel", "Run no more of it", Batch, (409,), "batch_id"),
         )
     ),
     Operation("get", "/v1/models", "What is served", _answers(ModelList, Error, (401,))),
@@ -381,7 +430,7 @@ def _operation(operation: Operation, references: References) -> Json:
         described["parameters"] = list(operation.parameters)
     if operation.body is not None:
         schema = references[operation.body, "validation"]
-        described["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+        described["requestBody"] = {"required": True, "content": {operation.body_type: {"schema": schema}}}
     return described
 
 

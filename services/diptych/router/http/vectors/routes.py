@@ -50,7 +50,7 @@ from diptych.router.values.vectors import Pooled, probabilities
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Sender:
     """Where a request came from, and who serves it."""
 
     origin: Origin
@@ -68,66 +68,68 @@ class Ask:
         return fields.model or self.pipeline.model.model_id
 
 
-Work = Callable[[Any, Ask], Awaitable[Mapping[str, object]]]
+Work = Callable[[Any, Sender], Awaitable[Mapping[str, object]]]
 
 
-async def embeddings(fields: EmbeddingsRequest, ask: Ask) -> EmbeddingList:
-    pooled = await embed(ask.request(fields, fields.prompts()), fields.dimensions, ask.pipeline)
+async def embeddings(fields: EmbeddingsRequest, sender: Sender) -> EmbeddingList:
+    pooled = await embed(sender.request(fields, fields.prompts()), fields.dimensions, sender.pipeline)
     made = await encoded(pooled, fields.encoding_format)
     return {
         "object": "list",
         "data": [{"object": "embedding", "index": index, "embedding": each} for index, each in enumerate(made)],
-        "model": ask.name(fields),
+        "model": sender.name(fields),
         "usage": usage_of(pooled),
     }
 
 
-async def pool(fields: PoolingRequest, ask: Ask) -> PooledList:
+async def pool(fields: PoolingRequest, sender: Sender) -> PooledList:
     """Give vectors as the model made them: embeddings that are not normalised, scores that are no probabilities."""
-    pooled = await ask.vectors(fields)
+    pooled = await sender.vectors(fields)
     made = await encoded(pooled, fields.encoding_format)
     return {
-        **head("pool", ask.name(fields)),
+        **head("pool", sender.name(fields)),
         "data": [{"object": "pooling", "index": index, "data": each} for index, each in enumerate(made)],
         "usage": usage_of(pooled),
     }
 
 
-async def classify(fields: ClassifyRequest, ask: Ask) -> ClassifiedList:
-    pooling, model = ask.pipeline.model.pooling, ask.pipeline.model
+async def classify(fields: ClassifyRequest, sender: Sender) -> ClassifiedList:
+    pooling, model = sender.pipeline.model.pooling, sender.pipeline.model
     if pooling is None or pooling.purpose != "classify":
         raise InvalidRequest(f"{model.model_id} is no classifier: serve one, or ask for what it makes", param="model")
-    pooled = await ask.vectors(fields)
+    pooled = await sender.vectors(fields)
     data: list[Classified] = []
     async for index, each in in_turns(enumerate(pooled)):
         shares = probabilities(each.vector, pooling)
         label, probs = pooling.labels[int(shares.argmax())], shares.astype(float).tolist()
         data.append({"index": index, "label": label, "probs": probs, "num_classes": len(probs)})
-    return {**head("classify", ask.name(fields)), "data": data, "usage": usage_of(pooled)}
+    return {**head("classify", sender.name(fields)), "data": data, "usage": usage_of(pooled)}
 
 
-async def score_pairs(fields: ScoreRequest, ask: Ask) -> ScoreList:
-    found = await _score(fields, fields.pairs(), fields.instruction, ask)
+async def score_pairs(fields: ScoreRequest, sender: Sender) -> ScoreList:
+    found = await _score(fields, fields.pairs(), fields.instruction, sender)
     return {
-        **head("score", ask.name(fields)),
+        **head("score", sender.name(fields)),
         "data": [{"index": index, "object": "score", "score": each} for index, each in enumerate(found.scores)],
         "usage": usage_of(found.pooled),
     }
 
 
-async def rerank(fields: RerankRequest, ask: Ask) -> RankedList:
+async def rerank(fields: RerankRequest, sender: Sender) -> RankedList:
     texts = fields.texts
-    found = await _score(fields, [(fields.query, text) for text in texts], fields.instruction, ask)
+    found = await _score(fields, [(fields.query, text) for text in texts], fields.instruction, sender)
     order = sorted(range(len(texts)), key=lambda index: (-found.scores[index], index))[: fields.top_n]
     results: list[Ranked] = [{"index": index, "relevance_score": found.scores[index]} for index in order]
     if fields.return_documents is not False:
         results = [each | {"document": {"text": texts[each["index"]]}} for each in results]
-    name = ask.name(fields)
+    name = sender.name(fields)
     return {"id": head("rerank", name)["id"], "model": name, "usage": usage_of(found.pooled), "results": results}
 
 
-async def _score(fields: VectorFields, pairs: Sequence[tuple[str, str]], instruction: str | None, ask: Ask) -> Scored:
-    return await score(pairs, instruction, partial(ask.request, fields), ask.pipeline)
+async def _score(
+    fields: VectorFields, pairs: Sequence[tuple[str, str]], instruction: str | None, sender: Sender
+) -> Scored:
+    return await score(pairs, instruction, partial(sender.request, fields), sender.pipeline)
 
 
 VECTOR_APIS: Final[Mapping[str, tuple[type[VectorFields], Work]]] = {  # by path: the body, and what is made of it
@@ -152,7 +154,7 @@ def add_vectors(app: FastAPI, pipeline: Pipeline, bodies: BodyReader) -> None:
         held = bodies.hold(caller.name)
         try:
             fields = await bodies.read(request, held, partial(_parsed, body, trace))
-            found = await until_disconnect(request.receive, work(fields, Ask(origin, pipeline)))
+            found = await until_disconnect(request.receive, work(fields, Sender(origin, pipeline)))
         except DiptychError as error:
             end(trace, outcome_of(error))
             return refusal(error, request)

@@ -29,7 +29,7 @@ class VectorUsage(TypedDict):
 
 
 class Embedding(TypedDict):
-    """Of one input."""
+    """What is said of one input."""
 
     object: Literal["embedding"]
     index: int
@@ -55,7 +55,7 @@ class Head(TypedDict):
 
 
 class PooledVector(TypedDict):
-    """Of one input, as the model made it."""
+    """What is said of one input, as the model made it."""
 
     object: Literal["pooling"]
     index: int
@@ -70,7 +70,7 @@ class PooledList(Head):
 
 
 class Classified(TypedDict):
-    """Of one input."""
+    """What is said of one input."""
 
     index: int
     label: str
@@ -86,7 +86,7 @@ class ClassifiedList(Head):
 
 
 class Score(TypedDict):
-    """Of one pair."""
+    """What is said of one pair."""
 
     index: int
     object: Literal["score"]

@@ -1,0 +1,26 @@
+"""Which part of a group over several nodes a process belongs to. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlace:
+    """A node's place among those of its group, which have equally many ranks each."""
+
+    node: int  # 0: the leader, which has rank 0
+    num_nodes: int
+    host: str  # IP address at which rank 0 listens
+    interface: str  # network device of this node, for what ranks add up
+    ports: Mapping[str, int] = field(default_factory=dict)  # of rank 0, by channel, for ranks on other nodes
+
+    def ranks(self, tp: int) -> range:
+        """Return the ranks that are here, of `tp`."""
+        return ranks_of_node(self.node, self.num_nodes, tp)
+
+
+def ranks_of_node(node: int, num_nodes: int, tp: int) -> range:
+    share = tp // num_nodes
+    return range(node * share, (node + 1) * share)

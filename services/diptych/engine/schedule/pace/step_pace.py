@@ -1,0 +1,415 @@
+"""How much of prompts a step computes beside requests that decode: the one number that makes a worker's role. Pure.
+
+Without such requests nothing bounds a step: the worker prefills. With some, prompts get the time that is left until
+the first of their next tokens is due (`TokenDeadlines`), less what the tokens themselves take (`StepLine`). What
+requests are ahead of their deadlines may be spent at once; no deadline is missed for it. Where too little is left,
+prompts wait; but not for more than `PATIENCE` steps with tokens: then they get `AT_LAST` tokens all the same, so a
+prompt of `n` tokens is computed within `PATIENCE * n / AT_LAST` such steps from its turn on. Where no output can have a
+step, as when a prompt has the adapter slot that it waits for, there are no such steps, and prompts get them at once:
+else nobody would ever go on. Sarathi-Serve (OSDI 2024) bounds steps by a fixed number of tokens, and DuetServe (2025)
+predicts when a time per token would not be kept; here both are one rule.
+
+A prompt whose first token would be late by that, and would not if outputs waited, *goes first* where fewer outputs than
+it weighs are lost by it (`TokenDeadlines.lost`): a choice between two delays weighs the slack of those whom it delays.
+
+No step that requests wait for is to take longer than `longest_s`: who comes meanwhile, or asks for pages, is heard
+when it is over. Where nobody has a time per token, or steps without any prompt don't keep it, that is the only bound;
+prompts then always have `MIN_CHUNK` tokens, and as many as there are requests that decode, of which each costs no less.
+As long as no prompt was measured, a step of the largest size is taken to last as long as it was chosen for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from diptych.engine.schedule.kv_forecast import OutputLengths
+from diptych.engine.schedule.pace.step_sizes import STEP_S
+from diptych.engine.schedule.pace.step_times import NEAR, ContextCount, StepLine
+from diptych.engine.schedule.pace.token_deadlines import TokenDeadlines
+from diptych.engine.values.prompt_cost import MIN_CHUNK, STEP_COST
+from diptych.engine.values.request import Request
+
+UNBOUNDED: Final = -1
+PATIENCE: Final = 8  # steps
+IDLE_STEP_S: Final = 0.02  # that a step of work for idle time takes, about
+HEADROOM: Final = 0.92  # of the time that is left is planned: what is spared comes back, as slack, in the next step
+WORTH: Final = 8  # times what a step costs that has nothing else: prompts wait until there is time for so much
+AT_LAST: Final = 2 * STEP_COST  # for who has waited: fewer would be hardly cheaper than the step that they are in
+SHARED: Final = 0.5  # of it is for prompts beside tokens while others wait to have a step of their own
+STEP_CONTEXT: Final = 100_000  # tokens of context that an H200 reads while it reads weights: for a step's first guess
+ROW_CONTEXT: Final = 64  # and while it does the rest for one request
+MEMORY_S: Final = 5.0  # of which share of the time prompts take
+LEAST_LEFT: Final = 0.01  # of it, for outputs
+SHOWN_BITS: Final = 2  # of a budget that is told to others, who need not hear of each small change
+CONTEXT_BITS: Final = 7  # and of contexts
+TOLD_EVERY: Final = 16  # steps, as to how long their parts take
+COMPUTED: Final = 1.25  # times what reading the weights takes: then a step took as long as its products
+ORIGIN: Final = 1.0  # steps: so much counts, against those that are remembered, that no prompt takes no time
+TOGETHER: Final = 8  # steps without prompts are learned from at once, unless it matters before: they are alike
+
+
+@dataclass(slots=True)
+class _Prompts:
+    """Prompts of one kind: computed beside tokens, or in steps of their own.
+
+    A step reads all weights, and computes meanwhile: it takes the longer of the two (the roofline). Beside tokens,
+    which read the weights anyway, prompts take what their products take beyond `read_s`: nothing, where they are few.
+    """
+
+    least: int  # that is worth a step
+    line: StepLine = field(default_factory=lambda: StepLine(ORIGIN))  # the seconds of steps but for tokens
+    read_s: float = 0.0  # of reading weights, where tokens need them, too
+    num_refused: int = 0  # steps with tokens since they had some of one
+    is_refused: bool = False  # they want some of the next, and don't get it
+
+    def cost_in(self, seconds: float) -> int:
+        """Return what prompts may cost that take so long."""
+        if not self.line.is_known:
+            return self.least if seconds > 0 else 0  # to find out
+        return max(0, self.line.work_in(seconds + self.read_s))
+
+    def seconds_of(self, cost: int) -> float:
+        """Return how long prompts of such a cost take."""
+        return max(0.0, self.line.at(cost) - self.read_s)
+
+    def learn(self, cost: int, seconds: float, reach: int) -> None:
+        """A step with prompts of such a cost took so long but for tokens, and with reading the weights.
+
+        Where reading the weights took most of it, products took no longer; it tells more only if they were to. But if
+        it had about all that is believed to be known of, up to `reach`, it is learned: else none would have more.
+        """
+        if NEAR * cost > reach or seconds > COMPUTED * self.read_s or self.line.at(cost) > seconds:
+            self.line.learn(cost, seconds)
+
+    def patient(self, budget: int, wanted: int) -> int:
+        """Return what they get where so much would be right: nothing where that is too little, but not for ever."""
+        enough = min(self.least, wanted, self.line.reach) if self.line.is_known else min(self.least, wanted)
+        if budget >= enough:
+            return budget
+        self.is_refused = True
+        return max(AT_LAST, budget) if self.num_refused + 1 >= PATIENCE else 0
+
+    def stepped(self, has_tokens: bool, cost: int) -> None:
+        if has_tokens and not cost and self.is_refused:
+            self.num_refused += 1
+        elif cost or has_tokens:
+            self.num_refused = 0
+        if cost or has_tokens:
+            self.is_refused = False
+
+
+class NextPrompt(NamedTuple):
+    """A prompt whose turn it is."""
+
+    room: int
+    due_s: float  # its first token; infinite: nobody said when
+    cost: int  # of what is left of it
+    weight: float  # of missing that, beside what outputs weigh
+    queued: int  # tokens of all that wait with it
+    num_waiting: int  # prompts, with it
+    place: tuple[bool, float]  # in the order of all that wait here: those that may be in time, by when they came
+    is_idle_work: bool = False  # it is behind all others, and so are all that wait
+
+
+class _Launched(NamedTuple):
+    """A step that runs, or is about to."""
+
+    cost: int  # of its prompts
+    num_rows: int  # requests that get a token
+    work: int  # of these tokens
+    began_s: float
+    expected_s: float
+    joining: Collection[Request]  # who has its first token by it
+
+
+class StepPace:
+    """Tell it who decodes, and when steps begin and end, in their order."""
+
+    def __init__(self, longest_s: float) -> None:
+        """`longest_s`: of a step that computes prompts and that others wait for; infinite: no bound."""
+        self._longest_s = longest_s
+        self._deadlines = TokenDeadlines()
+        self._contexts = ContextCount()
+        self._running: deque[_Launched] = deque()
+        self._ended_s = -math.inf  # the last step
+        self._free_s = -math.inf  # when all that is launched will be over
+        self._tokens = StepLine()  # by context
+        self._beside = _Prompts(MIN_CHUNK)
+        self._apart = _Prompts(WORTH * STEP_COST)
+        self._favoured = 0  # room of a prompt for which outputs wait until it is complete, or late; 0: none yet
+        self._prompts_s = self._seconds = 0.0  # that steps took of late while outputs waited, and those for prompts
+        self._together = 1  # steps without prompts that are learned from at once: fewer while little is known
+        self._num_plain = self._plain_work = 0  # of those that nothing has been learned from
+        self._plain_s = 0.0
+        self._num_learned = self._parts_due = 0  # steps, and as of which `step_parts_s` is made anew
+        self.step_parts_s = (0.0, 0.0, 0.0)  # roughly, of a step, a token of context, a token of a prompt; 0: not known
+
+    # who decodes
+
+    def join(self, request: Request, first_s: float) -> None:
+        """A request decodes from the next step on; its first token came at `first_s`."""
+        self._deadlines.add(request, first_s)
+        self._contexts.add(request)
+
+    def leave(self, request: Request) -> None:
+        """It does not any more."""
+        self._deadlines.remove(request)
+        self._contexts.remove(request)
+
+    def ahead(self, request: Request, num_tokens: int) -> None:
+        """A step brought a request so many tokens beside the first."""
+        if num_tokens:
+            self._deadlines.ahead(request, num_tokens)
+            self._contexts.ahead(request, num_tokens)
+
+    def expect(self, lengths: OutputLengths) -> None:
+        """Outputs have become so long."""
+        self._deadlines.expect(lengths)
+
+    # what prompts may cost
+
+    def beside(self, most: int, num_rows: int, now_s: float, first: NextPrompt | None = None) -> int:
+        """Return what prompts may cost in a step that also brings tokens to so many requests; `most` at most."""
+        if not num_rows:
+            return most
+        self._learn_tokens()
+        tokens_s, spare_s = self._left(num_rows, now_s)
+        share = SHARED if self._apart.num_refused else 1.0
+        if first is not None and self._goes_first(first, self._beside, tokens_s, share * spare_s, now_s):
+            spare_s = math.inf
+        return self._budget(most, most, self._beside, num_rows, share * spare_s, self._longest_s - tokens_s)
+
+    def apart(
+        self, most: int, num_rows: int, now_s: float, wanted: int, first: NextPrompt | None = None, least: int = 0
+    ) -> int:
+        """Return what prompts may cost in a step of their own, for which so many requests wait; `most` at most.
+
+        All that wait to be computed have `wanted` tokens: where those are few, few are worth a step. They get `least`
+        however late outputs are, as far as a step may last so long: `AT_LAST` where no step can bring any a token.
+        """
+        if not num_rows:
+            return most
+        self._learn_tokens()
+        tokens_s, spare_s = self._left(num_rows, now_s)
+        if first is not None and self._goes_first(first, self._apart, tokens_s, spare_s, now_s):
+            spare_s = math.inf
+        return self._budget(most, wanted, self._apart, num_rows, spare_s, self._longest_s, least)
+
+    def idle(self, most: int) -> int:
+        """Return what prompts may cost in a step that nobody waits for: who comes meanwhile is to be heard soon."""
+        known = self._known(self._apart)
+        fitting = known.cost_in(IDLE_STEP_S) if known.line.is_known else 0
+        return min(most, max(MIN_CHUNK, fitting))
+
+    def shown(self, num_rows: int) -> int:
+        """Return what prompts may cost in the step behind those that are launched, roughly, for others to hear of."""
+        if not num_rows:
+            return UNBOUNDED
+        tokens_s, spare_s = self._left(num_rows, self._ended_s)
+        if self._deadlines.num_free or spare_s == math.inf:
+            spare_s = min(spare_s, self._longest_s - tokens_s)
+        return UNBOUNDED if spare_s == math.inf else coarse(self._known(self._beside).cost_in(spare_s), SHOWN_BITS)
+
+    @property
+    def output_tokens(self) -> int:
+        """Return the contexts of those who decode, roughly."""
+        return coarse(self._contexts.num_tokens, CONTEXT_BITS)
+
+    def _budget(
+        self, most: int, wanted: int, prompts: _Prompts, num_rows: int, spare_s: float, longest_s: float, least: int = 0
+    ) -> int:
+        """Return what prompts may cost: deadlines leave them `spare_s` or `least`, and the longest step `longest_s`."""
+        known = self._known(prompts)
+        left = most if spare_s == math.inf else prompts.patient(known.cost_in(spare_s), wanted)
+        budget = min(most, max(least, left))
+        if longest_s == math.inf:
+            return budget
+        fitting = known.cost_in(longest_s) if known.line.is_known else int(most * min(1.0, longest_s / STEP_S))
+        return min(budget, max(MIN_CHUNK, num_rows, fitting))
+
+    def _goes_first(self, first: NextPrompt, prompts: _Prompts, tokens_s: float, spare_s: float, now_s: float) -> bool:
+        """Whether more is lost when a prompt waits for the time that outputs leave than when they wait for it."""
+        known = self._known(prompts)
+        work_s = known.seconds_of(first.cost)
+        if work_s <= spare_s or not now_s + work_s <= first.due_s < math.inf:
+            return False
+        if first.room == self._favoured:
+            return True
+        share = 1 - tokens_s / self._deadlines.tightest_s
+        queued_s = known.seconds_of(max(first.cost, first.queued))
+        if share > 0 and now_s + (queued_s - spare_s) / share <= first.due_s:
+            return False
+        most = min(first.num_waiting, int((first.due_s - now_s) / work_s)) if work_s > 0 else 1
+        if not any(self._pays(first.weight * num, work_s * num, tokens_s, now_s) for num in {1, max(1, most)}):
+            return False
+        self._favoured = first.room
+        return True
+
+    def _pays(self, gained: float, work_s: float, tokens_s: float, now_s: float) -> bool:
+        """Whether fewer outputs are lost than prompts are won that take so long."""
+        pace_s = tokens_s / max(LEAST_LEFT, 1 - self._prompts_share)
+        return self._deadlines.lost(now_s + tokens_s, work_s, tokens_s, pace_s) < gained
+
+    @property
+    def _prompts_share(self) -> float:
+        """Which share of the time prompts took of late, while outputs waited."""
+        return max(0.0, self._prompts_s / self._seconds) if self._seconds else 0.0
+
+    def _note_share(self, took_s: float, prompts_s: float) -> None:
+        if took_s > 0:
+            kept = math.exp(-took_s / MEMORY_S)
+            gained_s = MEMORY_S * (1 - kept)
+            self._seconds = self._seconds * kept + gained_s
+            self._prompts_s = self._prompts_s * kept + gained_s * prompts_s / took_s
+
+    def _known(self, prompts: _Prompts) -> _Prompts:
+        """Return these prompts, by what those of the other kind take as long as nothing is known of these."""
+        if prompts.line.is_known:
+            return prompts
+        other = self._apart if prompts is self._beside else self._beside
+        return _Prompts(prompts.least, other.line, prompts.read_s)
+
+    def _left(self, num_rows: int, now_s: float) -> tuple[float, float]:
+        """Return what the next step with tokens takes without prompts, and how much time is left before it."""
+        usual_s = self._tokens.usual(_work(num_rows, self._contexts.num_tokens))
+        tokens_s = self._tokens.pace * usual_s
+        begin_s = max(now_s, self._free_s) if self._running else now_s
+        due_s = self._deadlines.next_due_s(begin_s, usual_s)
+        return tokens_s, (due_s - begin_s) * HEADROOM - tokens_s
+
+    # steps
+
+    def begin(self, cost: int, now_s: float, num_rows: int = 0, joining: Collection[Request] = ()) -> None:
+        """A step is launched whose prompts cost so much, and which brings so many requests a token.
+
+        Prompts of `joining` are complete with it: they decode from the next step on.
+        """
+        work = _work(num_rows, self._contexts.num_tokens)
+        expected_s = self._expected_s(cost, num_rows, work)
+        self._free_s = (max(now_s, self._free_s) if self._running else now_s) + expected_s
+        self._running.append(_Launched(cost, num_rows, work, now_s, expected_s, joining))
+        if num_rows:
+            self._deadlines.stepped(1)
+            self._contexts.stepped(1)
+        self._beside.stepped(num_rows > 0, cost if num_rows else 0)
+        self._apart.stepped(num_rows > 0, 0 if num_rows else cost)
+        for request in joining:
+            self.join(request, self._free_s)
+
+    def end(self, now_s: float) -> None:
+        """The oldest step that runs is complete."""
+        step = self._running.popleft()
+        took_s = now_s - max(step.began_s, self._ended_s)
+        self._ended_s = self._free_s = now_s
+        for later in self._running:
+            self._free_s += later.expected_s
+        if len(self._deadlines):
+            tokens_s = self._tokens.at(step.work) if step.num_rows else 0.0
+            self._note_share(took_s, took_s - tokens_s if step.cost else 0.0)
+        self._learn(step, took_s)
+        for request in step.joining:
+            self._deadlines.correct(request, now_s, sum(later.num_rows > 0 for later in self._running))
+
+    def pass_steps(self, num_rows: int, began_s: float, ends_s: Sequence[float]) -> None:
+        """Be behind steps that brought tokens to so many requests, one after the other from `began_s` on.
+
+        The same as to `begin` and `end` each. No step is launched.
+        """
+        work, num_steps = _work(num_rows, self._contexts.num_tokens), len(ends_s)
+        first_s = began_s = max(began_s, self._ended_s)
+        num_noted = 0
+        while num_noted < num_steps:
+            count = min(self._together - self._num_plain, num_steps - num_noted)
+            seconds = self._plain_s
+            for end_s in ends_s[num_noted : num_noted + count]:
+                seconds += end_s - began_s
+                began_s = end_s
+            self._plain_s = seconds
+            grown = count * num_noted + count * (count - 1) // 2  # tokens of each: one more with each step
+            self._note_tokens(count, count * work + num_rows * grown)
+            num_noted += count
+        self._note_share(began_s - first_s, 0.0)
+        self._ended_s = self._free_s = began_s
+        self._contexts.stepped(num_steps)
+        self._deadlines.stepped(num_steps)
+        for prompts in (self._beside, self._apart):
+            prompts.stepped(True, 0)
+
+    def give_up(self) -> None:
+        """The only step that runs will never be complete: its time says nothing."""
+        if self._running.popleft().num_rows:
+            self._deadlines.stepped(-1)
+            self._contexts.stepped(-1)
+
+    def prompt_s(self, cost: int) -> float:
+        """Return how long prompts of such a cost take in a step of their own; infinite: nothing has been measured."""
+        line = self._known(self._apart).line
+        return line.at(cost) if line.is_known else math.inf
+
+    def _learn(self, step: _Launched, took_s: float) -> None:
+        if not step.cost:
+            self._plain_s += took_s
+            self._note_tokens(1, step.work)
+            return
+        self._learn_tokens()
+        if step.num_rows:
+            beside_s = max(0.0, took_s - self._tokens.at(step.work) + self._beside.read_s)
+            self._beside.learn(step.cost, beside_s, self._known(self._beside).line.reach)
+        else:
+            self._apart.learn(step.cost, took_s, self._apart.line.reach)
+        self._note_learned(1)
+
+    def _note_learned(self, count: int) -> None:
+        """So many more steps have been learned from: now and then others are to hear of it."""
+        self._num_learned += count
+        if self._num_learned >= self._parts_due:
+            self._parts_due = self._num_learned + min(self._num_learned + 1, TOLD_EVERY)
+            line, prompts = self._tokens, self._known(self._beside)
+            seconds = line.usual(STEP_CONTEXT), line.slope_s, prompts.line.slope_s
+            self.step_parts_s = _rounded(seconds[0]), _rounded(seconds[1]), _rounded(seconds[2])
+
+    def _note_tokens(self, num_steps: int, work: int) -> None:
+        """Steps without prompts are over, whose seconds have been counted; all their work is told."""
+        self._num_plain += num_steps
+        self._plain_work += work
+        if self._num_plain >= self._together:
+            self._together = min(TOGETHER, self._together + 1)
+            self._learn_tokens()
+
+    def _learn_tokens(self) -> None:
+        """Learn from the steps without prompts since the last time, by their mean: what they took is nearly a line."""
+        count = self._num_plain
+        if not count:
+            return
+        if not self._tokens.is_known:
+            self._beside.line = StepLine(ORIGIN)  # what it has is of whole steps
+        self._tokens.learn(self._plain_work / count, self._plain_s / count, count)
+        self._beside.read_s = self._tokens.at(STEP_CONTEXT)
+        self._num_plain = self._plain_work = 0
+        self._plain_s = 0.0
+        self._note_learned(count)
+
+    def _expected_s(self, cost: int, num_rows: int, work: int) -> float:
+        if not num_rows:
+            return self._apart.line.at(cost)
+        tokens_s = self._tokens.at(work)
+        return tokens_s + self._known(self._beside).seconds_of(cost) if cost else tokens_s
+
+
+def _rounded(seconds: float) -> float:
+    return float(f"{seconds:.3g}")
+
+
+def coarse(number: int, num_bits: int) -> int:
+    """Return a number that does not change with each step: no more than it, and the same in its first bits."""
+    shift = max(0, number.bit_length() - num_bits)
+    return number >> shift << shift
+
+
+def _work(num_rows: int, context_tokens: int) -> int:
+    """Return what it takes to bring so many requests a token."""
+    return STEP_CONTEXT + ROW_CONTEXT * num_rows + context_tokens

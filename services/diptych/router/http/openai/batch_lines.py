@@ -1,0 +1,85 @@
+"""Serves lines of batches: as their endpoints serve requests, in the same words, with the lowest priority."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from functools import partial
+from typing import Final
+
+import orjson
+
+from diptych.common.errors import DiptychError, Overloaded, Unavailable
+from diptych.router.batches.results import Reply
+from diptych.router.batches.work import LineCall
+from diptych.router.errors import OK, outcome_of
+from diptych.router.extents.json_extent import is_quick
+from diptych.router.http.exchange.answers import error_body
+from diptych.router.http.exchange.exchange import prompts_of, whole_body
+from diptych.router.http.exchange.parse import Origin, Parse, parse_chat, parse_completion, parse_responses, read_fields
+from diptych.router.http.vectors.routes import Ask, embeddings
+from diptych.router.http.vectors.vector_requests import EmbeddingsRequest
+from diptych.router.keys.caller import ANYBODY, Caller, Callers
+from diptych.router.serve.pipeline import Pipeline
+from diptych.router.tracing.record import NO_TRACE
+from diptych.router.values.output import Piece
+from diptych.router.values.request import LEAST_PRIORITY, GenerationRequest
+
+API: Final = "batch"  # in metrics
+PARSERS: Final[Mapping[str, Parse]] = {
+    "/v1/chat/completions": parse_chat,
+    "/v1/completions": parse_completion,
+    "/v1/responses": parse_responses,
+}
+
+
+class LineServer:
+    """Serves them by the pipeline that serves everybody."""
+
+    def __init__(self, pipeline: Pipeline, callers: Callers | None) -> None:
+        self._pipeline = pipeline
+        self._callers = callers
+
+    async def serve(self, call: LineCall) -> Reply:
+        """Return what the endpoint answers. Raises `Overloaded` or `Unavailable`: then it is of use later."""
+        try:
+            body = await self._answer(call)
+            outcome, reply = OK, Reply(200, body)
+        except (Overloaded, Unavailable):
+            raise
+        except DiptychError as error:
+            outcome, reply = outcome_of(error), Reply(error.http_status, orjson.dumps(error_body(error, call.url)))
+        self._pipeline.metrics.requests.labels(API, outcome).inc()
+        return reply
+
+    async def _answer(self, call: LineCall) -> bytes:
+        origin = Origin(call.request_id, {}, self._caller(call.tenant), NO_TRACE, priority=LEAST_PRIORITY)
+        if call.url not in PARSERS:
+            fields = read_fields(EmbeddingsRequest, call.body)
+            return orjson.dumps(await embeddings(fields, Ask(origin, self._pipeline)))
+        parse = partial(PARSERS[call.url], call.body, origin, self._pipeline.model)
+        client, layout = parse() if is_quick(call.body) else await asyncio.to_thread(parse)
+        async with self._pipeline.admit(client) as requests:
+            layout.prompts = prompts_of(requests, client)
+            streams = [_noting(call.slot.answered, self._pipeline, request) for request in requests]
+            return await whole_body(client, layout, streams)
+
+    def _caller(self, tenant: str) -> Caller:
+        """Whose allowances it counts against. A key that is gone may come back until the batch expires."""
+        if self._callers is None:
+            return ANYBODY
+        holder = self._callers.holder(tenant)
+        if holder is None:
+            raise Unavailable(f"there is no key {tenant!r} any more")
+        return holder
+
+
+async def _noting(
+    on_answered: Callable[[], None], pipeline: Pipeline, request: GenerationRequest
+) -> AsyncGenerator[Piece, None]:
+    """Yield an output, and say when it begins."""
+    async with aclosing(pipeline.generate(request)) as pieces:
+        async for piece in pieces:
+            on_answered()
+            yield piece

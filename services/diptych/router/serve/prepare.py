@@ -1,0 +1,143 @@
+"""From what a client asks for to requests that workers can run: checked, tokenised, with limits and defaults."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from diptych.common.errors import InvalidRequest
+from diptych.generation.grammar import Grammar, Preamble
+from diptych.generation.sampling_params import MAX_SEED, SamplingParams
+from diptych.generation.segments import content_len
+from diptych.grammars.checks import GrammarChecks
+from diptych.router.text.tokenization import Tokenization
+from diptych.router.values.request import ClientRequest, GenerationRequest, ServedModel, VectorWish
+from diptych.router.values.slo_tiers import NO_TIERS, Tiers
+from diptych.router.values.validation import check_len, check_model, check_pool, check_request, output_room
+from diptych.router.workers.fleet import Fleet
+
+COUNTED_CONTEXTS: Final = 4  # that a text may have the tokens of, for whoever wants to know how many they are
+
+
+class Preparer:
+    """Turns what clients ask for into requests that workers can run: checked, tokenised, with limits and defaults."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        workers: Fleet,
+        tokenization: Tokenization,
+        grammars: GrammarChecks,
+        *,
+        timeout_s: float,
+        max_choices: int,
+        tiers: Tiers = NO_TIERS,
+    ) -> None:
+        self._model = model
+        self._workers = workers
+        self.tokenization = tokenization
+        self._grammars = grammars
+        self._timeout_s = timeout_s
+        self._max_choices = max_choices
+        self._tiers = tiers
+
+    def close(self) -> None:
+        self.tokenization.close()
+        self._grammars.close()
+
+    def timeout_s(self, client: ClientRequest) -> float:
+        """How long the requests of a client may be without a token."""
+        return min(client.life.deadline_s - client.life.arrival_s, self._timeout_s)
+
+    def check(self, client: ClientRequest) -> None:
+        """Raise what can be said without looking at the prompt."""
+        workers = self._workers
+        adapters = {*workers.adapters(), *workers.expected}
+        check_request(client, self._model, workers.model_ids, adapters, self._max_choices)
+        check_pool(client.routing.pool, workers.pools)
+
+    def with_tier(self, client: ClientRequest) -> ClientRequest:
+        """Return the request with what its wish comes to. Raises `InvalidRequest`."""
+        tier = self._tiers.of(client.wish, client.caller.slo_tiers)
+        return client if tier == client.tier else replace(client, tier=tier)
+
+    async def tokens(self, client: ClientRequest) -> list[Sequence[int]]:
+        """Return the tokens of each prompt of a request that was checked. Raises the caller's `DiptychError`."""
+        limit = COUNTED_CONTEXTS * self._workers.context_len(self._model.context_len)
+        return [prompt.ids for prompt in await self.tokenization.tokenize(client, limit)]
+
+    async def prepare(self, client: ClientRequest) -> list[GenerationRequest]:
+        """Return `num_made` requests for each prompt of one that was checked, in that order.
+
+        Raises the caller's `DiptychError`: also for an adapter that is not loaded yet, or not any more.
+        """
+        check_model(client.model, self._model, self._workers.model_ids, self._workers.adapters())
+        limit = self._workers.context_len(self._model.context_len)
+        if client.vectors is not None:
+            return await self._prepare_vectors(client, client.vectors, limit)
+        prompts = await self.tokenization.read(client, limit)
+        grammar = await self._grammar(client, prompts[0].preamble)
+        seed = random.getrandbits(63) if client.seed is None else client.seed
+        lens = [max(1, len(prompt.ids) + content_len(prompt.contents)) for prompt in prompts]
+        rooms = [output_room(client.prompts[0], prompt_len, limit) for prompt_len in lens]
+        if adapter := self.adapter(client.model):
+            client = replace(client, hints=replace(client.hints, adapter=adapter))
+        if prediction := await self.tokenization.predicted(client, limit):
+            client = replace(client, hints=replace(client.hints, prediction=prediction))
+        return [
+            GenerationRequest(
+                client,
+                prompt,
+                _params(client, room, (seed + choice) & MAX_SEED, grammar),
+                self._timeout_s,
+                choice=choice,
+            )
+            for prompt, room in zip(prompts, rooms, strict=True)
+            for choice in range(client.num_made)
+        ]
+
+    async def _prepare_vectors(self, client: ClientRequest, wish: VectorWish, limit: int) -> list[GenerationRequest]:
+        prompts = await self.tokenization.of_vectors(client, wish, limit)
+        for prompt in prompts:
+            check_len(len(prompt.ids), limit)
+        if adapter := self.adapter(client.model):
+            client = replace(client, hints=replace(client.hints, adapter=adapter))
+        params = replace(client.params, max_tokens=1, seed=0)
+        return [GenerationRequest(client, prompt, params, self._timeout_s) for prompt in prompts]
+
+    def adapter(self, name: str) -> str:
+        """Return the adapter that a request names; "" for none. A name of the model's is no adapter's."""
+        return name if name in self._workers.adapters() and name not in self._model.names else ""
+
+    async def _grammar(self, client: ClientRequest, preamble: Preamble | None) -> Grammar | None:
+        """Return what the outputs must match, once it is known to compile."""
+        forced = client.tool_use.grammar()
+        grammar = forced or client.params.grammar
+        if grammar is None:
+            return None
+        grammar = replace(grammar, preamble=grammar.preamble or preamble)
+        try:
+            grammar.validate()
+            await self._grammars.check(grammar, client.account.tenant)
+            client.trace.mark("grammar")
+        except InvalidRequest as error:
+            if forced is None:
+                raise
+            raise InvalidRequest(f"a call of these tools can't be forced: {error}", param="tools") from None
+        return grammar
+
+
+def _params(client: ClientRequest, room: int, seed: int, grammar: Grammar | None) -> SamplingParams:
+    wanted = client.params
+    max_tokens = room if client.max_tokens is None else min(client.max_tokens, room)
+    chosen_by_logprobs = client.num_made > client.num_choices and wanted.logprobs is None
+    return replace(
+        wanted,
+        max_tokens=max_tokens,
+        min_tokens=min(wanted.min_tokens, max_tokens),
+        seed=seed,
+        logprobs=0 if chosen_by_logprobs else wanted.logprobs,
+        grammar=grammar,
+    )

@@ -1,0 +1,111 @@
+"""Two workers of two ranks each, every rank on a node of its own: `diptych up --nodes 2` with a tiny model."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from diptych.v1 import bootstrap_pb2
+
+pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
+
+Platform = Any
+PROMPTS = [[first, *range(20 * first)] for first in range(1, 9)]
+NUM_TOKENS = 150  # of a few ms each: a stream that has begun runs for a while
+
+
+@pytest.fixture(scope="module")
+def platform(start_shared: Callable[..., Platform], tiny_folder: Path, wait_until: Callable[..., Any]) -> Platform:
+    sizes = ("--unified", "2", "--nodes", "2", "--threads", "1")
+    variables = {"DIPTYCH_KV_CACHE_MIB": "8", "DIPTYCH_POLICY": "least_load"}
+    running = start_shared(prefill=0, decode=0, options=("--model", str(tiny_folder), *sizes), **variables)
+    wait_until(lambda: len(groups(running)) == 2, 200.0, "both groups are ready")
+    return running
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_folder: Path) -> list[list[int]]:
+    """One process, one rank, another implementation."""
+    import torch
+    import transformers
+
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.float32)
+    outputs = []
+    for prompt in PROMPTS:
+        tokens = torch.tensor([prompt])
+        whole = model.generate(tokens, max_new_tokens=NUM_TOKENS, do_sample=False, attention_mask=tokens * 0 + 1)
+        outputs.append(whole[0, len(prompt) :].tolist())
+    return outputs
+
+
+def groups(platform: Platform) -> dict[int, Any]:
+    ready = [each for each in platform.instances() if each.state == bootstrap_pb2.INSTANCE_STATE_READY]
+    return {each.instance_id: each for each in ready if each.role == bootstrap_pb2.ROLE_UNIFIED}
+
+
+def stream(platform: Platform, prompt: list[int], on_first: Callable[[], object]) -> list[int]:
+    """Return the output of a greedy stream that must end well. Calls `on_first` when it has begun."""
+    body = {"model": "", "prompt": prompt, "max_tokens": NUM_TOKENS, "temperature": 0, "stream": True}
+    connection = http.client.HTTPConnection(platform.url.removeprefix("http://"), timeout=200)
+    connection.request("POST", "/v1/completions", json.dumps({**body, "ignore_eos": True, "return_token_ids": True}))
+    answer = connection.getresponse()
+    first = answer.readline()
+    on_first()
+    lines = (first + answer.read()).decode().split("\n\n")
+    connection.close()
+    assert lines[-2:] == ["data: [DONE]", ""], lines[-3:]
+    choices = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines[:-2]]
+    return [token for choice in choices for token in choice.get("token_ids") or ()]
+
+
+def node_of(platform: Platform, group: Any, node: int) -> psutil.Process:
+    """The frontend of a node of a group."""
+    leader = ["--leader", group.address]
+    found = [each for each in platform.components("unified") if _has(each, leader, ["--node-rank", str(node)])]
+    process: psutil.Process
+    (process,) = found
+    return process
+
+
+def _has(process: psutil.Process, *wanted: list[str]) -> bool:
+    words = process.cmdline()
+    return all(any(words[at : at + len(each)] == each for at in range(len(words))) for each in wanted)
+
+
+def test_a_group_is_one_member_with_the_epochs_of_its_nodes(platform: Platform) -> None:
+    for group in groups(platform).values():
+        assert [(node.node, node.first_rank, node.num_ranks) for node in group.nodes] == [(0, 0, 1), (1, 1, 1)]
+        assert len({node.epoch for node in group.nodes}) == 2
+        assert len(node_of(platform, group, 1).children()) == 1
+
+
+def test_a_lost_node_ends_its_group_within_two_seconds_and_streams_go_on_elsewhere(
+    platform: Platform, expected: list[list[int]], wait_until: Callable[..., Any]
+) -> None:
+    before = groups(platform)
+    victim = next(iter(before.values()))
+    processes = [node_of(platform, victim, node) for node in (0, 1)]
+    ranks = [rank for process in processes for rank in process.children()]
+    began: list[int] = []
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        answers = [pool.submit(stream, platform, prompt, lambda: began.append(1)) for prompt in PROMPTS]
+        wait_until(lambda: len(began) == len(PROMPTS), 200.0, "every stream has begun")
+        killed_s = time.monotonic()
+        processes[1].kill()
+        wait_until(lambda: victim.instance_id not in groups(platform), 200.0, "the group is no member")
+        gone_s = time.monotonic() - killed_s
+        assert [answer.result() for answer in answers] == expected
+    assert gone_s < 2.0
+    wait_until(lambda: not any(rank.is_running() for rank in ranks), 200.0, "its ranks have ended")
+    assert "a part of the group is gone: the connection to node 1" in platform.log.read_text()
+    wait_until(lambda: len(groups(platform)) == 2, 200.0, "its nodes were started again, as another group")
+    assert len(set(groups(platform)) - set(before)) == 1
+    platform.assert_clean()

@@ -1,0 +1,95 @@
+"""A line of a batch begins only where nobody else would notice."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+
+from diptych.router.batches.idle import Busy, may_begin
+from diptych.router.batches.slots import Slots
+
+IDLE = Busy(
+    num_waiting=0,
+    num_running=0,
+    num_places=8,
+    num_unanswered=0,
+    num_prompts=0,
+    num_queued=0,
+    num_prefill=2,
+    free_share=1.0,
+)
+
+
+@pytest.mark.parametrize(
+    ("busy", "may"),
+    [
+        (IDLE, True),
+        (IDLE._replace(num_waiting=1), False),
+        (IDLE._replace(num_unanswered=1), False),
+        (IDLE._replace(num_running=5), True),
+        (IDLE._replace(num_running=6), False),
+        (IDLE._replace(num_prompts=1, num_queued=1), True),
+        (IDLE._replace(num_prompts=2), False),
+        (IDLE._replace(num_queued=1), False),
+        (IDLE._replace(num_prefill=0), False),
+        (IDLE._replace(free_share=0.25), True),
+        (IDLE._replace(free_share=0.24), False),
+    ],
+)
+def test_each_reason_to_wait_is_enough(busy: Busy, may: bool) -> None:
+    assert may_begin(busy) is may
+
+
+@dataclass
+class World:
+    unanswered: int = 0
+
+    def busy(self, num_prompts: int) -> Busy:
+        return IDLE._replace(num_unanswered=self.unanswered, num_prompts=num_prompts)
+
+
+def test_lines_wait_for_others_and_for_each_other_and_begin_as_they_came() -> None:
+    async def story() -> list[str]:
+        world, told = World(unanswered=1), []
+        slots = Slots(3, world.busy)
+        goes_on = {name: asyncio.Event() for name in "abcd"}
+
+        async def line(name: str) -> None:
+            async with slots.slot() as slot:
+                told.append(name)
+                await goes_on[name].wait()
+                slot.answered()
+                told.append(name.upper())
+                if name != "d":
+                    await asyncio.Event().wait()
+
+        async def settle() -> None:
+            for _ in range(20):
+                await asyncio.sleep(0)
+
+        tasks = [asyncio.create_task(line(name)) for name in "abcd"]
+        await settle()
+        assert told == [], "somebody waits for a first token"
+        world.unanswered = 0
+        slots._changed.set()
+        await settle()
+        assert told == ["a", "b"], "a prompt for each worker"
+        goes_on["a"].set()
+        await settle()
+        assert told == ["a", "b", "A", "c"]
+        goes_on["b"].set()
+        goes_on["d"].set()
+        await settle()
+        assert told == ["a", "b", "A", "c", "B"], "three at once"
+        tasks[0].cancel()
+        await settle()
+        assert told == ["a", "b", "A", "c", "B", "d", "D"]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert slots.num_running == slots._num_prompts == 0
+        return told
+
+    asyncio.run(story())
