@@ -1,6 +1,7 @@
 """How much of a prefix cache is left where layers are recurrent: snapshots of states against pages of tokens alone.
 
-    python bench/snapshots.py [--trace FILE] [--requests 2000] [--pool-tokens 4000000] [--state-tokens 3200]
+    python bench/snapshots.py [--trace FILE] [--first 0] [--requests 2000] [--warm 0] [--seed 0] [--pool-tokens 4000000]
+        [--state-tokens 3200]
 
 Replays prompts on the KV cache of one worker, one after the other, and counts the tokens that need not be computed:
 with keys and values alone, which can begin at any page, and with states, which begin at snapshots. The prompts are
@@ -14,7 +15,7 @@ import argparse
 import json
 import random
 from collections.abc import Iterator, Sequence
-from itertools import count, islice
+from itertools import accumulate, count, islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +28,7 @@ from diptych.generation.sampling_params import SamplingParams
 
 BLOCK: Final = 512  # tokens of a hash of the trace
 PAGE: Final = 64  # tokens: large, so that a replay is short
+LAST: Final = -1  # names the last token of a prompt, which no other one has
 ONE: Final = SamplingParams(max_tokens=1)
 EXTRA: Final = (0.0, 0.05, 0.1, 0.2)  # of the pool, for states
 UNLIMITED: Final = 1_000_000_000  # tokens
@@ -39,30 +41,38 @@ Text = tuple[tuple[int, int], ...]  # pieces: a name, and how many tokens
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trace", type=Path)
+    parser.add_argument("--first", type=int, default=0, help="prompt of the trace")
     parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--warm", type=int, default=0, help="prompts that come first and are not counted")
+    parser.add_argument("--seed", type=int, default=0, help="of the agents")
     parser.add_argument("--pool-tokens", type=int, default=4_000_000)
     parser.add_argument(
         "--state-tokens", type=int, default=3200, help="whose KV is as large as a state: Qwen3-Next 80B"
     )
     args = parser.parse_args()
     if args.trace is not None:
-        lines = args.trace.read_text().splitlines()[: args.requests]
-        compare("trace", [traced(json.loads(line)) for line in lines], args.pool_tokens, args.state_tokens)
-    drawn = list(islice(agents(random.Random(0)), args.requests))
-    compare("agents", drawn, args.pool_tokens, args.state_tokens)
+        lines = args.trace.read_text().splitlines()[args.first :][: args.requests]
+        compare("trace", [traced(json.loads(line)) for line in lines], args.warm, args.pool_tokens, args.state_tokens)
+    drawn = list(islice(agents(random.Random(args.seed)), args.requests))
+    compare("agents", drawn, args.warm, args.pool_tokens, args.state_tokens)
 
 
-def compare(name: str, texts: Sequence[Text], pool_tokens: int, state_tokens: int) -> None:
-    """Print a table of one load."""
-    total = sum(length for text in texts for _, length in text)
+def compare(name: str, texts: Sequence[Text], warm: int, pool_tokens: int, state_tokens: int) -> None:
+    """Print a table of one load, of what comes behind the first `warm` prompts."""
+    total = sum(length for text in texts[warm:] for _, length in text)
     pages_per_state = -(-state_tokens // PAGE)
-    print(f"{name}: {len(texts)} prompts, {total:,} tokens; a state is as large as {state_tokens} tokens")
-    alone = reused(texts, pool_tokens, 0)
+    print(f"{name}: {len(texts) - warm} prompts, {total:,} tokens; a state is as large as {state_tokens} tokens")
+    found = [0] * warm + found_of(texts, pool_tokens, 0)[warm:]
+    alone = sum(found)
     print(f"  {'keys and values alone':<32} {alone / total:.3f} of the tokens reused")
     for extra in EXTRA:
-        kept = reused(texts, int(pool_tokens * (1 + extra)), pages_per_state)
-        print(f"  with states, {extra:4.0%} more memory {'':<5} {kept / total:.3f}: {kept / alone:.3f} of those")
-    best, kept = reused(texts, UNLIMITED, 0), reused(texts, UNLIMITED, pages_per_state)
+        kept = sum(found_of(texts, int(pool_tokens * (1 + extra)), pages_per_state)[warm:])
+        known = foreseen(texts, found, int(pool_tokens * extra), state_tokens)
+        print(
+            f"  with states, {extra:4.0%} more memory {'':<5} {kept / total:.3f}: {kept / alone:.3f} of those;"
+            f" with foresight {known / alone:.3f}"
+        )
+    best, kept = (sum(found_of(texts, UNLIMITED, size)[warm:]) for size in (0, pages_per_state))
     print(f"  {'with states, memory unlimited':<32} {kept / total:.3f}: {kept / best:.3f} of those alone then")
 
 
@@ -70,7 +80,7 @@ def traced(entry: dict[str, Any]) -> Text:
     """Return the whole blocks, and one token that stands for the last one, of which the trace knows a part."""
     num_blocks = int(entry["input_length"]) // BLOCK
     blocks = tuple((int(block), BLOCK) for block in entry["hash_ids"][:num_blocks])
-    return (*blocks, (-1, 1))
+    return (*blocks, (LAST, 1))
 
 
 def agents(rng: random.Random) -> Iterator[Text]:
@@ -93,7 +103,7 @@ def agents(rng: random.Random) -> Iterator[Text]:
             at_work += [[(*contexts[-1], (next(names), rng.randint(50, 500)))] for _ in range(rng.randint(2, 4))]
         if chance > 0.9:
             del contexts[max(1, len(contexts) - rng.randint(1, 2)) :]
-        yield (*contexts[-1], (-1, 1))
+        yield (*contexts[-1], (LAST, 1))
         contexts.append((*contexts[-1], (next(names), min(int(rng.lognormvariate(6.5, 1)), 8000))))
         if rng.random() < 0.06 or sum(length for _, length in contexts[-1]) > MAX_CONTEXT:
             del at_work[at]
@@ -104,8 +114,8 @@ def tokens_of(text: Text) -> I64:
     return np.concatenate([(name << 24) + np.arange(length, dtype=np.int64) for name, length in text])
 
 
-def reused(texts: Sequence[Text], pool_tokens: int, pages_per_state: int) -> int:
-    """Return how many tokens were not computed."""
+def found_of(texts: Sequence[Text], pool_tokens: int, pages_per_state: int) -> list[int]:
+    """Return how many tokens were not computed, of each prompt."""
     longest = max(sum(length for _, length in text) for text in texts)
     cache = KvCache(
         num_pages=pool_tokens // PAGE,
@@ -114,7 +124,34 @@ def reused(texts: Sequence[Text], pool_tokens: int, pages_per_state: int) -> int
         max_tokens_per_request=longest + PAGE,
         pages_per_state=pages_per_state,
     )
-    return sum(serve(cache, room, tokens_of(text)) for room, text in enumerate(texts))
+    return [serve(cache, room, tokens_of(text)) for room, text in enumerate(texts)]
+
+
+def foreseen(texts: Sequence[Text], found: Sequence[int], room_tokens: int, state_tokens: int) -> float:
+    """Return how many of the tokens `found` with keys and values alone can be reused with states, at most.
+
+    States take `room_tokens` at most beside the text, and each `state_tokens`. One that a prompt begins with was made
+    or read by the last prompt that had the same text, and was kept since: its cost is its size, for so many prompts.
+    Any choice that fits has no higher cost in all than the room, for all prompts. So for any price of the room, what
+    the best choices save beyond what they cost, and the room's price, is a bound (Lagrange's); the lowest is returned.
+    """
+    last: dict[int, int] = {}
+    choices: list[list[tuple[int, int]]] = []  # of each prompt: (tokens saved, cost)
+    for now, (text, most) in enumerate(zip(texts, found, strict=True)):
+        ends = accumulate(length for _, length in text)
+        known = [(min(end, most), last.get(name)) for (name, _), end in zip(text, ends, strict=True)]
+        choices.append([(end, state_tokens * (now - then - 1)) for end, then in known if then is not None])
+        last |= {name: now for name, _ in text if name != LAST}
+
+    def bound(price: float) -> float:
+        saved = sum(max([0.0, *(tokens - price * cost for tokens, cost in each)]) for each in choices)
+        return price * room_tokens * len(texts) + saved
+
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        third = (high - low) / 3
+        low, high = (low, high - third) if bound(low + third) < bound(high - third) else (low + third, high)
+    return min(bound(0.0), bound(low))
 
 
 def serve(cache: KvCache, room: int, tokens: I64) -> int:

@@ -11,7 +11,7 @@ from tiny_config import tiny_config
 
 from diptych.architectures.config import ModelConfig, Rope, WideHeads
 from diptych.architectures.recurrent import Recurrent, ShortConv
-from diptych.common.members.terms import Feature, mismatch
+from diptych.common.members.terms import Feature, Terms, mismatch
 from diptych.engine.options.config import EngineOptions, Quantization
 from diptych.engine.schedule.adapter_turns import AdapterTurns
 from diptych.engine.scheduler.process import host_of
@@ -66,6 +66,22 @@ def test_workers_pair_only_with_as_many_ranks_where_layers_with_heads_of_two_wid
     grouped = f"{heads}, windows of 8 in 1 pages of their own, of 4 tokens on"
     assert shapes(model) == {f"{grouped} 1 rank", f"{grouped} 2 ranks"}
     assert shapes(replace(model, keeps_all=True)) == {heads}
+
+
+def test_workers_pair_only_with_equal_pages_ranks_and_types_where_layers_have_states() -> None:
+    """Bytes of a state are sent as they lie in pages, and one of ranks is not a part of another."""
+    model = tiny_config(recurrent=Recurrent((0,), ShortConv(32, 3)))
+
+    def terms(page_size: int = 4, kv_dtype: str = "float32", num_ranks: int = 1, dtype: Any = "float32") -> Terms:
+        source: Any = SimpleNamespace(config=model, weights_id="")
+        layout = kv_layout(model, 8, page_size, kv_dtype, HeadShare(0, num_ranks, 2))
+        return worker_terms(source, "ucx", layout, TransferRules(), EngineOptions(dtype=dtype), "")
+
+    others = terms(page_size=8), terms(dtype="bfloat16"), terms(kv_dtype="bfloat16"), terms(num_ranks=2)
+    assert mismatch(terms(), terms()) == ""
+    assert all(mismatch(terms(), other) for other in others)
+    assert "in pages of 4 tokens in float32 of 1 rank and of" in mismatch(terms(), others[0])
+    assert mismatch(terms(), others[0]).endswith("in pages of 8 tokens in float32 of 1 rank")
 
 
 def test_workers_with_recurrent_layers_offer_no_requests_that_run() -> None:

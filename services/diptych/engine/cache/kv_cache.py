@@ -36,9 +36,10 @@ from diptych.engine.cache.tier_moves import TierMoves
 from diptych.engine.cache.tree.pins import Pins
 from diptych.engine.cache.tree.radix import ALL_LEVELS, RadixTree
 from diptych.engine.cache.tree.radix_node import Insertion, Match, Node
+from diptych.engine.cache.turns import UNKNOWN
 from diptych.engine.values.core_report import CacheReport, Holders, TierReport
 from diptych.engine.values.policy_names import EvictionPolicy
-from diptych.engine.values.request import NO_PAGES, Request, Snapshot
+from diptych.engine.values.request import NO_PAGES, Request, Snapshot, page_names
 from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.kvtransfer.notes import HandedGroup
 from diptych.kvtransfer.ownership import PagePool, Pages
@@ -605,6 +606,9 @@ class KvCache:
                 self._begin_reading(request, match)
             request.state_from = NO_PAGES if match.node.state is None else match.node.state
             request.cuts = cuts(request, request.cached_len, match.parting, self.page_size)
+            if request.kind == UNKNOWN and not request.num_output_tokens:  # who was retracted is no further turn
+                num_pages = (request.num_tokens - 1) // self.page_size
+                request.kind = self.tree.note_prompt(page_names(request, self.page_size)[:num_pages])
 
     def _keep_snapshots(self, request: Request, node: Node, num_tokens: int) -> None:
         """Let others begin with the state after the request's first `num_tokens` tokens, the last ones of `node`."""
@@ -613,6 +617,7 @@ class KvCache:
             request.snapshots.remove(snapshot)
             if node.end * self.page_size == snapshot.num_tokens and node.state is None:
                 self.tree.states.keep(node, snapshot.pages)
+                node.kind = request.kind if snapshot.num_tokens == request.cuts[-1] else UNKNOWN
                 self.pool.cache(snapshot.pages)
             else:
                 self.pool.release(snapshot.pages)

@@ -84,6 +84,7 @@ class Request:
     windows_end: int = 0  # behind the last of them: while its prompt is computed there are fewer than others
     first_own_window: int = 0  # and the first of those that are its own; the others belong to the tree
     windows_since: int = 0  # where the first node begins whose windows it has locked
+    kind: tuple[int, int] = (0, 0)  # of its prompt, by which it is guessed whether others go on there: see `turns`
     cuts: tuple[int, ...] = ()  # chunks end after so many tokens, for others to begin there
     snapshots: list[Snapshot] = field(default_factory=list, repr=False)
     allowed: I32 | None = field(default=None, repr=False)  # `allowed_token_ids` as a mask, once a step has needed it

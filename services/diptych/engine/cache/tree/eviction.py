@@ -10,6 +10,9 @@ text behind which nobody can begin.
 
 A state that is superseded is ranked by itself, and lower than a text that is worth as much, since few begin with it.
 
+Once it is learned which conversations go on (`turns`), another text may go in the place of the lowest one that has a
+state: it *sinks*, and the lowest one is spared.
+
 A path is touched from its deep end to the root, and no node scores less than what is touched below it; of two halves
 of a node the deeper ranks lower. Hence no node outranks its parent, and the lowest is a leaf.
 """
@@ -19,14 +22,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 from diptych.engine.cache.tree.radix_node import Node, Rank
 from diptych.engine.values.policy_names import EvictionPolicy
 
 SCALE: Final = 1000  # the worth of pages of tokens alone
 RARER: Final = 3  # times: how much less a superseded state is begun with
-NO_STATE: Final = (0, 0)  # what a node without one is worth
+SUNK: Final = -1  # the score of what goes before all else
 MAX_TURNS: Final = 3  # that count: who has gone on goes on, but not without end
 
 Score = Callable[[int, int], int]  # (uses of the node, its worth) -> score of one that is not aged
@@ -43,21 +46,34 @@ def lfu(num_uses: int, worth: int) -> int:
 SCORES: Final[Mapping[EvictionPolicy, Score]] = {"lru": lru, "lfu": lfu}
 
 
-def worths(path: Sequence[Node]) -> dict[Node, tuple[int, int]]:
-    """Return what each node with a state is worth, and its state alone. The path begins with its deep end.
+class Worth(NamedTuple):
+    """Of a node with a state."""
+
+    once: int  # of the text up to it, when it is found
+    turns: int  # how often that is expected
+    alone: int  # of its state, when that is superseded
+
+
+NO_STATE: Final = Worth(0, 1, 0)  # what a node without one is worth
+
+
+def worths(path: Sequence[Node]) -> dict[Node, Worth]:
+    """Return what each node with a state is worth. The path begins with its deep end.
 
     A state saves the tokens behind the one before it. A node saves those, too, that are behind states which will be
     superseded, as its own will stay for longer; and it does so more often the more turns of a conversation have used
     the text that no other has.
     """
-    found: dict[Node, tuple[int, int]] = {}
+    if all([node.state is None for node in path]):
+        return {}
+    found: dict[Node, Worth] = {}
     parting, before, turns = 0, 0, 0  # pages where others begin: without what is superseded, and with that
     for node in reversed(path):
         turns = turns or min(max(1, node.num_uses), MAX_TURNS)
         is_parting = len(node.children) > 1
         if node.state is not None:
             size = len(node.state)
-            found[node] = turns * _worth(node.end - parting, size), _worth(node.end - before, size)
+            found[node] = Worth(_worth(node.end - parting, size), turns, _worth(node.end - before, size))
             before = node.end
             parting = node.end if is_parting else parting
         turns = 0 if is_parting else turns
@@ -69,36 +85,58 @@ def _worth(num_saved: int, size: int) -> int:
 
 
 class Ranking:
-    """Gives nodes and their states their ranks, which only rise."""
+    """Gives nodes and their states their ranks, which only rise, until a node sinks."""
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self._score = SCORES[policy]
+        self.is_by_worth = policy == "lru"  # where states are
         self._age = 0
         self._clock = 0
         self.now_s = 0.0
+        self.num_come = 0  # pages, to the pool since start: the time by which turns are counted
 
     def touch(self, node: Node) -> None:
         """Count the path to `node` as wanted now."""
-        path, score = [*node.path()], 0
-        found: Mapping[Node, tuple[int, int]] = {}
+        path = list(node.path())
         for step in path:
-            if step.state is not None:
-                found = worths(path)
-                break
+            step.used_s, step.used_at = self.now_s, self.num_come
+        self._rank(path)
+
+    def spare(self, node: Node) -> None:
+        """Another one goes in the place of `node`, which is the lowest: it stands as if it were wanted now."""
+        self.note_eviction(node.rank)
+        self._rank(list(node.path()))
+
+    def sink(self, node: Node) -> list[Node]:
+        """Let the text that leads to `node` alone be evicted before all else; return its nodes."""
+        self._clock += 1
+        sunk = [node]
+        for step in node.path():
+            if step is not node:
+                if step.num_locks or step.num_pins or step.state is not None or len(step.children) > 1:
+                    break
+                sunk.append(step)
+        for step in sunk:
+            step.rank = (SUNK, self._clock, -step.end)
+        return sunk
+
+    def _rank(self, path: Sequence[Node]) -> None:
+        score = 0
+        found = worths(path)  # nothing where no state is
         for step in path:
             self._clock += 1
-            worth, worth_of_state = found.get(step, NO_STATE)
-            score = max(score, step.rank[0], self._score(step.num_uses, worth) + self._age)
+            worth = found.get(step, NO_STATE)
+            step.worth = worth.once
+            score = max(score, step.rank[0], self._score(step.num_uses, worth.turns * worth.once) + self._age)
             step.rank = (score, self._clock, -step.end)
-            step.used_s = self.now_s
             if found:
-                alone = self._score(0, worth_of_state // RARER) + self._age
+                alone = self._score(0, worth.alone // RARER) + self._age
                 step.state_rank = (max(alone, step.state_rank[0]), self._clock, -step.end)
 
     def touch_new(self, node: Node) -> None:
         """Rank a node by itself, whose path will be touched before anything is evicted, or is locked."""
         self._clock += 1
-        node.used_s = self.now_s
+        node.used_s, node.used_at = self.now_s, self.num_come
         node.rank = (max(node.rank[0], self._age), self._clock, -node.end)
 
     def standing(self, num_uses: int, idle_s: float) -> tuple[int, float]:
@@ -113,7 +151,7 @@ class EvictionQueue:
     """The unlocked nodes of one level that no pin keeps. All operations are O(log n), amortised.
 
     Lazy: an entry keeps the rank it came with, and moves or goes when it gets to the front. That is enough because
-    ranks only rise.
+    ranks rise, but for nodes that sink: those get one more entry. Of several the first that gets to the front counts.
     """
 
     def __init__(self, level: int, rank_of: Callable[[Node], Rank] = attrgetter("rank")) -> None:
@@ -131,6 +169,11 @@ class EvictionQueue:
             self._members.add(node)
             heapq.heappush(self._heap, (self._rank_of(node), node))
 
+    def sunk(self, node: Node) -> None:
+        """The rank of a node has fallen."""
+        if node in self._members:
+            heapq.heappush(self._heap, (self._rank_of(node), node))
+
     def pop(self) -> Node | None:
         """Take out the unlocked node of the lowest rank; None when there is none."""
         node = self.peek()
@@ -142,7 +185,9 @@ class EvictionQueue:
         """Return the unlocked node of the lowest rank; None when there is none."""
         while self._heap:
             rank, node = self._heap[0]
-            if self._is_stale(node):
+            if node not in self._members:
+                heapq.heappop(self._heap)
+            elif self._is_stale(node):
                 self._drop_front()
             elif rank == self._rank_of(node):
                 return node

@@ -24,7 +24,7 @@ from diptych.engine.cache.tree import radix_check
 from diptych.engine.cache.tree.ages import EvictionAges
 from diptych.engine.cache.tree.cached_states import CachedStates
 from diptych.engine.cache.tree.cached_windows import CachedWindows
-from diptych.engine.cache.tree.eviction import EvictionQueue, Ranking, SupersededStates
+from diptych.engine.cache.tree.eviction import SUNK, EvictionQueue, Ranking, SupersededStates
 from diptych.engine.cache.tree.node_ids import ids_of
 from diptych.engine.cache.tree.pins import Pin, Pins
 from diptych.engine.cache.tree.radix_node import (
@@ -39,6 +39,7 @@ from diptych.engine.cache.tree.radix_node import (
     merged,
     node_key,
 )
+from diptych.engine.cache.turns import Kind, Turns
 from diptych.engine.values.policy_names import EvictionPolicy
 from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.generation.page_hash import chain_hashes, root_hash
@@ -67,6 +68,7 @@ class RadixTree:
         self._tiers = tiers
         self._queues = [EvictionQueue(level) for level in range(1 + len(tiers))]  # hold every unlocked node
         self.states = CachedStates()  # behind nodes
+        self.turns = Turns(page_size)
         self.windows = CachedWindows(windows, page_size)  # beside nodes
         self._superseded = SupersededStates(POOL)  # of unlocked nodes
         self.pins = Pins(0, ReturnTimes()) if pins is None else pins  # of nodes
@@ -169,6 +171,10 @@ class RadixTree:
         lower_nodes = tuple([node for node in others if node.level != POOL])
         pages = joined([node.pages for node in here])
         return Match(path[-1], pages, len(pages) * self._page_size, restore, lower_nodes, parting)
+
+    def note_prompt(self, names: Sequence[int]) -> Kind:
+        """A prompt is computed of whose whole pages these are the names: see `Turns`."""
+        return self.turns.note(names, self._ranking.num_come)
 
     def lock_windows(self, node: Node, first: int) -> int:
         """Keep what the path to `node` has in layers with a window from page `first` on: see `CachedWindows.lock`.
@@ -458,6 +464,7 @@ class RadixTree:
         if node is not None:
             self._ranking.note_eviction(node.state_rank)
             return self.states.pop(node)
+        self._choose_text()
         lowest = self._queues[POOL].pop()
         if lowest is None:
             return joined(())
@@ -473,6 +480,23 @@ class RadixTree:
         self._ranking.note_eviction(node.rank)
         self._demote(node, saves)
         return gone
+
+    def _choose_text(self) -> None:
+        """Where the lowest ranking text has a state, let the one go first that is least likely to be wanted again."""
+        lowest = self._queues[POOL].peek()
+        if lowest is None or lowest.state is None or lowest.rank[0] == SUNK:
+            return
+        if not (self._ranking.is_by_worth and self.turns.is_known):
+            return
+        least = min(filter(_is_end, self.states.nodes), key=self._promise)
+        if least is not lowest:
+            self._ranking.spare(lowest)
+        for node in self._ranking.sink(least):
+            self._queues[POOL].sunk(node)
+
+    def _promise(self, node: Node) -> float:
+        """Return what the text up to a state is expected to save, for the memory and the time that it takes."""
+        return node.worth * self.turns.index(node.kind, self._ranking.num_come - node.used_at)
 
     def _give_up_pin(self) -> bool:
         """Nothing is left to evict: keep the text of a session no longer that is away. False: there is none."""
@@ -557,6 +581,7 @@ class RadixTree:
     def _admit(self, node: Node) -> None:
         """Count a node whose pages have come to the pool."""
         self._num_pages += len(node.pages)
+        self._ranking.num_come += len(node.pages)
         self._ranking.touch_new(node)
         if node.num_locks == 0:
             self._num_evictable += len(node.pages)
@@ -661,6 +686,12 @@ class RadixTree:
 def _down_to(deepest: int, path: list[Node]) -> list[Node]:
     """Return the first nodes of a path, which are in levels up to `deepest`."""
     return [node for node in path if node.level <= deepest]
+
+
+def _is_end(node: Node) -> bool:
+    """Whether the text up to this node could go, as others are not behind it."""
+    is_last = not any([child.level == POOL for child in node.children.values()])
+    return is_last and node.level == POOL and not (node.num_locks or node.num_pins)
 
 
 def _is_in_pool(node: Node) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 from diptych.common.arrays import I32, I64, U64
 from diptych.engine.cache.page_ids import PageId
 from diptych.engine.cache.tier import POOL, Restore, Slots
+from diptych.engine.cache.turns import UNKNOWN, Kind
 from diptych.kvtransfer.ownership import Pages
 
 Rank = tuple[int, int, int]
@@ -47,9 +48,12 @@ class Node:
     num_pins: int = 0  # of texts that are kept for sessions which are away: likewise
     num_uses: int = 0  # requests that made or reused it
     used_s: float = 0.0  # when it was wanted last
+    used_at: int = 0  # likewise, by pages that had come to the pool since start
     rank: Rank = (0, 0, 0)  # in the order of eviction: see `eviction`
     state_rank: Rank = (0, 0, 0)  # of its state alone, where that is superseded
     state: Pages | None = None  # the state of recurrent layers after its last token: as `pages`
+    worth: int = 0  # of the state, when a prompt begins with it: see `eviction`
+    kind: Kind = UNKNOWN  # of the prompt that has made it
     num_readers: int = 0  # of the state: requests that begin with it, until a step has read it
     windows: I32 | None = None  # [number, num_groups]: its last pages in layers with a window, likewise
     num_window_locks: int = 0  # of those: requests that see some of them
@@ -144,7 +148,7 @@ class Node:
         upper = Node(self.key, self.parent, tokens, pages, hashes, self.end - len(self.pages) + num_pages)
         upper.level, upper.restore = self.level, self.restore
         upper.num_locks, upper.num_pins = self.num_locks, self.num_pins
-        upper.num_uses, upper.used_s = self.num_uses, self.used_s
+        upper.num_uses, upper.used_s, upper.used_at = self.num_uses, self.used_s, self.used_at
         upper.num_window_locks = self.num_window_locks
         if self.num_window_pages > len(self.pages) - num_pages:
             assert self.windows is not None
