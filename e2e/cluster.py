@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import threading
 from collections.abc import Sequence
 from typing import Any, Final
 
 TIMEOUT_S: Final = 240
+HELM: Final = os.environ.get("DIPTYCH_E2E_HELM", "helm")
 
 
 class Cluster:
@@ -22,7 +24,7 @@ class Cluster:
         return _run(("kubectl", "-n", self.namespace, *words), stdin)
 
     def helm(self, *words: str) -> str:
-        return _run(("helm", "-n", self.namespace, *words))
+        return _run((HELM, "-n", self.namespace, *words))
 
     def get(self, *words: str) -> list[dict[str, Any]]:
         """Return objects: `get("pods", "-l", "a=b")`."""

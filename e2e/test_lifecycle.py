@@ -6,11 +6,11 @@ Graceful operations cost no request, and none has to be tried again. Killing a r
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Final
 
+import canary
 import pytest
-from cluster import TIMEOUT_S, Cluster
+from cluster import Cluster
 from conftest import IMAGE, NEXT_IMAGE, Watch
 from release import DEPLOYMENTS, NAME, SELECTOR, WAIT, Release
 from traffic import USUAL, Traffic, assert_harmless
@@ -32,13 +32,6 @@ for _ in range({NUM_ASKED}):
     answer = ask("{NAME}-diptych-router", "POST", "/v1/completions", '{{"model": "", "prompt": "a", "max_tokens": 1}}')
     print(answer.status, answer.headers["retry-after"])
 """
-COUNT_ATTEMPTS: Final = """
-import sys, urllib.request
-page = urllib.request.urlopen("http://localhost:8081/metrics").read().decode()
-name = 'diptych_router_declared_pool_attempts_total{pool="%s"}' % sys.argv[1]
-print(sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith(name)))
-"""
-CANARY: Final = Path(__file__).with_name("canary.yaml")
 BOOTSTRAP, ROUTERS, PREFILL, DECODE = DEPLOYMENTS
 
 
@@ -72,22 +65,13 @@ def test_a_rollback_fails_no_request(release: Release, watched: Watch) -> None:
     assert_harmless(window)
 
 
-def served_by(cluster: Cluster, pool: str) -> float:
-    """Return how many attempts were begun in a declared pool, by the routers that run."""
-    routers = cluster.get("pods", "-l", f"app.kubernetes.io/instance={NAME},app.kubernetes.io/component=router")
-    command = ("python", "-c", COUNT_ATTEMPTS, pool)
-    return sum(float(cluster.kubectl("exec", each["metadata"]["name"], "--", *command)) for each in routers)
-
-
 @pytest.mark.thorough
 def test_a_pool_beside_the_old_one_gets_its_part_and_is_withdrawn_without_a_failed_request(
     release: Release, cluster: Cluster, watched: Watch
 ) -> None:
     with watched() as window:
-        release.submit("upgrade", *WAIT, f"--values={CANARY}")
-        deadline_s = time.monotonic() + TIMEOUT_S  # the kubelet brings the weights when it likes
-        while not served_by(cluster, "next"):
-            assert time.monotonic() < deadline_s, "the new pool has served nobody"
+        release.submit("upgrade", *WAIT, canary.VALUES)
+        canary.wait_until(lambda: canary.served_by(cluster, "next") > 0, "the new pool has served nobody")
         release.rollback()
     assert not [pod for pod in release.all_pods() if "-next-" in pod["metadata"]["name"]]
     assert_harmless(window)

@@ -11,6 +11,7 @@ import pytest
 from cluster import Cluster
 from conftest import IMAGE, Watch
 from release import DEPLOYMENTS, NAME, TRUSTING, Release
+from traffic import assert_harmless
 
 from diptych.common.trust.token_files import new_token_files
 
@@ -25,6 +26,8 @@ while pathlib.Path("/etc/diptych/auth/token").read_text() != sys.argv[1]:
     time.sleep(1)
 """
 
+OURS: Final = {SECRET: "our-token", f"{NAME}-diptych-api-keys": "our-keys"}
+
 pytestmark = pytest.mark.thorough
 
 
@@ -37,6 +40,10 @@ def tokens(cluster: Cluster) -> dict[str, str]:
     """What is in the file of each kind of member."""
     [found] = [each for each in cluster.get("secrets") if each["metadata"]["name"] == SECRET]
     return {name: base64.b64decode(text).decode() for name, text in found["data"].items()}
+
+
+def secrets_of(pod: dict[str, Any]) -> list[dict[str, Any]]:
+    return [each for each in pod["spec"]["volumes"] if "secret" in each]
 
 
 def distribute(release: Release, *sets: Mapping[str, str]) -> None:
@@ -86,3 +93,21 @@ def test_an_upgrade_its_rollback_and_the_rollback_of_that_keep_the_token(release
     for operation in (release.upgrade, release.rollback, release.rollback):
         operation()
         assert tokens(cluster) == before
+
+
+def test_secrets_of_the_charts_own_and_of_ours_replace_each_other_without_a_failed_request(
+    release: Release, cluster: Cluster, watched: Watch
+) -> None:
+    """To secrets of our own, back by a rollback, and there again by the rollback of that."""
+    for theirs, ours in OURS.items():
+        [found] = [each for each in cluster.get("secrets") if each["metadata"]["name"] == theirs]
+        cluster.apply({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": ours}, "data": found["data"]})
+    with watched() as window:
+        release.upgrade(
+            "--set=auth.token.existingSecret=our-token,auth.token.perMember=true,apiKeys.existingSecret=our-keys"
+        )
+        for is_ours in (False, True):
+            release.rollback()
+            mounted = {each["secret"]["secretName"] for pod in release.all_pods() for each in secrets_of(pod)}
+            assert mounted == {*(OURS.values() if is_ours else OURS), f"{NAME}-diptych-tls"}
+    assert_harmless(window)

@@ -30,7 +30,7 @@ class Kind:
 
 
 USUAL: Final = Kind(num_clients=6, prompt=(8, 400), output=(4, 100))
-LONG: Final = Kind(num_clients=6, prompt=(8, 40), output=(160, 170), hung_s=180)
+LONG: Final = Kind(num_clients=6, prompt=(8, 40), output=(235, 245), hung_s=240)
 
 
 @dataclass(slots=True)

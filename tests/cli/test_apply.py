@@ -2,7 +2,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from diptych.cli.apply import report
+from diptych.cli.main import main
 from diptych.v1 import bootstrap_pb2
 from diptych.v1.bootstrap_pb2 import Instance
 
@@ -28,3 +31,9 @@ def test_changes_come_before_problems_and_each_says_who() -> None:
         "HTTP status 403",
         "gone",
     ]
+
+
+def test_the_file_may_stand_behind_f_as_for_kubectl(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["none.toml"], ["-f", "none.toml"]):
+        assert main(["apply", *words, "--bootstrap=127.0.0.1:1", "--insecure"]) == 1
+        assert "none.toml can't be read" in capsys.readouterr().err

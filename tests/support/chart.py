@@ -82,7 +82,8 @@ class Objects(Mapping[str, Object]):
 
     def pods(self) -> dict[str, Object]:
         """Return the pods that there will be: metadata and spec, by the name of what makes them."""
-        made = {each["metadata"]["name"]: each["spec"]["template"] for each in self.of_kind("Deployment")}
+        makers = [*self.of_kind("Deployment"), *self.of_kind("Job")]
+        made = {each["metadata"]["name"]: each["spec"]["template"] for each in makers}
         return made | {each["metadata"]["name"]: each for each in self.of_kind("Pod")}
 
     def container(self, name: str) -> Object:

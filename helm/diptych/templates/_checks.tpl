@@ -5,6 +5,7 @@
 {{ include "diptych.trustProblems" . }}
 {{ include "diptych.certificateProblems" . }}
 {{ include "diptych.modelProblems" . }}
+{{ include "diptych.weightsProblems" . }}
 {{ include "diptych.routerProblems" . }}
 {{ include "diptych.batchProblems" . }}
 {{ include "diptych.declaredProblems" . }}
@@ -69,10 +70,10 @@ model.volume: name one of pvc.claimName, hostPath.path and image.reference, not 
 {{- end }}
 {{- $lacking := include "diptych.withoutModel" $ | fromJsonArray }}
 {{- if and (hasPrefix (printf "%s/" .mountPath) .name) $lacking }}
-model.name is {{ .name }}, below model.mountPath, but nothing is mounted there: name a volume in model.volume, or model.fetch.image, or mount it by extraVolumeMounts of {{ join ", " $lacking }}
+model.name is {{ .name }}, below model.mountPath, but nothing is mounted there: name a volume in model.volume, or weights.source, or model.fetch.image, or mount it by extraVolumeMounts of {{ join ", " $lacking }}
 {{- end }}
 {{- if and (contains "/" .name) (not (hasPrefix "/" .name)) }}
-model.name is {{ .name }}: workers download nothing; name a path below model.mountPath, {{ .mountPath }}/{{ base .name }}, and bring the model there by model.volume or model.fetch
+model.name is {{ .name }}: workers download nothing; name a path below model.mountPath, {{ .mountPath }}/{{ base .name }}, and bring the model there by weights.source {{ .name }}, model.volume or model.fetch
 {{- end }}
 {{- range include "diptych.pools" $ | fromYamlArray }}
 {{- if and (eq $.Values.model.name "sim") (ne (.options.device | default "auto") "sim") }}

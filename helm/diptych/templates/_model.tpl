@@ -2,7 +2,7 @@
 
 {{- define "diptych.hasModelVolume" -}}
 {{- $volume := .Values.model.volume -}}
-{{- if or $volume.pvc.claimName $volume.hostPath.path $volume.image.reference .Values.model.fetch.image }}true{{ end -}}
+{{- if or $volume.pvc.claimName $volume.hostPath.path $volume.image.reference .Values.model.fetch.image .Values.weights.source }}true{{ end -}}
 {{- end }}
 
 {{/* JSON list of those in whose pods the model's path is mounted by nobody, neither the chart nor an operator. */}}
@@ -24,7 +24,7 @@
 
 {{/* Seconds that a pod may take to fetch its model before it starts. */}}
 {{- define "diptych.fetchSeconds" -}}
-{{- with .Values.model.fetch }}{{ empty .image | ternary 0 .seconds }}{{ end -}}
+{{- if .Values.weights.source }}{{ .Values.weights.deadlineSeconds }}{{ else }}{{ empty .Values.model.fetch.image | ternary 0 .Values.model.fetch.seconds }}{{ end -}}
 {{- end }}
 
 {{- define "diptych.modelFlags" -}}
@@ -46,7 +46,17 @@
 {{- end }}
 {{- end }}
 
+{{/* (dict root component) */}}
 {{- define "diptych.modelVolumes" -}}
+{{- if .root.Values.weights.source }}
+{{- include "diptych.weightsVolume" . }}
+{{- else }}
+{{- include "diptych.givenVolume" .root }}
+{{- end }}
+{{- end }}
+
+{{/* The volume that an operator names, or that their own image fills. */}}
+{{- define "diptych.givenVolume" -}}
 {{- if include "diptych.hasModelVolume" . }}
 {{- $volume := .Values.model.volume }}
 - name: model
@@ -80,8 +90,11 @@
 {{- end }}
 {{- end }}
 
-{{/* (dict root component values) Init containers: the one that fetches weights, then the operator's. */}}
+{{/* (dict root component values image) Init containers: the one that brings weights, then the operator's. */}}
 {{- define "diptych.initContainers" -}}
+{{- if .root.Values.weights.source }}
+- {{- include "diptych.weightsInit" . | nindent 2 }}
+{{- end }}
 {{- with .root.Values.model.fetch }}
 {{- if .image }}
 - name: fetch-model

@@ -71,6 +71,10 @@
 {{- include "diptych.prometheusRule" (dict "root" . "port" "metrics") }}
 {{- end }}
 
+{{/* Nobody calls it. */}}
+{{- define "diptych.weightsIngress" -}}
+{{- end }}
+
 {{/* (dict root component) Each other, DNS, routers the port of the collector and the planner those of the Kubernetes API, wherever they are, and what the operator adds. */}}
 {{- define "diptych.egress" -}}
 - to:
@@ -86,6 +90,11 @@
 - ports:
     - {protocol: TCP, port: 443}
     - {protocol: TCP, port: 6443}
+{{- end }}
+{{- $downloads := or (has .component (list "router" "weights")) (and (eq .component "worker") (empty (include "diptych.weightsJob" .root))) }}
+{{- if and .root.Values.weights.source $downloads }}
+- ports:
+    - {protocol: TCP, port: {{ include "diptych.weightsPort" .root }}}
 {{- end }}
 {{- with .root.Values.networkPolicy.egress.extra }}
 {{ toYaml . }}

@@ -55,13 +55,14 @@ declared.pools: every weight is 0, so only requests that name a pool would be se
 {{ include "diptych.podSecurity" (merge (dict "usesApi" .values.checkPods) .) }}
 terminationGracePeriodSeconds: {{ .values.terminationGracePeriodSeconds | default (include "diptych.routerGrace" .values) }}
 {{ include "diptych.placement" . }}
-{{- with include "diptych.initContainers" . | trim }}
+{{- $image := include "diptych.image" (dict "root" .root "variant" .root.Values.image.variant) }}
+{{- with include "diptych.initContainers" (merge (dict "image" $image) .) | trim }}
 initContainers:
   {{- . | nindent 2 }}
 {{- end }}
 volumes:
   {{- include "diptych.volumes" . | nindent 2 }}
-  {{- include "diptych.modelVolumes" .root | nindent 2 }}
+  {{- include "diptych.modelVolumes" . | nindent 2 }}
   - name: declared
     configMap:
       name: {{ include "diptych.fullname" .root }}-declared

@@ -42,13 +42,15 @@ hostNetwork: true
 dnsPolicy: ClusterFirstWithHostNet
 {{- end }}
 {{ include "diptych.placement" . }}
-{{- with include "diptych.initContainers" . | trim }}
+{{- $variant := gt (int .pool.gpu.count) 0 | ternary "cuda" .root.Values.image.variant }}
+{{- $image := include "diptych.image" (dict "root" .root "image" .pool.image "variant" $variant) }}
+{{- with include "diptych.initContainers" (merge (dict "image" $image) .) | trim }}
 initContainers:
   {{- . | nindent 2 }}
 {{- end }}
 volumes:
   {{- include "diptych.volumes" . | nindent 2 }}
-  {{- include "diptych.modelVolumes" .root | nindent 2 }}
+  {{- include "diptych.modelVolumes" . | nindent 2 }}
   - name: shm
     emptyDir:
       medium: Memory

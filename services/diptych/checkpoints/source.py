@@ -83,14 +83,22 @@ def open_model(path_or_name: str, load_format: LoadFormat = "auto") -> ModelSour
     raise ConfigError(f"no model {path_or_name!r}: {_of_a_hub(path_or_name) or wanted}")
 
 
+def open_described(path_or_name: str, load_format: LoadFormat = "auto") -> ModelSource:
+    """Open a model for its configuration and tokenizer alone: a folder needs no weights. Raises `ConfigError`."""
+    folder = Path(path_or_name).expanduser()
+    if load_format in ("auto", "safetensors") and path_or_name and (folder / "tokenizer.json").is_file():
+        return DummyModel(folder)
+    return open_model(path_or_name, load_format)
+
+
 def _of_a_hub(name: str) -> str:
     """Say what to do with what looks like a repository's name, ORGANISATION/MODEL; "" for what does not."""
     if not _HUB_NAME.fullmatch(name) or name.endswith(".gguf"):
         return ""
     folder = name.rpartition("/")[2]
     return (
-        "there is no such file or folder, and models of a hub are not downloaded (only 'smollm2' is fetched). Fetch it,"
-        f" as by `hf download {name} --local-dir {folder}`, and give --model {folder}"
+        "there is no such file or folder, and models of a hub are not downloaded at a start (only 'smollm2' is). Fetch"
+        f" it by `diptych download {name} {folder}`, and give --model {folder}"
     )
 
 

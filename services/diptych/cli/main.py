@@ -43,6 +43,7 @@ OTHERS: Final[Mapping[str, Command]] = MappingProxyType(
         "decode": Command("run a worker that generates output", "diptych.unified.main", "DecodeConfig"),
         "unified": Command("run a worker that does both", "diptych.unified.main", "UnifiedConfig"),
         "router": Command("run the HTTP and gRPC front door", "diptych.router.main", "RouterConfig"),
+        "download": Command("bring a model's files to a folder", "diptych.cli.download", "DownloadConfig"),
         "update-weights": Command(
             "give running workers other weights", "diptych.cli.update_weights", "UpdateWeightsConfig"
         ),
@@ -98,6 +99,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if name == "serve":
         name, rest = "up", _like_vllm(rest)
+    if name == "apply":
+        rest = _like_kubectl(rest)
     name, rest = named(name, rest)
     command = COMMANDS.get("version" if name == "--version" else name)
     if command is None:
@@ -128,6 +131,11 @@ def usage() -> str:
 def _like_vllm(rest: Sequence[str]) -> list[str]:
     """Who writes `serve` may write the model behind it, as for other servers."""
     return ["--model", *rest] if rest and not rest[0].startswith("-") else list(rest)
+
+
+def _like_kubectl(rest: Sequence[str]) -> list[str]:
+    """Who writes `apply -f FILE` means FILE."""
+    return list(rest[1:] if rest and rest[0] == "-f" else rest)
 
 
 def _listing(commands: Mapping[str, Command]) -> str:

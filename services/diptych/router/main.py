@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 import uvloop
 
-from diptych.checkpoints.source import bounded, open_model
+from diptych.checkpoints.source import bounded, open_described
 from diptych.common import event_loop, lifecycle
 from diptych.common.errors import DiptychError
 from diptych.common.health.health import HealthServer
@@ -76,7 +76,7 @@ def main(config: RouterConfig) -> int:
 
 def open_served_model(config: RouterConfig) -> ServedModel:
     """Open the model for its tokenizer and limits, as the options change them; no weights are read."""
-    source = bounded(open_model(config.model, config.load_format), config.max_model_len)
+    source = bounded(open_described(config.model, config.load_format), config.max_model_len)
     tokenizer, own = source.tokenizer(), source.config
     if config.chat_template:
         tokenizer = tokenizer.with_chat_template(read_template(config.chat_template))

@@ -1,0 +1,45 @@
+"""A second pool of each role beside the first one, and who serves whom."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from cluster import TIMEOUT_S, Cluster
+from release import NAME
+
+VALUES: Final = f"--values={Path(__file__).with_name('canary.yaml')}"  # each with half of the requests
+PROMOTED: Final = '--set-json=declared.pools={"default": 0, "next": 1}'
+COUNT: Final = """
+import sys, urllib.request
+page = urllib.request.urlopen("http://localhost:8081/metrics").read().decode()
+lines = [line for line in page.splitlines() if line.startswith(sys.argv[1]) and sys.argv[2] in line]
+print(sum(float(line.rpartition(" ")[2]) for line in lines))
+"""
+
+
+def served_by(cluster: Cluster, pool: str) -> float:
+    """Return how many attempts were begun in a declared pool, by the routers that run."""
+    return sum(asked(cluster, "diptych_router_declared_pool_attempts_total", f'pool="{pool}"'))
+
+
+def running_in(cluster: Cluster, pool: str) -> float:
+    """Return how many requests are in a pool, as routers know it."""
+    return max(asked(cluster, "diptych_router_pool_requests_running", f'pool="{pool}"'))
+
+
+def wait_until(is_so: Callable[[], bool], words: str) -> None:
+    """The kubelet brings what is declared when it likes."""
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while not is_so():
+        assert time.monotonic() < deadline_s, words
+        time.sleep(1)
+
+
+def asked(cluster: Cluster, name: str, label: str = "") -> list[float]:
+    """Return a metric of each router that runs, summed over those of its labels that have these words."""
+    routers = cluster.get("pods", "-l", f"app.kubernetes.io/instance={NAME},app.kubernetes.io/component=router")
+    command = ("python", "-c", COUNT, name, label)
+    return [float(cluster.kubectl("exec", each["metadata"]["name"], "--", *command)) for each in routers]

@@ -1,0 +1,151 @@
+"""A model that is brought by the chart: a Job into a claim, then a worker of each node into a folder of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from cluster import Cluster
+from conftest import IMAGE
+from release import DEPLOYMENTS, NAME, WAIT, WEIGHTS, Release
+
+SCRIPT: Final = Path(__file__).with_name("files_pod.py")
+FOLDER: Final = "/var/tmp/diptych-e2e"  # of the node
+OTHER_NODE_FOLDER: Final = f"{FOLDER}/cache"
+MODEL: Final = "/tiny/model.safetensors"
+USER: Final = 10001
+MAKE: Final = f"""
+import os, pathlib
+for name in ("claim", "cache"):
+    folder = pathlib.Path("/node", name)
+    folder.mkdir()
+    os.chown(folder, {USER}, {USER})
+"""
+LIST: Final = "import json, os; print(json.dumps(sorted(os.listdir('/models/tiny'))))"
+WRITE: Final = "open('/models/tiny/new', 'w')"
+
+pytestmark = pytest.mark.thorough
+
+
+@pytest.fixture(scope="module")
+def release(cluster: Cluster) -> Release:
+    return Release(cluster, IMAGE, *WEIGHTS)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _folder(cluster: Cluster) -> Iterator[None]:
+    """A folder of the node that the pods' user may write to, and a volume of it."""
+    as_root(cluster, "make-folder", MAKE)
+    spec = {
+        "capacity": {"storage": "1Gi"},
+        "accessModes": ["ReadWriteMany"],
+        "storageClassName": "e2e",
+        "hostPath": {"path": f"{FOLDER}/claim"},
+        "claimRef": {"namespace": cluster.namespace, "name": "models"},
+    }
+    volume = {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": cluster.namespace}, "spec": spec}
+    wanted = {
+        "accessModes": ["ReadWriteMany"],
+        "storageClassName": "e2e",
+        "resources": {"requests": {"storage": "1Gi"}},
+    }
+    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "models"}, "spec": wanted}
+    cluster.apply(volume, claim)
+    yield
+    as_root(cluster, "remove-folder", "import shutil\nfor name in ('claim', 'cache'):\n shutil.rmtree(f'/node/{name}')")
+    cluster.kubectl("delete", f"persistentvolume/{cluster.namespace}", "--wait=false")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _files(cluster: Cluster) -> None:
+    """A server of the model, by the name `files`."""
+    data = {SCRIPT.name: SCRIPT.read_text()}
+    labels = {"app": "files"}
+    container = {
+        **container_of("files", f"/e2e/{SCRIPT.name}"),
+        "volumeMounts": [{"name": "script", "mountPath": "/e2e"}],
+    }
+    volumes = [{"name": "script", "configMap": {"name": "files"}}]
+    spec = {"containers": [container], "volumes": volumes}
+    cluster.apply(
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "files"}, "data": data},
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "files", "labels": labels}, "spec": spec},
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": "files"},
+            "spec": {"selector": labels, "ports": [{"port": 8000}]},
+        },
+    )
+    cluster.wait("pod/files", "condition=Ready")
+    cluster.see("ready", "logs", "--follow", "files")
+
+
+def container_of(name: str, *arguments: str) -> dict[str, Any]:
+    return {"name": name, "image": IMAGE, "imagePullPolicy": "IfNotPresent", "command": ["python", *arguments]}
+
+
+def as_root(cluster: Cluster, name: str, script: str) -> None:
+    mounts = [{"name": "node", "mountPath": "/node"}]
+    container = {**container_of(name, "-c", script), "volumeMounts": mounts, "securityContext": {"runAsUser": 0}}
+    volumes = [{"name": "node", "hostPath": {"path": FOLDER, "type": "DirectoryOrCreate"}}]
+    spec = {"containers": [container], "volumes": volumes, "restartPolicy": "Never"}
+    cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec})
+    cluster.wait(f"pod/{name}", "jsonpath={.status.phase}=Succeeded")
+
+
+def sent(cluster: Cluster) -> list[dict[str, Any]]:
+    """What the server has sent so far, without the line that says it is ready."""
+    return [json.loads(line) for line in cluster.kubectl("logs", "files").splitlines()][1:]
+
+
+def size(cluster: Cluster) -> int:
+    return int(json.loads(cluster.kubectl("logs", "files").splitlines()[0])["ready"])
+
+
+def test_a_job_brings_the_model_once_and_workers_that_waited_serve_it(release: Release, cluster: Cluster) -> None:
+    release.install()
+    assert "HTTP and gRPC agree" in release.test("answers")
+    assert "GB/s" in release.test("kv")
+    weights = [each for each in sent(cluster) if each["path"] == MODEL]
+    print("\n     ", json.dumps(weights), flush=True)
+    assert len(weights) == 2, "it was cut off once"
+    assert sum(each["sent"] for each in weights) - size(cluster) < 2_000_000, "and gone on with"
+    (job,) = cluster.get("jobs", "-l", f"app.kubernetes.io/instance={NAME}")
+    assert job["status"]["succeeded"] == 1
+
+
+def test_routers_have_the_tokenizer_alone_and_nobody_may_write(release: Release, cluster: Cluster) -> None:
+    _, routers, prefill, _ = DEPLOYMENTS
+    listed = json.loads(cluster.kubectl("exec", f"deployment/{routers}", "--", "python", "-c", LIST))
+    assert listed == [".diptych-download", "config.json", "tokenizer.json"]
+    for deployment in (routers, prefill):
+        with pytest.raises(AssertionError, match="Read-only file system"):
+            cluster.kubectl("exec", f"deployment/{deployment}", "--", "python", "-c", WRITE)
+
+
+def test_whoever_comes_later_fetches_nothing(release: Release, cluster: Cluster) -> None:
+    before = [each for each in sent(cluster) if each["path"] == MODEL]
+    release.scale(DEPLOYMENTS[2], 1, 3)
+    release.upgrade("--set=weights.retries=5,weights.resources.limits.memory=900Mi")  # another Job
+    assert [each for each in sent(cluster) if each["path"] == MODEL] == before
+
+
+def test_a_folder_of_the_node_is_filled_once_by_workers_that_start_at_the_same_time(
+    release: Release, cluster: Cluster
+) -> None:
+    before = len(sent(cluster))
+    own = "--set=weights.cache=hostPath,weights.hostPath.path=" + OTHER_NODE_FOLDER
+    release.submit("upgrade", own, *WAIT)
+    release.settle()
+    assert "HTTP and gRPC agree" in release.test("answers")
+    weights = [each for each in sent(cluster)[before:] if each["path"] == MODEL]
+    assert [each["sent"] for each in weights] == [size(cluster)], "four workers, one download"
+
+
+def test_uninstalling(release: Release) -> None:
+    release.uninstall()
+    assert release.all_pods() == []
