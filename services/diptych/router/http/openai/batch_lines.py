@@ -18,7 +18,7 @@ from diptych.router.extents.json_extent import is_quick
 from diptych.router.http.exchange.answers import error_body
 from diptych.router.http.exchange.exchange import prompts_of, whole_body
 from diptych.router.http.exchange.parse import Origin, Parse, parse_chat, parse_completion, parse_responses, read_fields
-from diptych.router.http.vectors.routes import Ask, embeddings
+from diptych.router.http.vectors.routes import Sender, embeddings
 from diptych.router.http.vectors.vector_requests import EmbeddingsRequest
 from diptych.router.keys.caller import ANYBODY, Caller, Callers
 from diptych.router.serve.pipeline import Pipeline
@@ -57,7 +57,7 @@ class LineServer:
         origin = Origin(call.request_id, {}, self._caller(call.tenant), NO_TRACE, priority=LEAST_PRIORITY)
         if call.url not in PARSERS:
             fields = read_fields(EmbeddingsRequest, call.body)
-            return orjson.dumps(await embeddings(fields, Ask(origin, self._pipeline)))
+            return orjson.dumps(await embeddings(fields, Sender(origin, self._pipeline)))
         parse = partial(PARSERS[call.url], call.body, origin, self._pipeline.model)
         client, layout = parse() if is_quick(call.body) else await asyncio.to_thread(parse)
         async with self._pipeline.admit(client) as requests:
