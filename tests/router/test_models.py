@@ -52,7 +52,7 @@ def shared(start_shared_cluster: Start) -> Cluster:
 
 
 @pytest.fixture
-def cluster(shared: Cluster) -> Iterator[Cluster]:
+def cluster(shared: Cluster) -> Cluster:
     for worker in shared.workers:
         worker.started.clear()
     return shared
@@ -162,6 +162,18 @@ def test_no_pair_has_workers_of_two_models_though_all_are_linked_on_equal_terms(
     for fleet, model in ((tiny, "tiny"), (other, "other")):
         pairs = [*fleet.pairs(), *fleet.singles(), *fleet.successions()]
         assert {models[each] for pair in pairs for each in (pair.prefill_id, pair.decode_id)} == {model}
+
+
+def test_what_is_learned_of_one_model_is_not_expected_of_another(start_cluster: Start) -> None:
+    cluster = start_cluster(further={"other": None})
+    first, second = (served.fleet.estimates for served in cluster.router.served)
+    before = first.output_len
+    assert second.output_len == before
+    assert cluster.post("/v1/completions", {"prompt": "p", "model": "other", "max_tokens": 3})[0] == 200
+    cluster.wait_until(lambda: second.output_len != before)
+    assert first.output_len == before
+    learning = [session.estimates for session in cluster.router.fleet.sessions()]
+    assert [learning.count(each) for each in (first, second)] == [2, 2]
 
 
 def test_an_adapter_is_its_models_and_picks_it(cluster: Cluster) -> None:

@@ -1,7 +1,7 @@
 """All workers as this router reaches them: keeps a session for each member, and knows which pairs may serve now.
 
 What is said of pairs, adapters and limits is of one model. Where a router serves several, each has a fleet: they stand
-beside each other over the same sessions, which the first one keeps.
+beside each other over the same sessions, which the first one keeps, and learn of their own workers only.
 
 Rule: level-triggered. Every change of the membership compares the whole set, so no lost update can strand a worker;
 while the bootstrap service is away the last set stays.
@@ -105,8 +105,7 @@ class Fleet:
     def beside(self, model_id: str, kinds: Sequence[LegKind] = TEXT_KINDS) -> Fleet:
         """Return the fleet of another model: the same sessions, which run, are told and are closed with this one."""
         other = Fleet(self._membership, self._trust, model_id, self._metrics, self.router_id, kinds)
-        other._sessions, other.estimates = self._sessions, self.estimates
-        other.prefixes, other.text_index = self.prefixes, self.text_index
+        other._sessions, other.prefixes, other.text_index = self._sessions, self.prefixes, self.text_index
         self._beside.append(other)
         return other
 
@@ -287,7 +286,7 @@ class Fleet:
     def pool_members(self) -> Iterator[PoolMember]:
         """Yield what the pools' measures are made of; they may come and go meanwhile."""
         for session in self.sessions():
-            worker, speed = session.worker, self.estimates.of(session.instance_id)
+            worker, speed = session.worker, session.estimates.of(session.instance_id)
             yield PoolMember(worker.record, worker.load, speed.prefill)
 
     def is_cold(self, pool: str = "") -> bool:
@@ -383,8 +382,10 @@ class Fleet:
             self.missing_since_s = time.monotonic()
 
     def _add(self, instance: Instance, group: asyncio.TaskGroup) -> None:
+        of_model = {fleet.model_id: fleet.estimates for fleet in (*self._beside, self)}
+        estimates = of_model.get(instance.started_as or instance.model_id, self.estimates)
         session = Session(
-            instance, self._trust, self._note_change, self.prefixes.told, self.estimates, self._metrics, self.router_id
+            instance, self._trust, self._note_change, self.prefixes.told, estimates, self._metrics, self.router_id
         )
         self._sessions[session.instance_id] = session
         self._tasks[session.instance_id] = group.create_task(session.run())
@@ -405,7 +406,8 @@ class Fleet:
 
     def _end(self, instance_id: int) -> None:
         self._tasks.pop(instance_id).cancel()
-        self.estimates.forget(instance_id)
+        for fleet in (self, *self._beside):
+            fleet.estimates.forget(instance_id)
 
     def _note_change(self) -> None:
         for fleet in (self, *self._beside):

@@ -61,7 +61,7 @@ class FleetView:
             reported=session.worker.load,
             view=session.view(),
             load=session.load(),
-            speed=fleet.estimates.of(key) if fleet.estimates.are_measured else None,
+            speed=session.estimates.of(key) if session.estimates.are_measured else None,
             cached_pages=fleet.prefixes.told.num_pages(key),
             status=watches.status(key),
             links=watches.links(key),
