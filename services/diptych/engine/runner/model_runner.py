@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,12 +31,20 @@ from diptych.engine.values.batch import (
 from diptych.engine.values.kv_regions import kv_layout
 from diptych.engine.weights.memory import WeightMemory
 from diptych.engine.weights.taking import Taking
+from diptych.generation.attention_tokens import TokenAttention
 from diptych.kvtransfer.layout import PoolLayout
 
 
 def new_follower(draft: LoadedModel, device: torch.device) -> CpuDraftModel:
     """Return who computes steps behind the model that `draft` guesses for."""
     return CpuNextLayer(draft, device) if draft.config.joins_rows else CpuDraftModel(draft, device)
+
+
+class Watched(NamedTuple):
+    """The logits of a step in which somebody asks what tokens look at."""
+
+    logits: Tensor
+    attention: Mapping[int, TokenAttention]  # see `StepResult`
 
 
 class ModelRunner:
@@ -113,7 +122,7 @@ class ModelRunner:
         """Write the batch's KV and sample."""
         return self.sample(batch, self.logits(batch), sampling)()
 
-    def logits(self, batch: ForwardBatch) -> Tensor:
+    def logits(self, batch: ForwardBatch) -> Tensor | Watched:
         """Write the batch's KV; return the logits of the rows to sample from, and then of the prompt rows."""
         with torch.inference_mode():
             states = self.model.states
@@ -122,7 +131,8 @@ class ModelRunner:
             staged = self.model.with_images(stage(batch, self._device))
             self.model.attention.init_forward_metadata(staged)
             rows = logits_rows(batch) if self.model.pooler is None else self.model.pooler.rows(batch)
-            staged = replace(staged, logits_rows=torch.from_numpy(rows).to(self._device))
+            capture = self.model.capture.of_step(batch)
+            staged = replace(staged, logits_rows=torch.from_numpy(rows).to(self._device), watcher=capture)
             self.loras.begin(batch.adapters, batch.extend_lens, rows)
             on_layer = self.layer_listener()
             logits = self.model.forward(staged, on_layer)
@@ -130,11 +140,15 @@ class ModelRunner:
                 self._follower.follow(batch, on_layer)
             if states is not None:
                 states.behind(batch)
-            return logits
+            return logits if capture is None else Watched(logits, capture.result())
 
-    def sample(self, batch: ForwardBatch, logits: Tensor, sampling: SamplingBatch) -> WaitForResult:
+    def sample(self, batch: ForwardBatch, logits: Tensor | Watched, sampling: SamplingBatch) -> WaitForResult:
         """Choose the batch's next tokens by its logits, which may be overwritten."""
         with torch.inference_mode():
+            if isinstance(logits, Watched):
+                result = sample_step(self.model.sampler, logits.logits.cpu(), sampling, batch.prompt_rows)
+                watched = replace(result, attention=logits.attention)
+                return lambda: watched
             if self.model.pooler is not None:
                 pooled = self.model.pooler.result(logits, batch)
                 return lambda: pooled
