@@ -48,7 +48,7 @@ class TokenAttention:
     weights: tuple[float, ...]  # of their attention, the mean of all heads
 
     def __len__(self) -> int:
-        return len(self.positions) // self._width
+        return len(self.positions) // self._width if self._width else 0
 
     @property
     def _width(self) -> int:

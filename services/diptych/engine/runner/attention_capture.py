@@ -34,7 +34,7 @@ class WatchedKind:
         self._ropes: Ropes | None = setting.ropes  # a table is long: it is made when somebody asks first
 
     def rotated(self, queries: Tensor, positions: Tensor, layer: int) -> Tensor:
-        """Return the queries in rows of `AttentionBackend`'s `qkv` as they meet keys, `[num_rows, num_heads, head_dim]`."""
+        """Return the queries in rows of a layer's `qkv` as they meet keys, `[num_rows, num_heads, head_dim]`."""
         if self._ropes is None:
             self._ropes = rope_tables(self._config, self._kv)
         config, rope = self._config, self._config.rope_of(layer)
