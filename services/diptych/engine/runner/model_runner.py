@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,11 +39,19 @@ def new_follower(draft: LoadedModel, device: torch.device) -> CpuDraftModel:
     return CpuNextLayer(draft, device) if draft.config.joins_rows else CpuDraftModel(draft, device)
 
 
-class Watched(NamedTuple):
-    """The logits of a step in which somebody asks what tokens look at."""
+class WatchedLogits(Tensor):
+    """The logits of a step in which somebody asks what tokens look at, and the answer: see `StepResult`.
 
-    logits: Tensor
-    attention: Mapping[int, TokenAttention]  # see `StepResult`
+    It goes with the logits, and not into the runner: the next step may be launched before this one is sampled.
+    """
+
+    attention: Mapping[int, TokenAttention]
+
+    @staticmethod
+    def of(logits: Tensor, attention: Mapping[int, TokenAttention]) -> WatchedLogits:
+        watched: WatchedLogits = logits.as_subclass(WatchedLogits)
+        watched.attention = attention
+        return watched
 
 
 class ModelRunner:
@@ -122,7 +129,7 @@ class ModelRunner:
         """Write the batch's KV and sample."""
         return self.sample(batch, self.logits(batch), sampling)()
 
-    def logits(self, batch: ForwardBatch) -> Tensor | Watched:
+    def logits(self, batch: ForwardBatch) -> Tensor:
         """Write the batch's KV; return the logits of the rows to sample from, and then of the prompt rows."""
         with torch.inference_mode():
             states = self.model.states
@@ -140,17 +147,15 @@ class ModelRunner:
                 self._follower.follow(batch, on_layer)
             if states is not None:
                 states.behind(batch)
-            return logits if capture is None else Watched(logits, capture.result())
+            return logits if capture is None else WatchedLogits.of(logits, capture.result())
 
-    def sample(self, batch: ForwardBatch, logits: Tensor | Watched, sampling: SamplingBatch) -> WaitForResult:
+    def sample(self, batch: ForwardBatch, logits: Tensor, sampling: SamplingBatch) -> WaitForResult:
         """Choose the batch's next tokens by its logits, which may be overwritten."""
         with torch.inference_mode():
-            if isinstance(logits, Watched):
-                result = sample_step(self.model.sampler, logits.logits.cpu(), sampling, batch.prompt_rows)
-                watched = replace(result, attention=logits.attention)
-                return lambda: watched
             if self.model.pooler is not None:
                 pooled = self.model.pooler.result(logits, batch)
                 return lambda: pooled
-            result = sample_step(self.model.sampler, logits.cpu(), sampling, batch.prompt_rows)
-            return lambda: result
+            attention = logits.attention if isinstance(logits, WatchedLogits) else None
+            plain = logits.as_subclass(Tensor).cpu()
+            result = sample_step(self.model.sampler, plain, sampling, batch.prompt_rows)
+            return lambda: result if attention is None else replace(result, attention=attention)
