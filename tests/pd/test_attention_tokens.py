@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from every_kind import Scripted
 from stepped_engine import local_core
 
 from diptych.checkpoints.source import open_model
@@ -184,6 +185,28 @@ def test_a_replay_goes_on_with_positions_of_the_whole_text(answer: Answer) -> No
     whole = answer([(prompt, params(wish))])[0]
     rest = answer([(prompt + tokens(whole)[:2], params(wish, max_tokens=NUM_MADE - 2))], num_prior=2)[0]
     assert told(rest).positions == told(whole).span(2, NUM_MADE).positions
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_drafts_that_come_true_are_told_of_as_other_tokens(new_model: Any, make_pair: Any, overlap: bool) -> None:
+    rooms, chosen = {room: PROMPTS[room % 3] for room in range(1, 7)}, params(WISHES[1], max_tokens=16)
+
+    def serve(answers: dict[int, list[int]]) -> dict[int, list[Output]]:
+        sizes = {"prefill_pages": NUM_PAGES, "decode_pages": NUM_PAGES, "vocab_size": VOCAB, "context_len": 256}
+        pair = make_pair(**sizes, model=new_model, watched=WATCHED, overlap=overlap, drafter=Scripted(answers))
+        for room, prompt in rooms.items():
+            pair.start_with(chosen, room, prompt)
+        pair.run()
+        pair.close()
+        return {room: [*pair.prefill.outputs[room][:1], *pair.decode.outputs[room]] for room in rooms}
+
+    plain = serve({})
+    drafted = serve({room: tokens(outputs) for room, outputs in plain.items()})
+    assert max(len(output.token_ids) for outputs in drafted.values() for output in outputs) > 1
+    for room in rooms:
+        assert tokens(drafted[room]) == tokens(plain[room])
+        assert told(drafted[room]).positions == told(plain[room]).positions
+        np.testing.assert_allclose(told(drafted[room]).weights, told(plain[room]).weights, atol=1e-5)
 
 
 def test_tokens_do_not_change_and_steps_carry_nothing_where_nobody_asks(new_model: Any) -> None:

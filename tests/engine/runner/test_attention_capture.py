@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +27,7 @@ FAMILIES: Final = [
 ]
 
 
-def check(found: TokenAttention, attentions: Sequence[Any], token: int) -> None:
+def check(found: TokenAttention, attentions: Mapping[int, Any], token: int) -> None:
     """Compare with transformers', `[1, num_heads, num_tokens, num_tokens]` of each layer with attention."""
     for number, layer in enumerate(found.layers):
         part = slice(number * found.top_k, (number + 1) * found.top_k)
@@ -44,16 +44,17 @@ def test_each_family_looks_where_it_does_in_transformers(new_driver: Callable[..
     watched = watched_layers(source.config, "cpu", 1).layers
     assert watched
     prompt, output = family_model.prompts[5], family_model.outputs[5]
-    reference = transformers.AutoModelForCausalLM.from_pretrained(family_model.folder, attn_implementation="eager")
+    load: Any = transformers.AutoModelForCausalLM.from_pretrained
+    reference = load(family_model.folder, attn_implementation="eager").eval()
     with torch.inference_mode():
-        attentions = reference.eval()(torch.tensor([prompt + output]), output_attentions=True).attentions
-    by_layer = dict(zip(watched, attentions, strict=True)) if len(attentions) == len(watched) else attentions
+        attentions = reference(torch.tensor([prompt + output]), output_attentions=True).attentions
+    by_layer = dict(zip(watched, attentions, strict=True))
     driver, asked = new_driver(source), AttentionRows(np.array([0]), [AttentionWish(4, watched)])
 
     def compute(mode: ForwardMode, token_ids: list[int]) -> TokenAttention:
         batch = replace(driver.batch(mode, {0: token_ids}), attention=asked)
-        result = driver.runner.execute(batch, driver.greedy(1))
-        return result.attention[0]
+        found: TokenAttention = driver.runner.execute(batch, driver.greedy(1)).attention[0]
+        return found
 
     driver.extend({0: prompt[:13]})
     check(compute(ForwardMode.EXTEND, prompt[13:]), by_layer, len(prompt) - 1)
@@ -76,6 +77,24 @@ def test_drafts_are_watched_each_behind_its_own_token(new_driver: Callable[..., 
         alone = driver.runner.execute(single, driver.greedy(1)).attention[0]
         assert together[number].positions == alone.positions
         np.testing.assert_allclose(together[number].weights, alone.weights, atol=1e-6)
+
+
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "fp8_e4m3"])
+def test_narrow_keys_are_read_as_they_are_stored(
+    new_driver: Callable[..., Any], tiny_folder: Path, kv_dtype: str
+) -> None:
+    found = []
+    for dtype in ("float32", kv_dtype):
+        driver = new_driver(open_model(str(tiny_folder)), kv_dtype=dtype)
+        asked = AttentionRows(np.zeros(1, np.int64), [AttentionWish(32, (0,))])
+        batch = replace(driver.batch(ForwardMode.EXTEND, {0: [*range(30)]}), attention=asked)
+        told = driver.runner.execute(batch, driver.greedy(1)).attention[0]
+        found.append(dict(zip(told.positions, told.weights, strict=True)))
+    assert found[0].keys() == found[1].keys()
+    assert sum(found[1].values()) == pytest.approx(1, abs=1e-5)
+    assert found[0] != found[1]
+    furthest = max(abs(found[0][each] - found[1][each]) for each in found[0])
+    assert furthest < {"bfloat16": 0.005, "fp8_e4m3": 0.05}[kv_dtype]  # as keys are rounded
 
 
 @pytest.mark.parametrize("family_model", ["gemma2"], indirect=True)
