@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,8 @@ from diptych.engine.runner.backends import Setting
 from diptych.engine.values.batch import AttentionRows, ForwardBatch
 from diptych.engine.values.watched_layers import default_layer
 from diptych.generation.attention_tokens import NOBODY, AttentionWish, TokenAttention
+
+PAGES_AT_ONCE: Final = 256  # whose keys are copied
 
 
 class WatchedKind:
@@ -49,9 +51,10 @@ class WatchedKind:
         nothing behind a window.
         """
         config, num_keys = self._config, position + 1
-        keys = self._keys(pages[: -(-num_keys // self._kv.shape[3])], layer)[:num_keys]
         grouped = query.float().view(config.num_kv_heads, -1, config.head_dim)
-        scores = torch.einsum("hgd,nhd->hgn", grouped, keys).flatten(0, 1) * config.score_scale
+        parts = pages[: -(-num_keys // self._kv.shape[3])].split(PAGES_AT_ONCE)
+        products = [torch.einsum("hgd,nhd->hgn", grouped, self._keys(part, layer)) for part in parts]
+        scores = torch.cat(products, dim=2)[..., :num_keys].flatten(0, 1) * config.score_scale
         if cap := config.attention_softcap:
             scores = cap * torch.tanh(scores / cap)
         first = int(first_key(torch.tensor(position), config.window(layer), chunked=config.chunked))
