@@ -47,12 +47,12 @@ class WatchedKind:
     def weights(self, query: Tensor, pages: Tensor, position: int, layer: int) -> Tensor:
         """Return how much a token looks at each up to itself, in the mean over heads: `[position + 1]`, float32.
 
-        `query`: `[num_heads, head_dim]`; `pages`: of its request, in order. What a sink takes is nobody's, and so is
-        nothing behind a window.
+        `query`: `[num_heads, head_dim]`; `pages`: of its request, in order. What a sink takes is nobody's; what is
+        behind a window gets nothing.
         """
         config, num_keys = self._config, position + 1
         grouped = query.float().view(config.num_kv_heads, -1, config.head_dim)
-        parts = pages[: -(-num_keys // self._kv.shape[3])].split(PAGES_AT_ONCE)
+        parts = torch.split(pages[: -(-num_keys // self._kv.shape[3])], PAGES_AT_ONCE)
         products = [torch.einsum("hgd,nhd->hgn", grouped, self._keys(part, layer)) for part in parts]
         scores = torch.cat(products, dim=2)[..., :num_keys].flatten(0, 1) * config.score_scale
         if cap := config.attention_softcap:
