@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
-import httpx
+import httpx2
 
 from diptych.generation.sampling_params import SamplingParams
 from diptych.lang.backend import BackendError, Made, Message
@@ -38,8 +38,8 @@ class RuntimeEndpoint:
         """Nothing is asked yet. `base_url` is `http://HOST:PORT`, with or without `/v1`."""
         root = base_url.rstrip("/").removesuffix("/v1")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        limits = httpx.Limits(max_connections=MAX_CALLS)
-        self._client = httpx.Client(base_url=root, headers=headers, timeout=TIMEOUT_S, limits=limits)
+        limits = httpx2.Limits(max_connections=MAX_CALLS)
+        self._client = httpx2.Client(base_url=root, headers=headers, timeout=TIMEOUT_S, limits=limits)
         self._model = {"model": model} if model else {}
 
     def __enter__(self) -> Self:
@@ -81,7 +81,7 @@ class RuntimeEndpoint:
                 if response.status_code not in BUSY or tries == MAX_TRIES:
                     raise _refused(response)
                 time.sleep(_pause_s(response, tries))
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             raise BackendError(f"POST /generate: {error or type(error).__name__}") from error
 
     def score(
@@ -105,7 +105,7 @@ class RuntimeEndpoint:
         for tries in range(1, MAX_TRIES + 1):
             try:
                 response = self._client.post(path, json={**body, **self._model})
-            except httpx.HTTPError as error:
+            except httpx2.HTTPError as error:
                 raise BackendError(f"POST {path}: {error or type(error).__name__}") from error
             if response.status_code not in BUSY or tries == MAX_TRIES:
                 break
@@ -157,7 +157,7 @@ def _data(lines: Iterator[str]) -> Iterator[Mapping[str, Any]]:
             yield json.loads(line.removeprefix("data:"))
 
 
-def _refused(response: httpx.Response) -> BackendError:
+def _refused(response: httpx2.Response) -> BackendError:
     try:
         said = response.json()
         words = said["error"]["message"] if isinstance(said["error"], dict) else said["error"]
@@ -166,7 +166,7 @@ def _refused(response: httpx.Response) -> BackendError:
     return BackendError(f"{response.request.method} {response.request.url.path}: {response.status_code}: {words}")
 
 
-def _pause_s(response: httpx.Response, tries: int) -> float:
+def _pause_s(response: httpx2.Response, tries: int) -> float:
     """Return how long to wait: what the server says, and something like it where it says nothing."""
     try:
         return min(MAX_PAUSE_S, float(response.headers["retry-after"]))

@@ -217,9 +217,9 @@ class State:
         """Return branches that begin with all of this, and run beside each other: they share its KV."""
         self.sync()
         variables = {**self._known, **{name: future.result() for name, future in self._futures.items()}}
-        begin = {"transcript": self._transcript, "variables": variables}
-        branches = [State(self._backend, self._defaults, **begin) for _ in range(size)]
-        return Forks(self, branches, len(self._transcript.shown()))
+        said = self._transcript
+        branches = [State(self._backend, self._defaults, transcript=said, variables=variables) for _ in range(size)]
+        return Forks(self, branches, len(said.shown()))
 
     def end(self) -> None:
         """Wait for all of it, and let its thread go. No error is raised: see `error`."""
