@@ -13,12 +13,16 @@ from typing import Any
 import psutil
 import pytest
 
+from diptych.common.members.roles import Role
+from diptych.common.net.rpc import open_sync_channel
 from diptych.v1 import bootstrap_pb2
+from diptych.v1.admin_pb2 import SetRoleRequest
+from diptych.v1.admin_pb2_grpc import WorkerAdminStub
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
 
 Platform = Any
-PROMPTS = [[first, *range(20 * first)] for first in range(1, 9)]
+PROMPTS = [[first, *range(20 * first)] for first in range(1, 5)]  # two for each group, where all go on one then
 NUM_TOKENS = 150  # of a few ms each: a stream that has begun runs for a while
 
 
@@ -87,6 +91,44 @@ def test_a_group_is_one_member_with_the_epochs_of_its_nodes(platform: Platform) 
         assert len(node_of(platform, group, 1).children()) == 1
 
 
+def test_roles_of_groups_change_and_one_hands_over_to_the_other(
+    platform: Platform, expected: list[list[int]], wait_until: Callable[..., Any]
+) -> None:
+    pair = list(groups(platform).values())
+    for group, role in zip(pair, (Role.PREFILL, Role.DECODE), strict=True):
+        set_role(platform, group, role)
+    wait_until(platform.is_ready, 200.0, "the two are a pair")
+    answer = platform.complete(PROMPTS[3], NUM_TOKENS, ignore_eos=True, return_token_ids=True)
+    assert answer["choices"][0]["token_ids"] == expected[3]
+    flow = [answer["diptych"][f"{part}_instance"] for part in ("prefill", "decode")]
+    assert flow == [f"{group.instance_id:016x}" for group in pair]
+    for group in pair:
+        set_role(platform, group, Role.UNIFIED)
+    wait_until(lambda: len(groups(platform)) == 2, 200.0, "both do both again")
+
+
+def test_a_rank_that_freezes_on_another_node_costs_no_request_and_its_group_goes_on_when_it_wakes(
+    platform: Platform, expected: list[list[int]], wait_until: Callable[..., Any]
+) -> None:
+    before = groups(platform)
+    victim = next(iter(before.values()))
+    (rank,) = node_of(platform, victim, 1).children()
+    rank.suspend()  # SIGSTOP
+    try:
+        with ThreadPoolExecutor(len(PROMPTS)) as pool:
+            answers = list(pool.map(lambda prompt: stream(platform, prompt, lambda: None), PROMPTS))
+    finally:
+        rank.resume()
+    assert answers == expected
+    words = (
+        "the scheduler does not answer: a process of node 1 at 127.0.0.1 was stopped; its requests are done elsewhere"
+    )
+    assert words in platform.log.read_text()
+    wait_until(lambda: "the scheduler answers again" in platform.log.read_text(), 200.0, "it computes again")
+    platform.assert_clean()
+    assert set(groups(platform)) == set(before)
+
+
 def test_a_lost_node_ends_its_group_within_two_seconds_and_streams_go_on_elsewhere(
     platform: Platform, expected: list[list[int]], wait_until: Callable[..., Any]
 ) -> None:
@@ -109,3 +151,32 @@ def test_a_lost_node_ends_its_group_within_two_seconds_and_streams_go_on_elsewhe
     wait_until(lambda: len(groups(platform)) == 2, 200.0, "its nodes were started again, as another group")
     assert len(set(groups(platform)) - set(before)) == 1
     platform.assert_clean()
+
+
+def test_a_node_that_is_told_to_stop_drains_its_group_and_streams_end_well(
+    platform: Platform, expected: list[list[int]], wait_until: Callable[..., Any]
+) -> None:
+    """The last test: `diptych up` does not start again what was told to stop."""
+    leaving, staying = groups(platform).values()
+    nodes = [node_of(platform, leaving, node) for node in (0, 1)]
+    began: list[int] = []
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        answers = [pool.submit(stream, platform, prompt, lambda: began.append(1)) for prompt in PROMPTS]
+        wait_until(lambda: len(began) == len(PROMPTS), 200.0, "every stream has begun")
+        nodes[1].terminate()
+        assert [answer.result() for answer in answers] == expected
+    wait_until(lambda: not any(map(is_running, nodes)), 200.0, "both nodes have ended")
+    assert set(groups(platform)) == {staying.instance_id}
+    assert platform.log.read_text().count("told to stop: so is the group") == 1
+    assert stream(platform, PROMPTS[0], lambda: None) == expected[0]
+    platform.assert_clean()
+
+
+def is_running(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def set_role(platform: Platform, group: Any, role: Role) -> None:
+    request = SetRoleRequest(instance_id=group.instance_id, role=role.wire, drain_ms=20_000)
+    with open_sync_channel(group.address, platform.trust()) as channel:
+        WorkerAdminStub(channel).SetRole(request, timeout=200)

@@ -41,7 +41,7 @@ class Nodes:
         return self.gpus // self.gpus_per_node * self._per_node // self.per_worker
 
     def taken(self, workers: int) -> int:
-        """Return the nodes that so many workers take, several on one with room; ask only where `gpus_per_node` is said."""
+        """Return the nodes that so many workers take, where `gpus_per_node` is said. Several may be on one."""
         return -(-workers // self._per_node) * self.per_worker
 
     @property

@@ -19,6 +19,7 @@ from diptych.planner.pools.cluster import (
 )
 from diptych.planner.values import WorkerState
 
+WORKER_INDEX = "leaderworkerset.sigs.k8s.io/worker-index"
 LABELS = {"diptych.io/role": "decode", "diptych.io/pool": "default"}
 
 
