@@ -17,6 +17,7 @@ from diptych.common.members.instances import (
     kv_occupancy,
     name_of,
     prompt_budget,
+    ranks_of,
     role_of,
     state_of,
 )
@@ -119,15 +120,8 @@ def _row(answer: Answer) -> tuple[str, ...]:
 
 def _node_rows(member: Instance) -> list[tuple[str, ...]]:
     """Return a row for each node of a group over several; a worker of one node has none."""
-    return [
-        (_id(member), str(node.node), node.host, node.pod, _ranks(node), f"{node.epoch:016x}") for node in member.nodes
-    ]
-
-
-def _ranks(node: GroupNode) -> str:
-    """Name the ranks of a node: the first and the last."""
-    last = node.first_rank + node.num_ranks - 1
-    return str(last) if last == node.first_rank else f"{node.first_rank}-{last}"
+    group = _id(member)
+    return [(group, str(node.node), node.host, node.pod, ranks_of(node), f"{node.epoch:016x}") for node in member.nodes]
 
 
 def _prompts(load: WorkerLoad) -> str:
