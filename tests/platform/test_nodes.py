@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,16 @@ def stream(platform: Platform, prompt: list[int], on_first: Callable[[], object]
     return [token for choice in choices for token in choice.get("token_ids") or ()]
 
 
+@contextlib.contextmanager
+def streams(platform: Platform, wait_until: Callable[..., Any]) -> Iterator[list[Future[list[int]]]]:
+    """Have a stream under way for each prompt, at either group: tokens of all have come."""
+    began: list[int] = []
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        answers = [pool.submit(stream, platform, prompt, lambda: began.append(1)) for prompt in PROMPTS]
+        wait_until(lambda: len(began) == len(PROMPTS), 200.0, "every stream has begun")
+        yield answers
+
+
 def node_of(platform: Platform, group: Any, node: int) -> psutil.Process:
     """The frontend of a node of a group."""
     leader = ["--leader", group.address]
@@ -113,13 +124,12 @@ def test_a_rank_that_freezes_on_another_node_costs_no_request_and_its_group_goes
     before = groups(platform)
     victim = next(iter(before.values()))
     (rank,) = node_of(platform, victim, 1).children()
-    rank.suspend()  # SIGSTOP
-    try:
-        with ThreadPoolExecutor(len(PROMPTS)) as pool:
-            answers = list(pool.map(lambda prompt: stream(platform, prompt, lambda: None), PROMPTS))
-    finally:
-        rank.resume()
-    assert answers == expected
+    with streams(platform, wait_until) as answers:
+        rank.suspend()  # SIGSTOP
+        try:
+            assert [answer.result() for answer in answers] == expected
+        finally:
+            rank.resume()
     words = (
         "the scheduler does not answer: a process of node 1 at 127.0.0.1 was stopped; its requests are done elsewhere"
     )
@@ -136,10 +146,7 @@ def test_a_lost_node_ends_its_group_within_two_seconds_and_streams_go_on_elsewhe
     victim = next(iter(before.values()))
     processes = [node_of(platform, victim, node) for node in (0, 1)]
     ranks = [rank for process in processes for rank in process.children()]
-    began: list[int] = []
-    with ThreadPoolExecutor(len(PROMPTS)) as pool:
-        answers = [pool.submit(stream, platform, prompt, lambda: began.append(1)) for prompt in PROMPTS]
-        wait_until(lambda: len(began) == len(PROMPTS), 200.0, "every stream has begun")
+    with streams(platform, wait_until) as answers:
         killed_s = time.monotonic()
         processes[1].kill()
         wait_until(lambda: victim.instance_id not in groups(platform), 200.0, "the group is no member")
@@ -159,10 +166,7 @@ def test_a_node_that_is_told_to_stop_drains_its_group_and_streams_end_well(
     """The last test: `diptych up` does not start again what was told to stop."""
     leaving, staying = groups(platform).values()
     nodes = [node_of(platform, leaving, node) for node in (0, 1)]
-    began: list[int] = []
-    with ThreadPoolExecutor(len(PROMPTS)) as pool:
-        answers = [pool.submit(stream, platform, prompt, lambda: began.append(1)) for prompt in PROMPTS]
-        wait_until(lambda: len(began) == len(PROMPTS), 200.0, "every stream has begun")
+    with streams(platform, wait_until) as answers:
         nodes[1].terminate()
         assert [answer.result() for answer in answers] == expected
     wait_until(lambda: not any(map(is_running, nodes)), 200.0, "both nodes have ended")
