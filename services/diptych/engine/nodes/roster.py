@@ -74,10 +74,10 @@ class Roster:
     def absence(self, now_s: float) -> str:
         """Return whose fault it may be that ranks here wait, though all may go on yet; empty: nobody's."""
         for node in self._nodes.values():
-            if now_s - node.heard_s > QUIET_S:
-                return f"{node} is not heard"
             if node.is_stopped:
                 return f"a process of {node} was stopped"
+            if now_s - node.heard_s > QUIET_S:
+                return f"{node} is not heard"
         return ""
 
     def complaint(self, now_s: float) -> str:
