@@ -19,6 +19,7 @@ IDLE = Busy(
     num_queued=0,
     num_prefill=2,
     free_share=1.0,
+    is_cold=False,
 )
 
 

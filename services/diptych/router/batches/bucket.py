@@ -14,7 +14,7 @@ from diptych.common.errors import ConfigError
 
 LIBRARY: Final = "obstore"  # comes with an extra
 CONNECT_S: Final = 5
-CALL_S: Final = 60
+CALL_S: Final = 20  # less than a lease
 PIECE_BYTES: Final = 8 << 20  # of an object that is written in pieces
 
 

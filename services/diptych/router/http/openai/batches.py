@@ -14,12 +14,21 @@ from typing_extensions import TypedDict
 from diptych.common.errors import DiptychError, InvalidRequest, NotFound
 from diptych.router.batches.batches import Batches
 from diptych.router.batches.files import is_id, new_id
-from diptych.router.batches.job import Job, Problem, Spec
+from diptych.router.batches.job import Ending, Job, Problem, Spec
+from diptych.router.batches.store import Unreadable
 from diptych.router.http.exchange.answers import NotServed, json_response, refusal
 from diptych.router.http.exchange.body import BodyReader
 from diptych.router.http.exchange.parse import read_fields
 from diptych.router.http.fields.strict_model import Body
-from diptych.router.http.openai.files import INPUT, MAX_BATCHES_LISTED, FileRoutes, Window, answering, listed
+from diptych.router.http.openai.files import (
+    BATCHES_LISTED,
+    INPUT,
+    MAX_BATCHES_LISTED,
+    FileRoutes,
+    Window,
+    answering,
+    listed,
+)
 
 NOT_THERE: Final = "this router keeps no batches: start it with --batch-store DIRECTORY, or the URL of a bucket"
 UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -138,10 +147,13 @@ class BatchRoutes:
         return json_response(shown(await self._batches.jobs.create(spec)), request)
 
     async def index(self, request: Request, tenant: str) -> Response:
-        window = Window.of(request, MAX_BATCHES_LISTED)
+        window = Window.of(request, MAX_BATCHES_LISTED, BATCHES_LISTED)
 
-        async def find(batch_id: str) -> Batch:
-            return shown(await self._batches.jobs.find(tenant, batch_id))
+        async def find(batch_id: str) -> Batch | None:
+            try:
+                return shown(await self._batches.jobs.find(tenant, batch_id))
+            except (NotFound, Unreadable):  # it is asked for by its id to hear more
+                return None
 
         return json_response(await listed(window, await self._batches.jobs.ids(tenant), find), request)
 
@@ -214,7 +226,7 @@ def shown(job: Job) -> Batch:
         "expires_at": int(spec.expires_s),
         "finalizing_at": _second(job.closed_s),
         "completed_at": _second(job.ended_s) if status == "completed" else None,
-        "failed_at": _second(job.refused_s),
+        "failed_at": _second(job.ended_s if closed and closed.ending is Ending.FAILED else job.refused_s),
         "expired_at": _second(job.ended_s) if status == "expired" else None,
         "cancelling_at": _second(job.cancelled_s),
         "cancelled_at": _second(job.ended_s) if status == "cancelled" else None,
