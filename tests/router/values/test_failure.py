@@ -5,7 +5,7 @@ import pytest
 from diptych.common.errors import DeadlineExceeded, DiptychError, InternalError, InvalidRequest, Overloaded, Unavailable
 from diptych.common.members.roles import LegKind
 from diptych.generation.output import FailureCode
-from diptych.router.errors import ContextLengthExceeded
+from diptych.router.errors import AttemptsFailed, ContextLengthExceeded
 from diptych.router.values.failure import LegFailure
 from diptych.router.workers.worker_view import Pair
 

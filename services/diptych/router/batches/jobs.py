@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 from typing import Final
 
 import orjson
@@ -40,6 +41,13 @@ class Jobs:
         await self._store.create(place.spec, orjson.dumps(spec._asdict()))
         self._on_change()
         return Job(spec)
+
+    async def id_by_key(self, tenant: str, key: str, batch_id: str) -> str:
+        """Return the id that a client's key stands for: this one, unless it has one already."""
+        name = f"{folder_of(tenant)}/keys/{sha256(key.encode()).hexdigest()}"
+        if await self._store.create(name, batch_id.encode()):
+            return batch_id
+        return (await self._store.read(name)).decode()
 
     async def find(self, tenant: str, batch_id: str) -> Job:
         """Raises `NotFound`."""

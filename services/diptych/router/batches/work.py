@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import secrets
 import time
@@ -209,9 +210,18 @@ class JobWork:
         finally:
             feeding.cancel()
             await asyncio.gather(feeding, return_exceptions=True)
-        await self._flush()
+        await self._flush_patiently()
         if not feeding.cancelled():
             await self._end_feeding(feeding.exception())
+
+    async def _flush_patiently(self) -> None:
+        """All lines have ended, and their results are kept while the store fails; until the window ends."""
+        while self._rows and self._next_step is Step.RUN:
+            self._flushed_s = -math.inf
+            await self._tick()
+            if self._rows:
+                await asyncio.sleep(self._bench.tick_s)
+        await self._flush()
 
     @property
     def _next_step(self) -> Step:
@@ -221,8 +231,10 @@ class JobWork:
         """Hear what is new, and say what is. While the store fails no line begins, and results are kept."""
         try:
             await self._log.read_on()
-            if self._is_flush_due():
+            if self._is_flush_due() or not self._can_write.is_set():
                 await self._flush()
+            if not self._can_write.is_set():  # see whether it can
+                await self._append(Claimed(self._bench.clock() + self._bench.lease_s))
             await self._renew()
         except Unreadable:
             raise

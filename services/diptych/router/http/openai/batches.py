@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -36,6 +37,8 @@ MAX_WINDOW_S: Final = 14 * 86400
 MAX_METADATA: Final = 16
 MAX_KEY_LEN: Final = 64
 MAX_VALUE_LEN: Final = 512
+IDEMPOTENCY_KEY: Final = "idempotency-key"  # header by which a client that asks again gets the same batch
+MAX_IDEMPOTENCY_LEN: Final = 256
 
 
 class BatchError(TypedDict):
@@ -134,8 +137,14 @@ class BatchRoutes:
         if facts is None or facts.purpose != INPUT:
             words = f"there is no file {fields.input_file_id[:64]!r} for a batch: upload one with the purpose `batch`"
             raise InvalidRequest(words, param="input_file_id")
+        batch_id = new_id("batch_", now_s)
+        if (key := request.headers.get(IDEMPOTENCY_KEY)) is not None:
+            _check_key(key)
+            batch_id = await self._batches.jobs.id_by_key(tenant, key, batch_id)
+            with suppress(NotFound):  # who asked before got no answer, maybe
+                return json_response(shown(await self._batches.jobs.find(tenant, batch_id)), request)
         spec = Spec(
-            new_id("batch_", now_s),
+            batch_id,
             tenant,
             fields.endpoint,
             fields.input_file_id,
@@ -199,6 +208,12 @@ PATHS: Final = (
 async def _not_there(request: Request) -> Response:
     error: DiptychError = NotServed(501, NOT_THERE)
     return refusal(error, request)
+
+
+def _check_key(key: str) -> None:
+    if not 0 < len(key) <= MAX_IDEMPOTENCY_LEN:
+        words = f"the header {IDEMPOTENCY_KEY} has 1 to {MAX_IDEMPOTENCY_LEN} characters"
+        raise InvalidRequest(words, param=IDEMPOTENCY_KEY)
 
 
 def _id(request: Request) -> str:
