@@ -12,7 +12,8 @@ from diptych.router.batches.lines import Line, LineError, LineSplitter, read_lin
 
 def cut(data: bytes, sizes: list[int]) -> list[Line]:
     """Return the lines of an input that comes in pieces of these sizes."""
-    splitter, found, start = LineSplitter(5), [], 0
+    splitter, start = LineSplitter(5), 0
+    found: list[Line] = []
     for size in sizes:
         found += splitter.feed(data[start : start + size])
         start += size

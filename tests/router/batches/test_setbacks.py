@@ -135,7 +135,7 @@ def test_results_that_are_lost_are_told_line_by_line() -> None:
             for name in [name for name in memory.objects if "/parts/" in name]:
                 del memory.objects[name]
 
-        lossy._close = lose  # type: ignore[method-assign]
+        lossy._close = lose  # type: ignore[method-assign,assignment]
         await lossy.run()
         _, output, errors = await told(memory)
         assert (output, {each["custom_id"] for each in errors}) == ([], CODES)
@@ -205,7 +205,7 @@ def test_batches_that_wait_for_their_turn_are_validated_cancelled_and_expired_me
         runner = BatchRunner(bench(Process(memory), clock, hang), "one", 0.0)
         running = asyncio.create_task(runner.run())
         for spec in specs:
-            while not (await jobs_of(memory, spec)).validated_s:
+            while not (await jobs_of(memory, spec)).validated_s:  # noqa: ASYNC110
                 await asyncio.sleep(0)
         await Jobs(Process(memory), clock, runner.poke).cancel(TENANT, specs[2].batch_id)
         clock.now_s += 20.0

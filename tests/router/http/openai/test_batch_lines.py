@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -30,7 +31,7 @@ class Failing:
 
     def __init__(self, error: DiptychError) -> None:
         self._error = error
-        self.model = SimpleNamespace(context_len=10)
+        self.model = MagicMock()
         self.outcomes = Counter[str]()
         self.metrics = SimpleNamespace(requests=SimpleNamespace(labels=self._label))
 
