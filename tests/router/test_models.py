@@ -20,6 +20,7 @@ from diptych.architectures.pooling import Pooling
 from diptych.common.errors import ConfigError
 from diptych.router import batches_wiring
 from diptych.router.config import RouterConfig
+from diptych.router.http.openai import batch_lines
 from diptych.router.main import open_served_models
 from diptych.v1 import inference_pb2, inference_pb2_grpc
 from diptych.v1.inference_pb2 import DetokenizeRequest, EmbedRequest, GenerateRequest, TokenizeRequest, VectorOptions
@@ -235,6 +236,7 @@ def test_a_model_without_workers_answers_503_while_the_others_serve(start_cluste
 def test_each_line_of_a_batch_is_served_by_the_model_that_it_names(
     start_cluster: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(batch_lines, "LEARNING_S", 0.0)  # a name that is not known is refused at once
     monkeypatch.setattr(batches_wiring, "TICK_S", 0.02)
     monkeypatch.setattr(batches_wiring, "LOOK_S", 0.05)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
