@@ -97,9 +97,7 @@ def test_a_file_that_was_given_its_name_by_another_one_is_found_by_the_next_try(
 def test_a_folder_that_changes_meanwhile_is_not_called_complete(tmp_path: Path) -> None:
     there = bytes(len(DATA) + 1)
     (tmp_path / "tokenizer.json").write_bytes(there)
-    origin = Origin(
-        lambda: (tmp_path / "tokenizer.json").unlink(), files=(FILE, file_of("tokenizer.json", there))
-    )
+    origin = Origin(lambda: (tmp_path / "tokenizer.json").unlink(), files=(FILE, file_of("tokenizer.json", there)))
     with pytest.raises(Interrupted, match="were changed by another process while they came"):
         download(origin, tmp_path, Wanted("https://host/x"), Pace(parallel=1))
     assert read_manifest(tmp_path) is None

@@ -34,8 +34,9 @@ def full_cache(seed: int) -> KvCache:
 
 
 def new_cache() -> KvCache:
-    sizes = {"num_pages": NUM_PAGES, "page_size": PAGE, "max_requests": 1, "max_tokens_per_request": 1000}
-    return KvCache(**sizes, pages_per_state=PER_STATE)
+    return KvCache(
+        num_pages=NUM_PAGES, page_size=PAGE, max_requests=1, max_tokens_per_request=1000, pages_per_state=PER_STATE
+    )
 
 
 def compute(cache: KvCache, text: list[int]) -> None:
