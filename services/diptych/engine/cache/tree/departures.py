@@ -23,16 +23,18 @@ class Departures:
     def __init__(self, nodes: Collection[Node], promise: Callable[[Node], float], num_before: int) -> None:
         self._nodes, self._promise, self._num_before = nodes, promise, num_before
         self._places: dict[Node, int] = {}  # where promises are the same, the older state goes
-        self._numbers = count()  # of entries: nodes have no order
+        self._numbers = count(1)  # of later entries: nodes have no order
         self._heap: list[tuple[float, int, int, Node]] | None = None
 
     def pop(self, lowest: Node) -> Node:
         """Return the text that goes next, which is `lowest` if no other promises less."""
         if self._heap is None:
-            self._places = {node: place for place, node in enumerate(self._seen())}
-            self._heap = [self._entry(node) for node in self._places if is_end(node)]
+            seen, promise_of = self._seen(), self._promise
+            self._places = dict(zip(seen, count(), strict=False))
+            self._heap = [(promise_of(node), place, 0, node) for place, node in enumerate(seen) if is_end(node)]
             heapq.heapify(self._heap)
-        self.add(lowest)
+        else:
+            self.add(lowest)
         while self._heap:
             promise, _, _, node = heapq.heappop(self._heap)
             if node.state is None or not is_end(node):
@@ -58,5 +60,6 @@ class Departures:
 
 def is_end(node: Node) -> bool:
     """Whether the text up to this node could go, as others are not behind it."""
-    is_last = not any([child.level == POOL for child in node.children.values()])
-    return is_last and node.level == POOL and not (node.num_locks or node.num_pins) and node.parent is not None
+    if node.level != POOL or node.num_locks or node.num_pins or node.parent is None:
+        return False
+    return not (node.children and any([child.level == POOL for child in node.children.values()]))
