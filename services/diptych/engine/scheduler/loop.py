@@ -19,6 +19,7 @@ from typing import Any, Final
 import zmq
 
 from diptych.common.errors import InvalidRequest, NotFound
+from diptych.common.garbage import search_while_idle
 from diptych.common.logging import set_level
 from diptych.common.members.roles import WORKER_ROLES
 from diptych.engine.cache.host_tier import NO_COPIER, PageCopier
@@ -122,6 +123,8 @@ class SchedulerLoop:
         busy = False
         self._flush()  # the load of an empty scheduler is news too
         while not self._stopping:
+            if not busy:
+                search_while_idle()
             self._receive(0 if busy else self._idle_ms())
             with self._parts.watch.over(self._is_step_wanted):
                 busy = self._stepping.advance(self._perform)
