@@ -82,6 +82,9 @@ class ExtendQueue:
     def __len__(self) -> int:
         return len(self._waiting) + len(self._extending)
 
+    def __bool__(self) -> bool:
+        return bool(self._extending or self._waiting)
+
     @property
     def admitted(self) -> tuple[Request, ...]:
         return tuple(self._extending)
@@ -139,8 +142,9 @@ class ExtendQueue:
 
     def expire(self, now_s: float) -> None:
         """Give requests that were set aside their places again, as far as they need not wait any longer."""
-        for request in self._waiting.bring_back(now_s):
-            self.expect(request)
+        if self._waiting.has_aside:
+            for request in self._waiting.bring_back(now_s):
+                self.expect(request)
 
     def next_s(self) -> float | None:
         """Return when `expire` has something to do, if no event comes before."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from diptych.engine.values.batch import NO_TOKEN, StepResult
 from diptych.engine.values.events import EmitTokens
@@ -17,6 +17,7 @@ from diptych.generation.stop.conditions import token_finish
 TokenIds = tuple[int, ...]
 Sampled = tuple[Request, TokenIds, TokenLogprobs | None]  # the next tokens, and their log-probabilities
 
+NO_TOKENS: Final = EmitTokens((), (), ())
 NO_TOKEN_FAILURE = Failure(FailureCode.INTERNAL, "the model gave no usable logits for this request")
 
 
@@ -35,9 +36,7 @@ def append_plain(step: Step, result: StepResult) -> Plain:
     """
     if step.drafts:
         return _append_rows(step, step.drafts, result.token_ids.tolist())
-    rooms: list[int] = []
-    indices: list[int] = []
-    token_ids: list[TokenIds] = []
+    plain: list[tuple[int, int, TokenIds]] = []  # room, index, token
     others: list[int] = []
     for row, (request, token_id) in enumerate(zip(step.sampled, result.token_ids.tolist(), strict=True)):
         num_tokens = request.num_tokens
@@ -52,12 +51,10 @@ def append_plain(step: Step, result: StepResult) -> Plain:
         ):
             request.tokens[num_tokens] = token_id
             request.num_tokens = num_tokens + 1
-            rooms.append(request.room)
-            indices.append(index)
-            token_ids.append((token_id,))
+            plain.append((request.room, index, (token_id,)))
         else:
             others.append(row)
-    return Plain(EmitTokens(rooms, indices, token_ids), others)
+    return Plain(EmitTokens(*zip(*plain, strict=True)) if plain else NO_TOKENS, others)
 
 
 def _append_rows(step: Step, drafts: Drafts, samples: Sequence[int]) -> Plain:
@@ -85,7 +82,7 @@ def _append_rows(step: Step, drafts: Drafts, samples: Sequence[int]) -> Plain:
                 ahead.append((request, len(token_ids) - 1))
         else:
             others.append(row)
-    return Plain(EmitTokens(*zip(*told, strict=True)) if told else EmitTokens((), (), ()), others, ahead)
+    return Plain(EmitTokens(*zip(*told, strict=True)) if told else NO_TOKENS, others, ahead)
 
 
 def sampled(step: Step, result: StepResult, rows: Iterable[int]) -> Iterator[Sampled]:

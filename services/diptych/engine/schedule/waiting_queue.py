@@ -89,7 +89,12 @@ class WaitingQueue:
     @property
     def has_next(self) -> bool:
         """Whether one waits that is not set aside."""
-        return bool(self._retracted or self._lines or self._idle)
+        return bool(self._retracted or self._lines.by_tenant or self._idle.by_tenant)
+
+    @property
+    def has_aside(self) -> bool:
+        """Whether some let others pass."""
+        return bool(self._aside.waiters)
 
     @property
     def aside(self) -> Iterator[Request]:

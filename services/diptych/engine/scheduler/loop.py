@@ -154,7 +154,8 @@ class SchedulerLoop:
         while (commands := self._inbox.pop()) is not None:
             for name, value in fields_said(commands, self._handlers):
                 self._handlers[name](value, now_s)
-        self._events.admin_answers.extend(self._parts.admin.poll())
+        if answers := self._parts.admin.poll():
+            self._events.admin_answers.extend(answers)
         self._links.linking.reconnect(now_s)
         restored = [PagesRestored(number, None) for number in self._parts.copier.restored()]
         restored += self._parts.lasting.restored()
