@@ -226,6 +226,7 @@ class DecodeCore:
         return self._running.sampling()
 
     def commit(self, result: StepResult, now_s: float) -> None:
+        gives_back = self._running.gives_back
         step = self._running.commit(now_s)
         if step.chunks:
             collect_prompt_logprobs(step.chunks, result)
@@ -240,7 +241,7 @@ class DecodeCore:
                 self._on_tokens(row, len(step.drafts_of(row[0])), now_s)
         if step.chunks:
             self._running.share(step)
-        if self._waiting:
+        if self._waiting.expected and (gives_back or others or step.chunks):
             self.effects += self._grants.grant(now_s)
 
     def _on_tokens(self, row: Sampled, num_drafts: int, now_s: float) -> None:
@@ -297,7 +298,7 @@ class DecodeCore:
     def expire(self, now_s: float) -> None:
         self._rooms.expire(now_s)
         self._running.expire(now_s)
-        if self._waiting:
+        if self._waiting.expected:
             self.effects += self._grants.grant(now_s)
 
     def next_deadline_s(self) -> float | None:
@@ -329,7 +330,7 @@ class DecodeCore:
             waiting_tokens=self._waiting.num_tokens + self._running.waiting_tokens,
             num_waiting_prompts=self._waiting.num_prompts + self._running.num_prompts,
             grantable_pages=self._grants.num_pages_left,
-            num_ungranted=len(self._waiting) + len(self._rooms.retracted),
+            num_ungranted=len(self._waiting.expected) + len(self._rooms.retracted.by_room),
             prompt_budget=self._pace.shown(num_running),
             output_tokens=self._pace.output_tokens,
             output_step_s=output_step_s,

@@ -390,10 +390,17 @@ class UnifiedCore:
 
         The tokens of a request that moves come before what is said of its new room.
         """
-        found = [*self._refusals, *self._decode.effects, *self._prefill.effects, *self._of_pulls]
-        if found:
-            for effects in (self._refusals, self._decode.effects, self._prefill.effects, self._of_pulls):
-                effects.clear()
+        refusals, decode, prefill, of_pulls = (
+            self._refusals,
+            self._decode.effects,
+            self._prefill.effects,
+            self._of_pulls,
+        )
+        if not (decode or prefill or of_pulls or refusals):
+            return []
+        found = [*refusals, *decode, *prefill, *of_pulls]
+        for effects in (refusals, decode, prefill, of_pulls):
+            effects.clear()
         return found
 
     def load(self) -> Load:

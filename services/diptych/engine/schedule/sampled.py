@@ -36,7 +36,9 @@ def append_plain(step: Step, result: StepResult) -> Plain:
     """
     if step.drafts:
         return _append_rows(step, step.drafts, result.token_ids.tolist())
-    plain: list[tuple[int, int, TokenIds]] = []  # room, index, token
+    rooms: list[int] = []
+    indices: list[int] = []
+    token_ids: list[TokenIds] = []
     others: list[int] = []
     for row, (request, token_id) in enumerate(zip(step.sampled, result.token_ids.tolist(), strict=True)):
         num_tokens = request.num_tokens
@@ -51,10 +53,12 @@ def append_plain(step: Step, result: StepResult) -> Plain:
         ):
             request.tokens[num_tokens] = token_id
             request.num_tokens = num_tokens + 1
-            plain.append((request.room, index, (token_id,)))
+            rooms.append(request.room)
+            indices.append(index)
+            token_ids.append((token_id,))
         else:
             others.append(row)
-    return Plain(EmitTokens(*zip(*plain, strict=True)) if plain else NO_TOKENS, others)
+    return Plain(EmitTokens(rooms, indices, token_ids), others)
 
 
 def _append_rows(step: Step, drafts: Drafts, samples: Sequence[int]) -> Plain:

@@ -110,9 +110,9 @@ class Chooser:
         if state.lends and key in self._paired.partners:
             held = _held(key, states, cached_tokens, holders)
         load, learned = state.load, self._estimates.of(key)
-        if told is not None and told.load is load and told.learned is learned and told.cached_tokens == cached:
-            if told.held == held and told.token_bytes == state.token_bytes:
-                return told
+        is_told = told is not None and told.load is load and told.learned is learned and told.cached_tokens == cached
+        if told is not None and is_told and told.held == held and told.token_bytes == state.token_bytes:
+            return told
         return Worker(key, load, cached, learned, state.token_bytes, held)
 
 
