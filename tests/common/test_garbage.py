@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from diptych.common.garbage import BUSY_GROWTH, IDLE_GROWTH, garbage_postponed, pays_while_idle, search_while_idle
+from diptych.common.garbage import BUSY_GROWTH, IDLE_GROWTH, garbage_postponed, growth, search_while_idle
 
 
 def test_garbage_is_searched_for_again_when_all_is_imported_or_that_failed() -> None:
@@ -18,16 +18,16 @@ def test_garbage_is_searched_for_again_when_all_is_imported_or_that_failed() -> 
     assert gc.isenabled()
 
 
-def test_while_nothing_runs_a_search_waits_until_enough_has_come_since_the_last() -> None:
-    assert not pays_while_idle((0, 0, 0))
-    assert not pays_while_idle((IDLE_GROWTH - 1, 0, 0))
-    assert pays_while_idle((IDLE_GROWTH, 0, 0))
+def test_objects_count_that_have_come_and_not_gone_since_the_last_whole_search() -> None:
+    thresholds = (BUSY_GROWTH, 20, 20)
+    assert growth((0, 0, 0), thresholds) == 0
+    assert growth((123, 0, 0), thresholds) == 123
+    assert growth((123, 2, 0), thresholds) == 123 + 2 * BUSY_GROWTH
+    assert growth((123, 2, 1), thresholds) == 123 + 22 * BUSY_GROWTH
 
 
 def test_what_outlived_a_search_among_the_young_is_looked_at_once_nothing_runs() -> None:
-    assert BUSY_GROWTH > IDLE_GROWTH
-    assert pays_while_idle((0, 1, 0))
-    assert pays_while_idle((0, 0, 1))
+    assert growth((0, 1, 0), (BUSY_GROWTH, 20, 20)) >= IDLE_GROWTH
 
 
 class Cyclic:

@@ -36,19 +36,20 @@ def spare_what_stays() -> None:
     gc.set_threshold(BUSY_GROWTH, OLDER_AFTER, OLDER_AFTER)
 
 
-def pays_while_idle(counts: tuple[int, int, int]) -> bool:
-    """Whether enough has come since the last whole search for another one. `counts` are those of `gc.get_count`.
+def growth(counts: tuple[int, int, int], thresholds: tuple[int, int, int]) -> int:
+    """Return how many objects have come since the last whole search, at most.
 
-    The first is of objects that have come and not gone; the others are of searches among younger ones, each of which
-    had as much as allowed.
+    `counts` are those of `gc.get_count`: objects that have come and not gone since the last search among the young;
+    such searches since the last among older ones; and those. Each began when its threshold was passed.
     """
-    young, younger_searches, older_searches = counts
-    return young >= IDLE_GROWTH or younger_searches + older_searches > 0
+    young, searches, older_searches = counts
+    each, before_older, _ = thresholds
+    return young + each * (searches + before_older * older_searches)
 
 
 def search_while_idle() -> None:
     """Call it when nothing runs."""
-    if pays_while_idle(gc.get_count()):
+    if growth(gc.get_count(), gc.get_threshold()) >= IDLE_GROWTH:
         gc.collect()
 
 
