@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from diptych.common.garbage import BUSY_GROWTH, IDLE_GROWTH, garbage_postponed, growth, search_while_idle
+from diptych.common.garbage import BUSY_GROWTH, IDLE_GROWTH, WHOLE_EVERY, IdleSearches, garbage_postponed, growth
 
 
 def test_garbage_is_searched_for_again_when_all_is_imported_or_that_failed() -> None:
@@ -44,14 +44,35 @@ def _seldom_searched() -> Iterator[None]:
     gc.collect()
     yield
     gc.set_threshold(*thresholds)
+    gc.freeze()  # as all tests have what was there before them
 
 
 @pytest.mark.usefixtures("_seldom_searched")
 def test_garbage_goes_while_nothing_runs_once_enough_has_come_with_it() -> None:
-    garbage = weakref.ref(Cyclic())
-    search_while_idle()
+    searches, garbage = IdleSearches(), weakref.ref(Cyclic())
+    searches.search()
     assert garbage() is not None
-    others = [[] for _ in range(IDLE_GROWTH)]
-    search_while_idle()
+    others = come()
+    searches.search()
     assert garbage() is None
     assert len(others) == IDLE_GROWTH
+
+
+@pytest.mark.usefixtures("_seldom_searched")
+def test_what_becomes_garbage_after_it_outlived_a_search_goes_with_the_next_among_all() -> None:
+    searches, cyclic, others = IdleSearches(), Cyclic(), [come()]
+    searches.search()
+    garbage = weakref.ref(cyclic)
+    del cyclic
+    for _ in range(WHOLE_EVERY - 2):
+        others.append(come())
+        searches.search()
+        assert garbage() is not None
+    others.append(come())
+    searches.search()
+    assert garbage() is None
+
+
+def come() -> list[list[object]]:
+    """Return objects enough for a search."""
+    return [[] for _ in range(IDLE_GROWTH)]

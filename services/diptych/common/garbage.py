@@ -2,7 +2,7 @@
 
 Reference counts free what a request leaves (a test holds that for each API); a search is for the few cycles of what
 goes on around requests, such as workers that leave. It stops all streams while it looks at everything that is tracked.
-So it is made while nothing runs; beside that, only when so much has come that it may be a leak.
+So it is made while nothing runs, among what is new; beside that, only when so much has come that it may be a leak.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Final
 
 BUSY_GROWTH: Final = 50_000  # objects more than at the last search: some MB; Python's own choice is 700
 IDLE_GROWTH: Final = 10_000
+WHOLE_EVERY: Final = 20  # searches while nothing runs, of which one is among all objects
 OLDER_AFTER: Final = 20  # searches among younger objects for each among older ones
 LOOK_S: Final = 1.0  # between two looks whether anything runs
 
@@ -30,7 +31,7 @@ def garbage_postponed() -> Iterator[None]:
 
 
 def spare_what_stays() -> None:
-    """Call it when all is loaded: what is there now is never searched again, and searches become few."""
+    """Call it when all is loaded: what is there now is seldom searched again, and searches are few."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(BUSY_GROWTH, OLDER_AFTER, OLDER_AFTER)
@@ -47,15 +48,27 @@ def growth(counts: tuple[int, int, int], thresholds: tuple[int, int, int]) -> in
     return young + each * (searches + before_older * older_searches)
 
 
-def search_while_idle() -> None:
-    """Call it when nothing runs."""
-    if growth(gc.get_count(), gc.get_threshold()) >= IDLE_GROWTH:
+class IdleSearches:
+    """Searches while nothing runs. What outlives one stays, as a rule: each `WHOLE_EVERY`th looks at it again."""
+
+    def __init__(self) -> None:
+        self._num_searches = 0
+
+    def search(self) -> None:
+        """Call it when nothing runs: it looks at what has come since the last time, if that is enough."""
+        if growth(gc.get_count(), gc.get_threshold()) < IDLE_GROWTH:
+            return
+        self._num_searches += 1
+        if self._num_searches % WHOLE_EVERY == 0:
+            gc.unfreeze()
         gc.collect()
+        gc.freeze()
 
 
 async def search_when_idle(is_idle: Callable[[], bool]) -> None:
     """Look now and then whether nothing runs, until cancelled."""
+    searches = IdleSearches()
     while True:
         await asyncio.sleep(LOOK_S)
         if is_idle():
-            search_while_idle()
+            searches.search()

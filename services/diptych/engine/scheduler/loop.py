@@ -19,7 +19,7 @@ from typing import Any, Final
 import zmq
 
 from diptych.common.errors import InvalidRequest, NotFound
-from diptych.common.garbage import search_while_idle
+from diptych.common.garbage import IdleSearches
 from diptych.common.logging import set_level
 from diptych.common.members.roles import WORKER_ROLES
 from diptych.engine.cache.host_tier import NO_COPIER, PageCopier
@@ -120,11 +120,11 @@ class SchedulerLoop:
 
     def run(self) -> None:
         """Serve until told to shut down."""
-        busy = False
+        busy, searches = False, IdleSearches()
         self._flush()  # the load of an empty scheduler is news too
         while not self._stopping:
             if not busy:
-                search_while_idle()
+                searches.search()
             self._receive(0 if busy else self._idle_ms())
             with self._parts.watch.over(self._is_step_wanted):
                 busy = self._stepping.advance(self._perform)
