@@ -6,7 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from diptych.common.garbage import BUSY_GROWTH, IDLE_GROWTH, WHOLE_EVERY, IdleSearches, garbage_postponed, growth
+from diptych.common.garbage import (
+    BUSY_GROWTH,
+    IDLE_GROWTH,
+    OLDER_AFTER,
+    WHOLE_EVERY,
+    IdleSearches,
+    garbage_postponed,
+    growth,
+)
 
 
 def test_garbage_is_searched_for_again_when_all_is_imported_or_that_failed() -> None:
@@ -26,8 +34,11 @@ def test_objects_count_that_have_come_and_not_gone_since_the_last_whole_search()
     assert growth((123, 2, 1), thresholds) == 123 + 22 * BUSY_GROWTH
 
 
-def test_what_outlived_a_search_among_the_young_is_looked_at_once_nothing_runs() -> None:
-    assert growth((0, 1, 0), (BUSY_GROWTH, 20, 20)) >= IDLE_GROWTH
+def test_once_nothing_runs_older_objects_are_searched_before_python_would() -> None:
+    assert growth((0, OLDER_AFTER, 0), (BUSY_GROWTH, OLDER_AFTER, OLDER_AFTER)) > IDLE_GROWTH
+
+
+ENOUGH = 1000
 
 
 class Cyclic:
@@ -49,18 +60,18 @@ def _seldom_searched() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_seldom_searched")
 def test_garbage_goes_while_nothing_runs_once_enough_has_come_with_it() -> None:
-    searches, garbage = IdleSearches(), weakref.ref(Cyclic())
+    searches, garbage = IdleSearches(ENOUGH), weakref.ref(Cyclic())
     searches.search()
     assert garbage() is not None
     others = come()
     searches.search()
     assert garbage() is None
-    assert len(others) == IDLE_GROWTH
+    assert len(others) == ENOUGH
 
 
 @pytest.mark.usefixtures("_seldom_searched")
 def test_what_becomes_garbage_after_it_outlived_a_search_goes_with_the_next_among_all() -> None:
-    searches, cyclic, others = IdleSearches(), Cyclic(), [come()]
+    searches, cyclic, others = IdleSearches(ENOUGH), Cyclic(), [come()]
     searches.search()
     garbage = weakref.ref(cyclic)
     del cyclic
@@ -75,4 +86,4 @@ def test_what_becomes_garbage_after_it_outlived_a_search_goes_with_the_next_amon
 
 def come() -> list[list[object]]:
     """Return objects enough for a search."""
-    return [[] for _ in range(IDLE_GROWTH)]
+    return [[] for _ in range(ENOUGH)]

@@ -2,7 +2,7 @@
 
 Reference counts free what a request leaves (a test holds that for each API); a search is for the few cycles of what
 goes on around requests, such as workers that leave. It stops all streams while it looks at everything that is tracked.
-So it is made while nothing runs, among what is new; beside that, only when so much has come that it may be a leak.
+So one among all that is not young is made while nothing runs, before it is due while something does.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import gc
 from collections.abc import Callable, Iterator
 from typing import Final
 
-BUSY_GROWTH: Final = 50_000  # objects more than at the last search: some MB; Python's own choice is 700
-IDLE_GROWTH: Final = 10_000
+BUSY_GROWTH: Final = 20_000  # objects more than at the last search: a few MB at most; Python's own choice is 700
+IDLE_GROWTH: Final = 10 * BUSY_GROWTH  # since the last search while nothing ran; older ones are due at twice that
 WHOLE_EVERY: Final = 20  # searches while nothing runs, of which one is among all objects
 OLDER_AFTER: Final = 20  # searches among younger objects for each among older ones
 LOOK_S: Final = 1.0  # between two looks whether anything runs
@@ -51,12 +51,14 @@ def growth(counts: tuple[int, int, int], thresholds: tuple[int, int, int]) -> in
 class IdleSearches:
     """Searches while nothing runs. What outlives one stays, as a rule: each `WHOLE_EVERY`th looks at it again."""
 
-    def __init__(self) -> None:
+    def __init__(self, least: int = IDLE_GROWTH) -> None:
+        """`least`: objects that have come, for a search."""
+        self._least = least
         self._num_searches = 0
 
     def search(self) -> None:
         """Call it when nothing runs: it looks at what has come since the last time, if that is enough."""
-        if growth(gc.get_count(), gc.get_threshold()) < IDLE_GROWTH:
+        if growth(gc.get_count(), gc.get_threshold()) < self._least:
             return
         self._num_searches += 1
         if self._num_searches % WHOLE_EVERY == 0:
