@@ -285,7 +285,8 @@ def test_a_router_that_hangs_leaves_its_service_and_ends_without_the_grace_of_a_
     liveness, readiness = router["livenessProbe"], router["readinessProbe"]
     for probe in (liveness, readiness):
         assert (probe["periodSeconds"], probe["timeoutSeconds"]) == (1, 1)
-        assert probe["failureThreshold"] == 2, "one late answer of the only one that stays would refuse connections"
+    assert readiness["failureThreshold"] == 2, "one late answer of the only one that stays would refuse connections"
+    assert liveness["failureThreshold"] == 5, "a node that stalls for two seconds would end all streams"
     assert readiness["httpGet"]["path"] == "/health/answers", "without a pair clients get its 503, not a refusal"
     assert liveness["terminationGracePeriodSeconds"] == 1
     assert "terminationGracePeriodSeconds" not in objects(kube="1.24").container(ROUTER)["livenessProbe"]

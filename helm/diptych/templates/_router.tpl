@@ -92,7 +92,7 @@ livenessProbe:
   httpGet: {path: /health/live, port: health}
   periodSeconds: 1
   timeoutSeconds: 1
-  failureThreshold: 2
+  failureThreshold: 5  # a node may stall for two seconds, which must end no stream
   {{- if semverCompare ">=1.25-0" .Capabilities.KubeVersion.Version }}
   terminationGracePeriodSeconds: 1
   {{- end }}
