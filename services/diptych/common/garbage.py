@@ -7,7 +7,6 @@ So one among all that is not young is made while nothing runs, before it is due 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
 from collections.abc import Callable, Iterator
@@ -69,6 +68,8 @@ class IdleSearches:
 
 async def search_when_idle(is_idle: Callable[[], bool]) -> None:
     """Look now and then whether nothing runs, until cancelled."""
+    import asyncio  # schedulers and most commands have no loop
+
     searches = IdleSearches()
     while True:
         await asyncio.sleep(LOOK_S)

@@ -149,10 +149,11 @@ class Running:
         return new_step(decodes, chunks, drafts) if decodes or chunks else None
 
     def launch(self, step: Step, now_s: float) -> ForwardBatch:
-        cost, joining = 0, ()
+        cost = 0
+        joining: Sequence[Request] = ()
         if step.chunks:
             cost = self._limits.prompt_cost.of_chunks(step.chunks)
-            joining = tuple(chunk.request for chunk in step.chunks if chunk.is_last)
+            joining = [chunk.request for chunk in step.chunks if chunk.is_last]
         self._pace.begin(cost, now_s, len(step.decodes), joining)
         cache = self._cache
         pending, pages_per_state = self._steps.samples(), cache.pages_per_state
