@@ -108,7 +108,7 @@ def call(method: Callable[[Any], Any], top_p: float) -> grpc.StatusCode:
     try:
         method(request)
     except grpc.RpcError as error:
-        return error.code()  # type: ignore[no-any-return]
+        return error.code()
     return grpc.StatusCode.OK
 
 
