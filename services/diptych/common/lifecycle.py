@@ -1,13 +1,8 @@
-"""Ends a process with its parent, at once, or on SIGTERM before it serves; `event_loop` ends one that serves.
-
-It also keeps Python's search for cyclic garbage from visiting all objects of a server hundreds of times a second.
-Reference counts free what a request leaves; the search is for the few cycles, most of which come from exceptions.
-"""
+"""Ends a process with its parent, at once, or on SIGTERM before it serves; `event_loop` ends one that serves."""
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -18,8 +13,6 @@ from typing import Final, NoReturn
 
 PARENT_PID_VARIABLE: Final = "DIPTYCH_PARENT_PID"  # set by a supervisor: the process to die with
 
-GARBAGE_EVERY: Final = 20_000  # objects more than before: a few MB at most; Python's own choice is 700
-GARBAGE_THEN: Final = 20  # searches among younger objects for each among older ones
 _PR_SET_PDEATHSIG: Final = 1
 
 
@@ -86,20 +79,3 @@ def exit_now(code: int) -> NoReturn:
         with contextlib.suppress(OSError):  # where they go to is full, or gone
             stream.flush()
     os._exit(code)
-
-
-@contextlib.contextmanager
-def garbage_postponed() -> Iterator[None]:
-    """Do not search while modules are imported: what they make stays, and searches would take a fifth of the time."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-def spare_what_stays() -> None:
-    """Call it when all is loaded: what is there now is never searched again."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(GARBAGE_EVERY, GARBAGE_THEN, GARBAGE_THEN)

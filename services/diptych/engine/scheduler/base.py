@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from diptych.checkpoints.shard import check_divides
 from diptych.checkpoints.source import ModelSource
-from diptych.common.lifecycle import garbage_postponed
+from diptych.common.garbage import garbage_postponed
 from diptych.common.members.roles import Role
 from diptych.engine.cache.cache_changes import NO_CHANGES, CacheChanges
 from diptych.engine.cache.host_tier import NO_COPIER, HostTier, PageCopier

@@ -22,7 +22,7 @@ from diptych.checkpoints.source import ModelSource
 from diptych.common import lifecycle
 from diptych.common.arrays import I64
 from diptych.common.errors import DiptychError
-from diptych.common.lifecycle import garbage_postponed, spare_what_stays
+from diptych.common.garbage import garbage_postponed, spare_what_stays
 from diptych.common.logging import setup
 from diptych.common.members.heartbeat import SharedHeartbeat
 from diptych.common.members.terms import Terms, terms_to_wire

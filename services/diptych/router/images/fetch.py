@@ -90,7 +90,10 @@ class CheckedNetwork(httpcore2.AsyncNetworkBackend):
                 return await self._network.connect_tcp(address, port, timeout, local_address, socket_options)
             except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
                 problem = error
-        raise problem
+        try:
+            raise problem
+        finally:
+            del problem  # its traceback has this frame: the two would keep each other
 
 
 class ImageFetcher:

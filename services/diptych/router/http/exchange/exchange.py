@@ -89,8 +89,11 @@ class Answer(Response, ABC):
         except Exception:
             logger.exception("request %s failed", self._request.life.request_id)
             failure = InternalError(OUR_BUG)
-        await self._fail(failure, scope, receive, send)
-        return outcome_of(failure)
+        try:
+            await self._fail(failure, scope, receive, send)
+            return outcome_of(failure)
+        finally:
+            del failure  # its traceback has this frame: the two would keep each other, and the request
 
     def _said_headers(self) -> Headers:
         """Return those of an answer that has begun."""
