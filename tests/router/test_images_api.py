@@ -388,7 +388,7 @@ def test_texts_do_not_wait_behind_images(start_cluster: Any, monkeypatch: pytest
         thread.start()
     try:
         assert begun.acquire(timeout=60)
-        cluster.wait_until(lambda: cluster.router.preparer._images._num_left == 0)
+        cluster.wait_until(lambda: cluster.router.preparer._images._places._taken.total() == 2)
         assert cluster.post("/v1/chat/completions", chat(text("a")))[0] == 200
         assert cluster.post("/v1/completions", {"prompt": "p"})[0] == 200
         status, answer = cluster.post("/v1/chat/completions", chat(image_url(RED)))

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from diptych.common.errors import InvalidRequest
+from diptych.common.errors import InvalidRequest, Overloaded
 from diptych.router.images.addresses import is_public
 from diptych.router.images.fetch import ImageFetcher
+from diptych.router.images.turns import Turns
 from diptych.router.values.images import ImageInput
 
 FILE = b"x" * 5000
@@ -215,6 +216,19 @@ async def test_a_file_that_is_too_long_is_refused_declared_or_not(site: Site) ->
     site.pages["/hangs-streamed"] = head(content_type="image/png") + b"x" * 20_000  # and nobody knows how much follows
     for path in ("/hangs-declared", "/hangs-streamed"):
         assert "more than 10000 bytes" in await refusal(fetcher(site), site.url(path))
+
+
+@in_loop
+async def test_who_gets_no_turn_in_time_is_told_so(site: Site) -> None:
+    site.pages["/hangs"] = file()[:-10]
+    found = fetcher(site, timeout_s=0.3)
+    found._turns = Turns(1)
+    first = asyncio.create_task(refusal(found, site.url("/hangs")))
+    await asyncio.sleep(0)
+    found._timeout_s = 0.1
+    with pytest.raises(Overloaded, match="being fetched: try again soon"):
+        await found.fetch(ImageInput("messages", url=site.url()))
+    assert await first == WORDS
 
 
 @pytest.mark.parametrize("url", ["http://images.example/", "http://user:word@images.example/", "http://[::1/"])

@@ -16,7 +16,7 @@ import io
 import string
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -98,7 +98,7 @@ def open_image(given: ImageInput, file: bytes | str, vision: VisionInput, limits
     num_steps = num_scans * width * height
     if orientation in _ON_THEIR_SIDE:
         width, height = height, width
-    wanted = replace(vision, max_pixels=_fewer_pixels(vision)) if given.is_small else vision
+    wanted = vision.at_most(SMALL_PIXELS) if given.is_small else vision
     height, width = _scaled(wanted, height, width, given.param)
     return OpenedImage(height, width, given.param, file, _UPRIGHT.get(orientation), num_steps)
 
@@ -175,10 +175,6 @@ def _orientation(source: pillow.Image) -> int:
         return int(source.getexif().get(_ORIENTATION, 1))
     except Exception:
         return 1
-
-
-def _fewer_pixels(vision: VisionInput) -> int:
-    return max(min(vision.max_pixels, SMALL_PIXELS), vision.min_pixels)
 
 
 def _scaled(vision: VisionInput, height: int, width: int, param: str) -> tuple[int, int]:
