@@ -187,7 +187,12 @@ def test_of_an_image_that_was_opened_no_pillow_image_lives_on(monkeypatch: pytes
     files = [file_of(picture(seed=seed)) for seed in range(3)]
     made: list[weakref.ref[pillow.Image]] = []
     first = pillow.Image.__init__
-    monkeypatch.setattr(pillow.Image, "__init__", lambda self: (made.append(weakref.ref(self)), first(self))[1])
+
+    def noted(image: pillow.Image) -> None:
+        made.append(weakref.ref(image))
+        first(image)
+
+    monkeypatch.setattr(pillow.Image, "__init__", noted)
     opened = [open_image(GIVEN, file, KEEPING, LIMITS) for file in files]
     found = [read_image(each) for each in opened]
     gc.collect()
@@ -209,8 +214,13 @@ def test_what_is_put_on_white_in_bands_is_what_it_is_as_a_whole(monkeypatch: pyt
     white = pillow.new("RGBA", image.size, (255, 255, 255, 255))
     wanted = np.asarray(pillow.alpha_composite(white, image).convert("RGB"))
     sizes: list[int] = []
-    whole = pillow.alpha_composite
-    monkeypatch.setattr(pillow, "alpha_composite", lambda a, b: (sizes.append(a.width * a.height), whole(a, b))[1])
+    compose = pillow.alpha_composite
+
+    def noted(below: pillow.Image, above: pillow.Image) -> pillow.Image:
+        sizes.append(above.width * above.height)
+        return compose(below, above)
+
+    monkeypatch.setattr(pillow, "alpha_composite", noted)
     monkeypatch.setattr(decode, "BAND_PIXELS", 40 * 5)
     assert (pixels_of(read(file_of(image))) == wanted).all()
     assert sizes == [40 * 5] * 4 + [40 * 4]  # Python's lock is held for one at a time

@@ -8,6 +8,7 @@ import ssl
 import subprocess
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -243,8 +244,9 @@ def test_a_caller_whose_name_servers_are_silent_leaves_threads_to_others(monkeyp
             await resolver("quick.example", 80, "alice")
         assert await resolver("quick.example", 80, "bob") == ["8.8.8.8"]
         may_end.set()
-        while resolver._places._taken:
-            await asyncio.sleep(0)
+        await asyncio.to_thread(resolver._threads.shutdown)  # they call the loop before they end
+        assert not resolver._places._taken
+        resolver._threads = ThreadPoolExecutor(1)
         assert await resolver("quick.example", 80, "alice") == ["8.8.8.8"]
         resolver.close()
 

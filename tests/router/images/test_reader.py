@@ -146,7 +146,8 @@ def test_a_file_counts_while_it_comes() -> None:
     async def check() -> None:
         budget = BodyBudget(1 << 20, "images")
         async with slow_site() as (slow, reader, url):
-            with Noting(budget, "alice") as held:
+            held = Noting(budget, "alice")
+            with held:
                 reading = asyncio.create_task(reader.read([ImageInput("p", url=url)], held, "alice", 1))
                 await slow.has_begun.acquire()
                 await held.has_come.wait()

@@ -7,8 +7,6 @@ in between finds threads that no long one ever holds. Long ones of many tenants 
 from __future__ import annotations
 
 import asyncio
-import math
-import time
 from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
-from diptych.common.errors import DeadlineExceeded, InvalidRequest
+from diptych.common.errors import InvalidRequest
 from diptych.generation.finish import Finish
 from diptych.generation.output_text import OutputText
 from diptych.generation.sampling_params import SamplingParams
@@ -233,7 +231,7 @@ class Tokenization:
     async def _with_images(
         self, tokenized: Tokenized, prompt: Prompt, client: ClientRequest, max_tokens: int, held: HeldPixels
     ) -> Tokenized:
-        """Put images where their tokens stand. Raises `DeadlineExceeded` when the client waits no longer."""
+        """Put images where their tokens stand. No pixels are made for a prompt that is too long with them."""
         assert self._images is not None, "the request was checked"
         vision, images = self._images.vision, images_of(prompt)
         check_places(tokenized.ids, images, vision)
@@ -242,12 +240,7 @@ class Tokenization:
             num_places = sum(vision.tokens_of(each.height, each.width) for each in opened)
             output_room(prompt, len(tokenized.ids) - len(images) + num_places, max_tokens)
 
-        left_s = client.life.deadline_s - time.monotonic()
-        try:
-            async with asyncio.timeout(left_s if left_s < math.inf else None):
-                read = await self._images.read(images, held, client.account.tenant, client.num_made, check_len)
-        except TimeoutError:
-            raise DeadlineExceeded("the request's deadline passed while its images were read") from None
+        read = await self._images.read(images, held, client.account.tenant, client.num_made, check_len)
         ids, contents = with_contents(tokenized.ids, read, vision)
         client.trace.mark("images")
         return replace(tokenized, ids=ids, contents=contents, pad_id=vision.pad.token_id)
