@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import binascii
 import gc
 import hashlib
 import io
@@ -67,6 +68,30 @@ def test_base64_is_a_file() -> None:
     file = file_of(picture())
     text = base64.encodebytes(file).decode()  # with line breaks
     assert read(text) == read(file)
+
+
+@pytest.mark.parametrize("add_lines", [False, True])
+def test_base64_is_decoded_in_pieces(add_lines: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's lock is held for one at a time."""
+    monkeypatch.setattr(decode, "BASE64_PIECE", 64)
+    sizes: list[int] = []
+    whole = binascii.a2b_base64
+
+    def noted(piece: bytes, *, strict_mode: bool) -> bytes:
+        sizes.append(len(piece))
+        return whole(piece, strict_mode=strict_mode)
+
+    monkeypatch.setattr(binascii, "a2b_base64", noted)
+    for extra in range(4):  # all that may be at the end
+        file = file_of(picture()) + bytes(extra)
+        text = (base64.encodebytes if add_lines else base64.b64encode)(file).decode()
+        assert decode._bytes_of(text, "p") == file
+    assert max(sizes) == 64
+    text = base64.b64encode(bytes(47)).decode()
+    assert text.endswith("=")
+    assert len(text) == 64
+    for more in ("AAAA", text):  # the end of a file, and something behind it
+        assert "base64" in refused(text + more)
 
 
 @pytest.mark.parametrize("text", ["", "%%%%", "AAA", "é", "AAAA=", "QUJD" + "\ud800"])

@@ -15,7 +15,7 @@ import hashlib
 import io
 import string
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -41,7 +41,8 @@ USUAL_SCANS: Final = 10  # that cameras and programs make: taken in any case
 SCANNED_PIXELS: Final = 1 << 29  # scans times pixels, beyond the usual scans
 TEXT_BYTES: Final = 4 << 20  # of comments of a PNG, inflated: they are read before its size is known
 BAND_PIXELS: Final = 1 << 20  # put on white at once: Pillow keeps Python's lock meanwhile
-_SPACES: Final = frozenset(string.whitespace)
+BASE64_PIECE: Final = 1 << 20  # characters, made into bytes at once: likewise; a multiple of 4
+_SPACES: Final = string.whitespace.encode()
 _SCAN: Final = b"\xff\xda"
 _ORIENTATION: Final = 0x0112  # in EXIF
 _UPRIGHT: Final[Mapping[int, pillow.Transpose]] = {
@@ -128,11 +129,17 @@ def _bytes_of(file: bytes | str, param: str) -> bytes:
         return file
     try:
         text = file.encode("ascii")
-        if not _SPACES.isdisjoint(file):
-            text = text.translate(None, string.whitespace.encode())
-        return binascii.a2b_base64(text, strict_mode=True)
+        if any(space in text for space in _SPACES):
+            text = b"".join([piece.translate(None, _SPACES) for piece in _pieces(text)])
+        if 0 <= text.find(b"=") < len(text) - 2:  # the end of a piece, but not of all
+            raise ValueError
+        return b"".join([binascii.a2b_base64(piece, strict_mode=True) for piece in _pieces(text)])
     except ValueError:  # of characters beyond ASCII, too
         raise InvalidRequest("an image is no base64", param=param) from None
+
+
+def _pieces(text: bytes) -> Iterator[bytes]:
+    return (text[start : start + BASE64_PIECE] for start in range(0, len(text), BASE64_PIECE))
 
 
 def _check_bytes(num_bytes: int, param: str, limits: ImageLimits) -> None:
