@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Final, NoReturn
 
@@ -54,6 +55,25 @@ def end_on_sigterm() -> None:
     """
     if os.getpid() == 1:
         signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
+
+
+@contextlib.contextmanager
+def raising_on_sigterm() -> Iterator[None]:
+    """Let SIGTERM raise `SystemExit` within the block, so that what it holds is given back. Elsewhere than in the main
+    thread, which alone hears signals, nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, _: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def exit_now(code: int) -> NoReturn:
