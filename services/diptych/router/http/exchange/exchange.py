@@ -219,7 +219,8 @@ async def whole_body(client: ClientRequest, layout: Layout, streams: Sequence[St
 
 def prompts_of(requests: Sequence[GenerationRequest], client: ClientRequest) -> list[Sequence[int]]:
     """Return the prompt of each output that is shown."""
-    return [request.prompt.shown_ids for request in requests[:: client.num_made] for _ in range(client.num_choices)]
+    shown = [request.prompt.shown_ids for request in requests[:: client.num_made]]  # made once: with images it is long
+    return [ids for ids in shown for _ in range(client.num_choices)]
 
 
 def _raw(headers: Headers) -> list[tuple[bytes, bytes]]:
