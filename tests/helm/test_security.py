@@ -32,7 +32,7 @@ def test_every_pod_keeps_to_the_restricted_profile_but_for_rdma(scenario: str) -
     for container in containers(found):
         security = container["securityContext"]
         assert security["capabilities"].get("add", []) == (
-            ["IPC_LOCK"] if scenario == "rdma" and container["name"] == "worker" else []
+            ["IPC_LOCK"] if scenario in ("rdma", "nodes") and container["name"] == "worker" else []
         )
         assert security == {
             "allowPrivilegeEscalation": False,

@@ -17,6 +17,7 @@ class Reciter:
     def __init__(self) -> None:
         self.answers: dict[str, str] = {}
         self.asked: list[str] = []
+        self.images: list[list[str]] = []
         self.params: list[SamplingParams] = []
         self.barrier: threading.Barrier | None = None  # that so many calls wait for
 
@@ -26,10 +27,11 @@ class Reciter:
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         return [1, *map(ord, "".join(f"<{each.role}>{each.content}" for each in messages) + "<assistant>")]
 
-    def generate(self, prompt: Sequence[int], params: SamplingParams) -> Made:
+    def generate(self, prompt: Sequence[int], params: SamplingParams, images: Sequence[str] = ()) -> Made:
         if self.barrier is not None:
             self.barrier.wait(60)
         asked = "".join(map(chr, prompt[1:]))
+        self.images.append(list(images))
         self.asked.append(asked)
         self.params.append(params)
         answer = next((text for end, text in self.answers.items() if asked.endswith(end)), None)
@@ -39,13 +41,15 @@ class Reciter:
         text = answer[: min(cut, params.max_tokens)]
         return Made(text, tuple(map(ord, text)), {"completion_tokens": len(text)}, is_exact=cut == len(answer))
 
-    def stream(self, prompt: Sequence[int], params: SamplingParams) -> Iterator[Made]:
+    def stream(self, prompt: Sequence[int], params: SamplingParams, images: Sequence[str] = ()) -> Iterator[Made]:
         whole = self.generate(prompt, params)
         for char in whole.text:
             yield Made(char, (ord(char),))
         yield Made("", (), whole.meta)
 
-    def score(self, prompt: Sequence[int], choices: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
+    def score(
+        self, prompt: Sequence[int], choices: Sequence[Sequence[int]], images: Sequence[str] = ()
+    ) -> list[tuple[float, ...]]:
         given = [*prompt]
         return [tuple(given.count(token) - 5.0 for token in choice) for choice in choices]
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,7 +41,7 @@ def test_contexts_and_expressions_say_the_same(reciter: Reciter) -> None:
     @lang.function
     def program(s: Any) -> None:
         with s.user():
-            s += "Say " + lang.image("cat.png") if False else "Say hi"
+            s += "Say hi"
         with s.assistant(), s.var_scope("all"):
             s += "I say: " + lang.gen("word", stop=".") + "!"
 
@@ -103,6 +106,60 @@ def test_a_stream_has_all_text_and_that_of_one_variable(reciter: Reciter) -> Non
     assert "".join(state.text_iter()) == "Once upon a time End." == state["story"].join(["Once ", " End."])
 
 
+def test_who_follows_a_stream_waits_for_what_the_program_has_not_reached(reciter: Reciter) -> None:
+    reached = threading.Event()
+
+    @lang.function
+    def program(s: Any) -> None:
+        reached.wait(60)
+        s += "Once " + lang.gen("story")
+        with pytest.raises(KeyError):
+            s["never"]
+
+    reciter.answers = {"Once ": "upon"}
+    state = program.run(backend=reciter, stream=True)
+    with ThreadPoolExecutor(3) as pool:
+        story, text, never = (pool.submit(ask) for ask in (lambda: state["story"], state.text, lambda: state["never"]))
+        reached.set()
+        assert (story.result(60), text.result(60)) == ("upon", "Once upon")
+        with pytest.raises(KeyError):
+            never.result(60)
+
+
+def test_what_is_said_beside_branches_is_no_part_of_them_and_their_variables_come_last(reciter: Reciter) -> None:
+    @lang.function
+    def program(s: Any) -> None:
+        s += "a" + lang.gen("tip")
+        forks = s.fork(2)
+        s += "INTRO:"
+        forks += "bcdefgh" + lang.gen("tip")
+        forks.join("concate_and_append")
+
+    reciter.answers = {"a": "0", "h": "1"}
+    state = program.run(backend=reciter)
+    assert state.text() == "a0INTRO:bcdefgh1bcdefgh1"
+    assert state["tip"] == ["1", "1"]
+
+
+def test_outputs_are_drawn_anew_unless_a_seed_is_told(reciter: Reciter) -> None:
+    @lang.function
+    def program(s: Any) -> None:
+        for fork in s.fork(2):
+            fork += "a" + lang.gen("b") + lang.gen("c", seed=7)
+            fork.sync()
+
+    reciter.answers = {"a": "!", "!": "?"}
+    program.run(backend=reciter)
+    seeds = [each.seed for each in reciter.params]
+    assert seeds[1::2] == [7, 7]
+    assert seeds[0] != seeds[2]
+
+
+def test_a_choice_needs_something_before_it(reciter: Reciter) -> None:
+    with pytest.raises(lang.ProgramError, match="append text"):
+        lang.function(lambda s: s.__iadd__(lang.select("a", ["b"]))).run(backend=reciter)
+
+
 def test_parameters_of_a_run_hold_where_an_output_says_nothing(reciter: Reciter) -> None:
     @lang.function
     def program(s: Any, seed: str) -> None:
@@ -113,6 +170,16 @@ def test_parameters_of_a_run_hold_where_an_output_says_nothing(reciter: Reciter)
     assert [(each.temperature, each.max_tokens) for each in reciter.params] == [(0.0, 9), (0.5, 3)]
     with pytest.raises(InvalidRequest, match="top_p"):
         program.run(seed="s", backend=reciter, top_p=2.0)
+
+    @lang.function
+    def said(s: Any) -> None:
+        s += "s" + lang.gen("one", temperature=1.0, max_tokens=128)
+
+    reciter.answers = {"s": "Stop here"}
+    state = said.run(backend=reciter, temperature=0.0, max_tokens=1, stop=" here")
+    assert (reciter.params[-1].temperature, reciter.params[-1].stop, state["one"]) == (1.0, (" here",), "Stop")
+    with pytest.raises(InvalidRequest, match="no 'logprobs'"):
+        lang.gen("a", logprobs=1)
 
 
 def test_what_an_output_must_match_is_a_grammar() -> None:
@@ -162,9 +229,28 @@ def test_what_fails_is_raised_and_nothing_waits_for_what_was_to_follow(reciter: 
         lang.function(lambda s: s["two"]).run(backend=reciter)
 
 
-def test_images_are_refused_in_words(reciter: Reciter) -> None:
-    with pytest.raises(lang.ProgramError, match="images are not taken"):
-        lang.function(lambda s: s.__iadd__(lang.user(lang.image("a.png")))).run(backend=reciter)
+def test_an_image_stands_where_it_was_put_and_goes_with_every_prompt_behind_it(
+    reciter: Reciter, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.png"
+    file.write_bytes(b"\x89PNG")
+
+    @lang.function
+    def program(s: Any) -> None:
+        s += lang.user("What is " + lang.image(file) + "this" + lang.image("https://here/b.png"))
+        s += lang.assistant(lang.gen("one") + lang.gen("two"))
+
+    reciter.answers = {"": "!"}
+    state = program.run(backend=reciter)
+    urls = [f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}", "https://here/b.png"]
+    assert reciter.images == [urls, urls]
+    parts = state.messages()[0].for_chat()["content"]
+    assert [part.get("text") or part["image_url"]["url"] for part in parts] == ["What is ", urls[0], "this", urls[1]]
+    for wrong, words in ((tmp_path / "no", "can't be read"), (b"BM", "PNG, JPEG, WebP or GIF")):
+        with pytest.raises(InvalidRequest, match=words):
+            lang.image(wrong)
+    with pytest.raises(lang.ProgramError, match="belongs into a message"):
+        lang.function(lambda s: s.__iadd__("a" + lang.image("https://here/b.png"))).run(backend=reciter)
 
 
 def test_a_trace_needs_no_model_and_ends_where_a_value_is_needed() -> None:

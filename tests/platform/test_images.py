@@ -13,6 +13,7 @@ import tokenizers
 from pictures import anthropic_image, data_url, file_of, picture, scaled_by_transformers
 from tiny_vision import VisionModel
 
+from diptych import lang
 from diptych.architectures.vision import VisionInput
 from diptych.checkpoints.source import open_model
 from diptych.common.members.roles import WORKER_ROLES
@@ -117,6 +118,20 @@ def test_anthropics_client_gets_the_same_answer(platform: Any, client: openai.Op
     messages: Any = [{"role": "user", "content": [text("See "), shown(PHOTO)]}]
     ours = client.chat.completions.create(messages=messages, **HOW)
     assert "".join(getattr(block, "text", "") for block in theirs.content) == (ours.choices[0].message.content or "")
+
+
+def test_a_program_about_an_image_says_what_a_chat_says(platform: Any, client: openai.OpenAI) -> None:
+    @lang.function
+    def program(s: Any) -> None:
+        s += lang.user("See " + lang.image(file_of(PHOTO)))
+        s += lang.assistant(lang.gen("answer", max_tokens=NUM_TOKENS) + lang.select("choice", ["w1", "w2 w3"]))
+
+    with lang.RuntimeEndpoint(platform.url) as endpoint:
+        state = program.run(backend=endpoint, temperature=0.0)
+    messages: Any = [{"role": "user", "content": [text("See "), shown(PHOTO)]}]
+    assert state["answer"] == client.chat.completions.create(messages=messages, **HOW).choices[0].message.content
+    assert state["choice"] in ("w1", "w2 w3")
+    assert all(len(each) >= 1 for each in state.get_meta_info("choice")["input_token_logprobs"])
 
 
 def test_what_is_no_image_is_refused(client: openai.OpenAI) -> None:

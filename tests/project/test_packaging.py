@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import ast
 import graphlib
 import re
 import subprocess
 import sys
 import tomllib
-from importlib.metadata import version
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCE_ROOTS = ("kernels", "kvtransfer", "proto", "services")
+BROUGHT_ALONG = {"pydantic", "pydantic_core", "starlette", "typing_extensions"}  # by FastAPI
 EXTRAS = ("cpu", "ucx", "demo", "dev", "compiler", "otel")  # those that make installs
 
 
@@ -42,6 +45,26 @@ def test_the_version_is_written_once(pyproject: dict[str, Any]) -> None:
 
 def test_the_changelog_knows_the_version(pyproject: dict[str, Any]) -> None:
     assert f"## {pyproject['project']['version']}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_what_the_product_imports_is_required_and_not_only_by_tests(pyproject: dict[str, Any]) -> None:
+    project = pyproject["project"]
+    extras = [each for name, of in project["optional-dependencies"].items() if name != "dev" for each in of]
+    required = _names([*project["dependencies"], *extras])
+    brought = packages_distributions()
+    modules = {name for root in SOURCE_ROOTS for path in (ROOT / root).rglob("*.py") for name in _imported(path)}
+    others = sorted(modules - sys.stdlib_module_names - {"diptych"})
+    known = {name: {_normal(each) for each in brought.get(name, ())} for name in others}
+    assert [name for name, of in known.items() if of and not of & required] == sorted(BROUGHT_ALONG)
+
+
+def _imported(path: Path) -> Iterator[str]:
+    """Yield the first names of what a module imports, wherever it does."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.module.partition(".")[0]
 
 
 def test_the_namespace_is_shared_and_every_component_is_typed() -> None:

@@ -230,7 +230,7 @@ def test_without_images_what_stands_for_one_is_a_token_like_others(cluster: Clus
 
 
 @pytest.mark.parametrize(
-    ("marks", "images"), [("", [data_url(RED)]), (MARK, [data_url(RED)] * 2), (MARK * 2, [data_url(RED)])]
+    ("marks", "images"), [("", [data_url(RED)]), (MARK, [data_url(RED)] * 2), (f"{MARK}b{MARK}", [data_url(RED)])]
 )
 def test_a_text_must_have_a_mark_for_each_image(cluster: Cluster, marks: str, images: list[str]) -> None:
     status, answer = cluster.post("/generate", {"text": f"a{marks}", "image_data": images})

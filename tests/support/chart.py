@@ -82,8 +82,10 @@ class Objects(Mapping[str, Object]):
 
     def pods(self) -> dict[str, Object]:
         """Return the pods that there will be: metadata and spec, by the name of what makes them."""
-        makers = [*self.of_kind("Deployment"), *self.of_kind("Job")]
+        makers = [*self.of_kind("Deployment"), *self.of_kind("Job"), *self.of_kind("StatefulSet")]
         made = {each["metadata"]["name"]: each["spec"]["template"] for each in makers}
+        groups = self.of_kind("LeaderWorkerSet")
+        made |= {each["metadata"]["name"]: each["spec"]["leaderWorkerTemplate"]["workerTemplate"] for each in groups}
         return made | {each["metadata"]["name"]: each for each in self.of_kind("Pod")}
 
     def container(self, name: str) -> Object:

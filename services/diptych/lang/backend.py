@@ -16,10 +16,24 @@ class BackendError(DiptychError):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message of a chat."""
+    """A message of a chat. `images` are URLs, each with its place in the content, in characters."""
 
     role: str
     content: str
+    images: tuple[tuple[int, str], ...] = ()
+
+    def for_chat(self) -> dict[str, Any]:
+        """Return it in OpenAI's words."""
+        if not self.images:
+            return {"role": self.role, "content": self.content}
+        parts: list[dict[str, Any]] = []
+        begun = 0
+        for place, url in self.images:
+            parts += [{"type": "text", "text": self.content[begun:place]}] if place > begun else []
+            parts.append({"type": "image_url", "image_url": {"url": url}})
+            begun = place
+        parts += [{"type": "text", "text": self.content[begun:]}] if begun < len(self.content) else []
+        return {"role": self.role, "content": parts}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +57,17 @@ class Backend(Protocol):
         """Return the prompt that the model's chat template makes, up to where the assistant speaks."""
         ...
 
-    def generate(self, prompt: Sequence[int], params: SamplingParams) -> Made: ...
+    def generate(self, prompt: Sequence[int], params: SamplingParams, images: Sequence[str] = ()) -> Made:
+        """Return the whole output. `images` are the URLs of those in the prompt, in order."""
+        ...
 
-    def stream(self, prompt: Sequence[int], params: SamplingParams) -> Iterator[Made]:
+    def stream(self, prompt: Sequence[int], params: SamplingParams, images: Sequence[str] = ()) -> Iterator[Made]:
         """Yield what is new as it is made. Closing the iterator ends the request."""
         ...
 
-    def score(self, prompt: Sequence[int], choices: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
+    def score(
+        self, prompt: Sequence[int], choices: Sequence[Sequence[int]], images: Sequence[str] = ()
+    ) -> list[tuple[float, ...]]:
         """Return the log-probabilities of each choice's tokens behind the prompt, which is computed once.
 
         Behind an empty prompt a choice's first token has none.

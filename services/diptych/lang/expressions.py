@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,13 @@ from diptych.generation.grammar import Grammar, GrammarKind
 from diptych.generation.sampling_params import SamplingParams
 from diptych.lang.choices import TOKEN_LENGTH_NORMALIZED, Method
 
+IMAGE_KINDS: Final = {b"\x89PNG": "png", b"\xff\xd8": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}  # by how files begin
 MAX_TOKENS: Final = 128  # of an output, unless it is told
+LISTS: Final = ("stop", "stop_regex", "stop_token_ids")
+SAMPLING: Final = frozenset(  # what is told of an output beside its grammar
+    {"max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos", "logit_bias", *LISTS}
+    | {"frequency_penalty", "presence_penalty", "repetition_penalty"}
+)
 
 
 class Expression:
@@ -39,6 +46,7 @@ class Gen(Expression):
 
     name: str
     params: SamplingParams
+    said: frozenset[str] = frozenset()  # the parameters that it names: others may be those of a run
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +74,9 @@ class RoleEnd(Expression):
 
 @dataclass(frozen=True, slots=True)
 class Image(Expression):
-    """An image in a message: a path, an address, or the bytes of a file."""
+    """An image in a message."""
 
-    source: str | bytes
+    url: str  # where it is; or a data URL with its file
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +146,8 @@ def named(parts: Sequence[Expression]) -> Iterator[str]:
 def gen(
     name: str = "",
     *,
-    max_tokens: int = MAX_TOKENS,
-    stop: str | Sequence[str] = (),
+    max_tokens: int | None = None,
+    stop: str | Sequence[str] | None = None,
     choices: Sequence[str] | None = None,
     choices_method: Method = TOKEN_LENGTH_NORMALIZED,
     regex: str | None = None,
@@ -147,19 +155,29 @@ def gen(
     ebnf: str | None = None,
     **params: Any,
 ) -> Expression:
-    """Return an output of the model, in at most `max_tokens` tokens, that ends before any of `stop`.
+    """Return an output of the model, in at most `max_tokens` tokens (128), that ends before any of `stop`.
 
     It matches `regex`, `json_schema` or `ebnf`, if one is given. `params` are other fields of `SamplingParams`
-    (`temperature`, `top_p`, `seed`, ...). With `choices` it is a `select`. Raises `InvalidRequest` for values out of
-    range.
+    (`temperature`, `top_p`, `seed`, ...); without a seed it is drawn anew each time. With `choices` it is a `select`.
+    Raises `InvalidRequest` for values out of range, and for parameters that there are none of.
     """
     if choices is not None:
         return select(name, choices, choices_method=choices_method)
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    grammar = _grammar(regex, json_schema, ebnf)
-    chosen = SamplingParams(max_tokens=max_tokens, stop=stops, grammar=grammar, **params)
+    given = {**params, "max_tokens": max_tokens, "stop": stop}
+    said = sampling({key: value for key, value in given.items() if value is not None})
+    chosen = SamplingParams(**{"max_tokens": MAX_TOKENS, **said}, grammar=_grammar(regex, json_schema, ebnf))
     chosen.validate()
-    return Gen(name, chosen)
+    return Gen(name, chosen, frozenset(said))
+
+
+def sampling(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return sampling parameters as `SamplingParams` has them. Raises `InvalidRequest` for one that there is not."""
+    if unknown := given.keys() - SAMPLING:
+        raise InvalidRequest(
+            f"there is no {min(unknown)!r}: it may be {', '.join(sorted(SAMPLING))}", param=min(unknown)
+        )
+    texts = {key: (value,) if isinstance(value, str) else tuple(value) for key, value in given.items() if key in LISTS}
+    return {**given, **texts}
 
 
 def select(name: str, choices: Sequence[str], *, choices_method: Method = TOKEN_LENGTH_NORMALIZED) -> Expression:
@@ -169,9 +187,21 @@ def select(name: str, choices: Sequence[str], *, choices_method: Method = TOKEN_
     return Select(name, tuple(choices), choices_method)
 
 
-def image(source: str | bytes | Path) -> Image:
-    """Return an image for a message of a chat."""
-    return Image(str(source) if isinstance(source, Path) else source)
+def image(source: str | bytes | Path) -> Expression:
+    """Return an image for a message of a chat: a path, an address, or the bytes of a file.
+
+    Raises `InvalidRequest` for a file that can't be read, or is no PNG, JPEG, WebP or GIF.
+    """
+    if isinstance(source, str) and source.startswith(("http://", "https://", "data:")):
+        return Image(source)
+    try:
+        file = source if isinstance(source, bytes) else Path(source).read_bytes()
+    except OSError as error:
+        raise InvalidRequest(f"the image can't be read: {error}", param="image") from None
+    kind = next((kind for begin, kind in IMAGE_KINDS.items() if file.startswith(begin)), None)
+    if kind is None:
+        raise InvalidRequest("an image is a PNG, JPEG, WebP or GIF", param="image")
+    return Image(f"data:image/{kind};base64,{base64.b64encode(file).decode()}")
 
 
 def _grammar(regex: str | None, schema: str | Mapping[str, Any] | None, ebnf: str | None) -> Grammar | None:
@@ -230,6 +260,5 @@ def with_defaults(part: Expression, defaults: Mapping[str, Any]) -> Expression:
     """Return it with the sampling parameters of a run, where it says nothing of its own."""
     if not defaults or not isinstance(part, Gen):
         return part
-    plain = SamplingParams(max_tokens=MAX_TOKENS)
-    unsaid = {name: value for name, value in defaults.items() if getattr(part.params, name) == getattr(plain, name)}
-    return Gen(part.name, replace(part.params, **unsaid))
+    unsaid = {name: value for name, value in defaults.items() if name not in part.said}
+    return Gen(part.name, replace(part.params, **unsaid), part.said | unsaid.keys())

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Final, Self
 
-import httpx
+import httpx2
 
 from diptych.generation.sampling_params import SamplingParams
 from diptych.lang.backend import BackendError, Made, Message
@@ -39,8 +38,8 @@ class RuntimeEndpoint:
         """Nothing is asked yet. `base_url` is `http://HOST:PORT`, with or without `/v1`."""
         root = base_url.rstrip("/").removesuffix("/v1")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        limits = httpx.Limits(max_connections=MAX_CALLS)
-        self._client = httpx.Client(base_url=root, headers=headers, timeout=TIMEOUT_S, limits=limits)
+        limits = httpx2.Limits(max_connections=MAX_CALLS)
+        self._client = httpx2.Client(base_url=root, headers=headers, timeout=TIMEOUT_S, limits=limits)
         self._model = {"model": model} if model else {}
 
     def __enter__(self) -> Self:
@@ -61,32 +60,39 @@ class RuntimeEndpoint:
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """See `Backend`."""
-        return self._tokens({"messages": [asdict(message) for message in messages]})
+        return self._tokens({"messages": [message.for_chat() for message in messages]})
 
-    def generate(self, prompt: Sequence[int], params: SamplingParams) -> Made:
+    def generate(self, prompt: Sequence[int], params: SamplingParams, images: Sequence[str] = ()) -> Made:
         """See `Backend`."""
-        answer = self._ask("/generate", {"input_ids": list(prompt), "sampling_params": _sampling(params)})
+        answer = self._ask("/generate", _body(prompt, params, images))
         return _made(answer["text"], answer["output_ids"], answer["meta_info"])
 
-    def stream(self, prompt: Sequence[int], params: SamplingParams) -> Iterator[Made]:
+    def stream(self, prompt: Sequence[int], params: SamplingParams, images: Sequence[str] = ()) -> Iterator[Made]:
         """See `Backend`."""
-        body: dict[str, Any] = {"input_ids": list(prompt), "sampling_params": _sampling(params)}
+        body = _body(prompt, params, images)
         body |= {"stream": True, "incremental_streaming_output": True, **self._model}
         try:
-            with self._client.stream("POST", "/generate", json=body) as response:
-                if response.is_error:
+            for tries in range(1, MAX_TRIES + 1):
+                with self._client.stream("POST", "/generate", json=body) as response:
+                    if not response.is_error:
+                        yield from map(_event, _data(response.iter_lines()))
+                        return
                     response.read()
+                if response.status_code not in BUSY or tries == MAX_TRIES:
                     raise _refused(response)
-                yield from map(_event, _data(response.iter_lines()))
-        except httpx.HTTPError as error:
+                time.sleep(_pause_s(response, tries))
+        except httpx2.HTTPError as error:
             raise BackendError(f"POST /generate: {error or type(error).__name__}") from error
 
-    def score(self, prompt: Sequence[int], choices: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
+    def score(
+        self, prompt: Sequence[int], choices: Sequence[Sequence[int]], images: Sequence[str] = ()
+    ) -> list[tuple[float, ...]]:
         """See `Backend`."""
         scored = []
         for first in range(0, len(choices), MAX_PROMPTS):
             ids = [[*prompt, *choice] for choice in choices[first : first + MAX_PROMPTS]]
-            body = {"input_ids": ids, "sampling_params": {"max_new_tokens": 0, "temperature": 0}}
+            body: dict[str, Any] = {"input_ids": ids, "sampling_params": {"max_new_tokens": 0, "temperature": 0}}
+            body |= {"image_data": [list(images)] * len(ids)} if images else {}
             asked = {"return_logprob": True, "logprob_start_len": max(0, len(prompt) - 1)}
             scored += self._ask("/generate", {**body, **asked, "return_text_in_logprobs": False})
         return [tuple(one[0] for one in each["meta_info"]["input_token_logprobs"][1:]) for each in scored]
@@ -99,7 +105,7 @@ class RuntimeEndpoint:
         for tries in range(1, MAX_TRIES + 1):
             try:
                 response = self._client.post(path, json={**body, **self._model})
-            except httpx.HTTPError as error:
+            except httpx2.HTTPError as error:
                 raise BackendError(f"POST {path}: {error or type(error).__name__}") from error
             if response.status_code not in BUSY or tries == MAX_TRIES:
                 break
@@ -109,6 +115,11 @@ class RuntimeEndpoint:
         return response.json()
 
 
+def _body(prompt: Sequence[int], params: SamplingParams, images: Sequence[str]) -> dict[str, Any]:
+    body: dict[str, Any] = {"input_ids": list(prompt), "sampling_params": _sampling(params)}
+    return {**body, "image_data": list(images)} if images else body
+
+
 def _sampling(params: SamplingParams) -> dict[str, Any]:
     """Return SGLang's words for what is said."""
     unsaid = SamplingParams()
@@ -116,7 +127,7 @@ def _sampling(params: SamplingParams) -> dict[str, Any]:
     said |= {"max_new_tokens": params.max_tokens, "min_new_tokens": params.min_tokens}
     said |= {"stop": list(params.stop), "stop_token_ids": list(params.stop_token_ids)}
     said |= {"stop_regex": list(params.stop_regex)} if params.stop_regex else {}
-    said |= {"sampling_seed": params.seed} if params.seed else {}
+    said |= {"sampling_seed": params.seed}
     said |= {"logit_bias": {str(token): bias for token, bias in params.logit_bias.items()}} if params.logit_bias else {}
     if params.grammar is not None:
         text = params.grammar.text
@@ -146,7 +157,7 @@ def _data(lines: Iterator[str]) -> Iterator[Mapping[str, Any]]:
             yield json.loads(line.removeprefix("data:"))
 
 
-def _refused(response: httpx.Response) -> BackendError:
+def _refused(response: httpx2.Response) -> BackendError:
     try:
         said = response.json()
         words = said["error"]["message"] if isinstance(said["error"], dict) else said["error"]
@@ -155,7 +166,7 @@ def _refused(response: httpx.Response) -> BackendError:
     return BackendError(f"{response.request.method} {response.request.url.path}: {response.status_code}: {words}")
 
 
-def _pause_s(response: httpx.Response, tries: int) -> float:
+def _pause_s(response: httpx2.Response, tries: int) -> float:
     """Return how long to wait: what the server says, and something like it where it says nothing."""
     try:
         return min(MAX_PAUSE_S, float(response.headers["retry-after"]))

@@ -7,18 +7,16 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import fields
 from typing import Any, Final
 
 from diptych.common.errors import InvalidRequest
 from diptych.generation.sampling_params import SamplingParams
 from diptych.lang.backend import Backend
-from diptych.lang.expressions import Argument, Expression, UnknownValue
+from diptych.lang.expressions import SAMPLING, Argument, Expression, UnknownValue, sampling
 from diptych.lang.state import State
 from diptych.lang.tracer import TracedState, fixed_beginning
 
 NUM_THREADS: Final = 64  # runs of a batch at once
-SAMPLING: Final = frozenset(field.name for field in fields(SamplingParams)) - {"grammar"}
 
 
 class _Default:
@@ -105,12 +103,13 @@ class Program:
         return len(prompt)
 
     def _begun(self, backend: Backend | None, stream: bool, given: Mapping[str, Any]) -> tuple[State, dict[str, Any]]:
-        defaults = {name: value for name, value in given.items() if name in SAMPLING and name not in self._names}
+        defaults = sampling({name: given[name] for name in SAMPLING & given.keys() if name not in self._names})
         arguments = {name: value for name, value in given.items() if name not in defaults}
         SamplingParams(**defaults).validate()
         return State(_known(backend), defaults, streams=stream), arguments
 
     def _finish(self, state: State, args: Sequence[Any], arguments: Mapping[str, Any]) -> None:
+        state.written_here()
         try:
             state.ret_value = self._work(state, *args, **arguments)
         except Exception as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Self
 
@@ -49,9 +48,11 @@ class Runtime:
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """See `Backend`."""
-        return self._engine.chat_prompt([asdict(message) for message in messages])
+        if any(message.images for message in messages):
+            raise BackendError("an engine inside the program takes no images: ask a router, by RuntimeEndpoint")
+        return self._engine.chat_prompt([message.for_chat() for message in messages])
 
-    def generate(self, prompt: Sequence[int], params: SamplingParams) -> Made:
+    def generate(self, prompt: Sequence[int], params: SamplingParams, images: Sequence[str] = ()) -> Made:
         """See `Backend`."""
         with _told():
             made = self._engine.generate(prompt, params)
@@ -59,7 +60,7 @@ class Runtime:
         meta = {"prompt_tokens": made.prompt_tokens, "cached_tokens": made.cached_tokens}
         return Made(made.text, ids, {**meta, **_ended(made.finish, made.token_ids)}, is_exact)
 
-    def stream(self, prompt: Sequence[int], params: SamplingParams) -> Iterator[Made]:
+    def stream(self, prompt: Sequence[int], params: SamplingParams, images: Sequence[str] = ()) -> Iterator[Made]:
         """See `Backend`."""
         num_tokens = 0
         with _told(), closing(self._engine.stream(prompt, params)) as deltas:
@@ -67,7 +68,9 @@ class Runtime:
                 num_tokens += len(delta.token_ids)
                 yield self._piece(delta, params, num_tokens)
 
-    def score(self, prompt: Sequence[int], choices: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
+    def score(
+        self, prompt: Sequence[int], choices: Sequence[Sequence[int]], images: Sequence[str] = ()
+    ) -> list[tuple[float, ...]]:
         """See `Backend`."""
         start = max(0, len(prompt) - 1)
         params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, prompt_logprobs_start=start)

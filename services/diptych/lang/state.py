@@ -5,14 +5,16 @@ Reading a variable waits for it. What fails ends the state: all that was to foll
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import Any, Final
 
 from diptych.common.errors import DiptychError, InvalidRequest
-from diptych.lang.backend import Backend, Made, Message
+from diptych.lang.backend import Backend, BackendError, Made, Message
 from diptych.lang.choices import ScoredChoice
 from diptych.lang.expressions import (
     Expression,
@@ -28,6 +30,7 @@ from diptych.lang.expressions import (
 )
 from diptych.lang.transcript import Transcript
 
+SEED_BITS: Final = 31
 JOINS: Final = ("gather_variable", "concate_and_append")  # in SGLang's words
 
 
@@ -87,6 +90,8 @@ class State:
         self._error: ProgramError | None = None
         self._pieces = _Pieces()
         self._is_over = False
+        self._writer: int | None = None  # the thread of the program's function
+        self._news = threading.Condition()  # a variable is known, or nothing more comes
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="lang")
 
     def __iadd__(self, what: Expression | str) -> State:
@@ -94,15 +99,19 @@ class State:
         if self._is_over:
             raise ProgramError("the program has ended: nothing can be appended any more")
         for part in parts_of(what):
-            names = list(named([part]))
             future: Future[str] = Future()
-            for name in names:
-                self._futures[name] = future
+            self._know(dict.fromkeys(named([part]), future))
             self._thread.submit(self._perform, with_defaults(part, self._defaults), future)
         return self
 
     def __getitem__(self, name: str) -> Any:
-        """Return a variable, once it is there. Raises `ProgramError`, and `KeyError` if nothing sets it."""
+        """Return a variable, once it is there. Raises `ProgramError`, and `KeyError` if nothing sets it.
+
+        Who follows a streamed run from outside waits until the program has come so far.
+        """
+        if self._is_followed:
+            with self._news:
+                self._news.wait_for(lambda: self._is_over or name in self)
         if name in self._futures:
             return self._futures[name].result()
         if name in self._known:
@@ -126,8 +135,25 @@ class State:
         """Why it ended early, if it did."""
         return self._error
 
+    def written_here(self) -> None:
+        """The program's function runs in this thread."""
+        self._writer = threading.get_ident()
+
+    @property
+    def _is_followed(self) -> bool:
+        """Whether this thread only looks on while the program's function runs in another one."""
+        return self._streams and not self._is_over and self._writer != threading.get_ident()
+
+    def _know(self, futures: Mapping[str, Future[str]]) -> None:
+        with self._news:
+            self._futures.update(futures)
+            self._news.notify_all()
+
     def sync(self) -> None:
         """Wait until all is done that was appended. Raises `ProgramError`."""
+        if self._is_followed:
+            with self._news:
+                self._news.wait_for(lambda: self._is_over)
         if not self._is_over:
             self._thread.submit(lambda: None).result()
         if self._error is not None:
@@ -144,9 +170,12 @@ class State:
         return self._transcript.messages
 
     def get_meta_info(self, name: str) -> Mapping[str, Any]:
-        """Return what is known of the output that is a variable: how it ended, tokens, tokens found in the cache."""
+        """Return what is known of the output that is a variable: how it ended, tokens, tokens found in the cache.
+
+        Of one that is no output of this state, nothing is.
+        """
         self[name]
-        return self._metas[name]
+        return self._metas.get(name, {})
 
     def text_iter(self, name: str | None = None) -> Iterator[str]:
         """Yield text as it comes: all of it, or that of one variable. Raises `ProgramError` at its end."""
@@ -181,25 +210,23 @@ class State:
         begun: list[int] = []
         self._thread.submit(lambda: begun.append(len(self._transcript.text)))
         yield
-        self._futures[name] = future
+        self._know({name: future})
         self._thread.submit(self._guarded, lambda: self._transcript.text[begun[0] :], future)
 
     def fork(self, size: int = 1) -> Forks:
         """Return branches that begin with all of this, and run beside each other: they share its KV."""
         self.sync()
         variables = {**self._known, **{name: future.result() for name, future in self._futures.items()}}
-        return Forks(
-            self,
-            [
-                State(self._backend, self._defaults, transcript=self._transcript, variables=variables)
-                for _ in range(size)
-            ],
-        )
+        said = self._transcript
+        branches = [State(self._backend, self._defaults, transcript=said, variables=variables) for _ in range(size)]
+        return Forks(self, branches, len(said.shown()))
 
     def end(self) -> None:
         """Wait for all of it, and let its thread go. No error is raised: see `error`."""
         self._thread.shutdown()
-        self._is_over = True
+        with self._news:
+            self._is_over = True
+            self._news.notify_all()
         self._pieces.end()
 
     def fail(self, error: BaseException) -> None:
@@ -211,6 +238,8 @@ class State:
     def gather(self, values: Mapping[str, Sequence[Any]]) -> None:
         """Take the variables of branches, as lists."""
         self._known.update(values)
+        for name in values:
+            self._futures.pop(name, None)
 
     def _perform(self, part: Expression, future: Future[str]) -> None:
         self._guarded(lambda: self._said(part), future)
@@ -239,15 +268,17 @@ class State:
                 self._transcript = self._transcript.begun(role)
             case RoleEnd(role):
                 self._transcript = self._transcript.ended(role)
-            case Image():
-                raise InvalidRequest("images are not taken here yet: ask /v1/chat/completions")
+            case Image(url):
+                self._transcript = self._transcript.with_image(url)
             case _:
                 raise InvalidRequest(f"{type(part).__name__} has no value here")
         return ""
 
     def _generated(self, part: Gen) -> str:
         before = self._transcript = self._transcript.tokenized(self._backend)
-        made = list(self._made(part, before.token_ids))
+        made = list(self._made(part if "seed" in part.said else _drawn(part), before))
+        if not made:
+            raise BackendError("the stream ended without an answer")
         text = "".join(piece.text for piece in made)
         if made[-1].is_exact:
             self._transcript = before.with_output(text, [token for piece in made for token in piece.token_ids])
@@ -256,21 +287,24 @@ class State:
         self._metas[part.name] = made[-1].meta
         return text
 
-    def _made(self, part: Gen, prompt: Sequence[int]) -> Iterator[Made]:
+    def _made(self, part: Gen, said: Transcript) -> Iterator[Made]:
+        prompt, images = said.token_ids, said.image_urls
         if not self._streams:
-            made = self._backend.generate(prompt, part.params)
+            made = self._backend.generate(prompt, part.params, images)
             self._pieces.add(part.name, made.text)
             yield made
             return
-        with closing(self._backend.stream(prompt, part.params)) as pieces:  # type: ignore[type-var]
+        with closing(self._backend.stream(prompt, part.params, images)) as pieces:  # type: ignore[type-var]
             for piece in pieces:
                 self._pieces.add(part.name, piece.text)
                 yield piece
 
     def _selected(self, part: Select) -> str:
         before = self._transcript = self._transcript.tokenized(self._backend)
+        if not before.token_ids:
+            raise InvalidRequest("a choice is made behind something: append text, or begin a message", param="choices")
         ids = [tuple(self._backend.encode(choice, is_first=not before.token_ids)) for choice in part.choices]
-        scores = self._backend.score(before.token_ids, ids)
+        scores = self._backend.score(before.token_ids, ids, before.image_urls)
         alone = self._backend.score((), ids) if part.method.wants_alone else [()] * len(ids)
         scored = [ScoredChoice(*each) for each in zip(ids, scores, alone, strict=True)]
         taken = part.method.decide(scored)
@@ -281,12 +315,18 @@ class State:
         return part.choices[taken]
 
 
+def _drawn(part: Gen) -> Gen:
+    """Return it with a seed of its own."""
+    return replace(part, params=replace(part.params, seed=random.getrandbits(SEED_BITS)))
+
+
 class Forks(Sequence[State]):
     """Branches of a state, in order."""
 
-    def __init__(self, parent: State, branches: Sequence[State]) -> None:
+    def __init__(self, parent: State, branches: Sequence[State], num_chars: int) -> None:
         self._parent = parent
         self._branches = list(branches)
+        self._num_chars = num_chars  # of text that all begin with
 
     def __iadd__(self, what: Expression | str) -> Forks:
         """Append the same to each."""
@@ -313,10 +353,9 @@ class Forks(Sequence[State]):
         """
         if how not in JOINS:
             raise InvalidRequest(f"join takes {' or '.join(JOINS)}, not {how!r}", param="how")
-        begun = len(self._parent.text())
         for branch in self._branches:
             branch.sync()
-        said = [branch.text()[begun:] for branch in self._branches]
+        said = [branch.text()[self._num_chars :] for branch in self._branches]
         for branch in self._branches:
             branch.end()
         names = dict.fromkeys(name for branch in self._branches for name in branch.set_names)

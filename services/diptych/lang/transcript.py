@@ -33,6 +33,7 @@ class Transcript:
     text: str = ""  # of the open message; all of it where there are no messages
     token_ids: tuple[int, ...] = ()  # of the prompt up to `untokenized`
     untokenized: str = ""  # the end of `text`
+    images: tuple[tuple[int, str], ...] = ()  # of the open message: see `Message`
 
     @property
     def is_chat(self) -> bool:
@@ -49,6 +50,17 @@ class Transcript:
         assert not self.untokenized
         return replace(self, text=self.text + text, token_ids=(*self.token_ids, *token_ids))
 
+    def with_image(self, url: str) -> Transcript:
+        """Append an image. Raises `InvalidRequest` where no message is open that is given."""
+        if self.role in (NO_ROLE, "assistant"):
+            raise InvalidRequest("an image belongs into a message of role 'user', or another that is given")
+        return replace(self, images=(*self.images, (len(self.text), url)))
+
+    @property
+    def image_urls(self) -> list[str]:
+        """All images of the prompt, in order."""
+        return [url for message in self.messages for _, url in message.images]
+
     def begun(self, role: str) -> Transcript:
         """Begin a message. Raises `InvalidRequest` within another, or behind plain text."""
         if self.role != NO_ROLE:
@@ -62,7 +74,7 @@ class Transcript:
         if self.role != role:
             words = f"one of role {self.role!r} is open" if self.role else "none is open"
             raise InvalidRequest(f"a message of role {role!r} can't end: {words}")
-        return Transcript((*self.messages, Message(role, self.text)))
+        return Transcript((*self.messages, Message(role, self.text, self.images)))
 
     def tokenized(self, tokens: Tokens) -> Transcript:
         """Return it with all tokens. Raises `InvalidRequest` where the model can't go on with a message."""

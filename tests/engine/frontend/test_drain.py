@@ -67,10 +67,10 @@ def test_the_last_group_is_served_until_the_worker_ends_and_none_is_forgotten_tw
 
 
 def test_each_field_of_what_a_scheduler_says_has_who_hears_of_it() -> None:
-    """Its client hears that it is ready, or about to exit."""
+    """Its client hears that it is ready, where its ranks are, or that it is about to exit."""
 
     async def scene() -> None:
-        said = set(engine_pb2.SchedulerEvents.DESCRIPTOR.fields_by_name) - {"ready", "fatal"}
+        said = set(engine_pb2.SchedulerEvents.DESCRIPTOR.fields_by_name) - {"ready", "rank_doors", "fatal"}
         assert set(new_group(1)._handlers) == said
 
     asyncio.run(scene())

@@ -351,8 +351,8 @@ def test_what_cannot_be_deleted_is_found_by_nobody_here_and_is_deleted_later(
     assert found_in(life) == 0, "nor what is there when it is given again"
     assert len(store.runs()) == NUM_RUNS
     store.delete_error = None
-    life.finish_writes()
-    assert store.runs() == {}
+    while store.runs():  # what was given up is tried again after a pause
+        life.finish_writes()
 
 
 def test_an_answer_that_comes_behind_a_flush_is_not_believed(new_life: NewLife, store: OddStore) -> None:

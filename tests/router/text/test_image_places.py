@@ -48,7 +48,17 @@ def test_a_prompt_keeps_its_order(parts: list[int]) -> None:
     assert list(shown) == [token for part in parts for token in ([PAD] * part if part else [7])]
 
 
-@pytest.mark.parametrize("ids", [[], [1], [PAD, PAD]])
+def test_what_tokenize_shows_is_taken_back() -> None:
+    images = [image(2, 2), image(3, 1)]
+    once = with_contents([1, PAD, 2, PAD], images, VISION)
+    shown = [1, *[PAD] * 4, 2, *[PAD] * 3]
+    check_places(shown, [ImageInput("a"), ImageInput("b")], VISION)
+    assert with_contents(shown, images, VISION) == once
+    with pytest.raises(InvalidRequest, match=r"image 1 takes 3 places, .* 2 times"):
+        with_contents(shown[:-1], images, VISION)
+
+
+@pytest.mark.parametrize("ids", [[], [1], [PAD, 1, PAD]])
 def test_there_are_as_many_places_as_images(ids: list[int]) -> None:
     with pytest.raises(InvalidRequest, match="give one for each") as caught:
         check_places(ids, [ImageInput("messages")], VISION)

@@ -108,7 +108,7 @@ class Response:
 
     def _prompt_scores(self, logprobs: TokenLogprobs) -> Scores:
         prompt = self._request.prompt
-        return Scores(prompt.ids, logprobs, prompt.echo.offsets if prompt.echo else ())
+        return Scores(prompt.shown_ids, logprobs, prompt.echo.offsets if prompt.echo else ())
 
     def _observe_arrival(self, now_s: float, num_tokens: int) -> None:
         if self.last_s:

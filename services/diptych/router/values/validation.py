@@ -72,7 +72,8 @@ def _check_images(client: ClientRequest, model: ServedModel) -> None:
         return
     if model.vision is None:
         raise InvalidRequest(f"{model.model_id} takes no images: send text only", param=images[0].param)
-    if client.echo or client.params.prompt_logprobs is not None:
+    params = client.params
+    if client.echo or (params.prompt_logprobs is not None and not params.prompt_logprobs_start):
         words = "a prompt with images has no text or log-probabilities to show: leave out echo and prompt_logprobs"
         raise InvalidRequest(words, param="echo" if client.echo else "prompt_logprobs")
     if client.turn is not None:

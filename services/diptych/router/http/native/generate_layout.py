@@ -159,10 +159,9 @@ class GenerateLayout(Layout):
 
     def _of_prompt(self, scores: Scores) -> tuple[list[Triple], list[list[Triple] | None]]:
         """From where the client wants them; the first of those follows nothing that it sees."""
-        triples, tops = self._logprobs(scores)
-        start = self._style.prompt_start
-        firsts: list[Triple] = [(None, *first[1:]) for first in triples[start : start + 1]]
-        return [*firsts, *triples[start + 1 :]], [*(None for _ in firsts), *tops[start + 1 :]]
+        token_ids, known = scores.token_ids[self._style.prompt_start :], len(scores.logprobs)
+        num_scored = min(known, max(0, len(token_ids) - 1))  # an older worker tells those of the whole prompt
+        return self._logprobs(Scores(token_ids, scores.logprobs.span(known - num_scored, known), ()))
 
     def _logprobs(self, scores: Scores) -> tuple[list[Triple], list[list[Triple] | None]]:
         """SGLang's triples, of tokens and of their alternatives. The first token of a prompt has none."""
