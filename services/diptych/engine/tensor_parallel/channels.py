@@ -157,7 +157,7 @@ class NodeChannels:
 
 def require_connected(rank: int, socket: zmq.Socket[bytes], deadline_s: float) -> None:
     """Wait for `rank` at rank 0's end of a channel. Raises `Unavailable` when time is up."""
-    if not socket.poll(max(0.0, deadline_s - time.monotonic()) * 1000, zmq.POLLOUT):
+    if not socket.poll(int(max(0.0, deadline_s - time.monotonic()) * 1000), zmq.POLLOUT):
         host, _, port = socket.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://").rpartition(":")
         raise _not_reached(rank, f"{bracketed(one_spelling(host))}:{port}")
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import struct
 import threading
 import uuid
 from collections.abc import Callable
 from typing import Final
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
+_EVENT: Final = struct.Struct("=Hi")  # its number, and a value; PyZMQ's reader of it imports asyncio
 _EVENTS: Final = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
 GRACE_S: Final = 1.0  # rank 0 closes its channels behind the last entry, which is applied within this time
 
@@ -22,7 +23,9 @@ class ConnectionWatch:
         """`on_lost` is called with words, by a thread of ours."""
         self._on_lost = on_lost
         self._is_over = threading.Event()
-        self._context = zmq.Context.shadow(zmq.Context.instance())  # the threads close what they use, nobody else
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(
+            zmq.Context.instance()
+        )  # the threads close what they use, nobody else
 
     def add(self, socket: zmq.Socket[bytes], address: str) -> threading.Event:
         """Watch a socket that is about to connect there; return what is set once it has."""
@@ -42,7 +45,7 @@ class ConnectionWatch:
     def _watch(self, events: zmq.Socket[bytes], address: str, is_connected: threading.Event) -> None:
         """Until the last event: ZeroMQ would wait for ever to be rid of one that nobody reads."""
         with contextlib.suppress(zmq.ContextTerminated), contextlib.closing(events):
-            while (event := recv_monitor_message(events)["event"]) != zmq.EVENT_MONITOR_STOPPED:
+            while (event := _EVENT.unpack(events.recv_multipart()[0])[0]) != zmq.EVENT_MONITOR_STOPPED:
                 if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                     is_connected.set()
                 elif not self._is_over.wait(GRACE_S):
