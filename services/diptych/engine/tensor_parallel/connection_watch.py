@@ -23,9 +23,8 @@ class ConnectionWatch:
         """`on_lost` is called with words, by a thread of ours."""
         self._on_lost = on_lost
         self._is_over = threading.Event()
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(
-            zmq.Context.instance()
-        )  # the threads close what they use, nobody else
+        # of which the threads close what they use, and nobody else
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(zmq.Context.instance())
 
     def add(self, socket: zmq.Socket[bytes], address: str) -> threading.Event:
         """Watch a socket that is about to connect there; return what is set once it has."""
