@@ -110,6 +110,24 @@ def test_a_drain_is_told_in_words(drain: Drain | None, words: str) -> None:
     assert drain_words(drain) == words
 
 
+def test_a_group_over_nodes_is_shown_with_the_ranks_and_the_epoch_of_each() -> None:
+    group = Instance(instance_id=0xF << 60, role=ROLE_DECODE, address="a:1")
+    group.nodes.add(node=0, epoch=0xAB, host="10.0.0.1", pod="d-0", first_rank=0, num_ranks=8)
+    group.nodes.add(node=1, epoch=0xCD, host="10.0.0.2", pod="d-0-1", first_rank=8, num_ranks=1)
+    report = Report([Answer(group), Answer(DECODE)])
+    assert as_text(report).split("\n\n")[2].splitlines() == [
+        "group             node  host      pod    ranks  epoch",
+        "f000000000000000  0     10.0.0.1  d-0    0-7    00000000000000ab",
+        "f000000000000000  1     10.0.0.2  d-0-1  8      00000000000000cd",
+    ]
+    told = {each["instance_id"]: each.get("nodes") for each in as_json(report)["members"]}
+    assert told["d000000000000000"] is None
+    assert told["f000000000000000"][1] == {
+        **{"node": 1, "host": "10.0.0.2", "pod": "d-0-1", "first_rank": 8, "num_ranks": 1},
+        "epoch": "00000000000000cd",
+    }
+
+
 SILENT = Answer(DECODE, problem="connection refused")
 
 

@@ -79,6 +79,24 @@ def test_a_plan_for_programs_and_a_load_for_which_there_are_not_enough_gpus(caps
     assert Sizes(**found["plan"]).serves
 
 
+def test_a_plan_of_groups_says_their_nodes_and_how_each_is_started(capsys: pytest.CaptureFixture[str]) -> None:
+    load = ["plan", "--rate=1", "--calls=100", "--trials=0", "--gpus=64", "--gpus-per-node=8"]
+    assert main([*load, "--tp=16", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    workers = sum(found["plan"].values())
+    assert (found["gpus"], found["nodes"], found["nodes_per_worker"]) == (16 * workers, 2 * workers, 2)
+    assert main([*load, "--tp=16"]) == 0
+    told = capsys.readouterr().out
+    groups = f"{workers} groups" if workers > 1 else "one group"
+    assert f"plan       {16 * workers} GPUs on {2 * workers} nodes, {groups} of 2: " in told
+    assert "groups     each worker: --tp 16 --nnodes 2, 8 GPUs a node" in told
+
+
+def test_more_groups_than_nodes_have_room_for_are_not_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--rate=40", "--calls=100", "--trials=0", "--gpus=24", "--gpus-per-node=8", "--tp=24"]) == 1
+    assert "plan       more than 24 GPUs on 3 nodes, one group of 3" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("words", [["--share=1"], ["--gpus=1", "--tp=2"], ["--trials=-1"], ["--kv-tokens=0"]])
 def test_what_cannot_be_is_refused(words: list[str]) -> None:
     with pytest.raises((ConfigError, SystemExit)):

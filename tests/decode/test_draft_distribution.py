@@ -38,7 +38,7 @@ def run(num_steps_at_most: int = NUM_TOKENS) -> tuple[list[Request], int]:
         step = new_step(going_on, [], drafts)
         step.launch()
         result = sample_step(CpuSampler(), logits_of(step, newest, drafts), builder.build(going_on, drafts), None)
-        for request, token_ids, _ in sampled.sampled(step, result, range(len(going_on))):
+        for request, token_ids, *_ in sampled.sampled(step, result, range(len(going_on))):
             sampled.take_tokens(request, token_ids, frozenset())
     return requests, num_steps_at_most
 

@@ -67,17 +67,19 @@ def test_a_row_that_is_laid_out_wrongly_changes_answers(new_engine: NewEngine, b
 
 def without_roll_back(step: Any, result: Any, rows: Any) -> Iterator[sampled.Sampled]:
     """Drafts that did not come true count as computed."""
-    for request, token_ids, logprobs in sampled.sampled(step, result, rows):
+    for row in sampled.sampled(step, result, rows):
+        request, token_ids, *_ = row
         request.computed_len += 1 + len(step.drafts_of(request)) - len(token_ids)
-        yield request, token_ids, logprobs
+        yield row
 
 
 def with_a_forgotten_page(step: Any, result: Any, rows: Any) -> Iterator[sampled.Sampled]:
     """The page that only wrong drafts needed is nobody's any more."""
-    for request, token_ids, logprobs in sampled.sampled(step, result, rows):
+    for row in sampled.sampled(step, result, rows):
+        request, token_ids, *_ = row
         if len(token_ids) < 1 + len(step.drafts_of(request)):
             request.num_pages = -(-request.computed_len // 4)
-        yield request, token_ids, logprobs
+        yield row
 
 
 @pytest.mark.parametrize("mutant", [without_roll_back, with_a_forgotten_page])

@@ -47,6 +47,7 @@ from diptych.engine.values.prompt_cost import SAME_EVERYWHERE, PromptCost
 from diptych.engine.values.request import new_request
 from diptych.engine.values.scheduler_core import SchedulerCore
 from diptych.engine.values.transfer_rules import TransferRules
+from diptych.engine.values.watched_layers import NOTHING_WATCHED, WatchedLayers
 from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.generation.grammar import Grammar
 from diptych.generation.output import Output
@@ -199,6 +200,7 @@ class Pair:
         windows: WindowPages = NO_WINDOWS,
         num_slots: int = 0,
         drafter: Drafter | None = None,
+        watched: WatchedLayers = NOTHING_WATCHED,
     ) -> None:
         """Other `page_sizes` are for the null model. `in_parts`: what lands is nonsense until it is unpacked.
 
@@ -212,6 +214,7 @@ class Pair:
             16,
             scheduling or Scheduling(),
             prompt_cost=prompt_cost,
+            watched=watched,
         )
         models = [partial(null_model, page_size=size) for size in page_sizes] if page_sizes else [model, model]
         sizes = page_sizes or (PAGE, PAGE)

@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from diptych.engine import Engine, EngineOptions, SamplingParams
+from diptych.generation.attention_tokens import AttentionWish
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
 
@@ -58,6 +59,31 @@ def test_log_probabilities_of_prompt_and_output_are_the_engines(
     assert "".join(told.tokens) == PROMPT + expected.text
     text = answer.choices[0].text
     assert [text[at : at + len(token)] for at, token in zip(told.text_offset, told.tokens, strict=True)] == told.tokens
+
+
+def test_what_tokens_looked_at_is_the_engines(
+    client: openai.OpenAI, model: str, engine: Engine, prompt_ids: list[int]
+) -> None:
+    """The first token's comes from prefill, the others from decode; in a stream as well, where the prompt is cached."""
+    fields: Any = {"return_attention_tokens": True, "top_k_attention": 3, "attention_layers": [0, 7]}
+    params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, attention=AttentionWish(3, (0, 7)))
+    expected = engine.generate(prompt_ids, params).attention
+    assert expected is not None
+    for is_stream in (False, True):
+        how: Any = {"temperature": 0, "max_tokens": NUM_TOKENS, "stream": is_stream, "extra_body": fields}
+        answer: Any = client.completions.create(model=model, prompt=prompt_ids, **how)
+        choices = [chunk.choices[0] for chunk in answer] if is_stream else answer.choices
+        told = [each for choice in choices for token in getattr(choice, "attention_tokens", []) for each in token]
+        assert [each["layer"] for each in told] == [0, 7] * NUM_TOKENS
+        assert [place for each in told for place in each["token_positions"]] == [*expected.positions]
+        scores = [score for each in told for score in each["attention_scores"]]
+        np.testing.assert_allclose(scores, expected.weights, atol=1e-4)
+
+
+def test_a_layer_that_the_model_lacks_is_refused(client: openai.OpenAI, model: str) -> None:
+    fields = {"return_attention_tokens": True, "attention_layers": [1000]}
+    with pytest.raises(openai.BadRequestError, match="attention_layers"):
+        client.completions.create(model=model, prompt="a", extra_body=fields)
 
 
 RANDOM: list[dict[str, Any]] = [

@@ -118,6 +118,16 @@ def test_the_only_tokens_that_may_be_output_are_carried_through(cluster: Cluster
     assert list(cluster.decode().started[0].sampling.allowed_token_ids) == [7, 9]
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_what_tokens_looked_at_is_told(cluster: Cluster, stub: Any, is_stream: bool) -> None:
+    wish = inference_pb2.AttentionWish(top_k=2, layers=[3])
+    request = GenerateRequest(text="a", sampling=SamplingParams(max_tokens=3, attention=wish))
+    parts = list(stub.GenerateStream(request)) if is_stream else [stub.Generate(request)]
+    assert cluster.decode().started[0].sampling.attention == wish
+    assert [position for part in parts for position in part.attention.positions] == [0, -1, 1, -1, 2, -1]
+    assert {layer for part in parts for layer in part.attention.layers} == {3}
+
+
 def test_a_stop_string(stub: Any) -> None:
     response = stub.Generate(GenerateRequest(text="a", sampling=SamplingParams(stop=["says"])))
     assert (response.text, response.finish_reason) == ("Zoë ", inference_pb2.FINISH_REASON_STOP)

@@ -91,9 +91,70 @@ def test_log_probabilities_of_a_prompt_may_begin_in_it(cluster: Cluster, start: 
     assert (len(meta["input_top_logprobs"]), meta["id"]) == (len(scored), "mine")
 
 
-def stream(cluster: Cluster, **body: Any) -> list[Any]:
+ATTENTION: Any = {"return_attention_tokens": True, "top_k_attention": 3, "attention_layers": [2, 5]}
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_what_each_output_token_looked_at(cluster: Cluster, is_stream: bool) -> None:
+    body: Any = {"text": "ab", **ATTENTION, "attention_window": 9}
+    answer = stream(cluster, **body)[-1] if is_stream else post(cluster, "/generate", **body)
+    assert answer["meta_info"]["attention_tokens"] == [
+        [{"layer": layer, "token_positions": [index], "attention_scores": [0.5]} for layer in (2, 5)]
+        for index in range(len(answer["output_ids"]))
+    ]
+    for side in (cluster.prefill(), cluster.decode()):
+        wish = side.started[-1].sampling.attention
+        assert (wish.top_k, list(wish.layers), wish.window) == (3, [2, 5], 9)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_openai_s_answers_tell_it_too(cluster: Cluster, path: str, is_stream: bool) -> None:
+    prompt: Any = {"messages": [{"role": "user", "content": "a"}]} if "chat" in path else {"prompt": "a"}
+    fields = {**prompt, "return_attention_tokens": True, "return_token_ids": True, "max_tokens": 3}
+    parts = stream(cluster, path, **fields) if is_stream else [post(cluster, path, **fields)]
+    choices = [part["choices"][0] for part in parts]
+    told = [entry for choice in choices for entry in choice.get("attention_tokens", [])]
+    assert [[each["token_positions"] for each in token] for token in told] == [[[0]], [[1]], [[2]]]
+    assert [len(each.get("attention_tokens", [])) for each in choices] == [
+        len(each.get("token_ids", [])) for each in choices
+    ]
+
+
+def test_a_stop_string_ends_what_is_told_of_attention(cluster: Cluster) -> None:
+    answer = post(cluster, "/generate", text="a", sampling_params={"stop": "i"}, return_attention_tokens=True)
+    assert len(answer["meta_info"]["attention_tokens"]) == len(answer["output_ids"]) == 2
+
+
+def test_nobody_hears_of_attention_unasked(cluster: Cluster) -> None:
+    assert "attention_tokens" not in post(cluster, "/generate", text="ab", return_attention_tokens=False)["meta_info"]
+    assert not cluster.decode().started[-1].sampling.HasField("attention")
+
+
+BAD_ATTENTION: dict[str, tuple[dict[str, Any], str]] = {
+    "how, but not that": ({"top_k_attention": 2}, "top_k_attention"),
+    "nothing": ({**ATTENTION, "top_k_attention": 0}, "top_k_attention"),
+    "too many tokens": ({**ATTENTION, "top_k_attention": 33}, "top_k_attention"),
+    "too many layers": ({**ATTENTION, "attention_layers": [*range(9)]}, "attention_layers"),
+    "no layers": ({**ATTENTION, "attention_layers": []}, "attention_layers"),
+    "a layer twice": ({**ATTENTION, "attention_layers": [1, 1]}, "attention_layers"),
+    "a window below zero": ({**ATTENTION, "attention_window": -1}, "attention_window"),
+    "text": ({"return_attention_tokens": "yes"}, "return_attention_tokens"),
+}
+
+
+@pytest.mark.parametrize(("fields", "param"), BAD_ATTENTION.values(), ids=BAD_ATTENTION)
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions"])
+def test_a_wish_that_is_wrong_is_refused(cluster: Cluster, path: str, fields: dict[str, Any], param: str) -> None:
+    prompt = {"text": "a"} if path == "/generate" else {"prompt": "a"}
+    status, answer = cluster.post(path, {**prompt, **fields})
+    assert status == 400
+    assert param.split("[")[0] in json.dumps(answer)
+
+
+def stream(cluster: Cluster, path: str = "/generate", **body: Any) -> list[Any]:
     connection = http.client.HTTPConnection(cluster.url.removeprefix("http://"), timeout=200)
-    connection.request("POST", "/generate", json.dumps({"stream": True, **body}))
+    connection.request("POST", path, json.dumps({"stream": True, **body}))
     *events, end = connection.getresponse().read().decode().strip().split("\n\n")
     connection.close()
     assert end == "data: [DONE]"

@@ -376,6 +376,7 @@ def _card(role: Name, pod: str, index: int, started_s: float) -> WorkerCard:
         "host_pages_restored": 1830 + index * 7,
         "rate": None,
         "drain": None,
+        "nodes": [],
         "adapters": ["support-de", "sql"] if index % 3 == 0 else [],
         "links": {},
         "num_links_up": None,

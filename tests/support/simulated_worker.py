@@ -280,9 +280,9 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
             for index, token_id in enumerate(tokens[1:-1], start=1):
                 output = LegOutput(room=leg.room, first_index=index, token_ids=[token_id])
                 output.drafts, output.accepted_drafts = self.drafts, self.accepted_drafts
-                yield _with_logprobs(output, leg)
+                yield _with_reports(output, leg)
             end.token_ids.extend(tokens[1:][-1:])
-        yield _with_logprobs(end, leg) if end.token_ids else end
+        yield _with_reports(end, leg) if end.token_ids else end
 
 
 def _stats(leg: StartLeg, measured: LegStats) -> LegStats:
@@ -319,13 +319,24 @@ def _first_output(leg: StartLeg, tokens: Sequence[int], stats: LegStats) -> LegO
         behind = leg.sampling.prompt_logprobs_start + 1
         scored = simulated_logprobs(leg.prompt_token_ids[behind:], leg.sampling.prompt_logprobs)
         first.prompt_logprobs.CopyFrom(scored)
-    return _with_logprobs(first, leg)
+    return _with_reports(first, leg)
 
 
-def _with_logprobs(output: LegOutput, leg: StartLeg) -> LegOutput:
+def _with_reports(output: LegOutput, leg: StartLeg) -> LegOutput:
     if leg.sampling.HasField("logprobs"):
         output.logprobs.CopyFrom(simulated_logprobs(output.token_ids, leg.sampling.logprobs))
+    if leg.sampling.HasField("attention"):
+        output.attention.CopyFrom(simulated_attention(output, leg.sampling.attention))
     return output
+
+
+def simulated_attention(output: LegOutput, wish: inference_pb2.AttentionWish) -> inference_pb2.TokenAttention:
+    """Token i looks at token i alone, in each layer."""
+    layers, empty = wish.layers or [7], wish.top_k - 1
+    indices = range(output.first_index, output.first_index + len(output.token_ids))
+    positions = [position for index in indices for _ in layers for position in (index, *[-1] * empty)]
+    weights = [0.5 if position >= 0 else 0.0 for position in positions]
+    return inference_pb2.TokenAttention(layers=layers, top_k=wish.top_k, positions=positions, weights=weights)
 
 
 def _batch(output: LegOutput) -> WorkerBatch:

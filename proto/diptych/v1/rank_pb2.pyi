@@ -8,16 +8,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class NodeSays(_message.Message):
-    __slots__ = ("hello", "beat", "died", "leaving")
+    __slots__ = ("hello", "beat", "died", "leaving", "is_stopped")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
     DIED_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    IS_STOPPED_FIELD_NUMBER: _ClassVar[int]
     hello: NodeHello
     beat: bool
     died: str
     leaving: bool
-    def __init__(self, hello: _Optional[_Union[NodeHello, _Mapping]] = ..., beat: _Optional[bool] = ..., died: _Optional[str] = ..., leaving: _Optional[bool] = ...) -> None: ...
+    is_stopped: bool
+    def __init__(self, hello: _Optional[_Union[NodeHello, _Mapping]] = ..., beat: _Optional[bool] = ..., died: _Optional[str] = ..., leaving: _Optional[bool] = ..., is_stopped: _Optional[bool] = ...) -> None: ...
 
 class NodeHello(_message.Message):
     __slots__ = ("protocol", "node", "num_nodes", "epoch", "host", "pod", "version", "model", "options")

@@ -22,6 +22,7 @@ from diptych.engine.options.config import KV_WINDOWS, KvWindows, Quantization
 from diptych.kernels.integer_layout import IntegerLayout, layout_of
 from diptych.kernels.quantized import INT4_GROUPS, STRIP, QuantizedArray
 from diptych.kvtransfer.layout import DTYPE_NBYTES
+from diptych.planner.placing import check_placed
 
 MAX_NODES: Final = 8  # of a worker that is proposed
 
@@ -54,11 +55,7 @@ class DescribeConfig:
             raise ConfigError("--gpu-gib must be above 0, --gpu-memory-share above 0 and at most 1")
         if min(self.tp, self.page_size) < 1:
             raise ConfigError("--tp and --page-size must be at least 1")
-        if self.gpus_per_node < 0:
-            raise ConfigError(f"--gpus-per-node must not be negative, as {self.gpus_per_node} is")
-        if self.gpus_per_node and self.tp > self.gpus_per_node and self.tp % self.gpus_per_node:
-            words = f"--tp {self.tp} is no multiple of --gpus-per-node {self.gpus_per_node}"
-            raise ConfigError(f"{words}: nodes of a worker have equally many")
+        check_placed(self.tp, self.gpus_per_node)
 
 
 def main(config: DescribeConfig) -> int:

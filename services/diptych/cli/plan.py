@@ -17,6 +17,7 @@ from diptych.cli.simulate import H200, SimulateConfig, calls_of, setup_of, worke
 from diptych.common.config import option
 from diptych.common.errors import ConfigError
 from diptych.planner.demand import Demand, demand
+from diptych.planner.placing import Nodes
 from diptych.planner.predict import predict
 from diptych.planner.reach import reachable
 from diptych.planner.sizing import Sizing
@@ -47,6 +48,9 @@ class PlanConfig:
     share: float = option(0.9, help="of the calls that are offered, that are to keep both", group="slo")
     gpus: int = option(16, help="GPUs that there may be", group="platform")
     tp: int = option(1, help="GPUs of a worker; the step model is that of all together", group="platform")
+    gpus_per_node: int = option(
+        0, help="GPUs of a machine: workers fit one, or take several whole; 0: not said", group="platform"
+    )
     step_model: str = option(H200, help=f"file of `diptych fit`, or {H200}: Llama-3-8B on an H200", group="platform")
     kv_tokens: int = option(800_000, help="tokens that a worker's KV pool holds", group="platform")
     kv_token_bytes: int = option(131_072, help="KV of one token", group="platform")
@@ -58,8 +62,7 @@ class PlanConfig:
         """Raise `ConfigError` for values that cannot be."""
         if not 0 < self.share < 1:
             raise ConfigError(f"--share must be above 0 and below 1, not {self.share:g}")
-        if self.gpus < self.tp:
-            raise ConfigError(f"--gpus must be {self.tp} at least, the GPUs of one worker, not {self.gpus}")
+        self.nodes.validate()
         if self.trials < 0:
             raise ConfigError(f"--trials must not be negative, as {self.trials} is")
         self.simulation.validate()
@@ -70,6 +73,10 @@ class PlanConfig:
         names = ("trace", "calls", "rate", "seed", "ttft_slo_ms", "tpot_slo_ms", "tp", "step_model")
         sizes = ("kv_tokens", "kv_token_bytes", "link_gb_per_s")
         return SimulateConfig(**{name: getattr(self, name) for name in (*names, *sizes)})
+
+    @property
+    def nodes(self) -> Nodes:
+        return Nodes(self.gpus, self.gpus_per_node, self.tp)
 
     @property
     def goal(self) -> Goal:
@@ -97,7 +104,7 @@ def main(config: PlanConfig) -> int:
 
 
 def _answer(config: PlanConfig, calls: Sequence[Call], worker: WorkerSetup) -> Answer:
-    capacity, most = capacity_of(worker), config.gpus // config.tp
+    capacity, most = capacity_of(worker), config.nodes.most_workers
     load, sizing, remarks = _predicted(config, calls, capacity, cached_at_best(calls))
     if not config.trials:
         predicted = proposals(load, sizing, most)
@@ -164,6 +171,7 @@ def _as_text(answer: Answer, config: PlanConfig, calls: Sequence[Call]) -> str:
         *(f"predicted  {each.family}: {_gpus(each.sizes, config)}" for each in answer.predicted),
         *(f"tried      {sizes}: {kept:.1%} keep it" for sizes, kept in answer.tried.items()),
         f"plan       {_fewest(answer, config)}",
+        *_as_groups(answer, config.nodes),
     ]
     return "\n".join([*lines, *_why(answer)])
 
@@ -179,7 +187,26 @@ def _fewest(answer: Answer, config: PlanConfig) -> str:
 
 
 def _gpus(sizes: Sizes | None, config: PlanConfig) -> str:
-    return f"{sizes.total * config.tp} GPUs: {sizes}" if sizes else f"more than {config.gpus} GPUs"
+    if not sizes:
+        return f"more than {config.gpus} GPUs{_on(config.nodes, config.nodes.most_workers)}"
+    return f"{sizes.total * config.tp} GPUs{_on(config.nodes, sizes.total)}: {sizes}"
+
+
+def _on(nodes: Nodes, workers: int) -> str:
+    """Say which nodes so many workers take, and in groups of how many; nothing where nobody said what a node has."""
+    if not nodes.gpus_per_node:
+        return ""
+    taken = nodes.taken(workers)
+    words = f" on {taken} nodes" if taken > 1 else " on one node"
+    groups = f"{workers} groups" if workers > 1 else "one group"
+    return f"{words}, {groups} of {nodes.per_worker}" if nodes.per_worker > 1 else words
+
+
+def _as_groups(answer: Answer, nodes: Nodes) -> list[str]:
+    """Say how to start workers that take several nodes."""
+    if answer.fewest is None or nodes.per_worker == 1:
+        return []
+    return [f"groups     each worker: --tp {nodes.tp} --nnodes {nodes.per_worker}, {nodes.gpus_per_node} GPUs a node"]
 
 
 def _why(answer: Answer) -> list[str]:
@@ -199,9 +226,16 @@ def _as_json(answer: Answer, config: PlanConfig) -> dict[str, object]:
     return {
         "plan": answer.fewest and answer.fewest._asdict(),
         "gpus": answer.fewest and answer.fewest.total * config.tp,
+        **_nodes_json(answer.fewest, config.nodes),
         "goal": answer.sizing.goal._asdict(),
         "predicted": {each.family: each.sizes and each.sizes._asdict() for each in answer.predicted},
         "tried": [{**sizes._asdict(), "kept": kept} for sizes, kept in answer.tried.items()],
         "busiest": {"calls_per_s": answer.load.requests_per_s, "work": answer.load.work},
         "notes": list(answer.remarks),
     }
+
+
+def _nodes_json(sizes: Sizes | None, nodes: Nodes) -> dict[str, object]:
+    if not nodes.gpus_per_node:
+        return {}
+    return {"nodes": sizes and nodes.taken(sizes.total), "nodes_per_worker": nodes.per_worker}

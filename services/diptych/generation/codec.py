@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Set
 from typing import Final
 
+from diptych.generation.attention_tokens import AttentionWish, TokenAttention
 from diptych.generation.finish import Finish
 from diptych.generation.grammar import Grammar, GrammarKind, Preamble
 from diptych.generation.logprobs import TokenLogprobs
@@ -106,6 +107,7 @@ def params_from_wire(wire: inference_pb2.SamplingParams) -> SamplingParams:
         ignore_eos=wire.ignore_eos,
         logit_bias=dict(wire.logit_bias),
         allowed_token_ids=tuple(wire.allowed_token_ids),
+        attention=_wish_from_wire(wire.attention) if wire.HasField("attention") else None,
         grammar=grammar_from_wire(wire.grammar),
     )
 
@@ -130,6 +132,7 @@ def params_to_wire(params: SamplingParams) -> inference_pb2.SamplingParams:
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs,
         prompt_logprobs_start=params.prompt_logprobs_start or None,
+        attention=None if params.attention is None else _wish_to_wire(params.attention),
         grammar=None if params.grammar is None else grammar_to_wire(params.grammar),
     )
 
@@ -160,3 +163,21 @@ def logprobs_to_wire(logprobs: TokenLogprobs) -> inference_pb2.TokenLogprobs:
 
 def logprobs_from_wire(wire: inference_pb2.TokenLogprobs) -> TokenLogprobs:
     return TokenLogprobs(tuple(wire.logprobs), wire.num_top, tuple(wire.top_ids), tuple(wire.top_logprobs))
+
+
+def _wish_from_wire(wire: inference_pb2.AttentionWish) -> AttentionWish:
+    return AttentionWish(wire.top_k or AttentionWish().top_k, tuple(wire.layers), wire.window)
+
+
+def _wish_to_wire(wish: AttentionWish) -> inference_pb2.AttentionWish:
+    return inference_pb2.AttentionWish(top_k=wish.top_k, layers=wish.layers, window=wish.window)
+
+
+def attention_to_wire(told: TokenAttention) -> inference_pb2.TokenAttention:
+    return inference_pb2.TokenAttention(
+        layers=told.layers, top_k=told.top_k, positions=told.positions, weights=told.weights
+    )
+
+
+def attention_from_wire(wire: inference_pb2.TokenAttention) -> TokenAttention:
+    return TokenAttention(tuple(wire.layers), wire.top_k, tuple(wire.positions), tuple(wire.weights))

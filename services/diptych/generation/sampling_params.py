@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from diptych.common.errors import InvalidRequest
+from diptych.generation.attention_tokens import AttentionWish
 from diptych.generation.grammar import Grammar
 from diptych.generation.stop.pattern import compile_stop
 
@@ -47,6 +48,7 @@ class SamplingParams:
     logprobs: int | None = None  # report the output tokens' log-probabilities, and so many alternatives
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
     prompt_logprobs_start: int = 0  # for those behind this place only: KV of what is before it may come from a cache
+    attention: AttentionWish | None = None  # report which earlier tokens each output token looked at most
     grammar: Grammar | None = None  # that the output must match; it also says where the output ends
 
     @property
@@ -57,7 +59,8 @@ class SamplingParams:
     def is_plain(self) -> bool:
         """Nothing but temperature, top-k and top-p bears on the choice, and nothing is reported about it."""
         extras = self.has_penalties or self.min_p or self.logit_bias or self.min_tokens or self.grammar
-        return not extras and not self.allowed_token_ids and self.logprobs is None
+        reports = self.logprobs is not None or self.attention is not None
+        return not extras and not self.allowed_token_ids and not reports
 
     def validate(self) -> None:
         """Raise `InvalidRequest`, naming the field, for a value out of range."""
@@ -77,6 +80,8 @@ class SamplingParams:
         self._validate_logprobs()
         if self.grammar is not None:
             self.grammar.validate()
+        if self.attention is not None:
+            self.attention.validate(max_tokens)
 
     def validate_for(self, vocab_size: int) -> None:
         """Raise `InvalidRequest`, naming the field, for a token outside the vocabulary, or for more than there are."""

@@ -277,7 +277,7 @@ class PrefillCore:
         self._queue.recall(self._step.chunks)
 
     def _hand_off(self, row: Sampled, now_s: float) -> None:
-        request, token_ids, _ = row
+        request, token_ids, *_ = row
         room = self._rooms[request.room]
         room.on(Signal.EXTENDED)
         self._turns.end(request.room)

@@ -52,6 +52,7 @@ class Watcher:
             sum(worker.reported.num_queued for worker in prefill),
             len(prefill),
             max((_free_share(worker) for worker in decode), default=0.0),
+            self._fleet.is_cold(),
         )
 
 

@@ -13,6 +13,8 @@ DiptychError
 │   └── Shed                    429  others are served in its place
 ├── NotFound
 │   └── ModelNotFound           404  this router serves another model
+├── Unavailable
+│   └── AttemptsFailed          503  workers began it, and were lost or failed
 └── Aborted                     499  somebody ended it by its id
 """
 
@@ -74,6 +76,10 @@ class BodyTooSlow(BodyCutOff):
 
 class ModelNotFound(NotFound):
     """This router serves another model."""
+
+
+class AttemptsFailed(Unavailable):
+    """Workers began the request, and each of them was lost or failed: it may be the request's doing."""
 
 
 class Aborted(DiptychError):

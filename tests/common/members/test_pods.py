@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from diptych.common.members.pods import Pod, pods_of, unregistered, vanished
-from diptych.v1.bootstrap_pb2 import Instance
+from diptych.v1.bootstrap_pb2 import GroupNode, Instance
 
 
 def endpoint(name: str, address: str, kind: str = "Pod", **conditions: bool) -> dict[str, Any]:
@@ -40,3 +40,9 @@ def test_only_who_is_retained_and_whose_pod_was_there_and_is_no_more_has_vanishe
 def test_a_pod_of_which_no_member_says_that_it_is_there_is_unregistered() -> None:
     pods = {**PODS, "b": Pod("b", "10.0.0.2", False)}
     assert unregistered(pods, [Instance(instance_id=1, pod="a")]) == [Pod("b", "10.0.0.2", False)]
+
+
+def test_the_pods_of_a_groups_nodes_are_its_members() -> None:
+    group = Instance(instance_id=1, pod="a", nodes=[GroupNode(pod="a"), GroupNode(node=1, pod="b")])
+    pods = {name: Pod(name, "10.0.0.1", True) for name in ("a", "b", "c")}
+    assert [pod.name for pod in unregistered(pods, [group])] == ["c"]

@@ -34,12 +34,13 @@ PROMPTS = TokenizerManager(lambda: pytest.fail("there is no text"), num_threads=
 class PlayedScheduler:
     """Does at once what it is told. Legs run until they are handed back, or `finish` ends them."""
 
-    pids = ()
-
     def __init__(self) -> None:
         self.events_due: asyncio.Queue[engine_pb2.SchedulerEvents] = asyncio.Queue()
         self.rooms: list[int] = []
         self.served: list[int] = []
+
+    def absence(self) -> str:
+        return ""
 
     async def ready(self) -> engine_pb2.SchedulerReady:
         return engine_pb2.SchedulerReady(context_len=100, terms=bootstrap_pb2.Terms(weights="w"))

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from diptych.engine.frontend.health import STOPPED_S, SchedulerLiveness
+from diptych.kvtransfer.process import is_stopped
 from diptych.v1 import engine_pb2
 
 STALL_S = 60.0
@@ -26,9 +27,13 @@ class Patient:
     """A scheduler that is a process that sleeps; the test answers for it."""
 
     def __init__(self, pid: int) -> None:
-        self.pids = (pid,)
+        self.pid = pid
+        self.node = ""  # that is not heard
         self.heartbeat = Beats(0.0)
         self.pings: list[int] = []
+
+    def absence(self) -> str:
+        return "a process of it was stopped" if is_stopped(self.pid) else self.node
 
     async def send(self, commands: engine_pb2.SchedulerCommands) -> None:
         self.pings.append(commands.ping)
@@ -71,9 +76,17 @@ def test_a_long_step_is_no_silence_but_a_hang_is(patient: Patient) -> None:
 
 
 def test_a_stopped_process_is_silent_soon(patient: Patient) -> None:
-    os.kill(patient.pids[0], signal.SIGSTOP)
-    os.waitpid(patient.pids[0], os.WUNTRACED)
+    os.kill(patient.pid, signal.SIGSTOP)
+    os.waitpid(patient.pid, os.WUNTRACED)
     assert silent_at(patient, [0.0, STOPPED_S - 0.1, STOPPED_S]) == [False, False, True]
+
+
+def test_a_scheduler_that_waits_for_a_node_that_is_not_heard_is_silent_soon_and_one_that_answers_is_not(
+    patient: Patient,
+) -> None:
+    patient.node = "node 1 at h1 is not heard"
+    assert silent_at(patient, [0.0, STOPPED_S - 0.1, STOPPED_S]) == [False, False, True]
+    assert silent_at(patient, [0.0, 100.0, 200.0], answered_after=3) == [False] * 3
 
 
 def test_an_answer_ends_the_silence(patient: Patient) -> None:
@@ -139,6 +152,6 @@ def test_one_that_loads_its_model_is_not_silent(patient: Patient) -> None:
 
 
 def test_one_that_was_stopped_is_told_as_silent_as_soon_as_that_is_known(patient: Patient) -> None:
-    os.kill(patient.pids[0], signal.SIGSTOP)
-    os.waitpid(patient.pids[0], os.WUNTRACED)
+    os.kill(patient.pid, signal.SIGSTOP)
+    os.waitpid(patient.pid, os.WUNTRACED)
     assert told_at(patient, [0.0, 0.5, 1.0, 1.5, 2.5], [0.0] * 5) == [0, 0, 1, 1, 2]

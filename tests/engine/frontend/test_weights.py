@@ -23,8 +23,6 @@ PROMPTS = TokenizerManager(lambda: pytest.fail("there is no text"), num_threads=
 class PlayedScheduler:
     """Serves models by name. `broken` are those that break on their way; of others `lacking` is told."""
 
-    pids = ()
-
     def __init__(self) -> None:
         self.events_due: asyncio.Queue[engine_pb2.SchedulerEvents] = asyncio.Queue()
         self.served = "old"
@@ -32,6 +30,9 @@ class PlayedScheduler:
         self.lacking: list[str] = []
         self.makes_vectors = False
         self.done: list[str] = []
+
+    def absence(self) -> str:
+        return ""
 
     async def ready(self) -> engine_pb2.SchedulerReady:
         return engine_pb2.SchedulerReady(context_len=100, terms=bootstrap_pb2.Terms(weights="w"))

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from diptych.common.errors import ConfigError, Unavailable
-from diptych.engine.nodes.roster import BEAT_S, SILENCE_S, PlaceTaken, Roster
+from diptych.engine.frontend.health import PING_S
+from diptych.engine.nodes.roster import BEAT_S, QUIET_S, SILENCE_S, PlaceTaken, Roster
 from diptych.v1.bootstrap_pb2 import GroupNode
 from diptych.v1.rank_pb2 import NodeHello
 
@@ -46,12 +47,25 @@ def test_who_differs_never_joins_and_who_comes_late_may_join_the_next_group(rost
         roster.join(hello(1), 1.0)
 
 
-def test_a_node_that_is_silent_is_gone_within_two_seconds(roster: Roster) -> None:
+def test_a_node_that_is_silent_is_blamed_within_two_seconds_and_gone_after_five(roster: Roster) -> None:
     roster.join(hello(1), 1.0)
     roster.heard(1, 5.0)
+    assert roster.absence(5.0 + QUIET_S) == ""
+    assert roster.absence(5.1 + QUIET_S) == "node 1 at h1 (p1) is not heard"
+    assert QUIET_S + PING_S + BEAT_S < 2.0  # then its requests are done elsewhere
     assert roster.complaint(5.0 + SILENCE_S) == ""
-    assert "node 1 at h1 (p1) has not been heard for 1.6 s" in roster.complaint(5.1 + SILENCE_S)
-    assert SILENCE_S + BEAT_S < 2.0
+    assert "node 1 at h1 (p1) has not been heard for 5.1 s" in roster.complaint(5.1 + SILENCE_S)
+    roster.heard(1, 5.2 + SILENCE_S)
+    assert roster.absence(5.3 + SILENCE_S) == ""
+
+
+def test_a_node_says_that_a_rank_of_it_was_stopped_and_that_it_goes_on(roster: Roster) -> None:
+    roster.join(hello(1), 1.0)
+    roster.heard(1, 1.2, is_stopped=True)
+    assert roster.absence(1.3) == "a process of node 1 at h1 (p1) was stopped"
+    assert roster.complaint(1.3) == ""
+    roster.heard(1, 1.4)
+    assert roster.absence(1.5) == ""
 
 
 def test_nobody_is_blamed_for_the_time_in_which_we_did_not_listen(roster: Roster) -> None:

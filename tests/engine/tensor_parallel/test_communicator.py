@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from two_gpus import needs_two_gpus
+
+from diptych.v1.rank_pb2 import Meeting
 
 SCRIPT = Path(__file__).with_name("communicate.py")
 
@@ -58,6 +61,45 @@ def test_who_takes_the_place_of_a_rank_without_the_secret_gets_nothing_of_the_mo
     assert "who connected as rank 1 is none" in errors
     assert rank.returncode, "it goes on"  # not always 1: gloo may abort a process on its way out
     assert output == ""
+
+
+NODE = """
+import sys, torch
+from diptych.engine.tensor_parallel.communicator import TorchCommunicator
+from diptych.engine.tensor_parallel.meeting import StoreMeeting
+from diptych.v1.rank_pb2 import Meeting
+rank = int(sys.argv[1])
+if rank == 0:
+    meeting, where = StoreMeeting.open("127.0.0.1", "lo")
+    print(where.SerializeToString().hex(), flush=True)
+else:
+    meeting = StoreMeeting.join(Meeting.FromString(bytes.fromhex(sys.argv[2])), "lo")
+communicator = TorchCommunicator(rank, 2, meeting, torch.device("cpu"))
+print("met", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_stranger_who_reads_all_of_the_store_of_nodes_does_not_find_the_secret() -> None:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its stubs
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", NODE, *arguments]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def said(rank: subprocess.Popen[str]) -> str:
+        assert rank.stdout is not None
+        return rank.stdout.readline().strip()
+
+    with start("0") as first:
+        told = said(first)
+        with start("1", told) as second:
+            assert (said(first), said(second)) == ("met", "met")
+            where = Meeting.FromString(bytes.fromhex(told))
+            store = TCPStore(where.host, where.port, None, False, timedelta(seconds=60), wait_for_workers=False)
+            found = {key: store.get(key) for key in store.list_keys()}
+    assert len(found) == 2, "the addresses of both"
+    assert not any(where.secret in value or where.secret.hex().encode() in value for value in found.values())
 
 
 @pytest.mark.gpu

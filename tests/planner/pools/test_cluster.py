@@ -19,6 +19,7 @@ from diptych.planner.pools.cluster import (
 )
 from diptych.planner.values import WorkerState
 
+WORKER_INDEX = "leaderworkerset.sigs.k8s.io/worker-index"
 LABELS = {"diptych.io/role": "decode", "diptych.io/pool": "default"}
 
 
@@ -61,6 +62,24 @@ def test_a_pod_that_ends_leaves_and_one_that_has_ended_or_is_no_worker_is_not_th
     router = pod()
     router["metadata"]["labels"] = {"app.kubernetes.io/component": "router"}
     assert pods_of([pod(phase="Failed"), pod(phase="Succeeded"), router]) == ()
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        # the pods of leaders are of one StatefulSet, where they are numbered by groups
+        [
+            {"leaderworkerset.sigs.k8s.io/worker-index": str(each), "apps.kubernetes.io/pod-index": "1"}
+            for each in (0, 1)
+        ],
+        [{"apps.kubernetes.io/pod-index": str(each), "diptych.io/group": "1"} for each in (0, 1)],
+    ],
+)
+def test_the_pods_of_a_group_are_one_worker(labels: list[dict[str, str]]) -> None:
+    nodes = [pod(ready=True), pod(ready=True)]
+    for node, name, own in zip(nodes, ("g-1", "g-1-1"), labels, strict=True):
+        node["metadata"] = {"name": name, "uid": name, "labels": LABELS | own}
+    assert [(each.name, each.is_group) for each in pods_of([*nodes, pod()])] == [("g-1", True), ("p", False)]
 
 
 def deployment(name: str = "d", **status: int) -> dict[str, Any]:

@@ -114,6 +114,14 @@ def test_roles_change_where_they_are_and_count_for_the_new_one() -> None:
     assert ordered(plan, *BOTH, DECODE) == Orders(roles=(SetRole(2, Role.PREFILL),))
 
 
+def test_groups_over_nodes_are_left_as_they_are_and_it_is_said() -> None:
+    groups = [pod(1)._replace(is_group=True), pod(2)._replace(is_group=True)]
+    asked = ordered(Plan(0, 1, 0, roles=(Flip(1, Role.PREFILL),), leaving=(2,)), BOTH[0], groups)
+    assert (asked.scales, asked.drains, asked.roles) == ((), (), ())
+    words = "the pool default of decode is left alone: each worker is a group of pods (nodes.count); set replicas"
+    assert words in asked.left
+
+
 def test_pods_of_several_workers_and_workers_without_a_pod_are_left_as_they_are() -> None:
     workers = [worker(1), worker(2)]
     several = Scene(Plan(0, 1, 0, leaving=(2,)), workers, {1: "p1", 2: "p1"}, Cluster((pod(1),), (DECODE,)))

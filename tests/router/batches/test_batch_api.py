@@ -17,6 +17,7 @@ import pytest
 
 from diptych.architectures.pooling import Pooling
 from diptych.router import batches_wiring
+from diptych.router.http.openai import batch_lines
 from diptych.router.keys.keyring import digest_of
 
 Cluster = Any
@@ -30,6 +31,7 @@ def quick() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batches_wiring, "TICK_S", 0.02)
         patch.setattr(batches_wiring, "LOOK_S", 0.05)
+        patch.setattr(batch_lines, "LEARNING_S", 0.0)  # all workers are known
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
 
@@ -134,6 +136,7 @@ BAD_LINES = [
     (lines([{"prompt": "p"}]), "duplicate_custom_id"),
     (b"\xff", "invalid_json_line"),
     (b"[" * 2000, "invalid_json_line"),
+    (lines([{"prompt": json.loads("[" * 300 + "]" * 300)}]), "invalid_body"),
 ]
 
 
@@ -220,6 +223,27 @@ def test_lists_come_in_pages_with_the_newest_first(cluster: Cluster) -> None:
             client.files.retrieve(made[0].id)
 
 
+def test_who_asks_again_with_the_same_key_gets_the_same_batch(cluster: Cluster) -> None:
+    with client_of(cluster) as client:
+        file = client.files.create(file=("in.jsonl", lines([{"prompt": "p"}])), purpose="batch")
+
+        def ask(key: str) -> str:
+            return client.batches.create(
+                input_file_id=file.id,
+                endpoint="/v1/completions",
+                completion_window="24h",
+                extra_headers={"Idempotency-Key": key},
+            ).id
+
+        asked = [ask("one"), ask("one"), ask("two")]
+        assert (asked[0] == asked[1], asked[0] == asked[2]) == (True, False)
+        assert wait_until_over(client, asked[0]).status == "completed"
+        assert ask("one") == asked[0]
+        with pytest.raises(openai.BadRequestError, match="1 to 256 characters"):
+            ask("k" * 257)
+        wait_until_over(client, asked[2])
+
+
 def test_what_is_wrong_with_an_upload_is_said(cluster: Cluster) -> None:
     with client_of(cluster) as client:
         with pytest.raises(openai.BadRequestError, match="purpose must be"):
@@ -257,6 +281,7 @@ def test_what_is_wrong_with_an_upload_is_said(cluster: Cluster) -> None:
         ("/v1/batches?limit=0", 400),
         ("/v1/files?order=up", 400),
         ("/v1/files?limit=%D9%A3", 400),
+        (f"/v1/files?limit={'1' * 5000}", 400),
     ],
 )
 def test_what_nobody_made_is_not_found(cluster: Cluster, path: str, status: int) -> None:

@@ -19,6 +19,7 @@ IDLE = Busy(
     num_queued=0,
     num_prefill=2,
     free_share=1.0,
+    is_cold=False,
 )
 
 
@@ -36,6 +37,9 @@ IDLE = Busy(
         (IDLE._replace(num_prefill=0), False),
         (IDLE._replace(free_share=0.25), True),
         (IDLE._replace(free_share=0.24), False),
+        (IDLE._replace(is_cold=True, num_prefill=0, free_share=0.0), True),
+        (IDLE._replace(is_cold=True, num_prefill=0, num_prompts=1), False),
+        (IDLE._replace(is_cold=True, num_prefill=0, num_waiting=1), False),
     ],
 )
 def test_each_reason_to_wait_is_enough(busy: Busy, may: bool) -> None:

@@ -66,6 +66,7 @@ def test_a_batch_is_claimed_when_its_holder_was_silent_and_not_before() -> None:
     late = job(*BEGUN, ("b", 130.0, Claimed(160.0)))
     assert (late.holder, late.until_s) == ("b", 160.0)
     assert job(*BEGUN, ("a", 103.0, Claimed(0.0))).is_free(103.0), "who leaves says so"
+    assert job(*BEGUN, ("a", 104.0, Claimed(1e9))).is_free(104.0 + 3600), "a clock that jumped holds nothing for ever"
 
 
 @pytest.mark.parametrize("body", [Results("part", [1], [], 999.0), CLOSED, Validated(9), Refused([])])

@@ -132,3 +132,23 @@ def test_the_processes_of_a_router_count_together_and_show_what_is_theirs() -> N
     with pytest.raises(RateLimited, match="3 requests a minute; try again in 20 s"), one.admit(1):
         pass
     assert (one.num_running, other.num_running, one.num_calls, other.num_calls) == (0, 0, 1, 2)
+
+
+def test_who_keeps_a_share_of_its_limits_begins_nothing_that_would_touch_it() -> None:
+    for limits in ({"requests_per_minute": 8}, {"max_concurrent": 8}):
+        world, num_begun = World(**limits), 0
+        with contextlib.ExitStack() as running:
+            holder = world.callers.identify("Bearer k")
+            while holder.keeps(0.25):
+                running.enter_context(holder.admit(1))
+                num_begun += 1
+        assert num_begun == 6
+    world = World(tokens_per_minute=100)
+    holder = world.callers.identify("Bearer k")
+    holder.charge_prompt(70)
+    assert holder.keeps(0.25)
+    holder.charge_output(10)
+    assert not holder.keeps(0.25)
+    world.now_s += 6
+    assert holder.keeps(0.25), "it has refilled"
+    assert World(max_concurrent=1, requests_per_minute=1).callers.identify("Bearer k").keeps(0.25)

@@ -5,7 +5,7 @@ import pytest
 from diptych.common.errors import DeadlineExceeded, DiptychError, InternalError, InvalidRequest, Overloaded, Unavailable
 from diptych.common.members.roles import LegKind
 from diptych.generation.output import FailureCode
-from diptych.router.errors import ContextLengthExceeded
+from diptych.router.errors import AttemptsFailed, ContextLengthExceeded
 from diptych.router.values.failure import LegFailure
 from diptych.router.workers.worker_view import Pair
 
@@ -15,10 +15,10 @@ TABLE: dict[FailureCode, tuple[set[int], bool, type[DiptychError]]] = {
     # code: (whom a decode leg's report blames, retry, error in the end)
     FailureCode.INVALID: ({1, 2}, False, InvalidRequest),
     FailureCode.OVERLOADED: ({2}, True, Overloaded),
-    FailureCode.PEER_LOST: ({1}, True, Unavailable),
-    FailureCode.TRANSFER_FAILED: ({1, 2}, True, Unavailable),
+    FailureCode.PEER_LOST: ({1}, True, AttemptsFailed),
+    FailureCode.TRANSFER_FAILED: ({1, 2}, True, AttemptsFailed),
     FailureCode.DEADLINE: ({1, 2}, False, DeadlineExceeded),
-    FailureCode.ABORTED: ({1, 2}, True, Unavailable),
+    FailureCode.ABORTED: ({1, 2}, True, AttemptsFailed),
     FailureCode.RETRACTED: ({2}, True, Unavailable),
     FailureCode.INTERNAL: ({1, 2}, False, InternalError),
     FailureCode.HANDED_BACK: ({2}, True, Unavailable),

@@ -23,6 +23,7 @@ from diptych.engine.values.kv_regions import (
 )
 from diptych.kernels.integer_layout import IntegerLayout
 from diptych.kernels.quantized import int4_nbytes, mxfp4_nbytes
+from diptych.planner.placing import num_nodes
 
 STATE_DTYPE: Final = "bfloat16"  # of what is not kept in float32
 WEIGHT_NBYTES: Final = (
@@ -69,11 +70,6 @@ def fit(model: ModelConfig, plan: Plan) -> Fit:
     page = whole_layout(part, plan.page_size, plan.kv_dtype).page_nbytes
     room = int(plan.gpu_gib * plan.memory_share * GIB) - weights
     return Fit(weights, page, max(0, room // page))
-
-
-def num_nodes(tp: int, gpus_per_node: int) -> int:
-    """Return the nodes that a worker of so many GPUs takes."""
-    return -(-tp // gpus_per_node)
 
 
 def smallest_worker(model: ModelConfig, plan: Plan) -> int:

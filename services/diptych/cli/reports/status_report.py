@@ -17,6 +17,7 @@ from diptych.common.members.instances import (
     kv_occupancy,
     name_of,
     prompt_budget,
+    ranks_of,
     role_of,
     state_of,
 )
@@ -24,7 +25,7 @@ from diptych.common.members.pods import Pod
 from diptych.common.members.record import State
 from diptych.common.members.roles import WORKER_ROLES, LegKind, part_of
 from diptych.common.members.terms import mismatch, terms_of
-from diptych.v1.bootstrap_pb2 import Instance, WorkerLoad
+from diptych.v1.bootstrap_pb2 import GroupNode, Instance, WorkerLoad
 from diptych.v1.worker_pb2 import LINK_STATE_UP, Drafting, Drain, WorkerStatus
 
 COLUMNS: Final = (
@@ -32,6 +33,7 @@ COLUMNS: Final = (
     *("running", "waiting", "free pages", "credit", "prompts", "links", "guesses"),
 )
 MEMBER_FIELDS: Final = ("address", "dp_rank", "version", "pool", "pod", "model_id", "not_ready")
+NODE_COLUMNS: Final = ("group", "node", "host", "pod", "ranks", "epoch")
 POOL_COLUMNS: Final = ("role", "pool", "workers", "ready", "running", "waiting", "backlog", "busy", "KV in use")
 
 
@@ -78,10 +80,12 @@ def as_text(report: Report) -> str:
     answers, problem = report.answers, report.problem
     pools = text_table(POOL_COLUMNS, [pool.row() for pool in pool_sums(answers)])
     members = text_table(COLUMNS, map(_row, answers)) if answers else ["no member is registered"]
+    nodes = text_table(NODE_COLUMNS, [row for answer in answers for row in _node_rows(answer.member)])
     remarks = [f"{name_of(answer.member)}: {words}" for answer in answers if (words := _remark(answer))]
     remarks += [f"{_pairs(each)} can't pair: {each.reason}" for each in report.unlike]
     remarks += [f"pod {pod.name} at {pod.address} is not registered" for pod in report.strangers]
-    parts = (part for part in (problem and [problem], pools[1:] and pools, members, remarks) if part)
+    tables = (pools[1:] and pools, members, nodes[1:] and nodes)
+    parts = (part for part in (problem and [problem], *tables, remarks) if part)
     return "\n\n".join("\n".join(part) for part in parts)
 
 
@@ -112,6 +116,12 @@ def _row(answer: Answer) -> tuple[str, ...]:
     role = WORKER_ROLES.get(member.role)
     credit = str(load.grantable_pages) if role and role.serves(LegKind.DECODE) else "-"
     return (*head, *counts, credit, _prompts(load), _links(answer.status), _guesses(answer.status))
+
+
+def _node_rows(member: Instance) -> list[tuple[str, ...]]:
+    """Return a row for each node of a group over several; a worker of one node has none."""
+    group = _id(member)
+    return [(group, str(node.node), node.host, node.pod, ranks_of(node), f"{node.epoch:016x}") for node in member.nodes]
 
 
 def _prompts(load: WorkerLoad) -> str:
@@ -174,6 +184,8 @@ def _member_json(answer: Answer) -> dict[str, Any]:
         **{name: getattr(member, name) for name in MEMBER_FIELDS},
         "problem": answer.problem,
     }
+    if member.nodes:
+        record["nodes"] = [_node_json(node) for node in member.nodes]
     if answer.status is not None:
         names = ("num_running", "num_waiting", "free_pages", "total_pages", "grantable_pages", "waiting_tokens")
         record["max_requests"] = answer.status.max_requests
@@ -188,6 +200,11 @@ def _member_json(answer: Answer) -> dict[str, Any]:
     if (drain := answer.drain) is not None:
         record["drain"] = {name: getattr(drain, name) for name in ("requests_left", "oldest_s", "deadline_s")}
     return record
+
+
+def _node_json(node: GroupNode) -> dict[str, Any]:
+    numbers = {name: getattr(node, name) for name in ("node", "host", "pod", "first_rank", "num_ranks")}
+    return {**numbers, "epoch": f"{node.epoch:016x}"}
 
 
 def _drafting_json(drafting: Drafting) -> dict[str, Any]:

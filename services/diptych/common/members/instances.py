@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from diptych.v1.bootstrap_pb2 import Instance, InstanceState, Role, WorkerLoad
+from diptych.v1.bootstrap_pb2 import GroupNode, Instance, InstanceState, Role, WorkerLoad
 
 _ROLES: Final[Mapping[int, str]] = {number: name.removeprefix("ROLE_").lower() for name, number in Role.items()}
 
@@ -25,6 +25,12 @@ def state_of(member: Instance) -> str:
 def name_of(member: Instance) -> str:
     rank = f"#{member.dp_rank}" if member.dp_rank else ""
     return f"{role_of(member)} {member.instance_id:016x} at {member.address}{rank}"
+
+
+def ranks_of(node: GroupNode) -> str:
+    """Name the ranks of a node of a group: the first and the last."""
+    last = node.first_rank + node.num_ranks - 1
+    return str(last) if last == node.first_rank else f"{node.first_rank}-{last}"
 
 
 def is_meant(instance: Instance, wanted: str) -> bool:

@@ -42,6 +42,6 @@ def vanished(retained: Iterable[Instance], seen: Set[str], pods: Mapping[str, Po
 
 
 def unregistered(pods: Mapping[str, Pod], members: Iterable[Instance]) -> list[Pod]:
-    """Return the pods of which no member says that it runs there."""
-    registered = {member.pod for member in members}
+    """Return the pods of which no member says that it, or a node of its group, runs there."""
+    registered = {pod for member in members for pod in (member.pod, *(node.pod for node in member.nodes))}
     return [pod for name, pod in sorted(pods.items()) if name not in registered]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,18 @@ from diptych.common.arrays import I32, I64
 from diptych.engine.values.batch import ForwardBatch
 from diptych.kernels.row_groups import RowGroups
 from diptych.kernels.token_tiles import TokenTiles
+
+
+class Watcher(Protocol):
+    """Hears of the attention of some layers of a step."""
+
+    def before(self, layer: int, qkv: Tensor) -> None:
+        """`qkv` is about to be given to `AttentionBackend`; `layer` is counted among all of the model."""
+        ...
+
+    def behind(self, layer: int) -> None:
+        """The keys of the step are in the pool."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,6 +55,7 @@ class StagedBatch:
     rope_positions: Tensor | None = None  # int64 [3, num_tokens]: see `ForwardBatch`
     image_tokens: Tensor | None = None  # int64 [num_image_rows]: in whose place rows of images stand
     image_rows: Tensor | None = None  # [1 + num_taps, num_image_rows, hidden_size]: see `VisionTower.encode`
+    watcher: Watcher | None = None  # None: nobody asks what tokens look at
 
     def of_group(self, group: int) -> StagedBatch:
         """Return the step as layers of one group of pages see it, at the addresses that it has."""

@@ -80,7 +80,7 @@ class TorchAttention:
         seq_lens, table = batch.seq_lens[:, None], batch.page_table.long()
         places = torch.arange(table.shape[1] * self._page_size, device=table.device)
         in_use = places < seq_lens
-        firsts = {each: _first_key(seq_lens - 1, each, chunked=self._config.chunked) for each in self._windows}
+        firsts = {each: first_key(seq_lens - 1, each, chunked=self._config.chunked) for each in self._windows}
         self._metadata = Metadata(
             ropes={rope: turns(angles[batch.positions], self._dtype) for rope, angles in self._ropes.items()},
             out_pages=batch.out_slots // self._page_size,
@@ -140,7 +140,7 @@ class TorchAttention:
         positions, page_size = torch.arange(seq_len - extend_len, seq_len), self._page_size
         if self._sees_all:
             return Sight(pages[: -(-seq_len // page_size)], slice(0, seq_len), self._both_sides(positions, window))
-        firsts = _first_key(positions, window, chunked=self._config.chunked).clamp(min=0)
+        firsts = first_key(positions, window, chunked=self._config.chunked).clamp(min=0)
         first = int(firsts[0])
         start = first // page_size * page_size
         seen, keys = pages[start // page_size : -(-seq_len // page_size)], slice(first - start, seq_len - start)
@@ -198,7 +198,7 @@ class TorchAttention:
         return torch.cat([scores, sinks], dim=-1).softmax(dim=-1, dtype=torch.float32)[..., :-1]
 
 
-def _first_key(positions: Tensor, window: int, *, chunked: bool) -> Tensor:
+def first_key(positions: Tensor, window: int, *, chunked: bool) -> Tensor:
     """Return the first key that a token sees, of any shape; 0 or less: all."""
     if not window:
         return torch.zeros_like(positions)

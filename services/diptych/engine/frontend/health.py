@@ -1,8 +1,9 @@
 """The probes of a worker process: gathers the facts, whatever thread asks, and has `probes` judge them.
 
 `SchedulerLiveness` notices a scheduler that is there but does not answer: its process was stopped, or it hangs. Rule:
-its requests are done elsewhere only once a process of it was stopped, or it has been silent for `stall_s`, longer than
-any step. It is told as silent much earlier (`silence`), so that routers prefer others and operators see why.
+its requests are done elsewhere only once a part of it can't answer (a process was stopped, a node is not heard), or it
+has been silent for `stall_s`, longer than any step. It is told as silent much earlier (`silence`), so that routers
+prefer others and operators see why.
 """
 
 from __future__ import annotations
@@ -21,13 +22,12 @@ from diptych.engine.frontend import probes as worker_probes
 from diptych.engine.frontend.probes import InstanceFacts
 from diptych.engine.frontend.scheduler_client import Commands
 from diptych.engine.frontend.silence import READY_MARGIN, Silence, silence_words
-from diptych.kvtransfer.process import is_stopped
 from diptych.v1 import bootstrap_pb2, engine_pb2
 
 logger = logging.getLogger(__name__)
 
 PING_S: Final = 0.5
-STOPPED_S: Final = 1.0  # without an answer, until a process that was stopped counts as silent
+STOPPED_S: Final = 1.0  # without an answer, until a scheduler counts as silent of which a part can't answer
 
 
 class SchedulerSilent(InternalError):
@@ -46,8 +46,9 @@ class Beats(Protocol):
 class Scheduler(Commands, Protocol):
     """What is asked whether it lives."""
 
-    @property
-    def pids(self) -> tuple[int, ...]: ...
+    def absence(self) -> str:
+        """Say which part of it can't answer; empty: it could. Asked where no answer comes."""
+        ...
 
     @property
     def heartbeat(self) -> Beats: ...
@@ -124,8 +125,8 @@ class SchedulerLiveness:
         self._on_silence(self.silent_s)
 
     def _complaint(self, silent_s: float) -> str:
-        if silent_s >= STOPPED_S and any(map(is_stopped, self._scheduler.pids)):
-            return "a process of it was stopped"
+        if silent_s >= STOPPED_S and (absence := self._scheduler.absence()):
+            return absence
         return f"silent for {silent_s:.0f} s" if silent_s >= self._stall_s else ""
 
 

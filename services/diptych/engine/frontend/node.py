@@ -93,6 +93,7 @@ class Node:
             start = await _unless(running, _started(link))
             if start is not None:
                 async with started_ranks(self._rank_config(start), start) as ranks:
+                    link.has_started([each.pid for each in ranks])
                     await self._until_over(link, ranks, running)
         finally:
             leaving.cancel()

@@ -34,6 +34,7 @@ from diptych.common.members.heartbeat import SharedHeartbeat, new_heartbeat
 from diptych.engine.nodes.leading import Alone, Company
 from diptych.engine.options.config import SchedulerConfig
 from diptych.engine.tensor_parallel.channels import make_keys
+from diptych.kvtransfer.process import is_stopped
 from diptych.v1 import admin_pb2, engine_pb2, worker_pb2
 
 T = TypeVar("T")
@@ -79,6 +80,10 @@ class SchedulerClient:
         self.heartbeat = heartbeat  # of the loop
         self._is_ready = False
         self._early: list[engine_pb2.SchedulerCommands] = []  # before it is ready, hence maybe not connected yet
+
+    def absence(self) -> str:
+        """Say whether a process of it was stopped, here or elsewhere, or a node is not heard; empty: none of it."""
+        return "a process of it was stopped" if any(map(is_stopped, self.pids)) else self._company.absence()
 
     async def ready(self) -> engine_pb2.SchedulerReady:
         """Wait until the model is loaded. Raises `SchedulerDied` with the scheduler's own words if it fails."""

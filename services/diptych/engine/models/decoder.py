@@ -201,10 +201,14 @@ class Decoder:
             return
         if layer.growth is not None:
             layer.growth.apply(own.qkv, batch.positions)  # to rotate them before or afterwards is the same
+        if batch.watcher is not None:
+            batch.watcher.before(index, own.qkv)
         if layer.made is not None:
             attention.attend_decompressed(own.qkv, self._places[index], layer.made.attended(own), layer.made)
         else:
             attention.attend(own.qkv, self._places[index], own.attended)
+        if batch.watcher is not None:
+            batch.watcher.behind(index)
 
     def new_buffers(self, num_tokens: int, device: torch.device) -> Buffers:
         """Return what a step of so many tokens needs for its pieces."""

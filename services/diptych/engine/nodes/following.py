@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final
 
 import grpc
@@ -16,6 +16,7 @@ from diptych.common.net.rpc import open_channel
 from diptych.common.trust.trust import Trust
 from diptych.engine.nodes.leading import LOOK_S, STALL_S
 from diptych.engine.nodes.roster import BEAT_S, SILENCE_S, PlaceTaken
+from diptych.kvtransfer.process import is_stopped
 from diptych.v1 import rank_pb2_grpc
 from diptych.v1.rank_pb2 import LeaderSays, NodeHello, NodeSays
 
@@ -40,6 +41,11 @@ class GroupLink:
         self._heard: asyncio.Queue[LeaderSays] = asyncio.Queue()
         self._note(first)
         self._heard_s = clock()
+        self._pids: Sequence[int] = ()
+
+    def has_started(self, pids: Sequence[int]) -> None:
+        """Tell the leader from now on, with each beat, whether one of these ranks was stopped."""
+        self._pids = pids
 
     def tell(self, said: NodeSays) -> None:
         self._outbox.put_nowait(said)
@@ -68,7 +74,7 @@ class GroupLink:
 
     async def _write(self) -> None:
         while True:
-            said = NodeSays(beat=True)
+            said = NodeSays(beat=True, is_stopped=any(map(is_stopped, self._pids)))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(BEAT_S):
                     said = await self._outbox.get()

@@ -31,6 +31,10 @@ class Company(Protocol):
         """Ends when one of them is gone, with words."""
         ...
 
+    def absence(self) -> str:
+        """Say who elsewhere may keep the others waiting; empty: nobody."""
+        ...
+
     def open(self, doors: RankDoors) -> None:
         """Rank 0 listens there."""
         ...
@@ -53,6 +57,9 @@ class Alone:
 
     def __init__(self) -> None:
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def absence(self) -> str:
+        return ""
 
     def open(self, doors: RankDoors) -> None:
         pass
@@ -104,6 +111,9 @@ class GroupLeader(rank_pb2_grpc.NodeGroupServicer):
                 self.roster.excuse(looked_s - before_s)
             if words := self.roster.complaint(looked_s):
                 self._lose(words)
+
+    def absence(self) -> str:
+        return self.roster.absence(self._clock())
 
     def open(self, doors: RankDoors) -> None:
         self._say(LeaderSays(start=GroupStart(instance_id=self._instance_id, host=self._host, doors=doors)))
@@ -161,7 +171,7 @@ class GroupLeader(rank_pb2_grpc.NodeGroupServicer):
 
     async def _read(self, node: int, said: AsyncIterator[NodeSays]) -> None:
         async for message in said:
-            self.roster.heard(node, self._clock())
+            self.roster.heard(node, self._clock(), is_stopped=message.is_stopped)
             if message.died:
                 self._lose(f"{self.roster.name(node)}: {message.died}")
             if message.leaving and not self._is_stopping:

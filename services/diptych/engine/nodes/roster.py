@@ -15,7 +15,10 @@ from diptych.v1.bootstrap_pb2 import GroupNode
 from diptych.v1.rank_pb2 import NodeHello
 
 BEAT_S: Final = 0.25  # at which each end of a stream says something
-SILENCE_S: Final = 1.5  # after which the other end is gone: with a beat and a look, less than 2 s after its last word
+QUIET_S: Final = 1.0  # after which a node is blamed if the group does not compute
+SILENCE_S: Final = (
+    5.0  # after which the other end is gone; a process that ends closes its connection, and is so at once
+)
 
 
 class PlaceTaken(DiptychError):
@@ -29,6 +32,7 @@ class PlaceTaken(DiptychError):
 class _Node:
     hello: NodeHello
     heard_s: float
+    is_stopped: bool = False  # a rank of it was, by its own word
 
     def __str__(self) -> str:
         pod = f" ({self.hello.pod})" if self.hello.pod else ""
@@ -57,13 +61,24 @@ class Roster:
             raise PlaceTaken(f"{words}: give each node a --node-rank of its own")
         self._nodes[hello.node] = _Node(hello, now_s)
 
-    def heard(self, node: int, now_s: float) -> None:
+    def heard(self, node: int, now_s: float, *, is_stopped: bool = False) -> None:
+        """`is_stopped`: a rank there was stopped by a signal."""
         self._nodes[node].heard_s = now_s
+        self._nodes[node].is_stopped = is_stopped
 
     def excuse(self, stalled_s: float) -> None:
         """Nobody could be heard for so long, because we did not listen."""
         for node in self._nodes.values():
             node.heard_s += stalled_s
+
+    def absence(self, now_s: float) -> str:
+        """Return whose fault it may be that ranks here wait, though all may go on yet; empty: nobody's."""
+        for node in self._nodes.values():
+            if node.is_stopped:
+                return f"a process of {node} was stopped"
+            if now_s - node.heard_s > QUIET_S:
+                return f"{node} is not heard"
+        return ""
 
     def complaint(self, now_s: float) -> str:
         """Return why the group is over, by who is not heard; empty: it is not."""

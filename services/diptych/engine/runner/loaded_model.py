@@ -33,6 +33,7 @@ from diptych.engine.models.pieces import Pieces
 from diptych.engine.models.vision_tower import VisionTower
 from diptych.engine.models.weights import Assembly, Weights, load
 from diptych.engine.pooling.pooler import Pooler
+from diptych.engine.runner.attention_capture import AttentionCapture
 from diptych.engine.runner.backends import Backend, Setting, choose, narrowing
 from diptych.engine.runner.encoded_images import EncodedImages
 from diptych.engine.runner.hidden_rows import HiddenRows
@@ -91,6 +92,7 @@ class LoadedModel:
     sinks: Tensor | None  # that `attention` reads
     communicator: Communicator | None
     blueprint: Blueprint
+    capture: AttentionCapture  # of what tokens look at
     only_queues: bool  # all but attention, whatever the numbers: a GPU can record it
     pooler: Pooler | None = None  # None: the model makes text
     main: ModelConfig | None = None  # of the model whose draft this is; None: of none
@@ -108,9 +110,11 @@ class LoadedModel:
     def on(self, kv: Tensor) -> LoadedModel:
         """Return the same model on another pool of such pages. States stay where they are."""
         with torch.inference_mode():
-            attention = _choose(self.config.attending, self.main, kv, self.options, self.sinks).attention
+            kinds = _kinds(self.config.attending, self.main, kv, self.options, self.sinks)
+            attention, capture = _choose(kinds, self.options).attention, AttentionCapture(self.config, kinds)
             states = self.states.on(kv) if self.states else _new_states(self.config, kv, self.options)
-            return replace(self, attention=attention, states=states, draft=self.draft and self.draft.on(kv))
+            draft = self.draft and self.draft.on(kv)
+            return replace(self, attention=attention, capture=capture, states=states, draft=draft)
 
     @property
     def image_counts(self) -> ImageCounts:
@@ -208,7 +212,8 @@ def load_model(
         if kv.is_cuda and part.config.tower is not None:
             words = "models that see images are not computed on GPUs yet: give --device cpu"
             raise ConfigError(f"{part.config.model_id}: {words}")
-        backend = _choose(part.config.attending, main, kv, options, sinks)
+        kinds = _kinds(part.config.attending, main, kv, options, sinks)
+        backend = _choose(kinds, options)
         ops = part.wrap(narrowing(backend, dtype, kv.device) if options.quantization == "fp8" else backend.ops)
         tensors = expanded(part.tensors) if options.quantization == "none" else part.tensors
         placement = list(part.placement)
@@ -228,6 +233,7 @@ def load_model(
         states=_new_states(part.config, kv, options),
         sinks=sinks,
         communicator=communicator,
+        capture=AttentionCapture(part.config, kinds),
         only_queues=backend.only_queues,
         pooler=None if part.config.pooling is None else Pooler(part.config.pooling, weights, part.config.rms_norm_eps),
         main=main,
@@ -275,10 +281,16 @@ def _fill(sinks: Tensor | None, layers: Iterable[int], weights: Weights) -> None
         place.copy_(loaded)
 
 
-def _choose(
+def _choose(kinds: Sequence[Setting], options: ModelOptions) -> Backend:
+    extend = options.attention_backend
+    return choose(extend, options.decode_attention_backend or extend, *kinds)
+
+
+def _kinds(
     config: ModelConfig, main: ModelConfig | None, kv: Tensor, options: ModelOptions, sinks: Tensor | None
-) -> Backend:
-    extend, dtype = options.attention_backend, DTYPES[options.dtype]
+) -> list[Setting]:
+    """Return what is to be computed of each kind of layers."""
+    dtype = DTYPES[options.dtype]
     views = own_views(kv, config, main and main.attending)
     if len(config.kinds) == 1:
         index_keys = views[1] if config.indexer is not None else None
@@ -286,8 +298,7 @@ def _choose(
     else:
         whole = Setting(config, views[0], dtype, options.num_threads, sinks, rope_tables(config, views[0]))
         kinds = _of_groups(whole) if len(config.page_groups) > 1 else _of_regions(whole, views)
-    kinds = [replace(kind, fixed_order=options.deterministic) for kind in kinds]
-    return choose(extend, options.decode_attention_backend or extend, *kinds)
+    return [replace(kind, fixed_order=options.deterministic) for kind in kinds]
 
 
 def _of_regions(whole: Setting, views: Sequence[Tensor]) -> list[Setting]:

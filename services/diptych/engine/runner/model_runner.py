@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
@@ -30,12 +30,28 @@ from diptych.engine.values.batch import (
 from diptych.engine.values.kv_regions import kv_layout
 from diptych.engine.weights.memory import WeightMemory
 from diptych.engine.weights.taking import Taking
+from diptych.generation.attention_tokens import TokenAttention
 from diptych.kvtransfer.layout import PoolLayout
 
 
 def new_follower(draft: LoadedModel, device: torch.device) -> CpuDraftModel:
     """Return who computes steps behind the model that `draft` guesses for."""
     return CpuNextLayer(draft, device) if draft.config.joins_rows else CpuDraftModel(draft, device)
+
+
+class WatchedLogits(Tensor):
+    """The logits of a step in which somebody asks what tokens look at, and the answer: see `StepResult`.
+
+    It goes with the logits, and not into the runner: the next step may be launched before this one is sampled.
+    """
+
+    attention: Mapping[int, TokenAttention]
+
+    @staticmethod
+    def of(logits: Tensor, attention: Mapping[int, TokenAttention]) -> WatchedLogits:
+        watched: WatchedLogits = logits.as_subclass(WatchedLogits)
+        watched.attention = attention
+        return watched
 
 
 class ModelRunner:
@@ -122,7 +138,8 @@ class ModelRunner:
             staged = self.model.with_images(stage(batch, self._device))
             self.model.attention.init_forward_metadata(staged)
             rows = logits_rows(batch) if self.model.pooler is None else self.model.pooler.rows(batch)
-            staged = replace(staged, logits_rows=torch.from_numpy(rows).to(self._device))
+            capture = self.model.capture.of_step(batch)
+            staged = replace(staged, logits_rows=torch.from_numpy(rows).to(self._device), watcher=capture)
             self.loras.begin(batch.adapters, batch.extend_lens, rows)
             on_layer = self.layer_listener()
             logits = self.model.forward(staged, on_layer)
@@ -130,7 +147,7 @@ class ModelRunner:
                 self._follower.follow(batch, on_layer)
             if states is not None:
                 states.behind(batch)
-            return logits
+            return logits if capture is None else WatchedLogits.of(logits, capture.result())
 
     def sample(self, batch: ForwardBatch, logits: Tensor, sampling: SamplingBatch) -> WaitForResult:
         """Choose the batch's next tokens by its logits, which may be overwritten."""
@@ -138,5 +155,7 @@ class ModelRunner:
             if self.model.pooler is not None:
                 pooled = self.model.pooler.result(logits, batch)
                 return lambda: pooled
-            result = sample_step(self.model.sampler, logits.cpu(), sampling, batch.prompt_rows)
-            return lambda: result
+            attention = logits.attention if isinstance(logits, WatchedLogits) else None
+            plain = logits.as_subclass(Tensor).cpu()
+            result = sample_step(self.model.sampler, plain, sampling, batch.prompt_rows)
+            return lambda: result if attention is None else replace(result, attention=attention)

@@ -30,6 +30,8 @@ def refuse(request: Request, limits: Limits, *, is_known: bool, max_tokens: int,
         return Failure(FailureCode.INVALID, words)
     if not _are_tokens(request, vocab_size):
         return Failure(FailureCode.INVALID, f"the prompt has token ids outside the vocabulary of {vocab_size}")
+    if request.attention is not None and (problem := limits.watched.refuse(request.attention)) is not None:
+        return Failure(FailureCode.INVALID, problem)
     try:
         request.params.validate_for(vocab_size)
     except InvalidRequest as error:

@@ -11,6 +11,7 @@ import numpy as np
 from diptych.common.arrays import I32, I64
 from diptych.engine.lora.registry import NO_ADAPTER
 from diptych.engine.values.batch import (
+    AttentionRows,
     ForwardBatch,
     ForwardMode,
     ImageRows,
@@ -72,6 +73,7 @@ def build_batch(
     row_tokens = _row_tokens(step, pending)
     spans = [chunk.request.tokens[chunk.start : chunk.start + chunk.num_tokens] for chunk in step.chunks]
     images = _images(step.chunks, len(row_tokens))
+    num_sampled = np.array([*row_lens, *(int(chunk.is_last) for chunk in step.chunks)], dtype=np.int64)
     return ForwardBatch(
         mode=_mode(step),
         input_ids=_without_keys(np.concatenate([row_tokens, *spans]), images),
@@ -80,12 +82,13 @@ def build_batch(
         page_table=table,
         seq_lens=starts + extend_lens,
         extend_lens=extend_lens,
-        num_sampled=np.array([*row_lens, *(int(chunk.is_last) for chunk in step.chunks)], dtype=np.int64),
+        num_sampled=num_sampled,
         prompt_rows=_prompt_rows(step.chunks, sum(row_lens)),
         states=_state_moves(requests, step.chunks, pages_per_state),
         adapters=_adapters(requests),
         window_groups=windows,
         rope_positions=_rope_positions(requests, starts, extend_lens, positions),
+        attention=_attention_rows(requests, num_sampled),
         images=images,
     )
 
@@ -120,6 +123,7 @@ def _build_decode(
         adapters=_adapters(requests),
         window_groups=_window_groups(requests, owner, positions, window_table, page_size),
         rope_positions=_rope_positions(requests, positions, ones, positions),
+        attention=_attention_rows(requests, ones),
     )
 
 
@@ -215,6 +219,18 @@ def _rope_positions(requests: Sequence[Request], starts: I64, lens: I64, positio
         elif request.contents:
             found[:, begin:end] = rope_positions(request.contents, start, start + num_tokens)
     return found
+
+
+def _attention_rows(requests: Sequence[Request], num_sampled: I64) -> AttentionRows | None:
+    """Return the samples of those who ask what the model looks at; None where nobody does."""
+    if not any([request.attention for request in requests]):
+        return None
+    owners = np.repeat(np.arange(len(requests)), num_sampled).tolist()
+    asked = [(sample, requests[owner].attention) for sample, owner in enumerate(owners)]
+    rows = [(sample, wish) for sample, wish in asked if wish is not None]
+    if not rows:
+        return None
+    return AttentionRows(np.array([sample for sample, _ in rows], dtype=np.int64), [wish for _, wish in rows])
 
 
 def _images(chunks: Sequence[Chunk], first: int) -> tuple[ImageRows, ...]:

@@ -9,13 +9,23 @@ from diptych.engine.values.batch import NO_TOKEN, StepResult
 from diptych.engine.values.events import EmitTokens
 from diptych.engine.values.request import Request
 from diptych.engine.values.step import Chunk, Drafts, Step
+from diptych.generation.attention_tokens import TokenAttention, join
 from diptych.generation.finish import Finish
 from diptych.generation.logprobs import TokenLogprobs, of_rows
 from diptych.generation.output import Failure, FailureCode
 from diptych.generation.stop.conditions import token_finish
 
 TokenIds = tuple[int, ...]
-Sampled = tuple[Request, TokenIds, TokenLogprobs | None]  # the next tokens, and their log-probabilities
+
+
+class Sampled(NamedTuple):
+    """The next tokens of a request, and what it wants to know of them."""
+
+    request: Request
+    token_ids: TokenIds
+    logprobs: TokenLogprobs | None
+    attention: TokenAttention | None
+
 
 NO_TOKEN_FAILURE = Failure(FailureCode.INTERNAL, "the model gave no usable logits for this request")
 
@@ -104,7 +114,14 @@ def sampled(step: Step, result: StepResult, rows: Iterable[int]) -> Iterator[Sam
         num_top, logprobs = request.params.logprobs, None
         if num_top is not None and result.logprobs is not None:
             logprobs = of_rows(result.logprobs, first, first + len(token_ids), num_top)
-        yield request, token_ids, logprobs
+        yield Sampled(request, token_ids, logprobs, _attention(request, result, range(first, first + len(token_ids))))
+
+
+def _attention(request: Request, result: StepResult, samples: Iterable[int]) -> TokenAttention | None:
+    """Return what the model looked at for some of a request's samples, if that is wanted."""
+    if request.attention is None or result.attention is None:
+        return None
+    return join([result.attention[sample] for sample in samples])
 
 
 def verified(drafts: TokenIds, samples: TokenIds) -> TokenIds:

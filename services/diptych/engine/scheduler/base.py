@@ -35,6 +35,7 @@ from diptych.engine.values.kv_regions import pages_per_state, window_pages
 from diptych.engine.values.limits import PROMPT_ROWS, Limits
 from diptych.engine.values.prompt_cost import prompt_cost
 from diptych.engine.values.transfer_rules import layer_windows
+from diptych.engine.values.watched_layers import watched_layers
 from diptych.kvtransfer.lanes import PathRule
 from diptych.kvtransfer.layout import PoolLayout, layout_to_wire
 from diptych.kvtransfer.transport import DevicePages, Pool, ProbePages, Transport, TransportMemory
@@ -158,6 +159,7 @@ class SchedulerBase:
             retracted_s=self.config.retracted_s,
             pooling=model.pooling,
             vision=model.vision,
+            watched=watched_layers(model, options.device, options.tp),
             mixed_step_s=options.mixed_step_s,
         )
 

@@ -10,7 +10,7 @@ of them: `k + 1` samples. Without drafts `k` is 0.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from diptych.common.arrays import F32, I32, I64, U64
+from diptych.generation.attention_tokens import AttentionWish, TokenAttention
 from diptych.generation.logprobs import LogprobsBatch
 from diptych.generation.segments import Image
 from diptych.kvtransfer.ownership import NULL_PAGE
@@ -100,6 +101,14 @@ class PromptRows:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class AttentionRows:
+    """Of which samples it is asked what the model looked at."""
+
+    samples: I64  # [num_rows], ascending
+    wishes: Sequence[AttentionWish]  # of each
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class StateMoves:
     """Where the states of a step's requests are, in models with recurrent layers, and what is copied of them.
 
@@ -175,6 +184,7 @@ class ForwardBatch:
     rows_before: I64 | None = None  # [num_tokens]: places of `HiddenRows`, of a model that joins them; else None
     rope_positions: I64 | None = None  # [3, num_tokens]: of time, height and width; None: `positions` are all three
     images: tuple[ImageRows, ...] = ()  # where `input_ids` mean nothing
+    attention: AttentionRows | None = None  # None: nobody asks
 
     def of_group(self, group: int) -> ForwardBatch:
         """Return the step as layers of one group of pages see it; see `ModelConfig.page_groups`."""
@@ -289,6 +299,7 @@ class StepResult:
     prompt_logprobs: LogprobsBatch | None = None  # of the batch's `prompt_rows`
     # [size] of each sample: what a model that makes no text has made, else of the `labels`; None: of neither
     vectors: Sequence[F32] | None = None
+    attention: Mapping[int, TokenAttention] | None = None  # of one token each, by sample, if a row wants it
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Final
 from diptych.architectures.pooling import Pooling
 from diptych.architectures.vision import VisionInput
 from diptych.engine.values.prompt_cost import SAME_EVERYWHERE, PromptCost
+from diptych.engine.values.watched_layers import NOTHING_WATCHED, WatchedLayers
 
 PROMPT_ROWS: Final = 1  # of the cache, beside those of requests that run: a prompt for another worker finds it free
 MAX_DRAFTS: Final = 256  # of a step: beside as many requests, twice as many rows
@@ -41,6 +42,7 @@ class Limits:
     max_drafts: int = MAX_DRAFTS  # that a step verifies, of all its requests
     pooling: Pooling | None = None  # what is made of a prompt where no text is
     vision: VisionInput | None = None  # how images are to be; None: the model takes text only
+    watched: WatchedLayers = NOTHING_WATCHED  # whose attention requests may ask for
     mixed_step_s: float = math.inf  # of a step that computes prompts while requests wait for their next token
 
     @property

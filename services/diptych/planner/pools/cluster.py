@@ -18,6 +18,7 @@ PoolKey = tuple[str, str]  # role and name, by the labels of pods and Deployment
 
 ROLE_LABEL: Final = "diptych.io/role"
 POOL_LABEL: Final = "diptych.io/pool"
+NODE_LABELS: Final = ("leaderworkerset.sigs.k8s.io/worker-index", "apps.kubernetes.io/pod-index")  # of a group's pods
 MOST_RESTARTS: Final = 3  # of a worker that has never been ready: it does not start
 HOPELESS: Final = frozenset(
     {
@@ -42,6 +43,7 @@ class WorkerPod(NamedTuple):
     role: Role  # that it began with
     state: WorkerState  # as far as Kubernetes knows: READY is for its worker to say
     rank: int  # Kubernetes ends those first whose number is lower, when the pool shrinks
+    is_group: bool = False  # its worker has pods beside it, which are none of their own
 
 
 class Pool(NamedTuple):
@@ -91,11 +93,18 @@ def pods_of(listed: Iterable[Object]) -> tuple[WorkerPod, ...]:
 
 
 def _pod(listed: Object) -> Iterable[WorkerPod]:
+    """Yield the pod of a worker; of a worker over several nodes that of its first node."""
     metadata = listed["metadata"]
-    key = _key(metadata)
-    if key is not None:
-        rank = _rank(listed)
-        yield WorkerPod(metadata["name"], number_of(metadata["uid"]), key, _ROLES[key[0]], _state(listed, rank), rank)
+    key, node = _key(metadata), _node(metadata)
+    if key is not None and node in ("", "0"):
+        rank, name, pod_id = _rank(listed), metadata["name"], number_of(metadata["uid"])
+        yield WorkerPod(name, pod_id, key, _ROLES[key[0]], _state(listed, rank), rank, is_group=node != "")
+
+
+def _node(metadata: Object) -> str:
+    """Return the number of a node in its group, as the chart tells it to the pod; empty: it is no node of a group."""
+    labels = metadata.get("labels") or {}
+    return next((labels[each] for each in NODE_LABELS if each in labels), "")
 
 
 def _key(metadata: Object) -> PoolKey | None:

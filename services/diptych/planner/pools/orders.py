@@ -145,6 +145,10 @@ def _left(scene: Scene, ready: set[int]) -> Iterable[str]:
     wanted = {*scene.plan.leaving, *(each.worker_id for each in scene.plan.roles)}
     homeless = [each for each in wanted & ready if scene.pod_of.get(each) not in pools]
     yield from (f"{pool.name} is left alone: {pool.hands_off}" for pool in scene.cluster.pools if pool.hands_off)
+    yield from (
+        f"the pool {name} of {role} is left alone: each worker is a group of pods (nodes.count); set replicas"
+        for role, name in sorted({pod.pool for pod in scene.cluster.pods if pod.is_group})
+    )
     if homeless:
         names = ", ".join(f"{each:016x}" for each in sorted(homeless))
         yield f"workers {names} run in no pod of a pool, and stay as they are"

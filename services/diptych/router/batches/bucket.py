@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from datetime import timedelta
 from importlib import import_module
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ from diptych.common.errors import ConfigError
 
 LIBRARY: Final = "obstore"  # comes with an extra
 CONNECT_S: Final = 5
-CALL_S: Final = 60
+CALL_S: Final = 20  # less than a lease
 PIECE_BYTES: Final = 8 << 20  # of an object that is written in pieces
 
 
@@ -80,7 +81,7 @@ def open_bucket(url: str) -> Bucket:
     may_be_plain = os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true")  # as the library reads it
     options = {"connect_timeout": f"{CONNECT_S}s", "timeout": f"{CALL_S}s", "allow_http": may_be_plain}
     try:
-        return Bucket(from_url(url, client_options=options))
+        return Bucket(from_url(url, client_options=options, retry_config={"retry_timeout": timedelta(seconds=CALL_S)}))
     except Exception as error:  # of the library, which has its own
         raise ConfigError(f"--batch-store {url} can't be used: {_first_line(error)}") from None
 

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import orjson
 
 from diptych.router.batches.log import folder_of
-from diptych.router.batches.store import StoreCalls, Writer
+from diptych.router.batches.store import StoreCalls, Writer, as_unreadable
 
 ID: Final = re.compile(r"(file-|batch_)[0-9a-f]{36}")
 PIECE_BYTES: Final = 1 << 20  # of a file that is read or written at once
@@ -56,19 +56,19 @@ class Upload:
     async def keep(self, facts: FileFacts) -> None:
         """Have it there under what is known of it."""
         await self._flush()
-        await self._store.do(self._writer.close)
+        await self._store.do_long(self._writer.close)
         writer = await self._store.writer(self._facts_name)
-        await self._store.do(writer.write, orjson.dumps(facts._asdict()))
-        await self._store.do(writer.close)
+        await self._store.do_long(writer.write, orjson.dumps(facts._asdict()))
+        await self._store.do_long(writer.close)
 
     async def abort(self) -> None:
-        await self._store.do(self._writer.abort)
+        await self._store.do_long(self._writer.abort)
 
     async def _flush(self) -> None:
         data = bytes(self._waiting)
         self._waiting.clear()
         if data:
-            await self._store.do(self._writer.write, data)
+            await self._store.do_long(self._writer.write, data)
 
 
 class Files:
@@ -90,7 +90,8 @@ class Files:
 
     async def find(self, tenant: str, file_id: str) -> FileFacts | None:
         data = await self._store.find(_facts(tenant, file_id))
-        return FileFacts(**orjson.loads(data)) if data is not None else None
+        with as_unreadable(_facts(tenant, file_id)):
+            return FileFacts(**orjson.loads(data)) if data is not None else None
 
     async def ids(self, tenant: str) -> Sequence[str]:
         """Return the ids of a tenant's files, the oldest first."""

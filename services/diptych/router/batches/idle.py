@@ -23,6 +23,7 @@ class Busy(NamedTuple):
     num_queued: int  # prompts that wait at workers, whosever
     num_prefill: int  # workers that compute prompts; 0: nothing can be served
     free_share: float  # of the KV memory of the worker with most of it
+    is_cold: bool  # no workers are ready, and would be started for a request
 
 
 def may_begin(busy: Busy) -> bool:
@@ -31,6 +32,8 @@ def may_begin(busy: Busy) -> bool:
         return False
     if busy.num_running >= (1 - KEPT) * busy.num_places:
         return False
+    if busy.is_cold:
+        return not busy.num_prompts  # one line waits for workers to start, as anybody's request does
     if busy.num_prompts >= busy.num_prefill or busy.num_queued > busy.num_prompts:
         return False
     return busy.free_share >= KEPT

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 import orjson
 
 DONE: Final = 1
 FAILED: Final = 2
+MAX_LEASE_S: Final = 3600.0  # however long a process says that it holds a batch: its clock may jump
 
 
 class Spec(NamedTuple):
@@ -50,6 +51,7 @@ class Ending(enum.StrEnum):
     COMPLETED = "completed"
     EXPIRED = "expired"
     CANCELLED = "cancelled"
+    FAILED = "failed"  # its input is lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,7 @@ class Closed:
     ending: Ending
     output_file_id: str
     error_file_id: str
+    problems: Sequence[Problem] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +136,8 @@ def _body(kind: str, fields: dict[str, Any]) -> Body:
     if kind == Refused.__name__:
         return Refused([Problem(*problem) for problem in fields["problems"]])
     if kind == Closed.__name__:
-        fields = {**fields, "ending": Ending(fields["ending"])}
+        problems = [Problem(*problem) for problem in fields.get("problems", ())]
+        fields = {**fields, "ending": Ending(fields["ending"]), "problems": problems}
     return _BODIES[kind](**fields)
 
 
@@ -172,6 +176,16 @@ class Job:
     @property
     def is_over(self) -> bool:
         return self.ended is not None or self.refused_s is not None
+
+    @property
+    def lines_run(self) -> Sequence[int]:
+        """The lines that have their results."""
+        return [line for line, value in enumerate(self._lines) if value]
+
+    @property
+    def without_lines(self) -> Job:
+        """What a client sees of it, and no more: a batch that is over is kept in memory so."""
+        return replace(self, parts=[], _lines=bytearray())
 
     @property
     def status(self) -> str:
@@ -229,7 +243,7 @@ class Job:
 
     def _claim(self, entry: Entry, claim: Claimed) -> None:
         if entry.by == self.holder or entry.at_s >= self.until_s:
-            self.holder, self.until_s = entry.by, claim.until_s
+            self.holder, self.until_s = entry.by, min(claim.until_s, entry.at_s + MAX_LEASE_S)
 
     def _advance(self, at_s: float, body: Body) -> None:
         if isinstance(body, Ended):
@@ -241,12 +255,12 @@ class Job:
         elif isinstance(body, Refused):
             self.problems, self.refused_s = body.problems, at_s
         elif isinstance(body, Results):
-            self._take(body)
+            self._take(at_s, body)
         elif isinstance(body, Closed):
-            self.closed, self.closed_s = body, at_s
+            self.closed, self.closed_s, self.problems = body, at_s, body.problems
 
-    def _take(self, results: Results) -> None:
-        self.until_s = results.until_s
+    def _take(self, at_s: float, results: Results) -> None:
+        self.until_s = min(results.until_s, at_s + MAX_LEASE_S)
         self.parts.append(results.part)
         self.num_done += self._mark(results.done, DONE)
         self.num_failed += self._mark(results.failed, FAILED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 from typing import Final
 
 import orjson
@@ -15,6 +16,7 @@ from diptych.router.batches.store import StoreCalls
 
 MAX_OPEN: Final = 100  # batches of a tenant that are not over
 NUM_KEPT: Final = 64  # of logs that were read
+NUM_OVER: Final = 1024  # batches that are over, as they are shown
 RETRY_AFTER_S: Final = 60
 
 
@@ -26,6 +28,7 @@ class Jobs:
         self._clock = clock  # since 1970
         self._on_change = on_change
         self._logs: OrderedDict[Place, JobLog] = OrderedDict()  # the last that were asked for
+        self._over: OrderedDict[Place, Job] = OrderedDict()  # likewise: nothing of them changes any more
 
     async def create(self, spec: Spec) -> Job:
         """The mark comes first: a batch that is there is found by those who run them."""
@@ -39,9 +42,26 @@ class Jobs:
         self._on_change()
         return Job(spec)
 
+    async def id_by_key(self, tenant: str, key: str, batch_id: str) -> str:
+        """Return the id that a client's key stands for: this one, unless it has one already."""
+        name = f"{folder_of(tenant)}/keys/{sha256(key.encode()).hexdigest()}"
+        if await self._store.create(name, batch_id.encode()):
+            return batch_id
+        return (await self._store.read(name)).decode()
+
     async def find(self, tenant: str, batch_id: str) -> Job:
         """Raises `NotFound`."""
-        return (await self._log(tenant, batch_id)).job
+        place = Place(folder_of(tenant), batch_id)
+        if (job := self._over.get(place)) is None:
+            job = (await self._log(tenant, batch_id)).job
+            if job.is_over:
+                self._over[place] = job = job.without_lines
+                self._logs.pop(place, None)
+        if job.is_over:
+            self._over.move_to_end(place)
+        while len(self._over) > NUM_OVER:
+            self._over.popitem(last=False)
+        return job
 
     async def ids(self, tenant: str) -> Sequence[str]:
         """Return the ids of a tenant's batches, the oldest first."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from hashlib import blake2b
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import orjson
 
@@ -13,6 +14,7 @@ from diptych.router.batches.job import Problem
 MAX_LINES: Final = 50_000  # requests of a batch, as OpenAI's API has it
 MAX_PROBLEMS: Final = 100  # that are told
 MAX_ID_LEN: Final = 512  # characters of a custom_id
+BLANK: Final = re.compile(rb"(?:[ \t\r\v\f]*+\n)++")  # lines that say nothing
 ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 
 
@@ -33,11 +35,18 @@ class LineSplitter:
 
     def feed(self, data: bytes) -> Iterator[Line]:
         """Yield the lines that are complete now."""
-        *whole, rest = data.split(b"\n")
-        for piece in whole:
-            self._add(piece)
+        start = 0
+        while True:
+            if not self._begun and (blank := BLANK.match(data, start)):
+                self._number += data.count(b"\n", start, blank.end())
+                start = blank.end()
+            end = data.find(b"\n", start)
+            if end < 0:
+                break
+            self._add(data[start:end])
+            start = end + 1
             yield from self._end()
-        self._add(rest)
+        self._add(data[start:])
 
     def close(self) -> Iterator[Line]:
         """Yield the last line, which may lack its end."""
@@ -59,7 +68,7 @@ class Call(NamedTuple):
 
     custom_id: str
     url: str
-    body: dict[str, Any]
+    body: bytes  # JSON
 
 
 class LineError(Exception):
@@ -91,7 +100,10 @@ def read_line(line: Line, endpoint: str, max_bytes: int) -> Call:
         raise LineError("invalid_body", "body must be a JSON object: what the endpoint takes", "body")
     if body.get("stream"):
         raise LineError("invalid_body", "nobody reads a stream of a batch: leave `stream` out", "body.stream")
-    return Call(custom_id, url, body)
+    try:
+        return Call(custom_id, url, orjson.dumps(body))
+    except TypeError as error:  # it writes less deep ones than it reads
+        raise LineError("invalid_body", f"body can't be passed on: {error}", "body") from None
 
 
 class Validation:

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import orjson
 
 from diptych.router.batches.job import Body, Entry, Job, Spec
-from diptych.router.batches.store import StoreCalls
+from diptych.router.batches.store import StoreCalls, as_unreadable
 
 MAX_AT_ONCE: Final = 16  # entries that are asked for together
 OPEN: Final = "open"  # folder of the batches that are not over
@@ -43,6 +43,10 @@ class Place(NamedTuple):
         return f"{OPEN}/{self.folder.rpartition('/')[2]}.{self.batch_id}"
 
     @property
+    def parts(self) -> str:
+        return f"{self.folder}/parts/{self.batch_id}"
+
+    @property
     def spec(self) -> str:
         return f"{self.folder}/batches/{self.batch_id}"
 
@@ -50,13 +54,14 @@ class Place(NamedTuple):
         return f"{self.folder}/logs/{self.batch_id}/{number:08d}"
 
     def part(self, name: str) -> str:
-        return f"{self.folder}/parts/{self.batch_id}/{name}"
+        return f"{self.parts}/{name}"
 
 
 async def find_spec(store: StoreCalls, place: Place) -> Spec | None:
     """Return what a batch is to do; None: there is none."""
     data = await store.find(place.spec)
-    return Spec(**orjson.loads(data)) if data is not None else None
+    with as_unreadable(place.spec):
+        return Spec(**orjson.loads(data)) if data is not None else None
 
 
 class JobLog:
@@ -92,6 +97,7 @@ class JobLog:
             for data in await asyncio.gather(*(self._store.find(name) for name in names)):
                 if data is None:
                     return found
-                found.append(Entry.decode(data))
+                with as_unreadable(self.place.entry(self.job.num_entries + 1)):
+                    found.append(Entry.decode(data))
                 self.job.apply(found[-1])
             at_once = min(MAX_AT_ONCE, 2 * at_once)

@@ -1,4 +1,4 @@
-"""Finds batches that are to be done, claims them, and does them: one of each tenant at a time.
+"""Finds batches that are to be done, claims them, and does them: the lines of one of each tenant at a time.
 
 A batch that a process holds is nobody else's until that process has been silent for `lease_s`, or leaves.
 """
@@ -8,15 +8,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Sequence
 from typing import Final
 
-from diptych.router.batches.job import Claimed
+from diptych.router.batches.job import Claimed, Step
 from diptych.router.batches.log import OPEN, JobLog, Place, find_spec
 from diptych.router.batches.work import Bench, JobWork, LostHold
 
 logger = logging.getLogger(__name__)
 
-MAX_BATCHES: Final = 8  # at once
+MAX_BATCHES: Final = 8  # whose lines run, at once
+MAX_CHORES: Final = 8  # that are validated or closed beside them
+QUEUE_LOOKS: Final = 6  # looks for batches, of which one also looks at those that can't run their lines yet
+PATIENCE_S: Final = 60.0  # with a batch of which nothing comes, while those of others wait
+ORPHAN_S: Final = 600.0  # for which a mark may lack its batch
 LEAVE_S: Final = 5.0  # to say that others may go on
 
 
@@ -30,6 +35,10 @@ class BatchRunner:
         self._look_s = look_s
         self._logs: dict[str, JobLog] = {}  # of the batches that are not over, by mark
         self._working: dict[str, tuple[JobWork, asyncio.Task[None]]] = {}  # by mark
+        self._places: set[str] = set()  # marks of those whose lines run
+        self._gave_way_s: dict[str, float] = {}  # when, by tenant
+        self._next_look_s: dict[str, float] = {}  # by mark; on the monotonic clock, as all times here
+        self._orphans: dict[str, float] = {}  # since when they are seen
         self._news = asyncio.Event()
         self._is_leaving = False
 
@@ -39,6 +48,7 @@ class BatchRunner:
 
     def poke(self) -> None:
         """Something has become of a batch: look now."""
+        self._next_look_s.clear()
         self._news.set()
         for work, _ in self._working.values():
             work.poke()
@@ -62,30 +72,74 @@ class BatchRunner:
 
     async def _look(self) -> None:
         try:
-            marks = sorted(await self._bench.store.names(OPEN), key=_age)
-            self._logs = {mark: log for mark, log in self._logs.items() if mark in marks}
-            for mark in marks:
-                if mark not in self._working and len(self._working) < MAX_BATCHES and not self._has_turn(mark):
-                    await self._try(mark)
-        except OSError as error:
-            logger.warning("can't look for batches: %s", error)
+            marks = sorted(await self._bench.store.names(OPEN), key=self._rank)
+            self._forget_others(set(marks))
+            self._make_room(marks)
+        except Exception as error:
+            return _warn("can't look for batches", error)
+        for mark in marks:
+            if mark not in self._working and self._bench.monotonic() >= self._next_look_s.get(mark, 0.0):
+                await self._look_at(mark)
 
-    def _has_turn(self, mark: str) -> bool:
-        """Whether a batch of the same tenant runs here."""
-        tenant = mark.partition(".")[0]
-        return any(each.partition(".")[0] == tenant for each in self._working)
+    async def _look_at(self, mark: str) -> None:
+        """Whatever is wrong with it is nobody else's trouble."""
+        try:
+            await self._try(mark)
+        except Exception as error:
+            _warn(f"batch {mark} waits", error)
+            self._next_look_s[mark] = self._bench.monotonic() + self._bench.lease_s
+
+    def _rank(self, mark: str) -> tuple[float, str]:
+        """First come those whose tenants have not given way, or did so long ago; of these, the oldest."""
+        return self._gave_way_s.get(_tenant(mark), 0.0), _age(mark)
+
+    def _forget_others(self, marks: set[str]) -> None:
+        self._logs = {mark: log for mark, log in self._logs.items() if mark in marks}
+        self._orphans = {mark: since_s for mark, since_s in self._orphans.items() if mark in marks}
+        tenants = {_tenant(mark) for mark in marks}
+        self._gave_way_s = {tenant: at_s for tenant, at_s in self._gave_way_s.items() if tenant in tenants}
+
+    def _make_room(self, marks: Sequence[str]) -> None:
+        """Take the place of a batch of which nothing comes, if another tenant has none."""
+        running = {_tenant(mark) for mark in self._places}
+        if len(self._places) < MAX_BATCHES or all(_tenant(mark) in running for mark in marks):
+            return
+        mark = max(self._places, key=lambda each: self._working[each][0].stuck_s)
+        work, _ = self._working[mark]
+        if work.stuck_s >= PATIENCE_S:
+            self._gave_way_s[_tenant(mark)] = self._bench.monotonic()
+            work.give_way()
+
+    def _may_run(self, mark: str) -> bool:
+        """Whether there is a place for its lines."""
+        running = {_tenant(each) for each in self._places}
+        return mark in self._places or (len(running) < MAX_BATCHES and _tenant(mark) not in running)
+
+    def _take_place(self, mark: str) -> bool:
+        if self._may_run(mark):
+            self._places.add(mark)
+            return True
+        return False
 
     async def _try(self, mark: str) -> None:
-        """Begin with a batch if nobody else holds it."""
+        """Begin with a batch if nobody else holds it. What is no work of workers needs no place."""
         log = await self._log(mark)
         if log is None:
             return
         await log.read_on()
         now_s = self._bench.clock()
         if log.job.is_over:  # who ended it had no time to say so
-            await self._bench.store.delete(log.place.mark)
+            await JobWork(log, self._bench).tidy()
+        elif not self._may_begin(mark, log.job.next_step(now_s)):
+            wait_s = min(QUEUE_LOOKS * self._look_s, max(0.0, log.job.spec.expires_s - now_s))
+            self._next_look_s[mark] = self._bench.monotonic() + wait_s
         elif self._may_claim(log, now_s) and await log.append(Claimed(now_s + self._bench.lease_s), now_s):
             self._begin(mark, log)
+
+    def _may_begin(self, mark: str, step: Step) -> bool:
+        if step is Step.RUN:
+            return self._may_run(mark)
+        return len(self._working) - len(self._places) < MAX_CHORES
 
     def _may_claim(self, log: JobLog, now_s: float) -> bool:
         return log.job.holder == self._name or log.job.is_free(now_s)
@@ -93,21 +147,29 @@ class BatchRunner:
     async def _log(self, mark: str) -> JobLog | None:
         if mark not in self._logs:
             spec = await find_spec(self._bench.store, Place.marked(mark))
-            if spec is None:  # it is about to be there
+            if spec is None:  # it is about to be there, or who made it died
+                await self._look_at_orphan(mark)
                 return None
             self._logs[mark] = JobLog(self._bench.store, spec, self._name)
         return self._logs[mark]
 
+    async def _look_at_orphan(self, mark: str) -> None:
+        now_s = self._bench.monotonic()
+        if now_s - self._orphans.setdefault(mark, now_s) >= ORPHAN_S:
+            await self._bench.store.delete(f"{OPEN}/{mark}")
+
     def _begin(self, mark: str, log: JobLog) -> None:
         work = JobWork(log, self._bench)
+        if log.job.next_step(self._bench.clock()) is Step.RUN:
+            self._places.add(mark)
         self._working[mark] = work, asyncio.create_task(self._work(mark, work))
 
     async def _work(self, mark: str, work: JobWork) -> None:
         batch_id = work.job.spec.batch_id
         logger.info("batch %s: going on after %d of %d", batch_id, work.job.num_done, work.job.total)
         try:
-            await work.run()
-            logger.info("batch %s is over: %s", batch_id, work.job.status)
+            await work.run(lambda: self._take_place(mark))
+            logger.info("batch %s is left: %s", batch_id, work.job.status)
         except LostHold as error:
             logger.warning("batch %s", error)
         except OSError as error:
@@ -119,6 +181,8 @@ class BatchRunner:
         finally:
             if not self._is_leaving:
                 del self._working[mark]
+                self._places.discard(mark)
+                self._next_look_s.clear()
                 self._news.set()
 
     async def _stop(self) -> None:
@@ -132,6 +196,15 @@ class BatchRunner:
                 await asyncio.gather(
                     *(work.leave() for work, _ in works if not work.job.is_over), return_exceptions=True
                 )
+
+
+def _warn(what: str, error: Exception) -> None:
+    """Errors of a store say all in their words."""
+    logger.warning("%s: %s", what, error, exc_info=None if isinstance(error, OSError) else error)
+
+
+def _tenant(mark: str) -> str:
+    return mark.partition(".")[0]
 
 
 def _age(mark: str) -> str:

@@ -7,8 +7,9 @@ All of it raises `OSError`, `FileNotFoundError` of what is not there. What it re
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Final, ParamSpec, Protocol, TypeVar
 from urllib.parse import urlsplit
 
@@ -16,7 +17,21 @@ from diptych.common.errors import ConfigError
 from diptych.router.batches.bucket import open_bucket
 from diptych.router.batches.directory import Directory
 
-NUM_THREADS: Final = 8
+NUM_THREADS: Final = 8  # for what is short, leases among it; and as many for uploads and files that are written
+
+
+class Unreadable(OSError):
+    """An object is not what this process can read: it is damaged, or a newer process wrote it."""
+
+
+@contextmanager
+def as_unreadable(name: str) -> Iterator[None]:
+    """Raise `Unreadable` where the content of an object is not what it should be."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise Unreadable(f"{name} can't be read here: {type(error).__name__}: {error}") from None
+
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -75,16 +90,21 @@ class StoreCalls:
     def __init__(self, store: BatchStore) -> None:
         self._store = store
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="batches")
+        self._long_threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="batch-files")
 
     async def do(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Have a thread do it."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: work(*args, **kwargs))
 
+    async def do_long(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Likewise, by threads that no lease waits for."""
+        return await asyncio.get_running_loop().run_in_executor(self._long_threads, lambda: work(*args, **kwargs))
+
     async def create(self, name: str, data: bytes) -> bool:
         return await self.do(self._store.create, name, data)
 
     async def writer(self, name: str) -> Writer:
-        return await self.do(self._store.writer, name)
+        return await self.do_long(self._store.writer, name)
 
     async def read(self, name: str, start: int = 0, nbytes: int | None = None) -> bytes:
         return await self.do(self._store.read, name, start, nbytes)
@@ -104,4 +124,5 @@ class StoreCalls:
             await self.do(self._store.delete, name)
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._long_threads):
+            threads.shutdown(wait=False, cancel_futures=True)

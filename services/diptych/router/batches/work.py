@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -24,6 +26,7 @@ from diptych.router.batches.job import (
     Claimed,
     Closed,
     Ended,
+    Ending,
     Job,
     Problem,
     Refused,
@@ -31,11 +34,20 @@ from diptych.router.batches.job import (
     Step,
     Validated,
 )
-from diptych.router.batches.lines import Call, Line, LineSplitter, Validation, read_line
+from diptych.router.batches.lines import Call, Line, LineError, LineSplitter, Validation, read_line
 from diptych.router.batches.log import JobLog
-from diptych.router.batches.results import Reply, Row, line_not_run, request_id, row_of, rows_of
+from diptych.router.batches.results import (
+    Reply,
+    Row,
+    line_lost,
+    line_not_run,
+    request_id,
+    rest_lost,
+    row_of,
+    rows_of,
+)
 from diptych.router.batches.slots import Slot, Slots
-from diptych.router.batches.store import StoreCalls
+from diptych.router.batches.store import StoreCalls, Unreadable
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +57,8 @@ MAX_PAUSE_S: Final = 30.0  # before a line is tried again that was refused
 NUM_TRIES: Final = 3  # of a line that fails by no fault of its own
 FIRST_FAULT: Final = 500  # status of such a failure, or a higher one
 PURPOSE: Final = "batch_output"
+LINES_AT_ONCE: Final = 256  # of the input, before others have their turn
+FAULT: Final = Reply(500, orjson.dumps({"error": {"message": "the router failed", "code": "internal_error"}}))
 
 
 class LineCall(NamedTuple):
@@ -58,6 +72,10 @@ class LineCall(NamedTuple):
 
 
 Serve = Callable[[LineCall], Awaitable[Reply]]  # raises `Overloaded` or `Unavailable`: try it again later
+
+
+class LostInput(Exception):
+    """The input is not in the store any more, or not all of it."""
 
 
 class LostHold(Exception):
@@ -78,6 +96,7 @@ class Bench:
     tick_s: float  # between two writes of results, and looks whether the client has cancelled
     on_line: Callable[[str], None] = lambda outcome: None
     rng: random.Random = field(default_factory=random.Random)
+    monotonic: Callable[[], float] = time.monotonic  # for what no other process hears of
 
 
 class JobWork:
@@ -88,9 +107,14 @@ class JobWork:
         self._bench = bench
         self._rows: list[Row] = []  # results that the log does not name yet
         self._num_bytes = 0  # of these
-        self._begun_s = self._flushed_s = bench.clock()
+        self._begun_s = self._flushed_s = bench.monotonic()
+        self._refused_s: float | None = None  # since then all lines were, which were tried
+        self._num_serving = 0  # lines
+        self._gives_way = False
         self._begun: set[int] = set()  # lines
         self._news = asyncio.Event()
+        self._can_write = asyncio.Event()
+        self._can_write.set()
 
     @property
     def job(self) -> Job:
@@ -100,8 +124,22 @@ class JobWork:
         """Look at the log now: somebody has cancelled the batch."""
         self._news.set()
 
-    async def run(self) -> None:
-        """Return when the batch is over. Raises `LostHold`, and `OSError` where the store fails."""
+    @property
+    def stuck_s(self) -> float:
+        """For how long nothing has come of it, as all of its lines are refused for now."""
+        is_stuck = self._refused_s is not None and not self._num_serving
+        return self._bench.monotonic() - (self._refused_s or 0.0) if is_stuck else 0.0
+
+    def give_way(self) -> None:
+        """Have others run their lines, and run its own when there is a place again."""
+        self._gives_way = True
+        self._news.set()
+
+    async def run(self, may_run: Callable[[], bool] = lambda: True) -> None:
+        """Return when the batch is over, or has lines that may not run now: then anybody may claim it.
+
+        Raises `LostHold`, and `OSError` where the store fails.
+        """
         steps: Mapping[Step, Callable[[], Awaitable[None]]] = {
             Step.VALIDATE: self._validate,
             Step.RUN: self._run_lines,
@@ -109,8 +147,10 @@ class JobWork:
             Step.FINISH: self._finish,
         }
         while (step := self.job.next_step(self._bench.clock())) is not Step.NOTHING:
+            if step is Step.RUN and (self._gives_way or not may_run()):
+                return await self.leave()
             await steps[step]()
-        await self._tidy()
+        await self.tidy()
 
     async def leave(self) -> None:
         """Have another process take it at once, with the results that there are."""
@@ -125,6 +165,13 @@ class JobWork:
             if await self._log.append(body, self._bench.clock()):
                 return
 
+    async def _check_needed(self) -> None:
+        """Who ended the batch has deleted what it needed: raise `LostHold`."""
+        await self._log.read_on()
+        self._check_held()
+        if self.job.is_over:
+            raise LostHold(f"{self.job.spec.batch_id} is over")
+
     def _check_held(self) -> None:
         if self.job.holder != self._log.by:
             raise LostHold(f"{self.job.spec.batch_id} is worked on by {self.job.holder} now")
@@ -138,16 +185,15 @@ class JobWork:
     # the steps
 
     async def _validate(self) -> None:
-        spec, validation = self.job.spec, Validation(self.job.spec.endpoint, self._bench.max_line_bytes)
+        validation = Validation(self.job.spec.endpoint, self._bench.max_line_bytes)
         try:
             async with aclosing(self._lines()) as lines:
                 async for line in lines:
                     validation.check(line)
                     if validation.is_hopeless:
                         break
-        except FileNotFoundError:
-            words = f"the file {spec.input_file_id} is not there any more"
-            validation.problems.append(Problem("file_not_found", words, None, "input_file_id"))
+        except LostInput as error:
+            validation.problems.append(_lost(error))
         else:
             validation.end()
         problems = validation.problems
@@ -158,22 +204,66 @@ class JobWork:
         self._begun.clear()
         feeding = asyncio.ensure_future(self._feed())
         try:
-            while not feeding.done() and self.job.next_step(self._bench.clock()) is Step.RUN:
+            while not feeding.done() and not self._gives_way and self._next_step is Step.RUN:
                 await self._wait_for_news(feeding)
-                await self._log.read_on()
-                if self._is_flush_due():
-                    await self._flush()
-                await self._renew()
+                await self._tick()
         finally:
             feeding.cancel()
             await asyncio.gather(feeding, return_exceptions=True)
-        if not feeding.cancelled() and (error := feeding.exception()):
-            raise error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+        await self._flush_patiently()
+        if not feeding.cancelled():
+            await self._end_feeding(feeding.exception())
+
+    async def _flush_patiently(self) -> None:
+        """All lines have ended, and their results are kept while the store fails; until the window ends."""
+        while self._rows and self._next_step is Step.RUN:
+            self._flushed_s = -math.inf
+            await self._tick()
+            if self._rows:
+                await asyncio.sleep(self._bench.tick_s)
         await self._flush()
 
-    async def _close(self) -> None:
+    @property
+    def _next_step(self) -> Step:
+        return self.job.next_step(self._bench.clock())
+
+    async def _tick(self) -> None:
+        """Hear what is new, and say what is. While the store fails no line begins, and results are kept."""
+        try:
+            await self._log.read_on()
+            if self._is_flush_due() or not self._can_write.is_set():
+                await self._flush()
+            if not self._can_write.is_set():  # see whether it can
+                await self._append(Claimed(self._bench.clock() + self._bench.lease_s))
+            await self._renew()
+        except Unreadable:
+            raise
+        except OSError as error:
+            if self._can_write.is_set():
+                logger.warning("batch %s begins no line until its store can be written: %s", self._id, error)
+            self._can_write.clear()
+        else:
+            self._can_write.set()
+
+    async def _end_feeding(self, error: BaseException | None) -> None:
+        """All lines that were begun have ended."""
+        if isinstance(error, ExceptionGroup):
+            error = error.exceptions[0]
+        if error is None and self._next_step is Step.RUN:
+            error = LostInput(f"the file {self.job.spec.input_file_id} has fewer lines than it had")
+        if isinstance(error, LostInput):
+            await self._close(Ending.FAILED, [_lost(error)])
+        elif error is not None:
+            raise error
+
+    @property
+    def _id(self) -> str:
+        return self.job.spec.batch_id
+
+    async def _close(self, ending: Ending | None = None, problems: Sequence[Problem] = ()) -> None:
         now_s = self._bench.clock()
-        await self._append(Closed(self.job.ending(now_s), new_id("file-", now_s), new_id("file-", now_s)))
+        files = new_id("file-", now_s), new_id("file-", now_s)
+        await self._append(Closed(ending or self.job.ending(now_s), *files, problems))
 
     async def _finish(self) -> None:
         """Write the files. Whoever does this again writes the same ones."""
@@ -181,70 +271,105 @@ class JobWork:
         assert closed is not None
         tenant, upload = job.spec.tenant, self._bench.files.upload
         async with upload(tenant, closed.output_file_id) as output, upload(tenant, closed.error_file_id) as errors:
-            await self._write_rows(output, errors)
-            if job.validated_s is not None and job.num_done + job.num_failed < job.total:
-                await self._write_what_was_not_run(errors, closed)
+            written = await self._write_rows(output, errors)
+            if job.validated_s is not None and len(written) < job.total:
+                await self._write_the_rest(errors, closed.ending, written)
             await self._keep(output, closed.output_file_id, "output")
             await self._keep(errors, closed.error_file_id, "error")
         await self._append(Ended(bool(output.nbytes), bool(errors.nbytes)))
 
-    async def _tidy(self) -> None:
-        """Delete what nobody needs any more. First what says that there is work."""
-        place = self._log.place
-        await self._bench.store.delete(place.mark, *(place.part(name) for name in self.job.parts))
+    async def tidy(self) -> None:
+        """Delete what nobody needs any more. Last what says that there is work: till then others find it and go on."""
+        store, place = self._bench.store, self._log.place
+        await store.delete(*(place.part(name) for name in await store.names(place.parts)))
+        await store.delete(place.mark)
 
     # lines
 
     async def _lines(self) -> AsyncGenerator[Line, None]:
-        """Yield the lines of the input."""
+        """Yield the lines of the input. Raises `LostInput`."""
         spec, splitter = self.job.spec, LineSplitter(self._bench.max_line_bytes)
-        async with aclosing(self._bench.files.pieces(spec.tenant, spec.input_file_id)) as pieces:
-            async for data in pieces:
-                for line in splitter.feed(data):
-                    yield line
-                await self._renew()
+        try:
+            async with aclosing(self._bench.files.pieces(spec.tenant, spec.input_file_id)) as pieces:
+                async for data in pieces:
+                    for count, line in enumerate(splitter.feed(data), 1):
+                        yield line
+                        if not count % LINES_AT_ONCE:
+                            await asyncio.sleep(0)
+                    await self._renew()
+        except FileNotFoundError:
+            await self._check_needed()
+            raise LostInput(f"the file {spec.input_file_id} is not there any more") from None
         for line in splitter.close():
             yield line
 
     async def _feed(self) -> None:
-        """Begin one line after another; hold as many in memory as may run."""
-        room = asyncio.Semaphore(self._bench.slots.most)
-        async with asyncio.TaskGroup() as group, aclosing(self._lines()) as lines:
-            async for line in lines:
-                if self.job.is_run(line.number) or line.number in self._begun:
-                    continue
-                await room.acquire()
-                self._begun.add(line.number)
-                group.create_task(self._run_line(line)).add_done_callback(lambda task: room.release())
+        """Begin one line after another; hold as many in memory as may run. What was begun ends, whatever happens."""
+        room, failure = asyncio.Semaphore(self._bench.slots.most), None
+        async with asyncio.TaskGroup() as group:
+            try:
+                async with aclosing(self._lines()) as lines:
+                    async for line in lines:
+                        if self.job.is_run(line.number) or line.number in self._begun:
+                            continue
+                        await room.acquire()
+                        await self._can_write.wait()
+                        self._begun.add(line.number)
+                        group.create_task(self._run_line(line)).add_done_callback(lambda task: room.release())
+            except (LostInput, LostHold, OSError) as error:
+                failure = error
+        if failure is not None:
+            raise failure
 
     async def _run_line(self, line: Line) -> None:
-        spec = self.job.spec
-        call = read_line(line, spec.endpoint, self._bench.max_line_bytes)
-        reply = await self._reply(line.number, call)
-        self._rows.append(row_of(spec.batch_id, line.number, call.custom_id, reply))
+        spec, custom_id = self.job.spec, self._custom_id(line)
+        try:
+            call = read_line(line, spec.endpoint, self._bench.max_line_bytes)
+        except LineError as error:  # it was validated with other limits, or is not what it was
+            reply = Reply(400, orjson.dumps({"error": {"message": str(error), "code": error.code}}))
+        else:
+            reply = await self._reply(line.number, call)
+        self._rows.append(row_of(spec.batch_id, line.number, custom_id, reply))
         self._bench.on_line("ok" if reply.status == 200 else "failed")
         self._num_bytes += len(self._rows[-1].data)
         if self._num_bytes >= FLUSH_BYTES:
             self._news.set()
 
+    def _custom_id(self, line: Line) -> str | None:
+        with suppress(LineError):
+            return read_line(line, self.job.spec.endpoint, self._bench.max_line_bytes).custom_id
+        return None
+
     async def _reply(self, number: int, call: Call) -> Reply:
         """Return what the client gets; a line that is refused now waits, however long."""
-        spec, num_tries, pause_s = self.job.spec, 0, 1.0
-        said = request_id(spec.batch_id, number)
+        said, num_tries, pause_s = request_id(self._id, number), 0, 1.0
         while True:
-            try:
-                async with self._bench.slots.slot() as slot:
-                    reply = await self._bench.serve(
-                        LineCall(said, spec.tenant, call.url, orjson.dumps(call.body), slot)
-                    )
-            except (Overloaded, Unavailable) as error:
-                logger.debug("%s waits: %s", said, error)
-            else:
+            reply = await self._try(said, call)
+            if reply is not None:
                 num_tries += 1
                 if reply.status < FIRST_FAULT or num_tries == NUM_TRIES:
                     return reply
             await asyncio.sleep(pause_s * self._bench.rng.uniform(0.5, 1.5))
             pause_s = min(MAX_PAUSE_S, 2 * pause_s)
+
+    async def _try(self, said: str, call: Call) -> Reply | None:
+        """Return what came of it; None: it is refused for now. What nobody expects fails the line, and no other."""
+        try:
+            async with self._bench.slots.slot() as slot:
+                self._num_serving += 1
+                try:
+                    reply = await self._bench.serve(LineCall(said, self.job.spec.tenant, call.url, call.body, slot))
+                finally:
+                    self._num_serving -= 1
+        except (Overloaded, Unavailable) as error:
+            logger.debug("%s waits: %s", said, error)
+            self._refused_s = self._bench.monotonic() if self._refused_s is None else self._refused_s
+            return None
+        except Exception:
+            logger.exception("%s failed", said)
+            reply = FAULT
+        self._refused_s = None
+        return reply
 
     async def _wait_for_news(self, feeding: asyncio.Future[None]) -> None:
         news = asyncio.ensure_future(self._news.wait())
@@ -254,23 +379,23 @@ class JobWork:
 
     def _is_flush_due(self) -> bool:
         """The longer a batch runs, the seldomer: whoever reads its log has fewer entries to read."""
-        now_s = self._bench.clock()
+        now_s = self._bench.monotonic()
         interval_s = min(MAX_FLUSH_S, (now_s - self._begun_s) / 60)
         return now_s - self._flushed_s >= interval_s or self._num_bytes >= FLUSH_BYTES
 
     async def _flush(self) -> None:
-        """Have the log name the results that there are."""
-        rows, self._rows, self._num_bytes = self._rows, [], 0
-        self._flushed_s = self._bench.clock()
-        rows = [row for row in rows if not self.job.is_run(row.number)]
-        if not rows:
-            return
-        self._check_held()
-        part = f"{self._bench.clock():017.3f}-{secrets.token_hex(8)}"
-        await self._bench.store.create(self._log.place.part(part), b"".join(row.encode() for row in rows))
-        served = [row.number for row in rows if row.is_served]
-        refused = [row.number for row in rows if not row.is_served]
-        await self._append(Results(part, served, refused, self._bench.clock() + self._bench.lease_s))
+        """Have the log name the results that there are. They are kept until it does."""
+        kept = self._rows[:]
+        self._flushed_s = self._bench.monotonic()
+        if rows := [row for row in kept if not self.job.is_run(row.number)]:
+            self._check_held()
+            part = f"{self._bench.clock():017.3f}-{secrets.token_hex(8)}"
+            await self._bench.store.create(self._log.place.part(part), b"".join(row.encode() for row in rows))
+            served = [row.number for row in rows if row.is_served]
+            refused = [row.number for row in rows if not row.is_served]
+            await self._append(Results(part, served, refused, self._bench.clock() + self._bench.lease_s))
+        del self._rows[: len(kept)]
+        self._num_bytes -= sum(len(row.data) for row in kept)
 
     # files
 
@@ -282,20 +407,47 @@ class JobWork:
         name = f"{self.job.spec.batch_id}_{kind}.jsonl"
         await upload.keep(FileFacts(file_id, upload.nbytes, self.job.closed_s, name, PURPOSE))
 
-    async def _write_rows(self, output: Upload, errors: Upload) -> None:
+    async def _write_rows(self, output: Upload, errors: Upload) -> set[int]:
+        """Return the lines whose results are written now."""
         written: set[int] = set()
         for name in self.job.parts:
-            for row in rows_of(await self._bench.store.read(self._log.place.part(name))):
+            for row in await self._rows_of(name):
                 if row.number not in written:
                     written.add(row.number)
                     await (output if row.is_served else errors).write(row.data + b"\n")
             await self._renew()
+        return written
 
-    async def _write_what_was_not_run(self, errors: Upload, closed: Closed) -> None:
-        spec = self.job.spec
-        async with aclosing(self._lines()) as lines:
-            async for line in lines:
-                if not self.job.is_run(line.number):
-                    call = read_line(line, spec.endpoint, self._bench.max_line_bytes)
-                    told = line_not_run(spec.batch_id, line.number, call.custom_id, closed.ending)
-                    await errors.write(told + b"\n")
+    async def _rows_of(self, name: str) -> Sequence[Row]:
+        """Return the rows of a part, as far as they are there."""
+        rows: list[Row] = []
+        try:
+            rows.extend(rows_of(await self._bench.store.read(self._log.place.part(name))))
+        except (FileNotFoundError, ValueError) as error:
+            await self._check_needed()
+            logger.error("batch %s: results are lost: %s: %s", self._id, type(error).__name__, error)
+        return rows
+
+    async def _write_the_rest(self, errors: Upload, ending: Ending, written: set[int]) -> None:
+        """Tell of lines that were not run, or whose results are lost: by their ids, as far as the input is there."""
+        with suppress(LostInput):
+            async with aclosing(self._lines()) as lines:
+                async for line in lines:
+                    if line.number not in written:
+                        written.add(line.number)
+                        await errors.write(self._without_result(line.number, self._custom_id(line), ending))
+        for number in self.job.lines_run:
+            if number not in written:
+                written.add(number)
+                await errors.write(self._without_result(number, None, ending))
+        if (count := self.job.total - len(written)) > 0:
+            await errors.write(rest_lost(self._id, count, ending) + b"\n")
+
+    def _without_result(self, number: int, custom_id: str | None, ending: Ending) -> bytes:
+        if self.job.is_run(number):
+            return line_lost(self._id, number, custom_id) + b"\n"
+        return line_not_run(self._id, number, custom_id, ending) + b"\n"
+
+
+def _lost(error: LostInput) -> Problem:
+    return Problem("file_not_found", str(error), None, "input_file_id")

@@ -56,6 +56,7 @@ class WorkerCard(TypedDict):
     role: WorkerRole
     pool: str
     pod: str
+    nodes: list[str]  # of a group over several: host or pod, ranks and epoch of each; empty: it is on one
     address: str
     version: str
     model: str

@@ -11,7 +11,14 @@ from pydantic_core import from_json
 
 from diptych.common.errors import DiptychError, InvalidRequest, Overloaded, Unavailable
 from diptych.common.event_loop import in_turns
-from diptych.generation.codec import FINISH_TO_WIRE, account_from_wire, logprobs_to_wire, params_from_wire
+from diptych.generation.attention_tokens import TokenAttention
+from diptych.generation.codec import (
+    FINISH_TO_WIRE,
+    account_from_wire,
+    attention_to_wire,
+    logprobs_to_wire,
+    params_from_wire,
+)
 from diptych.generation.request_groups import MAX_TOOL_LEN, Account
 from diptych.generation.sampling_params import SamplingParams
 from diptych.router.extents.message_extent import check_count
@@ -66,6 +73,7 @@ def chunk_to_wire(index: int, piece: Piece, client: ClientRequest) -> inference_
         index=index,
         logprobs=_scores_to_wire(piece.scores),
         prompt_logprobs=_scores_to_wire(piece.prompt),
+        attention=_attention_to_wire(piece.attention),
     )
     if piece.end is not None:
         chunk.finish_reason = FINISH_TO_WIRE[piece.end.finish]
@@ -92,6 +100,7 @@ def response_to_wire(outputs: Sequence[Output], client: ClientRequest) -> infere
         answer=first.answer if first.HasField("answer") else None,
         logprobs=first.logprobs if first.HasField("logprobs") else None,
         prompt_logprobs=_scores_to_wire(outputs[0].prompt),
+        attention=first.attention if first.HasField("attention") else None,
     )
 
 
@@ -104,12 +113,17 @@ def _choice_to_wire(index: int, output: Output, client: ClientRequest) -> infere
         finish_reason=FINISH_TO_WIRE[output.end.finish],
         matched_stop=output.end.stop,
         logprobs=_scores_to_wire(output.scores) if are_wanted else None,
+        attention=_attention_to_wire(output.attention),
         answer=answer_to_wire(output.parts) if isinstance(client.prompts[0], ChatPrompt) else None,
     )
 
 
 def _scores_to_wire(scores: Scores | None) -> inference_pb2.TokenLogprobs | None:
     return None if scores is None else logprobs_to_wire(scores.logprobs)
+
+
+def _attention_to_wire(told: TokenAttention | None) -> inference_pb2.TokenAttention | None:
+    return None if told is None else attention_to_wire(told)
 
 
 def _usage_to_wire(usage: Usage) -> inference_pb2.Usage:

@@ -62,6 +62,10 @@ class Caller:
         """
         return contextlib.nullcontext()
 
+    def keeps(self, share: float) -> bool:
+        """Whether this share of each allowance is left when one more request has begun."""
+        return True
+
     def charge_prompt(self, num_tokens: int) -> None:
         """The prompts of a call have so many tokens."""
 
@@ -158,6 +162,20 @@ class KeyHolder(Caller):
                 raise
         finally:
             self._account.places.release(num_requests)
+
+    def keeps(self, share: float) -> bool:
+        key, account, now_s = self._key, self._account, self._clock()
+        if key.max_concurrent is not None:
+            num_held = account.places.num_held + self._others.places(self.number)
+            if num_held >= key.max_concurrent - int(share * key.max_concurrent):
+                return False
+        for allowance, per_minute in (
+            (account.requests, key.requests_per_minute),
+            (account.tokens, key.tokens_per_minute),
+        ):
+            if per_minute and allowance.wait_s(min(per_minute, int(share * per_minute) + 1), per_minute, now_s):
+                return False
+        return True
 
     def charge_prompt(self, num_tokens: int) -> None:
         self.prompt_tokens += num_tokens

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from diptych.common.members.roles import LegKind
-from diptych.generation.codec import FINISH_TO_WIRE, logprobs_from_wire
+from diptych.generation import attention_tokens
+from diptych.generation.attention_tokens import TokenAttention
+from diptych.generation.codec import FINISH_TO_WIRE, attention_from_wire, logprobs_from_wire
 from diptych.generation.finish import Finish
 from diptych.generation.logprobs import TokenLogprobs, join
 from diptych.generation.output import FailureCode
@@ -32,6 +34,7 @@ class Run:
     first_index: int
     token_ids: Sequence[int]
     logprobs: TokenLogprobs | None = None
+    attention: TokenAttention | None = None
 
     @property
     def end(self) -> int:
@@ -41,7 +44,8 @@ class Run:
         """Return the part from output `index` on."""
         count = index - self.first_index
         logprobs = None if self.logprobs is None else self.logprobs.span(count, len(self.token_ids))
-        return Run(index, self.token_ids[count:], logprobs)
+        attention = None if self.attention is None else self.attention.span(count, len(self.token_ids))
+        return Run(index, self.token_ids[count:], logprobs, attention)
 
 
 class Merger:
@@ -58,6 +62,7 @@ class Merger:
     def __init__(self) -> None:
         self._ready: list[int] = []
         self._logprobs: list[TokenLogprobs] = []  # of those
+        self._attention: list[TokenAttention] = []  # likewise
         self._held: list[Run] = []
         self.num_tokens = 0  # ready so far, with those that were taken
 
@@ -75,12 +80,18 @@ class Merger:
         """The tokens that are next."""
         return self._ready
 
-    def accept(self, first_index: int, token_ids: Sequence[int], logprobs: TokenLogprobs | None = None) -> None:
+    def accept(
+        self,
+        first_index: int,
+        token_ids: Sequence[int],
+        logprobs: TokenLogprobs | None = None,
+        attention: TokenAttention | None = None,
+    ) -> None:
         """Take a run, from output `first_index` on."""
         if first_index == self.num_tokens and not self._held:
-            self._make_ready(token_ids, logprobs)
+            self._make_ready(token_ids, logprobs, attention)
         elif token_ids:
-            self._sort_in(Run(first_index, list(token_ids), logprobs))
+            self._sort_in(Run(first_index, list(token_ids), logprobs, attention))
 
     def pop(self) -> tuple[list[int], TokenLogprobs | None]:
         """Return the tokens that are next, and their log-probabilities if they have them."""
@@ -90,11 +101,22 @@ class Merger:
         logprobs, self._logprobs = self._logprobs, []
         return ready, join(logprobs)
 
-    def _make_ready(self, token_ids: Sequence[int], logprobs: TokenLogprobs | None) -> None:
+    def pop_attention(self) -> TokenAttention | None:
+        """Return what the tokens looked at that `pop` gave last, if they tell it."""
+        if not self._attention:
+            return None
+        told, self._attention = self._attention, []
+        return attention_tokens.join(told)
+
+    def _make_ready(
+        self, token_ids: Sequence[int], logprobs: TokenLogprobs | None, attention: TokenAttention | None
+    ) -> None:
         self._ready.extend(token_ids)
         self.num_tokens += len(token_ids)
         if logprobs is not None and token_ids:
             self._logprobs.append(logprobs)
+        if attention is not None and token_ids:
+            self._attention.append(attention)
 
     def _sort_in(self, run: Run) -> None:
         self._held.append(run)
@@ -106,7 +128,7 @@ class Merger:
                 waiting.append(held)
             elif held.end > self.num_tokens:
                 rest = held.starting_at(self.num_tokens)
-                self._make_ready(rest.token_ids, rest.logprobs)
+                self._make_ready(rest.token_ids, rest.logprobs, rest.attention)
         self._held = waiting
 
 
@@ -190,7 +212,8 @@ class AttemptLegs:
         if output.drafts:
             self.guessed.add(output.first_index, output.drafts, output.accepted_drafts)
         logprobs = logprobs_from_wire(output.logprobs) if output.HasField("logprobs") else None
-        self.merger.accept(output.first_index, output.token_ids, logprobs)
+        attention = attention_from_wire(output.attention) if output.HasField("attention") else None
+        self.merger.accept(output.first_index, output.token_ids, logprobs, attention)
         if output.finish_reason or output.HasField("error"):
             return self._end(kind, output)
         return None

@@ -10,7 +10,7 @@ from diptych.common.errors import DeadlineExceeded, DiptychError, InternalError,
 from diptych.common.members.roles import LegKind
 from diptych.generation.output import FailureCode
 from diptych.router.choose.breakers import Suspect, suspects_of
-from diptych.router.errors import ContextLengthExceeded
+from diptych.router.errors import AttemptsFailed, ContextLengthExceeded
 from diptych.router.workers.worker_view import Pair
 
 # ABORTED is here because the router did not ask for it: a worker or its peer gave the request up.
@@ -34,6 +34,9 @@ _FINAL: Final[Mapping[FailureCode, type[DiptychError]]] = {
     FailureCode.DEADLINE: DeadlineExceeded,
     FailureCode.INTERNAL: InternalError,
     FailureCode.TOO_LONG: ContextLengthExceeded,
+    FailureCode.PEER_LOST: AttemptsFailed,
+    FailureCode.TRANSFER_FAILED: AttemptsFailed,
+    FailureCode.ABORTED: AttemptsFailed,
 }
 
 
@@ -79,7 +82,7 @@ class LegFailure:
         """Return the caller's error, for when no attempt is left."""
         message = f"{self.leg.value}: {self.message}" if self.message else f"the {self.leg.value} worker failed"
         if self.session_lost:  # `message` names addresses, which are the log's business
-            message = f"the {self.leg.value} worker was lost"
+            return AttemptsFailed(f"the {self.leg.value} worker was lost")
         if self.code is FailureCode.OVERLOADED:
             return Overloaded(message)
         return _FINAL.get(self.code, Unavailable)(message)

@@ -34,6 +34,10 @@ SPEED = WorkerSpeed(prefill=Curve(0.01, 1e-4), grant_wait_s=0.75)
 RECORD = {
     "pool": "fast",
     "pod": "prefill-0",
+    "nodes": [
+        bootstrap_pb2.GroupNode(node=0, epoch=0xAB, host="10.0.0.1", num_ranks=4),
+        bootstrap_pb2.GroupNode(node=1, epoch=0xCD, host="10.0.0.2", pod="p-1", first_rank=4, num_ranks=4),
+    ],
     "dp_rank": 1,
     "started_unix_ns": 5_500_000_000,
     "loras": [bootstrap_pb2.LoraAdapter(name=name) for name in ("poems", "code")],
@@ -106,6 +110,7 @@ def test_a_card_says_all_that_is_known() -> None:
         role="prefill",
         pool="fast",
         pod="prefill-0",
+        nodes=["10.0.0.1, ranks 0-3, 00000000000000ab", "p-1, ranks 4-7, 00000000000000cd"],
         address="host:1#1",
         version="1.0",
         model=MODEL_ID,

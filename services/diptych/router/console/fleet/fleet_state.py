@@ -12,7 +12,7 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
-from diptych.common.members.instances import role_of, state_of
+from diptych.common.members.instances import ranks_of, role_of, state_of
 from diptych.common.members.roles import LegKind
 from diptych.router.choose.breakers import Pause, Suspect
 from diptych.router.console.fleet.pool_signals import pool_signals
@@ -103,6 +103,7 @@ def worker_card(worker: WorkerFacts, pauses: Mapping[Suspect, Pause], memo: Link
         role=role_of(record),  # type: ignore[typeddict-item]  # a worker's
         pool=record.pool,
         pod=record.pod,
+        nodes=[f"{each.pod or each.host}, ranks {ranks_of(each)}, {each.epoch:016x}" for each in record.nodes],
         address=f"{record.address}#{record.dp_rank}" if record.dp_rank else record.address,
         version=record.version,
         model=record.model_id,

@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails
 
 from diptych.common.errors import InvalidRequest
 from diptych.generation.sampling_params import MAX_ALLOWED_TOKENS, SamplingParams
+from diptych.router.http.fields.attention_fields import AttentionFields
 from diptych.router.http.fields.grammar_fields import GrammarFields
 from diptych.router.http.fields.request_fields import ChoiceFields, RequestFields, Seed, Token, params_of
 from diptych.router.http.fields.strict_model import MAX_ERRORS_LISTED, MAX_ERRORS_SHOWN, StrictModel, too_many_errors
@@ -46,7 +47,7 @@ class OpenAIFields(RequestFields):
         return self.prompt_cache_key or ""
 
 
-class GenerationFields(OpenAIFields, ChoiceFields, GrammarFields):
+class GenerationFields(OpenAIFields, ChoiceFields, GrammarFields, AttentionFields):
     """What chats and completions have in common."""
 
     lora_path: str | None = None  # an adapter's name, as SGLang's clients say it beside or instead of `model`
@@ -70,7 +71,7 @@ class GenerationFields(OpenAIFields, ChoiceFields, GrammarFields):
 
     def sampling_params(self) -> SamplingParams:
         """Return all but `max_tokens` and `seed`."""
-        return params_of(self, logprobs=self.num_logprobs, grammar=self.grammar())
+        return params_of(self, logprobs=self.num_logprobs, grammar=self.grammar(), attention=self.attention())
 
     def check(self) -> None:
         super().check()

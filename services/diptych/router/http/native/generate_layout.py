@@ -16,6 +16,7 @@ from typing_extensions import TypeAliasType, TypedDict
 from diptych.generation.finish import Finish
 from diptych.router.http.exchange.layout import DATA_ONLY, Json, Layout
 from diptych.router.http.exchange.timings import timings
+from diptych.router.http.fields.attention_fields import AttendedTokens, shown_attention
 from diptych.router.http.fields.logprobs import entries, text_of
 from diptych.router.values.output import End, Output, Piece, Scores, Usage
 from diptych.tokens.token_bytes import TokenBytes
@@ -46,6 +47,7 @@ class MetaInfo(Counts):
     output_top_logprobs: NotRequired[list[list[Triple] | None]]
     input_token_logprobs: NotRequired[list[Triple]]
     input_top_logprobs: NotRequired[list[list[Triple] | None]]
+    attention_tokens: NotRequired[list[list[AttendedTokens]]]  # of each output token, an entry for each layer
 
 
 class GeneratedOutput(TypedDict):
@@ -135,6 +137,8 @@ class GenerateLayout(Layout):
             self._note_end(meta, part.end)
         if part.scores is not None:
             meta["output_token_logprobs"], meta["output_top_logprobs"] = self._logprobs(part.scores)
+        if part.attention is not None:
+            meta["attention_tokens"] = shown_attention(part.attention)
         if part.prompt is not None:
             meta["input_token_logprobs"], meta["input_top_logprobs"] = self._of_prompt(part.prompt)
         return {"index": index, "text": part.text, "output_ids": list(part.token_ids), "meta_info": meta}

@@ -11,6 +11,7 @@ from pydantic import Field
 from diptych.common.errors import InvalidRequest
 from diptych.generation.grammar import Grammar, GrammarKind
 from diptych.generation.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
+from diptych.router.http.fields.attention_fields import AttentionFields
 from diptych.router.http.fields.grammar_fields import Schema, Tagged, json_grammar, tag_grammar, text_grammar
 from diptych.router.http.fields.request_fields import ChoiceFields, RequestFields, Seed, Token, params_of
 from diptych.router.http.fields.strict_model import StrictModel
@@ -87,7 +88,7 @@ class SessionParams(StrictModel):
         return Follow(self.id, self.rid or "", self.offset or 0, bool(self.replace), bool(self.drop_previous_output))
 
 
-class GenerateRequest(RequestFields):
+class GenerateRequest(RequestFields, AttentionFields):
     """The body: `text` or `input_ids`, one or several."""
 
     text: str | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)] | None = None
@@ -178,4 +179,5 @@ class GenerateRequest(RequestFields):
     def params(self) -> SamplingParams:
         num_top = (self.top_logprobs_num or 0) if self.return_logprob else None
         params = self.sampling.params(num_top, num_top if self.scores_prompt else None)
+        params = replace(params, attention=self.attention())
         return replace(params, prompt_logprobs_start=self.prompt_start) if self.scores_prompt else params

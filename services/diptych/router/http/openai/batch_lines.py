@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
@@ -11,9 +12,10 @@ from typing import Final
 import orjson
 
 from diptych.common.errors import DiptychError, Overloaded, Unavailable
+from diptych.router.batches.idle import KEPT
 from diptych.router.batches.results import Reply
 from diptych.router.batches.work import LineCall
-from diptych.router.errors import OK, outcome_of
+from diptych.router.errors import OK, AttemptsFailed, ModelNotFound, outcome_of
 from diptych.router.extents.json_extent import is_quick
 from diptych.router.http.exchange.answers import error_body
 from diptych.router.http.exchange.exchange import prompts_of, whole_body
@@ -27,6 +29,7 @@ from diptych.router.values.output import Piece
 from diptych.router.values.request import LEAST_PRIORITY, GenerationRequest
 
 API: Final = "batch"  # in metrics
+LEARNING_S: Final = 300.0  # after its start, in which a router may not know all workers, and so all names of models
 PARSERS: Final[Mapping[str, Parse]] = {
     "/v1/chat/completions": parse_chat,
     "/v1/completions": parse_completion,
@@ -40,16 +43,23 @@ class LineServer:
     def __init__(self, pipeline: Pipeline, callers: Callers | None) -> None:
         self._pipeline = pipeline
         self._callers = callers
+        self._begun_s = time.monotonic()
 
     async def serve(self, call: LineCall) -> Reply:
         """Return what the endpoint answers. Raises `Overloaded` or `Unavailable`: then it is of use later."""
         try:
             body = await self._answer(call)
             outcome, reply = OK, Reply(200, body)
+        except ModelNotFound as error:
+            if time.monotonic() - self._begun_s < LEARNING_S:
+                raise Unavailable(f"{error}; workers may still be coming") from None
+            outcome, reply = _refused(error, call.url)
+        except AttemptsFailed as error:  # trying it for ever might kill one worker after another
+            outcome, reply = _refused(error, call.url)
         except (Overloaded, Unavailable):
             raise
         except DiptychError as error:
-            outcome, reply = outcome_of(error), Reply(error.http_status, orjson.dumps(error_body(error, call.url)))
+            outcome, reply = _refused(error, call.url)
         self._pipeline.metrics.requests.labels(API, outcome).inc()
         return reply
 
@@ -72,7 +82,15 @@ class LineServer:
         holder = self._callers.holder(tenant)
         if holder is None:
             raise Unavailable(f"there is no key {tenant!r} any more")
+        if not holder.keeps(KEPT):
+            raise Overloaded(
+                f"what is left of the limits of the key {tenant!r} is for requests that somebody waits for"
+            )
         return holder
+
+
+def _refused(error: DiptychError, url: str) -> tuple[str, Reply]:
+    return outcome_of(error), Reply(error.http_status, orjson.dumps(error_body(error, url)))
 
 
 async def _noting(

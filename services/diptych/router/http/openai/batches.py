@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -14,12 +15,21 @@ from typing_extensions import TypedDict
 from diptych.common.errors import DiptychError, InvalidRequest, NotFound
 from diptych.router.batches.batches import Batches
 from diptych.router.batches.files import is_id, new_id
-from diptych.router.batches.job import Job, Problem, Spec
+from diptych.router.batches.job import Ending, Job, Problem, Spec
+from diptych.router.batches.store import Unreadable
 from diptych.router.http.exchange.answers import NotServed, json_response, refusal
 from diptych.router.http.exchange.body import BodyReader
 from diptych.router.http.exchange.parse import read_fields
 from diptych.router.http.fields.strict_model import Body
-from diptych.router.http.openai.files import INPUT, MAX_BATCHES_LISTED, FileRoutes, Window, answering, listed
+from diptych.router.http.openai.files import (
+    BATCHES_LISTED,
+    INPUT,
+    MAX_BATCHES_LISTED,
+    FileRoutes,
+    Window,
+    answering,
+    listed,
+)
 
 NOT_THERE: Final = "this router keeps no batches: start it with --batch-store DIRECTORY, or the URL of a bucket"
 UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -27,6 +37,8 @@ MAX_WINDOW_S: Final = 14 * 86400
 MAX_METADATA: Final = 16
 MAX_KEY_LEN: Final = 64
 MAX_VALUE_LEN: Final = 512
+IDEMPOTENCY_KEY: Final = "idempotency-key"  # header by which a client that asks again gets the same batch
+MAX_IDEMPOTENCY_LEN: Final = 256
 
 
 class BatchError(TypedDict):
@@ -125,8 +137,14 @@ class BatchRoutes:
         if facts is None or facts.purpose != INPUT:
             words = f"there is no file {fields.input_file_id[:64]!r} for a batch: upload one with the purpose `batch`"
             raise InvalidRequest(words, param="input_file_id")
+        batch_id = new_id("batch_", now_s)
+        if (key := request.headers.get(IDEMPOTENCY_KEY)) is not None:
+            _check_key(key)
+            batch_id = await self._batches.jobs.id_by_key(tenant, key, batch_id)
+            with suppress(NotFound):  # who asked before got no answer, maybe
+                return json_response(shown(await self._batches.jobs.find(tenant, batch_id)), request)
         spec = Spec(
-            new_id("batch_", now_s),
+            batch_id,
             tenant,
             fields.endpoint,
             fields.input_file_id,
@@ -138,10 +156,13 @@ class BatchRoutes:
         return json_response(shown(await self._batches.jobs.create(spec)), request)
 
     async def index(self, request: Request, tenant: str) -> Response:
-        window = Window.of(request, MAX_BATCHES_LISTED)
+        window = Window.of(request, MAX_BATCHES_LISTED, BATCHES_LISTED)
 
-        async def find(batch_id: str) -> Batch:
-            return shown(await self._batches.jobs.find(tenant, batch_id))
+        async def find(batch_id: str) -> Batch | None:
+            try:
+                return shown(await self._batches.jobs.find(tenant, batch_id))
+            except (NotFound, Unreadable):  # it is asked for by its id to hear more
+                return None
 
         return json_response(await listed(window, await self._batches.jobs.ids(tenant), find), request)
 
@@ -189,6 +210,12 @@ async def _not_there(request: Request) -> Response:
     return refusal(error, request)
 
 
+def _check_key(key: str) -> None:
+    if not 0 < len(key) <= MAX_IDEMPOTENCY_LEN:
+        words = f"the header {IDEMPOTENCY_KEY} has 1 to {MAX_IDEMPOTENCY_LEN} characters"
+        raise InvalidRequest(words, param=IDEMPOTENCY_KEY)
+
+
 def _id(request: Request) -> str:
     batch_id: str = request.path_params["batch_id"]
     if not is_id(batch_id):
@@ -214,7 +241,7 @@ def shown(job: Job) -> Batch:
         "expires_at": int(spec.expires_s),
         "finalizing_at": _second(job.closed_s),
         "completed_at": _second(job.ended_s) if status == "completed" else None,
-        "failed_at": _second(job.refused_s),
+        "failed_at": _second(job.ended_s if closed and closed.ending is Ending.FAILED else job.refused_s),
         "expired_at": _second(job.ended_s) if status == "expired" else None,
         "cancelling_at": _second(job.cancelled_s),
         "cancelled_at": _second(job.ended_s) if status == "cancelled" else None,

@@ -114,7 +114,7 @@ class ChatLayout(ChoiceLayout):
             "finish_reason": self._finish_reason(output.end.finish, has_calls=bool(message.calls)),
             "stop_reason": self._stop_reason(output.end),
         }
-        self._show_tokens(choice, output.token_ids)
+        self._show_tokens(choice, output)
         return choice
 
     def chunks(self, index: int, piece: Piece, *, is_first: bool) -> list[Json]:
@@ -133,7 +133,7 @@ class ChatLayout(ChoiceLayout):
             return []
         choices = [_choice(index, delta) for delta in deltas or [{}]]
         choices[0]["logprobs"] = self._logprobs(piece)
-        self._show_tokens(choices[0], piece.token_ids)
+        self._show_tokens(choices[0], piece)
         return choices
 
     def _contents(self, index: int, piece: Piece) -> list[Json]:

@@ -13,6 +13,7 @@ from typing_extensions import TypedDict
 
 from diptych.router.http.exchange.layout import DATA_ONLY, Json, Layout
 from diptych.router.http.exchange.timings import timings
+from diptych.router.http.fields.attention_fields import AttendedTokens, shown_attention
 from diptych.router.http.fields.logprobs import Name, completion_logprobs, id_of, prompt_logprobs, text_of
 from diptych.router.values.leg_results import Predicted
 from diptych.router.values.output import End, Output, Piece, Usage
@@ -44,9 +45,10 @@ class CompletionUsage(TypedDict):
 
 
 class ShownTokens(TypedDict, total=False):
-    """Where token ids are asked for, those of an output."""
+    """What is asked for of the tokens of an output: ids, and what they looked at, by token and layer."""
 
     token_ids: list[int]
+    attention_tokens: list[list[AttendedTokens]]
 
 
 class ShownPrompt(TypedDict, total=False):
@@ -139,9 +141,11 @@ class ChoiceLayout(Layout):
             chunk["usage"] = completion_usage(end.usage)
         return chunk if end.report is None else {**chunk, "diptych": timings(end.report)}
 
-    def _show_tokens(self, choice: ShownTokens | Json, token_ids: Sequence[int]) -> None:
+    def _show_tokens(self, choice: ShownTokens | Json, part: Piece | Output) -> None:
         if self.style.return_token_ids:
-            choice["token_ids"] = list(token_ids)
+            choice["token_ids"] = list(part.token_ids)
+        if part.attention is not None:
+            choice["attention_tokens"] = shown_attention(part.attention)
 
     def _show_prompt_tokens(self, part: ShownPrompt | Json, index: int) -> None:
         if self.style.return_token_ids:
@@ -157,7 +161,8 @@ class ChoiceLayout(Layout):
 
     def _shows_tokens(self, piece: Piece) -> bool:
         """Whether a piece without text has something to show."""
-        return bool(piece.token_ids) and (self.style.return_token_ids or self.style.logprobs)
+        shows = self.style.return_token_ids or self.style.logprobs or piece.attention is not None
+        return bool(piece.token_ids) and shows
 
     def _opening(self, index: int) -> list[Json]:
         """The choices that come before the first piece."""
@@ -198,7 +203,7 @@ class CompletionLayout(ChoiceLayout):
             "finish_reason": output.end.finish.value,
             "stop_reason": self._stop_reason(output.end),
         }
-        self._show_tokens(choice, output.token_ids)
+        self._show_tokens(choice, output)
         self._show_prompt_tokens(choice, index)
         self._show_prompt_logprobs(choice, output)
         return choice
@@ -207,7 +212,7 @@ class CompletionLayout(ChoiceLayout):
         if not piece.text and not self._shows_tokens(piece):
             return []
         choice = _choice(index, piece.text, self._logprobs(piece))
-        self._show_tokens(choice, piece.token_ids)
+        self._show_tokens(choice, piece)
         if self._num_tokens[index] == len(piece.token_ids):  # it is the first
             self._show_prompt_tokens(choice, index)
         return [choice]

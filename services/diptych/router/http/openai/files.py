@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
@@ -11,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from typing_extensions import TypedDict
 
-from diptych.common.errors import Conflict, DiptychError, InvalidRequest, NotFound, Unavailable
+from diptych.common.errors import Conflict, DiptychError, InvalidRequest, NotFound, Overloaded, Unavailable
 from diptych.router.batches.batches import Batches
 from diptych.router.batches.files import FileFacts, is_id, new_id
 from diptych.router.http.exchange.answers import HEADER, json_response, refusal, request_id_of
@@ -21,6 +24,9 @@ from diptych.router.http.openai.upload import UploadForm, UploadLimits, file_of
 INPUT: Final = "batch"  # the only purpose of what is uploaded
 MAX_LISTED: Final = 10_000
 MAX_BATCHES_LISTED: Final = 100
+BATCHES_LISTED: Final = 20  # unless said, as OpenAI's API has it
+LIMIT: Final = re.compile(r"[0-9]{1,6}")
+MAX_UPLOADS: Final = 8  # of a tenant at once, in each process
 
 
 class File(TypedDict):
@@ -86,11 +92,11 @@ class Window:
     newest_first: bool
 
     @classmethod
-    def of(cls, request: Request, most: int) -> Window:
+    def of(cls, request: Request, most: int, default: int) -> Window:
         """Raises `InvalidRequest`."""
         query = request.query_params
-        limit, order = query.get("limit", str(min(most, MAX_LISTED))), query.get("order", "desc")
-        if not (limit.isascii() and limit.isdigit() and 1 <= int(limit) <= most):
+        limit, order = query.get("limit", str(default)), query.get("order", "desc")
+        if not (LIMIT.fullmatch(limit) and 1 <= int(limit) <= most):
             raise InvalidRequest(f"limit must be 1 to {most}", param="limit")
         if order not in ("asc", "desc"):
             raise InvalidRequest("order must be asc or desc", param="order")
@@ -128,21 +134,36 @@ class FileRoutes:
     def __init__(self, batches: Batches) -> None:
         self._batches = batches
         self._limits = UploadLimits(batches.max_file_bytes, batches.stall_s)
+        self._uploads: Counter[str] = Counter()  # that are under way, by tenant
+
+    @contextmanager
+    def _place(self, tenant: str) -> Iterator[None]:
+        """Hold a place of an upload. Raises `Overloaded`."""
+        if self._uploads[tenant] >= MAX_UPLOADS:
+            raise Overloaded(f"{MAX_UPLOADS} files are being uploaded: send this one when one of them is there")
+        self._uploads[tenant] += 1
+        try:
+            yield
+        finally:
+            self._uploads[tenant] -= 1
+            if not self._uploads[tenant]:
+                del self._uploads[tenant]
 
     async def create(self, request: Request, tenant: str) -> Response:
         form = UploadForm(request.headers.get("content-type", ""))
         now_s = self._batches.clock()
         file_id = new_id("file-", now_s)
-        async with self._batches.files.upload(tenant, file_id) as upload:
-            async for data in file_of(form, request, self._limits):
-                await upload.write(data)
-            _check_fields(form.fields)
-            facts = FileFacts(file_id, upload.nbytes, now_s, form.file_name or "", INPUT)
-            await upload.keep(facts)
+        with self._place(tenant):
+            async with self._batches.files.upload(tenant, file_id) as upload:
+                async for data in file_of(form, request, self._limits):
+                    await upload.write(data)
+                _check_fields(form.fields)
+                facts = FileFacts(file_id, upload.nbytes, now_s, form.file_name or "", INPUT)
+                await upload.keep(facts)
         return json_response(_file(facts), request)
 
     async def index(self, request: Request, tenant: str) -> Response:
-        window, purpose = Window.of(request, MAX_LISTED), request.query_params.get("purpose")
+        window, purpose = Window.of(request, MAX_LISTED, MAX_LISTED), request.query_params.get("purpose")
 
         async def find(file_id: str) -> File | None:
             facts = await self._batches.files.find(tenant, file_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,6 +20,7 @@ MAX_FIELD_BYTES: Final = 1024  # of what is not the file
 MAX_FIELDS: Final = 16
 MAX_NAME_LEN: Final = 255
 OVERHEAD_BYTES: Final = 1 << 16  # of a form, beside its file
+MIN_BYTES_S: Final = 1 << 14  # of an upload, from the moment on that it might have stood still
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,7 @@ async def file_of(form: UploadForm, request: Request, limits: UploadLimits) -> A
 
 
 async def _body(request: Request, limits: UploadLimits) -> AsyncIterator[bytes]:
-    more = True
+    more, end_s = True, time.monotonic() + limits.stall_s
     while more:
         try:
             async with asyncio.timeout(limits.stall_s):
@@ -136,8 +138,11 @@ async def _body(request: Request, limits: UploadLimits) -> AsyncIterator[bytes]:
             raise BodyTooSlow(f"nothing of the file came for {limits.stall_s:g} s: send it again") from None
         if message["type"] == "http.disconnect":
             raise BodyCutOff("the client left before its file was complete")
-        more = message.get("more_body", False)
-        yield message.get("body", b"")
+        more, data = message.get("more_body", False), message.get("body", b"")
+        end_s += len(data) / MIN_BYTES_S
+        if time.monotonic() > end_s:
+            raise BodyTooSlow(f"a file comes with at least {MIN_BYTES_S} bytes a second: send it faster")
+        yield data
 
 
 def _too_large(limits: UploadLimits) -> PayloadTooLarge:

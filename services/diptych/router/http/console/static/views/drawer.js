@@ -82,6 +82,7 @@ function about(instance, card) {
   return [
     ["Instance", html`<code>${instance}</code>`],
     ["Address", card.address], ["Pod", card.pod || DASH], ["Pool", card.pool || DASH],
+    ...card.nodes.map((node, number) => [`Node ${number}`, node]),
     ["Model", card.model], ["Version", card.version], ["Terms", html`<code>${card.compat}</code>`],
     ["Started", `${new Date(card.started_unix_s * 1000).toLocaleDateString("en-GB")} ${clock(card.started_unix_s)}`],
     ["Weights", card.weights_taken_bytes == null ? DASH : card.weights_taken_bytes > 0 ? `${bytes(card.weights_taken_bytes)} from another worker` : "from disk"],

@@ -1,0 +1,52 @@
+"""Of which layers a worker can tell what tokens look at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from diptych.architectures.config import ModelConfig
+from diptych.generation.attention_tokens import AttentionWish
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedLayers:
+    """Layers whose attention may be asked for, or why there are none."""
+
+    layers: tuple[int, ...]
+    lacks: str = ""  # why there are none
+
+    def refuse(self, wish: AttentionWish) -> str | None:
+        """Say why a request can't have this; None when it can."""
+        if not self.layers:
+            return f"return_attention_tokens is not available here: {self.lacks}"
+        wrong = [layer for layer in wish.layers if layer not in self.layers]
+        if wrong:
+            known = ", ".join(map(str, self.layers))
+            return f"attention_layers takes layers with attention, which are {known}; {wrong[0]} is none"
+        return None
+
+
+NOTHING_WATCHED: Final = WatchedLayers((), "this worker does not watch attention")
+
+
+def watched_layers(config: ModelConfig, device: str, tp: int) -> WatchedLayers:
+    """Return which layers a worker can watch that computes a model on `device`, on `tp` ranks."""
+    lacks = None
+    if device == "sim":
+        lacks = "a simulated model has no attention"
+    elif device != "cpu":
+        lacks = "it is computed on CPUs only: serve the model with --device cpu to look into it"
+    elif tp > 1:
+        lacks = "each of --tp processes has a part of the heads only: serve the model with --tp 1 to look into it"
+    elif config.latent is not None or config.indexer is not None:
+        lacks = "this model keeps latents in place of keys"
+    elif config.pooling is not None or not config.attention_layers:
+        lacks = "this model has no tokens of output that attend"
+    return WatchedLayers(config.attention_layers) if lacks is None else WatchedLayers((), lacks)
+
+
+def default_layer(config: ModelConfig) -> int:
+    """Return the last layer that sees all tokens; where all have windows, the last with attention."""
+    layers = config.attention_layers
+    return next((layer for layer in reversed(layers) if not config.window(layer)), layers[-1])

@@ -1,0 +1,238 @@
+"""What each output token looked at, by one worker and by a pair: as transformers has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from every_kind import Scripted
+from stepped_engine import local_core
+
+from diptych.checkpoints.source import open_model
+from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.runner.model_runner import ModelRunner
+from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping, TpModelWorkerClient
+from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult, WaitForResult
+from diptych.engine.values.events import Emit, EmitTokens, Start
+from diptych.engine.values.limits import Limits
+from diptych.engine.values.request import new_request
+from diptych.engine.values.scheduler_core import SchedulerCore
+from diptych.engine.values.watched_layers import WatchedLayers
+from diptych.generation.attention_tokens import NOBODY, AttentionWish, TokenAttention, join
+from diptych.generation.output import FailureCode, Output
+from diptych.generation.sampling_params import SamplingParams
+
+VOCAB: Final = 321  # of the tiny model
+PAGE_SIZE: Final = 4
+NUM_PAGES: Final = 256
+STEP_TOKENS: Final = 24  # longer prompts are cut
+NUM_MADE: Final = 6
+WATCHED: Final = WatchedLayers((0, 1))
+PROMPTS: Final = [np.random.default_rng(size).integers(0, VOCAB, size).tolist() for size in (2, 9, 70)]
+WISHES: Final = [
+    AttentionWish(top_k=5),
+    AttentionWish(top_k=3, layers=(1, 0)),
+    AttentionWish(top_k=8, layers=(0,), window=6),
+]
+Asked = Sequence[tuple[list[int], SamplingParams]]
+Answer = Callable[..., dict[int, list[Output]]]
+
+
+class Recorded:
+    """A runner, and all that it was given and gave back."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self.batches: list[ForwardBatch] = []
+        self.results: list[StepResult] = []
+
+    def execute(self, batch: ForwardBatch, sampling: SamplingBatch) -> StepResult:
+        return self.sample(batch, self.logits(batch), sampling)()
+
+    def logits(self, batch: ForwardBatch) -> Any:
+        self.batches.append(batch)
+        return self._runner.logits(batch)
+
+    def sample(self, batch: ForwardBatch, logits: Any, sampling: SamplingBatch) -> WaitForResult:
+        result = self._runner.sample(batch, logits, sampling)()
+        self.results.append(result)
+        return lambda: result
+
+
+@pytest.fixture(scope="module")
+def new_model(tiny_folder: Path) -> Callable[[int], tuple[Any, Recorded]]:
+    def build(num_pages: int) -> tuple[Any, Recorded]:
+        source = open_model(str(tiny_folder))
+        layout = ModelRunner.pool_layout(source.config, num_pages=num_pages, page_size=PAGE_SIZE, dtype="float32")
+        kv = np.full(layout.shape, np.nan, np.float32)
+        return kv, Recorded(ModelRunner(source, torch.from_numpy(kv), dtype="float32"))
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_folder: Path) -> Any:
+    model: Any = transformers.LlamaForCausalLM.from_pretrained(tiny_folder, attn_implementation="eager")
+    return model.eval()
+
+
+def params(wish: AttentionWish | None, **fields: Any) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": NUM_MADE, "temperature": 0.0, "attention": wish, **fields})
+
+
+def one_by_one(core: SchedulerCore, runner: Any) -> Stepping:
+    return SynchronousStepping(core, runner, lambda: 0.0)
+
+
+def overlapped(core: SchedulerCore, runner: Any) -> Stepping:
+    return OverlappedStepping(core, TpModelWorkerClient(runner), lambda: 0.0)
+
+
+def alone(runner: Any, asked: Asked, rounds: int = 1, num_prior: int = 0, new_stepping: Any = one_by_one) -> Any:
+    cache = KvCache(num_pages=NUM_PAGES, page_size=PAGE_SIZE, max_requests=16, max_tokens_per_request=256)
+    core = local_core(cache, Limits(256, VOCAB, frozenset(), STEP_TOKENS, 16, watched=WATCHED))
+    stepping = new_stepping(core, runner)
+    for _ in range(rounds):
+        answers: dict[int, list[Output]] = {room: [] for room in range(len(asked))}
+        for room, (prompt, chosen) in enumerate(asked):
+            core.handle(Start(new_request(room, np.array(prompt), chosen, num_prior_output_tokens=num_prior)), 0.0)
+        while stepping.advance(lambda: None):
+            pass
+        for effect in core.pop_effects():
+            assert isinstance(effect, Emit | EmitTokens)
+            for output in effect.outputs() if isinstance(effect, EmitTokens) else [effect.output]:
+                answers[output.room].append(output)
+    stepping.close()
+    return answers
+
+
+@pytest.fixture(params=["one worker", "one worker, overlapped", "a pair"])
+def answer(request: pytest.FixtureRequest, new_model: Any, make_pair: Any) -> Answer:
+    """All that is said of each request; with `rounds` the same is asked again, and the last answers count."""
+    if request.param != "a pair":
+        stepping = one_by_one if request.param == "one worker" else overlapped
+        return lambda asked, **how: alone(new_model(NUM_PAGES)[1], asked, new_stepping=stepping, **how)
+
+    def by_pair(asked: Asked, rounds: int = 1, num_prior: int = 0) -> dict[int, list[Output]]:
+        sizes = {"prefill_pages": NUM_PAGES, "decode_pages": NUM_PAGES, "max_step_tokens": STEP_TOKENS}
+        pair = make_pair(**sizes, model=new_model, vocab_size=VOCAB, watched=WATCHED)
+        first_room = 1
+        for first_room in range(1, 1 + rounds * len(asked), len(asked)):
+            for room, (prompt, chosen) in enumerate(asked, first_room):
+                pair.start_with(chosen, room, prompt, num_prior)
+            pair.run()
+        pair.assert_clean()
+        prefill, decode = pair.prefill.outputs, pair.decode.outputs
+        return {
+            room - first_room: [output for output in prefill[room] if output.token_ids] + decode[room]
+            for room in range(first_room, first_room + len(asked))
+        }
+
+    return by_pair
+
+
+def tokens(outputs: Sequence[Output]) -> list[int]:
+    return [token_id for output in outputs for token_id in output.token_ids]
+
+
+def told(outputs: Sequence[Output]) -> TokenAttention:
+    return join([output.attention for output in outputs if output.attention is not None])
+
+
+def check(found: TokenAttention, attentions: Any, prompt_len: int, wish: AttentionWish) -> None:
+    """Compare with transformers' `[1, num_heads, num_tokens, num_tokens]` of each layer."""
+    assert found.layers == (wish.layers or (1,))
+    places = np.array(found.positions).reshape(NUM_MADE, len(found.layers), wish.top_k)
+    weights = np.array(found.weights).reshape(places.shape)
+    for made in range(NUM_MADE):
+        num_seen = prompt_len + made
+        for number, layer in enumerate(found.layers):
+            expected = attentions[layer][0].mean(dim=0)[num_seen - 1, :num_seen].numpy()
+            first = max(0, num_seen - wish.window) if wish.window else 0
+            best = first + np.argsort(-expected[first:])[: wish.top_k]
+            listed, rest = places[made, number, : len(best)], places[made, number, len(best) :]
+            assert listed.tolist() == best.tolist()
+            np.testing.assert_allclose(weights[made, number, : len(best)], expected[best], atol=1e-4)
+            assert (rest == NOBODY).all()
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_the_strongest_tokens_are_those_of_transformers(answer: Answer, reference: Any, rounds: int) -> None:
+    """Requests that ask for other things, and one that asks for nothing, are computed together.
+
+    Long prompts come in chunks, and in the second round from the cache.
+    """
+    asked = [(prompt, params(wish)) for wish in (*WISHES, None) for prompt in PROMPTS]
+    answers = answer(asked, rounds=rounds)
+    for room, (prompt, chosen) in enumerate(asked):
+        made = tokens(answers[room])
+        assert len(made) == NUM_MADE
+        if chosen.attention is None:
+            assert all(output.attention is None for output in answers[room])
+            continue
+        with torch.inference_mode():
+            attentions = reference(torch.tensor([prompt + made]), output_attentions=True).attentions
+        check(told(answers[room]), attentions, len(prompt), chosen.attention)
+
+
+def test_a_replay_goes_on_with_positions_of_the_whole_text(answer: Answer) -> None:
+    prompt, wish = PROMPTS[1], WISHES[1]
+    whole = answer([(prompt, params(wish))])[0]
+    rest = answer([(prompt + tokens(whole)[:2], params(wish, max_tokens=NUM_MADE - 2))], num_prior=2)[0]
+    assert told(rest).positions == told(whole).span(2, NUM_MADE).positions
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_drafts_that_come_true_are_told_of_as_other_tokens(new_model: Any, make_pair: Any, overlap: bool) -> None:
+    rooms, chosen = {room: PROMPTS[room % 3] for room in range(1, 7)}, params(WISHES[1], max_tokens=16)
+
+    def serve(answers: dict[int, list[int]]) -> dict[int, list[Output]]:
+        sizes = {"prefill_pages": NUM_PAGES, "decode_pages": NUM_PAGES, "vocab_size": VOCAB, "context_len": 256}
+        pair = make_pair(**sizes, model=new_model, watched=WATCHED, overlap=overlap, drafter=Scripted(answers))
+        for room, prompt in rooms.items():
+            pair.start_with(chosen, room, prompt)
+        pair.run()
+        pair.close()
+        return {room: [*pair.prefill.outputs[room][:1], *pair.decode.outputs[room]] for room in rooms}
+
+    plain = serve({})
+    drafted = serve({room: tokens(outputs) for room, outputs in plain.items()})
+    assert max(len(output.token_ids) for outputs in drafted.values() for output in outputs) > 1
+    for room in rooms:
+        assert tokens(drafted[room]) == tokens(plain[room])
+        assert told(drafted[room]).positions == told(plain[room]).positions
+        np.testing.assert_allclose(told(drafted[room]).weights, told(plain[room]).weights, atol=1e-5)
+
+
+def test_tokens_do_not_change_and_steps_carry_nothing_where_nobody_asks(new_model: Any) -> None:
+    _, silent = new_model(NUM_PAGES)
+    _, asking = new_model(NUM_PAGES)
+    without = alone(silent, [(prompt, params(None, logprobs=1)) for prompt in PROMPTS])
+    withal = alone(asking, [(prompt, params(WISHES[0], logprobs=1)) for prompt in PROMPTS])
+    assert all(batch.attention is None for batch in silent.batches)
+    assert all(result.attention is None for result in silent.results)
+    assert any(batch.attention is not None for batch in asking.batches)
+    for room in range(len(PROMPTS)):
+        assert tokens(without[room]) == tokens(withal[room])
+        assert [output.logprobs for output in without[room]] == [output.logprobs for output in withal[room]]
+
+
+@pytest.mark.parametrize("watched", [WATCHED, WatchedLayers((), "of a reason")])
+def test_what_can_not_be_watched_is_refused_in_words(watched: WatchedLayers) -> None:
+    words = watched.refuse(AttentionWish(layers=(1, 2)))
+    assert words is not None
+    assert ("of a reason" if not watched.layers else "which are 0, 1; 2 is none") in words
+    assert WATCHED.refuse(AttentionWish()) is None
+
+
+def test_a_worker_refuses_a_layer_that_its_model_lacks(answer: Answer) -> None:
+    (output,) = answer([(PROMPTS[0], params(AttentionWish(layers=(2,))))]).values()
+    failure = output[-1].failure
+    assert failure is not None
+    assert failure.code is FailureCode.INVALID
+    assert "attention_layers" in failure.message
