@@ -146,3 +146,21 @@ def test_whatever_is_scaled_has_places(height: int, width: int) -> None:
 def test_an_image_without_pixels_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="not 0 by 5 pixels"):
         vision().scaled(0, 5)
+
+
+@given(st.integers(1, 4000), st.integers(1, 4000), st.sampled_from([784, 3136, 10_000, 1 << 20]))
+def test_whatever_an_image_is_scaled_to_is_taken(height: int, width: int, most: int) -> None:
+    """Whole steps of a strip, or of what is made larger, may not come to more than is taken."""
+    few = vision(min_pixels=784, max_pixels=12845056).at_most(most)
+    if max(height, width) <= 200 * min(height, width):
+        assert few.tokens_of(*few.scaled(height, width)) >= 1
+
+
+def test_who_shows_fewer_pixels_shows_what_the_model_takes_all_the_same() -> None:
+    few = vision().at_most(1 << 20)
+    height, width = few.scaled(6000, 8000)
+    assert 0.9 * (1 << 20) < height * width <= 1 << 20
+    assert vision().tokens_of(height, width) == few.tokens_of(height, width)  # workers know nothing of it
+    assert few.scaled(480, 640) == vision().scaled(480, 640)
+    assert vision().at_most(1).max_pixels == vision().min_pixels
+    assert vision().at_most(1 << 30) == vision()

@@ -74,6 +74,27 @@ def test_a_worker_of_one_pod_is_told_of_no_nodes() -> None:
     assert "DIPTYCH_NODE_RANK" not in environment
 
 
+def timing(values: dict[str, Any], **own: Any) -> tuple[list[str], int]:
+    """Return how long a node of a group waits for others, by its arguments, and the seconds in which it may start."""
+    pool = {"name": "default", "nodes": {"count": 2}, "options": {"tp": 4}, **own}
+    found = objects(yaml.safe_dump({**values, "decode": {"pools": [pool]}}))
+    container = found[f"StatefulSet/{NAME}-0"]["spec"]["template"]["spec"]["containers"][0]
+    probe = container["startupProbe"]
+    waits = [each for each in container["args"] if each.startswith("--node-wait-s")]
+    return waits, probe["periodSeconds"] * probe["failureThreshold"]
+
+
+def test_a_leader_waits_for_nodes_that_still_fetch_their_weights_and_has_its_time_to_load_behind_that() -> None:
+    fetched = {"model": {"fetch": {"image": "i", "seconds": 7200}}}
+    assert timing({}, startupSeconds=1000) == (["--node-wait-s=1000"], 2000)
+    assert timing(fetched, startupSeconds=1000) == (["--node-wait-s=8200"], 9200)
+
+
+def test_a_groups_own_wait_is_said_once_and_its_probe_waits_as_long() -> None:
+    own = {"tp": 4, "nodeWaitS": 50}
+    assert timing({}, startupSeconds=1000, options=own) == (["--node-wait-s=50"], 1050)
+
+
 def test_the_pods_of_a_group_reach_each_other_at_any_port_and_strangers_do_not() -> None:
     """Ranks choose their ports as transfers do."""
     policy = group()["NetworkPolicy/r-diptych-worker"]["spec"]

@@ -104,7 +104,7 @@ def an_abort_is_answered_at_once(patch: pytest.MonkeyPatch) -> None:
         original(self, event, now_s)
         match event:
             case NoteArrived(peer, Abort(room)):
-                self._effects.append(SendNote(peer, AbortAck(room)))
+                self.effects.append(SendNote(peer, AbortAck(room)))
 
     patch.setattr(PrefillCore, "handle", handle)
 

@@ -328,6 +328,38 @@ def test_an_image_makes_a_prompt_too_long(cluster: Cluster) -> None:
     assert answer["error"]["code"] == "context_length_exceeded"
 
 
+def test_of_a_prompt_that_is_too_long_with_its_images_no_pixels_are_made(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "read_image", lambda opened: pytest.fail("pixels were made"))
+    status, answer = cluster.post("/v1/chat/completions", chat(text("a" * 2030), image_url(GREEN)))
+    assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+
+
+def test_an_image_is_made_as_small_as_the_operator_says(start_cluster: Any) -> None:
+    """One step of a tower on a CPU can take so long that its worker counts as hung."""
+    cluster = start_cluster(special_tokens=SPECIAL, vision=VISION, max_image_scaled_pixels=8 * 8 * 12)
+    assert cluster.post("/v1/chat/completions", chat(image_url(GREEN)))[0] == 200
+    (content,) = contents_of(cluster.prefill().started[0])
+    assert content.num_tokens <= 12 < TOKENS[GREEN]
+    assert content.image is not None
+    assert content.image.height * content.image.width == 64 * content.num_tokens
+
+
+def test_images_that_can_not_be_read_in_time_end_their_request(
+    start_cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = start_cluster(special_tokens=SPECIAL, vision=VISION, image_threads=1, request_timeout_s=0.3)
+    go_on = threading.Event()
+    monkeypatch.setattr(reader, "open_image", lambda *given: go_on.wait(60) and open_image(*given))
+    try:
+        status, answer = cluster.post("/v1/chat/completions", chat(image_url(RED)))
+    finally:
+        go_on.set()
+    assert (status, answer["error"]["code"]) == (504, "deadline_exceeded")
+    assert cluster.router.preparer._images._places._taken.total() == 0
+
+
 def test_a_replay_has_the_pixels_again(cluster: Cluster, legs: Any, fail: Any) -> None:
     cluster.script = "Hello, world!"
     cluster.decode().faults.append(fail(3, ERROR_CODE_PEER_LOST))
@@ -388,7 +420,7 @@ def test_texts_do_not_wait_behind_images(start_cluster: Any, monkeypatch: pytest
         thread.start()
     try:
         assert begun.acquire(timeout=60)
-        cluster.wait_until(lambda: cluster.router.preparer._images._num_left == 0)
+        cluster.wait_until(lambda: cluster.router.preparer._images._places._taken.total() == 2)
         assert cluster.post("/v1/chat/completions", chat(text("a")))[0] == 200
         assert cluster.post("/v1/completions", {"prompt": "p"})[0] == 200
         status, answer = cluster.post("/v1/chat/completions", chat(image_url(RED)))

@@ -63,6 +63,7 @@ def safetensors_that_lie() -> Iterator[tuple[str, bytes]]:
     yield "shape that is larger than its bytes", safetensors({"x": tensor(shape=(3,))})
     yield "shape that is smaller than its bytes", safetensors({"x": tensor(shape=(0,))})
     yield "overlap", safetensors({"x": tensor(), "y": tensor(shape=(1,), offsets=(4, 8))})
+    yield "bytes behind the last tensor", safetensors({"x": tensor()}, bytes(9))
     yield "same name twice", safetensors(b'{"x":{"dtype":"I8","shape":[0],"data_offsets":[0,0]},"x":{}}')
 
 

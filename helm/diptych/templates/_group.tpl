@@ -84,12 +84,25 @@ spec:
 {{- define "diptych.groupArgs" -}}
 {{- if .group }}
 - --nnodes={{ .pool.nodes.count }}
+{{- if not .pool.options.nodeWaitS }}
+- --node-wait-s={{ include "diptych.nodeWait" .pool }}
+{{- end }}
 {{- if eq .group "LeaderWorkerSet" }}
 - --leader=$(LWS_LEADER_ADDRESS):{{ .pool.ports.grpc }}
 {{- else }}
 - --leader={{ .name }}-0.{{ .service }}:{{ .pool.ports.grpc }}
 {{- end }}
 {{- end }}
+{{- end }}
+
+{{/* (a pool) Seconds in which all nodes must come: a leader that has its weights waits for nodes that still fetch theirs, or have no machine yet. */}}
+{{- define "diptych.nodeWait" -}}
+{{- .options.nodeWaitS | default (add .startupSeconds .fetchSeconds) | ceil | int -}}
+{{- end }}
+
+{{/* (dict pool) Seconds in which a worker may start. That a node waits for the others takes nothing from its time to load. */}}
+{{- define "diptych.workerStartup" -}}
+{{- gt (int .pool.nodes.count) 1 | ternary (add .pool.startupSeconds (include "diptych.nodeWait" .pool)) .pool.startupSeconds -}}
 {{- end }}
 
 {{- define "diptych.groupEnv" -}}

@@ -132,7 +132,7 @@ startupProbe:
   httpGet: {path: /health/startup, port: health}
   periodSeconds: 5
   timeoutSeconds: 5
-  failureThreshold: {{ divf .startupSeconds 5 | ceil | int }}
+  failureThreshold: {{ divf (float64 .startupSeconds) 5 | ceil | int }}
 {{- end }}
 
 {{/* Options in camelCase as flags: {kvCacheMib: 1, runtimeLora: false} is --kv-cache-mib=1 --no-runtime-lora. */}}

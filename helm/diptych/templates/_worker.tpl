@@ -89,7 +89,7 @@ ports:
   {{- range $name, $port := .pool.ports }}
   - {name: {{ $name }}, containerPort: {{ $port }}}
   {{- end }}
-{{ include "diptych.probes" .pool }}
+{{ include "diptych.probes" (dict "startupSeconds" (include "diptych.workerStartup" .)) }}
 {{- with .pool.preStop }}
 lifecycle:
   preStop:

@@ -27,7 +27,7 @@ if _version_not_supported:
 
 class NodeGroupStub:
     """At the leader of a group over several nodes: one stream for each other node, for as long as the group lives. Its end is
-    the end of the group, unless the leader has said that it stops. Each end says something every 0.3 s.
+    the end of the group, unless the leader has said that it stops. Each end says something every 0.25 s.
     """
 
     def __init__(self, channel):
@@ -45,7 +45,7 @@ class NodeGroupStub:
 
 class NodeGroupServicer:
     """At the leader of a group over several nodes: one stream for each other node, for as long as the group lives. Its end is
-    the end of the group, unless the leader has said that it stops. Each end says something every 0.3 s.
+    the end of the group, unless the leader has said that it stops. Each end says something every 0.25 s.
     """
 
     def Join(self, request_iterator, context):
@@ -72,7 +72,7 @@ def add_NodeGroupServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class NodeGroup:
     """At the leader of a group over several nodes: one stream for each other node, for as long as the group lives. Its end is
-    the end of the group, unless the leader has said that it stops. Each end says something every 0.3 s.
+    the end of the group, unless the leader has said that it stops. Each end says something every 0.25 s.
     """
 
     @staticmethod

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from diptych.common.errors import ConfigError, InvalidRequest
@@ -48,6 +48,10 @@ class VisionInput:
         """Heights and widths are multiples of so many pixels."""
         return self.patch_size * self.merge_size
 
+    def at_most(self, num_pixels: int) -> VisionInput:
+        """Return the same with images of no more pixels, as far as the model takes so few."""
+        return replace(self, max_pixels=max(min(self.max_pixels, num_pixels), self.min_pixels, self.step**2))
+
     def tokens_of(self, height: int, width: int) -> int:
         """Return how many places an image takes. Raises `InvalidRequest` for a size that `scaled` doesn't return."""
         step = self.step
@@ -71,11 +75,18 @@ class VisionInput:
         near = round(height / step) * step, round(width / step) * step
         if near[0] * near[1] > self.max_pixels:
             factor = math.sqrt(height * width / self.max_pixels)
-            return _at_least(step, height / factor), _at_least(step, width / factor)
+            return self._bounded(_at_least(step, height / factor), _at_least(step, width / factor))
         if near[0] * near[1] < self.min_pixels:
             factor = math.sqrt(self.min_pixels / (height * width))
-            return math.ceil(height * factor / step) * step, math.ceil(width * factor / step) * step
+            return self._bounded(math.ceil(height * factor / step) * step, math.ceil(width * factor / step) * step)
         return near
+
+    def _bounded(self, height: int, width: int) -> tuple[int, int]:
+        """Cut the longer side where whole steps have made the image larger than it may be."""
+        if height * width <= self.max_pixels:
+            return height, width
+        longer = self.max_pixels // min(height, width) // self.step * self.step
+        return (height, longer) if height <= width else (longer, width)
 
 
 def _at_least(step: int, size: float) -> int:

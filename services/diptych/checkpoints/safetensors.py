@@ -113,6 +113,8 @@ def read_entries(header: bytes, data_bytes: int) -> list[Entry]:
         raise ValueError("the header is no JSON object")
     entries = [_entry(name, value, data_bytes) for name, value in values.items() if name != "__metadata__"]
     _refuse_overlaps(entries)
+    if (end := max([entry.end for entry in entries], default=0)) < data_bytes:
+        raise ValueError(f"{data_bytes - end} bytes come behind its last tensor: it is damaged")
     return entries
 
 

@@ -16,6 +16,7 @@ from diptych.cli.downloads.selection import Part
 from diptych.cli.downloads.sources import Source, parse_source
 from diptych.common.config import REQUIRED, argument, option
 from diptych.common.errors import ConfigError
+from diptych.common.lifecycle import raising_on_sigterm
 from diptych.common.logging import LogConfig, setup
 
 logger = logging.getLogger(__name__)
@@ -59,7 +60,8 @@ def main(config: DownloadConfig) -> int:
         logger.info("%s is complete in %s", source, config.dest)
         return 0
     pace = Pace(config.parallel, config.lease_s, config.progress_s)
-    progress = download(origin_of(source, config), config.dest, wanted, pace)
+    with raising_on_sigterm():
+        progress = download(origin_of(source, config), config.dest, wanted, pace)
     if progress is None:
         logger.info("%s is complete in %s: nothing to do", source, config.dest)
     else:

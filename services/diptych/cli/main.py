@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from diptych.common import lifecycle
 from diptych.common.config import parse
 from diptych.common.errors import DiptychError
-from diptych.common.lifecycle import garbage_postponed
+from diptych.common.garbage import garbage_postponed
 
 
 class Command(NamedTuple):

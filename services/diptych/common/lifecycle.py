@@ -1,24 +1,18 @@
-"""Ends a process with its parent, at once, or on SIGTERM before it serves; `event_loop` ends one that serves.
-
-It also keeps Python's search for cyclic garbage from visiting all objects of a server hundreds of times a second.
-Reference counts free what a request leaves; the search is for the few cycles, most of which come from exceptions.
-"""
+"""Ends a process with its parent, at once, or on SIGTERM before it serves; `event_loop` ends one that serves."""
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Final, NoReturn
 
 PARENT_PID_VARIABLE: Final = "DIPTYCH_PARENT_PID"  # set by a supervisor: the process to die with
 
-GARBAGE_EVERY: Final = 20_000  # objects more than before: a few MB at most; Python's own choice is 700
-GARBAGE_THEN: Final = 20  # searches among younger objects for each among older ones
 _PR_SET_PDEATHSIG: Final = 1
 
 
@@ -56,6 +50,25 @@ def end_on_sigterm() -> None:
         signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
 
 
+@contextlib.contextmanager
+def raising_on_sigterm() -> Iterator[None]:
+    """Let SIGTERM raise `SystemExit` within the block, so that what it holds is given back. Elsewhere than in the main
+    thread, which alone hears signals, nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, _: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def exit_now(code: int) -> NoReturn:
     """End this process without the interpreter's own clean-up, which takes most of a second once torch is loaded.
 
@@ -66,20 +79,3 @@ def exit_now(code: int) -> NoReturn:
         with contextlib.suppress(OSError):  # where they go to is full, or gone
             stream.flush()
     os._exit(code)
-
-
-@contextlib.contextmanager
-def garbage_postponed() -> Iterator[None]:
-    """Do not search while modules are imported: what they make stays, and searches would take a fifth of the time."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-def spare_what_stays() -> None:
-    """Call it when all is loaded: what is there now is never searched again."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(GARBAGE_EVERY, GARBAGE_THEN, GARBAGE_THEN)

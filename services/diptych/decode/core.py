@@ -96,14 +96,14 @@ class DecodeCore:
         retracted = new_waiting_queue(cache, limits.scheduling)
         self._running = Running(cache, limits, retracted, pace, self._note_retraction, drafter, build, turns, coming)
         self._waiting = new_waiting_queue(cache, limits.scheduling)  # for their first pages
-        self._effects: list[Effect] = []
-        self._rooms = Rooms(cache, self._waiting, self._running, self._effects, limits.retracted_s)
+        self.effects: list[Effect] = []  # to be carried out, for `pop_effects`
+        self._rooms = Rooms(cache, self._waiting, self._running, self.effects, limits.retracted_s)
         self._grants = Grants(cache, self._waiting, self._running, self._rooms, reserve, limits.prompt_cost, turns)
         self._imports = Imports(
             cache,
             self._running,
             self._rooms,
-            self._effects,
+            self.effects,
             self._counts,
             page_nbytes=page_nbytes,
             eos_ids=limits.eos_ids,
@@ -144,13 +144,13 @@ class DecodeCore:
                 self._cache.finish_restore(number, error)
             case _:
                 pass  # the room has ended; or it is of pages that we write, and there are none
-        self._effects += self._grants.grant(now_s)
+        self.effects += self._grants.grant(now_s)
 
     def _start(self, event: Start, now_s: float) -> None:
         request = event.request
         failure = self._refuse(event)
         if failure:
-            self._effects.append(Emit(Output(request.room, failure=failure)))
+            self.effects.append(Emit(Output(request.room, failure=failure)))
             return
         request.max_len = min(request.max_len, self.max_tokens)
         request.end_ids = end_ids(request.params, self._limits.eos_ids)
@@ -164,7 +164,7 @@ class DecodeCore:
             request.prompt_logprobs = None  # prefill reports them
             self._rooms.add(DecodeRoom(request, event.peer, now_s, Phase.PREALLOCATING))
         if not request.is_ready:  # prefill's writing needn't wait for it: only the hand-off does
-            self._effects.append(compile_grammar(request))
+            self.effects.append(compile_grammar(request))
 
     def _refuse(self, event: Start) -> Failure | None:
         request = event.request
@@ -186,11 +186,11 @@ class DecodeCore:
         room = self._rooms.shared_with(peer, note.room)
         if room is None:
             if isinstance(note, HandOff):  # its room has ended here, and prefill may have missed our last word
-                self._effects.append(SendNote(peer, Ack(note.room)))
+                self.effects.append(SendNote(peer, Ack(note.room)))
             return
         match note:
             case HandOff() if room.phase in VERIFIED:
-                self._effects.append(SendNote(peer, Ack(note.room)))
+                self.effects.append(SendNote(peer, Ack(note.room)))
             case HandOff() if room.phase is Phase.IMPORTING:
                 self._imports.on_hand_off(room, note, digest, now_s)
             case Abort(_, code, message):
@@ -211,7 +211,7 @@ class DecodeCore:
         self._now_s = now_s
         step = self._running.plan(now_s, elsewhere)
         if step is None and self._waiting and not self._running:  # for a slot, perhaps, given back since the last event
-            self._effects += self._grants.grant(now_s)
+            self.effects += self._grants.grant(now_s)
             step = self._running.plan(now_s, elsewhere)
         if step is None:
             return None
@@ -226,13 +226,14 @@ class DecodeCore:
         return self._running.sampling()
 
     def commit(self, result: StepResult, now_s: float) -> None:
+        gives_back = self._running.gives_back
         step = self._running.commit(now_s)
         if step.chunks:
             collect_prompt_logprobs(step.chunks, result)
             collect_vectors(step, result)
         tokens, others, ahead = append_plain(step, result)
         if tokens.rooms:
-            self._effects.append(tokens)
+            self.effects.append(tokens)
         for request, num_more in ahead:
             self._pace.ahead(request, num_more)
         if others:
@@ -240,8 +241,8 @@ class DecodeCore:
                 self._on_tokens(row, len(step.drafts_of(row[0])), now_s)
         if step.chunks:
             self._running.share(step)
-        if self._waiting:
-            self._effects += self._grants.grant(now_s)
+        if self._waiting.expected and (gives_back or others or step.chunks):
+            self.effects += self._grants.grant(now_s)
 
     def _on_tokens(self, row: Sampled, num_drafts: int, now_s: float) -> None:
         request, token_ids, logprobs, attention = row
@@ -266,7 +267,7 @@ class DecodeCore:
     def _tell(self, room: DecodeRoom, output: Output) -> None:
         crossing = Crossing.JOINED if output.first_index == 1 and room.hand_off is not None else None
         if output.finish is None:
-            self._effects.append(Emit(output, crossing))
+            self.effects.append(Emit(output, crossing))
         else:
             self._rooms.finish(room, output, crossing)
 
@@ -289,7 +290,7 @@ class DecodeCore:
 
     def plain_steps(self, token_id: int) -> PlainSteps:
         """See `UnifiedCore.plain_steps`."""
-        return NO_PLAIN_STEPS if self._waiting or self._effects else self._running.plain_steps(token_id)
+        return NO_PLAIN_STEPS if self._waiting or self.effects else self._running.plain_steps(token_id)
 
     def pass_plain_steps(self, began_s: float, ends_s: Sequence[float], token_id: int) -> None:
         self._running.pass_plain_steps(began_s, ends_s, token_id)
@@ -299,8 +300,8 @@ class DecodeCore:
     def expire(self, now_s: float) -> None:
         self._rooms.expire(now_s)
         self._running.expire(now_s)
-        if self._waiting:
-            self._effects += self._grants.grant(now_s)
+        if self._waiting.expected:
+            self.effects += self._grants.grant(now_s)
 
     def next_deadline_s(self) -> float | None:
         times = (self._rooms.next_s(), self._grants.next_s(), self._running.next_s())
@@ -308,13 +309,14 @@ class DecodeCore:
 
     def suspects(self) -> set[int]:
         """Peers without a link whose writes our quarantine still waits out."""
-        return self._rooms.closing.peers() - self._rooms.linked if self._rooms.closing else set()
+        closing = self._rooms.closing
+        return closing.peers() - self._rooms.linked if closing.by_room else set()
 
     def pop_effects(self) -> list[Effect]:
-        if not self._effects:
+        if not self.effects:
             return []
-        effects = self._effects.copy()
-        self._effects.clear()
+        effects = self.effects.copy()
+        self.effects.clear()
         return effects
 
     def load(self) -> Load:
@@ -330,7 +332,7 @@ class DecodeCore:
             waiting_tokens=self._waiting.num_tokens + self._running.waiting_tokens,
             num_waiting_prompts=self._waiting.num_prompts + self._running.num_prompts,
             grantable_pages=self._grants.num_pages_left,
-            num_ungranted=len(self._waiting) + len(self._rooms.retracted),
+            num_ungranted=len(self._waiting.expected) + len(self._rooms.retracted.by_room),
             prompt_budget=self._pace.shown(num_running),
             output_tokens=self._pace.output_tokens,
             output_step_s=output_step_s,

@@ -67,16 +67,17 @@ class Grants:
     def num_pages_left(self) -> int:
         """Pages that could be given to tokens now, beside those of a state or window; 0 while rooms wait for theirs."""
         reserve = self._reserve()
-        if self._cache.num_free_rows <= reserve.rows or self._waiting.has_next or self._rooms.retracted:
+        if self._cache.num_free_rows <= reserve.rows or self._waiting.has_next or self._rooms.retracted.by_room:
             return 0
         return max(0, self._cache.num_available - reserve.pages - self._cache.most_beside - self._cache.num_owed)
 
     def grant(self, now_s: float) -> list[Effect]:
         """Grant what can be granted; those retracted go first."""
         effects: list[Effect] = []
-        for request in self._waiting.bring_back(now_s):
-            self._expect(request)
-        while self._waiting.has_next and self._cache.has_row and not self._rooms.retracted:
+        if self._waiting.has_aside:
+            for request in self._waiting.bring_back(now_s):
+                self._expect(request)
+        while self._waiting.has_next and self._cache.has_row and not self._rooms.retracted.by_room:
             reserve = self._reserve()
             if self._cache.num_free_rows <= reserve.rows:
                 break  # before a room is looked at: a full worker is asked at each step

@@ -36,33 +36,33 @@ class ClosingRooms:
     """`linked`, where it is asked for, are the peers that a note can reach."""
 
     def __init__(self) -> None:
-        self._rooms: dict[int, DecodeRoom] = {}
+        self.by_room: dict[int, DecodeRoom] = {}
 
     def __len__(self) -> int:
-        return len(self._rooms)
+        return len(self.by_room)
 
     def add(self, room: DecodeRoom) -> None:
         """Take in a room whose prefill worker was told, if it could be."""
-        self._rooms[room.request.room] = room
+        self.by_room[room.request.room] = room
 
     def remove(self, room: DecodeRoom) -> None:
-        del self._rooms[room.request.room]
+        del self.by_room[room.request.room]
 
     def peers(self) -> set[int]:
         """Return the writers."""
-        return {room.peer for room in self._rooms.values()}
+        return {room.peer for room in self.by_room.values()}
 
     def oldest_s(self) -> float | None:
         """Return when the room that is here longest was given up."""
-        return min((room.given_up_s for room in self._rooms.values() if room.given_up_s is not None), default=None)
+        return min((room.given_up_s for room in self.by_room.values() if room.given_up_s is not None), default=None)
 
     def of_peer(self, peer: int) -> list[DecodeRoom]:
-        return [room for room in self._rooms.values() if room.peer == peer]
+        return [room for room in self.by_room.values() if room.peer == peer]
 
     def ask_again(self, linked: Set[int], now_s: float) -> list[SendNote]:
         """Return what to ask now: an AbortAck may have been lost with a link that broke at prefill's end only."""
         notes: list[SendNote] = []
-        for room in self._rooms.values():
+        for room in self.by_room.values():
             if room.asked_s is None:
                 room.given_up_s = room.asked_s = now_s  # it was asked when it was given up, just now
             elif room.peer in linked and room.asked_s + RETRY_S <= now_s:
@@ -72,7 +72,7 @@ class ClosingRooms:
 
     def next_s(self, linked: Set[int]) -> float | None:
         """Return when `ask_again` has something to do."""
-        asked = [room.asked_s for room in self._rooms.values() if room.peer in linked and room.asked_s is not None]
+        asked = [room.asked_s for room in self.by_room.values() if room.peer in linked and room.asked_s is not None]
         return min(asked) + RETRY_S if asked else None
 
 
@@ -85,35 +85,35 @@ class RetractedRooms:
 
     def __init__(self, longest_s: float) -> None:
         self._longest_s = longest_s
-        self._rooms: dict[int, DecodeRoom] = {}
+        self.by_room: dict[int, DecodeRoom] = {}
 
     def __len__(self) -> int:
-        return len(self._rooms)
+        return len(self.by_room)
 
     def __contains__(self, room: DecodeRoom) -> bool:
-        return room.request.room in self._rooms
+        return room.request.room in self.by_room
 
     def add(self, room: DecodeRoom, now_s: float) -> None:
         room.on(Signal.RETRACTED)
         room.retracted_s = now_s
-        self._rooms[room.request.room] = room
+        self.by_room[room.request.room] = room
 
     def resume(self, room: DecodeRoom) -> None:
         """The room has pages again."""
         room.on(Signal.RESUMED)
-        del self._rooms[room.request.room]
+        del self.by_room[room.request.room]
 
     def discard(self, room: DecodeRoom) -> None:
         """The room ends, whether it is here or not."""
-        self._rooms.pop(room.request.room, None)
+        self.by_room.pop(room.request.room, None)
 
     def overdue(self, now_s: float) -> list[DecodeRoom]:
         """Return the rooms that have waited for too long."""
-        return [room for room in self._rooms.values() if room.retracted_s + self._longest_s <= now_s]
+        return [room for room in self.by_room.values() if room.retracted_s + self._longest_s <= now_s]
 
     def next_s(self) -> float | None:
         """Return when the first is overdue."""
-        return min((room.retracted_s + self._longest_s for room in self._rooms.values()), default=None)
+        return min((room.retracted_s + self._longest_s for room in self.by_room.values()), default=None)
 
 
 class Rooms:
@@ -265,10 +265,10 @@ class Rooms:
         """End what has waited for too long; ask again who owes us an answer."""
         for request in self._deadlines.due(now_s):
             self.fail(self._rooms[request.room], Failure(FailureCode.DEADLINE, "the request's deadline passed"))
-        if self.retracted:
+        if self.retracted.by_room:
             for room in self.retracted.overdue(now_s):
                 self.fail(room, Failure(FailureCode.RETRACTED, "KV memory ran out, and did not come back in time"))
-        if self.closing:
+        if self.closing.by_room:
             self._effects += self.closing.ask_again(self.linked, now_s)
 
     def next_s(self) -> float | None:

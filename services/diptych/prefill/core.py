@@ -93,9 +93,9 @@ class PrefillCore:
         self._waiting = new_waiting_queue(cache, limits.scheduling)
         self._turns = turns
         self._queue = ExtendQueue(cache, self._waiting, limits, turns, coming)
-        self._effects: list[Effect] = []
-        self._sender = Sender(cache, rules, self._effects)
-        self._rooms = Rooms(cache, self._queue, self._sender, self._effects, rules.timeout_s)
+        self.effects: list[Effect] = []  # to be carried out, for `pop_effects`
+        self._sender = Sender(cache, rules, self.effects)
+        self._rooms = Rooms(cache, self._queue, self._sender, self.effects, rules.timeout_s)
         self._rendezvous = Rendezvous()
         self._step = new_step((), ())
 
@@ -133,14 +133,14 @@ class PrefillCore:
         failure = refuse(request, self._limits, is_known=known, max_tokens=self.max_tokens, num_waiting=num_waiting)
         failure = failure or refuse_without_pixels(request)
         if failure:
-            self._effects.append(Emit(Output(request.room, failure=failure)))
+            self.effects.append(Emit(Output(request.room, failure=failure)))
             return
         request.state_len = request.prompt_len
         request.given_len = self._queue.given_len(request)
         room = PrefillRoom(request, event.peer, arrival_s=now_s)
         self._rooms.add(room)
         if not request.is_ready:
-            self._effects.append(compile_grammar(request))
+            self.effects.append(compile_grammar(request))
         match self._rendezvous.pop(event.peer, request.room):
             case PagesReady() as grant:
                 self._on_grant(room, grant, now_s)
@@ -155,7 +155,7 @@ class PrefillCore:
         """
         room = PrefillRoom(request, peer, arrival_s=now_s, moved=moved, finish=Finish.STOP)
         self._rooms.add(room)
-        self._effects.append(Emit(Output(request.room, 0, (_newest(request),), None, None, room.stats)))
+        self.effects.append(Emit(Output(request.room, 0, (_newest(request),), None, None, room.stats)))
 
     def pop_returned(self) -> list[PrefillRoom]:
         """Return rooms of moved requests that have ended, well or not: what they hold is the caller's."""
@@ -164,7 +164,7 @@ class PrefillCore:
     def _handle_note(self, peer: int, note: Note, now_s: float) -> None:
         room = self._rooms.shared_with(peer, note.room)
         if room is None:
-            self._effects += self._rendezvous.receive(peer, note, now_s)
+            self.effects += self._rendezvous.receive(peer, note, now_s)
             return
         match note:
             case PagesReady() if room.phase is Phase.BOOTSTRAPPING:
@@ -253,7 +253,7 @@ class PrefillCore:
     @property
     def has_prompts(self) -> bool:
         """Whether a prompt waits to be computed, or is part-way."""
-        return len(self._queue) > 0
+        return bool(self._queue)
 
     def sampling(self) -> SamplingBatch:
         return build_sampling(self._step.sampled, self._limits.eos_ids, self._limits.vocab_size)
@@ -291,7 +291,7 @@ class PrefillCore:
         self._sender.share(room)
         finish = request.grammar_finish or token_finish(token_id, 1, request.params, self._limits.eos_ids)
         room.finish = finish or Finish.STOP
-        self._effects.append(Emit(first_output(room, row, now_s, self._token_nbytes), Crossing.HANDED))
+        self.effects.append(Emit(first_output(room, row, now_s, self._token_nbytes), Crossing.HANDED))
         self._sender.hand_off(room, self._note(room, token_id, finish), now_s)
 
     def _note(self, room: PrefillRoom, token_id: int, finish: Finish | None) -> HandOff:
@@ -300,13 +300,13 @@ class PrefillCore:
     # time and state
 
     def expire(self, now_s: float) -> None:
-        if self._rooms:
+        if self._rooms.by_room:
             self._rooms.expire(now_s)
             self._queue.expire(now_s)
         for peer, room_id in self._rendezvous.expire(now_s):
             reason = Abort(room_id, FailureCode.ABORTED.value, "the router never sent this room to prefill")
             self._rendezvous.park(peer, reason, now_s)  # decode takes its pages back: they must not be written any more
-            self._effects.append(SendNote(peer, reason))
+            self.effects.append(SendNote(peer, reason))
 
     def next_deadline_s(self) -> float | None:
         times = (self._rooms.next_s(), self._rendezvous.next_expiry_s(), self._queue.next_s())
@@ -316,10 +316,10 @@ class PrefillCore:
         return set()  # nobody writes into this pool
 
     def pop_effects(self) -> list[Effect]:
-        if not self._effects:
+        if not self.effects:
             return []
-        effects = self._effects.copy()
-        self._effects.clear()
+        effects = self.effects.copy()
+        self.effects.clear()
         return effects
 
     def load(self) -> Load:
@@ -342,8 +342,8 @@ class PrefillCore:
         return room_id in self._rooms
 
     @property
-    def num_open_rooms(self) -> int:
-        return len(self._rooms)
+    def has_rooms(self) -> bool:
+        return bool(self._rooms.by_room)
 
     def admitted_prompts(self) -> list[Request]:
         """Return prompts that hold pages until they are sent; not moved requests, which may come back."""

@@ -33,27 +33,27 @@ class Rooms:
         self._sender = sender
         self._ack_timeout_s = ack_timeout_s
         self._effects = effects
-        self._rooms: dict[int, PrefillRoom] = {}
+        self.by_room: dict[int, PrefillRoom] = {}
         self._returned: list[PrefillRoom] = []
 
     def __len__(self) -> int:
-        return len(self._rooms)
+        return len(self.by_room)
 
     def __iter__(self) -> Iterator[PrefillRoom]:
-        return iter(self._rooms.values())
+        return iter(self.by_room.values())
 
     def __contains__(self, room_id: int) -> bool:
-        return room_id in self._rooms
+        return room_id in self.by_room
 
     def __getitem__(self, room_id: int) -> PrefillRoom:
-        return self._rooms[room_id]
+        return self.by_room[room_id]
 
     def add(self, room: PrefillRoom) -> None:
-        self._rooms[room.request.room] = room
+        self.by_room[room.request.room] = room
 
     def shared_with(self, peer: int, room_id: int) -> PrefillRoom | None:
         """Return the room that a note of `peer` is about."""
-        room = self._rooms.get(room_id)
+        room = self.by_room.get(room_id)
         return room if room is not None and room.peer == peer else None
 
     # ends
@@ -115,7 +115,7 @@ class Rooms:
             self._returned.append(room)
         else:
             self._cache.retire(room.request)
-        del self._rooms[room.request.room]
+        del self.by_room[room.request.room]
         self._effects.append(Emit(Output(room.request.room, 1, finish=room.finish, stats=room.stats)))
 
     def _close_if_drained(self, room: PrefillRoom) -> None:
@@ -127,7 +127,7 @@ class Rooms:
             self._returned.append(room)
         elif room.request.node is not None:
             self._cache.drop(room.request)
-        del self._rooms[room.request.room]
+        del self.by_room[room.request.room]
         note = room.farewell()
         if note is not None:
             self._effects.append(note)

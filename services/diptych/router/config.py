@@ -53,6 +53,7 @@ _NOT_NEGATIVE: Final = (
     "drain_s",
     "explained_requests",
     "hedge_after_s",
+    "max_image_scaled_pixels",
     "max_queued",
     "tokenizer_cache_bytes",
     "tpot_slo_ms",
@@ -195,6 +196,11 @@ class RouterConfig(LogConfig, TrustConfig, KeyConfig):
     max_images: int = option(16, help="images that a request may have", group="images")
     max_image_bytes: int = option(16 << 20, help="longest file of an image", group="images")
     max_image_pixels: int = option(1 << 25, help="most pixels of an image, as its file has them", group="images")
+    max_image_scaled_pixels: int = option(
+        1 << 20,
+        help="most pixels of an image as the model sees it: larger ones are made smaller; 0: what its files say",
+        group="images",
+    )
     tokenize_at: TokenizeAt = option(
         "router", help="who makes tokens of prompts; worker: long ones cost the router little", group="limits"
     )

@@ -19,8 +19,8 @@ import uvloop
 from diptych.checkpoints.source import bounded, open_described
 from diptych.common import event_loop, lifecycle
 from diptych.common.errors import ConfigError, DiptychError
+from diptych.common.garbage import search_when_idle, spare_what_stays
 from diptych.common.health.health import HealthServer
-from diptych.common.lifecycle import spare_what_stays
 from diptych.common.logging import setup
 from diptych.common.members.kubernetes_api import in_cluster, worker_pods
 from diptych.common.members.membership_client import Evicted, MembershipWatcher, Registration
@@ -144,6 +144,7 @@ async def _serve(
         exchange = KeyExchange(router.callers, watcher, registration.started_unix_ns) if router.callers else None
         async with asyncio.TaskGroup() as group:
             watching = [group.create_task(each.run()) for each in (watcher, check, exchange) if each is not None]
+            watching.append(group.create_task(search_when_idle(lambda: not router.admission.num_open)))
             registering = group.create_task(_stay_registered(registration, stop))
             await run(router, stop, drain_s=config.drain_s)
             exit_code = 1 if registering.done() else 0

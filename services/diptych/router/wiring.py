@@ -298,7 +298,9 @@ def _images(config: RouterConfig, model: ServedModel) -> ImageReader | None:
     fetcher = ImageFetcher(config.image_urls, max_bytes=config.max_image_bytes, timeout_s=config.image_fetch_s)
     threads = FairThreadPool(config.image_threads, "images")
     max_reading = max(1, min(MAX_READING, config.max_concurrent // 4))  # places are left for requests without images
-    return ImageReader(model.vision, config.image_limits, fetcher, threads, max_reading)
+    most = config.max_image_scaled_pixels
+    vision = model.vision.at_most(most) if most else model.vision
+    return ImageReader(vision, config.image_limits, fetcher, threads, max_reading)
 
 
 def _pipeline(

@@ -94,7 +94,7 @@ class Reserve:
 
     def headroom(self) -> Headroom:
         """Return what new rooms of the decode core must leave."""
-        if not self._prefill.num_open_rooms:
+        if not self._prefill.has_rooms:
             return self._whole
         prompts = self._prefill.admitted_prompts()
         num_held = sum(len(self._cache.owned_pages(request)) for request in prompts)
@@ -307,6 +307,8 @@ class UnifiedCore:
 
         Where the decode core has none, nobody gets a token before some prompt is computed, however late that is.
         """
+        if not self._prefill.has_rooms:
+            return self._plan_decode(now_s)
         first = self._prefill.next_prompt(now_s)
         if self._stepping is self._prefill or self._goes_on(first, now_s):
             elsewhere = first if self._stepping is self._prefill else None
@@ -336,7 +338,8 @@ class UnifiedCore:
 
     def commit(self, result: StepResult, now_s: float) -> None:
         self._stepping.commit(result, now_s)
-        self._settle_moves(now_s)
+        if self._moves.has_any:
+            self._settle_moves(now_s)
 
     def rooms_of_step(self) -> Set[int]:
         return self._stepping.rooms_of_step()
@@ -365,11 +368,13 @@ class UnifiedCore:
 
     def expire(self, now_s: float) -> None:
         self._cache.tree.at(now_s)
-        self._pulling.expire(now_s)
+        if self._pulling.has_any:
+            self._pulling.expire(now_s)
         self._giving.expire(now_s)
         self._prefill.expire(now_s)
         self._decode.expire(now_s)
-        self._settle_moves(now_s)
+        if self._moves.has_any:
+            self._settle_moves(now_s)
 
     def next_deadline_s(self) -> float | None:
         of_pulls = self._pulling.next_s(), self._giving.next_s()
@@ -377,23 +382,30 @@ class UnifiedCore:
         return min((at_s for at_s in times if at_s is not None), default=None)
 
     def suspects(self) -> set[int]:
-        return self._decode.suspects() | self._pulling.suspects()
+        suspects = self._decode.suspects()
+        return suspects | self._pulling.suspects() if self._pulling.has_any else suspects
 
     def pop_effects(self) -> list[Effect]:
         """Return those of both. A page passes from one core to the other only when nothing is wanted of it any more.
 
         The tokens of a request that moves come before what is said of its new room.
         """
-        effects = self._decode.pop_effects() + self._prefill.pop_effects() + self._of_pulls
-        self._of_pulls.clear()
-        if self._refusals:
-            refusals, self._refusals = self._refusals, []
-            return refusals + effects
-        return effects
+        refusals, decode, prefill, of_pulls = (
+            self._refusals,
+            self._decode.effects,
+            self._prefill.effects,
+            self._of_pulls,
+        )
+        if not (decode or prefill or of_pulls or refusals):
+            return []
+        found = [*refusals, *decode, *prefill, *of_pulls]
+        for effects in (refusals, decode, prefill, of_pulls):
+            effects.clear()
+        return found
 
     def load(self) -> Load:
         decode = self._decode.load()
-        if self._role is Role.LOCAL or (self._role is Role.UNIFIED and not self._prefill.num_open_rooms):
+        if self._role is Role.LOCAL or (self._role is Role.UNIFIED and not self._prefill.has_rooms):
             return decode  # which is all that there is
         prefill = self._prefill.load()
         return decode._replace(

@@ -40,6 +40,11 @@ class Moves:
         self._held[move.room] = move
         return None
 
+    @property
+    def has_any(self) -> bool:
+        """Whether a request is held, or on its way."""
+        return bool(self._num_sent or self._held)
+
     def has(self, room: int) -> bool:
         """Whether a request of that new room is held."""
         return room in self._held

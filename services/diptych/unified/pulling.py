@@ -321,6 +321,11 @@ class Pulling:
         """Peers without a link whose writes our quarantine still waits out."""
         return {pull.peer for pull in self._pulls.values() if pull.phase is Phase.CLOSING} - self._linked
 
+    @property
+    def has_any(self) -> bool:
+        """Whether a pull has begun and not ended."""
+        return bool(self._pulls)
+
     def expire(self, now_s: float) -> None:
         """Give up what comes too late; ask again who owes us an answer."""
         for pull in list(self._pulls.values()):

@@ -279,3 +279,50 @@ def test_a_disk_that_fills_meanwhile_is_told_of(
     with small_disk(tmp_path / "small", 4_000_000) as place:
         assert download("acme/tiny", str(place / "tiny")) == 1
         assert f"no space left in {place / 'tiny'}; make room" in capfd.readouterr().err
+
+
+def test_a_file_that_must_be_replaced_stays_until_then_and_needs_its_room(
+    hub: FilesServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with small_disk(tmp_path / "small", 7_000_000) as place:
+        (place / LARGE).write_bytes(bytes(2_999_999))
+        assert download("acme/tiny", str(place)) == 1
+        assert "GB free; make room" in capfd.readouterr().err
+        assert hub.sent == {}
+
+
+def test_parts_of_files_that_are_no_longer_listed_make_room(hub: FilesServer, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "small", 7_000_000) as place:
+        (place / ROOM).mkdir()
+        (place / ROOM / "old.safetensors.part").write_bytes(bytes(3_000_000))
+        (place / ROOM / "old.safetensors.of").write_text("of a model before")
+        assert download("acme/tiny", str(place)) == 0
+        assert held(place) == MODEL
+        assert {path.name for path in (place / ROOM).iterdir()} == {"complete.json"}
+
+
+def test_an_answer_from_another_place_of_the_file_is_not_taken(hub: FilesServer, tmp_path: Path) -> None:
+    path = f"/acme/tiny/resolve/{COMMIT}/{LARGE}"
+    hub.cut_after[path], hub.num_cuts, hub.num_misplaced = 1_200_000, 1, 1
+    assert download("acme/tiny", str(tmp_path)) == 0
+    assert held(tmp_path) == MODEL
+
+
+def test_sigterm_gives_the_lock_back_at_once(hub: FilesServer, tmp_path: Path) -> None:
+    hub.stalls_after[f"/acme/tiny/resolve/{COMMIT}/{LARGE}"] = 2_000_000
+    lock, part = tmp_path / ROOM / "lock", tmp_path / ROOM / f"{LARGE}.part"
+    process = begun("acme/tiny", str(tmp_path))
+    deadline_s = time.monotonic() + 60
+    while not (part.exists() and part.stat().st_size >= 1 << 20):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.002)
+    assert lock.exists()
+    process.terminate()
+    while lock.exists():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.002)
+    hub.goes_on.set()
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert download("acme/tiny", str(tmp_path)) == 0
+    assert held(tmp_path) == MODEL

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
-from diptych.cli.downloads.lease import Lease, Silence
+from diptych.cli.downloads.lease import Lease, Silence, held
 from diptych.cli.downloads.remote_files import Interrupted
 
 
@@ -59,3 +60,58 @@ def test_a_lock_that_is_another_ones_by_now_is_put_back(tmp_path: Path) -> None:
     assert not late.try_to_take()
     next_one.touch()
     next_one.check()
+
+
+def test_a_holder_that_touched_at_the_last_moment_keeps_its_lock(tmp_path: Path) -> None:
+    slow, other = Lease(tmp_path / "lock"), Lease(tmp_path / "lock")
+    assert slow.try_to_take()
+    silence = Silence(slow.path, lambda: 0.0)
+    os.utime(slow.path, (1e9, 1e9))
+    silence.end()
+    assert not other.try_to_take()
+    slow.touch()
+    slow.check()
+
+
+def test_a_lock_that_is_aside_for_a_moment_is_not_lost(tmp_path: Path) -> None:
+    holder = Lease(tmp_path / "lock")
+    assert holder.try_to_take()
+    for _ in range(2):
+        holder.path.rename(tmp_path / "aside")
+        holder.touch()
+        holder.check()
+        (tmp_path / "aside").rename(holder.path)
+        holder.touch()
+        holder.check()
+    holder.path.unlink()
+    holder.touch()
+    holder.touch()
+    with pytest.raises(Interrupted):
+        holder.check()
+
+
+@pytest.mark.parametrize("reason", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS])
+def test_a_volume_without_links_has_locks_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: int) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(reason, os.strerror(reason))
+
+    monkeypatch.setattr(os, "link", refused)
+    one, other = Lease(tmp_path / "lock"), Lease(tmp_path / "lock")
+    assert one.try_to_take()
+    assert not other.try_to_take()
+    silence = Silence(one.path, lambda: 0.0)
+    os.utime(one.path, (1e9, 1e9))
+    silence.end()
+    one.touch()
+    one.check()
+    Silence(one.path, lambda: 0.0).end()
+    assert other.try_to_take()
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
+def test_a_lock_that_cannot_be_read_is_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "lock").mkdir()
+    looks, told = iter([False, True]), list[str]()
+    with held(tmp_path / "lock", 0.4, lambda: next(looks), told.append) as lease:
+        assert lease is None
+    assert told == ["another one"]

@@ -9,7 +9,7 @@ import pytest
 
 from diptych.common.arrays import I64
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.cache.turns import FEWEST, LEARNED, MAX_ENDS, UNKNOWN, Turns, age_of
+from diptych.engine.cache.turns import FEWEST, LEARNED, MAX_ENDS, UNKNOWN, Turns, age_of, ages_of
 from diptych.engine.values.core_report import Holders
 from diptych.engine.values.policy_names import EvictionPolicy
 from diptych.engine.values.request import new_request
@@ -62,6 +62,11 @@ def test_ends_are_forgotten_in_the_order_of_their_last_use() -> None:
 @pytest.mark.parametrize("num_pages", [1, 2, 3, 5, 100, 10**6])
 def test_ages_are_quarter_octaves(num_pages: int) -> None:
     assert 2 ** (age_of(num_pages) / 4) <= num_pages * (1 + 1e-9) < 2 ** ((age_of(num_pages) + 1) / 4) * (1 + 1e-9)
+
+
+def test_ages_of_many_are_those_of_each() -> None:
+    nums = [*range(3000), *(2**power + step for power in range(12, 30) for step in (-1, 0, 1))]
+    assert ages_of(nums).tolist() == [age_of(num) for num in nums]
 
 
 def taught() -> Turns:

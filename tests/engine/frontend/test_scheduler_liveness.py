@@ -81,6 +81,25 @@ def test_a_stopped_process_is_silent_soon(patient: Patient) -> None:
     assert silent_at(patient, [0.0, STOPPED_S - 0.1, STOPPED_S]) == [False, False, True]
 
 
+def test_a_step_that_beats_is_no_hang_however_long_it_takes(patient: Patient) -> None:
+    """As one that encodes a large image on a slow CPU does, behind each layer of the tower."""
+
+    async def watch() -> None:
+        now_s = 0.0
+        liveness = SchedulerLiveness(patient, STALL_S, clock=lambda: now_s)
+        for beat in range(20):
+            now_s = beat * STALL_S / 4
+            patient.heartbeat = Beats(now_s)
+            await liveness.beat()
+        assert patient.pings == [1]
+        assert not liveness.silence.done()
+        now_s += STALL_S
+        await liveness.beat()
+        assert liveness.silence.done()
+
+    asyncio.run(watch())
+
+
 def test_a_scheduler_that_waits_for_a_node_that_is_not_heard_is_silent_soon_and_one_that_answers_is_not(
     patient: Patient,
 ) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +22,7 @@ from diptych.checkpoints.shard import Shard
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.common.errors import ConfigError
 from diptych.engine.lora.registry import InvalidAdapter
+from diptych.engine.models.decoder import Decoder
 from diptych.engine.models.lora_host import LoraHost
 from diptych.engine.runner.encoded_images import EncodedImages
 from diptych.engine.runner.in_place import PartsInPlace
@@ -123,7 +126,7 @@ def test_rows_of_other_weights_are_encoded_anew(runner: ModelRunner) -> None:
     assert content.image is not None
     rows = (ImageRows(b"", content.image, 0, 15, 0),)
     images.of_step(rows, torch.device("cpu"))
-    decoder.tower = SimpleNamespace(encode=lambda image: torch.full((1, 15, 64), 7.0))
+    decoder.tower = SimpleNamespace(encode=lambda image, on_layer: torch.full((1, 15, 64), 7.0))
     assert (images.of_step(rows, torch.device("cpu")).rows == 7.0).all()
 
 
@@ -221,6 +224,34 @@ def test_a_tower_whose_weights_are_replaced_in_place_encodes_with_the_new_ones(
     engine = VisionEngine(source, runner)
     assert engine.run(request_of(1, TWO_IMAGES))[1] == expected[0]
     torch.testing.assert_close(torch.stack(engine.logits[1]), expected[1], atol=1e-3, rtol=1e-4)
+
+
+def test_of_weights_that_are_released_nothing_keeps_the_tower(source: ModelSource, runner: ModelRunner) -> None:
+    """Else the old tower and the new one would be in memory together."""
+    VisionEngine(source, runner).run(request_of(1, TWO_IMAGES))
+    decoder, images = runner.model.decoder, runner.model.images
+    assert isinstance(decoder, Decoder)
+    assert decoder.tower is not None
+    assert images is not None
+    tower = weakref.ref(decoder.tower)
+    parts = PartsInPlace(runner.model)
+    parts.release()
+    gc.collect()
+    assert tower() is None
+    assert not images._rows
+    parts.take(source.tensors())
+    parts.settle()
+    engine = VisionEngine(source, runner)
+    engine.run(request_of(1, TWO_IMAGES))
+    assert runner.image_counts.num_encoded == 4
+
+
+def test_who_watches_a_step_hears_of_each_layer_of_the_tower(source: ModelSource) -> None:
+    heard: list[None] = []
+    runner = runner_of(source, on_tower_layer=lambda: heard.append(None))[1]
+    VisionEngine(source, runner).run(request_of(1, TWO_IMAGES))
+    assert source.config.tower is not None
+    assert len(heard) == 2 * source.config.tower.num_layers
 
 
 def as_arrays(source: ModelSource) -> list[tuple[str, Any]]:

@@ -31,7 +31,8 @@ def test_ranks_on_all_nodes_apply_one_log_and_learn_from_it_where_to_meet(tmp_pa
     keep_key(there, doors.key)
     log = lead.open_log(3)
     places = {1: (here, HERE), 2: (there, NodePlace(1, 2, "127.0.0.1", "lo", dict(doors.ports)))}
-    workers = [TpModelWorker(reaching(*places[rank]), rank) for rank in (1, 2)]
+    broken: list[str] = []
+    workers = [TpModelWorker(reaching(*places[rank], broken.append), rank) for rank in (1, 2)]
     meeting = lead.meeting(log)
     for worker in workers:
         joined = StoreMeeting.join(worker.meeting(), "lo")
@@ -49,7 +50,7 @@ def test_who_has_another_key_gets_nothing_of_the_log(tmp_path: Path) -> None:
     make_keys(theirs)
     channels = LeaderChannels(ours, "127.0.0.1")
     log = RankLog(channels, 2)
-    stranger = NodeChannels(theirs, "127.0.0.1", channels.doors().ports).connect(zmq.PAIR, "1")
+    stranger = NodeChannels(theirs, "127.0.0.1", channels.doors().ports, print).connect(zmq.PAIR, "1")
     plain: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
     plain.connect(f"tcp://127.0.0.1:{channels.doors().ports['1']}")
     rank = BesideLeader(ours).connect(zmq.PAIR, "1")

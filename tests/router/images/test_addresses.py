@@ -103,6 +103,13 @@ def test_a_url_leads_to_a_place_or_nowhere(url: str, place: Place | None) -> Non
         ("http://images.example/", "images.example:8080", False),
         ("https://any.example/", "*", True),
         ("https://any.example:22/", "*", False),
+        ("https://any.example:8443/", "*:8443", True),
+        ("https://any.example/", "*:8443", False),
+        ("https://bücher.example/", "bücher.example", True),
+        ("https://xn--bcher-kva.example/", "bücher.example", True),
+        ("https://a.bücher.example/", "*.Bücher.example", True),
+        ("https://images.example/", "images.example.", True),
+        ("https://a.images.example./", "*.images.example.", True),
         ("http://[2606:4700::1]/", "[2606:4700::1]", True),
         ("http://[2606:4700::1]:81/", "[2606:4700::1]:81", True),
     ],
@@ -118,10 +125,14 @@ def test_an_empty_list_has_none() -> None:
 
 
 def test_entries_that_are_hosts_are_taken() -> None:
-    check_hosts(["*", "images.example", "*.images.example", "images.example:8443", "[2606:4700::1]", "10.0.0.1:80"])
+    check_hosts(
+        ["*", "*:8443", "images.example", "*.images.example", "images.example:8443", "[2606:4700::1]", "10.0.0.1:80"]
+    )
 
 
-@pytest.mark.parametrize("entry", ["", "http://a", "a/b", "a.*.b", "**", "*.", "a@b", "a:b"])
+@pytest.mark.parametrize(
+    "entry", ["", "http://a", "a/b", "a.*.b", "**", "*.", "a@b", "a:b", "a:", "a?b", "a#b", ".", "*:"]
+)
 def test_entries_that_are_none_are_refused(entry: str) -> None:
     with pytest.raises(ConfigError, match="--image-urls"):
         check_hosts([entry])

@@ -6,15 +6,21 @@ import asyncio
 import shutil
 import ssl
 import subprocess
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from diptych.common.errors import InvalidRequest
+from diptych.common.errors import InvalidRequest, Overloaded
+from diptych.router.errors import RateLimited
+from diptych.router.images import fetch
 from diptych.router.images.addresses import is_public
-from diptych.router.images.fetch import ImageFetcher
+from diptych.router.images.fetch import NUM_RESOLVERS, ImageFetcher, Resolver
+from diptych.router.images.turns import Turns
 from diptych.router.values.images import ImageInput
 
 FILE = b"x" * 5000
@@ -215,6 +221,49 @@ async def test_a_file_that_is_too_long_is_refused_declared_or_not(site: Site) ->
     site.pages["/hangs-streamed"] = head(content_type="image/png") + b"x" * 20_000  # and nobody knows how much follows
     for path in ("/hangs-declared", "/hangs-streamed"):
         assert "more than 10000 bytes" in await refusal(fetcher(site), site.url(path))
+
+
+def test_a_caller_whose_name_servers_are_silent_leaves_threads_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look-up goes on when nobody waits for it any more: until then it counts."""
+    may_end = threading.Event()
+
+    def silent(host: str, port: int) -> list[Any]:
+        assert host == "quick.example" or may_end.wait(60)
+        return [(None, None, None, None, ("8.8.8.8", port))]
+
+    monkeypatch.setattr(fetch, "_addresses", silent)
+
+    async def check() -> None:
+        resolver = Resolver()
+        waiting = [asyncio.create_task(resolver("slow.example", 80, "alice")) for _ in range(NUM_RESOLVERS // 4)]
+        await asyncio.sleep(0)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        with pytest.raises(RateLimited, match="being looked up of too many requests of 'alice'"):
+            await resolver("quick.example", 80, "alice")
+        assert await resolver("quick.example", 80, "bob") == ["8.8.8.8"]
+        may_end.set()
+        await asyncio.to_thread(resolver._threads.shutdown)  # they call the loop before they end
+        assert not resolver._places._taken
+        resolver._threads = ThreadPoolExecutor(1)
+        assert await resolver("quick.example", 80, "alice") == ["8.8.8.8"]
+        resolver.close()
+
+    asyncio.run(check())
+
+
+@in_loop
+async def test_who_gets_no_turn_in_time_is_told_so(site: Site) -> None:
+    site.pages["/hangs"] = file()[:-10]
+    found = fetcher(site, timeout_s=0.3)
+    found._turns = Turns(1)
+    first = asyncio.create_task(refusal(found, site.url("/hangs")))
+    await asyncio.sleep(0)
+    found._timeout_s = 0.1
+    with pytest.raises(Overloaded, match="being fetched: try again soon"):
+        await found.fetch(ImageInput("messages", url=site.url()))
+    assert await first == WORDS
 
 
 @pytest.mark.parametrize("url", ["http://images.example/", "http://user:word@images.example/", "http://[::1/"])

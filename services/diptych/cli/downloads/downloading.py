@@ -20,6 +20,7 @@ from typing import Final
 from diptych.cli.downloads.file_download import FileDownload
 from diptych.cli.downloads.lease import Lease, held
 from diptych.cli.downloads.manifest import ROOM, Entry, Manifest, Wanted, read_manifest, write_manifest
+from diptych.cli.downloads.parts import Part, forget_others
 from diptych.cli.downloads.progress import Progress
 from diptych.cli.downloads.remote_files import Interrupted, Origin, RemoteFile
 from diptych.cli.downloads.selection import select
@@ -86,13 +87,17 @@ def _download(origin: Origin, folder: Path, wanted: Wanted, pace: Pace, lease: L
     unproven = [file.name for file in files if file.digest is None]
     if unproven:
         logger.warning("no checksum is known of %d files: only their sizes are checked (docs: weights)", len(unproven))
+    forget_others(folder, listing.files)
     _check_room(folder, files)
     progress = Progress(sum(file.nbytes for file in files))
     with progress.told(pace.progress_s):
         work = _Work(origin, folder, progress, lease)
         entries = work.run(files, pace.parallel)
     lease.check()
-    write_manifest(folder, Manifest(wanted, listing.revision, tuple(entries)))
+    manifest = Manifest(wanted, listing.revision, tuple(entries))
+    if not manifest.is_whole(folder):
+        raise Interrupted(f"files in {folder} were changed by another process while they came: try again")
+    write_manifest(folder, manifest)
     return progress
 
 
@@ -107,13 +112,15 @@ class _Work:
 
     def run(self, files: Sequence[RemoteFile], parallel: int) -> list[Entry]:
         largest_first = sorted(files, key=lambda file: -file.nbytes)
-        with ThreadPoolExecutor(parallel) as pool:
-            futures = [pool.submit(self._fetch, file) for file in largest_first]
-            try:
-                wait(futures)
-            except BaseException:  # SIGTERM: threads stop at their next bytes
-                self._has_failed.set()
-                raise
+        pool = ThreadPoolExecutor(parallel)
+        futures = [pool.submit(self._fetch, file) for file in largest_first]
+        try:
+            wait(futures)
+        except BaseException:  # a signal: threads stop at their next bytes, and the lock is given back before that
+            self._has_failed.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+        pool.shutdown()
         errors = [error for future in futures if (error := future.exception()) is not None]
         for error in errors:
             if not isinstance(error, _Stopped):
@@ -141,12 +148,17 @@ class _Stopped(Interrupted):
 
 def _check_room(folder: Path, files: Sequence[RemoteFile]) -> None:
     """Raises `OSError` (ENOSPC) before a byte is fetched, if they can't all be kept."""
-    parts = sum(path.stat().st_size for path in (folder / ROOM).glob("*.part"))
-    there = sum(path.stat().st_size for file in files if (path := folder / file.name).is_file())
-    needed = sum(file.nbytes for file in files) - parts - there
+    needed = sum(_num_missing(folder, file) for file in files)
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise OSError(errno.ENOSPC, f"{needed / 1e9:.2f} GB are needed and {free / 1e9:.2f} GB free")
+
+
+def _num_missing(folder: Path, file: RemoteFile) -> int:
+    """Return how many bytes must still come. A file of another size stays until its successor is whole."""
+    path = folder / file.name
+    is_there = path.is_file() and path.stat().st_size == file.nbytes
+    return 0 if is_there else file.nbytes - Part(folder, file).nbytes
 
 
 def _of_disk(folder: Path, error: OSError) -> ConfigError:

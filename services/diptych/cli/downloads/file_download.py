@@ -1,18 +1,21 @@
 """One file: bytes go to a part beside the folder's files, which the next try or process goes on with.
 
 Rule: a file has its name only after its bytes were proven and are on the disk. A part is gone on with only if the
-origin says that it is of the same bytes; it is hashed first, and what comes then is hashed as it comes.
+origin says that it is of the same bytes; it is hashed first, and what comes then is hashed as it comes. Bytes are
+written to their own place: another process that writes late writes what is there.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from diptych.cli.downloads.manifest import ROOM, Entry, settle
+from diptych.cli.downloads.manifest import Entry, settle
+from diptych.cli.downloads.parts import Part
 from diptych.cli.downloads.progress import Progress
 from diptych.cli.downloads.remote_files import Digest, Hasher, Interrupted, Origin, RemoteFile
 from diptych.common.errors import ConfigError
@@ -33,9 +36,7 @@ class FileDownload:
     ) -> None:
         self._origin, self._file, self._progress, self._check = origin, file, progress, check
         self._path = folder / file.name
-        room = folder / ROOM
-        self._part = room / f"{file.name.replace('/', '%')}.part"
-        self._note = self._part.with_suffix(".of")  # the identity of the bytes in the part
+        self._part = Part(folder, file)
 
     def run(self, known: Entry | None) -> Entry:
         """Return what is there afterwards. `known`: what was proven to be there before.
@@ -50,8 +51,8 @@ class FileDownload:
         if entry is None:
             raise ConfigError(self._wrong)
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        settle(self._part, self._path)
-        self._note.unlink(missing_ok=True)
+        settle(self._part.path, self._path)
+        self._part.note.unlink(missing_ok=True)
         return entry
 
     def _found(self, known: Entry | None) -> Entry | None:
@@ -68,31 +69,51 @@ class FileDownload:
     def _fetch(self) -> Entry | None:
         """Complete the part; None: its bytes are wrong, and it is gone."""
         hasher = self._resumed()
-        with self._part.open("ab") as part:
-            offset = part.tell()
+        offset = hasher.nbytes
+        with self._opened() as part:
+            part.seek(offset)
             for data in self._bytes(offset):
                 self._check()
                 part.write(data)
                 hasher.update(data)
                 self._progress.received(len(data))
+            self._check_alone(part)
         entry = self._proven(hasher)
         if entry is None:
             self._progress.found(-self._file.nbytes)
-            self._forget()
+            self._part.forget()
             if not offset:
                 raise ConfigError(self._wrong)
         return entry
 
     def _resumed(self) -> Hasher:
         """Return the hash of what is there of the part, which is nothing if it is of other bytes."""
-        identity = self._file.identity
-        is_same = bool(identity) and self._note.is_file() and self._note.read_text() == identity
-        if not (is_same and self._part.is_file() and self._part.stat().st_size <= self._file.nbytes):
-            self._forget()
-            self._note.write_text(identity)
-            self._part.touch()
-        self._progress.found(self._part.stat().st_size)
-        return self._hashed(self._part)
+        if not self._part.nbytes:
+            self._part.begin()
+        hasher = self._hashed(self._part.path)
+        self._progress.found(hasher.nbytes)
+        return hasher
+
+    def _opened(self) -> BinaryIO:
+        try:
+            return self._part.path.open("r+b")
+        except FileNotFoundError:
+            raise self._not_alone() from None
+
+    def _check_alone(self, part: BinaryIO) -> None:
+        """Raises `Interrupted` if what was written is not what has the part's name, whole and no more."""
+        self._check()
+        part.flush()
+        written = os.fstat(part.fileno())
+        try:
+            is_named = os.path.samestat(written, self._part.path.stat())
+        except FileNotFoundError:
+            is_named = False
+        if not is_named or written.st_size != self._file.nbytes:
+            raise self._not_alone()
+
+    def _not_alone(self) -> Interrupted:
+        return Interrupted(f"{self._part.path} was changed by another process: try again once nobody else writes there")
 
     def _hashed(self, path: Path) -> Hasher:
         hasher = Hasher(self._file)
@@ -130,10 +151,6 @@ class FileDownload:
         """Return the entry of a file with this hash, if it is the one that it should have."""
         digest, expected = hasher.digest(), self._file.digest
         return Entry(self._file.name, self._file.nbytes, digest) if expected in (None, digest) else None
-
-    def _forget(self) -> None:
-        self._part.unlink(missing_ok=True)
-        self._note.unlink(missing_ok=True)
 
     @property
     def _wrong(self) -> str:

@@ -8,6 +8,7 @@ write at once for a moment, because one of them stood still, write the same byte
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import threading
@@ -21,6 +22,7 @@ from diptych.cli.downloads.remote_files import Interrupted
 
 TOUCHES: Final = 4  # a lease
 LOOK_S: Final = 1.0  # who waits looks as often, at least
+NO_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 class Lease:
@@ -30,13 +32,14 @@ class Lease:
         self.path = path
         self.holder = f"{socket.gethostname()} {uuid.uuid4().hex}"
         self.is_lost = threading.Event()
+        self._num_missed = 0  # touches in a row that found no lock
 
     def try_to_take(self) -> bool:
         """Make the lock file. It appears with its content, on NFS, too."""
         beside = self.path.with_name(f"{self.path.name}.{self.holder.split()[1]}")
         beside.write_text(self.holder)
         try:
-            os.link(beside, self.path)
+            _place(beside, self.path)
         except FileExistsError:
             return False
         finally:
@@ -44,15 +47,20 @@ class Lease:
         return True
 
     def touch(self) -> None:
-        """Say that the holder lives, or find that somebody else has the lock."""
-        try:
-            with self.path.open("r+") as file:
-                if file.read() == self.holder:
-                    os.utime(file.fileno())
-                    return
-        except OSError:
-            pass
-        self.is_lost.set()
+        """Say that the holder lives, or find that somebody else has the lock, or nobody for two touches.
+
+        For a moment it may not be there: a server restarts, or one who watches has it aside (`Silence.end`).
+        """
+        found = ""
+        with contextlib.suppress(OSError), self.path.open("r+") as file:
+            found = file.read()
+            if found == self.holder:
+                os.utime(file.fileno())
+                self._num_missed = 0
+                return
+        self._num_missed += 1
+        if found not in ("", self.holder) or self._num_missed == 2:
+            self.is_lost.set()
 
     def check(self) -> None:
         """Raises `Interrupted` once somebody else has taken over."""
@@ -70,31 +78,49 @@ class Silence:
 
     def __init__(self, path: Path, clock: Callable[[], float]) -> None:
         self._path, self._clock = path, clock
-        self._seen, self._since_s = self._look(), clock()
+        self._seen, self._since_s = _look(path), clock()
 
     def lasts_s(self) -> float:
-        seen = self._look()
+        seen = _look(self._path)
         if seen != self._seen:
             self._seen, self._since_s = seen, self._clock()
         return self._clock() - self._since_s
 
     def end(self) -> None:
-        """Take the lock away from who is taken for dead, unless it is another one by now."""
+        """Take the lock away from who is taken for dead, unless it is another one by now, or was touched."""
         aside = self._path.with_name(f"{self._path.name}.{uuid.uuid4().hex}")
         with contextlib.suppress(OSError):
             self._path.rename(aside)
-            if aside.read_text() != self._seen[0]:
+            if _look(aside) != self._seen:
                 with contextlib.suppress(FileExistsError):
-                    os.link(aside, self._path)
+                    _place(aside, self._path)
             aside.unlink()
 
-    def _look(self) -> tuple[str, int]:
-        """Who holds it, and when it was touched. Opening asks the server, where it is another machine's file."""
-        try:
-            with self._path.open() as file:
-                return file.read(), os.fstat(file.fileno()).st_mtime_ns
-        except OSError:
-            return "", 0
+
+def _look(path: Path) -> tuple[str, int]:
+    """Who holds a lock, and when it was touched. Opening asks the server, where it is another machine's file."""
+    try:
+        with path.open() as file:
+            return file.read(), os.fstat(file.fileno()).st_mtime_ns
+    except OSError:
+        return "", 0
+
+
+def _place(written: Path, path: Path) -> None:
+    """Let a file appear at `path`. Raises `FileExistsError` if one is there. `written` stays.
+
+    By a link it appears with its content. Volumes without links (SMB, many FUSE) show it empty for a moment, which
+    is nobody's lock that could be lost.
+    """
+    try:
+        os.link(written, path)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        with path.open("x") as file:
+            file.write(written.read_text())
 
 
 @contextlib.contextmanager
@@ -109,7 +135,7 @@ def held(
             yield None
             return
         if not is_told:
-            told(path.read_text().partition(" ")[0] if path.exists() else "another one")
+            told(_look(path)[0].partition(" ")[0] or "another one")
             is_told = True
         if silence.lasts_s() > lease_s:
             silence.end()

@@ -49,6 +49,7 @@ class Hasher:
     """The digest of a file whose bytes come one after the other. Without an expected one it is SHA-256."""
 
     def __init__(self, file: RemoteFile) -> None:
+        self.nbytes = 0
         self.algorithm: Algorithm = file.digest.algorithm if file.digest else "sha256"
         name = "sha1" if self.algorithm == "git" else self.algorithm
         self._hash = hashlib.new(name, usedforsecurity=False)
@@ -56,6 +57,7 @@ class Hasher:
             self._hash.update(b"blob %d\0" % file.nbytes)
 
     def update(self, data: bytes) -> None:
+        self.nbytes += len(data)
         self._hash.update(data)
 
     def digest(self) -> Digest:

@@ -6,6 +6,7 @@ A bearer token goes to the host of the source and to no other, whatever it redir
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import quote
@@ -70,11 +71,19 @@ def ranged(url: str, headers: Mapping[str, str], offset: int) -> Iterator[bytes]
     """Yield bytes from `offset` on, from a server without ranges, too: what comes before is passed over."""
     wanted = {"range": f"bytes={offset}-"} if offset else {}
     with asked("GET", url, {**headers, **wanted, "accept-encoding": "identity"}) as response:
+        if response.status_code == 206:
+            _check_range(url, response.headers.get("content-range", ""), offset)
         behind = 0 if response.status_code == 206 else offset
         for data in response.iter_raw(CHUNK):
             if behind < len(data):
                 yield data[behind:]
             behind = max(0, behind - len(data))
+
+
+def _check_range(url: str, told: str, offset: int) -> None:
+    """Raises `Interrupted` if a part of a file begins somewhere else. `told`: the header Content-Range."""
+    if not re.match(rf"bytes 0*{offset}-", told):
+        raise Interrupted(f"{url}: bytes from {offset} on were asked for, and the answer has {told or 'no range'}")
 
 
 @contextlib.contextmanager

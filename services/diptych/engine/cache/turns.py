@@ -12,14 +12,14 @@ keep by this as the density of its hits: Beckmann et al., "LHD", NSDI 2018).
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from diptych.common.arrays import F64
+from diptych.common.arrays import F64, I64
 
 MAX_TURNS: Final = 2  # that are told apart: the first, and all others
 MAX_ENDS: Final = 4096  # that are remembered
@@ -52,6 +52,11 @@ class _End:
 def age_of(num_pages: int) -> int:
     """Return the interval in which so many pages are."""
     return min(NUM_AGES - 1, (num_pages**4).bit_length() - 1) if num_pages > 0 else 0
+
+
+def ages_of(nums_pages: Sequence[int]) -> I64:
+    """Return `age_of` each, many times faster."""
+    return np.minimum(np.searchsorted(_EDGES, nums_pages, "right") - 1, NUM_AGES - 1)
 
 
 class Turns:
@@ -123,9 +128,12 @@ class Turns:
     def _not_returned(self, now: int) -> dict[Kind, F64]:
         """Return how many have not gone on, by the age at which that was last known."""
         left = {kind: counts.copy() for kind, counts in self._losses.items()}
-        waiting = Counter((end.kind, age_of(now - end.at)) for end in self._ends.values() if end.is_awaited)
-        for (kind, age), number in waiting.items():
-            _counts(left, kind)[age] += number
+        waiting: dict[Kind, list[int]] = {}
+        for end in self._ends.values():
+            if end.is_awaited:
+                waiting.setdefault(end.kind, []).append(now - end.at)
+        for kind, waits in waiting.items():
+            _counts(left, kind)[:] += np.bincount(ages_of(waits), minlength=NUM_AGES)
         return left
 
     def _learn(self, now: int) -> None:

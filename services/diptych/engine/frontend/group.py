@@ -95,6 +95,10 @@ class WorkerGroup:
         return self._instance.weights_version
 
     @property
+    def num_open_rooms(self) -> int:
+        return self._sessions.num_open_rooms
+
+    @property
     def is_loaded(self) -> bool:
         return bool(self._instance.compat)
 

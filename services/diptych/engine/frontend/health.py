@@ -2,8 +2,9 @@
 
 `SchedulerLiveness` notices a scheduler that is there but does not answer: its process was stopped, or it hangs. Rule:
 its requests are done elsewhere only once a part of it can't answer (a process was stopped, a node is not heard), or it
-has been silent for `stall_s`, longer than any step. It is told as silent much earlier (`silence`), so that routers
-prefer others and operators see why.
+has been silent for `stall_s`, longer than any step. A step that encodes images beats behind each layer of the tower: it
+goes on, though nothing is answered. It is told as silent much earlier (`silence`), so that routers prefer others and
+operators see why.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class SchedulerLiveness:
         if self._answered == self._asked:
             self._asked, self._asked_s = self._asked + 1, now_s
             await self._scheduler.send(engine_pb2.SchedulerCommands(ping=self._asked))
-        elif not self.silence.done() and (reason := self._complaint(now_s - self._asked_s)):
+        elif not self.silence.done() and (reason := self._complaint(now_s - self._heard_s)):
             logger.error("the scheduler does not answer: %s; its requests are done elsewhere", reason)
             self.silence.set_result(SchedulerSilent(f"the scheduler does not answer: {reason}"))
         self._tell(now_s)
@@ -113,7 +114,7 @@ class SchedulerLiveness:
         silent_s = self._beats.look(self._scheduler.heartbeat.last_s, now_s)
         is_unready = silent_s > READY_MARGIN * self._beats.allowed_s or self.silence.done()
         if self.silence.done():
-            silent_s = max(silent_s, now_s - self._asked_s)
+            silent_s = max(silent_s, now_s - self._heard_s)
         self.silent_s = int(silent_s)
         self.unready_s = self.silent_s * is_unready
         if self.silent_s and not self.is_silent.is_set():
@@ -123,6 +124,11 @@ class SchedulerLiveness:
             logger.info("the scheduler is heard again")
             self.is_silent.clear()
         self._on_silence(self.silent_s)
+
+    @property
+    def _heard_s(self) -> float:
+        """Since when it could have answered, or beaten."""
+        return max(self._asked_s, self._scheduler.heartbeat.last_s or 0.0)
 
     def _complaint(self, silent_s: float) -> str:
         if silent_s >= STOPPED_S and (absence := self._scheduler.absence()):

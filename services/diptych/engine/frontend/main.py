@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from diptych.common import event_loop
 from diptych.common.draining import drain_route
+from diptych.common.garbage import search_when_idle, spare_what_stays
 from diptych.common.health.grpc_health import add_health
 from diptych.common.health.health import HealthServer
 from diptych.common.logging import setup
@@ -106,6 +107,8 @@ async def _serve(config: WorkerConfig, trust: Trust, role: Role, stop: event_loo
             if leader is not None:
                 background.append(tasks.create_task(leader.watch()))
             tasks.create_task(scraped.run())
+            spare_what_stays()
+            background.append(tasks.create_task(search_when_idle(lambda: not service.num_open_rooms)))
             async with asyncio.TaskGroup() as lives:
                 for member in members:
                     member.group.listen_at(address, f"{config.advertised_host}:{scraped.port}")

@@ -15,7 +15,7 @@ from diptych.common.members.roles import Role
 from diptych.engine.frontend.config import WorkerConfig
 from diptych.engine.nodes.agreement import PROTOCOL, shared_options
 from diptych.engine.nodes.following import RETRY_S
-from diptych.engine.nodes.interfaces import address_of, interface_towards, resolved
+from diptych.engine.nodes.interfaces import address_of, check_own, interface_towards, resolved
 from diptych.engine.nodes.leading import GroupLeader
 from diptych.engine.nodes.roster import Roster
 from diptych.engine.options.node_place import NodePlace
@@ -81,11 +81,18 @@ async def _place_in_time(config: WorkerConfig, deadline_s: float) -> NodePlace:
 
 
 def leader_place(config: WorkerConfig) -> NodePlace:
-    """Return the place of node 0: rank 0 listens at `--node-interface`, or where `--leader` leads to."""
+    """Return the place of node 0: rank 0 listens at `--node-interface`, or where `--leader` leads to.
+
+    Raises `Unavailable` where that is no address yet, or not of this machine: that of a pod that was here before.
+    """
     named = resolved(config.leader.rpartition(":")[0])
-    interface = config.node_interface or interface_towards(named)
-    host = address_of(interface, named) if config.node_interface else named
-    return NodePlace(0, config.nnodes, host, interface)
+    if config.node_interface:
+        interface = config.node_interface
+        host = address_of(interface, named)
+    else:
+        check_own(named)
+        interface, host = interface_towards(named), named
+    return NodePlace(0, config.nnodes, host, interface, wait_s=config.node_wait_s)
 
 
 def follower_place(config: WorkerConfig, rank_0: str, ports: dict[str, int]) -> NodePlace:

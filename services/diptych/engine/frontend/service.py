@@ -31,6 +31,10 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         """Return those that live."""
         return list(self._groups.values())
 
+    @property
+    def num_open_rooms(self) -> int:
+        return sum(group.num_open_rooms for group in self._groups.values())
+
     def forget(self, group: WorkerGroup) -> int:
         """Serve a group no more that has died or left; return how many are left. Idempotent."""
         self._groups.pop(name_of(group.instance_id), None)

@@ -55,10 +55,10 @@ class VisionTower:
         exponents = torch.arange(0, tower.head_dim // 2, 2, dtype=torch.float32) / (tower.head_dim // 2)
         self._frequencies = (1.0 / THETA**exponents).to(device)
 
-    def encode(self, image: Image) -> Tensor:
+    def encode(self, image: Image, on_layer: Callable[[], None] = lambda: None) -> Tensor:
         """Return `[1 + num_taps, num_rows, out_size]`: a row for each place of the prompt, from left to right and down.
 
-        And those that are added to what the first layers of the text return there.
+        And those that are added to what the first layers of the text return there. `on_layer` is called behind each.
         """
         tower = self._tower
         grid = image.height // tower.patch_size, image.width // tower.patch_size
@@ -73,6 +73,7 @@ class VisionTower:
             x = self._layer(x, f"{TARGET}{layer}.", seen, turning)
             if layer in tower.taps:
                 taps.append(self._merged(x, f"{TARGET}tap.{tower.taps.index(layer)}", norms_joined=True))
+            on_layer()
         return torch.stack([self._merged(x, f"{TARGET}merge", norms_joined=False), *taps])
 
     def _patches(self, image: Image) -> Tensor:

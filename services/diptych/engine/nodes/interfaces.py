@@ -7,6 +7,7 @@ import socket
 import psutil
 
 from diptych.common.errors import ConfigError, Unavailable
+from diptych.common.net.ports import binding
 from diptych.common.net.reachable import one_spelling
 
 
@@ -16,6 +17,17 @@ def resolved(host: str) -> str:
         return str(socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as error:
         raise Unavailable(f"--leader names {host}, which has no address: {error}") from None
+
+
+def check_own(address: str) -> None:
+    """Raises `Unavailable` unless this machine can listen at an IP address: a name may lead elsewhere for a while."""
+    family, bound = binding(address)
+    with socket.socket(family) as probe:
+        try:
+            probe.bind((bound, 0))
+        except OSError as error:
+            words = f"--leader leads to {address}, where node 0, this machine, can't listen ({error.strerror})"
+            raise Unavailable(f"{words}: name this machine, or its device with --node-interface") from None
 
 
 def interface_towards(address: str) -> str:

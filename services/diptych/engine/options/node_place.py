@@ -15,6 +15,7 @@ class NodePlace:
     host: str  # IP address at which rank 0 listens
     interface: str  # network device of this node, for what ranks add up
     ports: Mapping[str, int] = field(default_factory=dict)  # of rank 0, by channel, for ranks on other nodes
+    wait_s: float = 600.0  # that ranks get to reach rank 0, from when it listens
 
     def ranks(self, tp: int) -> range:
         """Return the ranks that are here, of `tp`."""

@@ -34,28 +34,36 @@ class EncodedImages:
     def __init__(self, tower: Callable[[], VisionTower], kept_nbytes: int = KEPT_NBYTES) -> None:
         """`tower`: the model's, which may become another one."""
         self._tower_now = tower
-        self._tower = tower()
+        self._tower: VisionTower | None = tower()
         self._kept_nbytes = kept_nbytes
         self._rows: OrderedDict[bytes, Tensor] = OrderedDict()
         self._nbytes = 0
         self.counts = ImageCounts()
 
-    def of_step(self, images: tuple[ImageRows, ...], device: torch.device) -> StepImages:
-        """Return the rows of a step; what is not there is encoded."""
-        if self._tower_now() is not self._tower:  # its weights were replaced
-            self._tower, self._nbytes = self._tower_now(), 0
-            self._rows.clear()
-        parts = [self._of(each)[:, each.first : each.first + each.num_rows] for each in images]
+    def forget(self) -> None:
+        """Drop all rows, and the tower: its weights are about to be replaced, and nothing may keep them."""
+        self._tower, self._nbytes = None, 0
+        self._rows.clear()
+
+    def of_step(
+        self, images: tuple[ImageRows, ...], device: torch.device, on_layer: Callable[[], None] = lambda: None
+    ) -> StepImages:
+        """Return the rows of a step; what is not there is encoded. `on_layer`: see `VisionTower.encode`."""
+        tower = self._tower_now()
+        if tower is not self._tower:  # its weights were replaced
+            self.forget()
+            self._tower = tower
+        parts = [self._of(each, tower, on_layer)[:, each.first : each.first + each.num_rows] for each in images]
         tokens = torch.cat([torch.arange(each.token, each.token + each.num_rows) for each in images])
         return StepImages(tokens.to(device), torch.cat(parts, dim=1))
 
-    def _of(self, wanted: ImageRows) -> Tensor:
+    def _of(self, wanted: ImageRows, tower: VisionTower, on_layer: Callable[[], None]) -> Tensor:
         found = self._rows.get(wanted.key)
         if found is not None:
             self._rows.move_to_end(wanted.key)
             self.counts = self.counts.with_reused(is_new=wanted.first == 0)
             return found
-        made = self._tower.encode(wanted.image)
+        made = tower.encode(wanted.image, on_layer)
         self.counts = self.counts.with_encoded(made.shape[1])
         self._rows[wanted.key] = made
         self._nbytes += made.nbytes

@@ -48,6 +48,8 @@ class PartsInPlace:
     def release(self) -> None:
         """Free the memory of all weights but vectors: all matrices are to come."""
         self._decoder.release()
+        if self._model.images is not None:
+            self._model.images.forget()
         self._waiting = dict.fromkeys(range(len(self._made_of)))
 
     def want_all(self) -> None:

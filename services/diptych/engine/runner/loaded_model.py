@@ -7,7 +7,7 @@ they leave.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
@@ -120,12 +120,12 @@ class LoadedModel:
     def image_counts(self) -> ImageCounts:
         return ImageCounts() if self.images is None else self.images.counts
 
-    def with_images(self, staged: StagedBatch) -> StagedBatch:
+    def with_images(self, staged: StagedBatch, on_tower_layer: Callable[[], None]) -> StagedBatch:
         """Return the step with the rows of its images, which are encoded if they are not there."""
         if not staged.host.images:
             return staged
         assert self.images is not None, "admission refuses images where there is no tower"
-        found = self.images.of_step(staged.host.images, staged.input_ids.device)
+        found = self.images.of_step(staged.host.images, staged.input_ids.device, on_tower_layer)
         return replace(staged, image_tokens=found.tokens, image_rows=found.rows)
 
     def new_buffers(self, num_tokens: int, device: torch.device) -> Buffers:

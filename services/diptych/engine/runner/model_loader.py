@@ -116,8 +116,10 @@ class ModelLoader:
         device: torch.device,
         communicator: Communicator | None,
         taking: Taking | None = None,
+        on_tower_layer: Callable[[], None] = lambda: None,
     ) -> None:
         """`taking`: from whom the weights of the first model may come, instead of from disk."""
+        self._on_tower_layer = on_tower_layer
         self._taking = taking
         self._options = options
         self._device = device
@@ -199,7 +201,8 @@ class ModelLoader:
         options: dict[str, Any] = asdict(self._model_options())
         parts = {**options, "communicator": self._communicator, "draft": open_draft(source, self._options)}
         parts["taking"] = self._first_taking()
-        return ModelRunner(source, kv, **parts, layer_listener=layer_listener)
+        parts |= {"layer_listener": layer_listener, "on_tower_layer": self._on_tower_layer}
+        return ModelRunner(source, kv, **parts)
 
     def _measured_mib(self, model: LoadedModel, limits: StepLimits) -> int:
         options = self._options

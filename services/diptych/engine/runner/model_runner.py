@@ -78,13 +78,14 @@ class ModelRunner:
         expert_parallel: bool = False,
         draft: ModelSource | None = None,
         taking: Taking | None = None,
+        on_tower_layer: Callable[[], None] = lambda: None,
     ) -> None:
         """With a `communicator` load one rank's part; `kv` is then the pool of that part.
 
         `draft` guesses for the model; its layers are `source.config.draft`. `taking`: from whom weights may come.
 
         `decode_attention_backend` is for steps without prompts; None: as the others. `layer_listener` is asked before
-        each step who is to hear of its layers.
+        each step who is to hear of its layers. `on_tower_layer` hears of each layer of the tower: images take long.
         """
         torch.set_num_threads(num_threads)
         options = ModelOptions(
@@ -105,6 +106,7 @@ class ModelRunner:
         self._device = kv.device
         self._memory: WeightMemory | None = None
         self.layer_listener = layer_listener
+        self._on_tower_layer = on_tower_layer
 
     @property
     def image_counts(self) -> ImageCounts:
@@ -135,7 +137,7 @@ class ModelRunner:
             states = self.model.states
             if states is not None:
                 batch = states.before(batch)
-            staged = self.model.with_images(stage(batch, self._device))
+            staged = self.model.with_images(stage(batch, self._device), self._on_tower_layer)
             self.model.attention.init_forward_metadata(staged)
             rows = logits_rows(batch) if self.model.pooler is None else self.model.pooler.rows(batch)
             capture = self.model.capture.of_step(batch)

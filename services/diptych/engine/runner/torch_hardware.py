@@ -48,8 +48,18 @@ class TorchHardware:
     _loader: ModelLoader
     _kv: Tensor
 
-    def __init__(self, options: EngineOptions, gpu: int, taking: Taking | None = None) -> None:
-        """`taking`: from whom the weights of the first model may come, instead of from disk."""
+    def __init__(
+        self,
+        options: EngineOptions,
+        gpu: int,
+        taking: Taking | None = None,
+        on_tower_layer: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`taking`: from whom the weights of the first model may come, instead of from disk.
+
+        `on_tower_layer` is called behind each layer of a tower that encodes an image.
+        """
+        self._on_tower_layer = on_tower_layer
         self._taking = taking
         self._device = open_device(options.device, gpu)
         self.options = options.on("cuda" if self._device.type == "cuda" else "cpu")
@@ -78,7 +88,7 @@ class TorchHardware:
         return communicator
 
     def pool_layout(self, source: ModelSource, rank: int) -> PoolLayout:
-        self._loader = ModelLoader(self.options, self._device, self._communicator, self._taking)
+        self._loader = ModelLoader(self.options, self._device, self._communicator, self._taking, self._on_tower_layer)
         kv_cache_mib = self._loader.kv_cache_mib(source)
         self.chosen = self._loader.chosen
         options = replace(self.options, kv_cache_mib=kv_cache_mib, max_step_tokens=self.chosen.sizes.max_step_tokens)

@@ -34,7 +34,7 @@ class Aside:
 
     def __init__(self) -> None:
         self._requests: dict[int, tuple[Request, Reason]] = {}  # by room
-        self._waiters: dict[int, _Waiters] = {}  # by the identity of their reason; never empty
+        self.waiters: dict[int, _Waiters] = {}  # by the identity of their reason; never empty
 
     def __iter__(self) -> Iterator[Request]:
         return (request for request, _ in self._requests.values())
@@ -44,28 +44,28 @@ class Aside:
 
     def has_place(self, reason: Reason) -> bool:
         """Whether there are not too many reasons with this one."""
-        return len(self._waiters) < MAX_ASIDE or id(reason) in self._waiters
+        return len(self.waiters) < MAX_ASIDE or id(reason) in self.waiters
 
     def add(self, request: Request, reason: Reason) -> None:
         self._requests[request.room] = request, reason
-        self._waiters.setdefault(id(reason), _Waiters(reason, set())).rooms.add(request.room)
+        self.waiters.setdefault(id(reason), _Waiters(reason, set())).rooms.add(request.room)
 
     def remove(self, request: Request) -> bool:
         """Take out a request. False: it was not here."""
         _, reason = self._requests.pop(request.room, (None, None))
         if reason is None:
             return False
-        waiters = self._waiters[id(reason)]
+        waiters = self.waiters[id(reason)]
         waiters.rooms.discard(request.room)
         if not waiters.rooms:
-            del self._waiters[id(reason)]
+            del self.waiters[id(reason)]
         return True
 
     def pop_over(self, now_s: float) -> list[Request]:
         """Take out those whose reason is over, and return them."""
-        if not self._waiters:
+        if not self.waiters:
             return []
-        ended = {key for key, waiters in self._waiters.items() if waiters.reason.is_over(now_s)}
+        ended = {key for key, waiters in self.waiters.items() if waiters.reason.is_over(now_s)}
         if not ended:
             return []
         over = [request for request, reason in self._requests.values() if id(reason) in ended]
@@ -75,5 +75,5 @@ class Aside:
 
     def next_s(self) -> float | None:
         """Return when one comes back, if no event brings it back before."""
-        first_s = min((waiters.reason.until_s for waiters in self._waiters.values()), default=math.inf)
+        first_s = min((waiters.reason.until_s for waiters in self.waiters.values()), default=math.inf)
         return None if first_s == math.inf else first_s

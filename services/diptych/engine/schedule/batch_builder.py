@@ -108,7 +108,8 @@ def _build_decode(
     window_table: I32 | None,
 ) -> ForwardBatch:
     positions = np.array([request.computed_len for request in requests], dtype=np.int64)
-    ones, owner = np.ones(len(requests), dtype=np.int64), np.arange(len(requests))
+    num_rows = len(requests)
+    ones, owner = np.array([1] * num_rows, dtype=np.int64), np.arange(num_rows)
     table, out_slots = _slots(requests, owner, positions, page_table, page_size)
     return ForwardBatch(
         mode=ForwardMode.DECODE,
@@ -119,7 +120,7 @@ def _build_decode(
         seq_lens=positions + 1,
         extend_lens=ones,
         num_sampled=ones,
-        states=_state_moves(requests, (), pages_per_state),
+        states=_state_moves(requests, (), pages_per_state) if pages_per_state else None,
         adapters=_adapters(requests),
         window_groups=_window_groups(requests, owner, positions, window_table, page_size),
         rope_positions=_rope_positions(requests, positions, ones, positions),

@@ -14,27 +14,27 @@ class DecodeBatch:
 
     def __init__(self, cache: KvCache) -> None:
         self._cache = cache
-        self._running: dict[int, Request] = {}  # by room, oldest first
+        self.by_room: dict[int, Request] = {}  # by room, oldest first
 
     def __len__(self) -> int:
-        return len(self._running)
+        return len(self.by_room)
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(self._running.values())
+        return iter(self.by_room.values())
 
     def __contains__(self, request: Request) -> bool:
-        return self._running.get(request.room) is request
+        return self.by_room.get(request.room) is request
 
     def add(self, request: Request) -> None:
-        self._running[request.room] = request
+        self.by_room[request.room] = request
 
     def remove(self, request: Request) -> None:
         """Take out a request. Its pages stay with the caller."""
-        del self._running[request.room]
+        del self.by_room[request.room]
 
     def due(self) -> list[Request]:
         """Return those whose next token a step can compute: all but those that end with a token on its way."""
-        return [request for request in self._running.values() if request.computed_len + 1 < request.max_len]
+        return [request for request in self.by_room.values() if request.computed_len + 1 < request.max_len]
 
     def make_room(self, requests: list[Request]) -> bool:
         """Give every request a slot for its newest token; False, and nothing changed, when there are too few pages."""
@@ -62,11 +62,11 @@ class DecodeBatch:
                 most -= len(drafts)
                 if begin + len(drafts) > end:
                     short.append(request)
-        if short and not self._cache.grow_each(short, spare=len(self._running)):
+        if short and not self._cache.grow_each(short, spare=len(self.by_room)):
             cut = {each.room: each.num_pages * page_size - each.computed_len - 1 for each in short}
             admitted = {room: drafts[: cut.get(room)] for room, drafts in admitted.items() if cut.get(room) != 0}
         return admitted
 
     def victim(self) -> Request:
         """Return whom to retract; at least one runs."""
-        return min(self._running.values(), key=lambda request: (request.account.priority, request.num_output_tokens))
+        return min(self.by_room.values(), key=lambda request: (request.account.priority, request.num_output_tokens))

@@ -80,7 +80,10 @@ class ExtendQueue:
         self._in_flight = PrefixesInFlight(cache.page_size)  # of those, until what they computed is shared
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self._extending)
+        return len(self._waiting.expected) + len(self._extending)
+
+    def __bool__(self) -> bool:
+        return bool(self._extending or self._waiting.expected)
 
     @property
     def admitted(self) -> tuple[Request, ...]:
@@ -88,7 +91,8 @@ class ExtendQueue:
 
     @property
     def waiting_tokens(self) -> int:
-        return self._waiting.num_tokens + sum([request.extend_len for request in self._extending])
+        num_tokens = self._waiting.num_tokens
+        return num_tokens + sum([each.extend_len for each in self._extending]) if self._extending else num_tokens
 
     def add_admitted(self, request: Request) -> None:
         """Take a request that holds its pages already, in its turn: behind those that are part-way."""
@@ -139,8 +143,9 @@ class ExtendQueue:
 
     def expire(self, now_s: float) -> None:
         """Give requests that were set aside their places again, as far as they need not wait any longer."""
-        for request in self._waiting.bring_back(now_s):
-            self.expect(request)
+        if self._waiting.has_aside:
+            for request in self._waiting.bring_back(now_s):
+                self.expect(request)
 
     def next_s(self) -> float | None:
         """Return when `expire` has something to do, if no event comes before."""

@@ -111,7 +111,7 @@ class Running:
 
     def __len__(self) -> int:
         """How many requests decode."""
-        return len(self._batch)
+        return len(self._batch.by_room)
 
     @property
     def admitted(self) -> list[Request]:
@@ -149,8 +149,12 @@ class Running:
         return new_step(decodes, chunks, drafts) if decodes or chunks else None
 
     def launch(self, step: Step, now_s: float) -> ForwardBatch:
-        cost = self._limits.prompt_cost.of_chunks(step.chunks) if step.chunks else 0
-        self._pace.begin(cost, now_s, len(step.decodes), [chunk.request for chunk in step.chunks if chunk.is_last])
+        cost = 0
+        joining: Sequence[Request] = ()
+        if step.chunks:
+            cost = self._limits.prompt_cost.of_chunks(step.chunks)
+            joining = [chunk.request for chunk in step.chunks if chunk.is_last]
+        self._pace.begin(cost, now_s, len(step.decodes), joining)
         cache = self._cache
         pending, pages_per_state = self._steps.samples(), cache.pages_per_state
         batch = self._build(step, cache.page_table, cache.page_size, pending, pages_per_state, cache.window_table)
@@ -171,6 +175,11 @@ class Running:
         """Say how to sample the step launched last."""
         step = self._steps.newest
         return self._sampling.build(step.sampled, step.drafts)
+
+    @property
+    def gives_back(self) -> bool:
+        """Whether the oldest step may give pages back when it is over, beside those of requests that end with it."""
+        return self._steps.keep_any or self._cache.windows.num_groups > 0
 
     def commit(self, now_s: float) -> Step:
         """Return the oldest step launched, which has run."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from diptych.engine.values.batch import NO_TOKEN, StepResult
 from diptych.engine.values.events import EmitTokens
@@ -27,6 +27,7 @@ class Sampled(NamedTuple):
     attention: TokenAttention | None
 
 
+NO_TOKENS: Final = EmitTokens((), (), ())
 NO_TOKEN_FAILURE = Failure(FailureCode.INTERNAL, "the model gave no usable logits for this request")
 
 
@@ -95,7 +96,7 @@ def _append_rows(step: Step, drafts: Drafts, samples: Sequence[int]) -> Plain:
                 ahead.append((request, len(token_ids) - 1))
         else:
             others.append(row)
-    return Plain(EmitTokens(*zip(*told, strict=True)) if told else EmitTokens((), (), ()), others, ahead)
+    return Plain(EmitTokens(*zip(*told, strict=True)) if told else NO_TOKENS, others, ahead)
 
 
 def sampled(step: Step, result: StepResult, rows: Iterable[int]) -> Iterator[Sampled]:

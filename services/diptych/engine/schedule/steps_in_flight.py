@@ -35,6 +35,11 @@ class StepsInFlight:
         """Requests that have ended but still hold their pages."""
         return [request for request, _ in self._leaving]
 
+    @property
+    def keep_any(self) -> bool:
+        """Whether pages are kept for steps alone."""
+        return bool(self._leaving or self._duplicates)
+
     def samples(self) -> Mapping[int, int]:
         """Return by room where in the samples of the newest step the token is that is not known yet."""
         if not self._steps:

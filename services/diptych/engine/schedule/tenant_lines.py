@@ -17,27 +17,27 @@ class TenantLines:
     """Requests by tenant, in order of rank."""
 
     def __init__(self) -> None:
-        self._by_tenant: dict[str, list[Place]] = {}  # no list is empty
+        self.by_tenant: dict[str, list[Place]] = {}  # no list is empty
 
     def __bool__(self) -> bool:
-        return bool(self._by_tenant)
+        return bool(self.by_tenant)
 
     def __contains__(self, tenant: str) -> bool:
-        return tenant in self._by_tenant
+        return tenant in self.by_tenant
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._by_tenant)
+        return iter(self.by_tenant)
 
     def add(self, place: Place) -> None:
-        insort(self._by_tenant.setdefault(place[2].account.tenant, []), place)
+        insort(self.by_tenant.setdefault(place[2].account.tenant, []), place)
 
     def remove(self, place: Place) -> None:
         tenant = place[2].account.tenant
-        line = self._by_tenant[tenant]
+        line = self.by_tenant[tenant]
         del line[bisect_left(line, place)]
         if not line:
-            del self._by_tenant[tenant]
+            del self.by_tenant[tenant]
 
     def first(self, tenant: str) -> list[Request]:
         """Return those of a tenant that a policy may choose from."""
-        return [request for _, _, request in self._by_tenant[tenant][:WINDOW]]
+        return [request for _, _, request in self.by_tenant[tenant][:WINDOW]]

@@ -40,12 +40,12 @@ class WaitingQueue:
         self._num_added = 0
         self._next: Request | None = None  # chosen, not taken yet
         self._aside = Aside()
-        self._expected: dict[int, int] = {}  # tokens to be computed, by room
+        self.expected: dict[int, int] = {}  # tokens to be computed, by room
         self.num_tokens = 0  # of them, in all
         self.num_prompts = 0  # requests of which some are
 
     def __len__(self) -> int:
-        return len(self._expected)
+        return len(self.expected)
 
     def __iter__(self) -> Iterator[Request]:
         yield from self._retracted
@@ -76,7 +76,7 @@ class WaitingQueue:
     def expect(self, request: Request, given_len: int) -> None:
         """Note that so many tokens of a request, which may wait here, need not be computed."""
         request.given_len = given_len
-        if request.room in self._expected:
+        if request.room in self.expected:
             self._discount(request)
             self._count(request)
 
@@ -89,7 +89,12 @@ class WaitingQueue:
     @property
     def has_next(self) -> bool:
         """Whether one waits that is not set aside."""
-        return bool(self._retracted or self._lines or self._idle)
+        return bool(self._retracted or self._lines.by_tenant or self._idle.by_tenant)
+
+    @property
+    def has_aside(self) -> bool:
+        """Whether some let others pass."""
+        return bool(self._aside.waiters)
 
     @property
     def aside(self) -> Iterator[Request]:
@@ -169,12 +174,12 @@ class WaitingQueue:
         return self._idle if request.room in self._yielding else self._lines
 
     def _count(self, request: Request) -> None:
-        expected = self._expected[request.room] = request.expected_len
+        expected = self.expected[request.room] = request.expected_len
         self.num_tokens += expected
         self.num_prompts += expected > 0
 
     def _discount(self, request: Request) -> None:
-        expected = self._expected.pop(request.room)
+        expected = self.expected.pop(request.room)
         self.num_tokens -= expected
         self.num_prompts -= expected > 0
 

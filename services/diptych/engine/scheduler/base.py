@@ -6,13 +6,15 @@ without it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from diptych.checkpoints.shard import check_divides
 from diptych.checkpoints.source import ModelSource
-from diptych.common.lifecycle import garbage_postponed
+from diptych.common.garbage import garbage_postponed
+from diptych.common.members.heartbeat import SharedHeartbeat
 from diptych.common.members.roles import Role
 from diptych.engine.cache.cache_changes import NO_CHANGES, CacheChanges
 from diptych.engine.cache.host_tier import NO_COPIER, HostTier, PageCopier
@@ -269,4 +271,5 @@ def open_hardware(config: SchedulerConfig, taking: Taking | None = None) -> Hard
     with garbage_postponed():  # torch imports for a second
         from diptych.engine.runner.torch_hardware import TorchHardware
 
-    return TorchHardware(config.engine, config.gpu, taking)
+    beat = SharedHeartbeat(config.heartbeat_fd).beat
+    return TorchHardware(config.engine, config.gpu, taking, on_tower_layer=lambda: beat(time.monotonic()))

@@ -161,3 +161,12 @@ def load_to_wire(load: Load, links: bootstrap_pb2.WorkerLoad) -> bootstrap_pb2.W
     )
     wire.MergeFrom(links)
     return wire
+
+
+def change_load(wire: bootstrap_pb2.WorkerLoad, before: Load, load: Load) -> None:
+    """Make the message about one load that about another; few of its fields change from step to step."""
+    for name, old, value in zip(Load._fields, before, load, strict=True):
+        if value != old and value >= 0:
+            setattr(wire, name, value)
+    if load.prompt_budget < 0:
+        wire.ClearField("prompt_budget")

@@ -58,7 +58,7 @@ class LastingTiers:
 
     def restored(self) -> Sequence[PagesRestored]:
         """Return which restores have ended since the last call, and how."""
-        return [each for tier in self._all for each in tier.restored()]
+        return [each for tier in self._all for each in tier.restored()] if self.files or self.shared else ()
 
     def descriptors(self) -> Sequence[int]:
         """Return what becomes readable when one of them has something to say."""

@@ -19,6 +19,7 @@ from typing import Any, Final
 import zmq
 
 from diptych.common.errors import InvalidRequest, NotFound
+from diptych.common.garbage import IdleSearches
 from diptych.common.logging import set_level
 from diptych.common.members.roles import WORKER_ROLES
 from diptych.engine.cache.host_tier import NO_COPIER, PageCopier
@@ -119,9 +120,11 @@ class SchedulerLoop:
 
     def run(self) -> None:
         """Serve until told to shut down."""
-        busy = False
+        busy, searches = False, IdleSearches()
         self._flush()  # the load of an empty scheduler is news too
         while not self._stopping:
+            if not busy:
+                searches.search()
             self._receive(0 if busy else self._idle_ms())
             with self._parts.watch.over(self._is_step_wanted):
                 busy = self._stepping.advance(self._perform)
@@ -151,7 +154,8 @@ class SchedulerLoop:
         while (commands := self._inbox.pop()) is not None:
             for name, value in fields_said(commands, self._handlers):
                 self._handlers[name](value, now_s)
-        self._events.admin_answers.extend(self._parts.admin.poll())
+        if answers := self._parts.admin.poll():
+            self._events.admin_answers.extend(answers)
         self._links.linking.reconnect(now_s)
         restored = [PagesRestored(number, None) for number in self._parts.copier.restored()]
         restored += self._parts.lasting.restored()

@@ -66,8 +66,10 @@ class News:
         self._lasting = lasting
         self._copies = copies
         self._images = images
-        self._load: Load | None = None
-        self._link_load = bootstrap_pb2.WorkerLoad()  # the part of the load that is about links
+        self._load: Load | None = None  # that was told last
+        self._told = bootstrap_pb2.WorkerLoad()  # in these words
+        self._link_load: bootstrap_pb2.WorkerLoad | None = None  # the part that is about links
+        self._queued = 0  # bytes of transfers
         self._problem = ""  # of the links
         self._max_tokens = core.max_tokens
         self._reporters = (
@@ -102,11 +104,16 @@ class News:
     # what has changed
 
     def _report_load(self, events: engine_pb2.SchedulerEvents) -> None:
-        load, link_load = self._core.load(), self._links.load
-        if load != self._load or link_load != self._link_load:
-            self._load = load
-            self._link_load.CopyFrom(link_load)
-            events.load.CopyFrom(codec.load_to_wire(load, link_load))
+        load, links, queued = self._core.load(), self._links.load, self._links.queued_bytes
+        if self._load is None or links is not self._link_load:
+            self._told, self._link_load = codec.load_to_wire(load, links), links
+        elif queued == self._queued and load == self._load:
+            return
+        else:
+            codec.change_load(self._told, self._load, load)
+        self._told.queued_transfer_bytes = queued
+        self._load, self._queued = load, queued
+        events.load.CopyFrom(self._told)
 
     def _report_problem(self, events: engine_pb2.SchedulerEvents) -> None:
         if self._links.linking.problem != self._problem:

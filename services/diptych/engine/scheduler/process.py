@@ -22,7 +22,7 @@ from diptych.checkpoints.source import ModelSource
 from diptych.common import lifecycle
 from diptych.common.arrays import I64
 from diptych.common.errors import DiptychError
-from diptych.common.lifecycle import garbage_postponed, spare_what_stays
+from diptych.common.garbage import garbage_postponed, spare_what_stays
 from diptych.common.logging import setup
 from diptych.common.members.heartbeat import SharedHeartbeat
 from diptych.common.members.terms import Terms, terms_to_wire
@@ -156,7 +156,7 @@ def serve_rank(config: SchedulerConfig, transport: Transport | None) -> None:
         from diptych.engine.runner.torch_hardware import TorchHardware  # torch, whose threads are configured first
 
     hardware = TorchHardware(config.engine, config.gpu)
-    channels = reaching(config.endpoint, config.place)
+    channels = reaching(config.endpoint, config.place, _leave)
     worker = TpModelWorker(channels, config.rank)
     source = hardware.open(hardware.options.model)
     check_divides(source.config, hardware.options.tp)
@@ -183,6 +183,12 @@ def serve_rank(config: SchedulerConfig, transport: Transport | None) -> None:
     copier.close()
     worker.close()
     communicator.close()
+
+
+def _leave(words: str) -> None:
+    """End a rank that has lost rank 0, whatever it waits for: a collective, an entry. Its node tells the group."""
+    logger.error("%s", words)
+    lifecycle.exit_now(1)
 
 
 def _prepare_torch(options: EngineOptions) -> None:

@@ -65,15 +65,18 @@ class NodesLead:
         from diptych.engine.tensor_parallel.meeting import StoreMeeting
 
         meeting, where = StoreMeeting.open(self._place.host, self._place.interface)
+        log.wait_for_ranks(self._place.wait_s)
         log.append(rank_pb2.RankEntry(meet=where))
         return meeting
 
 
-def reaching(endpoint: str, place: NodePlace | None) -> Reaching:
-    """Return how a rank other than 0 reaches it."""
+def reaching(endpoint: str, place: NodePlace | None, on_lost: Callable[[str], None]) -> Reaching:
+    """Return how a rank other than 0 reaches it. See `NodeChannels` for `on_lost`."""
     if place is None:
         return HostChannels(endpoint)
-    return BesideLeader(endpoint) if place.node == 0 else NodeChannels(endpoint, place.host, place.ports)
+    if place.node == 0:
+        return BesideLeader(endpoint)
+    return NodeChannels(endpoint, place.host, place.ports, on_lost)
 
 
 def joining(endpoint: str, place: NodePlace | None, worker: TpModelWorker) -> Meeting:

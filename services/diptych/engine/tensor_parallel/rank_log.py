@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import struct
 import threading
+import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -16,7 +17,7 @@ import zmq
 
 from diptych.common.arrays import I32, I64
 from diptych.engine.cache.page_ids import PROOF_NBYTES, PageId
-from diptych.engine.tensor_parallel.channels import Listening
+from diptych.engine.tensor_parallel.channels import Listening, require_connected
 from diptych.engine.values.batch import (
     DraftBatch,
     ForwardBatch,
@@ -56,6 +57,12 @@ class RankLog:
         self._lock = threading.Lock()
         self._restored: list[int] = []  # that nobody has heard of yet
         self._loaded: list[rank_pb2.LoadEnd] = []
+
+    def wait_for_ranks(self, within_s: float) -> None:
+        """Wait until all are connected. Raises `Unavailable`, which names one that is not."""
+        deadline_s = time.monotonic() + within_s
+        for rank, channel in enumerate(self._channels, 1):
+            require_connected(rank, channel, deadline_s)
 
     def append(self, entry: rank_pb2.RankEntry) -> None:
         data = entry.SerializeToString()

@@ -24,7 +24,7 @@ from diptych.common.errors import (
     Overloaded,
     Unavailable,
 )
-from diptych.engine.tensor_parallel.channels import Reaching, wait_until_connected
+from diptych.engine.tensor_parallel.channels import Reaching
 from diptych.engine.tensor_parallel.rank_log import TASKS, RankLog
 from diptych.v1 import rank_pb2
 
@@ -81,7 +81,7 @@ class RankTasks:
     def __init__(self, channels: Reaching, rank: int) -> None:
         self._rank = rank
         self._ends = channels.connect(zmq.PUSH, TASKS)  # only the thread uses it
-        wait_until_connected([self._ends])
+        channels.wait_until_connected(rank, [self._ends])
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="tasks")
         self._made: dict[int, Any] = {}
 

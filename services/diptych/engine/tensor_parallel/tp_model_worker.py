@@ -12,7 +12,7 @@ import zmq
 
 from diptych.common.arrays import I32
 from diptych.engine.cache.host_tier import PageCopier
-from diptych.engine.tensor_parallel.channels import Reaching, wait_until_connected
+from diptych.engine.tensor_parallel.channels import Reaching
 from diptych.engine.tensor_parallel.fan_out import FanOut
 from diptych.engine.tensor_parallel.rank_log import (
     EVENTS,
@@ -66,6 +66,7 @@ class TpModelWorker:
 
     def __init__(self, channels: Reaching, rank: int) -> None:
         self._rank = rank
+        self._channels = channels
         self._log = channels.connect(zmq.PAIR, log_of(rank))
         self._answers = channels.connect(zmq.PUSH, answers_of(rank))
         self._events = channels.connect(zmq.PUSH, EVENTS)
@@ -73,14 +74,18 @@ class TpModelWorker:
 
     def report_loaded_model(self) -> None:
         """Answer that this rank is ready, once it can be told what to do and can tell of it."""
-        wait_until_connected((self._log, self._answers, self._events, self._restores))
+        self._wait_until_connected()
         self.answer(rank_pb2.RankAnswer(is_loaded=True))
 
     def answer(self, answer: rank_pb2.RankAnswer) -> None:
         self._answers.send(answer.SerializeToString())
 
     def meeting(self) -> rank_pb2.Meeting:
-        """Wait for the first entry in a group over several nodes: where its ranks meet."""
+        """Wait for the first entry in a group over several nodes: where its ranks meet.
+
+        Raises `Unavailable` where there is no way to rank 0.
+        """
+        self._wait_until_connected()
         entry = rank_pb2.RankEntry.FromString(self._log.recv())
         assert entry.HasField("meet")
         return entry.meet
@@ -123,6 +128,7 @@ class TpModelWorker:
         """Apply what is in the log, without waiting; return whether its end was reached."""
         for entry in self._due():
             if entry.HasField("shutdown"):
+                self._channels.end()
                 return True
             if files is None or not _apply_to_files(entry, files):
                 self._apply(entry, runner, transfer, host_pages)
@@ -147,6 +153,9 @@ class TpModelWorker:
     def close(self) -> None:
         for socket in (self._log, self._answers, self._events, self._restores):
             socket.close(linger=0)
+
+    def _wait_until_connected(self) -> None:
+        self._channels.wait_until_connected(self._rank, (self._log, self._answers, self._events, self._restores))
 
     def _due(self) -> Iterator[rank_pb2.RankEntry]:
         """Yield what is in the log, without waiting."""

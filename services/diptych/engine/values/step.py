@@ -92,15 +92,23 @@ class Step:
 
     def launch(self) -> None:
         """Count its tokens as computed; where states come from was said to whoever computes them."""
-        self._count(1)
         for request in self.decodes:
+            request.computed_len += 1
             request.state_from = None
         for chunk in self.chunks:
+            chunk.request.computed_len += chunk.num_tokens
             chunk.request.state_from = None
+        if self.drafts:
+            self._count_drafts(self.drafts, 1)
 
     def undo(self) -> None:
         """Its tokens were not computed after all."""
-        self._count(-1)
+        for request in self.decodes:
+            request.computed_len -= 1
+        for chunk in self.chunks:
+            chunk.request.computed_len -= chunk.num_tokens
+        if self.drafts:
+            self._count_drafts(self.drafts, -1)
 
     @property
     def rooms(self) -> set[int]:
@@ -109,19 +117,14 @@ class Step:
     def involves(self, request: Request) -> bool:
         return any(other is request for other in self.decodes) or any(c.request is request for c in self.chunks)
 
-    def _count(self, sign: int) -> None:
+    def _count_drafts(self, drafts: Drafts, sign: int) -> None:
         for request in self.decodes:
-            request.computed_len += sign
-        if self.drafts:
-            for request in self.decodes:
-                request.computed_len += sign * len(self.drafts.get(request.room, ()))
-        for chunk in self.chunks:
-            chunk.request.computed_len += sign * chunk.num_tokens
+            request.computed_len += sign * len(drafts.get(request.room, ()))
 
 
 def new_step(decodes: Sequence[Request], chunks: Sequence[Chunk], drafts: Drafts | None = None) -> Step:
     """Return the step that computes `decodes` and `chunks`, at least one of either."""
-    last = [chunk.request for chunk in chunks if chunk.is_last]
+    last = [chunk.request for chunk in chunks if chunk.is_last] if chunks else ()
     sampled = [*decodes, *last] if last else decodes
     if not drafts:
         return Step(decodes, chunks, sampled, range(len(sampled)))

@@ -18,6 +18,11 @@ class HeldPixels:
         self._budget.charge(self._caller, num_bytes)
         self._num_bytes += num_bytes
 
+    def give_back(self, num_bytes: int) -> None:
+        """They are not held any more."""
+        self._budget.refund(self._caller, num_bytes)
+        self._num_bytes -= num_bytes
+
     def __enter__(self) -> HeldPixels:
         return self
 

@@ -60,6 +60,7 @@ class Chooser:
         self._rng = rng
         self.number = number
         self._paired: _Paired = _paired(())  # of the last choice: pairs seldom change
+        self._told: dict[int, Worker] = {}  # of the last choice, by instance id
 
     def choose(self, plan: Plan, pairs: Sequence[Pair], asked: Asked, prompt: FoundPrompt) -> Selection:
         """Return what a request would be sent to now."""
@@ -89,16 +90,30 @@ class Chooser:
             self._paired = _paired(pairs)
         states = {key: self._states(key) for key in self._paired.ids}
         holders = sorted(cached_tokens.keys() & states.keys(), key=lambda key: -cached_tokens[key])
-        workers = {key: self._worker(key, states, cached_tokens, holders) for key in self._paired.ids}
-        return Candidates(workers, self._paired.partners)
+        told = self._told
+        self._told = {key: self._worker(key, states, cached_tokens, holders, told.get(key)) for key in self._paired.ids}
+        return Candidates(self._told, self._paired.partners)
 
     def _worker(
-        self, key: int, states: Mapping[int, State], cached_tokens: Mapping[int, int], holders: Sequence[int]
+        self,
+        key: int,
+        states: Mapping[int, State],
+        cached_tokens: Mapping[int, int],
+        holders: Sequence[int],
+        told: Worker | None,
     ) -> Worker:
+        """Return what is to be known of a worker: `told`, as the choice before was, where that still holds.
+
+        Choices are kept to be explained: a fleet's workers anew for each would be most of what a router keeps.
+        """
         state, cached, held = states[key], cached_tokens.get(key, 0), None
         if state.lends and key in self._paired.partners:
             held = _held(key, states, cached_tokens, holders)
-        return Worker(key, state.load, cached, self._estimates.of(key), state.token_bytes, held)
+        load, learned = state.load, self._estimates.of(key)
+        is_told = told is not None and told.load is load and told.learned is learned and told.cached_tokens == cached
+        if told is not None and is_told and told.held == held and told.token_bytes == state.token_bytes:
+            return told
+        return Worker(key, load, cached, learned, state.token_bytes, held)
 
 
 def _held(

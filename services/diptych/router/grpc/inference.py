@@ -159,8 +159,11 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 outcome = outcome_of(failure) if failure else outcome
                 self._models.metrics.requests.labels("grpc", outcome).inc()
                 trace.note_outcome(outcome, failure.grpc_status if failure else STATUSES[outcome])
-        if failure is not None:
-            await abort(context, failure)  # may take until the client reads, or leaves
+        try:
+            if failure is not None:
+                await abort(context, failure)  # may take until the client reads, or leaves
+        finally:
+            del failure  # its traceback has this frame: the two would keep each other, and the request
 
     def _follow(self, context: Context, entry_point: EntryPoint) -> AbstractContextManager[Trace]:
         return self._tracer.follow(entry_point, lambda: _metadata(context)) if self._tracer.is_on else NOT_FOLLOWED

@@ -85,6 +85,13 @@ class CallGate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic
         return self._callers.identify(str(authorization) if authorization else None).name
 
     async def _answer(self, handler: Handler, method: str, name: str, messages: Messages, context: Any) -> None:
+        try:
+            await self._serve(handler, method, name, messages, context)
+        except grpc.aio.AbortError as error:
+            # gRPC keeps it with the call and raises it again: what it came through would keep the call, and the request
+            error.__context__ = error.__traceback__ = None
+
+    async def _serve(self, handler: Handler, method: str, name: str, messages: Messages, context: Any) -> None:
         held = self._budget.hold(name)
         try:
             with self._place(name):

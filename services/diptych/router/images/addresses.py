@@ -52,15 +52,13 @@ def is_listed(place: Place, hosts: Sequence[str]) -> bool:
 
     An entry without a port is one of the scheme's usual port.
     """
-    return any(_fits(place, entry.lower()) for entry in hosts)
+    return any(_fits(place, entry) for entry in map(_read, hosts) if entry is not None)
 
 
 def check_hosts(hosts: Iterable[str]) -> None:
     """Raises `ConfigError`."""
     for entry in hosts:
-        name = entry.removeprefix("*.") if entry != ANY else "any"
-        place = place_of(f"http://{name}")
-        if not name or "/" in name or "*" in name or "@" in name or place is None:
+        if _read(entry) is None:
             words = "give hosts, as images.example, *.example, images.example:8443, or * for all public ones"
             raise ConfigError(f"--image-urls {entry!r} is no host: {words}")
 
@@ -91,11 +89,27 @@ def _inner(address: IPv6Address) -> IPv4Address | None:
     return IPv4Address(address.packed[12:]) if address in _TRANSLATED else None
 
 
-def _fits(place: Place, entry: str) -> bool:
-    name, colon, port = entry.rpartition(":")
-    if not colon or not port.isdigit() or (":" in name and not name.startswith("[")):
-        name, port = entry, str(PORTS[place.scheme])
-    if place.port != int(port):
+class _Entry(NamedTuple):
+    """One of an operator's list."""
+
+    host: str  # as `Place` has it, or ANY
+    is_below: bool  # all below the host, and not itself
+    port: int | None  # None: the scheme's usual one
+
+
+def _read(entry: str) -> _Entry | None:
+    """Read an entry as URLs are read, so that a name is the same in both; None for what is none."""
+    is_below, is_any = entry.startswith("*."), entry == ANY or entry.startswith(f"{ANY}:")
+    name = f"any{entry[1:]}" if is_any else entry.removeprefix("*.")
+    place = place_of(f"http://{name}")
+    if place is None or name.endswith(":") or any(mark in name for mark in "/*@?#\\"):
+        return None
+    return _Entry(ANY if is_any else place.host, is_below, urlsplit(f"http://{name}").port)
+
+
+def _fits(place: Place, entry: _Entry) -> bool:
+    if place.port != (PORTS[place.scheme] if entry.port is None else entry.port):
         return False
-    name = name.strip("[]")
-    return name in (ANY, place.host) or (name.startswith("*.") and place.host.endswith(name[1:]))
+    if entry.is_below:
+        return place.host.endswith(f".{entry.host}")
+    return entry.host in (ANY, place.host)

@@ -1,8 +1,8 @@
 """Reads the images of requests: fetched, decoded and scaled, in threads of their own, within bounds.
 
 Rule: a request without images never waits here, nor for anything that images hold: they have their own threads, and so
-few requests read images at once that places to run are left for others. What images take of the memory is counted from
-their first byte to the end of their request.
+few requests read images at once that places to run are left for others; of one caller a quarter of these. What images
+take of the memory is counted: files as they come, until their pixels are made, and pixels to the end of their request.
 """
 
 from __future__ import annotations
@@ -10,18 +10,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from diptych.architectures.vision import VisionInput
-from diptych.common.errors import InvalidRequest, Overloaded
+from diptych.common.errors import InvalidRequest
 from diptych.router.admission.held_pixels import HeldPixels
 from diptych.router.images.decode import OpenedImage, ReadImage, open_image, read_image
 from diptych.router.images.fetch import ImageFetcher
 from diptych.router.images.limits import CHANNELS, PIXELS_TOGETHER, ImageLimits
+from diptych.router.images.turns import Places
 from diptych.router.text.fair_threads import FairThreadPool
 from diptych.router.values.images import ImageInput
-
-RETRY_AFTER_S: Final = 1
 
 T = TypeVar("T")
 
@@ -37,7 +36,7 @@ class ImageReader:
         self._limits = limits
         self._fetcher = fetcher
         self._threads = threads
-        self._num_left = max_reading
+        self._places = Places(max_reading, "images are being read")
 
     def close(self) -> None:
         self._fetcher.close()
@@ -52,38 +51,39 @@ class ImageReader:
             self._fetcher.check(image)
 
     async def read(
-        self, images: Sequence[ImageInput], held: HeldPixels, tenant: str, num_copies: int
+        self,
+        images: Sequence[ImageInput],
+        held: HeldPixels,
+        tenant: str,
+        num_copies: int,
+        check: Callable[[Sequence[OpenedImage]], None] = lambda opened: None,
     ) -> list[ReadImage]:
-        """Return their pixels, in order. `num_copies` of them are sent. Raises the caller's `DiptychError`."""
-        if not self._num_left:
-            words = "images of too many requests are being read: try again soon"
-            raise Overloaded(words, retry_after_s=RETRY_AFTER_S)
-        self._num_left -= 1
-        try:
-            files = await self._files(images, held)
-            opened = [await self._open(each, file, tenant) for each, file in zip(images, files, strict=True)]
-            held.take(self._bytes_together(opened, num_copies))
-            return [await self._run(partial(read_image, each), tenant, each.num_bytes) for each in opened]
-        finally:
-            self._num_left += 1
+        """Return their pixels, in order. `num_copies` of them are sent; `check` may refuse them before they are made.
 
-    async def _files(self, images: Sequence[ImageInput], held: HeldPixels) -> list[bytes | str]:
+        Raises the caller's `DiptychError`.
+        """
+        with self._places.take(tenant):
+            files = await self._files(images, held, tenant)
+            opened = [await self._open(each, file, tenant) for each, file in zip(images, files, strict=True)]
+            check(opened)
+            held.take(self._bytes_together(opened, num_copies))
+            read = [await self._run(partial(read_image, each), tenant, each.num_steps) for each in opened]
+            held.give_back(sum(len(file) for image, file in zip(images, files, strict=True) if image.url))
+            return read
+
+    async def _files(self, images: Sequence[ImageInput], held: HeldPixels, tenant: str) -> list[bytes | str]:
         """Fetch what is elsewhere, all at once. The first that fails ends it."""
         if not any(image.url for image in images):
             return [image.file for image in images]
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._file(image, held)) for image in images]
+                tasks = [group.create_task(self._file(image, held, tenant)) for image in images]
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def _file(self, image: ImageInput, held: HeldPixels) -> bytes | str:
-        if not image.url:
-            return image.file
-        file = await self._fetcher.fetch(image)
-        held.take(len(file))
-        return file
+    async def _file(self, image: ImageInput, held: HeldPixels, tenant: str) -> bytes | str:
+        return await self._fetcher.fetch(image, tenant, held.take) if image.url else image.file
 
     async def _open(self, image: ImageInput, file: bytes | str, tenant: str) -> OpenedImage:
         return await self._run(partial(open_image, image, file, self.vision, self._limits), tenant, len(file))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import random
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
 from typing import Final
 
-from diptych.common.errors import InvalidRequest
+from diptych.common.errors import DeadlineExceeded, InvalidRequest
 from diptych.generation.grammar import Grammar, Preamble
 from diptych.generation.sampling_params import MAX_SEED, SamplingParams
 from diptych.generation.segments import content_len
@@ -85,7 +88,9 @@ class Preparer:
     async def tokens(self, client: ClientRequest, held: HeldPixels | None) -> list[Sequence[int]]:
         """Return the tokens of each prompt of a request that was checked. Raises the caller's `DiptychError`."""
         limit = COUNTED_CONTEXTS * self._workers.context_len(self._model.context_len)
-        return [prompt.shown_ids for prompt in await self.tokenization.tokenize(client, limit, held)]
+        async with self._in_time(client):
+            prompts = await self.tokenization.tokenize(client, limit, held)
+        return [prompt.shown_ids for prompt in prompts]
 
     async def prepare(self, client: ClientRequest, held: HeldPixels | None = None) -> list[GenerationRequest]:
         """Return `num_made` requests for each prompt of one that was checked, in that order.
@@ -96,7 +101,8 @@ class Preparer:
         limit = self._workers.context_len(self._model.context_len)
         if client.vectors is not None:
             return await self._prepare_vectors(client, client.vectors, limit)
-        prompts = await self.tokenization.read(client, limit, held)
+        async with self._in_time(client):
+            prompts = await self.tokenization.read(client, limit, held)
         grammar = await self._grammar(client, prompts[0].preamble)
         seed = random.getrandbits(63) if client.seed is None else client.seed
         lens = [max(1, len(prompt.ids) + content_len(prompt.contents)) for prompt in prompts]
@@ -116,6 +122,16 @@ class Preparer:
             for prompt, room in zip(prompts, rooms, strict=True)
             for choice in range(client.num_made)
         ]
+
+    @asynccontextmanager
+    async def _in_time(self, client: ClientRequest) -> AsyncIterator[None]:
+        """Raise `DeadlineExceeded` when nobody waits any longer: images may wait for their host, and for threads."""
+        left_s = min(client.life.deadline_s - time.monotonic(), self._timeout_s)
+        try:
+            async with asyncio.timeout(left_s if left_s < math.inf else None):
+                yield
+        except TimeoutError:
+            raise DeadlineExceeded("the request's time passed before its prompt was read") from None
 
     async def _prepare_vectors(self, client: ClientRequest, wish: VectorWish, limit: int) -> list[GenerationRequest]:
         prompts = await self.tokenization.of_vectors(client, wish, limit)

@@ -20,11 +20,11 @@ from diptych.generation.output_text import OutputText
 from diptych.generation.sampling_params import SamplingParams
 from diptych.router.admission.held_pixels import HeldPixels
 from diptych.router.errors import ContextLengthExceeded
+from diptych.router.images.decode import OpenedImage
 from diptych.router.images.reader import ImageReader
 from diptych.router.text.chat_text import render
 from diptych.router.text.fair_threads import FairThreadPool
 from diptych.router.text.image_places import check_places, check_written, with_contents
-from diptych.router.values.images import ImageInput
 from diptych.router.values.request import (
     ChatPrompt,
     ClientRequest,
@@ -46,6 +46,7 @@ from diptych.router.values.validation import (
     check_not_empty,
     check_total,
     far_too_long,
+    output_room,
     param_of,
     to_utf8,
 )
@@ -205,8 +206,8 @@ class Tokenization:
             tokenized.append(await self._read(prompt, client, encode))
             if client.turn is not None:
                 tokenized[-1] = replace(tokenized[-1], ids=client.turn.before + array(TOKEN_TYPE, tokenized[-1].ids))
-            if held is not None and (images := images_of(prompt)):
-                tokenized[-1] = await self._with_images(tokenized[-1], images, client, held)
+            if held is not None and images_of(prompt):
+                tokenized[-1] = await self._with_images(tokenized[-1], prompt, client, max_tokens, held)
             if client.echo:
                 tokenized[-1] = await self._with_echo(prompt, tokenized[-1], client.account.tenant, max_tokens)
         return tokenized
@@ -228,13 +229,18 @@ class Tokenization:
         return tokenized
 
     async def _with_images(
-        self, tokenized: Tokenized, images: Sequence[ImageInput], client: ClientRequest, held: HeldPixels
+        self, tokenized: Tokenized, prompt: Prompt, client: ClientRequest, max_tokens: int, held: HeldPixels
     ) -> Tokenized:
-        """Put images where their tokens stand."""
+        """Put images where their tokens stand. No pixels are made for a prompt that is too long with them."""
         assert self._images is not None, "the request was checked"
-        vision = self._images.vision
+        vision, images = self._images.vision, images_of(prompt)
         check_places(tokenized.ids, images, vision)
-        read = await self._images.read(images, held, client.account.tenant, client.num_made)
+
+        def check_len(opened: Sequence[OpenedImage]) -> None:
+            num_places = sum(vision.tokens_of(each.height, each.width) for each in opened)
+            output_room(prompt, len(tokenized.ids) - len(images) + num_places, max_tokens)
+
+        read = await self._images.read(images, held, client.account.tenant, client.num_made, check_len)
         ids, contents = with_contents(tokenized.ids, read, vision)
         client.trace.mark("images")
         return replace(tokenized, ids=ids, contents=contents, pad_id=vision.pad.token_id)

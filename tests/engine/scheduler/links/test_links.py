@@ -286,10 +286,10 @@ def linked(two: Two, number: int) -> list[int]:
 def test_routers_hear_of_links_their_speeds_and_of_what_is_on_its_way(two: Two) -> None:
     assert [linked(two, number) for number in (1, 2)] == [[2], [1]]
     two.links[1].posting.perform(WritePages(5, 2, PageWrite(pages(1, 2), pages(3, 4)), FLOW))
-    assert two.links[1].load.queued_transfer_bytes == 2 * LAYOUT.page_nbytes
+    assert two.links[1].queued_bytes == 2 * LAYOUT.page_nbytes
     two.settle()
     two.links[1].poll(set())
-    assert two.links[1].load.queued_transfer_bytes == 0
+    assert two.links[1].queued_bytes == 0
 
 
 def states(two: Two) -> dict[int, str]:

@@ -24,6 +24,7 @@ from diptych.engine.cache.tree import radix_check
 from diptych.engine.cache.tree.ages import EvictionAges
 from diptych.engine.cache.tree.cached_states import CachedStates
 from diptych.engine.cache.tree.cached_windows import CachedWindows
+from diptych.engine.cache.tree.departures import Departures
 from diptych.engine.cache.tree.eviction import SUNK, EvictionQueue, Ranking, SupersededStates
 from diptych.engine.cache.tree.node_ids import ids_of
 from diptych.engine.cache.tree.pins import Pin, Pins
@@ -77,6 +78,7 @@ class RadixTree:
         self._num_evictable = 0
         self._changes = changes
         self._withdrawn: list[Node] = []  # with all that is below them
+        self._num_evictions = 0  # since start
         self._num_withdrawn = 0  # since start: names them
 
     @property
@@ -418,10 +420,12 @@ class RadixTree:
         """Give up the `num_pages` lowest ranking pages of the pool, or all evictable ones if fewer."""
         evicted: list[Pages] = []
         saves: list[Save] = []
+        self._num_evictions += 1
+        departures = Departures(self.states.nodes, self._promise, self._num_evictions)
         while num_pages > 0 and len(gone := self.windows.pop_spare(num_pages)):
             evicted.append(gone)
             num_pages -= len(gone)
-        while num_pages > 0 and (len(gone := self._evict_lowest(num_pages, saves)) or self._give_up_pin()):
+        while num_pages > 0 and (len(gone := self._evict_lowest(num_pages, saves, departures)) or self._give_up_pin()):
             evicted.append(gone)
             num_pages -= len(gone)
         while num_pages > 0 and (node := self.states.first()):
@@ -458,20 +462,20 @@ class RadixTree:
         beside = self.states.nodes, self.windows.nodes
         return radix_check.problems(nodes, counts, self._page_size, self._tiers, self._queues, *beside, self.pins)
 
-    def _evict_lowest(self, num_pages: int, saves: list[Save]) -> Pages:
+    def _evict_lowest(self, num_pages: int, saves: list[Save], departures: Departures) -> Pages:
         """Take the lowest ranking pages out of the pool, about `num_pages`; add to `saves` what goes down."""
         node = self._superseded.pop_below(self._queues[POOL].peek()) if self.states.num_pages else None
         if node is not None:
             self._ranking.note_eviction(node.state_rank)
             return self.states.pop(node)
-        self._choose_text()
+        self._choose_text(departures)
         lowest = self._queues[POOL].pop()
         if lowest is None:
             return joined(())
         if self._can_shorten(lowest, num_pages):
             return self._shorten(lowest, num_pages)
         node = self._end_of(lowest, num_pages)
-        gone = node.held
+        gone, parent = node.held, node.parent
         self.states.leave(node)
         self.windows.leave(node)
         self._num_pages -= len(node.pages)
@@ -479,18 +483,21 @@ class RadixTree:
         self.ages.evicted(self._ranking.now_s - node.used_s, len(node.pages))
         self._ranking.note_eviction(node.rank)
         self._demote(node, saves)
+        if parent is not None:
+            departures.add(parent)
         return gone
 
-    def _choose_text(self) -> None:
+    def _choose_text(self, departures: Departures) -> None:
         """Where the lowest ranking text has a state, let the one go first that is least likely to be wanted again."""
         lowest = self._queues[POOL].peek()
         if lowest is None or lowest.state is None or lowest.rank[0] == SUNK:
             return
         if not (self._ranking.is_by_worth and self.turns.is_known):
             return
-        least = min(filter(_is_end, self.states.nodes), key=self._promise)
+        least = departures.pop(lowest)
         if least is not lowest:
             self._ranking.spare(lowest)
+            departures.add(lowest)  # its worth is found anew
         for node in self._ranking.sink(least):
             self._queues[POOL].sunk(node)
 
@@ -686,12 +693,6 @@ class RadixTree:
 def _down_to(deepest: int, path: list[Node]) -> list[Node]:
     """Return the first nodes of a path, which are in levels up to `deepest`."""
     return [node for node in path if node.level <= deepest]
-
-
-def _is_end(node: Node) -> bool:
-    """Whether the text up to this node could go, as others are not behind it."""
-    is_last = not any([child.level == POOL for child in node.children.values()])
-    return is_last and node.level == POOL and not (node.num_locks or node.num_pins)
 
 
 def _is_in_pool(node: Node) -> bool:

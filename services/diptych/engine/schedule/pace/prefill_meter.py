@@ -63,7 +63,8 @@ class PrefillMeter:
         self._num_plain = 0  # steps without prompts
         self._rested = True  # there was nothing to compute since the last step
         self._ended_s = -math.inf  # the last step
-        self._busy = 0.0  # as of `_ended_s`
+        self._busy = 0.0  # as of `_busy_s`
+        self._busy_s = 0.0  # when the last step with prompts ended
         self._tokens = self._seconds = 0.0  # of late
 
     @property
@@ -100,7 +101,7 @@ class PrefillMeter:
 
     def busy(self, now_s: float) -> float:
         """Return the share of time in which prompts were computed, of late."""
-        return self._busy * _kept(now_s - self._ended_s)
+        return self._busy * _kept(now_s - self._busy_s)
 
     def begin(self, batch: ForwardBatch, now_s: float) -> None:
         host_s = 0.0 if self._rested or self._running else max(0.0, now_s - self._ended_s)
@@ -146,11 +147,10 @@ class PrefillMeter:
         if self.log.is_on and step.shape is not None:
             size = StepSize.of(step.shape, step.num_prompt_tokens, step.num_requests)
             self.log.add(LoggedStep(began_s, took_s, size, step.host_s))
-        self._busy = self.busy(now_s)
         self._ended_s = now_s
         if step.num_prompt_tokens:
             self.total_s += took_s
-            self._busy += 1 - _kept(took_s)
+            self._busy, self._busy_s = self.busy(now_s) + 1 - _kept(took_s), now_s
         return step, took_s
 
 

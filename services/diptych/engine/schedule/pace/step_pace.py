@@ -207,7 +207,7 @@ class StepPace:
 
     def shown(self, num_rows: int) -> int:
         """Return what prompts may cost in the step behind those that are launched, roughly, for others to hear of."""
-        if not num_rows:
+        if not num_rows or (self._longest_s == math.inf and not self._deadlines.has_due):
             return UNBOUNDED
         tokens_s, spare_s = self._left(num_rows, self._ended_s)
         if self._deadlines.num_free or spare_s == math.inf:
@@ -307,8 +307,8 @@ class StepPace:
         self._ended_s = self._free_s = now_s
         for later in self._running:
             self._free_s += later.expected_s
-        if len(self._deadlines):
-            tokens_s = self._tokens.at(step.work) if step.num_rows else 0.0
+        if self._deadlines.has_any:
+            tokens_s = self._tokens.at(step.work) if step.cost and step.num_rows else 0.0
             self._note_share(took_s, took_s - tokens_s if step.cost else 0.0)
         self._learn(step, took_s)
         for request in step.joining:

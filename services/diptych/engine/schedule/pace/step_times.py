@@ -80,7 +80,8 @@ class StepLine:
 
     def at(self, work: float) -> float:
         """Return how long a step with so much work takes now."""
-        return self.pace * self.usual(work)
+        usual_s = self.base_s + self.slope_s * work
+        return self._measured / self._expected * usual_s if self._expected else usual_s
 
     def work_in(self, seconds: float) -> int:
         """Return how much work takes so long now; negative where none does. It is not much more than was measured."""

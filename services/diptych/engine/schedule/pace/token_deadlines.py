@@ -170,6 +170,16 @@ class TokenDeadlines:
         return len(self._group_of) + len(self._free)
 
     @property
+    def has_any(self) -> bool:
+        """Whether any request runs."""
+        return bool(self._group_of or self._free)
+
+    @property
+    def has_due(self) -> bool:
+        """Whether any of the requests has a time per token."""
+        return bool(self._groups)
+
+    @property
     def num_free(self) -> int:
         """How many of the requests have no time per token."""
         return len(self._free)

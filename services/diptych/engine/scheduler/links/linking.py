@@ -108,7 +108,8 @@ class Linking:
     @property
     def problem(self) -> str:
         """Why peers are not linked: each that is not, and says why."""
-        return "; ".join(f"{peer:016x}: {link.reason}" for peer, link in self._links.items() if link.reason)
+        problems = [f"{peer:016x}: {link.reason}" for peer, link in self._links.items() if link.reason]
+        return "; ".join(problems) if problems else ""
 
     def set_peers(self, members: Mapping[int, bytes], now_s: float) -> None:
         """Bring the links to `members`: connect new ones, close those that are no member any more.

@@ -70,10 +70,13 @@ class Links:
 
     @property
     def load(self) -> bootstrap_pb2.WorkerLoad:
-        """What routers hear of links and transfers."""
-        load = self.linking.announced
-        load.queued_transfer_bytes = self.posting.num_pages_open * self._page_nbytes
-        return load
+        """What routers hear of links. It is never changed: where links change, there is another."""
+        return self.linking.announced
+
+    @property
+    def queued_bytes(self) -> int:
+        """What transfers have yet to bring to others."""
+        return self.posting.num_pages_open * self._page_nbytes
 
     @property
     def refusals(self) -> Refusals:

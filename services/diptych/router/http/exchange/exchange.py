@@ -90,8 +90,11 @@ class Answer(Response, ABC):
         except Exception:
             logger.exception("request %s failed", self._request.life.request_id)
             failure = InternalError(OUR_BUG)
-        await self._fail(failure, scope, receive, send)
-        return outcome_of(failure)
+        try:
+            await self._fail(failure, scope, receive, send)
+            return outcome_of(failure)
+        finally:
+            del failure  # its traceback has this frame: the two would keep each other, and the request
 
     def _said_headers(self) -> Headers:
         """Return those of an answer that has begun."""
@@ -218,7 +221,8 @@ async def whole_body(client: ClientRequest, layout: Layout, streams: Sequence[St
 
 def prompts_of(requests: Sequence[GenerationRequest], client: ClientRequest) -> list[Sequence[int]]:
     """Return the prompt of each output that is shown."""
-    return [request.prompt.shown_ids for request in requests[:: client.num_made] for _ in range(client.num_choices)]
+    shown = [request.prompt.shown_ids for request in requests[:: client.num_made]]  # made once: with images it is long
+    return [ids for ids in shown for _ in range(client.num_choices)]
 
 
 def _raw(headers: Headers) -> list[tuple[bytes, bytes]]:
