@@ -3,8 +3,8 @@
     python helm/make_files.py          # writes all of it; the manifests need helm on the PATH
 
 A value's comment is its documentation, in the page and in the schema. A line `@schema {…}` in it says more of what the
-value may be, in JSON Schema's words, with two of our own: `options` are those of a command, `items: pool` are pools of
-workers. Empty maps are open, others closed, so that a value with a wrong name is refused.
+value may be, in JSON Schema's words, with ours: `options` are those of a command, `items: pool` are pools of workers,
+`items: model` models that have some. Empty maps are open, others closed, so that a value with a wrong name is refused.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ OURS: Final = frozenset(  # options that the chart sets itself
             "load_format",
             "max_model_len",
             "served_model_name",
+            "further_models",
             "chat_template",
             "drain_s",
             "pool",
@@ -74,6 +75,18 @@ OURS: Final = frozenset(  # options that the chart sets itself
 )
 TYPES: Final = {int: "integer", float: "number", bool: "boolean"}
 POOL_NAME: Final = {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]{0,18}[a-z0-9])?$", "description": "Its name."}
+
+POOLS: Final = {"type": "array", "items": {"$ref": "#/definitions/pool"}, "description": "Pools of this role."}
+MODEL: Final = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["path"],
+    "properties": {
+        "path": {"type": "string", "pattern": "^[^=,]+$", "description": "Folder or GGUF file, as model.name."},
+        "servedName": {"type": "string", "pattern": "^[^=, ]*$", "description": "What clients call it. Empty: its id."},
+        **dict.fromkeys(("prefill", "decode", "unified"), POOLS),
+    },
+}
 
 HEADER: Final = """\
 # Made of helm/diptych with ci/{name}-values.yaml by `make chart`; change those instead. Before `kubectl apply`:
@@ -134,7 +147,7 @@ def schema(entries: tuple[Value, ...]) -> Json:
         "type": "object",
         "additionalProperties": False,
         "properties": {**top, "global": {"type": "object", "description": "Helm's own."}},
-        "definitions": {"pool": pool, **options},
+        "definitions": {"pool": pool, "model": MODEL, **options},
     }
 
 
@@ -153,8 +166,8 @@ def _schema_of(value: Value) -> Json:
     told = dict(value.schema)
     if "options" in told:
         return {"$ref": f"#/definitions/{told['options']}Options"}
-    if told.get("items") == "pool":
-        told["items"] = {"$ref": "#/definitions/pool"}
+    if told.get("items") in ("pool", "model"):
+        told["items"] = {"$ref": f"#/definitions/{told['items']}"}
     found: Json = {"type": _type_of(value.default)} if "enum" not in told else {}
     if value.children:
         found["additionalProperties"] = False

@@ -58,9 +58,7 @@ def test_a_link_is_a_line() -> None:
 
 def test_a_router_that_is_not_there_is_an_error_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "answers", "--router", "http://127.0.0.1:1", "--timeout-s", "2"]) == 1
-    assert (
-        capsys.readouterr().err == "diptych check: http://127.0.0.1:1/v1/completions: [Errno 111] Connection refused\n"
-    )
+    assert capsys.readouterr().err == "diptych check: http://127.0.0.1:1/v1/models: [Errno 111] Connection refused\n"
 
 
 class ShortModel(BaseHTTPRequestHandler):

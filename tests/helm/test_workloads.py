@@ -719,3 +719,50 @@ def test_routers_keep_batches_in_a_bucket_or_on_a_volume() -> None:
     assert {"name": "batches", "persistentVolumeClaim": {"claimName": "jobs"}} in claim["volumes"]
     (container,) = objects().pods()["r-diptych-router"]["spec"]["containers"]
     assert not any("batch-store" in each for each in container["args"])
+
+
+MODELS = """
+model: {name: /models/a, maxLen: 4096, volume: {pvc: {claimName: c}}}
+models:
+  - path: /models/b
+    servedName: bee
+    prefill: [{name: b, replicas: 3, resources: {requests: {cpu: 7}}}]
+    decode: [{name: b}]
+  - {path: /models/c, unified: [{name: c, replicas: 2, gpu: {count: 1}}]}
+"""
+
+
+def test_each_model_has_pools_of_its_own_and_the_routers_serve_all() -> None:
+    found = objects(MODELS)
+    flags = args(found, ROUTER)
+    assert flags[flags.index("--model=/models/a") :][:4] == [
+        "--model=/models/a",
+        "--load-format=auto",
+        "--max-model-len=4096",
+        "--further-models=bee=/models/b,/models/c",
+    ]
+    served = {
+        each["metadata"]["name"]: (
+            each["spec"]["replicas"],
+            [flag for flag in found.container(each["metadata"]["name"])["args"] if "model" in flag],
+        )
+        for each in found.of_kind("Deployment")
+        if "diptych.io/role" in each["metadata"]["labels"]
+    }
+    first = ["--model=/models/a", "--max-model-len=4096"]
+    assert served == {
+        PREFILL: (1, first),
+        DECODE: (1, first),
+        f"{PREFILL}-b": (3, ["--model=/models/b"]),
+        f"{DECODE}-b": (1, ["--model=/models/b"]),
+        "r-diptych-unified-c": (2, ["--model=/models/c"]),
+    }
+    assert found.container(f"{PREFILL}-b")["resources"]["requests"]["cpu"] == 7
+    compat = [
+        each["metadata"]["labels"]["diptych.io/compat"]
+        for each in found.of_kind("Deployment")
+        if "diptych.io/compat" in each["metadata"]["labels"]
+    ]
+    assert sorted(map(compat.count, set(compat))) == [1, 2, 2], "no pools of two models are taken for partners"
+    assert {mount["mountPath"] for mount in found.container(f"{DECODE}-b")["volumeMounts"]} >= {"/models"}
+    assert not [flag for flag in args(objects(), ROUTER) if "further" in flag]

@@ -33,6 +33,7 @@ from diptych.common.members.terms import Feature, bits
 from diptych.common.trust.trust import INSECURE, Trust
 from diptych.router.config import RouterConfig
 from diptych.router.main import formats_of, run
+from diptych.router.text.parsing.message_formats import AUTO
 from diptych.router.tracing.tracer import OpenExport
 from diptych.router.values.request import ServedModel
 from diptych.router.wiring import build
@@ -62,6 +63,7 @@ VISION_TEMPLATE = """{% for m in messages %}<{{ m.role }}>{% if m.content is str
 {% endif %}
 {% endfor %}"""
 PREFILL, DECODE, UNIFIED = bootstrap_pb2.ROLE_PREFILL, bootstrap_pb2.ROLE_DECODE, bootstrap_pb2.ROLE_UNIFIED
+NO_OTHERS: Mapping[str, Pooling | None] = {}  # models behind the router
 READY = bootstrap_pb2.INSTANCE_STATE_READY
 
 
@@ -86,7 +88,9 @@ class Cluster:
         trust: Trust = INSECURE,
         pooling: Pooling | None = None,
         vision: VisionInput | None = None,
+        further: Mapping[str, Pooling | None] = NO_OTHERS,
     ) -> None:
+        self._further = further  # models behind the same router, each with a pair of workers, or one for vectors
         self._vision = vision  # how the model wants images; None: it takes none
         self._pooling = pooling  # of the model, whose vectors have three numbers; None: it makes text
         self._trust = trust  # the router's; simulated workers let everybody in
@@ -254,12 +258,17 @@ class Cluster:
 
     async def _start_workers(self, roles: Sequence[bootstrap_pb2.Role]) -> list[SimulatedWorker]:
         workers = [await self._start_worker(100 + number, role) for number, role in enumerate(roles)]
+        for number, (model_id, pooling) in enumerate(self._further.items()):
+            for place, role in enumerate((PREFILL, DECODE) if pooling is None else (PREFILL,)):
+                workers.append(await self._start_worker(200 + 10 * number + place, role, model_id))
         await self._publish(workers)
         return workers
 
-    async def _start_worker(self, instance_id: int, role: bootstrap_pb2.Role) -> SimulatedWorker:
+    async def _start_worker(
+        self, instance_id: int, role: bootstrap_pb2.Role, model_id: str = MODEL_ID
+    ) -> SimulatedWorker:
         instance = bootstrap_pb2.Instance(
-            instance_id=instance_id, role=role, model_id=MODEL_ID, compat="c", state=READY, context_len=CONTEXT_LEN
+            instance_id=instance_id, role=role, model_id=model_id, compat="c", state=READY, context_len=CONTEXT_LEN
         )
         instance.transfer.layout.page_size = 16
         instance.terms.features = bits(Feature.MOVE)
@@ -303,19 +312,26 @@ class Cluster:
         model = ServedModel(MODEL_ID, self.tokenizer, self.tokenizer.vocab_size, CONTEXT_LEN, names=names)
         model = replace(model, pooling=self._pooling, vector_size=3, vision=self._vision)
         model = replace(model, formats=formats_of(model, config.tool_parser, config.reasoning_parser))
+        further = [self._further_model(model_id, pooling) for model_id, pooling in self._further.items()]
         self._stop = Stop()
-        self.router = build(config, self._trust, model, self, 7, open_export=open_export)
+        self.router = build(config, self._trust, [model, *further], self, 7, open_export=open_export)
         self.router.dispatcher.selector.number = 0  # the first in order has the first turn
         self.url = f"http://127.0.0.1:{self.router.http.port}"
         self.grpc_target = f"127.0.0.1:{self.router.grpc.port}"
         self._running = asyncio.ensure_future(run(self.router, self._stop, drain_s=self._drain_s))
-        roles = [WORKER_ROLES[worker.instance.role] for worker in self.workers]
+        own = [worker.instance for worker in self.workers if worker.instance.model_id == MODEL_ID]
+        roles = [WORKER_ROLES[instance.role] for instance in own]
         num_pairs = sum(one.sends_to(other) for one in roles for other in roles)  # with itself: alone
         if self._pooling is not None:
             num_pairs = sum(role.serves(LegKind.POOL) for role in roles)
         async with asyncio.timeout(TIMEOUT_S):
-            while len(self.router.fleet.pairs()) < num_pairs:
+            others = [served.fleet for served in self.router.served[1:]]
+            while len(self.router.fleet.pairs()) < num_pairs or not all(fleet.pairs() for fleet in others):
                 await self.router.fleet.wait_for_change()
+
+    def _further_model(self, model_id: str, pooling: Pooling | None) -> ServedModel:
+        model = ServedModel(model_id, self.tokenizer, self.tokenizer.vocab_size, CONTEXT_LEN)
+        return replace(model, pooling=pooling, vector_size=3, formats=formats_of(model, AUTO, AUTO))
 
     async def _close(self) -> None:
         self._stop.set()
@@ -342,10 +358,11 @@ def cluster_factory() -> Iterator[Callable[..., Cluster]]:
         trust: Trust = INSECURE,
         pooling: Pooling | None = None,
         vision: VisionInput | None = None,
+        further: Mapping[str, Pooling | None] = NO_OTHERS,
         **options: Any,
     ) -> Cluster:
         roles = [PREFILL] * prefill + [DECODE] * decode + [UNIFIED] * unified
-        clusters.append(Cluster(roles, options, special_tokens, open_export, trust, pooling, vision))
+        clusters.append(Cluster(roles, options, special_tokens, open_export, trust, pooling, vision, further))
         return clusters[-1]
 
     yield start

@@ -5,6 +5,7 @@
 {{ include "diptych.trustProblems" . }}
 {{ include "diptych.certificateProblems" . }}
 {{ include "diptych.modelProblems" . }}
+{{ include "diptych.furtherModelProblems" . }}
 {{ include "diptych.weightsProblems" . }}
 {{ include "diptych.routerProblems" . }}
 {{ include "diptych.batchProblems" . }}
@@ -76,7 +77,7 @@ model.name is {{ .name }}, below model.mountPath, but nothing is mounted there: 
 model.name is {{ .name }}: workers download nothing; name a path below model.mountPath, {{ .mountPath }}/{{ base .name }}, and bring the model there by weights.source {{ .name }}, model.volume or model.fetch
 {{- end }}
 {{- range include "diptych.pools" $ | fromYamlArray }}
-{{- if and (eq $.Values.model.name "sim") (ne (.options.device | default "auto") "sim") }}
+{{- if and (eq .model "sim") (ne (.options.device | default "auto") "sim") }}
 {{ .role }} pool {{ .name }}: model.name sim is nothing to compute with: give the pool options.device sim
 {{- end }}
 {{- end }}
@@ -89,6 +90,34 @@ model.fetch can't write into model.volume.image, which is read-only: use one of 
 {{- if and $volume.image.reference (semverCompare "<1.33-0" $.Capabilities.KubeVersion.Version) }}
 model.volume.image needs Kubernetes 1.33 or later, this is {{ $.Capabilities.KubeVersion.Version }}: use pvc, hostPath or fetch
 {{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "diptych.furtherModelProblems" -}}
+{{- $lacking := include "diptych.withoutModel" $ | fromJsonArray }}
+{{- $paths := list .Values.model.name }}
+{{- range .Values.models }}
+{{- if has .path $paths }}
+models: {{ .path }} is there twice: give its pools to one entry
+{{- end }}
+{{- $paths = append $paths .path }}
+{{- if and (ne (empty .prefill) (empty .decode)) (empty .unified) }}
+models: {{ .path }} has {{ empty .prefill | ternary "decode" "prefill" }} pools alone: without the other role, or unified, its requests can't be served
+{{- else if not (or .prefill .decode .unified) }}
+models: {{ .path }} has no pool: give it prefill and decode, or unified
+{{- end }}
+{{- if and (hasPrefix (printf "%s/" $.Values.model.mountPath) .path) $lacking }}
+models: {{ .path }} is below model.mountPath, but nothing is mounted there: name a volume in model.volume, or model.fetch.image, or mount it by extraVolumeMounts of {{ join ", " $lacking }}
+{{- end }}
+{{- if and (contains "/" .path) (not (hasPrefix "/" .path)) }}
+models: {{ .path }}: workers download nothing; name a path below model.mountPath, {{ $.Values.model.mountPath }}/{{ base .path }}
+{{- end }}
+{{- end }}
+{{- if and .Values.models .Values.weights.source }}
+models: weights.source brings model.name alone: bring all models by model.volume or model.fetch
+{{- end }}
+{{- if and .Values.models .Values.planner.enabled }}
+models: the planner plans for one model: set planner.enabled to false, or install a release for each model
 {{- end }}
 {{- end }}
 
@@ -179,7 +208,9 @@ gateway.{{ $kind }}.parentRefs is empty: name the Gateway, [{name: my-gateway}]
 {{- define "diptych.roleProblems" -}}
 {{- range $role := list "prefill" "decode" "unified" }}
 {{- $names := list }}
-{{- range (index $.Values $role).pools }}
+{{- $pools := (index $.Values $role).pools }}
+{{- range $.Values.models }}{{ $pools = concat $pools (index . $role | default list) }}{{ end }}
+{{- range $pools }}
 {{- if has .name $names }}
 {{ $role }}.pools: two are called {{ .name }}: names make Deployments, so each needs its own
 {{- end }}

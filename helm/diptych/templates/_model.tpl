@@ -9,13 +9,13 @@
 {{- define "diptych.withoutModel" -}}
 {{- $lacking := list -}}
 {{- if not (include "diptych.hasModelVolume" .) -}}
-{{- $places := list (dict "name" "router" "mounts" .Values.router.extraVolumeMounts) -}}
+{{- $places := list (dict "name" "router" "model" .Values.model.name "mounts" .Values.router.extraVolumeMounts) -}}
 {{- range include "diptych.pools" . | fromYamlArray -}}
-{{- $places = append $places (dict "name" (printf "%s pool %s" .role .name) "mounts" .extraVolumeMounts) -}}
+{{- $places = append $places (dict "name" (printf "%s pool %s" .role .name) "model" .model "mounts" .extraVolumeMounts) -}}
 {{- end -}}
 {{- range $place := $places -}}
 {{- $has := false -}}
-{{- range $place.mounts }}{{ if hasPrefix (printf "%s/" (trimSuffix "/" .mountPath)) (printf "%s/" $.Values.model.name) }}{{ $has = true }}{{ end }}{{ end -}}
+{{- range $place.mounts }}{{ if hasPrefix (printf "%s/" (trimSuffix "/" .mountPath)) (printf "%s/" $place.model) }}{{ $has = true }}{{ end }}{{ end -}}
 {{- if not $has }}{{ $lacking = append $lacking $place.name }}{{ end -}}
 {{- end -}}
 {{- end -}}
@@ -27,17 +27,29 @@
 {{- if .Values.weights.source }}{{ .Values.weights.deadlineSeconds }}{{ else }}{{ empty .Values.model.fetch.image | ternary 0 .Values.model.fetch.seconds }}{{ end -}}
 {{- end }}
 
+{{/* What clients may call the first of several models; of one none is needed. */}}
+{{- define "diptych.firstName" -}}
+{{- first (append .Values.model.servedNames (base .Values.model.name)) -}}
+{{- end }}
+
+{{/* (dict root name) `maxLen` is of `model` alone. */}}
 {{- define "diptych.modelFlags" -}}
-- {{ printf "--model=%s" .Values.model.name | quote }}
-- --load-format={{ .Values.model.loadFormat }}
-{{- with .Values.model.maxLen }}
-- --max-model-len={{ int . }}
+{{- $model := .root.Values.model -}}
+- {{ printf "--model=%s" .name | quote }}
+- --load-format={{ $model.loadFormat }}
+{{- if and $model.maxLen (eq .name $model.name) }}
+- --max-model-len={{ int $model.maxLen }}
 {{- end }}
 {{- end }}
 
 {{/* What only routers know of the model: what clients call it, and how their chats become prompts. */}}
 {{- define "diptych.modelRouterFlags" -}}
-{{- include "diptych.modelFlags" . }}
+{{- include "diptych.modelFlags" (dict "root" . "name" .Values.model.name) }}
+{{- with .Values.models }}
+{{- $further := list }}
+{{- range . }}{{ $further = append $further (.servedName | empty | ternary .path (printf "%s=%s" .servedName .path)) }}{{ end }}
+- {{ printf "--further-models=%s" (join "," $further) | quote }}
+{{- end }}
 {{- with .Values.model.servedNames }}
 - {{ printf "--served-model-name=%s" (join "," .) | quote }}
 {{- end }}
@@ -126,5 +138,5 @@
 {{/* (dict root pool) What must be equal where two workers pair, by what the chart knows of it. */}}
 {{- define "diptych.compat" -}}
 {{- $model := .root.Values.model -}}
-{{- list $model.name $model.loadFormat $model.revision (.pool.options.kvBackend | default "ucx") | toJson | sha256sum | trunc 16 -}}
+{{- list .pool.model $model.loadFormat $model.revision (.pool.options.kvBackend | default "ucx") | toJson | sha256sum | trunc 16 -}}
 {{- end }}

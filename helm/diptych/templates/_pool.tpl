@@ -1,9 +1,9 @@
 {{/* What a pool is: `workers`, with the pool's own values over it, and what follows from them. */}}
 
-{{/* (dict root role pool) → the complete pool as YAML, with `role` and `fetchSeconds`. */}}
+{{/* (dict root role pool model?) → the complete pool as YAML, with `role`, `model` and `fetchSeconds`. */}}
 {{- define "diptych.pool" -}}
 {{- $env := concat .root.Values.workers.extraEnv (.pool.extraEnv | default list) -}}
-{{- $pool := mergeOverwrite (deepCopy .root.Values.workers) (deepCopy .pool) (dict "role" .role "extraEnv" $env "fetchSeconds" (include "diptych.fetchSeconds" .root | int)) -}}
+{{- $pool := mergeOverwrite (deepCopy .root.Values.workers) (deepCopy .pool) (dict "role" .role "model" (.model | default .root.Values.model.name) "extraEnv" $env "fetchSeconds" (include "diptych.fetchSeconds" .root | int)) -}}
 {{- include "diptych.dropNulls" (omit $pool "podSpec" "containerSpec") -}}{{/* there null is Kubernetes' */}}
 {{- toYaml $pool -}}
 {{- end }}
@@ -20,6 +20,11 @@
 {{- range $role := list "prefill" "decode" "unified" }}
 {{- range (index $.Values $role).pools }}
 - {{- include "diptych.pool" (dict "root" $ "role" $role "pool" .) | nindent 2 }}
+{{- end }}
+{{- range $further := $.Values.models }}
+{{- range index $further $role }}
+- {{- include "diptych.pool" (dict "root" $ "role" $role "pool" . "model" $further.path) | nindent 2 }}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- end }}

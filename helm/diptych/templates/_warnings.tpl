@@ -27,7 +27,7 @@ router.drainSeconds is {{ .Values.router.drainSeconds }}: a stream that runs for
 {{- if and .rdma.enabled (not .rdma.require) }}
 {{ $place }}: without rdma.require a worker whose RDMA device fails serves over TCP, slowly.
 {{- end }}
-{{- if and (int .gpu.count) (eq $.Values.model.name "smollm2") }}
+{{- if and (int .gpu.count) (eq .model "smollm2") }}
 {{ $place }}: the image for GPUs does not hold smollm2. Name a model of yours.
 {{- end }}
 {{- $common := $.Values.image }}

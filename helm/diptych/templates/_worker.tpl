@@ -113,7 +113,7 @@ volumeMounts:
 
 {{- define "diptych.workerArgs" -}}
 - {{ .pool.role }}
-{{ include "diptych.modelFlags" .root }}
+{{ include "diptych.modelFlags" (dict "root" .root "name" .pool.model) }}
 - --port={{ .pool.ports.grpc }}
 - --metrics-port={{ .pool.ports.metrics }}
 - --health-port={{ .pool.ports.health }}

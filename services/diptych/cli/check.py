@@ -77,17 +77,20 @@ def _addressed(config: CheckConfig) -> CheckConfig:
 
 
 def _check_answers(config: CheckConfig) -> str:
-    over_http = _complete(config, {"prompt": PROMPT, "max_tokens": MAX_TOKENS})["choices"][0]["text"]
-    over_grpc = _generate(config)
+    model = _first_model(config)["id"]
+    over_http = _complete(config, {"model": model, "prompt": PROMPT, "max_tokens": MAX_TOKENS})["choices"][0]["text"]
+    over_grpc = _generate(config, model)
     if not over_http or over_http != over_grpc:
         raise CheckFailed(f"HTTP answers {over_http!r}, gRPC {over_grpc!r}: they should say the same, and something")
     return f"HTTP and gRPC agree: {PROMPT!r} is continued by {over_http!r}"
 
 
 def _check_kv(config: CheckConfig) -> str:
-    num_tokens = max(1, min(config.prompt_tokens, _context(config) - KV_MAX_TOKENS))
+    model = _first_model(config)
+    num_tokens = max(1, min(config.prompt_tokens, model["max_model_len"] - KV_MAX_TOKENS))
     prompt = random.SystemRandom().choices(TOKENS, k=num_tokens)
-    timings = _complete(config, {"prompt": prompt, "max_tokens": KV_MAX_TOKENS, "ignore_eos": True})["diptych"]
+    body = {"model": model["id"], "prompt": prompt, "max_tokens": KV_MAX_TOKENS, "ignore_eos": True}
+    timings = _complete(config, body)["diptych"]
     check_moved(timings)
     return f"{moved_words(timings)}\n{_link(config, timings)}"
 
@@ -122,14 +125,15 @@ def _link(config: CheckConfig, timings: Mapping[str, Any]) -> str:
     raise CheckFailed(f"prefill {timings['prefill_instance']} does not tell about its links")
 
 
-def _context(config: CheckConfig) -> int:
+def _first_model(config: CheckConfig) -> Json:
+    """Return what the router lists first: with one model that is all that it serves."""
     models = urllib.request.Request(f"{config.router}/v1/models", headers=_authorization(config))
-    return int(_ask(models, config.timeout_s)["data"][0]["max_model_len"])
+    return dict(_ask(models, config.timeout_s)["data"][0])
 
 
 def _complete(config: CheckConfig, body: Json) -> Json:
     headers = {"content-type": "application/json", "x-diptych-timings": "1", **_authorization(config)}
-    data = json.dumps({"model": "", "temperature": 0, **body}).encode()  # the only model
+    data = json.dumps({"temperature": 0, **body}).encode()
     return _ask(urllib.request.Request(f"{config.router}/v1/completions", data, headers), config.timeout_s)
 
 
@@ -148,9 +152,10 @@ def _ask(request: urllib.request.Request, timeout_s: float) -> Json:
         raise CheckFailed(f"{request.full_url}: {getattr(error, 'reason', error)}") from None
 
 
-def _generate(config: CheckConfig) -> str:
+def _generate(config: CheckConfig, model: str) -> str:
     metadata = (("authorization", f"Bearer {config.api_key}"),) if config.api_key else ()
-    request = GenerateRequest(text=PROMPT, sampling=SamplingParams(max_tokens=MAX_TOKENS, temperature=0))
+    sampling = SamplingParams(max_tokens=MAX_TOKENS, temperature=0)
+    request = GenerateRequest(text=PROMPT, model=model, sampling=sampling)
     with grpc.insecure_channel(config.target) as channel:
         try:
             return str(InferenceStub(channel).Generate(request, timeout=config.timeout_s, metadata=metadata).text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from typing import Final
 
 from diptych.common.members.record import State
@@ -33,7 +34,7 @@ DECODE: Final = (Role.DECODE, Role.UNIFIED)
 class Watcher:
     """Sees how busy the router and its workers are."""
 
-    def __init__(self, fleet: Fleet, admission: Admission, in_flight: InFlight, num_places: int) -> None:
+    def __init__(self, fleet: Fleet, admission: Admission, in_flight: Sequence[InFlight], num_places: int) -> None:
         self._fleet = fleet
         self._admission = admission
         self._in_flight = in_flight
@@ -47,7 +48,7 @@ class Watcher:
             self._admission.num_waiting,
             self._admission.num_running,
             self._num_places,
-            self._in_flight.num_unanswered,
+            sum(each.num_unanswered for each in self._in_flight),
             num_prompts,
             sum(worker.reported.num_queued for worker in prefill),
             len(prefill),
@@ -66,11 +67,11 @@ def new_batches(
     config: RouterConfig,
     fleet: Fleet,
     admission: Admission,
-    in_flight: InFlight,
+    in_flight: Sequence[InFlight],
     serve: Serve,
     metrics: RouterMetrics,
 ) -> Batches:
-    """Open the store. Raises `ConfigError`."""
+    """Open the store; `in_flight`: those of each model. Raises `ConfigError`."""
     store = StoreCalls(open_store(config.batch_store))
     files = Files(store)
     slots = Slots(config.batch_concurrency, Watcher(fleet, admission, in_flight, config.max_concurrent).busy)

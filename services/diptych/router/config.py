@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -76,6 +76,9 @@ class RouterConfig(LogConfig, TrustConfig, KeyConfig):
     load_format: LoadFormat = option("auto", help="the workers'; a dummy model may lack a tokenizer")
     served_model_name: tuple[str, ...] = option(
         (), help="what clients call the model, besides its id; answers and lists say the first"
+    )
+    further_models: tuple[str, ...] = option(
+        (), help="models beside --model that other workers serve: PATH, or NAME=PATH with what clients call it"
     )
     max_model_len: int = option(0, help="tokens of prompt and output that a request may have; 0: what the model takes")
     bootstrap: tuple[str, ...] = option(
@@ -211,6 +214,21 @@ class RouterConfig(LogConfig, TrustConfig, KeyConfig):
         """Raises `ConfigError`."""
         return tiers_of(self.slo_tiers, Slo(self.ttft_slo_ms / 1000, self.tpot_slo_ms / 1000))
 
+    def of_further(self, further: str) -> RouterConfig:
+        """Return the options as they are for one of `further_models`: those of how a model talks are of `model`."""
+        name, _, path = further.rpartition("=")
+        names = (name,) if name else ()
+        return replace(
+            self,
+            model=path,
+            further_models=(),
+            served_model_name=names,
+            max_model_len=0,
+            chat_template="",
+            tool_parser=AUTO,
+            reasoning_parser=AUTO,
+        )
+
     @property
     def image_limits(self) -> ImageLimits:
         request_bytes = self.image_memory_bytes // SHARE
@@ -237,6 +255,10 @@ class RouterConfig(LogConfig, TrustConfig, KeyConfig):
         if self.max_image_pixels > MOST_PIXELS:
             raise ConfigError(f"--max-image-pixels must be at most {MOST_PIXELS}, not {self.max_image_pixels}")
         check_names(self.served_model_name)
+        for further in self.further_models:
+            if not self.of_further(further).model:
+                raise ConfigError(f"--further-models takes PATH or NAME=PATH, not {further!r}")
+            check_names(self.of_further(further).served_model_name)
         for name in _NOT_NEGATIVE:
             if (value := getattr(self, name)) < 0:
                 raise ConfigError(f"--{name.replace('_', '-')} must not be negative, as {value} is")

@@ -52,12 +52,18 @@ class ConsoleParts:
     config: RouterConfig
     trust: Trust
     model: ServedModel
-    fleet: Fleet
+    fleets: Sequence[Fleet]  # of each model
     admission: Admission
     dispatcher: Dispatcher
     tracer: Tracer
     callers: Callers | None
     budget: BodyBudget
+    adapters: AdapterAdmin  # of the first model
+
+    @property
+    def fleet(self) -> Fleet:
+        """The first model's, which keeps the sessions of all."""
+        return self.fleets[0]
 
 
 def add_console(app: ASGIApp, parts: ConsoleParts) -> tuple[ASGIApp, Console]:
@@ -68,7 +74,7 @@ def add_console(app: ASGIApp, parts: ConsoleParts) -> tuple[ASGIApp, Console]:
     calls = Calls(parts.tracer, explanations, parts.fleet.router_id, time.monotonic, time.time)
     here = ThisProcess(calls, history, _cache_view(parts, history, watches))
     routers = AllRouters(here, OtherRouters(parts.fleet, parts.trust))
-    fleet = FleetView(parts.fleet, watches, parts.dispatcher.selector.breakers)
+    fleet = FleetView(parts.fleets, watches, parts.dispatcher.selector.breakers)
     feeds = {
         "fleet": Feed("fleet", fleet.state),
         "requests": Feed("requests", routers.requests_now),
@@ -105,6 +111,5 @@ def _acts(parts: ConsoleParts, guard: Guard) -> Sequence[BaseRoute]:
     limits = BodyLimits(MAX_BODY_BYTES, BODY_S, BODY_S)
     hosts = {config.host, config.advertised_host}
     bodies = ActBodies(BodyReader(limits, parts.budget), Origins(hosts, is_open=guard.is_open))
-    adapters = AdapterAdmin(parts.fleet, parts.trust, config.served_model_name)
-    acts = Acts(parts.fleet, parts.trust, adapters)
+    acts = Acts(parts.fleet, parts.trust, parts.adapters)
     return [sign_in_route(OneTimeCode(code_file()), bodies), *act_routes(guard, acts, bodies)]

@@ -8,7 +8,8 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Final, Protocol
@@ -17,7 +18,7 @@ import uvloop
 
 from diptych.checkpoints.source import bounded, open_described
 from diptych.common import event_loop, lifecycle
-from diptych.common.errors import DiptychError
+from diptych.common.errors import ConfigError, DiptychError
 from diptych.common.garbage import search_when_idle, spare_what_stays
 from diptych.common.health.health import HealthServer
 from diptych.common.logging import setup
@@ -66,12 +67,24 @@ def main(config: RouterConfig) -> int:
     page_chain.load()  # what can't be compiled is told now
     page_set.load()
     ledger.load()
-    model = open_served_model(config)
+    models = open_served_models(config)
     grace_s = math.ceil(config.drain_s) + 2 * STOP_GRACE_S
     spare_what_stays()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        serve = functools.partial(_serve, config, trust, model, share, open_export)
+        serve = functools.partial(_serve, config, trust, models, share, open_export)
         return runner.run(event_loop.run_until_signal(serve, grace_s=grace_s))
+
+
+def open_served_models(config: RouterConfig) -> list[ServedModel]:
+    """Open `--model`, as the options change it, and the further ones as they are. Raises `ConfigError`."""
+    models = [open_served_model(config)]
+    for further in config.further_models:
+        models.append(open_served_model(config.of_further(further)))
+    names = Counter(name for model in models for name in {model.model_id, *model.names})
+    if twice := [name for name, count in names.items() if count > 1]:
+        words = "requests could not tell them apart; let --further-models name PATHs that end differently"
+        raise ConfigError(f"two models are called {twice[0]!r}, and {words}")
+    return models
 
 
 def open_served_model(config: RouterConfig) -> ServedModel:
@@ -101,7 +114,7 @@ def formats_of(model: ServedModel, tools: str, reasoning: str) -> MessageFormats
 async def _serve(
     config: RouterConfig,
     trust: Trust,
-    model: ServedModel,
+    models: Sequence[ServedModel],
     share: Share | None,
     open_export: OpenExport | None,
     stop: event_loop.Stop,
@@ -114,11 +127,12 @@ async def _serve(
         registration.nudge()
 
     secret = InstanceSecret.new()
-    router = build(config, trust, model, check or watcher, secret.instance_id, leave, share, open_export)
-    logger.info("serving %s: HTTP at port %d, gRPC at port %d", model.model_id, router.http.port, router.grpc.port)
+    router = build(config, trust, models, check or watcher, secret.instance_id, leave, share, open_export)
+    names = " and ".join(model.model_id for model in models)
+    logger.info("serving %s: HTTP at port %d, gRPC at port %d", names, router.http.port, router.grpc.port)
     pages = page_of_process(asyncio.get_running_loop(), router.dispatcher.metrics.exposition)
     with HealthServer(config.host, config.health_port, router.health.probes, pages, shared=share is not None) as health:
-        record = _record(config, model, router, health.port)
+        record = _record(config, models[0], router, health.port)
 
         def describe() -> Instance:
             if exchange is not None:
@@ -179,8 +193,8 @@ async def run(router: Router, stop: event_loop.Stop, *, drain_s: float) -> None:
             background.append(group.create_task(router.console.run()))
         if router.batches is not None:
             background.append(group.create_task(router.batches.runner.run()))
-        if router.mover is not None:
-            background.append(group.create_task(router.mover.run()))
+        movers = [each.mover for each in router.served if each.mover is not None]
+        background += [group.create_task(mover.run()) for mover in movers]
         serving = group.create_task(router.http.run())
         await router.grpc.start()
         background.append(group.create_task(router.draining.run()))
@@ -194,7 +208,8 @@ async def run(router: Router, stop: event_loop.Stop, *, drain_s: float) -> None:
         await asyncio.wait((serving, stopping))
         for task in background:
             task.cancel()
-    router.preparer.close()
+    for each in router.served:
+        each.preparer.close()
     if router.batches is not None:
         router.batches.store.close()
     await router.tracer.close()

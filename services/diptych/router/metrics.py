@@ -420,16 +420,17 @@ class GrammarUsage(Collector):
 
 
 class TokenizerUsage(Collector):
-    """Tells how much of the prompts was known to a cache of tokens."""
+    """Tells how much of the prompts was known to caches of tokens."""
 
-    def __init__(self, cache: SegmentCache) -> None:
-        self._cache = cache
+    def __init__(self, caches: Sequence[SegmentCache]) -> None:
+        """`caches`: one a model."""
+        self._caches = caches
 
     def collect(self) -> Iterator[Metric]:
         words = "Characters of prompts, by whether their tokens were remembered"
         chars = CounterMetricFamily("diptych_router_prompt_chars", words, labels=["known"])
-        chars.add_metric(["true"], self._cache.known_chars)
-        chars.add_metric(["false"], self._cache.new_chars)
+        chars.add_metric(["true"], sum(cache.known_chars for cache in self._caches))
+        chars.add_metric(["false"], sum(cache.new_chars for cache in self._caches))
         yield chars
         name, words = "diptych_router_tokenizer_cache_bytes", "Memory that remembered tokens take"
-        yield GaugeMetricFamily(name, words, self._cache.num_bytes)
+        yield GaugeMetricFamily(name, words, sum(cache.num_bytes for cache in self._caches))

@@ -1,16 +1,17 @@
-"""Builds a router out of its parts, layer by layer: the fleet, the pipeline over it, and the servers in front."""
+"""Builds a router out of its parts, layer by layer: the fleet, a pipeline a model over it, and the servers in front."""
 
 from __future__ import annotations
 
 import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from diptych.common.build_info import register_certificate_expiry
 from diptych.common.draining import Draining
+from diptych.common.members.roles import LegKind
 from diptych.common.net.http_server import HttpServer
 from diptych.common.trust.trust import Trust
 from diptych.grammars.checks import GrammarChecks
@@ -41,8 +42,10 @@ from diptych.router.keys.opened import open_callers
 from diptych.router.metrics import GrammarUsage, KeyUsage, RouterMetrics, TokenizerUsage
 from diptych.router.process.health import ProcessMetrics, RouterHealth
 from diptych.router.process.share import Share
+from diptych.router.serve.aborts import Aborts
 from diptych.router.serve.execution import Dispatcher
 from diptych.router.serve.hedging import Hedging
+from diptych.router.serve.models import Models
 from diptych.router.serve.mover import Mover
 from diptych.router.serve.pipeline import Pipeline
 from diptych.router.serve.prepare import Preparer
@@ -56,7 +59,7 @@ from diptych.router.values.progress import RetryLimits
 from diptych.router.values.request import ServedModel
 from diptych.router.workers.adapter_admin import AdapterAdmin
 from diptych.router.workers.drain import DrainableApp, OpenRequests, RouterDrain
-from diptych.router.workers.fleet import Fleet, Membership
+from diptych.router.workers.fleet import AnyOf, Fleet, Membership
 from diptych.router.workers.reconciler import Reconciler
 
 if TYPE_CHECKING:
@@ -71,16 +74,43 @@ STOP_GRACE_S: Final = 3  # after draining, for the last words to running request
 
 
 @dataclass(frozen=True, slots=True)
+class SharedParts:
+    """What all models behind a router have in common."""
+
+    metrics: RouterMetrics
+    admission: Admission
+    breakers: Breakers
+    explanations: Explanations
+    rng: random.Random
+    grammars: GrammarChecks
+    pixels: BodyBudget
+    aborts: Aborts
+    request_log: RequestLog | None  # None: there is none
+    usage: UsageLog | None  # likewise
+
+
+@dataclass(frozen=True, slots=True)
+class ServedParts:
+    """What each model has of its own, behind the same ports: its requests go to its workers."""
+
+    model: ServedModel
+    fleet: Fleet
+    preparer: Preparer
+    dispatcher: Dispatcher
+    in_flight: InFlight
+    pipeline: Pipeline
+    mover: Mover | None  # None: it is off
+    adapters: AdapterAdmin
+
+
+@dataclass(frozen=True, slots=True)
 class Router:
     """The parts of a router that its life is about."""
 
-    fleet: Fleet
+    served: Sequence[ServedParts]  # one at least
     health: RouterHealth
     admission: Admission
-    dispatcher: Dispatcher
-    mover: Mover | None  # None: it is off
     draining: Draining
-    preparer: Preparer
     http: HttpServer
     grpc: GrpcServer
     budget: BodyBudget
@@ -91,25 +121,44 @@ class Router:
     reconciler: Reconciler
     batches: Batches | None  # None: there is no store for them
 
+    @property
+    def fleet(self) -> Fleet:
+        """The first model's, which keeps the sessions of all."""
+        return self.served[0].fleet
+
+    @property
+    def dispatcher(self) -> Dispatcher:
+        """The first model's."""
+        return self.served[0].dispatcher
+
+    @property
+    def preparer(self) -> Preparer:
+        """The first model's."""
+        return self.served[0].preparer
+
 
 def build(
     config: RouterConfig,
     trust: Trust,
-    model: ServedModel,
+    models: Sequence[ServedModel],
     membership: Membership,
     router_id: int,
     on_leaving: Callable[[], None] = lambda: None,
     share: Share | None = None,
     open_export: OpenExport | None = None,
 ) -> Router:
-    """Wire a router, or one of its processes, as an instance. Its ports are bound, but nothing runs yet."""
+    """Wire a router of one model at least, or one of its processes, as an instance.
+
+    Its ports are bound, but nothing runs yet.
+    """
     metrics = RouterMetrics(config.tiers)
     register_certificate_expiry(metrics.registry, trust.tls)
-    kinds = TEXT_KINDS if model.pooling is None else VECTOR_KINDS
-    fleet = Fleet(membership, trust, model.model_id, metrics, router_id, kinds)
-    health = RouterHealth(fleet)
-    limits = AdmissionLimits(config.max_concurrent, config.max_queued, config.max_queue_wait_s)
-    admission = Admission(limits, on_refusal=metrics.turned_away_for)
+    model = models[0]
+    fleet = Fleet(membership, trust, model.model_id, metrics, router_id, _kinds(model))
+    fleets = [fleet, *(fleet.beside(each.model_id, _kinds(each)) for each in models[1:])]
+    health = RouterHealth(AnyOf(fleets))
+    shared = _shared(config, metrics)
+    admission = shared.admission
     metrics.watch(fleet, admission)
 
     def leave() -> None:
@@ -126,68 +175,102 @@ def build(
             await grpc.stop(STOP_GRACE_S)
 
     draining = Draining(OpenRequests(admission, fleet, leave_shared_ports), leave)
-    dispatcher = _dispatcher(config, fleet, metrics)
-    preparer = _preparer(config, model, fleet, metrics)
-    usage = _usage_log(config, metrics)
-    in_flight = InFlight()
-    pipeline = _pipeline(config, model, preparer, dispatcher, admission, in_flight, usage)
+    reserved = reserved_names(config.served_model_name, models)
+    served = [_served(config, trust, *each, shared, reserved) for each in zip(models, fleets, strict=True)]
+    metrics.registry.register(TokenizerUsage([each.preparer.tokenization.cache for each in served]))
+    pipelines = Models([each.pipeline for each in served])
     callers = _callers(config, metrics, share)
     batches = None
     if config.batch_store:
-        serve = LineServer(pipeline, callers).serve
-        batches = new_batches(config, fleet, admission, in_flight, serve, metrics)
+        serve = LineServer(pipelines, callers).serve
+        batches = new_batches(config, fleet, admission, [each.in_flight for each in served], serve, metrics)
     tracer = _tracer(config, fleet, open_export)
     budget = BodyBudget(BODIES_IN_MEMORY * config.max_body_bytes)
-    app = clients_app(config, trust, fleet, pipeline, health.probes, callers, tracer, budget, batches)
+    admins = {each.pipeline: each.adapters for each in served}
+    app = clients_app(config, trust, admins, pipelines, health.probes, callers, tracer, budget, batches)
     if share is not None and config.open_metrics:
         app = with_all_metrics(app, metrics, ProcessMetrics(config.host, share.ports), share)
     console = None
     if config.console == "on":
         from diptych.router.console_wiring import ConsoleParts, add_console  # a router without it imports nothing of it
 
-        parts = ConsoleParts(config, trust, model, fleet, admission, dispatcher, tracer, callers, budget)
+        dispatcher, admin = served[0].dispatcher, served[0].adapters
+        parts = ConsoleParts(config, trust, model, fleets, admission, dispatcher, tracer, callers, budget, admin)
         app, console = add_console(app, parts)
     drain = RouterDrain(draining, f"{fleet.router_id:016x}", config.drain_s)
-    admin = AdapterAdmin(fleet, trust, config.served_model_name)
-    reconciler = Reconciler(fleet, admin, config.declared_file, time.monotonic)
-    operators = operators_app(config, trust, fleet, pipeline, drain, reconciler, callers, budget)
+    reconciler = Reconciler(fleet, served[0].adapters, config.declared_file, time.monotonic)
+    operators = operators_app(config, trust, fleet, pipelines, drain, reconciler, callers, budget)
     http = _http(config, DrainableApp(app, draining, operators), share)
-    service = InferenceService(pipeline, callers, tracer, stall_s=config.client_stall_s)
+    service = InferenceService(pipelines, callers, tracer, stall_s=config.client_stall_s)
     gate = CallGate(callers, budget, MessageReader(INFERENCE), stall_s=config.client_stall_s)
     grpc = _grpc(config, service, gate, health, share)
-    mover = Mover(dispatcher) if config.moves == "on" else None
     return Router(
-        fleet,
+        served,
         health,
         admission,
-        dispatcher,
-        mover,
         draining,
-        preparer,
         http,
         grpc,
         budget,
         tracer,
         console,
-        usage,
+        shared.usage,
         callers,
         reconciler,
         batches,
     )
 
 
-def _dispatcher(config: RouterConfig, fleet: Fleet, metrics: RouterMetrics) -> Dispatcher:
-    breakers = Breakers(config.breaker_failures)
+def _kinds(model: ServedModel) -> Sequence[LegKind]:
+    return TEXT_KINDS if model.pooling is None else VECTOR_KINDS
+
+
+def reserved_names(given: Sequence[str], models: Sequence[ServedModel]) -> Sequence[str]:
+    """Return the names that no adapter may have; with several models it would stand before another model."""
+    others = [name for model in models for name in (model.model_id, *model.names)] if len(models) > 1 else []
+    return [*given, *others]
+
+
+def _shared(config: RouterConfig, metrics: RouterMetrics) -> SharedParts:
+    limits = AdmissionLimits(config.max_concurrent, config.max_queued, config.max_queue_wait_s)
+    breakers, grammars = Breakers(config.breaker_failures), GrammarChecks()
     metrics.watch_breakers(lambda: len(breakers.opened(time.monotonic())))
+    metrics.registry.register(GrammarUsage(grammars))
+    return SharedParts(
+        metrics,
+        Admission(limits, on_refusal=metrics.turned_away_for),
+        breakers,
+        Explanations(config.explained_requests),
+        random.Random(),
+        grammars,
+        BodyBudget(config.image_memory_bytes, "images"),
+        Aborts(),
+        RequestLog(config.request_log) if config.request_log else None,
+        _usage_log(config, metrics),
+    )
+
+
+def _served(
+    config: RouterConfig, trust: Trust, model: ServedModel, fleet: Fleet, shared: SharedParts, reserved: Sequence[str]
+) -> ServedParts:
+    preparer = _preparer(config, model, fleet, shared)
+    dispatcher = _dispatcher(config, fleet, shared)
+    in_flight = InFlight()
+    pipeline = _pipeline(config, model, preparer, dispatcher, in_flight, shared)
+    mover = Mover(dispatcher) if config.moves == "on" else None
+    admin = AdapterAdmin(fleet, trust, reserved)
+    return ServedParts(model, fleet, preparer, dispatcher, in_flight, pipeline, mover, admin)
+
+
+def _dispatcher(config: RouterConfig, fleet: Fleet, shared: SharedParts) -> Dispatcher:
     plan = plan_of(config.policy, config.prefill_policy, config.decode_policy)
-    rng, hedging = random.Random(), Hedging(config.hedge_after_s)
     seen = SeenPrompts(keeps_tokens=config.console_text)
-    selector = Selector(fleet, plan, breakers, rng, seen)
-    log = RequestLog(config.request_log) if config.request_log else None
-    return Dispatcher(fleet, selector, metrics, Explanations(config.explained_requests), hedging, rng, log)
+    selector = Selector(fleet, plan, shared.breakers, shared.rng, seen)
+    hedging = Hedging(config.hedge_after_s)
+    return Dispatcher(fleet, selector, shared.metrics, shared.explanations, hedging, shared.rng, shared.request_log)
 
 
-def _preparer(config: RouterConfig, model: ServedModel, fleet: Fleet, metrics: RouterMetrics) -> Preparer:
+def _preparer(config: RouterConfig, model: ServedModel, fleet: Fleet, shared: SharedParts) -> Preparer:
     images = _images(config, model)
     tokenization = Tokenization(
         model,
@@ -196,19 +279,16 @@ def _preparer(config: RouterConfig, model: ServedModel, fleet: Fleet, metrics: R
         cache_bytes=config.tokenizer_cache_bytes,
         images=images,
     )
-    metrics.registry.register(TokenizerUsage(tokenization.cache))
-    grammars = GrammarChecks()
-    metrics.registry.register(GrammarUsage(grammars))
     return Preparer(
         model,
         fleet,
         tokenization,
-        grammars,
+        shared.grammars,
         timeout_s=config.request_timeout_s,
         max_choices=config.max_choices,
         tiers=config.tiers,
         images=images,
-        pixels=BodyBudget(config.image_memory_bytes, "images"),
+        pixels=shared.pixels,
     )
 
 
@@ -228,15 +308,15 @@ def _pipeline(
     model: ServedModel,
     preparer: Preparer,
     dispatcher: Dispatcher,
-    admission: Admission,
     in_flight: InFlight,
-    usage: UsageLog | None,
+    shared: SharedParts,
 ) -> Pipeline:
     selector, metrics = dispatcher.selector, dispatcher.metrics
     gate = TtftGate(selector, config.ttft_deadline_ms / 1000, metrics.turned_away_for)
     shedder = Shedder(config.tiers, selector.outlook, in_flight, dispatcher.rng)
     retries = RetryLimits(config.pair_wait_s, config.lost_pair_wait_s, cold_wait_s=config.cold_wait_s)
-    return Pipeline(model, preparer, dispatcher, admission, gate, shedder, in_flight, retries, usage)
+    usage, aborts = shared.usage, shared.aborts
+    return Pipeline(model, preparer, dispatcher, shared.admission, gate, shedder, in_flight, retries, usage, aborts)
 
 
 def _usage_log(config: RouterConfig, metrics: RouterMetrics) -> UsageLog | None:

@@ -30,7 +30,7 @@ class Platform:
         self.going.set()
         self.has_begun = asyncio.Event()
 
-    def known_workers(self) -> Iterable[KnownWorker]:
+    def own_workers(self) -> Iterable[KnownWorker]:
         worker: Any = SimpleNamespace(state=State.READY, adapters=dict(self.loaded))
         return [worker]
 

@@ -31,6 +31,7 @@ from diptych.router.grpc.convert import (
     vectors_from_wire,
 )
 from diptych.router.keys.caller import ANYBODY, Caller, Callers
+from diptych.router.serve.models import Models
 from diptych.router.serve.pipeline import Pipeline
 from diptych.router.serve.response import interleave, wholes
 from diptych.router.serve.scoring import embed, score
@@ -73,10 +74,10 @@ NOT_FOLLOWED: Final[AbstractContextManager[Trace]] = nullcontext(NO_TRACE)
 
 
 class InferenceService(inference_pb2_grpc.InferenceServicer):
-    """Implements `diptych.v1.Inference` over the pipeline."""
+    """Implements `diptych.v1.Inference` over the pipelines."""
 
-    def __init__(self, pipeline: Pipeline, callers: Callers | None, tracer: Tracer, *, stall_s: float) -> None:
-        self._pipeline = pipeline
+    def __init__(self, models: Models, callers: Callers | None, tracer: Tracer, *, stall_s: float) -> None:
+        self._models = models
         self._callers = callers  # None: everybody
         self._tracer = tracer
         self._stall_s = stall_s  # that a client may take nothing of a stream
@@ -87,9 +88,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             if client.num_made != client.num_choices:
                 text = "best_of must equal n in a stream: the best is known when all are complete"
                 raise InvalidRequest(text, param="best_of")
+            pipeline = self._models.named(client.model)
             async with (
-                self._pipeline.admit(client) as requests,
-                aclosing(interleave([self._pipeline.generate(each) for each in requests])) as batches,
+                pipeline.admit(client) as requests,
+                aclosing(interleave([pipeline.generate(each) for each in requests])) as batches,
             ):
                 async for batch in batches:
                     for index, piece in batch:
@@ -99,10 +101,11 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         response = Response()
         async with self._answering(context, request.request_id, self._follow(context, WHOLE)) as trace:
             client = self._request(request, context, trace)
-            async with self._pipeline.admit(client) as requests:
-                outputs = await wholes([self._pipeline.generate(each) for each in requests])
+            pipeline = self._models.named(client.model)
+            async with pipeline.admit(client) as requests:
+                outputs = await wholes([pipeline.generate(each) for each in requests])
             response = response_to_wire(outputs, client)
-            response.model = client.model or self._pipeline.model.model_id
+            response.model = client.model or pipeline.model.model_id
         return response
 
     async def _write(self, context: Context, chunk: Chunk) -> None:
@@ -154,7 +157,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 failure = InternalError("internal error; the router's log has the details")
             finally:
                 outcome = outcome_of(failure) if failure else outcome
-                self._pipeline.metrics.requests.labels("grpc", outcome).inc()
+                self._models.metrics.requests.labels("grpc", outcome).inc()
                 trace.note_outcome(outcome, failure.grpc_status if failure else STATUSES[outcome])
         try:
             if failure is not None:
@@ -168,12 +171,14 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:
-        response = inference_pb2.TokenizeResponse(context_len=self._pipeline.context_len)
+        response = inference_pb2.TokenizeResponse()
         async with self._answering(context):
             caller = self._caller(context)
             check_chat(request.chat)
             client = request_for_tokens(request.model, prompt_to_tokenize(request), caller)
-            (token_ids,) = await self._pipeline.tokenize(client)
+            pipeline = self._models.named(request.model)
+            (token_ids,) = await pipeline.tokenize(client)
+            response.context_len = pipeline.context_len
             response.token_ids.extend(token_ids)
         return response
 
@@ -184,7 +189,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         async with self._answering(context):
             caller = self._caller(context)
             check_count("token_ids", request.token_ids, MAX_TOKENS)
-            response.text = await self._pipeline.detokenize(request.token_ids, caller)
+            response.text = await self._models.named(request.model).detokenize(request.token_ids, caller)
         return response
 
     async def Embed(self, request: inference_pb2.EmbedRequest, context: Context) -> inference_pb2.EmbedResponse:
@@ -193,10 +198,11 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         async with self._answering(context, request.options.request_id, followed) as trace:
             client = self._for_vectors(request.options, context, trace, prompts_to_embed(request))
             dimensions = request.dimensions if request.HasField("dimensions") else None
-            pooled = await embed(client, dimensions, self._pipeline)
+            pipeline = self._models.named(client.model)
+            pooled = await embed(client, dimensions, pipeline)
             await add_vectors(response, pooled)
             response.usage.CopyFrom(vector_usage_to_wire(pooled))
-            response.model = client.model or self._pipeline.model.model_id
+            response.model = client.model or pipeline.model.model_id
         return response
 
     async def Score(self, request: inference_pb2.ScoreRequest, context: Context) -> inference_pb2.ScoreResponse:
@@ -205,10 +211,11 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         async with self._answering(context, request.options.request_id, followed) as trace:
             pairs = pairs_to_score(request)
             new_request = partial(self._for_vectors, request.options, context, trace)
-            found = await score(pairs, request.instruction or None, new_request, self._pipeline)
+            pipeline = self._models.named(request.options.model)
+            found = await score(pairs, request.instruction or None, new_request, pipeline)
             response.scores.extend(found.scores)
             response.usage.CopyFrom(vector_usage_to_wire(found.pooled))
-            response.model = request.options.model or self._pipeline.model.model_id
+            response.model = request.options.model or pipeline.model.model_id
         return response
 
     def _for_vectors(
@@ -235,11 +242,17 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             self._caller(context)
         except DiptychError as error:
             await abort(context, error)
-        names, context_len = self._pipeline.names, self._pipeline.context_len
-        models = [inference_pb2.Model(id=name, context_len=context_len) for name in names]
-        others = [name for name in self._pipeline.adapters if name not in names]
-        adapters = [inference_pb2.Model(id=name, context_len=context_len, parent=names[0]) for name in others]
-        return inference_pb2.ListModelsResponse(models=[*models, *adapters])
+        return inference_pb2.ListModelsResponse(
+            models=[each for pipeline in self._models for each in _listed(pipeline)]
+        )
+
+
+def _listed(pipeline: Pipeline) -> list[inference_pb2.Model]:
+    names, context_len = pipeline.names, pipeline.context_len
+    models = [inference_pb2.Model(id=name, context_len=context_len) for name in names]
+    others = [name for name in pipeline.adapters if name not in names]
+    adapters = [inference_pb2.Model(id=name, context_len=context_len, parent=names[0]) for name in others]
+    return [*models, *adapters]
 
 
 def _usable_id(given: str) -> str:

@@ -63,7 +63,9 @@ class Pipeline:
         in_flight: InFlight,
         retries: RetryLimits,
         usage: UsageLog | None = None,
+        aborts: Aborts | None = None,
     ) -> None:
+        """`aborts`: of all models' calls, where there are several."""
         self._model = model
         self._preparer = preparer
         self._usage = usage  # None: nobody wants to know
@@ -73,7 +75,7 @@ class Pipeline:
         self._shedder = shedder
         self._in_flight = in_flight
         self._retries = retries
-        self.aborts = Aborts()
+        self.aborts = aborts or Aborts()
         self.sessions = KeptSessions()
         self._eos_ids = frozenset(model.tokenizer.eos_ids)
         self._parsed_tokenizer = model.tokenizer.showing(model.formats.tokens)
@@ -98,6 +100,16 @@ class Pipeline:
     def model_ids(self) -> Sequence[str]:
         """Its ids, the most served first: workers may have got other weights."""
         return self._dispatcher.fleet.model_ids
+
+    @property
+    def all_names(self) -> Sequence[str]:
+        """What a request may call the model."""
+        return [*self.names, *self.model_ids]
+
+    @property
+    def all_adapters(self) -> Sequence[str]:
+        """Its adapters, also those that are to be loaded."""
+        return [*self.adapters, *self._dispatcher.fleet.expected]
 
     @property
     def problem(self) -> str | None:

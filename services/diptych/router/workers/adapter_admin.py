@@ -1,4 +1,4 @@
-"""Loads and unloads adapters on all workers of both roles: all have it, or none keeps it.
+"""Loads and unloads adapters on all workers of a model, of both roles: all have it, or none keeps it.
 
 A load that fails on one worker is taken back from those that had not loaded it before. Answers come when this router
 has heard of the change from the membership, so the next request finds it.
@@ -93,7 +93,7 @@ class AdapterAdmin:
         return [worker for worker in self._all() if worker in workers]
 
     def _all(self) -> list[KnownWorker]:
-        return [session.worker for session in self._fleet.sessions()]
+        return list(self._fleet.own_workers())
 
     async def _roll_back(self, name: str, results: Mapping[KnownWorker, LoadLoraResponse | DiptychError]) -> None:
         """Unload where this load succeeded, or where nobody knows."""

@@ -1,5 +1,8 @@
 """All workers as this router reaches them: keeps a session for each member, and knows which pairs may serve now.
 
+What is said of pairs, adapters and limits is of one model. Where a router serves several, each has a fleet: they stand
+beside each other over the same sessions, which the first one keeps, and learn of their own workers only.
+
 Rule: level-triggered. Every change of the membership compares the whole set, so no lost update can strand a worker;
 while the bootstrap service is away the last set stays.
 """
@@ -97,6 +100,14 @@ class Fleet:
         self._changed = asyncio.Event()
         self._closed_because = ""
         self.missing_since_s: float | None = None  # since when no worker of some role is listed
+        self._beside: list[Fleet] = []
+
+    def beside(self, model_id: str, kinds: Sequence[LegKind] = TEXT_KINDS) -> Fleet:
+        """Return the fleet of another model: the same sessions, which run, are told and are closed with this one."""
+        other = Fleet(self._membership, self._trust, model_id, self._metrics, self.router_id, kinds)
+        other._sessions, other.prefixes, other.text_index = self._sessions, self.prefixes, self.text_index
+        self._beside.append(other)
+        return other
 
     async def run(self) -> None:
         """Follow the membership until cancelled."""
@@ -110,6 +121,8 @@ class Fleet:
         self._closed_because = reason
         for task in self._tasks.values():
             task.cancel()
+        for other in self._beside:
+            other._closed_because = reason
         self._note_change()
 
     # what is known
@@ -130,6 +143,10 @@ class Fleet:
 
     def known_workers(self) -> tuple[KnownWorker, ...]:
         return tuple(session.worker for session in self._sessions.values())
+
+    def own_workers(self) -> tuple[KnownWorker, ...]:
+        """Those that were started with this fleet's model, or do not say yet with which."""
+        return tuple(worker for worker in self.known_workers() if worker.started_as in (self._model_id, ""))
 
     @property
     def model_id(self) -> str:
@@ -175,7 +192,8 @@ class Fleet:
 
     def declare(self, pools: Weights) -> None:
         """Have pools stand beside each other with these weights, from the next choice on."""
-        self.pools = pools
+        for fleet in (self, *self._beside):
+            fleet.pools = pools
         self._note_change()
 
     def expect(self, adapters: frozenset[str]) -> None:
@@ -205,13 +223,13 @@ class Fleet:
     def vacating(self) -> frozenset[int]:
         """The workers that wait for the outputs that they make to end."""
         if self._vacating is None:
-            self._vacating = vacating(self._views())
+            self._vacating = vacating(self._own_views())
         return self._vacating
 
     def adapters(self) -> tuple[str, ...]:
         """The adapters that clients may ask for."""
         if self._adapters is None:
-            self._adapters = adapters(self._views())
+            self._adapters = adapters(self._own_views())
         return self._adapters
 
     @property
@@ -238,15 +256,14 @@ class Fleet:
     def page_sizes(self) -> frozenset[int]:
         """The page sizes of the workers' KV pools, in tokens."""
         if self._page_sizes is None:
-            sizes = (session.worker.page_size for session in self._sessions.values())
+            sizes = (worker.page_size for worker in self.own_workers())
             self._page_sizes = frozenset(size for size in sizes if size)
         return self._page_sizes
 
     def context_len(self, default: int) -> int:
         """The longest request, prompt and output, that every ready worker takes; at most `default`."""
         if self._context_len is None:
-            workers = [session.worker for session in self._sessions.values()]
-            ready = (worker.record.context_len for worker in workers if worker.state is State.READY)
+            ready = (worker.record.context_len for worker in self.own_workers() if worker.state is State.READY)
             self._context_len = min(ready, default=sys.maxsize)
         return min(default, self._context_len)
 
@@ -269,7 +286,7 @@ class Fleet:
     def pool_members(self) -> Iterator[PoolMember]:
         """Yield what the pools' measures are made of; they may come and go meanwhile."""
         for session in self.sessions():
-            worker, speed = session.worker, self.estimates.of(session.instance_id)
+            worker, speed = session.worker, session.estimates.of(session.instance_id)
             yield PoolMember(worker.record, worker.load, speed.prefill)
 
     def is_cold(self, pool: str = "") -> bool:
@@ -277,7 +294,7 @@ class Fleet:
 
         So one has to be started, or is starting.
         """
-        views = [view for view in self._views() if may_serve(view.pool, self.pools, pool)]
+        views = [view for view in self._own_views() if may_serve(view.pool, self.pools, pool)]
         return not self._serves(pool) and is_cold(views)
 
     def _serves(self, pool: str) -> bool:
@@ -339,6 +356,10 @@ class Fleet:
     def _views(self) -> list[WorkerView]:
         return [session.view() for session in self._sessions.values()]
 
+    def _own_views(self) -> list[WorkerView]:
+        """As `own_workers`."""
+        return [view for view in self._views() if view.model_id in (self._model_id, "")]
+
     # changes
 
     def _reconcile(self, group: asyncio.TaskGroup) -> None:
@@ -350,18 +371,21 @@ class Fleet:
                 self._sessions[instance_id].update(instance)
             elif not self._closed_because:
                 self._add(instance, group)
-        self._note_missing()
+        for fleet in (self, *self._beside):
+            fleet._note_missing()
         self._note_change()
 
     def _note_missing(self) -> None:
-        if not is_missing(self._views(), self._kinds):
+        if not is_missing(self._own_views(), self._kinds):
             self.missing_since_s = None
         elif self.missing_since_s is None:
             self.missing_since_s = time.monotonic()
 
     def _add(self, instance: Instance, group: asyncio.TaskGroup) -> None:
+        of_model = {fleet.model_id: fleet.estimates for fleet in (*self._beside, self)}
+        estimates = of_model.get(instance.started_as or instance.model_id, self.estimates)
         session = Session(
-            instance, self._trust, self._note_change, self.prefixes.told, self.estimates, self._metrics, self.router_id
+            instance, self._trust, self._note_change, self.prefixes.told, estimates, self._metrics, self.router_id
         )
         self._sessions[session.instance_id] = session
         self._tasks[session.instance_id] = group.create_task(session.run())
@@ -382,9 +406,15 @@ class Fleet:
 
     def _end(self, instance_id: int) -> None:
         self._tasks.pop(instance_id).cancel()
-        self.estimates.forget(instance_id)
+        for fleet in (self, *self._beside):
+            fleet.estimates.forget(instance_id)
 
     def _note_change(self) -> None:
+        for fleet in (self, *self._beside):
+            fleet._forget()
+
+    def _forget(self) -> None:
+        """Have what follows from the workers found anew, and wake who waits for a change."""
         self._pairs.clear()
         self._by_pool.clear()
         self._singles.clear()
@@ -393,6 +423,25 @@ class Fleet:
         self._adapters, self._model_ids, self._page_sizes, self._context_len = None, (), None, None
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+class AnyOf:
+    """The fleets of all models: something may be served when one of them may."""
+
+    def __init__(self, fleets: Sequence[Fleet]) -> None:
+        """The first one is that which the others are beside."""
+        self._fleets = fleets
+
+    def problem(self) -> str | None:
+        """Why nothing may be served, in words; None when something may."""
+        problems = [fleet.problem() for fleet in self._fleets]
+        return None if None in problems else "; ".join(dict.fromkeys(words for words in problems if words))
+
+    def is_cut_off(self) -> bool:
+        return self._fleets[0].is_cut_off()
+
+    async def wait_for_change(self) -> None:
+        await self._fleets[0].wait_for_change()
 
 
 def _pools(views: Iterable[WorkerView]) -> dict[int, str]:

@@ -126,6 +126,11 @@ class KnownWorker:
         return State(self.record.state)
 
     @property
+    def started_as(self) -> str:
+        """The model that it was started with: its weights may have been updated since."""
+        return self.record.started_as or self.record.model_id
+
+    @property
     def has_loaded(self) -> bool:
         """Whether it has its model."""
         return bool(self.record.compat)
@@ -147,7 +152,7 @@ class KnownWorker:
             record.instance_id,
             self.role,
             self.state,
-            record.started_as or record.model_id,
+            self.started_as,
             terms_of(record.terms),
             is_reached,
             self._linked,

@@ -45,7 +45,7 @@ class Adapters(Protocol):
 class Workers(Protocol):
     """What declarations are about."""
 
-    def known_workers(self) -> Iterable[KnownWorker]: ...
+    def own_workers(self) -> Iterable[KnownWorker]: ...
 
     def declare(self, pools: Weights) -> None: ...
 
@@ -178,7 +178,7 @@ class Reconciler:
         """Unload what is withdrawn, and load what is missing: whatever is declared by the time of each."""
         async with self._loading:
             await self._unload_withdrawn()
-            lacking = missing(self.declared.adapters, self._workers.known_workers())
+            lacking = missing(self.declared.adapters, self._workers.own_workers())
             self._note_failed({name: each for name, each in self._failed.items() if name in lacking})
             for name in lacking:
                 if path := self.declared.adapters.get(name):

@@ -61,7 +61,7 @@ class Session:
         self._trust = trust
         self._on_change = on_change
         self._index = index  # learns here what the worker has cached
-        self._estimates = estimates  # and how fast it is
+        self.estimates = estimates  # and how fast it is
         self._metrics = metrics
         self._router_id = router_id  # our own instance, for the worker to know us by
         self._legs = OpenLegs()
@@ -192,7 +192,7 @@ class Session:
                 logger.warning("%s sent an output for room %016x, which is not open", self.worker, output.room)
             elif output.finish_reason:
                 self._metrics.leg_finished(leg.kind, output.stats)
-                learn(self._estimates, self.instance_id, self.load, leg, output, now_s)
+                learn(self.estimates, self.instance_id, self.load, leg, output, now_s)
         if not self._legs:
             self._idle.set()
         if batch.HasField("load"):

@@ -8,7 +8,7 @@ from diptych.common.members.record import State
 from diptych.common.members.roles import Role
 from diptych.router.choose.breakers import Pause
 from diptych.router.choose.pairing import pair_up
-from diptych.router.console.fleet.unpaired import MAX_UNPAIRED, unpaired
+from diptych.router.console.fleet.unpaired import MAX_UNPAIRED, unpaired, unpaired_of_all
 from diptych.router.console.fleet.worker_facts import WorkerFacts
 from diptych.router.console.pieces import at_once
 from diptych.router.workers.worker_view import Pair
@@ -34,6 +34,19 @@ def why(*workers: WorkerFacts) -> dict[tuple[int, int], str]:
 
 def test_workers_that_serve_together_are_not_told() -> None:
     assert why(facts(1, P, [2]), facts(2, D, [1])) == {}
+
+
+def test_workers_of_two_models_are_no_pairs_that_are_missing() -> None:
+    other = [facts(3, P), facts(4, D), facts(5, D)]
+    other = [replace(each, view=replace(each.view, model_id="other")) for each in other]
+    stray = facts(6, D)
+    stray = replace(stray, view=replace(stray.view, model_id="stray"))
+    workers = [facts(1, P, [2]), facts(2, D, [1]), *other, stray]
+    apart = at_once(unpaired_of_all(workers, [MODEL_ID, "other"], {}))
+    found = {(int(each["prefill"], 16), int(each["decode"], 16)): each["why"] for each in apart.told.values()}
+    assert found.keys() == {(3, 4), (3, 5), (1, 6)}
+    assert found[1, 6] == f"the decode worker serves stray, not {MODEL_ID}"
+    assert apart.number == 3
 
 
 def test_two_of_one_role_are_no_pair_that_is_missing() -> None:

@@ -155,7 +155,7 @@ def test_a_worker_that_restarts_its_stream_is_asked_again(watching: Watching, mo
 def test_the_document_of_the_fleet_says_what_the_watches_tell(watching: Watching) -> None:
     cluster, watches = watching.cluster, watching.watches
     router = cluster.router
-    view = FleetView(router.fleet, watches, router.dispatcher.selector.breakers)
+    view = FleetView([router.fleet], watches, router.dispatcher.selector.breakers)
     one = f"{100:016x}"
 
     async def state() -> Any:

@@ -16,7 +16,7 @@ from diptych.common.members.instances import ranks_of, role_of, state_of
 from diptych.common.members.roles import LegKind
 from diptych.router.choose.breakers import Pause, Suspect
 from diptych.router.console.fleet.pool_signals import pool_signals
-from diptych.router.console.fleet.unpaired import state_name, unpaired
+from diptych.router.console.fleet.unpaired import state_name, unpaired_of_all
 from diptych.router.console.fleet.worker_facts import RouterFacts, WorkerFacts
 from diptych.router.console.pieces import Pieces
 from diptych.router.console.state import Drain, FleetState, Link, RouterCard, WorkerCard
@@ -70,7 +70,7 @@ def fleet_state(here: RouterFacts, workers: Sequence[WorkerFacts], memo: LinkMem
     """Return the document. `memo` is the caller's from one to the next."""
     memo.keep(workers)
     yield
-    apart = yield from unpaired(workers, here.model_id, here.pauses)
+    apart = yield from unpaired_of_all(workers, [here.model_id, *here.others], here.pauses)
     cards = {}
     for each in workers:
         cards[f"{each.instance_id:016x}"] = worker_card(each, here.pauses, memo)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
 from diptych.router.choose.breakers import Breakers
@@ -20,9 +20,15 @@ class FleetView:
     """The fleet as this router sees it."""
 
     def __init__(
-        self, fleet: Fleet, watches: Watches, breakers: Breakers, clock: Callable[[], float] = time.monotonic
+        self,
+        fleets: Sequence[Fleet],
+        watches: Watches,
+        breakers: Breakers,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._fleet = fleet
+        """`fleets` of each model, the first one with the sessions of all."""
+        self._fleets = fleets
+        self._fleet = fleets[0]
         self._watches = watches
         self._breakers = breakers
         self._clock = clock  # the breakers'
@@ -36,10 +42,11 @@ class FleetView:
             instance_id=fleet.router_id,
             version=self._version,
             model_id=fleet.model_id,
-            problem=fleet.problem(),
+            problem="; ".join(words for each in self._fleets if (words := each.problem())) or None,
             routers=tuple(fleet.routers().values()),
             pauses=self._breakers.pauses(self._clock()),
             pools=fleet.pools,
+            others=tuple(each.model_id for each in self._fleets[1:]),
         )
         workers = []
         for session in fleet.sessions():
@@ -54,7 +61,7 @@ class FleetView:
             reported=session.worker.load,
             view=session.view(),
             load=session.load(),
-            speed=fleet.estimates.of(key) if fleet.estimates.are_measured else None,
+            speed=session.estimates.of(key) if session.estimates.are_measured else None,
             cached_pages=fleet.prefixes.told.num_pages(key),
             status=watches.status(key),
             links=watches.links(key),

@@ -43,6 +43,21 @@ class Apart(NamedTuple):
     number: int  # of all
 
 
+def unpaired_of_all(
+    workers: Sequence[WorkerFacts], model_ids: Sequence[str], pauses: Mapping[Suspect, Pause]
+) -> Pieces[Apart]:
+    """Return the same of each model's workers by themselves; those of no model are told of with the first one's."""
+    first, *others = model_ids
+    told: dict[str, Unpaired] = {}
+    number = 0
+    for model_id in model_ids:
+        own = [each for each in workers if (each.view.model_id if each.view.model_id in others else first) == model_id]
+        apart = yield from unpaired(own, model_id, pauses)
+        told |= dict(itertools.islice(apart.told.items(), MAX_UNPAIRED - len(told)))
+        number += apart.number
+    return Apart(told, number)
+
+
 def unpaired(workers: Sequence[WorkerFacts], model_id: str, pauses: Mapping[Suspect, Pause]) -> Pieces[Apart]:
     """Return who does not serve `model_id` together, and why."""
     obstacles = {each.instance_id: words for each in workers if (words := obstacle(each, model_id))}

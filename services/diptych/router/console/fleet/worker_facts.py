@@ -46,3 +46,4 @@ class RouterFacts:
     routers: Sequence[Instance] = ()  # that are listed
     pauses: Mapping[Suspect, Pause] = field(default_factory=dict)  # of open breakers
     pools: Weights = field(default_factory=dict)  # as declared
+    others: Sequence[str] = ()  # the other models that it serves

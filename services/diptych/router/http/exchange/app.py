@@ -48,6 +48,7 @@ from diptych.router.http.operate.openapi import openapi_json
 from diptych.router.http.operate.server_tools import add_server_tools, add_sessions, operators_routes
 from diptych.router.http.vectors.routes import VECTOR_APIS, add_vectors
 from diptych.router.keys.caller import Callers
+from diptych.router.serve.models import Models
 from diptych.router.serve.pipeline import Pipeline
 from diptych.router.tracing.tracer import Tracer
 from diptych.router.workers.adapter_admin import AdapterAdmin
@@ -68,24 +69,24 @@ APIS: Final = (
 def clients_app(
     config: RouterConfig,
     trust: Trust,
-    fleet: Fleet,
-    pipeline: Pipeline,
+    admins: Mapping[Pipeline, AdapterAdmin],
+    models: Models,
     probes: Probes,
     callers: Callers | None,
     tracer: Tracer,
     budget: BodyBudget,
     batches: Batches | None,
 ) -> ASGIApp:
-    """Return the APIs; with `callers` they want a key."""
+    """Return the APIs; with `callers` they want a key. `admins` load the adapters of each model."""
     bodies = _bodies(config, budget)
-    exchange = Exchange(pipeline, bodies)
-    app = _framework_app(pipeline, probes, exchange)
-    add_server_tools(app, pipeline, bodies, trust)
-    add_sessions(app, pipeline.sessions, bodies, config.workers)
+    exchange = Exchange(models, bodies)
+    app = _framework_app(models, probes, exchange)
+    add_server_tools(app, models, bodies, trust)
+    add_sessions(app, models, bodies, config.workers)
     add_batches(app, batches, bodies)
-    app.router.routes.append(metrics_route(pipeline.metrics if config.open_metrics else None))
+    app.router.routes.append(metrics_route(models.metrics if config.open_metrics else None))
     if config.runtime_lora:
-        add_adapters(app, AdapterAdmin(fleet, trust, config.served_model_name), bodies)
+        add_adapters(app, models, admins, bodies)
     apis = {api.path: api for api in APIS}
     served = with_traces(_past_the_framework(app, exchange, apis), tracer, {*apis, *VECTOR_APIS})
     return with_cors(with_keys(served, callers) if callers else served, config.cors_origins)
@@ -95,16 +96,16 @@ def operators_app(
     config: RouterConfig,
     trust: Trust,
     fleet: Fleet,
-    pipeline: Pipeline,
+    models: Models,
     drain: Drainable,
     reconciler: Reconciler,
     callers: Callers | None,
     budget: BodyBudget,
 ) -> ASGIApp:
     """Return what operators see and do; it wants their token, or a key where nobody has a token."""
-    refusals = pipeline.metrics.refusals
-    tools = operators_routes(pipeline, fleet, _bodies(config, budget), trust, refusals)
-    app = admin_app(fleet, pipeline.explain, drain, reconciler, trust, refusals, tools)
+    refusals = models.metrics.refusals
+    tools = operators_routes(models.first, fleet, _bodies(config, budget), trust, refusals)
+    app = admin_app(fleet, models.explain, drain, reconciler, trust, refusals, tools)
     return with_keys(app, callers) if callers and trust == INSECURE else app  # clients reach the port, too
 
 
@@ -131,15 +132,15 @@ def _past_the_framework(app: ASGIApp, exchange: Exchange, apis: Mapping[str, Api
     return serve
 
 
-def _framework_app(pipeline: Pipeline, probes: Probes, exchange: Exchange) -> FastAPI:
+def _framework_app(models: Models, probes: Probes, exchange: Exchange) -> FastAPI:
     app = FastAPI(title="Diptych", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(HTTPException, _framework_error)
     app.add_exception_handler(Exception, _our_error)
     for api in APIS:  # POSTs were led past: what comes here has another method
         app.add_route(api.path, partial(exchange.answer, api), methods=["POST"])
-    add_tokens(app, pipeline, exchange.bodies)
-    add_vectors(app, pipeline, exchange.bodies)
-    add_models(app, pipeline)
+    add_tokens(app, models, exchange.bodies)
+    add_vectors(app, models, exchange.bodies)
+    add_models(app, models)
     add_about(app, probes, [api.path for api in APIS])
     app.add_route("/openapi.json", _openapi, methods=["GET"])
     for path, ask in health_pages(probes).items():  # as on the health port: a load balancer may know only this one

@@ -29,6 +29,7 @@ from diptych.router.http.exchange.key_gate import caller_of
 from diptych.router.http.exchange.layout import Layout
 from diptych.router.http.exchange.parse import Origin, Parse, Parsed
 from diptych.router.http.exchange.traced import trace_of
+from diptych.router.serve.models import Models
 from diptych.router.serve.pipeline import Pipeline
 from diptych.router.serve.response import Batch, Stream, interleave, wholes
 from diptych.router.values.output import Usage, choose_best, total_usage
@@ -175,36 +176,37 @@ class StreamAnswer(Answer):
 class Exchange:
     """Turns requests into answers."""
 
-    def __init__(self, pipeline: Pipeline, bodies: BodyReader) -> None:
-        self._pipeline = pipeline
+    def __init__(self, models: Models, bodies: BodyReader) -> None:
+        self._models = models
         self.bodies = bodies
 
     async def answer(self, api: Api, request: Request) -> Response:
         trace, said = trace_of(request.scope), _headers(request.scope)
-        origin = Origin(request_id_of(said), said, caller_of(request), trace, self._pipeline.sessions)
+        origin = Origin(request_id_of(said), said, caller_of(request), trace, self._models.sessions)
         trace.note_origin(origin.request_id, origin.caller.name)
         headers = {HEADER: origin.request_id, api.id_header: origin.request_id}
         held = self.bodies.hold(origin.caller.name)
         try:
-            parsed = await self._read(request, api, origin, held)
+            parsed, pipeline = await self._read(request, api, origin, held)
         except DiptychError as error:
-            self._pipeline.metrics.requests.labels(api.name, outcome_of(error)).inc()
+            self._models.metrics.requests.labels(api.name, outcome_of(error)).inc()
             trace.note_outcome(outcome_of(error))
             return error_response(error, api.path, headers)
         trace.note_parsed(parsed[0].stream)
         kind = StreamAnswer if parsed[0].stream else WholeAnswer
-        return kind(self._pipeline, api, *parsed, headers, held.release)
+        return kind(pipeline, api, *parsed, headers, held.release)
 
-    async def _read(self, request: Request, api: Api, origin: Origin, held: HeldBody) -> Parsed:
-        """What goes wrong here is the end of the request."""
-        model = self._pipeline.model
+    async def _read(self, request: Request, api: Api, origin: Origin, held: HeldBody) -> tuple[Parsed, Pipeline]:
+        """Return also who serves it. What goes wrong here is the end of the request."""
+        offers = self._models.now()
 
         def parse(body: bytes) -> Parsed:
             origin.trace.mark("read")
-            return api.parse(body, origin, model)
+            return api.parse(body, origin, offers.model)
 
         try:
-            return await self.bodies.read(request, held, parse)
+            parsed = await self.bodies.read(request, held, parse)
+            return parsed, offers.named(parsed[0].model).pipeline
         except BaseException:
             held.release()
             raise

@@ -83,29 +83,33 @@ class Origin:
 
 
 Parsed = tuple[ClientRequest, Layout]  # what a client asks for, and how the answer is to look
-Parse = Callable[[bytes, Origin, ServedModel], Parsed]
+Find = Callable[[str], ServedModel]  # by what a request calls it; raises the caller's `DiptychError`
+Parse = Callable[[bytes, Origin, Find], Parsed]
 
 
-def parse_chat(body: bytes, origin: Origin, model: ServedModel) -> Parsed:
+def parse_chat(body: bytes, origin: Origin, find: Find) -> Parsed:
     """Read the body of a chat completion. Raises `InvalidRequest`."""
     fields = read_fields(ChatRequest, body)
+    model = find(fields.model_name or "")
     only_here = {"tool_use": fields.tool_use(), "predicted_text": fields.predicted_text}
     request = _request(fields, [fields.prompt()], fields.output_limit, origin, **only_here)
     return request, ChatLayout(_named(model, fields), _style(fields), request.tool_use, stream=request.stream)
 
 
-def parse_completion(body: bytes, origin: Origin, model: ServedModel) -> Parsed:
+def parse_completion(body: bytes, origin: Origin, find: Find) -> Parsed:
     """Read the body of a completion. Raises `InvalidRequest`."""
     fields = read_fields(CompletionRequest, body)
+    model = find(fields.model_name or "")
     only_here: dict[str, Any] = {"best_of": fields.best_of, "echo": bool(fields.echo)}
     only_here |= {"only_reads": fields.output_limit == 0, "predicted_text": fields.predicted_text}
     request = _request(fields, fields.prompts(), fields.output_limit or 1, origin, **only_here)
     return request, CompletionLayout(_named(model, fields), _style(fields, echoes=request.echo))
 
 
-def parse_generate(body: bytes, origin: Origin, model: ServedModel) -> Parsed:
+def parse_generate(body: bytes, origin: Origin, find: Find) -> Parsed:
     """Read the body of /generate. Raises `InvalidRequest`."""
     fields = read_fields(GenerateRequest, body)
+    model = find(fields.model_name or "")
     sampling = fields.sampling
     request = origin.request(
         fields,
@@ -130,9 +134,10 @@ def _turn(fields: GenerateRequest, origin: Origin) -> Turn | None:
     return origin.sessions.turn(origin.caller.name, follow, fields.rid or origin.request_id, time.monotonic())
 
 
-def parse_messages(body: bytes, origin: Origin, model: ServedModel) -> Parsed:
+def parse_messages(body: bytes, origin: Origin, find: Find) -> Parsed:
     """Read the body of a message, as Anthropic's clients write it. Raises `InvalidRequest`."""
     fields = read_fields(MessagesRequest, body)
+    model = find(fields.model_name or "")
     request = origin.request(
         fields,
         [fields.chat()],
@@ -144,9 +149,10 @@ def parse_messages(body: bytes, origin: Origin, model: ServedModel) -> Parsed:
     return request, MessageLayout(fields.model or model.model_id, fields.max_tokens)
 
 
-def parse_responses(body: bytes, origin: Origin, model: ServedModel) -> Parsed:
+def parse_responses(body: bytes, origin: Origin, find: Find) -> Parsed:
     """Read the body of a response, as OpenAI's clients write it. Raises `InvalidRequest`."""
     fields = read_fields(ResponsesRequest, body)
+    model = find(fields.model_name or "")
     prompt, use = fields.chat(), fields.tool_use()
     if fields.wants_logprobs and model.formats.splits(use):
         text = "a response has log-probabilities only without tools and reasoning: ask for a chat completion"

@@ -28,6 +28,7 @@ from diptych.router.http.fields.strict_model import Body
 from diptych.router.http.fields.tool_fields import Tools, shown_tools
 from diptych.router.http.openai.chat_request import Messages, turns_of
 from diptych.router.keys.caller import Caller
+from diptych.router.serve.models import Models
 from diptych.router.serve.pipeline import Pipeline
 from diptych.router.values.request import ChatPrompt, Prompt, TextPrompt, request_for_tokens
 
@@ -105,22 +106,24 @@ async def count_tokens(fields: PromptFields, caller: Caller, pipeline: Pipeline)
     return {"input_tokens": len(ids)}
 
 
-TOKEN_APIS: Final[Mapping[str, tuple[type[Body], Work]]] = {  # by path: the body, and what is made of it
+Fields = TokenizeRequest | DetokenizeRequest | PromptFields
+
+TOKEN_APIS: Final[Mapping[str, tuple[type[Fields], Work]]] = {  # by path: the body, and what is made of it
     "/tokenize": (TokenizeRequest, tokenize),
     "/detokenize": (DetokenizeRequest, detokenize),
     "/v1/messages/count_tokens": (PromptFields, count_tokens),
 }
 
 
-def add_tokens(app: FastAPI, pipeline: Pipeline, bodies: BodyReader) -> None:
+def add_tokens(app: FastAPI, models: Models, bodies: BodyReader) -> None:
     """Add the paths to the application."""
 
-    async def answer(body: type[Body], work: Work, request: Request) -> Response:
-        caller, count = caller_of(request), pipeline.metrics.requests.labels
+    async def answer(body: type[Fields], work: Work, request: Request) -> Response:
+        caller, count = caller_of(request), models.metrics.requests.labels
         held = bodies.hold(caller.name)
         try:
             fields = await bodies.read(request, held, partial(read_fields, body))
-            found = await until_disconnect(request.receive, work(fields, caller, pipeline))
+            found = await until_disconnect(request.receive, work(fields, caller, models.named(fields.model or "")))
         except DiptychError as error:
             count("tokens", outcome_of(error)).inc()
             return refusal(error, request)

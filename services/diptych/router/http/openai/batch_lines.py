@@ -23,6 +23,7 @@ from diptych.router.http.exchange.parse import Origin, Parse, parse_chat, parse_
 from diptych.router.http.vectors.routes import Sender, embeddings
 from diptych.router.http.vectors.vector_requests import EmbeddingsRequest
 from diptych.router.keys.caller import ANYBODY, Caller, Callers
+from diptych.router.serve.models import Models
 from diptych.router.serve.pipeline import Pipeline
 from diptych.router.tracing.record import NO_TRACE
 from diptych.router.values.output import Piece
@@ -38,10 +39,10 @@ PARSERS: Final[Mapping[str, Parse]] = {
 
 
 class LineServer:
-    """Serves them by the pipeline that serves everybody."""
+    """Serves them by the pipelines that serve everybody."""
 
-    def __init__(self, pipeline: Pipeline, callers: Callers | None) -> None:
-        self._pipeline = pipeline
+    def __init__(self, models: Models, callers: Callers | None) -> None:
+        self._models = models
         self._callers = callers
         self._begun_s = time.monotonic()
 
@@ -60,19 +61,21 @@ class LineServer:
             raise
         except DiptychError as error:
             outcome, reply = _refused(error, call.url)
-        self._pipeline.metrics.requests.labels(API, outcome).inc()
+        self._models.metrics.requests.labels(API, outcome).inc()
         return reply
 
     async def _answer(self, call: LineCall) -> bytes:
         origin = Origin(call.request_id, {}, self._caller(call.tenant), NO_TRACE, priority=LEAST_PRIORITY)
         if call.url not in PARSERS:
             fields = read_fields(EmbeddingsRequest, call.body)
-            return orjson.dumps(await embeddings(fields, Sender(origin, self._pipeline)))
-        parse = partial(PARSERS[call.url], call.body, origin, self._pipeline.model)
+            return orjson.dumps(await embeddings(fields, Sender(origin, self._models.named(fields.model or ""))))
+        offers = self._models.now()
+        parse = partial(PARSERS[call.url], call.body, origin, offers.model)
         client, layout = parse() if is_quick(call.body) else await asyncio.to_thread(parse)
-        async with self._pipeline.admit(client) as requests:
+        pipeline = offers.named(client.model).pipeline
+        async with pipeline.admit(client) as requests:
             layout.prompts = prompts_of(requests, client)
-            streams = [_noting(call.slot.answered, self._pipeline, request) for request in requests]
+            streams = [_noting(call.slot.answered, pipeline, request) for request in requests]
             return await whole_body(client, layout, streams)
 
     def _caller(self, tenant: str) -> Caller:

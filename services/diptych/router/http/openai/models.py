@@ -1,4 +1,4 @@
-"""What is served, as OpenAI's clients ask for it: the model under its names, and its adapters."""
+"""What is served, as OpenAI's clients ask for it: each model under its names, and its adapters."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing_extensions import TypedDict
 
 from diptych.router.errors import ModelNotFound
 from diptych.router.http.exchange.answers import json_response, refusal
+from diptych.router.serve.models import Models
 from diptych.router.serve.pipeline import Pipeline
 
 
@@ -37,26 +38,36 @@ class ModelList(TypedDict):
     data: list[Model]
 
 
-def add_models(app: FastAPI, pipeline: Pipeline) -> None:
+def add_models(app: FastAPI, models: Models) -> None:
     """Add both paths to the application."""
     created = int(time.time())
-    app.add_route("/v1/models", partial(_list, pipeline, created), methods=["GET"])
-    app.add_route("/v1/models/{model_id:path}", partial(_show, pipeline, created), methods=["GET"])
+    app.add_route("/v1/models", partial(_list, models, created), methods=["GET"])
+    app.add_route("/v1/models/{model_id:path}", partial(_show, models, created), methods=["GET"])
 
 
-async def _list(pipeline: Pipeline, created: int, request: Request) -> Response:
-    models: ModelList = {"object": "list", "data": list(listed(pipeline, created).values())}
-    return json_response(models, request)
+async def _list(models: Models, created: int, request: Request) -> Response:
+    found: ModelList = {"object": "list", "data": list(listed_all(models, created).values())}
+    return json_response(found, request)
 
 
-async def _show(pipeline: Pipeline, created: int, request: Request) -> Response:
+async def _show(models: Models, created: int, request: Request) -> Response:
     name = request.path_params["model_id"]
-    known = listed(pipeline, created)
-    if name in pipeline.model_ids:
-        known.setdefault(name, _model(name, pipeline, created))  # requests may call it so, too
+    known = listed_all(models, created)
+    for pipeline in models:
+        if name in pipeline.model_ids:
+            known.setdefault(name, _model(name, pipeline, created))  # requests may call it so, too
     if name not in known:
         return refusal(ModelNotFound(f"the model {name!r} does not exist"), request)
     return json_response(known[name], request)
+
+
+def listed_all(models: Models, created: int) -> dict[str, Model]:
+    """Return what each model has, the first one's first; a name that several have is the one's that serves it."""
+    found = {name: _model(name, pipeline, created) for pipeline in models for name in pipeline.names}
+    for pipeline in models:
+        for name, model in listed(pipeline, created).items():
+            found.setdefault(name, model)
+    return found
 
 
 def listed(pipeline: Pipeline, created: int) -> dict[str, Model]:

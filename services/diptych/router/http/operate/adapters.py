@@ -5,7 +5,7 @@ Who may call it can make workers read any folder: it belongs behind a gateway th
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TypeVar
 
@@ -13,12 +13,14 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from diptych.common.errors import DiptychError
+from diptych.common.errors import DiptychError, InvalidRequest
 from diptych.router.http.exchange.answers import json_response, refusal
 from diptych.router.http.exchange.body import BodyReader
 from diptych.router.http.exchange.key_gate import caller_of
 from diptych.router.http.exchange.parse import read_fields
 from diptych.router.http.fields.strict_model import Body
+from diptych.router.serve.models import Models
+from diptych.router.serve.pipeline import Pipeline
 from diptych.router.workers.adapter_admin import AdapterAdmin
 
 
@@ -32,6 +34,7 @@ class LoadBody(AdapterBody):
     """The body of /v1/load_lora_adapter."""
 
     lora_path: str  # a PEFT folder, on each worker's machine
+    base_model_name: str | None = None  # whose it is, where several models are served
 
 
 class UnloadBody(AdapterBody):
@@ -44,17 +47,35 @@ B = TypeVar("B", bound=AdapterBody)
 Work = Callable[[B], Awaitable[int]]  # returns how many workers have done it
 
 
-def add_adapters(app: FastAPI, admin: AdapterAdmin, bodies: BodyReader) -> None:
+def add_adapters(app: FastAPI, models: Models, admins: Mapping[Pipeline, AdapterAdmin], bodies: BodyReader) -> None:
     """Add both paths to the application."""
 
     async def load(body: LoadBody) -> int:
-        return await admin.load(body.lora_name, body.lora_path)
+        pipeline = _base(models, body.base_model_name or "")
+        _check_free(body.lora_name, pipeline, models)
+        return await admins[pipeline].load(body.lora_name, body.lora_path)
 
     async def unload(body: UnloadBody) -> int:
-        return await admin.unload(body.lora_name)
+        return await admins[models.named(body.lora_name)].unload(body.lora_name)
 
     app.add_route("/v1/load_lora_adapter", partial(_answer, bodies, LoadBody, load), methods=["POST"])
     app.add_route("/v1/unload_lora_adapter", partial(_answer, bodies, UnloadBody, unload), methods=["POST"])
+
+
+def _base(models: Models, name: str) -> Pipeline:
+    try:
+        pipeline = models.named(name)
+    except InvalidRequest as error:
+        raise InvalidRequest(str(error), param="base_model_name") from None
+    if name and name not in pipeline.all_names:
+        raise InvalidRequest(f"{name!r} is no model that this router serves", param="base_model_name")
+    return pipeline
+
+
+def _check_free(name: str, base: Pipeline, models: Models) -> None:
+    """Raise unless only `base` has, or may get, an adapter of this name: requests say nothing else."""
+    if any(name in other.all_adapters for other in models if other is not base):
+        raise InvalidRequest(f"another model has an adapter {name!r}: give it another name", param="lora_name")
 
 
 async def _answer(bodies: BodyReader, fields: type[B], work: Work[B], request: Request) -> Response:

@@ -166,6 +166,7 @@ _SINCE: Final = _query("since_ms", "That began then or later, in milliseconds si
 _TOPICS: Final = _query(
     "topics", f"Of {', '.join(TOPICS)}, with commas between; by itself the fleet", {"type": "string"}
 )
+_WHICH_MODEL: Final = _query("model", "Which one, where several are served", {"type": "string"})
 _REQUEST_ID: Final = _path("request_id", "As in the header x-request-id")
 _ROWS: Final = (
     _query("phase", "How far the call is", {"enum": list(get_args(RequestPhase))}),
@@ -323,8 +324,10 @@ OPERATIONS: Final = (
         Operation("get", path, summary, {200: "text/html", 404: OperatorError}, scheme="")
         for path, summary in (("/console/", "The console, a page for browsers: with --console on, as all below it"),)
     ),
-    Operation("get", "/get_model_info", "The model, in SGLang's words", _answers(ModelInfo, Error, (401,))),
-    Operation("get", "/model_info", "The same", _answers(ModelInfo, Error, (401,))),
+    *(
+        Operation("get", path, summary, _answers(ModelInfo, Error, (400, 401, 404)), parameters=(_WHICH_MODEL,))
+        for path, summary in (("/get_model_info", "The model, in SGLang's words"), ("/model_info", "The same"))
+    ),
     Operation(
         "post",
         "/abort_request",

@@ -33,8 +33,9 @@ from diptych.router.http.exchange.timings import hex_id
 from diptych.router.http.fields.strict_model import Body
 from diptych.router.keys.caller import ANYBODY
 from diptych.router.serve.aborts import Aborts
+from diptych.router.serve.models import Models
 from diptych.router.serve.pipeline import Pipeline
-from diptych.router.values.kept_sessions import IDLE_S, MAX_IDLE_S, KeptSessions
+from diptych.router.values.kept_sessions import IDLE_S, MAX_IDLE_S
 from diptych.router.workers.fleet import Fleet
 from diptych.router.workers.session import Session
 from diptych.router.workers.worker_acts import WorkerActs
@@ -226,21 +227,24 @@ def operators_routes(
     return [operator_route(path, (method,), handler, trust, refusals) for method, path, handler in named]
 
 
-def add_server_tools(app: FastAPI, pipeline: Pipeline, bodies: BodyReader, trust: Trust) -> None:
+def add_server_tools(app: FastAPI, models: Models, bodies: BodyReader, trust: Trust) -> None:
     """Add the paths of clients to the application."""
     for path in ("/get_model_info", "/model_info"):
-        app.add_route(path, partial(_model_info, pipeline), methods=["GET"])
-    app.add_route(ABORT, partial(_abort, pipeline.aborts, bodies, trust), methods=["POST"])
+        app.add_route(path, partial(_model_info, models), methods=["GET"])
+    app.add_route(ABORT, partial(_abort, models.aborts, bodies, trust), methods=["POST"])
 
 
-def add_sessions(app: FastAPI, sessions: KeptSessions, bodies: BodyReader, num_processes: int) -> None:
+def add_sessions(app: FastAPI, models: Models, bodies: BodyReader, num_processes: int) -> None:
     """Add the paths by which clients open and close sessions."""
+    sessions = models.sessions
 
     async def opened(request: Request) -> Response:
         try:
             body = await _read(bodies, OpenSessionBody, request)
             if num_processes > 1:
                 raise Conflict(f"a router of {num_processes} processes keeps no sessions: send whole prompts")
+            if len(models) > 1:
+                raise Conflict("a router of several models keeps no sessions: send whole prompts")
             session_id = body.session_id or secrets.token_hex(16)
             idle_s = body.timeout or IDLE_S
             owner = caller_of(request).name
@@ -307,7 +311,12 @@ def _load(number: int, session: Session) -> WorkerLoadOf:
     }
 
 
-async def _model_info(pipeline: Pipeline, request: Request) -> Response:
+async def _model_info(models: Models, request: Request) -> Response:
+    """Of several models `?model=` says which one is meant."""
+    try:
+        pipeline = models.named(request.query_params.get("model", ""))
+    except DiptychError as error:
+        return refusal(error, request)
     model_id = pipeline.model_ids[0]
     info: ModelInfo = {
         "model_path": model_id,

@@ -42,6 +42,7 @@ from diptych.router.http.vectors.vector_requests import (
     ScoreRequest,
     VectorFields,
 )
+from diptych.router.serve.models import Models
 from diptych.router.serve.pipeline import Pipeline
 from diptych.router.serve.scoring import Scored, embed, score
 from diptych.router.tracing.record import Trace
@@ -144,7 +145,7 @@ VECTOR_APIS: Final[Mapping[str, tuple[type[VectorFields], Work]]] = {  # by path
 }
 
 
-def add_vectors(app: FastAPI, pipeline: Pipeline, bodies: BodyReader) -> None:
+def add_vectors(app: FastAPI, models: Models, bodies: BodyReader) -> None:
     """Add the paths to the application."""
 
     async def answer(body: type[VectorFields], work: Work, request: Request) -> Response:
@@ -154,7 +155,8 @@ def add_vectors(app: FastAPI, pipeline: Pipeline, bodies: BodyReader) -> None:
         held = bodies.hold(caller.name)
         try:
             fields = await bodies.read(request, held, partial(_parsed, body, trace))
-            found = await until_disconnect(request.receive, work(fields, Sender(origin, pipeline)))
+            sender = Sender(origin, models.named(fields.model or ""))
+            found = await until_disconnect(request.receive, work(fields, sender))
         except DiptychError as error:
             end(trace, outcome_of(error))
             return refusal(error, request)
@@ -164,7 +166,7 @@ def add_vectors(app: FastAPI, pipeline: Pipeline, bodies: BodyReader) -> None:
         return json_response(found, request)
 
     def end(trace: Trace, outcome: str) -> None:
-        pipeline.metrics.requests.labels("vectors", outcome).inc()
+        models.metrics.requests.labels("vectors", outcome).inc()
         trace.note_outcome(outcome)
 
     for path, (body, work) in VECTOR_APIS.items():
