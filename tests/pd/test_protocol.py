@@ -102,7 +102,7 @@ def test_no_rule_is_broken_where_layers_with_a_window_have_pages_of_their_own(se
 def test_no_rule_is_broken_where_evicted_pages_go_to_host_memory_and_take_their_time(seed: int) -> None:
     """Pages that a peer writes, or that are sent, are never those of a copy; whoever waits for one may go."""
     beside: dict[str, Any] = ({}, {"pages_per_state": 1}, {"windows": WINDOWS[0]})[seed % 3]
-    game = seeded(seed, num_host_slots=8 + 8 * (seed % 4), **beside)
+    game = seeded(seed, num_host_slots=(24, 16, 24, 32)[seed % 4], **beside)
     game.run(HOST_MOVES)
     caches = [worker.cache for worker in game.cluster.workers.values()]
     assert sum(cache.moves.num_restored for cache in caches) > 1

@@ -47,9 +47,9 @@ def test_a_file_that_another_process_removes_meanwhile_is_no_error(
 
 
 def test_new_files_are_of_the_process_that_sweeps_them(tmp_path: Path) -> None:
-    for _ in range(2):
+    for written_s in (1, 2):
         path, _ = new_file(tmp_path, "decode rank 1", ".json")
         path.touch()
-        os.utime(path, (1, 1))
+        os.utime(path, (written_s, written_s))
         sweep(tmp_path, "decode rank 1", 1)
     assert list(tmp_path.iterdir()) == [path]

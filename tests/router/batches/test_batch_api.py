@@ -327,4 +327,4 @@ def test_a_batch_waits_while_anybody_waits_for_a_first_token(cluster: Cluster, h
 
 def test_without_a_store_the_paths_say_what_to_do(start_cluster: Start) -> None:
     status, answer = start_cluster().post("/v1/batches", {})
-    assert (status, "--batch-store" in answer["error"]["message"]) == (501, True)
+    assert (status, "--batch-store" in answer["error"]["message"]) == (404, True)

@@ -206,7 +206,7 @@ PATHS: Final = (
 
 
 async def _not_there(request: Request) -> Response:
-    error: DiptychError = NotServed(501, NOT_THERE)
+    error: DiptychError = NotServed(404, NOT_THERE)
     return refusal(error, request)
 
 

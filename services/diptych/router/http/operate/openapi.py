@@ -114,7 +114,6 @@ _REASONS: Final[Mapping[int, str]] = {
     415: "The body is compressed",
     429: "Too much at once: try again after `Retry-After` seconds",
     500: "A bug of the server",
-    501: "This router keeps no batches",
     503: "Nobody can serve this now: try again after `Retry-After` seconds",
     504: "It took too long",
 }
@@ -213,7 +212,7 @@ OPERATIONS: Final = (
         "post",
         "/v1/files",
         "Upload the input of a batch",
-        _answers(File, Error, (400, 401, 408, 413, 501, 503)),
+        _answers(File, Error, (400, 401, 404, 408, 413, 503)),
         UploadBody,
         body_type="multipart/form-data",
     ),
@@ -221,11 +220,11 @@ OPERATIONS: Final = (
         "post",
         "/v1/batches",
         "Have the requests of a file run when there is time",
-        _answers(Batch, Error, (400, 401, 408, 413, 415, 429, 501, 503)),
+        _answers(Batch, Error, (400, 401, 404, 408, 413, 415, 429, 503)),
         BatchRequest,
     ),
     *(
-        Operation("get", path, summary, _answers(answer, Error, (400, 401, 501, 503)), parameters=(*_PAGE, *others))
+        Operation("get", path, summary, _answers(answer, Error, (400, 401, 404, 503)), parameters=(*_PAGE, *others))
         for path, summary, answer, others in (
             ("/v1/files", "Files, the newest first", FileList, (_ORDER, _PURPOSE)),
             ("/v1/batches", "Batches, the newest first", BatchList, (_ORDER,)),
@@ -236,7 +235,7 @@ OPERATIONS: Final = (
             method,
             path,
             summary,
-            _answers(answer, Error, (401, 404, *others, 501, 503)),
+            _answers(answer, Error, (401, 404, *others, 503)),
             parameters=(_path(name, "Its id"),),
         )
         for method, path, summary, answer, others, name in (
