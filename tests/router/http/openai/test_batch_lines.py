@@ -21,6 +21,7 @@ from diptych.router.http.openai.batch_lines import LineServer
 from diptych.router.keys.caller import Callers
 from diptych.router.keys.keyring import ApiKey, digest_of
 from diptych.router.keys.ledger import Ledger
+from diptych.router.serve.models import Models
 from diptych.router.values.failure import LegFailure
 
 CALL = LineCall("batch_req_1", "ann", "/v1/completions", b'{"prompt": "p"}', Slot(lambda: None))
@@ -44,7 +45,7 @@ class Failing:
 
 def served(error: DiptychError, callers: Callers | None = None) -> int:
     pipeline: Any = Failing(error)
-    return asyncio.run(LineServer(pipeline, callers).serve(CALL)).status
+    return asyncio.run(LineServer(Models([pipeline]), callers).serve(CALL)).status
 
 
 @pytest.mark.parametrize("code", [FailureCode.PEER_LOST, FailureCode.TRANSFER_FAILED, FailureCode.ABORTED])
