@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from diptych.architectures import placement, registry
+from diptych.architectures import eagle, placement, registry
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.placement import Placed
 from diptych.architectures.registry import FAMILIES
@@ -41,7 +41,9 @@ def next_layer(config: ModelConfig) -> ModelConfig:
 
 
 def placement_of(config: ModelConfig) -> Callable[[ModelConfig], Iterator[Placed]]:
-    """Return where the tensors of a model go, or of such a layer."""
+    """Return where the tensors of a model go, of such a layer, or of an EAGLE head."""
+    if config.eagle is not None:
+        return eagle.placement_of
     return _next_placement if config.joins_rows else registry.placement_of
 
 

@@ -98,8 +98,9 @@ class LoadedModel:
     main: ModelConfig | None = None  # of the model whose draft this is; None: of none
     draft: LoadedModel | None = None  # that guesses what this one will say, on the same pool
     rows: HiddenRows | None = None  # that the draft joins; both have them
+    words: Tensor | None = None  # int64: the tokens that it says by other numbers; None: by theirs
     images: EncodedImages | None = None  # None: the model knows text alone
-    shared: Mapping[str, Matrix] = field(default_factory=dict)  # that the draft has of this one, if it joins rows
+    shared: Mapping[str, Matrix] = field(default_factory=dict)  # that the draft has of this one, or it of the draft
     weights_id: str = ""
 
     def memory(self) -> WeightMemory:
@@ -148,6 +149,11 @@ class LoadedModel:
         """Return the logits of `batch.logits_rows`. Attention was told of the batch before, and so were adapters."""
         return self.decoder.forward(batch, self.attention, on_layer, pieces, self.states, self.rows)
 
+    def likeliest(self, logits: Tensor) -> Tensor:
+        """Return the likeliest tokens `[num_rows]`."""
+        found = logits.argmax(dim=-1)
+        return found if self.words is None else self.words[found]
+
 
 def load_with_draft(
     source: ModelSource,
@@ -176,8 +182,9 @@ def load_with_draft(
     if not joins:
         return replace(model, draft=beside)
     page_size = own_views(kv, model.config, None)[0].shape[3]
-    rows = HiddenRows(model.config.hidden_size, DTYPES[options.dtype], kv.device, page_size)
-    return replace(model, rows=rows, draft=replace(beside, rows=rows))
+    fc = beside.shared.get("fc")
+    rows = HiddenRows(model.config.hidden_size, DTYPES[options.dtype], kv.device, page_size, fc)
+    return replace(model, rows=rows, draft=replace(beside, rows=rows, shared={}))
 
 
 def _taken(source: ModelSource, kv: Tensor, options: ModelOptions, taking: Taking) -> LoadedModel | None:
@@ -217,7 +224,8 @@ def load_model(
         ops = part.wrap(narrowing(backend, dtype, kv.device) if options.quantization == "fp8" else backend.ops)
         tensors = expanded(part.tensors) if options.quantization == "none" else part.tensors
         placement = list(part.placement)
-        weights = load(part.config, placement, tensors, ops, dtype, kv.device).beside(shared or {})
+        weights = load(part.config, placement, tensors, ops, dtype, kv.device)
+        weights = weights.beside({name: each for name, each in (shared or {}).items() if not weights.has(name)})
         _fill(sinks, chain(*part.config.attending.layers_by_kind), weights)
         loras = Loras(part.config.num_layers, _adapters_of(part.adapted, options, dtype, kv.device), backend.low_rank)
         wrapped = weights.wrapped(loras.wrap)
@@ -239,7 +247,8 @@ def load_model(
         main=main,
         weights_id=source.weights_id,
         images=_new_images(decoder),
-        shared={name: weights.matrix(name) for name in SHARED},
+        shared={name: weights.matrix(name) for name in (*SHARED, *(("fc",) if part.config.eagle else ()))},
+        words=weights.constant("words").long() if part.config.eagle and part.config.eagle.has_words else None,
         blueprint=Blueprint(placement, ops, dtype, kv.device, weights.vectors()),
     )
 

@@ -11,11 +11,11 @@ import sure_next_layer
 import torch
 from emulated_gpu import emulated_runner
 from guessing_on_gpus import DRAWN, GREEDY, PROMPTS, accepted_and_rejected, each_engine, guessed_alike, on_gpus
-from next_layers import FAMILIES, PAGE, TOKENS, Served, guesses, random_folder
+from next_layers import FAMILIES, PAGE, TOKENS, Served, guesses, random_folder, with_next
 from sure_next_layer import by_rows
 from torch import Tensor
 
-from diptych.checkpoints.source import ModelSource
+from diptych.checkpoints.source import ModelSource, open_model
 from diptych.engine.runner.gpu.gpu_next_layer import GpuNextLayer
 from diptych.engine.runner.gpu.gpu_runner import GpuRunner
 from diptych.engine.runner.gpu.inputs import StepLimits
@@ -63,7 +63,7 @@ def test_it_guesses_what_transformers_does(
 ) -> None:
     folder = random_folder(tmp_path / "next", family, tiny_folder)
     assert all(ours == theirs for ours, theirs in guesses(family, folder, new_runner, device))
-    served = Served(folder, new_runner, device)
+    served = Served(with_next(open_model(str(folder))), new_runner, device)
     served.compute(TOKENS, 0, 7)
     layer = served.runner.draft_model
     own, elsewhere = (int(served.table[0, page]) * PAGE + 2 for page in (1, 9))  # of the last token, and of nobody's
