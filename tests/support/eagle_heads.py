@@ -37,6 +37,8 @@ EPS: Final = 1e-5
 THETA: Final = 10_000.0
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 16
 FFN: Final = 96
+# of codes of words, of which no two have a product above 0.35
+FREQUENCIES: Final = (80, 157, 125, 35, 82, 59, 51, 135, 132, 77, 97, 123, 55, 69, 63, 62)
 
 
 class Folders(NamedTuple):
@@ -216,7 +218,8 @@ def by_keys(tensors: dict[str, Tensor]) -> None:
     for name, one_head, num_heads in (("q", query, HEADS), ("k", key, KV_HEADS)):
         rows = one_head.repeat(num_heads)[:, None] * strength
         tensors[f"midlayer.self_attn.{name}_proj.weight"][:, :WORDS] = rows
-    codes = F.normalize(torch.randn(WORDS, KV_HEADS * HEAD_DIM), dim=1)
+    turns = 2 * math.pi / WORDS * torch.arange(WORDS)[:, None] * torch.tensor(FREQUENCIES)
+    codes = torch.cat((turns.cos(), turns.sin()), dim=1) / math.sqrt(len(FREQUENCIES))
     # the word two further, less the one further, which the pass before has added to the row
     behind = codes.roll(-2 * SUCCESSOR, 0) - codes.roll(-SUCCESSOR, 0)
     tensors["midlayer.self_attn.v_proj.weight"][:, :WORDS] = behind.T
