@@ -132,13 +132,13 @@ def test_a_layer_that_knows_what_comes_is_right(
 ) -> None:
     pair = pair_of(joined)
     assert pair.guessed(params_of=greedy, **scene) == pair.alone.answers({}, params_of=greedy, rooms=EVERY_KIND)
-    if scene and joined.endswith("by_rows"):  # what goes on a prompt is guessed by its last row but one: by nothing
+    if scene and joined != "by_tokens":  # what goes on a prompt is guessed by its last row but one: by nothing
         assert len(EVERY_KIND) > pair.drafter.compared - pair.drafter.came > 0
     else:
         assert pair.drafter.came == pair.drafter.compared > 100
 
 
-@pytest.mark.parametrize("joined", ["by_rows", "head_by_rows", "head_by_keys"])
+@pytest.mark.parametrize("joined", ["by_rows", "head_by_keys"])
 def test_two_ranks(pair_of: Callable[[str], Pair], joined: str) -> None:
     """Each has all rows, and a part of the layer."""
     pair = pair_of(joined)

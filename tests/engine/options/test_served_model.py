@@ -122,10 +122,10 @@ def test_ranks_that_cannot_share_it_are_refused(source: ModelSource, tiny_folder
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"speculate": "eagle:x"}, "EAGLE heads are not yet"),
-        ({"speculate": "mtp:x"}, "suffix, ngram, draft:PATH, mtp and off are served"),
-        ({"speculate": "draft"}, "suffix, ngram, draft:PATH, mtp and off are served"),
-        ({"speculate": "suffix:x"}, "suffix, ngram, draft:PATH, mtp and off are served"),
+        ({"speculate": "eagle"}, "suffix, ngram, draft:PATH, mtp, eagle:PATH and off are served"),
+        ({"speculate": "mtp:x"}, "suffix, ngram, draft:PATH, mtp, eagle:PATH and off are served"),
+        ({"speculate": "draft"}, "suffix, ngram, draft:PATH, mtp, eagle:PATH and off are served"),
+        ({"speculate": "suffix:x"}, "suffix, ngram, draft:PATH, mtp, eagle:PATH and off are served"),
         ({"speculate": "mtp", "device": "sim"}, "give --speculate suffix or ngram"),
         ({"speculate": "draft:x", "device": "sim"}, "give --speculate suffix or ngram"),
         ({"speculate": "draft:x", "overlap": "on", "device": "cpu"}, "leave it out"),
