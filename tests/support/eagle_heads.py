@@ -14,7 +14,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import numpy as np
 import tokenizers
 import torch
 from draft_models import AskAlways

@@ -74,7 +74,7 @@ class EagleFolder:
             return None
         differences = next(tensor for name, tensor in self._read_all(read_tensors) if name == WORDS)
         words = np.arange(len(differences)) + differences.astype(np.int64)
-        if not (0 <= words.min() and words.max() < self.config.vocab_size):
+        if not (words.min() >= 0 and words.max() < self.config.vocab_size):
             span = f"{words.min()} to {words.max()}, and the model has {self.config.vocab_size}"
             raise ConfigError(f"{self.config.model_id}: by {WORDS} it says tokens from {span}")
         return words.astype(np.float32)

@@ -20,7 +20,6 @@ from diptych.engine.runner.next_layer import CpuNextLayer
 from diptych.engine.runner.row_places import RowPlaces
 from diptych.engine.values.batch import Bools, ForwardBatch, ForwardMode, OnLayer
 
-
 GuessAll = Callable[[], list[Guess]]
 
 

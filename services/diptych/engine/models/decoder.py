@@ -179,8 +179,8 @@ class Decoder:
         logits = self._last(last, picked)
         if self._head is not None:
             assert rows is not None
-            own = last.x[: batch.host.num_samples]
-            rows.of_step(len(own)).copy_(own)
+            out = last.x[: batch.host.num_samples]
+            rows.of_step(len(out)).copy_(out)
         elif rows is not None:
             self._keep(rows, batch, stream, picked, buffers[-1])
         return logits

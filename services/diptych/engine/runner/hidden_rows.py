@@ -14,7 +14,6 @@ from diptych.engine.models.matrix import Matrix
 from diptych.engine.runner.row_places import FIRST_OF_STEP, Kept
 
 
-
 class HiddenRows:
     """A table of rows, in places that `RowPlaces` gives: none, those that are kept, those of a step."""
 

@@ -390,7 +390,9 @@ def _obstacle(config: SchedulerConfig) -> str | None:
         return f"a worker that keeps KV for longer than it lives keeps its weights: restart it, or leave out {which}"
     source = parse_speculate(options.speculate).source
     if source in (OF_NEXT_LAYER, OF_HEAD):  # which have matrices of the model's
-        return f"a worker that guesses by the model's own rows keeps its weights: restart it without --speculate {source}"
+        return (
+            f"a worker that guesses by the model's own rows keeps its weights: restart it without --speculate {source}"
+        )
     return None
 
 
