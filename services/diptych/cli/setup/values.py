@@ -26,7 +26,7 @@ from diptych.common.errors import ConfigError
 BUILT_IN: Final = (SMALL, SIMULATION)
 WEIGHT_FILES: Final = ("*.safetensors", "*.gguf")
 
-Ask = Callable[[str, str], str]  # a question and its default to an answer
+Prompter = Callable[[str, str], str]  # a question and its default to an answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +64,21 @@ def main(config: ValuesConfig) -> int:
     return 0
 
 
-def answers_of(config: ValuesConfig, ask: Ask) -> Answers:
+def answers_of(config: ValuesConfig, prompt: Prompter) -> Answers:
     """Return what is given, and what is answered. Raises `ConfigError` for an answer that is none."""
-    model = config.model if config.model is not None else ask(f"Model: smollm2, or its path below {MOUNT}", "smollm2")
+    model = (
+        config.model if config.model is not None else prompt(f"Model: smollm2, or its path below {MOUNT}", "smollm2")
+    )
     weights = config.weights
     if weights is None:
-        weights = "" if model in BUILT_IN else ask("Its weights: pvc:CLAIM, hostpath:/FOLDER or image:REFERENCE", "")
+        weights = "" if model in BUILT_IN else prompt("Its weights: pvc:CLAIM, hostpath:/FOLDER or image:REFERENCE", "")
     if weights and not model.startswith("/"):
         model = f"{MOUNT}/{model}"
     per_worker = config.gpus_per_worker
     if per_worker is None:
-        per_worker = _number(ask("GPUs of a worker (0: CPUs)", "1" if config.gpus else "0"))
-    prefill, decode, unified = _workers(config, per_worker, ask)
-    rdma = config.rdma if config.rdma is not None else _is_yes(ask("KV over RDMA", "no"))
+        per_worker = _number(prompt("GPUs of a worker (0: CPUs)", "1" if config.gpus else "0"))
+    prefill, decode, unified = _workers(config, per_worker, prompt)
+    rdma = config.rdma if config.rdma is not None else _is_yes(prompt("KV over RDMA", "no"))
     return Answers(model, weights, per_worker, prefill, decode, unified, rdma, config.kv_gib, config.gpu_memory_gib)
 
 
@@ -94,14 +96,14 @@ def model_facts(path: Path, *, on_gpu: bool) -> ModelFacts:
     return ModelFacts(sum(each.stat().st_size for each in files) * (2 if is_widened else 1), token_bytes)
 
 
-def _workers(config: ValuesConfig, per_worker: int, ask: Ask) -> tuple[int, int, int]:
+def _workers(config: ValuesConfig, per_worker: int, prompt: Prompter) -> tuple[int, int, int]:
     if config.gpus is not None:
         if config.gpus < per_worker:
             raise ConfigError(f"{config.gpus} GPUs are not enough for a worker of {per_worker}")
         return split(config.gpus // max(1, per_worker))
     usual = "0" if config.unified else "1"
-    prefill = config.prefill if config.prefill is not None else _number(ask("Prefill workers", usual))
-    decode = config.decode if config.decode is not None else _number(ask("Decode workers", usual))
+    prefill = config.prefill if config.prefill is not None else _number(prompt("Prefill workers", usual))
+    decode = config.decode if config.decode is not None else _number(prompt("Decode workers", usual))
     return prefill, decode, config.unified
 
 

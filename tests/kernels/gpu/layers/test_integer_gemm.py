@@ -92,7 +92,7 @@ def test_what_is_kept_is_all_there(
 def test_a_product_is_that_of_the_dequantised_weight(
     code: Code, group: int, has_mins: bool, scales: type, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Of a size that no tile divides, by programs that share the columns."""
+    """The matrix has a size that no tile divides, and programs share its columns."""
     array = random_array(70, 328, code, group, has_mins, scales)
     layout = IntegerMatrix.of(array, CPU).layout
     narrow = dtype != torch.float32

@@ -17,7 +17,7 @@ Turns = tuple[Tensor, Tensor]  # cosines and sines, `[num_tokens, 1, dim / 2]`, 
 
 
 class AxialRope:
-    """Of all layers of a model."""
+    """Computes the turns of a step once for all layers of a model."""
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
         assert config.mrope is not None
