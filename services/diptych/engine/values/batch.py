@@ -102,7 +102,7 @@ class PromptRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionRows:
-    """Of which samples it is asked what the model looked at."""
+    """The samples of which somebody asks what the model looked at."""
 
     samples: I64  # [num_rows], ascending
     wishes: Sequence[AttentionWish]  # of each

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from diptych.engine.attention.staged_batch import StagedBatch, logits_rows, single_rows
-from diptych.engine.models.lora import Loras
+from diptych.engine.models.adapters.lora import Loras
 from diptych.engine.models.pieces import Pieces, at_once
 from diptych.engine.runner.gpu.graphs import Graphs
 from diptych.engine.runner.gpu.inputs import StepInputs
