@@ -69,7 +69,7 @@ def recordable(model: LoadedModel, kv: Tensor) -> GraphAttention:
     """Return what records the model's attention; of several kinds of layers, each beside the one in torch."""
     kinds = model.attention._extend
     if not isinstance(kinds, KindsAttention):
-        return TensorAttention(model.config, kv, torch.float32)
+        return TensorAttention(model.config.attending, kv, torch.float32)
     made = {each: TensorAttention(each._config, each._kv, torch.float32, each._sinks) for each in kinds.backends}
     places = [(made[each], place) for each, place in kinds.places]
     return KindsGraphAttention(list(made.values()), places, kinds.groups)

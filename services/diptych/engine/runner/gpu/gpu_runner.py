@@ -83,12 +83,14 @@ class GpuRunner:
         with_adapters: Recorded,
         layer_listener: Callable[[], OnLayer | None] = lambda: None,
         draft_model: Follower | None = None,
+        on_tower_layer: Callable[[], None] = lambda: None,
     ) -> None:
         """`newest`: int64 `[max_samples]` on the device, where the tokens sampled last are kept.
 
         A step in which nobody has an adapter is `recorded` without what adapters add.
 
         `layer_listener` is asked before each step who is to hear that the kernels of a layer are queued.
+        `on_tower_layer` hears of each layer of the tower, as far as it is queued.
         """
         self.model = model
         self._memory: WeightMemory | None = None
@@ -101,6 +103,7 @@ class GpuRunner:
         self.draft_model: DraftModel | None = draft_model
         self._follower = draft_model
         self._ends = StepEnds()
+        self._on_tower_layer = on_tower_layer
 
     @property
     def image_counts(self) -> ImageCounts:
@@ -182,8 +185,8 @@ class GpuRunner:
         return self._launch(batch)
 
     def _launch(self, batch: ForwardBatch) -> Tensor:
-        """Queue kernel by kernel."""
-        staged = self._inputs.stage(batch)
+        """Queue kernel by kernel; first the tower's, of images whose rows are not there."""
+        staged = self.model.with_images(self._inputs.stage(batch), self._on_tower_layer)
         self.model.attention.init_forward_metadata(staged)
         return self._forward(staged, self.layer_listener())[: len(logits_rows(batch))]
 
