@@ -1,4 +1,4 @@
-"""Heads that are no heads of a model are refused in words, before a weight is read; and what a head reads by default."""
+"""Heads that are not those of a model are refused in words, before a weight is read; and what a head reads."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_tensors_that_make_no_head_are_refused(opened: Any, change: Any, words: 
 
 
 def test_a_folder_that_is_none_is_refused(both: Folders, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no folder of a head: it lacks config.json"):
+    with pytest.raises(ConfigError, match="is no folder of a head: it lacks"):
         EagleFolder(tmp_path, open_model(str(both.model)))
 
 

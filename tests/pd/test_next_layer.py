@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import sure_next_layer
 import torch
+from draft_models import AskAlways
 from eagle_heads import (
     HEAD_DIM,
     AskHead,
@@ -42,6 +43,7 @@ def served(byte_tokenizer: Tokenizer, make_pair: type[Pair]) -> Any:
     grammars = GrammarThread(lambda: Compiler(byte_tokenizer, VOCAB, [0]))
 
     def serve(model: Path | Folders, *, guesses: bool, **options: Any) -> GuessingPair:
+        new_drafter: type[AskAlways]
         if isinstance(model, Folders):
             source, (beside, _) = open_model(str(model.model)), open_both(model)
             new_drafter, guessing = AskHead, runner_with_head(model)

@@ -132,9 +132,9 @@ def random_model() -> Any:
 
     values = {name: value for name, value in _config(64, FFN).items() if name != "architectures"}
     torch.manual_seed(0)
-    no_ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    config = transformers.LlamaConfig(**values, **no_ends, initializer_range=0.3)
-    return transformers.LlamaForCausalLM(config).eval()
+    no_ends: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    model: Any = transformers.LlamaForCausalLM(transformers.LlamaConfig(**values, **no_ends, initializer_range=0.3))
+    return model.eval()
 
 
 def random_folders(base: Path, words: Path) -> Folders:

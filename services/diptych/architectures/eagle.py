@@ -88,9 +88,7 @@ def _config(hf: HfConfig, names: Collection[str], model: ModelConfig) -> ModelCo
     hf.refuse_unless({"hidden_act": ("silu",), "num_hidden_layers": (1,), "rope_interleaved": (False,)})
     plain = ("attention_bias", "mlp_bias", "bias", "qkv_bias", "norm_before_residual", "norm_before_fc")
     hf.refuse_unless({name: (False,) for name in plain} | {"target_hidden_size": (hf["hidden_size"],)})
-    hf.ignore(
-        "target_layer_count", "draft_vocab_size", "eagle_config", TAPS, "eagle_module_type", "num_aux_hidden_states"
-    )
+    hf.ignore("target_layer_count", "draft_vocab_size", "eagle_config", TAPS, "eagle_module_type")
     config = hf.shared("llama")
     _check_sizes(config, model)
     if config.tie_embeddings and not model.tie_embeddings:

@@ -29,7 +29,7 @@ DERIVED: Final = ("t2d", "midlayer.self_attn.rotary_emb.inv_freq")  # from d2t, 
 
 
 class EagleFolder:
-    """A `ModelSource` that guesses for another one, whose embedding and output projection it has where it lacks them."""
+    """A `ModelSource` that guesses for another one, and has its embedding and output projection where it lacks them."""
 
     def __init__(self, folder: Path, model: ModelSource) -> None:
         """Raises `ConfigError` for a head that is not one of `model`."""

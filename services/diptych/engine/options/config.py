@@ -21,7 +21,7 @@ from diptych.engine.options.sim_timing import read_timing
 from diptych.engine.options.speculation import parse_speculate
 from diptych.engine.options.store_url import check_store
 from diptych.engine.schedule.pace.step_sizes import GivenSizes
-from diptych.engine.tensor_parallel.rank_id import rank_id
+from diptych.engine.tensor_parallel.transfers.rank_id import rank_id
 from diptych.engine.values.limits import MAX_DRAFTS, PIN_SHARE, RETRACTED_S, Scheduling
 from diptych.engine.values.policy_names import EvictionPolicy, SchedulePolicy
 from diptych.engine.values.transfer_rules import TransferRules
@@ -123,7 +123,8 @@ class EngineOptions:
     overlap: Overlap = option("auto", help="plan the next step while one runs; auto: not on CPUs", group="scheduling")
     speculate: str = option(
         "off",
-        help="guess tokens and verify several at once: suffix, ngram, draft:PATH (a model), mtp, eagle:PATH (a head); off; no token differs",
+        help="guess tokens and verify several at once: suffix, ngram, draft:PATH (a model), mtp, eagle:PATH; off;"
+        " no token differs",
         group="scheduling",
     )
     tenant_weights: tuple[str, ...] = option(

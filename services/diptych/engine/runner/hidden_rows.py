@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from diptych.architectures.eagle import NUM_TAPS
-from diptych.engine.models.matrix import Matrix
+from diptych.engine.models.matrices.matrix import Matrix
 from diptych.engine.runner.row_places import FIRST_OF_STEP, Kept
 
 
