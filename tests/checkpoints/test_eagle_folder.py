@@ -52,6 +52,8 @@ def opened(both: Folders, tmp_path: Path) -> Callable[..., EagleFolder]:
     ("config", "words"),
     [
         ({"architectures": ["LlamaForCausalLM"]}, "changed is LlamaForCausalLM, and heads of LlamaForCausalLMEagle3"),
+        ({"architectures": 5}, "the configuration makes no sense"),
+        ({"eagle_config": 5}, "the configuration makes no sense"),
         ({"hidden_size": 32}, "changed is no head of model: its hidden_size is 32, the model's 64"),
         ({"vocab_size": 400}, "changed is no head of model: its vocab_size is 400, the model's 321"),
         ({"num_hidden_layers": 2}, "num_hidden_layers=2 in config.json is not supported"),
@@ -92,6 +94,11 @@ def test_tensors_that_make_no_head_are_refused(opened: Any, change: Any, words: 
 def test_a_folder_that_is_none_is_refused(both: Folders, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no folder of a head: it lacks"):
         EagleFolder(tmp_path, open_model(str(both.model)))
+
+
+def test_a_head_is_no_model(both: Folders) -> None:
+    with pytest.raises(ConfigError, match="head is no model: it guesses for one, which takes it by --speculate eagle"):
+        open_model(str(both.head))
 
 
 def test_names_that_other_servers_read_are_read(opened: Any) -> None:

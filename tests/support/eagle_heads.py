@@ -41,7 +41,7 @@ FREQUENCIES: Final = (80, 157, 125, 35, 82, 59, 51, 135, 132, 77, 97, 123, 55, 6
 
 
 class Folders(NamedTuple):
-    """Of a model, and of a head that guesses for it."""
+    """Where a model is, and a head that guesses for it."""
 
     model: Path
     head: Path

@@ -20,11 +20,10 @@ from diptych.architectures import placement
 from diptych.architectures.config import EagleHead, ModelConfig
 from diptych.architectures.hf_config import HfConfig
 from diptych.architectures.placement import Placed, Split
-from diptych.architectures.registry import NONSENSE
+from diptych.architectures.registry import HEADS, NONSENSE
 from diptych.architectures.shape_check import check_shapes
 from diptych.common.errors import ConfigError
 
-ARCHITECTURES: Final = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")  # vLLM calls it by both
 NUM_TAPS: Final = 3
 WORDS: Final = "d2t"
 TAPS: Final = "eagle_aux_hidden_state_layer_ids"
@@ -37,12 +36,9 @@ def read_head(values: Mapping[str, Any], names: Collection[str], model: ModelCon
 
     Raises `ConfigError` for another architecture, what no layer computes, or a model that it was not made for.
     """
-    given = values.get("architectures") or [f"of model_type {values.get('model_type')}"]
-    if not {*ARCHITECTURES} & {*map(str, given)}:
-        words = f"{model_id} is {', '.join(map(str, given))}, and heads of {ARCHITECTURES[0]} are read"
-        raise ConfigError(f"--speculate eagle: {words}: a model of its own is given as draft:PATH")
     hf = HfConfig(values, {}, model_id)
     try:
+        _check_architecture(hf)
         config = _config(hf, names, model)
         check_shapes(config)
     except KeyError as error:
@@ -105,6 +101,13 @@ def _config(hf: HfConfig, names: Collection[str], model: ModelConfig) -> ModelCo
     head = EagleHead(_taps(hf, model), num_words, num_words, WORDS in names, has_embed, has_output)
     context_len = max(config.context_len, model.context_len)  # of training: further on its guesses may be worse
     return replace(config, joins_rows=True, tie_embeddings=False, context_len=context_len, eagle=head)
+
+
+def _check_architecture(hf: HfConfig) -> None:
+    given = [*map(str, hf.get("architectures") or [f"of model_type {hf.get('model_type')}"])]
+    if not {*HEADS} & {*given}:
+        words = f"{hf.model_id} is {', '.join(given)}, and heads of {HEADS[0]} are read"
+        raise ConfigError(f"--speculate eagle: {words}: a model of its own is given as draft:PATH")
 
 
 def _check_sizes(config: ModelConfig, model: ModelConfig) -> None:
