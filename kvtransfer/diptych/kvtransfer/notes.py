@@ -111,7 +111,7 @@ class StopPull:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The receiver may pull this from the sender, which leaves or has ended an output, under the number of the offer."""
+    """The receiver may pull this, under the number of the offer, from who leaves or has ended an output."""
 
     room: int  # of the pull, and of no request
     kv: str  # these four as in `Pull`

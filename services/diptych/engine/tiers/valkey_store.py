@@ -18,7 +18,7 @@ from diptych.engine.tiers.object_store import CALL_S, CONNECT_S, NUM_DELETED
 from diptych.engine.tiers.page_format import Buffer
 
 LIBRARY: Final = "valkey"  # comes with an extra
-PREFIX: Final = "diptych/kv/"  # of keys: the server may have others
+PREFIX: Final = "diptych:kv:"  # of keys: the server may have others
 
 
 class ValkeyStore:
