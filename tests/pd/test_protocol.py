@@ -22,6 +22,7 @@ from simulation.play import MOODS, Game, Mood, seeded
 from diptych.decode import phases as decode_phases
 from diptych.engine.values.window_pages import WindowPages
 from diptych.prefill import phases as prefill_phases
+from diptych.unified.core import UnifiedCore
 
 SEEDS = range(2 * len(MOODS))
 MOVES = 5800
@@ -113,7 +114,7 @@ def test_no_rule_is_broken_where_evicted_pages_go_to_host_memory_and_take_their_
 def test_no_rule_is_broken_where_prefixes_are_pulled(seed: int, pulled: dict[str, float]) -> None:
     """From whoever is said to have them: they may be gone, evicted, cut off, late, damaged, or on another worker.
 
-    Or from who leaves, and offers them.
+    Or from who leaves, and offers them; or from who has made an output that called a tool.
     """
     beside: dict[str, Any] = ({}, {}, {"windows": WINDOWS[seed % len(WINDOWS)]}, {"num_host_slots": 12})[seed % 4]
     game = seeded(seed, pulls=True, **beside)
@@ -121,13 +122,15 @@ def test_no_rule_is_broken_where_prefixes_are_pulled(seed: int, pulled: dict[str
     for worker in game.cluster.workers.values():
         for name, count in asdict(worker.core.report().counts).items():
             pulled[name] = pulled.get(name, 0) + count
+        assert isinstance(worker.core, UnifiedCore)
+        pulled["ahead"] = pulled.get("ahead", 0) + worker.core._ahead.report().counts.pages_given
 
 
 def test_the_games_have_seen_every_end_of_a_pull(pulled: dict[str, float], request: pytest.FixtureRequest) -> None:
     if len(request.session.items) < len(PULL_SEEDS):
         pytest.skip("not all games were played")
     of_pulls = "pages_pulled", "pages_lent", "pulls_refused", "pulls_missed", "pulls_wrong"
-    for name in (*of_pulls, "pages_given", "pages_taken", "offers_declined"):
+    for name in (*of_pulls, "pages_given", "pages_taken", "offers_declined", "ahead"):
         assert pulled[name] > 0, name
 
 

@@ -83,6 +83,7 @@ class Worker:
             tiers=tiers(self.kv),
             pages_per_state=pages_per_state,
             windows=replace(windows, step_tokens=limits.max_step_tokens),
+            pin_share=0.9,
         )
         rules = TransferRules("always", pulls=True)
         self.core = UnifiedCore(self.cache, limits, rules, PAGE * 8, role, drafter=drafter, turns=turns)

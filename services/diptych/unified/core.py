@@ -66,6 +66,7 @@ from diptych.generation.output import LEAVING, Failure, FailureCode, Output
 from diptych.kvtransfer import notes
 from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, Note, PagesReady, Pull, Pulled, StopPull
 from diptych.prefill.core import PrefillCore, nothing_behind
+from diptych.unified.ahead import Ahead
 from diptych.unified.giving import Giving
 from diptych.unified.lending import Lending
 from diptych.unified.moves import Moves, NotMoved
@@ -138,6 +139,7 @@ class UnifiedCore:
         )
         self._pulls = rules.pulls
         self._giving = Giving(cache, means.compute_s, self._of_pulls, is_on=rules.pulls)
+        self._ahead = Ahead(cache, self._of_pulls, is_on=rules.pulls)
         self._pulling = Pulling(cache, means, self._of_pulls)
         self._lending = Lending(cache, self._of_pulls, is_on=rules.pulls)
         coming = self._pulling.coming
@@ -178,6 +180,8 @@ class UnifiedCore:
                 self._pulling.on_pulled(peer, note, digest, now_s)
             case NoteArrived(peer, notes.Offer() as note):
                 self._pulling.on_offer(peer, note, now_s)
+            case NoteArrived(peer, notes.OfferEnded() as note) if self._ahead.has(note.room):
+                self._ahead.on_ended(peer, note, now_s)
             case NoteArrived(peer, notes.OfferEnded() as note):
                 self._giving.on_ended(peer, note, now_s)
             case WriteDone(number, error) if self._lending.has(number):
@@ -215,10 +219,12 @@ class UnifiedCore:
             case PeerUp():
                 self._pulling.peer_up(event)
                 self._giving.peer_up(event.peer, now_s)
+                self._ahead.peer_up(event.peer)
             case PeerDown(peer):
                 self._pulling.peer_down(peer, now_s)
                 self._lending.forget(peer)
                 self._giving.peer_down(peer, now_s)
+                self._ahead.peer_down(peer, now_s)
             case WriterGone(peer):
                 self._pulling.writer_gone(peer)
 
@@ -238,6 +244,8 @@ class UnifiedCore:
             self._refusals.append(Emit(Output(event.request.room, failure=problem)))
             return
         self._cache.sessions.arrived(event.request, now_s)
+        if kind is LegKind.DECODE:
+            event.request.computed_by = event.peer
         if self._pulls and event.holder is not None and kind is not LegKind.DECODE:
             self._pulling.begin(event.request, event.holder, now_s)
         core = self._prefill if kind is LegKind.PREFILL else self._decode
@@ -371,6 +379,8 @@ class UnifiedCore:
         if self._pulling.has_any:
             self._pulling.expire(now_s)
         self._giving.expire(now_s)
+        if self._cache.sessions.left:
+            self._ahead.look(now_s)
         self._prefill.expire(now_s)
         self._decode.expire(now_s)
         if self._moves.has_any:
@@ -419,5 +429,5 @@ class UnifiedCore:
         )
 
     def report(self) -> CoreReport:
-        of_pulls = self._pulling.report() + self._lending.report() + self._giving.report()
+        of_pulls = self._pulling.report() + self._lending.report() + self._giving.report() + self._ahead.report()
         return self._prefill.report() + self._decode.report() + of_pulls

@@ -102,7 +102,7 @@ class Pulling:
             self._waiting[request.room] = pull, len(tokens)
 
     def on_offer(self, peer: int, note: notes.Offer, now_s: float) -> None:
-        """A peer that leaves has something. It is taken if nothing has to go for it that is wanted more."""
+        """A peer has something to give. It is taken if nothing has to go for it that is wanted more."""
         pull = self._pulls.get(note.room)
         if pull is not None and pull.peer == peer and pull.is_offered and pull.is_coming:
             return  # it came twice

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from diptych.common.members.roles import WORKER_ROLES, Role
-from diptych.engine.values.events import AbortRoom, GiveCache, Move, PrefixHolder, ServeRole
+from diptych.engine.values.events import AbortRoom, GiveCache, Move, PrefixHolder, ServeRole, ToolCalled
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.engine.values.window_pages import NO_WINDOWS, WindowPages
 from diptych.generation.output import FailureCode, Output
@@ -153,6 +153,15 @@ class Cluster:
         """A worker leaves, and lets its peers have what it has cached; or it runs out of time for that."""
         worker = self.workers[self.rng.choice(self.places)]
         worker.commands.append(GiveCache(self.rng.choice([0.0, 0.05, 1.0, 1.0])))
+        return True
+
+    def call(self) -> bool:
+        """A router says that an output has called a tool; it may be long over, or not yet."""
+        if not self.attempts:
+            return False
+        room = self.rng.choice(list(self.attempts)[-NUM_KNOWN:])
+        for leg in self.attempts[room].legs:
+            self.workers[leg.worker].commands.append(ToolCalled(room, "a tool"))
         return True
 
     def _may_move(self) -> dict[Attempt, list[int]]:

@@ -184,6 +184,7 @@ class Game:
             "move": mood.moves * self.shape.is_unified * (not self.shape.pages_per_state),
             "vacate": mood.moves / 20 * self.shape.is_unified * (not self.shape.pages_per_state),
             "leave": 1.0 * self.pulls,
+            "call": 20.0 * self.pulls,
             "start_late": 10.0 * mood.late_legs,
             "wait": 2.0,
             "abort": mood.aborts,

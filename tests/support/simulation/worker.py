@@ -41,6 +41,7 @@ from diptych.engine.values.events import (
     PeerUp,
     ServeRole,
     Start,
+    ToolCalled,
     Transfer,
 )
 from diptych.engine.values.limits import PROMPT_ROWS, Limits
@@ -76,7 +77,7 @@ class Members:
     metadata: Mapping[int, bytes]
 
 
-Command = Start | AbortRoom | Members | Move | ServeRole | GiveCache
+Command = Start | AbortRoom | Members | Move | ServeRole | GiveCache | ToolCalled
 
 
 class Watcher(Protocol):
@@ -152,6 +153,7 @@ class Worker:
             tiers=[HostTier(num_host_slots, self.copier)] if num_host_slots else [],
             pages_per_state=pages_per_state,
             windows=replace(windows, step_tokens=max_step_tokens),
+            pin_share=0.5 * rules.pulls,
         )
         pace = StepPace(limits.mixed_step_s)
         self.core: SchedulerCore

@@ -65,6 +65,7 @@ class Request:
     num_restores: int = 0  # for which it has let others pass
     restored: list[Restore] = field(default_factory=list, repr=False)  # that were begun for it while it waited
     job_s: float = 0.0  # how long before it the job began that it goes on with: see `sessions`
+    computed_by: int = 0  # the peer that computed its prompt; 0: none
     pinned: tuple[Node, Pin] | None = field(default=None, repr=False)  # keeps its prefix while it waits: see `sessions`
     turn: int = 0  # its place among those whose prompts are computed here, kept while it lets others pass; 0: none yet
     page_names: list[int] = field(default_factory=list, repr=False)  # of its whole pages: see `page_names`
