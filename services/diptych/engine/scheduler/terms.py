@@ -39,7 +39,7 @@ def worker_terms(
     """
     model = source.config
     scaled = ", FP8 with scales" if _has_scales(model) and layout.dtype == FP8 else ""
-    windows = f", {window_terms(model, layout)}" if len(model.page_groups) > 1 else ""
+    windows = window_terms(model, layout)
     states = f", {state_terms(layout, engine.dtype)}" if model.recurrent else ""
     draft = draft_terms(source, engine)
     return Terms(
