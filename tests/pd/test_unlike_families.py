@@ -110,7 +110,7 @@ def asked(family_model: Any) -> Iterator[tuple[int, list[int], list[int]]]:
 def test_tokens_are_those_of_transformers_and_what_is_sent_is_what_is_live(
     family_model: Any, new_pair: NewPair, shapes: tuple[Shape, Shape], squeeze: Any
 ) -> None:
-    """Also as choices of one prompt, after a retraction, and when both have changed roles, with what pools then hold."""
+    """Also as choices of one prompt, after a retraction, and when both have changed roles, with pools as they are."""
     pair = new_pair(shapes)
     for room, prompt, output in asked(family_model):
         pair.start(room, prompt, max_tokens=len(output))

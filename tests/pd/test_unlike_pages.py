@@ -1,4 +1,4 @@
-"""Pairs whose pages are of two sizes, where layers keep more than all tokens: windows, and states of recurrent layers."""
+"""Pairs whose pages are of two sizes, where layers keep something else than all tokens: windows, or states."""
 
 from __future__ import annotations
 

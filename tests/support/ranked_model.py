@@ -1,4 +1,4 @@
-"""A real model on one rank or several, which are threads, with the pool of each: what one side of a pair computes on."""
+"""A real model on one rank or several, which are threads, with the pool of each: one side of a pair computes on it."""
 
 from __future__ import annotations
 
