@@ -51,7 +51,8 @@ class RankedModel:
         self._runners = self._together(lambda rank: self._runner(rank, pools[rank]))
 
     def execute(self, batch: ForwardBatch, sampling: SamplingBatch) -> StepResult:
-        return self._together(lambda rank: self._runners[rank].execute(batch, sampling))[0]
+        results: list[StepResult] = self._together(lambda rank: self._runners[rank].execute(batch, sampling))
+        return results[0]
 
     def _layout(self, rank: int) -> PoolLayout:
         whole = self.source.config
