@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import pytest
@@ -21,6 +22,7 @@ from diptych.engine.scheduler.terms import worker_terms
 from diptych.engine.values.kv_regions import pages_per_state, window_pages
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.sampling_params import SamplingParams
+from diptych.kvtransfer.plan import Copies
 
 NUM_TOKENS, STEP_TOKENS, NEVER = 200, 24, 1 << 30
 CASES: Final = {  # family: how pages lie at prefill and at decode
@@ -165,6 +167,19 @@ def assert_retracted_ones_say_the_same(pair: Pair, family_model: Any, squeeze: A
         assert pair.tokens(300 + room) == pair.tokens(400 + room)
     assert pair.decode.core.report().counts.retractions > 0
     pair.assert_clean()
+
+
+@pytest.mark.parametrize("family_model", ["qwen3 next"], indirect=True)
+def test_a_state_that_goes_by_tokens_changes_what_is_said(
+    family_model: Any, new_pair: NewPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Copies.cut
+    monkeypatch.setattr(Copies, "cut", lambda self, pages: plain(self, replace(pages, as_bytes=False)))
+    pair = new_pair(CASES["qwen3 next"])
+    for room, prompt, output in asked(family_model):
+        pair.start(room, prompt, max_tokens=len(output))
+    pair.run()
+    assert all(pair.tokens(room)[1:] != output[1:] for room, _, output in asked(family_model))
 
 
 @pytest.mark.parametrize(

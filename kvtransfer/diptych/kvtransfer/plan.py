@@ -247,8 +247,11 @@ def check_on_device(conversion: Conversion, own: PoolLayout) -> None:
     """Raise `LayoutMismatch` unless a device with a pool of `own` can convert so: whole lines, heads of whole steps."""
     if conversion.is_trivial:
         return
-    if own.page_shape.head_dim % HEAD_STEP or any(pack.head_dim % HEAD_STEP for pack in conversion.packs):
+    head_dim = own.page_shape.head_dim
+    if head_dim % HEAD_STEP:
         raise LayoutMismatch(_not_on_device(f"heads whose sizes are no multiples of {HEAD_STEP}"))
+    if any(pack.head_dim % (head_dim & -head_dim) for pack in conversion.packs):  # what its kernels move at a time
+        raise LayoutMismatch(_not_on_device("pages whose sizes have so little in common"))
     copies = conversion.copies.regions if conversion.copies is not None else ()
     sent = (nbytes for copy in copies for nbytes in (copy.dst, copy.layer_nbytes))
     landed = (parts.num_rows * parts.head_nbytes for parts in conversion.parts)
