@@ -29,6 +29,7 @@ MOVES = 5800
 STATE_SEEDS, STATE_MOVES = range(2 * len(MOODS)), 1000
 HOST_SEEDS, HOST_MOVES = range(len(MOODS)), 1500
 WINDOW_SEEDS, WINDOW_MOVES = range(2 * len(MOODS)), 600
+UNLIKE_SEEDS, UNLIKE_MOVES = range(2 * len(MOODS)), 600
 PULL_SEEDS, PULL_MOVES = range(2 * len(MOODS)), 900
 WINDOWS = (WindowPages(1, 5), WindowPages(2, 3), WindowPages(3, 8, is_chunked=True))
 REPLAYED = os.environ.get("DIPTYCH_PROTOCOL_SEED")
@@ -96,6 +97,17 @@ def test_no_rule_is_broken_where_layers_with_a_window_have_pages_of_their_own(se
     """What is live behind a prompt is handed over; what is behind the windows is given up, and others get it."""
     game = seeded(seed, windows=WINDOWS[seed % len(WINDOWS)])
     game.run(WINDOW_MOVES)
+    assert sum(attempt.decode.has_finished for attempt in game.cluster.attempts.values()) > 1
+
+
+@pytest.mark.parametrize("seed", UNLIKE_SEEDS)
+def test_no_rule_is_broken_where_pages_are_of_two_sizes(seed: int) -> None:
+    """Tokens are regrouped, and states go byte by byte: what is acknowledged is right, whatever was passed before."""
+    beside: dict[str, Any] = ({}, {"pages_per_state": 2}, {"windows": WINDOWS[seed % 2]}, {"windows": WINDOWS[2]})[
+        seed % 4
+    ]
+    game = seeded(seed, page_sizes=((2, 4), (4, 8), (4, 2), (8, 4), (3, 5))[seed % 5], **beside)
+    game.run(UNLIKE_MOVES)
     assert sum(attempt.decode.has_finished for attempt in game.cluster.attempts.values()) > 1
 
 

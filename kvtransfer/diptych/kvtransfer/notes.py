@@ -29,7 +29,11 @@ class PagesReady:
 
 @dataclass(frozen=True, slots=True)
 class HandedGroup:
-    """What was written of layers that keep the same of a request: keys and values, those in a window, or a state."""
+    """What was written of layers that keep the same of a request: keys and values, those in a window, or a state.
+
+    Where page sizes differ, prefill may not have all that the first pages of a window are granted for, but always what
+    tokens behind the prompt see; `first_token` says from where on they are whole.
+    """
 
     kind: Kind
     first_token: int  # of the prompt

@@ -87,6 +87,7 @@ class Request:
     first_window: int = 0  # the first page that it holds in layers with a window
     windows_end: int = 0  # behind the last of them: while its prompt is computed there are fewer than others
     first_own_window: int = 0  # and the first of those that are its own; the others belong to the tree
+    windows_whole_from: int = 0  # the first token of which a peer sent that: before it pages hold what nobody sees
     windows_since: int = 0  # where the first node begins whose windows it has locked
     kind: tuple[int, int] = (0, 0)  # of its prompt, by which it is guessed whether others go on there: see `turns`
     cuts: tuple[int, ...] = ()  # chunks end after so many tokens, for others to begin there
