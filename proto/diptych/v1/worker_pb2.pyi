@@ -16,6 +16,7 @@ class LegKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LEG_KIND_DECODE: _ClassVar[LegKind]
     LEG_KIND_LOCAL: _ClassVar[LegKind]
     LEG_KIND_POOL: _ClassVar[LegKind]
+    LEG_KIND_ENCODE: _ClassVar[LegKind]
 
 class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -44,6 +45,7 @@ LEG_KIND_PREFILL: LegKind
 LEG_KIND_DECODE: LegKind
 LEG_KIND_LOCAL: LegKind
 LEG_KIND_POOL: LegKind
+LEG_KIND_ENCODE: LegKind
 ERROR_CODE_UNSPECIFIED: ErrorCode
 ERROR_CODE_INVALID: ErrorCode
 ERROR_CODE_OVERLOADED: ErrorCode
@@ -63,16 +65,18 @@ LINK_STATE_UP: LinkState
 LINK_STATE_REFUSED: LinkState
 
 class ContentSegment(_message.Message):
-    __slots__ = ("start", "num_tokens", "digest", "image")
+    __slots__ = ("start", "num_tokens", "digest", "image", "encoder_instance_id")
     START_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     IMAGE_FIELD_NUMBER: _ClassVar[int]
+    ENCODER_INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     start: int
     num_tokens: int
     digest: bytes
     image: Image
-    def __init__(self, start: _Optional[int] = ..., num_tokens: _Optional[int] = ..., digest: _Optional[bytes] = ..., image: _Optional[_Union[Image, _Mapping]] = ...) -> None: ...
+    encoder_instance_id: int
+    def __init__(self, start: _Optional[int] = ..., num_tokens: _Optional[int] = ..., digest: _Optional[bytes] = ..., image: _Optional[_Union[Image, _Mapping]] = ..., encoder_instance_id: _Optional[int] = ...) -> None: ...
 
 class Image(_message.Message):
     __slots__ = ("height", "width", "rgb")
