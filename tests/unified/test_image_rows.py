@@ -76,7 +76,9 @@ def start(fleet: Any, room: int, prompt: Sequence[Any], *, encoder: int = ENCODE
     with_pixels = tuple(replace(each, encoder=encoder) for each in contents_of(prompt))
     without = contents_of(prompt, with_pixels=False)
     fleet.start_leg(DECODE, room, keys_of(prompt), LegKind.DECODE, PREFILL, NUM_OUTPUTS, contents=without, **others)
-    fleet.start_leg(PREFILL, room, keys_of(prompt), LegKind.PREFILL, DECODE, NUM_OUTPUTS, contents=with_pixels, **others)
+    fleet.start_leg(
+        PREFILL, room, keys_of(prompt), LegKind.PREFILL, DECODE, NUM_OUTPUTS, contents=with_pixels, **others
+    )
 
 
 def said(fleet: Any, room: int) -> list[int]:
@@ -194,9 +196,7 @@ def test_text_passes_a_prompt_that_waits_for_rows(fleet: Any, model: VisionModel
         ((replace(contents_of(TWO_IMAGES)[0], num_tokens=3),), "takes 15 places of the prompt, not 3"),
     ],
 )
-def test_a_leg_that_is_no_image_is_refused_in_words(
-    fleet: Any, contents: Sequence[ContentSegment], words: str
-) -> None:
+def test_a_leg_that_is_no_image_is_refused_in_words(fleet: Any, contents: Sequence[ContentSegment], words: str) -> None:
     fleet.start_leg(ENCODE, 10, [], LegKind.ENCODE, 0, contents=contents)
     fleet.run()
     failure = fleet.workers[ENCODE].outputs[10][-1].failure
