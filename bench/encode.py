@@ -1,4 +1,4 @@
-"""Prompts of four images with an encode worker and without one: requests a second, and first tokens of text beside them.
+"""Prompts of four images with an encode worker and without: requests a second, and first tokens of text beside them.
 
 Two platforms, one after the other: a prefill and a decode worker; and the same with an encode worker. Each process has
 one thread. The model is random: a Qwen2.5-VL whose tower and text take about as long for such a prompt. All images are

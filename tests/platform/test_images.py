@@ -165,3 +165,16 @@ def test_what_is_no_image_is_refused(client: openai.OpenAI) -> None:
     part = {"type": "image_url", "image_url": {"url": data_url(b"no image")}}
     with pytest.raises(openai.BadRequestError, match="PNG, JPEG, WebP or GIF"):
         ask(client, part)
+
+
+def test_an_image_is_seen_when_the_worker_that_encodes_is_killed(
+    platform: Any, client: openai.OpenAI, vision_model: VisionModel, vision: VisionInput
+) -> None:
+    """At once, when routers think that it is there, and until another one is."""
+    if not platform.components("encode"):
+        pytest.skip("there is none")
+    platform.kill("encode")
+    for seed in (21, 22):
+        image = picture(70, 90, seed)
+        answer = ask(client, shown(image), text("And?"))
+        assert answer.choices[0].token_ids == wanted(vision_model, vision, image, "And?")

@@ -15,6 +15,7 @@ from diptych.common.members.roles import LegKind
 from diptych.generation.segments import ContentSegment, Image
 from diptych.router.serve import encoding
 from diptych.router.serve.encoding import encode_images
+from diptych.v1.inference_pb2 import FINISH_REASON_LENGTH
 from diptych.v1.worker_pb2 import ERROR_CODE_OVERLOADED, LegError, LegOutput, StartLeg
 
 FIRST, SECOND = 11, 22
@@ -47,7 +48,7 @@ class Encoder:
 
 
 def ends(leg: StartLeg, receiver: Any) -> None:
-    receiver.receive(LegKind.ENCODE, LegOutput(room=leg.room, token_ids=[0], finish_reason=2))
+    receiver.receive(LegKind.ENCODE, LegOutput(room=leg.room, token_ids=[0], finish_reason=FINISH_REASON_LENGTH))
 
 
 def refuses(leg: StartLeg, receiver: Any) -> None:
