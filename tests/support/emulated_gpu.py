@@ -19,6 +19,7 @@ from diptych.engine.runner.gpu.graphs import Captured, Graphs
 from diptych.engine.runner.gpu.inputs import StepInputs, StepLimits
 from diptych.engine.runner.gpu.piece_graphs import PieceGraphs
 from diptych.engine.runner.gpu.staging import Staging
+from diptych.engine.runner.gpu.step_ends import StepEnds
 from diptych.engine.runner.loaded_model import LoadedModel
 from diptych.engine.runner.sampling.sampler import sample_step
 from diptych.engine.values.batch import ForwardBatch, OnLayer, SamplingBatch, StepResult, WaitForResult
@@ -120,7 +121,7 @@ class Tokens:
     def token_ids(self) -> Tensor:
         return torch.from_numpy(self.result.token_ids)
 
-    def start_copy(self) -> WaitForResult:
+    def start_copy(self, ends: StepEnds) -> WaitForResult:
         return lambda: self.result
 
 

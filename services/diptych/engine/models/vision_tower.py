@@ -23,8 +23,8 @@ from diptych.architectures.tower_placement import TARGET
 from diptych.architectures.vision import VisionInput
 from diptych.common.arrays import I64
 from diptych.engine.attention.torch_backend import rotate
-from diptych.engine.models.matrix import Matrix
-from diptych.engine.models.weights import Weights
+from diptych.engine.models.matrices.matrix import Matrix
+from diptych.engine.models.matrices.weights import Weights
 from diptych.generation.segments import Image
 
 NORM_EPS: Final = 1e-6
