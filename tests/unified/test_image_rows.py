@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tiny_vision import VOCAB_SIZE, VisionModel, contents_of, keys_of, picture
+from tiny_vision import STEP, VOCAB_SIZE, VisionModel, contents_of, keys_of, picture
 from vision_engine import CONTEXT, NUM_OUTPUTS, NUM_PAGES, TWO_IMAGES, runner_of, seen
 
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.common.members.roles import LegKind, Role
+from diptych.engine.schedule import packing
 from diptych.engine.values.events import NoteArrived, PeerDown, SendNote, WritePages
 from diptych.engine.values.limits import Limits
 from diptych.generation.finish import Finish
@@ -162,6 +163,17 @@ def test_who_computes_the_prompt_encodes_itself_where_rows_do_not_come(
     assert said(fleet, 1) == output
     assert counts(fleet, PREFILL).num_encoded == 2
     assert counts(fleet, PREFILL).num_pulled == 0
+
+
+def test_a_step_encodes_images_of_so_many_pixels_together(fleet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was encoded need not wait for all that is asked for."""
+    monkeypatch.setattr(packing, "STEP_PIXELS", 3 * 5 * STEP**2)
+    runner, sizes = fleet.workers[ENCODE].stepping._runner, list[int]()
+    execute = runner.execute
+    monkeypatch.setattr(runner, "execute", lambda batch, how: sizes.append(len(batch.encodes)) or execute(batch, how))
+    encode(fleet, 10, seen(picture(0, 3, 5), picture(1, 2, 4), picture(2, 1, 4)))
+    fleet.run()
+    assert sizes == [1, 2]
 
 
 def test_text_passes_a_prompt_that_waits_for_rows(fleet: Any, model: VisionModel, monkeypatch: Any) -> None:

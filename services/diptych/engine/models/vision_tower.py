@@ -58,7 +58,7 @@ class VisionTower:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of rows."""
+        """Return the type of rows."""
         return self._dtype
 
     def rows_shape(self, image: Image) -> tuple[int, int, int]:
