@@ -13,6 +13,7 @@ from vision_engine import CONTEXT, NUM_OUTPUTS, NUM_PAGES, TWO_IMAGES, runner_of
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.common.members.roles import LegKind, Role
 from diptych.engine.schedule import packing
+from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
 from diptych.engine.values.events import NoteArrived, PeerDown, SendNote, WritePages
 from diptych.engine.values.limits import Limits
 from diptych.generation.finish import Finish
@@ -170,7 +171,13 @@ def test_a_step_encodes_images_of_so_many_pixels_together(fleet: Any, monkeypatc
     monkeypatch.setattr(packing, "STEP_PIXELS", 3 * 5 * STEP**2)
     runner, sizes = fleet.workers[ENCODE].stepping._runner, list[int]()
     execute = runner.execute
-    monkeypatch.setattr(runner, "execute", lambda batch, how: sizes.append(len(batch.encodes)) or execute(batch, how))
+
+    def counted(batch: ForwardBatch, how: SamplingBatch) -> StepResult:
+        sizes.append(len(batch.encodes))
+        result: StepResult = execute(batch, how)
+        return result
+
+    monkeypatch.setattr(runner, "execute", counted)
     encode(fleet, 10, seen(picture(0, 3, 5), picture(1, 2, 4), picture(2, 1, 4)))
     fleet.run()
     assert sizes == [1, 2]
