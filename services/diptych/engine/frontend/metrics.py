@@ -97,6 +97,7 @@ IMAGES: Final[Sequence[Row]] = (  # since the model was loaded
     ("images_encoded", "Images that the model's tower computed", lambda s: s.images_encoded),
     ("image_places_encoded", "Places of prompts that these take", lambda s: s.image_places_encoded),
     ("images_reused", "Images of prompts that were computed already", lambda s: s.images_reused),
+    ("images_pulled", "Images of prompts whose rows an encode worker had made", lambda s: s.images_pulled),
 )
 PLACED: Final[Row] = ("adapters_placed", "Adapters that were brought into a slot", lambda s: s.adapters_placed)
 SPECULATION: Final[Sequence[tuple[Kind, Row]]] = (  # where somebody guesses

@@ -96,6 +96,7 @@ class Request:
     matcher: Matcher | None = None  # None: the request has no grammar, or it is being compiled
     is_idle_work: bool = False  # prompts of requests that are not so are computed before it, for a bounded time
     is_whole: bool = False  # one step computes all of its prompt, whatever is cached
+    encodes: ContentSegment | None = None  # whose rows its pages are for: it has no text. None: for keys and values
     labels: tuple[int, ...] = ()  # tokens whose log-probabilities behind its prompt are its vector; none: see the model
     vector: F32 | None = field(default=None, repr=False)  # what has been made of its prompt, where no text is
 
