@@ -78,7 +78,7 @@ def _of_gpus(items: list[pytest.Item]) -> set[pytest.Item]:
 
 
 def _beyond_pairs(items: list[pytest.Item]) -> set[pytest.Item]:
-    """Of tests of kernels with several parameters on CPUs, those that show no pair of values that others don't."""
+    """Return cases of kernels on CPUs that show no pair of values of their parameters that others don't."""
     products: dict[str, list[pytest.Item]] = {}
     for item in items:
         if "tests/kernels/" in item.nodeid and not item.get_closest_marker("gpu") and hasattr(item, "callspec"):
