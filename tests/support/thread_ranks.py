@@ -30,6 +30,8 @@ class Meeting:
 class ThreadCommunicator:
     """Implements `Communicator` for one of the threads."""
 
+    experts = None
+
     def __init__(self, rank: int, meeting: Meeting, rule: SumRule | None = None, *, fuses: bool = False) -> None:
         """`fuses`: sums and norms in one call, as GPUs have it."""
         self.rank = rank

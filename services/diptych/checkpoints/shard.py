@@ -29,12 +29,13 @@ class Shard:
     rank: int
     size: int
     whole_experts: bool = False  # each rank has some, instead of a part of each
+    among: tuple[int, int] | None = None  # those that share experts: number of this rank, and of all; None: as above
 
     def config(self, model: ModelConfig) -> ModelConfig:
         """Return the model as this rank's layers compute it; its vocabulary stays whole. Raises `ConfigError`."""
         check_divides(model, self.size)
         if self.whole_experts and model.moe is not None:
-            check_experts(model, self.size)
+            check_experts(model, (self.among or (self.rank, self.size))[1])
         moe = model.moe and replace(
             model.moe,
             ffn_size=model.moe.ffn_size // (1 if self.whole_experts else self.size),
@@ -57,7 +58,8 @@ class Shard:
 
     def own_experts(self, num_experts: int) -> range:
         """Return this rank's: neighbours, as many as other ranks have, or one more or less."""
-        return range(self.rank * num_experts // self.size, (self.rank + 1) * num_experts // self.size)
+        rank, size = self.among or (self.rank, self.size)
+        return range(rank * num_experts // size, (rank + 1) * num_experts // size)
 
     def vocab_rows(self, vocab_size: int) -> int:
         """Return how many tokens of the vocabulary each rank has, padding included."""
@@ -105,10 +107,10 @@ def _is_foreign(pieces: tuple[Piece, ...], own: range | None) -> bool:
 def check_experts(model: ModelConfig, size: int) -> None:
     """Raise `ConfigError` unless each of `size` ranks gets experts of the model."""
     if model.moe is None:
-        raise ConfigError(f"{model.model_id} has no experts: leave out --expert-parallel")
+        raise ConfigError(f"{model.model_id} has no experts: leave out --expert-parallel and --dp-attention")
     if model.moe.num_experts < size:
-        words = f"{model.moe.num_experts} experts of {model.model_id} are fewer than --tp {size}"
-        raise ConfigError(f"the {words}: leave out --expert-parallel, and each rank has a part of each")
+        words = f"{model.moe.num_experts} experts of {model.model_id} are fewer than the {size} ranks that share them"
+        raise ConfigError(f"the {words}: leave out --expert-parallel and --dp-attention, or give fewer")
 
 
 def check_divides(model: ModelConfig, size: int) -> None:

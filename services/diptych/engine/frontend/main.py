@@ -40,10 +40,12 @@ from diptych.engine.frontend.scheduler_client import SchedulerDied, start_schedu
 from diptych.engine.frontend.scheduler_start import open_served, scheduler_config
 from diptych.engine.frontend.service import WorkerService
 from diptych.engine.frontend.sessions import Sessions
+from diptych.engine.frontend.sharing import shared_places
 from diptych.engine.frontend.tokenizer_manager import TokenizerManager
 from diptych.engine.frontend.weight_routes import weight_routes
 from diptych.engine.nodes.following import GroupEnded
 from diptych.engine.nodes.leading import GroupLeader
+from diptych.engine.options.shared_experts import SharedExperts
 from diptych.tokens.tokenizer import stay_in_the_callers_thread
 from diptych.v1 import admin_pb2_grpc, bootstrap_pb2, rank_pb2_grpc, worker_pb2_grpc
 
@@ -80,7 +82,11 @@ async def _serve(config: WorkerConfig, trust: Trust, role: Role, stop: event_loo
         stack.callback(prompts.close)
         model_id = source.config.model_id
         lead = await lead_nodes(config, role, source, stop)
-        starting = [_member(config, trust, role, rank, model_id, metrics, prompts, lead) for rank in range(config.dp)]
+        places = stack.enter_context(shared_places(config))
+        starting = [
+            _member(config, trust, role, rank, model_id, metrics, prompts, lead, place)
+            for rank, place in enumerate(places)
+        ]
         members = [await stack.enter_async_context(each) for each in starting]
         service = WorkerService(member.group for member in members)
         ours = [member.secret for member in members]
@@ -112,7 +118,8 @@ async def _serve(config: WorkerConfig, trust: Trust, role: Role, stop: event_loo
             async with asyncio.TaskGroup() as lives:
                 for member in members:
                     member.group.listen_at(address, f"{config.advertised_host}:{scraped.port}")
-                    lives.create_task(_live(member, service, watcher, stop, config, source.weights_id))
+                    companions = [other for other in members if config.dp_attention and other is not member]
+                    lives.create_task(_live(member, companions, service, watcher, stop, config, source.weights_id))
             scraped.stop()
             for task in background:
                 task.cancel()
@@ -130,13 +137,17 @@ class _Member:
 
 async def _live(
     member: _Member,
+    companions: Sequence[_Member],
     service: WorkerService,
     watcher: MembershipWatcher,
     stop: event_loop.Stop,
     config: WorkerConfig,
     weights_id: str,
 ) -> None:
-    """Serve one group until `stop`, or until it dies and others are left. Raises if it dies alone, or early."""
+    """Serve one group until `stop`, or until it dies and others are left. Raises if it dies alone, or early.
+
+    `companions` share its experts: they can't step without it, and end with it.
+    """
     group = member.group
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -153,6 +164,7 @@ async def _live(
             for task in background:
                 task.cancel()
     except* SchedulerDied as deaths:
+        await asyncio.gather(*(companion.group.scheduler.end() for companion in companions))
         if service.forget(group) == 0 or not group.is_loaded:
             raise
         logger.error("instance %s died; the others here go on: %s", group, _first_leaf(deaths))
@@ -187,13 +199,14 @@ async def _member(
     metrics: WorkerMetrics,
     prompts: TokenizerManager,
     lead: LeadNodes | None,
+    sharing: SharedExperts | None,
 ) -> AsyncIterator[_Member]:
     """Start the scheduler of a group; end it at the exit. `lead`: the nodes that it has ranks on."""
     secret = InstanceSecret.new()
     instance = _instance(config, role, rank, model_id, secret.instance_id)
     leader = lead.of(instance) if lead else None
     place = lead.place if lead else None
-    scheduler = await start_scheduler(scheduler_config(config, role, instance, place), company=leader)
+    scheduler = await start_scheduler(scheduler_config(config, role, instance, place, sharing), company=leader)
     registration = Registration(config.bootstrap, trust, lambda: group.describe(), secret)
     sessions = Sessions(role, KvFeeds() if config.kv_events == "on" else None, metrics.leg_ended)
     limits_s = config.stall_s, config.release_s

@@ -145,6 +145,10 @@ class SchedulerClient:
         self._socket.close(linger=0)
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    async def end(self) -> None:
+        """End the processes at once: what they share with others is gone. It dies, for whoever listens."""
+        await self._kill()
+
     async def _death(self, fatal: str) -> SchedulerDied:
         """Return why the scheduler ended; end what is left of it.
 

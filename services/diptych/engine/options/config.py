@@ -17,6 +17,7 @@ from diptych.common.members.roles import Role
 from diptych.common.net.served import LoadFormat, check_max_model_len
 from diptych.engine.options.device_kind import DeviceKind
 from diptych.engine.options.node_place import NodePlace
+from diptych.engine.options.shared_experts import SharedExperts
 from diptych.engine.options.sim_timing import read_timing
 from diptych.engine.options.speculation import parse_speculate
 from diptych.engine.options.store_url import check_store
@@ -94,6 +95,11 @@ class EngineOptions:
         False, help="each of --tp processes has some experts whole, instead of a part of each", group="engine"
     )
     dp: int = option(1, help="schedulers side by side, each with all weights (data parallel)", group="engine")
+    dp_attention: bool = option(
+        False,
+        help="schedulers of --dp share one set of experts, and step at once; attention and KV are each one's own",
+        group="engine",
+    )
     num_threads: int = option(1, help="CPU threads for the model, of each process", group="engine")
     kv_cache_mib: int = option(
         0, help="memory for KV pages, MiB, of each process; 0: 512 on CPUs, what is free on GPUs", group="engine"
@@ -183,8 +189,28 @@ class EngineOptions:
         self._check_shared_cache()
         if self.device == "sim" and self.tp > 1:
             raise ConfigError("--device sim needs --tp 1: ranks are not simulated")
-        if self.expert_parallel and self.tp == 1:
+        self._check_dp_attention()
+        if self.expert_parallel and self.tp == 1 and not self.dp_attention:
             raise ConfigError("--expert-parallel needs --tp above 1: it is how those processes share experts")
+
+    def _check_dp_attention(self) -> None:
+        """Raises `ConfigError` for what schedulers that step at once can't do."""
+        if not self.dp_attention:
+            return
+        if self.dp == 1:
+            raise ConfigError("--dp-attention needs --dp above 1: the schedulers that share experts")
+        if self.device == "sim":
+            raise ConfigError("--device sim computes no experts that schedulers could share: leave out --dp-attention")
+        if self.overlap == "on" and self.device == "cpu":
+            raise ConfigError("--overlap on is not for --dp-attention on CPUs, where all step at once: leave it out")
+        if parse_speculate(self.speculate).has_layers:
+            words = "whose layers would have steps of their own: give suffix or ngram"
+            raise ConfigError(f"--dp-attention does not take --speculate {self.speculate}, {words}")
+        if self.lora:
+            raise ConfigError("--dp-attention takes no adapters: leave out --lora, or --dp-attention")
+        if self.deterministic:
+            words = "whose sums depend on where experts are: leave it out"
+            raise ConfigError(f"--deterministic is not for --dp-attention, {words}")
 
     def _check_draft_model(self) -> None:
         """Raises `ConfigError` where no draft model can be asked."""
@@ -227,7 +253,10 @@ class EngineOptions:
         dtype: Dtype = DTYPE_ON[device] if self.dtype == "auto" else self.dtype
         kv_cache_mib = self.kv_cache_mib or KV_CACHE_MIB_ON[device]
         there = replace(self, device=device, dtype=dtype, kv_cache_mib=kv_cache_mib)
+        if self.dp_attention:  # a graph has one size, and what goes to experts another each time
+            there = replace(there, cuda_graphs="off")
         there._check_draft_model()
+        there._check_dp_attention()
         return there
 
     @property
@@ -270,7 +299,7 @@ class EngineOptions:
 
     @property
     def num_lora_slots(self) -> int:
-        return self.max_loras if self.device != "sim" and not self.deterministic else 0
+        return self.max_loras if self.device != "sim" and not (self.deterministic or self.dp_attention) else 0
 
     @property
     def num_loaded_loras(self) -> int:
@@ -311,6 +340,7 @@ class SchedulerConfig:
     kv_require: Requirement = "any"
     weights_from: WeightsFrom = "disk"  # peers: the first command names them
     place: NodePlace | None = None  # in a group over several nodes
+    sharing: SharedExperts | None = None  # with `dp_attention`: among the schedulers that share experts
     # set by `start_scheduler`:
     endpoint: str = ""  # ZMQ ipc address that the frontend has bound
     parent_pid: int = 0  # the scheduler ends with this process
@@ -346,6 +376,8 @@ class SchedulerConfig:
         fields["transfer"] = TransferRules(**fields["transfer"])
         if fields["place"] is not None:
             fields["place"] = NodePlace(**fields["place"])
+        if fields["sharing"] is not None:
+            fields["sharing"] = SharedExperts(**fields["sharing"])
         return cls(**fields)
 
 

@@ -15,8 +15,8 @@ from diptych.engine.options.speculation import parse_speculate
 
 def as_served(source: ModelSource, options: EngineOptions) -> ModelSource:
     """Return `source` with the context, the windows and the draft layers that `options` say. Raises `ConfigError`."""
-    if options.expert_parallel:
-        check_experts(source.config, options.tp)
+    if options.expert_parallel or options.dp_attention:
+        check_experts(source.config, options.tp * (options.dp if options.dp_attention else 1))
     short = bounded(source, options.max_model_len)
     served = keeping_all(short) if options.kv_windows == "keep" else short
     draft = open_draft(served, options)

@@ -38,7 +38,9 @@ class ModelPart:
             return ModelPart(
                 source.config, place(source.config), source.tensors(), lambda ops: ops, place(source.config)
             )
-        shard = Shard(communicator.rank, communicator.size, whole_experts)
+        experts = communicator.experts
+        among = None if experts is None else (experts.rank, experts.size)
+        shard = Shard(communicator.rank, communicator.size, whole_experts or among is not None, among)
         cuts = shard.placement(source.config, place)
         return ModelPart(
             config=shard.config(source.config),

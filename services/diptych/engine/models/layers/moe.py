@@ -12,9 +12,11 @@ from diptych.architectures.config import ModelConfig, Moe, inner_size
 from diptych.engine.models.layers.buffers import Buffers
 from diptych.engine.models.layers.layer_communicator import SUMMANDS, Found, Layout
 from diptych.engine.models.layers.routing import logistic, route
+from diptych.engine.models.layers.spread_experts import Places, SpreadExperts
 from diptych.engine.models.matrix import Matrix
 from diptych.engine.models.ops import Experts, Gated, Ops, activate_of
 from diptych.engine.models.weights import Weights
+from diptych.engine.values.expert_placement import in_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,19 @@ def new_experts(
     gate_up, down = ([weights.matrix(f"{name}.{part}") for name in names] for part in ("gate_up", "down"))
     sizes, activate = (inner_size(config.activation, moe.ffn_size), moe.ffn_size), activate_of(ops, config.activation)
     experts = ops.experts(gate_up, down, sizes, activate, None if bias is None else _stacked(weights, names, bias))
-    return experts if moe.own is None else OwnExperts(experts, moe.own)
+    if moe.own is None:
+        return experts
+    spread = ops.ranks.experts
+    if spread is None:
+        return OwnExperts(experts, moe.own)
+    places = Places.of(in_order(moe.num_experts, spread.size), spread.rank, weights.device)
+    return SpreadExperts(experts, places, spread, ops.ranks, layer == config.num_layers - 1)
+
+
+def serve_others(experts: Experts, moe: Moe, nothing: Tensor) -> None:
+    """Compute what other ranks send to the experts that we have, and nothing of our own."""
+    chosen = nothing.new_empty(0, moe.experts_per_token, dtype=torch.long)
+    experts.forward(nothing, chosen, nothing.new_empty(chosen.shape), torch.empty_like(nothing))
 
 
 def expert_names(layer: int, numbers: range) -> list[str]:
@@ -127,6 +141,9 @@ class MoeBlock:
             shared=SharedExpert.build(config, weights, ops, layer),
             moe=config.moe,
         )
+
+    def serve_others(self, nothing: Tensor) -> None:
+        serve_others(self.experts, self.moe, nothing)
 
     def forward(self, buffers: Buffers) -> Found:
         x = buffers.normed

@@ -1,0 +1,34 @@
+"""Embedded engines whose schedulers share experts: real processes on tiny models, gloo between them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from diptych.engine import Engine, EngineOptions, SamplingParams
+
+GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+SEEDED = SamplingParams(max_tokens=12, temperature=1.0, top_k=40, seed=7, ignore_eos=True)
+PROMPTS = [[first, 5, 7, *range(13 * first)] for first in range(9)]
+ONE = EngineOptions(kv_cache_mib=1, page_size=8, max_step_tokens=32)
+
+
+def tokens(folder: Path, options: EngineOptions) -> list[tuple[int, ...]]:
+    with Engine(str(folder), options, dispatch="round_robin") as engine:
+        alone = [engine.generate(PROMPTS[-1], GREEDY).token_ids]  # the others have nothing to do
+        found = [engine.generate_batch(PROMPTS, params) for params in (GREEDY, SEEDED)]
+        return alone + [each.token_ids for answers in found for each in answers]
+
+
+def test_schedulers_that_share_experts_give_the_tokens_of_one(tiny_experts_folder: Path) -> None:
+    options = replace(ONE, dp=2, dp_attention=True)
+    assert tokens(tiny_experts_folder, options) == tokens(tiny_experts_folder, ONE)
+
+
+def test_two_ranks_of_two_schedulers_share_experts_and_latents_are_of_each_scheduler(
+    tiny_latent_experts_folder: Path,
+) -> None:
+    options = replace(ONE, dp=2, tp=2, dp_attention=True)
+    assert tokens(tiny_latent_experts_folder, options) == tokens(tiny_latent_experts_folder, ONE)
