@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from diptych.engine import Engine, EngineOptions, SamplingParams
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
@@ -25,6 +23,12 @@ def tokens(folder: Path, options: EngineOptions) -> list[tuple[int, ...]]:
 def test_schedulers_that_share_experts_give_the_tokens_of_one(tiny_experts_folder: Path) -> None:
     options = replace(ONE, dp=2, dp_attention=True)
     assert tokens(tiny_experts_folder, options) == tokens(tiny_experts_folder, ONE)
+
+
+def test_experts_move_to_other_ranks_while_they_serve_and_some_are_on_two(tiny_latent_experts_folder: Path) -> None:
+    """Each 5th step, by what was counted: the tokens stay those of one process."""
+    options = replace(ONE, dp=2, dp_attention=True, redundant_experts=2, rebalance_experts=5)
+    assert tokens(tiny_latent_experts_folder, options) == tokens(tiny_latent_experts_folder, ONE)
 
 
 def test_two_ranks_of_two_schedulers_share_experts_and_latents_are_of_each_scheduler(

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from diptych.engine.values.expert_placement import ExpertPlacement
 from diptych.engine.values.rounds import Round
 
 
@@ -22,6 +23,18 @@ class ExpertRanks(Protocol):
     @property
     def round(self) -> Round | None:
         """The sizes of the running step; None: all ranks run the same one, as before they serve."""
+        ...
+
+    def placement(self, layer: int, num_experts: int) -> ExpertPlacement:
+        """Return which experts of a layer each rank has."""
+        ...
+
+    def own(self, layer: int, num_experts: int) -> Sequence[int]:
+        """Return which ones this rank has, in the order of their places."""
+        ...
+
+    def count(self, layer: int, chosen: Tensor) -> None:
+        """Hear which experts of a layer tokens have chosen: int64, of any shape."""
         ...
 
     def smallest(self, number: int) -> int:

@@ -58,7 +58,7 @@ _AT_LEAST_ONE: Final = (
     "max_lora_rank",
 )
 _CACHES: Final = ("kv_cache_mib", "host_cache_mib", "file_cache_mib", "shared_cache_mib")
-_NOT_NEGATIVE: Final = ("mixed_step_ms", *_CACHES, "max_loras", "base_gpu")
+_NOT_NEGATIVE: Final = ("mixed_step_ms", *_CACHES, "max_loras", "base_gpu", "redundant_experts", "rebalance_experts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +99,12 @@ class EngineOptions:
         False,
         help="schedulers of --dp share one set of experts, and step at once; attention and KV are each one's own",
         group="engine",
+    )
+    redundant_experts: int = option(
+        0, help="copies of experts beside one of each, in every layer, with --dp-attention", group="engine"
+    )
+    rebalance_experts: int = option(
+        0, help="steps after which --dp-attention deals experts out anew, by their work; 0: never", group="engine"
     )
     num_threads: int = option(1, help="CPU threads for the model, of each process", group="engine")
     kv_cache_mib: int = option(
@@ -196,6 +202,8 @@ class EngineOptions:
     def _check_dp_attention(self) -> None:
         """Raises `ConfigError` for what schedulers that step at once can't do."""
         if not self.dp_attention:
+            if self.redundant_experts or self.rebalance_experts:
+                raise ConfigError("--redundant-experts and --rebalance-experts are for --dp-attention: give that, too")
             return
         if self.dp == 1:
             raise ConfigError("--dp-attention needs --dp above 1: the schedulers that share experts")

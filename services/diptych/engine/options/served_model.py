@@ -16,7 +16,11 @@ from diptych.engine.options.speculation import parse_speculate
 def as_served(source: ModelSource, options: EngineOptions) -> ModelSource:
     """Return `source` with the context, the windows and the draft layers that `options` say. Raises `ConfigError`."""
     if options.expert_parallel or options.dp_attention:
-        check_experts(source.config, options.tp * (options.dp if options.dp_attention else 1))
+        num_ranks = options.tp * (options.dp if options.dp_attention else 1)
+        check_experts(source.config, num_ranks)
+        most = (source.config.moe.num_experts if source.config.moe else 0) * (num_ranks - 1)
+        if options.redundant_experts > most:
+            raise ConfigError(f"--redundant-experts {options.redundant_experts} are more than {most}: all on all ranks")
     short = bounded(source, options.max_model_len)
     served = keeping_all(short) if options.kv_windows == "keep" else short
     draft = open_draft(served, options)

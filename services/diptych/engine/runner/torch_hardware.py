@@ -28,6 +28,7 @@ from diptych.engine.runner.kv_pool import kv_bytes, new_kv, shared_kv
 from diptych.engine.runner.model_loader import MIB, ModelLoader
 from diptych.engine.runner.model_part import ModelPart
 from diptych.engine.runner.model_runner import ModelRunner
+from diptych.engine.runner.rebalancing import Rebalancing
 from diptych.engine.schedule.pace.step_sizes import Chosen
 from diptych.engine.tensor_parallel.communicator import TorchCommunicator
 from diptych.engine.tensor_parallel.company import Lead
@@ -68,6 +69,7 @@ class TorchHardware:
         self.options = options.on("cuda" if self._device.type == "cuda" else "cpu")
         self._communicator: TorchCommunicator | LoneCommunicator | None = None
         self.experts: ExpertGroup | None = None
+        self._rebalancing: Rebalancing | None = None
 
     @property
     def device_name(self) -> str:
@@ -79,7 +81,9 @@ class TorchHardware:
         return as_served(open_model(model, self.options.load_format), self.options)
 
     def share_experts(self, place: SharedExperts, rank: int) -> None:
-        self.experts = ExpertGroup(place, rank, self.options.tp, self._device)
+        options = self.options
+        counts, redundant = bool(options.rebalance_experts), options.redundant_experts
+        self.experts = ExpertGroup(place, rank, options.tp, self._device, redundant, counts=counts)
         if self._communicator is None:
             self._communicator = LoneCommunicator(self.experts)
         else:
@@ -87,6 +91,8 @@ class TorchHardware:
 
     def begin_round(self, common: Round) -> None:
         assert self.experts is not None, "rounds are of schedulers that share experts"
+        if self._rebalancing is not None:
+            self._rebalancing.before_round()
         self.experts.round = common
 
     def ranks(self, lead: Lead) -> RankGroup:
@@ -118,7 +124,11 @@ class TorchHardware:
         return pool
 
     def load(self, source: ModelSource, layer_listener: Callable[[], OnLayer | None]) -> ModelRunner | GpuRunner:
-        return self._loader.load(source, self._kv, layer_listener)
+        runner = self._loader.load(source, self._kv, layer_listener)
+        if self.experts is not None and self.options.rebalance_experts:
+            every, redundant = self.options.rebalance_experts, self.options.redundant_experts
+            self._rebalancing = Rebalancing(runner.model, source, self.experts, every, redundant)
+        return runner
 
     def in_place(self, runner: Any) -> InPlace[Any]:
         return self._loader.in_place(runner)

@@ -14,6 +14,7 @@ from diptych.engine.options.shared_experts import SharedExperts
 from diptych.engine.tensor_parallel.communicator import check_others, prepare_libraries
 from diptych.engine.tensor_parallel.meeting import TIMEOUT, FileMeeting
 from diptych.engine.tensor_parallel.trainer_groups import group_beside
+from diptych.engine.values.expert_placement import ExpertPlacement, balanced
 from diptych.engine.values.rounds import Round
 
 _NAME: Final = "experts"
@@ -23,8 +24,17 @@ _BACKENDS: Final = {"cpu": "gloo", "cuda": "nccl"}
 class ExpertGroup:
     """Implements `ExpertRanks`. It stands beside the group in which the ranks of one scheduler add up."""
 
-    def __init__(self, place: SharedExperts, rank: int, tp: int, device: torch.device) -> None:
-        """Wait until all ranks of all schedulers are there."""
+    def __init__(
+        self, place: SharedExperts, rank: int, tp: int, device: torch.device, num_redundant: int, *, counts: bool
+    ) -> None:
+        """Wait until all ranks of all schedulers are there.
+
+        `num_redundant`: copies of experts beside one of each. `counts` what experts do, for `load_of_layers`.
+        """
+        self._num_redundant = num_redundant
+        self._counts = counts
+        self._chosen: dict[int, Tensor] = {}  # by layer: how often each expert was chosen here, int64
+        self.placements: dict[int, ExpertPlacement] = {}  # by layer
         self.rank, self.size = place.rank(rank, tp), place.size(tp)
         self.round: Round | None = None
         self._device = device
@@ -35,6 +45,30 @@ class ExpertGroup:
         if backend == "gloo":
             check_others(meeting.secret(), self.rank, self.size, self._group)
         dist.all_reduce(torch.zeros(1, device=device), group=self._group)  # NCCL connects now
+
+    def placement(self, layer: int, num_experts: int) -> ExpertPlacement:
+        if layer not in self.placements:
+            alike = [1.0] * num_experts
+            self.placements[layer] = balanced(alike, self.size, self._num_redundant)
+            self._chosen[layer] = torch.zeros(num_experts, dtype=torch.long, device=self._device)
+        return self.placements[layer]
+
+    def own(self, layer: int, num_experts: int) -> Sequence[int]:
+        return self.placement(layer, num_experts).of_ranks[self.rank]
+
+    def count(self, layer: int, chosen: Tensor) -> None:
+        if self._counts:
+            flat = chosen.flatten()
+            self._chosen[layer].index_add_(0, flat, torch.ones_like(flat))
+
+    def load_of_layers(self) -> dict[int, list[int]]:
+        """Return how often all ranks have chosen each expert since the last call, by layer. All ranks call it."""
+        loads = {}
+        for layer, own in sorted(self._chosen.items()):
+            dist.all_reduce(own, group=self._group)
+            loads[layer] = list(map(int, own.tolist()))
+            own.zero_()
+        return loads
 
     def all_gather(self, part: Tensor) -> Tensor:
         out = part.new_empty(self.size * len(part), part.shape[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,7 +17,6 @@ from diptych.engine.models.layers.spread_experts import Places, SpreadExperts
 from diptych.engine.models.matrix import Matrix
 from diptych.engine.models.ops import Experts, Gated, Ops, activate_of
 from diptych.engine.models.weights import Weights
-from diptych.engine.values.expert_placement import in_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +91,18 @@ def new_experts(
     config: ModelConfig, moe: Moe, weights: Weights, ops: Ops, layer: int, bias: str | None = None
 ) -> Experts:
     """Build a layer's, or those of them that this rank has; `bias` names what is added to their first product."""
-    names = expert_names(layer, moe.own or range(moe.num_experts))
+    spread = ops.ranks.experts if moe.own is not None else None
+    own = moe.own or range(moe.num_experts)
+    names = expert_names(layer, own if spread is None else spread.own(layer, moe.num_experts))
     gate_up, down = ([weights.matrix(f"{name}.{part}") for name in names] for part in ("gate_up", "down"))
     sizes, activate = (inner_size(config.activation, moe.ffn_size), moe.ffn_size), activate_of(ops, config.activation)
     experts = ops.experts(gate_up, down, sizes, activate, None if bias is None else _stacked(weights, names, bias))
     if moe.own is None:
         return experts
-    spread = ops.ranks.experts
     if spread is None:
         return OwnExperts(experts, moe.own)
-    places = Places.of(in_order(moe.num_experts, spread.size), spread.rank, weights.device)
-    return SpreadExperts(experts, places, spread, ops.ranks, layer == config.num_layers - 1)
+    places = Places.of(spread.placement(layer, moe.num_experts), spread.rank, weights.device)
+    return SpreadExperts(experts, places, spread, ops.ranks, layer, is_last=layer == config.num_layers - 1)
 
 
 def serve_others(experts: Experts, moe: Moe, nothing: Tensor) -> None:
@@ -110,7 +111,7 @@ def serve_others(experts: Experts, moe: Moe, nothing: Tensor) -> None:
     experts.forward(nothing, chosen, nothing.new_empty(chosen.shape), torch.empty_like(nothing))
 
 
-def expert_names(layer: int, numbers: range) -> list[str]:
+def expert_names(layer: int, numbers: Iterable[int]) -> list[str]:
     """Return how the targets of such experts begin."""
     return [f"{layer}.experts.{i}" for i in numbers]
 

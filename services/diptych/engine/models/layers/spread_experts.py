@@ -62,6 +62,7 @@ class SpreadExperts:
     places: Places
     ranks: ExpertRanks
     sharing: Ranks  # those that have the same tokens
+    layer: int
     is_last: bool  # in the last layer, which computes fewer tokens
 
     def forward(self, x: Tensor, chosen: Tensor, shares: Tensor, out: Tensor) -> None:
@@ -69,6 +70,7 @@ class SpreadExperts:
         out.zero_()
         ours = slice(start, stop)
         ranks, places = self.places.find(chosen[ours])
+        self.ranks.count(self.layer, chosen[ours])
         own, result = Sent(x[ours], ranks, places, shares[ours]), out[ours]
         num_padded = self._num_padded()
         if num_padded is None:
