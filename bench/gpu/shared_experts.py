@@ -4,9 +4,9 @@
 compute nothing, for 64 rows (padded) and 4,096 (counted), 7,168 wide, 8 of 256 experts; a time is the median of what a
 call takes on the slower rank, its limit two NCCL all-to-alls of as many bytes as a padded round sends.
 *engine*: 128 requests of 32 tokens in and 128 out, greedy, at once, on a DeepSeek-V2-Lite-like shape with made-up
-weights: `--dp 2 --dp-attention`, `--tp 2`, `--tp 2 --expert-parallel`; output tokens a second, each in an engine of its
-own, one after the other, the second of two bursts. *same tokens*: the share of the shared engine's requests whose tokens
-are those of one GPU.
+weights: `--dp 2 --dp-attention`, `--tp 2`, `--tp 2 --expert-parallel`, one GPU; output tokens a second, each in an
+engine of its own, one after the other, the second of two bursts. *same tokens*: the share of the shared engine's
+requests whose tokens are those of one GPU.
 
     PYTHONPATH=bench python bench/gpu/shared_experts.py [--only exchange|engine] [--quick] [--json]
     ... --only engine --device cpu --quick      # a tiny shape: shows that it works, on any machine

@@ -236,7 +236,7 @@ def test_schedulers_that_share_experts_have_all_but_those_each(
     told = capsys.readouterr().out
     assert "\n16 GPUs      of 141 GiB, each: weights" in told
     assert "a part of the experts of 8 schedulers, at most" in told
-    with pytest.raises(ConfigError, match="256 experts of .* are fewer than the 512 ranks"):
+    with pytest.raises(ConfigError, match=r"256 experts of .* are fewer than the 512 ranks"):
         main(DescribeConfig(model=str(tmp_path), dp_attention=512))
 
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
+import pytest
+
 from diptych.engine import Engine, EngineOptions, SamplingParams
+from diptych.engine.frontend.scheduler_client import SchedulerDied
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 SEEDED = SamplingParams(max_tokens=12, temperature=1.0, top_k=40, seed=7, ignore_eos=True)
@@ -29,6 +33,19 @@ def test_experts_move_to_other_ranks_while_they_serve_and_some_are_on_two(tiny_l
     """Each 5th step, by what was counted: the tokens stay those of one process."""
     options = replace(ONE, dp=2, dp_attention=True, redundant_experts=2, rebalance_experts=5)
     assert tokens(tiny_latent_experts_folder, options) == tokens(tiny_latent_experts_folder, ONE)
+
+
+def test_the_death_of_one_scheduler_ends_the_other_and_no_request_waits_for_ever(tiny_experts_folder: Path) -> None:
+    with Engine(str(tiny_experts_folder), replace(ONE, dp=2, dp_attention=True)) as engine:
+        processes = [psutil.Process(pid) for pid in engine.scheduler_pids]
+        stream = engine.stream(PROMPTS[0], replace(GREEDY, max_tokens=400))
+        next(stream)
+        processes[1].kill()
+        with pytest.raises(SchedulerDied):
+            list(stream)
+        with pytest.raises(SchedulerDied):
+            engine.generate(PROMPTS[1], GREEDY)
+        assert not any(process.is_running() for process in processes)
 
 
 def test_two_ranks_of_two_schedulers_share_experts_and_latents_are_of_each_scheduler(

@@ -16,7 +16,13 @@ from typing import Final
 
 from diptych.common.errors import ConfigError
 from diptych.common.members.roles import LegKind, Role
-from diptych.engine.frontend.scheduler_client import PendingQueries, SchedulerClient, SchedulerDied, start_scheduler
+from diptych.engine.frontend.scheduler_client import (
+    PendingQueries,
+    SchedulerClient,
+    SchedulerDied,
+    share_experts,
+    start_scheduler,
+)
 from diptych.engine.frontend.sharing import shared_places
 from diptych.engine.options.config import EngineOptions, SchedulerConfig
 from diptych.engine.options.shared_experts import SharedExperts
@@ -147,8 +153,10 @@ async def launched(options: EngineOptions, roles: Sequence[Role]) -> AsyncIterat
         for number, role in enumerate(roles):
             place = sharing[number] if options.dp_attention else None
             groups.append(await _start(options.of_group(number), role, place))
+        if options.dp_attention:
+            share_experts([group.scheduler for group in groups])
         readies = await asyncio.gather(*(group.scheduler.ready() for group in groups))
-        running += [asyncio.create_task(group.run()) for group in groups]
+        running += [asyncio.create_task(_run(group)) for group in groups]
         await _link(groups, readies)
         yield groups, min(ready.context_len for ready in readies)
     finally:
@@ -156,6 +164,13 @@ async def launched(options: EngineOptions, roles: Sequence[Role]) -> AsyncIterat
             task.cancel()
         await asyncio.gather(*(group.scheduler.stop() for group in groups))
         places.close()
+
+
+async def _run(group: Group) -> None:
+    """Run a group until it dies; those that share its experts can't step without it, and end with it."""
+    await group.run()
+    if group.death is not None:
+        await group.scheduler.end_companions()
 
 
 async def _start(options: EngineOptions, role: Role, sharing: SharedExperts | None) -> Group:

@@ -36,7 +36,7 @@ from diptych.engine.frontend.health import WorkerHealth
 from diptych.engine.frontend.metrics import WorkerMetrics, metrics_app
 from diptych.engine.frontend.node import follow
 from diptych.engine.frontend.node_start import LeadNodes, lead_nodes
-from diptych.engine.frontend.scheduler_client import SchedulerDied, start_scheduler
+from diptych.engine.frontend.scheduler_client import SchedulerDied, share_experts, start_scheduler
 from diptych.engine.frontend.scheduler_start import open_served, scheduler_config
 from diptych.engine.frontend.service import WorkerService
 from diptych.engine.frontend.sessions import Sessions
@@ -88,6 +88,8 @@ async def _serve(config: WorkerConfig, trust: Trust, role: Role, stop: event_loo
             for rank, place in enumerate(places)
         ]
         members = [await stack.enter_async_context(each) for each in starting]
+        if config.dp_attention:
+            share_experts([member.group.scheduler for member in members])
         service = WorkerService(member.group for member in members)
         ours = [member.secret for member in members]
         watcher = MembershipWatcher(config.bootstrap, trust, instances=ours, without_loads=True)
@@ -118,8 +120,7 @@ async def _serve(config: WorkerConfig, trust: Trust, role: Role, stop: event_loo
             async with asyncio.TaskGroup() as lives:
                 for member in members:
                     member.group.listen_at(address, f"{config.advertised_host}:{scraped.port}")
-                    companions = [other for other in members if config.dp_attention and other is not member]
-                    lives.create_task(_live(member, companions, service, watcher, stop, config, source.weights_id))
+                    lives.create_task(_live(member, service, watcher, stop, config, source.weights_id))
             scraped.stop()
             for task in background:
                 task.cancel()
@@ -137,17 +138,13 @@ class _Member:
 
 async def _live(
     member: _Member,
-    companions: Sequence[_Member],
     service: WorkerService,
     watcher: MembershipWatcher,
     stop: event_loop.Stop,
     config: WorkerConfig,
     weights_id: str,
 ) -> None:
-    """Serve one group until `stop`, or until it dies and others are left. Raises if it dies alone, or early.
-
-    `companions` share its experts: they can't step without it, and end with it.
-    """
+    """Serve one group until `stop`, or until it dies and others are left. Raises if it dies alone, or early."""
     group = member.group
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -164,7 +161,7 @@ async def _live(
             for task in background:
                 task.cancel()
     except* SchedulerDied as deaths:
-        await asyncio.gather(*(companion.group.scheduler.end() for companion in companions))
+        await group.scheduler.end_companions()
         if service.forget(group) == 0 or not group.is_loaded:
             raise
         logger.error("instance %s died; the others here go on: %s", group, _first_leaf(deaths))

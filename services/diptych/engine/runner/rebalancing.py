@@ -7,13 +7,14 @@ A layer whose experts move is read from the checkpoint again, in each rank's par
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Final
 
 import torch
 
 from diptych.architectures.placement import Piece
-from diptych.checkpoints.source import ModelSource
+from diptych.checkpoints.quantization.weight import Stored
+from diptych.checkpoints.source import ChangedModel, ModelSource
 from diptych.engine.models.decoder import Decoder
 from diptych.engine.models.weights import Assembly, Weights
 from diptych.engine.runner.loaded_model import LoadedModel
@@ -61,19 +62,29 @@ class Rebalancing:
         self._experts.placements.update(moved)
         model, decoder = self._model, self._model.decoder
         assert isinstance(decoder, Decoder), "encoders share no experts"
-        part = ModelPart.of(self._source, model.communicator)
-        wanted = [(name, pieces) for name, pieces in part.placement if _layer_of(pieces) in moved]
+        placement = ModelPart.of(self._source, model.communicator).placement
+        wanted = [(name, pieces) for name, pieces in placement if _layer_of(pieces) in moved]
+        read = SomeTensors(self._source, {name for name, _ in wanted})
         blueprint = model.blueprint
         assembly = Assembly(model.config, wanted, blueprint.ops, blueprint.dtype, blueprint.device)
-        names = {name for name, _ in wanted}
         with torch.inference_mode():
             found = Weights({}, blueprint.vectors, model.config.norm_offset)
-            for name, array in part.tensors:
-                if name in names:
-                    for target, weight in assembly.add(name, array):
-                        found.put(target, weight)
+            for name, array in ModelPart.of(read, model.communicator).tensors:
+                for target, weight in assembly.add(name, array):
+                    found.put(target, weight)
             for layer in moved:
                 decoder.replace(1 + layer, found.wrapped(model.loras.wrap))
+
+
+class SomeTensors(ChangedModel):
+    """A model of which only what is named is read."""
+
+    def __init__(self, source: ModelSource, names: Container[str]) -> None:
+        super().__init__(source, source.config)
+        self._names = names
+
+    def tensors(self) -> Iterator[tuple[str, Stored]]:
+        return (each for each in self._source.tensors() if each[0] in self._names)
 
 
 def _layer_of(pieces: Iterable[Piece]) -> int | None:

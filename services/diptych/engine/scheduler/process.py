@@ -70,7 +70,7 @@ from diptych.engine.tensor_parallel.tp_model_worker import RankTransfer, TpModel
 from diptych.engine.tensor_parallel.weight_sets import RankWeights, WeightLoader
 from diptych.engine.values.batch import DraftBatch, DraftModel, OverlapRunner
 from diptych.engine.values.limits import PROMPT_ROWS, Limits
-from diptych.engine.values.rounds import Round
+from diptych.engine.values.rounds import NOTHING, Round
 from diptych.engine.values.scheduler_core import SchedulerCore
 from diptych.generation.request_groups import OF_NEXT_LAYER
 from diptych.grammars.compiler import Compiler
@@ -232,6 +232,8 @@ def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCor
     )
     grammars.wait_until_open()
     door = _open_door(base.config, weights)
+    if clock is not None:
+        clock.meet(NOTHING)  # who is ready may step at once: no other one is still loading
     _report_ready(base, channel, core, adapters, door)
     beat = SharedHeartbeat(base.config.heartbeat_fd).beat
     calls = () if clock is None else (clock.descriptor(),)
