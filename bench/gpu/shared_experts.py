@@ -35,7 +35,7 @@ from diptych.engine import Engine, EngineOptions, SamplingParams
 from diptych.engine.models.layers.spread_experts import Places, SpreadExperts
 from diptych.engine.models.ranks import ALONE
 from diptych.engine.options.shared_experts import SharedExperts
-from diptych.engine.tensor_parallel.expert_group import ExpertGroup
+from diptych.engine.tensor_parallel.sharing.expert_group import ExpertGroup
 from diptych.engine.values.rounds import Part, Round
 
 BENCH: Final = "gpu/shared_experts"

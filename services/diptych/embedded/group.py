@@ -23,10 +23,10 @@ from diptych.engine.frontend.scheduler_client import (
     share_experts,
     start_scheduler,
 )
-from diptych.engine.frontend.sharing import shared_places
 from diptych.engine.options.config import EngineOptions, SchedulerConfig
 from diptych.engine.options.shared_experts import SharedExperts
 from diptych.engine.scheduler.messages import outputs_said
+from diptych.engine.tensor_parallel.sharing.places import shared_places
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.router.workers.known_worker import reported_load
 from diptych.router.workers.legs import Leg, LegReceiver, OpenLegs, Work

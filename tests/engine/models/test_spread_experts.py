@@ -11,10 +11,10 @@ import torch
 from thread_ranks import Meeting, on_threads
 from torch import Tensor
 
+from diptych.engine.models.arithmetic.ops import ExpertsInTurn, TorchOps
 from diptych.engine.models.layers import spread_experts
 from diptych.engine.models.layers.spread_experts import Places, SpreadExperts
-from diptych.engine.models.matrix import TorchMatrix
-from diptych.engine.models.ops import ExpertsInTurn, TorchOps
+from diptych.engine.models.matrices.matrix import TorchMatrix
 from diptych.engine.models.ranks import ALONE
 from diptych.engine.values.expert_placement import ExpertPlacement, balanced, in_order
 from diptych.engine.values.rounds import Part, Round

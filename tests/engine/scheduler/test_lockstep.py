@@ -15,7 +15,7 @@ from diptych.common.errors import Unavailable
 from diptych.engine.options.shared_experts import SharedExperts
 from diptych.engine.schedule.pace.prefill_meter import PrefillMeter
 from diptych.engine.scheduler.lockstep import LockstepRunner, LockstepStepping, part_of
-from diptych.engine.tensor_parallel.step_clock import StepClock
+from diptych.engine.tensor_parallel.sharing.step_clock import StepClock
 from diptych.engine.values.batch import ForwardBatch, ForwardMode, PromptRows, SamplingBatch
 from diptych.engine.values.rounds import NOTHING, Part, Round
 

@@ -16,10 +16,10 @@ from diptych.architectures.placement import Piece
 from diptych.checkpoints.quantization.weight import Stored
 from diptych.checkpoints.source import ChangedModel, ModelSource
 from diptych.engine.models.decoder import Decoder
-from diptych.engine.models.weights import Assembly, Weights
+from diptych.engine.models.matrices.weights import Assembly, Weights
 from diptych.engine.runner.loaded_model import LoadedModel
 from diptych.engine.runner.model_part import ModelPart
-from diptych.engine.tensor_parallel.expert_group import ExpertGroup
+from diptych.engine.tensor_parallel.sharing.expert_group import ExpertGroup
 from diptych.engine.values.expert_placement import ExpertPlacement, balanced
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ ENOUGH: Final = 0.95  # of the heaviest rank's work: experts move only for less
 
 
 class Rebalancing:
-    """Of one rank's model."""
+    """One rank takes part in it."""
 
     def __init__(
         self, model: LoadedModel, source: ModelSource, experts: ExpertGroup, every: int, num_redundant: int

@@ -16,8 +16,8 @@ from diptych.common.errors import ConfigError
 from diptych.engine.cache.host_pages import HostPages
 from diptych.engine.cache.host_tier import PageCopier
 from diptych.engine.lora.host import AdapterHost
-from diptych.engine.models.lora import Loras, Prepared
-from diptych.engine.models.lora_host import LoraHost
+from diptych.engine.models.adapters.lora import Loras, Prepared
+from diptych.engine.models.adapters.lora_host import LoraHost
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.pool_size import head_share, pool_layout
 from diptych.engine.options.served_model import as_served
@@ -32,9 +32,9 @@ from diptych.engine.runner.rebalancing import Rebalancing
 from diptych.engine.schedule.pace.step_sizes import Chosen
 from diptych.engine.tensor_parallel.communicator import TorchCommunicator
 from diptych.engine.tensor_parallel.company import Lead
-from diptych.engine.tensor_parallel.expert_group import ExpertGroup, LoneCommunicator
 from diptych.engine.tensor_parallel.group import LeadRank, RankGroup, SingleRank
 from diptych.engine.tensor_parallel.meeting import Meeting
+from diptych.engine.tensor_parallel.sharing.expert_group import ExpertGroup, LoneCommunicator
 from diptych.engine.tensor_parallel.trainer_groups import TorchGroups
 from diptych.engine.tensor_parallel.weight_sets import InPlace
 from diptych.engine.values.batch import OnLayer

@@ -65,7 +65,7 @@ from diptych.engine.tensor_parallel.company import HostLead, Lead, NodesLead, jo
 from diptych.engine.tensor_parallel.rank_model import RankModel
 from diptych.engine.tensor_parallel.rank_tasks import RankTasks
 from diptych.engine.tensor_parallel.ranked_files import RankFiles
-from diptych.engine.tensor_parallel.step_clock import StepClock
+from diptych.engine.tensor_parallel.sharing.step_clock import StepClock
 from diptych.engine.tensor_parallel.tp_model_worker import RankTransfer, TpModelWorker
 from diptych.engine.tensor_parallel.weight_sets import RankWeights, WeightLoader
 from diptych.engine.values.batch import DraftBatch, DraftModel, OverlapRunner

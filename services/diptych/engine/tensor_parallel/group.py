@@ -27,8 +27,8 @@ from diptych.engine.tensor_parallel.rank_log import (
 )
 from diptych.engine.tensor_parallel.rank_tasks import LeadTasks
 from diptych.engine.tensor_parallel.ranked_files import RankedFiles
-from diptych.engine.tensor_parallel.ranked_link import ranked_metadata
-from diptych.engine.tensor_parallel.transport import TensorParallelTransport
+from diptych.engine.tensor_parallel.transfers.ranked_link import ranked_metadata
+from diptych.engine.tensor_parallel.transfers.transport import TensorParallelTransport
 from diptych.engine.tensor_parallel.weight_sets import RankWeights, TensorParallelWeights, WeightSets
 from diptych.engine.tiers.medium import Medium
 from diptych.engine.tiers.page_files import PageFiles

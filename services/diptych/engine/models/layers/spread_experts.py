@@ -22,8 +22,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from diptych.engine.models.arithmetic.ops import Experts
 from diptych.engine.models.expert_ranks import ExpertRanks
-from diptych.engine.models.ops import Experts
 from diptych.engine.models.ranks import Ranks
 from diptych.engine.values.expert_placement import ExpertPlacement
 
