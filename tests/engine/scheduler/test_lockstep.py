@@ -86,7 +86,8 @@ def served(folder: Path, own: int, batches: list[ForwardBatch | None], over: thr
 
 
 def test_one_without_work_takes_part_in_the_steps_of_the_other(tmp_path: Path) -> None:
-    mine, theirs = [batch_of(4), batch_of(2, num_sampled=0), batch_of(1)], [None, None, None]
+    mine: list[ForwardBatch | None] = [batch_of(4), batch_of(2, num_sampled=0), batch_of(1)]
+    theirs: list[ForwardBatch | None] = [None, None, None]
     over = threading.Barrier(2)
     with ThreadPoolExecutor(2) as pool:
         first, second = (
