@@ -29,9 +29,19 @@ class ThreadRanks:
 
     rank: int
     meeting: Meeting
+    placed: ExpertPlacement
     round: Round | None
     counted: list[int] = field(default_factory=lambda: [0] * NUM_EXPERTS)
     size: int = len(TOKENS)
+
+    def placement(self, layer: int, num_experts: int) -> ExpertPlacement:
+        return self.placed
+
+    def own(self, layer: int, num_experts: int) -> Sequence[int]:
+        return self.placed.of_ranks[self.rank]
+
+    def smallest(self, number: int) -> int:
+        return min(map(int, self.meeting.exchange(self.rank, torch.tensor(number))))
 
     def count(self, layer: int, chosen: Tensor) -> None:
         for expert in chosen.flatten().tolist():
@@ -46,7 +56,7 @@ class ThreadRanks:
     def exchange(self, rows: Tensor, num_sent: Sequence[int], num_received: Sequence[int]) -> Tensor:
         sizes = self.meeting.exchange(self.rank, torch.tensor(num_sent))
         parts = self.meeting.exchange(self.rank, rows)
-        got = [part.split(size.tolist())[self.rank] for part, size in zip(parts, sizes, strict=True)]
+        got = [torch.split(part, size.tolist())[self.rank] for part, size in zip(parts, sizes, strict=True)]
         assert [len(each) for each in got] == list(num_received)
         return torch.cat(got)
 
@@ -67,9 +77,9 @@ def tokens_of(rank: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def computed(placement: ExpertPlacement, common: Round | None, rank: int, meeting: Meeting) -> tuple[Tensor, list[int]]:
-    ranks = ThreadRanks(rank, meeting, common)
+    ranks = ThreadRanks(rank, meeting, placement, common)
     places = Places.of(placement, rank, torch.device("cpu"))
-    spread = SpreadExperts(experts_of(placement.of_ranks[rank]), places, ranks, ALONE, 0, is_last=False)
+    spread = SpreadExperts(experts_of(ranks.own(0, NUM_EXPERTS)), places, ranks, ALONE, 0, is_last=False)
     x, chosen, shares = tokens_of(rank)
     out = torch.full_like(x, torch.nan)
     spread.forward(x, chosen, shares, out)
