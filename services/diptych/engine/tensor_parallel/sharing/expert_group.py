@@ -72,7 +72,10 @@ class ExpertGroup:
 
     def all_gather(self, part: Tensor) -> Tensor:
         out = part.new_empty(self.size * len(part), part.shape[1])
-        dist.all_gather_into_tensor(out, part, group=self._group)
+        if self._device.type == "cuda":
+            dist.all_gather_into_tensor(out, part, group=self._group)
+        else:
+            dist.all_gather(list(out.chunk(self.size)), part, group=self._group)
         return out
 
     def num_sent_to_us(self, num_sent: Sequence[int]) -> list[int]:
