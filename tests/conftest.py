@@ -191,6 +191,14 @@ def tiny_experts_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_latent_experts_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random DeepSeek V3 whose layers behind the first have experts, with the same words."""
+    settings = DEEPSEEK | {"num_hidden_layers": 3, "max_position_embeddings": 512, "first_k_dense_replace": 1}
+    settings |= {"n_group": 4, "topk_group": 2, "n_shared_experts": 2}
+    return _tiny_folder(tmp_path_factory.mktemp("models") / "latent-experts", "DeepseekV3", settings)
+
+
+@pytest.fixture(scope="session")
 def tiny_recurrent_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Qwen 3.5, every second layer of which keeps a state, with the same words."""
     heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}

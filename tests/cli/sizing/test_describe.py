@@ -230,6 +230,23 @@ def test_people_are_told_what_fits_and_what_does_not(tmp_path: Path, capsys: pyt
     assert "do not fit beside a KV pool: give a larger --tp or --gpu-gib" in capsys.readouterr().out
 
 
+def test_schedulers_that_share_experts_have_all_but_those_each(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = transformers.DeepseekV3Config(**PUBLISHED["DeepSeek-V3"][1], architectures=["DeepseekV3ForCausalLM"])
+    config.save_pretrained(tmp_path)
+    alone, shared = described(tmp_path, capsys), described(tmp_path, capsys, dp_attention=8)
+    experts = 58 * 256 * 3 * 7168 * 2048 * 2
+    assert alone["gpu"]["weights_bytes"] - shared["gpu"]["weights_bytes"] == experts * 7 // 8
+    assert shared["gpu"]["page_bytes"] == alone["gpu"]["page_bytes"]
+    assert main(DescribeConfig(model=str(tmp_path), gpu_gib=141, tp=2, dp_attention=8)) == 0
+    told = capsys.readouterr().out
+    assert "\n16 GPUs      of 141 GiB, each: weights" in told
+    assert "a part of the experts of 8 schedulers, at most" in told
+    with pytest.raises(ConfigError, match=r"256 experts of .* are fewer than the 512 ranks"):
+        main(DescribeConfig(model=str(tmp_path), dp_attention=512))
+
+
 def test_experts_in_mxfp4_take_four_bits_a_weight_and_their_scales(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -68,6 +68,27 @@ def test_one_process_shares_no_experts() -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"dp": 1}, "--dp above 1"),
+        ({"device": "sim"}, "--device sim"),
+        ({"device": "cpu", "overlap": "on"}, "--overlap on"),
+        ({"speculate": "mtp"}, "--speculate mtp"),
+        ({"lora": ("a=/a",)}, "--lora"),
+        ({"deterministic": True}, "--deterministic"),
+        ({"rebalance_experts": -1}, "--rebalance-experts"),
+        ({"dp_attention": False, "redundant_experts": 1}, "--redundant-experts"),
+    ],
+)
+def test_schedulers_that_share_experts_refuse_what_is_no_common_step(changes: Any, words: str) -> None:
+    options = EngineOptions(dp=2, dp_attention=True, speculate="suffix")
+    options.validate()
+    assert (options.on("cuda").cuda_graphs, options.num_lora_slots) == ("off", 0)
+    with pytest.raises(ConfigError, match=words):
+        replace(options, **changes).validate()
+
+
+@pytest.mark.parametrize(
     "changes", [{"max_loras": 8, "max_loaded_loras": 2}, {"max_loras": 0, "max_loaded_loras": 4, "lora": ("a=/a",)}]
 )
 def test_fewer_loaded_adapters_than_slots_are_refused_and_some_without_a_slot(changes: Any) -> None:

@@ -11,6 +11,7 @@ from diptych.engine.options.config import SchedulerConfig
 from diptych.engine.options.node_place import NodePlace
 from diptych.engine.options.pool_size import check_pool, likely_device
 from diptych.engine.options.served_model import as_served
+from diptych.engine.options.shared_experts import SharedExperts
 from diptych.v1 import bootstrap_pb2
 
 
@@ -36,7 +37,11 @@ def check_encodes(model: ModelConfig, tp: int, *, pulls: bool) -> None:
 
 
 def scheduler_config(
-    config: WorkerConfig, role: Role, instance: bootstrap_pb2.Instance, place: NodePlace | None = None
+    config: WorkerConfig,
+    role: Role,
+    instance: bootstrap_pb2.Instance,
+    place: NodePlace | None = None,
+    sharing: SharedExperts | None = None,
 ) -> SchedulerConfig:
     return SchedulerConfig(
         component=role.value,
@@ -53,4 +58,5 @@ def scheduler_config(
         role=role.value,
         host=config.host,
         place=place,
+        sharing=sharing,
     )

@@ -185,6 +185,19 @@ class Decoder:
             self._keep(rows, batch, stream, picked, buffers[-1])
         return logits
 
+    def serve_others(self, device: torch.device) -> None:
+        """Take part in a step of others without a token: compute what of their tokens comes to experts of ours."""
+        nothing = torch.empty(0, self._config.hidden_size, dtype=self._dtype, device=device)
+        for layer in self._layers[:-1]:
+            _serve_others(layer, nothing)
+        if self._is_last_elsewhere():
+            _serve_others(self._layers[-1], nothing)
+
+    def _is_last_elsewhere(self) -> bool:
+        """Whether ranks that share our experts compute the last layer, though we may have no token for it."""
+        experts = self._ops.ranks.experts
+        return experts is not None and experts.round is not None and experts.round.are_any_picked
+
     def _keep(self, rows: Rows, batch: StagedBatch, stream: Stream, picked: Buffers, whole: Buffers) -> None:
         """Write the hidden rows of a step's tokens. What logits are made of is computed as without."""
         num_tokens, num_picked = len(batch.positions), batch.host.num_samples
@@ -292,6 +305,8 @@ class Decoder:
     def _last(self, stream: Stream, buffers: Buffers) -> Tensor:
         """Finish the last layer for the tokens whose logits are wanted; return those. Nothing is launched for none."""
         if not len(buffers.normed):
+            if self._is_last_elsewhere():
+                _serve_others(self._layers[-1], buffers.normed)
             return stream.x.new_empty(0, self._config.output_size)
         self._finish(self._layers[-1], stream, buffers)
         return self._logits(buffers.normed) if self._config.pooling is None else buffers.normed.clone()
@@ -320,6 +335,11 @@ class Decoder:
             logits.div_(self._config.logits_divisor)
         cap = self._config.logits_softcap
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
+
+
+def _serve_others(layer: Layer, nothing: Tensor) -> None:
+    if layer.ffn is not None:
+        layer.ffn.serve_others(nothing)
 
 
 def _new_ends(config: ModelConfig, weights: Weights, ops: Ops, dtype: torch.dtype) -> Ends:

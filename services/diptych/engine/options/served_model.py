@@ -18,8 +18,12 @@ from diptych.generation.request_groups import OF_HEAD
 
 def as_served(source: ModelSource, options: EngineOptions) -> ModelSource:
     """Return `source` with the context, the windows and the draft layers that `options` say. Raises `ConfigError`."""
-    if options.expert_parallel:
-        check_experts(source.config, options.tp)
+    if options.expert_parallel or options.dp_attention:
+        num_ranks = options.tp * (options.dp if options.dp_attention else 1)
+        check_experts(source.config, num_ranks)
+        most = (source.config.moe.num_experts if source.config.moe else 0) * (num_ranks - 1)
+        if options.redundant_experts > most:
+            raise ConfigError(f"--redundant-experts {options.redundant_experts} are more than {most}: all on all ranks")
     short = bounded(source, options.max_model_len)
     served = keeping_all(short) if options.kv_windows == "keep" else short
     draft = open_draft(served, options)

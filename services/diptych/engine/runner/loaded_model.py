@@ -152,6 +152,11 @@ class LoadedModel:
         layers = list(chain(*self.config.attending.layers_by_kind))
         return self.sinks[layers.index(int(name.removesuffix(".sinks")))]
 
+    def serve_others(self, device: torch.device) -> None:
+        """See `Decoder.serve_others`."""
+        assert isinstance(self.decoder, Decoder), "encoders share no experts"
+        self.decoder.serve_others(device)
+
     def forward(self, batch: StagedBatch, on_layer: OnLayer | None = None, pieces: Pieces | None = None) -> Tensor:
         """Return the logits of `batch.logits_rows`. Attention was told of the batch before, and so were adapters."""
         return self.decoder.forward(batch, self.attention, on_layer, pieces, self.states, self.rows)

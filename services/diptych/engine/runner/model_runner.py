@@ -153,6 +153,11 @@ class ModelRunner:
                 states.behind(batch)
             return logits if capture is None else WatchedLogits.of(logits, capture.result())
 
+    def serve_others(self) -> None:
+        """Take part in a step of schedulers that share our experts, without a token."""
+        with torch.inference_mode():
+            self.model.serve_others(self._device)
+
     def sample(self, batch: ForwardBatch, logits: Tensor, sampling: SamplingBatch) -> WaitForResult:
         """Choose the batch's next tokens by its logits, which may be overwritten."""
         with torch.inference_mode():

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -67,6 +67,7 @@ class Parts:
     watch: StepWatch  # over the steps that run in the loop's thread
     copier: PageCopier = NO_COPIER  # of pages from host memory
     lasting: LastingTiers = NO_LASTING_TIERS
+    calls: Sequence[int] = ()  # descriptors by which schedulers that share experts call
 
 
 class SchedulerLoop:
@@ -98,7 +99,7 @@ class SchedulerLoop:
         self._poller.register(channel, zmq.POLLIN)
         for part in (parts.links, parts.grammars, parts.admin):
             self._poller.register(part.fileno(), zmq.POLLIN)
-        for descriptor in (*parts.copier.descriptors(), *parts.lasting.descriptors()):
+        for descriptor in (*parts.copier.descriptors(), *parts.lasting.descriptors(), *parts.calls):
             self._poller.register(descriptor, zmq.POLLIN)
         self._handlers: Mapping[str, Callable[[Any, float], None]] = {  # by field, in the order in which they act
             "role": self._serve,

@@ -28,6 +28,7 @@ from diptych.engine.values.batch import (
     StateMoves,
     WindowGroups,
 )
+from diptych.engine.values.rounds import Part, Round
 from diptych.generation.segments import Image
 from diptych.kvtransfer.flow import Flow
 from diptych.kvtransfer.transport import PageIndices, PageWrite
@@ -211,6 +212,18 @@ def step_from_wire(wire: rank_pb2.Step) -> ForwardBatch:
         rope_positions=from_bytes(wire.rope_positions).reshape(3, -1) if wire.HasField("rope_positions") else None,
         images=tuple(map(_image_from_wire, wire.images)),
     )
+
+
+def round_to_wire(common: Round, *, is_without_us: bool) -> rank_pb2.CommonRound:
+    return rank_pb2.CommonRound(
+        num_tokens=[part.num_tokens for part in common.parts],
+        num_picked=[part.num_picked for part in common.parts],
+        is_without_us=is_without_us,
+    )
+
+
+def round_from_wire(wire: rank_pb2.CommonRound) -> Round:
+    return Round(tuple(map(Part, wire.num_tokens, wire.num_picked)))
 
 
 def _image_to_wire(rows: ImageRows) -> rank_pb2.ImageRows:

@@ -157,6 +157,11 @@ class GpuRunner:
                 self._follower.follow(batch, self._newest, self.layer_listener())
             return logits
 
+    def serve_others(self) -> None:
+        """Take part in a step of schedulers that share our experts, without a token."""
+        with torch.inference_mode():
+            self.model.serve_others(self._newest.device)
+
     def sample(self, batch: ForwardBatch, logits: Tensor, sampling: SamplingBatch) -> WaitForResult:
         """Queue the choice of the batch's tokens; the logits may be overwritten."""
         with torch.inference_mode():
