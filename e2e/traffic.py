@@ -21,12 +21,16 @@ SCRIPT: Final = Path(__file__).with_name("traffic_pod.py")
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How many ask at once, for how many tokens, with how many: fewest and most; and whose silence counts as hung."""
+    """How many ask at once, for how many tokens, with how many: fewest and most; and whose silence counts as hung.
+
+    `pool` is the declared pool that requests name; empty: none.
+    """
 
     num_clients: int
     prompt: tuple[int, int]
     output: tuple[int, int]
     hung_s: int = 60
+    pool: str = ""
 
 
 USUAL: Final = Kind(num_clients=6, prompt=(8, 400), output=(4, 100))
@@ -125,7 +129,10 @@ def _pod(name: str, kind: Kind, image: str) -> dict[str, Any]:
         "image": image,
         "imagePullPolicy": "IfNotPresent",
         "command": ["python", f"/e2e/{SCRIPT.name}", f"{NAME}-diptych-router", "8000", "9000", *numbers],
-        "env": [{"name": "DIPTYCH_API_KEY", "valueFrom": {"secretKeyRef": secret}}],
+        "env": [
+            {"name": "DIPTYCH_API_KEY", "valueFrom": {"secretKeyRef": secret}},
+            {"name": "POOL", "value": kind.pool},
+        ],
         "volumeMounts": [{"name": "script", "mountPath": "/e2e"}],
     }
     volumes = [{"name": "script", "configMap": {"name": name}}]
@@ -134,13 +141,13 @@ def _pod(name: str, kind: Kind, image: str) -> dict[str, Any]:
 
 
 @contextmanager
-def harmless_load(cluster: Cluster, kind: Kind, image: str) -> Iterator[None]:
-    """More traffic, of which no request fails either."""
+def harmless_load(cluster: Cluster, kind: Kind, image: str) -> Iterator[Window]:
+    """More traffic, of which no request fails either. The window is filled in when the block has ended."""
     more = Traffic(cluster, "load", kind)
     more.start(image)
     try:
         with more.watched() as window:
-            yield
+            yield window
     finally:
         more.stop()
     assert_harmless(window)
