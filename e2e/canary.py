@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -51,10 +50,9 @@ def running_in(cluster: Cluster, pool: str) -> float:
 
 def wait_until_served_by_name(cluster: Cluster, pool: str) -> int:
     """Wait until each router serves whoever names the pool, and return how many requests it took."""
-    encoded = cluster.kubectl("get", "secret", f"{NAME}-diptych-api-keys", "-o", "jsonpath={.data.key}")
-    routers = _routers(cluster)
+    key, routers = cluster.secret(f"{NAME}-diptych-api-keys", "key"), _routers(cluster)
     for router in routers:
-        cluster.kubectl("exec", router, "--", "python", "-c", NAME_IT, pool, base64.b64decode(encoded).decode())
+        cluster.kubectl("exec", router, "--", "python", "-c", NAME_IT, pool, key)
     return len(routers)
 
 

@@ -16,7 +16,7 @@ from cluster import Cluster
 from log import Line, Log
 from release import NAME
 
-SCRIPT: Final = Path(__file__).with_name("traffic_pod.py")
+SCRIPT: Final = Path(__file__).with_name("traffic_pod.py")  # others of pods may import it
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +61,18 @@ def assert_harmless(window: Window) -> None:
 
 
 class Traffic:
-    """Known-answer requests without a pause."""
+    """Known-answer requests without a pause. `script` runs in the pod, and prints what `traffic_pod.py` prints."""
 
-    def __init__(self, cluster: Cluster, name: str, kind: Kind) -> None:
+    def __init__(self, cluster: Cluster, name: str, kind: Kind, script: Path = SCRIPT) -> None:
         self._cluster = cluster
         self._name = name
         self._kind = kind
+        self._script = script
         self._log: Log | None = None
 
     def start(self, image: str) -> None:
         """Return when answers come."""
-        self._cluster.apply(_script(self._name), _pod(self._name, self._kind, image))
+        self._cluster.apply(_scripts(self._name, self._script), _pod(self._name, self._kind, image, self._script.name))
         self._cluster.wait(f"pod/{self._name}", "condition=Ready")
         self._log = Log(self._cluster.follow(self._name))
         self._log.wait_for(lambda lines: bool(lines) and lines[-1]["answered"] > self._kind.num_clients)
@@ -116,19 +117,19 @@ def _fill(window: Window, lines: list[Line], first: int) -> None:
     window.problems = [problem for line in lines[first:] for problem in line["problems"]]
 
 
-def _script(name: str) -> dict[str, Any]:
-    data = {SCRIPT.name: SCRIPT.read_text()}
+def _scripts(name: str, *scripts: Path) -> dict[str, Any]:
+    data = {script.name: script.read_text() for script in (SCRIPT, *scripts)}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
 
 
-def _pod(name: str, kind: Kind, image: str) -> dict[str, Any]:
+def _pod(name: str, kind: Kind, image: str, script: str) -> dict[str, Any]:
     secret = {"name": f"{NAME}-diptych-api-keys", "key": "key"}
     numbers = [str(number) for number in (kind.num_clients, kind.hung_s, *kind.prompt, *kind.output)]
     container = {
         "name": name,
         "image": image,
         "imagePullPolicy": "IfNotPresent",
-        "command": ["python", f"/e2e/{SCRIPT.name}", f"{NAME}-diptych-router", "8000", "9000", *numbers],
+        "command": ["python", f"/e2e/{script}", f"{NAME}-diptych-router", "8000", "9000", *numbers],
         "env": [
             {"name": "DIPTYCH_API_KEY", "valueFrom": {"secretKeyRef": secret}},
             {"name": "POOL", "value": kind.pool},

@@ -95,6 +95,8 @@ def see_through(ask: Ask, prompt: str, max_tokens: int, tally: Tally) -> str:
 class Http:
     """A completion as a whole, on a connection of its own."""
 
+    model = ""  # the only one
+
     def __init__(self, host: str, port: int, headers: dict[str, str], hung_s: float) -> None:
         self._connection = http.client.HTTPConnection(host, port, timeout=hung_s)
         self._headers = {"content-type": "application/json", **headers}
@@ -106,7 +108,7 @@ class Http:
             self._connection.close()
 
     def _post(self, prompt: str, max_tokens: int, stream: bool) -> http.client.HTTPResponse:
-        body = {"model": "", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": stream}
+        body = {"model": self.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": stream}
         try:
             self._connection.request("POST", "/v1/completions", json.dumps(body), self._headers)
             response = self._connection.getresponse()
