@@ -13,11 +13,12 @@ import canary
 import pytest
 from cluster import Cluster
 from conftest import Watch
-from release import DECLARED, DEPLOYMENTS, NAME, Release
+from release import DECLARED, DEPLOYMENTS, NAME, WAIT, Release
 from traffic import Kind, Traffic, assert_harmless
 
 IMAGE: Final = os.environ.get("DIPTYCH_E2E_CPU_IMAGE", "")
 ADAPTED: Final = Kind(num_clients=4, prompt=(0, 0), output=(8, 8))
+DECLARES: Final = "--set=declared.adapters.sql=/adapters/sql"
 BOOTSTRAP, ROUTERS, PREFILL, DECODE = DEPLOYMENTS
 # Prints what clients can name.
 LIST: Final = """
@@ -52,7 +53,7 @@ def models(cluster: Cluster) -> list[str]:
 
 def test_installing(release: Release, cluster: Cluster) -> None:
     cluster.apply(adapter.config_map("adapters"))
-    release.install()
+    release.submit("install", *WAIT, DECLARES)
 
 
 def test_a_declared_adapter_outlives_its_workers_and_bootstrap(release: Release, watched: Watch) -> None:
@@ -80,7 +81,7 @@ def test_what_is_declared_no_more_is_gone_without_a_restart_and_comes_back_by_a_
 ) -> None:
     traffic.stop()
     before = {pod["metadata"]["name"] for pod in release.all_pods()}
-    release.upgrade('--set-json=declared.adapters={"sql": null}')
+    release.upgrade()
     canary.wait_until(lambda: "sql" not in models(cluster), "it is still there")
     cluster.helm("rollback", NAME)
     canary.wait_until(lambda: "sql" in models(cluster), "it never comes back")

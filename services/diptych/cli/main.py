@@ -62,6 +62,7 @@ OTHERS: Final[Mapping[str, Command]] = MappingProxyType(
         "planner": Command(
             "say what workers a running platform needs, or see to it", "diptych.cli.planner", "PlannerConfig"
         ),
+        "picker": Command("tell a gateway which router gets each request", "diptych.cli.picker", "PickerConfig"),
         "deletion-costs": Command(
             "have Kubernetes end the emptiest workers first", "diptych.cli.deletion_costs", "DeletionCostsConfig"
         ),
