@@ -95,6 +95,8 @@ class Handler(BaseHTTPRequestHandler):
         begin = int(first[1]) if first else 0
         body = (data or b"")[begin:]
         self.send_response(404 if data is None else 206 if first else 200)
+        if data is not None and first:
+            self.send_header("content-range", f"bytes {begin}-{len(data) - 1}/{len(data)}")
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         if with_body and self.path == WEIGHTS and Handler.num_cuts:

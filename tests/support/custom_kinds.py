@@ -1,7 +1,8 @@
 """Strict schemas of the kinds that the chart makes and Kubernetes does not know by itself, as far as it uses them.
 
-Written after the API references of Gateway API 1.1, KEDA 2.15, the Prometheus operator 0.80, cert-manager 1.14 and
-LeaderWorkerSet 0.6. A field that is not here is an error: who gives the chart one looks it up there, and adds it.
+Written after the API references of Gateway API 1.1, KEDA 2.15, the Prometheus operator 0.80, cert-manager 1.14,
+LeaderWorkerSet 0.6 and the inference extension 1.0. A field that is not here is an error: who gives the chart one looks
+it up there, and adds it.
 Definitions of Kubernetes itself (`core`) come from its own schemas.
 """
 
@@ -132,6 +133,17 @@ def _leader_worker_set() -> Schema:
     return kind("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", spec)
 
 
+def _inference_pool() -> Schema:
+    port = fields("number", number=PORT)
+    picker = fields("name", name=TEXT, kind=one_of("Service"), port=port, failureMode=one_of("FailOpen", "FailClose"))
+    labels = fields("matchLabels", matchLabels={"type": "object", "additionalProperties": {"type": "string"}})
+    spec = fields(
+        "selector", "targetPorts", "endpointPickerRef", selector=labels, targetPorts=some(port, 8),
+        endpointPickerRef=picker, appProtocol=one_of("http", "kubernetes.io/h2c"),
+    )  # fmt: skip
+    return kind("inference.networking.k8s.io/v1", "InferencePool", spec)
+
+
 _PATH: Final = fields(
     "type", "value", type=one_of("Exact", "PathPrefix", "RegularExpression"), value={"type": "string", "pattern": "^/"}
 )
@@ -149,4 +161,5 @@ SCHEMAS: Final[dict[str, Schema]] = {
     "ScaledObject": _scaled_object(),
     "Certificate": _certificate(),
     "LeaderWorkerSet": _leader_worker_set(),
+    "InferencePool": _inference_pool(),
 }
